@@ -49,7 +49,7 @@ def source_files() -> set[str]:
             if (
                 path.is_file()
                 and "__pycache__" not in path.parts
-                and (is_demo or path.suffix in {".py", ".pyi", ".proto", ".html"})
+                and (is_demo or path.suffix in {".py", ".pyi", ".proto", ".html", ".cpp", ".h"})
             ):
                 found.add(f"carryall/{path.relative_to(ROOT).as_posix()}")
     return found

@@ -39,7 +39,7 @@ graph_opt.lower
 graph_opt.lower.attention graph_opt.lower.norms graph_opt.lower.outputs graph_opt.lower.products
 graph_opt.lower.pipelines
 providers
-providers.kv
+providers.kv providers.native
 providers.runners
 providers.ort
 providers.host

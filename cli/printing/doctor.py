@@ -9,7 +9,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from ...providers.host.doctor import Diagnosis, ProviderReport
+from ...providers.host.doctor import Diagnosis, KernelFacts, ProviderReport
 from ...providers.host.selftest import SelftestReport
 from ..options import human_bytes
 
@@ -70,6 +70,7 @@ def _machine(found: Diagnosis) -> Table:
         "memory": ", ".join(memory),
         "accelerators": ", ".join(found.accelerators) or "none found",
         **({"libraries": ", ".join(_loadable(found.libraries))} if found.libraries else {}),
+        "CPU kernels": kernels_text(found.kernels),
         "cache": f"{human_bytes(found.cache.size)} in {found.cache.folder}, "
         f"{human_bytes(found.cache.free)} free there",
         "python": found.python,
@@ -77,6 +78,11 @@ def _machine(found: Diagnosis) -> Table:
     for label, text in rows.items():
         table.add_row(Text(label, style="bold"), Text(text))
     return table
+
+
+def kernels_text(facts: KernelFacts) -> str:
+    """Return the instruction set and the file of the CPU kernels, or why there are none."""
+    return f"{facts.isa}, in {facts.path}" if facts.missing is None else f"none: {facts.missing}"
 
 
 def _loadable(libraries: Mapping[str, bool]) -> list[str]:

@@ -41,6 +41,7 @@ class Kernels:
         matmul_nbits: MatMulNBits exists for these weight widths.
         accuracy_level: MatMulNBits' ``accuracy_level``; 4 computes in int8, 1 in fp32, 0 leaves it unset.
         gather_block_quantized: GatherBlockQuantized exists.
+        quantized_linear: carryall's own kernels are registered with the session, and preferred.
         dynamic_quantize_matmul: DynamicQuantizeMatMul exists.
         matmul_integer_to_float: MatMulIntegerToFloat exists.
         int8_kv: GroupQueryAttention supports an int8 cache.
@@ -71,6 +72,7 @@ class Kernels:
     matmul_nbits: tuple[int, ...] = (4, 8)
     accuracy_level: int = 4
     gather_block_quantized: bool = True
+    quantized_linear: bool = False
     dynamic_quantize_matmul: bool = True
     matmul_integer_to_float: bool = True
     int8_kv: bool = True

@@ -21,6 +21,7 @@ from ...errors import CarryallError, UsageError
 from ...storage.root import cache_root
 from .. import get_provider, provider_names
 from ..base import Provider
+from ..native.library import kernel_library
 from ..ort import ort
 from . import libraries, machine, nvidia
 from .accelerators import accelerators
@@ -56,6 +57,15 @@ class CacheFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class KernelFacts:
+    """Carryall's own CPU kernels; see ``docs/cpu_kernels.md``."""
+
+    path: str | None  # the file of the library; None if it cannot be used
+    isa: str | None  # the instruction set that it uses
+    missing: str | None  # why it cannot be used, and the remedy
+
+
+@dataclass(frozen=True, slots=True)
 class Diagnosis:
     """The result of `carryall doctor`."""
 
@@ -68,6 +78,7 @@ class Diagnosis:
     accelerators: list[str]  # GPUs and NPUs of the machine
     # Whether NVIDIA's libraries can be loaded, by file name; empty without an NVIDIA device.
     libraries: dict[str, bool]
+    kernels: KernelFacts
     cache: CacheFacts
     next_steps: list[str]
 
@@ -106,6 +117,7 @@ def diagnose(progress: Callable[[str], None] = lambda step: None) -> Diagnosis:
         progress(f"provider {name}")
         reports.append(_try(name))
     conflict = ort.wheel_conflict(ort.installed_wheels())
+    kernels = kernel_facts()
     return Diagnosis(
         machine=machine.describe_machine(),
         memory_bandwidth=bandwidth,
@@ -115,8 +127,9 @@ def diagnose(progress: Callable[[str], None] = lambda step: None) -> Diagnosis:
         providers=reports,
         accelerators=present,
         libraries=found,
+        kernels=kernels,
         cache=_cache(),
-        next_steps=next_steps(reports, present, conflict),
+        next_steps=[*next_steps(reports, present, conflict), *_kernel_steps(kernels)],
     )
 
 
@@ -153,6 +166,22 @@ def _libraries() -> dict[str, bool]:
     except CarryallError:  # onnxruntime is missing, which the provider reports say
         return {}
     return {library.file: libraries.load(library.file) is not None for library in wanted}
+
+
+def kernel_facts() -> KernelFacts:
+    """Return the facts of the library of CPU kernels."""
+    try:
+        found = kernel_library()
+    except CarryallError as error:
+        return KernelFacts(path=None, isa=None, missing=str(error))
+    return KernelFacts(path=str(found.path), isa=found.isa, missing=None)
+
+
+def _kernel_steps(kernels: KernelFacts) -> list[str]:
+    if kernels.missing is None:
+        return []
+    lost = "models with int4 or int8 weights are slower on the CPU and take more memory"
+    return [f"{kernels.missing}. Without them, {lost}"]
 
 
 def _cache() -> CacheFacts:

@@ -52,6 +52,9 @@ class OrtProvider(Provider):
         """Return ``session.*`` configuration entries; ``options`` are all options of the provider."""
         return {}
 
+    def extend(self, settings: Any, options: Mapping[str, Any]) -> None:
+        """Register further operators with an ``onnxruntime.SessionOptions``; ``options`` as above."""
+
     def provider_options(self, options: Mapping[str, Any], *, generating: bool) -> dict[str, str]:
         """Return options of the execution provider; ``generating`` for a runner, else for other sessions."""
         return {}
@@ -97,6 +100,7 @@ class OrtProvider(Provider):
             fixed_shapes=not generating,
             sizes=sizes,
         )
+        self.extend(settings, options)
         own = own if own is not None else self.provider_options(options, generating=generating)
         devices = self.devices(options)
         return ort.open_session(

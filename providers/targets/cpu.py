@@ -1,4 +1,4 @@
-"""The provider ``cpu``: ONNX Runtime's GroupQueryAttention and MatMulNBits kernels, KV in slots."""
+"""The provider ``cpu``: ONNX Runtime with its own kernels and those of ``providers/native``, KV in slots."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from typing import Any, ClassVar, Literal
 
 import onnx_ir as ir
 
-from ...errors import ProviderUnavailableError
+from ...errors import ProviderUnavailableError, UsageError
 from ...graph_opt.graph.edit import nodes_of
 from ...graph_opt.lower.kernels import CPU
-from ...graph_opt.lower.pipelines.slots import slot_passes
+from ...graph_opt.lower.pipelines.slots import SlotOptions, slot_passes
 from ...graph_opt.lower.products.block_minima import weight_with_minima
 from ...graph_opt.lower.products.blocked_weight import BlockedWeight, blocked_weight
 from ...options import Checked
 from ..base import Runner, RunnerConfig
 from ..host import machine
+from ..native.library import PORTABLE, find_library, kernel_library
 from ..ort import ort
 from ..ort.provider import OrtProvider
 from ..ort.slot_policy import SlotPolicy
@@ -31,6 +32,8 @@ _WIDE = "wide.onnx"
 _NARROW = 12  # rows; for fewer, reading int8 weights takes longer than unpacking 4-bit ones
 _WIDE_CHUNK = 512  # tokens; 7 % faster than 128, with fewer short last chunks (16 tokens cost as much as 40)
 WIDE_POLICY = SlotPolicy(narrow_rows=_NARROW, narrow_tokens=_NARROW, prefill_chunk=_WIDE_CHUNK)
+OWN_POLICY = SlotPolicy(prefill_chunk=_WIDE_CHUNK)
+CARRYALL = "carryall"  # the value of ``kernels``
 _NARROW_BITS = 4  # for 8-bit weights, int8 activations lose more than the rounding of the weights did
 _SHARE = 0.25  # of the available memory that the second copy of the weights may take
 _VNNI = frozenset({"avx_vnni", "avx512_vnni"})
@@ -44,14 +47,19 @@ class CpuOptions(Checked):
         spinning: threads spin while they wait for work, which shortens steps and keeps idle cores busy
             briefly.
         kv_cache: ``int8`` or ``float32``; ``auto`` is int8 if the model has scales for it.
-        wide_products: ``on`` computes matrix products of prompts, and of steps with more than 12 sequences,
-            in int8, in half to two thirds of the time. A second graph holds the int4 and int8 weights with
-            one byte each. It needs VNNI or an ARM core. ``auto`` is on for int4 weights if the CPU has VNNI
-            and twice these bytes fit into a quarter of the free memory; ``off`` saves the memory.
+        kernels: ``carryall`` computes products with int4 and int8 weights by carryall's own kernels, which
+            must be built (``carryall doctor --build-kernels``); ``onnxruntime`` by its own. ``auto`` is
+            ``carryall`` if they are there.
+        wide_products: only with onnxruntime's kernels. ``on`` computes matrix products of prompts, and of
+            steps with more than 12 sequences, in int8, in half to two thirds of the time. A second graph
+            holds the int4 and int8 weights with one byte each. It needs VNNI or an ARM core. ``auto`` is on
+            for int4 weights if the CPU has VNNI and twice these bytes fit into a quarter of the free memory;
+            ``off`` saves the memory.
     """
 
     spinning: bool = True
     kv_cache: Literal["auto", "int8", "float32"] = "auto"
+    kernels: Literal["auto", "carryall", "onnxruntime"] = "auto"
     wide_products: Literal["auto", "on", "off"] = "auto"
 
 
@@ -64,20 +72,25 @@ class CpuProvider(OrtProvider):
     options: ClassVar[type[Any]] = CpuOptions
 
     def resolve_options(self, config: RunnerConfig, graph: Callable[[], ir.Model]) -> RunnerConfig:
-        """Decide ``wide_products=auto`` by the weights, the CPU and the free memory."""
-        if self.checked_options(config.options)["wide_products"] != "auto":
-            return config
-        size, facts = wide_bytes(graph().graph), machine.describe_machine()
-        fits = 2 * size <= facts.memory_available * _SHARE
-        wide = size > 0 and fits and bool(_VNNI & set(facts.features))
-        if wide:
-            _log.info(
-                "wide_products is on: prompts are computed in int8, which takes %d MB more memory",
-                size // 10**6,
-            )
-        return dataclasses.replace(
-            config, options={**config.options, "wide_products": "on" if wide else "off"}
-        )
+        """Decide ``kernels=auto`` by the library, ``wide_products=auto`` by weights, CPU and free memory.
+
+        Raises:
+            UsageError: the options exclude each other.
+            ProviderUnavailableError: carryall's kernels are asked for or installed, but cannot be used.
+        """
+        options = self.checked_options(config.options)
+        kernels, wide = options["kernels"], options["wide_products"]
+        if kernels == "auto":
+            kernels = CARRYALL if wide != "on" and _has_fast_kernels() else "onnxruntime"
+        if kernels == CARRYALL and wide == "on":
+            raise UsageError("wide_products is for kernels onnxruntime; carryall's need no second graph")
+        if kernels == CARRYALL:
+            kernel_library()
+            wide = "off"
+        elif wide == "auto":
+            wide = "on" if _wide_products_pay(graph) else "off"
+        settled = {"kernels": kernels, "wide_products": wide}
+        return dataclasses.replace(config, options={**config.options, **settled})
 
     def companions(self, config: RunnerConfig) -> Mapping[str, list[ir.passes.PassBase]]:
         """Return the graph for runs of many tokens, if ``wide_products`` is on."""
@@ -93,7 +106,9 @@ class CpuProvider(OrtProvider):
             ProviderUnavailableError: ``wide_products`` is on, and the CPU lacks VNNI.
         """
         if config.options.get("wide_products") != "on":
-            return super().runner(model, config)
+            own = config.options.get("kernels") == CARRYALL
+            session = self._open(model, config, generating=True)
+            return SlotRunner(session, config, str(model), policy=OWN_POLICY if own else None)
         features = machine.describe_machine().features
         if "avx2" in features and not _VNNI & set(features):
             raise ProviderUnavailableError(
@@ -111,9 +126,40 @@ class CpuProvider(OrtProvider):
             "session.qdq_matmulnbits_accuracy_level": str(self.kernels.accuracy_level),
         }
 
+    def extend(self, settings: Any, options: Mapping[str, Any]) -> None:
+        """Register carryall's kernels, if they are there and not excluded."""
+        if options["kernels"] == "onnxruntime" or (options["kernels"] == "auto" and find_library() is None):
+            return
+        try:
+            settings.register_custom_ops_library(str(kernel_library().path))
+        except ort.runtime_errors() as error:
+            raise ProviderUnavailableError(
+                f"the CPU kernels cannot be used: {ort.one_line(error)}"
+            ) from error
+
     def num_threads(self) -> int:
         """Return the number of physical cores that this process may use."""
         return machine.usable_cores()
+
+    def _slot_options(self, config: RunnerConfig) -> SlotOptions:
+        options = super()._slot_options(config)
+        own = config.options.get("kernels") == CARRYALL
+        return dataclasses.replace(options, kernels=dataclasses.replace(CPU, quantized_linear=own))
+
+
+def _has_fast_kernels() -> bool:
+    """Whether there are carryall's kernels for this CPU; the portable ones are slower than onnxruntime's."""
+    return find_library() is not None and kernel_library().isa != PORTABLE
+
+
+def _wide_products_pay(graph: Callable[[], ir.Model]) -> bool:
+    size, facts = wide_bytes(graph().graph), machine.describe_machine()
+    fits = 2 * size <= facts.memory_available * _SHARE
+    wide = size > 0 and fits and bool(_VNNI & set(facts.features))
+    if wide:
+        message = "wide_products is on: prompts are computed in int8, which takes %d MB more memory"
+        _log.info(message, size // 10**6)
+    return wide
 
 
 def wide_bytes(graph: ir.Graph) -> int:

@@ -29,6 +29,7 @@ from ..products.dynamic_int8 import DynamicProductsPass
 from ..products.matmul_nbits import QuantizedWeightsPass
 from ..products.merge import MergeProjectionsPass, PackedQKVPass
 from ..products.moe import FusedExpertsPass
+from ..products.quantized_linear import QuantizedLinearPass
 from ..products.static_int8 import StaticProductsPass
 from ..products.weight_only_products import WeightOnlyProductsPass
 from ..products.wide_products import WideProductsPass
@@ -104,7 +105,10 @@ def slot_passes(options: SlotOptions) -> list[ir.passes.PassBase]:
         passes.append(NormsInAttentionPass(scales if int8_kv else None))
     if options.fused_experts and not options.wide_products:
         passes.append(FusedExpertsPass(kernels.experts, accuracy_level=kernels.accuracy_level))
-    passes += [MergeProjectionsPass(), SplitMinimaPass()]
+    passes.append(MergeProjectionsPass())
+    if kernels.quantized_linear:
+        passes.append(QuantizedLinearPass())
+    passes.append(SplitMinimaPass())
     if kernels.branchwise_norms:
         passes.append(BranchwiseNormsPass())
     if kernels.dynamic_quantize_matmul:

@@ -53,23 +53,13 @@ class QuantizedWeightsPass(GraphPass):
                 self.fired += 1
 
     def _misfit(self, node: ir.Node, found: BlockedWeight) -> str | None:
-        if node.op_type == "Gather":
-            if not self.kernels.gather_block_quantized:
-                return "the target has no GatherBlockQuantized"
-            return (
-                None
-                if found.axis == 1 and not int_attribute(node, "axis", 0)
-                else "it gathers along the blocked axis"
-            )
-        if found.bits not in self.kernels.matmul_nbits:
+        if node.op_type == "Gather" and not self.kernels.gather_block_quantized:
+            return "the target has no GatherBlockQuantized"
+        if node.op_type != "Gather" and found.bits not in self.kernels.matmul_nbits:
             return f"the target has no MatMulNBits for {found.bits} bits"
-        if self.kernels.matmul_whole_blocks and found.inputs % found.block_size:
+        if self.kernels.matmul_whole_blocks and node.op_type != "Gather" and found.inputs % found.block_size:
             return f"the target's MatMulNBits needs whole blocks, not {found.inputs} of {found.block_size}"
-        if node.op_type == "MatMul":
-            return None if found.axis == 0 else "the weight is blocked along its outputs"
-        if not int_attribute(node, "transB", 0) or int_attribute(node, "transA", 0) or found.axis != 1:
-            return "the Gemm's weight is not blocked along its inputs"
-        return "the Gemm has a bias" if len(node.inputs) > 2 and node.inputs[2] is not None else None
+        return unsupported_axes(node, found)
 
     def _operands(self, graph: ir.Graph, found: BlockedWeight) -> list[ir.Value]:
         if found.node not in self._packed:
@@ -77,10 +67,10 @@ class QuantizedWeightsPass(GraphPass):
         return self._packed[found.node]
 
     def _lower_product(self, graph: ir.Graph, node: ir.Node, found: BlockedWeight) -> None:
-        x, output = _around_reshapes(node) if node.op_type == "Gemm" else (node.inputs[0], node.outputs[0])
+        x, output = around_reshapes(node) if node.op_type == "Gemm" else (node.inputs[0], node.outputs[0])
         bias = None
         if self.kernels.matmul_bias:
-            bias, output = _bias(output, found.outputs)
+            bias, output = added_bias(output, found.outputs)
         operands: list[ir.Value | None] = [x, *self._operands(graph, found)]
         if self.kernels.matmul_zero_points and found.zero_points is None:
             operands.append(middle_zero_points(graph, found))
@@ -129,7 +119,19 @@ def _zero_points_per_block(graph: ir.Graph, found: BlockedWeight, points: ir.Ten
     )
 
 
-def _around_reshapes(gemm: ir.Node) -> tuple[ir.Value | None, ir.Value]:
+def unsupported_axes(node: ir.Node, found: BlockedWeight) -> str | None:
+    """Return why a Gather, MatMul or Gemm does not read whole rows of blocks, None if it does."""
+    if node.op_type == "Gather":
+        rows = found.axis == 1 and not int_attribute(node, "axis", 0)
+        return None if rows else "it gathers along the blocked axis"
+    if node.op_type == "MatMul":
+        return None if found.axis == 0 else "the weight is blocked along its outputs"
+    if not int_attribute(node, "transB", 0) or int_attribute(node, "transA", 0) or found.axis != 1:
+        return "the Gemm's weight is not blocked along its inputs"
+    return "the Gemm has a bias" if len(node.inputs) > 2 and node.inputs[2] is not None else None
+
+
+def around_reshapes(gemm: ir.Node) -> tuple[ir.Value | None, ir.Value]:
     """Return input and output of a Gemm, outside of the reshapes to and from a matrix if it has them."""
     x, output = gemm.inputs[0], gemm.outputs[0]
     before = x.producer() if x is not None else None
@@ -142,7 +144,7 @@ def _around_reshapes(gemm: ir.Node) -> tuple[ir.Value | None, ir.Value]:
     return before.inputs[0], uses[0].node.outputs[0]
 
 
-def _bias(output: ir.Value, size: int) -> tuple[ir.Value | None, ir.Value]:
+def added_bias(output: ir.Value, size: int) -> tuple[ir.Value | None, ir.Value]:
     """Return the bias added to ``output`` and the sum; without a bias, None and ``output``."""
     uses = list(output.uses())
     if output.is_graph_output() or len(uses) != 1 or uses[0].node.op_type != "Add":

@@ -145,6 +145,7 @@ def test_doctor_says_what_works() -> None:
     found = json.loads(result.stdout)
     assert result.exit_code == 0
     assert {report["name"]: report["works"] for report in found["providers"]}["cpu"] is True
+    assert "doctor --build-kernels" in found["kernels"]["missing"]
     text = run("doctor")
     assert text.exit_code == 0
     for words in ("processor", "memory", "cpu", "works", "onnxruntime"):

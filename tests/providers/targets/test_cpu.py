@@ -16,7 +16,9 @@ from slot_models import CONTEXT, save_slot_model
 from carryall.errors import MissingExtraError, ProviderUnavailableError, UsageError
 from carryall.providers.base import Row, RunnerConfig
 from carryall.providers.host import machine
+from carryall.providers.native.library import KernelLibrary
 from carryall.providers.ort import ort
+from carryall.providers.targets import cpu
 from carryall.providers.targets.cpu import WIDE_POLICY, CpuProvider
 from carryall.runtime.models.loading import load_model
 
@@ -116,10 +118,10 @@ def test_wide_products_are_chosen_by_weights_cpu_and_memory(
     here = dataclasses.replace(machine.describe_machine(), features=features, memory_available=memory)
     monkeypatch.setattr(machine, "describe_machine", lambda: here)
     settled = CpuProvider().resolve_options(RunnerConfig(), lambda: product(dtype))
-    assert settled.options == {"wide_products": chosen}
+    assert settled.options == {"kernels": "onnxruntime", "wide_products": chosen}
     for mode in ("on", "off"):
         asked = RunnerConfig(options={"wide_products": mode})
-        assert CpuProvider().resolve_options(asked, lambda: product(dtype)) is asked
+        assert CpuProvider().resolve_options(asked, lambda: product(dtype)).options["wide_products"] == mode
 
 
 def test_wide_products_has_three_modes() -> None:
@@ -136,3 +138,24 @@ def test_lowering_needs_the_context_length() -> None:
     assert all(isinstance(pass_, ir.passes.PassBase) for pass_ in passes)
     with pytest.raises(UsageError, match="context_length"):
         CpuProvider().passes(RunnerConfig())
+
+
+def test_kernels_are_chosen_by_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    def settled(**options: str) -> dict[str, str]:
+        config = RunnerConfig(options=dict(options))
+        return CpuProvider().resolve_options(config, lambda: product(ml_dtypes.int4)).options
+
+    with pytest.raises(ProviderUnavailableError, match="doctor --build-kernels"):
+        settled(kernels="carryall")
+    library = KernelLibrary(Path("kernels.so"), "avx2", ("avx2", "portable"))
+    monkeypatch.setattr(cpu, "find_library", lambda: library.path)
+    monkeypatch.setattr(cpu, "kernel_library", lambda: library)
+    assert settled() == {"kernels": "carryall", "wide_products": "off"}
+    assert settled(wide_products="on") == {"kernels": "onnxruntime", "wide_products": "on"}
+    assert settled(kernels="onnxruntime", wide_products="off")["kernels"] == "onnxruntime"
+    with pytest.raises(UsageError, match="wide_products is for kernels onnxruntime"):
+        settled(kernels="carryall", wide_products="on")
+    slow = dataclasses.replace(library, isa="portable")
+    monkeypatch.setattr(cpu, "kernel_library", lambda: slow)
+    assert settled(wide_products="off")["kernels"] == "onnxruntime"
+    assert settled(kernels="carryall")["kernels"] == "carryall"

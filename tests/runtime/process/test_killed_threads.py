@@ -29,7 +29,8 @@ from carryall.runtime.batch.workers.offline import OfflineEngine
 from carryall.runtime.engine.kv.tiers import disk
 from carryall.runtime.engine.kv.tiers.disk import DiskTier
 from carryall.runtime.text.grammars import GrammarMatcher
-from carryall.runtime.types.sampling_params import SamplingParams, StructuredOutput
+from carryall.runtime.types.sampling_params import SamplingParams
+from carryall.runtime.types.structured_output import StructuredOutput
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 FAILED = "finish_reason is error"

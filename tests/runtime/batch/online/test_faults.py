@@ -61,7 +61,7 @@ async def answered(served: HttpServed) -> Any:
 
 async def scenario(folder: Path, call: str, number: int, skip: int) -> None:
     async with null_llm() as llm:
-        parts: Any = [lambda models, settings: BatchService(folder, models, settings)]
+        parts: Any = [lambda models, settings: BatchService(folder, settings)]
         async with http_serving(llm, parts=parts) as served:
             expected = await answered(served)
             refused: openai.APIStatusError | None = None
@@ -100,7 +100,7 @@ def test_all_faults_of_calls(call: str, number: int, tmp_path: Path) -> None:
 def test_the_killed_thread_of_the_queue(tmp_path: Path) -> None:
     async def test() -> None:
         async with null_llm() as llm:
-            parts: Any = [lambda models, settings: BatchService(tmp_path, models, settings)]
+            parts: Any = [lambda models, settings: BatchService(tmp_path, settings)]
             async with http_serving(llm, parts=parts) as served:
                 with killed_in("carryall-batches", BatchQueue, "_run"):
                     assert await answered(served) == ["server_error"]

@@ -1,0 +1,118 @@
+"""Lower blocked weights to carryall's own kernels, for products and embeddings.
+
+    QuantizedLinear(x, tiles, bias)   x @ W + bias, from int8 activations with a scale per row and block
+    QuantizedRows(ids, tiles)         rows of an embedding; a tied head shares the tiles
+
+The kernels (``providers/native``) read the tiles as they are stored, for any number of rows.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from ...graph.edit import add_initializer, insert, nodes_of, remove_unused, replace, weight
+from ...graph.lazy import Array, lazy, unpack_nibbles
+from ...passes.base import GraphPass
+from .block_minima import weight_with_minima
+from .blocked_weight import BlockedWeight, blocked_weight, packed_tensors
+from .matmul_nbits import added_bias, around_reshapes, unsupported_axes
+from .tiles import BLOCKS, COLUMNS, LAYOUT, MIDDLE, MINIMA, ZERO_POINTS, pack_tiles, tile_bytes
+
+DOMAIN = "carryall"
+
+
+class QuantizedLinearPass(GraphPass):
+    """Lower consumers of blocked weights, with or without minima: products with bias, embeddings."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._tiles: dict[ir.Node, ir.Value] = {}
+
+    def rewrite(self, graph: ir.Graph) -> None:
+        """Lower MatMul, Gemm with a transposed weight, and Gather."""
+        self._tiles = {}
+        for op_type, position in (("Gather", 0), ("MatMul", 1), ("Gemm", 1)):
+            for node in nodes_of(graph, op_type):
+                found, minima = _weight_of(node.inputs[position])
+                if found is None:
+                    continue
+                reason = found if isinstance(found, str) else _misfit(node, found)
+                if isinstance(found, str) or reason is not None:
+                    self.refuse(node, str(reason))
+                    continue
+                self._lower(graph, node, found, minima)
+                self.fired += 1
+
+    def _lower(
+        self, graph: ir.Graph, node: ir.Node, found: BlockedWeight, minima: ir.TensorProtocol | None
+    ) -> None:
+        if found.node not in self._tiles:
+            name = f"{found.stem}.tiles"
+            self._tiles[found.node] = add_initializer(graph, name, _packed(found, minima))
+        tiles = self._tiles[found.node]
+        operands: list[ir.Value | None] = [node.inputs[1], tiles]
+        op_type, output, bias = "QuantizedRows", node.outputs[0], None
+        if node.op_type != "Gather":
+            op_type = "QuantizedLinear"
+            x, output = around_reshapes(node) if node.op_type == "Gemm" else (node.inputs[0], node.outputs[0])
+            bias, output = added_bias(output, found.outputs)
+            operands = [x, tiles, *([bias] if bias is not None else [])]
+        attributes = {
+            "layout": LAYOUT,
+            "inputs": found.inputs,
+            "outputs": found.outputs,
+            "bits": found.bits,
+            "block_size": found.block_size,
+            "offsets": _offsets(found, minima),
+        }
+        lowered = insert(output.producer() or node, op_type, operands, attributes, domain=DOMAIN)
+        lowered.name = node.name
+        replace(output, lowered.outputs[0])
+        remove_unused(graph, output.producer())
+
+
+def _weight_of(value: ir.Value | None) -> tuple[BlockedWeight | str | None, ir.TensorProtocol | None]:
+    added = weight_with_minima(value)
+    return (blocked_weight(value), None) if added is None else (added.blocked, weight(added.minima))
+
+
+def _misfit(node: ir.Node, found: BlockedWeight) -> str | None:
+    """Return why the kernels cannot compute a node, None if they can."""
+    if found.block_size not in BLOCKS:
+        return f"the kernels have no blocks of {found.block_size}"
+    if found.scales.dtype != ir.DataType.FLOAT:
+        return f"the kernels compute in fp32, not in {found.scales.dtype.name}"
+    if node.op_type == "Gather" and (node.inputs[1] is None or node.inputs[1].dtype != ir.DataType.INT64):
+        return "its ids are not int64"
+    return unsupported_axes(node, found)
+
+
+def _offsets(found: BlockedWeight, minima: ir.TensorProtocol | None) -> int:
+    if minima is not None:
+        return MINIMA
+    return MIDDLE if found.zero_points is None else ZERO_POINTS
+
+
+def _packed(found: BlockedWeight, minima: ir.TensorProtocol | None) -> ir.LazyTensor:
+    """Return the tiles of a weight; they are computed when they are written."""
+    size = tile_bytes(found.inputs, found.bits, found.block_size, _offsets(found, minima))
+
+    def compute() -> Array:
+        values, scales, *points = (tensor.numpy() for tensor in packed_tensors(found))
+        zeros = _zero_points(points[0], found) if points else None
+        if minima is None:
+            return pack_tiles(values, scales, zeros, bits=found.bits)
+        added = minima.numpy().astype(np.float32)
+        added = added[:, 0].T if found.axis == 0 else added[:, :, 0]
+        middle = np.float32(1 << (found.bits - 1)) if zeros is None else zeros.astype(np.float32)
+        return pack_tiles(values, scales, minima=added - scales * middle, bits=found.bits)
+
+    return lazy(compute, ir.DataType.UINT8, (-(-found.outputs // COLUMNS), size))
+
+
+def _zero_points(rows: Array, found: BlockedWeight) -> Array:
+    """Return zero points [outputs, blocks], one per byte, of rows that are padded to whole bytes."""
+    if found.bits == 8:
+        return rows
+    return unpack_nibbles(rows, (found.outputs, rows.shape[1] * 2))[:, : found.blocks]

@@ -1,0 +1,80 @@
+"""Pack blocked weights into tiles of 16 outputs, the layout of carryall's own kernels.
+
+The layout, version 1, is described in ``providers/native/sources/layout.h``: kernels of every instruction set
+read it as it is stored, for any number of rows.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ...graph.lazy import Array
+
+LAYOUT = 1
+COLUMNS = 16  # outputs of a tile
+BLOCKS = (16, 32, 64, 128, 256)
+MIDDLE, ZERO_POINTS, MINIMA = 0, 1, 2  # what the unsigned values are relative to
+
+
+def tile_bytes(inputs: int, bits: int, block_size: int, offsets: int) -> int:
+    """Return the bytes of one tile."""
+    blocks = -(-inputs // block_size)
+    factors = 128 if offsets == MINIMA else 64
+    points = -(-blocks * COLUMNS // 64) * 64 if offsets == ZERO_POINTS else 0
+    return blocks * (COLUMNS * block_size * bits // 8 + factors) + points
+
+
+def pack_tiles(
+    values: Array, scales: Array, zero_points: Array | None = None, minima: Array | None = None, *, bits: int
+) -> Array:
+    """Return the tiles of a weight, uint8 [tiles, bytes].
+
+    Args:
+        values: unsigned, [outputs, blocks, block_size * bits / 8]; of two 4-bit values the first is the low
+            nibble.
+        scales: float32 [outputs, blocks].
+        zero_points: uint8 [outputs, blocks]; None is the middle of the range, or 0 with minima.
+        minima: float32 [outputs, blocks], added to each value of a block.
+        bits: 4 or 8.
+    """
+    outputs, blocks = scales.shape
+    offsets = MINIMA if minima is not None else MIDDLE if zero_points is None else ZERO_POINTS
+    block_size = values.shape[2] * 8 // bits
+    tiles = np.zeros(
+        (-(-outputs // COLUMNS), tile_bytes(blocks * block_size, bits, block_size, offsets)), np.uint8
+    )
+    value_bytes = COLUMNS * block_size * bits // 8
+    block_bytes = value_bytes + (128 if offsets == MINIMA else 64)
+    inner = tiles[:, : blocks * block_bytes].reshape(len(tiles), blocks, block_bytes)
+    lines = (
+        _lines(values)
+        if bits == 4
+        else np.ascontiguousarray(values).reshape(outputs, blocks, -1).view(np.uint32)
+    )
+    inner[..., :value_bytes] = _by_tile(lines).view(np.uint8).reshape(len(tiles), blocks, value_bytes)
+    for first, factor in ((value_bytes, scales), (value_bytes + 64, minima)):
+        if factor is not None:
+            floats = _by_tile(factor.astype(np.float32, copy=False)[..., None])
+            inner[..., first : first + 64] = floats.view(np.uint8).reshape(len(tiles), blocks, 64)
+    if zero_points is not None:
+        points = _by_tile(zero_points[..., None]).reshape(len(tiles), blocks * COLUMNS)
+        tiles[:, blocks * block_bytes :][:, : points.shape[1]] = points
+    return tiles
+
+
+def _lines(values: Array) -> Array:
+    """Return uint32 [outputs, blocks, block_size / 8]: byte i holds the inputs i and i + 4 of 8."""
+    pairs = values.reshape(*values.shape[:2], -1, 2, 2)  # [outputs, blocks, 8 inputs, their half, byte]
+    first, second = pairs[..., 0, :], pairs[..., 1, :]
+    mixed = np.empty((*first.shape, 2), np.uint8)
+    mixed[..., 0] = (first & 15) | (second << 4)
+    mixed[..., 1] = (first >> 4) | (second & 0xF0)
+    return mixed.reshape(*values.shape[:2], -1).view(np.uint32)
+
+
+def _by_tile(array: Array) -> Array:
+    """Return [tiles, blocks, n, 16] of [outputs, blocks, n], padded with zeros."""
+    missing = -len(array) % COLUMNS
+    if missing:
+        array = np.concatenate([array, np.zeros((missing, *array.shape[1:]), array.dtype)])
+    return np.ascontiguousarray(array.reshape(-1, COLUMNS, *array.shape[1:]).transpose(0, 2, 3, 1))

@@ -1,0 +1,82 @@
+"""Find and load the library of CPU kernels: that of the wheel, or one that was built on this machine."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...errors import ProviderUnavailableError
+from ...graph_opt.lower.products.tiles import LAYOUT
+from .build import built_library, library_name
+
+ISA_VARIABLE = "CARRYALL_KERNELS_ISA"  # forces an instruction set, for tests
+PORTABLE = "portable"  # the instruction set of every processor
+BUILD = "build them with `carryall doctor --build-kernels`"
+
+
+@dataclass(frozen=True, slots=True)
+class KernelLibrary:
+    """The library of this machine.
+
+    Args:
+        path: its file.
+        isa: the instruction set that its kernels use now.
+        supported: all of its instruction sets that this processor supports, the fastest first.
+    """
+
+    path: Path
+    isa: str
+    supported: tuple[str, ...]
+
+
+def find_library() -> Path | None:
+    """Return the file of the library, None if it is neither in the wheel nor built."""
+    packaged = Path(__file__).resolve().parent / library_name()
+    return packaged if packaged.is_file() else built_library()
+
+
+def kernel_library() -> KernelLibrary:
+    """Load the library and return its facts.
+
+    Raises:
+        ProviderUnavailableError: there is none, it cannot be loaded, it reads another layout of weights, or
+            ``CARRYALL_KERNELS_ISA`` names no instruction set of this processor.
+    """
+    path = find_library()
+    if path is None:
+        raise ProviderUnavailableError(f"the CPU kernels are not built; {BUILD}")
+    functions = load(path)
+    version = functions.carryall_layout_version()
+    if version != LAYOUT:
+        raise ProviderUnavailableError(
+            f"{path} reads weights of layout version {version}, not {LAYOUT}; {BUILD} again"
+        )
+    supported: list[str] = []
+    while name := functions.carryall_supported_isa(len(supported)).decode():
+        supported.append(name)
+    isa = functions.carryall_isa().decode()
+    if not isa:
+        raise ProviderUnavailableError(
+            f"{ISA_VARIABLE} names no instruction set of this processor; it supports {', '.join(supported)}"
+        )
+    return KernelLibrary(path, isa, tuple(supported))
+
+
+@functools.cache
+def load(path: Path) -> ctypes.CDLL:
+    """Load a library and declare its functions.
+
+    Raises:
+        ProviderUnavailableError: the file cannot be loaded, or is another library.
+    """
+    try:
+        functions = ctypes.CDLL(str(path))
+        functions.carryall_layout_version.restype = ctypes.c_int64
+        functions.carryall_isa.restype = ctypes.c_char_p
+        functions.carryall_supported_isa.restype = ctypes.c_char_p
+        functions.carryall_supported_isa.argtypes = [ctypes.c_int64]
+    except (OSError, AttributeError) as error:
+        raise ProviderUnavailableError(f"{path} cannot be loaded: {error}; {BUILD} again") from error
+    return functions

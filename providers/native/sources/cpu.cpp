@@ -1,0 +1,78 @@
+#include "cpu.h"
+
+#include <cstdint>
+
+#include "kernels.h"
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#elif defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
+#endif
+
+namespace carryall {
+
+#if defined(__x86_64__)
+namespace {
+
+struct Registers {
+  uint32_t a = 0, b = 0, c = 0, d = 0;
+};
+
+// CPUID of a leaf; zeros if the processor has no such leaf.
+Registers cpuid(uint32_t leaf, uint32_t sub) {
+  Registers r;
+  if (__get_cpuid_max(0, nullptr) >= leaf) __cpuid_count(leaf, sub, r.a, r.b, r.c, r.d);
+  return r;
+}
+
+bool bit(uint32_t word, int number) { return (word >> number & 1) != 0; }
+
+// Whether the operating system saves all registers named by `mask` (Intel SDM volume 1, 13.3: XCR0).
+bool saves(uint32_t mask) {
+  if (!bit(cpuid(1, 0).c, 27)) return false;  // OSXSAVE
+  uint32_t low, high;
+  __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+  return (low & mask) == mask;
+}
+
+constexpr uint32_t kYmm = 0x6, kZmm = 0xe6;
+
+}  // namespace
+
+bool has_avx2() {
+  const Registers one = cpuid(1, 0);
+  return bit(one.c, 12) && bit(one.c, 28) && bit(cpuid(7, 0).b, 5) && saves(kYmm);  // FMA, AVX, AVX2
+}
+
+bool has_avxvnni() { return has_avx2() && bit(cpuid(7, 1).a, 4); }
+
+bool has_avx512vnni() {
+  const Registers seven = cpuid(7, 0);
+  const bool base = bit(seven.b, 16) && bit(seven.b, 17) && bit(seven.b, 30) && bit(seven.b, 31);  // F, DQ, BW, VL
+  return has_avx2() && base && bit(seven.c, 11) && saves(kZmm);
+}
+
+const Kernels* const kAllKernels[] = {&kAvx512Vnni, &kAvxVnni, &kAvx2, &kPortable, nullptr};
+
+#elif defined(__aarch64__)
+
+bool has_dotprod() {
+#if defined(__APPLE__)
+  return true;  // every Apple processor for macOS has it
+#elif defined(__linux__)
+  return (getauxval(AT_HWCAP) >> 20 & 1) != 0;  // HWCAP_ASIMDDP
+#else
+  return false;
+#endif
+}
+
+const Kernels* const kAllKernels[] = {&kDotprod, &kPortable, nullptr};
+
+#else
+
+const Kernels* const kAllKernels[] = {&kPortable, nullptr};
+
+#endif
+
+}  // namespace carryall

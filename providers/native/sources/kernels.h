@@ -1,0 +1,37 @@
+// The functions that every instruction set implements.
+#pragma once
+#include "layout.h"
+
+namespace carryall {
+
+// Quantized rows of inputs: values in [-127, 127], a scale and the sum of values for each row and block.
+struct Rows {
+  int8_t* values = nullptr;   // [rows, width]
+  float* scales = nullptr;    // [rows, blocks]
+  int32_t* sums = nullptr;    // [rows, blocks]
+  int64_t width = 0, blocks = 0;
+};
+
+struct Kernels {
+  const char* name;
+  bool (*supported)();
+  // Quantizes one row of `inputs` floats: scale = max |x| / 127 in each block, rounded to nearest even. A block
+  // below 1e-35 becomes 0; a block with an infinity or NaN gets the scale NaN.
+  void (*quantize)(const float* x, int64_t inputs, int64_t block, Rows rows, int64_t row);
+  // Computes columns of tiles [first_tile, last_tile) of y [rows, outputs] for rows [first_row, last_row):
+  // the sum over blocks, in their order, of row scale * column scale * integer product. bias may be null.
+  void (*multiply)(const Weights& weights, const Rows& rows, const float* bias, int64_t first_row, int64_t last_row,
+                   int64_t first_tile, int64_t last_tile, float* y);
+};
+
+// From the fastest to the portable one; ends with nullptr.
+extern const Kernels* const kAllKernels[];
+
+extern const Kernels kPortable;
+#if defined(__x86_64__) || defined(_M_X64)
+extern const Kernels kAvx2, kAvxVnni, kAvx512Vnni;
+#elif defined(__aarch64__)
+extern const Kernels kDotprod;
+#endif
+
+}  // namespace carryall

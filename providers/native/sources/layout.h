@@ -1,0 +1,54 @@
+// The layout of quantized weights, version 1. It does not depend on the instruction set.
+//
+// A tile holds 16 outputs. Within a tile, block after block of inputs; within a block:
+//   values  4 bits: 64 bytes for 8 inputs. Byte 4 c + i has input i of output c in its low nibble, input i + 4
+//                   in its high nibble.
+//           8 bits: 64 bytes for 4 inputs. Byte 4 c + i has input i of output c.
+//   scales  16 float32
+//   minima  16 float32, only with Offsets::minima
+// With Offsets::zero_points the tile ends with 16 bytes per block, padded to a multiple of 64 bytes. Values are
+// unsigned. Missing inputs and outputs are stored as zeros.
+#pragma once
+#include <cstdint>
+
+namespace carryall {
+
+constexpr int64_t kLayoutVersion = 1;
+constexpr int64_t kColumns = 16;  // outputs of a tile
+constexpr int64_t kLine = 64;     // bytes
+constexpr int64_t kLargest = int64_t{1} << 24;  // of inputs and of outputs; keeps every product below in 63 bits
+
+enum class Offsets : int64_t { middle = 0, zero_points = 1, minima = 2 };
+
+// Inlined always: sources are compiled for different instruction sets, and the linker keeps one copy of a function.
+#define CARRYALL_INLINE [[gnu::always_inline]] inline
+
+struct Weights {
+  const uint8_t* data = nullptr;
+  int64_t inputs = 0, outputs = 0, bits = 0, block = 0;
+  Offsets offsets = Offsets::middle;
+
+  CARRYALL_INLINE int64_t blocks() const { return (inputs + block - 1) / block; }
+  CARRYALL_INLINE int64_t width() const { return blocks() * block; }  // inputs with the padding of the last block
+  CARRYALL_INLINE int64_t tiles() const { return (outputs + kColumns - 1) / kColumns; }
+  CARRYALL_INLINE int64_t value_bytes() const { return kColumns * block * bits / 8; }
+  CARRYALL_INLINE int64_t block_bytes() const { return value_bytes() + kLine * (offsets == Offsets::minima ? 2 : 1); }
+  CARRYALL_INLINE int64_t tile_bytes() const {
+    const int64_t points = offsets == Offsets::zero_points ? (blocks() * kColumns + kLine - 1) / kLine * kLine : 0;
+    return blocks() * block_bytes() + points;
+  }
+  CARRYALL_INLINE int64_t bytes() const { return tiles() * tile_bytes(); }
+
+  // Returns what is wrong with the sizes, nullptr if nothing is.
+  CARRYALL_INLINE const char* complaint() const {
+    if (inputs < 1 || inputs > kLargest) return "inputs is not in [1, 2^24]";
+    if (outputs < 1 || outputs > kLargest) return "outputs is not in [1, 2^24]";
+    if (bits != 4 && bits != 8) return "bits is not 4 or 8";
+    if (block < 16 || block > 256 || (block & (block - 1)) != 0) return "block_size is not 16, 32, 64, 128 or 256";
+    const int64_t kind = static_cast<int64_t>(offsets);
+    if (kind < 0 || kind > 2) return "offsets is not 0, 1 or 2";
+    return nullptr;
+  }
+};
+
+}  // namespace carryall

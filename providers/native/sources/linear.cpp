@@ -1,0 +1,90 @@
+#include "linear.h"
+
+#include <cstdlib>
+#include <cstring>
+
+namespace carryall {
+namespace {
+
+constexpr int64_t kRowBytes = 384 << 10;   // quantized rows of a task, which stay in the second-level cache
+constexpr int64_t kTaskWork = 64 << 10;    // smallest number of products of a task; starting one takes about 1 us
+constexpr int64_t kMostTasks = 128;        // of one kind
+
+int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+int64_t larger(int64_t a, int64_t b) { return a < b ? b : a; }
+int64_t parts(int64_t all, int64_t step) { return (all + step - 1) / step; }
+
+}  // namespace
+
+Workspace::Workspace(const Weights& weights, int64_t rows) {
+  const int64_t values = parts(rows * weights.width(), kLine) * kLine, factors = rows * weights.blocks();
+  memory_ = malloc(static_cast<size_t>(values + factors * 8 + kLine));
+  const auto start = (reinterpret_cast<uintptr_t>(memory_) + kLine - 1) / kLine * kLine;
+  rows_.values = reinterpret_cast<int8_t*>(start);
+  rows_.scales = reinterpret_cast<float*>(start + static_cast<uintptr_t>(values));
+  rows_.sums = reinterpret_cast<int32_t*>(start + static_cast<uintptr_t>(values + factors * 4));
+  rows_.width = weights.width();
+  rows_.blocks = weights.blocks();
+}
+
+Workspace::~Workspace() { free(memory_); }
+
+void Job::plan_quantize() { row_step = larger(parts(count, kMostTasks), parts(kTaskWork, rows.width)); }
+
+void Job::plan_multiply() {
+  const int64_t pieces = larger(1, parts(count * rows.width, kRowBytes));
+  row_step = larger(1, parts(count, pieces));
+  const int64_t tile_work = larger(1, smaller(row_step, count)) * kColumns * rows.width;
+  const int64_t most = larger(1, kMostTasks / pieces);
+  tile_step = larger(parts(weights->tiles(), most), parts(kTaskWork, tile_work));
+}
+
+void quantize_task(void* job, size_t index) {
+  const Job& j = *static_cast<const Job*>(job);
+  const int64_t first = static_cast<int64_t>(index) * j.row_step;
+  for (int64_t row = first; row < smaller(first + j.row_step, j.count); row++)
+    j.kernels->quantize(j.x + row * j.weights->inputs, j.weights->inputs, j.weights->block, j.rows, row);
+}
+
+void multiply_task(void* job, size_t index) {
+  const Job& j = *static_cast<const Job*>(job);
+  const int64_t steps = parts(j.weights->tiles(), j.tile_step), i = static_cast<int64_t>(index);
+  const int64_t row = i / steps * j.row_step, tile = i % steps * j.tile_step;
+  j.kernels->multiply(*j.weights, j.rows, j.bias, row, smaller(row + j.row_step, j.count), tile,
+                      smaller(tile + j.tile_step, j.weights->tiles()), j.y);
+}
+
+void read_row(const Weights& w, int64_t index, float* y) {
+  const int64_t column = index % kColumns;
+  const uint8_t* tile = w.data + index / kColumns * w.tile_bytes();
+  const uint8_t* points = tile + w.blocks() * w.block_bytes() + column;
+  for (int64_t b = 0; b < w.blocks(); b++) {
+    const uint8_t* block = tile + b * w.block_bytes();
+    const uint8_t* factors = block + w.value_bytes() + column * 4;
+    float scale, minimum = 0;
+    memcpy(&scale, factors, sizeof scale);
+    if (w.offsets == Offsets::minima) memcpy(&minimum, factors + kLine, sizeof minimum);
+    const int zero = w.offsets == Offsets::zero_points ? points[b * kColumns]
+                     : w.offsets == Offsets::minima    ? 0
+                     : w.bits == 4                     ? 8
+                                                       : 128;
+    const int64_t start = b * w.block;
+    for (int64_t k = 0; k < smaller(w.block, w.inputs - start); k++) {
+      const int byte = w.bits == 4 ? block[k / 8 * kLine + column * 4 + k % 4] : block[k / 4 * kLine + column * 4 + k % 4];
+      const int value = w.bits == 8 ? byte : k % 8 < 4 ? byte & 15 : byte >> 4;
+      const float product = static_cast<float>(value - zero) * scale;
+      y[start + k] = w.offsets == Offsets::minima ? product + minimum : product;
+    }
+  }
+}
+
+const Kernels* choose_kernels(const char* isa) {
+  if (isa == nullptr) isa = getenv("CARRYALL_KERNELS_ISA");
+  for (const Kernels* const* each = kAllKernels; *each != nullptr; each++) {
+    if (isa != nullptr && *isa != 0 && strcmp(isa, (*each)->name) != 0) continue;
+    if ((*each)->supported()) return *each;
+  }
+  return nullptr;
+}
+
+}  // namespace carryall

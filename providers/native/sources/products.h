@@ -1,0 +1,166 @@
+// The kernel over an instruction set `Isa`. Included by one source per instruction set, which compiles it with its
+// own flags: everything here is in an anonymous namespace, so that the linker never merges two of them.
+//
+// Every row goes through the same operations in the same order, whatever the rows beside it: integer sums are exact,
+// and floats are added block by block with a fused multiply-add. So a row's result depends on no other row.
+#pragma once
+#include <cstring>
+
+#include "kernels.h"
+
+namespace carryall {
+namespace {
+
+constexpr float kTiny = 1e-35f;  // 127 / kTiny is finite
+
+inline uint32_t bits_of(float x) {
+  uint32_t bits;
+  memcpy(&bits, &x, sizeof bits);
+  return bits;
+}
+
+inline float float_of(uint32_t bits) {
+  float x;
+  memcpy(&x, &bits, sizeof x);
+  return x;
+}
+
+inline void quantize_block(const float* x, int64_t count, int64_t block, int8_t* values, float* scale, int32_t* sum) {
+  // As integers, magnitudes are ordered like the floats, and every NaN is larger than infinity.
+  int32_t largest = 0;
+  for (int64_t i = 0; i < count; i++) {
+    const int32_t magnitude = static_cast<int32_t>(bits_of(x[i]) & 0x7fffffffu);
+    largest = magnitude > largest ? magnitude : largest;
+  }
+  const float most = float_of(static_cast<uint32_t>(largest));
+  const bool finite = largest < 0x7f800000;
+  *scale = !finite ? float_of(0x7fc00000u) : most < kTiny ? 0.0f : most / 127.0f;
+  *sum = 0;
+  if (!finite || most < kTiny) {
+    memset(values, 0, static_cast<size_t>(block));
+    return;
+  }
+  const float inverse = 127.0f / most;
+  const float shift = 12582912.0f;  // 1.5 * 2^23: adding it rounds to the nearest even integer
+  int32_t total = 0;
+  for (int64_t i = 0; i < count; i++) {
+    const int32_t value = static_cast<int32_t>(bits_of(x[i] * inverse + shift) - bits_of(shift));
+    values[i] = static_cast<int8_t>(value);
+    total += value;
+  }
+  memset(values + count, 0, static_cast<size_t>(block - count));
+  *sum = total;
+}
+
+void quantize(const float* x, int64_t inputs, int64_t block, Rows rows, int64_t row) {
+  int8_t* values = rows.values + row * rows.width;
+  for (int64_t b = 0; b < rows.blocks; b++) {
+    const int64_t start = b * block;
+    const int64_t count = inputs - start < block ? inputs - start : block;
+    quantize_block(x + start, count, block, values + start, rows.scales + row * rows.blocks + b,
+                   rows.sums + row * rows.blocks + b);
+  }
+}
+
+// One tile's columns for `count` rows.
+struct Part {
+  const Weights* weights;
+  const uint8_t* tile;
+  const int8_t* values;   // of the first row
+  const float* scales;
+  const int32_t* sums;
+  int64_t width, blocks;
+  const float* bias;      // of the tile, or nullptr
+  float* y;               // of the first row and the tile's first column
+  int64_t columns;        // valid ones, 1 to 16
+};
+
+// The integer that the unsigned values are compared to, minus the one that Isa's products subtract already.
+template <class Isa, int kBits>
+inline typename Isa::Int zero_of(const Weights& w, const uint8_t* points) {
+  const int own = kBits == 8 ? Isa::kByteOffset : 0;
+  if (w.offsets == Offsets::zero_points) return Isa::subtract(Isa::widened(points), Isa::integers(own));
+  return Isa::integers((w.offsets == Offsets::minima ? 0 : kBits == 8 ? 128 : 8) - own);
+}
+
+template <class Isa, int kBits, int kCount>
+void multiply_part(const Part& part) {
+  using Int = typename Isa::Int;
+  using Float = typename Isa::Float;
+  constexpr int kSums = kCount == 1 ? 4 : kCount == 2 ? 2 : 1;  // hides the latency of one sum
+  constexpr int64_t kUnit = 16 * kColumns * kBits / 8;          // bytes of 16 inputs
+  const Weights& w = *part.weights;
+  const int64_t block_bytes = w.block_bytes(), value_bytes = w.value_bytes(), blocks = part.blocks;
+  float spare[kColumns] = {};
+  if (part.bias != nullptr) memcpy(spare, part.bias, sizeof(float) * static_cast<size_t>(part.columns));
+  for (int64_t lane = 0; lane < kColumns; lane += Isa::kLanes) {
+    Float result[kCount];
+    for (int m = 0; m < kCount; m++) result[m] = Isa::load(spare + lane);
+    const uint8_t* block = part.tile;
+    const uint8_t* points = part.tile + blocks * block_bytes + lane;
+    for (int64_t b = 0; b < blocks; b++, block += block_bytes, points += kColumns) {
+      Int sums[kCount][kSums];
+      const Int zero = zero_of<Isa, kBits>(w, points);
+      for (int m = 0; m < kCount; m++) {
+        sums[m][0] = Isa::negative_product(zero, part.sums[m * blocks + b]);
+        for (int s = 1; s < kSums; s++) sums[m][s] = Isa::integers(0);
+      }
+      const int8_t* values = part.values + b * w.block;
+      for (int64_t unit = 0; unit < value_bytes; unit += kUnit, values += 16)
+        Isa::template accumulate<kBits, kCount, kSums>(sums, block + unit + 4 * lane, values, part.width);
+      const float* scales = reinterpret_cast<const float*>(block + value_bytes) + lane;
+      const Float scale = Isa::load(scales);
+      for (int m = 0; m < kCount; m++) {
+        for (int s = 1; s < kSums; s++) sums[m][0] = Isa::add(sums[m][0], sums[m][s]);
+        const Float both = Isa::multiply(scale, Isa::floats(part.scales[m * blocks + b]));
+        result[m] = Isa::fused(Isa::converted(sums[m][0]), both, result[m]);
+      }
+      if (w.offsets == Offsets::minima) {
+        const Float minima = Isa::load(scales + kColumns);
+        for (int m = 0; m < kCount; m++) {
+          const float total = part.scales[m * blocks + b] * static_cast<float>(part.sums[m * blocks + b]);
+          result[m] = Isa::fused(minima, Isa::floats(total), result[m]);
+        }
+      }
+    }
+    for (int m = 0; m < kCount; m++) {
+      float* y = part.y + m * w.outputs + lane;
+      const int64_t valid = part.columns - lane;
+      if (valid >= Isa::kLanes) {
+        Isa::store(y, result[m]);
+      } else if (valid > 0) {
+        float last[Isa::kLanes];
+        Isa::store(last, result[m]);
+        memcpy(y, last, sizeof(float) * static_cast<size_t>(valid));
+      }
+    }
+  }
+}
+
+template <class Isa, int kBits, int kCount>
+inline void choose_count(const Part& part, int64_t count) {
+  if (count == kCount) return multiply_part<Isa, kBits, kCount>(part);
+  if constexpr (kCount > 1) choose_count<Isa, kBits, kCount - 1>(part, count);
+}
+
+template <class Isa>
+void multiply(const Weights& w, const Rows& rows, const float* bias, int64_t first_row, int64_t last_row,
+              int64_t first_tile, int64_t last_tile, float* y) {
+  const int64_t count = last_row - first_row, groups = (count + Isa::kRows - 1) / Isa::kRows;
+  for (int64_t tile = first_tile; tile < last_tile; tile++) {
+    const int64_t column = tile * kColumns, left = w.outputs - column;
+    for (int64_t group = 0; group < groups; group++) {
+      // Groups of nearly equal size: 13 rows are 7 and 6, not 12 and 1.
+      const int64_t row = first_row + count * group / groups, end = first_row + count * (group + 1) / groups;
+      const Part part{&w, w.data + tile * w.tile_bytes(), rows.values + row * rows.width,
+                      rows.scales + row * rows.blocks, rows.sums + row * rows.blocks, rows.width, rows.blocks,
+                      bias == nullptr ? nullptr : bias + column, y + row * w.outputs + column,
+                      left < kColumns ? left : kColumns};
+      if (w.bits == 4) choose_count<Isa, 4, Isa::kRows>(part, end - row);
+      else choose_count<Isa, 8, Isa::kRows>(part, end - row);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace carryall

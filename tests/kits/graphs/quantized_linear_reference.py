@@ -1,0 +1,106 @@
+"""QuantizedLinear in NumPy: the arithmetic of ``providers/native/sources/products.h``, one row at a time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from carryall.graph_opt.lower.products.tiles import MINIMA, ZERO_POINTS, pack_tiles
+
+Floats = npt.NDArray[np.float32]
+Bytes = npt.NDArray[np.uint8]
+TINY = np.float32(1e-35)
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A random weight: unsigned values [outputs, blocks, block], and factors [outputs, blocks]."""
+
+    inputs: int
+    bits: int
+    values: Bytes
+    scales: Floats
+    zero_points: Bytes | None
+    minima: Floats | None
+
+    @property
+    def outputs(self) -> int:
+        """The number of outputs."""
+        return len(self.values)
+
+    @property
+    def block(self) -> int:
+        """The block size."""
+        return int(self.values.shape[2])
+
+    @property
+    def offsets(self) -> int:
+        """The attribute ``offsets``."""
+        return MINIMA if self.minima is not None else ZERO_POINTS if self.zero_points is not None else 0
+
+    @property
+    def zeros(self) -> npt.NDArray[np.int64]:
+        """What the values are relative to, [outputs, blocks]."""
+        if self.zero_points is not None:
+            return self.zero_points.astype(np.int64)
+        middle = 0 if self.minima is not None else 1 << (self.bits - 1)
+        return np.full(self.scales.shape, middle, np.int64)
+
+    def tiles(self) -> Bytes:
+        """The weight in the layout of the kernels."""
+        values = self.values
+        if self.bits == 4:
+            values = values[..., 0::2] | (values[..., 1::2] << np.uint8(4))
+        return pack_tiles(values, self.scales, self.zero_points, self.minima, bits=self.bits)
+
+    def floats(self) -> npt.NDArray[np.float64]:
+        """The weight that it stands for, [outputs, inputs]."""
+        dense: npt.NDArray[np.float64] = (self.values - self.zeros[..., None]) * np.float64(
+            self.scales[..., None]
+        )
+        if self.minima is not None:
+            dense = dense + self.minima[..., None]
+        return dense.reshape(self.outputs, -1)[:, : self.inputs]
+
+
+def random_weight(
+    rng: np.random.Generator, outputs: int, inputs: int, bits: int, block: int, offsets: int
+) -> Weight:
+    """Return a weight whose padding holds values that must have no effect."""
+    shape = (outputs, -(-inputs // block))
+    values = rng.integers(0, 1 << bits, (*shape, block), np.uint8)
+    scales = rng.uniform(0.01, 1, shape).astype(np.float32)
+    points = rng.integers(0, 1 << bits, shape, np.uint8) if offsets == ZERO_POINTS else None
+    minima = rng.standard_normal(shape).astype(np.float32) if offsets == MINIMA else None
+    return Weight(inputs, bits, values, scales, points, minima)
+
+
+def quantized_linear(x: Floats, weight: Weight, bias: Floats | None) -> Floats:
+    """Return x [rows, inputs] @ W + bias [rows, outputs]: blocks in order, each one fused multiply-add."""
+    blocks = weight.scales.shape[1]
+    padded = np.pad(x, ((0, 0), (0, blocks * weight.block - x.shape[1]))).reshape(len(x), blocks, -1)
+    largest = np.abs(padded).max(2)
+    with np.errstate(all="ignore"):
+        scales = np.where(largest < TINY, np.float32(0), largest / np.float32(127)).astype(np.float32)
+        inverse = np.where(largest < TINY, np.float32(0), np.float32(127) / largest).astype(np.float32)
+        scales[~np.isfinite(largest)] = np.nan
+        inverse[~np.isfinite(largest)] = 0
+        scaled = padded * inverse[..., None]
+    values = np.rint(np.where(np.isfinite(largest)[..., None], scaled, 0)).astype(np.int64)
+    centred = weight.values.astype(np.int64) - weight.zeros[..., None]
+    result = np.zeros((len(x), weight.outputs), np.float32)
+    result += 0 if bias is None else bias
+    for b in range(blocks):
+        products = (values[:, b] @ centred[:, b].T).astype(np.float32)
+        result = _fused(products, scales[:, b, None] * weight.scales[None, :, b], result)
+        if weight.minima is not None:
+            totals = scales[:, b] * values[:, b].sum(1).astype(np.float32)
+            result = _fused(weight.minima[None, :, b], totals[:, None], result)
+    return result
+
+
+def _fused(a: Floats, b: Floats, c: Floats) -> Floats:
+    """Return a * b + c, rounded once but for rare double rounding: float64 holds the product exactly."""
+    return (a.astype(np.float64) * b + c).astype(np.float32)

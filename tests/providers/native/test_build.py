@@ -1,0 +1,114 @@
+"""Building and finding the library of kernels."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from carryall.errors import ProviderUnavailableError
+from carryall.providers.native import build
+from carryall.providers.native.library import find_library, kernel_library
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Use an empty cache."""
+    monkeypatch.setenv("CARRYALL_CACHE", str(tmp_path / "cache"))
+
+
+def test_without_a_library_the_error_says_how_to_build_it() -> None:
+    assert find_library() is None
+    with pytest.raises(
+        ProviderUnavailableError, match="not built; build them with `carryall doctor --build-kernels`"
+    ):
+        kernel_library()
+
+
+def test_without_a_compiler_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert build.find_compiler() is None
+    with pytest.raises(ProviderUnavailableError, match=r"install a C\+\+17 compiler .*carryall\[native\]"):
+        build.build_library()
+
+
+def test_compilers_are_tried_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "ccache my-c++")
+    assert build.find_compiler() == ["ccache", "my-c++"]
+    monkeypatch.delenv("CXX")
+    monkeypatch.setattr("shutil.which", lambda name: "/bin/g++" if name == "g++" else None)
+    assert build.find_compiler() == ["/bin/g++"]
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    assert build.find_compiler() == [sys.executable, "-m", "ziglang", "c++"]
+
+
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [
+        (
+            "#!/bin/sh\necho 'x.cpp:1: error: no <cmath>' >&2\nexit 1",
+            "failed on its version: x.cpp:1: error: no",
+        ),
+        ("#!/bin/sh\nexit 3", "failed on its version: exit code 3"),
+        (None, "cannot be started: No such file"),
+    ],
+)
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a shell")
+def test_a_compiler_that_fails_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str | None, message: str
+) -> None:
+    compiler = tmp_path / "broken-c++"
+    if script is not None:
+        compiler.write_text(script)
+        compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    with pytest.raises(ProviderUnavailableError, match=message):
+        build.build_library()
+    assert build.built_library() is None
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a shell")
+def test_a_compiler_that_fails_late_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = tmp_path / "broken-c++"
+    compiler.write_text('#!/bin/sh\ncase "$1" in --version) exit 0;; esac\nexit 1')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    with pytest.raises(ProviderUnavailableError, match=r"failed on \w+\.cpp: exit code 1"):
+        build.build_library()
+    assert [path for path in (tmp_path / "cache").rglob("*") if path.is_file()] == []
+
+
+def test_a_library_of_other_sources_is_not_found(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CARRYALL_CACHE", str(library.parents[2]))
+    assert build.built_library() == library
+    monkeypatch.setattr(build, "sources_key", lambda: "0" * 16)
+    assert build.built_library() is None
+
+
+def test_a_file_that_is_no_library_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / build.library_name()
+    path.write_text("no library")
+    monkeypatch.setattr("carryall.providers.native.library.built_library", lambda: path)
+    with pytest.raises(ProviderUnavailableError, match="cannot be loaded"):
+        kernel_library()
+
+
+def test_another_layout_is_refused(kernels_of_this_machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert kernel_library().path == kernels_of_this_machine
+    monkeypatch.setattr("carryall.providers.native.library.LAYOUT", 9)
+    with pytest.raises(ProviderUnavailableError, match="layout version 1, not 9"):
+        kernel_library()
+
+
+@pytest.mark.parametrize(
+    ("machine", "source"),
+    [("x86_64", "avx512vnni"), ("AMD64", "avx2"), ("arm64", "dotprod"), ("riscv64", "portable")],
+)
+def test_sources_of_each_machine_exist(machine: str, source: str) -> None:
+    sources = build.flags_of_sources(machine)
+    assert source in sources
+    assert all((build.SOURCES / f"{name}.cpp").is_file() for name in sources)

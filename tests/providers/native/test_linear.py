@@ -1,0 +1,128 @@
+"""The kernels of every instruction set against NumPy, bit by bit against each other, and their refusals."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from native_kernels import isas, linear
+from quantized_linear_reference import quantized_linear, random_weight
+
+SHAPES = st.fixed_dictionaries(
+    {
+        "seed": st.integers(0, 2**32 - 1),
+        "rows": st.integers(1, 27),
+        "outputs": st.integers(1, 70),
+        "inputs": st.integers(1, 150).map(lambda half: 2 * half),
+        "bits": st.sampled_from([4, 8]),
+        "block": st.sampled_from([16, 32, 64, 128, 256]),
+        "offsets": st.integers(0, 2),
+        "biased": st.booleans(),
+        "row_step": st.integers(1, 30),
+        "tile_step": st.integers(1, 6),
+        "shift": st.sampled_from([0, 4, 20, 60]),
+    }
+)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(SHAPES)
+def test_every_instruction_set_gives_the_bits_of_the_reference(library: Path, case: dict[str, int]) -> None:
+    rng = np.random.default_rng(case["seed"])
+    weight = random_weight(rng, case["outputs"], case["inputs"], case["bits"], case["block"], case["offsets"])
+    x = (rng.standard_normal((case["rows"], case["inputs"])) * 10.0 ** rng.integers(-3, 3)).astype(np.float32)
+    bias = rng.standard_normal(case["outputs"]).astype(np.float32) if case["biased"] else None
+    expected = linear(library, "portable", x, weight, bias)
+    for isa in isas(library):
+        steps, shift = (case["row_step"], case["tile_step"]), case["shift"]
+        found = linear(library, isa, x, weight, bias, steps=steps, shift=shift)
+        np.testing.assert_array_equal(found, expected, isa)
+    reference = quantized_linear(x, weight, bias)
+    largest = np.abs(reference).max()
+    np.testing.assert_allclose(expected, reference, rtol=1e-6, atol=1e-6 * largest)
+
+
+def test_a_row_does_not_depend_on_the_rows_beside_it(library: Path) -> None:
+    rng = np.random.default_rng(1)
+    x = rng.standard_normal((30, 192)).astype(np.float32)
+    weight = random_weight(rng, 50, 192, 4, 32, 1)
+    for isa in isas(library):
+        whole = linear(library, isa, x, weight)
+        for first, last in ((0, 1), (3, 5), (7, 30), (29, 30)):
+            np.testing.assert_array_equal(linear(library, isa, x[first:last], weight), whole[first:last])
+
+
+def test_the_largest_integer_sums_do_not_overflow(library: Path) -> None:
+    """All activations 127, all values at the end of their range: 256 * 127 * 255 in 8 bits."""
+    for bits, extreme in ((4, 0), (4, 15), (8, 0), (8, 255)):
+        for sign in (1, -1):
+            weight = random_weight(np.random.default_rng(0), 17, 512, bits, 256, 1)
+            weight.values[...] = extreme
+            weight.zero_points[...] = (1 << bits) - 1 - extreme  # type: ignore[index]
+            x = np.full((2, 512), sign, np.float32)
+            for isa in isas(library):
+                found = linear(library, isa, x, weight)
+                np.testing.assert_allclose(found, x @ weight.floats().T, rtol=1e-5)
+
+
+def test_activations_round_like_the_reference_near_halves(library: Path) -> None:
+    x = np.array([[127, *(k / 2 for k in range(-253, 254, 17)), 1]], np.float32)
+    weight = random_weight(np.random.default_rng(2), 16, x.shape[1], 8, 32, 0)
+    for isa in isas(library):
+        np.testing.assert_allclose(
+            linear(library, isa, x, weight), quantized_linear(x, weight, None), rtol=1e-6
+        )
+
+
+def test_zeros_tiny_and_values_that_are_not_finite(library: Path) -> None:
+    rng = np.random.default_rng(3)
+    weight = random_weight(rng, 20, 64, 4, 32, 2)
+    x = rng.standard_normal((5, 64)).astype(np.float32)
+    x[0], x[1, :32], x[2, 40], x[3, 3] = 0, 1e-38, np.inf, np.nan
+    for isa in isas(library):
+        found = linear(library, isa, x, weight)
+        assert np.isnan(found[2]).all()
+        assert np.isnan(found[3]).all()
+        np.testing.assert_array_equal(found[0], 0)
+        np.testing.assert_allclose(found[[1, 4]], quantized_linear(x, weight, None)[[1, 4]], rtol=1e-5)
+
+
+def test_the_result_is_near_the_product_of_floats(library: Path) -> None:
+    """Rounding activations to int8 per block of 32 costs 0.7 % of the result's norm at most."""
+    rng = np.random.default_rng(4)
+    for bits, offsets in ((4, 0), (4, 1), (4, 2), (8, 0), (8, 1)):
+        weight = random_weight(rng, 128, 1024, bits, 32, offsets)
+        x = rng.standard_normal((4, 1024)).astype(np.float32)
+        exact = x @ weight.floats().T
+        found = linear(library, isas(library)[0], x, weight)
+        assert np.linalg.norm(found - exact) < 0.007 * np.linalg.norm(exact)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"bits": 5}, "bits is not 4 or 8"),
+        ({"block": 48}, "block_size is not 16, 32, 64, 128 or 256"),
+        ({"block": 512}, "block_size"),
+        ({"offsets": 3}, "offsets is not 0, 1 or 2"),
+        ({"inputs": 0}, "inputs is not in"),
+        ({"outputs": 1 << 40}, "outputs is not in"),
+        ({"outputs": 17}, "wrong number of bytes"),
+        ({"bytes": 64}, "wrong number of bytes"),
+    ],
+)
+def test_wrong_sizes_are_refused_before_any_memory_is_read(
+    library: Path, wrong: dict[str, int], message: str
+) -> None:
+    weight = random_weight(np.random.default_rng(5), 16, 64, 4, 32, 0)
+    with pytest.raises(ValueError, match=message):
+        linear(library, "portable", np.ones((1, 64), np.float32), weight, sizes=wrong)
+
+
+def test_an_unknown_instruction_set_is_refused(library: Path) -> None:
+    weight = random_weight(np.random.default_rng(5), 16, 64, 4, 32, 0)
+    with pytest.raises(ValueError, match="no such instruction set"):
+        linear(library, "sse", np.ones((1, 64), np.float32), weight)
