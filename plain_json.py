@@ -6,13 +6,15 @@ import json
 import math
 from typing import Any
 
+_STRICT = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
+
 
 def plain_json(document: Any) -> str:
     """Return a document as one line of JSON; numbers that are not finite become null."""
     try:
-        return json.dumps(document, ensure_ascii=False, allow_nan=False)
+        return _STRICT.encode(document)
     except ValueError:
-        return json.dumps(_finite(document), ensure_ascii=False, allow_nan=False)
+        return _STRICT.encode(_finite(document))
 
 
 def _finite(value: Any) -> Any:

@@ -65,6 +65,7 @@ class RunnerInfo:
     kv_tokens: int | None = None  # maximum tokens of all slots together; None is no limit
     embedding_size: int = 0  # width of ``Row.last_hidden_states``; 0 if there are none
     num_tokens: int | None = None  # rows of the embedding table; None if unknown, or if there is none
+    on_device: bool = False  # whether the model runs on a device and leaves the host's cores free
 
 
 @dataclass(slots=True)

@@ -88,6 +88,7 @@ class SlotRunner:
             top_logits=graph.top_logits,
             embedding_size=graph.embedding_size,
             num_tokens=graph.num_tokens,
+            on_device=not isinstance(self._kv, HostMemory),
             evicts_kv=graph.takes_positions and self._kv.evicts_kv,
             sliding_window=max(spec.window or 0 for spec in graph.caches.values()),
             trim_step=TRIM_STEP * self._kv.trims,

@@ -162,6 +162,7 @@ class CudaProvider(NvidiaProvider):
             graph.block_bytes // graph.block_size,
             batched_multi_token=True,
             num_tokens=graph.num_tokens,
+            on_device=True,
         )
         pool = BlockPool(blocks, graph.block_size, config.max_slots)
         paged = OrtPagedSession(session, memory)

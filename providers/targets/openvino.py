@@ -154,6 +154,7 @@ class OpenVinoProvider(Provider):
             trim_step=TRIM_STEP if all(windows) else 0,
             window_bytes_per_token=block_bytes // block_size if all(windows) else 0,
             num_tokens=facts.num_tokens,
+            on_device=not on_host,
         )
         pool = BlockPool(num_blocks, block_size, config.max_slots)
         return PagedRunner(session, pool, info, facts.hidden_size)

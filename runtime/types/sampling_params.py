@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -144,18 +146,21 @@ class SamplingParams:
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidSamplingError(f"min_tokens {self.min_tokens} exceeds max_tokens {self.max_tokens}")
 
-    @classmethod
-    def from_dict(cls, options: Mapping[str, Any]) -> Self:
+    @staticmethod
+    def from_dict(options: Mapping[str, Any]) -> SamplingParams:
         """Build from a mapping, such as a JSON object.
 
         Raises:
             InvalidSamplingError: an option is unknown (the nearest known name is suggested) or out of range.
         """
+        # Most requests of a service or a batch differ only in their seed: the rest is checked once. The types
+        # are part of the key, since 1, 1.0 and True are equal.
+        key = tuple((name, type(value), value) for name, value in options.items() if name != "seed")
         try:
-            check_names(options, declared(cls), "SamplingParams")
-        except UsageError as error:
-            raise InvalidSamplingError(str(error)) from None
-        return cls(**options)
+            known = _checked(key)
+        except TypeError:  # a value cannot be hashed
+            return _made(options)
+        return known if options.get("seed") is None else _with_seed(known, options["seed"])
 
     @property
     def token_ids(self) -> set[int]:
@@ -173,6 +178,29 @@ class SamplingParams:
     def greedy(self) -> bool:
         """Whether sampling is greedy."""
         return self.temperature == 0.0
+
+
+def _made(options: Mapping[str, Any]) -> SamplingParams:
+    try:
+        check_names(options, declared(SamplingParams), "SamplingParams")
+    except UsageError as error:
+        raise InvalidSamplingError(str(error)) from None
+    return SamplingParams(**options)
+
+
+@functools.lru_cache(maxsize=64)
+def _checked(items: tuple[tuple[str, type, Any], ...]) -> SamplingParams:
+    return _made({name: value for name, _, value in items})
+
+
+def _with_seed(params: SamplingParams, seed: Any) -> SamplingParams:
+    try:
+        checked = declared(SamplingParams)["seed"].check(seed)
+    except UsageError as error:
+        raise InvalidSamplingError(str(error)) from None
+    found = copy.copy(params)
+    object.__setattr__(found, "seed", checked)
+    return found
 
 
 def _several(value: Any) -> tuple[Any, ...]:

@@ -1,15 +1,20 @@
 """Answer lines with one engine, for throughput rather than latency.
 
-A thread reads and tokenizes a window of lines ahead of the engine. It sorts the window by tokens, so that
-prompts with a common prefix follow each other and share its KV blocks. The calling thread runs the steps.
+A thread reads a window of lines ahead of the engine. The window is sorted by tokens, so that prompts with a
+common prefix follow each other and share its KV blocks. The calling thread runs the steps.
+
+If the model runs on a device, the reading thread also tokenizes. On the host's cores, it would slow the
+products of a step by more than its own time, so the calling thread tokenizes between two steps.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,7 +34,8 @@ from .endpoints import Preparer, Work
 REQUESTS_PER_SLOT = 2
 WINDOW_LINES = 512
 _FIRST_WINDOW = 32
-_WINDOW_BYTES = 2**26
+_WINDOWS_AHEAD = 1
+_WINDOW_BYTES = 2**24
 _POLL_SECONDS = 0.1
 # After this many failed lines in a row, the device has failed and not the lines.
 _MAX_FAILURES_IN_ROW = 100
@@ -50,6 +56,10 @@ class _Item:
         """The sort key in a window: the tokens, so that lines with a common prefix are neighbours."""
         groups = self.work.groups if self.work is not None else ()
         return (1, groups[0].requests[0].prompt_token_ids) if groups else (0, ())
+
+
+_Window = list[BatchLine] | deque[_Item]
+_Windows = queue.Queue[_Window | BaseException | None]
 
 
 class OfflineEngine:
@@ -89,7 +99,7 @@ class OfflineEngine:
         Raises:
             CarryallError, OSError: reading failed, or the device failed.
         """
-        ready: queue.Queue[_Item | BaseException | None] = queue.Queue(max(self._max_running, self._window))
+        ready: _Windows = queue.Queue(_WINDOWS_AHEAD)
         over = threading.Event()
         thread = threading.Thread(
             target=self._read_ahead,
@@ -107,11 +117,11 @@ class OfflineEngine:
     def _read_ahead(
         self,
         lines: Iterator[BatchLine | None],
-        ready: queue.Queue[_Item | BaseException | None],
+        ready: _Windows,
         stop: threading.Event,
         over: threading.Event,
     ) -> None:
-        def put(item: _Item | BaseException | None) -> bool:
+        def put(item: _Window | BaseException | None) -> bool:
             while not (stop.is_set() or over.is_set()):
                 with contextlib.suppress(queue.Full):
                     ready.put(item, timeout=_POLL_SECONDS)
@@ -120,17 +130,17 @@ class OfflineEngine:
 
         try:
             for window in windows(lines, self._window):
-                items = []
-                for line in window:
-                    if stop.is_set() or over.is_set():
-                        return
-                    items.append(self._prepared(line))
-                if not all(put(item) for item in sorted(items, key=lambda item: item.order)):
+                if not put(self._items(window, stop) if self._engine.info.on_device else window):
                     return
         except BaseException as error:  # noqa: BLE001 -- raised in the thread that runs the engine
             put(raised_in_thread("reads the lines", error))
         else:
             put(None)
+
+    def _items(self, window: Sequence[BatchLine], stop: threading.Event) -> deque[_Item]:
+        """Prepare and sort a window; end early once ``stop`` is set."""
+        items = [self._prepared(line) for line in itertools.takewhile(lambda _: not stop.is_set(), window)]
+        return deque(sorted(items, key=lambda item: item.order))
 
     def _prepared(self, line: BatchLine) -> _Item:
         try:
@@ -138,28 +148,31 @@ class OfflineEngine:
         except UsageError as error:
             return _Item(line, None, error)
 
-    def _work(
-        self, ready: queue.Queue[_Item | BaseException | None], stop: threading.Event
-    ) -> Iterator[Answer]:
+    def _work(self, ready: _Windows, stop: threading.Event) -> Iterator[Answer]:
         running: dict[str, _Item] = {}
-        more = True
-        while (more or running) and not stop.is_set():
-            while more and len(running) < self._max_running:
-                try:
-                    item = ready.get(block=not running, timeout=_POLL_SECONDS)
-                except queue.Empty:
-                    break
-                if isinstance(item, BaseException):
-                    raise item
-                if item is None:
-                    more = False
-                elif not self._start(item, running):
+        waiting: deque[_Item] | None = deque()
+        while (waiting is not None or running) and not stop.is_set():
+            if waiting is not None and not waiting and len(running) < self._max_running:
+                waiting = self._next_window(ready, stop, wait=not running)
+            while waiting and len(running) < self._max_running:
+                item = waiting.popleft()
+                if not self._start(item, running):
                     yield self._answer(item)
             if running:
                 with uninterrupted():
                     moved = self._engine.step()
                 for item in self._ended(moved, running):
                     yield self._answer(item)
+
+    def _next_window(self, ready: _Windows, stop: threading.Event, *, wait: bool) -> deque[_Item] | None:
+        """Return the items of the next window, empty if it is not read yet; None at the end of the lines."""
+        try:
+            window = ready.get(block=wait, timeout=_POLL_SECONDS)
+        except queue.Empty:
+            return deque()
+        if isinstance(window, BaseException):
+            raise window
+        return window if window is None or isinstance(window, deque) else self._items(window, stop)
 
     def _start(self, item: _Item, running: dict[str, _Item]) -> bool:
         """Add a line's requests to the engine; return False if none runs."""
