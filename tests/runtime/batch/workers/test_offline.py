@@ -91,7 +91,7 @@ def test_an_endless_input_is_never_held(tmp_path: Path) -> None:
 
 
 def test_a_window_of_long_lines_is_short() -> None:
-    long = [BatchLine(n, "", COMPLETIONS, {"prompt": "x" * 2**24}) for n in range(12)]
+    long = [BatchLine(n, "", COMPLETIONS, {"prompt": "x" * 2**22}) for n in range(12)]
     assert [len(window) for window in windows(iter(long), 100)] == [5, 5, 2]
 
 
