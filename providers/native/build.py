@@ -27,10 +27,11 @@ COMMON = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-fno-exceptions"
 # a * b + c written as two operations must stay two: the result must not depend on the compiler.
 EXACT = ("-ffp-contract=off",)
 _AVX2 = ("-mavx2", "-mfma")
-_AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni")
+_AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni")
+_AMX = (*_AVX512, "-mamx-tile", "-mamx-int8")
 _SHARED = ("cpu", "linear", "operators", "entry", "portable")
 _Flags = dict[str, tuple[str, ...]]
-_X86: _Flags = {"avx2": _AVX2, "avxvnni": (*_AVX2, "-mavxvnni"), "avx512vnni": (*_AVX2, *_AVX512)}
+_X86: _Flags = {"avx2": _AVX2, "avxvnni": (*_AVX2, "-mavxvnni"), "avx512vnni": _AVX512, "amx": _AMX}
 _ARM: _Flags = {"dotprod": ("-march=armv8.2-a+dotprod",)}
 _OF_MACHINE: dict[str, _Flags] = {"x86_64": _X86, "amd64": _X86, "aarch64": _ARM, "arm64": _ARM}
 _REMEDY = "install a C++17 compiler (c++, g++ or clang++), or one from PyPI: pip install 'carryall[native]'"

@@ -6,6 +6,10 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 #elif defined(__aarch64__) && defined(__linux__)
 #include <sys/auxv.h>
 #endif
@@ -36,24 +40,48 @@ bool saves(uint32_t mask) {
   return (low & mask) == mask;
 }
 
-constexpr uint32_t kYmm = 0x6, kZmm = 0xe6;
+constexpr uint32_t kYmm = 0x6, kZmm = 0xe6, kTiles = 0x60000;
 
 }  // namespace
 
+// Asked once: in a virtual machine CPUID takes about 50 us.
 bool has_avx2() {
-  const Registers one = cpuid(1, 0);
-  return bit(one.c, 12) && bit(one.c, 28) && bit(cpuid(7, 0).b, 5) && saves(kYmm);  // FMA, AVX, AVX2
+  static const bool has = [] {
+    const Registers one = cpuid(1, 0);
+    return bit(one.c, 12) && bit(one.c, 28) && bit(cpuid(7, 0).b, 5) && saves(kYmm);  // FMA, AVX, AVX2
+  }();
+  return has;
 }
 
-bool has_avxvnni() { return has_avx2() && bit(cpuid(7, 1).a, 4); }
+bool has_avxvnni() {
+  static const bool has = has_avx2() && bit(cpuid(7, 1).a, 4);
+  return has;
+}
 
 bool has_avx512vnni() {
-  const Registers seven = cpuid(7, 0);
-  const bool base = bit(seven.b, 16) && bit(seven.b, 17) && bit(seven.b, 30) && bit(seven.b, 31);  // F, DQ, BW, VL
-  return has_avx2() && base && bit(seven.c, 11) && saves(kZmm);
+  static const bool has = [] {
+    const Registers seven = cpuid(7, 0);
+    const bool base = bit(seven.b, 16) && bit(seven.b, 17) && bit(seven.b, 30) && bit(seven.b, 31);  // F, DQ, BW, VL
+    return has_avx2() && base && bit(seven.c, 11) && saves(kZmm);
+  }();
+  return has;
 }
 
-const Kernels* const kAllKernels[] = {&kAvx512Vnni, &kAvxVnni, &kAvx2, &kPortable, nullptr};
+bool has_amx() {
+#if defined(__linux__)
+  static const bool usable = [] {
+    const uint32_t features = cpuid(7, 0).d;
+    if (!has_avx512vnni() || !bit(features, 24) || !bit(features, 25) || !saves(kTiles)) return false;  // TILE, INT8
+    constexpr long kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, for all threads
+    return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+  }();
+  return usable;
+#else
+  return false;
+#endif
+}
+
+const Kernels* const kAllKernels[] = {&kAmx, &kAvx512Vnni, &kAvxVnni, &kAvx2, &kPortable, nullptr};
 
 #elif defined(__aarch64__)
 

@@ -5,6 +5,9 @@
 namespace carryall {
 
 // Quantized rows of inputs: values in [-127, 127], a scale and the sum of values for each row and block.
+// Memory for rows up to the next multiple of kRowGroup exists; its content has no meaning.
+constexpr int64_t kRowGroup = 16;
+
 struct Rows {
   int8_t* values = nullptr;   // [rows, width]
   float* scales = nullptr;    // [rows, blocks]
@@ -29,7 +32,7 @@ extern const Kernels* const kAllKernels[];
 
 extern const Kernels kPortable;
 #if defined(__x86_64__) || defined(_M_X64)
-extern const Kernels kAvx2, kAvxVnni, kAvx512Vnni;
+extern const Kernels kAvx2, kAvxVnni, kAvx512Vnni, kAmx;
 #elif defined(__aarch64__)
 extern const Kernels kDotprod;
 #endif

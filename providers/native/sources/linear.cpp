@@ -16,7 +16,9 @@ int64_t parts(int64_t all, int64_t step) { return (all + step - 1) / step; }
 
 }  // namespace
 
-Workspace::Workspace(const Weights& weights, int64_t rows) {
+Workspace::Workspace(const Weights& weights, int64_t count) {
+  // Tasks begin at any row, so that the last group of 16 may begin just before the end.
+  const int64_t rows = count + kRowGroup;
   const int64_t values = parts(rows * weights.width(), kLine) * kLine, factors = rows * weights.blocks();
   memory_ = malloc(static_cast<size_t>(values + factors * 8 + kLine));
   const auto start = (reinterpret_cast<uintptr_t>(memory_) + kLine - 1) / kLine * kLine;
@@ -25,6 +27,11 @@ Workspace::Workspace(const Weights& weights, int64_t rows) {
   rows_.sums = reinterpret_cast<int32_t*>(start + static_cast<uintptr_t>(values + factors * 4));
   rows_.width = weights.width();
   rows_.blocks = weights.blocks();
+  if (memory_ == nullptr) return;
+  // Arithmetic on whatever the memory held may be very slow (denormal numbers).
+  const size_t used = static_cast<size_t>(count * rows_.blocks), spare = static_cast<size_t>(kRowGroup * rows_.blocks);
+  memset(rows_.scales + used, 0, spare * sizeof(float));
+  memset(rows_.sums + used, 0, spare * sizeof(int32_t));
 }
 
 Workspace::~Workspace() { free(memory_); }

@@ -9,7 +9,7 @@ namespace carryall {
 // Memory for the quantized rows; freed with the object.
 class Workspace {
  public:
-  Workspace(const Weights& weights, int64_t rows);
+  Workspace(const Weights& weights, int64_t count);
   ~Workspace();
   Workspace(const Workspace&) = delete;
   Workspace& operator=(const Workspace&) = delete;

@@ -75,21 +75,16 @@ struct Part {
   int64_t columns;        // valid ones, 1 to 16
 };
 
-// The integer that the unsigned values are compared to, minus the one that Isa's products subtract already.
-template <class Isa, int kBits>
-inline typename Isa::Int zero_of(const Weights& w, const uint8_t* points) {
-  const int own = kBits == 8 ? Isa::kByteOffset : 0;
-  if (w.offsets == Offsets::zero_points) return Isa::subtract(Isa::widened(points), Isa::integers(own));
-  return Isa::integers((w.offsets == Offsets::minima ? 0 : kBits == 8 ? 128 : 8) - own);
-}
-
 template <class Isa, int kBits, int kCount>
 void multiply_part(const Part& part) {
   using Int = typename Isa::Int;
   using Float = typename Isa::Float;
   constexpr int kSums = kCount == 1 ? 4 : kCount == 2 ? 2 : 1;  // hides the latency of one sum
   constexpr int64_t kUnit = 16 * kColumns * kBits / 8;          // bytes of 16 inputs
+  constexpr int kOwn = kBits == 8 ? Isa::kByteOffset : 0;       // that Isa's products subtract already
   const Weights& w = *part.weights;
+  // What the unsigned values are relative to, if it is the same for all of them.
+  const int zero = (w.offsets == Offsets::minima ? 0 : kBits == 8 ? 128 : 8) - kOwn;
   const int64_t block_bytes = w.block_bytes(), value_bytes = w.value_bytes(), blocks = part.blocks;
   float spare[kColumns] = {};
   if (part.bias != nullptr) memcpy(spare, part.bias, sizeof(float) * static_cast<size_t>(part.columns));
@@ -100,11 +95,14 @@ void multiply_part(const Part& part) {
     const uint8_t* points = part.tile + blocks * block_bytes + lane;
     for (int64_t b = 0; b < blocks; b++, block += block_bytes, points += kColumns) {
       Int sums[kCount][kSums];
-      const Int zero = zero_of<Isa, kBits>(w, points);
-      for (int m = 0; m < kCount; m++) {
-        sums[m][0] = Isa::negative_product(zero, part.sums[m * blocks + b]);
-        for (int s = 1; s < kSums; s++) sums[m][s] = Isa::integers(0);
+      if (w.offsets == Offsets::zero_points) {
+        const Int zeros = Isa::subtract(Isa::widened(points), Isa::integers(kOwn));
+        for (int m = 0; m < kCount; m++) sums[m][0] = Isa::negative_product(zeros, part.sums[m * blocks + b]);
+      } else {
+        for (int m = 0; m < kCount; m++) sums[m][0] = Isa::integers(-zero * part.sums[m * blocks + b]);
       }
+      for (int m = 0; m < kCount; m++)
+        for (int s = 1; s < kSums; s++) sums[m][s] = Isa::integers(0);
       const int8_t* values = part.values + b * w.block;
       for (int64_t unit = 0; unit < value_bytes; unit += kUnit, values += 16)
         Isa::template accumulate<kBits, kCount, kSums>(sums, block + unit + 4 * lane, values, part.width);
