@@ -1,0 +1,105 @@
+"""Every node of every lowered graph has a kernel of its operator, version and types on its target."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import kernel_rules
+import onnx_ir as ir
+import pytest
+from kernel_table import KernelTable, misfits
+from lowered_forms import CONTEXT, FAMILIES, FORMS, decoder
+
+from carryall.graph_opt.pipeline import pipeline
+from carryall.providers.base import Provider, RunnerConfig
+from carryall.providers.targets.cpu import CpuProvider
+from carryall.providers.targets.cuda import CudaProvider
+from carryall.providers.targets.webgpu import WebGpuProvider
+
+CPU = KernelTable("cpu", kernel_rules.CPU)
+CUDA = KernelTable("cuda", kernel_rules.CUDA)
+WEBGPU = KernelTable("webgpu", kernel_rules.WEBGPU)
+HEADER = '<ir_version: 10, opset_import: ["": 21, "com.microsoft": 1]>'
+
+
+@dataclass(frozen=True)
+class Target:
+    """A provider with options, and the kernels that it has."""
+
+    provider: Provider
+    table: KernelTable
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+TARGETS = {
+    "cpu": Target(CpuProvider(), CPU),
+    "cuda": Target(CudaProvider(), CUDA),
+    "cuda-bf16": Target(CudaProvider(), CUDA, {"compute": "bf16"}),
+    "cuda-paged": Target(CudaProvider(), CUDA, {"kv_memory": "paged"}),
+    "cuda-old": Target(CudaProvider(), CUDA, {"kv_cache": "float32", "fused_experts": "off"}),
+    "webgpu-fp16": Target(WebGpuProvider(), WEBGPU, {"compute": "fp16"}),
+    "webgpu-fp32": Target(WebGpuProvider(), WEBGPU, {"compute": "fp32"}),
+}
+# Mixtures need sorting and OneHot of integers, or an operator for all experts.
+NO_MIXTURES = {"webgpu-fp16", "webgpu-fp32"}
+EVERYTHING = [(target, family, form) for target in TARGETS for family in FAMILIES for form in FORMS]
+# Each target with each form, and each family with three of them.
+QUICK = {
+    (target, list(FAMILIES)[(2 * index + 3 * place) % len(FAMILIES)], form)
+    for place, target in enumerate(TARGETS)
+    for index, form in enumerate(FORMS)
+    if (place + index) % 2 == 0
+}
+
+
+@pytest.mark.parametrize(
+    ("target", "family", "form"),
+    [pytest.param(*case, marks=() if case in QUICK else pytest.mark.slow) for case in EVERYTHING],
+)
+def test_every_node_has_a_kernel(target: str, family: str, form: str, tmp_path: Path) -> None:
+    chosen = TARGETS[target]
+    config = RunnerConfig(context_length=CONTEXT, options=chosen.options)
+    model = pipeline.run(decoder(family, form, tmp_path), chosen.provider.passes(config))[0]
+    found = misfits(model, chosen.table, CPU)
+    if target in NO_MIXTURES and any("OneHot" in reason for reason in found):
+        assert all("OneHot has no kernel" in reason or "TopK has no kernel" in reason for reason in found)
+    else:
+        assert found == []
+
+
+NBITS = "y = com.microsoft.MatMulNBits<K = 16, N = 4, bits = {}, block_size = {}>(x, w, s)"
+
+
+@pytest.mark.parametrize(
+    ("table", "body", "reason"),
+    [
+        (CUDA, "y = ReduceMax(x)", "ReduceMax: it needs cuDNN"),
+        (WEBGPU, "y = OneHot(i, depth, v)", "OneHot has no kernel of version 11"),
+        (WEBGPU, "a = Add(i, i) y = Cast<to = 1>(a)", "Cast has no kernel of {'T1': 'int64'"),
+        (CUDA, NBITS.format(4, 8), "blocks of 8"),
+        (WEBGPU, NBITS.format(3, 16), "3 bits"),
+        (CPU, "y = com.microsoft.SparsePagedAttention(x)", "no kernel"),
+    ],
+)
+def test_what_has_no_kernel_is_found(table: KernelTable, body: str, reason: str) -> None:
+    inputs = "float[2, 16] x, int64[3] i, int64 depth, float[2] v, uint8[4, 1, 8] w, float[4] s"
+    (found,) = misfits(ir.from_onnx_text(f"{HEADER} g ({inputs}) => (y) {{ {body} }}"), table, CPU)
+    assert reason in found
+
+
+def test_a_kernel_without_end_is_for_one_version_of_the_operator() -> None:
+    """Gather 13- does not run Gather of a newer schema; Abs 6-12 runs every version up to 12."""
+    model = ir.from_onnx_text(f"{HEADER} g (float[2, 16] x) => (y) {{ y = Abs(x) }}")
+    cases = (
+        (21, 13, None, True),
+        (21, 6, 12, False),
+        (21, 6, None, False),
+        (12, 6, 12, True),
+    )
+    for opset, first, last, fits in cases:
+        table = KernelTable("cpu", {})
+        table.rows = {"Abs": [(first, last, {})]}
+        model.graph.opset_imports[""] = opset
+        assert (misfits(model, table, table) == []) is fits, (opset, first, last)
