@@ -10,7 +10,7 @@ from ..text.detokenizer import Detokenizer
 from ..text.parsers.base import MessageParser
 from ..text.stop_strings import StopStrings
 from ..text.tokenizer import Tokenizer
-from ..types.outputs import ToolCall
+from ..types.outputs import ToolCall, merged_calls
 from ..types.sampling_params import SamplingParams
 
 # Prompt tokens given to the detokenizer: enough for tokenizers that join words, and characters of several
@@ -135,7 +135,7 @@ class OutputText:
         return TextSpan(
             message.content.between(begin.content, end.content),
             message.reasoning.between(begin.reasoning, end.reasoning) or None,
-            message.tool_calls[begin.tool_calls : end.tool_calls],
+            merged_calls(message.tool_calls[begin.tool_calls : end.tool_calls]),
         )
 
     def token_text(self, token_id: int) -> str:

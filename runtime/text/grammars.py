@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 from collections import OrderedDict
@@ -12,6 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 import llguidance
 import numpy as np
 import numpy.typing as npt
+from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from ...errors import InvalidSamplingError, RequestFailedError
 from ..process.faults import raised_in_thread
@@ -20,6 +22,7 @@ from .tokenizer import Tokenizer
 
 _MAX_CACHED = 128
 # About a second of work to compile and 0.1 s a mask, then the library gives up. Its own limits allow more.
+_GBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
 _LIMITS = llguidance.LLParserLimits(
     initial_lexer_fuel=1_000_000,
     max_grammar_size=200_000,
@@ -175,7 +178,7 @@ def _grammar(kind: str, text: str) -> str:
     if kind == "regex":
         grammar = matcher.grammar_from_regex(text)
     elif kind == "grammar":
-        grammar = matcher.grammar_from_lark(text)
+        grammar = matcher.grammar_from_lark(_lark(text))
     elif kind == "choice":
         choices = (json.dumps(choice, ensure_ascii=False) for choice in json.loads(text))
         # One terminal for all choices, since the parser tracks at most 2,000 alternatives at a time.
@@ -184,6 +187,21 @@ def _grammar(kind: str, text: str) -> str:
         schema = _schema(text) if kind == "json_schema" else '{"type": "object"}'
         grammar = matcher.grammar_from_json_schema(schema, _JSON_OPTIONS)
     return str(grammar)
+
+
+def _lark(text: str) -> str:
+    """Return a grammar in Lark syntax; llama.cpp's GBNF is converted.
+
+    Raises:
+        InvalidSamplingError: the grammar looks like GBNF, but cannot be converted.
+    """
+    if not _GBNF_RULE.search(text):
+        return text
+    try:
+        return str(gbnf_to_lark(text))
+    except Exception as error:  # the converter raises plain exceptions too
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise InvalidSamplingError(f"grammar is not valid GBNF: {reason}") from error
 
 
 def _schema(text: str) -> str:

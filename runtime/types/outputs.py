@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
@@ -26,7 +27,10 @@ class Logprob:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A function call that the model asks for."""
+    """A function call that the model asks for, or a piece of one.
+
+    In the difference of two states, a call without ``id`` has further arguments of the call before it.
+    """
 
     id: str
     name: str
@@ -149,8 +153,33 @@ class CompletionOutput(_Lazy):
             token_ids=self.token_ids[len(earlier.token_ids) :],
             logprobs=None if self.logprobs is None else self.logprobs[len(earlier.logprobs or ()) :],
             reasoning_content=thought or None,
-            tool_calls=self.tool_calls[len(earlier.tool_calls) :],
+            tool_calls=_calls_since(self.tool_calls, earlier.tool_calls),
         )
+
+
+def merged_calls(pieces: Iterable[ToolCall]) -> list[ToolCall]:
+    """Return calls with the arguments of their pieces; a first piece without ``id`` stays as it is."""
+    arguments: list[list[str]] = []
+    heads: list[ToolCall] = []
+    for piece in pieces:
+        if piece.id or not heads:
+            heads.append(piece)
+            arguments.append([])
+        arguments[-1].append(piece.arguments)
+    return [
+        dataclasses.replace(head, arguments="".join(each))
+        for head, each in zip(heads, arguments, strict=True)
+    ]
+
+
+def _calls_since(calls: list[ToolCall], earlier: list[ToolCall]) -> list[ToolCall]:
+    """Return the calls after an earlier state, whose last call may have grown."""
+    grown = []
+    if earlier:
+        last, before = calls[len(earlier) - 1], earlier[-1]
+        if len(last.arguments) > len(before.arguments):
+            grown = [ToolCall("", "", last.arguments[len(before.arguments) :])]
+    return grown + calls[len(earlier) :]
 
 
 @dataclass(slots=True)

@@ -21,7 +21,7 @@ class StructuredOutput:
         json_schema: a JSON schema, as an object, true, false, or JSON text.
         json_object: True for any JSON object.
         regex: a regular expression (Rust syntax) that the whole output must match.
-        grammar: a context-free grammar in the Lark syntax of llguidance.
+        grammar: a context-free grammar in the Lark syntax of llguidance, or in llama.cpp's GBNF.
         choice: the output must be one of these texts.
 
     Raises:

@@ -32,6 +32,7 @@ class AnswerParts:
         self._conversation = prompt if isinstance(prompt, Conversation) else Conversation([])
         self._splitter = CallSplitter()
         self.calls = 0  # number of tool calls that have begun
+        self._ended = False  # whether no more calls may follow
 
     def of(self, delta: Delta) -> Iterator[TextPart | CallDelta]:
         """Yield the parts of a delta."""
@@ -45,8 +46,12 @@ class AnswerParts:
         if delta.text:
             yield TextPart("text", delta.text)
         for call in delta.tool_calls:
-            if self.calls and not self._conversation.parallel_calls:
+            if call.id and self.calls and not self._conversation.parallel_calls:
+                self._ended = True
+            if self._ended:
                 break
-            yield CallDelta(self.calls, "", call.id, call.name)
-            yield CallDelta(self.calls, call.arguments)
-            self.calls += 1
+            if call.id:
+                yield CallDelta(self.calls, "", call.id, call.name)
+                self.calls += 1
+            if call.arguments:
+                yield CallDelta(self.calls - 1, call.arguments)

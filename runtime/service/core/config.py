@@ -50,7 +50,7 @@ class ServerConfig(Checked):
             can then read and write the shared memory objects of this user.
         batch_folder: the folder of files and batches (docs/batch.md); without it, their endpoints are off.
         max_file_bytes: the largest file that may be uploaded.
-        body_timeout_seconds: how long a client may take to send a request's body.
+        body_timeout_seconds: how long a client may take to send a request's head, and then its body.
         warm_up: run each model once before it accepts requests.
         log_content: write prompts and answers to the log, in the records of generations.
         otel_endpoint: the OpenTelemetry collector that receives traces and metrics over gRPC, such as

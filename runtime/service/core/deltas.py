@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 
 from ....errors import ProviderRuntimeError, RequestCancelled
-from ...types.outputs import CompletionOutput, RequestOutput
+from ...types.outputs import CompletionOutput, RequestOutput, merged_calls
 from .messages import Choice, Delta, Generation, Usage
 
 
@@ -105,5 +105,5 @@ def _choice(index: int, parts: Sequence[Delta]) -> Choice:
         finish_reason=end.finish_reason,
         stop_reason=end.stop_reason,
         reasoning="".join(part.reasoning for part in parts),
-        tool_calls=[call for part in parts for call in part.tool_calls],
+        tool_calls=merged_calls(call for part in parts for call in part.tool_calls),
     )

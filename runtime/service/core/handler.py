@@ -26,7 +26,7 @@ from ...text.chat_template import check_variables
 from .caller import CALLER, check_tokens, spend
 from .deltas import DeltaTracker
 from .messages import Conversation, Delta, Embeddings, GenerationRequest, Prompt
-from .observer import Observer, Observers, RequestObserver
+from .observer import Observer
 from .served_model import ServedModel
 
 LOADING = "the model is still loading; retry later"
@@ -51,7 +51,7 @@ class LLMHandler:
         self._model: ServedModel | None = None
         self._refusal: str | None = LOADING
         self._on_engine_lost = on_engine_lost
-        self._observers = observers or Observers()
+        self._observers = observers
         self._mean_seconds = 1.0  # mean duration of a request, queueing included
         self._active = 0
         self._streams: set[RequestStream] = set()
@@ -107,7 +107,7 @@ class LLMHandler:
             )
             self._streams.add(stream)
             tracker, start = DeltaTracker(), time.monotonic()
-            observer: RequestObserver | None = self._observers.begin(self.model.info.model, request)
+            observer = self._observers.begin(self.model.info.model, request) if self._observers else None
             failure: BaseException | None = None
             try:
                 prompt_counted = False

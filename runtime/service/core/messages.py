@@ -87,7 +87,7 @@ class Delta:
     token_ids: Sequence[int] = ()
     logprobs: Sequence[dict[int, Logprob]] = ()  # one entry per token, if requested
     reasoning: str = ""
-    tool_calls: Sequence[ToolCall] = ()  # complete calls only
+    tool_calls: Sequence[ToolCall] = ()  # calls and pieces of calls; see ``ToolCall``
     prompt_logprobs: Sequence[dict[int, Logprob] | None] = ()  # in one delta, if requested
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None

@@ -198,8 +198,9 @@ class ChatWriter:
         else:
             message.content_delta = delta.text
         for call in delta.tool_calls:
-            number = self._calls[delta.index]
-            self._calls[delta.index] += 1
+            if call.id:
+                self._calls[delta.index] += 1
+            number = self._calls[delta.index] - 1
             message.tool_calls.add(index=number, id=call.id, name=call.name, arguments_delta=call.arguments)
         called = delta.finish_reason == "stop" and self._calls[delta.index]
         message.finish_reason = pb.FINISH_REASON_TOOL_CALLS if called else _finish_reason(delta)

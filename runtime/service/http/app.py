@@ -14,13 +14,27 @@ from ....errors import CarryallError
 from ..core.repository import ModelRepository
 from ..kserve.inference import Inference
 from ..telemetry.metrics import Metrics
-from . import anthropic, health, kserve, ollama, openai_api, playground_page, responses_api, tgi, utility
+from . import (
+    anthropic,
+    health,
+    kserve,
+    ollama,
+    openai_api,
+    openapi,
+    playground_page,
+    responses_api,
+    tgi,
+    utility,
+)
 from .errors import error_response
 from .middleware import wrapped
 from .service import HttpService
 from .sse import ClientGone
 
-_ROUTERS = (playground_page, health, openai_api, responses_api, anthropic, ollama, tgi, utility, kserve)
+_ROUTERS = (
+    *(playground_page, health, openai_api, responses_api, anthropic, ollama, tgi, utility, kserve),
+    openapi,
+)
 
 
 def make_app(

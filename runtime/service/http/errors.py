@@ -58,6 +58,8 @@ _SHAPES: dict[str, Callable[[int, str, str | None], Json]] = {
 
 def error_json(path: str, status: int, message: str, code: str | None = None) -> Json:
     """Return an error in the format of the API that ``path`` belongs to."""
+    if path == "/":  # the root of text-generation-inference
+        return tgi_error(status, message, code)
     shape = next((shape for prefix, shape in _SHAPES.items() if path.startswith(prefix)), openai_error)
     return shape(status, message, code)
 

@@ -138,10 +138,10 @@ async def _answer(
         return json_response(_whole(handler, result, start, chat_form=chat_form), headers)
 
     async def pieces() -> AsyncGenerator[bytes, None]:
-        parts = AnswerParts(asked)
+        lines = _Lines(handler, asked, start, chat_form=chat_form)
         async with aclosing(handler.generate(asked)) as deltas:
             async for delta in deltas:
-                yield b"".join(_line(one) for one in _lines(handler, parts, delta, start, chat_form))
+                yield b"".join(map(_line, lines.of(delta)))
 
     def late(error: Exception) -> bytes:
         return _line(plain_error(*described(error)))
@@ -162,23 +162,58 @@ def _message(content: Json) -> Json:
     return {"message": {"role": "assistant", "content": "", **content}}
 
 
-def _lines(handler: LLMHandler, parts: AnswerParts, delta: Delta, start: int, chat_form: bool) -> list[Json]:
-    calls: dict[int, list[str]] = {}
-    lines: list[Json] = []
-    for part in parts.of(delta):
-        if isinstance(part, CallDelta):  # one delta holds the name and arguments of a call
-            calls.setdefault(part.index, []).append(part.name or part.arguments)
-        elif part.kind == "reasoning":
-            lines.append(_message({"thinking": part.text}) if chat_form else {"thinking": part.text})
-        else:
-            lines.append(_message({"content": part.text}) if chat_form else {"response": part.text})
-    if calls:
-        lines.append(_message({"tool_calls": [_call(*pieces) for pieces in calls.values()]}))
-    framed = [{**_frame(handler), **line, "done": False} for line in lines]
-    if delta.usage is not None:
-        empty = _message({}) if chat_form else {"response": ""}
-        framed.append({**_frame(handler), **empty, **_end(delta.finish_reason, delta.usage, start)})
-    return framed
+class _Lines:
+    """Converts deltas to the lines of a stream. Tool calls are sent whole, as in Ollama.
+
+    Args:
+        handler: the model that answers.
+        asked: the request.
+        start: when the request arrived, in ns of ``time.monotonic_ns``.
+        chat_form: whether lines have a message, as in ``/api/chat``.
+    """
+
+    def __init__(self, handler: LLMHandler, asked: GenerationRequest, start: int, *, chat_form: bool) -> None:
+        self._handler, self._parts, self._start, self._chat_form = (
+            handler,
+            AnswerParts(asked),
+            start,
+            chat_form,
+        )
+        self._name, self._arguments = "", ""  # the call in progress
+
+    def of(self, delta: Delta) -> list[Json]:
+        """Return the lines of a delta."""
+        lines: list[Json] = []
+        for part in self._parts.of(delta):
+            if isinstance(part, CallDelta):
+                lines += self._call(part)
+            elif part.kind == "reasoning":
+                lines.append(
+                    _message({"thinking": part.text}) if self._chat_form else {"thinking": part.text}
+                )
+            else:
+                lines.append(_message({"content": part.text}) if self._chat_form else {"response": part.text})
+        if delta.usage is not None:
+            lines += self._ended_call()
+        framed = [{**_frame(self._handler), **line, "done": False} for line in lines]
+        if delta.usage is not None:
+            empty = _message({}) if self._chat_form else {"response": ""}
+            end = _end(delta.finish_reason, delta.usage, self._start)
+            framed.append({**_frame(self._handler), **empty, **end})
+        return framed
+
+    def _call(self, part: CallDelta) -> list[Json]:
+        lines: list[Json] = []
+        if part.name is not None:
+            lines = self._ended_call()
+            self._name = part.name
+        self._arguments += part.arguments
+        return lines
+
+    def _ended_call(self) -> list[Json]:
+        name, arguments = self._name, self._arguments
+        self._name, self._arguments = "", ""
+        return [_message({"tool_calls": [_call(name, arguments)]})] if name else []
 
 
 def _whole(handler: LLMHandler, result: Generation, start: int, *, chat_form: bool) -> Json:
@@ -192,8 +227,13 @@ def _whole(handler: LLMHandler, result: Generation, start: int, *, chat_form: bo
     return {**_frame(handler), **content, **_end(choice.finish_reason, result.usage, start)}
 
 
-def _call(name: str, arguments: str = "{}") -> Json:
-    return {"function": {"name": name, "arguments": read_json(arguments or "{}", "arguments")}}
+def _call(name: str, arguments: str) -> Json:
+    """Return a tool call. Arguments that are not JSON become ``{"arguments": text}``."""
+    try:
+        value = read_json(arguments or "{}", "arguments")
+    except RequestError:
+        value = {"arguments": arguments}
+    return {"function": {"name": name, "arguments": value}}
 
 
 def _end(reason: str | None, usage: Usage, start: int) -> Json:

@@ -15,6 +15,7 @@ import uvicorn
 from ....errors import UsageError
 from ..access.tls import Tls
 from ..core.config import ServerConfig
+from .protocol import limited
 
 _log = logging.getLogger(__name__)
 
@@ -50,6 +51,7 @@ class HttpServer:
                 server_header=False,
                 timeout_graceful_shutdown=CLOSING_SECONDS,
                 ws="none",
+                http=limited(config.body_timeout_seconds),
             )
         )
         self._tls = Tls.of(config)

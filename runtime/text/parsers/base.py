@@ -47,12 +47,17 @@ class Message:
 
     content: StrippedText = field(default_factory=StrippedText)
     reasoning: StrippedText = field(default_factory=StrippedText)
-    tool_calls: list[ToolCall] = field(default_factory=list)
+    tool_calls: list[ToolCall] = field(default_factory=list)  # in pieces; see ``ToolCall``
 
     def call(self, name: str, arguments: str) -> None:
         """Add a tool call."""
         # Mistral's templates require ids of nine letters and digits.
         self.tool_calls.append(ToolCall(secrets.token_hex(5)[:9], name, arguments))
+
+    def continue_call(self, arguments: str) -> None:
+        """Add a piece to the arguments of the last call."""
+        if arguments:
+            self.tool_calls.append(ToolCall("", "", arguments))
 
     def call_json(self, text: str) -> bool:
         """Add the tool calls of a JSON object or list; return False, adding none, if it is no tool call."""
@@ -71,7 +76,8 @@ class Message:
 class MessageParser(abc.ABC):
     """Parse a message that arrives in pieces; the result does not depend on how it is cut.
 
-    Text that looks like a tool call but is invalid becomes content, so nothing is lost.
+    Text that looks like a tool call but is invalid becomes content, so nothing is lost. Once the arguments
+    of a call have begun, it stays a call, because they are passed on as they arrive.
 
     Args:
         message: receives the parsed parts.
@@ -129,15 +135,6 @@ class PlainParser(MessageParser):
         self.message.content.add(self._text)
         self._text = ""
         return False
-
-
-def is_json(text: str) -> bool:
-    """Whether a text is a JSON value."""
-    try:
-        json.loads(text)
-    except (ValueError, RecursionError):
-        return False
-    return True
 
 
 def _is_call(value: Any) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from .base import Message, MessageParser, is_json
+from .base import Message, MessageParser, StrippedText
 
 _BODY = "<|message|>"
 _ENDS = ("<|end|>", "<|call|>", "<|return|>", "<|start|>")
@@ -26,7 +26,7 @@ class HarmonyParser(MessageParser):
         self._header: str | None = ""  # None within a body
         self._channel = ""
         self._recipient = ""
-        self._arguments = ""
+        self._arguments, self._passed = StrippedText(), 0  # of the call in progress
 
     def _advance(self, *, final: bool) -> bool:
         if self._header is None:
@@ -43,29 +43,23 @@ class HarmonyParser(MessageParser):
         channel, recipient = _CHANNEL.search(header), _RECIPIENT.search(header)
         self._channel = channel.group(1) if channel else "final"
         self._recipient = recipient.group(1) if recipient else ""
-        self._header, self._arguments = None, ""
-        if not self._recipient:
+        self._header, self._arguments, self._passed = None, StrippedText(), 0
+        if self._recipient:
+            self.message.call(self._recipient, "")
+        else:
             self._put("\n")
 
     def _advance_body(self, *, final: bool) -> bool:
         text, marker = self._until(*_ENDS, final=final)
         if self._recipient:
-            self._arguments += text
+            self._arguments.add(text)
+            self.message.continue_call(self._arguments.between(self._passed, self._arguments.mark))
+            self._passed = self._arguments.mark
         else:
             self._put(text)
-        if self._recipient and (marker or final):
-            self._call(cut=not marker)
         if marker or final:
             self._header = ""
         return bool(marker)
-
-    def _call(self, *, cut: bool) -> None:
-        arguments = self._arguments.strip()
-        if cut and not is_json(arguments):
-            self.message.content.add(arguments)
-        else:
-            self.message.call(self._recipient, arguments)
-        self._recipient = ""
 
     def _put(self, text: str) -> None:
         analysis = self._channel == "analysis"

@@ -6,6 +6,7 @@ See https://github.com/NousResearch/Hermes-Function-Calling.
 from __future__ import annotations
 
 from .base import Message, MessageParser
+from .call_reader import CallReader
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 
@@ -18,18 +19,25 @@ class HermesParser(MessageParser):
 
     def __init__(self, message: Message) -> None:
         super().__init__(message)
-        self._call: str | None = None
+        self._called = False  # an opening tag was read, but not its closing tag
+        self._reader: CallReader | None = None
 
     def _advance(self, *, final: bool) -> bool:
-        if self._call is None:
+        if not self._called:
             text, marker = self._until(_OPEN, final=final)
             self.message.content.add(text)
-            self._call = "" if marker else None
-            return bool(marker)
+            self._called = bool(marker)
+            return self._called
+        if self._reader is None and CallReader.begins(self._text):
+            self._reader = CallReader(self.message)
+        if self._reader is None and _CLOSE not in self._text and not final:
+            return False
         text, marker = self._until(_CLOSE, final=final)
-        self._call += text
+        if self._reader is not None:
+            if not self._reader.done:
+                self._reader.read(text)
+        elif not self.message.call_json(text):
+            self.message.content.add(_OPEN + text + marker)
         if marker or final:
-            if not self.message.call_json(self._call):
-                self.message.content.add(_OPEN + self._call + marker)
-            self._call = None
+            self._called, self._reader = False, None
         return bool(marker)

@@ -9,10 +9,14 @@ _ESCAPE = re.compile(r"\\.|\"", re.DOTALL)
 
 
 class JsonSpan:
-    """Counts brackets outside of strings. The text must start with an opening bracket."""
+    """Counts brackets outside of strings.
 
-    def __init__(self) -> None:
-        self._depth = 0
+    Args:
+        depth: brackets that are open before the text; with 0 the text must start with an opening bracket.
+    """
+
+    def __init__(self, depth: int = 0) -> None:
+        self._depth = depth
         self._at = 0
         self._in_string = False
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from .base import Message, MessageParser
+from .call_reader import CallReader
 from .json_span import JsonSpan
 
 _TAG = "<|python_tag|>"
@@ -21,6 +22,7 @@ class LlamaParser(MessageParser):
         super().__init__(message)
         self._calls = True  # whether the message had only calls so far
         self._span = JsonSpan()
+        self._reader: CallReader | None = None
 
     def _advance(self, *, final: bool) -> bool:
         if not self._calls:
@@ -28,6 +30,12 @@ class LlamaParser(MessageParser):
             self.message.content.add(text)
             self._calls = bool(marker)
             return self._calls
+        if self._reader is not None or CallReader.begins(self._text):
+            self._reader = self._reader or CallReader(self.message)
+            self._text = self._reader.read(self._text)
+            if self._reader.done:
+                self._reader, self._span = None, JsonSpan()
+            return bool(self._text)
         if not self._text.startswith("{"):
             return self._skip(final=final)
         end = self._span.end(self._text)

@@ -24,13 +24,14 @@ async def null_llm(
     max_queue: int | None = None,
     step_seconds: float = 0.0,
     before_forward: Callable[[Sequence[Row]], None] | None = None,
+    template: str = TEMPLATE,
 ) -> AsyncIterator[AsyncLLM]:
     """Yield an engine whose model is a pure function of the tokens, and shut it down."""
     tokenizer = Tokenizer(demo_path("pycoder"))
     options = NullOptions(vocab_size=tokenizer.vocab_size, step_seconds=step_seconds)
     runner = NullRunner(RunnerConfig(max_slots=max_slots), options)
     runner.before_forward = before_forward
-    model = LoadedModel("toy", runner, tokenizer, ChatTemplate({"default": TEMPLATE}, {}))
+    model = LoadedModel("toy", runner, tokenizer, ChatTemplate({"default": template}, {}))
     llm = AsyncLLM(model, engine_config=EngineConfig(max_queue=max_queue))
     try:
         yield llm

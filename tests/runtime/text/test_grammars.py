@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
+from typing import Any
 
 import llguidance
 import pytest
 from llm_kit import toy_model
 
+from carryall.errors import InvalidSamplingError
 from carryall.runtime.api.llm import LLM
 from carryall.runtime.text import grammars
 from carryall.runtime.text.grammars import GrammarMatcher
@@ -50,3 +53,35 @@ def test_a_grammar_that_becomes_too_much_work_is_an_error_and_no_early_end(
     assert "the grammar takes too much work" in bad.error
     assert "\n" not in bad.error
     assert good.outputs[0].finish_reason == "length"
+
+
+ANSWER_GBNF = r"""
+root   ::= "yes" ws number | "no"   # two answers
+number ::= [1-3] [0-9]? "!"
+ws     ::= (" ")
+"""
+
+
+def held_by(grammar: str, **options: Any) -> SamplingParams:
+    return SamplingParams.from_dict({"structured_output": {"grammar": grammar}, "max_tokens": 20, **options})
+
+
+def test_gbnf_of_llama_cpp_holds_the_text(tmp_path: Path) -> None:
+    params = [held_by(ANSWER_GBNF, temperature=1.5, seed=seed) for seed in range(12)]
+    with LLM(toy_model(tmp_path)) as llm:
+        texts = {one.outputs[0].text for one in llm.generate(["abc"] * 12, params)}
+    assert len(texts) > 1
+    assert all(re.fullmatch(r"yes [1-3][0-9]?!|no", text) for text in texts), texts
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('root ::= "a', "not valid GBNF"),
+        ("root ::= other", "not valid GBNF.*other"),
+        ("root ::= " + "(" * 5000 + '"a"' + ")" * 5000, "nested too deeply|not valid GBNF"),
+    ],
+)
+def test_gbnf_that_is_wrong_is_refused(text: str, message: str, tmp_path: Path) -> None:
+    with LLM(toy_model(tmp_path)) as llm, pytest.raises(InvalidSamplingError, match=message):
+        llm.generate("abc", held_by(text))

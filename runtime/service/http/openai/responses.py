@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 import uuid
 from collections.abc import Iterator, Mapping
@@ -260,7 +261,7 @@ class ResponseBuilder:
 
     def turns(self) -> list[Json]:
         """Return the answer as messages."""
-        return list(_joined(_turn(item) for item in self.output))
+        return list(_joined(_turn(_with_json(item)) for item in self.output))
 
     def _end(self, reason: str | None, usage: Usage) -> Iterator[Json]:
         self.response["usage"] = {
@@ -332,6 +333,17 @@ class ResponseBuilder:
     def _event(self, kind: str, **fields: Any) -> Json:
         self._number += 1
         return {"type": kind, "sequence_number": self._number, **fields}
+
+
+def _with_json(item: Json) -> Json:
+    """Return an item; arguments of a call that are not JSON become ``{"arguments": text}``."""
+    if item["type"] != "function_call":
+        return item
+    try:
+        read_json(item["arguments"] or "{}", "arguments")
+    except RequestError:
+        return {**item, "arguments": json.dumps({"arguments": item["arguments"]})}
+    return item
 
 
 def _id(prefix: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,9 @@ from http_serving import HttpServed, http_serving
 from null_llm import null_llm
 
 from carryall.runtime.api.async_llm import AsyncLLM
+from carryall.runtime.service.core.messages import Conversation, Delta, GenerationRequest, Usage
+from carryall.runtime.service.http import ollama
+from carryall.runtime.types.outputs import ToolCall
 from carryall.runtime.types.sampling_params import SamplingParams
 
 TURNS: Any = [{"role": "user", "content": "Hi"}]
@@ -115,3 +119,20 @@ def test_errors_have_ollama_s_shape(path: str, change: Any, status: int, message
             assert (answer.status_code, message in answer.json()["error"]) == (status, True), answer.text
 
     asyncio.run(scenario())
+
+
+def test_calls_are_sent_whole_when_they_end() -> None:
+    handler: Any = SimpleNamespace(model=SimpleNamespace(info=SimpleNamespace(model="toy")))
+    lines = ollama._Lines(handler, GenerationRequest(prompt=Conversation([])), 0, chat_form=True)
+
+    def calls(*pieces: ToolCall, **end: Any) -> list[Any]:
+        delta = Delta(request_id="r", index=0, tool_calls=pieces, **end)
+        found = [line["message"].get("tool_calls") for line in lines.of(delta)]
+        return [call["function"] for each in found for call in each or []]
+
+    assert calls(ToolCall("a", "one", '{"x":')) == []
+    assert calls(ToolCall("", "", " 1}")) == []
+    assert calls(ToolCall("b", "two", "{")) == [{"name": "one", "arguments": {"x": 1}}]
+    assert calls(finish_reason="length", usage=Usage(1, 1, 0)) == [
+        {"name": "two", "arguments": {"arguments": "{"}}
+    ]

@@ -15,6 +15,7 @@ from carryall.errors import UsageError
 from carryall.runtime.text.parsers.base import MessageParser
 from carryall.runtime.text.parsers.json_span import JsonSpan
 from carryall.runtime.text.parsers.registry import STYLES, message_parser
+from carryall.runtime.types.outputs import merged_calls
 
 MARKERS = {name: style.marker for name, style in STYLES.items()}
 TEMPLATES = {**MARKERS, "think": "<think></think>", "magistral": "[THINK][/THINK][TOOL_CALLS]"}
@@ -33,7 +34,7 @@ def parsed(one: MessageParser, *pieces: str) -> tuple[str, str, list[tuple[str, 
         one.push(piece)
     one.end()
     message = one.message
-    calls = [(call.name, call.arguments) for call in message.tool_calls]
+    calls = [(call.name, call.arguments) for call in merged_calls(message.tool_calls)]
     return message.content.text, message.reasoning.text, calls
 
 
@@ -51,6 +52,16 @@ CASES: list[tuple[str, str, tuple[str, str, list[Any]]]] = [
     ("hermes", f"x <tool_call>{CUT}", (f"x <tool_call>{CUT}", "", [])),
     ("hermes", "<tool_call>no JSON</tool_call> y", ("<tool_call>no JSON</tool_call> y", "", [])),
     ("hermes", "1 < 2 <tool", ("1 < 2 <tool", "", [])),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {"a": "}", "b": [1, {}]}, "id": 3}\n</tool_call> end',
+     ("end", "", [("f", '{"a": "}", "b": [1, {}]}')])),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1', ("", "", [("f", '{"a": 1')])),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {"a"</tool_call> y', ("y", "", [("f", '{"a"')])),
+    ("hermes", '<tool_call>{"arguments": {"a": 1}, "name": "f"}</tool_call>', ("", "", [("f", '{"a": 1}')])),
+    ("hermes", '<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>',
+     ("", "", [("f", '{"a": 1}')])),
+    ("mistral", '[TOOL_CALLS][{"name": "f", "arguments": {"a": 1}},{"arguments": {}, "name": "g"},{"x": 1}]',
+     ('{"x": 1}', "", [("f", '{"a": 1}'), ("g", "{}")])),
+    ("mistral", '[TOOL_CALLS]f{"a": 1', ("", "", [("f", '{"a": 1')])),
     ("llama", '{"name": "get_weather", "parameters": {"city": "Paris"}}', ("", "", [W])),
     ("llama", f"<|python_tag|>{WEATHER}; {NOW}", ("", "", [W, T])),
     ("llama", '{"answer": 42} it is', ('{"answer": 42} it is', "", [])),
@@ -68,7 +79,7 @@ CASES: list[tuple[str, str, tuple[str, str, list[Any]]]] = [
      'to=functions.get_weather <|constrain|>json<|message|>{"city": "Paris"}<|call|>', ("", "a", [W])),
     ("harmony", "<|channel|>commentary<|message|>First.<|end|><|start|>assistant to=functions.now"
      "<|channel|>commentary json<|message|>{}", ("First.", "", [T])),
-    ("harmony", '<|channel|>commentary to=functions.now<|message|>{"a', ('{"a', "", [])),
+    ("harmony", '<|channel|>commentary to=functions.now<|message|>{"a', ("", "", [("now", '{"a')])),
     ("harmony", "no channels", ("no channels", "", [])),
     ("think", "<think>\nhm\n</think>\n\nYes.", ("Yes.", "hm", [])),
     ("think", "Yes. <think>", ("Yes. <think>", "", [])),
@@ -146,7 +157,7 @@ def test_the_end_of_a_json_value(value: Any, data: st.DataObject) -> None:
 def test_ids_are_what_mistral_s_templates_demand() -> None:
     one = parser("mistral")
     one.push(f"[TOOL_CALLS][{NOW}, {NOW}]")
-    ids = [call.id for call in one.message.tool_calls]
+    ids = [call.id for call in merged_calls(one.message.tool_calls)]
     assert all(re.fullmatch("[a-zA-Z0-9]{9}", call) for call in ids)
     assert len(set(ids)) == 2
 
@@ -163,3 +174,30 @@ def test_a_style_may_be_chosen() -> None:
     assert parsed(one, f"<tool_call>{NOW}</tool_call>")[2] == [T]
     with pytest.raises(UsageError, match="no tool call style 'x'; choose one of harmony, mistral"):
         message_parser("", tools=True, style="x")
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "after"),
+    [
+        ("hermes", '<tool_call>{"name": "f", "arguments": ', "}</tool_call>"),
+        ("llama", '{"name": "f", "parameters": ', "}"),
+        ("mistral", '[TOOL_CALLS][{"name": "f", "arguments": ', "}]"),
+        ("mistral", "[TOOL_CALLS]f[ARGS]", ""),
+        ("harmony", "<|channel|>commentary to=functions.f<|message|>", "<|call|>"),
+    ],
+)
+def test_arguments_are_passed_on_as_they_arrive(name: str, before: str, after: str) -> None:
+    """Every character of the arguments is there when it was written, but for what may begin a marker."""
+    one, arguments = parser(name), '{"city": "Paris {x}", "days": [1, 2, {"y": null}]}'
+    one.push(before)
+    for written, character in enumerate(arguments, start=1):
+        one.push(character)
+        (call,) = merged_calls(one.message.tool_calls)
+        assert (call.name, call.arguments) == (
+            "f",
+            arguments[:written].rstrip() if name == "harmony" else arguments[:written],
+        )
+    one.push(after)
+    one.end()
+    (call,) = merged_calls(one.message.tool_calls)
+    assert (call.arguments, one.message.content.text) == (arguments, "")

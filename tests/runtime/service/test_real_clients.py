@@ -1,0 +1,147 @@
+"""Clients that others wrote, each in its own environment; docs/clients.md is the report."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from encoder_kit import write_encoder
+from grpc_serving import INFO
+from http_serving import http_serving
+from null_llm import TEMPLATE, null_llm
+from own_environment import python_with
+
+from carryall.exporter.demo import demo_path
+from carryall.runtime.api.text_encoder import TextEncoder
+from carryall.runtime.service.core.model_entry import ModelLoader
+from carryall.runtime.service.core.repository import ModelRepository
+from carryall.runtime.service.core.served_model import ServedModel
+
+CLIENTS = Path(__file__).resolve().parents[2] / "kits/service/clients"
+# The newest versions; docs/clients.md names those that were last seen to work.
+PACKAGES = {
+    "openai_client.py": ("openai", "anthropic"),
+    "anthropic_client.py": ("openai", "anthropic"),
+    "ollama_client.py": ("ollama",),
+    "huggingface_client.py": ("huggingface_hub",),
+    "litellm_client.py": ("litellm",),
+    "langchain_client.py": ("langchain-openai",),
+}
+SECONDS = 300
+
+pytestmark = pytest.mark.slow
+
+
+@asynccontextmanager
+async def service(folder: Path) -> AsyncIterator[str]:
+    """The URL of a service of a language model ``toy`` and an encoder ``vectors``."""
+    write_encoder(folder)
+    async with null_llm(template=TEMPLATE, step_seconds=0.002) as llm:
+        models = ModelRepository(
+            {
+                "toy": lambda: ServedModel(llm, INFO),
+                "vectors": ModelLoader(lambda: TextEncoder(folder), kind="encoder"),
+            },
+            default="toy",
+        )
+        async with http_serving(None, models) as served:
+            yield served.url
+
+
+async def output_of(command: list[str], **environment: str) -> str:
+    """What a command prints; it must succeed."""
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(CLIENTS), **environment},
+    )
+    out, err = await asyncio.wait_for(process.communicate(), SECONDS)
+    assert process.returncode == 0, (out.decode()[-2000:], err.decode()[-3000:])
+    return out.decode()
+
+
+@pytest.mark.parametrize("script", PACKAGES)
+def test_client(script: str, tmp_path: Path) -> None:
+    python = python_with(*PACKAGES[script])
+
+    async def scenario() -> None:
+        async with service(tmp_path / "encoder") as url:
+            out = await output_of([str(python), str(CLIENTS / script), url])
+            results = json.loads(out.splitlines()[-1])
+            assert len(results) > 3
+            assert {name: error for name, error in results.items() if error} == {}
+
+    asyncio.run(scenario())
+
+
+TASK = """
+task: tiny
+dataset_path: json
+dataset_kwargs:
+  data_files: {data}
+test_split: train
+output_type: multiple_choice
+doc_to_text: "{{{{question}}}}"
+doc_to_choice: "{{{{choices}}}}"
+doc_to_target: answer
+metric_list:
+  - metric: acc
+"""
+
+
+def test_lm_eval(tmp_path: Path) -> None:
+    """lm-eval's accuracy by ``echo`` and ``logprobs`` is what the engine itself says."""
+    python = python_with("lm-eval[api]")
+    questions = [
+        {"question": f"def f{n}(x):", "choices": [" return x", " pass", " x = 1"], "answer": n % 3}
+        for n in range(6)
+    ]
+    data = tmp_path / "tiny.jsonl"
+    data.write_text("".join(json.dumps(one) + "\n" for one in questions))
+    (tmp_path / "tiny.yaml").write_text(TASK.format(data=data))
+
+    async def scenario() -> None:
+        async with null_llm() as llm, http_serving(llm) as served:
+            right = 0
+            for one in questions:
+                scores = await llm.score(str(one["question"]), one["choices"])  # type: ignore[arg-type]
+                sums = [score.logprob for score in scores]
+                right += sums.index(max(sums)) == one["answer"]
+            options = f"model=toy,base_url={served.url}/v1/completions,num_concurrent=4,max_retries=1"
+            options += f",tokenizer_backend=huggingface,tokenizer={demo_path('pycoder')},max_length=512"
+            command = [
+                str(python.with_name("lm_eval")),
+                "--model",
+                "local-completions",
+                "--model_args",
+                options,
+            ]
+            command += ["--tasks", "tiny", "--include_path", str(tmp_path), "--output_path", str(tmp_path)]
+            await output_of(command, OPENAI_API_KEY="none", HF_HOME=str(tmp_path / "hf"), HF_HUB_OFFLINE="1")
+            (report,) = tmp_path.rglob("results_*.json")
+            found = json.loads(report.read_text())["results"]["tiny"]["acc,none"]
+            assert found == pytest.approx(right / len(questions))
+
+    asyncio.run(scenario())
+
+
+def test_schemathesis(tmp_path: Path) -> None:
+    """Nothing is found by requests that schemathesis makes from the OpenAPI document."""
+    python = python_with("schemathesis")
+
+    async def scenario() -> None:
+        async with service(tmp_path / "encoder") as url:
+            command = [str(python.with_name("schemathesis")), "run", f"{url}/openapi.json", "--no-color"]
+            command += ["--max-examples", os.environ.get("CARRYALL_SCHEMATHESIS_EXAMPLES", "20")]
+            command += ["--workers", "2", "--request-timeout", "30", "--seed", "1"]
+            checks = "not_a_server_error,status_code_conformance,content_type_conformance"
+            await output_of([*command, "--checks", checks])
+
+    asyncio.run(scenario())
