@@ -24,10 +24,11 @@ from carryall.exporter.quantized.levels import unpack
 
 # https://arxiv.org/abs/2305.14314, appendix E, rounded
 NF4 = np.array(
-    """-1.0 -0.69619 -0.52507 -0.39492 -0.28444 -0.18477 -0.09105 0.0
-    0.07958 0.16093 0.24611 0.33792 0.44071 0.56262 0.72296 1.0""".split(),
-    np.float64,
-)
+    [
+        [-1.0, -0.69619, -0.52507, -0.39492, -0.28444, -0.18477, -0.09105, 0.0],
+        [0.07958, 0.16093, 0.24611, 0.33792, 0.44071, 0.56262, 0.72296, 1.0],
+    ]
+).reshape(-1)
 
 
 def gptq(bits: int, group: int, **others: Any) -> dict[str, Any]:
