@@ -140,7 +140,7 @@ def carryall(ctx: click.Context) -> None:
     carryall exports a language model to a portable ONNX package, optimizes and quantizes it for a device,
     and generates text with it: from a prompt, as a service, or over files of requests.
 
-    MODEL is a package, a Hugging Face folder or hub id, an ONNX file, or "demo" for the embedded model.
+    MODEL is a package, a checkpoint folder, a hub id, a GGUF file, an ONNX file or its folder, or "demo".
 
     \b
     Start here:

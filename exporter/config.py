@@ -15,9 +15,11 @@ from typing import Any, cast
 
 from ..errors import CheckpointError, ModelNotFoundError, UnsupportedModelError
 from ..storage.texts import read_text
+from . import genai_config
 
 RawConfig = Mapping[str, Any]
 
+CONFIG_FILE, GENERATION_FILE = "config.json", "generation_config.json"
 MAX_LAYERS = 4096
 MAX_POSITIONS = 2**24  # above the longest contexts published, 10 million
 _HEADS = (1, 2**14)
@@ -143,19 +145,33 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Read a checkpoint folder's config.json.
+    """Read a checkpoint folder's config.json; without one, the same facts from genai_config.json.
 
     Raises:
         ModelNotFoundError: the folder or its config.json does not exist.
         CheckpointError: the file is not a JSON object, or has no ``model_type``.
     """
-    path = folder / "config.json"
+    path, genai = folder / CONFIG_FILE, folder / genai_config.GENAI_FILE
+    if not path.is_file() and genai.is_file():
+        return genai_config.checkpoint_config(read_json(genai), genai)
     if not path.is_file():
         raise ModelNotFoundError(f"{folder} is not a Hugging Face checkpoint: it holds no config.json")
     raw = read_json(path)
     if not isinstance(raw.get("model_type"), str):
         raise CheckpointError(f"{path} has no 'model_type'")
     return raw
+
+
+def read_generation_config(folder: Path) -> dict[str, Any]:
+    """Read generation_config.json; without one, the same facts from genai_config.json; else {}.
+
+    Raises:
+        CheckpointError: the file is not a JSON object.
+    """
+    path, genai = folder / GENERATION_FILE, folder / genai_config.GENAI_FILE
+    if not path.is_file() and genai.is_file():
+        return genai_config.generation_config(read_json(genai), genai)
+    return read_json(path) if path.is_file() else {}
 
 
 def decoder_config(

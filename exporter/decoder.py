@@ -37,6 +37,7 @@ class Decoder(GraphWriter):
             for layer in range(config.num_layers)
         ]
         self._packed: dict[str, ir.Value] = {}
+        self._ordered: dict[tuple[ir.Value, ir.Value], ir.Value] = {}
         self._present: dict[int, tuple[ir.Value, ir.Value]] = {}
         self._masks: dict[int | None, ir.Value] = {}
         self._ropes: dict[RopeConfig, tuple[ir.Value, ir.Value]] = {}
@@ -57,6 +58,16 @@ class Decoder(GraphWriter):
             rows, columns = shape
             self._packed[result] = packed_weight(self, packed, (rows, columns), view or (lambda x: x), result)
         return self._packed[result]
+
+    def ordered(self, name: str, shape: tuple[int, int], x: ir.Value) -> ir.Value:
+        """Return ``x`` [..., in] with its inputs in the order of the stored weight ``name`` [out, in]."""
+        packed = self.checkpoint.packed(self.qualified(name), shape)
+        if packed is None or packed.order is None:
+            return x
+        order = self.constant(packed.order, np.int64, "input_order")
+        if (x, order) not in self._ordered:
+            self._ordered[x, order] = self.op("Gather", x, order, axis=-1)
+        return self._ordered[x, order]
 
     def set_present(self, layer: int, key: ir.Value, value: ir.Value) -> None:
         """Set the present key and value of ``layer``, [batch, kv_heads, total, head_dim]."""

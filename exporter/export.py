@@ -19,12 +19,14 @@ from ..errors import CheckpointError, UnsupportedModelError, UsageError
 from ..progress import Progress
 from ..storage.stored_tensor import StoredTensor
 from . import models
-from .config import DecoderConfig, RawConfig, context_lengths, read_config
+from .config import CONFIG_FILE, DecoderConfig, RawConfig, context_lengths, read_config
 from .config_checks import check_config, check_layer_count
 from .decoder import Decoder
 from .gguf.file import GGUF_SUFFIX, GgufFile
 from .gguf.tokenizer import tokenizer_files
 from .package import Package, check_paths, check_tokenizer, fingerprint, write_package
+from .quantized.formats import QuantizedCheckpoint, read_quantized
+from .safetensors_files import safetensors_of
 from .weights import Checkpoint, WeightWarning
 
 
@@ -72,6 +74,8 @@ def export_model(
         CheckpointError: a weight is missing or does not match the configuration.
     """
     raw = read_config(source) if config is None else config
+    if tensors is None and (found := _quantized(source)) is not None:
+        tensors = found.tensors
     module = family(raw["model_type"])
     normalised, context_length = _config(module, raw), context_lengths(raw)[1]
     checkpoint = Checkpoint(source, tensors)
@@ -158,10 +162,19 @@ def check_float(source: Path, stored: dict[str, Any] | None) -> None:
         UsageError: they are quantized.
     """
     if stored is not None:
+        how = ", ".join(stored.get("types", [stored["method"]]))
         raise UsageError(
-            f"{source} is already quantized ({', '.join(stored['types'])}); leave out the quantization, or "
-            "take the model's float checkpoint"
+            f"{source} is already quantized ({how}); leave out the quantization, or take the model's float "
+            "checkpoint"
         )
+
+
+def _quantized(folder: Path) -> QuantizedCheckpoint | None:
+    """Return the tensors of a checkpoint folder that another tool quantized; None for floats."""
+    if not (folder / CONFIG_FILE).is_file():
+        return None  # ``export_model`` reports it
+    config = read_config(folder)
+    return read_quantized(config, safetensors_of(folder)) if config.get("quantization_config") else None
 
 
 @contextmanager
@@ -178,7 +191,8 @@ def opened(
         UnsupportedModelError: carryall cannot read what the GGUF file holds.
     """
     if source.suffix.lower() != GGUF_SUFFIX:
-        yield source, None, None
+        found = _quantized(source)
+        yield (source, None, None) if found is None else (source, found.tensors, found.record)
         return
     file = GgufFile(source)
     with tempfile.TemporaryDirectory(prefix="carryall-") as name:

@@ -109,6 +109,7 @@ def split_linear(
     """
     total = sum(parts.values())
     shape = (in_features, total) if stored_in_out else (total, in_features)
+    x = net.ordered(f"{fused}.weight", shape, x)
     results, start = [], 0
     for name, size in parts.items():
         part = slice(start, start + size)

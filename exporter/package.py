@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import uuid
@@ -21,7 +22,15 @@ from ..storage.hashes import content_key
 from ..storage.manifest import MISSING, UNREADABLE, find_damage, make_manifest
 from ..storage.paths import check_name
 from ..storage.writing import hide_scratch, writing
-from .config import RawConfig, context_lengths, read_config, read_json
+from .config import (
+    CONFIG_FILE,
+    GENERATION_FILE,
+    RawConfig,
+    context_lengths,
+    read_config,
+    read_generation_config,
+    read_json,
+)
 from .gguf.file import shard_paths
 from .package_record import RECORD_FILE, PackageRecord, is_token, read_record
 from .save import save_model
@@ -30,8 +39,8 @@ from .signature import DecoderSignature
 MODEL_FILE, DATA_FILE = "model.onnx", "model.onnx.data"
 TOKENIZER_FILE = "tokenizer.json"
 COPIED_FILES = (
-    "config.json",
-    "generation_config.json",
+    CONFIG_FILE,
+    GENERATION_FILE,
     TOKENIZER_FILE,
     "tokenizer_config.json",
     "special_tokens_map.json",
@@ -39,7 +48,7 @@ COPIED_FILES = (
     "chat_template.jinja",
     "chat_template.json",
 )
-_NEEDED = (MODEL_FILE, "config.json", TOKENIZER_FILE)
+_NEEDED = (MODEL_FILE, CONFIG_FILE, TOKENIZER_FILE)
 
 
 class Package:
@@ -216,10 +225,18 @@ def write_package(
             if (source / name).is_file():
                 with writing(folder / name):
                     shutil.copyfile(source / name, folder / name)
+        if not (folder / CONFIG_FILE).is_file():  # onnxruntime-genai has other files
+            _write_json(folder / CONFIG_FILE, config)
+            _write_json(folder / GENERATION_FILE, read_generation_config(source))
         tokens = _read_bos_eos(source, config)
         record = _make_record(folder, config, tokens, content or fingerprint(source), quantization, passes)
         record.write(folder)
     return Package(out, record)
+
+
+def _write_json(path: Path, content: RawConfig) -> None:
+    with writing(path):
+        path.write_text(json.dumps(content, indent=2), encoding="utf-8")
 
 
 def check_paths(source: Path, out: Path, config: RawConfig | None = None) -> RawConfig:
@@ -328,8 +345,7 @@ def _make_record(
 
 def _read_bos_eos(folder: Path, config: RawConfig) -> tuple[int | None, tuple[int, ...]]:
     """Return the BOS token and the EOS tokens of generation_config.json, else of config.json."""
-    generation = folder / "generation_config.json"
-    tokens = {**config, **(read_json(generation) if generation.is_file() else {})}
+    tokens = {**config, **read_generation_config(folder)}
     bos, eos = tokens.get("bos_token_id"), tokens.get("eos_token_id")
     ends = eos if isinstance(eos, list) else [] if eos is None else [eos]
     for name, token in (("bos_token_id", bos), *(("eos_token_id", end) for end in ends)):

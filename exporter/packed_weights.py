@@ -28,13 +28,13 @@ def packed_weight(
 
     Args:
         graph: the graph to write to.
-        packed: the stored matrix.
+        packed: the stored matrix. Its inputs keep the order of ``packed.order``.
         shape: its shape [out, in].
         view: a selection of its outputs, or its transposition, or both.
         name: name of the weight.
     """
     values = shape_through(view, shape, np.float32)
-    small = shape_through(view, (shape[0], shape[1] // packed.block_size), np.float32)
+    small = shape_through(view, (shape[0], -(-shape[1] // packed.block_size)), np.float32)
     axis = 0 if small[1] == values[1] else 1
 
     def compute() -> tuple[Array, ...]:
@@ -44,18 +44,24 @@ def packed_weight(
             pack_nibbles(levels) if packed.bits == 4 else levels,
             np.ascontiguousarray(view(parts.scales)),
         ]
+        if parts.zero_points is not None:
+            points = np.ascontiguousarray(view(parts.zero_points))
+            arrays.append(pack_nibbles(points) if packed.bits == 4 else points)
         if parts.minima is not None:
             arrays.append(np.ascontiguousarray(np.expand_dims(view(parts.minima), axis + 1)))
         return tuple(arrays)
 
-    shared = SharedComputation(compute)
-    dtype = ir.DataType[f"{'UINT' if packed.has_minima else 'INT'}{packed.bits}"]
+    shared, unsigned = SharedComputation(compute), packed.has_minima or packed.has_zero_points
+    dtype = ir.DataType[f"{'UINT' if unsigned else 'INT'}{packed.bits}"]
     operands = [
         graph.initializer(_named(lazy(lambda: shared.part(0), dtype, values), f"{name}.values")),
         graph.initializer(_named(lazy(lambda: shared.part(1), ir.DataType.FLOAT, small), f"{name}.scales")),
     ]
     attributes = {"axis": axis, "block_size": packed.block_size}
     with graph.unscoped(name):
+        if packed.has_zero_points:
+            points = lazy(lambda: shared.part(2), dtype, small)
+            operands.append(graph.initializer(_named(points, f"{name}.zero_points")))
         if not packed.has_minima:
             return graph.op("DequantizeLinear", *operands, **attributes)
         zeros = lazy(lambda: _zeros(small, packed.bits), dtype, small)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import mmap
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,10 +21,21 @@ from safetensors import SafetensorError, safe_open
 
 from ..errors import CheckpointError
 from ..storage.paths import link_stays_inside, stays_inside
-from ..storage.stored_tensor import Array, Packed, StoredTensor
+from ..storage.stored_tensor import Array, Packed
 from .config import read_json
 
 DTYPES: dict[str, npt.DTypeLike] = {"F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
+_OTHERS: dict[str, npt.DTypeLike] = {
+    "I64": np.int64,
+    "I32": np.int32,
+    "I16": np.int16,
+    "I8": np.int8,
+    "U8": np.uint8,
+    "BOOL": np.bool_,
+    "F8_E4M3": ml_dtypes.float8_e4m3fn,
+    "F8_E5M2": ml_dtypes.float8_e5m2,
+    "F64": np.float64,
+}
 _BLOCK = 128  # rows and columns of a tile in a transposition, so that both matrices stay in the CPU cache
 _CHUNK_BYTES = 32 << 20  # bytes converted at once, to limit the additional memory of large tensors
 
@@ -53,18 +64,29 @@ class SafetensorsTensor:
         Raises:
             CheckpointError: the dtype is not supported, or the number of bytes is not that of the shape.
         """
-        if self.dtype_name not in DTYPES:
+        return self._dtype(DTYPES)
+
+    def _dtype(self, known: Mapping[str, npt.DTypeLike]) -> np.dtype[Any]:
+        if self.dtype_name not in known:
             raise CheckpointError(
-                f"tensor '{self.name}': dtype {self.dtype_name} is none of {', '.join(DTYPES)}"
+                f"tensor '{self.name}': dtype {self.dtype_name} is none of {', '.join(known)}"
             )
-        dtype = np.dtype(DTYPES[self.dtype_name])
+        dtype = np.dtype(known[self.dtype_name])
         if (self.end - self.begin) != np.prod(self.shape, dtype=int) * dtype.itemsize:
             raise CheckpointError(f"tensor '{self.name}': {self.path} gives it the wrong number of bytes")
         return dtype
 
+    def array(self) -> Array:
+        """Return the tensor as a view of the mapped file.
+
+        Raises:
+            CheckpointError: the dtype is unknown, or the number of bytes is not that of the shape.
+        """
+        return self.file.array(self, self._dtype({**DTYPES, **_OTHERS}))
+
     def read(self, view: Callable[[Array], Array]) -> npt.NDArray[np.float32]:
         """Return a view of the tensor as float32, in row-major order."""
-        array = view(self.file.array(self))
+        array = view(self.file.array(self, self.dtype))
         if not array.ndim:
             return np.asarray(array, np.float32)
         result = np.empty(array.shape, np.float32)
@@ -118,9 +140,8 @@ class _MappedFile:
             for name, info in header.items()
         }
 
-    def array(self, entry: SafetensorsTensor) -> Array:
+    def array(self, entry: SafetensorsTensor, dtype: np.dtype[Any]) -> Array:
         """The tensor as a view of the mapped file."""
-        dtype = entry.dtype
         count = (entry.end - entry.begin) // dtype.itemsize
         flat = np.frombuffer(self._map, dtype, count, offset=self._data_start + entry.begin)
         return flat.reshape(entry.shape)
@@ -137,19 +158,23 @@ class _MappedFile:
         )
 
 
-def safetensors_of(folder: Path) -> dict[str, StoredTensor]:
+def safetensors_of(folder: Path) -> dict[str, SafetensorsTensor]:
     """All tensors of a checkpoint folder, single file or sharded.
 
     Raises:
         CheckpointError: a file is missing, damaged, or lies outside of the folder.
     """
-    tensors: dict[str, StoredTensor] = {}
+    tensors: dict[str, SafetensorsTensor] = {}
     for path in _shards(folder):
         if not link_stays_inside(path, folder):
             raise CheckpointError(
                 f"{path} is a link to {path.resolve()}, outside of {folder}; replace the link by a copy"
             )
-        tensors |= _MappedFile(path).entries()
+        entries = _MappedFile(path).entries()
+        doubled = tensors.keys() & entries.keys()
+        if doubled:
+            raise CheckpointError(f"tensor '{min(doubled)}' is in {tensors[min(doubled)].path} and in {path}")
+        tensors |= entries
     return tensors
 
 

@@ -14,7 +14,10 @@ Array = npt.NDArray[Any]
 
 
 class BlockParts(Protocol):
-    """A matrix [out, in] as ``levels * scales + minima``; see ``exporter/gguf/blocks.py``."""
+    """A matrix [out, in] as ``(levels - zero_points) * scales + minima``.
+
+    See ``exporter/gguf/blocks.py`` and ``exporter/quantized/levels.py``.
+    """
 
     @property
     def levels(self) -> npt.NDArray[np.int8] | npt.NDArray[np.uint8]:
@@ -22,7 +25,11 @@ class BlockParts(Protocol):
 
     @property
     def scales(self) -> npt.NDArray[np.float32]:
-        """[out, in / block_size]."""
+        """[out, in / block_size], rounded up."""
+
+    @property
+    def zero_points(self) -> npt.NDArray[np.uint8] | None:
+        """[out, in / block_size], rounded up; None for 0."""
 
     @property
     def minima(self) -> npt.NDArray[np.float32] | None:
@@ -36,14 +43,37 @@ class Packed:
     Args:
         bits: bits of the smallest ONNX type for all levels: 4 or 8.
         block_size: number of consecutive inputs that share a scale.
-        has_minima: whether a float is added to every block; levels are then unsigned, otherwise signed.
+        has_minima: whether a float is added to every block.
+        has_zero_points: whether every block has a zero point. Levels are signed without both.
+        order: [in], the inputs in the order of the levels; None if they are in their own order.
         read: returns the parts.
     """
 
     bits: int
     block_size: int
-    has_minima: bool
+    has_minima: bool = False
+    has_zero_points: bool = False
+    order: npt.NDArray[np.intp] | None = None
     read: Callable[[], BlockParts]
+
+
+class RawTensor(Protocol):
+    """A tensor of a checkpoint of any dtype."""
+
+    @property
+    def path(self) -> Path:
+        """The file of the tensor."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the tensor."""
+
+    @property
+    def dtype_name(self) -> str:
+        """The dtype in the format's own words, such as ``I32``."""
+
+    def array(self) -> Array:
+        """Return the tensor as it is stored; do not change it."""
 
 
 class StoredTensor(Protocol):

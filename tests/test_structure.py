@@ -21,7 +21,7 @@ LAYERS = """
 errors contract
 options logs plain_json progress reports
 storage
-proto exporter.demo exporter.gguf graph_opt.graph
+proto exporter.demo exporter.gguf exporter.quantized graph_opt.graph
 client
 exporter graph_opt.passes
 exporter.models

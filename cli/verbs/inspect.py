@@ -9,10 +9,12 @@ import click
 import onnx_ir as ir
 
 from ...errors import GraphError
-from ...exporter.config import context_lengths, read_json
 from ...exporter.package import Package
+from ...exporter.package_record import PackageRecord
 from ...exporter.signature import DecoderSignature
 from ...graph_opt.graph import graph_facts
+from ...runtime.models.context import optional_config, stated_lengths
+from ...runtime.models.find import side_folder
 from ...runtime.models.graphs import load_graph
 from ...runtime.models.model_source import locate_model
 from ..options import json_option, model_argument, print_json
@@ -48,12 +50,12 @@ def describe(name: str, model: ir.Model, package: Package | None) -> dict[str, A
     """Return the document that ``--json`` prints."""
     record = package.record if package else None
     path = locate_model(name)
-    folder = path if path.is_dir() else path.parent
-    config = read_json(folder / "config.json") if (folder / "config.json").is_file() else {}
+    folder = side_folder(path)
+    config = optional_config(folder)
     counts = graph_facts.operators(model)
     return {
         "model_type": config.get("model_type"),
-        "context_length": context_lengths(config)[0] if config else None,
+        "context_length": _context_length(record, config, model),
         "parameters": graph_facts.parameter_count(model),
         "quantization": record.quantization if record else None,
         "passes": list(record.passes) if record else [],
@@ -67,6 +69,13 @@ def describe(name: str, model: ir.Model, package: Package | None) -> dict[str, A
         "outputs": [graph_facts.describe_value(value) for value in model.graph.outputs],
         "files": _files(folder) if path.is_dir() else {},
     }
+
+
+def _context_length(record: PackageRecord | None, config: dict[str, Any], model: ir.Model) -> int | None:
+    if record is not None:
+        return record.context_length
+    found = stated_lengths(config, lambda: model)
+    return None if found is None else found.longest
 
 
 def _kv_cache(model: ir.Model) -> dict[str, Any] | None:

@@ -121,11 +121,13 @@ class Blocks(NamedTuple):
         levels: [out, in], int8 without minima, uint8 with them.
         scales: [out, in / block_size].
         minima: [out, in / block_size], or None.
+        zero_points: always None.
     """
 
     levels: Levels
     scales: Floats
     minima: Floats | None
+    zero_points: None = None
 
 
 def take_apart(data: Bytes, type_name: str) -> Blocks:

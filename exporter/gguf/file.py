@@ -179,6 +179,12 @@ def _mapped(path: Path) -> tuple[memoryview, Header]:
     return data, read_header(data, path)
 
 
+def shard_stem(name: str) -> str | None:
+    """Return the common part of the names of all shards; None if ``name`` is not that of a shard."""
+    found = _SHARD.fullmatch(name)
+    return None if found is None else found[1]
+
+
 def shard_paths(path: Path) -> list[Path]:
     """Return the paths of all shards of a model, given one of them."""
     found = _SHARD.fullmatch(path.name)

@@ -8,6 +8,9 @@ from typing import Any
 
 import onnx_ir as ir
 
+from ...contract import POSITION_IDS
+
+_GQA_TABLES = (7, 8)  # the inputs cos_cache and sin_cache
 _NUMBER = re.compile(r"(?<=[A-Za-z_./])\d+")
 
 
@@ -63,6 +66,30 @@ def bytes_per_step(model: ir.Model) -> int:
     values = model.graph.initializers.values()
     read = (v for v in values if any(use.node.op_type not in LOOKUPS for use in v.uses()))
     return sum(value.const_value.nbytes for value in read if value.const_value is not None)
+
+
+def position_limit(graph: ir.Graph) -> int | None:
+    """Return the number of rows of the shortest table of positions; None if there is no such table.
+
+    A table is a weight that ``RotaryEmbedding`` or ``GroupQueryAttention`` reads as cos or sin, or from which
+    ``Gather`` takes the rows ``position_ids``.
+    """
+    tables = [
+        value.shape[0]
+        for value in graph.initializers.values()
+        if value.shape is not None and len(value.shape) == 2 and any(map(_by_position, value.uses()))
+    ]
+    return min((rows for rows in tables if isinstance(rows, int)), default=None)
+
+
+def _by_position(use: tuple[ir.Node, int]) -> bool:
+    node, index = use
+    if node.op_type == "Gather":
+        positions = node.inputs[1]
+        return index == 0 and getattr(positions, "name", None) == POSITION_IDS
+    if node.op_type == "GroupQueryAttention":
+        return index in _GQA_TABLES
+    return node.op_type == "RotaryEmbedding" and index > 0
 
 
 def describe_value(value: ir.Value) -> dict[str, Any]:

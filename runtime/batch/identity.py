@@ -8,7 +8,8 @@ from pathlib import Path
 
 from ...exporter.package import COPIED_FILES
 from ...progress import Progress
-from ..models.model_source import find_model, resolve_model
+from ..models.find import find_model
+from ..models.model_source import resolve_model
 
 Stamp = tuple[tuple[str, int, int, int], ...]
 

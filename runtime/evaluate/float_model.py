@@ -28,6 +28,7 @@ from ...graph_opt.quantize.search.ranges import input_histograms
 from ...graph_opt.quantize.search.sensitivity import Rounding, float_inputs, product_errors
 from ...graph_opt.quantize.search.weight_inputs import WeightInputs
 from ...progress import Progress, phase
+from ..models.find import side_folder
 from ..models.graphs import default_context_length, graph_file
 from ..models.model_source import locate_model
 from ..text.tokenizer import TOKENIZER_FILE, Tokenizer
@@ -210,8 +211,7 @@ class FloatModel:
 
     @cached_property
     def _folder(self) -> Path:
-        path = locate_model(self._source)
-        return path.parent if path.is_file() else path
+        return side_folder(locate_model(self._source))
 
     @cached_property
     def _windows(self) -> list[Tokens]:

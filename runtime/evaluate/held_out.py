@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ..models.find import side_folder
 from ..models.model_source import locate_model
 
 HELD_OUT = "heldout.txt"
@@ -12,7 +13,7 @@ HELD_OUT = "heldout.txt"
 def held_out_text(*models: str | None) -> Path | None:
     """Return the held-out text of the first model that has one (the demo does), None if none has."""
     for name in models:
-        path = None if name is None else locate_model(name) / HELD_OUT
+        path = None if name is None else side_folder(locate_model(name)) / HELD_OUT
         if path is not None and path.is_file():
             return path
     return None

@@ -22,6 +22,7 @@ from ...providers.base import Runner
 from ...providers.host.machine import describe_machine, usable_cores
 from ...storage.texts import read_text
 from ..engine.engine import Engine, EngineConfig
+from ..models.find import side_folder
 from ..models.graphs import load_graph
 from ..models.loading import check_available, load_model
 from ..models.model_source import locate_model
@@ -44,8 +45,7 @@ def check_measurable(source: str) -> None:
         UsageError: the model has no tokenizer.
         ProviderUnavailableError: onnxruntime is not installed.
     """
-    path = locate_model(source)
-    if not ((path if path.is_dir() else path.parent) / TOKENIZER_FILE).is_file():
+    if not (side_folder(locate_model(source)) / TOKENIZER_FILE).is_file():
         raise UsageError(
             f"--report evaluates a text, but {source} has no tokenizer: quantize a package or checkpoint, "
             f"or add {TOKENIZER_FILE} to its folder"
@@ -142,7 +142,7 @@ def _fidelity(
 
 def _text(source: str, measured: FloatModel) -> tuple[str, Tokens]:
     """Return the name of the evaluation text and its tokens: the held-out text, if the model has one."""
-    folder = locate_model(source)
+    folder = side_folder(locate_model(source))
     held_out = folder / HELD_OUT
     if not held_out.is_file():
         return "the end of the calibration text", measured.unread(_TOKENS)

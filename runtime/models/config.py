@@ -20,7 +20,8 @@ class ModelConfig(Checked):
     """Options of a model: its source, provider, quantization, limits and speculation.
 
     Args:
-        model: ``demo``, a package, a Hugging Face folder or hub id, or an ONNX file beside its tokenizer.
+        model: any form of MODEL: ``demo``, a package, a checkpoint, a hub id, a GGUF or ONNX file; see
+            ``docs/models.md``.
         provider: where the model runs, see ``carryall doctor``. ``auto`` measures all providers and takes the
             fastest, ``cuda:1`` chooses a device, ``cpu:0-11,openvino:12-27`` splits the layers, and
             ``cpu@process:...`` runs a part in a separate process.

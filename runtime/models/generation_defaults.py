@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ...errors import PackageError
-from ..text.tokenizer import read_optional_json
+from ...errors import CheckpointError, PackageError
+from ...exporter.config import read_generation_config
 from ..types.sampling_params import SamplingParams
 
 _OPTIONS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
@@ -29,7 +29,7 @@ class GenerationDefaults:
 
     @classmethod
     def from_folder(cls, folder: Path, config: Callable[[], Mapping[str, Any]]) -> GenerationDefaults:
-        """Read ``generation_config.json``; missing end tokens are taken from ``config.json``.
+        """Read generation_config.json or genai_config.json; missing end tokens are taken from config.json.
 
         Args:
             folder: the folder of the checkpoint.
@@ -39,7 +39,10 @@ class GenerationDefaults:
             PackageError: a file is not a JSON object, or ``eos_token_id`` is not an integer or a list of
                 them.
         """
-        generation = read_optional_json(folder / "generation_config.json")
+        try:
+            generation = read_generation_config(folder)
+        except CheckpointError as error:
+            raise PackageError(str(error)) from error
         end = generation.get("eos_token_id")
         if end is None:
             end = config().get("eos_token_id")

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import onnx_ir as ir
 
-from ...contract import CONTEXT_LENGTH
-from ...exporter.config import context_lengths, read_config, read_json
+from ...exporter.config import context_lengths, read_config
 from ...exporter.export import export_model
 from ...exporter.package import DATA_FILE, MODEL_FILE, Package
-from ...graph_opt.graph.load import load_model
+from ...graph_opt.graph.load import load_model, read_model
+from .context import optional_config, stated_lengths
+from .find import side_folder
 from .model_source import locate_model
-
-CONFIG_FILE = "config.json"
 
 
 def load_graph(name: str) -> tuple[ir.Model, Package | None]:
@@ -57,13 +57,8 @@ def default_context_length(name: str, model: ir.Model) -> int | None:
     path = locate_model(name)
     if Package.is_package(path):
         return Package.open(path).record.default_context_length
-    if path.is_dir():
-        return context_lengths(read_config(path))[1]
-    stated = model.metadata_props.get(CONTEXT_LENGTH)
-    if stated is not None:
-        return int(stated)
-    beside = path.parent / CONFIG_FILE
-    return context_lengths(read_config(path.parent))[1] if beside.is_file() else None
+    found = stated_lengths(optional_config(side_folder(path)), lambda: model)
+    return None if found is None else found.default
 
 
 def stated_context(*names: str) -> int | None:
@@ -75,11 +70,13 @@ def stated_context(*names: str) -> int | None:
     found = []
     for name in names:
         path = locate_model(name)
-        folder = path if path.is_dir() else path.parent
+        folder = side_folder(path)
         if Package.is_package(folder):
             found.append(Package.open(folder).record.default_context_length)
-        elif (folder / CONFIG_FILE).is_file():
-            raw = read_json(folder / CONFIG_FILE)
-            if {"max_position_embeddings", "n_positions"} & set(raw.get("text_config", raw)):
-                found.append(context_lengths(raw)[1])
+        elif path.is_dir():
+            found.append(context_lengths(read_config(path))[1])
+        else:
+            graph = read_model(path)
+            known = stated_lengths(optional_config(folder), functools.partial(lambda model: model, graph))
+            found += [] if known is None else [known.default]
     return min(found, default=None)

@@ -224,8 +224,9 @@ def _proposer(
     context_length = model.runner.info.context_length
 
     def load_draft(name: str) -> LoadedModel:
-        longest = resolve_model(name, progress=progress).context_length
-        own = ModelConfig(model=name, context_length=min(longest, context_length), **draft)
+        known = resolve_model(name, progress=progress).context
+        longest = context_length if known is None else min(known.longest, context_length)
+        own = ModelConfig(model=name, context_length=longest, **draft)
         return load_model(own, max_slots=slots, progress=progress)
 
     try:

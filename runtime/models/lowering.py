@@ -21,13 +21,17 @@ def with_context(config: RunnerConfig, files: SourceModel) -> RunnerConfig:
     """Return ``config`` with its context length set, by default to that of the model.
 
     Raises:
-        UsageError: the context length exceeds the model's maximum.
+        UsageError: the context length exceeds the model's maximum, or no file of the model states it.
     """
-    wanted = config.context_length or files.default_context_length
-    if not 1 <= wanted <= files.context_length:
+    known = files.context
+    wanted = config.context_length or (None if known is None else known.default)
+    if wanted is None:
         raise UsageError(
-            f"context_length {wanted} is not in [1, {files.context_length}], the range of {files.name}"
+            f"no file of {files.name} states its context length; add --context-length, or a config.json "
+            "beside the ONNX file"
         )
+    if known is not None and not 1 <= wanted <= known.longest:
+        raise UsageError(f"context_length {wanted} is not in [1, {known.longest}], the range of {files.name}")
     return dataclasses.replace(config, context_length=wanted)
 
 

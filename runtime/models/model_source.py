@@ -1,8 +1,7 @@
-"""Resolve MODEL: the demo, a package, a checkpoint folder, a hub id, a GGUF file or an ONNX file."""
+"""Resolve MODEL to a runnable decoder on disk; checkpoints and GGUF files are exported into the cache."""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,15 +12,11 @@ from typing import Any
 import onnx_ir as ir
 
 from ...contract import SEQLENS_K
-from ...errors import CarryallWarning, GraphError, ModelNotFoundError, PackageError, UsageError
-from ...exporter.config import context_lengths, read_config
-from ...exporter.demo import NAMES, demo_path
+from ...errors import GraphError, PackageError, UsageError
 from ...exporter.export import export_package
 from ...exporter.gguf.file import GGUF_SUFFIX
-from ...exporter.hub import download, is_hub_id
 from ...exporter.package import (
     COPIED_FILES,
-    MODEL_FILE,
     Package,
     external_tensors,
     fingerprint,
@@ -34,11 +29,11 @@ from ...graph_opt.pipeline.pipeline import run
 from ...graph_opt.quantize.recipe import QuantizationRecipe
 from ...progress import Progress
 from ...storage.hashes import content_key
-from ...storage.paths import check_name
 from .cache import cache_key, cached_folder
+from .context import ContextLengths, optional_config, stated_lengths
+from .find import find_model, side_folder
 
 _LOWERED_INPUTS = (SEQLENS_K, "block_indices")
-_EMBEDDED = {"demo": NAMES[0], **{name: name for name in NAMES}}
 
 
 @dataclass(frozen=True)
@@ -59,29 +54,25 @@ class SourceModel:
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """The content of config.json.
+        """The content of config.json, or the same facts of genai_config.json; empty if there is neither.
 
         Raises:
-            ModelNotFoundError: there is no config.json.
-            CheckpointError: it is damaged.
+            CheckpointError: the file is damaged.
         """
-        return read_config(self.folder)
+        return optional_config(self.folder)
 
     @cached_property
-    def _context_lengths(self) -> tuple[int, int]:
+    def context(self) -> ContextLengths | None:
+        """The maximum number of tokens of a sequence; None if no file of the model states it.
+
+        Raises:
+            CheckpointError: config.json is damaged.
+            GraphError: the file is not a valid ONNX graph.
+        """
         if self.package is None:
-            return context_lengths(self.config)
-        return self.package.record.context_length, self.package.record.default_context_length
-
-    @property
-    def context_length(self) -> int:
-        """The maximum number of tokens of a sequence."""
-        return self._context_lengths[0]
-
-    @property
-    def default_context_length(self) -> int:
-        """The maximum number of tokens of a sequence by default."""
-        return self._context_lengths[1]
+            return stated_lengths(self.config, lambda: self.graph)
+        record = self.package.record
+        return ContextLengths(record.context_length, record.default_context_length)
 
     @cached_property
     def graph(self) -> ir.Model:
@@ -161,8 +152,7 @@ def resolve_model(
     """Find a model; export and quantize it into the cache if needed.
 
     Args:
-        model: ``demo``, a package, a Hugging Face folder or hub id, a GGUF file, or an ONNX file beside its
-            tokenizer.
+        model: any form of MODEL, see ``docs/models.md``.
         quantize: the quantization method, such as ``int4``; None does not quantize.
         progress: called for every tensor written.
 
@@ -196,55 +186,6 @@ def locate_model(model: str | Path) -> Path:
     """
     path = find_model(model)
     return _exported(path, None, None).path if path.suffix.lower() == GGUF_SUFFIX else path
-
-
-def find_model(model: str | Path) -> Path:
-    """Return the folder, ONNX or GGUF file that MODEL names; a hub id is downloaded.
-
-    Names of embedded models (``demo``) always mean these, even if the working folder has a folder of that
-    name; write ``./demo`` for the folder. Other names are looked up as a file or folder, then as a hub id.
-
-    Raises:
-        ModelNotFoundError: there is no model of that name.
-        UsageError: its format is not supported.
-        MissingExtraError: it is a hub id, and huggingface_hub is not installed.
-    """
-    name, path = str(model), Path(model).expanduser()
-    check_name(path)
-    if isinstance(model, str) and name in _EMBEDDED:
-        if path.exists():
-            text = f"'{name}' is the embedded model; write ./{name} for the folder"
-            warnings.warn(text, CarryallWarning, stacklevel=2)
-        return demo_path(_EMBEDDED[name])
-    if path.is_dir() and not Package.is_package(path) and not (path / "config.json").is_file():
-        raise ModelNotFoundError(f"{path} is neither a package nor a checkpoint: it has no config.json")
-    if path.is_file() and path.suffix.lower() not in (".onnx", GGUF_SUFFIX):
-        raise ModelNotFoundError(f"{path} is not a model: give a folder, an .onnx or a .gguf file")
-    if path.is_dir() and is_traced_folder(path):
-        return path / MODEL_FILE
-    if path.exists():
-        return path
-    if isinstance(model, Path) or _looks_like_path(name):
-        raise ModelNotFoundError(f"there is no file or folder {name}")
-    if is_hub_id(name):
-        return download(name)
-    raise ModelNotFoundError(
-        f"no model '{name}'; give a package, a checkpoint folder, a .gguf or .onnx file, a hub id or 'demo'"
-    )
-
-
-def _looks_like_path(name: str) -> bool:
-    """Whether a name can only be a path; ``org/name`` may be a path or a hub id."""
-    return name.startswith((".", "~", "/")) or "\\" in name or ("/" in name and not is_hub_id(name))
-
-
-def is_traced_folder(path: Path) -> bool:
-    """Whether a folder holds ``model.onnx`` and no safetensors, as Optimum writes it."""
-    return (
-        (path / MODEL_FILE).is_file()
-        and not Package.is_package(path)
-        and next(path.glob("*.safetensors"), None) is None
-    )
 
 
 def _exported(source: Path, method: QuantizationRecipe | None, progress: Progress | None) -> Package:
@@ -306,10 +247,4 @@ def _package_files(name: str, package: Package) -> SourceModel:
 
 
 def _onnx_file(name: str, path: Path) -> SourceModel:
-    if not (path.parent / "config.json").is_file():
-        raise UsageError(f"{path} needs a config.json in its folder, which states the context length")
-    return SourceModel(
-        name=name,
-        folder=path.parent,
-        model_path=path,
-    )
+    return SourceModel(name=name, folder=side_folder(path), model_path=path)

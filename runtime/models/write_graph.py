@@ -14,6 +14,8 @@ from ...graph_opt.graph.map_types import restore_map_types
 from ...progress import Progress
 from ...storage.paths import check_name
 from ...storage.writing import folder_beside, writing
+from .context import optional_config
+from .find import side_folder
 
 
 def write_graph(
@@ -77,9 +79,9 @@ def check_output(source: Path, out: Path) -> None:
 
 
 def _folder(source: Path) -> Path:
-    """Return the folder of an ONNX file that has configuration and tokenizer beside it, else ``source``."""
-    folder = source.parent
-    whole = source.is_file() and all((folder / name).is_file() for name in ("config.json", TOKENIZER_FILE))
+    """Return the folder of an ONNX file's configuration and tokenizer; ``source`` if it lacks one of them."""
+    folder = side_folder(source)
+    whole = bool(optional_config(folder)) and (folder / TOKENIZER_FILE).is_file()
     return folder if whole else source
 
 

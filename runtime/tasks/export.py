@@ -23,7 +23,7 @@ from ...graph_opt.quantize.left_float import LeftFloat, float_matrices, left_flo
 from ...graph_opt.quantize.recipe import QuantizationRecipe
 from ...progress import Progress, phase
 from ...reports import Report, human_bytes
-from ..models.model_source import find_model
+from ..models.find import find_model
 from ..types.arguments import checked_arguments
 from .quantize import quantized_record, warn_of_much_float
 

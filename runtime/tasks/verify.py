@@ -17,6 +17,7 @@ from ...graph_opt.compare.report import VerifyReport
 from ...graph_opt.compare.verify import verify as verify_graphs
 from ...progress import Progress, phase
 from ...reports import Report
+from ..models.find import side_folder
 from ..models.graphs import graph_file, stated_context
 from ..models.model_source import locate_model
 from ..text.tokenizer import Tokenizer
@@ -109,7 +110,7 @@ def verify(
     if not 1 <= steps <= MOST_STEPS:
         raise UsageError(f"steps must be from 1 to {MOST_STEPS}, not {steps}")
     names = str(reference), str(candidate)
-    prompts = None if prompt is None else [_tokenize(locate_model(reference), prompt)]
+    prompts = None if prompt is None else [_tokenize(side_folder(locate_model(reference)), prompt)]
     with tempfile.TemporaryDirectory() as scratch:
         files = graph_file(names[0], Path(scratch, "a")), graph_file(names[1], Path(scratch, "b"))
         found = verify_graphs(

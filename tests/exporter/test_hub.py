@@ -31,16 +31,21 @@ class StandIn(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.requested.append(self.path)
         path = self.path.partition("?")[0]
-        if path == "/api/models/org/tiny/revision/main":
-            self._send(json.dumps({"id": "org/tiny", "sha": SHA, "siblings": []}).encode())
+        names = [
+            file.relative_to(self.folder).as_posix() for file in self.folder.rglob("*") if file.is_file()
+        ]
+        if path in ("/api/models/org/tiny", "/api/models/org/tiny/revision/main"):
+            siblings = [{"rfilename": name} for name in names]
+            self._send(json.dumps({"id": "org/tiny", "sha": SHA, "siblings": siblings}).encode())
         elif path == f"/api/models/org/tiny/tree/{SHA}":
-            files = [
-                {"type": "file", "path": file.name, "size": file.stat().st_size, "oid": _digest(file)}
-                for file in self.folder.iterdir()
+            files = [(name, self.folder / name) for name in names]
+            facts = [
+                {"type": "file", "path": name, "size": file.stat().st_size, "oid": _digest(file)}
+                for name, file in files
             ]
-            self._send(json.dumps(files).encode())
-        elif path.startswith(f"/org/tiny/resolve/{SHA}/"):
-            file = self.folder / path.rpartition("/")[2]
+            self._send(json.dumps(facts).encode())
+        elif path.startswith(start := f"/org/tiny/resolve/{SHA}/"):
+            file = self.folder / path.removeprefix(start)
             self._send(file.read_bytes(), {"ETag": f'"{_digest(file)}"', "X-Repo-Commit": SHA})
         else:
             self._send(b"{}", {"X-Error-Code": "RepoNotFound"}, status=404)
@@ -68,6 +73,9 @@ def endpoint(tmp_path: Path) -> Iterator[str]:
     StandIn.folder = write_tiny("llama", tmp_path / "repository")
     StandIn.requested = []
     (StandIn.folder / "consolidated.safetensors").write_bytes(b"not wanted")
+    (StandIn.folder / "onnx").mkdir()
+    for name in ("model_q4.onnx", "model_q4.onnx_data", "model_fp16.onnx"):
+        (StandIn.folder / "onnx" / name).write_text(name)
     server = ThreadingHTTPServer(("127.0.0.1", 0), StandIn)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
@@ -100,6 +108,60 @@ def test_a_hub_id_becomes_a_checkpoint_folder(endpoint: str, tmp_path: Path) -> 
     assert not any("consolidated" in path for path in StandIn.requested)
 
 
+def test_a_part_of_a_repository_is_downloaded_and_found_again_without_the_hub(
+    endpoint: str, tmp_path: Path
+) -> None:
+    for where in (endpoint, "http://127.0.0.1:9"):
+        finished = download_elsewhere("org/tiny@main:q4", where, tmp_path / "home")
+        assert finished.returncode == 0, finished.stderr
+        path = Path(finished.stdout.strip())
+        assert path.parts[-2:] == ("onnx", "model_q4.onnx")
+    snapshot = path.parent.parent
+    found = {file.relative_to(snapshot).as_posix() for file in snapshot.rglob("*") if file.is_file()}
+    assert found > {"config.json", "tokenizer.json", "onnx/model_q4.onnx", "onnx/model_q4.onnx_data"}
+    assert not any(name.endswith(("fp16.onnx", ".safetensors")) for name in found)
+
+
+SIDE = ["config.json", "tokenizer.json", "README.md"]
+ONNX = [*SIDE, "onnx/model.onnx", "onnx/model.onnx_data", "onnx/model_q4.onnx", "onnx/model_q4f16.onnx"]
+SHARDS = ["x-Q8_0-00001-of-00002.gguf", "x-Q8_0-00002-of-00002.gguf"]
+GGUF = ["README.md", "x-Q4_K_M.gguf", *SHARDS]
+GENAI = [*(f"cpu/{name}" for name in ("genai_config.json", "model.onnx", "vocab.txt")), "gpu/x.onnx"]
+
+
+@pytest.mark.parametrize(
+    ("names", "part", "place", "wanted"),
+    [
+        ([*SIDE, "model.safetensors", "onnx/model.onnx"], None, ".", {*SIDE[:2], "model.safetensors"}),
+        ([*SIDE, "v2/model.safetensors"], "v2", "v2", {*SIDE[:2], "v2/model.safetensors"}),
+        (ONNX, None, "onnx/model.onnx", {*SIDE[:2], "onnx/model.onnx", "onnx/model.onnx_data"}),
+        (ONNX, "q4", "onnx/model_q4.onnx", {*SIDE[:2], "onnx/model_q4.onnx"}),
+        (ONNX, "onnx/model_q4f16.onnx", "onnx/model_q4f16.onnx", {*SIDE[:2], "onnx/model_q4f16.onnx"}),
+        (GGUF, "Q4_K_M", "x-Q4_K_M.gguf", {"x-Q4_K_M.gguf"}),
+        (GGUF, "q8_0", SHARDS[0], {*SHARDS}),
+        (GENAI, "cpu", "cpu", {*GENAI[:3]}),
+    ],
+)  # fmt: skip
+def test_what_is_chosen_of_a_repository(
+    names: list[str], part: str | None, place: str, wanted: set[str]
+) -> None:
+    found = hub.choose(names, part, "org/x")
+    assert (found[0], set(found[1])) == (place, wanted)
+
+
+@pytest.mark.parametrize(
+    ("names", "part", "words"),
+    [
+        (GGUF, None, f"several models; name one as org/x:FILE: x-Q4_K_M.gguf, {SHARDS[0]}"),
+        (GGUF, "q5", "holds nothing that matches ':q5'; name one as org/x:FILE: x-Q4_K_M.gguf"),
+        (SIDE, "q4", "holds nothing that matches ':q4'; name one as org/x:FILE$"),
+    ],
+)
+def test_an_undecided_choice_lists_the_models(names: list[str], part: str | None, words: str) -> None:
+    with pytest.raises(ModelNotFoundError, match=words):
+        hub.choose(names, part, "org/x" + (f":{part}" if part else ""))
+
+
 def test_an_unknown_model_is_named(endpoint: str, tmp_path: Path) -> None:
     finished = download_elsewhere("org/absent@v2", endpoint, tmp_path / "home")
     assert finished.returncode == 1
@@ -118,7 +180,7 @@ def test_without_huggingface_hub_the_extra_is_named(monkeypatch: pytest.MonkeyPa
         hub.download("org/tiny")
 
 
-@pytest.mark.parametrize("name", ["org", "a/b/c", "org/name@", "", "../x y"])
+@pytest.mark.parametrize("name", ["org", "a/b/c", "org/name@", "", "../x y", "org/name:"])
 def test_other_names_are_not_hub_ids(name: str) -> None:
     assert not hub.is_hub_id(name)
     with pytest.raises(ModelNotFoundError):

@@ -17,7 +17,8 @@ from carryall.exporter.export import export_package
 from carryall.exporter.package import Package
 from carryall.providers import get_provider
 from carryall.providers.base import RunnerConfig
-from carryall.runtime.models import model_source
+from carryall.runtime.models import find
+from carryall.runtime.models.context import ContextLengths
 from carryall.runtime.models.lowering import lowered_model, with_context
 from carryall.runtime.models.model_source import SourceModel, locate_model, resolve_model
 
@@ -54,7 +55,7 @@ def test_a_folder_does_not_shadow_the_demo(checkpoint: Path, monkeypatch: pytest
 def test_a_package_is_taken_as_it_is(package: Path, own_cache: Path) -> None:
     files = resolve_model(package)
     assert (files.folder, files.model_path) == (package, package / "model.onnx")
-    assert (files.context_length, files.default_context_length, files.lowered) == (128, 128, False)
+    assert (files.context, files.lowered) == (ContextLengths(128, 128), False)
     assert not (own_cache / "packages").exists()
 
 
@@ -101,10 +102,23 @@ def test_wrong_quantization_is_refused(checkpoint: Path, package: Path) -> None:
 def test_an_onnx_file_beside_its_tokenizer(package: Path) -> None:
     files = resolve_model(package / "model.onnx")
     assert files.folder == package
-    assert files.context_length == 128
-    (package / "config.json").unlink()
-    with pytest.raises(UsageError, match=r"needs a config.json in its folder"):
-        resolve_model(package / "model.onnx")
+    assert files.context == ContextLengths(128, 128)
+
+
+def test_without_a_configuration_the_graph_or_the_user_states_the_context_length(
+    package: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(package, tmp_path / "bare", ignore=shutil.ignore_patterns("*.json"))
+    path = tmp_path / "bare" / "model.onnx"
+    assert resolve_model(path).context == ContextLengths(128, 128)  # of the graph's metadata
+    model = ir.load(path)
+    model.metadata_props.clear()
+    ir.save(model, path)
+    files = resolve_model(path)
+    assert files.context is None
+    with pytest.raises(UsageError, match="states its context length; add --context-length"):
+        with_context(RunnerConfig(), files)
+    assert with_context(RunnerConfig(context_length=99), files).context_length == 99
 
 
 @pytest.mark.parametrize(
@@ -161,7 +175,7 @@ def test_a_hub_id_is_fetched(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) 
         asked.append(hub_id)
         return checkpoint
 
-    monkeypatch.setattr(model_source, "download", download)
+    monkeypatch.setattr(find, "download", download)
     assert resolve_model("org/name@v1").name == "org/name@v1"
     assert asked == ["org/name@v1"]
 

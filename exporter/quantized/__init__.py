@@ -1,0 +1,1 @@
+"""Checkpoints of other quantizers: AWQ, GPTQ, compressed-tensors, bitsandbytes."""

@@ -1,0 +1,137 @@
+"""Checkpoints of compressed-tensors (llm-compressor): integer weights, packed in words or as int8.
+
+``pack-quantized``: weight_packed [out, in * bits / 32] holds consecutive inputs in a word, the lowest bits
+first, each level plus 2^(bits - 1); weight_zero_point [out * bits / 32, groups] the same of consecutive
+outputs; weight_g_idx [in] is the group of each input. ``int-quantized``: weight int8 [out, in] and
+weight_zero_point int8. weight_scale is [out, groups]; one group is a scale per output. (compressed_tensors:
+compressors/pack_quantized, compressors/naive_quantized.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ...errors import CheckpointError, UnsupportedModelError
+from ...storage.stored_tensor import Array, Packed
+from .levels import (
+    Levels,
+    QuantizedTensor,
+    Tensors,
+    floats,
+    input_order,
+    matrix_shape,
+    needed,
+    repeated,
+    smaller_blocks,
+    unpack,
+    with_shape,
+)
+
+_SUPPORTED = ("pack-quantized", "int-quantized", "naive-quantized")
+
+
+def read(settings: Mapping[str, Any], tensors: Tensors) -> dict[str, QuantizedTensor]:
+    """Return the quantized weights by name.
+
+    Raises:
+        CheckpointError: a tensor is missing, or its shape does not fit the others.
+        UnsupportedModelError: the weights are stored in a form other than integers.
+    """
+    sizes = _group_sizes(settings)
+    found: dict[str, QuantizedTensor] = {}
+    for name in tensors:
+        module = name.removesuffix(".weight_scale")
+        if module != name:
+            found[f"{module}.weight"] = _weight(module, tensors, sizes, settings)
+        elif name.endswith(".weight_packed"):
+            needed(tensors, f"{name.removesuffix('.weight_packed')}.weight_scale")
+    return found
+
+
+def _group_sizes(settings: Mapping[str, Any]) -> set[int]:
+    groups = settings.get("config_groups")
+    if not isinstance(groups, dict) or not all(isinstance(one, dict) for one in groups.values()):
+        raise CheckpointError(
+            "config.json: 'config_groups' of quantization_config must be an object of objects"
+        )
+    weights = [one.get("weights") or {} for one in groups.values()]
+    sizes = {one.get("group_size") for one in weights if isinstance(one, dict)}
+    return {size for size in sizes if isinstance(size, int) and size > 0}
+
+
+def _weight(module: str, tensors: Tensors, sizes: set[int], settings: Mapping[str, Any]) -> QuantizedTensor:
+    is_packed = f"{module}.weight_packed" in tensors
+    name = f"{module}.weight_packed" if is_packed else f"{module}.weight"
+    words = needed(tensors, name)
+    if words.dtype_name != ("I32" if is_packed else "I8"):
+        raise UnsupportedModelError(
+            f"tensor '{name}' of compressed-tensors format '{settings.get('format')}' has dtype "
+            f"{words.dtype_name}; supported formats: {', '.join(_SUPPORTED)}"
+        )
+    outputs, columns = matrix_shape(tensors, name)
+    bits, inputs = _packing(module, tensors, outputs, columns) if is_packed else (8, columns)
+    scale = needed(tensors, f"{module}.weight_scale")
+    groups = scale.shape[1] if len(scale.shape) == 2 else 1
+    shapes = ((outputs, groups), (outputs,), (1,)) if groups == 1 else ((outputs, groups),)
+    with_shape(tensors, f"{module}.weight_scale", *shapes)
+    group = _group_size(module, inputs, groups, sizes)
+    zeros = f"{module}.weight_zero_point" if f"{module}.weight_zero_point" in tensors else None
+    if zeros is not None:
+        rows = -(-outputs * bits // 32) if is_packed else outputs
+        with_shape(tensors, zeros, *(((rows, groups), (rows,)) if groups == 1 else ((rows, groups),)))
+    order = None
+    if f"{module}.weight_g_idx" in tensors:
+        index = with_shape(tensors, f"{module}.weight_g_idx", (inputs,)).array()
+        order = None if (index < 0).all() else input_order(f"{module}.weight_g_idx", index, group)
+    block, middle = smaller_blocks(group, inputs), 2 ** (bits - 1)
+
+    def levels() -> Levels:
+        stored = unpack(words.array(), bits, axis=1)[:, :inputs] if is_packed else _shifted(words.array())
+        stored = stored if order is None else stored[:, order]
+        scales = np.broadcast_to(floats(scale).reshape(-1, groups), (outputs, groups))
+        if zeros is None:
+            signed = (stored.astype(np.int16) - middle).astype(np.int8)
+            return Levels(levels=signed, scales=repeated(scales, group, block, inputs))
+        points = tensors[zeros].array().reshape(-1, groups)
+        points = unpack(points, bits, axis=0)[:outputs] if is_packed else _shifted(points)
+        return Levels(
+            levels=stored,
+            scales=repeated(scales, group, block, inputs),
+            zero_points=repeated(points, group, block, inputs),
+        )
+
+    packed = Packed(bits=bits, block_size=block, has_zero_points=zeros is not None, order=order, read=levels)
+    return QuantizedTensor(words.path, (outputs, inputs), packed)
+
+
+def _packing(module: str, tensors: Tensors, outputs: int, columns: int) -> tuple[int, int]:
+    """Return the bits of a level and the number of inputs, which weight_shape states."""
+    name = f"{module}.weight_shape"
+    shape = with_shape(tensors, name, (2,)).array().tolist()
+    for bits in (4, 8):
+        if shape[0] == outputs and shape[1] > 0 and -(-shape[1] * bits // 32) == columns:
+            return bits, shape[1]
+    raise CheckpointError(
+        f"tensor '{name}' states the shape {shape}, which weight_packed [{outputs}, {columns}] does not have "
+        "with 4 or 8 bits"
+    )
+
+
+def _group_size(module: str, inputs: int, groups: int, sizes: set[int]) -> int:
+    if groups == 1:
+        return inputs
+    fitting = sorted(size for size in sizes if -(-inputs // size) == groups)
+    if fitting:
+        return fitting[0]
+    raise CheckpointError(
+        f"tensor '{module}.weight_scale' has {groups} groups for {inputs} inputs, which no group_size of "
+        f"quantization_config gives ({', '.join(map(str, sorted(sizes))) or 'none'})"
+    )
+
+
+def _shifted(signed: Array) -> Array:
+    """Return int8 as uint8, 128 higher."""
+    return (signed.astype(np.int16) + 128).astype(np.uint8)

@@ -1,0 +1,66 @@
+"""The context length of a model: from its configuration, its graph's metadata, or its position tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import onnx_ir as ir
+
+from ...contract import CONTEXT_LENGTH
+from ...errors import CheckpointError
+from ...exporter.config import CONFIG_FILE, context_lengths, read_config, read_json
+from ...exporter.genai_config import GENAI_FILE
+from ...graph_opt.graph.graph_facts import position_limit
+
+_KEYS = {"max_position_embeddings", "n_positions"}
+
+
+class ContextLengths(NamedTuple):
+    """Tokens of a sequence.
+
+    Args:
+        longest: the maximum.
+        default: the maximum unless the user asks for more.
+    """
+
+    longest: int
+    default: int
+
+
+def optional_config(folder: Path) -> dict[str, Any]:
+    """Return config.json, or the same facts of genai_config.json; {} if a folder has neither.
+
+    Raises:
+        CheckpointError: the file is damaged.
+    """
+    if (folder / CONFIG_FILE).is_file():
+        return read_json(folder / CONFIG_FILE)
+    return read_config(folder) if (folder / GENAI_FILE).is_file() else {}
+
+
+def stated_lengths(config: Mapping[str, Any], graph: Callable[[], ir.Model]) -> ContextLengths | None:
+    """Return the context lengths of an ONNX file; None if nothing states them.
+
+    Args:
+        config: the content of the config.json beside it; may be empty.
+        graph: returns the graph. Its position tables bound the lengths, as some exporters write a default
+            into genai_config.json.
+
+    Raises:
+        CheckpointError: ``config`` is invalid.
+        GraphError: the graph cannot be read.
+    """
+    limit = position_limit(graph().graph)
+    found: ContextLengths | None = None
+    if _KEYS & set(config.get("text_config") or config):
+        found = ContextLengths(*context_lengths(config))
+    elif CONTEXT_LENGTH in graph().metadata_props:
+        text = graph().metadata_props[CONTEXT_LENGTH]
+        if not text.isdecimal():
+            raise CheckpointError(f"the graph's metadata '{CONTEXT_LENGTH}' is not a number: {text!r}")
+        found = ContextLengths(int(text), int(text))
+    if found is None:
+        return None if limit is None else ContextLengths(limit, limit)
+    return found if limit is None else ContextLengths(*(min(length, limit) for length in found))

@@ -1,0 +1,141 @@
+"""Find the files that MODEL names. ``docs/models.md`` lists the forms."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable
+from pathlib import Path
+
+from ...errors import CarryallWarning, ModelNotFoundError
+from ...exporter.config import CONFIG_FILE, read_json
+from ...exporter.demo import NAMES, demo_path
+from ...exporter.genai_config import GENAI_FILE, graph_name
+from ...exporter.gguf.file import GGUF_SUFFIX, shard_paths
+from ...exporter.hub import download, is_hub_id
+from ...exporter.package import MODEL_FILE, TOKENIZER_FILE, Package
+from ...storage.paths import check_name
+
+_EMBEDDED = {"demo": NAMES[0], **{name: name for name in NAMES}}
+_ONNX_FOLDER = "onnx"  # of Transformers.js
+_SIDE_FILES = (CONFIG_FILE, GENAI_FILE, TOKENIZER_FILE)
+_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+_ADAPTER = "adapter_config.json"
+
+
+def find_model(model: str | Path) -> Path:
+    """Return the package, checkpoint folder, ONNX file or GGUF file of MODEL; a hub id is downloaded.
+
+    Names of embedded models (``demo``) always mean these, even if the working folder has a folder of that
+    name; write ``./demo`` for the folder. Other names are looked up as a file or folder, then as a hub id.
+
+    Raises:
+        ModelNotFoundError: there is no model of that name, or a folder holds several and none is the default.
+        CheckpointError: a configuration file is damaged.
+        UsageError: the name is not a valid file name.
+        MissingExtraError: it is a hub id, and huggingface_hub is not installed.
+    """
+    name, path = str(model), Path(model).expanduser()
+    check_name(path)
+    if isinstance(model, str) and name in _EMBEDDED:
+        if path.exists():
+            text = f"'{name}' is the embedded model; write ./{name} for the folder"
+            warnings.warn(text, CarryallWarning, stacklevel=2)
+        return demo_path(_EMBEDDED[name])
+    if path.is_file() and path.suffix.lower() not in (".onnx", GGUF_SUFFIX):
+        raise ModelNotFoundError(f"{path} is not a model: give a folder, an .onnx or a .gguf file")
+    if path.is_dir():
+        return _in_folder(path)
+    if path.exists():
+        return path
+    if isinstance(model, Path) or _looks_like_path(name):
+        raise ModelNotFoundError(f"there is no file or folder {name}")
+    if is_hub_id(name):
+        return find_model(download(name))
+    raise ModelNotFoundError(
+        f"no model '{name}'; give a package, a checkpoint folder, a .gguf or .onnx file, a hub id or 'demo'"
+    )
+
+
+def side_folder(path: Path) -> Path:
+    """Return the folder of a model's configuration and tokenizer.
+
+    Args:
+        path: a result of ``find_model``. The files of an ONNX file lie beside it, or above its folder if that
+            is called ``onnx``, as for Transformers.js.
+    """
+    if path.is_dir():
+        return path
+    beside, above = path.parent, path.absolute().parent.parent
+    if path.absolute().parent.name == _ONNX_FOLDER and _side_files(above) > _side_files(beside):
+        return above
+    return beside
+
+
+def _side_files(folder: Path) -> int:
+    return sum((folder / name).is_file() for name in _SIDE_FILES)
+
+
+def _in_folder(folder: Path) -> Path:
+    """Return what a folder holds: itself for a package or checkpoint, else an ONNX or GGUF file."""
+    if Package.is_package(folder) or _has_safetensors(folder):
+        return folder
+    found = _graph(folder) or _gguf(folder)
+    if found is not None:
+        return found
+    if (folder / _ADAPTER).is_file():
+        raise ModelNotFoundError(
+            f"{folder} is a LoRA adapter, not a model; give its base model, and the adapter by --adapter"
+        )
+    pickle = next((file for pattern in _PICKLES for file in sorted(folder.glob(pattern))), None)
+    if pickle is not None:
+        raise ModelNotFoundError(
+            f"{folder} holds its weights as a pickle ({pickle.name}), which can run any code when opened. "
+            "If you trust it, convert it in a sandbox with transformers: AutoModelForCausalLM.from_pretrained"
+            "(SRC).save_pretrained(DST)"
+        )
+    if (folder / CONFIG_FILE).is_file():
+        return folder  # the exporter reports which files are missing
+    raise ModelNotFoundError(
+        f"{folder} is neither a package nor a checkpoint: it has no {CONFIG_FILE}, .onnx or .gguf file"
+    )
+
+
+def _has_safetensors(folder: Path) -> bool:
+    names = ("model.safetensors", "model.safetensors.index.json")
+    return (folder / CONFIG_FILE).is_file() and any((folder / name).is_file() for name in names)
+
+
+def _graph(folder: Path) -> Path | None:
+    """Return the ONNX file of a folder: of onnxruntime-genai, Optimum, Transformers.js or mobius."""
+    settings = folder / GENAI_FILE
+    if settings.is_file():
+        path = folder / graph_name(read_json(settings), settings)
+        if not path.is_file():
+            raise ModelNotFoundError(f"{settings} names the graph {path.name}, which does not exist")
+        return path
+    for place in (folder, folder / _ONNX_FOLDER):
+        if (place / MODEL_FILE).is_file():
+            return place / MODEL_FILE
+        found = sorted(place.glob("*.onnx"))
+        if found:
+            return _only(folder, found)
+    return None
+
+
+def _gguf(folder: Path) -> Path | None:
+    found = sorted(file for file in folder.iterdir() if file.suffix.lower() == GGUF_SUFFIX)
+    models = {shard_paths(file)[0]: None for file in found}
+    return _only(folder, models) if models else None
+
+
+def _only(folder: Path, files: Iterable[Path]) -> Path:
+    found = list(files)
+    if len(found) > 1:
+        names = ", ".join(file.relative_to(folder).as_posix() for file in found)
+        raise ModelNotFoundError(f"{folder} holds several models; name one of its files: {names}")
+    return found[0]
+
+
+def _looks_like_path(name: str) -> bool:
+    """Whether a name can only be a path; ``org/name`` may be a path or a hub id."""
+    return name.startswith((".", "~", "/")) or "\\" in name or ("/" in name and not is_hub_id(name))

@@ -1,0 +1,244 @@
+"""Checkpoints of other quantizers: every weight keeps its value, in the integers that are stored."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime as ort
+import pytest
+import tiny_quantized as tiny
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import load_file, save_file
+
+from carryall import LLM, SamplingParams, quantize
+from carryall.errors import CheckpointError, UnsupportedModelError, UsageError
+from carryall.exporter.export import export_model, export_package, opened
+from carryall.exporter.package import Package
+from carryall.exporter.quantized import awq
+from carryall.exporter.quantized.levels import unpack
+
+# https://arxiv.org/abs/2305.14314, appendix E, rounded
+NF4 = np.array(
+    [
+        [-1.0, -0.69619, -0.52507, -0.39492, -0.28444, -0.18477, -0.09105, 0.0],
+        [0.07958, 0.16093, 0.24611, 0.33792, 0.44071, 0.56262, 0.72296, 1.0],
+    ]
+).reshape(-1)
+
+
+def gptq(bits: int, group: int, **others: Any) -> dict[str, Any]:
+    return {"quant_method": "gptq", "bits": bits, "group_size": group, **others}
+
+
+def awq_settings(group: int, **others: Any) -> dict[str, Any]:
+    return {"quant_method": "awq", "bits": 4, "group_size": group, "version": "gemm", **others}
+
+
+def compressed(form: str, bits: int, group: int | None) -> dict[str, Any]:
+    weights = {"num_bits": bits, "group_size": group, "type": "int"}
+    groups = {"group_0": {"targets": ["Linear"], "weights": weights}}
+    return {"quant_method": "compressed-tensors", "format": form, "config_groups": groups}
+
+
+INTEGERS = {ir.DataType[f"{sign}INT{bits}"] for sign in ("", "U") for bits in (4, 8)}
+V2 = {"checkpoint_format": "gptq_v2"}
+CASES: dict[str, tuple[dict[str, Any], tiny.Quantize]] = {
+    "gptq-4-32": (gptq(4, 32), tiny.gptq(4, 32)),
+    "gptq-4-64-short-block": (gptq(4, 64), tiny.gptq(4, 64)),
+    "gptq-4-128-wider-than-the-matrix": (gptq(4, 128), tiny.gptq(4, -1)),
+    "gptq-4-column": (gptq(4, -1), tiny.gptq(4, -1)),
+    "gptq-4-32-desc_act": (gptq(4, 32, desc_act=True), tiny.gptq(4, 32, desc_act=True)),
+    "gptq-8-32-desc_act-v2": (gptq(8, 32, **V2), tiny.gptq(8, 32, desc_act=True, v2=True)),
+    "gptq-8-32": (gptq(8, 32), tiny.gptq(8, 32)),
+    "gptq-4-32-v2": (gptq(4, 32, **V2), tiny.gptq(4, 32, v2=True)),
+    "awq-32": (awq_settings(32), tiny.awq(32)),
+    "awq-64": (awq_settings(64), tiny.awq(64)),
+    "awq-column": (awq_settings(-1), tiny.awq(-1)),
+    "packed-4-32": (compressed("pack-quantized", 4, 32), tiny.packed(4, 32)),
+    "packed-4-32-asymmetric": (compressed("pack-quantized", 4, 32), tiny.packed(4, 32, symmetric=False)),
+    "packed-4-32-actorder": (compressed("pack-quantized", 4, 32), tiny.packed(4, 32, desc_act=True)),
+    "packed-8-column": (compressed("pack-quantized", 8, None), tiny.packed(8, -1)),
+    "int8": (compressed("int-quantized", 8, None), tiny.int8()),
+    "int8-asymmetric": (compressed("int-quantized", 8, None), tiny.int8(symmetric=False)),
+    "llm.int8": ({"quant_method": "bitsandbytes", "load_in_8bit": True}, tiny.llm_int8()),
+}
+
+
+def logits(package: Path) -> tiny.Array:
+    options = ort.SessionOptions()
+    # Optimized, onnxruntime multiplies int4 weights with activations of 8 bits.
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = ort.InferenceSession(package / "model.onnx", options, providers=["CPUExecutionProvider"])
+    feeds = {
+        "input_ids": np.random.default_rng(1).integers(0, 256, (2, 7)),
+        "attention_mask": np.ones((2, 7), np.int64),
+        "position_ids": np.tile(np.arange(7), (2, 1)),
+    }
+    for entry in session.get_inputs():
+        if entry.name not in feeds:
+            feeds[entry.name] = np.zeros((2, entry.shape[1], 0, entry.shape[3]), np.float32)
+    result: tiny.Array = session.run(["logits"], feeds)[0]
+    return result
+
+
+RUN = ("gptq-4-64-short-block", "gptq-8-32-desc_act-v2", "awq-32", "packed-4-32-actorder", "int8-asymmetric")
+
+
+@pytest.mark.parametrize("case", RUN)
+def test_logits_equal_those_of_the_float_twin(case: str, tmp_path: Path) -> None:
+    checkpoint, twin = tiny.write_quantized(tmp_path, *CASES[case])
+    expected = logits(export_package(twin, tmp_path / "a").path)
+    package = export_package(checkpoint, tmp_path / "b")
+    np.testing.assert_allclose(logits(package.path), expected, rtol=0, atol=2e-6 * np.abs(expected).max())
+    assert (package.record.quantization or {})["method"] == CASES[case][0]["quant_method"]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_weights_are_equal_to_the_bit_and_stay_integers(case: str, tmp_path: Path) -> None:
+    checkpoint, twin = tiny.write_quantized(tmp_path, *CASES[case])
+    expected = load_file(twin / "model.safetensors")
+    with opened(checkpoint) as (_, tensors, _stored):
+        assert tensors is not None
+        assert tensors.keys() == expected.keys()
+        for name, matrix in expected.items():
+            np.testing.assert_array_equal(tensors[name].read(lambda array: array), matrix)
+    graph = export_model(checkpoint).graph
+    weights = [
+        v.const_value for v in graph.initializers.values() if ".layers." in str(v.name) and v.const_value
+    ]
+    assert {one.dtype for one in weights if one.size >= 64 * 64} <= INTEGERS
+
+
+def test_nf4_is_rounded_to_int8_and_the_error_is_recorded(tmp_path: Path) -> None:
+    for nested in (False, True):
+        settings_ = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+        checkpoint, twin = tiny.write_quantized(
+            tmp_path / str(nested), settings_, tiny.nf4(NF4, nested=nested)
+        )
+        expected = load_file(twin / "model.safetensors")
+        with opened(checkpoint) as (_, tensors, record):
+            assert tensors is not None
+            assert record is not None
+            for name, matrix in expected.items():
+                blocks = matrix.reshape(-1, 32)
+                error = np.abs(tensors[name].read(lambda array: array).reshape(-1, 32) - blocks)
+                assert error.max() <= record["max_error"] * 0.3 + 1e-7  # no block exceeds 0.3
+    assert record is not None
+    assert record["stored_as"] == "int8"
+    assert record["max_error"] == pytest.approx(np.abs(np.round(NF4 * 127) / 127 - NF4).max(), abs=1e-5)
+
+
+def test_the_cpu_provider_runs_a_permuted_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CARRYALL_CACHE", str(tmp_path / "cache"))
+    checkpoint, twin = tiny.write_quantized(tmp_path, *CASES["gptq-8-32-desc_act-v2"])
+    prompt, params = [[5, 6, 7]], SamplingParams(max_tokens=6, temperature=0, ignore_eos=True)
+    with LLM(checkpoint, max_slots=1) as one, LLM(twin, max_slots=1) as other:
+        texts = [llm.generate(prompt, params)[0].outputs[0].token_ids for llm in (one, other)]
+    assert texts[0] == texts[1]
+
+
+def test_a_quantized_checkpoint_is_not_quantized_again(tmp_path: Path) -> None:
+    checkpoint, _ = tiny.write_quantized(tmp_path, *CASES["awq-32"])
+    with pytest.raises(UsageError, match=r"already quantized"):
+        quantize(checkpoint, tmp_path / "out")
+    with pytest.raises(UsageError, match=r"already quantized \(awq\)"):
+        export_package(checkpoint, tmp_path / "out", quantization={"method": "int4"})
+    assert not (tmp_path / "out").exists()
+
+
+Q = "model.layers.0.self_attn.q_proj"
+
+
+@pytest.mark.parametrize(
+    ("case", "changes", "words"),
+    [
+        ("gptq-4-32", {"qzeros": None}, "no tensor '.*q_proj.qzeros'"),
+        ("gptq-4-32", {"qweight": None}, "has '.*q_proj.qzeros', but no 'qweight' beside it"),
+        ("gptq-4-32", {"weight": np.zeros((64, 64), np.float32)}, "both '.*qweight' and '.*q_proj.weight'"),
+        ("gptq-4-32", {"scales": np.ones((3, 64), np.float16)}, r"q_proj.scales': expected shape \[2, 64\]"),
+        ("gptq-4-32", {"g_idx": np.zeros(64, np.int32)}, "g_idx': its groups do not have 32 inputs each"),
+        ("gptq-4-32", {"g_idx": np.full(64, -1, np.int32)}, "g_idx': its groups do not have 32 inputs each"),
+        ("gptq-4-32", {"qweight": np.zeros(8, np.int32)}, r"expected a matrix, found shape \[8\]"),
+        ("awq-32", {"scales": None}, "no tensor '.*q_proj.scales'"),
+        (
+            "awq-32",
+            {"qzeros": np.ones((2, 7), np.int32)},
+            r"qzeros': expected shape \[2, 8\], found \[2, 7\]",
+        ),
+        ("packed-4-32", {"weight_scale": None}, "no tensor '.*q_proj.weight_scale'"),
+        ("packed-4-32", {"weight_shape": np.array([64, 9])}, r"states the shape \[64, 9\]"),
+        ("packed-4-32", {"weight_scale": np.ones((64, 5), np.float16)}, "has 5 groups for 64 inputs"),
+        ("llm.int8", {"SCB": np.ones(3, np.float32)}, r"SCB': expected shape \[64\], found \[3\]"),
+    ],
+)
+def test_damaged_checkpoints_are_refused_by_tensor(
+    case: str, changes: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    checkpoint, _ = tiny.write_quantized(tmp_path, *CASES[case])
+    tensors = load_file(checkpoint / "model.safetensors")
+    for suffix, value in changes.items():
+        tensors.pop(f"{Q}.{suffix}", None)
+        if value is not None:
+            tensors[f"{Q}.{suffix}"] = value
+    save_file(tensors, checkpoint / "model.safetensors")
+    with pytest.raises(CheckpointError, match=words):
+        export_package(checkpoint, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "words"),
+    [
+        (
+            {"quant_method": "aqlm"},
+            UnsupportedModelError,
+            "quantized by 'aqlm' are not supported; supported: awq",
+        ),
+        ({"bits": 3}, CheckpointError, "'bits' of quantization_config must be an integer of 4, 8, found 3"),
+        (
+            {"group_size": "x"},
+            CheckpointError,
+            "'group_size' of quantization_config must be an integer, found 'x'",
+        ),
+        (
+            {"checkpoint_format": "marlin"},
+            UnsupportedModelError,
+            "checkpoint_format 'marlin' is not supported",
+        ),
+        ({"quant_method": "awq", "version": "gemv"}, UnsupportedModelError, "AWQ version 'gemv'"),
+        ({"quant_method": "compressed-tensors"}, CheckpointError, "'config_groups'"),
+        ({"quant_method": "bitsandbytes"}, CheckpointError, "quantized by bitsandbytes, but none is"),
+    ],
+)
+def test_settings_that_are_not_supported_are_named(
+    changes: dict[str, Any], error: type[Exception], words: str, tmp_path: Path
+) -> None:
+    checkpoint, _ = tiny.write_quantized(tmp_path, *CASES["gptq-4-32"])
+    config = json.loads((checkpoint / "config.json").read_text())
+    config["quantization_config"] |= changes
+    (checkpoint / "config.json").write_text(json.dumps(config))
+    with pytest.raises(error, match=words):
+        export_package(checkpoint, tmp_path / "out")
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.sampled_from([4, 8]), st.integers(1, 3), st.integers(1, 3), st.integers(0, 2**32 - 1))
+def test_unpacking_inverts_packing(bits: int, rows: int, words: int, seed: int) -> None:
+    numbers = np.random.default_rng(seed).integers(0, 2**bits, (rows, words * 32 // bits))
+    packed = tiny.pack_rows(numbers, bits)
+    np.testing.assert_array_equal(unpack(packed, bits, axis=1), numbers)
+    np.testing.assert_array_equal(unpack(packed.T, bits, axis=0), numbers.T)
+    if bits == 4:
+        interleaved = tiny.pack_rows(numbers, 4, (0, 2, 4, 6, 1, 3, 5, 7))
+        np.testing.assert_array_equal(awq._unpack(interleaved), numbers)
+
+
+def test_the_package_opens(tmp_path: Path) -> None:
+    checkpoint, _ = tiny.write_quantized(tmp_path, *CASES["awq-32"])
+    record = Package.open(export_package(checkpoint, tmp_path / "out").path).record
+    assert record.quantization == {"method": "awq", "bits": 4, "group_size": 32, "version": "gemm"}
