@@ -215,16 +215,16 @@ class Journal:
 
     def drop_failed(self) -> int:
         """Delete the answers of failed lines, so that they run again; return their number."""
-        totals = self.totals()
-        sums = self._db.execute(
-            "SELECT coalesce(sum(prompt_tokens), 0), coalesce(sum(completion_tokens), 0), "
-            "coalesce(sum(cached_tokens), 0) FROM answers WHERE code IS NOT NULL"
-        ).fetchone()
-        failed, totals.failed, totals.errors = totals.failed, 0, {}
-        totals.prompt_tokens -= sums[0]
-        totals.completion_tokens -= sums[1]
-        totals.cached_tokens -= sums[2]
         with self._transaction():
+            sums = self._db.execute(
+                "SELECT coalesce(sum(prompt_tokens), 0), coalesce(sum(completion_tokens), 0), "
+                "coalesce(sum(cached_tokens), 0) FROM answers WHERE code IS NOT NULL"
+            ).fetchone()
+            totals = self.totals()
+            failed, totals.failed, totals.errors = totals.failed, 0, {}
+            totals.prompt_tokens -= sums[0]
+            totals.completion_tokens -= sums[1]
+            totals.cached_tokens -= sums[2]
             self._db.execute("DELETE FROM answers WHERE code IS NOT NULL")
             self._put({"totals": asdict(totals), "state": "new"})
         return failed
