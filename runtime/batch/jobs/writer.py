@@ -88,10 +88,11 @@ class GroupWriter:
         try:
             closing = False
             while not closing:
-                self._wake.wait(COMMIT_SECONDS)
+                enough = self._wake.wait(COMMIT_SECONDS)
                 self._wake.clear()
                 closing = self._closing  # read first: no answer follows once it is set
-                while self._answers:
+                least = 1 if closing or not enough else COMMIT_LINES
+                while len(self._answers) >= least:
                     count = min(len(self._answers), COMMIT_LINES)
                     batch = [self._answers.popleft() for _ in range(count)]
                     self._check()
