@@ -21,7 +21,6 @@ from ....errors import (
 from ...service.access.admission import Admission
 from ...service.core.caller import CALLER, Caller
 from ...service.core.deltas import collect
-from ...service.core.handler import LLMHandler
 from ...service.http.openai.embeddings import embeddings_response, read_embeddings
 from ..inputs.lines import EMBEDDINGS, BatchLine
 from ..jobs.journal import Answer
@@ -33,6 +32,7 @@ from .batches import Batch
 LOW_PRIORITY = 1_000_000
 _POLL_SECONDS = 0.1
 _RETRY_SECONDS = 0.5
+_MOST_EMBEDDINGS = 8  # lines with embeddings at a time
 # Errors that are retried.
 _TRANSIENT = (QueueFullError, ServiceUnavailableError, EngineClosedError)
 
@@ -93,8 +93,7 @@ class ServedExecutor:
         CALLER.set(self._caller())  # each line has its own task
         while True:
             try:
-                with self._handler(line) as handler:
-                    return await self._once(handler, line)
+                return await (self._embeddings(line) if line.url == EMBEDDINGS else self._generation(line))
             except _TRANSIENT:
                 await asyncio.sleep(_RETRY_SECONDS)
             except CarryallError as error:
@@ -107,33 +106,35 @@ class ServedExecutor:
             return None
         return (keys.named(owner) if keys else None) or Caller(owner, tuple(self._batch.models))
 
-    @contextlib.contextmanager
-    def _handler(self, line: BatchLine) -> Iterator[LLMHandler]:
-        name = line.body.get("model")
-        handler = self._models.llm(name if isinstance(name, str) else None)
+    async def _generation(self, line: BatchLine) -> Answer:
+        begin, handler = time.monotonic(), self._models.llm(_model(line))
         info = handler.model.info
         self._most = max(1, info.max_slots - max(1, info.max_slots // 4))
         self._model = info.model
-        yield handler
+        asked = read_generation(line, handler.model.defaults, 0)
+        request = dataclasses.replace(
+            self._models.admitted(asked.request),
+            priority=LOW_PRIORITY,
+            request_id=f"{self._batch.id}-{line.number}-{time.monotonic_ns()}",
+        )
+        result = await collect(handler.generate(request))
+        result = dataclasses.replace(result, request_id=f"batch_req_{line.number}")
+        body, usage = asked.body(result, info.model, self._batch.created_at), result.usage
+        tokens = (usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens)
+        reason, seconds = result.choices[0].finish_reason, time.monotonic() - begin
+        return completed(line, body, reason, tokens, seconds=seconds, worker="service")
 
-    async def _once(self, handler: LLMHandler, line: BatchLine) -> Answer:
-        begin, model = time.monotonic(), handler.model.info.model
-        if line.url == EMBEDDINGS:
-            ask = read_embeddings(line.body)
-            found = await handler.embed(ask.inputs, pooling=ask.pooling, normalize=ask.normalize)
-            body, reason = embeddings_response(ask, found, model), "stop"
-            tokens = (found.prompt_tokens, 0, 0)
-        else:
-            asked = read_generation(line, handler.model.defaults, 0)
-            request = dataclasses.replace(
-                self._models.admitted(asked.request),
-                priority=LOW_PRIORITY,
-                request_id=f"{self._batch.id}-{line.number}-{time.monotonic_ns()}",
-            )
-            result = await collect(handler.generate(request))
-            result = dataclasses.replace(result, request_id=f"batch_req_{line.number}")
-            body = asked.body(result, model, self._batch.created_at)
-            reason = result.choices[0].finish_reason
-            usage = result.usage
-            tokens = (usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens)
-        return completed(line, body, reason, tokens, seconds=time.monotonic() - begin, worker="service")
+    async def _embeddings(self, line: BatchLine) -> Answer:
+        begin, handler = time.monotonic(), self._models.embedder(_model(line))
+        self._most = _MOST_EMBEDDINGS
+        self._model = handler.name
+        ask = read_embeddings(line.body)
+        found = await handler.embed(ask.inputs, pooling=ask.pooling, normalize=ask.normalize)
+        body, seconds = embeddings_response(ask, found, handler.name), time.monotonic() - begin
+        tokens = (found.prompt_tokens, 0, 0)
+        return completed(line, body, "stop", tokens, seconds=seconds, worker="service")
+
+
+def _model(line: BatchLine) -> str | None:
+    name = line.body.get("model")
+    return name if isinstance(name, str) else None

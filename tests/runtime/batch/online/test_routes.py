@@ -18,13 +18,17 @@ from typing import Any
 import openai
 import pytest
 from api_keys import key_file
+from encoder_kit import write_encoder
 from http_serving import HttpServed, http_serving
 from null_llm import null_llm
 
 import carryall
 from carryall.runtime.api.async_llm import AsyncLLM
+from carryall.runtime.api.text_encoder import TextEncoder
 from carryall.runtime.batch.online import served as served_module
 from carryall.runtime.batch.online.routes import BatchService
+from carryall.runtime.service.core.model_entry import ModelLoader
+from carryall.runtime.service.core.repository import ModelRepository
 from carryall.runtime.types.sampling_params import SamplingParams
 
 OPEN = ("validating", "in_progress", "finalizing", "cancelling")
@@ -128,6 +132,27 @@ def test_each_endpoint_answers_in_its_shape(tmp_path: Path, endpoint: str, body:
                 ("response", "output") if endpoint == "/v1/responses" else ("chat.completion", "completion")
             )
             assert (found["object"], found["usage"][f"{name}_tokens"]) == (kind, 3)
+
+    asyncio.run(scenario())
+
+
+def test_an_encoder_answers_batches_of_embeddings(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        write_encoder(tmp_path / "m")
+        models = ModelRepository(
+            {"vectors": ModelLoader(lambda: TextEncoder(tmp_path / "m"), kind="encoder")}
+        )
+        parts: Any = [lambda models, settings: BatchService(tmp_path / "batches", settings)]
+        async with http_serving(None, models, parts) as served:
+            client = served.openai()
+            url, inputs = "/v1/embeddings", [["the cat", "a dog"], ["the dog"]]
+            bodies = [{"model": "vectors", "input": texts} for texts in inputs]
+            data = jsonl(*(line(n, url, **body) for n, body in enumerate(bodies)))
+            batch = await ended(client, (await batch_of(client, data, endpoint=url)).id)
+            results = await lines_of(client, batch.output_file_id)
+            for body, result in zip(bodies, results, strict=True):
+                direct = await client.embeddings.create(**body, encoding_format="float")
+                assert result["response"]["body"] == direct.to_dict()
 
     asyncio.run(scenario())
 
