@@ -150,9 +150,11 @@ def input_order(name: str, groups: Array, size: int) -> npt.NDArray[np.intp] | N
     """
     if np.array_equal(groups, np.arange(len(groups)) // size):
         return None
-    counts = np.bincount(groups) if len(groups) and groups.min() >= 0 else np.zeros(0, int)
-    last = len(groups) - size * (-(-len(groups) // size) - 1)
-    if len(counts) != -(-len(groups) // size) or (counts[:-1] != size).any() or counts[-1:] != last:
+    number = -(-len(groups) // size)
+    in_range = len(groups) and groups.min() >= 0 and groups.max() < number
+    counts = np.bincount(groups, minlength=number) if in_range else np.zeros(number, int)
+    last = len(groups) - size * (number - 1)
+    if (counts[:-1] != size).any() or counts[-1:] != last:
         raise CheckpointError(f"tensor '{name}': its groups do not have {size} inputs each")
     return np.argsort(groups, kind="stable")
 

@@ -163,6 +163,7 @@ Q = "model.layers.0.self_attn.q_proj"
         ("gptq-4-32", {"scales": np.ones((3, 64), np.float16)}, r"q_proj.scales': expected shape \[2, 64\]"),
         ("gptq-4-32", {"g_idx": np.zeros(64, np.int32)}, "g_idx': its groups do not have 32 inputs each"),
         ("gptq-4-32", {"g_idx": np.full(64, -1, np.int32)}, "g_idx': its groups do not have 32 inputs each"),
+        ("gptq-4-32", {"g_idx": np.full(64, 2**31 - 1, np.int32)}, "groups do not have 32 inputs each"),
         ("gptq-4-32", {"qweight": np.zeros(8, np.int32)}, r"expected a matrix, found shape \[8\]"),
         ("awq-32", {"scales": None}, "no tensor '.*q_proj.scales'"),
         (
