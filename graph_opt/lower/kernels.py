@@ -41,6 +41,7 @@ class Kernels:
         matmul_nbits: MatMulNBits exists for these weight widths.
         accuracy_level: MatMulNBits' ``accuracy_level``; 4 computes in int8, 1 in fp32, 0 leaves it unset.
         gather_block_quantized: GatherBlockQuantized exists.
+        gather_zero_points: it takes one zero point of 4 bits per byte.
         quantized_linear: carryall's own kernels are registered with the session, and preferred.
         dynamic_quantize_matmul: DynamicQuantizeMatMul exists.
         matmul_integer_to_float: MatMulIntegerToFloat exists.
@@ -72,6 +73,7 @@ class Kernels:
     matmul_nbits: tuple[int, ...] = (4, 8)
     accuracy_level: int = 4
     gather_block_quantized: bool = True
+    gather_zero_points: bool = True
     quantized_linear: bool = False
     dynamic_quantize_matmul: bool = True
     matmul_integer_to_float: bool = True
@@ -156,12 +158,13 @@ DIRECTML = Kernels(
 )
 
 # onnxruntime-ep-webgpu 0.4, contrib_ops/webgpu, compared with the CPU's kernels on software devices:
-#   MatMulNBits of 2, 4 and 8 bits with zero points and bias, GatherBlockQuantized,
+#   MatMulNBits of 2, 4 and 8 bits with zero points and bias, GatherBlockQuantized without zero points,
 # SkipSimplifiedLayerNormalization, GroupQueryAttention packed, with rotary, windows, and rows of several
 # lengths are right. GroupQueryAttention ignores softcap and ``position_ids``, has no int8 cache, and refuses
 # q_norm_weight with packed operands. No MoE. 64-bit integers are indices and shapes only.
 WEBGPU = Kernels(
     accuracy_level=0,
+    gather_zero_points=False,
     dynamic_quantize_matmul=False,
     matmul_integer_to_float=False,
     int8_kv=False,

@@ -10,7 +10,7 @@ is copied back when its bank or another slot is needed. A single sequence is thu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -36,6 +36,7 @@ class BankedMemory(DeviceMemory):
         length: positions per slot.
         device: the device.
         session_factory: opens an ONNX model, given as bytes, on the same device; used to copy slots.
+        host_inputs: inputs that the session reads from host memory.
         bank: slots of a bank, the largest number of rows of a decode run.
 
     Raises:
@@ -50,11 +51,14 @@ class BankedMemory(DeviceMemory):
         *,
         device: Device,
         session_factory: Callable[[bytes], Any],
+        host_inputs: Collection[str],
         bank: int,
     ) -> None:
         self._bank = min(bank, slots)
         self._staged: int | None = None  # the slot whose content is in the stage, not in its bank
-        super().__init__(specs, slots, length, device=device, session_factory=session_factory)
+        super().__init__(
+            specs, slots, length, device=device, session_factory=session_factory, host_inputs=host_inputs
+        )
 
     def prepare(self, first: int, count: int) -> None:
         """Copy the slots of the next run to where ``bind_caches`` bound them."""

@@ -20,7 +20,7 @@ from ..kv.kv_memory import KVSpec
 from . import ort
 from .slot_memory import Array, BoundRun, SlotMemory, shared_value
 
-# The kernels read this input from host memory on every device (onnxruntime's contrib_ops/cuda/bert/
+# CUDA's kernels read only this input from host memory (onnxruntime's contrib_ops/cuda/bert/
 # group_query_attention.cc: InputMemoryType(OrtMemTypeCPUInput, 6)).
 _ON_HOST = frozenset({TOTAL_SEQUENCE_LENGTH})
 _GRAPH_ID = "gpu_graph_id"  # a run option; -1 disables capture and replay
@@ -62,15 +62,24 @@ class DeviceMemory(SlotMemory):
         length: positions per slot.
         device: the device.
         session_factory: opens an ONNX model, given as bytes, on the same device; used to copy slots.
+        host_inputs: inputs that the session reads from host memory; a device value bound for one of them
+            would be copied once, when it is bound.
 
     Raises:
         ProviderRuntimeError: the device has not enough memory.
     """
 
     def __init__(
-        self, specs: Mapping[str, KVSpec], slots: int, length: int, *, device: Device, session_factory: Any
+        self,
+        specs: Mapping[str, KVSpec],
+        slots: int,
+        length: int,
+        *,
+        device: Device,
+        session_factory: Any,
+        host_inputs: Collection[str] = _ON_HOST,
     ) -> None:
-        self.slots, self.length = slots, length
+        self.slots, self.length, self._host_inputs = slots, length, host_inputs
         self._device, self._specs = device, specs
         self._copier: Any = session_factory(self._copy_model())
         self._graph_ids: Iterator[int] = itertools.count(1)
@@ -92,7 +101,7 @@ class DeviceMemory(SlotMemory):
         if not self._device.updates:
             return _Rebinding(binding, memory=self, feeds=feeds, results=results)
         run = BoundRun(binding, options=_graph_options(next(self._graph_ids) if capture else None))
-        on_host = {name: array for name, array in feeds.items() if name in _ON_HOST}
+        on_host = {name: array for name, array in feeds.items() if name in self._host_inputs}
         super().bind_once(binding, on_host, {})
         for name, array in feeds.items():
             if name not in on_host:

@@ -52,6 +52,7 @@ _EXTRAS = {
     "TensorrtExecutionProvider": "tensorrt",
     "DmlExecutionProvider": "directml",
 }
+_STARTS = "::CreateProvider("  # in errors of a plugin that could not start
 _FATAL_ONLY, _WARNINGS = 4, 2  # severities; onnxruntime starts with warnings
 
 
@@ -295,7 +296,7 @@ def load_error(error: BaseException, model: str, providers: list[str]) -> Carrya
             f"some nodes of {model} cannot run on {', '.join(providers)} and would fall back to the CPU. "
             "Lower the model for this provider, or allow the fallback."
         )
-    if type(error).__name__ == "EPFail":
+    if type(error).__name__ == "EPFail" or _STARTS in text:
         return ProviderUnavailableError(f"{', '.join(providers)} failed while loading {model}: {text}")
     too_new = "official support for domain ai.onnx is till opset" in text
     hint = " `carryall optimize` lowers the opset where it can" if too_new else ""

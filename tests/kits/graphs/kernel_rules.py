@@ -50,16 +50,9 @@ def _webgpu_attention(node: ir.Node) -> str | None:
 
 
 def _webgpu_gather(node: ir.Node) -> str | None:
-    if len(node.inputs) < 4 or node.inputs[3] is None or node.inputs[2] is None:
-        return None
-    points = node.inputs[3].shape
-    made = node.inputs[2].producer()
-    scales = made.inputs[0] if made is not None and made.op_type == "Unsqueeze" else node.inputs[2]
-    shape = scales.shape if scales is not None else None
-    expected = [*(shape or ()), *([1] if scales is not node.inputs[2] else [])]
-    return (
-        None if points is not None and list(points) == expected else f"zero points of {points} for {expected}"
-    )
+    has_points = len(node.inputs) > 3 and node.inputs[3] is not None
+    refused = has_points and attribute(node, "bits") == 4
+    return "one zero point of 4 bits per byte is refused" if refused else None
 
 
 def _cuda_experts(node: ir.Node) -> str | None:

@@ -23,11 +23,12 @@ from carryall.providers.ort.slot_runner import SlotRunner
 Tokens = npt.NDArray[np.int64]
 SLOTS = 6
 CAPTURING = SlotPolicy(buckets=powers_of_two(SLOTS), capture=True)
-ONE_BY_ONE = Device(name="cpu", addressable=False)
+ONE_BY_ONE = Device(name="cpu", addressable=False, updates=False)
 CASES = {
     "resident": (Device(name="cpu"), SlotPolicy()),
     "captured": (Device(name="cpu"), CAPTURING),
     "whole-prompts": (Device(name="cpu"), SlotPolicy(prompts_on_cache=False)),
+    "handles": (Device(name="cpu", addressable=False), SlotPolicy(max_hole=0, max_rows=1)),
     "no-addresses": (ONE_BY_ONE, SlotPolicy(prompts_on_cache=False, max_rows=1)),
 }
 
@@ -159,3 +160,15 @@ def test_without_addresses_slots_run_alone(model: Path) -> None:
     with pytest.raises(ProviderRuntimeError, match="one slot at a time, not 2"):
         runner.forward([Row(0, sequence(1, 0), 2), Row(1, sequence(1, 0), 2)])
     runner.close()
+
+
+def test_inputs_that_are_read_on_the_host_are_not_bound_on_the_device(model: Path) -> None:
+    """A device value would be copied to the host once, when it is bound, and later updates be lost."""
+    session = ort.open_session(model, ort.CPU)
+    names = {"input_ids": np.zeros((1, 1), np.int64), "seqlens_k": np.zeros(1, np.int32)}
+    specs = {"past_key_values.0.key": KVSpec(1, 8, np.dtype(np.float32))}
+    memory = DeviceMemory(
+        specs, 1, 8, device=Device(name="cpu"), session_factory=opener, host_inputs={"input_ids"}
+    )
+    run = memory.bind_step(session.io_binding(), names, {}, capture=False)
+    assert [array is names["seqlens_k"] for _, array in run.uploads] == [True]

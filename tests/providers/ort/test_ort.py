@@ -99,6 +99,11 @@ def test_missing_external_data_is_a_graph_error(tmp_path: Path) -> None:
         (MemoryError(), ProviderRuntimeError, "not enough memory to load the given model"),
         (RuntimeError("x Failed to allocate memory for 4096"), ProviderRuntimeError, "not enough memory"),
         (type("EPFail", (Exception,), {})("device lost"), ProviderUnavailableError, "failed while loading"),
+        (
+            RuntimeError("X::CreateProvider(o) no path"),
+            ProviderUnavailableError,
+            "failed while loading",
+        ),
         (RuntimeError("line one\nline two"), GraphError, "line one line two"),
     ],
 )

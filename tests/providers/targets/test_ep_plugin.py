@@ -1,6 +1,6 @@
-"""A real plugin provider with memory of its own: WebGPU, on a software implementation of Vulkan.
+"""Real plugin providers: WebGPU on Vulkan in software, ggml on the CPU, and Qualcomm's simulator of its NPU.
 
-The plugin is downloaded from PyPI; for the device see ``software_gpu``.
+The plugins are downloaded from PyPI; for the device of WebGPU see ``software_gpu``.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from carryall.exporter.export import export_package
 
 pytestmark = pytest.mark.slow
 
-PLUGIN = "onnxruntime-ep-webgpu==0.4.0"
-LIBRARY = "onnxruntime_ep_webgpu/libonnxruntime_providers_webgpu.so"
+WEBGPU = ("onnxruntime-ep-webgpu==0.4.0", "onnxruntime_ep_webgpu/libonnxruntime_providers_webgpu.so")
+GGML = ("onnxruntime-ggml==0.2.0", "onnxruntime_ggml/lib/libonnxruntime_ggml.so")
+QNN = ("onnxruntime-qnn==2.7.0", "onnxruntime_qnn/libonnxruntime_providers_qnn.so")
 # This plugin's attention of 32 new tokens and more is wrong on software devices, depending on the head size.
 WRONG = "computes wrong results here: logits of 32 tokens at once and one by one differ"
 
@@ -60,22 +61,46 @@ for seed in range(3):
 """
 
 
-@pytest.fixture(scope="module")
-def library() -> Path:
-    folder = zoo.folder() / "plugins"
+ONE_RUN = (
+    ANY_MODEL.split("device =")[0]
+    + """
+import onnx_ir as ir, tempfile
+from pathlib import Path
+from carryall.providers import get_provider
+from carryall.providers.base import RunnerConfig
+settings = dict([sys.argv[2].split("=", 1)])
+with tempfile.TemporaryDirectory() as folder:
+    ir.save(model, Path(folder) / "model.onnx")
+    provider = get_provider("ep:" + sys.argv[1])
+    device = provider.session(Path(folder) / "model.onnx", RunnerConfig(options=settings))
+x[...] = np.random.default_rng(0).standard_normal(x.shape)
+np.testing.assert_allclose(device.run(None, {"x": x})[0], cpu.run(None, {"x": x})[0], atol=1e-4)
+"""
+)
+
+
+def plugin(requirement: str, library: str) -> Path:
+    """Return the library of a package, which is downloaded once with its other files."""
+    folder = zoo.folder() / "plugins" / requirement
     try:
-        if not (folder / LIBRARY).is_file():
-            zoo.fetch(PLUGIN, LIBRARY, folder)
+        if not (folder / library).is_file():
+            zoo.install(requirement, folder)
     except zoo.ZooError as error:
         pytest.skip(str(error))
-    return folder / LIBRARY
+    return folder / library
 
 
-def python(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
-    """Run code where the plugin finds a software device; libraries are looked up when a process starts."""
+@pytest.fixture(scope="module")
+def library() -> Path:
+    """Return the plugin of WebGPU; skip without a software device."""
     if software_gpu.driver() is None:
         pytest.skip("no software Vulkan device: install mesa-vulkan-drivers 25, or set VK_ICD_FILENAMES")
     software_gpu.enable()
+    return plugin(*WEBGPU)
+
+
+def python(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    """Run code in a process of its own: libraries are looked up when a process starts."""
     command = [sys.executable, "-c", code, *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
 
@@ -97,3 +122,27 @@ def test_decoders_on_device_memory(library: Path, tmp_path: Path, monkeypatch: p
 def test_any_model_on_device_memory(library: Path) -> None:
     done = python(ANY_MODEL, library)
     assert done.returncode == 0, done.stderr
+
+
+def test_decoders_on_ggml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All nodes of the standard lowering run there; ONNX Runtime's own kernels are refused."""
+    monkeypatch.setenv("CARRYALL_CACHE", str(tmp_path / "cache"))
+    ggml = plugin(*GGML)
+    package = export_package(write_tiny("qwen3", tmp_path / "checkpoint"), tmp_path / "package").path
+    expected = json.loads(python(GENERATE, package, "cpu").stdout)
+    done = python(GENERATE, package, f"ep:{ggml}")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == expected
+    slots = python(GENERATE, package, f"ep:{ggml}", "lowering=slots")
+    assert "cannot run on" in slots.stderr
+    assert "GroupQueryAttention" in slots.stderr
+
+
+def test_any_model_on_the_simulator_of_qnn(tmp_path: Path) -> None:
+    qnn = plugin(*QNN)
+    settings = f"settings=backend_path={qnn.with_name('libQnnHtp.so')}"
+    done = python(ONE_RUN, qnn, settings)
+    assert done.returncode == 0, done.stderr
+    twice = python(f"{ONE_RUN}\n", qnn, "settings=")
+    assert "ProviderUnavailableError" in twice.stderr
+    assert "Could not determine default backend path" in twice.stderr
