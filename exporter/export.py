@@ -74,7 +74,7 @@ def export_model(
         CheckpointError: a weight is missing or does not match the configuration.
     """
     raw = read_config(source) if config is None else config
-    if tensors is None and (found := _quantized(source)) is not None:
+    if tensors is None and (found := _quantized(source, raw)) is not None:
         tensors = found.tensors
     module = family(raw["model_type"])
     normalised, context_length = _config(module, raw), context_lengths(raw)[1]
@@ -131,10 +131,11 @@ def export_package(
         CheckpointError: see ``export_model``, or the tokenizer is missing or damaged.
         OSError: a file cannot be written; the incomplete package is deleted.
     """
-    with opened(source) as (folder, tensors, stored):
+    raw = None if _is_gguf(source) else check_paths(source, out)  # before any work of the transformation
+    with opened(source, raw) as (folder, tensors, stored):
         if quantization is not None:
             check_float(source, stored)
-        config = check_paths(folder, out)  # before any work of the transformation
+        config = check_paths(folder, out) if raw is None else raw
         check_tokenizer(folder)
         model = export_model(folder, config, tensors)
         if transform is not None:
@@ -169,29 +170,37 @@ def check_float(source: Path, stored: dict[str, Any] | None) -> None:
         )
 
 
-def _quantized(folder: Path) -> QuantizedCheckpoint | None:
+def _is_gguf(source: Path) -> bool:
+    return source.suffix.lower() == GGUF_SUFFIX
+
+
+def _quantized(folder: Path, config: RawConfig | None) -> QuantizedCheckpoint | None:
     """Return the tensors of a checkpoint folder that another tool quantized; None for floats."""
-    if not (folder / CONFIG_FILE).is_file():
+    if config is None and not (folder / CONFIG_FILE).is_file():
         return None  # ``export_model`` reports it
-    config = read_config(folder)
+    config = read_config(folder) if config is None else config
     return read_quantized(config, safetensors_of(folder)) if config.get("quantization_config") else None
 
 
 @contextmanager
 def opened(
-    source: Path,
+    source: Path, config: RawConfig | None = None
 ) -> Iterator[tuple[Path, Mapping[str, StoredTensor] | None, dict[str, Any] | None]]:
     """Yield a folder with configuration and tokenizer, the tensors, and their quantization.
 
     For a folder these are the folder itself, None and None. The metadata of a GGUF file is written to a
     temporary folder.
 
+    Args:
+        source: the folder or the GGUF file.
+        config: the content of the folder's config.json, if already read.
+
     Raises:
         CheckpointError: the GGUF file is damaged.
         UnsupportedModelError: carryall cannot read what the GGUF file holds.
     """
-    if source.suffix.lower() != GGUF_SUFFIX:
-        found = _quantized(source)
+    if not _is_gguf(source):
+        found = _quantized(source, config)
         yield (source, None, None) if found is None else (source, found.tensors, found.record)
         return
     file = GgufFile(source)

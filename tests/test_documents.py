@@ -50,6 +50,8 @@ NOT_RUN = {
     "docs/serving.md: # config.toml in the folder": "tests/runtime/service/core/test_model_folder.py does",
     "docs/serving.md: # openssl rand": "tests/runtime/service/core/test_api_keys.py reads such files",
     "docs/cuda.md: pip install": "installs packages, and needs a GPU",
+    "docs/webgpu.md: pip install": "installs packages, and needs a Vulkan device",
+    "docs/webgpu.md: export ORT_WEBGPU": "needs a Vulkan device in software",
     "docs/directml.md: pip uninstall": "installs packages, and needs Windows and a GPU",
     "docs/openvino.md: pip install": "installs packages; tests/providers/openvino runs the provider",
     "docs/benchmarks.md: ": "needs peers in environments of their own, and hours",

@@ -144,7 +144,7 @@ class CpuProvider(OrtProvider):
     def _slot_options(self, config: RunnerConfig) -> SlotOptions:
         options = super()._slot_options(config)
         own = config.options.get("kernels") == CARRYALL
-        return dataclasses.replace(options, kernels=dataclasses.replace(CPU, quantized_linear=own))
+        return dataclasses.replace(options, kernels=dataclasses.replace(self.kernels, quantized_linear=own))
 
 
 def _has_fast_kernels() -> bool:

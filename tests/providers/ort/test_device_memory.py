@@ -165,7 +165,7 @@ def test_without_addresses_slots_run_alone(model: Path) -> None:
 def test_inputs_that_are_read_on_the_host_are_not_bound_on_the_device(model: Path) -> None:
     """A device value would be copied to the host once, when it is bound, and later updates be lost."""
     session = ort.open_session(model, ort.CPU)
-    names = {"input_ids": np.zeros((1, 1), np.int64), "seqlens_k": np.zeros(1, np.int32)}
+    names: dict[str, Any] = {"input_ids": np.zeros((1, 1), np.int64), "seqlens_k": np.zeros(1, np.int32)}
     specs = {"past_key_values.0.key": KVSpec(1, 8, np.dtype(np.float32))}
     memory = DeviceMemory(
         specs, 1, 8, device=Device(name="cpu"), session_factory=opener, host_inputs={"input_ids"}

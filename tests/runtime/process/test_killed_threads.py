@@ -24,8 +24,8 @@ from carryall.providers.targets.null import NullRunner
 from carryall.runtime.api.async_llm import AsyncLLM
 from carryall.runtime.api.dynamic_batching import DynamicBatcher
 from carryall.runtime.api.requests import RequestFactory
+from carryall.runtime.batch import run as batch_run
 from carryall.runtime.batch.jobs.journal import Journal
-from carryall.runtime.batch.workers.offline import OfflineEngine
 from carryall.runtime.engine.kv.tiers import disk
 from carryall.runtime.engine.kv.tiers.disk import DiskTier
 from carryall.runtime.text.grammars import GrammarMatcher
@@ -146,10 +146,10 @@ def test_the_thread_that_writes_kv_files(tmp_path: Path) -> None:
     ("thread", "owner", "name"),
     [
         ("carryall-batch-writer", Journal, "commit"),
-        ("carryall-batch-reader", OfflineEngine, "_prepared"),
+        ("carryall-batch-reader", batch_run, "parse_row"),
     ],
 )
-def test_a_thread_of_a_batch_job(thread: str, owner: type, name: str, tmp_path: Path) -> None:
+def test_a_thread_of_a_batch_job(thread: str, owner: Any, name: str, tmp_path: Path) -> None:
     source = batch_kit.write_lines(tmp_path / "in.jsonl", ({"prompt": f"p{n}"} for n in range(5)))
     job, twin = (batch_kit.spec(source, tmp_path / f"{n}.jsonl") for n in "ab")
     with killed_in(thread, owner, name), pytest.raises(CarryallError, match="was ended by Killed"):
