@@ -4,12 +4,14 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PYTEST_ARGS ?= -n 2
+ANYWHERE_ARGS ?=
 
-.PHONY: help demo test check lint types docs format wheel clean
+.PHONY: help demo test anywhere check lint types docs format wheel clean
 
 help:
 	@echo "make demo    take the embedded model from checkpoint to text, in seconds"
 	@echo "make test    run the tests"
+	@echo "make anywhere  run some tests under nine conditions of other machines"
 	@echo "make check   lint, types, docs and the tests under a second each: while you work, 3 minutes"
 	@echo "make docs    build the documentation into site/, links checked"
 	@echo "make lint    check style        make format  apply it"
@@ -21,6 +23,9 @@ demo: $(VENV)/.demo-ready
 
 test: $(VENV)/.test-ready
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+anywhere: $(VENV)/.test-ready
+	$(BIN)/python tools/test_anywhere.py $(ANYWHERE_ARGS)
 
 check: lint types docs
 	$(BIN)/python -m pytest $(PYTEST_ARGS) -m "not slow and not long"

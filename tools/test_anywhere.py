@@ -1,11 +1,14 @@
-"""Run the test suite under conditions of other machines.
+"""Run tests under conditions of other machines.
 
-    python tools/test_anywhere.py --list
-    python tools/test_anywhere.py read-only-home one-core -- tests/cli
+    python tools/test_anywhere.py                          # all conditions: `make anywhere`
     python tools/test_anywhere.py --pick 2 --seed 7        # two conditions at random, as CI does
+    python tools/test_anywhere.py read-only-home one-core -- tests/cli
+    python tools/test_anywhere.py --list
 
-Each condition runs pytest in a separate process. A condition that this machine cannot create (no root, no
-namespaces) is reported as skipped. The exit code is 0 if every run passed, else 1.
+Each condition runs pytest in a separate process, by default on the tests that depend on the machine most
+(signals, files, caches) and on files of tests chosen at random by the seed; what is left after ``--seconds``
+is skipped. A condition that this machine cannot create (no root, no namespaces) is reported as skipped. The
+exit code is 0 if every run passed, else 1.
 """
 
 from __future__ import annotations
@@ -23,7 +26,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+KITS = ROOT / "tests/kits"
 NOBODY = 65534
+# Tests of what differs most between machines.
+CORE = (
+    "tests/storage",
+    "tests/runtime/models/test_cache.py",
+    "tests/runtime/engine/kv/tiers/test_tiers.py",
+    "tests/cli/test_full_disk.py",
+    "tests/cli/test_signals.py",
+)
+RANDOM_FILES = 6
 
 
 @dataclass(frozen=True)
@@ -75,9 +88,7 @@ def no_xdist(scratch: Path) -> list[Run]:
 
 def random_order(scratch: Path) -> list[Run]:
     """Tests in random order; the seed is that of --seed."""
-    return [
-        Run(options=("-n", "2", "-p", "random_order"), environment={"PYTHONPATH": str(ROOT / "tests/kits")})
-    ]
+    return [Run(options=("-n", "2", "-p", "random_order"))]
 
 
 def twice_at_once(scratch: Path) -> list[Run]:
@@ -158,10 +169,24 @@ def _environment(folder: Path) -> dict[str, str]:
     }
 
 
-def start(run: Run, arguments: Sequence[str], seed: int) -> subprocess.Popen[bytes]:
+def chosen_tests(seed: int) -> list[str]:
+    """Return the tests of every run, and files chosen at random."""
+    files = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("tests/**/test_*.py"))
+    others = [name for name in files if not name.startswith(CORE)]
+    return [*CORE, *random.Random(seed).sample(others, RANDOM_FILES)]
+
+
+def start(run: Run, arguments: Sequence[str], seed: int, seconds: float) -> subprocess.Popen[bytes]:
     """Start pytest under a condition."""
-    environment = {**os.environ, "CARRYALL_TEST_SEED": str(seed), **run.environment}
-    command = [*run.prefix, sys.executable, "-m", "pytest", "-q", *run.options, *arguments]
+    environment = {
+        **os.environ,
+        "CARRYALL_TEST_SEED": str(seed),
+        "CARRYALL_TEST_SECONDS": str(seconds),
+        "PYTHONPATH": str(KITS),
+        **run.environment,
+    }
+    options = ("-q", "-p", "time_limit", *run.options)
+    command = [*run.prefix, sys.executable, "-m", "pytest", *options, *arguments]
 
     def prepare() -> None:
         if run.ignore_interrupts:
@@ -179,6 +204,7 @@ def main() -> int:
     parser.add_argument("--list", action="store_true", help="list the conditions and exit")
     parser.add_argument("--pick", type=int, help="number of conditions to run, chosen at random")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**31))
+    parser.add_argument("--seconds", type=float, default=60.0, help="after which a run skips what is left")
     own, after = sys.argv[1:], []
     if "--" in own:
         own, after = own[: own.index("--")], own[own.index("--") + 1 :]
@@ -192,8 +218,9 @@ def main() -> int:
         parser.error(f"unknown: {', '.join(sorted(unknown))}; known: {', '.join(CONDITIONS)}")
     if options.pick is not None:
         chosen = random.Random(options.seed).sample(chosen, options.pick)
-    print(f"seed {options.seed}: {', '.join(chosen)}", flush=True)
-    failed = [name for name in chosen if not passes(name, after, options.seed)]
+    tests = after or chosen_tests(options.seed)
+    print(f"seed {options.seed}: {', '.join(chosen)}\n{' '.join(tests)}", flush=True)
+    failed = [name for name in chosen if not passes(name, tests, options.seed, options.seconds)]
     print(
         f"{len(chosen) - len(failed)} of {len(chosen)} conditions passed"
         + f"; failed: {failed}" * bool(failed)
@@ -201,7 +228,7 @@ def main() -> int:
     return int(bool(failed))
 
 
-def passes(name: str, arguments: Sequence[str], seed: int) -> bool:
+def passes(name: str, arguments: Sequence[str], seed: int, seconds: float) -> bool:
     """Return whether all runs of one condition passed; a skipped one passes."""
     with tempfile.TemporaryDirectory(prefix="carryall-", ignore_cleanup_errors=True) as scratch:
         try:
@@ -210,7 +237,7 @@ def passes(name: str, arguments: Sequence[str], seed: int) -> bool:
             print(f"== {name}: skipped, {reason}", flush=True)
             return True
         print(f"== {name}", flush=True)
-        codes = [process.wait() for process in [start(run, arguments, seed) for run in runs]]
+        codes = [process.wait() for process in [start(run, arguments, seed, seconds) for run in runs]]
     return not any(codes)
 
 

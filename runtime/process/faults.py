@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import traceback
 
-from ...errors import CarryallError, RequestFailedError
+from ...errors import CarryallError, ProviderError, RequestFailedError
 
 
 def fault_text(what: str, error: BaseException) -> str:
@@ -26,7 +26,12 @@ def raised_in_thread(what: str, error: BaseException) -> Exception:
 
 
 def log_fault(log: logging.Logger, request_id: str, what: str, error: BaseException) -> None:
-    """Log the type and place of a request's fault; not its message, which may quote the request."""
+    """Log the type and place of a request's fault; of a device or file also the message.
+
+    Other messages may quote the request.
+    """
     frames = traceback.extract_tb(error.__traceback__)[-3:]
     places = " < ".join(f"{frame.name} ({frame.filename}:{frame.lineno})" for frame in reversed(frames))
-    log.error("request %s: %s failed: %s in %s", request_id, what, type(error).__name__, places)
+    told = isinstance(error, ProviderError | OSError)
+    name = f"{type(error).__name__}: {error}" if told else type(error).__name__
+    log.error("request %s: %s failed: %s in %s", request_id, what, name, places)

@@ -22,6 +22,7 @@ from ....errors import (
     RequestFailedError,
     UnknownModelError,
 )
+from ...process.faults import log_fault
 from ..core.status import status_of
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -55,7 +56,7 @@ async def errors_as_status(context: Context) -> AsyncIterator[None]:
     except Exception as error:
         if context.done():  # the client is gone and cannot get a status
             raise
-        _log.exception("a call failed")
+        log_fault(_log, "-", "a call", error)
         await _abort(context, RequestFailedError(f"internal error of the server: {type(error).__name__}"))
 
 

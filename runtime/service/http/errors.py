@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from ....errors import CarryallError, QueueFullError, RateLimitError, UnknownModelError
+from ...process.faults import log_fault
 from ..core.status import status_of
 
 Json = dict[str, Any]
@@ -86,7 +87,7 @@ def error_response(request: Request, error: Exception) -> Response:
     """Return the HTTP response for an error. Errors with status 500 are logged."""
     status, message, code = described(error)
     if status == 500:
-        _log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+        log_fault(_log, "-", f"{request.method} {request.url.path}", error)
     headers = dict(getattr(error, "headers", None) or {})
     if status in (429, 503):
         headers["Retry-After"] = retry_after(error)

@@ -39,17 +39,21 @@ class RequestIds:
             await self._app(scope, receive, send)
             return
         name = enter(Headers(scope=scope))
-        status, start = 0, time.monotonic()
+        status, complete, start = 0, False, time.monotonic()
 
         async def send_with_id(message: Message) -> None:
-            nonlocal status
+            nonlocal status, complete
             if message["type"] == "http.response.start":
                 status = message["status"]
                 MutableHeaders(scope=message)["X-Request-Id"] = name
             await send(message)
+            complete = message["type"] == "http.response.body" and not message.get("more_body")
 
         try:
             await self._app(scope, receive, send_with_id)
+        except Exception as error:  # noqa: BLE001 -- ``error_response`` logged it; the server would log its text
+            if not complete:
+                raise RuntimeError(f"the response was cut off: {type(error).__name__}") from None
         finally:
             if _log.isEnabledFor(logging.INFO):
                 seconds = time.monotonic() - start

@@ -14,6 +14,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from ....errors import CarryallError
+from ...process.faults import log_fault
 from .errors import described, error_json
 
 T = TypeVar("T")
@@ -101,7 +102,7 @@ class StreamedAnswer(Response):
                 raise
             except Exception as error:  # noqa: BLE001 -- every error must be reported to the client
                 if not isinstance(error, CarryallError):
-                    _log.exception("a streamed response failed")
+                    log_fault(_log, "-", "a streamed response", error)
                 await send({"type": "http.response.body", "body": self._late_error(error), "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
