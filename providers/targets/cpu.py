@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 
 import onnx_ir as ir
 
-from ...errors import ProviderUnavailableError, UsageError
+from ...errors import ProviderUnavailableError
 from ...graph_opt.graph.edit import nodes_of
 from ...graph_opt.lower.kernels import CPU
 from ...graph_opt.lower.pipelines.slots import SlotOptions, slot_passes
@@ -33,6 +33,7 @@ _NARROW = 12  # rows; for fewer, reading int8 weights takes longer than unpackin
 _WIDE_CHUNK = 512  # tokens; 7 % faster than 128, with fewer short last chunks (16 tokens cost as much as 40)
 WIDE_POLICY = SlotPolicy(narrow_rows=_NARROW, narrow_tokens=_NARROW, prefill_chunk=_WIDE_CHUNK)
 OWN_POLICY = SlotPolicy(prefill_chunk=_WIDE_CHUNK)
+_LARGE_BLOCK = 128  # inputs of a block from which on carryall's kernels are faster for prompts too
 CARRYALL = "carryall"  # the value of ``kernels``
 _NARROW_BITS = 4  # for 8-bit weights, int8 activations lose more than the rounding of the weights did
 _SHARE = 0.25  # of the available memory that the second copy of the weights may take
@@ -50,11 +51,11 @@ class CpuOptions(Checked):
         kernels: ``carryall`` computes products with int4 and int8 weights by carryall's own kernels, which
             must be built (``carryall doctor --build-kernels``); ``onnxruntime`` by its own. ``auto`` is
             ``carryall`` if they are there.
-        wide_products: only with onnxruntime's kernels. ``on`` computes matrix products of prompts, and of
-            steps with more than 12 sequences, in int8, in half to two thirds of the time. A second graph
-            holds the int4 and int8 weights with one byte each. It needs VNNI or an ARM core. ``auto`` is on
-            for int4 weights if the CPU has VNNI and twice these bytes fit into a quarter of the free memory;
-            ``off`` saves the memory.
+        wide_products: ``on`` computes matrix products of prompts, and of steps with more than 12 sequences,
+            in int8 by a second graph, which holds the int4 and int8 weights with one byte each. It needs VNNI
+            or an ARM core. ``auto`` is on for int4 weights if the CPU has VNNI and twice these bytes fit into
+            a quarter of the free memory; with carryall's kernels, only for blocks smaller than 128. ``off``
+            saves the memory, and with carryall's kernels no row depends on the rows beside it.
     """
 
     spinning: bool = True
@@ -75,20 +76,16 @@ class CpuProvider(OrtProvider):
         """Decide ``kernels=auto`` by the library, ``wide_products=auto`` by weights, CPU and free memory.
 
         Raises:
-            UsageError: the options exclude each other.
             ProviderUnavailableError: carryall's kernels are asked for or installed, but cannot be used.
         """
         options = self.checked_options(config.options)
         kernels, wide = options["kernels"], options["wide_products"]
         if kernels == "auto":
-            kernels = CARRYALL if wide != "on" and _has_fast_kernels() else "onnxruntime"
-        if kernels == CARRYALL and wide == "on":
-            raise UsageError("wide_products is for kernels onnxruntime; carryall's need no second graph")
+            kernels = CARRYALL if _has_fast_kernels() else "onnxruntime"
         if kernels == CARRYALL:
             kernel_library()
-            wide = "off"
-        elif wide == "auto":
-            wide = "on" if _wide_products_pay(graph) else "off"
+        if wide == "auto":
+            wide = "on" if _wide_products_pay(graph, own=kernels == CARRYALL) else "off"
         settled = {"kernels": kernels, "wide_products": wide}
         return dataclasses.replace(config, options={**config.options, **settled})
 
@@ -152,8 +149,12 @@ def _has_fast_kernels() -> bool:
     return find_library() is not None and kernel_library().isa != PORTABLE
 
 
-def _wide_products_pay(graph: Callable[[], ir.Model]) -> bool:
-    size, facts = wide_bytes(graph().graph), machine.describe_machine()
+def _wide_products_pay(graph: Callable[[], ir.Model], *, own: bool) -> bool:
+    """Whether a second graph pays; beside ``own`` kernels only for small blocks."""
+    found, facts = graph().graph, machine.describe_machine()
+    if own and _mean_block(found) >= _LARGE_BLOCK:
+        return False
+    size = wide_bytes(found)
     fits = 2 * size <= facts.memory_available * _SHARE
     wide = size > 0 and fits and bool(_VNNI & set(facts.features))
     if wide:
@@ -175,6 +176,14 @@ def wide_bytes(graph: ir.Graph) -> int:
     narrow = sum(one.inputs * one.outputs for one in weights if one.bits == _NARROW_BITS)
     every = sum(one.inputs * one.outputs for one in weights)
     return every if 2 * narrow > every else 0
+
+
+def _mean_block(graph: ir.Graph) -> float:
+    """Return the weights of products per scale; 0 without blocked weights."""
+    found = [_blocked(node.inputs[1]) for node in nodes_of(graph, "MatMul")]
+    weights = [one for one in found if isinstance(one, BlockedWeight)]
+    scales = sum(one.blocks * one.outputs for one in weights)
+    return sum(one.inputs * one.outputs for one in weights) / max(scales, 1)
 
 
 def _blocked(value: ir.Value | None) -> BlockedWeight | str | None:

@@ -106,7 +106,7 @@ def slot_passes(options: SlotOptions) -> list[ir.passes.PassBase]:
     if options.fused_experts and not options.wide_products:
         passes.append(FusedExpertsPass(kernels.experts, accuracy_level=kernels.accuracy_level))
     passes.append(MergeProjectionsPass())
-    if kernels.quantized_linear:
+    if kernels.quantized_linear and not options.wide_products:
         passes.append(QuantizedLinearPass())
     passes.append(SplitMinimaPass())
     if kernels.branchwise_norms:
@@ -127,6 +127,8 @@ def slot_passes(options: SlotOptions) -> list[ir.passes.PassBase]:
         passes.append(RulePass("QuickGelu", [QuickGelu()]))
     if options.wide_products:
         passes.append(WideProductsPass())
+        if kernels.quantized_linear:
+            passes.append(QuantizedLinearPass())  # embedding and head
     passes.append(QuantizedWeightsPass(kernels))
     if not kernels.dequantize_blocks:
         passes.append(DequantizeWeightsPass())
