@@ -26,6 +26,7 @@ from carryall.runtime.service.core.repository import ModelRepository
 from carryall.runtime.service.core.served_model import ServedModel, load_served_model
 from carryall.runtime.service.http.app import make_app
 from carryall.runtime.service.http.server import HttpServer
+from carryall.runtime.service.kserve.inference import Inference
 
 PROMPT = "def process(values, limit={n}):\n    result = []\n    for value in values:\n"
 
@@ -93,7 +94,7 @@ async def compare(arguments: argparse.Namespace) -> None:
 
     models = ModelRepository.of_one("model", load)
     config = ServerConfig(http_port=0, grpc_port=None)
-    server = HttpServer(make_app(models, config), config)
+    server = HttpServer(make_app(models, Inference.of(models, config)), config)
     address = await server.start()
     await models.load_all()
     rounds: list[tuple[dict[str, Any], dict[str, Any]]] = []

@@ -54,12 +54,13 @@ async def service(folder: Path) -> AsyncIterator[str]:
             yield served.url
 
 
-async def output_of(command: list[str], **environment: str) -> str:
-    """What a command prints; it must succeed."""
+async def output_of(command: list[str], folder: Path, **environment: str) -> str:
+    """What a command prints, run in a folder; it must succeed."""
     process = await asyncio.create_subprocess_exec(
         *command,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
+        cwd=folder,
         env={**os.environ, "PYTHONPATH": str(CLIENTS), **environment},
     )
     out, err = await asyncio.wait_for(process.communicate(), SECONDS)
@@ -73,7 +74,7 @@ def test_client(script: str, tmp_path: Path) -> None:
 
     async def scenario() -> None:
         async with service(tmp_path / "encoder") as url:
-            out = await output_of([str(python), str(CLIENTS / script), url])
+            out = await output_of([str(python), str(CLIENTS / script), url], tmp_path)
             results = json.loads(out.splitlines()[-1])
             assert len(results) > 3
             assert {name: error for name, error in results.items() if error} == {}
@@ -98,7 +99,7 @@ metric_list:
 
 def test_lm_eval(tmp_path: Path) -> None:
     """lm-eval's accuracy by ``echo`` and ``logprobs`` is what the engine itself says."""
-    python = python_with("lm-eval[api]")
+    python = python_with("lm-eval[api]", "transformers")
     questions = [
         {"question": f"def f{n}(x):", "choices": [" return x", " pass", " x = 1"], "answer": n % 3}
         for n in range(6)
@@ -124,7 +125,9 @@ def test_lm_eval(tmp_path: Path) -> None:
                 options,
             ]
             command += ["--tasks", "tiny", "--include_path", str(tmp_path), "--output_path", str(tmp_path)]
-            await output_of(command, OPENAI_API_KEY="none", HF_HOME=str(tmp_path / "hf"), HF_HUB_OFFLINE="1")
+            await output_of(
+                command, tmp_path, OPENAI_API_KEY="none", HF_HOME=str(tmp_path / "hf"), HF_HUB_OFFLINE="1"
+            )
             (report,) = tmp_path.rglob("results_*.json")
             found = json.loads(report.read_text())["results"]["tiny"]["acc,none"]
             assert found == pytest.approx(right / len(questions))
@@ -142,6 +145,6 @@ def test_schemathesis(tmp_path: Path) -> None:
             command += ["--max-examples", os.environ.get("CARRYALL_SCHEMATHESIS_EXAMPLES", "20")]
             command += ["--workers", "2", "--request-timeout", "30", "--seed", "1"]
             checks = "not_a_server_error,status_code_conformance,content_type_conformance"
-            await output_of([*command, "--checks", checks])
+            await output_of([*command, "--checks", checks], tmp_path)
 
     asyncio.run(scenario())
