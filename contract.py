@@ -24,6 +24,7 @@ TOP_LOGITS, TOP_TOKEN_IDS, LOGSUMEXP = "top_logits", "top_token_ids", "logsumexp
 # Keys of a model's metadata.
 CONTEXT_LENGTH = "context_length"
 SLIDING_WINDOWS = "sliding_windows"
+EXPLICIT_KV = "explicit_kv"  # why a lowered graph keeps past in, present out
 NUM_TOKENS = "num_tokens"  # number of rows of the embedding table
 
 # Caches are past_key_values.N.key and .value, and present.N.key and .value.

@@ -119,6 +119,10 @@ class GraphError(CarryallError):
     """An ONNX graph is not what a pass or a runner needs."""
 
 
+class UnsupportedAttentionError(GraphError):
+    """No kernel of the target computes the attention of a graph on KV in place."""
+
+
 class VerificationError(GraphError):
     """Two graphs differ by more than the stated bar."""
 

@@ -20,6 +20,8 @@ from . import genai_config
 RawConfig = Mapping[str, Any]
 
 CONFIG_FILE, GENERATION_FILE = "config.json", "generation_config.json"
+# In the order of preference; the later ones are those of GPT-2, MPT, BLOOM and CodeGen.
+LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx")
 MAX_LAYERS = 4096
 MAX_POSITIONS = 2**24  # above the longest contexts published, 10 million
 _HEADS = (1, 2**14)
@@ -29,7 +31,7 @@ _RANGES: Mapping[str, tuple[int, int]] = {
     **dict.fromkeys(("num_attention_heads", "n_head", "num_key_value_heads", "head_dim"), _HEADS),
     **dict.fromkeys(("hidden_size", "n_embd"), (1, 2**20)),
     **dict.fromkeys(("intermediate_size", "n_inner", "moe_intermediate_size"), (1, 2**22)),
-    **dict.fromkeys(("max_position_embeddings", "n_positions"), (1, MAX_POSITIONS)),
+    **dict.fromkeys(LENGTH_KEYS, (1, MAX_POSITIONS)),
     "original_max_position_embeddings": (1, MAX_POSITIONS),
     "vocab_size": (1, 2**27),
     **dict.fromkeys(("sliding_window_pattern", "no_rope_layer_interval", "decoder_sparse_step"), _HEADS),
@@ -316,6 +318,12 @@ def _shown(value: object) -> str:
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
+def states_length(raw: RawConfig) -> bool:
+    """Whether config.json states the context length."""
+    text = mapping(raw, "text_config") or raw
+    return any(text.get(key) is not None for key in LENGTH_KEYS)
+
+
 def context_lengths(raw: RawConfig) -> tuple[int, int]:
     """Return the maximum context length and the default context length, in tokens.
 
@@ -326,7 +334,8 @@ def context_lengths(raw: RawConfig) -> tuple[int, int]:
         CheckpointError: a length is missing or out of range.
     """
     text = with_defaults(mapping(raw, "text_config") or raw)
-    longest = integer(text, "max_position_embeddings", text.get("n_positions"))
+    key = next((key for key in LENGTH_KEYS if text.get(key) is not None), LENGTH_KEYS[0])
+    longest = integer(text, key)
     rope = mapping(text, "rope_parameters", "rope_scaling")
     rope_type = rope.get("rope_type", rope.get("type", "default"))
     original = integer(

@@ -25,11 +25,13 @@ from ..storage.writing import hide_scratch, writing
 from .config import (
     CONFIG_FILE,
     GENERATION_FILE,
+    LENGTH_KEYS,
     RawConfig,
     context_lengths,
     read_config,
     read_generation_config,
     read_json,
+    states_length,
 )
 from .gguf.file import shard_paths
 from .package_record import RECORD_FILE, PackageRecord, is_token, read_record
@@ -206,12 +208,13 @@ def write_package(
     progress: Progress | None = None,
     config: RawConfig | None = None,
     content: str | None = None,
+    context_length: int | None = None,
 ) -> Package:
     """Write ``model`` and the tokenizer and configuration files of ``source`` into the folder ``out``.
 
     ``source`` is a checkpoint folder or another package; ``config`` is the content of its config.json, if
-    already read; ``content`` is the fingerprint to record, by default that of ``source``. The other
-    arguments are those of ``export_package``.
+    already read; ``content`` is the fingerprint to record, by default that of ``source``; ``context_length``
+    is recorded if config.json states none. The other arguments are those of ``export_package``.
 
     Raises:
         OutputExistsError: ``out`` is not empty.
@@ -229,6 +232,8 @@ def write_package(
             _write_json(folder / CONFIG_FILE, config)
             _write_json(folder / GENERATION_FILE, read_generation_config(source))
         tokens = _read_bos_eos(source, config)
+        if context_length is not None and not states_length(config):
+            config = {**config, LENGTH_KEYS[0]: context_length}
         record = _make_record(folder, config, tokens, content or fingerprint(source), quantization, passes)
         record.write(folder)
     return Package(out, record)

@@ -158,6 +158,15 @@ class _MappedFile:
         )
 
 
+def safetensors_in(path: Path) -> dict[str, SafetensorsTensor]:
+    """All tensors of one file.
+
+    Raises:
+        CheckpointError: the file is missing or damaged.
+    """
+    return _MappedFile(path).entries()
+
+
 def safetensors_of(folder: Path) -> dict[str, SafetensorsTensor]:
     """All tensors of a checkpoint folder, single file or sharded.
 

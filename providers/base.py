@@ -352,6 +352,14 @@ class Provider(abc.ABC):
             config: the options of the runner; ``context_length`` must be set, for the rope tables.
         """
 
+    def explicit_passes(self, config: RunnerConfig) -> list[ir.passes.PassBase] | None:
+        """Return the passes for graphs whose attention no kernel computes in place, None if there are none.
+
+        ``passes`` raises UnsupportedAttentionError for such a graph. The lowered graph keeps the portable
+        contract, and ``runner`` opens it.
+        """
+        return None
+
     def model_passes(self) -> list[ir.passes.PassBase]:
         """Return the passes that lower a portable graph that is not a decoder for ``session``, in order."""
         return []

@@ -28,10 +28,21 @@ from ..progress import phases
     type=click.Choice(["optimum"]),
     help="Trace the model with Optimum and torch, for families without an exporter.",
 )
+@click.option(
+    "--adapter",
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    help="A LoRA adapter of PEFT, merged into the weights.",
+)
 @json_option
 @quiet_option
 def command(
-    source: str, out: Path, quantize: str, via: Literal["optimum"] | None, as_json: bool, quiet: bool
+    source: str,
+    out: Path,
+    quantize: str,
+    via: Literal["optimum"] | None,
+    adapter: Path | None,
+    as_json: bool,
+    quiet: bool,
 ) -> None:
     """Convert a Hugging Face checkpoint to a portable ONNX package.
 
@@ -45,8 +56,9 @@ def command(
         carryall export ./Qwen3-0.6B qwen3
         carryall export ./Qwen3-0.6B qwen3-int4 --quantize int4
         carryall export ./some-new-model model --via optimum
+        carryall export ./Qwen3-0.6B tuned --adapter ./my-lora
     """
     method = None if quantize == "none" else quantize
     with phases(quiet=quiet or as_json) as tell:
-        found = export(source, out, quantize=method, via=via, progress=tell)
+        found = export(source, out, quantize=method, via=via, adapter=adapter, progress=tell)
     click.echo(found.to_json() if as_json else str(found))

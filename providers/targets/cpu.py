@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal
 
 import onnx_ir as ir
 
+from ...contract import EXPLICIT_KV, SEQLENS_K
 from ...errors import ProviderUnavailableError
 from ...graph_opt.graph.edit import nodes_of
 from ...graph_opt.lower.kernels import CPU
@@ -22,9 +23,12 @@ from ..base import Runner, RunnerConfig
 from ..host import machine
 from ..native.library import PORTABLE, find_library, kernel_library
 from ..ort import ort
+from ..ort.device_memory import Device
+from ..ort.explicit import OrtExplicitSession
 from ..ort.provider import OrtProvider
 from ..ort.slot_policy import SlotPolicy
 from ..ort.slot_runner import SlotRunner
+from ..runners.explicit_runner import ExplicitRunner
 
 _log = logging.getLogger(__name__)
 
@@ -102,17 +106,29 @@ class CpuProvider(OrtProvider):
         Raises:
             ProviderUnavailableError: ``wide_products`` is on, and the CPU lacks VNNI.
         """
+        session = self._open(model, config, generating=True)
+        if SEQLENS_K not in {value.name for value in session.get_inputs()}:
+            return self._explicit_runner(session, model, config)
         if config.options.get("wide_products") != "on":
             own = config.options.get("kernels") == CARRYALL
-            session = self._open(model, config, generating=True)
             return SlotRunner(session, config, str(model), policy=OWN_POLICY if own else None)
         features = machine.describe_machine().features
         if "avx2" in features and not _VNNI & set(features):
             raise ProviderUnavailableError(
                 "wide_products needs VNNI instructions, which this CPU lacks: int8 sums would overflow"
             )
-        wide, narrow = (self._open(path, config, generating=True) for path in (model.with_name(_WIDE), model))
-        return SlotRunner(wide, config, str(model), policy=WIDE_POLICY, decode_session=narrow)
+        wide = self._open(model.with_name(_WIDE), config, generating=True)
+        return SlotRunner(wide, config, str(model), policy=WIDE_POLICY, decode_session=session)
+
+    def explicit_passes(self, config: RunnerConfig) -> list[ir.passes.PassBase]:
+        """Return the passes that keep attention and caches as they are, in order."""
+        return slot_passes(dataclasses.replace(self._slot_options(config), explicit=True))
+
+    def _explicit_runner(self, session: Any, model: Path, config: RunnerConfig) -> Runner:
+        reason = session.get_modelmeta().custom_metadata_map.get(EXPLICIT_KV, "the graph has explicit KV")
+        _log.warning("sequences run one by one and copy their KV at each step, which is slower: %s", reason)
+        device = Device(name="cpu", index=0)
+        return ExplicitRunner(OrtExplicitSession(session, device, str(model)), config, str(model))
 
     def session_entries(self, options: Mapping[str, Any]) -> dict[str, str]:
         """Return the session entries for threads, and for int8 accuracy of portable int4 graphs."""

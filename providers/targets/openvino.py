@@ -95,7 +95,17 @@ class OpenVinoProvider(Provider):
         """Return the passes that lower a portable decoder graph to a paged cache, in order."""
         if config.context_length is None:
             raise UsageError("lowering needs RunnerConfig.context_length: rope tables have that length")
-        passes = paged_passes(config.context_length)
+        return self._with_states(paged_passes(config.context_length), config)
+
+    def explicit_passes(self, config: RunnerConfig) -> list[ir.passes.PassBase] | None:
+        """Return the passes that decompose attention and keep explicit KV, in order."""
+        if config.context_length is None:
+            return None
+        return self._with_states(paged_passes(config.context_length, explicit=True), config)
+
+    def _with_states(
+        self, passes: list[ir.passes.PassBase], config: RunnerConfig
+    ) -> list[ir.passes.PassBase]:
         # With an output of hidden states, OpenVINO computes everything it depends on, back to the last matrix
         # products, in f32: here all residual sums.
         full = self.checked_options(config.options)["inference_precision"] == "f32"

@@ -10,11 +10,9 @@ import onnx_ir as ir
 
 from ...contract import CONTEXT_LENGTH
 from ...errors import CheckpointError
-from ...exporter.config import CONFIG_FILE, context_lengths, read_config, read_json
+from ...exporter.config import CONFIG_FILE, context_lengths, read_config, read_json, states_length
 from ...exporter.genai_config import GENAI_FILE
 from ...graph_opt.graph.graph_facts import position_limit
-
-_KEYS = {"max_position_embeddings", "n_positions"}
 
 
 class ContextLengths(NamedTuple):
@@ -54,7 +52,7 @@ def stated_lengths(config: Mapping[str, Any], graph: Callable[[], ir.Model]) -> 
     """
     limit = position_limit(graph().graph)
     found: ContextLengths | None = None
-    if _KEYS & set(config.get("text_config") or config):
+    if states_length(config):
         found = ContextLengths(*context_lengths(config))
     elif CONTEXT_LENGTH in graph().metadata_props:
         text = graph().metadata_props[CONTEXT_LENGTH]

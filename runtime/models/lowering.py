@@ -5,7 +5,10 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from ...errors import UsageError
+import onnx_ir as ir
+
+from ...contract import EXPLICIT_KV
+from ...errors import UnsupportedAttentionError, UsageError
 from ...exporter.package import MODEL_FILE
 from ...exporter.save import save_model
 from ...graph_opt.passes.base import GraphPass
@@ -76,8 +79,20 @@ def lowered_model(
 
     def write(folder: Path) -> None:
         for file, own in {MODEL_FILE: passes, **provider.companions(config)}.items():
-            model, _ = run(files.load(), [*first, *own])
+            try:
+                model, _ = run(files.load(), [*first, *own])
+            except UnsupportedAttentionError as error:
+                save_model(explicit(error), folder / MODEL_FILE, progress)
+                return
             save_model(model, folder / file, progress)
+
+    def explicit(error: UnsupportedAttentionError) -> ir.Model:
+        own = provider.explicit_passes(config)
+        if own is None:
+            raise error
+        model, _ = run(files.load(), [*first, *own])
+        model.metadata_props[EXPLICIT_KV] = str(error)
+        return model
 
     about = {"model": files.name, "provider": provider.name, "context_length": config.context_length}
     return cached_folder("lowered", key, build, about) / MODEL_FILE

@@ -11,7 +11,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from ...contract import SEQLENS_K
+from ...contract import LOGITS_POSITIONS, SEQLENS_K
 from ...errors import GraphError, PackageError, UsageError
 from ...exporter.export import export_package
 from ...exporter.gguf.file import GGUF_SUFFIX
@@ -33,7 +33,7 @@ from .cache import cache_key, cached_folder
 from .context import ContextLengths, optional_config, stated_lengths
 from .find import find_model, side_folder
 
-_LOWERED_INPUTS = (SEQLENS_K, "block_indices")
+_LOWERED_INPUTS = (SEQLENS_K, LOGITS_POSITIONS, "block_indices")
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from typing import Any
 
 import onnx_ir as ir
 
+from ...contract import CONTEXT_LENGTH
 from ...errors import OutputExistsError, UsageError
 from ...exporter.package import TOKENIZER_FILE, Package, check_paths, write_package
 from ...graph_opt.graph import graph_facts
@@ -51,10 +52,16 @@ def write_graph(
             model,
             source,
             out,
+            context_length=_stated_length(model),
             quantization=quantization or (record.quantization if record else None),
             passes=(*(record.passes if record else ()), *passes),
             progress=progress,
         )
+
+
+def _stated_length(model: ir.Model) -> int | None:
+    text = model.metadata_props.get(CONTEXT_LENGTH, "")
+    return int(text) if text.isdecimal() else None
 
 
 def check_output(source: Path, out: Path) -> None:

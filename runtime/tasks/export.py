@@ -11,10 +11,12 @@ from typing import Any, Literal
 import onnx_ir as ir
 
 from ...errors import UsageError
+from ...exporter.adapter import merge_adapter
 from ...exporter.export import check_float, export_model, opened
 from ...exporter.gguf.file import GGUF_SUFFIX
 from ...exporter.optimum import trace
 from ...exporter.package import Package, check_paths, fingerprint, write_package
+from ...exporter.safetensors_files import safetensors_of
 from ...graph_opt.graph import graph_facts
 from ...graph_opt.passes.base import pass_name
 from ...graph_opt.pipeline.pipeline import run
@@ -89,6 +91,7 @@ def export(
     *,
     quantize: QuantizationRecipe | str | None = None,
     via: Literal["optimum"] | None = None,
+    adapter: str | Path | None = None,
     progress: Progress | None = None,
 ) -> ExportReport:
     """Convert a Hugging Face checkpoint to a portable ONNX package.
@@ -101,6 +104,7 @@ def export(
         quantize: a quantization recipe or the name of a method; recipes that need calibration work only in
             ``carryall.quantize``.
         via: ``optimum`` traces the model with Optimum and torch, for families without an exporter.
+        adapter: a folder with a LoRA adapter of PEFT, which is merged into the weights.
         progress: called for every tensor, in bytes.
 
     Raises:
@@ -112,6 +116,8 @@ def export(
     path, out = find_model(source), Path(out)
     if (path.is_file() and path.suffix.lower() != GGUF_SUFFIX) or Package.is_package(path):
         raise UsageError(f"{source} is already exported; see 'carryall quantize' and 'carryall optimize'")
+    if adapter is not None and via is not None:
+        raise UsageError("adapter is merged by carryall's own exporter; omit via, or merge it with PEFT")
     if isinstance(quantize, str):
         quantize = QuantizationRecipe(quantize)
     passes, record = ([], None) if quantize is None else quantize.passes()
@@ -122,6 +128,8 @@ def export(
             check_float(path, stored)
         check_paths(folder, out)  # before any work
         before: list[ir.passes.PassBase] = [] if via is None else [*portable_passes()]
+        if adapter is not None:
+            tensors = merge_adapter(safetensors_of(folder) if tensors is None else tensors, Path(adapter))
         model = export_model(folder, tensors=tensors) if via is None else trace(path, Path(traced))
         model, made = run(model, before)
         matrices = float_matrices(model)
@@ -136,7 +144,7 @@ def export(
             folder,
             out,
             quantization=record or stored,
-            content=fingerprint(path),
+            content=" ".join([fingerprint(path), *([fingerprint(Path(adapter))] if adapter else [])]),
             passes=[*(one.name for one in made.passes), *map(pass_name, passes)],
             progress=phase(progress, "export"),
         )

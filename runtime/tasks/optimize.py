@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import logging
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,12 +13,20 @@ from typing import Any
 
 import onnx_ir as ir
 
-from ...errors import CarryallError, GraphError, UsageError, VerificationError
+from ...contract import CONTEXT_LENGTH, EXPLICIT_KV
+from ...errors import (
+    CarryallError,
+    GraphError,
+    UnsupportedAttentionError,
+    UsageError,
+    VerificationError,
+)
 from ...exporter.package import DATA_FILE, MODEL_FILE
 from ...graph_opt.compare.bars import Bars
 from ...graph_opt.compare.report import VerifyReport
 from ...graph_opt.compare.verify import verify as verify_graphs
 from ...graph_opt.graph.weight_errors import float_weights
+from ...graph_opt.passes.base import pass_name
 from ...graph_opt.pipeline import pipeline
 from ...graph_opt.pipeline.bisect import first_failing_pass
 from ...graph_opt.pipeline.report import Report as PassesReport
@@ -30,6 +40,8 @@ from ..models.write_graph import check_output, write_graph
 from ..types.arguments import checked_arguments
 from .optimize_job import PORTABLE, Job
 from .report_file import check_report, pending_report
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +132,19 @@ def optimize(
     job = Job(source, target, tuple(passes), tuple(disable), context_length)
     graph, chosen = job.make()
     originals = _originals(graph, reference) if file is not None else None
-    graph, done = pipeline.run(graph, chosen, disable=disable, debug=debug, originals=originals)
+    try:
+        graph, done = pipeline.run(graph, chosen, disable=disable, debug=debug, originals=originals)
+    except UnsupportedAttentionError as error:
+        explicit = dataclasses.replace(job, explicit=True)
+        again, other = explicit.make()
+        if list(map(pass_name, other)) == list(map(pass_name, chosen)):
+            raise  # the target has no other passes
+        job, chosen = explicit, other
+        graph, done = pipeline.run(again, chosen, disable=disable, debug=debug, originals=originals)
+        graph.metadata_props[EXPLICIT_KV] = str(error)
+        _log.warning("the graph keeps its KV as inputs and outputs, which is slower: %s", error)
+    if context_length is not None:
+        graph.metadata_props[CONTEXT_LENGTH] = str(context_length)
     done.facts |= {"source": source, "target": target}
     found = _verify(job, graph, done, _Check(source, inputs, bars)) if verify else None
     names = tuple(one.name for one in done.passes)

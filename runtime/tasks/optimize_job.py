@@ -31,6 +31,7 @@ class Job:
         own: specifications of the user's own passes.
         disable: names of the passes to leave out.
         context_length: maximum tokens of a sequence; None takes the model's own.
+        explicit: use the target's passes for graphs whose attention no kernel computes in place.
     """
 
     source: str
@@ -38,6 +39,7 @@ class Job:
     own: tuple[str, ...]
     disable: tuple[str, ...]
     context_length: int | None
+    explicit: bool = False
 
     def make(self) -> tuple[ir.Model, list[ir.passes.PassBase]]:
         """Load the graph and create the passes: portable ones, the user's own, then those of the target.
@@ -69,7 +71,8 @@ class Job:
         context_length = self.context_length or default_context_length(self.source, graph)
         if context_length is None:
             raise UsageError("the graph does not state its context length; add --context-length")
-        return provider.passes(RunnerConfig(context_length=context_length))
+        config = RunnerConfig(context_length=context_length)
+        return (provider.explicit_passes(config) if self.explicit else None) or provider.passes(config)
 
     def provider(self) -> Provider | None:
         """Return the provider of the target, None for ``portable``.

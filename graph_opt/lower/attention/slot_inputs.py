@@ -20,7 +20,7 @@ from ....contract import (
     is_past,
     is_present,
 )
-from ....errors import GraphError
+from ....errors import GraphError, UnsupportedAttentionError
 from ...graph.edit import MICROSOFT, insert, nodes_of, replace, shared_constant
 from ...passes.base import GraphPass
 
@@ -36,8 +36,9 @@ class SlotInputsPass(GraphPass):
         position_inputs: keep ``position_ids`` as an input if it is read.
 
     Raises:
-        GraphError: an ``Attention`` was not lowered or has no cache, or another node reads
-            ``attention_mask``.
+        UnsupportedAttentionError: an ``Attention`` was not lowered, or another node reads
+            ``attention_mask`` or a cache.
+        GraphError: an attention has no cache.
     """
 
     def __init__(self, *, padded_prompts: bool = True, position_inputs: bool = False) -> None:
@@ -49,7 +50,7 @@ class SlotInputsPass(GraphPass):
         """Change inputs, outputs and positions."""
         left = [str(node.name) for node in nodes_of(graph, "Attention")]
         if left:
-            raise GraphError(
+            raise UnsupportedAttentionError(
                 f"attention {left[0]} (one of {len(left)}) was not lowered to GroupQueryAttention, "
                 "so it cannot share a KV buffer"
             )
@@ -57,6 +58,8 @@ class SlotInputsPass(GraphPass):
             if len(node.inputs) < 5 or node.inputs[3] is None:
                 raise GraphError(f"attention {node.name} has no KV cache, so it cannot use a slot's")
         inputs = {str(value.name): value for value in graph.inputs}
+        for value in inputs.values():
+            _check_readers(value)
         positions = inputs.get(POSITION_IDS)
         unwanted = [ATTENTION_MASK, POSITION_IDS]
         if positions is not None and positions.uses() and self.position_inputs:
@@ -71,11 +74,19 @@ class SlotInputsPass(GraphPass):
         self.fired += 1
 
 
+def _check_readers(value: ir.Value) -> None:
+    for use in value.uses() if is_past(value.name) else ():
+        if use.node.op_type != "GroupQueryAttention":
+            raise UnsupportedAttentionError(
+                f"{use.node.op_type} {use.node.name} reads {value.name}: its attention is not one operator"
+            )
+
+
 def _drop(graph: ir.Graph, values: Sequence[ir.Value]) -> None:
     for value in values:
         if value.uses():
             reader = next(iter(value.uses())).node
-            raise GraphError(
+            raise UnsupportedAttentionError(
                 f"{reader.op_type} {reader.name} reads {value.name}, which the slot contract does not have"
             )
         graph.inputs.remove(value)

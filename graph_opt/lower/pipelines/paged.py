@@ -25,7 +25,7 @@ from ....contract import (
     LOGITS_POSITIONS,
     POSITION_IDS,
 )
-from ....errors import GraphError
+from ....errors import GraphError, UnsupportedAttentionError
 from ...analysis import probe
 from ...graph.edit import (
     add_initializer,
@@ -50,6 +50,7 @@ from ..products.block_minima import SplitMinimaPass
 from ..products.weight_only_products import WeightOnlyProductsPass
 from ..require_dynamic_sequence import RequireDynamicSequencePass
 from .capped_attention import CappedAttentionPass
+from .standard import DecomposeAttentionPass
 
 DOMAIN = "carryall"
 OPERATOR = "PagedAttention"
@@ -297,13 +298,14 @@ class FlatLogitsPass(GraphPass):
                 remove_unused(graph, unused)
 
 
-def paged_passes(context_length: int) -> list[ir.passes.PassBase]:
+def paged_passes(context_length: int, *, explicit: bool = False) -> list[ir.passes.PassBase]:
     """Return the passes in order. See "The paged graph" in ``docs/openvino.md``.
 
     Graphs with softcapped attention keep explicit KV instead.
 
     Args:
         context_length: maximum tokens of a sequence; the length of the rope tables.
+        explicit: decompose all attention and keep explicit KV.
     """
     scales = CacheScales()
     return [
@@ -313,7 +315,7 @@ def paged_passes(context_length: int) -> list[ir.passes.PassBase]:
         TakeCacheScalesPass(scales, required=False),
         FloatComputePass(),
         common.ShapeInferencePass(),
-        CappedAttentionPass(),
+        DecomposeAttentionPass() if explicit else CappedAttentionPass(),
         PagedAttentionPass(context_length, scales),
         RopeTablesPass(context_length),
         common.RemoveUnusedNodesPass(),
@@ -364,8 +366,8 @@ def _check(node: ir.Node, form: PagedForm) -> None:
         raise _unsupported(node, "has a softcap, which PagedAttention lacks")
 
 
-def _unsupported(node: ir.Node, why: str) -> GraphError:
-    return GraphError(f"attention {node.name} {why}; use a provider with slots, such as cpu")
+def _unsupported(node: ir.Node, why: str) -> UnsupportedAttentionError:
+    return UnsupportedAttentionError(f"attention {node.name} {why}; use a provider with slots, such as cpu")
 
 
 def _drop(graph: ir.Graph, value: ir.Value) -> None:

@@ -55,6 +55,7 @@ class SlotOptions:
         top_logits: number of top logits that the graph returns in addition to all logits; 0 for none.
         fused_experts: compute a mixture of experts in one operator where the target has it.
         paged: keep KV in blocks instead of slots; the target must have a kernel for that.
+        explicit: keep attention and caches of the portable graph: past in, present out.
 
     Raises:
         UsageError: the target's kernels do not support a value, or two values exclude each other.
@@ -68,6 +69,7 @@ class SlotOptions:
     top_logits: int = 0
     fused_experts: bool = True
     paged: bool = False
+    explicit: bool = False
 
     def __post_init__(self) -> None:
         if self.kv_cache not in KV_CACHE_MODES:
@@ -90,9 +92,12 @@ def slot_passes(options: SlotOptions) -> list[ir.passes.PassBase]:
         common.ShapeInferencePass(),
         TokenRangePass(),
     ]
-    int8_kv = kernels.int8_kv and options.kv_cache != "float32" and not options.paged
+    int8_kv = kernels.int8_kv and options.kv_cache != "float32"
+    int8_kv = int8_kv and not (options.paged or options.explicit)
     if options.paged:
         passes += ort_paged_passes(options.context_length, scales)
+    elif options.explicit:
+        passes.append(SelectLogitsPass())
     else:
         passes += [
             GroupQueryAttentionPass(options.context_length, kernels),

@@ -1,0 +1,181 @@
+"""LoRA adapters of PEFT, merged into the weights of a checkpoint as they are read.
+
+A module's weight becomes W + scale * B A, with A [rank, in], B [out, rank] and scale = alpha / rank, or
+alpha / sqrt(rank) with ``use_rslora`` (https://arxiv.org/abs/2106.09685, https://arxiv.org/abs/2312.03732). Files and
+names: https://huggingface.co/docs/peft/developer_guides/checkpoint.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import CheckpointError, ModelNotFoundError, UnsupportedModelError
+from ..storage.stored_tensor import Array, Packed, StoredTensor
+from .config import integer, number, read_json
+from .safetensors_files import SafetensorsTensor, safetensors_in
+
+CONFIG, WEIGHTS, PICKLE = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
+_PREFIX = "base_model.model."
+_MATRICES = re.compile(r"(?P<module>.+)\.lora_(?P<embedding>embedding_)?(?P<which>[AB])(\.weight)?")
+# Values that change the result in a way that is not merged here, with the value that does not.
+_PLAIN: dict[str, Any] = {"use_dora": False, "bias": "none", "lora_bias": False, "layer_replication": None}
+
+
+@dataclass(frozen=True, slots=True)
+class _Module:
+    """The low-rank change of one module."""
+
+    name: str
+    down: SafetensorsTensor  # A
+    up: SafetensorsTensor  # B
+    scale: float
+    transposed: bool  # the checkpoint stores the weight as the transpose of B A
+
+    def delta(self) -> npt.NDArray[np.float32]:
+        down, up = (tensor.read(lambda array: array) for tensor in (self.down, self.up))
+        product = up @ down * np.float32(self.scale)
+        return product.T if self.transposed else product
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        shape = self.up.shape[0], self.down.shape[1]
+        return shape[::-1] if self.transposed else shape
+
+
+class _Merged:
+    """A stored tensor with the change of an adapter."""
+
+    packed: Packed | None = None
+
+    def __init__(self, base: StoredTensor, module: _Module) -> None:
+        self.path, self.shape, self.dtype = base.path, base.shape, np.dtype(np.float32)
+        self._base, self._module = base, module
+
+    def read(self, view: Callable[[Array], Array]) -> npt.NDArray[np.float32]:
+        """Return a view of the changed tensor as float32."""
+        whole = self._base.read(lambda array: array) + self._module.delta()
+        return np.ascontiguousarray(view(whole), np.float32)
+
+
+def merge_adapter(base: Mapping[str, StoredTensor], folder: Path) -> dict[str, StoredTensor]:
+    """Return the tensors of a checkpoint with an adapter merged into them.
+
+    Args:
+        base: the tensors of the base model by name.
+        folder: the adapter: ``adapter_config.json`` and ``adapter_model.safetensors``.
+
+    Raises:
+        ModelNotFoundError: the folder is not an adapter, or holds it as a pickle.
+        CheckpointError: a file is damaged, or a module does not fit the base model; the message names it.
+        UnsupportedModelError: the adapter is not plain LoRA.
+    """
+    settings, tensors = _read(folder)
+    merged: dict[str, StoredTensor] = dict(base)
+    pairs: dict[str, dict[str, SafetensorsTensor]] = {}
+    embeddings = set()
+    for stored, tensor in tensors.items():
+        name = stored.removeprefix(_PREFIX)
+        found = _MATRICES.fullmatch(name)
+        if found is not None:
+            pairs.setdefault(found["module"], {})[found["which"]] = tensor
+            embeddings |= {found["module"]} if found["embedding"] else set()
+        else:  # of ``modules_to_save``: the whole weight
+            target = _weight_name(name.replace(".modules_to_save.", "."), base, folder)
+            _check_shape(target, tensor.shape, base[target].shape, folder)
+            merged[target] = tensor
+    if not pairs and merged == base:
+        raise CheckpointError(f"{folder / WEIGHTS} holds no LoRA matrices")
+    for name, pair in pairs.items():
+        target = _weight_name(f"{name}.weight", base, folder)
+        transposed = bool(settings.get("fan_in_fan_out")) or name in embeddings
+        module = _module(name, pair, settings, folder, transposed)
+        _check_shape(name, module.shape, base[target].shape, folder)
+        if base[target].packed is not None:
+            raise UnsupportedModelError(
+                f"'{target}' of the base model is quantized; merge {folder} into its float checkpoint"
+            )
+        merged[target] = _Merged(base[target], module)
+    return merged
+
+
+def _read(folder: Path) -> tuple[dict[str, Any], dict[str, SafetensorsTensor]]:
+    if not (folder / CONFIG).is_file():
+        raise ModelNotFoundError(f"{folder} is not a LoRA adapter: it has no {CONFIG}")
+    settings = read_json(folder / CONFIG)
+    kind = settings.get("peft_type")
+    if kind != "LORA":
+        raise UnsupportedModelError(f"{folder}: adapters of type {kind!r} are not supported; supported: LORA")
+    for key, plain in _PLAIN.items():
+        if settings.get(key, plain) not in (plain, None):
+            raise UnsupportedModelError(f"{folder}: LoRA with {key} {settings[key]!r} is not supported")
+    if not (folder / WEIGHTS).is_file() and (folder / PICKLE).is_file():
+        raise ModelNotFoundError(
+            f"{folder} holds its weights as a pickle ({PICKLE}), which can run any code when opened. If you "
+            "trust it, convert it in a sandbox with PEFT: PeftModel.from_pretrained(BASE, SRC).save_pretrained(DST)"
+        )
+    return settings, safetensors_in(folder / WEIGHTS)
+
+
+def _weight_name(name: str, base: Mapping[str, StoredTensor], folder: Path) -> str:
+    for candidate in (name, name.partition(".")[2]):  # some checkpoints lack the prefix ``transformer``
+        if candidate in base:
+            return candidate
+    raise CheckpointError(
+        f"{folder} changes '{name}', which the base model does not have: is it for another?"
+    )
+
+
+def _module(
+    name: str,
+    pair: Mapping[str, SafetensorsTensor],
+    settings: Mapping[str, Any],
+    folder: Path,
+    transposed: bool,
+) -> _Module:
+    for which in "AB":
+        if which not in pair:
+            raise CheckpointError(f"{folder}: module '{name}' has no matrix lora_{which}")
+        if len(pair[which].shape) != 2:
+            raise CheckpointError(f"{folder}: lora_{which} of module '{name}' is not a matrix")
+    rank = _by_module(settings, "rank_pattern", name, integer(settings, "r"))
+    alpha = _by_module(settings, "alpha_pattern", name, number(settings, "lora_alpha", 8))
+    if rank != pair["A"].shape[0] or rank != pair["B"].shape[1]:
+        raise CheckpointError(
+            f"{folder}: module '{name}' has rank {rank} in {CONFIG}, but its matrices are "
+            f"{list(pair['A'].shape)} and {list(pair['B'].shape)}"
+        )
+    scale = alpha / (math.sqrt(rank) if settings.get("use_rslora") else rank)
+    return _Module(name, pair["A"], pair["B"], scale, transposed)
+
+
+def _by_module(settings: Mapping[str, Any], key: str, name: str, default: float) -> float:
+    """Return the value of the first pattern that matches a module's name, as PEFT does."""
+    patterns = settings.get(key) or {}
+    if not isinstance(patterns, dict):
+        raise CheckpointError(f"{CONFIG}: '{key}' must be an object, found {patterns!r}")
+    for pattern in patterns:
+        if name == pattern or name.endswith(f".{pattern}") or _matches(pattern, name):
+            return number(patterns, pattern)
+    return default
+
+
+def _matches(pattern: str, name: str) -> bool:
+    try:
+        return re.fullmatch(rf"(.*\.)?({pattern})", name) is not None
+    except re.error as error:
+        raise CheckpointError(f"{CONFIG}: '{pattern}' is not a regular expression: {error}") from error
+
+
+def _check_shape(name: str, found: tuple[int, ...], expected: tuple[int, ...], folder: Path) -> None:
+    if found != expected:
+        raise CheckpointError(
+            f"{folder}: module '{name}' is for a weight {list(found)}, the base model has {list(expected)}"
+        )

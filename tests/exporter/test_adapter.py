@@ -1,0 +1,203 @@
+"""LoRA adapters, merged at export."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import tiny_quantized
+from safetensors.numpy import load_file, save_file
+from tiny_models import write_tiny
+
+from carryall import export
+from carryall.errors import (
+    CarryallError,
+    CheckpointError,
+    ModelNotFoundError,
+    UnsupportedModelError,
+    UsageError,
+)
+from carryall.exporter.adapter import merge_adapter
+from carryall.exporter.safetensors_files import safetensors_of
+
+Array = npt.NDArray[Any]
+Q, DOWN = "model.layers.0.self_attn.q_proj", "model.layers.1.mlp.down_proj"
+RANK = 4
+
+
+def write_adapter(folder: Path, modules: dict[str, tuple[int, int]], **settings: Any) -> dict[str, Array]:
+    """Write an adapter for weights [out, in]; return its matrices by name."""
+    folder.mkdir()
+    rng = np.random.default_rng(1)
+    tensors = {}
+    for name, (outputs, inputs) in modules.items():
+        prefix = f"base_model.model.{name}"
+        tensors[f"{prefix}.lora_A.weight"] = rng.normal(0, 0.3, (RANK, inputs)).astype(np.float32)
+        tensors[f"{prefix}.lora_B.weight"] = rng.normal(0, 0.3, (outputs, RANK)).astype(np.float32)
+    config = {"peft_type": "LORA", "r": RANK, "lora_alpha": 6, "bias": "none", "use_dora": False, **settings}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    save_file(tensors, folder / "adapter_model.safetensors")
+    return tensors
+
+
+def change(tensors: dict[str, Array], module: str) -> Array:
+    return (
+        tensors[f"base_model.model.{module}.lora_B.weight"]
+        @ tensors[f"base_model.model.{module}.lora_A.weight"]
+    )
+
+
+def merged(base: Path, adapter: Path) -> dict[str, Array]:
+    found = merge_adapter(safetensors_of(base), adapter)
+    return {name: tensor.read(lambda array: array) for name, tensor in found.items()}
+
+
+@pytest.mark.parametrize(
+    ("settings", "scales"),
+    [
+        ({}, (1.5, 1.5)),
+        ({"use_rslora": True}, (3.0, 3.0)),
+        ({"alpha_pattern": {"q_proj": 8}}, (2.0, 1.5)),
+        ({"alpha_pattern": {r"layers\.1\..*": 2}}, (1.5, 0.5)),
+    ],
+)
+def test_weights_change_by_the_scaled_product(
+    settings: dict[str, Any], scales: tuple[float, float], tmp_path: Path
+) -> None:
+    base = write_tiny("llama", tmp_path / "base", dtype=np.float32)
+    before = load_file(base / "model.safetensors")
+    tensors = write_adapter(tmp_path / "lora", {Q: (32, 32), DOWN: (32, 48)}, **settings)
+    after = merged(base, tmp_path / "lora")
+    for module, scale in zip((Q, DOWN), scales, strict=True):
+        expected = before.pop(f"{module}.weight") + scale * change(tensors, module)
+        np.testing.assert_allclose(after[f"{module}.weight"], expected, rtol=1e-6, atol=1e-6)
+    for name, tensor in before.items():
+        np.testing.assert_array_equal(after[name], tensor)
+
+
+def test_transposed_weights_and_names_without_prefix(tmp_path: Path) -> None:
+    base = write_tiny("gpt2", tmp_path / "base", dtype=np.float32)
+    before = load_file(base / "model.safetensors")
+    name = next(name for name in before if name.endswith("h.0.attn.c_attn.weight"))
+    module = f"transformer.{name.removeprefix('transformer.').removesuffix('.weight')}"
+    tensors = write_adapter(tmp_path / "lora", {module: (96, 32)}, fan_in_fan_out=True)
+    expected = before[name] + 1.5 * change(tensors, module).T
+    np.testing.assert_allclose(merged(base, tmp_path / "lora")[name], expected, rtol=1e-6, atol=1e-6)
+
+
+def test_whole_modules_replace_weights(tmp_path: Path) -> None:
+    base = write_tiny("llama", tmp_path / "base", dtype=np.float32)
+    write_adapter(tmp_path / "lora", {Q: (32, 32)})
+    tensors = load_file(tmp_path / "lora" / "adapter_model.safetensors")
+    head = np.full((260, 32), 0.5, np.float32)
+    save_file(
+        {**tensors, "base_model.model.lm_head.weight": head}, tmp_path / "lora" / "adapter_model.safetensors"
+    )
+    np.testing.assert_array_equal(merged(base, tmp_path / "lora")["lm_head.weight"], head)
+
+
+def test_an_exported_adapter_equals_the_export_of_merged_weights(tmp_path: Path) -> None:
+    base = write_tiny("llama", tmp_path / "base", dtype=np.float32)
+    write_adapter(tmp_path / "lora", {Q: (32, 32), DOWN: (32, 48)})
+    whole = write_tiny("llama", tmp_path / "whole", dtype=np.float32)
+    save_file(merged(base, tmp_path / "lora"), whole / "model.safetensors")
+    found = export(base, tmp_path / "a", adapter=tmp_path / "lora").path
+    expected = export(whole, tmp_path / "b").path
+    assert (found / "model.onnx.data").read_bytes() == (expected / "model.onnx.data").read_bytes()
+    plain = export(base, tmp_path / "c").path
+    assert (found / "model.onnx.data").read_bytes() != (plain / "model.onnx.data").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("modules", "settings", "error", "words"),
+    [
+        (
+            {Q: (32, 16)},
+            {},
+            CheckpointError,
+            r"'.*q_proj' is for a weight \[32, 16\], the base model has \[32, 32\]",
+        ),
+        (
+            {"model.layers.9.mlp.x": (8, 8)},
+            {},
+            CheckpointError,
+            "'model.layers.9.mlp.x.weight', which the base",
+        ),
+        (
+            {Q: (32, 32)},
+            {"r": 8},
+            CheckpointError,
+            r"'.*q_proj' has rank 8 in .*, but its matrices are \[4, 32\]",
+        ),
+        ({Q: (32, 32)}, {"rank_pattern": {"q_proj": 2}}, CheckpointError, "q_proj' has rank 2"),
+        ({Q: (32, 32)}, {"rank_pattern": {"(": 2}}, CheckpointError, "'\\(' is not a regular expression"),
+        ({Q: (32, 32)}, {"r": "x"}, CheckpointError, "'r' must be an integer"),
+        (
+            {Q: (32, 32)},
+            {"use_dora": True},
+            UnsupportedModelError,
+            "LoRA with use_dora True is not supported",
+        ),
+        ({Q: (32, 32)}, {"bias": "all"}, UnsupportedModelError, "LoRA with bias 'all' is not supported"),
+        ({Q: (32, 32)}, {"peft_type": "IA3"}, UnsupportedModelError, "type 'IA3' are not supported"),
+        ({}, {}, CheckpointError, "holds no LoRA matrices"),
+    ],
+)
+def test_adapters_that_do_not_fit_are_refused_by_module(
+    modules: dict[str, tuple[int, int]],
+    settings: dict[str, Any],
+    error: type[CarryallError],
+    words: str,
+    tmp_path: Path,
+) -> None:
+    base = write_tiny("llama", tmp_path / "base")
+    write_adapter(tmp_path / "lora", modules, **settings)
+    with pytest.raises(error, match=words):
+        export(base, tmp_path / "out", adapter=tmp_path / "lora")
+    assert not (tmp_path / "out").exists()
+
+
+def test_half_a_pair_a_pickle_and_a_folder_of_something_else_are_refused(tmp_path: Path) -> None:
+    base = write_tiny("llama", tmp_path / "base")
+    tensors = write_adapter(tmp_path / "lora", {Q: (32, 32)})
+    file = tmp_path / "lora" / "adapter_model.safetensors"
+    save_file({name: one for name, one in tensors.items() if "lora_A" in name}, file)
+    with pytest.raises(CheckpointError, match=r"module '.*q_proj' has no matrix lora_B"):
+        export(base, tmp_path / "out", adapter=tmp_path / "lora")
+    file.rename(tmp_path / "lora" / "adapter_model.bin")
+    with pytest.raises(ModelNotFoundError, match=r"as a pickle \(adapter_model.bin\).*save_pretrained"):
+        export(base, tmp_path / "out", adapter=tmp_path / "lora")
+    with pytest.raises(ModelNotFoundError, match="is not a LoRA adapter: it has no adapter_config.json"):
+        export(base, tmp_path / "out", adapter=base)
+
+
+def test_a_quantized_base_is_refused(tmp_path: Path) -> None:
+    settings = {"quant_method": "awq", "bits": 4, "group_size": 32}
+    base, _ = tiny_quantized.write_quantized(tmp_path / "q", settings, tiny_quantized.awq(32))
+    write_adapter(tmp_path / "lora", {Q: (64, 64)})
+    with pytest.raises(UnsupportedModelError, match=r"q_proj.weight' of the base model is quantized"):
+        export(base, tmp_path / "out", adapter=tmp_path / "lora")
+
+
+def test_an_adapter_cannot_be_traced(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="omit via"):
+        export("demo", tmp_path / "out", adapter=tmp_path, via="optimum")
+
+
+@pytest.mark.slow
+def test_weights_equal_those_that_peft_merges(tmp_path: Path) -> None:
+    """Needs torch, transformers and peft."""
+    peft = pytest.importorskip("peft")
+    transformers = pytest.importorskip("transformers")
+    base = write_tiny("llama", tmp_path / "base", dtype=np.float32)
+    write_adapter(
+        tmp_path / "lora", {Q: (32, 32), DOWN: (32, 48)}, use_rslora=True, target_modules=["q_proj"]
+    )
+    model = transformers.AutoModelForCausalLM.from_pretrained(base)
+    whole = peft.PeftModel.from_pretrained(model, tmp_path / "lora").merge_and_unload().state_dict()
+    for name, tensor in merged(base, tmp_path / "lora").items():
+        np.testing.assert_allclose(tensor, whole[name].numpy(), rtol=1e-6, atol=1e-6)
