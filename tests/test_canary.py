@@ -160,7 +160,7 @@ def test_batches_of_a_service(
         return json.dumps(shape).encode() + b"\n"
 
     async def scenario() -> None:
-        parts: Any = [lambda models, settings: BatchService(tmp_path, models, settings)]
+        parts: Any = [lambda models, settings: BatchService(tmp_path, settings)]
         async with null_llm() as llm, http_serving(llm, parts=parts) as served:
             if broken:
                 monkeypatch.setattr(RequestFactory, "group", failing)
