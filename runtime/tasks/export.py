@@ -11,12 +11,13 @@ from typing import Any, Literal
 import onnx_ir as ir
 
 from ...errors import UsageError
+from ...exporter.config import context_lengths, read_config
 from ...exporter.export import check_float, export_model, opened
 from ...exporter.gguf.file import GGUF_SUFFIX
 from ...exporter.optimum import trace
 from ...exporter.package import Package, check_paths, fingerprint, write_package
 from ...graph_opt.graph import graph_facts
-from ...graph_opt.passes.base import pass_name
+from ...graph_opt.passes.base import GraphPass, pass_name
 from ...graph_opt.pipeline.pipeline import run
 from ...graph_opt.pipeline.pipelines import portable_passes
 from ...graph_opt.quantize.left_float import LeftFloat, float_matrices, left_float
@@ -24,6 +25,7 @@ from ...graph_opt.quantize.recipe import QuantizationRecipe
 from ...progress import Progress, phase
 from ...reports import Report, human_bytes
 from ..models.find import find_model
+from ..models.float_model import FloatModel, FloatSource
 from ..types.arguments import checked_arguments
 from .quantize import quantized_record, warn_of_much_float
 
@@ -98,13 +100,12 @@ def export(
     Args:
         source: a checkpoint folder, a GGUF file, a hub id, or ``demo``.
         out: the package, a new folder; it does not exist if anything fails.
-        quantize: a quantization recipe or the name of a method; recipes that need calibration work only in
-            ``carryall.quantize``.
+        quantize: a quantization recipe or the name of a method.
         via: ``optimum`` traces the model with Optimum and torch, for families without an exporter.
         progress: called for every tensor, in bytes.
 
     Raises:
-        UsageError: there is no such model, ``out`` exists, or the recipe needs calibration.
+        UsageError: there is no such model, or ``out`` exists.
         UnsupportedModelError: no exporter supports the model.
         CheckpointError: a file is missing or damaged.
         OSError: a file cannot be written, for instance on a full disk.
@@ -114,17 +115,25 @@ def export(
         raise UsageError(f"{source} is already exported; see 'carryall quantize' and 'carryall optimize'")
     if isinstance(quantize, str):
         quantize = QuantizationRecipe(quantize)
-    passes, record = ([], None) if quantize is None else quantize.passes()
     start = time.perf_counter()
-    with tempfile.TemporaryDirectory() as traced, opened(path) as opened_source:
+    with (
+        tempfile.TemporaryDirectory() as scratch,
+        tempfile.TemporaryDirectory() as traced,
+        opened(path) as opened_source,
+    ):
         folder, tensors, stored = opened_source
-        if record is not None:
+        if quantize is not None:
             check_float(path, stored)
         check_paths(folder, out)  # before any work
         before: list[ir.passes.PassBase] = [] if via is None else [*portable_passes()]
         model = export_model(folder, tensors=tensors) if via is None else trace(path, Path(traced))
         model, made = run(model, before)
         matrices = float_matrices(model)
+        passes: list[GraphPass] = []
+        record: dict[str, Any] | None = None
+        if quantize is not None:
+            measured = _measured(path, folder, model, quantize, Path(scratch), progress)
+            passes, record = quantize.passes(measured)
         model, report = run(model, passes)
         left = None
         if record is not None:
@@ -150,3 +159,18 @@ def export(
             bytes=sum(file.stat().st_size for file in out.iterdir()),
             seconds=time.perf_counter() - start,
         )
+
+
+def _measured(
+    path: Path,
+    folder: Path,
+    model: ir.Model,
+    recipe: QuantizationRecipe,
+    scratch: Path,
+    progress: Progress | None,
+) -> FloatModel:
+    """Return the measurements of an exported graph that is not written yet."""
+    length = context_lengths(read_config(folder))[1]
+    source = FloatSource(name=str(path), folder=folder, context_length=length, key=lambda: fingerprint(path))
+    text = None if recipe.calibration is None else Path(recipe.calibration)
+    return FloatModel(source, model, text, scratch, tokens=recipe.calibration_tokens, progress=progress)
