@@ -62,7 +62,7 @@ def _export(out: Path, tell: Progress) -> None:
 
 
 def _quantize(source: Path, out: Path, tell: Progress) -> None:
-    quantize(source, out, "int4", progress=tell)
+    quantize(source, out, "int4-fast", progress=tell)
 
 
 def _optimize(source: Path, out: Path, tell: Progress) -> None:

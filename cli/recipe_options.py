@@ -38,8 +38,8 @@ def _option(one: dataclasses.Field[Any]) -> Callable[[Command], Command]:
         return click.option(flag, metavar="BITS", callback=_bits, help=text)
     if one.name == "calibration":
         return click.option(flag, type=click.Path(exists=True), help=text)
-    if one.type == "bool":
-        return click.option(flag, is_flag=True, help=text)
+    if one.type == "bool | None":
+        return click.option(f"{flag}/--no-{one.name}", default=None, help=text)
     return click.option(
         flag, type=_kind(one), default=one.default, show_default=one.default is not None, help=text
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from carryall.runtime.evaluate.calibration import calibration_windows
+from carryall.runtime.models.calibration import calibration_windows
 from carryall.runtime.text.tokenizer import Tokenizer
 
 folder = Path(sys.argv[1])

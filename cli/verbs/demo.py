@@ -27,7 +27,7 @@ PARAMS = SamplingParams(max_tokens=100, temperature=0, repetition_penalty=1.15)
 @click.option("--prompt", default=PROMPT, help="The prompt; the model was trained on Python.")
 @json_option
 def command(prompt: str, as_json: bool) -> None:
-    """Export the embedded model, quantize it to int4, optimize it for the CPU, and generate.
+    """Export the embedded model, quantize it to int4-fast, optimize it for the CPU, and generate.
 
     It takes a few seconds, needs no network, and works in a temporary folder that is deleted afterwards. For
     your own checkpoint, use 'carryall export', 'quantize', 'optimize' and 'run'.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import onnx_ir as ir
@@ -24,17 +24,23 @@ Made = tuple[list[GraphPass], dict[str, Any]]
 class Measurements(Protocol):
     """Measurements of the float model on the recipe's calibration text."""
 
+    def after(self, passes: Sequence[GraphPass]) -> Measurements:
+        """Return the measurements of the model after passes that do not change its results."""
+
     def kv_pass(self, *, per_tensor: bool) -> GraphPass:
         """Measure the ranges of the KV cache; return the pass that quantizes it."""
 
     def plan(self, forms: Forms, bits: float | None, max_kl: float | None) -> Plan:
         """Mix int4, int8 and float weights for a budget of ``bits`` per weight, or of ``max_kl`` nats."""
 
+    def promoted(self, forms: Forms, share: float) -> Plan:
+        """Choose 8 bits for the most sensitive kinds of layers within ``share`` of additional bits."""
+
     def layers(self, algorithm: str, forms: Forms) -> QuantizedLayers:
         """Quantize the weights layer by layer with an algorithm that needs calibration."""
 
-    def smoothing(self) -> dict[str, Floats]:
-        """Return the SmoothQuant divisors of activation channels, by value."""
+    def smoothing(self, *, norms: bool = True) -> dict[str, Floats]:
+        """Return the SmoothQuant divisors of channels by value, with or without those of norms' outputs."""
 
     def ranges(self, calibrator: str, factors: Mapping[str, Floats]) -> dict[str, float]:
         """Return the calibrated range (largest magnitude to represent) by value."""
@@ -66,6 +72,11 @@ class Method(abc.ABC):
     summary: str
     settings: frozenset[str] = frozenset()
     needs_text: bool = False
+
+    def needs_measurements(self, recipe: QuantizationRecipe) -> bool:
+        """Return whether the recipe's settings need a calibration text with this method."""
+        del recipe
+        return self.needs_text
 
     @abc.abstractmethod
     def passes(self, recipe: QuantizationRecipe, measured: Measurements | None) -> Made:

@@ -18,7 +18,6 @@ from .calibration.calibrators import CALIBRATORS
 from .formats.kv_cache import KV_FORMATS
 from .method import Made, Measurements, Method
 from .methods import METHODS
-from .search.calibrated import CALIBRATED
 from .weight_methods import ALGORITHMS, EMBEDDING_BITS
 
 NO_METHOD = "none"
@@ -68,10 +67,22 @@ class QuantizationRecipe:
         "error of products on a calibration text; they take minutes.  [default: int4 kquant, int8 rtn]",
         choices=ALGORITHMS,
     )
+    rotate: bool | None = _setting(
+        None,
+        "With int4, int8: rotate the residual stream, which makes channels equally large, so that rounding "
+        "activations to int8 loses less. The float results do not change.  [default: yes]",
+    )
     embedding: str | None = _setting(
         None,
         "Format of the embedding and of a tied head.  [default: int8]",
         choices=tuple(EMBEDDING_BITS),
+    )
+    promote: float | None = _setting(
+        None,
+        "With int4: additional bytes, as a share, to store the kinds of layers whose rounding costs most in "
+        "8 bits.  [default: int4 0.05, int4-fast 0]",
+        least=0,
+        most=1,
     )
     budget: float | None = _setting(
         None,
@@ -86,9 +97,10 @@ class QuantizationRecipe:
         "float model is at most this, in nats.",
         above=0,
     )
-    smooth: bool = _setting(
-        False,
-        "With int8-dynamic, int8-static: move large activation channels into the weights (SmoothQuant).",
+    smooth: bool | None = _setting(
+        None,
+        "Move large activation channels into the weights (SmoothQuant); with int4, int8 only inside of gated "
+        "MLPs.  [default: int4, int8 yes; others no]",
     )
     max_error: float | None = _setting(
         None,
@@ -149,9 +161,8 @@ class QuantizationRecipe:
         measured = (self.kv, self.budget, self.max_kl, self.max_error)
         return (
             any(one is not None for one in measured)
-            or self.smooth
-            or self.algorithm in CALIBRATED
-            or (method is not None and method.needs_text)
+            or bool(self.smooth)
+            or (method is not None and method.needs_measurements(self))
         )
 
     def passes(self, measured: Measurements | None = None) -> Made:
@@ -230,7 +241,7 @@ def _check_value(name: str, value: Any, limits: Mapping[str, Any]) -> None:
             bounds = f"above {above:g}" if least is None else f"at least {least:g}"
             end = f" and at most {most:g}" if math.isfinite(most) else ""
             raise UsageError(f"{name} must be a number {bounds}{end}, found {value!r}")
-    elif name in ("smooth", "symmetric") and not isinstance(value, bool):
+    elif name in ("smooth", "symmetric", "rotate") and not isinstance(value, bool):
         raise UsageError(f"{name} must be true or false, found {value!r}")
     elif name == "calibration" and not isinstance(value, str | Path):
         raise UsageError(f"calibration must be the path of a text file, found {value!r}")

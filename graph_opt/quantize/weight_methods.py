@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from .algorithms import hqq, kquant
 from .algorithms.blockwise import BlockFormat, Quantizer, round_to_nearest
+from .algorithms.rotate import HEAD_TURN, RotatePass
 from .algorithms.smooth import SmoothQuantPass
 from .formats.weight_only import Forms, WeightOnlyQuantizationPass
 from .method import Made, Measurements, Method
@@ -16,6 +17,7 @@ from .search.calibrated import CALIBRATED
 if TYPE_CHECKING:
     from ..passes.base import GraphPass
     from .recipe import QuantizationRecipe
+    from .search.budget import Plan
 
 UNCALIBRATED: dict[str, Quantizer] = {
     "rtn": round_to_nearest,
@@ -24,22 +26,38 @@ UNCALIBRATED: dict[str, Quantizer] = {
 }
 ALGORITHMS = (*UNCALIBRATED, *CALIBRATED)
 FLOAT = "float"
+_SETTINGS = frozenset(
+    {"block_size", "symmetric", "algorithm", "embedding", "rotate", "smooth", "budget", "max_kl"}
+)
 EMBEDDING_BITS = {"int4": 4, "int8": 8, FLOAT: 32}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class WeightOnlyMethod(Method):
-    """Weight-only quantization to ``bits`` bits; the other fields are defaults of the recipe's settings."""
+    """Weight-only quantization to ``bits`` bits; the other fields are defaults of the recipe's settings.
+
+    ``outliers`` is the default of both ``rotate`` and ``smooth``.
+    """
 
     name: str
     summary: str
     bits: int
-    block_size: int
     symmetric: bool
     algorithm: str
-    embedding: str
+    block_size: int = 32
+    embedding: str = "int8"
+    outliers: bool = False
+    promote: float = 0.0
 
-    settings = frozenset({"block_size", "symmetric", "algorithm", "embedding", "budget", "max_kl"})
+    settings: frozenset[str] = _SETTINGS
+
+    def needs_measurements(self, recipe: QuantizationRecipe) -> bool:
+        """See ``Method``."""
+        return (
+            (recipe.algorithm or self.algorithm) in CALIBRATED
+            or self._smooths(recipe)
+            or self._promote(recipe) > 0
+        )
 
     def forms(self, recipe: QuantizationRecipe) -> Forms:
         """Return the formats of the weights, before a budget mixes them."""
@@ -48,25 +66,32 @@ class WeightOnlyMethod(Method):
             bits=self.bits, block_size=recipe.block_size or self.block_size, symmetric=symmetric
         )
         bits = EMBEDDING_BITS[recipe.embedding or self.embedding]
+        overrides = {HEAD_TURN: dataclasses.replace(form, bits=8)}  # small, and read by every logit
         if bits not in (4, 8):
-            return Forms(form, float_embedding=True)
-        return Forms(form, None if bits == form.bits else dataclasses.replace(form, bits=bits))
+            return Forms(form, overrides=overrides, float_embedding=True)
+        return Forms(form, None if bits == form.bits else dataclasses.replace(form, bits=bits), overrides)
 
     def passes(self, recipe: QuantizationRecipe, measured: Measurements | None) -> Made:
         """See ``Method``."""
         forms, algorithm = self.forms(recipe), recipe.algorithm or self.algorithm
+        rotate, smooth = self._rotates(recipe), self._smooths(recipe)
+        before: list[GraphPass] = [RotatePass()] if rotate else []
+        if smooth:
+            before.append(SmoothQuantPass(self.measurements(measured).smoothing(norms=False)))
         record: dict[str, Any] = {"method": self.name, **dataclasses.asdict(forms.form)}
         record |= {"algorithm": algorithm, "embedding_bits": _embedding_bits(forms)}
-        if recipe.budget is not None or recipe.max_kl is not None:
-            plan = self.measurements(measured).plan(forms, recipe.budget, recipe.max_kl)
-            forms = dataclasses.replace(forms, overrides=plan.overrides)
+        record |= {name: True for name, done in (("rotate", rotate), ("smooth", smooth)) if done}
+        if self.needs_measurements(recipe) or recipe.budget is not None or recipe.max_kl is not None:
+            measured = self.measurements(measured).after(before)
+        plan = self._plan(recipe, forms, measured)
+        if plan is not None:
+            forms = dataclasses.replace(forms, overrides={**forms.overrides, **plan.overrides})
             record["mixed"] = plan.record()
-        before: list[GraphPass] = []
         calibrated = None
         if algorithm in CALIBRATED:
             layers = self.measurements(measured).layers(algorithm, forms)
             calibrated = layers.quantizer
-            before = [SmoothQuantPass(layers.factors)] if layers.factors else []
+            before += [SmoothQuantPass(layers.factors)] if layers.factors else []
         quantizer = WeightOnlyQuantizationPass(
             forms.form,
             embedding=forms.embedding,
@@ -77,6 +102,24 @@ class WeightOnlyMethod(Method):
         )
         return [*before, quantizer], record
 
+    def _rotates(self, recipe: QuantizationRecipe) -> bool:
+        return self.outliers if recipe.rotate is None else recipe.rotate
+
+    def _smooths(self, recipe: QuantizationRecipe) -> bool:
+        return self.outliers if recipe.smooth is None else recipe.smooth
+
+    def _promote(self, recipe: QuantizationRecipe) -> float:
+        if recipe.budget is not None or recipe.max_kl is not None:
+            return 0.0
+        return self.promote if recipe.promote is None else recipe.promote
+
+    def _plan(self, recipe: QuantizationRecipe, forms: Forms, measured: Measurements | None) -> Plan | None:
+        """Return the mix of formats that the recipe asks for, None for one format."""
+        if recipe.budget is not None or recipe.max_kl is not None:
+            return self.measurements(measured).plan(forms, recipe.budget, recipe.max_kl)
+        share = self._promote(recipe)
+        return self.measurements(measured).promoted(forms, share) if share else None
+
 
 def _embedding_bits(forms: Forms) -> int:
     if forms.float_embedding:
@@ -85,8 +128,35 @@ def _embedding_bits(forms: Forms) -> int:
 
 
 INT4 = WeightOnlyMethod(
-    "int4", "4-bit weights", bits=4, block_size=32, symmetric=False, algorithm="kquant", embedding="int8"
+    name="int4",
+    summary="4-bit weights rounded on a calibration text, the most sensitive layers in 8 bits",
+    bits=4,
+    symmetric=False,
+    algorithm="awq+gptq",
+    outliers=True,
+    promote=0.05,
+    settings=_SETTINGS | {"promote"},
+)
+INT4_FAST = WeightOnlyMethod(
+    name="int4-fast",
+    summary="4-bit weights, without a calibration text",
+    bits=4,
+    symmetric=False,
+    algorithm="kquant",
+    settings=_SETTINGS | {"promote"},
 )
 INT8 = WeightOnlyMethod(
-    "int8", "8-bit weights", bits=8, block_size=32, symmetric=True, algorithm="rtn", embedding="int8"
+    name="int8",
+    summary="8-bit weights rounded on a calibration text",
+    bits=8,
+    symmetric=False,
+    algorithm="awq+gptq",
+    outliers=True,
+)
+INT8_FAST = WeightOnlyMethod(
+    name="int8-fast",
+    summary="8-bit weights, without a calibration text",
+    bits=8,
+    symmetric=True,
+    algorithm="rtn",
 )

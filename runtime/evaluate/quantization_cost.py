@@ -15,6 +15,7 @@ from ...errors import UsageError
 from ...exporter.package import DATA_FILE, MODEL_FILE, Package
 from ...graph_opt.passes.base import GraphPass
 from ...graph_opt.pipeline.pipeline import run
+from ...graph_opt.quantize.algorithms.rotate import RotatePass
 from ...graph_opt.quantize.algorithms.smooth import SmoothQuantPass
 from ...graph_opt.quantize.search.layer_errors import layer_errors
 from ...progress import Progress, phase
@@ -23,12 +24,12 @@ from ...providers.host.machine import describe_machine, usable_cores
 from ...storage.texts import read_text
 from ..engine.engine import Engine, EngineConfig
 from ..models.find import side_folder
+from ..models.float_model import FloatModel
 from ..models.graphs import load_graph
 from ..models.loading import check_available, load_model
 from ..models.model_source import locate_model
 from ..text.tokenizer import TOKENIZER_FILE, Tokenizer
 from .evaluation import Tokens, greedy_agreement, predict
-from .float_model import FloatModel
 from .held_out import HELD_OUT
 from .throughput import Workload, interleaved, spread
 
@@ -108,9 +109,9 @@ def _layer_errors(
     scratch: Path,
     progress: Progress | None,
 ) -> dict[str, float]:
-    """Measure the errors against the float model, rescaled if SmoothQuant scaled channels before rounding."""
+    """Measure the errors against the float model, changed as the channels were before rounding."""
     reference = measured.graph
-    moved = [pass_ for pass_ in passes if isinstance(pass_, SmoothQuantPass)]
+    moved = [pass_ for pass_ in passes if isinstance(pass_, RotatePass | SmoothQuantPass)]
     if moved:
         rescaled, _ = run(load_graph(source)[0], moved)
         reference = scratch / "rescaled" / MODEL_FILE

@@ -9,10 +9,11 @@ import onnx_ir as ir
 
 from ...exporter.config import context_lengths, read_config
 from ...exporter.export import export_model
-from ...exporter.package import DATA_FILE, MODEL_FILE, Package
+from ...exporter.package import DATA_FILE, MODEL_FILE, Package, fingerprint
 from ...graph_opt.graph.load import load_model, read_model
 from .context import optional_config, stated_lengths
 from .find import side_folder
+from .float_model import FloatSource
 from .model_source import locate_model
 
 
@@ -50,6 +51,26 @@ def graph_file(name: str, scratch: Path) -> Path:
     scratch.mkdir()
     ir.save(export_model(path), scratch / MODEL_FILE, external_data=DATA_FILE)
     return scratch / MODEL_FILE
+
+
+def float_source(name: str, model: ir.Model) -> FloatSource:
+    """Return what is known of MODEL, which must not be quantized."""
+    path = locate_model(name)
+    is_package = Package.is_package(path)
+
+    def key() -> str:
+        if path.is_dir():
+            return Package.open(path).content_hash if is_package else fingerprint(path)
+        stats = [(file.name, file.stat()) for file in sorted(path.parent.glob(f"{path.name}*"))]
+        return f"{path.resolve()} {[(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]}"
+
+    return FloatSource(
+        name=name,
+        folder=side_folder(path),
+        context_length=default_context_length(name, model),
+        key=key,
+        path=path if path.is_file() else Package.open(path).model_path if is_package else None,
+    )
 
 
 def default_context_length(name: str, model: ir.Model) -> int | None:

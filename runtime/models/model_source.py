@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,7 +14,8 @@ import onnx_ir as ir
 
 from ...contract import LOGITS_POSITIONS, SEQLENS_K
 from ...errors import GraphError, PackageError, UsageError
-from ...exporter.export import export_package
+from ...exporter.config import context_lengths, read_config
+from ...exporter.export import export_model, export_package
 from ...exporter.gguf.file import GGUF_SUFFIX
 from ...exporter.package import (
     COPIED_FILES,
@@ -24,7 +26,7 @@ from ...exporter.package import (
 )
 from ...exporter.signature import DecoderSignature
 from ...graph_opt.graph.load import check_loaded, load_model, read_model
-from ...graph_opt.passes.base import pass_name
+from ...graph_opt.passes.base import GraphPass, pass_name
 from ...graph_opt.pipeline.pipeline import run
 from ...graph_opt.quantize.recipe import QuantizationRecipe
 from ...progress import Progress
@@ -32,6 +34,7 @@ from ...storage.hashes import content_key
 from .cache import cache_key, cached_folder
 from .context import ContextLengths, optional_config, stated_lengths
 from .find import find_model, side_folder
+from .float_model import FloatModel, FloatSource
 
 _LOWERED_INPUTS = (SEQLENS_K, LOGITS_POSITIONS, "block_indices")
 
@@ -190,19 +193,24 @@ def locate_model(model: str | Path) -> Path:
 
 def _exported(source: Path, method: QuantizationRecipe | None, progress: Progress | None) -> Package:
     """Return the package of a checkpoint folder; export it unless that is cached."""
+    if method is not None and source.is_file():  # a GGUF file has no folder with a tokenizer
+        return _quantized(_exported(source, None, progress), method, progress)
+    content = fingerprint(source)
 
     def build(folder: Path) -> None:
-        passes, record = ([], None) if method is None else method.passes()
-        export_package(
-            source,
-            folder / _package_name(source),
-            transform=lambda model: run(model, passes)[0],
-            quantization=record,
-            passes=tuple(map(pass_name, passes)),
-            progress=progress,
-        )
+        length = None if method is None else context_lengths(read_config(source))[1]
+        facts = FloatSource(name=str(source), folder=source, context_length=length, key=lambda: content)
+        with _quantizing(method, facts, lambda: export_model(source), progress) as (passes, record):
+            export_package(
+                source,
+                folder / _package_name(source),
+                transform=lambda model: run(model, passes)[0],
+                quantization=record,
+                passes=tuple(map(pass_name, passes)),
+                progress=progress,
+            )
 
-    return _cached(source, fingerprint(source), method, build)
+    return _cached(source, content, method, build)
 
 
 def _quantized(package: Package, method: QuantizationRecipe, progress: Progress | None) -> Package:
@@ -210,18 +218,41 @@ def _quantized(package: Package, method: QuantizationRecipe, progress: Progress 
     if package.record.quantization is not None:
         raise UsageError(f"{package.path} is already quantized: {package.record.quantization}")
 
+    facts = FloatSource(
+        name=str(package.path),
+        folder=package.path,
+        context_length=package.record.default_context_length,
+        key=lambda: package.content_hash,
+        path=package.model_path,
+    )
+
     def build(folder: Path) -> None:
-        passes, record = method.passes()
-        write_package(
-            run(load_model(package.model_path), passes)[0],
-            package.path,
-            folder / package.path.name,
-            quantization=record,
-            passes=(*package.record.passes, *map(pass_name, passes)),
-            progress=progress,
-        )
+        with _quantizing(method, facts, package.load, progress) as (passes, record):
+            write_package(
+                run(load_model(package.model_path), passes)[0],
+                package.path,
+                folder / package.path.name,
+                quantization=record,
+                passes=(*package.record.passes, *map(pass_name, passes)),
+                progress=progress,
+            )
 
     return _cached(package.path, package.content_hash, method, build)
+
+
+@contextmanager
+def _quantizing(
+    method: QuantizationRecipe | None,
+    source: FloatSource,
+    load: Callable[[], ir.Model],
+    progress: Progress | None,
+) -> Iterator[tuple[list[GraphPass], dict[str, Any] | None]]:
+    """Yield the passes of a recipe and their record; the measurements they read exist inside of the block."""
+    if method is None:
+        yield [], None
+        return
+    with tempfile.TemporaryDirectory() as scratch:
+        yield method.passes(FloatModel(source, load(), None, Path(scratch), progress=progress))
 
 
 def _cached(

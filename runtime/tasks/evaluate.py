@@ -15,9 +15,9 @@ from ...progress import Progress, phase
 from ...providers.base import Runner
 from ...reports import Report
 from ...storage.texts import read_text
-from ..evaluate.calibration import MOST_TEXT
 from ..evaluate.evaluation import GreedyAgreement, Prediction, Tokens, greedy_agreement, predict
 from ..evaluate.held_out import held_out_text
+from ..models.calibration import MOST_TEXT
 from ..models.config import ModelConfig, model_config
 from ..models.loading import LoadedModel, load_model
 from ..types.arguments import checked_arguments

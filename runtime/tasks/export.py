@@ -12,13 +12,14 @@ import onnx_ir as ir
 
 from ...errors import UsageError
 from ...exporter.adapter import merge_adapter
+from ...exporter.config import context_lengths, read_config
 from ...exporter.export import check_float, export_model, opened
 from ...exporter.gguf.file import GGUF_SUFFIX
 from ...exporter.optimum import trace
 from ...exporter.package import Package, check_paths, fingerprint, write_package
 from ...exporter.safetensors_files import safetensors_of
 from ...graph_opt.graph import graph_facts
-from ...graph_opt.passes.base import pass_name
+from ...graph_opt.passes.base import GraphPass, pass_name
 from ...graph_opt.pipeline.pipeline import run
 from ...graph_opt.pipeline.pipelines import portable_passes
 from ...graph_opt.quantize.left_float import LeftFloat, float_matrices, left_float
@@ -26,6 +27,7 @@ from ...graph_opt.quantize.recipe import QuantizationRecipe
 from ...progress import Progress, phase
 from ...reports import Report, human_bytes
 from ..models.find import find_model
+from ..models.float_model import FloatModel, FloatSource
 from ..types.arguments import checked_arguments
 from .quantize import quantized_record, warn_of_much_float
 
@@ -101,14 +103,13 @@ def export(
     Args:
         source: a checkpoint folder, a GGUF file, a hub id, or ``demo``.
         out: the package, a new folder; it does not exist if anything fails.
-        quantize: a quantization recipe or the name of a method; recipes that need calibration work only in
-            ``carryall.quantize``.
+        quantize: a quantization recipe or the name of a method.
         via: ``optimum`` traces the model with Optimum and torch, for families without an exporter.
         adapter: a folder with a LoRA adapter of PEFT, which is merged into the weights.
         progress: called for every tensor, in bytes.
 
     Raises:
-        UsageError: there is no such model, ``out`` exists, or the recipe needs calibration.
+        UsageError: there is no such model, or ``out`` exists.
         UnsupportedModelError: no exporter supports the model.
         CheckpointError: a file is missing or damaged.
         OSError: a file cannot be written, for instance on a full disk.
@@ -120,11 +121,14 @@ def export(
         raise UsageError("adapter is merged by carryall's own exporter; omit via, or merge it with PEFT")
     if isinstance(quantize, str):
         quantize = QuantizationRecipe(quantize)
-    passes, record = ([], None) if quantize is None else quantize.passes()
     start = time.perf_counter()
-    with tempfile.TemporaryDirectory() as traced, opened(path) as opened_source:
+    with (
+        tempfile.TemporaryDirectory() as scratch,
+        tempfile.TemporaryDirectory() as traced,
+        opened(path) as opened_source,
+    ):
         folder, tensors, stored = opened_source
-        if record is not None:
+        if quantize is not None:
             check_float(path, stored)
         check_paths(folder, out)  # before any work
         before: list[ir.passes.PassBase] = [] if via is None else [*portable_passes()]
@@ -132,7 +136,15 @@ def export(
             tensors = merge_adapter(safetensors_of(folder) if tensors is None else tensors, Path(adapter))
         model = export_model(folder, tensors=tensors) if via is None else trace(path, Path(traced))
         model, made = run(model, before)
+        content = " ".join(fingerprint(Path(each)) for each in (path, adapter) if each is not None)
         matrices = float_matrices(model)
+        passes: list[GraphPass] = []
+        record: dict[str, Any] | None = None
+        if quantize is not None:
+            length = context_lengths(read_config(folder))[1]
+            facts = FloatSource(name=str(path), folder=folder, context_length=length, key=lambda: content)
+            measured = _measured(facts, model, quantize, Path(scratch), progress)
+            passes, record = quantize.passes(measured)
         model, report = run(model, passes)
         left = None
         if record is not None:
@@ -144,7 +156,7 @@ def export(
             folder,
             out,
             quantization=record or stored,
-            content=" ".join([fingerprint(path), *([fingerprint(Path(adapter))] if adapter else [])]),
+            content=content,
             passes=[*(one.name for one in made.passes), *map(pass_name, passes)],
             progress=phase(progress, "export"),
         )
@@ -158,3 +170,15 @@ def export(
             bytes=sum(file.stat().st_size for file in out.iterdir()),
             seconds=time.perf_counter() - start,
         )
+
+
+def _measured(
+    source: FloatSource,
+    model: ir.Model,
+    recipe: QuantizationRecipe,
+    scratch: Path,
+    progress: Progress | None,
+) -> FloatModel:
+    """Return the measurements of an exported graph that is not written yet."""
+    text = None if recipe.calibration is None else Path(recipe.calibration)
+    return FloatModel(source, model, text, scratch, tokens=recipe.calibration_tokens, progress=progress)

@@ -23,9 +23,9 @@ from ...graph_opt.quantize.left_float import LeftFloat, float_matrices, left_flo
 from ...graph_opt.quantize.recipe import NO_METHOD, QuantizationRecipe
 from ...progress import Progress, phase
 from ...reports import Report, human_bytes
-from ..evaluate.float_model import FloatModel
 from ..evaluate.quantization_cost import check_measurable, measure_cost, summary
-from ..models.graphs import load_graph
+from ..models.float_model import FloatModel
+from ..models.graphs import float_source, load_graph
 from ..models.model_source import locate_model
 from ..models.write_graph import check_output, write_graph
 from ..types.arguments import checked_arguments
@@ -152,7 +152,7 @@ def quantize(
     matrices, before = float_matrices(graph), _weight_bytes(graph)
     with tempfile.TemporaryDirectory() as scratch:
         measured = FloatModel(
-            source,
+            float_source(source, graph),
             graph,
             None if recipe.calibration is None else Path(recipe.calibration),
             Path(scratch),

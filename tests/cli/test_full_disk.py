@@ -51,7 +51,7 @@ def run(*args: object) -> Result:
 
 WRITERS: dict[str, Callable[[Path, Path, Path], list[object]]] = {
     "export": lambda source, package, out: ["export", source, out],
-    "export int4": lambda source, package, out: ["export", source, out, "--quantize", "int4"],
+    "export int4": lambda source, package, out: ["export", source, out, "--quantize", "int4-fast"],
     "optimize": lambda source, package, out: ["optimize", package, out],
     "optimize a file": lambda source, package, out: [
         *("optimize", package / "model.onnx", out.with_name("out.onnx"))

@@ -20,7 +20,7 @@ def run(*args: object) -> Result:
 @pytest.mark.parametrize(
     ("options", "measured"),
     [
-        (("--method", "int8", "--block-size", 16, "--kv", "int8"), 15),
+        (("--method", "int8-fast", "--block-size", 16, "--kv", "int8"), 15),
         (("--method", "int8-static", "--block-size", 16, "--smooth"), 15),
         (("--method", "bf16"), 15),
         (("--method", "none", "--kv", "int8"), 15),

@@ -30,11 +30,15 @@ from .blocked_weight import BlockedWeight, blocked_weight
 from .dequantize_weights import dequantized
 
 _LEVELS, _MIDDLE = 127, 128
+_NARROW_BITS = 4
 _TINY = np.finfo(np.float32).tiny
 
 
 class WideProductsPass(GraphPass):
-    """Rewrite every MatMul whose weight is blocked along its inputs, but not embeddings and tied heads."""
+    """Rewrite every MatMul with a 4-bit weight blocked along its inputs, but not embeddings and tied heads.
+
+    8-bit weights beside them are there because their layers are sensitive, so they keep a scale per block.
+    """
 
     def rewrite(self, graph: ir.Graph) -> None:
         """Rewrite all such products."""
@@ -42,8 +46,9 @@ class WideProductsPass(GraphPass):
             found = blocked_weight(node.inputs[1])
             if found is None:
                 continue
-            if isinstance(found, str) or found.axis != 0:
-                self.refuse(node, found if isinstance(found, str) else "it is blocked along its outputs")
+            obstacle = found if isinstance(found, str) else _obstacle(found)
+            if isinstance(found, str) or obstacle is not None:
+                self.refuse(node, str(obstacle))
                 continue
             self._lower(graph, node, found)
             self.fired += 1
@@ -69,3 +74,9 @@ class WideProductsPass(GraphPass):
         product = op("MatMulIntegerToFloat", *operands, domain=MICROSOFT)
         replace(node.outputs[0], op("Mul", product, largest))
         remove_unused(graph, node)
+
+
+def _obstacle(found: BlockedWeight) -> str | None:
+    if found.axis != 0:
+        return "it is blocked along its outputs"
+    return None if found.bits == _NARROW_BITS else f"its weight has {found.bits} bits"

@@ -40,6 +40,11 @@ class _Site:
     def name(self) -> str:
         return str(self.value.name)
 
+    @property
+    def is_norm(self) -> bool:
+        node = self.value.producer()
+        return node is not None and node.op_type in _NORMS
+
 
 def largest_activations(
     model: Path, windows: Sequence[Tokens], *, context_length: int, progress: Progress | None = None
@@ -59,14 +64,16 @@ def largest_activations(
     return largest
 
 
-def smoothing_factors(model: Path, largest: Mapping[str, Floats]) -> dict[str, Floats]:
+def smoothing_factors(model: Path, largest: Mapping[str, Floats], *, norms: bool = True) -> dict[str, Floats]:
     """Return the divisors of the channels, [channels], by value; loads one layer's weights at a time.
 
     Args:
         model: a portable float graph.
         largest: the result of ``largest_activations``.
+        norms: whether to include the outputs of norms, besides products inside of gated MLPs.
     """
     sites = [site for site in _sites(ir.load(model).graph) if site.name in largest]
+    sites = [site for site in sites if norms or not site.is_norm]
     return {site.name: _factors(largest[site.name], site.layers) for site in sites}
 
 

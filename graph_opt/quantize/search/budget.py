@@ -15,10 +15,12 @@ from typing import Any
 
 from ....errors import UsageError
 from ....progress import Progress
+from ...graph.graph_facts import layer_pattern
 from ..algorithms.blockwise import BlockFormat
 from .weight_inputs import WeightInputs
 
-_FLOAT_BITS = 32
+_FLOAT_BITS, _SCALE_BITS = 32, 32
+_NARROW = 4
 _ATTEMPTS = 8  # plans that are measured to meet a divergence
 _ENOUGH = 0.85  # share of the allowed divergence at which the search stops
 
@@ -61,14 +63,14 @@ def choices(runner: WeightInputs, progress: Progress | None = None) -> dict[str,
     """
     found = {name: [Choice(None, _FLOAT_BITS * size, 0.0)] for name, size in runner.float_sizes.items()}
     for number, (name, form) in enumerate(runner.forms.items()):
-        size, blocks = runner.sizes[name], runner.sizes[name] / form.block_size
+        size = runner.sizes[name]
         divergence = runner.divergence({name: form})
         ladder = [form] if form.bits == 8 else [form, dataclasses.replace(form, bits=8)]
         errors = [max(runner.error(name, step), 1e-30) for step in ladder]
         found[name] = [
             Choice(
                 step,
-                step.bits * size + blocks * (32 + (0 if step.symmetric else step.bits)),
+                _bits(size, step),
                 divergence * error / errors[0],
             )
             for step, error in zip(ladder, errors, strict=True)
@@ -93,6 +95,59 @@ def spend_bits(found: Mapping[str, Sequence[Choice]], budget: float) -> Plan:
             "including scales; larger blocks need fewer"
         )
     return _plan(found, _climb(found, bits=budget * weights))
+
+
+def promote(runner: WeightInputs, share: float, progress: Progress | None = None) -> Plan:
+    """Choose 8 bits for the kinds of layers whose rounding to 4 bits costs most per additional bit.
+
+    A kind is all weights whose names differ only in numbers, such as the value projections of all layers. So
+    the text is run once per kind, and products that are merged in one layer are merged in all.
+
+    Args:
+        runner: measures divergences; weights with more than 4 bits stay as they are.
+        share: additional bits, relative to the bits of all weights.
+        progress: called after every kind.
+    """
+    found: dict[str, list[Choice]] = {}
+    members: dict[str, list[str]] = {}
+    for name, form in runner.forms.items():
+        if form.bits == _NARROW:
+            members.setdefault(layer_pattern(name), []).append(name)
+    for number, (kind, names) in enumerate(members.items()):
+        forms = {name: runner.forms[name] for name in names}
+        wide = {name: dataclasses.replace(form, bits=8) for name, form in forms.items()}
+        narrow_bits, wide_bits = (_total_bits(runner, each) for each in (forms, wide))
+        found[kind] = [
+            Choice(forms[names[0]], narrow_bits, runner.divergence(forms)),
+            Choice(wide[names[0]], wide_bits, 0.0),
+        ]
+        if progress is not None:
+            progress(number + 1, len(members), kind)
+    wider = {name: form for name, form in runner.forms.items() if form.bits != _NARROW}
+    fixed = _total_bits(runner, wider) + _FLOAT_BITS * sum(runner.float_sizes.values())
+    narrow = fixed + sum(steps[0].bits for steps in found.values())
+    levels = _climb(found, bits=(1 + share) * narrow - fixed)
+    chosen = {kind: steps[levels[kind]] for kind, steps in found.items()}
+    weights = sum(runner.sizes.values()) + sum(runner.float_sizes.values())
+    return Plan(
+        {
+            name: dataclasses.replace(runner.forms[name], bits=8)
+            for kind in found
+            if levels[kind]
+            for name in members[kind]
+        },
+        (fixed + sum(choice.bits for choice in chosen.values())) / weights,
+        sum(choice.divergence for choice in chosen.values()),
+    )
+
+
+def _total_bits(runner: WeightInputs, forms: Mapping[str, BlockFormat]) -> float:
+    return sum(_bits(runner.sizes[name], form) for name, form in forms.items())
+
+
+def _bits(size: int, form: BlockFormat) -> float:
+    """Return the bits of a weight with its scales and zero points."""
+    return form.bits * size + size / form.block_size * (_SCALE_BITS + (0 if form.symmetric else form.bits))
 
 
 def spend_divergence(

@@ -21,6 +21,9 @@ from ..calibration.activations import Tokens
 from ..formats.weight_only import Forms
 from .layerwise import HELD_BYTES, Stage, calibrate_stages
 
+_PLAIN_BITS = (
+    8  # a tied embedding of so many bits is rounded to nearest: its solution is slow and gains little
+)
 Solver = Callable[[Floats, BlockFormat, Floats, Floats | None], Quantized]
 
 
@@ -121,7 +124,8 @@ def _quantize_stage(
     stage: Stage, algorithm: Algorithm, forms: Forms, found: QuantizedLayers
 ) -> dict[str, Floats]:
     """Quantize a stage's weights; return their dequantized form for unscaled inputs."""
-    wanted = {value: form for value in stage.weights if (form := forms.of(value)) is not None}
+    formed = {value: form for value in stage.weights if (form := forms.of(value)) is not None}
+    wanted = {value: form for value, form in formed.items() if form.bits < _PLAIN_BITS or not _is_tied(value)}
     matrices = {value: _matrix(value) for value in wanted}
     scale: Floats = np.ones(len(stage.moments), np.float32)
     if algorithm.scales_channels and len(wanted) == len(stage.weights) and awq.can_scale(stage.source):

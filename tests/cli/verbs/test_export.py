@@ -34,11 +34,11 @@ def test_a_checkpoint_becomes_a_package(tiny_checkpoint: Path, tmp_path: Path) -
 
 @pytest.mark.long
 def test_json_tells_what_was_written(tmp_path: Path) -> None:
-    result = run("export", "demo", tmp_path / "out", "--quantize", "int4", "--json")
+    result = run("export", "demo", tmp_path / "out", "--quantize", "int4-fast", "--json")
     found = json.loads(result.stdout)
-    expected = {"method": "int4", "bits": 4, "block_size": 32, "symmetric": False, "embedding_bits": 8}
+    expected = {"method": "int4-fast", "bits": 4, "block_size": 32, "symmetric": False, "embedding_bits": 8}
     assert expected.items() <= found["quantization"].items()
-    assert found["quantization"]["recipe"] == {"method": "int4"}
+    assert found["quantization"]["recipe"] == {"method": "int4-fast"}
     assert (found["left_float"]["weights"], found["left_float"]["of"]) == (0, 57)
     assert found["bytes"] == sum(path.stat().st_size for path in (tmp_path / "out").iterdir())
     assert found["parameters"] > 1e6
@@ -98,7 +98,7 @@ def test_quantize_takes_all_kinds(
         source
     ]
     out = tmp_path / ("out.onnx" if source == "file" else "out")
-    result = run("quantize", given, out, "--block-size", 16, "--json")
+    result = run("quantize", given, out, "--method", "int4-fast", "--block-size", 16, "--json")
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
     assert found["bytes_after"] < found["bytes_before"] / 3
@@ -119,7 +119,7 @@ def test_what_stays_float_is_said_recorded_and_if_much_a_warning(verb: str, tmp_
         source, out = tmp_path / f"source{size}", tmp_path / f"out{size}"
         write_tiny("llama", source, intermediate_size=size)
         option = "--quantize" if verb == "export" else "--method"
-        command = [sys.executable, "-m", "carryall", verb, str(source), str(out), option, "int4"]
+        command = [sys.executable, "-m", "carryall", verb, str(source), str(out), option, "int4-fast"]
         done = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ.copy())
         text = f"2 of 16 weights stay float, {100 * share:.1f}"[:-1]
         reason = f"has {size} inputs, which is not a multiple of 16 (2)"
@@ -141,7 +141,7 @@ def test_hidden_sizes_of_small_models_are_quantized_throughout(tmp_path: Path) -
     write_tiny("llama", tmp_path / "source", **sizes, **heads)
     for size, block in ((128, 64), (32, 32)):
         out = tmp_path / str(size)
-        options = ("--method", "int4", "--block-size", size, "--algorithm", "rtn", "--json")
+        options = ("--method", "int4-fast", "--block-size", size, "--algorithm", "rtn", "--json")
         result = run("quantize", tmp_path / "source", out, *options)
         assert json.loads(result.stdout)["left_float"]["weights"] == 0
         nodes = [node for node in ir.load(out / "model.onnx").graph if node.op_type == "DequantizeLinear"]

@@ -151,7 +151,7 @@ def test_verify_wants_the_same_vocabulary_and_decoders(package: Path, tmp_path: 
 
 def test_the_report_is_a_page_with_the_error_of_each_layer(package: Path, tmp_path: Path) -> None:
     int4, page = tmp_path / "int4", tmp_path / "report.html"
-    assert run("quantize", package, int4, "--method", "int4", "--block-size", 16).exit_code == 0
+    assert run("quantize", package, int4, "--method", "int4-fast", "--block-size", 16).exit_code == 0
     result = run(
         "optimize", int4, tmp_path / "out", "--target", "cpu", "--reference", package, "--report", page
     )
@@ -193,7 +193,9 @@ def test_a_traced_model_beside_its_configuration_is_a_model(package: Path, tmp_p
     lowered = run("optimize", folder, tmp_path / "cpu", "--target", "cpu", "--verify")
     assert lowered.exit_code == 0, lowered.output
     assert Package.open(tmp_path / "cpu").record.context_length == 128
-    assert run("quantize", folder, tmp_path / "int8", "--method", "int8", "--block-size", 16).exit_code == 0
+    assert (
+        run("quantize", folder, tmp_path / "int8", "--method", "int8-fast", "--block-size", 16).exit_code == 0
+    )
     (folder / "config.json").unlink()
     refused = run("run", folder, "abc")
     assert (refused.exit_code, refused.stderr.count("\n")) == (2, 1)

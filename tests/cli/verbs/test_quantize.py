@@ -36,19 +36,19 @@ def test_the_record_says_what_was_done(kv_package: Path, tmp_path: Path) -> None
     recipe = {"method": "none", "kv": "int8"}
     assert Package.open(kv_package).record.quantization == {"kv_cache": "int8", "recipe": recipe}
     out = tmp_path / "both"
-    result = run("quantize", kv_package, out, "--block-size", 16, "--json")
+    result = run("quantize", kv_package, out, "--method", "int4-fast", "--block-size", 16, "--json")
     facts = json.loads(result.stdout)
     assert facts["weights"] == 16
     assert facts["quantization"] == Package.open(out).record.quantization
     assert facts["quantization"] == {
-        "method": "int4",
+        "method": "int4-fast",
         "bits": 4,
         "block_size": 16,
         "symmetric": False,
         "algorithm": "kquant",
         "embedding_bits": 8,
         "kv_cache": "int8",
-        "recipe": {"method": "int4", "block_size": 16},
+        "recipe": {"method": "int4-fast", "block_size": 16},
     }
 
 
@@ -101,7 +101,7 @@ def test_calibration_text_of_the_users_own(tiny_package: Path, tmp_path: Path) -
             "budget has no effect with method int8-dyn",
         ),
         (("--budget", "5", "--max-kl", "0.1"), "exclude each other; choose one"),
-        (("--calibration", __file__), "calibration has no effect here"),
+        (("--method", "int4-fast", "--calibration", __file__), "calibration has no effect here"),
     ],
 )
 def test_wrong_use_is_refused(
@@ -115,25 +115,35 @@ def test_wrong_use_is_refused(
 @pytest.mark.long
 def test_gptq_with_zero_points_and_an_embedding_in_int8(tiny_package: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    options = ("--block-size", 16, "--algorithm", "gptq", "--kv", "int8")
+    options = ("--method", "int4-fast", "--block-size", 16, "--algorithm", "gptq", "--kv", "int8")
     result = run("quantize", tiny_package, out, *options)
     assert result.exit_code == 0, result.output
     package = Package.open(out)
     assert package.record.quantization == {
-        "method": "int4",
+        "method": "int4-fast",
         "bits": 4,
         "block_size": 16,
         "symmetric": False,
         "algorithm": "gptq",
         "embedding_bits": 8,
         "kv_cache": "int8",
-        "recipe": {"method": "int4", "block_size": 16, "algorithm": "gptq", "kv": "int8"},
+        "recipe": {"method": "int4-fast", "block_size": 16, "algorithm": "gptq", "kv": "int8"},
     }
     types = {name: value.dtype for name, value in package.load().graph.initializers.items()}
     assert types["model.embed_tokens.weight.values"] == ir.DataType.UINT8
     assert types["model.layers.0.mlp.down_proj.weight.values"] == ir.DataType.UINT4
     plain = tmp_path / "plain"
-    symmetric = ("--block-size", 16, "--algorithm", "rtn", "--symmetric", "--embedding", "int4")
+    symmetric = (
+        "--method",
+        "int4-fast",
+        "--block-size",
+        16,
+        "--algorithm",
+        "rtn",
+        "--symmetric",
+        "--embedding",
+        "int4",
+    )
     assert run("quantize", tiny_package, plain, *symmetric).exit_code == 0
     text = tmp_path / "text.txt"
     text.write_text(CALIBRATION_TEXT.read_text()[20000:21000])
@@ -144,11 +154,33 @@ def test_gptq_with_zero_points_and_an_embedding_in_int8(tiny_package: Path, tmp_
     assert divergence[0] < 0.8 * divergence[1]
 
 
+def test_the_default_rotates_smooths_and_widens_the_most_sensitive_layers(
+    tiny_package: Path, tmp_path: Path
+) -> None:
+    out, text = tmp_path / "out", tmp_path / "text.txt"
+    text.write_text(CALIBRATION_TEXT.read_text()[20000:30000])
+    result = run("quantize", tiny_package, out, "--calibration", text, "--promote", 0.3)
+    assert result.exit_code == 0, result.output
+    package = Package.open(out)
+    assert package.record.quantization is not None
+    assert package.record.quantization["rotate"]
+    assert package.record.quantization["smooth"]
+    wide = set(package.record.quantization["mixed"]["int8"])
+    weights = package.load().graph.initializers
+    projections = [name.removesuffix(".values") for name in weights if name.endswith("_proj.weight.values")]
+    expected = {name: ir.DataType.UINT8 if name in wide else ir.DataType.UINT4 for name in projections}
+    assert {name: weights[f"{name}.values"].dtype for name in projections} == expected
+    assert 0 < len(wide) < len(projections)
+    kinds = {name.replace(".0.", ".N.").replace(".1.", ".N.") for name in wide}
+    assert len(wide) == 2 * len(kinds)  # all layers of a kind
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("algorithm", ["hqq", "kquant", "awq", "awq+gptq"])
 def test_algorithms_are_recorded_and_run(tiny_package: Path, tmp_path: Path, algorithm: str) -> None:
     out = tmp_path / "out"
-    result = run("quantize", tiny_package, out, "--block-size", 16, "--algorithm", algorithm)
+    options = ("--method", "int4-fast", "--block-size", 16, "--algorithm", algorithm)
+    result = run("quantize", tiny_package, out, *options)
     assert result.exit_code == 0, result.output
     record = Package.open(out).record
     assert record.quantization is not None
@@ -212,7 +244,7 @@ def test_smoothing_is_recorded(tiny_package: Path, tmp_path: Path) -> None:
 
 def test_the_embedding_may_stay_float(tiny_package: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    options = ("--method", "int8", "--block-size", 16, "--embedding", "float")
+    options = ("--method", "int8-fast", "--block-size", 16, "--embedding", "float")
     assert run("quantize", tiny_package, out, *options).exit_code == 0
     types = {name: value.dtype for name, value in Package.open(out).load().graph.initializers.items()}
     assert types["model.embed_tokens.weight"] == ir.DataType.FLOAT
@@ -245,5 +277,7 @@ def test_fewer_tokens_are_read_if_asked_for(tiny_package: Path, tmp_path: Path) 
         assert run("quantize", tiny_package, outs[-1], *options, "--calibration-tokens", 600).exit_code == 0
     one, other = ((out / "model.onnx.data").read_bytes() for out in outs)
     assert one == other
-    result = run("quantize", tiny_package, tmp_path / "no", "--calibration-tokens", 600)
+    result = run(
+        "quantize", tiny_package, tmp_path / "no", "--method", "int4-fast", "--calibration-tokens", 600
+    )
     assert "calibration has no effect here" in " ".join(result.stderr.split())

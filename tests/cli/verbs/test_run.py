@@ -142,7 +142,7 @@ def test_the_demo_runs_in_int4_in_its_own_process() -> None:
         "--max-tokens",
         "8",
         "--quantize",
-        "int4",
+        "int4-fast",
         "-q",
     ]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ.copy())

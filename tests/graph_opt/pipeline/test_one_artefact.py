@@ -88,11 +88,12 @@ class Method(NamedTuple):
 
 
 METHODS = {
-    "int4": Method("--algorithm rtn --symmetric --embedding int4", "INT4", 4 + 32 / 32),
-    "int4-default": Method("--method int4", "UINT4", 4 + 36 / 32),
-    "gptq": Method("--algorithm gptq --block-size 32", "UINT4", 4 + 36 / 32),
-    "awq": Method("--algorithm awq --block-size 32", "UINT4", 4 + 36 / 32),
-    "int8": Method("--method int8", "INT8", 8 + 32 / 32),
+    "int4": Method("--method int4-fast --algorithm rtn --symmetric --embedding int4", "INT4", 4 + 32 / 32),
+    "int4-fast": Method("--method int4-fast", "UINT4", 4 + 36 / 32),
+    "int4-default": Method("--promote 0", "UINT4", 4 + 36 / 32),
+    "gptq": Method("--method int4-fast --algorithm gptq --block-size 32", "UINT4", 4 + 36 / 32),
+    "awq": Method("--method int4-fast --algorithm awq --block-size 32", "UINT4", 4 + 36 / 32),
+    "int8": Method("--method int8-fast", "INT8", 8 + 32 / 32),
     "int8-dynamic": Method("--method int8-dynamic", "INT8", 8.5, "openvino cuda directml tensorrt", 0.05),
     "int8-static": Method("--method int8-static", "INT8", 8.5, "openvino cuda directml", 0.08),
     "bf16": Method("--method bf16", "BFLOAT16", 16, "cpu openvino cuda directml tensorrt", 0.02),
@@ -124,7 +125,7 @@ def quantized(float_package: Package, tmp_path_factory: pytest.TempPathFactory) 
     @functools.cache
     def quantize(method: str) -> Package:
         words = METHODS[method].options.split()
-        if method in ("gptq", "awq", "int8-static", "kv"):
+        if method in ("gptq", "awq", "int4-default", "int8-static", "kv"):
             words += ["--calibration", str(text)]
         arguments = ["quantize", str(float_package.path), str(folder / method), *words, "--quiet"]
         result = CliRunner().invoke(carryall, arguments)

@@ -26,7 +26,7 @@ def test_calibration_beats_rounding_at_every_block_size(block_size: int, tmp_pat
     divergence = {}
     for algorithm in ("rtn", "awq", "gptq"):
         out = tmp_path / algorithm
-        options = ["--asymmetric", "--embedding", "int8", "--block-size", block_size, "--quiet"]
+        options = ["--method", "int4-fast", "--block-size", block_size, "--quiet"]
         options += [] if algorithm == "rtn" else ["--algorithm", algorithm, "--calibration", text]
         run("quantize", "demo", out, *options)
         options = ["--reference", "demo", "--max-tokens", 6000, "--prompts", 0, "--window", 512, "--json"]

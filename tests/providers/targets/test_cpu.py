@@ -65,7 +65,9 @@ def test_wide_products_read_prompts_and_count_nothing_twice() -> None:
     prompt = np.arange(40) % 90
     found = {}
     for wide in ("off", "on"):
-        loaded = load_model("draft", quantize="int4", max_slots=20, provider_options={"wide_products": wide})
+        loaded = load_model(
+            "draft", quantize="int4-fast", max_slots=20, provider_options={"wide_products": wide}
+        )
         runner = loaded.runner
         prompts = [runner.forward([Row(slot, prompt, 0)])[0].copy() for slot in range(20)]
         steps = [

@@ -133,7 +133,7 @@ def test_softcapped_models_keep_explicit_kv(
     close(runner.forward([Row(2, ids[20:22], 20, 2)])[0], expected[20:22])
 
 
-@pytest.mark.parametrize("method", ["int4", "int8"])
+@pytest.mark.parametrize("method", ["int4-fast", "int8-fast"])
 def test_compressed_weights_give_the_portable_graphs_logits(
     method: str, open_runner: Open, tmp_path: Path
 ) -> None:
@@ -196,7 +196,7 @@ def test_activations_are_rounded_in_groups_of_the_weights_blocks(open_runner: Op
     folder = write_tiny("qwen2", tmp_path / "checkpoint", hidden_size=64, intermediate_size=64)
     model = export_package(folder, tmp_path / "package").load()
     save_model(
-        run(model, QuantizationRecipe("int4", 64, symmetric=True).passes()[0])[0], tmp_path / "int4.onnx"
+        run(model, QuantizationRecipe("int4-fast", 64, symmetric=True).passes()[0])[0], tmp_path / "int4.onnx"
     )
 
     def logits(**options: object) -> npt.NDArray[np.float32]:

@@ -130,6 +130,6 @@ def test_text_end_token_and_chat(llm: LLM) -> None:
 
 def test_int4_runs_and_is_deterministic(checkpoint: Path, tmp_path: Path) -> None:
     source = write_tiny("llama", tmp_path / "wide", hidden_size=128, intermediate_size=128)
-    with LLM(source, quantize="int4", max_slots=2, num_threads=1) as llm:
+    with LLM(source, quantize="int4-fast", max_slots=2, num_threads=1) as llm:
         first = tokens(llm.generate(["one", "two"], GREEDY))
         assert first == tokens(llm.generate(["one", "two"], GREEDY))

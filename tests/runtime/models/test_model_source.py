@@ -78,25 +78,25 @@ def test_a_changed_checkpoint_is_exported_again(checkpoint: Path) -> None:
 
 
 def test_a_checkpoint_and_a_package_quantize_to_the_same_weights(checkpoint: Path, package: Path) -> None:
-    one, other = resolve_model(checkpoint, quantize="int4"), resolve_model(package, quantize="int4")
+    one, other = resolve_model(checkpoint, quantize="int4-fast"), resolve_model(package, quantize="int4-fast")
     names = {value.const_value.dtype for value in one.load().graph.initializers.values() if value.const_value}
     assert ir.DataType.UINT4 in names
     data = [(files.folder / "model.onnx.data").read_bytes() for files in (one, other)]
     assert data[0] == data[1]
     record = Package.open(other.folder).record
     assert record.quantization is not None
-    assert record.quantization["method"] == "int4"
+    assert record.quantization["method"] == "int4-fast"
     assert record.passes == ("WeightOnlyQuantization",)
 
 
 def test_wrong_quantization_is_refused(checkpoint: Path, package: Path) -> None:
     with pytest.raises(UsageError, match="method must be one of int4"):
         resolve_model(checkpoint, quantize="int3")
-    quantized = resolve_model(package, quantize="int4").folder
+    quantized = resolve_model(package, quantize="int4-fast").folder
     with pytest.raises(UsageError, match="is already quantized"):
-        resolve_model(quantized, quantize="int4")
+        resolve_model(quantized, quantize="int4-fast")
     with pytest.raises(UsageError, match="is an ONNX file"):
-        resolve_model(package / "model.onnx", quantize="int4")
+        resolve_model(package / "model.onnx", quantize="int4-fast")
 
 
 def test_an_onnx_file_beside_its_tokenizer(package: Path) -> None:
@@ -157,15 +157,15 @@ def test_a_gguf_file_is_repacked_into_the_cache(tmp_path: Path) -> None:
     assert locate_model(path) == source.folder
     assert resolve_model(path).folder == source.folder
     with pytest.raises(UsageError, match="is already quantized"):
-        resolve_model(path, quantize="int4")
+        resolve_model(path, quantize="int4-fast")
 
 
 def test_a_float_gguf_file_may_be_quantized(tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     write_gguf("llama", path, types="F16", hidden_size=64, intermediate_size=96)
-    record = resolve_model(path, quantize="int8").package
+    record = resolve_model(path, quantize="int8-fast").package
     assert record is not None
-    assert (record.record.quantization or {})["method"] == "int8"
+    assert (record.record.quantization or {})["method"] == "int8-fast"
 
 
 def test_a_hub_id_is_fetched(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,7 +57,7 @@ def test_it_answers_as_in_the_new_format(new: Path, request: pytest.FixtureReque
 
 @pytest.mark.long
 def test_it_is_written_anew_in_the_new_format(old: Path) -> None:
-    quantized = Package.open(resolve_model(old, quantize="int4").folder)
+    quantized = Package.open(resolve_model(old, quantize="int4-fast").folder)
     assert quantized.record.format_version == 2
     assert set(quantized.record.files) >= {*LISTED, "config.json", "tokenizer.json"}
 

@@ -61,7 +61,7 @@ def check(report: Report) -> dict[str, Any]:
 @pytest.mark.long
 def test_a_model_goes_all_the_way_through_the_functions(package: Path, tmp_path: Path) -> None:
     phases = Phases()
-    recipe = carryall.QuantizationRecipe("int8", block_size=16, embedding="float")
+    recipe = carryall.QuantizationRecipe("int8-fast", block_size=16, embedding="float")
     quantized = carryall.quantize(package, tmp_path / "int8", recipe, progress=phases)
     facts = check(quantized)
     assert phases.seen["quantize"][0] == phases.seen["quantize"][1] > 0
@@ -140,7 +140,7 @@ def test_a_budget_counts_all_weights(tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text(CALIBRATION_TEXT.read_text()[:1000])
     recipe = carryall.QuantizationRecipe(
-        block_size=16, embedding="int4", budget=9.0, calibration=str(text), symmetric=True
+        "int4-fast", 16, embedding="int4", budget=9.0, calibration=str(text), symmetric=True
     )
     found = carryall.quantize(tmp_path / "float", tmp_path / "out", recipe)
     graph = Package.open(tmp_path / "float").load().graph

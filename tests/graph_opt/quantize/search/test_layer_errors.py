@@ -33,7 +33,7 @@ def quantized(reference: Path, folder: Path, method: str, bits_of_block: int | N
     names = {str(node.inputs[0].name) for node in products}  # type: ignore[union-attr]
     values = ActivationReader(reference, sorted(names)).read(TOKENS)
     ranges = {name: float(np.abs(value).max()) for name, value in values.items()}
-    symmetric = True if method == "int4" else None
+    symmetric = True if method == "int4-fast" else None
     recipe = QuantizationRecipe(method, bits_of_block, symmetric, embedding="int4" if symmetric else None)
     measured = None if method != "int8-static" else cast(Any, SimpleNamespace(ranges=lambda *_: ranges))
     model, _ = run(ir.load(reference), recipe.passes(measured)[0])
@@ -42,12 +42,12 @@ def quantized(reference: Path, folder: Path, method: str, bits_of_block: int | N
 
 
 def test_an_error_is_that_of_the_stored_weight_on_float_inputs(reference: Path, tmp_path: Path) -> None:
-    found = layer_errors(reference, quantized(reference, tmp_path, "int4"), TOKENS)
+    found = layer_errors(reference, quantized(reference, tmp_path, "int4-fast"), TOKENS)
     assert len(found) == 15
     graph = ir.load(reference).graph
     product = next(use.node for use in graph.initializers[DOWN].uses())
     (x,) = ActivationReader(reference, [str(product.inputs[0].name)]).read(TOKENS).values()  # type: ignore[union-attr]
-    stored = ir.load(tmp_path / "int4.onnx").graph.initializers
+    stored = ir.load(tmp_path / "int4-fast.onnx").graph.initializers
     values, scales = (stored[f"{DOWN}.{part}"].const_value.numpy() for part in ("values", "scales"))  # type: ignore[union-attr]
     exact = graph.initializers[DOWN].const_value.numpy()  # type: ignore[union-attr]
     error = x @ (values.astype(np.float32) * np.repeat(scales, 16, axis=0) - exact)

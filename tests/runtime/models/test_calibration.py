@@ -9,7 +9,7 @@ from tiny_models import write_tokenizer
 
 from carryall.errors import UsageError
 from carryall.exporter.demo import CALIBRATION_TEXT, demo_path
-from carryall.runtime.evaluate.calibration import calibration_windows
+from carryall.runtime.models.calibration import calibration_windows
 from carryall.runtime.text.tokenizer import Tokenizer
 
 

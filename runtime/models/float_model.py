@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import onnx_ir as ir
 
 from ...errors import UsageError
-from ...exporter.package import Package, fingerprint
+from ...exporter.package import DATA_FILE, MODEL_FILE
+from ...graph_opt.passes.base import GraphPass
+from ...graph_opt.pipeline.pipeline import run
 from ...graph_opt.quantize.algorithms.blockwise import BlockFormat, Floats
 from ...graph_opt.quantize.algorithms.smooth import largest_activations, smoothing_factors
 from ...graph_opt.quantize.calibration.activations import Tokens
@@ -21,29 +24,45 @@ from ...graph_opt.quantize.calibration.calibrators import CALIBRATORS, Histogram
 from ...graph_opt.quantize.formats.half_pass import LARGEST
 from ...graph_opt.quantize.formats.kv_cache import QuantizeKVPass, kv_scales
 from ...graph_opt.quantize.formats.weight_only import Forms
-from ...graph_opt.quantize.search.budget import Plan, choices, spend_bits, spend_divergence
+from ...graph_opt.quantize.search.budget import Plan, choices, promote, spend_bits, spend_divergence
 from ...graph_opt.quantize.search.calibrated import CALIBRATED, QuantizedLayers, quantize_layers
 from ...graph_opt.quantize.search.half_range import largest_magnitudes, too_large
 from ...graph_opt.quantize.search.ranges import input_histograms
 from ...graph_opt.quantize.search.sensitivity import Rounding, float_inputs, product_errors
 from ...graph_opt.quantize.search.weight_inputs import WeightInputs
 from ...progress import Progress, phase
-from ..models.find import side_folder
-from ..models.graphs import default_context_length, graph_file
-from ..models.model_source import locate_model
 from ..text.tokenizer import TOKENIZER_FILE, Tokenizer
 from .calibration import MAX_TOKENS, calibration_windows
 from .measurements import Arrays, cached_arrays
 
-LAYER_TOKENS = 65536  # AWQ and GPTQ estimate second moments, which needs many more tokens than channels
+LAYER_TOKENS = 16384  # AWQ and GPTQ estimate second moments, which needs many more tokens than channels
 _PLAN_WINDOWS, _PLAN_WINDOW = 4, 192  # windows, and tokens of each, that measure the sensitivity of weights
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FloatSource:
+    """What is known of a float model.
+
+    Attributes:
+        name: the user's name of it.
+        folder: the folder of its tokenizer.
+        context_length: its default context length in tokens, None if its files state none.
+        key: returns a text that changes whenever the model does.
+        path: its ONNX file; None if it has none.
+    """
+
+    name: str
+    folder: Path
+    context_length: int | None
+    key: Callable[[], str]
+    path: Path | None = None
 
 
 class FloatModel:
     """Run a float model on a text and measure what a recipe asks for; slow measurements are cached.
 
     Args:
-        source: the user's name of the model.
+        source: what is known of the model.
         model: its graph.
         text: the calibration text; None takes the built-in one.
         scratch: an empty folder, which must exist as long as the results are used.
@@ -53,7 +72,7 @@ class FloatModel:
 
     def __init__(
         self,
-        source: str,
+        source: FloatSource,
         model: ir.Model,
         text: Path | None,
         scratch: Path,
@@ -81,6 +100,15 @@ class FloatModel:
         """Return the last ``count`` tokens of the text; if it is long, no calibration has read them."""
         return np.concatenate(self._read(sys.maxsize))[-count:]
 
+    def after(self, passes: Sequence[GraphPass]) -> Self:
+        """Return the measurements of the model after passes that do not change its results."""
+        changed, _ = run(self._model.clone(), list(passes))
+        names = " ".join(one.name for one in passes)
+        key, scratch = self._source.key, self._scratch / "changed"
+        scratch.mkdir()
+        source = replace(self._source, key=lambda: f"{key()} {names}", path=None)
+        return type(self)(source, changed, self._text, scratch, tokens=self._tokens, progress=self._progress)
+
     def kv_pass(self, *, per_tensor: bool) -> QuantizeKVPass:
         """Measure the scales of the KV cache."""
 
@@ -92,14 +120,15 @@ class FloatModel:
 
     def plan(self, forms: Forms, bits: float | None, max_kl: float | None) -> Plan:
         """See ``Measurements``."""
-        windows = [
-            window[:_PLAN_WINDOW] for window in self._windows[:: max(1, len(self._windows) // _PLAN_WINDOWS)]
-        ]
-        runner = WeightInputs(self._graph, windows, forms, context_length=self._context_length)
+        runner = self._weight_inputs(forms)
         found = choices(runner, phase(self._progress, "measure"))
         if bits is not None:
             return spend_bits(found, bits)
         return spend_divergence(found, max_kl or 0.0, runner.divergence)
+
+    def promoted(self, forms: Forms, share: float) -> Plan:
+        """See ``Measurements``."""
+        return promote(self._weight_inputs(forms), share, phase(self._progress, "measure"))
 
     def layers(self, algorithm: str, forms: Forms) -> QuantizedLayers:
         """See ``Measurements``."""
@@ -115,15 +144,19 @@ class FloatModel:
             progress=phase(self._progress, "calibrate"),
         )
 
-    def smoothing(self) -> dict[str, Floats]:
-        """Measure the SmoothQuant factors of the channels between norms and layers."""
+    def smoothing(self, *, norms: bool = True) -> dict[str, Floats]:
+        """Measure the SmoothQuant factors of the channels in front of layers.
+
+        Args:
+            norms: whether to include channels that come from norms, besides those inside of gated MLPs.
+        """
 
         def measure(tell: Progress) -> Arrays:
             return largest_activations(
                 self._graph, self._windows, context_length=self._context_length, progress=tell
             )
 
-        return smoothing_factors(self._graph, self._cached("channels", measure))
+        return smoothing_factors(self._graph, self._cached("channels", measure), norms=norms)
 
     def ranges(self, calibrator: str, factors: Mapping[str, Floats]) -> dict[str, float]:
         """Measure the ranges of the inputs of all layers, divided by ``factors`` if there are any."""
@@ -150,10 +183,11 @@ class FloatModel:
         """
         if dtype == ir.DataType.BFLOAT16:  # bfloat16 has the range of float32
             return []
-        if not (self._folder / TOKENIZER_FILE).is_file():
+        if not (self._source.folder / TOKENIZER_FILE).is_file():
             raise UsageError(
                 f"fp16 overflows beyond {LARGEST[dtype]:,.0f}, so the model must first run on a text, but "
-                f"{self._source} has no tokenizer: add {TOKENIZER_FILE} to its folder, or use --method bf16"
+                f"{self._source.name} has no tokenizer: add {TOKENIZER_FILE} to its folder, "
+                "or use --method bf16"
             )
 
         def measure(tell: Progress) -> Arrays:
@@ -184,12 +218,17 @@ class FloatModel:
         vetoed = found(rounding)
         return vetoed, found(float_inputs, form=form, only=vetoed)
 
+    def _weight_inputs(self, forms: Forms) -> WeightInputs:
+        step = max(1, len(self._windows) // _PLAN_WINDOWS)
+        windows = [window[:_PLAN_WINDOW] for window in self._windows[::step]]
+        return WeightInputs(self._graph, windows, forms, context_length=self._context_length)
+
     def _cached(self, what: str, measure: Callable[[Progress], Arrays]) -> dict[str, Any]:
         """Return the result of ``measure`` for this model and text, from the cache if possible."""
         tokens = np.concatenate(self._windows)
         facts = {
             "what": what,
-            "model": _content_key(self._source),
+            "model": self._source.key(),
             "text": hashlib.sha256(tokens.tobytes()).hexdigest(),
             "windows": [len(window) for window in self._windows],
             "context_length": self._context_length,
@@ -198,20 +237,20 @@ class FloatModel:
 
     @cached_property
     def _graph(self) -> Path:
-        return graph_file(self._source, self._scratch / "float")
+        if self._source.path is not None:
+            return self._source.path
+        folder = self._scratch / "float"
+        folder.mkdir()
+        ir.save(self._model.clone(), folder / MODEL_FILE, external_data=DATA_FILE)
+        return folder / MODEL_FILE
 
     @cached_property
     def _context_length(self) -> int:
-        length = default_context_length(self._source, self._model)
-        if length is None:
+        if self._source.context_length is None:
             raise UsageError(
-                f"{self._source} does not state its context length; quantize its package instead"
+                f"{self._source.name} does not state its context length; quantize its package instead"
             )
-        return length
-
-    @cached_property
-    def _folder(self) -> Path:
-        return side_folder(locate_model(self._source))
+        return self._source.context_length
 
     @cached_property
     def _windows(self) -> list[Tokens]:
@@ -219,14 +258,8 @@ class FloatModel:
 
     def _read(self, max_tokens: int) -> list[Tokens]:
         return calibration_windows(
-            Tokenizer(self._folder), self._text, context_length=self._context_length, max_tokens=max_tokens
+            Tokenizer(self._source.folder),
+            self._text,
+            context_length=self._context_length,
+            max_tokens=max_tokens,
         )
-
-
-def _content_key(source: str) -> str:
-    """Return a key that changes whenever the model does."""
-    path = locate_model(source)
-    if path.is_dir():
-        return Package.open(path).content_hash if Package.is_package(path) else fingerprint(path)
-    stats = [(file.name, file.stat()) for file in sorted(path.parent.glob(f"{path.name}*"))]
-    return f"{path.resolve()} {[(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]}"
