@@ -7,7 +7,7 @@ def main() -> None:
     """Continue three prompts greedily."""
     prompts = ["def read_lines(path):\n", "class Stack:\n", "import os\n"]
     params = SamplingParams(temperature=0, max_tokens=32, stop=["\n\n\n"], logprobs=0)
-    with LLM("demo", quantize="int4") as llm:
+    with LLM("demo", quantize="int4-fast") as llm:
         for output in llm.generate(prompts, params):
             completion = output.outputs[0]
             print(f"{output.prompt}{completion.text}")
