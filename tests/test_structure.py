@@ -24,7 +24,7 @@ storage
 proto exporter.demo exporter.gguf exporter.quantized graph_opt.graph
 client
 exporter graph_opt.passes
-exporter.models
+exporter.layouts exporter.models
 graph_opt.analysis
 graph_opt.experts
 graph_opt.passes.cleanup graph_opt.passes.importing graph_opt.passes.normalize

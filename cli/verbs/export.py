@@ -33,6 +33,13 @@ from ..progress import phases
     type=click.Path(path_type=Path, file_okay=False, exists=True),
     help="A LoRA adapter of PEFT, merged into the weights.",
 )
+@click.option(
+    "--layout",
+    type=click.Choice(["carryall", "transformers.js"]),
+    default="carryall",
+    show_default=True,
+    help="The files of DST: a package, or what transformers.js loads in browsers.",
+)
 @json_option
 @quiet_option
 def command(
@@ -41,6 +48,7 @@ def command(
     quantize: str,
     via: Literal["optimum"] | None,
     adapter: Path | None,
+    layout: Literal["carryall", "transformers.js"],
     as_json: bool,
     quiet: bool,
 ) -> None:
@@ -57,8 +65,9 @@ def command(
         carryall export ./Qwen3-0.6B qwen3-int4 --quantize int4
         carryall export ./some-new-model model --via optimum
         carryall export ./Qwen3-0.6B tuned --adapter ./my-lora
+        carryall export ./Qwen3-0.6B web --quantize int4 --layout transformers.js
     """
     method = None if quantize == "none" else quantize
     with phases(quiet=quiet or as_json) as tell:
-        found = export(source, out, quantize=method, via=via, adapter=adapter, progress=tell)
+        found = export(source, out, quantize=method, via=via, adapter=adapter, layout=layout, progress=tell)
     click.echo(found.to_json() if as_json else str(found))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,8 +17,9 @@ from ...exporter.adapter import merge_adapter
 from ...exporter.config import context_lengths, read_config
 from ...exporter.export import check_float, export_model, opened
 from ...exporter.gguf.file import GGUF_SUFFIX
+from ...exporter.layouts.transformers_js import arrange
 from ...exporter.optimum import trace
-from ...exporter.package import Package, check_paths, fingerprint, write_package
+from ...exporter.package import Package, check_paths, fingerprint, new_folder, write_package
 from ...exporter.safetensors_files import safetensors_of
 from ...graph_opt.graph import graph_facts
 from ...graph_opt.passes.base import GraphPass, pass_name
@@ -94,6 +97,7 @@ def export(
     quantize: QuantizationRecipe | str | None = None,
     via: Literal["optimum"] | None = None,
     adapter: str | Path | None = None,
+    layout: Literal["carryall", "transformers.js"] = "carryall",
     progress: Progress | None = None,
 ) -> ExportReport:
     """Convert a Hugging Face checkpoint to a portable ONNX package.
@@ -106,6 +110,8 @@ def export(
         quantize: a quantization recipe or the name of a method.
         via: ``optimum`` traces the model with Optimum and torch, for families without an exporter.
         adapter: a folder with a LoRA adapter of PEFT, which is merged into the weights.
+        layout: ``transformers.js`` writes the folder that this library loads in browsers and Node.js, with
+            ``onnx/model_q4.onnx`` and its keys of config.json; it is no package of carryall.
         progress: called for every tensor, in bytes.
 
     Raises:
@@ -151,15 +157,16 @@ def export(
             left = left_float(matrices, model, [refusal for _, refusal in report.refusals])
             record = quantized_record(record, left)
             warn_of_much_float(str(out), record, left)
-        package = write_package(
+        write = partial(
+            write_package,
             model,
             folder,
-            out,
             quantization=record or stored,
             content=content,
             passes=[*(one.name for one in made.passes), *map(pass_name, passes)],
             progress=phase(progress, "export"),
         )
+        package = write(out=out) if layout == "carryall" else _for_transformers_js(write, out)
         return ExportReport(
             path=out,
             model_type=package.record.model_type,
@@ -167,7 +174,7 @@ def export(
             nodes=sum(graph_facts.operators(model).values()),
             quantization=record or stored,
             left_float=left,
-            bytes=sum(file.stat().st_size for file in out.iterdir()),
+            bytes=sum(file.stat().st_size for file in out.rglob("*") if file.is_file()),
             seconds=time.perf_counter() - start,
         )
 
@@ -182,3 +189,12 @@ def _measured(
     """Return the measurements of an exported graph that is not written yet."""
     text = None if recipe.calibration is None else Path(recipe.calibration)
     return FloatModel(source, model, text, scratch, tokens=recipe.calibration_tokens, progress=progress)
+
+
+def _for_transformers_js(write: Callable[..., Package], out: Path) -> Package:
+    """Write a package, and arrange its files in the folder ``out``."""
+    with new_folder(out) as folder:
+        package = write(out=folder / "package")
+        arrange(package.path, folder)
+        package.path.rmdir()
+    return package

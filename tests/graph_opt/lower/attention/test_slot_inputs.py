@@ -41,6 +41,7 @@ def test_masks_are_removed_and_caches_have_a_fixed_length() -> None:
     model = graph(f"g ({inputs}) => (float[B, 2, T, 8] present) {{ present = Identity(cache) }}")
     model.graph.inputs[2].name = "past_key_values.0.key"
     model.graph.outputs[0].name = "present.0.key"
+    model.graph.node(0).op_type = "GroupQueryAttention"
     SlotInputsPass()(model)
     assert "attention_mask" not in {value.name for value in model.graph.inputs}
     for value in (model.graph.inputs[1], model.graph.outputs[0]):

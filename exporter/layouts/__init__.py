@@ -1,0 +1,1 @@
+"""Folders of other runtimes that hold an exported model."""

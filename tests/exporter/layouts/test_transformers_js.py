@@ -1,0 +1,134 @@
+"""The layout of transformers.js: its files, the keys of config.json, and the tokens that it writes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import zoo
+from click.testing import CliRunner
+from tiny_models import write_tiny
+
+from carryall import LLM, SamplingParams, export
+from carryall.cli import carryall
+from carryall.errors import OutputExistsError
+from carryall.exporter.demo import demo_path
+from carryall.graph_opt.compare.runners import PortableRunner
+
+ort = pytest.importorskip("onnxruntime")
+VERSION = "4.3.1"
+PROMPTS = ["def main(", "import os"]
+GENERATE = """
+import { env, AutoModelForCausalLM, AutoTokenizer } from "@huggingface/transformers";
+const [folder, name, ...prompts] = process.argv.slice(2);
+env.allowRemoteModels = false;
+env.localModelPath = folder;
+const tokenizer = await AutoTokenizer.from_pretrained(name);
+const model = await AutoModelForCausalLM.from_pretrained(name);
+const results = [];
+for (const prompt of prompts) {
+  const inputs = tokenizer(prompt);
+  const ids = await model.generate({ ...inputs, max_new_tokens: 12, do_sample: false });
+  results.push(ids.tolist()[0].slice(inputs.input_ids.dims[1]).map(Number));
+}
+console.log(JSON.stringify(results));
+"""
+
+
+@pytest.mark.parametrize(
+    ("method", "dtype", "name"),
+    [
+        (None, "fp32", "model.onnx"),
+        ("int4", "q4", "model_q4.onnx"),
+        ("int8", "q8", "model_quantized.onnx"),
+        ("int8-dynamic", "q8", "model_quantized.onnx"),
+    ],
+)
+def test_files_and_keys(method: str | None, dtype: str, name: str, tmp_path: Path) -> None:
+    checkpoint = write_tiny("llama", tmp_path / "checkpoint", hidden_size=64, intermediate_size=64)
+    report = export(checkpoint, tmp_path / "web", quantize=method, layout="transformers.js")
+    files = {str(path.relative_to(report.path)) for path in report.path.rglob("*") if path.is_file()}
+    assert {f"onnx/{name}", f"onnx/{name}_data", "config.json", "tokenizer.json"} <= files
+    assert "carryall.json" not in files
+    assert report.bytes == sum((report.path / file).stat().st_size for file in files)
+    before = json.loads((checkpoint / "config.json").read_text())
+    config: dict[str, Any] = json.loads((report.path / "config.json").read_text())
+    assert config.pop("transformers.js_config") == {"dtype": dtype, "use_external_data_format": {name: 1}}
+    assert config == before
+    inputs = ort.InferenceSession(report.path / "onnx" / name).get_inputs()
+    assert {value.shape[0] for value in inputs} == {"batch_size"}
+
+
+def test_the_graph_is_that_of_the_package(tmp_path: Path) -> None:
+    checkpoint = write_tiny("qwen3", tmp_path / "checkpoint")
+    export(checkpoint, tmp_path / "package")
+    export(checkpoint, tmp_path / "web", layout="transformers.js")
+    tokens = {0: np.arange(9)}
+    expected = PortableRunner(tmp_path / "package" / "model.onnx").forward(tokens)[0]
+    found = PortableRunner(tmp_path / "web" / "onnx" / "model.onnx").forward(tokens)[0]
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_a_failure_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint = write_tiny("llama", tmp_path / "checkpoint")
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device", "model.onnx")
+
+    monkeypatch.setattr(onnx, "save_model", full)
+    with pytest.raises(OSError, match="No space left"):
+        export(checkpoint, tmp_path / "web", layout="transformers.js")
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]
+    (tmp_path / "web").mkdir()
+    (tmp_path / "web" / "file").touch()
+    with pytest.raises(OutputExistsError):
+        export(checkpoint, tmp_path / "web", layout="transformers.js")
+
+
+def test_the_command(tmp_path: Path) -> None:
+    checkpoint = write_tiny("llama", tmp_path / "checkpoint")
+    arguments = ["export", str(checkpoint), str(tmp_path / "web"), "--layout", "transformers.js", "-q"]
+    done = CliRunner().invoke(carryall, arguments)
+    assert done.exit_code == 0, done.output
+    onnx.load(tmp_path / "web" / "onnx" / "model.onnx")
+    assert CliRunner().invoke(carryall, [*arguments[:-2], "flat"]).exit_code == 2
+
+
+@pytest.fixture(scope="module")
+def library() -> Path:
+    """Return a folder with transformers.js for Node.js; its runtime for the CPU is part of the package."""
+    node, npm, folder = shutil.which("node"), shutil.which("npm"), zoo.folder() / f"transformers-js-{VERSION}"
+    if node is None or npm is None:
+        pytest.skip("Node.js and npm are not installed")
+    if not (folder / "node_modules" / "@huggingface").is_dir():
+        folder.mkdir(parents=True, exist_ok=True)
+        options = ["--prefix", str(folder), "--no-audit", "--no-fund", "--ignore-scripts"]
+        command = [npm, "install", *options, f"@huggingface/transformers@{VERSION}"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
+        if done.returncode:
+            pytest.skip(f"transformers.js cannot be installed: {done.stderr[-200:]}")
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", [None, "int4", "int8", "int8-dynamic"])
+def test_it_writes_the_tokens_of_carryall(
+    method: str | None, library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CARRYALL_CACHE", str(tmp_path / "cache"))
+    export(demo_path(), tmp_path / "web", quantize=method, layout="transformers.js")
+    package = export(demo_path(), tmp_path / "package", quantize=method).path
+    params = SamplingParams(temperature=0, max_tokens=12)
+    with LLM(package, provider="cpu", max_slots=1, context_length=64) as llm:
+        expected = [result.outputs[0].token_ids for result in llm.generate(PROMPTS, params)]
+    (library / "generate.mjs").write_text(GENERATE)
+    command = ["node", str(library / "generate.mjs"), str(tmp_path), "web", *PROMPTS]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == expected
