@@ -49,6 +49,7 @@ NOT_RUN = {
     "docs/batch.md: file = client.files": "needs a service with a folder; tests/runtime/batch/online runs it",
     "docs/serving.md: # config.toml in the folder": "tests/runtime/service/core/test_model_folder.py does",
     "docs/serving.md: # openssl rand": "tests/runtime/service/core/test_api_keys.py reads such files",
+    "docs/cpu_kernels.md: carryall doctor": "compiles for half a minute; tests/providers/native builds it",
     "docs/cuda.md: pip install": "installs packages, and needs a GPU",
     "docs/webgpu.md: pip install": "installs packages, and needs a Vulkan device",
     "docs/webgpu.md: export ORT_WEBGPU": "needs a Vulkan device in software",

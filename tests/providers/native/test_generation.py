@@ -1,0 +1,56 @@
+"""Generation with carryall's kernels: the demo model, the same tokens for any batch, and one graph."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from carryall.providers.base import Row
+from carryall.runtime.models.loading import load_model
+
+OWN = {"kernels": "carryall", "wide_products": "off"}
+PROMPT = np.arange(5, 45)
+
+
+@pytest.fixture(autouse=True)
+def _library(kernels_of_this_machine: Path) -> None:
+    """Every test of this module needs the library."""
+
+
+def test_logits_are_near_those_of_onnxruntimes_kernels() -> None:
+    found = []
+    for options in (OWN, {"kernels": "onnxruntime", "wide_products": "off"}):
+        loaded = load_model("demo", quantize="int4", max_slots=2, provider_options=options)
+        found.append(loaded.runner.forward([Row(0, PROMPT, 0, num_logits=8)])[0].copy())
+        loaded.close()
+    own, other = found
+    assert 0 < np.linalg.norm(own - other) < 0.02 * np.linalg.norm(other)
+
+
+def test_decoding_beside_other_rows_changes_no_bit() -> None:
+    """Each row attends to its own slot, and products do not depend on the rows beside it."""
+    loaded = load_model("demo", quantize="int4", max_slots=12, provider_options=OWN)
+    runner = loaded.runner
+    for slot in range(12):
+        runner.forward([Row(slot, PROMPT[: 20 + slot], 0)])
+    together = [
+        logits.copy() for logits in runner.forward([Row(slot, PROMPT[:1], 20 + slot) for slot in range(12)])
+    ]
+    for slot in range(12):
+        alone = runner.forward([Row(slot, PROMPT[:1], 20 + slot)])[0]
+        np.testing.assert_array_equal(alone, together[slot])
+    loaded.close()
+
+
+def test_one_graph_holds_every_product(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CARRYALL_CACHE", str(tmp_path))
+    load_model("demo", quantize="int4", max_slots=2, provider_options=OWN).close()
+    (path,) = (tmp_path / "lowered").glob("*/*.onnx")
+    operators = Counter(node.op_type for node in ir.load(path).graph)
+    assert operators["QuantizedLinear"] > 0
+    assert operators["QuantizedRows"] == 1
+    assert not {"MatMulNBits", "GatherBlockQuantized", "MatMul"} & set(operators)

@@ -1,0 +1,63 @@
+"""The kernels under the address and undefined-behaviour sanitizers, on arrays that end with their memory."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from carryall.providers.native.build import build_library, find_compiler
+
+KITS = Path(__file__).resolve().parents[2] / "kits"
+SCRIPT = """
+import sys
+from pathlib import Path
+import numpy as np
+from native_kernels import isas, linear
+from quantized_linear_reference import random_weight
+
+library, rng = Path(sys.argv[1]), np.random.default_rng(0)
+for case in range(150):
+    bits, block = int(rng.choice([4, 8])), int(rng.choice([16, 32, 64, 128, 256]))
+    outputs, inputs = int(rng.integers(1, 70)), 2 * int(rng.integers(1, 300))
+    weight = random_weight(rng, outputs, inputs, bits, block, case % 3)
+    x = rng.standard_normal((int(rng.integers(1, 40)), inputs)).astype(np.float32)
+    bias = rng.standard_normal(outputs).astype(np.float32) if case % 2 else None
+    for isa in isas(library):
+        steps = (int(rng.integers(1, 40)), int(rng.integers(1, 6)))
+        linear(library, isa, x, weight, bias, steps=steps, shift=4 * int(rng.integers(0, 16)))
+print("clean")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="preloads GCC's sanitizer")
+def test_no_access_outside_of_the_arrays(tmp_path: Path) -> None:
+    compiler = find_compiler()
+    if compiler is None:
+        pytest.skip("there is no C++ compiler")
+    asked = [*compiler, "-print-file-name=libasan.so"]
+    runtime = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()
+    if not Path(runtime).is_absolute():
+        pytest.skip("the compiler has no address sanitizer to preload")
+    flags = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-g"]
+    library = build_library(tmp_path / "kernels.so", extra=flags)
+    paths = [str(KITS), str(KITS / "graphs"), *sys.path]
+    environment = {
+        **os.environ,
+        "LD_PRELOAD": runtime,
+        "ASAN_OPTIONS": "detect_leaks=0",
+        "PYTHONPATH": os.pathsep.join(paths),
+        "PYTHONMALLOC": "malloc",
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(library)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "clean\n"), done.stderr[-3000:]
