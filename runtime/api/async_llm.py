@@ -55,7 +55,8 @@ class RequestStream(AsyncIterator[RequestOutput]):
         self.group = group
         self.loop = asyncio.get_running_loop()
         self._cancel = cancel
-        self._news = asyncio.Event()
+        self._waiting: asyncio.Future[None] | None = None  # of the reader; cheaper than an asyncio.Event
+        self._news = False
         self._latest: RequestOutput | None = None
         self._error: CarryallError | None = None
         self._ended = False
@@ -63,12 +64,17 @@ class RequestStream(AsyncIterator[RequestOutput]):
     def deliver(self, output: RequestOutput) -> None:
         """Store a newer state. Called in the event loop."""
         self._latest = output
-        self._news.set()
+        self._wake()
 
     def fail(self, error: CarryallError) -> None:
         """End the stream with an error. Called in the event loop."""
         self._error = error
-        self._news.set()
+        self._wake()
+
+    def _wake(self) -> None:
+        self._news = True
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
 
     def cancel(self) -> None:
         """Cancel the request, unless it has ended."""
@@ -79,8 +85,10 @@ class RequestStream(AsyncIterator[RequestOutput]):
     async def __anext__(self) -> RequestOutput:
         if self._ended:
             raise StopAsyncIteration
-        await self._news.wait()
-        self._news.clear()
+        while not self._news:
+            self._waiting = self.loop.create_future()
+            await self._waiting
+        self._news = False
         if self._error is not None:
             self._ended = True
             raise self._error

@@ -123,8 +123,11 @@ class Admission:
             InvalidSamplingError: an option is above the service's limit.
         """
         self.check(asked.params)
-        caller = CALLER.get()
-        return asked if caller is None else dataclasses.replace(asked, tenant=caller.name)
+        caller, interval = CALLER.get(), self.policy.config.stream_interval
+        if caller is None and interval == asked.stream_interval:
+            return asked
+        tenant = asked.tenant if caller is None else caller.name
+        return dataclasses.replace(asked, tenant=tenant, stream_interval=interval)
 
     def check(self, params: SamplingParams) -> None:
         """Check that sampling options are within the service's limits.

@@ -16,6 +16,7 @@ RELOADED = (
     "max_body_bytes",
     "max_choices",
     "max_logprobs",
+    "stream_interval",
     "strict",
 )
 
@@ -51,6 +52,8 @@ class ServerConfig(Checked):
         batch_folder: the folder of files and batches (docs/batch.md); without it, their endpoints are off.
         max_file_bytes: the largest file that may be uploaded.
         body_timeout_seconds: how long a client may take to send a request's head, and then its body.
+        stream_interval: send a piece of a stream after this many steps of the engine; larger values cost less
+            processor time per token. The first and the last piece are sent at once.
         warm_up: run each model once before it accepts requests.
         log_content: write prompts and answers to the log, in the records of generations.
         otel_endpoint: the OpenTelemetry collector that receives traces and metrics over gRPC, such as
@@ -84,6 +87,7 @@ class ServerConfig(Checked):
     batch_folder: Path | None = None
     max_file_bytes: int = option(512 * 2**20, least=1024, unit="bytes")
     body_timeout_seconds: float = option(30.0, least=0.1)
+    stream_interval: int = option(1, least=1)
     warm_up: bool = True
     log_content: bool = False
     otel_endpoint: str | None = None

@@ -110,8 +110,13 @@ class LLMHandler:
             observer = self._observers.begin(self.model.info.model, request) if self._observers else None
             failure: BaseException | None = None
             try:
-                prompt_counted = False
+                prompt_counted, waited = False, 0
                 async for output in stream:
+                    waited += 1
+                    ended = output.finished or output.error is not None
+                    if waited < request.stream_interval and prompt_counted and not ended:
+                        continue
+                    waited = 0
                     for delta in tracker.advance(output):
                         spend(len(delta.token_ids) + (0 if prompt_counted else delta.prompt_tokens))
                         prompt_counted = True

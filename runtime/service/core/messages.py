@@ -46,6 +46,7 @@ class GenerationRequest:
         cache_salt: only requests with the same salt share cached prefixes.
         tenant: the requester; tenants get equal shares of the model. None uses ``cache_salt``.
         timeout: seconds after which the request is cancelled; None is no limit.
+        stream_interval: engine steps per delta, except for the first and the last delta.
     """
 
     prompt: Prompt
@@ -55,6 +56,7 @@ class GenerationRequest:
     cache_salt: str | None = None
     tenant: str | None = None
     timeout: float | None = None
+    stream_interval: int = 1
 
 
 def checked_timeout(seconds: float) -> float:

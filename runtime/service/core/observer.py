@@ -21,8 +21,8 @@ class RequestObserver(Protocol):
 class Observer(Protocol):
     """Follows all requests of a service."""
 
-    def begin(self, model: str, request: GenerationRequest) -> RequestObserver:
-        """Record that a request was accepted, and return its observer."""
+    def begin(self, model: str, request: GenerationRequest) -> RequestObserver | None:
+        """Record that a request was accepted, and return its observer; None if it needs none."""
 
 
 class Observers:
@@ -35,9 +35,11 @@ class Observers:
         """Add an observer of the requests that begin from now on."""
         self._all.append(observer)
 
-    def begin(self, model: str, request: GenerationRequest) -> RequestObserver:
+    def begin(self, model: str, request: GenerationRequest) -> RequestObserver | None:
         """See ``Observer``."""
-        return _Several([observer.begin(model, request) for observer in self._all])
+        begun = [observer.begin(model, request) for observer in self._all]
+        found = [one for one in begun if one is not None]
+        return found[0] if len(found) == 1 else _Several(found) if found else None
 
 
 class _Several:

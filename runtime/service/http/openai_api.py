@@ -92,6 +92,11 @@ async def _merged(
     handler: LLMHandler, requests: list[GenerationRequest]
 ) -> AsyncGenerator[tuple[int, Delta], None]:
     """Yield the deltas of all requests in order of arrival, each with the index of its request."""
+    if len(requests) == 1:  # needs no task and no queue
+        async with aclosing(handler.generate(requests[0])) as only:
+            async for one in only:
+                yield 0, one
+        return
     news: asyncio.Queue[tuple[int, Delta | None]] = asyncio.Queue()
 
     async def read(position: int, asked: GenerationRequest) -> None:

@@ -24,7 +24,8 @@ _TYPES: Mapping[Any, str] = {bool: "boolean", int: "integer", float: "number", s
 _TEXT: Json = {"type": "string"}
 _FLAG: Json = {"type": "boolean"}
 _OBJECT: Json = {"type": "object"}
-_TEXTS: Json = {"anyOf": [_TEXT, {"type": "array", "items": _TEXT, "minItems": 1, "maxItems": 8}]}
+_WORDS: Json = {"type": "string", "minLength": 1}
+_TEXTS: Json = {"anyOf": [_WORDS, {"type": "array", "items": _WORDS, "minItems": 1, "maxItems": 8}]}
 _COUNT: Json = {"type": "integer", "minimum": 1, "maximum": 256}
 _PART: Json = {
     "type": "object",
@@ -154,9 +155,7 @@ def _bodies(llms: Json, embedders: Json) -> dict[str, tuple[dict[str, Json], tup
     }
 
 
-_GETS = (
-    "/v1/models", "/api/tags", "/api/version", "/info", "/version", "/health/live", "/v2", "/v2/health/live",
-)  # fmt: skip
+_GETS = ("/v1/models", "/api/tags", "/api/version", "/info", "/version", "/v2")  # fmt: skip
 _STREAMS: Json = {"text/event-stream": {}, "application/x-ndjson": {}}
 
 

@@ -49,6 +49,7 @@ class HttpServer:
                 log_config=None,
                 access_log=False,
                 server_header=False,
+                proxy_headers=False,  # the service does not use the client's address
                 timeout_graceful_shutdown=CLOSING_SECONDS,
                 ws="none",
                 http=limited(config.body_timeout_seconds),

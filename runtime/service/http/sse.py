@@ -22,6 +22,9 @@ Json = dict[str, Any]
 
 _log = logging.getLogger(__name__)
 
+# One encoder for all events: ``json.dumps`` with options makes one for each call.
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
+
 
 class ClientGone(Exception):  # noqa: N818 -- a disconnect is not an error of the service
     """The client closed its connection before the response was complete."""
@@ -54,7 +57,7 @@ async def _disconnect(receive: Receive) -> None:
 
 def event(data: Json | str, name: str | None = None) -> bytes:
     """Return one server-sent event, encoded as UTF-8."""
-    text = data if isinstance(data, str) else json.dumps(data, ensure_ascii=False, separators=(",", ":"))
+    text = data if isinstance(data, str) else _ENCODER.encode(data)
     head = f"event: {name}\n" if name else ""
     return f"{head}data: {text}\n\n".encode()
 

@@ -129,6 +129,7 @@ class _Request:
 
     def __init__(self, metrics: Metrics, model: str, request: GenerationRequest) -> None:
         self._metrics, self._labels, self._asked = metrics, (model, _ENGINE), request
+        self._between = metrics.between.labels(*self._labels)  # looked up once, used for each token
         self._arrival = time.monotonic()
         self._before: float | None = None  # time of the latest token
         self._tokens = 0
@@ -143,8 +144,7 @@ class _Request:
             if self._before is None:
                 self._metrics.first_token.labels(*self._labels).observe(now - self._arrival)
             else:
-                between = (now - self._before) / len(delta.token_ids)
-                self._metrics.between.labels(*self._labels).observe(between)
+                self._between.observe((now - self._before) / len(delta.token_ids))
             self._before = now
         self._tokens += len(delta.token_ids)
         self._prompt_tokens = delta.prompt_tokens

@@ -24,8 +24,10 @@ class RequestLog:
     def __init__(self, *, content: bool = False) -> None:
         self._content = content
 
-    def begin(self, model: str, request: GenerationRequest) -> _Request:
+    def begin(self, model: str, request: GenerationRequest) -> _Request | None:
         """See ``Observer``."""
+        if not _log.isEnabledFor(logging.INFO):
+            return None
         return _Request(model, request, content=self._content)
 
 
@@ -50,8 +52,6 @@ class _Request:
 
     def ended(self, error: BaseException | None) -> None:
         """See ``RequestObserver``."""
-        if not _log.isEnabledFor(logging.INFO):
-            return
         fields: dict[str, Any] = {
             "model": self._model,
             "prompt_tokens": self._prompt_tokens,

@@ -45,7 +45,7 @@ async def service(folder: Path) -> AsyncIterator[str]:
     async with null_llm(template=TEMPLATE, step_seconds=0.002) as llm:
         models = ModelRepository(
             {
-                "toy": lambda: ServedModel(llm, INFO),
+                "toy": lambda: ServedModel(llm, INFO, {"max_tokens": 16}),
                 "vectors": ModelLoader(lambda: TextEncoder(folder), kind="encoder"),
             },
             default="toy",

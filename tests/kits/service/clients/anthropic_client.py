@@ -9,6 +9,7 @@ import anthropic
 from checks import check, main
 
 CLIENT = anthropic.Anthropic(base_url=sys.argv[1], api_key="none", max_retries=0)
+GREEDY: Any = {"extra_body": {"temperature": 0}}  # the newest client has no parameter for it
 TURNS: Any = [{"role": "user", "content": "Hi"}]
 SCHEMA = {"type": "object", "properties": {"city": {"enum": ["Paris", "Rome"]}}, "required": ["city"]}
 TOOLS: Any = [{"name": "weather", "description": "The weather.", "input_schema": SCHEMA}]
@@ -33,7 +34,7 @@ def messages_stream() -> None:
 def tools() -> None:
     choice: Any = {"type": "any", "disable_parallel_tool_use": True}
     answer = CLIENT.messages.create(
-        model="toy", messages=TURNS, max_tokens=200, tools=TOOLS, tool_choice=choice, temperature=0
+        model="toy", messages=TURNS, max_tokens=200, tools=TOOLS, tool_choice=choice, **GREEDY
     )
     (block,) = answer.content
     assert (block.type, answer.stop_reason) == ("tool_use", "tool_use")
@@ -47,7 +48,7 @@ def tools() -> None:
 def tools_stream() -> None:
     choice: Any = {"type": "tool", "name": "weather"}
     with CLIENT.messages.stream(
-        model="toy", messages=TURNS, max_tokens=200, tools=TOOLS, tool_choice=choice, temperature=0
+        model="toy", messages=TURNS, max_tokens=200, tools=TOOLS, tool_choice=choice, **GREEDY
     ) as stream:
         kinds = {event.type for event in stream}
         final = stream.get_final_message()

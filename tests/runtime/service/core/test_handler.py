@@ -10,7 +10,12 @@ from grpc_serving import repository
 from null_llm import null_llm
 
 from carryall.errors import RequestError, UnsupportedTaskError
-from carryall.runtime.service.core.messages import Conversation
+from carryall.runtime.service.access.admission import Admission
+from carryall.runtime.service.access.policy import Policy
+from carryall.runtime.service.core.config import ServerConfig
+from carryall.runtime.service.core.deltas import collect
+from carryall.runtime.service.core.messages import Conversation, GenerationRequest
+from carryall.runtime.types.sampling_params import SamplingParams
 
 
 def test_tokens_of_texts_and_conversations_and_back() -> None:
@@ -74,5 +79,26 @@ def test_vectors_are_the_engines(normalize: bool) -> None:
         np.testing.assert_array_equal(found.vectors, expected)
         assert found.prompt_tokens == 3 + len(llm.encode("def f"))
         llm.shutdown()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(("interval", "most"), [(1, 21), (5, 6), (100, 2)])
+def test_a_stream_may_have_fewer_and_larger_pieces(interval: int, most: int) -> None:
+    params = SamplingParams(max_tokens=21, ignore_eos=True, temperature=0)
+
+    async def scenario() -> None:
+        async with null_llm(step_seconds=0.003) as llm:
+            models = repository(llm)
+            await models.load_all()
+            admission = Admission(models, Policy(ServerConfig(stream_interval=interval)))
+            asked = admission.admitted(GenerationRequest(prompt="x", params=params))
+            deltas = [delta async for delta in models.llm().generate(asked)]
+            whole = await collect(models.llm().generate(GenerationRequest(prompt="x", params=params)))
+            assert "".join(delta.text for delta in deltas) == whole.choices[0].text
+            assert sum(len(delta.token_ids) for delta in deltas) == 21
+            assert len(deltas) <= most
+            assert len(deltas[0].token_ids) < 21
+            assert deltas[-1].usage == whole.usage
 
     asyncio.run(scenario())
