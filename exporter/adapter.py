@@ -1,8 +1,8 @@
 """LoRA adapters of PEFT, merged into the weights of a checkpoint as they are read.
 
 A module's weight becomes W + scale * B A, with A [rank, in], B [out, rank] and scale = alpha / rank, or
-alpha / sqrt(rank) with ``use_rslora`` (https://arxiv.org/abs/2106.09685, https://arxiv.org/abs/2312.03732). Files and
-names: https://huggingface.co/docs/peft/developer_guides/checkpoint.
+alpha / sqrt(rank) with ``use_rslora`` (https://arxiv.org/abs/2106.09685, https://arxiv.org/abs/2312.03732).
+Files and names: https://huggingface.co/docs/peft/developer_guides/checkpoint.
 """
 
 from __future__ import annotations
@@ -119,7 +119,8 @@ def _read(folder: Path) -> tuple[dict[str, Any], dict[str, SafetensorsTensor]]:
     if not (folder / WEIGHTS).is_file() and (folder / PICKLE).is_file():
         raise ModelNotFoundError(
             f"{folder} holds its weights as a pickle ({PICKLE}), which can run any code when opened. If you "
-            "trust it, convert it in a sandbox with PEFT: PeftModel.from_pretrained(BASE, SRC).save_pretrained(DST)"
+            "trust it, convert it in a sandbox with PEFT: PeftModel.from_pretrained(BASE, SRC)"
+            ".save_pretrained(DST)"
         )
     return settings, safetensors_in(folder / WEIGHTS)
 

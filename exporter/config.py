@@ -95,6 +95,10 @@ class DecoderConfig:
         windows: per layer, the size of its sliding attention window; None for full attention.
         ropes: per layer, its rotary embedding; None for none.
         experts: per layer, its mixture of experts; None for one feed-forward layer.
+        embedding_scale: factor of the embeddings.
+        residual_scale: factor of the output of attention and of the feed-forward layer.
+        logits_scale: factor of the logits.
+        parallel_residual: whether attention and the feed-forward layer read the same residual sum.
     """
 
     model_type: str
@@ -117,6 +121,10 @@ class DecoderConfig:
     windows: tuple[int | None, ...]
     ropes: tuple[RopeConfig | None, ...]
     experts: tuple[ExpertsConfig | None, ...]
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    logits_scale: float = 1.0
+    parallel_residual: bool = False
 
     @property
     def q_size(self) -> int:

@@ -135,6 +135,27 @@ def rms_norm(
         return net.op("RMSNormalization", x, weight, axis=-1, epsilon=net.config.norm_eps)
 
 
+def layer_norm(net: Decoder, name: str, x: ir.Value) -> ir.Value:
+    """Write LayerNormalization (https://arxiv.org/abs/1607.06450) over the last axis."""
+    size = net.config.hidden_size
+    with net.scope(name):
+        weight, bias = net.weight("weight", size), net.weight("bias", size)
+        return net.op("LayerNormalization", x, weight, bias, axis=-1, epsilon=net.config.norm_eps)
+
+
+def scaled(net: Decoder, x: ir.Value, factor: float) -> ir.Value:
+    """Return x * factor; x itself for a factor of 1."""
+    return x if factor == 1 else net.op("Mul", x, net.constant(factor, np.float32, "scale"))
+
+
+def plain_mlp(net: Decoder, names: tuple[str, str], x: ir.Value, *, bias: bool = True) -> ir.Value:
+    """Write the feed-forward layer down(act(up(x))); ``names`` are those of up and down."""
+    hidden, inner = net.config.hidden_size, net.config.intermediate_size
+    with net.scope("mlp"):
+        x = activation(net, linear(net, names[0], x, hidden, inner, bias=bias))
+        return linear(net, names[1], x, inner, hidden, bias=bias)
+
+
 def head_norm(net: Decoder, name: str, x: ir.Value, num_heads: int, *, view: View | None = None) -> ir.Value:
     """Apply ``rms_norm`` to each head of x [batch, sequence, heads * head_dim]."""
     size = net.config.head_dim

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "kits"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "kits" / "checkpoints"))
 
 from exporter_golden import golden_path, transformers_answer
 from family_cases import CASES, GOLDEN_OF, write_case

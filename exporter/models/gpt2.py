@@ -50,9 +50,9 @@ def build(net: Decoder) -> ir.Value:
         x = net.op("Add", x, net.op("Gather", positions, net.position_ids))
     for layer in range(c.num_layers):
         with net.scope(f"{prefix}h.{layer}"):
-            x = net.op("Add", x, attention(net, layer, layer_norm(net, "ln_1", x)))
-            x = net.op("Add", x, mlp(net, layer_norm(net, "ln_2", x)))
-    x = layer_norm(net, f"{prefix}ln_f", x)
+            x = net.op("Add", x, attention(net, layer, layers.layer_norm(net, "ln_1", x)))
+            x = net.op("Add", x, mlp(net, layers.layer_norm(net, "ln_2", x)))
+    x = layers.layer_norm(net, f"{prefix}ln_f", x)
     return layers.lm_head(net, x, embedding_name=f"{prefix}wte")
 
 
@@ -72,11 +72,3 @@ def mlp(net: Decoder, x: ir.Value) -> ir.Value:
     with net.scope("mlp"):
         x = layers.activation(net, layers.linear(net, "c_fc", x, size, inner, bias=True, stored_in_out=True))
         return layers.linear(net, "c_proj", x, inner, size, bias=True, stored_in_out=True)
-
-
-def layer_norm(net: Decoder, name: str, x: ir.Value) -> ir.Value:
-    """Layer normalisation (https://arxiv.org/abs/1607.06450) over the last axis."""
-    size = net.config.hidden_size
-    with net.scope(name):
-        weight, bias = net.weight("weight", size), net.weight("bias", size)
-        return net.op("LayerNormalization", x, weight, bias, axis=-1, epsilon=net.config.norm_eps)

@@ -171,7 +171,7 @@ def test_half_a_pair_a_pickle_and_a_folder_of_something_else_are_refused(tmp_pat
     file.rename(tmp_path / "lora" / "adapter_model.bin")
     with pytest.raises(ModelNotFoundError, match=r"as a pickle \(adapter_model.bin\).*save_pretrained"):
         export(base, tmp_path / "out", adapter=tmp_path / "lora")
-    with pytest.raises(ModelNotFoundError, match="is not a LoRA adapter: it has no adapter_config.json"):
+    with pytest.raises(ModelNotFoundError, match=r"is not a LoRA adapter: it has no adapter_config\.json"):
         export(base, tmp_path / "out", adapter=base)
 
 
@@ -195,7 +195,10 @@ def test_weights_equal_those_that_peft_merges(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     base = write_tiny("llama", tmp_path / "base", dtype=np.float32)
     write_adapter(
-        tmp_path / "lora", {Q: (32, 32), DOWN: (32, 48)}, use_rslora=True, target_modules=["q_proj"]
+        tmp_path / "lora",
+        {Q: (32, 32), DOWN: (32, 48)},
+        use_rslora=True,
+        target_modules=["q_proj", "down_proj"],
     )
     model = transformers.AutoModelForCausalLM.from_pretrained(base)
     whole = peft.PeftModel.from_pretrained(model, tmp_path / "lora").merge_and_unload().state_dict()

@@ -47,7 +47,7 @@ def transformers_answer(checkpoint: Path) -> dict[str, Array]:
     ).eval()
     # transformers' Gemma 3 reads attn_logit_softcapping but passes it to no layer.
     cap = getattr(model.config, "attn_logit_softcapping", None)
-    extra = {"softcap": cap} if cap else {}
+    extra = {"softcap": cap} if cap and model.config.model_type.startswith("gemma3") else {}
     input_ids, mask = (torch.tensor(array) for array in prompt())
     positions = (mask.cumsum(1) - 1).clamp(min=0)
     cache, logits, tokens, margins = None, [], [], []

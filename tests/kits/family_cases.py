@@ -107,6 +107,33 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "gemma3": ("gemma3", {}),
     "gpt2": ("gpt2", {}),
+    "gemma2": ("gemma2", {"seed": 3}),
+    # config.json as transformers 4 wrote it
+    "gemma2-v4": (
+        "gemma2",
+        {
+            "layer_types": None,
+            "rope_parameters": None,
+            "rope_theta": 5000.0,
+            "attn_logit_softcapping": "null",
+            "seed": 2,
+        },
+    ),
+    "olmo2": ("olmo2", {}),
+    "granite": ("granite", {}),
+    "starcoder2": ("starcoder2", {}),
+    "starcoder2-no-window": ("starcoder2", {"sliding_window": "null"}),
+    "phi": ("phi", {}),
+    "gpt_neox": ("gpt_neox", {"seed": 1}),
+    "gpt_neox-sequential-v4": (
+        "gpt_neox",
+        {
+            "use_parallel_residual": False,
+            "rope_parameters": None,
+            "rotary_pct": 0.25,
+            "rotary_emb_base": 5000,
+        },
+    ),
 }
 
 # The ropes of these cases depend on the longest position of a run, so a prompt in pieces differs from the

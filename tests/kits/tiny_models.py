@@ -15,6 +15,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 from safetensors.numpy import load_file, save_file
+from tiny_families import FAMILY_CONFIGS, family_shapes
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 BOS, EOS, PAD = 256, 257, 258
@@ -99,6 +100,7 @@ CONFIGS: dict[str, Config] = {
     },
     "gemma3_text": _GEMMA3_TEXT,
     "gemma3": {"text_config": {"model_type": "gemma3_text", **_GEMMA3_TEXT}},
+    **FAMILY_CONFIGS,
     "gpt2": {
         "vocab_size": 260,
         "n_embd": 32,
@@ -159,7 +161,7 @@ def random_weights(
 ) -> dict[str, npt.NDArray[Any]]:
     """Return the tensors of a checkpoint with this configuration, with transformers' names."""
     rng = np.random.default_rng(seed)
-    is_gemma = config["model_type"].startswith("gemma3")  # it stores norms less one and scales the embedding
+    is_gemma = config["model_type"].startswith("gemma")  # it stores norms less one and scales the embedding
     weights = {}
     for name, shape in _SHAPES[config["model_type"]](config).items():
         values = rng.standard_normal(shape) * (0.1 if is_gemma and "embed" in name else 0.4)
@@ -317,6 +319,7 @@ def _gpt2_shapes(config: Mapping[str, Any]) -> Shapes:
 
 
 _SHAPES: dict[str, Callable[[Mapping[str, Any]], Shapes]] = {
+    **dict.fromkeys(FAMILY_CONFIGS, family_shapes),
     "llama": _llama_shapes,
     "mistral": _llama_shapes,
     "qwen2": _llama_shapes,
