@@ -30,28 +30,31 @@ from .blocked_weight import BlockedWeight, blocked_weight
 from .dequantize_weights import dequantized
 
 _LEVELS, _MIDDLE = 127, 128
-_NARROW_BITS = 4
 _TINY = np.finfo(np.float32).tiny
 
 
 class WideProductsPass(GraphPass):
-    """Rewrite every MatMul with a 4-bit weight blocked along its inputs, but not embeddings and tied heads.
+    """Rewrite every MatMul whose weight is blocked along its inputs, but not embeddings and tied heads.
 
-    8-bit weights beside them are there because their layers are sensitive, so they keep a scale per block.
+    8-bit weights beside 4-bit ones belong to sensitive layers, so they keep a scale per block.
     """
 
     def rewrite(self, graph: ir.Graph) -> None:
         """Rewrite all such products."""
-        for node in nodes_of(graph, "MatMul"):
-            found = blocked_weight(node.inputs[1])
+        weights = {node: blocked_weight(node.inputs[1]) for node in nodes_of(graph, "MatMul")}
+        least = min((one.bits for one in weights.values() if isinstance(one, BlockedWeight)), default=0)
+        for node, found in weights.items():
             if found is None:
                 continue
-            obstacle = found if isinstance(found, str) else _obstacle(found)
-            if isinstance(found, str) or obstacle is not None:
-                self.refuse(node, str(obstacle))
-                continue
-            self._lower(graph, node, found)
-            self.fired += 1
+            if isinstance(found, str):
+                self.refuse(node, found)
+            elif found.axis != 0:
+                self.refuse(node, "it is blocked along its outputs")
+            elif found.bits > least:
+                self.refuse(node, f"its weight has {found.bits} bits, others have {least}")
+            else:
+                self._lower(graph, node, found)
+                self.fired += 1
 
     @staticmethod
     def _lower(graph: ir.Graph, node: ir.Node, found: BlockedWeight) -> None:
@@ -74,9 +77,3 @@ class WideProductsPass(GraphPass):
         product = op("MatMulIntegerToFloat", *operands, domain=MICROSOFT)
         replace(node.outputs[0], op("Mul", product, largest))
         remove_unused(graph, node)
-
-
-def _obstacle(found: BlockedWeight) -> str | None:
-    if found.axis != 0:
-        return "it is blocked along its outputs"
-    return None if found.bits == _NARROW_BITS else f"its weight has {found.bits} bits"

@@ -88,3 +88,13 @@ def test_other_weights_stay(body: str, reasons: list[str]) -> None:
     )
     assert apply(WideProductsPass(), model) == reasons
     assert "MatMul" in {node.op_type for node in model.graph}
+
+
+def test_8_bit_weights_beside_4_bit_ones_stay() -> None:
+    first = f"v = DequantizeLinear <axis = 0, block_size = {BLOCK}> (p, s) z = MatMul(x, v)"
+    second = f"w = DequantizeLinear <axis = 0, block_size = {BLOCK}> (q, s) y = MatMul(x, w)"
+    text = f"g (float[B, S, {K}] x) => (float[B, S, {N}] y, float[B, S, {N}] z) {{ {first} {second} }}"
+    model = graph(text, p=VALUES.astype(np.int8), q=VALUES.astype(ml_dtypes.int4), s=SCALES)
+    assert apply(WideProductsPass(), model) == ["its weight has 8 bits, others have 4"]
+    kinds = [node.op_type for node in model.graph]
+    assert (kinds.count("MatMul"), kinds.count("MatMulIntegerToFloat")) == (1, 1)
