@@ -46,12 +46,12 @@ class Method:
 
 
 def _blocks(size: int) -> list[Method]:
-    kind, blocks = f"int4, blocks of {size}", ("--block-size", str(size))
+    kind, blocks = f"int4, blocks of {size}", ("--method", "int4-fast", "--block-size", str(size))
     ours = [
         Method(kind, f"{name}/{size}", "carryall", (*blocks, "--algorithm", name))
         for name in ("hqq", "kquant", "awq", "gptq", "awq+gptq")
     ]
-    ours += [  # 8,192 calibration tokens, as the other tools use; the default is eight times as many
+    ours += [  # 8,192 calibration tokens, as the other tools use; the default is twice as many
         Method(
             kind,
             f"{name}/{size}, 8k tokens",
@@ -89,14 +89,16 @@ def _static() -> list[Method]:
 
 
 METHODS = [
+    Method("defaults", "int4", "carryall", ()),
+    Method("defaults", "int8", "carryall", ("--method", "int8")),
     *_blocks(32),
     *_blocks(128),
-    Method("int8 weights", "int8/32", "carryall", ("--method", "int8")),
+    Method("int8 weights", "int8/32", "carryall", ("--method", "int8-fast")),
     Method(
         "int8 weights",
         "int8/32, float embedding",
         "carryall",
-        ("--method", "int8", "--asymmetric", "--embedding", "float"),
+        ("--method", "int8-fast", "--asymmetric", "--embedding", "float"),
     ),
     Method("int8 weights", "int8/32", "onnxruntime", ("int8", "32")),
     Method("int8 weights", "int8, columns", "nncf", ("int8",)),
@@ -104,8 +106,18 @@ METHODS = [
     Method("dynamic int8", "dynamic, smooth", "carryall", ("--method", "int8-dynamic", "--smooth")),
     Method("dynamic int8", "dynamic", "onnxruntime", ("dynamic",)),
     *_static(),
-    Method("mixed", "5 bits, gptq", "carryall", ("--budget", "5bits", "--algorithm", "gptq")),
-    Method("mixed", "5.5 bits, gptq", "carryall", ("--budget", "5.5bits", "--algorithm", "gptq")),
+    Method(
+        "mixed",
+        "5 bits, gptq",
+        "carryall",
+        ("--method", "int4-fast", "--budget", "5bits", "--algorithm", "gptq"),
+    ),
+    Method(
+        "mixed",
+        "5.5 bits, gptq",
+        "carryall",
+        ("--method", "int4-fast", "--budget", "5.5bits", "--algorithm", "gptq"),
+    ),
     Method("KV int8", "KV int8", "carryall", ("--method", "none", "--kv", "int8")),
     Method("KV int8", "KV int8, one scale", "carryall", ("--method", "none", "--kv", "int8-tensor")),
     Method("16 bits", "fp16", "carryall", ("--method", "fp16")),
