@@ -24,7 +24,7 @@ def _library(kernels_of_this_machine: Path) -> None:
 def test_logits_are_near_those_of_onnxruntimes_kernels() -> None:
     found = []
     for options in (OWN, {"kernels": "onnxruntime", "wide_products": "off"}):
-        loaded = load_model("demo", quantize="int4", max_slots=2, provider_options=options)
+        loaded = load_model("demo", quantize="int4-fast", max_slots=2, provider_options=options)
         found.append(loaded.runner.forward([Row(0, PROMPT, 0, num_logits=8)])[0].copy())
         loaded.close()
     own, other = found
@@ -33,7 +33,7 @@ def test_logits_are_near_those_of_onnxruntimes_kernels() -> None:
 
 def test_decoding_beside_other_rows_changes_no_bit() -> None:
     """Each row attends to its own slot, and products do not depend on the rows beside it."""
-    loaded = load_model("demo", quantize="int4", max_slots=12, provider_options=OWN)
+    loaded = load_model("demo", quantize="int4-fast", max_slots=12, provider_options=OWN)
     runner = loaded.runner
     for slot in range(12):
         runner.forward([Row(slot, PROMPT[: 20 + slot], 0)])
@@ -48,7 +48,7 @@ def test_decoding_beside_other_rows_changes_no_bit() -> None:
 
 def test_one_graph_holds_every_product(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("CARRYALL_CACHE", str(tmp_path))
-    load_model("demo", quantize="int4", max_slots=2, provider_options=OWN).close()
+    load_model("demo", quantize="int4-fast", max_slots=2, provider_options=OWN).close()
     (path,) = (tmp_path / "lowered").glob("*/*.onnx")
     operators = Counter(node.op_type for node in ir.load(path).graph)
     assert operators["QuantizedLinear"] > 0

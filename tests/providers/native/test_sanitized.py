@@ -45,7 +45,7 @@ def test_no_access_outside_of_the_arrays(tmp_path: Path) -> None:
         pytest.skip("the compiler has no address sanitizer to preload")
     flags = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-g"]
     library = build_library(tmp_path / "kernels.so", extra=flags)
-    paths = [str(KITS), str(KITS / "graphs"), *sys.path]
+    paths = [str(KITS / "devices"), str(KITS / "graphs"), *sys.path]
     environment = {
         **os.environ,
         "LD_PRELOAD": runtime,
