@@ -21,7 +21,7 @@ from ...graph_opt.lower.products.blocked_weight import BlockedWeight, blocked_we
 from ...options import Checked
 from ..base import Runner, RunnerConfig
 from ..host import machine
-from ..native.library import PORTABLE, find_library, kernel_library
+from ..native.library import PORTABLE, UNPROVEN, find_library, kernel_library
 from ..ort import ort
 from ..ort.device_memory import Device
 from ..ort.explicit import OrtExplicitSession
@@ -161,8 +161,8 @@ class CpuProvider(OrtProvider):
 
 
 def _has_fast_kernels() -> bool:
-    """Whether there are carryall's kernels for this CPU; the portable ones are slower than onnxruntime's."""
-    return find_library() is not None and kernel_library().isa != PORTABLE
+    """Whether carryall's kernels are there for this CPU, and proven to be faster than onnxruntime's."""
+    return find_library() is not None and kernel_library().isa not in (PORTABLE, *UNPROVEN)
 
 
 def _wide_products_pay(graph: Callable[[], ir.Model], *, own: bool) -> bool:

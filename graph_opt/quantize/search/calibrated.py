@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
+from safetensors.numpy import load_file, save_file
 
 from ....errors import GraphError
 from ....progress import Progress
@@ -63,9 +64,10 @@ class QuantizedLayers:
 
     def keep(self, name: str, result: Quantized) -> None:
         """Write the quantized form of a weight to a file."""
-        path = self._folder / f"{len(self._files)}.npz"
-        points = () if result.zero_points is None else (result.zero_points,)
-        np.savez(path, result.values, result.scales, *points)
+        path = self._folder / f"{len(self._files)}.safetensors"
+        parts = {part: each for part, each in result._asdict().items() if each is not None}
+        # Not NumPy's format: it parses Python, which fails at times in several threads (CPython 3.11).
+        save_file({part: np.ascontiguousarray(each) for part, each in parts.items()}, path)
         self._files[name] = path
 
     def quantizer(self, name: str) -> Quantizer | None:
@@ -173,6 +175,5 @@ def _is_tied(value: ir.Value) -> bool:
 
 
 def _read(path: Path) -> Quantized:
-    with np.load(path) as parts:
-        values, scales, *points = (parts[name] for name in parts.files)
-        return Quantized(values, scales, points[0] if points else None)
+    parts = load_file(path)
+    return Quantized(parts["values"], parts["scales"], parts.get("zero_points"))
