@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 
 from ..progress import Progress
@@ -13,6 +16,49 @@ from ..storage.writing import writing
 _INLINE_BYTES = 256  # tensors up to this size are stored in the ONNX file itself
 _MAX_IN_FLIGHT_BYTES = 256 << 20
 _ALIGNMENT = 4096  # of large tensors, so that runtimes can map them
+
+
+class _Written(ir.LazyTensor):
+    """Writes a tensor through the file's ``write``, which reports errors.
+
+    ``ndarray.tofile`` (NumPy 2.4) writes through a buffer of C, whose last 4096 bytes it flushes without
+    looking at the result: on a full disk these bytes are lost without an error.
+    """
+
+    def __init__(self, tensor: ir.TensorProtocol) -> None:
+        shape = ir.Shape(tensor.shape.numpy())
+        super().__init__(lambda: tensor, dtype=tensor.dtype, shape=shape, name=tensor.name)
+
+    def tofile(self, file: Any) -> None:
+        """Write the bytes of the tensor."""
+        tensor: ir.TensorProtocol = self
+        while isinstance(tensor, ir.LazyTensor):
+            tensor = tensor.raw()
+        if sys.byteorder == "little" and isinstance(tensor, ir.Tensor) and tensor.dtype.bitwidth >= 8:
+            array = np.ascontiguousarray(tensor.numpy())  # without the copy that ``tobytes`` makes
+            file.write(array.reshape(-1).view(np.uint8))
+        else:
+            file.write(tensor.tobytes())
+
+
+def save_checked(model: ir.Model, path: Path, **options: Any) -> None:
+    """Call ``ir.save`` so that every byte that cannot be written is an error.
+
+    Raises:
+        OSError: a file cannot be written.
+    """
+    found = [value for graph in model.graphs() for value in graph.initializers.values()]
+    before = [value.const_value for value in found]
+    wrapped: dict[int, _Written] = {}
+    try:
+        for value, tensor in zip(found, before, strict=True):
+            if tensor is None or tensor.dtype == ir.DataType.STRING or isinstance(tensor, ir.ExternalTensor):
+                continue  # ``ExternalTensor`` copies files with calls that report errors
+            value.const_value = wrapped.setdefault(id(tensor), _Written(tensor))
+        ir.save(model, path, **options)
+    finally:
+        for value, tensor in zip(found, before, strict=True):
+            value.const_value = tensor
 
 
 def save_model(model: ir.Model, path: Path, progress: Progress | None = None) -> None:
@@ -32,7 +78,7 @@ def save_model(model: ir.Model, path: Path, progress: Progress | None = None) ->
             progress(done, total, tensor.name or "")
 
     with writing(path.with_name(f"{path.name}.data")):
-        ir.save(
+        save_checked(
             model,
             path,
             external_data=f"{path.name}.data",

@@ -10,6 +10,7 @@ import onnx_ir as ir
 from ...contract import CONTEXT_LENGTH
 from ...errors import OutputExistsError, UsageError
 from ...exporter.package import TOKENIZER_FILE, Package, check_paths, write_package
+from ...exporter.save import save_checked
 from ...graph_opt.graph import graph_facts
 from ...graph_opt.graph.map_types import restore_map_types
 from ...progress import Progress
@@ -102,7 +103,7 @@ def _write_file(model: ir.Model, out: Path) -> None:
     with folder_beside(out) as folder:
         try:
             with writing(folder / data.name):
-                ir.save(model, folder / out.name, external_data=data.name)
+                save_checked(model, folder / out.name, external_data=data.name)
                 restore_map_types(model, folder / out.name)
             if (folder / data.name).exists():
                 (folder / data.name).rename(data)
@@ -133,7 +134,7 @@ def write_single_file(model: ir.Model, out: Path, *, at_most: int) -> int:
     data = _data_file(out).name if stored > _MAX_INLINE_BYTES else None
     with folder_beside(out) as folder:
         with writing(folder / out.name):
-            ir.save(model, folder / out.name, external_data=data)
+            save_checked(model, folder / out.name, external_data=data)
         files = sorted(folder.iterdir(), reverse=True)  # the weights' file first
         size = sum(file.stat().st_size for file in files)
         if size > at_most:

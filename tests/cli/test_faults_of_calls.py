@@ -161,8 +161,9 @@ def attempt(row: Row, skip: int, sandbox: Path, expected: dict[str, bytes]) -> i
         assert not re.search(r"/\.[^/']*\.[0-9a-f]{8}|\.\d+'|None|passes? \w+ failed", lines[0]), shown
         assert result.stdout == "", shown
         if "was written, but its report" not in lines[0]:
-            left = [path for path in (sandbox / "out").rglob("*") if path.is_file()]
-            assert not [path for path in left if not VARIABLE.search(str(path))], shown
+            left = files(sandbox)  # whole: a folder may not be synchronized after a file got its name
+            assert left == {} or left == {name: expected[name] for name in left}, shown
+            fresh(sandbox)
             again = run(row.command)
             assert again.exit_code == 0, (shown, again.output)
             assert results(sandbox, again) == expected, shown
@@ -223,7 +224,7 @@ def test_faults_of_the_kernel(
             if "PTRACE" in done.stderr:
                 pytest.skip("this machine does not let strace trace")
             shown = f"{command}, {calls} {place}: {done.returncode} {done.stdout} {done.stderr}"
-            assert done.returncode in (0, 1), shown
+            assert done.returncode in (0, 1, 2), shown
             assert "Traceback" not in done.stderr, shown
             assert "INJECTED" in log.read_text() or not done.returncode, shown
             if done.returncode:

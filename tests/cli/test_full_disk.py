@@ -12,10 +12,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import onnx_ir as ir
 import pytest
 from click.testing import CliRunner, Result
 
 from carryall.cli import carryall
+from carryall.exporter.save import save_model
 from carryall.storage.writing import hide_scratch, writing
 
 FULL = os.strerror(errno.ENOSPC)
@@ -86,6 +89,26 @@ def test_a_full_disk_under_the_cache_is_one_line(
         assert "/." not in result.stderr.replace("...", ""), "no temporary name"
         assert list((cache / kind).iterdir()) == []
     shutil.rmtree(cache)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_the_last_bytes_of_weights_are_not_lost_in_silence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``ndarray.tofile`` flushes the last 4096 bytes without looking at the result."""
+    array = np.ones(300, np.float32)
+    text = '<ir_version: 10, opset_import: ["" : 21]> one (float[n] x) => (float[n] y) { y = Identity(x) }'
+    model = ir.from_onnx_text(text)
+    model.graph.initializers["w"] = ir.Value(name="w", const_value=ir.tensor(array, name="w"))
+
+    def save(model: ir.Model, path: Path, **options: Any) -> None:
+        with open("/dev/full", "r+b") as file:
+            tensor: Any = model.graph.initializers["w"].const_value
+            tensor.tofile(file)
+
+    monkeypatch.setattr(ir, "save", save)
+    with pytest.raises(OSError, match=FULL):
+        save_model(model, tmp_path / "model.onnx")
 
 
 def failing(number: int, after: int = 0) -> Callable[..., Any]:

@@ -156,8 +156,13 @@ def _nothing_left_without_answers(folder: Path) -> Iterator[None]:
 def _has_answers(folder: Path) -> bool:
     if not (folder / JOURNAL_FILE).exists():
         return False
-    with contextlib.closing(Journal(folder, read_only=True)) as journal:
-        return journal.totals().answered > 0
+    try:
+        with contextlib.closing(Journal(folder, read_only=True)) as journal:
+            return journal.totals().answered > 0
+    except UsageError:  # its tables could not be created
+        return False
+    except OSError:  # unknown: keep them
+        return True
 
 
 def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
