@@ -125,7 +125,7 @@ def _bodies(llms: Json, embedders: Json) -> dict[str, tuple[dict[str, Json], tup
         ),
         "/v1/embeddings": (
             {"input": _TEXTS, "encoding_format": {"enum": ["float", "base64"]}, "model": embedders},
-            ("input",),
+            ("input", "model"),
         ),
         "/v1/messages": (anthropic, ("messages", "max_tokens")),
         "/v1/messages/count_tokens": (
@@ -134,14 +134,14 @@ def _bodies(llms: Json, embedders: Json) -> dict[str, tuple[dict[str, Json], tup
         ),
         "/api/chat": ({"messages": chat["messages"], "options": ollama, **stream}, ("messages",)),
         "/api/generate": ({"prompt": _TEXT, "raw": _FLAG, "options": ollama, **stream}, ("prompt",)),
-        "/api/embed": ({"input": _TEXTS, "model": embedders}, ("input",)),
+        "/api/embed": ({"input": _TEXTS, "model": embedders}, ("input", "model")),
         "/generate": (
             {"inputs": _TEXT, "parameters": {"type": "object", "properties": {"max_new_tokens": _COUNT}}},
             ("inputs",),
         ),
         "/tokenize": ({"prompt": _TEXT, "add_special_tokens": _FLAG, "model": llms}, ("prompt",)),
         "/detokenize": ({"tokens": tokens, "model": llms}, ("tokens",)),
-        "/score": ({"text_1": _TEXTS, "text_2": _TEXTS, "model": embedders}, ("text_1", "text_2")),
+        "/score": ({"text_1": _TEXTS, "text_2": _TEXTS, "model": embedders}, ("text_1", "text_2", "model")),
         "/rerank": (
             {
                 "query": _TEXT,
@@ -150,7 +150,7 @@ def _bodies(llms: Json, embedders: Json) -> dict[str, tuple[dict[str, Json], tup
                 "return_documents": _FLAG,
                 "model": embedders,
             },
-            ("query", "documents"),
+            ("query", "documents", "model"),
         ),
     }
 

@@ -34,7 +34,7 @@ def messages_stream() -> None:
 def tools() -> None:
     choice: Any = {"type": "any", "disable_parallel_tool_use": True}
     answer = CLIENT.messages.create(
-        model="toy", messages=TURNS, max_tokens=200, tools=TOOLS, tool_choice=choice, **GREEDY
+        model="toy", messages=TURNS, max_tokens=2000, tools=TOOLS, tool_choice=choice, **GREEDY
     )
     (block,) = answer.content
     assert (block.type, answer.stop_reason) == ("tool_use", "tool_use")
@@ -48,7 +48,7 @@ def tools() -> None:
 def tools_stream() -> None:
     choice: Any = {"type": "tool", "name": "weather"}
     with CLIENT.messages.stream(
-        model="toy", messages=TURNS, max_tokens=200, tools=TOOLS, tool_choice=choice, **GREEDY
+        model="toy", messages=TURNS, max_tokens=2000, tools=TOOLS, tool_choice=choice, **GREEDY
     ) as stream:
         kinds = {event.type for event in stream}
         final = stream.get_final_message()
