@@ -234,11 +234,17 @@ class Tally:
             return 0.0, False, None
         worst, above, rounding = 0.0, 0.0, None
         magnitude = float(self._slices[_WHOLE].magnitude[0])
+        # A slice of a saturated output, as of a sigmoid, may hold nothing but rounding errors of the whole.
+        floor = _ROUNDINGS * self.epsilon * magnitude
         for axis, slices in self._slices.items():
             scale = self._scale(axis, slices)
+            scale = np.where(scale > 0, scale, magnitude)
             zero = np.where(slices.error > 0, np.inf, 0.0)
             relative = np.divide(slices.error, scale, where=scale > 0, out=zero)
             allowed = np.maximum(bar * scale, _ROUNDINGS * self.epsilon * slices.magnitude)
+            saturated = slices.magnitude <= floor
+            allowed = np.where(saturated, floor, allowed)
+            relative = np.where(saturated & (slices.error <= floor), 0.0, relative)
             if noise is not None:
                 measured = noise.noise(axis, slices.error.shape)
                 room = np.minimum(_NOISES * measured + self.epsilon * magnitude, most * magnitude)
