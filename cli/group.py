@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib
 import importlib.metadata
@@ -95,8 +96,14 @@ def _fail(message: str, code: int) -> NoReturn:
     """Print one line to stderr (and the traceback, if CARRYALL_DEBUG is set), then exit."""
     if os.environ.get(DEBUG_VARIABLE):
         traceback.print_exc()
-    click.echo("error: " + _one_line(message), err=True)
+    _tell("error: " + _one_line(message))
     sys.exit(code)
+
+
+def _tell(line: str) -> None:
+    """Print to stderr; if that cannot be written, the exit code must say enough."""
+    with contextlib.suppress(OSError):
+        click.echo(line, err=True)
 
 
 def _one_line(message: str) -> str:
@@ -109,7 +116,7 @@ def _one_line(message: str) -> str:
 
 
 def _show_warning(message: Warning | str, *_: object) -> None:
-    click.echo("warning: " + _one_line(str(message)), err=True)
+    _tell("warning: " + _one_line(str(message)))
 
 
 def _set_debug(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:

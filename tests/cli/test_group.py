@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import click
 import pytest
@@ -105,3 +106,11 @@ def test_the_help_lists_every_verb() -> None:
     text = CliRunner().invoke(carryall, ["--help"]).stdout
     for verb, summary in SUMMARIES.items():
         assert f"  {verb.ljust(8)}  {summary}" in text
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_the_exit_code_stays_if_stderr_cannot_be_written() -> None:
+    command = [sys.executable, "-m", "carryall", "run", "/nosuch", "text"]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stderr=full, stdout=subprocess.PIPE, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (2, b"")
