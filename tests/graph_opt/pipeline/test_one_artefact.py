@@ -90,7 +90,7 @@ class Method(NamedTuple):
 METHODS = {
     "int4": Method("--method int4-fast --algorithm rtn --symmetric --embedding int4", "INT4", 4 + 32 / 32),
     "int4-fast": Method("--method int4-fast", "UINT4", 4 + 36 / 32),
-    "int4-default": Method("--promote 0", "UINT4", 4 + 36 / 32),
+    "awq+gptq": Method("--promote 0 --no-rotate --no-smooth", "UINT4", 4 + 36 / 32),
     "gptq": Method("--method int4-fast --algorithm gptq --block-size 32", "UINT4", 4 + 36 / 32),
     "awq": Method("--method int4-fast --algorithm awq --block-size 32", "UINT4", 4 + 36 / 32),
     "int8": Method("--method int8-fast", "INT8", 8 + 32 / 32),
@@ -125,7 +125,7 @@ def quantized(float_package: Package, tmp_path_factory: pytest.TempPathFactory) 
     @functools.cache
     def quantize(method: str) -> Package:
         words = METHODS[method].options.split()
-        if method in ("gptq", "awq", "int4-default", "int8-static", "kv"):
+        if method in ("gptq", "awq", "awq+gptq", "int8-static", "kv"):
             words += ["--calibration", str(text)]
         arguments = ["quantize", str(float_package.path), str(folder / method), *words, "--quiet"]
         result = CliRunner().invoke(carryall, arguments)
