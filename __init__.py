@@ -45,6 +45,10 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
+# onnxruntime 1.31 sends usage data to Microsoft and keeps a device id in the home folder, unless this
+# is set before it is imported. To permit it: ORT_DISABLE_TELEMETRY=0.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+
 _HOME = {
     "AsyncLLM": ".runtime.api.async_llm",
     "BeamSearchOptions": ".runtime.engine.sampling.beam_search",

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -62,6 +65,23 @@ def test_no_code_of_a_model_can_run() -> None:
 
 def _mentions(folder: str, text: str) -> list[str]:
     return [str(path) for path in (ROOT / folder).rglob("*.py") if text in path.read_text(encoding="utf-8")]
+
+
+SESSION = """
+import onnx
+from carryall.providers.ort import ort
+graph = '<ir_version: 10, opset_import: ["": 21]> g (float[1] x) => (float[1] y) {y = Abs(x)}'
+model = onnx.parser.parse_model(graph)
+ort.load_onnxruntime("a test").InferenceSession(model.SerializeToString()).run(None, {"x": [1.0]})
+"""
+
+
+def test_onnxruntime_sends_and_keeps_nothing(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    environment = {**os.environ, "HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)}
+    environment.pop("ORT_DISABLE_TELEMETRY", None)
+    subprocess.run([sys.executable, "-c", SESSION], env=environment, timeout=60, check=True)
+    assert list(tmp_path.rglob("*")) == []
 
 
 def test_nothing_is_sent_unless_configured() -> None:
