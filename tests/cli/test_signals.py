@@ -100,7 +100,7 @@ def test_batch(numbers: list[int], tmp_path: Path) -> None:
     ],
 )
 def test_serve_with_a_request_in_progress(numbers: list[int], grace: str, codes: tuple[int, ...]) -> None:
-    process = start("serve", "demo", "--grpc-port", "0", "--grace", grace, "--json")
+    process = start("serve", "demo", "--grpc-port", "0", "--http-port", "none", "--grace", grace, "--json")
     assert process.stdout is not None
     address = json.loads(process.stdout.readline())["grpc"]
     with grpc.insecure_channel(address) as channel:
@@ -116,7 +116,7 @@ def test_serve_with_a_request_in_progress(numbers: list[int], grace: str, codes:
 
 @pytest.mark.long
 def test_serve_while_it_loads() -> None:
-    process = start("serve", "demo", "--grpc-port", "0", "--json")
+    process = start("serve", "demo", "--grpc-port", "0", "--http-port", "none", "--json")
     time.sleep(2)
     code, _ = end(process, [signal.SIGTERM])
     assert code in (0, -signal.SIGTERM)
