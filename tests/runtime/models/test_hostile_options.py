@@ -116,5 +116,5 @@ def test_refusals_say_why(llm: LLM, prompt: Any, options: dict[str, Any], why: s
 
 
 def test_the_smallest_penalty_is_one(llm: LLM) -> None:
-    (output,) = llm.generate("aaaa", SamplingParams(max_tokens=4, dry_multiplier=5e-324))
+    (output,) = llm.generate("aaaa", SamplingParams(max_tokens=4, dry_multiplier=5e-324, ignore_eos=True))
     assert len(output.outputs[0].token_ids) == 4
