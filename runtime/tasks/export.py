@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import onnx_ir as ir
 
@@ -143,52 +143,62 @@ def export(
         model = export_model(folder, tensors=tensors) if via is None else trace(path, Path(traced))
         model, made = run(model, before)
         content = " ".join(fingerprint(Path(each)) for each in (path, adapter) if each is not None)
-        matrices = float_matrices(model)
-        passes: list[GraphPass] = []
-        record: dict[str, Any] | None = None
+        found = _Quantized(model)
         if quantize is not None:
             length = context_lengths(read_config(folder))[1]
             facts = FloatSource(name=str(path), folder=folder, context_length=length, key=lambda: content)
-            measured = _measured(facts, model, quantize, Path(scratch), progress)
-            passes, record = quantize.passes(measured)
-        model, report = run(model, passes)
-        left = None
-        if record is not None:
-            left = left_float(matrices, model, [refusal for _, refusal in report.refusals])
-            record = quantized_record(record, left)
-            warn_of_much_float(str(out), record, left)
+            found = _quantized(model, facts, quantize, Path(scratch), progress)
+        if found.record is not None and found.left is not None:
+            warn_of_much_float(str(out), found.record, found.left)
         write = partial(
             write_package,
-            model,
+            found.model,
             folder,
-            quantization=record or stored,
+            quantization=found.record or stored,
             content=content,
-            passes=[*(one.name for one in made.passes), *map(pass_name, passes)],
+            passes=[*(one.name for one in made.passes), *map(pass_name, found.passes)],
             progress=phase(progress, "export"),
         )
         package = write(out=out) if layout == "carryall" else _for_transformers_js(write, out)
         return ExportReport(
             path=out,
             model_type=package.record.model_type,
-            parameters=graph_facts.parameter_count(model),
-            nodes=sum(graph_facts.operators(model).values()),
-            quantization=record or stored,
-            left_float=left,
+            parameters=graph_facts.parameter_count(found.model),
+            nodes=sum(graph_facts.operators(found.model).values()),
+            quantization=found.record or stored,
+            left_float=found.left,
             bytes=sum(file.stat().st_size for file in out.rglob("*") if file.is_file()),
             seconds=time.perf_counter() - start,
         )
 
 
-def _measured(
-    source: FloatSource,
+class _Quantized(NamedTuple):
+    """A graph, and how it was quantized."""
+
+    model: ir.Model
+    passes: Sequence[GraphPass] = ()
+    record: dict[str, Any] | None = None
+    left: LeftFloat | None = None
+
+
+def _quantized(
     model: ir.Model,
+    source: FloatSource,
     recipe: QuantizationRecipe,
     scratch: Path,
     progress: Progress | None,
-) -> FloatModel:
-    """Return the measurements of an exported graph that is not written yet."""
+) -> _Quantized:
+    """Quantize an exported graph that is not written yet."""
     text = None if recipe.calibration is None else Path(recipe.calibration)
-    return FloatModel(source, model, text, scratch, tokens=recipe.calibration_tokens, progress=progress)
+    tokens = recipe.calibration_tokens
+    matrices = float_matrices(model)
+    measured = FloatModel(source, model, text, scratch, tokens=tokens, progress=progress)
+    passes, record = recipe.passes(measured)
+    model, report = run(model, passes)
+    if record is None:
+        return _Quantized(model, passes)
+    left = left_float(matrices, model, [refusal for _, refusal in report.refusals])
+    return _Quantized(model, passes, quantized_record(record, left), left)
 
 
 def _for_transformers_js(write: Callable[..., Package], out: Path) -> Package:
