@@ -6,9 +6,10 @@ import json
 import re
 import threading
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from itertools import islice
 
 import llguidance
 import numpy as np
@@ -21,8 +22,8 @@ from ..types.structured_output import StructuredOutput
 from .tokenizer import Tokenizer
 
 _MAX_CACHED = 128
-# About a second of work to compile and 0.1 s a mask, then the library gives up. Its own limits allow more.
 _GBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
+# About a second of work to compile and 0.1 s a mask, then the library gives up. Its own limits allow more.
 _LIMITS = llguidance.LLParserLimits(
     initial_lexer_fuel=1_000_000,
     max_grammar_size=200_000,
@@ -37,6 +38,10 @@ _JSON_OPTIONS = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{0,20}"}
 _STACK_BYTES = 512 << 20
 # Seconds. A grammar whose first mask takes longer would delay every step, so it is refused.
 _MAX_MASK_SECONDS = 0.5
+# Seconds of processor time. llguidance 1.9 holds the GIL while it checks or finds proposals. All wait.
+# A check stops then, and a grammar that took longer to find forced text is not asked again.
+_MAX_PROPOSAL_SECONDS = 0.002
+_MAX_FORCED = 64  # tokens
 
 
 def _threads(name: str, count: int = 1) -> ThreadPoolExecutor:
@@ -61,6 +66,8 @@ class GrammarMatcher:
         self._matcher = matcher
         self._mask = np.zeros((vocab_size + 31) // 32, np.int32)
         self._filled: Future[None] | None = None
+        self._forced: deque[int] = deque()
+        self._asks_for_forced = True
 
     @property
     def finished(self) -> bool:
@@ -86,6 +93,8 @@ class GrammarMatcher:
     def observe(self, token: int) -> None:
         """Advance the state by a generated token."""
         self._filled = None
+        if not self._forced or self._forced.popleft() != token:
+            self._forced.clear()
         self._matcher.consume_token(token)
 
     def apply(self, logits: npt.NDArray[np.float32]) -> None:
@@ -106,12 +115,26 @@ class GrammarMatcher:
         logits[allowed == 0] = -np.inf
 
     def forced_tokens(self) -> list[int]:
-        """Return tokens of the text that must come next; empty if there is a choice."""
-        return [int(token) for token in self._matcher.compute_ff_tokens()]
+        """Return the next 64 tokens of the text that must come next; empty if there is a choice.
+
+        Also empty after a search that took over 2 ms, such as for a literal of 10,000 characters.
+        """
+        if not self._forced and self._asks_for_forced:
+            begin = time.thread_time()
+            self._forced.extend(self._matcher.compute_ff_tokens())
+            self._asks_for_forced = time.thread_time() - begin <= _MAX_PROPOSAL_SECONDS
+        return list(islice(self._forced, _MAX_FORCED))
 
     def valid_prefix(self, tokens: Sequence[int]) -> int:
-        """Return how many of these tokens the grammar allows next."""
-        return int(self._matcher.validate_tokens(list(tokens)))
+        """Return how many of these tokens the grammar allows next, as far as 2 ms of work show."""
+        until = time.thread_time() + _MAX_PROPOSAL_SECONDS
+        state = self._matcher.deep_copy()
+        for count, token in enumerate(tokens):
+            if time.thread_time() > until:
+                return count
+            if not state.try_consume_tokens([token]):  # an end token is never consumed, but may be valid
+                return int(self._matcher.validate_tokens(list(tokens[: count + 1])))
+        return len(tokens)
 
     def _fill(self) -> None:
         self._matcher.unsafe_compute_mask_ptr(self._mask.ctypes.data, self._mask.nbytes)

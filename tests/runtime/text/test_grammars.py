@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from carryall.runtime.api.llm import LLM
 from carryall.runtime.text import grammars
 from carryall.runtime.text.grammars import GrammarMatcher
 from carryall.runtime.types.sampling_params import SamplingParams
+from carryall.runtime.types.structured_output import StructuredOutput
 
 # Ever more ways to read what was written: the work for a mask grows with the cube of the length.
 AMBIGUOUS = "start: s /!/\ns: s s s | s s | /[a-z ]/ | /[a-z]/"
@@ -53,6 +56,69 @@ def test_a_grammar_that_becomes_too_much_work_is_an_error_and_no_early_end(
     assert "the grammar takes too much work" in bad.error
     assert "\n" not in bad.error
     assert good.outputs[0].finish_reason == "length"
+
+
+def compiled(tmp_path: Path, grammar: str) -> tuple[GrammarMatcher, Callable[[str], list[int]]]:
+    """Return the grammar's first state, and a function that returns the tokens of a text."""
+    tokenizer = toy_model(tmp_path).tokenizer
+    compiler = grammars.GrammarCompiler(tokenizer, [], tokenizer.vocab_size)
+    matcher = compiler.compile(StructuredOutput(grammar=grammar)).result().copy()
+    return matcher, partial(tokenizer.encode, add_special_tokens=False)
+
+
+def test_a_proposal_is_checked_for_a_few_milliseconds_only(tmp_path: Path) -> None:
+    matcher, tokens_of = compiled(tmp_path, AMBIGUOUS)
+    tokens = tokens_of("a b c d " * 40)
+    begin = time.thread_time()
+    count = matcher.valid_prefix(tokens)
+    assert time.thread_time() - begin < 0.1  # all tokens take seconds
+    assert 0 < count < len(tokens)
+
+
+def test_a_proposal_is_valid_up_to_the_first_forbidden_token(tmp_path: Path) -> None:
+    matcher, tokens_of = compiled(tmp_path, 'start: "yes" | "yet"')
+    assert matcher.valid_prefix(tokens_of("yes")) == len(tokens_of("yes"))
+    assert matcher.valid_prefix([*tokens_of("ye"), *tokens_of("!")]) == len(tokens_of("ye"))
+    assert matcher.valid_prefix([]) == 0
+
+
+def test_forced_text_is_looked_for_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    matcher, tokens_of = compiled(tmp_path, 'start: /[0-9]/ "and then" /[0-9]/ "end"')
+    calls: list[int] = []
+
+    class Counted:
+        def compute_ff_tokens(self) -> list[int]:
+            calls.append(1)
+            return list(real.compute_ff_tokens())
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(real, name)
+
+    real = matcher._matcher
+    monkeypatch.setattr(matcher, "_matcher", Counted())
+    assert matcher.forced_tokens() == []
+    matcher.observe(tokens_of("1")[0])
+    forced = matcher.forced_tokens()
+    assert forced == tokens_of("and then")
+    assert len(calls) == 2
+    for count, token in enumerate(forced, 1):
+        matcher.observe(token)
+        if count < len(forced):
+            assert matcher.forced_tokens() == forced[count:]
+    assert len(calls) == 2
+    assert matcher.forced_tokens() == []
+
+
+def test_long_forced_text_is_proposed_in_pieces_and_not_looked_for_again(tmp_path: Path) -> None:
+    matcher, tokens_of = compiled(tmp_path, f'start: /[0-9]/ "{"abc " * 10_000}"')
+    matcher.observe(tokens_of("1")[0])
+    forced = matcher.forced_tokens()
+    assert len(forced) == 64
+    other = next(token for token in tokens_of("abcab") if token != forced[0])
+    matcher.observe(other)  # an error of the grammar: nothing is known
+    begin = time.thread_time()
+    assert matcher.forced_tokens() == []
+    assert time.thread_time() - begin < 0.002
 
 
 ANSWER_GBNF = r"""
