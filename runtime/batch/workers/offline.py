@@ -37,6 +37,10 @@ _FIRST_WINDOW = 32
 _WINDOWS_AHEAD = 1
 _WINDOW_BYTES = 2**24
 _POLL_SECONDS = 0.1
+# Ended lines are answered together: right after a step the code of an answer is not in the processor's caches,
+# and one answer takes 145 us instead of 60 us.
+_ANSWERS = 32
+_ANSWER_SECONDS = 0.25
 # After this many failed lines in a row, the device has failed and not the lines.
 _MAX_FAILURES_IN_ROW = 100
 
@@ -151,18 +155,27 @@ class OfflineEngine:
     def _work(self, ready: _Windows, stop: threading.Event) -> Iterator[Answer]:
         running: dict[str, _Item] = {}
         waiting: deque[_Item] | None = deque()
+        ended: list[_Item] = []
+        answered = time.monotonic()
         while (waiting is not None or running) and not stop.is_set():
             if waiting is not None and not waiting and len(running) < self._max_running:
                 waiting = self._next_window(ready, stop, wait=not running)
             while waiting and len(running) < self._max_running:
                 item = waiting.popleft()
                 if not self._start(item, running):
-                    yield self._answer(item)
+                    ended.append(item)
             if running:
                 with uninterrupted():
                     moved = self._engine.step()
-                for item in self._ended(moved, running):
-                    yield self._answer(item)
+                ended += self._ended(moved, running)
+            if not running or self._are_enough(ended, answered):
+                yield from map(self._answer, ended)
+                ended, answered = [], time.monotonic()
+        yield from map(self._answer, ended)
+
+    def _are_enough(self, ended: Sequence[_Item], since: float) -> bool:
+        enough = min(_ANSWERS, self._window)
+        return len(ended) >= enough or time.monotonic() >= since + _ANSWER_SECONDS
 
     def _next_window(self, ready: _Windows, stop: threading.Event, *, wait: bool) -> deque[_Item] | None:
         """Return the items of the next window, empty if it is not read yet; None at the end of the lines."""

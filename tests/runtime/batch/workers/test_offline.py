@@ -87,7 +87,7 @@ def test_an_endless_input_is_never_held(tmp_path: Path) -> None:
         if count == 200:
             stop.set()
     worker.close()
-    assert max(ahead) <= 4 + 8 + 2 * 8 + 1  # in the engine, ready, in preparation
+    assert max(ahead) <= 4 + 2 * 8 + 2 * 8 + 1  # in the engine, ended, ready, in preparation
 
 
 def test_a_window_of_long_lines_is_short() -> None:
