@@ -37,7 +37,7 @@ _FIRST_WINDOW = 32
 _WINDOWS_AHEAD = 1
 _WINDOW_BYTES = 2**24
 _POLL_SECONDS = 0.1
-# Ended lines are answered together: right after a step the code of an answer is not in the processor's caches,
+# Ended lines are answered together: right after a step the code of an answer is not in the caches,
 # and one answer takes 145 us instead of 60 us.
 _ANSWERS = 32
 _ANSWER_SECONDS = 0.25
