@@ -19,6 +19,7 @@ def test_info_describes_the_model(open_runner: Callable[..., Runner]) -> None:
     assert info.kv_bytes_per_token > 0
 
 
+@pytest.mark.long
 def test_kv_takes_memory_until_it_is_released(open_runner: Callable[..., Runner]) -> None:
     runner = open_runner()
     empty = runner.kv_bytes
@@ -59,6 +60,7 @@ def test_prompts_and_decode_share_a_step(open_runner: Callable[..., Runner]) -> 
     close_to(early, prompted[-1:])
 
 
+@pytest.mark.long
 def test_rows_of_several_tokens_on_caches_give_all_their_logits_and_can_be_taken_back(
     open_runner: Callable[..., Runner],
 ) -> None:
@@ -92,6 +94,7 @@ def test_the_context_can_be_filled(open_runner: Callable[..., Runner]) -> None:
     close_to(runner.forward([Row(0, tokens[-1:], CONTEXT - 1)])[0], expected[-1:])
 
 
+@pytest.mark.long
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("row", "why"),

@@ -90,6 +90,7 @@ def test_bad_input_gets_one_line_and_leaves_nothing(
     assert left == ({"out"} if kind == "full" else set())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("source", ["checkpoint", "package", "file"])
 def test_quantize_takes_all_kinds(
     source: str, tiny_checkpoint: Path, tiny_package: Path, tmp_path: Path

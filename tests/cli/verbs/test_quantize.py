@@ -154,6 +154,7 @@ def test_gptq_with_zero_points_and_an_embedding_in_int8(tiny_package: Path, tmp_
     assert divergence[0] < 0.8 * divergence[1]
 
 
+@pytest.mark.long
 def test_the_default_rotates_smooths_and_widens_the_most_sensitive_layers(
     tiny_package: Path, tmp_path: Path
 ) -> None:
@@ -190,6 +191,7 @@ def test_algorithms_are_recorded_and_run(tiny_package: Path, tmp_path: Path, alg
     assert run("run", out, "abc", "--max-tokens", 3).exit_code == 0
 
 
+@pytest.mark.long
 def test_budgets_are_kept_and_recorded(tiny_package: Path, tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text(CALIBRATION_TEXT.read_text()[:1500])

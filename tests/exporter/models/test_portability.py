@@ -104,6 +104,7 @@ def test_a_prompt_in_pieces_equals_the_whole(package: Package, engine: str, case
     assert difference[mask == 1].max() < TOLERANCE
 
 
+@pytest.mark.long
 def test_padding_changes_nothing(package: Package, engine: str) -> None:
     input_ids, mask = prompt()
     padded = decoder(package, engine)(input_ids, mask)[1:, mask[1] == 1]

@@ -133,6 +133,7 @@ def test_softcapped_models_keep_explicit_kv(
     close(runner.forward([Row(2, ids[20:22], 20, 2)])[0], expected[20:22])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", ["int4-fast", "int8-fast"])
 def test_compressed_weights_give_the_portable_graphs_logits(
     method: str, open_runner: Open, tmp_path: Path
@@ -302,6 +303,7 @@ signal.raise_signal(signal.SIGTERM)
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="alternate signal stacks are Linux's")
 def test_a_signal_finds_its_stack_after_models_were_closed(tmp_path: Path) -> None:
     model = ir.from_onnx_text(

@@ -299,6 +299,7 @@ def test_files_and_batches_are_listed_with_cursors(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("data", "message"),
     [(b"", "has no line"), (b"\n\n", "has no line"), ('{"x": 1}\n'.encode("utf-16"), "is encoded as UTF-16")],
@@ -316,6 +317,7 @@ def test_a_file_that_cannot_be_read_fails_its_batch(tmp_path: Path, data: bytes,
     asyncio.run(scenario())
 
 
+@pytest.mark.long
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("options", "message"),
@@ -407,6 +409,7 @@ def test_the_lines_of_a_batch_count_for_its_key(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["..%2F..%2Fkeys.toml", "%2Fetc%2Fpasswd", "file-%00", "..", "~root"])
 def test_an_id_is_no_path(tmp_path: Path, name: str) -> None:
     (tmp_path / "keys.toml").write_text("secret")
