@@ -21,7 +21,7 @@ from ..progress import Progress
 from ..storage.hashes import content_key
 from ..storage.manifest import MISSING, UNREADABLE, find_damage, make_manifest
 from ..storage.paths import check_name
-from ..storage.writing import hide_scratch, writing
+from ..storage.writing import hide_scratch, publish, writing
 from .config import (
     CONFIG_FILE,
     GENERATION_FILE,
@@ -290,7 +290,10 @@ def check_tokenizer(source: Path) -> None:
 
 @contextmanager
 def new_folder(out: Path) -> Iterator[Path]:
-    """Create a temporary folder beside ``out``; rename it to ``out`` at the end, delete it on any failure."""
+    """Create a temporary folder beside ``out``; rename it to ``out`` at the end, delete it on any failure.
+
+    Without a failure, the folder survives a power cut.
+    """
     out.parent.mkdir(parents=True, exist_ok=True)
     folder = out.parent / f".{out.name}.{uuid.uuid4().hex[:8]}"
     try:
@@ -298,7 +301,7 @@ def new_folder(out: Path) -> Iterator[Path]:
         yield folder
         if out.exists():
             out.rmdir()
-        folder.rename(out)
+        publish(folder, out)
     except BaseException as error:
         shutil.rmtree(folder, ignore_errors=True)
         if isinstance(error, OSError):

@@ -90,6 +90,36 @@ def _probe(folder: Path) -> int:
     return errno.EIO
 
 
+def publish(scratch: Path, final: Path) -> None:
+    """Give a finished file or folder its name. Content and name survive a power cut after this returns.
+
+    Raises:
+        OSError: the disk does not take the content, or the name.
+    """
+    inner = [*scratch.rglob("*"), scratch] if scratch.is_dir() else [scratch]
+    for path in inner:
+        sync(path)
+    scratch.replace(final)
+    sync(final.absolute().parent)
+
+
+def sync(path: Path) -> None:
+    """Wait until the content of a file, or the names in a folder, are on the disk.
+
+    Raises:
+        OSError: the disk does not take them.
+    """
+    folder = path.is_dir()
+    if folder and os.name != "posix":  # other systems cannot sync folders
+        return
+    descriptor = os.open(path, os.O_RDONLY if folder else os.O_RDWR)
+    try:
+        with writing(path):
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def write_whole(path: Path, text: str) -> None:
     """Write a text so that ``path`` is as before, or missing, if that fails; the error names ``path``.
 
@@ -102,7 +132,7 @@ def write_whole(path: Path, text: str) -> None:
     try:
         with writing(path):
             scratch.write_text(text, encoding="utf-8", errors="backslashreplace")
-            scratch.replace(path)
+            publish(scratch, path)
     except OSError as error:
         hide_scratch(error, scratch, path)
         raise

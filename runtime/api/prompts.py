@@ -21,6 +21,8 @@ from ..text.tokenizer import Tokenizer
 MOST_BYTES = 1 << 20
 MOST_BYTES_A_TOKEN = 16  # per token of context; English has about 4.5
 
+_BYTES = bytes | bytearray | memoryview  # sequences of integers, which would pass for token ids
+
 ACCEPTED = (
     "a prompt must be a text, a list of token ids, {'prompt': text} or {'prompt_token_ids': ids}, "
     "or a list of these for several prompts"
@@ -66,7 +68,7 @@ def listed_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """
     if isinstance(prompts, str | ChatPrompt | PooledPrompt | Mapping):
         return [cast(Prompt, prompts)]
-    if isinstance(prompts, bytes | bytearray) or not isinstance(prompts, Sequence | np.ndarray):
+    if isinstance(prompts, _BYTES) or not isinstance(prompts, Sequence | np.ndarray):
         raise RequestError(f"{ACCEPTED}; not {shown(prompts)}")
     items = list(prompts)
     return [cast(Prompt, items)] if items and isinstance(items[0], Integral) else cast("list[Prompt]", items)
@@ -85,7 +87,7 @@ def plain_prompt(prompt: Prompt) -> str | Sequence[int] | ChatPrompt | PooledPro
         if isinstance(value, str) is not (name == "prompt") or isinstance(value, Mapping):
             raise RequestError(f"{ACCEPTED}; '{name}' is {shown(value)}")
         return plain_prompt(cast(Prompt, value))
-    tokens = isinstance(prompt, Sequence | np.ndarray) and not isinstance(prompt, bytes | bytearray)
+    tokens = isinstance(prompt, Sequence | np.ndarray) and not isinstance(prompt, _BYTES)
     if not tokens and not isinstance(prompt, ChatPrompt | PooledPrompt):
         raise RequestError(f"{ACCEPTED}; not {shown(prompt)}")
     return prompt
@@ -93,7 +95,7 @@ def plain_prompt(prompt: Prompt) -> str | Sequence[int] | ChatPrompt | PooledPro
 
 def shown(value: Any) -> str:
     """Return the type and a shortened repr of a value, for error messages."""
-    if isinstance(value, bytes | bytearray):
+    if isinstance(value, _BYTES):
         return f"{type(value).__name__}; decode it to text first"
     text = repr(value)
     return f"{type(value).__name__} {text if len(text) <= 60 else text[:57] + '...'}"

@@ -15,7 +15,7 @@ from ...graph_opt.graph import graph_facts
 from ...graph_opt.graph.map_types import restore_map_types
 from ...progress import Progress
 from ...storage.paths import check_name
-from ...storage.writing import folder_beside, writing
+from ...storage.writing import folder_beside, publish, writing
 from .context import optional_config
 from .find import side_folder
 
@@ -101,16 +101,22 @@ def _write_file(model: ir.Model, out: Path) -> None:
     """Write graph and weights to a temporary folder beside ``out``, then move the weights, then the graph."""
     data = _data_file(out)
     with folder_beside(out) as folder:
-        try:
-            with writing(folder / data.name):
-                save_checked(model, folder / out.name, external_data=data.name)
-                restore_map_types(model, folder / out.name)
-            if (folder / data.name).exists():
-                (folder / data.name).rename(data)
-            (folder / out.name).rename(out)
-        except OSError:
-            data.unlink(missing_ok=True)  # it did not exist before, see check_output
-            raise
+        with writing(folder / data.name):
+            save_checked(model, folder / out.name, external_data=data.name)
+            restore_map_types(model, folder / out.name)
+        _publish_all(folder, out)
+
+
+def _publish_all(folder: Path, out: Path) -> None:
+    """Move the files of a temporary folder beside ``out``: the weights, then the graph; all or none."""
+    files = sorted(folder.iterdir(), reverse=True)  # the weights' file first
+    try:
+        for file in files:
+            publish(file, out.with_name(file.name))
+    except OSError:
+        for file in files:
+            out.with_name(file.name).unlink(missing_ok=True)  # none existed before, see check_output
+        raise
 
 
 _MAX_INLINE_BYTES = 1 << 30  # of weights in the ONNX file itself; protobuf's limit is 2 GB
@@ -135,13 +141,11 @@ def write_single_file(model: ir.Model, out: Path, *, at_most: int) -> int:
     with folder_beside(out) as folder:
         with writing(folder / out.name):
             save_checked(model, folder / out.name, external_data=data)
-        files = sorted(folder.iterdir(), reverse=True)  # the weights' file first
-        size = sum(file.stat().st_size for file in files)
+        size = sum(file.stat().st_size for file in folder.iterdir())
         if size > at_most:
             raise UsageError(
                 f"the result would be larger than the source, {size} bytes instead of {at_most}: this method "
                 "quantizes too few weights; try another --method"
             )
-        for file in files:
-            file.rename(out.with_name(file.name))
+        _publish_all(folder, out)
     return size

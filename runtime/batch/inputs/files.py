@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, cast
 
 from ....errors import MissingExtraError, UsageError
 from ....storage.paths import check_name, check_target
-from ....storage.writing import hide_scratch, writing
+from ....storage.writing import hide_scratch, publish, writing
 
 STREAM = "-"
 _COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
@@ -216,21 +216,9 @@ def replacing(name: str) -> Iterator[BinaryIO]:
         with writing(target):
             with scratch.open("wb") as raw, _compressed(name, raw) as stream:
                 yield stream
-            _sync(scratch, os.O_RDWR)
-            scratch.replace(target)
-            if os.name == "posix":  # other systems cannot sync folders
-                _sync(target.absolute().parent, os.O_RDONLY)
+            publish(scratch, target)
     except OSError as error:
         hide_scratch(error, scratch, target)
         raise
     finally:
         scratch.unlink(missing_ok=True)
-
-
-def _sync(path: Path, flags: int) -> None:
-    """Sync a file, or the entries of a folder, to the disk."""
-    descriptor = os.open(path, flags)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -161,6 +161,8 @@ class BatchService:
         name = request.path_params["id"]
         file = self._files.get(name, caller_name())
         path = self._files.content(name, caller_name())
+        # An error 500; once the response has begun, it could only be cut off.
+        await asyncio.to_thread(_check_readable, path)
         return FileResponse(path, media_type="application/octet-stream", filename=file.filename)
 
     async def _create(self, request: Request) -> Response:
@@ -185,6 +187,11 @@ class BatchService:
         """``POST /v1/batches/{id}/cancel``."""
         name, owner = request.path_params["id"], caller_name()
         return json_response(await asyncio.to_thread(self._batches.cancel, name, owner))
+
+
+def _check_readable(path: Path) -> None:
+    with path.open("rb") as file:
+        file.read(1)
 
 
 def _limit(request: Request, usual: int, most: int | None = None) -> int:

@@ -62,6 +62,7 @@ def test_forms_that_are_taken(llm: LLM, given: Any, token_ids: list[list[int]]) 
         (b"bytes", "not bytes; decode it to text first"),
         ([b"bytes"], "not bytes; decode it"),
         (bytearray(b"x"), "not bytearray; decode"),
+        (memoryview(b"x"), "not memoryview; decode"),
         (5, "not int 5"),
         (None, "not NoneType None"),
         ([None], "not NoneType None"),
