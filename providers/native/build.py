@@ -29,9 +29,25 @@ EXACT = ("-ffp-contract=off",)
 _AVX2 = ("-mavx2", "-mfma")
 _AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni")
 _AMX = (*_AVX512, "-mamx-tile", "-mamx-int8")
-_SHARED = ("cpu", "linear", "operators", "entry", "portable")
+_SHARED = (
+    "cpu",
+    "linear",
+    "attention",
+    "operators",
+    "attention_operator",
+    "entry",
+    "portable",
+    "attention_portable",
+)
 _Flags = dict[str, tuple[str, ...]]
-_X86: _Flags = {"avx2": _AVX2, "avxvnni": (*_AVX2, "-mavxvnni"), "avx512vnni": _AVX512, "amx": _AMX}
+_X86: _Flags = {
+    "avx2": _AVX2,
+    "attention_avx2": _AVX2,
+    "avxvnni": (*_AVX2, "-mavxvnni"),
+    "avx512vnni": _AVX512,
+    "attention_avx512": _AVX512,
+    "amx": _AMX,
+}
 _ARM: _Flags = {"dotprod": ("-march=armv8.2-a+dotprod",)}
 _OF_MACHINE: dict[str, _Flags] = {"x86_64": _X86, "amd64": _X86, "aarch64": _ARM, "arm64": _ARM}
 _REMEDY = "install a C++17 compiler (c++, g++ or clang++), or one from PyPI: pip install 'carryall[native]'"

@@ -42,6 +42,6 @@ struct Avx2 : Avx2Base {
 
 }  // namespace
 
-const Kernels kAvx2 = {"avx2", has_avx2, quantize, multiply<Avx2>};
+const Kernels kAvx2 = {"avx2", has_avx2, quantize, multiply<Avx2>, &kAvx2Attention};
 
 }  // namespace carryall

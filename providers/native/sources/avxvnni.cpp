@@ -29,6 +29,6 @@ struct AvxVnni : Avx2Base {
 
 }  // namespace
 
-const Kernels kAvxVnni = {"avxvnni", has_avxvnni, quantize, multiply<AvxVnni>};
+const Kernels kAvxVnni = {"avxvnni", has_avxvnni, quantize, multiply<AvxVnni>, &kAvx2Attention};
 
 }  // namespace carryall

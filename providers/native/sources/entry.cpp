@@ -53,4 +53,40 @@ CARRYALL_EXPORT int carryall_linear(const char* isa, const float* x, int64_t cou
   return 0;
 }
 
+// Sizes of carryall_attention: those of AttentionSizes, then those of Attention.
+struct AttentionCall {
+  int64_t heads, kv_heads, size, block, window, rotary, interleaved, cache_type;
+  float scale, softcap;
+  const float *query, *key, *value;
+  uint8_t *keys, *values;
+  const int32_t *past, *begins, *table;
+  const float *cosines, *sines, *sinks;
+  const int64_t* positions;
+  int64_t blocks, rows, table_width, tokens, angles;
+  float* output;
+};
+
+// Writes new tokens into the caches and attends to them; fewer items than `separate` are cut into parts. Returns 0, or
+// 1 and a message.
+CARRYALL_EXPORT int carryall_attention(const char* isa, const AttentionCall* from, int64_t separate, char* message,
+                                       int64_t size) {
+  const AttentionSizes sizes{from->heads,  from->kv_heads,    from->size,
+                             from->block,  from->window,      from->rotary,
+                             from->interleaved, static_cast<CacheType>(from->cache_type), from->scale, from->softcap};
+  if (const char* wrong = sizes.complaint()) return complain(wrong, message, size);
+  const Kernels* kernels = choose_kernels(isa);
+  if (kernels == nullptr) return complain("there is no such instruction set", message, size);
+  const Attention attention{sizes, from->query, from->key, from->value, sizes.heads * sizes.size,
+                            sizes.kv_heads * sizes.size, from->keys, from->values, from->blocks, from->past,
+                            from->begins, from->table, from->rows, from->table_width, from->tokens, from->cosines,
+                            from->sines, from->positions, from->angles, from->sinks, from->output};
+  if (!attention.check(message, static_cast<size_t>(size))) return 1;
+  AttentionJob job(attention, *kernels->attention, separate);
+  if (!job.valid()) return complain("out of memory", message, size);
+  for (size_t task = job.write_tasks(); task > 0; task--) AttentionJob::write(&job, task - 1);
+  for (size_t task = job.attend_tasks(); task > 0; task--) AttentionJob::attend(&job, task - 1);
+  for (size_t item = 0; item < job.finish_tasks(); item++) AttentionJob::finish(&job, item);
+  return 0;
+}
+
 }  // extern "C"

@@ -1,5 +1,6 @@
 // The functions that every instruction set implements.
 #pragma once
+#include "attention.h"
 #include "layout.h"
 
 namespace carryall {
@@ -25,6 +26,7 @@ struct Kernels {
   // the sum over blocks, in their order, of row scale * column scale * integer product. bias may be null.
   void (*multiply)(const Weights& weights, const Rows& rows, const float* bias, int64_t first_row, int64_t last_row,
                    int64_t first_tile, int64_t last_tile, float* y);
+  const AttentionKernels* attention;
 };
 
 // From the fastest to the portable one; ends with nullptr.

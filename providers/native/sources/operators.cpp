@@ -2,39 +2,23 @@
 //
 // QuantizedLinear   x float [..., inputs], weights uint8, bias float [outputs] (optional) -> float [..., outputs]
 // QuantizedRows     ids int64 [...], weights uint8 -> float [..., inputs]
+// PagedAttention    see attention_operator.cpp
 //
-// Attributes of both, integers: layout, inputs, outputs, bits, block_size, offsets (see layout.h).
+// Attributes of the first two, integers: layout, inputs, outputs, bits, block_size, offsets (see layout.h).
 #include <cstdio>
 #include <new>
 
 #include "linear.h"
-#include "ort_api.h"
+#include "ort_kernel.h"
 
 namespace carryall {
 namespace {
-
-constexpr size_t kMostDimensions = 16;
 
 struct Node {
   const OrtApi* api;
   const Kernels* kernels;
   Weights weights;  // without the data
 };
-
-struct Tensor {
-  void* data = nullptr;
-  int64_t dimensions[kMostDimensions + 1];
-  size_t rank = 0;
-  int64_t elements = 0;
-};
-
-#define CARRYALL_TRY(expression) \
-  if (OrtStatus* status = (expression)) return status
-
-OrtStatus* attribute(const OrtApi* api, const OrtKernelInfo* info, const char* name, int64_t* value) {
-  return call<OrtStatus*, const OrtKernelInfo*, const char*, int64_t*>(api, kKernelInfoGetAttributeInt64, info, name,
-                                                                      value);
-}
 
 OrtStatus* create(const OrtCustomOp*, const OrtApi* api, const OrtKernelInfo* info, void** kernel) {
   int64_t layout, offsets;
@@ -60,31 +44,6 @@ OrtStatus* create(const OrtCustomOp*, const OrtApi* api, const OrtKernelInfo* in
   return *kernel == nullptr ? failure(api, kFail, "out of memory") : nullptr;
 }
 
-OrtStatus* read_tensor(const OrtApi* api, const OrtKernelContext* context, size_t index, Tensor* tensor) {
-  const OrtValue* value = nullptr;
-  CARRYALL_TRY((call<OrtStatus*, const OrtKernelContext*, size_t, const OrtValue**>(api, kKernelContextGetInput,
-                                                                                   context, index, &value)));
-  if (value == nullptr) return nullptr;
-  OrtTensorTypeAndShapeInfo* info = nullptr;
-  CARRYALL_TRY((call<OrtStatus*, const OrtValue*, OrtTensorTypeAndShapeInfo**>(api, kGetTensorTypeAndShape, value,
-                                                                              &info)));
-  size_t elements = 0;
-  OrtStatus* status =
-      call<OrtStatus*, const OrtTensorTypeAndShapeInfo*, size_t*>(api, kGetDimensionsCount, info, &tensor->rank);
-  if (status == nullptr && tensor->rank > kMostDimensions)
-    status = failure(api, kInvalidArgument, "a tensor has more than 16 dimensions");
-  if (status == nullptr)
-    status = call<OrtStatus*, const OrtTensorTypeAndShapeInfo*, int64_t*, size_t>(api, kGetDimensions, info,
-                                                                                 tensor->dimensions, tensor->rank);
-  if (status == nullptr)
-    status = call<OrtStatus*, const OrtTensorTypeAndShapeInfo*, size_t*>(api, kGetTensorShapeElementCount, info,
-                                                                        &elements);
-  call<void, OrtTensorTypeAndShapeInfo*>(api, kReleaseTensorTypeAndShapeInfo, info);
-  tensor->elements = static_cast<int64_t>(elements);
-  if (status != nullptr) return status;
-  return call<OrtStatus*, OrtValue*, void**>(api, kGetTensorMutableData, const_cast<OrtValue*>(value), &tensor->data);
-}
-
 OrtStatus* read_weights(const Node& node, const OrtKernelContext* context, Weights* weights) {
   Tensor stored;
   CARRYALL_TRY(read_tensor(node.api, context, 1, &stored));
@@ -97,22 +56,6 @@ OrtStatus* read_weights(const Node& node, const OrtKernelContext* context, Weigh
     return failure(node.api, kInvalidArgument, message);
   }
   weights->data = static_cast<const uint8_t*>(stored.data);
-  return nullptr;
-}
-
-OrtStatus* output(const OrtApi* api, OrtKernelContext* context, const int64_t* dimensions, size_t rank, float** data) {
-  OrtValue* value = nullptr;
-  CARRYALL_TRY((call<OrtStatus*, OrtKernelContext*, size_t, const int64_t*, size_t, OrtValue**>(
-      api, kKernelContextGetOutput, context, 0, dimensions, rank, &value)));
-  return call<OrtStatus*, OrtValue*, void**>(api, kGetTensorMutableData, value, reinterpret_cast<void**>(data));
-}
-
-// Runs the tasks on the threads of the session.
-OrtStatus* run_tasks(const OrtApi* api, OrtKernelContext* context, void (*task)(void*, size_t), size_t count, Job* job) {
-  if (count > 1)
-    return call<OrtStatus*, const OrtKernelContext*, void (*)(void*, size_t), size_t, size_t, void*>(
-        api, kKernelContextParallelFor, context, task, count, 0, job);
-  task(job, 0);
   return nullptr;
 }
 
@@ -166,29 +109,10 @@ OrtStatus* compute_rows(void* kernel, OrtKernelContext* context) {
   return nullptr;
 }
 
-int zero(const OrtCustomOp*) { return 0; }
-
-OrtCustomOp common() {
-  OrtCustomOp op = {};
-  op.version = kApiVersion;
-  op.GetExecutionProviderType = [](const OrtCustomOp*) -> const char* { return nullptr; };  // the CPU's
-  op.GetOutputType = [](const OrtCustomOp*, size_t) -> int { return kFloat; };
-  op.GetOutputTypeCount = [](const OrtCustomOp*) -> size_t { return 1; };
-  op.KernelDestroy = [](void* kernel) { delete static_cast<Node*>(kernel); };
-  op.GetOutputCharacteristic = [](const OrtCustomOp*, size_t) -> int { return kRequired; };
-  op.GetInputMemoryType = [](const OrtCustomOp*, size_t) -> int { return 0; };
-  op.GetVariadicInputMinArity = zero;
-  op.GetVariadicInputHomogeneity = zero;
-  op.GetVariadicOutputMinArity = zero;
-  op.GetVariadicOutputHomogeneity = zero;
-  op.CreateKernelV2 = create;
-  op.GetStartVersion = [](const OrtCustomOp*) { return 1; };
-  op.GetEndVersion = [](const OrtCustomOp*) { return 1; };
-  return op;
-}
-
 OrtCustomOp linear_operator() {
   OrtCustomOp op = common();
+  op.CreateKernelV2 = create;
+  op.KernelDestroy = [](void* kernel) { delete static_cast<Node*>(kernel); };
   op.GetName = [](const OrtCustomOp*) { return "QuantizedLinear"; };
   op.GetInputType = [](const OrtCustomOp*, size_t index) -> int { return index == 1 ? kUint8 : kFloat; };
   op.GetInputTypeCount = [](const OrtCustomOp*) -> size_t { return 3; };
@@ -199,6 +123,8 @@ OrtCustomOp linear_operator() {
 
 OrtCustomOp rows_operator() {
   OrtCustomOp op = common();
+  op.CreateKernelV2 = create;
+  op.KernelDestroy = [](void* kernel) { delete static_cast<Node*>(kernel); };
   op.GetName = [](const OrtCustomOp*) { return "QuantizedRows"; };
   op.GetInputType = [](const OrtCustomOp*, size_t index) -> int { return index == 1 ? kUint8 : kInt64; };
   op.GetInputTypeCount = [](const OrtCustomOp*) -> size_t { return 2; };
@@ -210,7 +136,7 @@ OrtCustomOp rows_operator() {
 // The domain lives as long as the process: sessions keep pointers to it.
 struct Domain {
   OrtCustomOpDomain* domain = nullptr;
-  OrtCustomOp operators[2] = {linear_operator(), rows_operator()};
+  OrtCustomOp operators[3] = {linear_operator(), rows_operator(), attention_operator()};
 };
 
 OrtStatus* add_domain(OrtSessionOptions* options, const OrtApi* api) {

@@ -42,6 +42,7 @@ enum Entry : size_t {
   kGetDimensions = 62,
   kGetTensorShapeElementCount = 64,
   kGetTensorTypeAndShape = 65,
+  kKernelInfoGetAttributeFloat = 85,
   kKernelInfoGetAttributeInt64 = 86,
   kKernelContextGetInputCount = 88,
   kKernelContextGetInput = 90,
@@ -63,7 +64,7 @@ inline OrtStatus* failure(const OrtApi* api, ErrorCode code, const char* message
   return call<OrtStatus*, int, const char*>(api, kCreateStatus, code, message);
 }
 
-enum ElementType : int { kFloat = 1, kUint8 = 2, kInt64 = 7 };
+enum ElementType : int { kFloat = 1, kUint8 = 2, kInt32 = 6, kInt64 = 7 };
 enum Characteristic : int { kRequired = 0, kOptional = 1 };
 
 }  // namespace carryall

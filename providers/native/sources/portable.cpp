@@ -81,6 +81,6 @@ bool always() { return true; }
 
 }  // namespace
 
-const Kernels kPortable = {"portable", always, quantize, multiply<Portable>};
+const Kernels kPortable = {"portable", always, quantize, multiply<Portable>, &kPortableAttention};
 
 }  // namespace carryall

@@ -1,0 +1,140 @@
+#include "attention.h"
+
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+
+namespace carryall {
+namespace {
+
+constexpr int64_t kWriteWork = 16 << 10;  // smallest number of floats of a `write` task
+constexpr int64_t kMostPositions = int64_t{1} << 30;
+
+int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+int64_t larger(int64_t a, int64_t b) { return a < b ? b : a; }
+int64_t parts(int64_t all, int64_t step) { return (all + step - 1) / step; }
+
+bool wrong(char* message, size_t length, const char* what, int64_t row, int64_t found, int64_t limit) {
+  snprintf(message, length, what, static_cast<long long>(row), static_cast<long long>(found),
+           static_cast<long long>(limit));
+  return false;
+}
+
+}  // namespace
+
+const char* AttentionSizes::complaint() const {
+  if (heads < 1 || heads > 4096 || kv_heads < 1 || heads % kv_heads != 0)
+    return "num_heads is not a multiple of kv_num_heads, or not in [1, 4096]";
+  if (size < 1 || size > kLargestHead) return "head_size is not in [1, 256]";
+  if (block < 16 || block > 4096 || block % 16 != 0) return "block_size is not a multiple of 16 in [16, 4096]";
+  if (window < 0 || window > kMostPositions) return "window is not in [0, 2^30]";
+  if (rotary < 0 || rotary > size || rotary % 2 != 0) return "rotary_dim is not an even number up to head_size";
+  if (interleaved != 0 && interleaved != 1) return "interleaved is not 0 or 1";
+  const int64_t kind = static_cast<int64_t>(cache);
+  if (kind < 0 || kind > 2) return "cache_type is not 0, 1 or 2";
+  if (!std::isfinite(scale)) return "scale is not finite";
+  if (!(softcap >= 0) || !std::isfinite(softcap)) return "softcap is negative or not finite";
+  return nullptr;
+}
+
+bool Attention::check(char* message, size_t length) const {
+  if (rows < 1 ? tokens != 0 : begins[0] != 0 || begins[rows] != tokens)
+    return wrong(message, length, "the rows do not begin at 0 and end at the number of tokens: %lld rows, %lld tokens",
+                 rows, tokens, 0);
+  for (int64_t r = 0; r < rows; r++) {
+    if (begins[r + 1] < begins[r] || begins[r + 1] > tokens)
+      return wrong(message, length, "row %lld ends at token %lld, not in order or beyond %lld", r, begins[r + 1], tokens);
+    if (past[r] < 0 || past[r] > kMostPositions)
+      return wrong(message, length, "row %lld has %lld past tokens, not in [0, %lld]", r, past[r], kMostPositions);
+    if (begins[r + 1] == begins[r]) continue;
+    const int64_t used = parts(past[r] + begins[r + 1] - begins[r], sizes.block);
+    if (used > table_width)
+      return wrong(message, length, "row %lld needs %lld blocks; its table has %lld", r, used, table_width);
+    for (int64_t i = 0; i < used; i++) {
+      const int64_t id = table[r * table_width + i];
+      if (id < 0 || id >= blocks)
+        return wrong(message, length, "row %lld has block %lld; the cache has %lld blocks", r, id, blocks);
+    }
+  }
+  for (int64_t t = 0; sizes.rotary > 0 && t < tokens; t++)
+    if (positions[t] < 0 || positions[t] >= angles)
+      return wrong(message, length, "token %lld has position %lld; the rotary tables have %lld", t, positions[t], angles);
+  return true;
+}
+
+AttentionJob::AttentionJob(const Attention& attention, const AttentionKernels& kernels, int64_t separate)
+    : attention_(attention), kernels_(kernels) {
+  const AttentionSizes& sizes = attention.sizes;
+  write_step_ = larger(1, kWriteWork / (sizes.kv_heads * sizes.size));
+  for (int64_t r = 0; r < attention.rows; r++)
+    items_count_ += sizes.kv_heads *
+                    parts((attention.begins[r + 1] - attention.begins[r]) * sizes.shared(), kItemQueries);
+  auto* items = static_cast<AttentionItem*>(malloc(sizeof(AttentionItem) * static_cast<size_t>(items_count_ + 1)));
+  if (items == nullptr) return;
+  int64_t all = 0, floats = 0;
+  place_items(items, &all);
+  separated_ = items_count_ < separate && all > items_count_;
+  tasks_count_ = separated_ ? all : items_count_;
+  if (separated_)
+    for (int64_t i = 0; i < items_count_; i++)
+      floats += items[i].count * (sizes.width() + 2) * (items[i].last_part - items[i].first_part);
+  const size_t task_bytes = sizeof(AttentionTask) * static_cast<size_t>(tasks_count_ + 1);
+  memory_ = malloc(task_bytes + sizeof(float) * static_cast<size_t>(floats));
+  items_ = items;
+  tasks_ = static_cast<AttentionTask*>(memory_);
+  if (memory_ == nullptr) return;
+  float* states = reinterpret_cast<float*>(static_cast<char*>(memory_) + task_bytes);
+  int64_t task = 0;
+  for (int64_t i = items_count_ - 1; i >= 0; i--) {  // the last queries of a row see most positions
+    AttentionItem& item = items[i];
+    if (!separated_) {
+      tasks_[task++] = {i, item.first_part, item.last_part};
+      continue;
+    }
+    item.states = states;
+    states += item.count * (sizes.width() + 2) * (item.last_part - item.first_part);
+    for (int64_t part = item.first_part; part < item.last_part; part++) tasks_[task++] = {i, part, part + 1};
+  }
+}
+
+AttentionJob::~AttentionJob() {
+  free(memory_);
+  free(items_);
+}
+
+void AttentionJob::place_items(AttentionItem* items, int64_t* all) const {
+  const AttentionSizes& sizes = attention_.sizes;
+  AttentionItem* next = items;
+  for (int64_t r = 0; r < attention_.rows; r++) {
+    const int64_t queries = (attention_.begins[r + 1] - attention_.begins[r]) * sizes.shared();
+    for (int64_t first = 0; first < queries; first += kItemQueries)
+      for (int64_t head = 0; head < sizes.kv_heads; head++) {
+        const int64_t count = smaller(kItemQueries, queries - first);
+        const int64_t oldest = attention_.past[r] + first / sizes.shared();
+        const int64_t newest = attention_.past[r] + (first + count - 1) / sizes.shared();
+        const int64_t seen = sizes.window > 0 ? larger(0, oldest - sizes.window + 1) : 0;
+        *next = {r, head, first, count, seen / kPartPositions, newest / kPartPositions + 1, nullptr};
+        *all += next->last_part - next->first_part;
+        next++;
+      }
+  }
+}
+
+void AttentionJob::write(void* job, size_t index) {
+  const AttentionJob& j = *static_cast<const AttentionJob*>(job);
+  const int64_t first = static_cast<int64_t>(index) * j.write_step_;
+  j.kernels_.write(j.attention_, first, smaller(first + j.write_step_, j.attention_.tokens));
+}
+
+void AttentionJob::attend(void* job, size_t index) {
+  const AttentionJob& j = *static_cast<const AttentionJob*>(job);
+  const AttentionTask& task = j.tasks_[index];
+  j.kernels_.attend(j.attention_, j.items_[task.item], task.first_part, task.last_part);
+}
+
+void AttentionJob::finish(void* job, size_t index) {
+  const AttentionJob& j = *static_cast<const AttentionJob*>(job);
+  j.kernels_.finish(j.attention_, j.items_[index]);
+}
+
+}  // namespace carryall

@@ -1,0 +1,119 @@
+// Attention on a KV cache in blocks, cut into tasks.
+//
+// The new tokens of all rows (sequences) lie one after another; row r has tokens [begins[r], begins[r + 1]), at the
+// positions after its past[r] tokens in the cache. Block table[r][i] holds its positions from i * block on.
+//
+// Cache layout, version 1, [blocks, kv_heads, block, row_bytes] bytes. 16 positions are a group, of 16 * row_bytes:
+//   keys    float32 or bfloat16 [width, 16];  int8: 16 float32 scales, then [width, 16]
+//   values  float32 or bfloat16 [16, width];  int8: 16 float32 scales, then [16, width]
+// `width` is the head size, rounded up to a multiple of 16.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+#include "layout.h"
+
+namespace carryall {
+
+constexpr int64_t kCacheLayout = 1;
+constexpr int64_t kGroupPositions = 16;
+constexpr int64_t kTilePositions = 64;       // scores computed at a time
+constexpr int64_t kPartPositions = 256;      // a partial softmax; parts begin at multiples of it
+constexpr int64_t kItemQueries = 48;         // queries that share the keys and values they read
+constexpr int64_t kLargestHead = 256;
+
+enum class CacheType : int64_t { float32 = 0, bfloat16 = 1, int8 = 2 };
+
+struct AttentionSizes {
+  int64_t heads = 0, kv_heads = 0, size = 0, block = 0;
+  int64_t window = 0;          // positions that a token sees, itself included; 0 for all
+  int64_t rotary = 0;          // elements of a head that are rotated
+  int64_t interleaved = 0;     // whether elements 2 i and 2 i + 1 are rotated together, not i and i + rotary / 2
+  CacheType cache = CacheType::float32;
+  float scale = 1, softcap = 0;
+
+  CARRYALL_INLINE int64_t shared() const { return heads / kv_heads; }  // heads that share keys and values
+  CARRYALL_INLINE int64_t width() const { return (size + 15) / 16 * 16; }
+  CARRYALL_INLINE int64_t row_bytes() const {
+    return cache == CacheType::float32 ? 4 * width() : cache == CacheType::bfloat16 ? 2 * width() : width() + 4;
+  }
+  CARRYALL_INLINE int64_t group_bytes() const { return kGroupPositions * row_bytes(); }
+  CARRYALL_INLINE int64_t block_bytes() const { return kv_heads * block * row_bytes(); }
+
+  const char* complaint() const;  // what is wrong with the sizes, nullptr if nothing is
+};
+
+struct Attention {
+  AttentionSizes sizes;
+  const float *query = nullptr, *key = nullptr, *value = nullptr;  // of the first token
+  int64_t query_step = 0, kv_step = 0;                             // floats from one token to the next
+  uint8_t *keys = nullptr, *values = nullptr;                      // caches
+  int64_t blocks = 0;                                              // of a cache
+  const int32_t *past = nullptr, *begins = nullptr, *table = nullptr;
+  int64_t rows = 0, table_width = 0, tokens = 0;
+  const float *cosines = nullptr, *sines = nullptr;  // [angles, rotary / 2]
+  const int64_t* positions = nullptr;                // [tokens], rows of the angles; not read without rotary
+  int64_t angles = 0;
+  const float* sinks = nullptr;  // [heads], scores of a position without value; or nullptr
+  float* output = nullptr;       // [tokens, heads, size]
+
+  // Writes what is wrong with lengths, block tables and positions; returns false if something is.
+  bool check(char* message, size_t length) const;
+  CARRYALL_INLINE uint8_t* group(uint8_t* cache, int64_t row, int64_t head, int64_t position) const {
+    const int64_t block = table[row * table_width + position / sizes.block];
+    return cache + block * sizes.block_bytes() + head * sizes.block * sizes.row_bytes() +
+           position % sizes.block / kGroupPositions * sizes.group_bytes();
+  }
+};
+
+// Queries [first, first + count) of a row and a KV head; query i is of token i / shared() and head i % shared().
+struct AttentionItem {
+  int64_t row, head, first, count;
+  int64_t first_part, last_part;  // that any of its queries sees
+  float* states;                  // of its parts, if they are separate tasks: count * (width + 2) floats each
+};
+
+struct AttentionTask {
+  int64_t item, first_part, last_part;
+};
+
+struct AttentionKernels {
+  // Writes keys and values of tokens [first, last) into the caches.
+  void (*write)(const Attention& attention, int64_t first, int64_t last);
+  // Computes parts of an item: its outputs if these are all of its parts, else their states.
+  void (*attend)(const Attention& attention, const AttentionItem& item, int64_t first_part, int64_t last_part);
+  // Computes outputs from the states of all parts.
+  void (*finish)(const Attention& attention, const AttentionItem& item);
+};
+
+extern const AttentionKernels kPortableAttention, kAvx2Attention, kAvx512Attention;
+
+// One run. First all `write` tasks, then all `attend` tasks, then all `finish` tasks.
+class AttentionJob {
+ public:
+  // `separate` makes every part a task, if the items are fewer than that.
+  AttentionJob(const Attention& attention, const AttentionKernels& kernels, int64_t separate);
+  ~AttentionJob();
+  AttentionJob(const AttentionJob&) = delete;
+  AttentionJob& operator=(const AttentionJob&) = delete;
+  bool valid() const { return memory_ != nullptr; }
+  size_t write_tasks() const { return static_cast<size_t>((attention_.tokens + write_step_ - 1) / write_step_); }
+  size_t attend_tasks() const { return static_cast<size_t>(tasks_count_); }
+  size_t finish_tasks() const { return separated_ ? static_cast<size_t>(items_count_) : 0; }
+  static void write(void* job, size_t index);
+  static void attend(void* job, size_t index);
+  static void finish(void* job, size_t index);
+
+ private:
+  void place_items(AttentionItem* items, int64_t* parts) const;
+
+  const Attention& attention_;
+  const AttentionKernels& kernels_;
+  int64_t write_step_, items_count_ = 0, tasks_count_ = 0;
+  bool separated_ = false;
+  void* memory_ = nullptr;
+  AttentionItem* items_ = nullptr;
+  AttentionTask* tasks_ = nullptr;
+};
+
+}  // namespace carryall

@@ -1,0 +1,75 @@
+#include <immintrin.h>
+
+#include <type_traits>
+
+#include "attention_kernel.h"
+
+namespace carryall {
+namespace {
+
+struct Vector {
+  __m256 x, y;
+  static constexpr int kTogether = 1, kQueries = 6;  // 12 sums, 2 operands and a query are 15 of 16 registers
+
+  static Vector all(float a) { return {_mm256_set1_ps(a), _mm256_set1_ps(a)}; }
+  static Vector load(const float* a) { return {_mm256_loadu_ps(a), _mm256_loadu_ps(a + 8)}; }
+  static void store(float* to, Vector a) {
+    _mm256_storeu_ps(to, a.x);
+    _mm256_storeu_ps(to + 8, a.y);
+  }
+  static Vector from_int8(const int8_t* a) {
+    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(a));
+    return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)),
+            _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_unpackhi_epi64(bytes, bytes)))};
+  }
+  static Vector from_bfloat16(const uint16_t* a) { return {widened(a), widened(a + 8)}; }
+  // 2^n of n + 1.5 * 2^23.
+  static Vector power_of_2(Vector shifted) { return {power(shifted.x), power(shifted.y)}; }
+  float largest() const {
+    const __m256 both = _mm256_max_ps(x, y);
+    const __m128 four = _mm_max_ps(_mm256_castps256_ps128(both), _mm256_extractf128_ps(both, 1));
+    const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_max_ss(two, _mm_shuffle_ps(two, two, 1)));
+  }
+
+ private:
+  static __m256 widened(const uint16_t* a) {
+    const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(a)));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
+  }
+  static __m256 power(__m256 shifted) {
+    const __m256i n = _mm256_sub_epi32(_mm256_castps_si256(shifted), _mm256_set1_epi32(0x4b400000 - 127));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(n, 23));
+  }
+};
+
+inline Vector add(Vector a, Vector b) { return {_mm256_add_ps(a.x, b.x), _mm256_add_ps(a.y, b.y)}; }
+inline Vector subtract(Vector a, Vector b) { return {_mm256_sub_ps(a.x, b.x), _mm256_sub_ps(a.y, b.y)}; }
+inline Vector multiply(Vector a, Vector b) { return {_mm256_mul_ps(a.x, b.x), _mm256_mul_ps(a.y, b.y)}; }
+inline Vector divide(Vector a, Vector b) { return {_mm256_div_ps(a.x, b.x), _mm256_div_ps(a.y, b.y)}; }
+inline Vector fused(Vector a, Vector b, Vector c) {
+  return {_mm256_fmadd_ps(a.x, b.x, c.x), _mm256_fmadd_ps(a.y, b.y, c.y)};
+}
+inline Vector maximum(Vector a, Vector b) { return {_mm256_max_ps(a.x, b.x), _mm256_max_ps(a.y, b.y)}; }
+inline Vector minimum(Vector a, Vector b) { return {_mm256_min_ps(a.x, b.x), _mm256_min_ps(a.y, b.y)}; }
+inline Vector zero_if_less(Vector a, Vector b, Vector y) {
+  return {_mm256_and_ps(_mm256_cmp_ps(a.x, b.x, _CMP_NLT_UQ), y.x),
+          _mm256_and_ps(_mm256_cmp_ps(a.y, b.y, _CMP_NLT_UQ), y.y)};
+}
+inline __m256 only_eight(__m256 a, __m256i lane, int first, int last, float other) {
+  const __m256i inside = _mm256_and_si256(_mm256_cmpgt_epi32(lane, _mm256_set1_epi32(first - 1)),
+                                          _mm256_cmpgt_epi32(_mm256_set1_epi32(last), lane));
+  return _mm256_blendv_ps(_mm256_set1_ps(other), a, _mm256_castsi256_ps(inside));
+}
+inline Vector only_lanes(Vector a, int64_t first, int64_t last, float other) {
+  const int begin = first < 0 ? 0 : first > 16 ? 16 : static_cast<int>(first);
+  const int end = last < 0 ? 0 : last > 16 ? 16 : static_cast<int>(last);
+  const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+  return {only_eight(a.x, lane, begin, end, other), only_eight(a.y, lane, begin - 8, end - 8, other)};
+}
+
+}  // namespace
+
+const AttentionKernels kAvx2Attention = {write_rows, attend<Vector>, finish<Vector>};
+
+}  // namespace carryall

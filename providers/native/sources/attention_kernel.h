@@ -1,0 +1,323 @@
+// Attention with an online softmax (arXiv:2205.14135) over vectors `V` of 16 floats. Included by one source per
+// instruction set, which compiles it with its own flags: everything is in an anonymous namespace.
+//
+// A query goes through the same operations in the same order, whatever the queries beside it: scores are summed over
+// the elements of a head in order, weighted values over positions in order, tiles of 64 positions in order within
+// parts of 256, and parts in order. A tile without a position that the query sees changes nothing. So its result
+// depends on no other query, no cut into tasks, no block size and no instruction set.
+#pragma once
+#include "attention_rows.h"
+
+namespace carryall {
+namespace {
+
+constexpr float kLowest = -3.0e38f;  // below every score that matters; differences of two are finite
+constexpr int64_t kGroups = kTilePositions / kGroupPositions;
+
+// e^x with an error of 1 unit in the last place (Cephes, expf); 0 below -87, e^88 above 88.
+template <class V>
+inline V exponential(V x) {
+  const V least = V::all(-87.0f), bounded = minimum(V::all(88.0f), maximum(least, x));  // keeps a NaN
+  const V shift = V::all(12582912.0f);                                                  // rounds to an integer
+  const V shifted = fused(bounded, V::all(1.44269504f), shift), n = subtract(shifted, shift);
+  const V r = fused(n, V::all(2.12194440e-4f), fused(n, V::all(-0.693359375f), bounded));
+  V p = fused(V::all(1.9875691500e-4f), r, V::all(1.3981999507e-3f));
+  p = fused(p, r, V::all(8.3334519073e-3f));
+  p = fused(p, r, V::all(4.1665795894e-2f));
+  p = fused(p, r, V::all(1.6666665459e-1f));
+  p = fused(p, r, V::all(5.0000001201e-1f));
+  p = fused(multiply(p, r), r, add(r, V::all(1.0f)));
+  return zero_if_less(x, least, multiply(p, V::power_of_2(shifted)));
+}
+
+template <class V>
+inline float exponential_of(float x) {
+  float y[16];
+  V::store(y, exponential(V::all(x)));
+  return y[0];
+}
+
+// cap * tanh(x / cap), with tanh(y) = 1 - 2 / (e^2y + 1).
+template <class V>
+inline V capped(V x, float cap) {
+  const V e = exponential(multiply(x, V::all(2.0f / cap)));
+  const V one = V::all(1.0f);
+  return multiply(V::all(cap), subtract(one, divide(V::all(2.0f), add(e, one))));
+}
+
+// A running softmax of `count` queries: the maximum score, the sum of weights, and the weighted sum of values.
+struct State {
+  float *most, *sum, *result;  // [count], [count], [count, width]
+};
+
+template <int kRows, int kVectors, class V>
+inline void multiply_keys(const float* queries, int64_t width, int64_t size, const float* const* groups, float* scores) {
+  V sums[kRows][kVectors];
+#pragma GCC unroll 8
+  for (int m = 0; m < kRows; m++)
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; v++) sums[m][v] = V::all(0.0f);
+  for (int64_t d = 0; d < size; d++) {
+    V keys[kVectors];
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; v++) keys[v] = V::load(groups[v] + d * kGroupPositions);
+#pragma GCC unroll 8
+    for (int m = 0; m < kRows; m++) {
+      const V query = V::all(queries[m * width + d]);
+#pragma GCC unroll 8
+      for (int v = 0; v < kVectors; v++) sums[m][v] = fused(query, keys[v], sums[m][v]);
+    }
+  }
+#pragma GCC unroll 8
+  for (int m = 0; m < kRows; m++)
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; v++) V::store(scores + m * kTilePositions + v * kGroupPositions, sums[m][v]);
+}
+
+// Adds values of positions [first, last) of a tile to columns of the results, which are scaled by `factors` before.
+template <int kRows, int kVectors, class V>
+inline void add_values(const float* weights, const float* factors, const float* const* groups, int64_t first,
+                       int64_t last, int64_t width, float* results) {
+  V sums[kRows][kVectors];
+#pragma GCC unroll 8
+  for (int m = 0; m < kRows; m++)
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; v++)
+      sums[m][v] = multiply(V::load(results + m * width + 16 * v), V::all(factors[m]));
+  for (int64_t n = first; n < last; n++) {
+    const float* row = groups[n / kGroupPositions] + n % kGroupPositions * width;
+    V values[kVectors];
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; v++) values[v] = V::load(row + 16 * v);
+#pragma GCC unroll 8
+    for (int m = 0; m < kRows; m++) {
+      const V weight = V::all(weights[m * kTilePositions + n]);
+#pragma GCC unroll 8
+      for (int v = 0; v < kVectors; v++) sums[m][v] = fused(weight, values[v], sums[m][v]);
+    }
+  }
+#pragma GCC unroll 8
+  for (int m = 0; m < kRows; m++)
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; v++) V::store(results + m * width + 16 * v, sums[m][v]);
+}
+
+// A tile of 64 positions for some queries.
+struct Tile {
+  const float* keys[kGroups];
+  const float* values[kGroups];
+  int64_t first, last;  // positions that any query of the item sees
+};
+
+template <int kRows, class V>
+inline void score_rows(const Tile& tile, const float* queries, int64_t width, int64_t size, float* scores) {
+  const int64_t begin = tile.first / kGroupPositions, end = (tile.last + 15) / kGroupPositions;
+  int64_t group = begin;
+  for (; group + V::kTogether <= end; group += V::kTogether)
+    multiply_keys<kRows, V::kTogether, V>(queries, width, size, tile.keys + group, scores + group * kGroupPositions);
+  for (; group < end; group++)
+    multiply_keys<kRows, 1, V>(queries, width, size, tile.keys + group, scores + group * kGroupPositions);
+}
+
+template <int kRows, class V>
+inline void value_rows(const Tile& tile, const float* weights, const float* factors, int64_t width, float* results) {
+  const float* groups[kGroups];
+  int64_t column = 0;
+  const auto shifted = [&] {
+    for (int64_t g = tile.first / kGroupPositions; g < (tile.last + 15) / kGroupPositions; g++)
+      groups[g] = tile.values[g] + column;
+  };
+  for (; column + 16 * V::kTogether <= width; column += 16 * V::kTogether) {
+    shifted();
+    add_values<kRows, V::kTogether, V>(weights, factors, groups, tile.first, tile.last, width, results + column);
+  }
+  for (; column < width; column += 16) {
+    shifted();
+    add_values<kRows, 1, V>(weights, factors, groups, tile.first, tile.last, width, results + column);
+  }
+}
+
+// Turns the scores of a query into weights relative to the new maximum; returns the factor of what was summed before.
+// It sees positions [first, last) of the tile.
+template <class V>
+inline float weigh(const AttentionSizes& s, const Tile& tile, int64_t first, int64_t last, float* scores, float* most,
+                   float* sums) {
+  const int64_t begin = tile.first / kGroupPositions, end = (tile.last + 15) / kGroupPositions;
+  V largest = V::all(kLowest), total = V::all(0.0f);
+  for (int64_t g = begin; g < end; g++) {
+    V x = V::load(scores + 16 * g);
+    if (s.softcap > 0) x = capped(x, s.softcap);
+    if (16 * g < first || 16 * g + 16 > last) x = only_lanes(x, first - 16 * g, last - 16 * g, kLowest);
+    V::store(scores + 16 * g, x);
+    largest = maximum(largest, x);
+  }
+  const float old = *most, found = largest.largest();
+  *most = found > old ? found : old;
+  const V shift = V::all(*most);
+  for (int64_t g = begin; g < end; g++) {
+    V x = exponential(subtract(V::load(scores + 16 * g), shift));
+    if (16 * g < first || 16 * g + 16 > last) x = only_lanes(x, first - 16 * g, last - 16 * g, 0.0f);
+    V::store(scores + 16 * g, x);
+    total = add(total, x);
+  }
+  const float factor = exponential_of<V>(old - *most);
+  V::store(sums, fused(V::load(sums), V::all(factor), total));
+  return factor;
+}
+
+// Calls `work` with 1 to kRows queries at a time, groups of nearly equal size.
+template <int kRows, class Work>
+inline void choose_rows(int64_t row, int64_t count, const Work& work) {
+  if (count == kRows) return work(row, std::integral_constant<int, kRows>());
+  if constexpr (kRows > 1) choose_rows<kRows - 1>(row, count, work);
+}
+
+template <class V, class Work>
+inline void for_rows(int64_t count, const Work& work) {
+  const int64_t groups = (count + V::kQueries - 1) / V::kQueries;
+  for (int64_t g = 0; g < groups; g++) {
+    const int64_t row = count * g / groups;
+    choose_rows<V::kQueries>(row, count * (g + 1) / groups - row, work);
+  }
+}
+
+template <class V>
+struct Scratch {
+  alignas(64) float queries[kItemQueries * kLargestHead];
+  alignas(64) float results[2 * kItemQueries * kLargestHead];
+  alignas(64) float scores[kItemQueries * kTilePositions];
+  alignas(64) float sums[kItemQueries * 16];
+  alignas(64) float keys[kTilePositions * kLargestHead];  // converted ones
+  alignas(64) float values[kTilePositions * kLargestHead];
+  float factors[kItemQueries], most[2 * kItemQueries], sum[2 * kItemQueries];
+};
+
+inline void clear(const State& state, int64_t count, int64_t width) {
+  for (int64_t m = 0; m < count; m++) state.most[m] = kLowest;
+  memset(state.sum, 0, sizeof(float) * static_cast<size_t>(count));
+  memset(state.result, 0, sizeof(float) * static_cast<size_t>(count * width));
+}
+
+// Computes the state of one part.
+template <class V>
+inline void attend_part(const Attention& a, const AttentionItem& item, int64_t part, Scratch<V>* memory,
+                        const State& state) {
+  const AttentionSizes& s = a.sizes;
+  const int64_t width = s.width(), count = item.count, past = a.past[item.row], shared = s.shared();
+  clear(state, count, width);
+  memset(memory->sums, 0, sizeof(float) * static_cast<size_t>(16 * count));
+  const int64_t oldest = past + item.first / shared, newest = past + (item.first + count - 1) / shared;
+  const int64_t seen = s.window > 0 && oldest >= s.window ? oldest - s.window + 1 : 0;
+  const int64_t end = newest < (part + 1) * kPartPositions ? newest + 1 : (part + 1) * kPartPositions;
+  for (int64_t base = part * kPartPositions; base < end; base += kTilePositions) {
+    if (base + kTilePositions <= seen) continue;
+    Tile tile;
+    tile.first = seen > base ? seen - base : 0;
+    tile.last = end - base < kTilePositions ? end - base : kTilePositions;
+    for (int64_t g = tile.first / kGroupPositions; g < (tile.last + 15) / kGroupPositions; g++) {
+      const int64_t position = base + g * kGroupPositions, place = g * kGroupPositions * width;
+      const uint8_t* keys = a.group(a.keys, item.row, item.head, position);
+      const uint8_t* values = a.group(a.values, item.row, item.head, position);
+      tile.keys[g] = read_group<V>(s, keys, true, memory->keys + place);
+      tile.values[g] = read_group<V>(s, values, false, memory->values + place);
+    }
+    for_rows<V>(count, [&](int64_t m, auto rows) {
+      score_rows<decltype(rows)::value, V>(tile, memory->queries + m * width, width, s.size,
+                                           memory->scores + m * kTilePositions);
+    });
+    for (int64_t m = 0; m < count; m++) {
+      const int64_t own = past + (item.first + m) / shared - base;
+      const int64_t first = s.window > 0 && own >= s.window ? own - s.window + 1 : 0;
+      float* scores = memory->scores + m * kTilePositions;
+      memory->factors[m] = 1.0f;
+      if (own >= 0 && first < kTilePositions)
+        memory->factors[m] = weigh<V>(s, tile, first, own + 1, scores, state.most + m, memory->sums + 16 * m);
+      else
+        memset(scores, 0, sizeof(float) * static_cast<size_t>(kTilePositions));
+    }
+    for_rows<V>(count, [&](int64_t m, auto rows) {
+      value_rows<decltype(rows)::value, V>(tile, memory->scores + m * kTilePositions, memory->factors + m, width,
+                                           state.result + m * width);
+    });
+  }
+  for (int64_t m = 0; m < count; m++)
+    for (int i = 0; i < 16; i++) state.sum[m] += memory->sums[16 * m + i];
+}
+
+// Adds the state of the next part to that of those before.
+template <class V>
+inline void merge(const State& all, const State& next, int64_t count, int64_t width) {
+  for (int64_t m = 0; m < count; m++) {
+    const float most = next.most[m] > all.most[m] ? next.most[m] : all.most[m];
+    const float before = exponential_of<V>(all.most[m] - most), after = exponential_of<V>(next.most[m] - most);
+    all.most[m] = most;
+    all.sum[m] = all.sum[m] * before + next.sum[m] * after;
+    float *to = all.result + m * width, *from = next.result + m * width;
+    for (int64_t i = 0; i < width; i += 16)
+      V::store(to + i, fused(V::load(from + i), V::all(after), multiply(V::load(to + i), V::all(before))));
+  }
+}
+
+template <class V>
+inline void write_outputs(const Attention& a, const AttentionItem& item, const State& state) {
+  const AttentionSizes& s = a.sizes;
+  const int64_t width = s.width(), shared = s.shared();
+  for (int64_t m = 0; m < item.count; m++) {
+    const int64_t query = item.first + m, head = item.head * shared + query % shared;
+    float sum = state.sum[m], factor = 1.0f;
+    if (a.sinks != nullptr) {
+      const float sink = a.sinks[head], most = sink > state.most[m] ? sink : state.most[m];
+      factor = exponential_of<V>(state.most[m] - most);
+      sum = sum * factor + exponential_of<V>(sink - most);
+    }
+    factor /= sum;
+    float* y = a.output + ((a.begins[item.row] + query / shared) * s.heads + head) * s.size;
+    for (int64_t i = 0; i < s.size; i++) y[i] = state.result[m * width + i] * factor;
+  }
+}
+
+inline State part_state(const Attention& a, const AttentionItem& item, int64_t part) {
+  const int64_t width = a.sizes.width();
+  float* first = item.states + (part - item.first_part) * item.count * (width + 2);
+  return {first, first + item.count, first + 2 * item.count};
+}
+
+template <class V>
+void attend(const Attention& a, const AttentionItem& item, int64_t first_part, int64_t last_part) {
+  const AttentionSizes& s = a.sizes;
+  const int64_t width = s.width(), shared = s.shared(), count = item.count;
+  Scratch<V> memory;
+  for (int64_t m = 0; m < count; m++) {
+    const int64_t query = item.first + m, token = a.begins[item.row] + query / shared;
+    const float* x = a.query + token * a.query_step + (item.head * shared + query % shared) * s.size;
+    rotate(a, token, x, s.scale, memory.queries + m * width);
+  }
+  if (item.states != nullptr) {
+    for (int64_t part = first_part; part < last_part; part++)
+      attend_part<V>(a, item, part, &memory, part_state(a, item, part));
+    return;
+  }
+  const State all = {memory.most, memory.sum, memory.results};
+  const State next = {memory.most + count, memory.sum + count, memory.results + count * width};
+  clear(all, count, width);
+  for (int64_t part = first_part; part < last_part; part++) {
+    attend_part<V>(a, item, part, &memory, next);
+    merge<V>(all, next, count, width);
+  }
+  write_outputs<V>(a, item, all);
+}
+
+template <class V>
+void finish(const Attention& a, const AttentionItem& item) {
+  const int64_t width = a.sizes.width();
+  alignas(64) float results[kItemQueries * kLargestHead];
+  float most[kItemQueries], sum[kItemQueries];
+  const State all = {most, sum, results};
+  clear(all, item.count, width);
+  for (int64_t part = item.first_part; part < item.last_part; part++)
+    merge<V>(all, part_state(a, item, part), item.count, width);
+  write_outputs<V>(a, item, all);
+}
+
+}  // namespace
+}  // namespace carryall

@@ -1,0 +1,197 @@
+// The operator PagedAttention: writes the keys and values of new tokens into the cache, then attends to it.
+//
+//   0 query    float [..., heads * size], or with keys and values behind it [..., (heads + 2 * kv_heads) * size]
+//   1 key      float [..., kv_heads * size], absent if the query holds it
+//   2 value    the same
+//   3 keys     uint8 [blocks, kv_heads, block_size, row_bytes], written in place (see attention.h)
+//   4 values   the same
+//   5 begins   int32 [rows + 1]
+//   6 past     int32 [rows]
+//   7 table    int32 [rows, blocks of a row]
+//   8 cosines  float [positions, rotary_dim / 2], absent without rotary embedding
+//   9 sines    the same
+//  10 position int64 [tokens], rows of 8 and 9
+//  11 sinks    float [heads], optional
+//  -> float [..., heads * size]
+//
+// Attributes: layout, num_heads, kv_num_heads, head_size, block_size, window (0 is none), rotary_dim, interleaved,
+// cache_type (0 float32, 1 bfloat16, 2 int8), scale, softcap (0 is none). A block that a row writes must be no other
+// row's.
+#include <cstdio>
+#include <initializer_list>
+#include <new>
+
+#include "attention.h"
+#include "linear.h"
+#include "ort_kernel.h"
+
+namespace carryall {
+namespace {
+
+constexpr int64_t kSeparate = 16;  // fewer items than this are cut into parts
+constexpr int64_t kSerial = 8192;  // floats of new keys that one thread writes faster than several
+
+struct Node {
+  const OrtApi* api;
+  const AttentionKernels* kernels;
+  AttentionSizes sizes;
+};
+
+enum Input : size_t { kQuery, kKey, kValue, kKeys, kValues, kBegins, kPast, kTable, kCosines, kSines, kPosition, kSinks, kInputs };
+
+OrtStatus* create(const OrtCustomOp*, const OrtApi* api, const OrtKernelInfo* info, void** kernel) {
+  int64_t layout, type;
+  AttentionSizes s;
+  CARRYALL_TRY(attribute(api, info, "layout", &layout));
+  char message[160];
+  if (layout != kCacheLayout) {
+    snprintf(message, sizeof message, "the KV cache has layout version %lld; these kernels read version %lld",
+             static_cast<long long>(layout), static_cast<long long>(kCacheLayout));
+    return failure(api, kInvalidArgument, message);
+  }
+  CARRYALL_TRY(attribute(api, info, "num_heads", &s.heads));
+  CARRYALL_TRY(attribute(api, info, "kv_num_heads", &s.kv_heads));
+  CARRYALL_TRY(attribute(api, info, "head_size", &s.size));
+  CARRYALL_TRY(attribute(api, info, "block_size", &s.block));
+  CARRYALL_TRY(attribute(api, info, "window", &s.window));
+  CARRYALL_TRY(attribute(api, info, "rotary_dim", &s.rotary));
+  CARRYALL_TRY(attribute(api, info, "interleaved", &s.interleaved));
+  CARRYALL_TRY(attribute(api, info, "cache_type", &type));
+  CARRYALL_TRY(attribute(api, info, "scale", &s.scale));
+  CARRYALL_TRY(attribute(api, info, "softcap", &s.softcap));
+  s.cache = static_cast<CacheType>(type);
+  if (const char* complaint = s.complaint()) return failure(api, kInvalidArgument, complaint);
+  const Kernels* kernels = choose_kernels(nullptr);
+  if (kernels == nullptr)
+    return failure(api, kInvalidArgument, "CARRYALL_KERNELS_ISA names no instruction set of this processor");
+  *kernel = new (std::nothrow) Node{api, kernels->attention, s};
+  return *kernel == nullptr ? failure(api, kFail, "out of memory") : nullptr;
+}
+
+bool ends_with(const Tensor& tensor, int64_t axis) {
+  return tensor.data != nullptr && tensor.rank > 0 && tensor.dimensions[tensor.rank - 1] == axis;
+}
+
+// Sets query, key, value and tokens; returns what is wrong with their shapes.
+const char* read_tokens(const Tensor* inputs, Attention* a) {
+  const AttentionSizes& s = a->sizes;
+  const int64_t query = s.heads * s.size, kv = s.kv_heads * s.size;
+  const bool packed = inputs[kKey].data == nullptr && inputs[kValue].data == nullptr;
+  a->query_step = packed ? query + 2 * kv : query;
+  if (inputs[kQuery].rank < 1 || inputs[kQuery].dimensions[inputs[kQuery].rank - 1] != a->query_step)
+    return packed ? "the last axis of the query is not that of all heads of query, key and value"
+                  : "the last axis of the query is not that of all heads";
+  a->tokens = inputs[kQuery].elements / a->query_step;
+  a->query = static_cast<const float*>(inputs[kQuery].data);
+  a->kv_step = packed ? a->query_step : kv;
+  if (packed) {
+    a->key = a->query + query;
+    a->value = a->key + kv;
+    return nullptr;
+  }
+  for (size_t i : {kKey, kValue})
+    if (!ends_with(inputs[i], kv) || inputs[i].elements != a->tokens * kv)
+      return "key or value does not have all KV heads of each token";
+  a->key = static_cast<const float*>(inputs[kKey].data);
+  a->value = static_cast<const float*>(inputs[kValue].data);
+  return nullptr;
+}
+
+// Sets the caches, the rows and their block tables.
+const char* read_cache(const Tensor* inputs, Attention* a) {
+  const AttentionSizes& s = a->sizes;
+  for (size_t i : {kKeys, kValues}) {
+    const Tensor& cache = inputs[i];
+    const int64_t* shape = cache.dimensions;
+    if (cache.rank != 4 || shape[1] != s.kv_heads || shape[2] != s.block || shape[3] != s.row_bytes() ||
+        shape[0] != inputs[kKeys].dimensions[0])
+      return "a KV cache does not have the shape [blocks, kv_num_heads, block_size, bytes of a row]";
+  }
+  a->keys = static_cast<uint8_t*>(inputs[kKeys].data);
+  a->values = static_cast<uint8_t*>(inputs[kValues].data);
+  a->blocks = inputs[kKeys].dimensions[0];
+  a->rows = inputs[kPast].elements;
+  if (inputs[kPast].rank != 1 || inputs[kBegins].rank != 1 || inputs[kBegins].elements != a->rows + 1)
+    return "begins is not one longer than past";
+  if (inputs[kTable].rank != 2 || inputs[kTable].dimensions[0] != a->rows) return "table does not have one row per row";
+  a->table_width = inputs[kTable].dimensions[1];
+  a->past = static_cast<const int32_t*>(inputs[kPast].data);
+  a->begins = static_cast<const int32_t*>(inputs[kBegins].data);
+  a->table = static_cast<const int32_t*>(inputs[kTable].data);
+  return nullptr;
+}
+
+const char* read_optional(const Tensor* inputs, Attention* a) {
+  const AttentionSizes& s = a->sizes;
+  a->sinks = static_cast<const float*>(inputs[kSinks].data);
+  if (a->sinks != nullptr && inputs[kSinks].elements != s.heads) return "sinks does not have one value per head";
+  if (s.rotary == 0) return nullptr;
+  for (size_t i : {kCosines, kSines})
+    if (inputs[i].rank != 2 || !ends_with(inputs[i], s.rotary / 2) || inputs[i].elements != inputs[kCosines].elements)
+      return "cosines and sines do not have the shape [positions, rotary_dim / 2]";
+  if (inputs[kPosition].data == nullptr || inputs[kPosition].elements != a->tokens)
+    return "there is not one position per token";
+  a->cosines = static_cast<const float*>(inputs[kCosines].data);
+  a->sines = static_cast<const float*>(inputs[kSines].data);
+  a->angles = inputs[kCosines].dimensions[0];
+  a->positions = static_cast<const int64_t*>(inputs[kPosition].data);
+  return nullptr;
+}
+
+OrtStatus* run_job(const OrtApi* api, OrtKernelContext* context, AttentionJob* job, bool serial) {
+  if (serial) {
+    for (size_t task = 0; task < job->write_tasks(); task++) AttentionJob::write(job, task);
+  } else {
+    CARRYALL_TRY(run_tasks(api, context, AttentionJob::write, job->write_tasks(), job));
+  }
+  // One piece per task, because tasks differ in length: a thread that is ready takes the next one.
+  CARRYALL_TRY(run_tasks(api, context, AttentionJob::attend, job->attend_tasks(), job, job->attend_tasks()));
+  for (size_t item = 0; item < job->finish_tasks(); item++) AttentionJob::finish(job, item);
+  return nullptr;
+}
+
+OrtStatus* compute(void* kernel, OrtKernelContext* context) {
+  const Node& node = *static_cast<const Node*>(kernel);
+  const OrtApi* api = node.api;
+  Tensor inputs[kInputs];
+  size_t given = 0;
+  CARRYALL_TRY((call<OrtStatus*, const OrtKernelContext*, size_t*>(api, kKernelContextGetInputCount, context, &given)));
+  for (size_t i = 0; i < given && i < kInputs; i++) CARRYALL_TRY(read_tensor(api, context, i, inputs + i));
+  Attention a;
+  a.sizes = node.sizes;
+  const char* complaint = read_tokens(inputs, &a);
+  if (complaint == nullptr) complaint = read_cache(inputs, &a);
+  if (complaint == nullptr) complaint = read_optional(inputs, &a);
+  if (complaint != nullptr) return failure(api, kInvalidArgument, complaint);
+  char message[160];
+  if (!a.check(message, sizeof message)) return failure(api, kInvalidArgument, message);
+  Tensor& query = inputs[kQuery];
+  query.dimensions[query.rank - 1] = a.sizes.heads * a.sizes.size;
+  CARRYALL_TRY(output(api, context, query.dimensions, query.rank, &a.output));
+  if (a.tokens == 0) return nullptr;
+  AttentionJob job(a, *node.kernels, kSeparate);
+  if (!job.valid()) return failure(api, kFail, "out of memory for attention");
+  return run_job(api, context, &job, a.tokens * a.sizes.kv_heads * a.sizes.size < kSerial);
+}
+
+}  // namespace
+
+OrtCustomOp attention_operator() {
+  OrtCustomOp op = common();
+  op.CreateKernelV2 = create;
+  op.KernelDestroy = [](void* kernel) { delete static_cast<Node*>(kernel); };
+  op.GetName = [](const OrtCustomOp*) { return "PagedAttention"; };
+  op.GetInputTypeCount = [](const OrtCustomOp*) -> size_t { return kInputs; };
+  op.GetInputType = [](const OrtCustomOp*, size_t index) -> int {
+    if (index == kKeys || index == kValues) return kUint8;
+    if (index == kPosition) return kInt64;
+    return index >= kBegins && index <= kTable ? kInt32 : kFloat;
+  };
+  op.GetInputCharacteristic = [](const OrtCustomOp*, size_t index) -> int {
+    return index == kKey || index == kValue || index >= kCosines ? kOptional : kRequired;
+  };
+  op.KernelComputeV2 = compute;
+  return op;
+}
+
+}  // namespace carryall

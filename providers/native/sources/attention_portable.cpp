@@ -1,0 +1,76 @@
+// Plain C++ for every processor; the reference for the other instruction sets, bit by bit.
+#include <cmath>
+#include <type_traits>
+
+#include "attention_kernel.h"
+
+namespace carryall {
+namespace {
+
+struct Vector {
+  float x[16];
+  static constexpr int kTogether = 1, kQueries = 2;
+
+  template <class Function>
+  static Vector each(const Function& of) {
+    Vector y;
+    for (int i = 0; i < 16; i++) y.x[i] = of(i);
+    return y;
+  }
+  static Vector all(float a) {
+    return each([&](int) { return a; });
+  }
+  static Vector load(const float* a) {
+    return each([&](int i) { return a[i]; });
+  }
+  static void store(float* y, const Vector& a) { memcpy(y, a.x, sizeof a.x); }
+  static Vector from_int8(const int8_t* a) {
+    return each([&](int i) { return static_cast<float>(a[i]); });
+  }
+  static Vector from_bfloat16(const uint16_t* a) {
+    return each([&](int i) { return float_of(static_cast<uint32_t>(a[i]) << 16); });
+  }
+  // 2^n of n + 1.5 * 2^23.
+  static Vector power_of_2(const Vector& shifted) {
+    return each([&](int i) { return float_of((bits_of(shifted.x[i]) - (0x4b400000 - 127)) << 23); });
+  }
+  float largest() const {
+    float most = x[0];
+    for (float one : x) most = most > one ? most : one;
+    return most;
+  }
+};
+
+inline Vector add(const Vector& a, const Vector& b) {
+  return Vector::each([&](int i) { return a.x[i] + b.x[i]; });
+}
+inline Vector subtract(const Vector& a, const Vector& b) {
+  return Vector::each([&](int i) { return a.x[i] - b.x[i]; });
+}
+inline Vector multiply(const Vector& a, const Vector& b) {
+  return Vector::each([&](int i) { return a.x[i] * b.x[i]; });
+}
+inline Vector divide(const Vector& a, const Vector& b) {
+  return Vector::each([&](int i) { return a.x[i] / b.x[i]; });
+}
+inline Vector fused(const Vector& a, const Vector& b, const Vector& c) {
+  return Vector::each([&](int i) { return std::fma(a.x[i], b.x[i], c.x[i]); });
+}
+inline Vector maximum(const Vector& a, const Vector& b) {  // b if one is NaN
+  return Vector::each([&](int i) { return a.x[i] > b.x[i] ? a.x[i] : b.x[i]; });
+}
+inline Vector minimum(const Vector& a, const Vector& b) {
+  return Vector::each([&](int i) { return a.x[i] < b.x[i] ? a.x[i] : b.x[i]; });
+}
+inline Vector zero_if_less(const Vector& a, const Vector& b, const Vector& y) {
+  return Vector::each([&](int i) { return a.x[i] < b.x[i] ? 0.0f : y.x[i]; });
+}
+inline Vector only_lanes(const Vector& a, int64_t first, int64_t last, float other) {
+  return Vector::each([&](int i) { return i >= first && i < last ? a.x[i] : other; });
+}
+
+}  // namespace
+
+const AttentionKernels kPortableAttention = {write_rows, attend<Vector>, finish<Vector>};
+
+}  // namespace carryall

@@ -1,0 +1,101 @@
+// Rows of queries, keys and values: rotary embedding, and the conversion to and from the cache's type. `V` holds 16
+// floats. Included by one source per instruction set, so in an anonymous namespace.
+#pragma once
+#include "attention.h"
+#include "quantize_block.h"
+
+namespace carryall {
+namespace {
+
+// Copies a head of `size` floats times `factor`, rotated by the angles of token `token`.
+inline void rotate(const Attention& a, int64_t token, const float* x, float factor, float* y) {
+  const AttentionSizes& s = a.sizes;
+  const int64_t half = s.rotary / 2;
+  if (half > 0) {
+    const float* c = a.cosines + a.positions[token] * half;
+    const float* n = a.sines + a.positions[token] * half;
+    if (s.interleaved != 0) {
+      for (int64_t i = 0; i < half; i++) {
+        const float first = x[2 * i], second = x[2 * i + 1];
+        y[2 * i] = (first * c[i] - second * n[i]) * factor;
+        y[2 * i + 1] = (second * c[i] + first * n[i]) * factor;
+      }
+    } else {
+      for (int64_t i = 0; i < half; i++) {
+        const float first = x[i], second = x[i + half];
+        y[i] = (first * c[i] - second * n[i]) * factor;
+        y[i + half] = (second * c[i] + first * n[i]) * factor;
+      }
+    }
+  }
+  for (int64_t i = s.rotary; i < s.size; i++) y[i] = x[i] * factor;
+}
+
+inline uint16_t to_bfloat16(float x) {
+  const uint32_t bits = bits_of(x);
+  if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<uint16_t>(bits >> 16 | 64);  // a NaN stays one
+  return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+// Stores a key (step 16) or a value (step 1) at place `lane` of a group.
+inline void store_row(const AttentionSizes& s, const float* x, uint8_t* group, int64_t lane, int64_t first,
+                      int64_t step) {
+  if (s.cache == CacheType::float32) {
+    float* to = reinterpret_cast<float*>(group) + first;
+    for (int64_t i = 0; i < s.size; i++) to[i * step] = x[i];
+  } else if (s.cache == CacheType::bfloat16) {
+    uint16_t* to = reinterpret_cast<uint16_t*>(group) + first;
+    for (int64_t i = 0; i < s.size; i++) to[i * step] = to_bfloat16(x[i]);
+  } else {
+    int8_t values[kLargestHead];
+    int32_t sum;
+    const int64_t size = s.size < kLargestHead ? s.size : kLargestHead;
+    quantize_block(x, size, size, values, reinterpret_cast<float*>(group) + lane, &sum);
+    int8_t* to = reinterpret_cast<int8_t*>(group) + 64 + first;
+    for (int64_t i = 0; i < s.size; i++) to[i * step] = values[i];
+  }
+}
+
+inline void write_rows(const Attention& a, int64_t first, int64_t last) {
+  const AttentionSizes& s = a.sizes;
+  float rotated[kLargestHead];
+  int64_t row = 0;
+  for (int64_t token = first; token < last; token++) {
+    while (a.begins[row + 1] <= token) row++;
+    const int64_t position = a.past[row] + token - a.begins[row], lane = position % kGroupPositions;
+    for (int64_t head = 0; head < s.kv_heads; head++) {
+      const int64_t offset = token * a.kv_step + head * s.size;
+      rotate(a, token, a.key + offset, 1.0f, rotated);
+      store_row(s, rotated, a.group(a.keys, row, head, position), lane, lane, kGroupPositions);
+      store_row(s, a.value + offset, a.group(a.values, row, head, position), lane, lane * s.width(), 1);
+    }
+  }
+}
+
+// Returns a group of keys [width, 16] or values [16, width] as floats: in the cache, or converted to `memory`.
+template <class V>
+inline const float* read_group(const AttentionSizes& s, const uint8_t* group, bool keys, float* memory) {
+  if (s.cache == CacheType::float32) return reinterpret_cast<const float*>(group);
+  const int64_t width = s.width();
+  if (s.cache == CacheType::bfloat16) {
+    const uint16_t* from = reinterpret_cast<const uint16_t*>(group);
+    for (int64_t i = 0; i < 16 * width; i += 16) V::store(memory + i, V::from_bfloat16(from + i));
+    return memory;
+  }
+  const float* scales = reinterpret_cast<const float*>(group);
+  const int8_t* from = reinterpret_cast<const int8_t*>(group) + 64;
+  if (keys) {
+    const V scale = V::load(scales);
+    for (int64_t i = 0; i < 16 * width; i += 16) V::store(memory + i, multiply(V::from_int8(from + i), scale));
+    return memory;
+  }
+  for (int64_t lane = 0; lane < 16; lane++) {
+    const V scale = V::all(scales[lane]);
+    for (int64_t i = lane * width; i < (lane + 1) * width; i += 16)
+      V::store(memory + i, multiply(V::from_int8(from + i), scale));
+  }
+  return memory;
+}
+
+}  // namespace
+}  // namespace carryall

@@ -1,0 +1,93 @@
+// What the operators have in common: tensors, attributes and threads of onnxruntime.
+#pragma once
+#include "ort_api.h"
+
+namespace carryall {
+
+constexpr size_t kMostDimensions = 16;
+
+struct Tensor {
+  void* data = nullptr;
+  int64_t dimensions[kMostDimensions + 1];
+  size_t rank = 0;
+  int64_t elements = 0;
+};
+
+#define CARRYALL_TRY(expression) \
+  if (OrtStatus* status = (expression)) return status
+
+inline OrtStatus* attribute(const OrtApi* api, const OrtKernelInfo* info, const char* name, int64_t* value) {
+  return call<OrtStatus*, const OrtKernelInfo*, const char*, int64_t*>(api, kKernelInfoGetAttributeInt64, info, name,
+                                                                      value);
+}
+
+inline OrtStatus* attribute(const OrtApi* api, const OrtKernelInfo* info, const char* name, float* value) {
+  return call<OrtStatus*, const OrtKernelInfo*, const char*, float*>(api, kKernelInfoGetAttributeFloat, info, name,
+                                                                    value);
+}
+
+inline OrtStatus* read_tensor(const OrtApi* api, const OrtKernelContext* context, size_t index, Tensor* tensor) {
+  const OrtValue* value = nullptr;
+  CARRYALL_TRY((call<OrtStatus*, const OrtKernelContext*, size_t, const OrtValue**>(api, kKernelContextGetInput,
+                                                                                   context, index, &value)));
+  if (value == nullptr) return nullptr;
+  OrtTensorTypeAndShapeInfo* info = nullptr;
+  CARRYALL_TRY((call<OrtStatus*, const OrtValue*, OrtTensorTypeAndShapeInfo**>(api, kGetTensorTypeAndShape, value,
+                                                                              &info)));
+  size_t elements = 0;
+  OrtStatus* status =
+      call<OrtStatus*, const OrtTensorTypeAndShapeInfo*, size_t*>(api, kGetDimensionsCount, info, &tensor->rank);
+  if (status == nullptr && tensor->rank > kMostDimensions)
+    status = failure(api, kInvalidArgument, "a tensor has more than 16 dimensions");
+  if (status == nullptr)
+    status = call<OrtStatus*, const OrtTensorTypeAndShapeInfo*, int64_t*, size_t>(api, kGetDimensions, info,
+                                                                                 tensor->dimensions, tensor->rank);
+  if (status == nullptr)
+    status = call<OrtStatus*, const OrtTensorTypeAndShapeInfo*, size_t*>(api, kGetTensorShapeElementCount, info,
+                                                                        &elements);
+  call<void, OrtTensorTypeAndShapeInfo*>(api, kReleaseTensorTypeAndShapeInfo, info);
+  tensor->elements = static_cast<int64_t>(elements);
+  if (status != nullptr) return status;
+  return call<OrtStatus*, OrtValue*, void**>(api, kGetTensorMutableData, const_cast<OrtValue*>(value), &tensor->data);
+}
+
+inline OrtStatus* output(const OrtApi* api, OrtKernelContext* context, const int64_t* dimensions, size_t rank, float** data) {
+  OrtValue* value = nullptr;
+  CARRYALL_TRY((call<OrtStatus*, OrtKernelContext*, size_t, const int64_t*, size_t, OrtValue**>(
+      api, kKernelContextGetOutput, context, 0, dimensions, rank, &value)));
+  return call<OrtStatus*, OrtValue*, void**>(api, kGetTensorMutableData, value, reinterpret_cast<void**>(data));
+}
+
+// Runs the tasks on the threads of the session, in as many pieces as there are threads; `pieces` states another number.
+inline OrtStatus* run_tasks(const OrtApi* api, OrtKernelContext* context, void (*task)(void*, size_t), size_t count, void* job,
+                           size_t pieces = 0) {
+  if (count > 1)
+    return call<OrtStatus*, const OrtKernelContext*, void (*)(void*, size_t), size_t, size_t, void*>(
+        api, kKernelContextParallelFor, context, task, count, pieces, job);
+  task(job, 0);
+  return nullptr;
+}
+
+inline int zero(const OrtCustomOp*) { return 0; }
+
+// An operator with one float output.
+inline OrtCustomOp common() {
+  OrtCustomOp op = {};
+  op.version = kApiVersion;
+  op.GetExecutionProviderType = [](const OrtCustomOp*) -> const char* { return nullptr; };  // the CPU's
+  op.GetOutputType = [](const OrtCustomOp*, size_t) -> int { return kFloat; };
+  op.GetOutputTypeCount = [](const OrtCustomOp*) -> size_t { return 1; };
+  op.GetOutputCharacteristic = [](const OrtCustomOp*, size_t) -> int { return kRequired; };
+  op.GetInputMemoryType = [](const OrtCustomOp*, size_t) -> int { return 0; };
+  op.GetVariadicInputMinArity = zero;
+  op.GetVariadicInputHomogeneity = zero;
+  op.GetVariadicOutputMinArity = zero;
+  op.GetVariadicOutputHomogeneity = zero;
+  op.GetStartVersion = [](const OrtCustomOp*) { return 1; };
+  op.GetEndVersion = [](const OrtCustomOp*) { return 1; };
+  return op;
+}
+
+OrtCustomOp attention_operator();
+
+}  // namespace carryall

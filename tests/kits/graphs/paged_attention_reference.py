@@ -1,0 +1,154 @@
+"""PagedAttention in NumPy, in float64: the whole score matrix of one row after another."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float32]
+Integers = npt.NDArray[np.int32]
+FLOAT32, BFLOAT16, INT8 = 0, 1, 2
+
+
+@dataclass
+class Case:
+    """A run of the operator.
+
+    Args:
+        heads: query heads.
+        kv_heads: heads of keys and values.
+        size: elements of a head.
+        lengths: new tokens of each row.
+        past: tokens of each row in the cache.
+        keys: [kv_heads, size] of every past and new token of each row; new ones are not rotated.
+        values: the same.
+        query: [tokens, heads * size].
+        positions: [tokens], rows of ``angles``.
+        angles: cosines and sines [positions, rotary / 2]; None without rotary embedding.
+    """
+
+    heads: int
+    kv_heads: int
+    size: int
+    lengths: list[int]
+    past: list[int]
+    keys: list[Floats]
+    values: list[Floats]
+    query: Floats
+    positions: npt.NDArray[np.int64]
+    window: int = 0
+    softcap: float = 0.0
+    scale: float = 1.0
+    interleaved: int = 0
+    cache: int = FLOAT32
+    sinks: Floats | None = None
+    angles: tuple[Floats, Floats] | None = None
+    block: int = 16
+    begins: Integers = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.begins = np.concatenate([[0], np.cumsum(self.lengths)]).astype(np.int32)
+
+    @property
+    def rotary(self) -> int:
+        """Number of rotated elements of a head."""
+        return 0 if self.angles is None else 2 * self.angles[0].shape[1]
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a position in the cache."""
+        width = -(-self.size // 16) * 16
+        return {FLOAT32: 4 * width, BFLOAT16: 2 * width, INT8: width + 4}[self.cache]
+
+    def new_rows(self, parts: list[Floats]) -> Floats:
+        """Return keys or values of the new tokens, [tokens, kv_heads * size]."""
+        rows = [part[past:] for part, past in zip(parts, self.past, strict=True)]
+        return np.concatenate(rows).reshape(-1, self.kv_heads * self.size)
+
+
+def random_case(
+    rng: np.random.Generator,
+    *,
+    heads: tuple[int, int],
+    size: int,
+    lengths: list[int],
+    past: list[int],
+    rotary: int = 0,
+    sinks: bool = False,
+    **options: float,
+) -> Case:
+    """Return a case with normal values; angles are of unrelated positions, so that a mix-up shows."""
+    totals = [length + before for length, before in zip(lengths, past, strict=True)]
+    parts = [
+        [rng.standard_normal((total, heads[1], size)).astype(np.float32) for total in totals]
+        for _ in range(2)
+    ]
+    tokens, table = sum(lengths), 50
+    turns = rng.uniform(0, 6, (table, rotary // 2))
+    return Case(
+        *heads,
+        size,
+        lengths,
+        past,
+        *parts,
+        query=rng.standard_normal((tokens, heads[0] * size)).astype(np.float32),
+        positions=rng.integers(0, table, tokens),
+        scale=size**-0.5,
+        sinks=rng.standard_normal(heads[0]).astype(np.float32) if sinks else None,
+        angles=(np.cos(turns).astype(np.float32), np.sin(turns).astype(np.float32)) if rotary else None,
+        **options,  # type: ignore[arg-type]
+    )
+
+
+def attention(case: Case) -> npt.NDArray[np.float64]:
+    """Return the result [tokens, heads * size]."""
+    found = []
+    group = case.heads // case.kv_heads
+    for row, (length, past) in enumerate(zip(case.lengths, case.past, strict=True)):
+        own = slice(case.begins[row], case.begins[row + 1])
+        query = _rotated(case, case.query[own].reshape(length, case.heads, case.size), own)
+        keys, values = case.keys[row].copy(), case.values[row]
+        keys[past:] = _rotated(case, keys[past:], own)
+        keys, values = (_stored(case, part).repeat(group, axis=1) for part in (keys, values))
+        scores = np.einsum("qhd,khd->hqk", query.astype(np.float64), keys) * case.scale
+        if case.softcap:
+            scores = case.softcap * np.tanh(scores / case.softcap)
+        back = (past + np.arange(length))[:, None] - np.arange(past + length)
+        seen = (back >= 0) & (back < (case.window or 2**40))
+        scores = np.where(seen, scores, -np.inf)
+        sinks = np.full(case.heads, -np.inf) if case.sinks is None else case.sinks
+        most = np.maximum(scores.max(axis=-1, initial=-np.inf), sinks[:, None])[..., None]
+        weights = np.exp(scores - most)
+        total = weights.sum(axis=-1, keepdims=True) + np.exp(sinks[:, None, None] - most)
+        found.append(
+            np.einsum("hqk,khd->qhd", weights / total, values).reshape(length, case.heads * case.size)
+        )
+    return np.concatenate(found)
+
+
+def _rotated(case: Case, x: Floats, tokens: slice) -> Floats:
+    if case.angles is None or not len(x):
+        return x
+    cos, sin = (table[case.positions[tokens]][:, None].astype(np.float64) for table in case.angles)
+    half = case.rotary // 2
+    pair = (slice(0, case.rotary, 2), slice(1, case.rotary, 2))
+    if not case.interleaved:
+        pair = (slice(0, half), slice(half, case.rotary))
+    first, second = (x[..., part].astype(np.float64) for part in pair)
+    y = x.copy()
+    y[..., pair[0]] = first * cos - second * sin
+    y[..., pair[1]] = second * cos + first * sin
+    return y
+
+
+def _stored(case: Case, x: Floats) -> npt.NDArray[np.float64]:
+    """Return what the cache holds of float rows."""
+    if case.cache == BFLOAT16:
+        return x.astype(ml_dtypes.bfloat16).astype(np.float64)
+    if case.cache == INT8:
+        most = np.abs(x).max(axis=-1, keepdims=True)
+        return np.rint(x * (127 / most)).astype(np.float64) * (most / 127)
+    return x.astype(np.float64)

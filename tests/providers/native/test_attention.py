@@ -1,0 +1,173 @@
+"""Paged attention of every instruction set against NumPy, bit by bit against each other, and its refusals."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from native_attention import Cache, filled, run
+from native_kernels import isas
+from paged_attention_reference import BFLOAT16, FLOAT32, INT8, Case, attention, random_case
+
+CASES = st.fixed_dictionaries(
+    {
+        "heads": st.sampled_from([(1, 1), (3, 1), (4, 2), (6, 6), (8, 2), (9, 3), (50, 1)]),
+        "size": st.sampled_from([2, 8, 16, 40, 64, 80, 128, 256]),
+        "rows": st.lists(
+            st.tuples(st.sampled_from([0, 1, 1, 2, 7, 40]), st.sampled_from([0, 3, 63, 64, 100, 255, 300])),
+            min_size=1,
+            max_size=4,
+        ).filter(lambda rows: sum(length for length, _ in rows)),
+        "rotary": st.sampled_from([0, 0, 2, 8]),
+        "sinks": st.booleans(),
+        "window": st.sampled_from([0, 0, 1, 5, 64, 100]),
+        "softcap": st.sampled_from([0.0, 0.0, 3.0, 50.0]),
+        "interleaved": st.integers(0, 1),
+        "cache": st.sampled_from([FLOAT32, FLOAT32, BFLOAT16, INT8]),
+        "block": st.sampled_from([16, 32, 48, 64]),
+    }
+)
+
+
+def made(rng: np.random.Generator, rows: Any, rotary: int, size: int, **options: Any) -> Case:
+    lengths, past = (list(each) for each in zip(*rows, strict=True))
+    return random_case(rng, size=size, lengths=lengths, past=past, rotary=min(rotary, size), **options)
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.integers(0, 2**32 - 1), CASES, st.sampled_from([0, 1000]))
+def test_every_instruction_set_gives_the_bits_of_the_reference(
+    library: Path, seed: int, options: dict[str, Any], separate: int
+) -> None:
+    case = made(np.random.default_rng(seed), **options)
+    expected = filled(library, "portable", case, np.random.default_rng(seed), separate=0)
+    for isa in isas(library):
+        found = filled(library, isa, case, np.random.default_rng(seed + 1), separate=separate)
+        np.testing.assert_array_equal(found, expected, isa)
+    # Rounding to int8 or bfloat16 may go the other way after a rotation in float32.
+    tolerance = {FLOAT32: 3e-6, BFLOAT16: 2e-2, INT8: 4e-2}[case.cache] if case.rotary else 3e-6
+    tolerance += 2e-7 * case.softcap  # scores are rounded at the size of the cap
+    np.testing.assert_allclose(expected, attention(case), rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("cache", [FLOAT32, BFLOAT16, INT8])
+@pytest.mark.parametrize("window", [0, 70])
+def test_a_token_does_not_depend_on_pieces_and_rows_beside_it(library: Path, cache: int, window: int) -> None:
+    """One prompt of 600 tokens, whole and in pieces beside another row, in other blocks: equal bits."""
+    rng = np.random.default_rng(0)
+    options: dict[str, Any] = {"heads": (6, 2), "size": 64, "cache": cache, "window": window, "block": 32}
+    whole = random_case(rng, lengths=[600], past=[0], rotary=16, **options)
+    for isa in isas(library)[:1]:
+        expected = run(library, isa, whole, Cache(whole, rng))
+        other = random_case(rng, lengths=[30], past=[0], rotary=16, **options)
+        both = Cache(random_case(rng, lengths=[600, 400], past=[0, 0], **options), rng)
+        found, start = [], 0
+        for step, length in enumerate([1, 70, 300, 16, 212, 1]):
+            piece = slice(start, start + length)
+            case = Case(
+                6,
+                2,
+                64,
+                [length, 30],
+                [start, 30 * step],
+                [whole.keys[0][: piece.stop], np.tile(other.keys[0], (step + 1, 1, 1))],
+                [whole.values[0][: piece.stop], np.tile(other.values[0], (step + 1, 1, 1))],
+                query=np.concatenate([whole.query[piece], other.query]),
+                positions=np.concatenate([whole.positions[piece], other.positions]),
+                angles=whole.angles,
+                scale=whole.scale,
+                cache=cache,
+                window=window,
+                block=32,
+            )
+            found.append(run(library, isa, case, both, separate=100 * (step % 2))[:length])
+            start += length
+        np.testing.assert_array_equal(np.concatenate(found), expected, isa)
+
+
+def test_scores_far_apart_and_values_that_are_not_finite(library: Path) -> None:
+    """A NaN reaches its own sequence only, and no later token's value reaches an earlier query."""
+    rng = np.random.default_rng(1)
+    case = random_case(rng, heads=(2, 1), size=16, lengths=[20, 20], past=[50, 50])
+    case.query *= 1e4
+    clean = filled(library, "portable", case, np.random.default_rng(2))
+    np.testing.assert_allclose(clean, attention(case), rtol=1e-3, atol=1e-3)
+    case.values[0][5] = np.nan
+    for isa in isas(library):
+        found = filled(library, isa, case, np.random.default_rng(3))
+        assert np.isnan(found[:20]).all()
+        np.testing.assert_array_equal(found[20:], clean[20:])
+
+
+def small() -> Case:
+    return random_case(
+        np.random.default_rng(0), heads=(2, 1), size=16, lengths=[3, 1], past=[20, 40], rotary=8
+    )
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"heads": 0}, "num_heads"),
+        ({"heads": 3, "kv_heads": 2}, "num_heads is not a multiple"),
+        ({"size": 257}, r"head_size is not in \[1, 256\]"),
+        ({"block": 8}, "block_size is not a multiple of 16"),
+        ({"window": -1}, "window"),
+        ({"rotary": 7}, "rotary_dim is not an even number"),
+        ({"rotary": 18}, "rotary_dim"),
+        ({"interleaved": 2}, "interleaved"),
+        ({"cache_type": 3}, "cache_type is not 0, 1 or 2"),
+        ({"scale": float("nan")}, "scale is not finite"),
+        ({"softcap": -1.0}, "softcap"),
+        ({"begins": np.array([0, 3, 5], np.int32)}, "the rows do not begin at 0 and end"),
+        ({"begins": np.array([1, 3, 4], np.int32)}, "the rows do not begin at 0"),
+        ({"begins": np.array([0, 5, 4], np.int32)}, "row 0 ends at token 5"),
+        ({"begins": np.array([0, -1, 4], np.int32)}, "row 0 ends at token -1"),
+        ({"past": np.array([-1, 40], np.int32)}, "row 0 has -1 past tokens"),
+        ({"past": np.array([20, 2**31 - 1], np.int32)}, "row 1 has 2147483647 past tokens"),
+        ({"past": np.array([20, 64], np.int32)}, "row 1 needs 5 blocks; its table has 4"),
+        ({"table": np.array([[0, 99, 0, 0], [1, 2, 3, 0]], np.int32)}, "row 0 has block 99; the cache has 7"),
+        ({"table": np.array([[0, 1, 0, 0], [1, 2, -1, 0]], np.int32)}, "row 1 has block -1"),
+        ({"positions": np.array([0, 1, 50, 2])}, "token 2 has position 50; the rotary tables have 50"),
+        ({"positions": np.array([0, -1, 5, 2])}, "token 1 has position -1"),
+    ],
+)
+def test_wrong_sizes_and_tables_are_refused_before_memory_is_touched(
+    library: Path, wrong: dict[str, Any], message: str
+) -> None:
+    case = small()
+    cache = Cache(case, np.random.default_rng(0))
+    before = cache.keys.copy()
+    with pytest.raises(ValueError, match=message):
+        run(library, "portable", case, cache, wrong=wrong)
+    np.testing.assert_array_equal(cache.keys, before)
+
+
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_random_tables_are_refused_or_computed(library: Path, data: st.DataObject) -> None:
+    """Whatever block tables and lengths say, the result is an error or numbers, never a crash."""
+    case = small()
+    cache = Cache(case, np.random.default_rng(0))
+    near = st.one_of(st.integers(-2, 8), st.integers(-(2**31), 2**31 - 1))
+    wrong = {
+        "table": np.array(data.draw(st.lists(near, min_size=8, max_size=8)), np.int32).reshape(2, 4),
+        "past": np.array(data.draw(st.lists(near, min_size=2, max_size=2)), np.int32),
+        "begins": np.array([0, data.draw(near), data.draw(st.sampled_from([4, 4, 3]))], np.int32),
+        "positions": np.array(data.draw(st.lists(near, min_size=4, max_size=4)), np.int64),
+    }
+    with contextlib.suppress(ValueError):
+        run(library, isas(library)[0], case, cache, wrong=wrong)
+    expected = filled(library, "portable", case, np.random.default_rng(0))
+    np.testing.assert_array_equal(filled(library, "portable", case, np.random.default_rng(1)), expected)
+
+
+def test_an_unknown_instruction_set_is_refused(library: Path) -> None:
+    case = small()
+    with pytest.raises(ValueError, match="no such instruction set"):
+        run(library, "sse", case, Cache(case, np.random.default_rng(0)))
