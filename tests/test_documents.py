@@ -55,6 +55,7 @@ NOT_RUN = {
     "docs/webgpu.md: export ORT_WEBGPU": "needs a Vulkan device in software",
     "docs/directml.md: pip uninstall": "installs packages, and needs Windows and a GPU",
     "docs/models.md: carryall export demo web": "tests/exporter/layouts/test_transformers_js.py runs it",
+    "docs/models.md: cd examples/browser": "tests/exporter/layouts/test_browser.py opens the page",
     "docs/openvino.md: pip install": "installs packages; tests/providers/openvino runs the provider",
     "docs/benchmarks.md: ": "needs peers in environments of their own, and hours",
     "docs/openvino.md: python benchmarks": "needs peers in environments of their own, and minutes",

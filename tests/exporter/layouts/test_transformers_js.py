@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -11,9 +10,9 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-import zoo
 from click.testing import CliRunner
 from tiny_models import write_tiny
+from transformers_js import library
 
 from carryall import LLM, SamplingParams, export
 from carryall.cli import carryall
@@ -22,7 +21,6 @@ from carryall.exporter.demo import demo_path
 from carryall.graph_opt.compare.runners import PortableRunner
 
 ort = pytest.importorskip("onnxruntime")
-VERSION = "4.3.1"
 PROMPTS = ["def main(", "import os"]
 GENERATE = """
 import { env, AutoModelForCausalLM, AutoTokenizer } from "@huggingface/transformers";
@@ -100,26 +98,10 @@ def test_the_command(tmp_path: Path) -> None:
     assert CliRunner().invoke(carryall, [*arguments[:-2], "flat"]).exit_code == 2
 
 
-@pytest.fixture(scope="module")
-def library() -> Path:
-    """Return a folder with transformers.js for Node.js; its runtime for the CPU is part of the package."""
-    node, npm, folder = shutil.which("node"), shutil.which("npm"), zoo.folder() / f"transformers-js-{VERSION}"
-    if node is None or npm is None:
-        pytest.skip("Node.js and npm are not installed")
-    if not (folder / "node_modules" / "@huggingface").is_dir():
-        folder.mkdir(parents=True, exist_ok=True)
-        options = ["--prefix", str(folder), "--no-audit", "--no-fund", "--ignore-scripts"]
-        command = [npm, "install", *options, f"@huggingface/transformers@{VERSION}"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
-        if done.returncode:
-            pytest.skip(f"transformers.js cannot be installed: {done.stderr[-200:]}")
-    return folder
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("method", [None, "int4", "int8", "int8-dynamic"])
 def test_it_writes_the_tokens_of_carryall(
-    method: str | None, library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    method: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CARRYALL_CACHE", str(tmp_path / "cache"))
     export(demo_path(), tmp_path / "web", quantize=method, layout="transformers.js")
@@ -127,8 +109,9 @@ def test_it_writes_the_tokens_of_carryall(
     params = SamplingParams(temperature=0, max_tokens=12)
     with LLM(package, provider="cpu", max_slots=1, context_length=64) as llm:
         expected = [result.outputs[0].token_ids for result in llm.generate(PROMPTS, params)]
-    (library / "generate.mjs").write_text(GENERATE)
-    command = ["node", str(library / "generate.mjs"), str(tmp_path), "web", *PROMPTS]
+    script = library() / "generate.mjs"
+    script.write_text(GENERATE)
+    command = ["node", str(script), str(tmp_path), "web", *PROMPTS]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1]) == expected
