@@ -19,7 +19,7 @@ def command(as_json: bool) -> None:
     """List the model families that can be exported.
 
     A family is identified by "model_type" in a checkpoint's config.json. Its exporter is the file
-    exporter/models/MODEL_TYPE.py.
+    MODEL_TYPE.py in a folder of exporter/models.
 
     \b
     Example:

@@ -1,1 +1,1 @@
-"""One file per model family; the file name is config.json's ``model_type``."""
+"""One file per model family, named after config.json's ``model_type``, in folders by the kind of layer."""

@@ -3,22 +3,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tiny_models import tiny_config
+from family_cases import normalised, rope
 
 from carryall.errors import CheckpointError
-from carryall.exporter.config import DecoderConfig, RopeConfig, context_lengths
-from carryall.exporter.export import family
-
-
-def normalised(model_type: str, **overrides: Any) -> DecoderConfig:
-    return family(model_type).config(tiny_config(model_type, **overrides))
-
-
-def rope(model_type: str, layer: int = 0, **overrides: Any) -> RopeConfig:
-    config = normalised(model_type, **overrides).ropes[layer]
-    assert config is not None
-    return config
-
+from carryall.exporter.config import context_lengths
 
 LLAMA3 = {
     "factor": 8.0,
@@ -70,46 +58,6 @@ def test_configurations_of_transformers_4_and_5_mean_the_same(
     model_type: str, older: dict[str, Any], newer: dict[str, Any]
 ) -> None:
     assert normalised(model_type, **{"rope_parameters": None, **older}) == normalised(model_type, **newer)
-
-
-def test_gemma3_has_a_rope_for_each_kind_of_layer() -> None:
-    local, full = rope("gemma3_text", 0), rope("gemma3_text", 1)
-    assert (local.theta, full.theta) == (1e4, 1e6)
-    assert normalised("gemma3_text").windows == (5, None, 5)
-
-
-def test_a_gemma3_that_names_only_its_sizes_gets_the_defaults_of_the_family() -> None:
-    text = {"model_type": "gemma3_text", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 6}
-    config = family("gemma3").config(
-        {"model_type": "gemma3", "text_config": {**text, "sliding_window": 1024}}
-    )
-    assert config.windows == (1024,) * 5 + (None,)
-    assert (config.head_dim, config.num_heads, config.num_kv_heads) == (256, 8, 4)
-    assert config.attention_scale == 256**-0.5
-    assert config.tie_word_embeddings
-
-
-def test_smollm3_without_lists_drops_every_fourth_rope() -> None:
-    ropes = normalised("smollm3", no_rope_layers=None, num_hidden_layers=8).ropes
-    assert [rope is None for rope in ropes] == [False, False, False, True] * 2
-
-
-def test_a_mistral_window_of_null_is_none_and_a_missing_one_4096() -> None:
-    assert normalised("mistral", sliding_window="null").windows == (None, None)
-    assert normalised("mistral", sliding_window=None).windows == (4096, 4096)
-
-
-def test_qwen2_has_no_window_unless_switched_on() -> None:
-    assert normalised("qwen2", sliding_window=4, max_window_layers=0).windows == (None, None)
-    assert normalised("qwen2", sliding_window=4, max_window_layers=1, use_sliding_window=True).windows == (
-        None,
-        4,
-    )
-    explicit = ["sliding_attention", "full_attention"]
-    assert normalised("qwen2", sliding_window=4, layer_types=explicit, use_sliding_window=True).windows == (
-        4,
-        None,
-    )
 
 
 def test_heads_default_to_those_of_the_queries() -> None:

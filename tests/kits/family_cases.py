@@ -5,7 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tiny_models import write_tiny
+from tiny_models import tiny_config, write_tiny
+
+from carryall.exporter.config import DecoderConfig, RopeConfig
+from carryall.exporter.export import family
 
 _THETA = {"rope_theta": 10000.0}
 
@@ -148,3 +151,15 @@ def write_case(name: str, folder: Path) -> Path:
     """Write the checkpoint of a case and return ``folder``."""
     model_type, overrides = CASES[name]
     return write_tiny(model_type, folder, **overrides)
+
+
+def normalised(model_type: str, **overrides: Any) -> DecoderConfig:
+    """Return the exporter's configuration of a tiny checkpoint."""
+    return family(model_type).config(tiny_config(model_type, **overrides))
+
+
+def rope(model_type: str, layer: int = 0, **overrides: Any) -> RopeConfig:
+    """Return the rotary embedding of one layer of a tiny checkpoint."""
+    config = normalised(model_type, **overrides).ropes[layer]
+    assert config is not None
+    return config

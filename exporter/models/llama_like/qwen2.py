@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from .. import layers
-from ..config import DecoderConfig, RawConfig, decoder_config, integer, layer_windows, with_defaults
-from ..decoder import Decoder
+from ... import layers
+from ...config import DecoderConfig, RawConfig, decoder_config, integer, layer_windows, with_defaults
+from ...decoder import Decoder
 
 
 def config(raw: RawConfig) -> DecoderConfig:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from .. import layers
-from ..config import DecoderConfig, RawConfig, decoder_config, integer, with_defaults
-from ..decoder import Decoder
-from .llama import attention
+from ... import layers
+from ...config import DecoderConfig, RawConfig, decoder_config, integer, with_defaults
+from ...decoder import Decoder
+from ..llama_like.llama import attention
 
 DEFAULTS: RawConfig = {
     "hidden_act": "gelu_pytorch_tanh",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..config import (
+from ...config import (
     DecoderConfig,
     RawConfig,
     decoder_config,

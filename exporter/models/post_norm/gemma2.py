@@ -6,10 +6,10 @@ import math
 
 import onnx_ir as ir
 
-from ...errors import UnsupportedModelError
-from .. import layers
-from ..config import DecoderConfig, RawConfig, decoder_config, integer, layer_windows, with_defaults
-from ..decoder import Decoder
+from ....errors import UnsupportedModelError
+from ... import layers
+from ...config import DecoderConfig, RawConfig, decoder_config, integer, layer_windows, with_defaults
+from ...decoder import Decoder
 from .gemma3_text import norm
 
 DEFAULTS: RawConfig = {

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from .. import layers
-from ..config import DecoderConfig, ExpertsConfig, RawConfig, decoder_config, integer, with_defaults
-from ..decoder import Decoder
-from ..experts import mlp
-from .llama import attention
+from ... import layers
+from ...config import DecoderConfig, ExpertsConfig, RawConfig, decoder_config, integer, with_defaults
+from ...decoder import Decoder
+from ...experts import mlp
+from ..llama_like.llama import attention
 
 DEFAULTS: RawConfig = {
     "num_key_value_heads": 8,

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from .. import layers
-from ..config import (
+from ... import layers
+from ...config import (
     DecoderConfig,
     ExpertsConfig,
     RawConfig,
@@ -16,8 +16,8 @@ from ..config import (
     layer_windows,
     with_defaults,
 )
-from ..decoder import Decoder
-from ..experts import mlp
+from ...decoder import Decoder
+from ...experts import mlp
 
 DEFAULTS: RawConfig = {
     "num_experts": 60,

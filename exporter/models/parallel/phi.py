@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from ...errors import UnsupportedModelError
-from .. import layers
-from ..config import DecoderConfig, RawConfig, decoder_config, with_defaults
-from ..decoder import Decoder
+from ....errors import UnsupportedModelError
+from ... import layers
+from ...config import DecoderConfig, RawConfig, decoder_config, with_defaults
+from ...decoder import Decoder
 
 DEFAULTS: RawConfig = {
     "hidden_act": "gelu_new",

@@ -6,10 +6,10 @@ import dataclasses
 
 import onnx_ir as ir
 
-from ...errors import CheckpointError
-from .. import layers
-from ..config import DecoderConfig, RawConfig, decoder_config, number, with_defaults
-from ..decoder import Decoder
+from ....errors import CheckpointError
+from ... import layers
+from ...config import DecoderConfig, RawConfig, decoder_config, number, with_defaults
+from ...decoder import Decoder
 from .llama import attention
 
 DEFAULTS: RawConfig = {

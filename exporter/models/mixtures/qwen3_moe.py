@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from .. import layers
-from ..config import DecoderConfig, RawConfig, decoder_config, integer, with_defaults
-from ..decoder import Decoder
-from ..experts import mlp
+from ... import layers
+from ...config import DecoderConfig, RawConfig, decoder_config, integer, with_defaults
+from ...decoder import Decoder
+from ...experts import mlp
+from ..llama_like.qwen3 import attention
 from .qwen2_moe import experts
-from .qwen3 import attention
 
 DEFAULTS: RawConfig = {
     "num_experts": 128,

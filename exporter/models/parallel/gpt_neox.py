@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import onnx_ir as ir
 
-from .. import layers
-from ..config import DecoderConfig, RawConfig, decoder_config, mapping, rope_config, with_defaults
-from ..decoder import Decoder
-from ..weights import Array
+from ... import layers
+from ...config import DecoderConfig, RawConfig, decoder_config, mapping, rope_config, with_defaults
+from ...decoder import Decoder
+from ...weights import Array
 
 DEFAULTS: RawConfig = {
     "attention_bias": True,

@@ -7,9 +7,9 @@ import math
 import numpy as np
 import onnx_ir as ir
 
-from ...errors import UnsupportedModelError
-from .. import layers
-from ..config import (
+from ....errors import UnsupportedModelError
+from ... import layers
+from ...config import (
     DecoderConfig,
     RawConfig,
     decoder_config,
@@ -18,8 +18,8 @@ from ..config import (
     rope_config,
     with_defaults,
 )
-from ..decoder import Decoder
-from ..weights import Array
+from ...decoder import Decoder
+from ...weights import Array
 
 DEFAULTS: RawConfig = {
     "vocab_size": 262_208,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..config import DecoderConfig, RawConfig, decoder_config, integer
+from ...config import DecoderConfig, RawConfig, decoder_config, integer
 from .llama import build
 
 __all__ = ["build", "config"]

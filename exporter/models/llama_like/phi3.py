@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from .. import layers
-from ..config import DecoderConfig, RawConfig, decoder_config, integer, rope_config, with_defaults
-from ..decoder import Decoder
+from ... import layers
+from ...config import DecoderConfig, RawConfig, decoder_config, integer, rope_config, with_defaults
+from ...decoder import Decoder
 
 DEFAULTS: RawConfig = {
     "rms_norm_eps": 1e-5,

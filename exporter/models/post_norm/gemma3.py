@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from ...errors import CheckpointError
-from ..config import DecoderConfig, RawConfig
-from ..decoder import Decoder
+from ....errors import CheckpointError
+from ...config import DecoderConfig, RawConfig
+from ...decoder import Decoder
 from . import gemma3_text
 
 

@@ -1,0 +1,1 @@
+"""Decoders whose attention and feed-forward layer read the same residual sum."""
