@@ -22,7 +22,14 @@ from carryall.providers.base import Provider, Runner, RunnerConfig
 software_gpu.enable()
 
 
-@pytest.fixture(params=[*provider_names(), *STAND_INS])
+ON_A_SOFTWARE_GPU = {"webgpu"}  # seconds a test
+PROVIDERS = [
+    pytest.param(name, marks=[pytest.mark.long] if name in ON_A_SOFTWARE_GPU else [])
+    for name in (*provider_names(), *STAND_INS)
+]
+
+
+@pytest.fixture(params=PROVIDERS)
 def provider(request: pytest.FixtureRequest) -> Provider:
     stand_in = STAND_INS.get(request.param)
     provider = stand_in() if stand_in is not None else get_provider(request.param)

@@ -112,6 +112,7 @@ def test_graphs_without_hidden_states_compute_wanted_rows_alone(family: str, tmp
     np.testing.assert_allclose(logits[1], logits[0], atol=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("options", [{}, {"inference_precision": "bf16"}], ids=["f32", "bf16"])
 def test_softcapped_models_keep_explicit_kv(
     options: dict[str, object], open_runner: Open, tmp_path: Path
@@ -193,6 +194,7 @@ def test_an_exhausted_pool_harms_no_other_row(open_runner: Open) -> None:
     np.testing.assert_allclose(runner.forward([Row(0, ids[30:], 30, 10)])[0], expected[30:], atol=1e-3)
 
 
+@pytest.mark.long
 def test_activations_are_rounded_in_groups_of_the_weights_blocks(open_runner: Open, tmp_path: Path) -> None:
     folder = write_tiny("qwen2", tmp_path / "checkpoint", hidden_size=64, intermediate_size=64)
     model = export_package(folder, tmp_path / "package").load()
@@ -242,6 +244,7 @@ def test_u8_cache_is_close_and_smaller_and_prompts_in_pieces_are_whole(open_runn
     np.testing.assert_allclose(np.concatenate(pieces), whole, atol=1e-3)
 
 
+@pytest.mark.long
 def test_a_model_calibrated_for_an_8_bit_cache_gets_one(open_runner: Open, tmp_path: Path) -> None:
     made, ids = package("llama", tmp_path), tokens(40)
     names = [f"past_key_values.{layer}.{kind}" for layer in (0, 1) for kind in ("key", "value")]
