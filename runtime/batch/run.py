@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 from ...errors import UsageError
+from ..process.garbage import lasting_objects
 from .inputs.lines import BadLine, BatchLine, CustomIds, parse_row, refuse_duplicate
 from .inputs.sources import Row, Source
 from .inputs.templates import PromptTemplate
@@ -80,7 +81,7 @@ class BatchRun:
         ids = CustomIds()
         writer = GroupWriter(journal, self._tell, self._stop, self._check)
         try:
-            with contextlib.closing(writer):
+            with contextlib.closing(writer), lasting_objects():
                 for answer in executor.run(self._lines(writer, ids), self._stop):
                     writer.put(answer)
         finally:

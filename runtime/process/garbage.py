@@ -1,0 +1,32 @@
+"""Keep the garbage collector away from objects that live as long as the work does."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import threading
+from collections.abc import Iterator
+
+_lock = threading.Lock()
+_blocks = 0
+
+
+@contextlib.contextmanager
+def lasting_objects() -> Iterator[None]:
+    """Exclude all objects that exist now from garbage collection until the end of the block.
+
+    A full collection looks at every object, and no thread runs meanwhile: 60 to 120 ms with one model and its
+    libraries, for about every thousand short requests. Cycles among the excluded objects are freed after the
+    block. Blocks may overlap.
+    """
+    global _blocks
+    with _lock:
+        _blocks += 1
+        gc.freeze()
+    try:
+        yield
+    finally:
+        with _lock:
+            _blocks -= 1
+            if not _blocks:
+                gc.unfreeze()

@@ -1,0 +1,58 @@
+"""Objects from before a block are not collected inside it, and are afterwards."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+
+import pytest
+
+from carryall.runtime.process.garbage import lasting_objects
+
+
+class Cycle:
+    """An object that only the garbage collector frees."""
+
+    def __init__(self) -> None:
+        self.own = self
+
+
+@pytest.fixture(autouse=True)
+def _unfrozen() -> Iterator[None]:
+    assert gc.get_freeze_count() == 0
+    yield
+    assert gc.get_freeze_count() == 0
+
+
+def made() -> weakref.ref[Cycle]:
+    return weakref.ref(Cycle())
+
+
+def test_older_objects_wait_and_newer_ones_do_not() -> None:
+    older = made()
+    with lasting_objects():
+        newer = made()
+        gc.collect()
+        assert older() is not None
+        assert newer() is None
+    gc.collect()
+    assert older() is None
+
+
+def test_blocks_overlap() -> None:
+    older = made()
+    first, second = lasting_objects(), lasting_objects()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    gc.collect()
+    assert older() is not None
+    second.__exit__(None, None, None)
+    gc.collect()
+    assert older() is None
+
+
+def test_a_failed_block_ends_too() -> None:
+    with pytest.raises(ZeroDivisionError), lasting_objects():
+        raise ZeroDivisionError
