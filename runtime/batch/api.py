@@ -20,7 +20,6 @@ from .inputs.files import replacing
 from .jobs.job import INPUT_FILE, JobPaths
 from .jobs.journal import Journal, Totals
 from .jobs.merge import merge_jobs as merge
-from .jobs.output import record_line
 from .jobs.report import write_report as report
 from .jobs.status import ask_to_cancel as cancel
 from .jobs.status import job_status as status
@@ -128,7 +127,7 @@ class BatchJob:
         self.wait()
         with self._journal() as journal:
             for answer in journal.answers("code IS NULL"):
-                yield json.loads(record_line(answer))
+                yield json.loads(answer.line)
 
     def __iter__(self) -> Iterator[Record]:
         """Yield records as they are committed.
@@ -146,7 +145,7 @@ class BatchJob:
                 self._news.clear()
                 while found := journal.since(turn, _PIECE):
                     for turn, answer in found:  # noqa: B007 -- the last one counts
-                        yield json.loads(record_line(answer))
+                        yield json.loads(answer.line)
                 if ended:
                     break
                 self._news.wait(_POLL_SECONDS)

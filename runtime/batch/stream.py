@@ -9,7 +9,6 @@ from .inputs.lines import BadLine, BatchLine, CustomIds, parse_row, refuse_dupli
 from .inputs.sources import Source
 from .inputs.templates import PromptTemplate
 from .jobs.journal import Answer, Totals
-from .jobs.output import record_line
 from .run import Executor
 from .workers.offline import failed
 
@@ -38,7 +37,7 @@ def stream(
     def put(answer: Answer) -> None:
         with turn:
             totals.add(answer)
-            write(record_line(answer))
+            write(answer.line)
 
     def lines() -> Iterator[BatchLine]:
         for row in source:

@@ -7,6 +7,7 @@ most one answer, because its number is a unique key.
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import os
 import sqlite3
@@ -77,6 +78,16 @@ class Answer:
     seconds: float = 0.0
     finish_reason: str | None = None
     worker: str = ""
+
+    @property
+    def line(self) -> bytes:
+        """The line of output, without the line break."""
+        return output_line(self.record, self.extra)
+
+
+def output_line(record: bytes, extra: str | None) -> bytes:
+    """Return a record with the columns kept from the input, both as JSON; the columns are in ``columns``."""
+    return record if extra is None else record[:-1] + b', "columns": ' + extra.encode() + b"}"
 
 
 @dataclass(slots=True)
@@ -198,6 +209,11 @@ class Journal:
         query = f"SELECT {_COLUMNS} FROM answers WHERE {condition} ORDER BY number"  # noqa: S608 -- our own
         for row in self.query(query, values):
             yield _answer(row)
+
+    def lines(self, condition: str) -> Iterator[bytes]:
+        """Yield the output lines of the answers that meet an SQL condition, in the order of the input."""
+        query = f"SELECT record, extra FROM answers WHERE {condition} ORDER BY number"  # noqa: S608 -- our own
+        return itertools.starmap(output_line, self.query(query))
 
     def since(self, turn: int, max_answers: int) -> list[tuple[int, Answer]]:
         """Return (turn, answer) of the first ``max_answers`` answers committed after ``turn``."""

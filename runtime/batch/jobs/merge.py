@@ -37,9 +37,9 @@ def merge_jobs(jobs: Sequence[str | Path], output: str, errors: str | None = Non
             kept = kept_columns(_answers(journals, "code IS NULL AND extra IS NOT NULL"))
             write_parquet(_answers(journals, "code IS NULL"), output, journals[0].fact("job"), kept)
         else:
-            write_lines(_answers(journals, "code IS NULL"), output)
+            write_lines(_lines(journals, "code IS NULL"), output)
         if errors is not None:
-            write_lines(_answers(journals, "code IS NOT NULL"), errors)
+            write_lines(_lines(journals, "code IS NOT NULL"), errors)
         return sum(journal.totals().completed for journal in journals)
     finally:
         for journal in journals:
@@ -49,3 +49,8 @@ def merge_jobs(jobs: Sequence[str | Path], output: str, errors: str | None = Non
 def _answers(journals: Sequence[Journal], condition: str) -> Iterator[Answer]:
     for journal in journals:
         yield from journal.answers(condition)
+
+
+def _lines(journals: Sequence[Journal], condition: str) -> Iterator[bytes]:
+    for journal in journals:
+        yield from journal.lines(condition)

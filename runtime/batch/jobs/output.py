@@ -37,14 +37,13 @@ def export(journal: Journal, output: str, errors: str | None) -> None:
         OSError: a file cannot be written.
         MissingExtraError: Parquet needs pyarrow.
     """
-    results = journal.answers("code IS NULL")
     if plain_suffix(output) == ".parquet":
         kept = kept_columns(journal.answers("code IS NULL AND extra IS NOT NULL"))
-        write_parquet(results, output, journal.fact("job"), kept)
+        write_parquet(journal.answers("code IS NULL"), output, journal.fact("job"), kept)
     else:
-        write_lines(results, output)
+        write_lines(journal.lines("code IS NULL"), output)
     if errors is not None and journal.totals().failed:
-        write_lines(journal.answers("code IS NOT NULL"), errors)
+        write_lines(journal.lines("code IS NOT NULL"), errors)
     elif errors is not None:
         remove(errors)
 
@@ -66,18 +65,10 @@ def check_output(name: str, keep: Sequence[str]) -> None:
             )
 
 
-def write_lines(answers: Iterator[Answer], name: str) -> None:
-    """Write the record of each answer as a line; the columns kept from the input are in ``columns``."""
+def write_lines(lines: Iterator[bytes], name: str) -> None:
+    """Write a file of lines."""
     with replacing(name) as stream:
-        for answer in answers:
-            stream.write(record_line(answer) + b"\n")
-
-
-def record_line(answer: Answer) -> bytes:
-    """Return the output line of an answer, without the line break."""
-    if answer.extra is None:
-        return answer.record
-    return answer.record[:-1] + b', "columns": ' + answer.extra.encode() + b"}"
+        stream.writelines(line + b"\n" for line in lines)
 
 
 def write_parquet(

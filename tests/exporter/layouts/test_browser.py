@@ -58,7 +58,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, dict[s
     package = export(demo_path(), root / "package", quantize="int4-fast").path
     with LLM(package, provider="cpu", max_slots=1, context_length=64) as llm:
         results = llm.generate(PROMPTS, SamplingParams(temperature=0, max_tokens=max(TOKENS.values())))
-    expected = {result.prompt: list(result.outputs[0].token_ids) for result in results}
+    expected = {str(result.prompt): list(result.outputs[0].token_ids) for result in results}
     handler = functools.partial(Quiet, directory=str(root))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()

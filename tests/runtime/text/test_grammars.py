@@ -61,6 +61,7 @@ def test_a_grammar_that_becomes_too_much_work_is_an_error_and_no_early_end(
 def compiled(tmp_path: Path, grammar: str) -> tuple[GrammarMatcher, Callable[[str], list[int]]]:
     """Return the grammar's first state, and a function that returns the tokens of a text."""
     tokenizer = toy_model(tmp_path).tokenizer
+    assert tokenizer is not None
     compiler = grammars.GrammarCompiler(tokenizer, [], tokenizer.vocab_size)
     matcher = compiler.compile(StructuredOutput(grammar=grammar)).result().copy()
     return matcher, partial(tokenizer.encode, add_special_tokens=False)
