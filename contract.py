@@ -12,12 +12,15 @@ ATTENTION_MASK = "attention_mask"
 POSITION_IDS = "position_ids"
 LOGITS = "logits"
 
+# Of text encoders. Lowered decoders may have the hidden states too.
+TOKEN_TYPE_IDS = "token_type_ids"  # noqa: S105
+LAST_HIDDEN_STATE = "last_hidden_state"
+
 # Only in lowered graphs.
 SEQLENS_K = "seqlens_k"
 TOTAL_SEQUENCE_LENGTH = "total_sequence_length"
 CACHE_ROWS = "cache_rows"
 LOGITS_POSITIONS = "logits_positions"
-LAST_HIDDEN_STATE = "last_hidden_state"
 HIDDEN_STATES = "hidden_states"  # the input of a later part of a split model, in place of token ids
 TOP_LOGITS, TOP_TOKEN_IDS, LOGSUMEXP = "top_logits", "top_token_ids", "logsumexp"
 

@@ -209,12 +209,14 @@ def write_package(
     config: RawConfig | None = None,
     content: str | None = None,
     context_length: int | None = None,
+    others: Sequence[str] = (),
 ) -> Package:
     """Write ``model`` and the tokenizer and configuration files of ``source`` into the folder ``out``.
 
     ``source`` is a checkpoint folder or another package; ``config`` is the content of its config.json, if
     already read; ``content`` is the fingerprint to record, by default that of ``source``; ``context_length``
-    is recorded if config.json states none. The other arguments are those of ``export_package``.
+    is recorded if config.json states none; ``others`` are relative paths of further files to copy. The other
+    arguments are those of ``export_package``.
 
     Raises:
         OutputExistsError: ``out`` is not empty.
@@ -224,8 +226,9 @@ def write_package(
     config = check_paths(source, out, config)
     with new_folder(out) as folder:
         save_model(model, folder / MODEL_FILE, progress)
-        for name in COPIED_FILES:
+        for name in (*COPIED_FILES, *others):
             if (source / name).is_file():
+                (folder / name).parent.mkdir(exist_ok=True)
                 with writing(folder / name):
                     shutil.copyfile(source / name, folder / name)
         if not (folder / CONFIG_FILE).is_file():  # onnxruntime-genai has other files
@@ -347,7 +350,9 @@ def _make_record(
         passes=tuple(passes),
         source=source,
         versions={name: version(name) for name in ("carryall", "onnx-ir")},
-        files=make_manifest(folder, sorted(path.name for path in folder.iterdir())),
+        files=make_manifest(
+            folder, sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+        ),
     )
 
 

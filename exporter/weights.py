@@ -37,6 +37,10 @@ class Checkpoint:
     def __contains__(self, name: str) -> bool:
         return name in self._tensors
 
+    def has_prefix(self, prefix: str) -> bool:
+        """Return whether the name of a tensor begins with ``prefix``."""
+        return any(name.startswith(prefix) for name in self._tensors)
+
     def tensor(
         self,
         name: str,

@@ -24,8 +24,9 @@ storage
 proto exporter.demo exporter.gguf exporter.quantized graph_opt.graph
 client
 exporter graph_opt.passes
-exporter.layouts exporter.models.llama_like
+exporter.layouts exporter.encoders exporter.models.llama_like
 exporter.models.layer_norm exporter.models.mixtures exporter.models.parallel exporter.models.post_norm
+exporter.encoders.families
 graph_opt.analysis
 graph_opt.experts
 graph_opt.passes.cleanup graph_opt.passes.importing graph_opt.passes.normalize

@@ -124,16 +124,20 @@ class Tally:
         else:
             self._add_exact(left, right)
 
-    def result(self, bars: Bars, noise: Tally | None = None, *, rounded: bool = False) -> OutputResult:
+    def result(
+        self, bars: Bars, noise: Tally | None = None, *, rounded: bool = False, magnitude: float = 0.0
+    ) -> OutputResult:
         """Judge the accumulated errors.
 
         Args:
             bars: the tolerances.
             noise: the reference compared with itself after rounding its weights and inputs.
             rounded: whether a graph rounds its activations, so that the noise may be that of 8 bits.
+            magnitude: of the numbers that every element is computed from, see ``output_magnitudes``.
         """
         bar = bars.max_mismatch if self.kind == "exact" else bars.relative(self.epsilon)
-        worst, excess, rounding = self._worst(bar, noise, max(bar, _MAX_ROUNDED) if rounded else bar)
+        most = max(bar, _MAX_ROUNDED) if rounded else bar
+        worst, excess, rounding = self._worst(bar, noise, most, magnitude)
         return OutputResult(
             kind=self.kind,
             max_abs=self.max_abs,
@@ -228,7 +232,9 @@ class Tally:
         self.varies |= not _same(left, first[0])
         self.candidate_varies |= not _same(right, first[1])
 
-    def _worst(self, bar: float, noise: Tally | None, most: float) -> tuple[float, bool, float | None]:
+    def _worst(
+        self, bar: float, noise: Tally | None, most: float, computed: float
+    ) -> tuple[float, bool, float | None]:
         """Return the largest relative error, whether one is above the limit, and one allowed as rounding."""
         if not self._slices or _WHOLE not in self._slices:
             return 0.0, False, None
@@ -241,9 +247,10 @@ class Tally:
             scale = np.where(scale > 0, scale, magnitude)
             zero = np.where(slices.error > 0, np.inf, 0.0)
             relative = np.divide(slices.error, scale, where=scale > 0, out=zero)
-            allowed = np.maximum(bar * scale, _ROUNDINGS * self.epsilon * slices.magnitude)
+            rounded = _ROUNDINGS * self.epsilon * np.maximum(slices.magnitude, computed)
+            allowed = np.maximum(bar * scale, rounded)
             saturated = slices.magnitude <= floor
-            allowed = np.where(saturated, floor, allowed)
+            allowed = np.where(saturated, np.maximum(floor, rounded), allowed)
             relative = np.where(saturated & (slices.error <= floor), 0.0, relative)
             if noise is not None:
                 measured = noise.noise(axis, slices.error.shape)

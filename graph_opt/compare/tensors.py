@@ -15,6 +15,7 @@ from ...errors import GraphError, UsageError
 from ...progress import Progress
 from ..graph.lazy import Array
 from .bars import Bars
+from .magnitudes import output_magnitudes
 from .report import VerifyReport
 from .rounding import rounded_feed, write_rounded
 from .runners import open_session, running
@@ -159,9 +160,10 @@ def _results(
 ) -> dict[str, OutputResult]:
     results = {name: tally.result(bars) for name, tally in tallies.items()}
     if any(_may_be_rounding(one) for one in results.values()):
-        noises = _noises(reference, samples)
+        noises, magnitudes = _noises(reference, samples), output_magnitudes(reference.model)
         results = {
-            name: tally.result(bars, noises.get(name), rounded=rounded) for name, tally in tallies.items()
+            name: tally.result(bars, noises.get(name), rounded=rounded, magnitude=magnitudes.get(name, 0.0))
+            for name, tally in tallies.items()
         }
     nothing = OutputResult(kind="exact", max_abs=0.0, max_rel=float("inf"), bar=0.0, elements=0)
     return results | {name: replace(nothing, reason=reason) for name, reason in absent.items()}

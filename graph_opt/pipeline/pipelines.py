@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import onnx_ir as ir
 from onnx_ir.passes import common
 
+from ..passes.cleanup.drop_traces import DropTracesPass
 from ..passes.cleanup.merge_duplicates import MergeDuplicatesPass
 from ..passes.cleanup.remove_identities import RemoveIdentitiesPass
 from ..passes.cleanup.residual_sums import ResidualSumsPass
@@ -72,6 +73,7 @@ def model_passes(lowering: Sequence[ir.passes.PassBase] = ()) -> list[ir.passes.
         *lowering,
         ResidualSumsPass(),
         *_tidy(),
+        DropTracesPass(),
         common.NameFixPass(),  # inlined functions may reuse names of values in a subgraph
         LowestOpsetPass(raised),
     ]

@@ -73,6 +73,19 @@ def test_a_column_of_a_saturated_output_may_differ_by_rounding_of_the_whole(
     assert (tally.result(Bars()).reason is None) == passed
 
 
+@pytest.mark.parametrize(("scale", "passed"), [(1.0, True), (1.03, False)])
+def test_probabilities_far_below_1_may_differ_by_rounding_of_1(scale: float, passed: bool) -> None:
+    """A kernel computes them as 1/2 + f(x), so that all of them have the rounding error of 1/2."""
+    head = f"(float[2, 4] x) => (float[4, 2] y) <float s = {{{scale}}}, float e = {{3e-7}}>"
+    feed = {"x": np.array([[-4, -5, -6, -7], [-14, -15, -16, -15]], np.float32)}
+    found = compared(
+        "(float[2, 4] x) => (float[4, 2] y) { u = Sigmoid(x) y = Transpose(u) }",
+        f"{head} {{ t = Mul(x, s) u = Sigmoid(t) v = Sub(u, e) y = Transpose(v) }}",
+        feed,
+    )
+    assert found.passed == passed, found.failures
+
+
 def test_nan_in_the_same_elements_is_equal_and_reported() -> None:
     text = "(float[batch, 3] x) => (float[batch, 3] y) { y = OP(x) }"
     feed = {"x": np.array([[4, -1, 9]], np.float32)}

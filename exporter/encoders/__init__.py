@@ -1,0 +1,1 @@
+"""Export text encoders: embeddings, reranking and classification."""

@@ -1,0 +1,167 @@
+"""Build the portable graph of a text encoder from a checkpoint."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol, cast
+
+import onnx_ir as ir
+
+from ...contract import CONTEXT_LENGTH
+from ...errors import CheckpointError, UnsupportedModelError, WeightWarning
+from ...storage.stored_tensor import StoredTensor
+from ..config import MAX_LAYERS, MAX_POSITIONS, RawConfig, read_config
+from ..weights import Checkpoint
+from . import families
+from .encoder import Encoder, EncoderConfig
+
+_CLASSIFIER = "ForSequenceClassification"
+# Architectures whose head is left out: the encoder in them is the whole model.
+_ENCODERS = ("Model", "ForMaskedLM", "ForPreTraining")
+
+
+class EncoderFamily(Protocol):
+    """What each module in ``families/`` defines.
+
+    Attributes:
+        BASE: the prefix of the encoder's tensors in a checkpoint with a head.
+        UNUSED: parts of the names of tensors that only other tasks need.
+    """
+
+    BASE: str
+    UNUSED: tuple[str, ...]
+
+    def config(self, raw: RawConfig, labels: int) -> EncoderConfig:
+        """Normalise config.json."""
+
+    def build(self, net: Encoder, raw: RawConfig) -> ir.Value:
+        """Write the encoder and return the states of its last layer."""
+
+    def classify(self, net: Encoder, raw: RawConfig, states: ir.Value, base: str) -> ir.Value:
+        """Write the classification head and return the logits; ``base`` prefixes the encoder's tensors."""
+
+
+def encoder_families() -> list[str]:
+    """Return every ``model_type`` of an encoder that can be exported, sorted."""
+    return sorted(module.name.replace("_", "-") for module in pkgutil.iter_modules(families.__path__))
+
+
+def is_encoder(raw: RawConfig) -> bool:
+    """Return whether a config.json describes an encoder that can be exported."""
+    return _known_name(raw) in encoder_families()
+
+
+def encoder_family(model_type: str) -> EncoderFamily:
+    """Return the module of a family of ``encoder_families``."""
+    name = model_type.replace("-", "_")
+    return cast(EncoderFamily, importlib.import_module(f"{families.__name__}.{name}"))
+
+
+def export_encoder(
+    source: Path, config: RawConfig | None = None, tensors: Mapping[str, StoredTensor] | None = None
+) -> ir.Model:
+    """Build the portable graph of a checkpoint folder of an encoder, with lazily read weights.
+
+    Inputs are ``input_ids``, ``attention_mask`` and, where the model tells texts apart, ``token_type_ids``,
+    all int64 [batch, sequence]. Outputs are float32: ``last_hidden_state`` [batch, sequence, hidden], and
+    ``logits`` [batch, labels] of a model for sequence classification.
+
+    Args:
+        source: the folder.
+        config: the content of its config.json, if already read.
+        tensors: the tensors by name, if they are not in the folder's safetensors files.
+
+    Raises:
+        UnsupportedModelError: the task, or an option of the configuration, is not supported.
+        CheckpointError: a weight is missing or does not match the configuration.
+    """
+    raw = read_config(source) if config is None else config
+    family = encoder_family(_known_name(raw))
+    normalised = _config(family, raw)
+    checkpoint = Checkpoint(source, tensors)
+    _check_layers(normalised, checkpoint)
+    net = Encoder(normalised, checkpoint)
+    base = family.BASE if checkpoint.has_prefix(f"{family.BASE}.") else ""
+    with net.base(base):
+        states = family.build(net, raw)
+    logits = family.classify(net, raw, states, base) if normalised.labels else None
+    model = net.finish(states, logits)
+    model.metadata_props[CONTEXT_LENGTH] = str(normalised.max_tokens)
+    checkpoint.ignore(*family.UNUSED)
+    if unused := checkpoint.unused():
+        shown = ", ".join(unused[:5]) + (", ..." if len(unused) > 5 else "")
+        text = f"{len(unused)} tensors of {source} are not used by model_type '{raw['model_type']}': {shown}"
+        warnings.warn(text, WeightWarning, stacklevel=2)
+    return model
+
+
+def label_names(raw: RawConfig) -> list[str]:
+    """Return the names of the labels of a model for sequence classification, in the order of its logits."""
+    given = raw.get("id2label")
+    count = len(given) if isinstance(given, dict) and given else raw.get("num_labels", 2)
+    if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= 2**20:
+        raise CheckpointError(f"config.json: 'num_labels' must be a positive integer, found {count!r}")
+    names = given if isinstance(given, dict) else {}
+    return [str(names.get(str(number), f"LABEL_{number}")) for number in range(count)]
+
+
+def _known_name(raw: RawConfig) -> str:
+    return str(raw["model_type"]).replace("_", "-")
+
+
+def _labels(raw: RawConfig) -> int:
+    """Return the number of labels; 0 for a model without a classification head.
+
+    Raises:
+        UnsupportedModelError: the model has another head.
+    """
+    names = [str(name) for name in raw.get("architectures") or []]
+    if any(name.endswith(_CLASSIFIER) for name in names):
+        return len(label_names(raw))
+    other = [name for name in names if not name.endswith(_ENCODERS)]
+    if other:
+        raise UnsupportedModelError(
+            f"architecture '{other[0]}' is not supported; supported: *{_CLASSIFIER}, "
+            + ", ".join(f"*{name}" for name in _ENCODERS)
+        )
+    return 0
+
+
+def _config(family: EncoderFamily, raw: RawConfig) -> EncoderConfig:
+    if raw.get("quantization_config"):
+        raise UnsupportedModelError("quantized checkpoints of encoders are not supported; take the float one")
+    labels = _labels(raw)
+    try:
+        config = family.config(raw, labels)
+    except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
+        raise CheckpointError(f"config.json does not describe a {raw['model_type']}: {error}") from error
+    if not isinstance(config.hidden_act, str):
+        raise CheckpointError(f"config.json: 'hidden_act' must be a name, found {config.hidden_act!r}")
+    if config.hidden_size % config.num_heads:
+        raise CheckpointError(
+            f"config.json: hidden_size {config.hidden_size} must be a multiple of the number of heads "
+            f"{config.num_heads}"
+        )
+    if not 1 <= config.num_layers <= MAX_LAYERS or not 1 <= config.max_tokens <= MAX_POSITIONS:
+        raise CheckpointError(
+            f"config.json: {config.num_layers} layers for {config.max_tokens} tokens are out of range"
+        )
+    for name in ("windows", "ropes"):
+        if len(found := getattr(config, name)) not in (0, config.num_layers):
+            raise CheckpointError(f"config.json describes {len(found)} {name} for {config.num_layers} layers")
+    if not 0 < config.norm_eps <= 1:
+        raise CheckpointError(f"config.json: an epsilon of {config.norm_eps} of the norms is out of (0, 1]")
+    return config
+
+
+def _check_layers(config: EncoderConfig, checkpoint: Checkpoint) -> None:
+    counts = checkpoint.layer_counts()
+    if config.num_layers not in counts.values():
+        held = ", ".join(f"{count} of '{prefix}.N'" for prefix, count in sorted(counts.items())) or "none"
+        raise CheckpointError(
+            f"config.json says {config.num_layers} layers; {checkpoint.source} holds {held}"
+        )

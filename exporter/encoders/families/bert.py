@@ -1,0 +1,30 @@
+"""BERT (https://arxiv.org/abs/1810.04805), also MiniLM, E5, BGE and GTE."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from ...config import RawConfig
+from ..encoder import Encoder, EncoderConfig
+from ..post_norm import bert_config, embeddings, layers
+
+BASE = "bert"
+UNUSED = ("pooler.", "cls.", "position_ids")
+
+
+def config(raw: RawConfig, labels: int) -> EncoderConfig:
+    """Normalise config.json."""
+    return bert_config(raw, labels=labels)
+
+
+def build(net: Encoder, raw: RawConfig) -> ir.Value:
+    """Write the encoder and return the states of its last layer."""
+    return layers(net, embeddings(net))
+
+
+def classify(net: Encoder, raw: RawConfig, states: ir.Value, base: str) -> ir.Value:
+    """Write the head of ``BertForSequenceClassification`` and return the logits."""
+    size = net.config.hidden_size
+    with net.base(base):
+        x = net.activation(net.linear("pooler.dense", net.first_token(states), size, size), "tanh")
+    return net.linear("classifier", x, size, net.config.labels)

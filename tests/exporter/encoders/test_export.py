@@ -1,0 +1,126 @@
+"""Encoders of every family against golden results of transformers, and configurations that are refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from tiny_encoders import CASES, CLASSIFIER, tokens, write_tiny_encoder
+
+from carryall.errors import CheckpointError, UnsupportedModelError, WeightWarning
+from carryall.exporter.encoders.export import encoder_families, export_encoder, label_names
+
+ort = pytest.importorskip("onnxruntime")
+GOLDEN = Path(__file__).parents[1] / "golden" / "encoders.npz"
+
+
+def run(model: ir.Model, folder: Path) -> dict[str, Any]:
+    path = folder / "found.onnx"
+    ir.save(model, path)
+    onnx.checker.check_model(path, full_check=True)
+    session = ort.InferenceSession(path, providers=["CPUExecutionProvider"])
+    ids, mask, types = tokens()
+    given = {"input_ids": ids, "attention_mask": mask, "token_type_ids": types}
+    names = [output.name for output in session.get_outputs()]
+    feed = {value.name: given[value.name] for value in session.get_inputs()}
+    return dict(zip(names, session.run(None, feed), strict=True))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_states_and_logits_equal_those_of_transformers(tmp_path: Path, case: str) -> None:
+    model_type, head, changes = CASES[case]
+    model = export_encoder(write_tiny_encoder(tmp_path, model_type, head, **changes))
+    assert {domain for domain in model.opset_imports} == {""}
+    found = run(model, tmp_path)
+    with np.load(GOLDEN) as golden:
+        expected = {key.partition("/")[2]: golden[key] for key in golden if key.partition("/")[0] == case}
+    assert set(found) == {"last_hidden_state"} | ({"logits"} if head == CLASSIFIER else set())
+    states = found["last_hidden_state"] * tokens()[1][:, :, None]
+    np.testing.assert_allclose(states, expected["states"], rtol=0, atol=5e-6)
+    if head == CLASSIFIER:
+        np.testing.assert_allclose(found["logits"], expected["logits"], rtol=0, atol=1e-5)
+
+
+def test_cases_cover_every_family() -> None:
+    assert {model_type for model_type, _, _ in CASES.values()} == set(encoder_families())
+
+
+def test_tensors_of_a_language_model_head_are_left_out(tmp_path: Path, recwarn: Any) -> None:
+    from safetensors.numpy import load_file, save_file
+
+    folder = write_tiny_encoder(tmp_path, "bert")
+    tensors = load_file(folder / "model.safetensors")
+    held = {f"bert.{name}": array for name, array in tensors.items()}
+    held["cls.predictions.bias"] = np.zeros(258, np.float32)
+    for norm in ("weight", "gamma"), ("bias", "beta"):  # as checkpoints converted from TensorFlow call them
+        held = {name.replace(f"LayerNorm.{norm[0]}", f"LayerNorm.{norm[1]}"): x for name, x in held.items()}
+    save_file(held, folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "architectures": ["BertForMaskedLM"]}))
+    found = run(export_encoder(folder), tmp_path)
+    with np.load(GOLDEN) as golden:
+        states = found["last_hidden_state"] * tokens()[1][:, :, None]
+        np.testing.assert_allclose(states, golden["bert/states"], rtol=0, atol=5e-6)
+    assert not recwarn
+
+
+@pytest.mark.parametrize(
+    ("model_type", "changes", "error", "message"),
+    [
+        ("bert", {"is_decoder": True}, UnsupportedModelError, "a decoder with model_type 'bert'"),
+        (
+            "bert",
+            {"position_embedding_type": "relative_key"},
+            UnsupportedModelError,
+            "position_embedding_type 'relative_key' is not supported; supported: absolute",
+        ),
+        (
+            "bert",
+            {"architectures": ["BertForQuestionAnswering"]},
+            UnsupportedModelError,
+            "architecture 'BertForQuestionAnswering' is not supported",
+        ),
+        ("bert", {"hidden_act": "mish"}, UnsupportedModelError, "activation 'mish' is not supported"),
+        ("bert", {"hidden_act": 3}, CheckpointError, "'hidden_act' must be a name, found 3"),
+        ("bert", {"num_attention_heads": 3}, CheckpointError, "hidden_size 16 must be a multiple"),
+        ("bert", {"num_hidden_layers": 3}, CheckpointError, "says 3 layers; .* holds 2 of 'encoder.layer.N'"),
+        ("bert", {"layer_norm_eps": -1}, CheckpointError, "an epsilon of -1.0 of the norms"),
+        ("bert", {"vocab_size": 99}, CheckpointError, r"expected shape \[99, 16\], found \[258, 16\]"),
+        ("bert", {"quantization_config": {"x": 1}}, UnsupportedModelError, "quantized checkpoints of encoders"),
+        ("roberta", {"pad_token_id": 39}, CheckpointError, "0 tokens are out of range"),
+        ("modernbert", {"layer_types": ["chunked"] * 4}, UnsupportedModelError, "layer type 'chunked'"),
+        ("modernbert", {"layer_types": ["full_attention"]}, CheckpointError, "describes 1 windows for 4"),
+        ("modernbert", {"rope_parameters": 3}, CheckpointError, "'rope_parameters' must be an object"),
+    ],
+)
+def test_what_is_not_supported_is_named(
+    tmp_path: Path, model_type: str, changes: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    folder = write_tiny_encoder(tmp_path, model_type)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **changes}))
+    with pytest.raises(error, match=message):
+        export_encoder(folder)
+
+
+def test_an_unused_tensor_is_reported(tmp_path: Path) -> None:
+    from safetensors.numpy import load_file, save_file
+
+    folder = write_tiny_encoder(tmp_path, "bert")
+    held = {**load_file(folder / "model.safetensors"), "adapter.weight": np.zeros(2, np.float32)}
+    save_file(held, folder / "model.safetensors")
+    with pytest.warns(WeightWarning, match="1 tensors of .* are not used by model_type 'bert': adapter.weight"):
+        export_encoder(folder)
+
+
+def test_labels_are_named() -> None:
+    assert label_names({"id2label": {"0": "no", "1": "yes"}}) == ["no", "yes"]
+    assert label_names({"num_labels": 1}) == ["LABEL_0"]
+    assert label_names({}) == ["LABEL_0", "LABEL_1"]
+    with pytest.raises(CheckpointError, match="'num_labels' must be a positive integer, found 0"):
+        label_names({"num_labels": 0})
