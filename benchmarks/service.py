@@ -137,7 +137,9 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.client:
         shape = (arguments.requests, arguments.concurrency, arguments.tokens)
-        print(json.dumps(asyncio.run(client(arguments.client, *shape))))
+        busy = time.process_time()
+        found = asyncio.run(client(arguments.client, *shape))
+        print(json.dumps(found | {"busy": time.process_time() - busy}))
     else:
         asyncio.run(compare(arguments))
 

@@ -7,7 +7,7 @@ import atexit
 import functools
 import logging
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
@@ -18,7 +18,6 @@ import numpy.typing as npt
 from ...errors import CarryallError, EngineClosedError, RequestError, RequestFailedError
 from ..engine.engine import EngineConfig
 from ..engine.requests.request import Request
-from ..engine.requests.request_group import RequestGroup
 from ..engine.stats import EngineStats
 from ..process.faults import fault_text, log_fault, raised_in_thread
 from ..text.chat_template import Message
@@ -26,6 +25,7 @@ from ..types.outputs import RequestOutput
 from ..types.sampling_params import SamplingParams
 from .embedding import Pooling, check_pooling, embedding_questions, stacked
 from .prompts import ChatPrompt, Prompt, listed_prompts
+from .request_stream import Delivery, RequestStream
 from .requests import RequestFactory
 from .scoring import RERANK_INSTRUCTION, ContinuationScore, Questions, rerank_questions, score_questions
 from .text_model import TextModel
@@ -43,61 +43,6 @@ P = ParamSpec("P")
 # Threads for work that would block an event loop. Only one tokenizes a long text at a time, which bounds the
 # memory; the others serve short texts.
 _TEXT_THREADS = 4
-
-
-class RequestStream(AsyncIterator[RequestOutput]):
-    """The states of one request, as an async iterator. A slow reader skips states and gets the latest.
-
-    It belongs to the event loop that created it.
-    """
-
-    def __init__(self, group: RequestGroup, cancel: Callable[[RequestStream], None]) -> None:
-        self.group = group
-        self.loop = asyncio.get_running_loop()
-        self._cancel = cancel
-        self._waiting: asyncio.Future[None] | None = None  # of the reader; cheaper than an asyncio.Event
-        self._news = False
-        self._latest: RequestOutput | None = None
-        self._error: CarryallError | None = None
-        self._ended = False
-
-    def deliver(self, output: RequestOutput) -> None:
-        """Store a newer state. Called in the event loop."""
-        self._latest = output
-        self._wake()
-
-    def fail(self, error: CarryallError) -> None:
-        """End the stream with an error. Called in the event loop."""
-        self._error = error
-        self._wake()
-
-    def _wake(self) -> None:
-        self._news = True
-        if self._waiting is not None and not self._waiting.done():
-            self._waiting.set_result(None)
-
-    def cancel(self) -> None:
-        """Cancel the request, unless it has ended."""
-        if not self._ended:
-            self._ended = True
-            self._cancel(self)
-
-    async def __anext__(self) -> RequestOutput:
-        if self._ended:
-            raise StopAsyncIteration
-        while not self._news:
-            self._waiting = self.loop.create_future()
-            await self._waiting
-        self._news = False
-        if self._error is not None:
-            self._ended = True
-            raise self._error
-        assert self._latest is not None  # noqa: S101 -- ``deliver`` or ``fail`` was called
-        state = self.group.settled(self._latest)
-        if state.finished and not self._latest.finished:
-            self.cancel()  # making the text failed, so generation can stop
-        self._ended = state.finished
-        return state
 
 
 class AsyncLLM(TextModel):
@@ -134,6 +79,7 @@ class AsyncLLM(TextModel):
         self._inbox: list[Callable[[], None]] = []  # guarded by _wake, as are the next two
         self._streams: dict[str, RequestStream] = {}
         self._closed: str | None = None
+        self._deliveries: dict[asyncio.AbstractEventLoop, Delivery] = {}  # of the engine's thread
         self._thread = threading.Thread(target=self._work, name="carryall-engine", daemon=True)
         self._thread.start()
         atexit.register(self.shutdown)  # a device run must not outlive the interpreter
@@ -372,19 +318,33 @@ class AsyncLLM(TextModel):
 
     def _publish(self, requests: Sequence[Request]) -> None:
         """Send the states of the requests' groups to their readers, with one call per event loop."""
-        batches: dict[asyncio.AbstractEventLoop, list[tuple[RequestStream, RequestOutput]]] = {}
+        batches: dict[asyncio.AbstractEventLoop, dict[RequestStream, RequestOutput]] = {}
+        urgent: set[asyncio.AbstractEventLoop] = set()
         for stream in dict.fromkeys(self._streams[request.request_id] for request in requests):
             fault = stream.group.fault
             if fault is not None:
                 self._cancel(stream)
                 self._call(stream.loop, stream.fail, fault)
             else:
-                batches.setdefault(stream.loop, []).append((stream, stream.group.snapshot()))
+                batches.setdefault(stream.loop, {})[stream] = stream.group.snapshot()
+                if stream.group.finished or not stream.begun:
+                    urgent.add(stream.loop)
+                stream.begun = True
             if stream.group.finished:
                 self._remove(stream)
         for loop, batch in batches.items():
-            if not self._call(loop, _deliver, batch):
+            try:
+                self._delivery(loop).post(batch, urgent=loop in urgent)
+            except RuntimeError:  # the loop is closed
                 self._forget(loop)
+
+    def _delivery(self, loop: asyncio.AbstractEventLoop) -> Delivery:
+        found = self._deliveries.get(loop)
+        if found is None:
+            kept = {known: one for known, one in self._deliveries.items() if not known.is_closed()}
+            found = Delivery(loop)
+            self._deliveries = {**kept, loop: found}
+        return found
 
     def _forget(self, loop: asyncio.AbstractEventLoop) -> None:
         """Cancel the requests of an event loop that is closed."""
@@ -416,8 +376,3 @@ class AsyncLLM(TextModel):
             self._call(stream.loop, stream.fail, EngineClosedError(self._closed))
         self._streams.clear()
         self._engine.close()
-
-
-def _deliver(batch: Sequence[tuple[RequestStream, RequestOutput]]) -> None:
-    for stream, output in batch:
-        stream.deliver(output)

@@ -106,6 +106,8 @@ class OutputText:
         self._make(0, mark)
 
     def _make(self, start: int, mark: int) -> None:
+        if self._parser is None and self._fault is None and 0 < mark <= len(self._pieces):
+            return  # made before
         with self._reading:
             if self._fault is not None:
                 raise self._fault

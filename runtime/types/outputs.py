@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
@@ -40,8 +40,8 @@ class ToolCall:
 class Record(Protocol):
     """A part of a request's output, which makes the value of a field when it is first read."""
 
-    def field(self, name: str) -> Any:
-        """Return the value of a field of ``CompletionOutput`` or ``RequestOutput``."""
+    def fields(self, name: str) -> Mapping[str, Any]:
+        """Return a field of ``CompletionOutput`` or ``RequestOutput``, and those made together with it."""
 
     def after(self, earlier: Self) -> Self:
         """Return the part that follows an earlier part."""
@@ -62,9 +62,10 @@ class _Lazy:
         def __getattr__(self, name: str) -> Any:
             if name not in _MADE or self._record is None:
                 raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
-            value = self._record.field(name)
-            setattr(self, name, value)
-            return value
+            made = self._record.fields(name)
+            for field_name, value in made.items():
+                setattr(self, field_name, value)
+            return made[name]
 
     def __post_init__(self) -> None:
         self._record = None

@@ -119,15 +119,20 @@ class HistoryPart:
         if self.history.text is not None:
             self.history.text.catch_up(self.stop.text)
 
-    def field(self, name: str) -> Any:
+    def fields(self, name: str) -> dict[str, Any]:
         """See ``Record``."""
         history, start, stop = self.history, self.start, self.stop
         if name == "token_ids":
-            return history.token_ids[start.tokens : stop.tokens]
+            return {name: history.token_ids[start.tokens : stop.tokens]}
         if name == "logprobs":
             if history.logprobs is None:
-                return None
-            return [history.reported(one) for one in history.logprobs[start.tokens : stop.tokens]]
+                return {name: None}
+            return {name: [history.reported(one) for one in history.logprobs[start.tokens : stop.tokens]]}
         if history.text is None:
-            return {"text": "", "reasoning_content": None, "tool_calls": []}[name]
-        return getattr(history.text.span(start.text, stop.text), name)
+            return {"text": "", "reasoning_content": None, "tool_calls": []}
+        span = history.text.span(start.text, stop.text)
+        return {
+            "text": span.text,
+            "reasoning_content": span.reasoning_content,
+            "tool_calls": span.tool_calls,
+        }

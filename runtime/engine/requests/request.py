@@ -366,9 +366,9 @@ class _PromptRecord:
     def __init__(self, request: Request) -> None:
         self._request = request
 
-    def field(self, name: str) -> list[dict[int, Logprob] | None] | None:
+    def fields(self, name: str) -> dict[str, list[dict[int, Logprob] | None] | None]:
         """See ``Record``."""
-        return {"prompt_logprobs": self._request.prompt_logprobs}[name]()
+        return {name: {"prompt_logprobs": self._request.prompt_logprobs}[name]()}
 
     def after(self, earlier: _PromptRecord) -> _PromptRecord:
         """Return itself: a prompt does not grow."""

@@ -16,8 +16,9 @@ from ....errors import (
     UnsupportedTaskError,
     UsageError,
 )
-from ...api.async_llm import AsyncLLM, RequestStream
+from ...api.async_llm import AsyncLLM
 from ...api.embedding import Pooling
+from ...api.request_stream import RequestStream
 from ...api.requests import RENDER_OPTIONS
 from ...api.requests import Prompt as EnginePrompt
 from ...api.scoring import RERANK_INSTRUCTION, ContinuationScore

@@ -54,7 +54,7 @@ async def create_message(request: Request) -> Response:
 
         return event(anthropic_error(*described(error)), "error")
 
-    return await streamed(request, pieces(), headers=headers, late_error=late)
+    return streamed(request, pieces(), headers=headers, late_error=late)
 
 
 async def count_tokens(request: Request) -> Response:

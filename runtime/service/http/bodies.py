@@ -40,7 +40,8 @@ async def read_bytes(request: Request, most_bytes: int, most_seconds: float) -> 
             or the client disconnected (400).
     """
     try:
-        return await asyncio.wait_for(_read(request, most_bytes), most_seconds)
+        async with asyncio.timeout(most_seconds):
+            return await _read(request, most_bytes)
     except TimeoutError as error:
         raise HTTPException(408, f"the body was not complete after {most_seconds:g} seconds") from error
     except ClientDisconnect as error:

@@ -136,7 +136,7 @@ async def generate_stream(request: Request) -> Response:
             async for response in responses:
                 yield event(_text_document(response))
 
-    return await streamed(request, pieces())
+    return streamed(request, pieces())
 
 
 def _text_request(request: Request, document: Json, *, stream: bool) -> InferenceRequest:

@@ -147,7 +147,7 @@ async def _answer(
         return _line(plain_error(*described(error)))
 
     media = "application/x-ndjson"
-    return await streamed(request, pieces(), headers=headers, media_type=media, late_error=late)
+    return streamed(request, pieces(), headers=headers, media_type=media, late_error=late)
 
 
 def _line(document: Json) -> bytes:

@@ -45,7 +45,7 @@ async def chat_completions(request: Request) -> Response:
                 yield b"".join([event(chunk) for chunk in chunks.of(delta)])
         yield b"".join([event(chunk) for chunk in chunks.last()]) + _DONE
 
-    return await streamed(request, pieces(), headers=headers)
+    return streamed(request, pieces(), headers=headers)
 
 
 async def text_completions(request: Request) -> Response:
@@ -68,7 +68,7 @@ async def text_completions(request: Request) -> Response:
                 yield b"".join([event(chunk) for chunk in chunks.of(position, delta)])
         yield b"".join([event(chunk) for chunk in chunks.last()]) + _DONE
 
-    return await streamed(request, pieces(), headers=headers)
+    return streamed(request, pieces(), headers=headers)
 
 
 async def _echoed(handler: LLMHandler, asked: GenerationRequest) -> completions.Echo:

@@ -54,7 +54,7 @@ class ResponsesApi:
             def late(error: Exception) -> bytes:
                 return _event_bytes(builder.end_with("failed", _error(error)))
 
-            return await streamed(request, pieces, headers=headers, late_error=late)
+            return streamed(request, pieces, headers=headers, late_error=late)
         await while_connected(request.receive, self._run(handler, ask, builder))
         self._keep(ask, builder, caller_name())
         return json_response(builder.response, headers)

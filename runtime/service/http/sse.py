@@ -63,22 +63,18 @@ def event(data: Json | str, name: str | None = None) -> bytes:
 
 
 class StreamedAnswer(Response):
-    """A response that is sent piece by piece, starting with a piece that is already computed.
-
-    An error before the first piece has its own status code. ``late_error`` formats a later error.
+    """A response that is sent piece by piece. An error before the first piece has its own status code.
 
     Args:
-        first: the first piece.
-        rest: generates the other pieces; closed when the client disconnects.
-        late_error: returns the bytes that report an error within the stream.
+        pieces: generates the pieces of the body; closed when the client disconnects.
+        late_error: returns the bytes that report an error after the first piece.
         media_type: the media type of the response.
         headers: additional headers.
     """
 
     def __init__(
         self,
-        first: bytes,
-        rest: AsyncGenerator[bytes, None],
+        pieces: AsyncGenerator[bytes, None],
         late_error: Callable[[Exception], bytes],
         *,
         media_type: str = "text/event-stream",
@@ -86,18 +82,29 @@ class StreamedAnswer(Response):
     ) -> None:
         super().__init__(None, 200, {"Cache-Control": "no-cache", **(headers or {})}, media_type)
         del self.headers["content-length"]
-        self._first, self._rest, self._late_error = first, rest, late_error
+        self._pieces, self._late_error = pieces, late_error
+        self._begun = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the response to an ASGI connection."""
-        start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
-        await send(start)
-        with suppress(ClientGone, OSError):
+        """Send the response to an ASGI connection.
+
+        Raises:
+            Exception: the first piece cannot be computed; no byte of the response was sent.
+            ClientGone: the client disconnected before the first piece.
+        """
+        try:
             await while_connected(receive, self._send_all(send))
+        except (ClientGone, OSError):
+            if not self._begun:
+                raise
 
     async def _send_all(self, send: Send) -> None:
-        async with aclosing(self._rest) as pieces:
-            await send({"type": "http.response.body", "body": self._first, "more_body": True})
+        async with aclosing(self._pieces) as pieces:
+            first = await anext(pieces, b"")
+            self._begun = True
+            start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
+            await send(start)
+            await send({"type": "http.response.body", "body": first, "more_body": True})
             try:
                 async for piece in pieces:
                     await send({"type": "http.response.body", "body": piece, "more_body": True})
@@ -110,11 +117,11 @@ class StreamedAnswer(Response):
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-async def streamed(
+def streamed(
     request: Request, pieces: AsyncGenerator[bytes, None], *, headers: Mapping[str, str] | None = None,
     media_type: str = "text/event-stream", late_error: Callable[[Exception], bytes] | None = None,
 ) -> Response:  # fmt: skip
-    """Return a streamed response after its first piece is computed.
+    """Return a streamed response, which begins with the first piece.
 
     Args:
         request: the request to answer.
@@ -122,23 +129,10 @@ async def streamed(
         headers: additional headers.
         media_type: the media type of the body.
         late_error: formats an error after the first piece; None formats an event in the API's error format.
-
-    Raises:
-        Exception: the first piece cannot be computed; no byte of the response was sent.
-        ClientGone: the client disconnected.
     """
     path = request.url.path
 
     def as_event(error: Exception) -> bytes:
         return event(error_json(path, *described(error)))
 
-    try:
-        first = await while_connected(request.receive, _first(pieces))
-    except BaseException:
-        await pieces.aclose()
-        raise
-    return StreamedAnswer(first, pieces, late_error or as_event, media_type=media_type, headers=headers)
-
-
-async def _first(pieces: AsyncGenerator[bytes, None]) -> bytes:
-    return await anext(pieces, b"")
+    return StreamedAnswer(pieces, late_error or as_event, media_type=media_type, headers=headers)

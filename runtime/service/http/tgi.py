@@ -66,7 +66,7 @@ async def _answer(request: Request, *, stream: bool | None) -> Response:
         def late(error: Exception) -> bytes:
             return event(tgi_error(*described(error)))
 
-        return await streamed(request, _events(handler, asked, full), headers=headers, late_error=late)
+        return streamed(request, _events(handler, asked, full), headers=headers, late_error=late)
     if details:
         asked = dataclasses.replace(asked, params=dataclasses.replace(asked.params, logprobs=0))
     result = await while_connected(request.receive, collect(handler.generate(asked)))
