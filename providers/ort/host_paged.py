@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ import numpy.typing as npt
 from ...contract import (
     CONTEXT_LENGTH,
     HIDDEN_STATES,
+    INPUT_IDS,
     LAST_HIDDEN_STATE,
     LOGITS,
     NUM_TOKENS,
@@ -21,6 +22,7 @@ from ...contract import (
 )
 from ...errors import GraphError, ProviderRuntimeError, UsageError
 from ...graph_opt.lower.attention.native_attention import CACHE_TYPE
+from ...graph_opt.lower.pipelines.ort_paged import TABLE
 from ..base import KVEviction, RunnerConfig, RunnerInfo
 from ..kv.block_memory import BlockMemory, BlockShape
 from ..kv.block_pool import BlockPool
@@ -31,6 +33,9 @@ from ..runners.paged_runner import Logits, PagedBatch, PagedRunner
 from . import ort
 from .paged import paged_feeds
 from .slot_memory import shared_value
+
+_WIDTH_STEP = 8  # blocks; a longer text changes the shape of a decoding step every 256 tokens
+_MAX_BINDINGS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +105,16 @@ def _block_shape(shape: Sequence[int], window: int) -> BlockShape:
     return BlockShape(heads, size, row_bytes, window)
 
 
+@dataclass(slots=True)
+class _Bound:
+    """A binding, and its inputs, whose content changes from run to run."""
+
+    binding: Any
+    feeds: dict[str, npt.NDArray[Any]]
+
+
 class HostPagedSession:
-    """A ``PagedSession`` on the CPU.
+    """A ``PagedSession`` on the CPU. Runs of equal shapes share a binding.
 
     Args:
         session: an open ``onnxruntime.InferenceSession`` of a paged graph.
@@ -112,30 +125,45 @@ class HostPagedSession:
     def __init__(self, session: Any, memory: BlockMemory, vocab_size: int) -> None:
         self._session, self._memory = session, memory
         self._inputs = {value.name for value in session.get_inputs()}
-        self._binding = session.io_binding()
-        for name, cache in memory.caches.items():
-            self._binding.bind_ortvalue_input(name, shared_value(cache))
+        self._caches = {name: shared_value(cache) for name, cache in memory.caches.items()}
+        self._bound: dict[tuple[int, ...], _Bound] = {}
         self._logits = np.empty((0, 1, vocab_size), np.float32)
 
     def run(self, batch: PagedBatch) -> Logits:
         """See ``PagedSession``."""
+        feeds, states = paged_feeds(batch, self._inputs, _WIDTH_STEP), batch.last_hidden_states
         wanted = len(batch.logits_positions)
-        if len(self._logits) < wanted:
-            self._logits = np.empty((wanted, 1, self._logits.shape[2]), np.float32)
-        logits = self._logits[:wanted]
         try:
-            for name, array in paged_feeds(batch, self._inputs).items():
-                self._binding.bind_ortvalue_input(name, shared_value(array))
-            self._binding.clear_binding_outputs()
-            self._binding.bind_ortvalue_output(LOGITS, shared_value(logits))
-            if batch.last_hidden_states is not None:
-                states = shared_value(batch.last_hidden_states[:, None])
-                self._binding.bind_ortvalue_output(LAST_HIDDEN_STATE, states)
-            self._session.run_with_iobinding(self._binding)
+            bound = self._binding(feeds, wanted)
+            for name, array in feeds.items():
+                bound.feeds[name][...] = array
+            if states is not None:
+                bound.binding.bind_ortvalue_output(LAST_HIDDEN_STATE, shared_value(states[:, None]))
+            self._session.run_with_iobinding(bound.binding)
         except ort.runtime_errors() as error:
             rows = len(batch.past_lens)
             raise ProviderRuntimeError(f"a run of {rows} rows failed: {ort.one_line(error)}") from error
-        return logits[:, 0]
+        finally:
+            if states is not None:  # the binding keeps the caller's array
+                self._bound.clear()
+        return self._logits[:wanted, 0]
+
+    def _binding(self, feeds: Mapping[str, npt.NDArray[Any]], wanted: int) -> _Bound:
+        """Return a binding for these shapes, with arrays of its own."""
+        if len(self._logits) < wanted:
+            self._logits = np.empty((wanted, 1, self._logits.shape[2]), np.float32)
+            self._bound.clear()
+        key = (*feeds[INPUT_IDS].shape, *feeds[TABLE].shape, wanted)
+        if key not in self._bound:
+            if len(self._bound) >= _MAX_BINDINGS:
+                self._bound.pop(next(iter(self._bound)))
+            binding = self._session.io_binding()
+            own = {name: np.empty_like(array, order="C") for name, array in feeds.items()}
+            for name, value in [*self._caches.items(), *((n, shared_value(a)) for n, a in own.items())]:
+                binding.bind_ortvalue_input(name, value)
+            binding.bind_ortvalue_output(LOGITS, shared_value(self._logits[:wanted]))
+            self._bound[key] = _Bound(binding, own)
+        return self._bound[key]
 
     def copy_block(self, source: int, target: int) -> None:
         """See ``PagedSession``."""

@@ -139,18 +139,20 @@ class OrtPagedSession:
         raise ProviderRuntimeError("KV on this device cannot be evicted in parts")
 
 
-def paged_feeds(batch: PagedBatch, inputs: Collection[str]) -> dict[str, npt.NDArray[Any]]:
+def paged_feeds(
+    batch: PagedBatch, inputs: Collection[str], width_step: int = 1
+) -> dict[str, npt.NDArray[Any]]:
     """Return the inputs of a run, except the caches, by name.
 
     Args:
         batch: the rows.
         inputs: names of the graph's inputs; others are left out.
+        width_step: the columns of the block table are a multiple of it.
     """
-    widest = max(len(table) for table in batch.tables)
+    widest = -(-max(len(table) for table in batch.tables) // width_step) * width_step
     table = np.zeros((len(batch.tables), widest), np.int32)
     for row, blocks in enumerate(batch.tables):
         table[row, : len(blocks)] = blocks
-    bounds = [int(np.diff(batch.begins).max()), batch.max_context]
     feeds: dict[str, npt.NDArray[Any]] = {
         INPUT_IDS: batch.input_ids[:, None],
         POSITION_IDS: batch.position_ids[:, None],
@@ -158,8 +160,9 @@ def paged_feeds(batch: PagedBatch, inputs: Collection[str]) -> dict[str, npt.NDA
         BEGINS: batch.begins,
         PAST: batch.past_lens,
         TABLE: table,
-        BOUNDS: np.array(bounds, np.int32),
     }
+    if BOUNDS in inputs:
+        feeds[BOUNDS] = np.array([np.diff(batch.begins).max(), batch.max_context], np.int32)
     if batch.hidden_states is not None:
         feeds[HIDDEN_STATES] = np.ascontiguousarray(batch.hidden_states[:, None])
     return {name: array for name, array in feeds.items() if name in inputs}
