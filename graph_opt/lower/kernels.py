@@ -43,6 +43,7 @@ class Kernels:
         gather_block_quantized: GatherBlockQuantized exists.
         gather_zero_points: it takes one zero point of 4 bits per byte.
         quantized_linear: carryall's own kernels are registered with the session, and preferred.
+        paged_attention: PagedAttention is carryall's own, for CPUs.
         dynamic_quantize_matmul: DynamicQuantizeMatMul exists.
         matmul_integer_to_float: MatMulIntegerToFloat exists.
         int8_kv: GroupQueryAttention supports an int8 cache.
@@ -75,6 +76,7 @@ class Kernels:
     gather_block_quantized: bool = True
     gather_zero_points: bool = True
     quantized_linear: bool = False
+    paged_attention: bool = False
     dynamic_quantize_matmul: bool = True
     matmul_integer_to_float: bool = True
     int8_kv: bool = True

@@ -83,7 +83,7 @@ class KVMemory:
         self._maps: dict[str, mmap.mmap] = {}
         self.buffers: dict[str, npt.NDArray[np.generic]] = {}
         for name, spec in specs.items():
-            self._maps[name] = _reserve(name, slots * self._stride[name])
+            self._maps[name] = reserve(name, slots * self._stride[name])
             flat = np.frombuffer(self._maps[name], spec.dtype)
             self.buffers[name] = flat.reshape(slots, spec.heads, self.length, spec.width)
 
@@ -188,7 +188,12 @@ def _pairs(names: Iterable[str]) -> Iterator[tuple[str, str]]:
             yield name, f"{stem}value"
 
 
-def _reserve(name: str, size: int) -> mmap.mmap:
+def reserve(name: str, size: int) -> mmap.mmap:
+    """Map memory that is committed page by page, by the first write.
+
+    Raises:
+        ProviderRuntimeError: the address space cannot be reserved.
+    """
     try:
         if not hasattr(mmap, "MAP_PRIVATE"):  # Windows: backed by the page file, allocated on first write
             return mmap.mmap(-1, size)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -109,7 +109,7 @@ class OrtPagedSession:
         """See ``PagedSession``."""
         binding = self._session.io_binding()
         try:
-            for name, array in self._feeds(batch).items():
+            for name, array in paged_feeds(batch, self._inputs).items():
                 binding.bind_ortvalue_input(name, shared_value(array))
             self._memory.bind_caches(binding, 0, self._memory.slots)
             binding.bind_output(LOGITS, "cpu")
@@ -138,21 +138,31 @@ class OrtPagedSession:
         """See ``PagedSession``. Not supported: the operator rotates keys by their row in the cache."""
         raise ProviderRuntimeError("KV on this device cannot be evicted in parts")
 
-    def _feeds(self, batch: PagedBatch) -> dict[str, npt.NDArray[Any]]:
-        widest = max(len(table) for table in batch.tables)
-        table = np.zeros((len(batch.tables), widest), np.int32)
-        for row, blocks in enumerate(batch.tables):
-            table[row, : len(blocks)] = blocks
-        bounds = [int(np.diff(batch.begins).max()), batch.max_context]
-        feeds: dict[str, npt.NDArray[Any]] = {
-            INPUT_IDS: batch.input_ids[:, None],
-            POSITION_IDS: batch.position_ids[:, None],
-            LOGITS_POSITIONS: batch.logits_positions,
-            BEGINS: batch.begins,
-            PAST: batch.past_lens,
-            TABLE: table,
-            BOUNDS: np.array(bounds, np.int32),
-        }
-        if batch.hidden_states is not None:
-            feeds[HIDDEN_STATES] = np.ascontiguousarray(batch.hidden_states[:, None])
-        return {name: array for name, array in feeds.items() if name in self._inputs}
+
+def paged_feeds(
+    batch: PagedBatch, inputs: Collection[str], width_step: int = 1
+) -> dict[str, npt.NDArray[Any]]:
+    """Return the inputs of a run, except the caches, by name.
+
+    Args:
+        batch: the rows.
+        inputs: names of the graph's inputs; others are left out.
+        width_step: the columns of the block table are a multiple of it.
+    """
+    widest = -(-max(len(table) for table in batch.tables) // width_step) * width_step
+    table = np.zeros((len(batch.tables), widest), np.int32)
+    for row, blocks in enumerate(batch.tables):
+        table[row, : len(blocks)] = blocks
+    feeds: dict[str, npt.NDArray[Any]] = {
+        INPUT_IDS: batch.input_ids[:, None],
+        POSITION_IDS: batch.position_ids[:, None],
+        LOGITS_POSITIONS: batch.logits_positions,
+        BEGINS: batch.begins,
+        PAST: batch.past_lens,
+        TABLE: table,
+    }
+    if BOUNDS in inputs:
+        feeds[BOUNDS] = np.array([np.diff(batch.begins).max(), batch.max_context], np.int32)
+    if batch.hidden_states is not None:
+        feeds[HIDDEN_STATES] = np.ascontiguousarray(batch.hidden_states[:, None])
+    return {name: array for name, array in feeds.items() if name in inputs}

@@ -67,13 +67,17 @@ class OrtProvider(Provider):
         """Return the default number of threads; 0 is onnxruntime's default."""
         return 0
 
+    def kernels_for(self, options: Mapping[str, Any]) -> Kernels:
+        """Return the abilities of the kernels with these options."""
+        return self.kernels
+
     def _slot_options(self, config: RunnerConfig) -> SlotOptions:
         if config.context_length is None:
             raise UsageError("lowering needs RunnerConfig.context_length: rope tables have that length")
         options = self.checked_options(config.options)
         return SlotOptions(
             context_length=config.context_length,
-            kernels=self.kernels,
+            kernels=self.kernels_for(options),
             fused_experts=options.get("fused_experts") != "off",
             kv_cache=options.get("kv_cache", "auto"),
             compute=compute_type(options.get("compute")),

@@ -12,10 +12,10 @@ from typing import Any, ClassVar, Literal
 import onnx_ir as ir
 
 from ...contract import EXPLICIT_KV, SEQLENS_K
-from ...errors import ProviderUnavailableError
+from ...errors import ProviderUnavailableError, UsageError
 from ...graph_opt.graph.edit import nodes_of
-from ...graph_opt.lower.kernels import CPU
-from ...graph_opt.lower.pipelines.slots import SlotOptions, slot_passes
+from ...graph_opt.lower.kernels import CPU, Kernels
+from ...graph_opt.lower.pipelines.slots import slot_passes
 from ...graph_opt.lower.products.block_minima import weight_with_minima
 from ...graph_opt.lower.products.blocked_weight import BlockedWeight, blocked_weight
 from ...options import Checked
@@ -25,7 +25,8 @@ from ..native.library import PORTABLE, UNPROVEN, find_library, kernel_library
 from ..ort import ort
 from ..ort.device_memory import Device
 from ..ort.explicit import OrtExplicitSession
-from ..ort.provider import OrtProvider
+from ..ort.host_paged import host_paged_runner, is_host_paged
+from ..ort.provider import OrtProvider, is_paged
 from ..ort.slot_policy import SlotPolicy
 from ..ort.slot_runner import SlotRunner
 from ..runners.explicit_runner import ExplicitRunner
@@ -60,12 +61,17 @@ class CpuOptions(Checked):
             or an ARM core. ``auto`` is on for int4 weights if the CPU has VNNI and twice these bytes fit into
             a quarter of the free memory; with carryall's kernels, only for blocks smaller than 128. ``off``
             saves the memory, and with carryall's kernels no row depends on the rows beside it.
+        kv_memory: ``paged``: KV in blocks that sequences allocate as they grow, and share if their first
+            tokens are equal; all rows of a step are one run. It needs carryall's kernels, which then compute
+            attention too, and excludes ``wide_products``. ``slots``: a buffer of context length for each
+            sequence, and onnxruntime's attention.
     """
 
     spinning: bool = True
     kv_cache: Literal["auto", "int8", "float32"] = "auto"
     kernels: Literal["auto", "carryall", "onnxruntime"] = "auto"
     wide_products: Literal["auto", "on", "off"] = "auto"
+    kv_memory: Literal["slots", "paged"] = "slots"
 
 
 class CpuProvider(OrtProvider):
@@ -88,6 +94,11 @@ class CpuProvider(OrtProvider):
             kernels = CARRYALL if _has_fast_kernels() else "onnxruntime"
         if kernels == CARRYALL:
             kernel_library()
+        paged = options["kv_memory"] == "paged"
+        if paged and (kernels != CARRYALL or wide == "on"):
+            raise UsageError("kv_memory=paged needs kernels=carryall, and excludes wide_products=on")
+        if wide == "auto" and paged:
+            wide = "off"
         if wide == "auto":
             wide = "on" if _wide_products_pay(graph, own=kernels == CARRYALL) else "off"
         settled = {"kernels": kernels, "wide_products": wide}
@@ -107,6 +118,8 @@ class CpuProvider(OrtProvider):
             ProviderUnavailableError: ``wide_products`` is on, and the CPU lacks VNNI.
         """
         session = self._open(model, config, generating=True)
+        if is_host_paged(session):
+            return host_paged_runner(session, config, str(model))
         if SEQLENS_K not in {value.name for value in session.get_inputs()}:
             return self._explicit_runner(session, model, config)
         if config.options.get("wide_products") != "on":
@@ -154,10 +167,10 @@ class CpuProvider(OrtProvider):
         """Return the number of physical cores that this process may use."""
         return machine.usable_cores()
 
-    def _slot_options(self, config: RunnerConfig) -> SlotOptions:
-        options = super()._slot_options(config)
-        own = config.options.get("kernels") == CARRYALL
-        return dataclasses.replace(options, kernels=dataclasses.replace(self.kernels, quantized_linear=own))
+    def kernels_for(self, options: Mapping[str, Any]) -> Kernels:
+        """Return the abilities of onnxruntime's kernels, and of carryall's if they are chosen."""
+        own = options["kernels"] == CARRYALL or is_paged(options)
+        return dataclasses.replace(self.kernels, quantized_linear=own, paged_attention=own)
 
 
 def _has_fast_kernels() -> bool:

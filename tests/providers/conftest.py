@@ -9,6 +9,8 @@ import pytest
 import software_gpu
 from contract_kit import CONTEXT, LOWERED, SLOTS
 from device_stand_ins import STAND_INS
+from filelock import FileLock
+from paged_cpu import PagedCpu
 from tiny_models import write_tiny
 
 from carryall.errors import GraphError
@@ -18,6 +20,7 @@ from carryall.exporter.save import save_model
 from carryall.graph_opt.pipeline.pipeline import run
 from carryall.providers import get_provider, provider_names
 from carryall.providers.base import Provider, Runner, RunnerConfig
+from carryall.providers.native.build import build_library, built_library, find_compiler
 
 software_gpu.enable()
 
@@ -25,12 +28,33 @@ software_gpu.enable()
 ON_A_SOFTWARE_GPU = {"webgpu"}  # seconds a test
 PROVIDERS = [
     pytest.param(name, marks=[pytest.mark.long] if name in ON_A_SOFTWARE_GPU else [])
-    for name in (*provider_names(), *STAND_INS)
+    for name in (*provider_names(), PagedCpu.label, *STAND_INS)
 ]
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build the library of CPU kernels, once for all workers; skip without a compiler."""
+    if find_compiler() is None:
+        pytest.skip("there is no C++ compiler")
+    shared = tmp_path_factory.getbasetemp().parent / "carryall-kernels"
+    with pytest.MonkeyPatch.context() as patch, FileLock(f"{shared}.lock"):
+        patch.setenv("CARRYALL_CACHE", str(shared))
+        return built_library() or build_library()
+
+
+@pytest.fixture
+def kernels_of_this_machine(library: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Let providers find the library."""
+    monkeypatch.setattr("carryall.providers.native.library.built_library", lambda: library)
+    return library
 
 
 @pytest.fixture(params=PROVIDERS)
 def provider(request: pytest.FixtureRequest) -> Provider:
+    if request.param == PagedCpu.label:
+        request.getfixturevalue("kernels_of_this_machine")
+        return PagedCpu()
     stand_in = STAND_INS.get(request.param)
     provider = stand_in() if stand_in is not None else get_provider(request.param)
     reason = provider.available()

@@ -79,6 +79,7 @@ class PagedForm:
         outputs: whether the caches are outputs too, in the memory of the inputs.
         softcap: whether it supports softcap.
         rotary: whether it applies rotary embeddings.
+        flat: whether query, key and value are [tokens, heads * size], else [tokens, 1, heads * size].
     """
 
     domain: str = DOMAIN
@@ -88,6 +89,7 @@ class PagedForm:
     outputs: bool = False
     softcap: bool = False
     rotary: bool = False
+    flat: bool = True
 
     def nodes(self, graph: ir.Graph) -> list[ir.Node]:
         """Return the nodes of the operator."""
@@ -180,14 +182,18 @@ class PagedAttentionPass(GraphPass):
             query, key = (rope.inputs[0] for rope in ropes)
             rest[:2] = [self._table(graph, angle) for angle in ropes[0].inputs[1:3] if angle is not None]
             attributes |= {"do_rotary": 1, "rotary_interleaved": int_attribute(ropes[0], "interleaved", 0)}
-        axis = shared_constant(graph, "paged.sequence_axis", np.array([1], np.int64))
-        flat = [insert(node, "Squeeze", [part, axis]).outputs[0] for part in (query, key, value)]
-        operands = [*flat, *caches, *tables[:-1], *rest, tables[-1]]
+        parts = [query, key, value]
+        if self.form.flat:
+            axis = shared_constant(graph, "paged.sequence_axis", np.array([1], np.int64))
+            parts = [insert(node, "Squeeze", [part, axis]).outputs[0] for part in parts]
+        operands = [*parts, *caches, *tables[:-1], *rest, tables[-1]]
         outputs = 3 if self.form.outputs else 1
         lowered = insert(node, OPERATOR, operands, attributes, domain=self.form.domain, num_outputs=outputs)
         lowered.name = node.name
-        attended = insert(node, "Unsqueeze", [lowered.outputs[0], axis])
-        replace(node.outputs[0], attended.outputs[0])
+        attended = lowered.outputs[0]
+        if self.form.flat:
+            attended = insert(node, "Unsqueeze", [attended, axis]).outputs[0]
+        replace(node.outputs[0], attended)
         if self.form.outputs:
             for old, new in zip(node.outputs[1:3], lowered.outputs[1:], strict=True):
                 replace(old, new)

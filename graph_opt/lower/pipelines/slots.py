@@ -36,6 +36,7 @@ from ..products.wide_products import WideProductsPass
 from ..quick_gelu import QuickGelu
 from ..require_dynamic_sequence import RequireDynamicSequencePass
 from ..token_range import TokenRangePass
+from .native_paged import native_paged_passes
 from .ort_paged import ort_paged_passes
 
 _NEWEST = 23  # the portable graph's opset
@@ -78,23 +79,26 @@ class SlotOptions:
             raise UsageError("the target's attention kernel has no int8 KV cache; use kv_cache float32")
         if self.compute is None and not self.kernels.float_attention:
             raise UsageError("the target's attention kernel computes in fp16 or bf16, not in fp32")
-        if self.paged and self.kv_cache == "int8":
+        if self.paged and self.kv_cache == "int8" and not self.kernels.paged_attention:
             raise UsageError("a paged KV cache cannot be int8; use slots, or kv_cache float32")
 
 
 def slot_passes(options: SlotOptions) -> list[ir.passes.PassBase]:
     """Return the passes in order. See "The slot graph" in ``docs/contract.md``."""
     kernels, scales = options.kernels, CacheScales()
+    scaled = options.kv_cache == "int8" and not (options.paged and kernels.paged_attention)
     passes: list[ir.passes.PassBase] = [
         RequireDynamicSequencePass(),
-        TakeCacheScalesPass(scales, required=options.kv_cache == "int8"),
+        TakeCacheScalesPass(scales, required=scaled),
         *_precision_passes(options),
         common.ShapeInferencePass(),
         TokenRangePass(),
     ]
     int8_kv = kernels.int8_kv and options.kv_cache != "float32"
     int8_kv = int8_kv and not (options.paged or options.explicit)
-    if options.paged:
+    if options.paged and kernels.paged_attention:
+        passes += native_paged_passes(options.context_length, scales, options.kv_cache)
+    elif options.paged:
         passes += ort_paged_passes(options.context_length, scales)
     elif options.explicit:
         passes.append(SelectLogitsPass())

@@ -19,6 +19,9 @@ from ...passes.base import GraphPass
 from .block_minima import weight_with_minima, write_weight_with_minima
 from .blocked_weight import BlockedWeight, blocked_weight
 
+OWN = "carryall"  # domain of carryall's own kernels
+_ATTENTIONS = ("GroupQueryAttention", "PagedAttention")  # their first inputs are q, k and v
+
 
 @dataclass(frozen=True, slots=True)
 class Projection:
@@ -72,11 +75,12 @@ class MergeProjectionsPass(GraphPass):
 
 
 class PackedQKVPass(GraphPass):
-    """Rewrite GroupQueryAttention of Split(x) as GroupQueryAttention of x, which the kernel splits itself."""
+    """Rewrite attention of Split(x) as attention of x, which the kernel splits itself."""
 
     def rewrite(self, graph: ir.Graph) -> None:
         """Rewrite every attention whose q, k and v are the outputs of one Split."""
-        for node in nodes_of(graph, "GroupQueryAttention", MICROSOFT):
+        slots = nodes_of(graph, "GroupQueryAttention", MICROSOFT)
+        for node in [*slots, *nodes_of(graph, "PagedAttention", OWN)]:
             query = node.inputs[0]
             split = query.producer() if query is not None else None
             if split is None or split.op_type != "Split" or list(split.outputs) != list(node.inputs[:3]):
@@ -122,9 +126,8 @@ def _projection(node: ir.Node) -> Projection | str | None:
 
 def _operand_order(projection: Projection) -> int:
     """Return a sort key that orders q, k and v of one attention; all others are equal."""
-    reader = next(
-        (use for use in projection.output.uses() if use.node.op_type == "GroupQueryAttention"), None
-    )
+    readers = (use for use in projection.output.uses() if use.node.op_type in _ATTENTIONS)
+    reader = next(readers, None)
     return reader.idx if reader is not None else 0
 
 

@@ -97,7 +97,7 @@ def run(
         "angles": 0 if cosines is None else len(cosines),
     }
     for name, value in (wrong or {}).items():
-        (numbers if name in numbers else arrays)[name] = value  # type: ignore[index]
+        (numbers if name in numbers else arrays)[name] = value
     output = np.full(case.query.shape, np.nan, np.float32)
     kept = {name: None if array is None else np.ascontiguousarray(array) for name, array in arrays.items()}
     addresses = {name: None if array is None else array.ctypes.data for name, array in kept.items()}

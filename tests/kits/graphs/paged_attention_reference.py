@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -78,28 +79,30 @@ def random_case(
     past: list[int],
     rotary: int = 0,
     sinks: bool = False,
-    **options: float,
+    **options: Any,
 ) -> Case:
     """Return a case with normal values; angles are of unrelated positions, so that a mix-up shows."""
     totals = [length + before for length, before in zip(lengths, past, strict=True)]
-    parts = [
+    keys, values = (
         [rng.standard_normal((total, heads[1], size)).astype(np.float32) for total in totals]
         for _ in range(2)
-    ]
+    )
     tokens, table = sum(lengths), 50
     turns = rng.uniform(0, 6, (table, rotary // 2))
     return Case(
-        *heads,
+        heads[0],
+        heads[1],
         size,
         lengths,
         past,
-        *parts,
+        keys,
+        values,
         query=rng.standard_normal((tokens, heads[0] * size)).astype(np.float32),
         positions=rng.integers(0, table, tokens),
         scale=size**-0.5,
         sinks=rng.standard_normal(heads[0]).astype(np.float32) if sinks else None,
         angles=(np.cos(turns).astype(np.float32), np.sin(turns).astype(np.float32)) if rotary else None,
-        **options,  # type: ignore[arg-type]
+        **options,
     )
 
 
@@ -112,8 +115,8 @@ def attention(case: Case) -> npt.NDArray[np.float64]:
         query = _rotated(case, case.query[own].reshape(length, case.heads, case.size), own)
         keys, values = case.keys[row].copy(), case.values[row]
         keys[past:] = _rotated(case, keys[past:], own)
-        keys, values = (_stored(case, part).repeat(group, axis=1) for part in (keys, values))
-        scores = np.einsum("qhd,khd->hqk", query.astype(np.float64), keys) * case.scale
+        stored, added = (_stored(case, part).repeat(group, axis=1) for part in (keys, values))
+        scores = np.einsum("qhd,khd->hqk", query.astype(np.float64), stored) * case.scale
         if case.softcap:
             scores = case.softcap * np.tanh(scores / case.softcap)
         back = (past + np.arange(length))[:, None] - np.arange(past + length)
@@ -124,7 +127,7 @@ def attention(case: Case) -> npt.NDArray[np.float64]:
         weights = np.exp(scores - most)
         total = weights.sum(axis=-1, keepdims=True) + np.exp(sinks[:, None, None] - most)
         found.append(
-            np.einsum("hqk,khd->qhd", weights / total, values).reshape(length, case.heads * case.size)
+            np.einsum("hqk,khd->qhd", weights / total, added).reshape(length, case.heads * case.size)
         )
     return np.concatenate(found)
 
@@ -150,5 +153,6 @@ def _stored(case: Case, x: Floats) -> npt.NDArray[np.float64]:
         return x.astype(ml_dtypes.bfloat16).astype(np.float64)
     if case.cache == INT8:
         most = np.abs(x).max(axis=-1, keepdims=True)
-        return np.rint(x * (127 / most)).astype(np.float64) * (most / 127)
+        rounded: npt.NDArray[np.float64] = np.rint(x * (127 / most)).astype(np.float64) * (most / 127)
+        return rounded
     return x.astype(np.float64)

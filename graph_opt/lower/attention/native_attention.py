@@ -1,0 +1,131 @@
+"""Give PagedAttention the form of carryall's own CPU kernel: attributes, cache bytes, packed operands.
+
+The operator and its caches: ``attention_operator.cpp`` and ``attention.h`` in ``providers/native/sources``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+import numpy as np
+import onnx_ir as ir
+
+from ....contract import POSITION_IDS, SLIDING_WINDOWS
+from ....errors import UnsupportedAttentionError
+from ...graph.edit import (
+    add_initializer,
+    float_attribute,
+    insert,
+    int_attribute,
+    nodes_of,
+    remove_unused,
+    replace,
+    static_size,
+    weight,
+)
+from ...graph.lazy import lazy, shape_of
+from ...passes.base import GraphPass
+from .kv_int8 import CacheScales
+
+DOMAIN, OPERATOR = "carryall", "PagedAttention"
+LAYOUT = 1  # version of the caches; the kernels refuse others
+BLOCK_SIZE = 32  # positions
+LARGEST_HEAD = 256
+_GROUP = 16
+# The attribute ``cache_type``, and the bytes of a row of `width` elements.
+CACHE_TYPES: Mapping[str, int] = {"float32": 0, "bfloat16": 1, "int8": 2}
+CACHE_TYPE = "paged_cache_type"  # metadata key: which of these
+
+
+def cache_width(head_size: int) -> int:
+    """Return the elements of a row in the cache."""
+    return -(-head_size // _GROUP) * _GROUP
+
+
+def row_bytes(head_size: int, cache_type: str) -> int:
+    """Return the bytes of a position in one head of a cache."""
+    width = cache_width(head_size)
+    return {"float32": 4 * width, "bfloat16": 2 * width, "int8": width + 4}[cache_type]
+
+
+class NativeAttentionPass(GraphPass):
+    """Rewrite every PagedAttention of ``pipelines/native_paged.py``'s first form.
+
+    Args:
+        cache_type: a key of ``CACHE_TYPES``, or ``auto``.
+        scales: ``auto`` is int8 if it is not empty, else float32.
+
+    Raises:
+        UnsupportedAttentionError: the kernel has no such head size.
+    """
+
+    def __init__(self, cache_type: str, scales: CacheScales) -> None:
+        super().__init__()
+        self._asked, self._scales = cache_type, scales
+        self._type = cache_type
+        self._windows: dict[str, int] = {}
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Rewrite ``model``; store the type of the caches and the sliding windows in its metadata."""
+        self._windows = {}
+        if self._asked == "auto":
+            self._type = "int8" if self._scales.by_cache else "float32"
+        result = super().call(model)
+        model.metadata_props[CACHE_TYPE] = self._type
+        model.metadata_props[SLIDING_WINDOWS] = json.dumps(self._windows)
+        return result
+
+    def rewrite(self, graph: ir.Graph) -> None:
+        """Rewrite the nodes, then the types of the cache inputs."""
+        positions = next((value for value in graph.inputs if value.name == POSITION_IDS), None)
+        for node in nodes_of(graph, OPERATOR, DOMAIN):
+            query, key, value, keys, values, begins, past, cos, sin, table = node.inputs
+            size = static_size(keys, 3) or 0
+            if size > LARGEST_HEAD:
+                raise UnsupportedAttentionError(
+                    f"attention {node.name} has heads of {size}; carryall's kernel has up to {LARGEST_HEAD}"
+                )
+            operands = [query, key, value, keys, values, begins, past, table]
+            if cos is not None:
+                operands += [_float(graph, cos), _float(graph, sin), positions]
+            lowered = insert(node, OPERATOR, operands, self._attributes(node, size, cos), domain=DOMAIN)
+            lowered.name = node.name
+            replace(node.outputs[0], lowered.outputs[0])
+            remove_unused(graph, node)
+            for cache in (keys, values):
+                self._retype(cache, size, int_attribute(lowered, "window", 0))
+            self.fired += 1
+
+    def _attributes(self, node: ir.Node, size: int, cos: ir.Value | None) -> dict[str, int | float]:
+        return {
+            "layout": LAYOUT,
+            "num_heads": int_attribute(node, "num_heads", 0),
+            "kv_num_heads": int_attribute(node, "kv_num_heads", 0),
+            "head_size": size,
+            "block_size": BLOCK_SIZE,
+            "window": max(0, int_attribute(node, "local_window_size", -1)),
+            "rotary_dim": 0 if cos is None else 2 * (static_size(cos, 1) or 0),
+            "interleaved": int_attribute(node, "rotary_interleaved", 0),
+            "cache_type": CACHE_TYPES[self._type],
+            "scale": float_attribute(node, "scale", 1.0),
+            "softcap": float_attribute(node, "softcap", 0.0),
+        }
+
+    def _retype(self, cache: ir.Value | None, size: int, window: int) -> None:
+        if cache is None or cache.shape is None:
+            return
+        heads = cache.shape[1]
+        cache.type = ir.TensorType(ir.DataType.UINT8)
+        cache.shape = ir.Shape(["blocks", heads, BLOCK_SIZE, row_bytes(size, self._type)])
+        if window:
+            self._windows[str(cache.name)] = window
+
+
+def _float(graph: ir.Graph, table: ir.Value | None) -> ir.Value | None:
+    """Return a rotary table in float32."""
+    tensor = weight(table)
+    if tensor is None or tensor.dtype == ir.DataType.FLOAT:
+        return table
+    wide = lazy(lambda: tensor.numpy().astype(np.float32), ir.DataType.FLOAT, shape_of(tensor))
+    return add_initializer(graph, f"{tensor.name}_float", wide)

@@ -1,0 +1,45 @@
+"""Lower attention to carryall's own ``PagedAttention`` for CPUs, for KV caches in blocks."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+from onnx_ir.passes import common
+
+from ..attention.kv_int8 import CacheScales
+from ..attention.native_attention import NativeAttentionPass
+from ..attention.rope_tables import RopeTablesPass
+from ..outputs.hidden_states import LastHiddenStatePass
+from ..outputs.logits import SelectLogitsPass
+from .ort_paged import BEGINS, PAST, TABLE
+from .paged import DOMAIN, FlatLogitsPass, PagedAttentionPass, PagedForm, PagedInputsPass
+
+TABLES: dict[str, list[str | int]] = {
+    BEGINS: ["rows_and_one"],
+    PAST: ["rows"],
+    TABLE: ["rows", "blocks_per_row"],
+}
+# Between PAST and TABLE: cosines and sines.
+FORM = PagedForm(domain=DOMAIN, tables=TABLES, gap=2, softcap=True, rotary=True, flat=False)
+
+
+def native_paged_passes(
+    context_length: int, scales: CacheScales, cache_type: str
+) -> list[ir.passes.PassBase]:
+    """Return the passes that replace those for slots.
+
+    Args:
+        context_length: maximum tokens of a sequence; the length of the rope tables.
+        scales: scales of an int8 cache, filled by an earlier pass. They are dropped: the kernel computes one
+            for each token and head.
+        cache_type: ``float32``, ``bfloat16`` or ``int8``; ``auto`` is int8 if there are scales.
+    """
+    return [
+        PagedAttentionPass(context_length, scales, FORM),
+        RopeTablesPass(context_length),
+        common.RemoveUnusedNodesPass(),
+        PagedInputsPass(FORM),
+        NativeAttentionPass(cache_type, scales),
+        LastHiddenStatePass(),
+        SelectLogitsPass(),
+        FlatLogitsPass(FORM),
+    ]

@@ -1,0 +1,144 @@
+"""Blocks of the KV caches of carryall's ``PagedAttention`` on the host, in reserved address space.
+
+The layout within a block is that of ``providers/native/sources/attention.h``.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from ..base import KVEviction
+from .kv_memory import reserve
+from .kv_selection import chosen_rows
+
+Array = npt.NDArray[Any]
+_LANES = 16  # positions of a group
+_ELEMENTS = {
+    "float32": np.dtype(np.float32),
+    "bfloat16": np.dtype(ml_dtypes.bfloat16),
+    "int8": np.dtype(np.int8),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class BlockShape:
+    """A block of one cache, [heads, size, row_bytes] bytes.
+
+    Args:
+        heads: KV heads.
+        size: positions.
+        row_bytes: bytes of a position in one head.
+        window: the sliding window in tokens, including the token itself; 0 is none.
+    """
+
+    heads: int
+    size: int
+    row_bytes: int
+    window: int = 0
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes that one token takes in this cache."""
+        return self.heads * self.row_bytes
+
+
+class BlockMemory:
+    """The caches of a model, [blocks, heads, size, row_bytes] bytes each.
+
+    Args:
+        shapes: a block of each cache, by name; keys and values of a layer follow each other.
+        blocks: number of blocks.
+        cache_type: ``float32``, ``bfloat16`` or ``int8``.
+
+    Raises:
+        ProviderRuntimeError: the address space cannot be reserved.
+    """
+
+    def __init__(self, shapes: Mapping[str, BlockShape], blocks: int, cache_type: str) -> None:
+        self.shapes = dict(shapes)
+        self._type = cache_type
+        self._maps: dict[str, mmap.mmap] = {}
+        self.caches: dict[str, npt.NDArray[np.uint8]] = {}
+        for name, shape in shapes.items():
+            self._maps[name] = reserve(name, blocks * shape.size * shape.bytes_per_token)
+            flat = np.frombuffer(self._maps[name], np.uint8)
+            self.caches[name] = flat.reshape(blocks, shape.heads, shape.size, shape.row_bytes)
+
+    @property
+    def layout(self) -> str:
+        """What ``read`` returns, for ``RunnerInfo.kv_layout``."""
+        shapes = (f"{name} {list(cache.shape[1:])}" for name, cache in self.caches.items())
+        return f"carryall blocks 1 {self._type}: {'; '.join(shapes)}"
+
+    def copy_block(self, source: int, target: int) -> None:
+        """Copy a block in all caches."""
+        for cache in self.caches.values():
+            cache[target] = cache[source]
+
+    def read(self, blocks: Sequence[int]) -> list[Array]:
+        """Return the content of blocks, one array [blocks, ...] per cache."""
+        return [cache[list(blocks)] for cache in self.caches.values()]
+
+    def write(self, blocks: Sequence[int], parts: Sequence[Array]) -> None:
+        """Write the result of ``read``."""
+        for cache, part in zip(self.caches.values(), parts, strict=True):
+            cache[list(blocks)] = part
+
+    def evict_kv(
+        self, blocks: Sequence[int], targets: Sequence[int], held: int, eviction: KVEviction
+    ) -> None:
+        """Move the kept rows of ``blocks`` to the first rows of ``targets``; see ``BlockLayer.evict_kv``."""
+        names, first, last = list(self.caches), eviction.sinks, held - eviction.recent
+        for keys, values in zip(names[::2], names[1::2], strict=True):
+            heads = self.shapes[keys].heads
+            chosen = chosen_rows(
+                self._rows(keys, blocks, held), eviction, windowed=self.shapes[keys].window > 0
+            )
+            ends = [np.tile(np.arange(*end), (heads, 1)) for end in ((0, first), (last, held))]
+            kept = np.concatenate([ends[0], chosen, ends[1]], axis=1)
+            source = self._places(keys, blocks, kept)
+            target = self._places(keys, targets, np.tile(np.arange(eviction.kept), (heads, 1)))
+            for view in [*self._views(keys, keys=True), *self._views(values, keys=False)]:
+                view[target] = view[source]
+
+    def close(self) -> None:
+        """Drop the caches; their address space is unmapped with the last view."""
+        self.caches.clear()
+        self._maps.clear()
+
+    def _places(self, name: str, blocks: Sequence[int], rows: Array) -> tuple[Array, ...]:
+        """Return indices into ``_views`` of rows [heads, n] of a sequence."""
+        size, heads = self.shapes[name].size, np.arange(len(rows))[:, None]
+        within = rows % size
+        return np.array(blocks)[rows // size], heads, within // _LANES, within % _LANES
+
+    def _views(self, name: str, *, keys: bool) -> list[Array]:
+        """Return views [blocks, heads, groups, lanes, ...] of a cache: elements, and scales of int8 rows."""
+        cache, element = self.caches[name], _ELEMENTS[self._type]
+        groups = cache.reshape(*cache.shape[:2], -1, _LANES * cache.shape[3])
+        scales = 4 * _LANES if self._type == "int8" else 0
+        content = groups[..., scales:].view(element)
+        width = content.shape[-1] // _LANES
+        lead = content.shape[:-1]
+        rows = (
+            content.reshape(*lead, width, _LANES).swapaxes(-1, -2)
+            if keys
+            else content.reshape(*lead, _LANES, width)
+        )
+        return [rows, groups[..., :scales].view(np.float32)] if scales else [rows]
+
+    def _rows(self, name: str, blocks: Sequence[int], held: int) -> Array:
+        """Return keys [heads, held, width] as floats; for a windowed layer [heads, held, 0]."""
+        shape = self.shapes[name]
+        if shape.window:
+            return np.empty((shape.heads, held, 0), np.float32)
+        places = self._places(name, blocks, np.tile(np.arange(held), (shape.heads, 1)))
+        found = [view[places].astype(np.float32) for view in self._views(name, keys=True)]
+        return found[0] if len(found) == 1 else found[0] * found[1][..., None]

@@ -1,0 +1,226 @@
+"""Sessions of paged graphs with carryall's own kernel: KV blocks in host memory, written in place."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...contract import (
+    CONTEXT_LENGTH,
+    HIDDEN_STATES,
+    INPUT_IDS,
+    LAST_HIDDEN_STATE,
+    LOGITS,
+    NUM_TOKENS,
+    SLIDING_WINDOWS,
+    is_past,
+)
+from ...errors import GraphError, ProviderRuntimeError, UsageError
+from ...graph_opt.lower.attention.native_attention import CACHE_TYPE
+from ...graph_opt.lower.pipelines.ort_paged import TABLE
+from ..base import KVEviction, RunnerConfig, RunnerInfo
+from ..kv.block_memory import BlockMemory, BlockShape
+from ..kv.block_pool import BlockPool
+from ..kv.kv_memory import TRIM_STEP
+from ..kv.slot_graph import stated_number
+from ..runners.explicit_runner import known_size
+from ..runners.paged_runner import Logits, PagedBatch, PagedRunner
+from . import ort
+from .paged import paged_feeds
+from .slot_memory import shared_value
+
+_WIDTH_STEP = 8  # blocks; a longer text changes the shape of a decoding step every 256 tokens
+_MAX_BINDINGS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class HostPagedGraph:
+    """The interface of a graph with carryall's ``PagedAttention``.
+
+    Args:
+        shapes: a block of each cache, by name.
+        cache_type: the type of the caches.
+        vocab_size: columns of the logits.
+        context_length: maximum tokens of a sequence.
+        hidden_size: width of the input ``hidden_states``, None if there is none.
+        embedding_size: width of the output ``last_hidden_state``, 0 if there is none.
+        num_tokens: rows of the embedding table, None if unknown.
+    """
+
+    shapes: dict[str, BlockShape]
+    cache_type: str
+    vocab_size: int
+    context_length: int
+    hidden_size: int | None
+    embedding_size: int
+    num_tokens: int | None
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes of KV that a token takes in all layers."""
+        return sum(shape.bytes_per_token for shape in self.shapes.values())
+
+
+def is_host_paged(session: Any) -> bool:
+    """Whether a session's graph has carryall's ``PagedAttention``."""
+    return CACHE_TYPE in session.get_modelmeta().custom_metadata_map
+
+
+def read_host_paged_graph(session: Any, source: str) -> HostPagedGraph:
+    """Return the interface of a paged graph, read from its session.
+
+    Raises:
+        GraphError: layers have blocks of different numbers of positions.
+    """
+    facts = session.get_modelmeta().custom_metadata_map
+    windows = json.loads(facts.get(SLIDING_WINDOWS, "{}"))
+    inputs = {value.name: value for value in session.get_inputs()}
+    outputs = {value.name: value for value in session.get_outputs()}
+    shapes = {
+        name: _block_shape(value.shape, windows.get(name, 0))
+        for name, value in inputs.items()
+        if is_past(name)
+    }
+    if len({shape.size for shape in shapes.values()}) != 1:
+        raise GraphError(f"{source} has no paged KV cache with blocks of one size")
+    states = inputs.get(HIDDEN_STATES)
+    return HostPagedGraph(
+        shapes,
+        facts[CACHE_TYPE],
+        known_size(outputs[LOGITS].shape[-1], source),
+        int(facts[CONTEXT_LENGTH]),
+        None if states is None else states.shape[-1],
+        outputs[LAST_HIDDEN_STATE].shape[-1] if LAST_HIDDEN_STATE in outputs else 0,
+        stated_number(session, NUM_TOKENS, source),
+    )
+
+
+def _block_shape(shape: Sequence[int], window: int) -> BlockShape:
+    _, heads, size, row_bytes = shape
+    return BlockShape(heads, size, row_bytes, window)
+
+
+@dataclass(slots=True)
+class _Bound:
+    """A binding, and its inputs, whose content changes from run to run."""
+
+    binding: Any
+    feeds: dict[str, npt.NDArray[Any]]
+
+
+class HostPagedSession:
+    """A ``PagedSession`` on the CPU. Runs of equal shapes share a binding.
+
+    Args:
+        session: an open ``onnxruntime.InferenceSession`` of a paged graph.
+        memory: its caches.
+        vocab_size: columns of the logits.
+    """
+
+    def __init__(self, session: Any, memory: BlockMemory, vocab_size: int) -> None:
+        self._session, self._memory = session, memory
+        self._inputs = {value.name for value in session.get_inputs()}
+        self._caches = {name: shared_value(cache) for name, cache in memory.caches.items()}
+        self._bound: dict[tuple[int, ...], _Bound] = {}
+        self._logits = np.empty((0, 1, vocab_size), np.float32)
+
+    def run(self, batch: PagedBatch) -> Logits:
+        """See ``PagedSession``."""
+        feeds, states = paged_feeds(batch, self._inputs, _WIDTH_STEP), batch.last_hidden_states
+        wanted = len(batch.logits_positions)
+        try:
+            bound = self._binding(feeds, wanted)
+            for name, array in feeds.items():
+                bound.feeds[name][...] = array
+            if states is not None:
+                bound.binding.bind_ortvalue_output(LAST_HIDDEN_STATE, shared_value(states[:, None]))
+            self._session.run_with_iobinding(bound.binding)
+        except ort.runtime_errors() as error:
+            rows = len(batch.past_lens)
+            raise ProviderRuntimeError(f"a run of {rows} rows failed: {ort.one_line(error)}") from error
+        finally:
+            if states is not None:  # the binding keeps the caller's array
+                self._bound.clear()
+        return self._logits[:wanted, 0]
+
+    def _binding(self, feeds: Mapping[str, npt.NDArray[Any]], wanted: int) -> _Bound:
+        """Return a binding for these shapes, with arrays of its own."""
+        if len(self._logits) < wanted:
+            self._logits = np.empty((wanted, 1, self._logits.shape[2]), np.float32)
+            self._bound.clear()
+        key = (*feeds[INPUT_IDS].shape, *feeds[TABLE].shape, wanted)
+        if key not in self._bound:
+            if len(self._bound) >= _MAX_BINDINGS:
+                self._bound.pop(next(iter(self._bound)))
+            binding = self._session.io_binding()
+            own = {name: np.empty_like(array, order="C") for name, array in feeds.items()}
+            for name, value in [*self._caches.items(), *((n, shared_value(a)) for n, a in own.items())]:
+                binding.bind_ortvalue_input(name, value)
+            binding.bind_ortvalue_output(LOGITS, shared_value(self._logits[:wanted]))
+            self._bound[key] = _Bound(binding, own)
+        return self._bound[key]
+
+    def copy_block(self, source: int, target: int) -> None:
+        """See ``PagedSession``."""
+        self._memory.copy_block(source, target)
+
+    def read_blocks(self, blocks: Sequence[int]) -> list[npt.NDArray[Any]]:
+        """See ``PagedSession``."""
+        return self._memory.read(blocks)
+
+    def write_blocks(self, blocks: Sequence[int], parts: Sequence[npt.NDArray[Any]]) -> None:
+        """See ``PagedSession``."""
+        try:
+            self._memory.write(blocks, parts)
+        except ValueError as error:
+            raise ProviderRuntimeError(f"the KV has another layout: {error}") from error
+
+    def evict_kv(
+        self, blocks: Sequence[int], targets: Sequence[int], held: int, eviction: KVEviction
+    ) -> None:
+        """See ``PagedSession``."""
+        self._memory.evict_kv(blocks, targets, held, eviction)
+
+
+def host_paged_runner(session: Any, config: RunnerConfig, source: str) -> PagedRunner:
+    """Return the runner of a graph with carryall's ``PagedAttention``.
+
+    Address space is reserved for all slots; a block takes memory from its first write.
+
+    Raises:
+        GraphError: the graph is damaged.
+        UsageError: the context length exceeds the graph's.
+        ProviderRuntimeError: the address space cannot be reserved.
+    """
+    graph = read_host_paged_graph(session, source)
+    length = config.context_length or graph.context_length
+    if length > graph.context_length:
+        raise UsageError(
+            f"context length {length} exceeds {graph.context_length}, for which {source} was lowered"
+        )
+    shapes = list(graph.shapes.values())
+    blocks = config.max_slots * -(-length // shapes[0].size)
+    memory = BlockMemory(graph.shapes, blocks, graph.cache_type)
+    windows = [shape.window for shape in shapes]
+    info = RunnerInfo(
+        graph.vocab_size,
+        length,
+        config.max_slots,
+        graph.bytes_per_token,
+        batched_multi_token=True,
+        kv_layout=memory.layout,
+        embedding_size=graph.embedding_size,
+        evicts_kv=True,
+        sliding_window=max(windows),
+        # Layers share block tables, so blocks can be freed only if every layer has a window.
+        trim_step=TRIM_STEP if all(windows) else 0,
+        window_bytes_per_token=graph.bytes_per_token if all(windows) else 0,
+        num_tokens=graph.num_tokens,
+    )
+    pool = BlockPool(blocks, shapes[0].size, config.max_slots)
+    return PagedRunner(HostPagedSession(session, memory, graph.vocab_size), pool, info, graph.hidden_size)

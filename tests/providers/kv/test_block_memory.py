@@ -1,0 +1,62 @@
+"""Blocks of carryall's attention kernel on the host: copies, and evictions that keep the right rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from native_attention import Cache, run
+from paged_attention_reference import attention, random_case
+
+from carryall.graph_opt.lower.attention.native_attention import CACHE_TYPES
+from carryall.providers.base import KVEviction
+from carryall.providers.kv.block_memory import BlockMemory, BlockShape
+
+KEY, VALUE = "past_key_values.0.key", "past_key_values.0.value"
+
+
+@pytest.mark.parametrize("cache_type", list(CACHE_TYPES))
+@pytest.mark.parametrize("window", [0, 20])
+def test_attention_after_an_eviction_is_that_of_the_kept_tokens(
+    library: Path, cache_type: str, window: int
+) -> None:
+    """The kernel writes 60 tokens, rows are evicted, and the kernel reads what is left."""
+    rng = np.random.default_rng(0)
+    case = random_case(
+        rng, heads=(4, 2), size=20, lengths=[60], past=[0], block=32, cache=CACHE_TYPES[cache_type]
+    )
+    case.keys[0][[7, 31]] *= 9  # far from the mean
+    cache = Cache(case, rng)
+    cache.keys[...] = cache.values[...] = 0  # as mapped memory
+    run(library, "portable", case, cache)
+    shape = BlockShape(2, 32, case.row_bytes, window)
+    memory = BlockMemory({KEY: shape, VALUE: shape}, cache.blocks, cache_type)
+    memory.caches[KEY][...], memory.caches[VALUE][...] = cache.keys, cache.values
+    blocks = [int(block) for block in cache.table[0, :2]]
+    target = [block for block in range(cache.blocks) if block not in blocks][:1]
+    memory.evict_kv(blocks, target, 60, KVEviction(kept=28, sinks=4, recent=22))
+    kept = [*range(4), *([36, 37] if window else [7, 31]), *range(38, 60)]
+    after = random_case(
+        rng, heads=(4, 2), size=20, lengths=[1], past=[28], block=32, cache=CACHE_TYPES[cache_type]
+    )
+    after.keys[0][:28], after.values[0][:28] = case.keys[0][kept], case.values[0][kept]
+    cache.keys[...], cache.values[...] = memory.caches[KEY], memory.caches[VALUE]
+    cache.table = np.array([target], np.int32)
+    np.testing.assert_allclose(run(library, "portable", after, cache), attention(after), rtol=1e-5, atol=1e-5)
+    memory.close()
+
+
+def test_blocks_are_copied_read_and_written() -> None:
+    shape = BlockShape(2, 16, 64)
+    memory = BlockMemory({KEY: shape, VALUE: shape}, 4, "float32")
+    assert shape.bytes_per_token == 128
+    memory.caches[KEY][1], memory.caches[VALUE][1] = 5, 6
+    memory.copy_block(1, 3)
+    parts = [part.copy() for part in memory.read([3, 0])]
+    assert [int(part[0, 0, 0, 0]) for part in parts] == [5, 6]
+    memory.write([2, 1], parts)
+    assert [int(cache[2].min()) for cache in memory.caches.values()] == [5, 6]
+    assert [int(cache[1].max()) for cache in memory.caches.values()] == [0, 0]
+    assert memory.layout == f"carryall blocks 1 float32: {KEY} [2, 16, 64]; {VALUE} [2, 16, 64]"
+    memory.close()

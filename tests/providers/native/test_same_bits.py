@@ -1,0 +1,76 @@
+"""With carryall's kernels and paged KV, logits are equal bit by bit whatever else runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from carryall.providers.base import Row, Runner
+from carryall.runtime.models.loading import load_model
+
+Logits = npt.NDArray[np.float32]
+PAGED = {"kernels": "carryall", "kv_memory": "paged"}
+TEXT = np.random.default_rng(0).integers(5, 200, 300)
+OTHER = np.random.default_rng(1).integers(5, 200, 300)
+
+
+@pytest.fixture(autouse=True)
+def _library(kernels_of_this_machine: Path) -> None:
+    """Every test of this module needs the library."""
+
+
+@pytest.fixture(params=["float32", "int8"])
+def runner(request: pytest.FixtureRequest, _library: None) -> Iterator[Runner]:
+    loaded = load_model(
+        "demo",
+        quantize="int4-fast",
+        max_slots=8,
+        context_length=512,
+        provider_options={**PAGED, "kv_cache": request.param},
+    )
+    yield loaded.runner
+    loaded.close()
+
+
+def alone(runner: Runner) -> Logits:
+    """Return the logits of every position of the text in one run."""
+    logits = runner.forward([Row(0, TEXT, 0, num_logits=len(TEXT))])[0].copy()
+    runner.release(0)
+    return logits
+
+
+def test_pieces_neighbours_prefixes_and_drafts_change_no_bit(runner: Runner) -> None:
+    expected = alone(runner)
+    # In pieces, beside prompts and decoding rows of others.
+    start = 0
+    for step, length in enumerate([1, 70, 5, 128, 90, 1, 1, 4]):
+        rows = [Row(slot, OTHER[: 9 * slot + step], 0, 0) for slot in range(2, 2 + step % 4)]
+        own = Row(1, TEXT[start : start + length], start, num_logits=length)
+        found = runner.forward([*rows[:1], own, *rows[1:]])[min(1, len(rows))]
+        np.testing.assert_array_equal(found, expected[start : start + length])
+        start += length
+    # A shared prefix that ends within a block, then other tokens, then these again.
+    runner.copy_prefix(1, 0, 77)
+    runner.forward([Row(0, OTHER[:6], 77)])  # refused drafts
+    np.testing.assert_array_equal(
+        runner.forward([Row(0, TEXT[77:200], 77, num_logits=123)])[0], expected[77:200]
+    )
+    np.testing.assert_array_equal(
+        runner.forward([Row(1, TEXT[150:], 150, num_logits=150)])[0], expected[150:]
+    )
+
+
+def test_threads_change_no_bit() -> None:
+    found = []
+    for threads in (1, 2, 3):
+        loaded = load_model(
+            "demo", quantize="int4-fast", max_slots=2, num_threads=threads, provider_options=PAGED
+        )
+        found.append(alone(loaded.runner))
+        loaded.close()
+    for other in found[1:]:
+        np.testing.assert_array_equal(other, found[0])
