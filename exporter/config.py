@@ -8,6 +8,7 @@ only.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +35,8 @@ _RANGES: Mapping[str, tuple[int, int]] = {
     **dict.fromkeys(LENGTH_KEYS, (1, MAX_POSITIONS)),
     "original_max_position_embeddings": (1, MAX_POSITIONS),
     "vocab_size": (1, 2**27),
+    **dict.fromkeys(("q_lora_rank", "kv_lora_rank", "qk_rope_head_dim"), (1, 2**20)),
+    **dict.fromkeys(("qk_nope_head_dim", "v_head_dim"), _HEADS),
     **dict.fromkeys(("sliding_window_pattern", "no_rope_layer_interval", "decoder_sparse_step"), _HEADS),
 }
 _ANY_COUNT = (0, 2**31 - 1)
@@ -43,7 +46,10 @@ _SHOWN = 40  # characters of a value in a message
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeConfig:
-    """One rotary position embedding. Which fields are used depends on ``rope_type``; see ``rope.py``."""
+    """One rotary position embedding. Which fields are used depends on ``rope_type``; see ``rope.py``.
+
+    ``interleaved`` rotates pairs of adjacent elements instead of elements of both halves.
+    """
 
     rope_type: str
     theta: float
@@ -61,6 +67,7 @@ class RopeConfig:
     truncate: bool = True
     short_factor: tuple[float, ...] = ()
     long_factor: tuple[float, ...] = ()
+    interleaved: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +83,11 @@ class ExpertsConfig:
         names: names of an expert's gate, up and down projections in the checkpoint.
         shared: intermediate size of the shared expert, which every token uses and a sigmoid gate scales; 0
             for none.
+        groups: number of groups of experts; a token's experts are those of its best groups.
+        groups_per_token: number of groups that each token's experts come from.
+        scale: factor of the routing weights.
+        alpha: factor inside the sigmoid of an expert's SiLU.
+        limit: bound of an expert's gate and up projections.
     """
 
     scope: str
@@ -85,6 +97,30 @@ class ExpertsConfig:
     normalize: bool
     names: tuple[str, str, str]
     shared: int = 0
+    groups: int = 1
+    groups_per_token: int = 1
+    scale: float = 1.0
+    alpha: float = 1.0
+    limit: float = math.inf
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentConfig:
+    """Multi-head latent attention (DeepSeek-V2, https://arxiv.org/abs/2405.04434, section 2.1).
+
+    Args:
+        query_rank: width of the compressed queries; None if they are not compressed.
+        key_value_rank: width of the compressed keys and values.
+        rotary: elements of a key head with a rotary embedding, which all heads share.
+        plain: elements of a key head without one.
+        value: elements of a value head.
+    """
+
+    query_rank: int | None
+    key_value_rank: int
+    rotary: int
+    plain: int
+    value: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +135,12 @@ class DecoderConfig:
         residual_scale: factor of the output of attention and of the feed-forward layer.
         logits_scale: factor of the logits.
         parallel_residual: whether attention and the feed-forward layer read the same residual sum.
+        alibi_slopes: per query head, the factor of a key's position that is added to its score (ALiBi,
+            https://arxiv.org/abs/2108.12409); empty for none.
+        embedding_width: width of the embedding if it is projected to the hidden size; None if it is not.
+        latent: latent attention; None for attention without compression.
+        unused_layers: number of layers behind the decoder's in the checkpoint, for speculation.
+        norm_first: whether norms are in front of attention and of the feed-forward layer, not behind them.
     """
 
     model_type: str
@@ -125,6 +167,11 @@ class DecoderConfig:
     residual_scale: float = 1.0
     logits_scale: float = 1.0
     parallel_residual: bool = False
+    alibi_slopes: tuple[float, ...] = ()
+    embedding_width: int | None = None
+    norm_first: bool = True
+    latent: LatentConfig | None = None
+    unused_layers: int = 0
 
     @property
     def q_size(self) -> int:
@@ -231,7 +278,9 @@ def decoder_config(
     )
 
 
-def rope_config(raw: RawConfig, parameters: RawConfig | None = None) -> RopeConfig:
+def rope_config(
+    raw: RawConfig, parameters: RawConfig | None = None, *, interleaved: bool = False
+) -> RopeConfig:
     """Read a rotary embedding from ``parameters``, by default from the whole model's in ``raw``."""
     if parameters is None:
         parameters = mapping(raw, "rope_parameters", "rope_scaling")
@@ -257,6 +306,7 @@ def rope_config(raw: RawConfig, parameters: RawConfig | None = None) -> RopeConf
         truncate=bool(parameters.get("truncate", True)),
         short_factor=tuple(parameters.get("short_factor", ())),
         long_factor=tuple(parameters.get("long_factor", ())),
+        interleaved=interleaved,
     )
 
 

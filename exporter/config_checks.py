@@ -96,6 +96,12 @@ def _check_experts(experts: ExpertsConfig) -> None:
     _number("number of experts", experts.count, 1, 2**14, whole=True)
     _number("num_experts_per_tok", experts.per_token, 1, experts.count, whole=True)
     _number("expert's intermediate size", experts.width, 1, 2**22, whole=True)
+    _number("number of groups of experts", experts.groups, 1, experts.count, whole=True)
+    _number("topk_group", experts.groups_per_token, 1, experts.groups, whole=True)
+    if experts.count % experts.groups:
+        raise CheckpointError(
+            f"config.json: {experts.count} experts cannot be divided into {experts.groups} groups"
+        )
 
 
 def check_layer_count(config: DecoderConfig, checkpoint: Checkpoint) -> None:
@@ -106,6 +112,8 @@ def check_layer_count(config: DecoderConfig, checkpoint: Checkpoint) -> None:
     """
     counts = checkpoint.layer_counts()
     if config.num_layers in counts.values():
+        return
+    if config.unused_layers and config.num_layers + config.unused_layers in counts.values():
         return
     held = ", ".join(f"{count} of '{prefix}.N'" for prefix, count in sorted(counts.items())) or "none"
     raise CheckpointError(

@@ -105,6 +105,8 @@ class Decoder(GraphWriter):
     def _write_mask(self, window: int | None) -> ir.Value:
         """Return the mask [batch, 1, sequence, total]: 0 where a query may attend, else the lowest float32.
 
+        With ALiBi it is [batch, heads, sequence, total], and holds each head's bias where a query may attend.
+
         Query i has cache index past + i. It attends to tokens up to its own index, of the last ``window``
         ones, whose attention_mask is 1.
         """
@@ -124,6 +126,14 @@ class Decoder(GraphWriter):
         return self.op(
             "Where",
             self.op("And", visible, real),
-            self.constant(0, np.float32, "visible"),
+            self._position_bias() if self.config.alibi_slopes else self.constant(0, np.float32, "visible"),
             self.constant(np.finfo(np.float32).min, np.float32, "hidden"),
         )
+
+    def _position_bias(self) -> ir.Value:
+        """Return the ALiBi bias [batch, heads, 1, total]: each head's slope times the keys' positions."""
+        ends = self.op("CumSum", self.attention_mask, self.constant(1, np.int64, "1"))
+        positions = self.op("Sub", ends, self.constant(1, np.int64, "1"))
+        by_head = self.op("Unsqueeze", self.op("Cast", positions, to=ir.DataType.FLOAT), self.ints(1, 2))
+        slopes = np.reshape(self.config.alibi_slopes, (1, -1, 1, 1))
+        return self.op("Mul", by_head, self.constant(slopes, np.float32, "alibi_slopes"))

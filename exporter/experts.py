@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import onnx_ir as ir
 
@@ -16,32 +18,55 @@ def mlp(net: Decoder, layer: int, x: ir.Value) -> ir.Value:
     return layers.gated_mlp(net, layer, x) if experts is None else sparse_mlp(net, x, experts)
 
 
-def sparse_mlp(net: Decoder, x: ir.Value, experts: ExpertsConfig) -> ir.Value:
+Route = Callable[[Decoder, ir.Value, ExpertsConfig], tuple[ir.Value, ir.Value]]
+WriteExpert = Callable[[Decoder, ir.Value, int, ExpertsConfig], ir.Value]
+
+
+def sparse_mlp(
+    net: Decoder,
+    x: ir.Value,
+    experts: ExpertsConfig,
+    *,
+    route: Route | None = None,
+    expert: WriteExpert | None = None,
+    shared: Callable[[Decoder, ir.Value, ExpertsConfig], ir.Value] | None = None,
+) -> ir.Value:
     """Write a sparse mixture of experts with top-k routing (https://arxiv.org/abs/2401.04088).
 
     Copies of the tokens are sorted by expert and split, so that each expert computes only its own tokens
     (perhaps none) and every weight belongs to a plain MatMul. The results are sorted back by token and
     summed. ScatterND with reduction "add" is not used: onnxruntime's runs in several threads and loses
     additions where a token occurs twice.
+
+    Args:
+        net: the graph to write into.
+        x: [batch, sequence, hidden].
+        experts: their number and sizes.
+        route: returns weights and indices of each token's experts; by default those of ``softmax_route``.
+        expert: writes one expert; by default a gated MLP.
+        shared: writes the expert of all tokens; by default with a gate.
     """
+    write, write_shared = expert or _expert, shared or _shared_expert
     hidden = net.config.hidden_size
     with net.scope(experts.scope):
         tokens = net.op("Reshape", x, net.ints(-1, hidden))
-        weights, chosen = _route(net, tokens, experts)
+        weights, chosen = (route or softmax_route)(net, tokens, experts)
         order, sizes = _sort_by_expert(net, chosen, experts.count)
         rows = net.op("Div", order, net.constant(experts.per_token, np.int64, "experts_per_token"))
         groups = net.ops("Split", net.op("Gather", tokens, rows), sizes, num_outputs=experts.count, axis=0)
-        results = [_expert(net, group, index, experts) for index, group in enumerate(groups)]
+        results = [write(net, group, index, experts) for index, group in enumerate(groups)]
         by_token = net.op("Gather", net.op("Concat", *results, axis=0), _argsort(net, order))
         of_token = net.op("Reshape", by_token, net.ints(-1, experts.per_token, hidden))
         mixed = net.op("MatMul", net.op("Unsqueeze", weights, net.ints(1)), of_token)
         mixed = net.op("Reshape", mixed, net.op("Shape", x))
-        return net.op("Add", mixed, _shared_expert(net, x, experts)) if experts.shared else mixed
+        return net.op("Add", mixed, write_shared(net, x, experts)) if experts.shared else mixed
 
 
-def _route(net: Decoder, tokens: ir.Value, experts: ExpertsConfig) -> tuple[ir.Value, ir.Value]:
+def softmax_route(
+    net: Decoder, tokens: ir.Value, experts: ExpertsConfig, name: str = "gate", *, bias: bool = False
+) -> tuple[ir.Value, ir.Value]:
     """Return the routing weights and indices of each token's experts, both [tokens, per_token]."""
-    scores = layers.linear(net, "gate", tokens, net.config.hidden_size, experts.count)
+    scores = layers.linear(net, name, tokens, net.config.hidden_size, experts.count, bias=bias)
     likely = net.op("Softmax", scores, axis=-1)
     weights, chosen = net.ops("TopK", likely, net.ints(experts.per_token), num_outputs=2, axis=-1)
     if experts.normalize:
@@ -64,17 +89,17 @@ def _argsort(net: Decoder, numbers: ir.Value) -> ir.Value:
 def _expert(net: Decoder, x: ir.Value, index: int, experts: ExpertsConfig) -> ir.Value:
     """Write expert ``index``, applied to its tokens x [n, hidden]."""
     with net.scope(f"experts.{index}"):
-        return _gated_mlp(net, x, experts.names, experts.width)
+        return gated_mlp(net, x, experts.names, experts.width)
 
 
 def _shared_expert(net: Decoder, x: ir.Value, experts: ExpertsConfig) -> ir.Value:
     """Write the shared expert, times sigmoid(gate(x))."""
     share = net.op("Sigmoid", layers.linear(net, "shared_expert_gate", x, net.config.hidden_size, 1))
     with net.scope("shared_expert"):
-        return net.op("Mul", share, _gated_mlp(net, x, experts.names, experts.shared))
+        return net.op("Mul", share, gated_mlp(net, x, experts.names, experts.shared))
 
 
-def _gated_mlp(net: Decoder, x: ir.Value, names: tuple[str, str, str], width: int) -> ir.Value:
+def gated_mlp(net: Decoder, x: ir.Value, names: tuple[str, str, str], width: int) -> ir.Value:
     """Write down(act(gate(x)) * up(x))."""
     hidden, (gate, up, down) = net.config.hidden_size, names
     activated = layers.activation(net, layers.linear(net, gate, x, hidden, width))

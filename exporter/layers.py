@@ -38,23 +38,54 @@ def pre_norm_decoder(
     return lm_head(net, x, embedding_name="model.embed_tokens")
 
 
-def embedding(net: Decoder, name: str) -> ir.Value:
-    """Look up token embeddings [batch, sequence, hidden]."""
+def post_norm_decoder(
+    net: Decoder,
+    *,
+    attention: Callable[[Decoder, int, ir.Value], ir.Value],
+    mlp: Callable[[Decoder, int, ir.Value], ir.Value],
+) -> ir.Value:
+    """Write a decoder with norms behind its parts, as in OLMo 2: x += norm(attention(x)); x += norm(mlp(x)).
+
+    Returns:
+        Logits [batch, sequence, vocab].
+    """
+    x = embedding(net, "model.embed_tokens")
+    for layer in range(net.config.num_layers):
+        with net.scope(f"model.layers.{layer}"):
+            x = net.op("Add", x, rms_norm(net, "post_attention_layernorm", attention(net, layer, x)))
+            x = net.op("Add", x, rms_norm(net, "post_feedforward_layernorm", mlp(net, layer, x)))
+    x = rms_norm(net, "model.norm", x)
+    return lm_head(net, x, embedding_name="model.embed_tokens")
+
+
+def embedding(net: Decoder, name: str, width: int | None = None) -> ir.Value:
+    """Look up token embeddings [batch, sequence, width]; the width is by default the hidden size."""
     with net.scope(name):
-        weight = net.weight("weight", net.config.vocab_size, net.config.hidden_size)
+        weight = net.weight("weight", net.config.vocab_size, width or net.config.hidden_size)
         return net.op("Gather", weight, net.input_ids)
 
 
-def lm_head(net: Decoder, x: ir.Value, *, embedding_name: str, head_name: str = "lm_head") -> ir.Value:
-    """Compute logits [batch, sequence, vocab]. A tied head uses the embedding's initializer, stored once."""
+def lm_head(
+    net: Decoder,
+    x: ir.Value,
+    *,
+    embedding_name: str,
+    head_name: str = "lm_head",
+    width: int | None = None,
+) -> ir.Value:
+    """Compute logits [batch, sequence, vocab] of x [batch, sequence, width], by default the hidden size.
+
+    A tied head uses the embedding's initializer, stored once.
+    """
     c = net.config
+    width = width or c.hidden_size
     if not c.tie_word_embeddings:
-        return softcap(net, linear(net, head_name, x, c.hidden_size, c.vocab_size), c.final_softcap)
+        return softcap(net, linear(net, head_name, x, width, c.vocab_size), c.final_softcap)
     net.checkpoint.ignore(f"{head_name}.weight")  # some checkpoints hold it twice
     with net.scope(embedding_name):
-        weight = net.weight("weight", c.vocab_size, c.hidden_size)
+        weight = net.weight("weight", c.vocab_size, width)
     with net.scope(head_name):
-        rows = net.op("Reshape", x, net.ints(-1, c.hidden_size))
+        rows = net.op("Reshape", x, net.ints(-1, width))
         logits = net.op("Gemm", rows, weight, transB=1)
         shape = net.op("Concat", net.op("Shape", net.input_ids), net.ints(c.vocab_size), axis=0)
         return softcap(net, net.op("Reshape", logits, shape), c.final_softcap)
@@ -127,20 +158,27 @@ def split_linear(
 
 
 def rms_norm(
-    net: Decoder, name: str, x: ir.Value, size: int | None = None, *, view: View | None = None
+    net: Decoder,
+    name: str,
+    x: ir.Value,
+    size: int | None = None,
+    *,
+    view: View | None = None,
+    epsilon: float | None = None,
 ) -> ir.Value:
     """Write RMSNormalization (https://arxiv.org/abs/1910.07467) over the last axis."""
+    epsilon = net.config.norm_eps if epsilon is None else epsilon
     with net.scope(name):
         weight = net.weight("weight", size or net.config.hidden_size, view=view)
-        return net.op("RMSNormalization", x, weight, axis=-1, epsilon=net.config.norm_eps)
+        return net.op("RMSNormalization", x, weight, axis=-1, epsilon=epsilon)
 
 
-def layer_norm(net: Decoder, name: str, x: ir.Value) -> ir.Value:
+def layer_norm(net: Decoder, name: str, x: ir.Value, *, bias: bool = True) -> ir.Value:
     """Write LayerNormalization (https://arxiv.org/abs/1607.06450) over the last axis."""
     size = net.config.hidden_size
     with net.scope(name):
-        weight, bias = net.weight("weight", size), net.weight("bias", size)
-        return net.op("LayerNormalization", x, weight, bias, axis=-1, epsilon=net.config.norm_eps)
+        operands = [net.weight("weight", size), *([net.weight("bias", size)] if bias else [])]
+        return net.op("LayerNormalization", x, *operands, axis=-1, epsilon=net.config.norm_eps)
 
 
 def scaled(net: Decoder, x: ir.Value, factor: float) -> ir.Value:
@@ -176,6 +214,54 @@ def qkv(net: Decoder, x: ir.Value, *, bias: bool) -> tuple[ir.Value, ir.Value, i
     )
 
 
+def selected_linear(
+    net: Decoder,
+    stored: str,
+    name: str,
+    x: ir.Value,
+    shape: tuple[int, int],
+    rows: View,
+    *,
+    bias: bool = False,
+) -> ir.Value:
+    """Write a linear layer whose outputs are a selection of those of a stored module.
+
+    Args:
+        net: the graph to write into.
+        stored: name of the checkpoint's module.
+        name: name of the layer.
+        x: the input, [..., in].
+        shape: shape of the stored weight, [out, in].
+        rows: selects or reorders outputs of the stored weight and bias.
+        bias: whether the module has a bias.
+    """
+    x = net.ordered(f"{stored}.weight", shape, x)
+    weight = net.weight(f"{stored}.weight", *shape, view=_transposed(rows), new_name=f"{name}.weight")
+    with net.scope(name):
+        y = net.op("MatMul", x, weight)
+    if not bias:
+        return y
+    values = net.weight(f"{stored}.bias", shape[0], view=rows, new_name=f"{name}.bias")
+    with net.scope(name):
+        return net.op("Add", y, values)
+
+
+def grouped_qkv(net: Decoder, fused: str, x: ir.Value, *, bias: bool) -> tuple[ir.Value, ir.Value, ir.Value]:
+    """Compute queries, keys and values of x by a module that stores them by group of heads.
+
+    Its outputs are [num_kv_heads, num_heads / num_kv_heads + 2, head_dim]: queries, a key and a value.
+    """
+    c = net.config
+    queries = c.num_heads // c.num_kv_heads
+    shape = (c.q_size + 2 * c.kv_size, c.hidden_size)
+    parts = {"q_proj": slice(queries), "k_proj": slice(-2, -1), "v_proj": slice(-1, None)}
+    results = []
+    for name, part in parts.items():
+        rows = _heads_of_groups(c.num_kv_heads, queries + 2, part)
+        results.append(selected_linear(net, fused, name, x, shape, rows, bias=bias))
+    return results[0], results[1], results[2]
+
+
 def attention(net: Decoder, layer: int, q: ir.Value, k: ir.Value, v: ir.Value) -> ir.Value:
     """Apply rotary embeddings to q and k if ``layer`` has them, append k and v to the cache, and attend.
 
@@ -196,6 +282,35 @@ def attention(net: Decoder, layer: int, q: ir.Value, k: ir.Value, v: ir.Value) -
     )
     net.set_present(layer, key, value)
     return out
+
+
+def attention_with_sinks(
+    net: Decoder, layer: int, q: ir.Value, k: ir.Value, v: ir.Value, sinks: ir.Value
+) -> ir.Value:
+    """Like ``attention``, with a sink per query head: a score whose key has no value.
+
+    ``Attention`` of opset 23 has no sinks, so this is its decomposition. ``sinks`` is [num_heads].
+    """
+    c = net.config
+    groups, queries = c.num_kv_heads, c.num_heads // c.num_kv_heads
+    q = _by_group(net, _rotate(net, layer, q, c.num_heads), queries)
+    parts = (_rotate(net, layer, k, groups), v)
+    past = net.past[layer]
+    key, value = (
+        net.op("Concat", old, net.op("Squeeze", _by_group(net, new, 1), net.ints(2)), axis=2)
+        for old, new in zip(past, parts, strict=True)
+    )
+    net.set_present(layer, key, value)
+    keys = net.op("Transpose", net.op("Unsqueeze", key, net.ints(2)), perm=[0, 1, 2, 4, 3])
+    scores = net.op("MatMul", scaled(net, q, c.attention_scale), keys)
+    scores = net.op("Add", scores, net.op("Unsqueeze", net.mask(layer), net.ints(1)))
+    sink = net.op("Reshape", sinks, net.ints(1, groups, queries, 1, 1))
+    largest = net.op("Max", net.op("ReduceMax", scores, net.ints(-1), keepdims=1), sink)
+    powers = net.op("Exp", net.op("Sub", scores, largest))
+    total = net.op("ReduceSum", powers, net.ints(-1), keepdims=1)
+    total = net.op("Add", total, net.op("Exp", net.op("Sub", sink, largest)))
+    out = net.op("MatMul", net.op("Div", powers, total), net.op("Unsqueeze", value, net.ints(2)))
+    return net.op("Reshape", net.op("Transpose", out, perm=[0, 3, 1, 2, 4]), net.ints(0, 0, c.q_size))
 
 
 def gated_mlp(net: Decoder, layer: int, x: ir.Value) -> ir.Value:
@@ -232,8 +347,28 @@ def _rotate(net: Decoder, layer: int, x: ir.Value, num_heads: int) -> ir.Value:
     config = net.config.ropes[layer]
     if config is None:
         return x
-    partial = {} if config.rotary_dim == net.config.head_dim else {"rotary_embedding_dim": config.rotary_dim}
-    return net.op("RotaryEmbedding", x, *net.rope(config), num_heads=num_heads, **partial)
+    options = {} if config.rotary_dim == net.config.head_dim else {"rotary_embedding_dim": config.rotary_dim}
+    if config.interleaved:
+        options["interleaved"] = 1
+    return net.op("RotaryEmbedding", x, *net.rope(config), num_heads=num_heads, **options)
+
+
+def _by_group(net: Decoder, x: ir.Value, queries: int) -> ir.Value:
+    """Return x [batch, sequence, heads * size] as [batch, kv_heads, queries, sequence, size]."""
+    heads = net.op("Reshape", x, net.ints(0, 0, net.config.num_kv_heads, queries, net.config.head_dim))
+    return net.op("Transpose", heads, perm=[0, 2, 3, 1, 4])
+
+
+def _heads_of_groups(groups: int, size: int, part: slice) -> View:
+    def view(array: Array) -> Array:
+        by_group = array.reshape(groups, size, -1, *array.shape[1:])
+        return by_group[:, part].reshape(-1, *array.shape[1:])
+
+    return view
+
+
+def _transposed(view: View) -> View:
+    return lambda array: view(array).T
 
 
 def _rows_transposed(part: slice) -> View:

@@ -42,8 +42,10 @@ def transformers_answer(checkpoint: Path) -> dict[str, Array]:
     torch.set_num_threads(1)  # more threads are slower at these sizes
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
+    # transformers' eager attention of Falcon adds ALiBi twice.
+    has_alibi = getattr(transformers.AutoConfig.from_pretrained(checkpoint), "alibi", False)
     model = transformers.AutoModelForCausalLM.from_pretrained(
-        checkpoint, dtype=torch.float32, attn_implementation="eager"
+        checkpoint, dtype=torch.float32, attn_implementation="sdpa" if has_alibi else "eager"
     ).eval()
     # transformers' Gemma 3 reads attn_logit_softcapping but passes it to no layer.
     cap = getattr(model.config, "attn_logit_softcapping", None)

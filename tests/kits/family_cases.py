@@ -137,6 +137,53 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "rotary_emb_base": 5000,
         },
     ),
+    "ernie4_5": ("ernie4_5", {}),
+    "ernie4_5-biases": ("ernie4_5", {"use_bias": True, "tie_word_embeddings": True}),
+    "glm4": ("glm4", {}),
+    "exaone4": ("exaone4", {"seed": 1}),
+    "exaone4-no-window": ("exaone4", {"sliding_window": "null", "layer_types": ["full_attention"] * 2}),
+    "cohere2": ("cohere2", {}),
+    "stablelm": ("stablelm", {}),
+    "stablelm-parallel-head-norms": (
+        "stablelm",
+        {"use_parallel_residual": True, "qk_layernorm": True, "use_qkv_bias": True},
+    ),
+    "opt": ("opt", {}),
+    "opt-norms-behind-projected": ("opt", {"do_layer_norm_before": False, "word_embed_proj_dim": 16}),
+    "bloom": ("bloom", {"seed": 1}),
+    "bloom-six-heads": ("bloom", {"n_head": 6, "hidden_size": 48}),
+    "falcon": ("falcon", {"seed": 1}),
+    "falcon-groups": ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2, "seed": 1}),
+    "falcon-alibi-sequential": (
+        "falcon",
+        {"alibi": True, "multi_query": False, "parallel_attn": False, "bias": True},
+    ),
+    "deepseek_v2": ("deepseek_v2", {}),
+    "deepseek_v2-groups-yarn": (
+        "deepseek_v2",
+        {
+            "q_lora_rank": 12,
+            "topk_method": "group_limited_greedy",
+            "n_group": 3,
+            "topk_group": 2,
+            "routed_scaling_factor": 2.0,
+            "first_k_dense_replace": 1,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "factor": 4.0,
+                "mscale": 0.7,
+                "mscale_all_dim": 0.7,
+                "original_max_position_embeddings": 32,
+                **_THETA,
+            },
+        },
+    ),
+    "deepseek_v3": ("deepseek_v3", {}),
+    "deepseek_v3-halves": (
+        "deepseek_v3",
+        {"rope_interleave": False, "q_lora_rank": "null", "norm_topk_prob": False, "attention_bias": True},
+    ),
+    "gpt_oss": ("gpt_oss", {}),
 }
 
 # The ropes of these cases depend on the longest position of a run, so a prompt in pieces differs from the

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from safetensors.numpy import load_file, save_file
 from tiny_families import FAMILY_CONFIGS, family_shapes
+from tiny_layouts import LAYOUTS
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 BOS, EOS, PAD = 256, 257, 258
@@ -101,6 +102,7 @@ CONFIGS: dict[str, Config] = {
     "gemma3_text": _GEMMA3_TEXT,
     "gemma3": {"text_config": {"model_type": "gemma3_text", **_GEMMA3_TEXT}},
     **FAMILY_CONFIGS,
+    **{model_type: config for model_type, (config, _) in LAYOUTS.items()},
     "gpt2": {
         "vocab_size": 260,
         "n_embd": 32,
@@ -320,6 +322,7 @@ def _gpt2_shapes(config: Mapping[str, Any]) -> Shapes:
 
 _SHAPES: dict[str, Callable[[Mapping[str, Any]], Shapes]] = {
     **dict.fromkeys(FAMILY_CONFIGS, family_shapes),
+    **{model_type: shapes for model_type, (_, shapes) in LAYOUTS.items()},
     "llama": _llama_shapes,
     "mistral": _llama_shapes,
     "qwen2": _llama_shapes,

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 
 import onnx_ir as ir
 
 from ... import layers
 from ...config import DecoderConfig, RawConfig, decoder_config, mapping, rope_config, with_defaults
 from ...decoder import Decoder
-from ...weights import Array
 
 DEFAULTS: RawConfig = {
     "attention_bias": True,
@@ -52,33 +50,6 @@ def attention(net: Decoder, layer: int, x: ir.Value) -> ir.Value:
     """Multi-head self-attention."""
     c = net.config
     with net.scope("attention"):
-        q, k, v = (
-            _projection(net, x, part, name) for part, name in enumerate(("q_proj", "k_proj", "v_proj"))
-        )
+        q, k, v = layers.grouped_qkv(net, "query_key_value", x, bias=c.attention_bias)
         out = layers.attention(net, layer, q, k, v)
         return layers.linear(net, "dense", out, c.q_size, c.hidden_size, bias=c.attention_bias)
-
-
-def _projection(net: Decoder, x: ir.Value, part: int, name: str) -> ir.Value:
-    """Write q, k or v; the stored outputs are [heads, 3, head_dim]."""
-    c, fused = net.config, "query_key_value"
-    rows, shape = _rows(part, c.num_heads), (3 * c.q_size, c.hidden_size)
-    x = net.ordered(f"{fused}.weight", shape, x)
-    weight = net.weight(
-        f"{fused}.weight", *shape, view=lambda array: rows(array).T, new_name=f"{name}.weight"
-    )
-    with net.scope(name):
-        y = net.op("MatMul", x, weight)
-    if not c.attention_bias:
-        return y
-    bias = net.weight(f"{fused}.bias", shape[0], view=rows, new_name=f"{name}.bias")
-    with net.scope(name):
-        return net.op("Add", y, bias)
-
-
-def _rows(part: int, heads: int) -> Callable[[Array], Array]:
-    def view(array: Array) -> Array:
-        by_head = array.reshape(heads, 3, -1, *array.shape[1:])
-        return by_head[:, part].reshape(-1, *array.shape[1:])
-
-    return view

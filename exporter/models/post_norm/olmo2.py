@@ -16,15 +16,7 @@ def config(raw: RawConfig) -> DecoderConfig:
 
 def build(net: Decoder) -> ir.Value:
     """Write the decoder and return its logits."""
-    x = layers.embedding(net, "model.embed_tokens")
-    for layer in range(net.config.num_layers):
-        with net.scope(f"model.layers.{layer}"):
-            y = attention(net, layer, x)
-            x = net.op("Add", x, layers.rms_norm(net, "post_attention_layernorm", y))
-            y = layers.gated_mlp(net, layer, x)
-            x = net.op("Add", x, layers.rms_norm(net, "post_feedforward_layernorm", y))
-    x = layers.rms_norm(net, "model.norm", x)
-    return layers.lm_head(net, x, embedding_name="model.embed_tokens")
+    return layers.post_norm_decoder(net, attention=attention, mlp=layers.gated_mlp)
 
 
 def attention(net: Decoder, layer: int, x: ir.Value) -> ir.Value:

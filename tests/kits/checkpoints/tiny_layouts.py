@@ -1,0 +1,310 @@
+"""Tiny configurations of families, each with a function that returns the shapes of its tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+Shapes = dict[str, tuple[int, ...]]
+Config = dict[str, Any]
+
+_BASE: Config = {
+    "vocab_size": 260,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "tie_word_embeddings": False,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+}
+_WINDOWS = {"sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"]}
+
+
+def modules(bias: bool = False, /, **shapes: tuple[int, ...]) -> Shapes:
+    """Return the weights, and biases, of modules; ``__`` in a name stands for a dot."""
+    found: Shapes = {}
+    for name, shape in shapes.items():
+        module = name.replace("__", ".")
+        found[f"{module}.weight"] = shape
+        if bias:
+            found[f"{module}.bias"] = shape[:1]
+    return found
+
+
+def decoder(
+    config: Mapping[str, Any],
+    layer: Callable[[int], Shapes],
+    *,
+    prefix: str = "model.",
+    embedding: str = "embed_tokens",
+    layers: str = "layers",
+    norm: str = "norm",
+    norm_bias: bool = False,
+) -> Shapes:
+    """Return the shapes of a decoder: embedding, layers, last norm and head."""
+    hidden, vocab = config["hidden_size"], config["vocab_size"]
+    shapes = {f"{prefix}{embedding}.weight": (vocab, hidden)}
+    shapes |= {f"{prefix}{name}": shape for name, shape in modules(norm_bias, **{norm: (hidden,)}).items()}
+    for i in range(config.get("num_hidden_layers") or config["n_layer"]):
+        shapes |= {f"{prefix}{layers}.{i}.{name}": shape for name, shape in layer(i).items()}
+    return shapes if config["tie_word_embeddings"] else shapes | {"lm_head.weight": (vocab, hidden)}
+
+
+def attention(config: Mapping[str, Any], bias: bool = False) -> Shapes:
+    """Return the shapes of Llama's attention; ``bias`` is that of q, k and v."""
+    hidden, head_dim = config["hidden_size"], _head_dim(config)
+    q, kv = config["num_attention_heads"] * head_dim, config["num_key_value_heads"] * head_dim
+    return {
+        **modules(bias, self_attn__q_proj=(q, hidden), self_attn__k_proj=(kv, hidden)),
+        **modules(bias, self_attn__v_proj=(kv, hidden)),
+        **modules(self_attn__o_proj=(hidden, q)),
+    }
+
+
+def gated_mlp(config: Mapping[str, Any], bias: bool = False) -> Shapes:
+    """Return the shapes of Llama's feed-forward layer."""
+    hidden, inner = config["hidden_size"], config["intermediate_size"]
+    wide = modules(bias, mlp__gate_proj=(inner, hidden), mlp__up_proj=(inner, hidden))
+    return wide | modules(bias, mlp__down_proj=(hidden, inner))
+
+
+def norms(config: Mapping[str, Any], *names: str, bias: bool = False) -> Shapes:
+    """Return the shapes of norms over the hidden size."""
+    return modules(bias, **{f"{name}_layernorm": (config["hidden_size"],) for name in names})
+
+
+def _head_dim(config: Mapping[str, Any]) -> int:
+    return int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
+
+
+def _ernie(config: Mapping[str, Any]) -> Shapes:
+    bias, hidden = config["use_bias"], (config["hidden_size"],)
+    layer = attention(config, bias) | gated_mlp(config, bias) | norms(config, "input", "post_attention")
+    layer |= {"self_attn.o_proj.bias": hidden} if bias else {}
+    return decoder(config, lambda _: layer)
+
+
+def _glm4(config: Mapping[str, Any]) -> Shapes:
+    hidden, inner = config["hidden_size"], config["intermediate_size"]
+    layer = attention(config, True) | modules(
+        mlp__gate_up_proj=(2 * inner, hidden), mlp__down_proj=(hidden, inner)
+    )
+    layer |= norms(config, "input", "post_attention", "post_self_attn", "post_mlp")
+    return decoder(config, lambda _: layer)
+
+
+def _exaone4(config: Mapping[str, Any]) -> Shapes:
+    size = (_head_dim(config),)
+    layer = attention(config) | gated_mlp(config) | norms(config, "post_attention", "post_feedforward")
+    layer |= modules(self_attn__q_norm=size, self_attn__k_norm=size)
+    return decoder(config, lambda _: layer)
+
+
+def _cohere2(config: Mapping[str, Any]) -> Shapes:
+    layer = attention(config) | gated_mlp(config) | norms(config, "input")
+    return decoder(config, lambda _: layer)
+
+
+def _stablelm(config: Mapping[str, Any]) -> Shapes:
+    parallel = config.get("use_parallel_residual")
+    layer = attention(config, config.get("use_qkv_bias", False)) | gated_mlp(config)
+    layer |= norms(config, "input", *([] if parallel else ["post_attention"]), bias=True)
+    if config.get("qk_layernorm"):
+        for kind, heads in (("q", "num_attention_heads"), ("k", "num_key_value_heads")):
+            for head in range(config[heads]):
+                layer[f"self_attn.{kind}_layernorm.norms.{head}.weight"] = (_head_dim(config),)
+    return decoder(config, lambda _: layer, norm_bias=True)
+
+
+def _opt(config: Mapping[str, Any]) -> Shapes:
+    hidden, inner, bias = config["hidden_size"], config["ffn_dim"], config.get("enable_bias", True)
+    first, width = config.get("do_layer_norm_before", True), config.get("word_embed_proj_dim")
+    layer: Shapes = {}
+    for name in ("q_proj", "k_proj", "v_proj", "out_proj"):
+        layer |= modules(bias, **{f"self_attn__{name}": (hidden, hidden)})
+    layer |= modules(bias, fc1=(inner, hidden), fc2=(hidden, inner))
+    layer |= modules(True, self_attn_layer_norm=(hidden,), final_layer_norm=(hidden,))
+    prefix = "model.decoder."
+    shapes = decoder(config, lambda _: layer, prefix=prefix, norm="final_layer_norm", norm_bias=True)
+    shapes[f"{prefix}embed_positions.weight"] = (config["max_position_embeddings"] + 2, hidden)
+    if not first:
+        del shapes[f"{prefix}final_layer_norm.weight"], shapes[f"{prefix}final_layer_norm.bias"]
+    if width:
+        shapes[f"{prefix}embed_tokens.weight"] = (config["vocab_size"], width)
+        shapes |= {
+            f"{prefix}project_in.weight": (hidden, width),
+            f"{prefix}project_out.weight": (width, hidden),
+        }
+    return shapes
+
+
+def _bloom(config: Mapping[str, Any]) -> Shapes:
+    n = config["hidden_size"]
+    layer = modules(True, self_attention__query_key_value=(3 * n, n), self_attention__dense=(n, n))
+    layer |= modules(True, mlp__dense_h_to_4h=(4 * n, n), mlp__dense_4h_to_h=(n, 4 * n))
+    layer |= norms(config, "input", "post_attention", bias=True)
+    names = {"prefix": "transformer.", "embedding": "word_embeddings", "layers": "h", "norm": "ln_f"}
+    shapes = decoder(config, lambda _: layer, norm_bias=True, **names)
+    return shapes | modules(True, transformer__word_embeddings_layernorm=(n,))
+
+
+def _falcon(config: Mapping[str, Any]) -> Shapes:
+    n, heads, bias = config["hidden_size"], config["num_attention_heads"], config.get("bias", False)
+    newer, parallel = config.get("new_decoder_architecture"), config.get("parallel_attn", True)
+    kv_heads = config["num_kv_heads"] if newer else 1 if config.get("multi_query", True) else heads
+    rows = (heads + 2 * kv_heads) * n // heads
+    layer = modules(bias, self_attention__query_key_value=(rows, n), self_attention__dense=(n, n))
+    layer |= modules(bias, mlp__dense_h_to_4h=(4 * n, n), mlp__dense_4h_to_h=(n, 4 * n))
+    if newer and config.get("num_ln_in_parallel_attn", 2) == 2:
+        layer |= modules(True, ln_attn=(n,), ln_mlp=(n,))
+    else:
+        layer |= norms(config, "input", *([] if parallel else ["post_attention"]), bias=True)
+    names = {"prefix": "transformer.", "embedding": "word_embeddings", "layers": "h", "norm": "ln_f"}
+    return decoder(config, lambda _: layer, norm_bias=True, **names)
+
+
+def _experts(config: Mapping[str, Any]) -> Shapes:
+    hidden, width = config["hidden_size"], config["moe_intermediate_size"]
+    shared = width * config["n_shared_experts"]
+    layer = modules(mlp__gate=(config["n_routed_experts"], hidden))
+    for prefix, size in {
+        **{f"mlp__experts__{i}__": width for i in range(config["n_routed_experts"])},
+        "mlp__shared_experts__": shared,
+    }.items():
+        for name, shape in {"gate": (size, hidden), "up": (size, hidden), "down": (hidden, size)}.items():
+            layer |= modules(**{f"{prefix}{name}_proj": shape})
+    return layer
+
+
+def _deepseek(config: Mapping[str, Any]) -> Shapes:
+    n, heads, rank = config["hidden_size"], config["num_attention_heads"], config["kv_lora_rank"]
+    plain, rotary, value = (config[key] for key in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"))
+    queries, bias = config.get("q_lora_rank"), config.get("attention_bias", False)
+    size = heads * (plain + rotary)
+    base = norms(config, "input", "post_attention")
+    base |= modules(
+        bias, self_attn__kv_a_proj_with_mqa=(rank + rotary, n), self_attn__o_proj=(n, heads * value)
+    )
+    base |= modules(self_attn__kv_a_layernorm=(rank,), self_attn__kv_b_proj=(heads * (plain + value), rank))
+    if queries:
+        base |= modules(bias, self_attn__q_a_proj=(queries, n))
+        base |= modules(self_attn__q_a_layernorm=(queries,), self_attn__q_b_proj=(size, queries))
+    else:
+        base |= modules(self_attn__q_proj=(size, n))
+    sparse = _experts(config)
+    if config["model_type"] == "deepseek_v3":
+        sparse["mlp.gate.e_score_correction_bias"] = (config["n_routed_experts"],)
+    dense = config["first_k_dense_replace"]
+    return decoder(config, lambda i: base | (gated_mlp(config) if i < dense else sparse))
+
+
+def _gpt_oss(config: Mapping[str, Any]) -> Shapes:
+    n, inner, count = config["hidden_size"], config["intermediate_size"], config["num_local_experts"]
+    layer = attention(config, True) | norms(config, "input", "post_attention")
+    layer |= modules(True, mlp__router=(count, n))
+    layer |= {"self_attn.o_proj.bias": (n,), "self_attn.sinks": (config["num_attention_heads"],)}
+    layer |= {
+        "mlp.experts.gate_up_proj": (count, n, 2 * inner),
+        "mlp.experts.gate_up_proj_bias": (count, 2 * inner),
+        "mlp.experts.down_proj": (count, inner, n),
+        "mlp.experts.down_proj_bias": (count, n),
+    }
+    return decoder(config, lambda _: layer)
+
+
+_FEW = {key: _BASE[key] for key in ("vocab_size", "hidden_size")}
+
+_LATENT: Config = {
+    **_BASE,
+    "rms_norm_eps": 1e-5,
+    "num_key_value_heads": 4,
+    "q_lora_rank": "null",
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 6,
+    "moe_intermediate_size": 16,
+    "first_k_dense_replace": 0,
+}
+
+LAYOUTS: dict[str, tuple[Config, Callable[[Mapping[str, Any]], Shapes]]] = {
+    "ernie4_5": ({**_BASE, "head_dim": 8, "rms_norm_eps": 1e-5, "use_bias": False}, _ernie),
+    "glm4": (
+        {
+            **_BASE,
+            "head_dim": 8,
+            "rms_norm_eps": 1e-5,
+            "rope_parameters": {**_BASE["rope_parameters"], "partial_rotary_factor": 0.5},
+        },
+        _glm4,
+    ),
+    "exaone4": ({**_BASE, **_WINDOWS, "head_dim": 16, "rms_norm_eps": 1e-5}, _exaone4),
+    "cohere2": (
+        {**_BASE, **_WINDOWS, "layer_norm_eps": 1e-5, "logit_scale": 0.25, "tie_word_embeddings": True},
+        _cohere2,
+    ),
+    "stablelm": (
+        {
+            **_BASE,
+            "layer_norm_eps": 1e-5,
+            "rope_parameters": {**_BASE["rope_parameters"], "partial_rotary_factor": 0.25},
+        },
+        _stablelm,
+    ),
+    "opt": (
+        {
+            **_FEW,
+            "ffn_dim": 48,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "max_position_embeddings": 64,
+            "activation_function": "relu",
+            "tie_word_embeddings": True,
+        },
+        _opt,
+    ),
+    "bloom": ({**_FEW, "n_layer": 2, "n_head": 4, "seq_length": 128, "tie_word_embeddings": True}, _bloom),
+    "falcon": (
+        {
+            **_FEW,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "max_position_embeddings": 128,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+            "tie_word_embeddings": True,
+        },
+        _falcon,
+    ),
+    "deepseek_v2": (
+        {**_LATENT, "n_routed_experts": 6, "n_shared_experts": 2, "num_experts_per_tok": 3},
+        _deepseek,
+    ),
+    "deepseek_v3": (
+        {
+            **_LATENT,
+            "q_lora_rank": 12,
+            "n_routed_experts": 8,
+            "n_shared_experts": 1,
+            "num_experts_per_tok": 3,
+            "n_group": 4,
+            "topk_group": 2,
+            "first_k_dense_replace": 1,
+            "routed_scaling_factor": 1.5,
+        },
+        _deepseek,
+    ),
+    "gpt_oss": (
+        {
+            **_BASE,
+            **_WINDOWS,
+            "head_dim": 16,
+            "rms_norm_eps": 1e-5,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "swiglu_limit": 2.0,
+        },
+        _gpt_oss,
+    ),
+}
