@@ -22,6 +22,7 @@ TOTAL_SEQUENCE_LENGTH = "total_sequence_length"
 CACHE_ROWS = "cache_rows"
 LOGITS_POSITIONS = "logits_positions"
 HIDDEN_STATES = "hidden_states"  # the input of a later part of a split model, in place of token ids
+LORA_MASK = "lora_mask"  # which columns of the low-rank products belong to the adapter of each batch row
 TOP_LOGITS, TOP_TOKEN_IDS, LOGSUMEXP = "top_logits", "top_token_ids", "logsumexp"
 
 # Keys of a model's metadata.
@@ -36,6 +37,9 @@ KINDS = ("key", "value")
 PAST_KEY = re.compile(rf"{PAST}\.(\d+)\.key")
 CACHE = re.compile(rf"{PAST}\.(\d+)\.(key|value)")
 PRESENT_CACHE = re.compile(rf"{PRESENT}\.(\d+)\.(key|value)")
+
+_LORA = "lora"
+_LORA_DOWN = re.compile(rf"{_LORA}\.(.+)\.down")
 
 
 def past_name(layer: int | str, kind: str) -> str:
@@ -61,3 +65,19 @@ def is_present(name: str | None) -> bool:
 def present_of(past: str) -> str:
     """Return the output name of a cache input."""
     return past.replace(PAST, PRESENT, 1)
+
+
+def lora_down_name(module: str) -> str:
+    """Return the input name of the matrices A of all adapters for a module, such as ``layers.0.q_proj``."""
+    return f"{_LORA}.{module}.down"
+
+
+def lora_up_name(module: str) -> str:
+    """Return the input name of the matrices B of all adapters for a module."""
+    return f"{_LORA}.{module}.up"
+
+
+def lora_module(name: str | None) -> str | None:
+    """Return the module whose matrices A are the input ``name``; None for other inputs."""
+    found = _LORA_DOWN.fullmatch(str(name))
+    return None if found is None else found[1]

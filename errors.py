@@ -10,7 +10,7 @@
     |       |-- InvalidSamplingError      unknown or out-of-range sampling option
     |       |-- PromptTooLongError        prompt (plus what was asked for) exceeds the context
     |       |-- ChatTemplateError         missing, broken or forbidden chat template
-    |       |-- UnknownModelError         the service has no model of that name
+    |       |-- UnknownModelError         the service has no model, or a model no adapter, of that name
     |       |-- UnknownObjectError        the service keeps no file, batch or the like of that id
     |       `-- UnsupportedTaskError      this model, or this version of carryall, cannot do what is asked
     |-- CheckpointError           source weights missing, truncated or of the wrong shape
@@ -92,7 +92,7 @@ class ChatTemplateError(RequestError):
 
 
 class UnknownModelError(RequestError):
-    """The service has no model of that name."""
+    """The service has no model, or a model has no LoRA adapter, of that name."""
 
 
 class UnknownObjectError(RequestError):

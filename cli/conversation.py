@@ -11,12 +11,18 @@ from . import generation
 
 
 class Conversation:
-    """The messages of a conversation, and the model that answers them."""
+    """The messages of a conversation, and the model that answers them, with the LoRA adapter ``lora``."""
 
     def __init__(
-        self, llm: LLM, requests: RequestFactory, params: SamplingParams, opening: list[dict[str, str]]
+        self,
+        llm: LLM,
+        requests: RequestFactory,
+        params: SamplingParams,
+        opening: list[dict[str, str]],
+        lora: str | None = None,
     ) -> None:
         self._llm, self._requests, self._params, self._opening = llm, requests, params, opening
+        self._lora = lora
         self.messages = list(opening)
 
     def reset(self) -> None:
@@ -29,7 +35,7 @@ class Conversation:
         said: list[str] = []
         try:
             for piece, _ in generation.stream_text(
-                self._llm, self._requests.chat_prompt(asked).token_ids, self._params
+                self._llm, self._requests.chat_prompt(asked).token_ids, self._params, self._lora
             ):
                 said.append(piece)
                 yield piece

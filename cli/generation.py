@@ -40,14 +40,28 @@ def tell_fallbacks(fallbacks: Sequence[Placement]) -> None:
         click.echo(f"some nodes fell back:\n{placed}", err=True)
 
 
-def stream_text(llm: LLM, prompt: Prompt, params: SamplingParams) -> Iterator[tuple[str, RequestOutput]]:
-    """Yield each new piece of text, with the whole output so far.
+def only_lora(config: ModelConfig) -> str | None:
+    """Return the name of the LoRA adapter that all requests use, None if none is given.
+
+    Raises:
+        UsageError: there are several.
+    """
+    names = list(config.loras)
+    if len(names) > 1:
+        raise UsageError(f"--lora is given for {', '.join(names)}; this command uses one adapter")
+    return names[0] if names else None
+
+
+def stream_text(
+    llm: LLM, prompt: Prompt, params: SamplingParams, lora: str | None = None
+) -> Iterator[tuple[str, RequestOutput]]:
+    """Yield each new piece of text, with the whole output so far; ``lora`` is the name of an adapter.
 
     Raises:
         ProviderRuntimeError: the run failed.
     """
     before: CompletionOutput | None = None
-    for output in llm.stream(prompt, params):
+    for output in llm.stream(prompt, params, lora=lora):
         if output.error is not None:
             raise ProviderRuntimeError(output.error)
         newest = output.outputs[0] if output.outputs else None

@@ -31,6 +31,8 @@ from .declared_options import declared_option
 
 Command = Callable[..., Any]
 
+# Fields of LoRA adapters, for verbs that measure the model itself.
+LORA_FIELDS = ("loras", "max_loras", "max_lora_rank", "lora_modules")
 # The tables of the file, with the dataclass of each.
 TABLES: dict[str, type[Any]] = {"model": ModelConfig, "engine": EngineConfig}
 SERVER_TABLES: dict[str, type[Any]] = {**TABLES, "server": ServerConfig}

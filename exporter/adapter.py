@@ -1,4 +1,4 @@
-"""LoRA adapters of PEFT, merged into the weights of a checkpoint as they are read.
+"""LoRA adapters of PEFT: merged into the weights of a checkpoint as they are read, or read on their own.
 
 A module's weight becomes W + scale * B A, with A [rank, in], B [out, rank] and scale = alpha / rank, or
 alpha / sqrt(rank) with ``use_rslora`` (https://arxiv.org/abs/2106.09685, https://arxiv.org/abs/2312.03732).
@@ -7,6 +7,7 @@ Files and names: https://huggingface.co/docs/peft/developer_guides/checkpoint.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -17,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import CheckpointError, ModelNotFoundError, UnsupportedModelError
+from ..errors import CheckpointError, ModelNotFoundError, UnsupportedModelError, UsageError
 from ..storage.stored_tensor import Array, Packed, StoredTensor
 from .config import integer, number, read_json
 from .safetensors_files import SafetensorsTensor, safetensors_in
@@ -27,6 +28,31 @@ _PREFIX = "base_model.model."
 _MATRICES = re.compile(r"(?P<module>.+)\.lora_(?P<embedding>embedding_)?(?P<which>[AB])(\.weight)?")
 # Values that change the result in a way that is not merged here, with the value that does not.
 _PLAIN: dict[str, Any] = {"use_dora": False, "bias": "none", "lora_bias": False, "layer_replication": None}
+# Modules whose weights a checkpoint stores as one tensor, and the linear layers of the graph, in order.
+_PARTS = {
+    "qkv_proj": ("q_proj", "k_proj", "v_proj"),
+    "c_attn": ("q_proj", "k_proj", "v_proj"),
+    "gate_up_proj": ("gate_proj", "up_proj"),
+}
+
+Floats = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LoraAdapter:
+    """An adapter that is kept apart from its base model.
+
+    Args:
+        key: a hash of the content.
+        rank: the largest rank of its modules.
+        matrices: by linear layer, A [rank, in] and scale * B^T [rank, out].
+        name: the name in requests.
+    """
+
+    key: str
+    rank: int
+    matrices: Mapping[str, tuple[Floats, Floats]]
+    name: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,18 +105,11 @@ def merge_adapter(base: Mapping[str, StoredTensor], folder: Path) -> dict[str, S
     """
     settings, tensors = _read(folder)
     merged: dict[str, StoredTensor] = dict(base)
-    pairs: dict[str, dict[str, SafetensorsTensor]] = {}
-    embeddings = set()
-    for stored, tensor in tensors.items():
-        name = stored.removeprefix(_PREFIX)
-        found = _MATRICES.fullmatch(name)
-        if found is not None:
-            pairs.setdefault(found["module"], {})[found["which"]] = tensor
-            embeddings |= {found["module"]} if found["embedding"] else set()
-        else:  # of ``modules_to_save``: the whole weight
-            target = _weight_name(name.replace(".modules_to_save.", "."), base, folder)
-            _check_shape(target, tensor.shape, base[target].shape, folder)
-            merged[target] = tensor
+    pairs, embeddings, whole = _sorted_out(tensors)
+    for name, tensor in whole.items():
+        target = _weight_name(name.replace(".modules_to_save.", "."), base, folder)
+        _check_shape(target, tensor.shape, base[target].shape, folder)
+        merged[target] = tensor
     if not pairs and merged == base:
         raise CheckpointError(f"{folder / WEIGHTS} holds no LoRA matrices")
     for name, pair in pairs.items():
@@ -104,6 +123,100 @@ def merge_adapter(base: Mapping[str, StoredTensor], folder: Path) -> dict[str, S
             )
         merged[target] = _Merged(base[target], module)
     return merged
+
+
+def adapter_rank(folder: Path) -> int:
+    """Return the largest rank of an adapter's modules.
+
+    Raises:
+        ModelNotFoundError: the folder is not an adapter, or holds it as a pickle.
+        CheckpointError: a file is damaged.
+        UnsupportedModelError: the adapter is not plain LoRA.
+    """
+    pairs, _, _ = _sorted_out(_read(folder)[1])
+    return max((pair["A"].shape[0] for pair in pairs.values() if "A" in pair and pair["A"].shape), default=1)
+
+
+def read_adapter(folder: Path, layers: Mapping[str, tuple[int, int]], max_rank: int) -> LoraAdapter:
+    """Read an adapter for a graph with low-rank branches.
+
+    Args:
+        folder: the adapter: ``adapter_config.json`` and ``adapter_model.safetensors``.
+        layers: number of inputs and outputs of each linear layer that can be changed, by module.
+        max_rank: the largest rank allowed.
+
+    Raises:
+        ModelNotFoundError: the folder is not an adapter, or holds it as a pickle.
+        CheckpointError: a file is damaged, or a module does not fit the base model; the message names it.
+        UnsupportedModelError: the adapter is not plain LoRA, or changes what has no branch.
+        UsageError: the rank of a module is larger than ``max_rank``.
+    """
+    settings, tensors = _read(folder)
+    pairs, embeddings, whole = _sorted_out(tensors)
+    for name in (*embeddings, *whole):
+        raise UnsupportedModelError(
+            f"{folder}: '{name}' is an embedding or a whole weight, which cannot be kept apart; merge the "
+            "adapter with carryall export --adapter"
+        )
+    if not pairs:
+        raise CheckpointError(f"{folder / WEIGHTS} holds no LoRA matrices")
+    matrices: dict[str, tuple[Floats, Floats]] = {}
+    digest = hashlib.sha256()
+    for name, pair in sorted(pairs.items()):
+        module = _module(name, pair, settings, folder, transposed=False)
+        rank = module.down.shape[0]
+        if rank > max_rank:
+            raise UsageError(
+                f"{folder}: module '{name}' has rank {rank}, more than max_lora_rank {max_rank}; raise it"
+            )
+        down, up = (
+            np.array(tensor.read(lambda array: array), np.float32) for tensor in (module.down, module.up)
+        )
+        up = np.ascontiguousarray(up.T * np.float32(module.scale))
+        if not (np.isfinite(down).all() and np.isfinite(up).all()):
+            raise CheckpointError(f"{folder}: module '{name}' has values that are not finite numbers")
+        for layer, columns in _layers_of(name, module.shape, layers, folder).items():
+            matrices[layer] = down, np.ascontiguousarray(up[:, columns])
+            digest.update(f"{layer} {rank} ".encode() + down.tobytes() + matrices[layer][1].tobytes())
+    return LoraAdapter(digest.hexdigest(), max(len(down) for down, _ in matrices.values()), matrices)
+
+
+def _layers_of(
+    name: str, shape: tuple[int, int], layers: Mapping[str, tuple[int, int]], folder: Path
+) -> dict[str, slice]:
+    """Return the linear layers of a module, each with its part of the module's outputs."""
+    for candidate in (name, name.partition(".")[2]):  # some checkpoints lack the prefix ``transformer``
+        scope, dot, last = candidate.rpartition(".")
+        parts = [scope + dot + part for part in _PARTS.get(last, ())]
+        found = [candidate] if candidate in layers else parts
+        if not found or any(part not in layers for part in found):
+            continue
+        ends = np.cumsum([layers[part][1] for part in found]).tolist()
+        _check_shape(name, shape, (ends[-1], layers[found[0]][0]), folder)
+        return dict(zip(found, map(slice, [0, *ends[:-1]], ends), strict=True))
+    known = ", ".join(dict.fromkeys(layer.rpartition(".")[2] for layer in layers))
+    raise CheckpointError(
+        f"{folder} changes '{name}', which is no linear layer that the model was loaded with for adapters "
+        f"({known}): is it for another base model?"
+    )
+
+
+def _sorted_out(
+    tensors: Mapping[str, SafetensorsTensor],
+) -> tuple[dict[str, dict[str, SafetensorsTensor]], set[str], dict[str, SafetensorsTensor]]:
+    """Return the pairs A and B by module, the modules that are embeddings, and whole weights by name."""
+    pairs: dict[str, dict[str, SafetensorsTensor]] = {}
+    embeddings: set[str] = set()
+    whole = {}
+    for stored, tensor in tensors.items():
+        name = stored.removeprefix(_PREFIX)
+        found = _MATRICES.fullmatch(name)
+        if found is None:  # of ``modules_to_save``
+            whole[name] = tensor
+            continue
+        pairs.setdefault(found["module"], {})[found["which"]] = tensor
+        embeddings |= {found["module"]} if found["embedding"] else set()
+    return pairs, embeddings, whole
 
 
 def _read(folder: Path) -> tuple[dict[str, Any], dict[str, SafetensorsTensor]]:

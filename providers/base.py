@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from .placement import Placement
 
 
+# Of a LoRA adapter, by module: A [rank, in] and scale * B^T [rank, out].
+LoraMatrices = Mapping[str, tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerConfig:
     """Options of a runner.
@@ -34,6 +38,8 @@ class RunnerConfig:
         max_slots: maximum number of sequences that hold KV at once.
         context_length: maximum tokens of a sequence; None takes the model's own.
         num_threads: number of CPU threads; 0 lets the provider choose.
+        max_loras: maximum number of resident LoRA adapters, for a graph that takes them.
+        max_lora_rank: maximum rank of an adapter.
         options: fields of ``Provider.options``, checked by the provider.
         on_fallback: allows nodes that the target cannot run on the CPU, and is called with the placement if
             there are any; None makes them an error.
@@ -42,6 +48,8 @@ class RunnerConfig:
     max_slots: int = 32
     context_length: int | None = None
     num_threads: int = 0
+    max_loras: int = 0
+    max_lora_rank: int = 16
     options: dict[str, Any] = field(default_factory=dict)
     on_fallback: Callable[[Placement], None] | None = None
 
@@ -65,6 +73,10 @@ class RunnerInfo:
     kv_tokens: int | None = None  # maximum tokens of all slots together; None is no limit
     embedding_size: int = 0  # width of ``Row.last_hidden_states``; 0 if there are none
     num_tokens: int | None = None  # rows of the embedding table; None if unknown, or if there is none
+    max_loras: int = 0  # number of places for LoRA adapters; 0 if the graph takes none
+    max_lora_rank: int = 0
+    # Number of inputs and outputs of each linear layer that an adapter can change, by module.
+    lora_modules: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     on_device: bool = False  # whether the model runs on a device and leaves the host's cores free
 
 
@@ -83,6 +95,7 @@ class Row:
     hidden_states: npt.NDArray[np.float32] | None = None
     # [n, embedding_size]: if given, the run writes the last hidden states into it.
     last_hidden_states: npt.NDArray[np.float32] | None = None
+    lora: int | None = None  # the place of the LoRA adapter, see ``AdaptingRunner``; None is none
     best_suffice: bool = False  # for ``forward_best``: the largest logits may be enough; num_logits is 1
 
 
@@ -147,6 +160,10 @@ def check_rows(
             raise ProviderRuntimeError(
                 f"row [{row.start}, {end}) with {row.num_logits} logits does not continue slot "
                 f"{row.slot}, which holds {held[row.slot]} of at most {info.context_length} tokens"
+            )
+        if row.lora is not None and not 0 <= row.lora < info.max_loras:
+            raise ProviderRuntimeError(
+                f"slot {row.slot} has the adapter of place {row.lora}; there are {info.max_loras} places"
             )
         _check_hidden_states(row, hidden_size)
         _check_tokens(row, info.num_tokens)
@@ -256,6 +273,21 @@ class BestLogitsRunner(Runner, Protocol):
         """
 
 
+class AdaptingRunner(Runner, Protocol):
+    """A runner whose ``info.max_loras`` is not 0."""
+
+    def load_lora(self, place: int, matrices: LoraMatrices) -> None:
+        """Load a LoRA adapter into a place, instead of the one that it holds.
+
+        Args:
+            place: from 0 to ``info.max_loras`` - 1.
+            matrices: by module, A [rank, in] and scale * B^T [rank, out]; modules of ``info.lora_modules``.
+
+        Raises:
+            ProviderRuntimeError: the matrices do not fit; nothing was changed.
+        """
+
+
 class TrimmingRunner(Runner, Protocol):
     """A runner whose ``info.trim_step`` is not 0."""
 
@@ -307,6 +339,7 @@ class Provider(abc.ABC):
         None  # ONNX Runtime's name, if it is an execution provider of ONNX Runtime
     )
     takes_argument: bool = False  # whether NAME:ARGUMENT is valid; the class takes the argument
+    takes_loras: bool = True  # whether graphs with branches for LoRA adapters run
     runs_models: bool = True  # False for a test double, which "auto" must not choose
     vendors: frozenset[str] = frozenset()  # vendors of its accelerators; empty if it is for any machine
     options: ClassVar[type[Any]] = NoOptions  # a dataclass of the options in RunnerConfig.options

@@ -7,7 +7,7 @@ import math
 import click
 
 from ...runtime.tasks.benchmark import MOST_REPEATS, benchmark
-from ..load_options import Chosen, config_options
+from ..load_options import LORA_FIELDS, Chosen, config_options
 from ..options import json_option, quiet_option, tell_notes
 from ..printing.bench import show
 from ..progress import phases
@@ -23,7 +23,9 @@ def _batch_sizes(ctx: click.Context, parameter: click.Parameter, value: str) -> 
 
 @click.command("bench", cls=SectionedCommand)
 @config_options(
-    without=("max_slots", "max_queue", "chat_template"), prefix_cache=False, max_step_slowdown=math.inf
+    without=("max_slots", "max_queue", "chat_template", *LORA_FIELDS),
+    prefix_cache=False,
+    max_step_slowdown=math.inf,
 )
 @click.option(
     "--batch", callback=_batch_sizes, default="1,8", show_default=True, help="Batch sizes to measure."

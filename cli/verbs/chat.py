@@ -45,13 +45,14 @@ def command(
         echo "Why is the sky blue?" | carryall chat qwen3
         carryall chat qwen3 --provider cuda:1 --provider-option compute=bf16
     """
+    lora = generation.only_lora(chosen.model)
     loaded = generation.open_model(chosen.model, max_slots=chosen.engine.max_slots, quiet=quiet)
     params = sampling_params(loaded, sampling)
     opening = [{"role": "system", "content": system}] if system else []
     # Fails early if there is no chat template.
     RequestFactory(loaded).chat_prompt([*opening, {"role": "user", "content": "?"}])
     with LLM(loaded, engine_config=chosen.engine) as llm:
-        conversation = Conversation(llm, RequestFactory(loaded), params, opening)
+        conversation = Conversation(llm, RequestFactory(loaded), params, opening, lora)
         for message in _messages():
             if message == "/reset":
                 conversation.reset()

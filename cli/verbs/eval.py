@@ -9,13 +9,13 @@ import click
 from ...options import declared
 from ...runtime.engine.config import EngineConfig
 from ...runtime.tasks.evaluate import evaluate
-from ..load_options import Chosen, config_options
+from ..load_options import LORA_FIELDS, Chosen, config_options
 from ..options import MOST_TOKENS, json_option, quiet_option, tell_notes
 from ..progress import phases
 from ..sections import SectionedCommand
 
 # Evaluation uses the runner without an engine, so these options do not apply.
-_NO_ENGINE = (*declared(EngineConfig), "speculative", "num_speculative_tokens", "chat_template")
+_NO_ENGINE = (*declared(EngineConfig), "speculative", "num_speculative_tokens", "chat_template", *LORA_FIELDS)
 
 
 @click.command("eval", cls=SectionedCommand)

@@ -70,6 +70,7 @@ def command(
         raise UsageError("--tools needs --chat")
     if prompt is None:
         raise UsageError("no prompt is given: carryall run MODEL PROMPT")
+    lora = generation.only_lora(chosen.model)
     loaded = generation.open_model(chosen.model, max_slots=chosen.engine.max_slots, quiet=quiet or as_json)
     params = sampling_params(loaded, sampling)
     text = sys.stdin.read() if prompt == "-" else prompt
@@ -82,7 +83,7 @@ def command(
     output: RequestOutput | None = None
     with LLM(loaded, engine_config=chosen.engine) as llm:
         streamed = params.n == 1 and params.best_of is None and not as_json
-        for piece, state in generation.stream_text(llm, written, params):
+        for piece, state in generation.stream_text(llm, written, params, lora):
             output = state
             if streamed:
                 click.echo(piece, nl=False)

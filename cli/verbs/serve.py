@@ -8,7 +8,7 @@ import signal
 
 import click
 
-from ...errors import MissingExtraError
+from ...errors import MissingExtraError, UsageError
 from ...runtime.process.at_exit import leave_threads
 from ...runtime.service.core.model_folder import models_in
 from ...runtime.service.core.repository import ModelRepository, public_name
@@ -46,6 +46,8 @@ def command(chosen: Chosen, as_json: bool, quiet: bool) -> None:
     except ModuleNotFoundError as error:
         raise MissingExtraError("'carryall serve'", error.name or "grpc", "service") from error
 
+    if chosen.model.loras and chosen.server.models is not None:
+        raise UsageError("--lora needs one model; with --models, load adapters by /v1/load_lora_adapter")
     provider = chosen.model.provider
     name = public_name(chosen.model.model)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import ml_dtypes
@@ -18,6 +18,7 @@ from ...contract import (
     LAST_HIDDEN_STATE,
     LOGITS,
     LOGITS_POSITIONS,
+    LORA_MASK,
     NUM_TOKENS,
     POSITION_IDS,
     SEQLENS_K,
@@ -25,9 +26,12 @@ from ...contract import (
     TOP_LOGITS,
     TOTAL_SEQUENCE_LENGTH,
     is_past,
+    lora_down_name,
+    lora_up_name,
     present_of,
 )
 from ...errors import GraphError
+from ..lora import lora_modules
 from .kv_memory import KVSpec
 
 TYPES: Mapping[str, Any] = {
@@ -53,6 +57,7 @@ class SlotGraph:
         takes_cache_rows: whether rows of several tokens choose their cache row by an input.
         embedding_size: width of the output ``last_hidden_state``, 0 if there is none.
         num_tokens: rows of the embedding table, None if unknown.
+        lora_modules: number of inputs and outputs of the modules that adapters can change.
     """
 
     vocab_size: int
@@ -64,6 +69,7 @@ class SlotGraph:
     takes_cache_rows: bool = False
     embedding_size: int = 0
     num_tokens: int | None = None
+    lora_modules: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -90,7 +96,9 @@ def read_slot_graph(session: Any, source: str) -> SlotGraph:
     wanted = {INPUT_IDS, SEQLENS_K, TOTAL_SEQUENCE_LENGTH, LOGITS_POSITIONS}
     produced = {LOGITS, *(present_of(name) for name in caches)}
     problems = [f"has no input '{name}'" for name in sorted(wanted - inputs.keys())]
-    known = wanted | caches.keys() | {HIDDEN_STATES, POSITION_IDS, CACHE_ROWS}
+    adapted = lora_modules({name: value.shape for name, value in inputs.items()})
+    known = wanted | caches.keys() | {HIDDEN_STATES, POSITION_IDS, CACHE_ROWS, LORA_MASK}
+    known |= {name for module in adapted for name in (lora_down_name(module), lora_up_name(module))}
     problems += [f"has an unknown input '{name}'" for name in sorted(inputs.keys() - known)]
     problems += [f"has no output '{name}'" for name in sorted(produced - outputs.keys())]
     if not caches:
@@ -115,6 +123,7 @@ def read_slot_graph(session: Any, source: str) -> SlotGraph:
         takes_positions=POSITION_IDS in inputs,
         takes_cache_rows=CACHE_ROWS in inputs,
         num_tokens=stated_number(session, NUM_TOKENS, source),
+        lora_modules=adapted,
         embedding_size=outputs[LAST_HIDDEN_STATE].shape[-1] if LAST_HIDDEN_STATE in outputs else 0,
     )
 

@@ -15,6 +15,7 @@ from ...contract import (
     LAST_HIDDEN_STATE,
     LOGITS,
     LOGITS_POSITIONS,
+    LORA_MASK,
     POSITION_IDS,
     present_of,
 )
@@ -22,6 +23,7 @@ from ...errors import ProviderRuntimeError
 from ...graph_opt.lower.pipelines.paged import PagedLayer
 from ..base import KVEviction
 from ..kv.kv_blocks import AFFINE_BYTES, BlockLayer
+from ..lora import LoraInputs
 from ..runners.explicit_runner import ExplicitGraph
 from ..runners.paged_runner import Logits, PagedBatch
 from .model import one_line
@@ -40,6 +42,7 @@ class OpenVinoPagedSession:
         self._caches = list(caches.values())
         self._layers = [(caches[layer.key], caches[layer.value], layer) for layer in layers]
         self._held: dict[str, npt.NDArray[Any]] = {}  # the host arrays that the request reads its inputs from
+        self._lora: LoraInputs | None = None  # whose matrices the request reads
         self._request = compiled.create_infer_request()
         for name, tensor in caches.items():
             self._request.set_tensor(name, tensor)
@@ -49,6 +52,8 @@ class OpenVinoPagedSession:
         try:
             for name, array in _feeds(batch).items():
                 self._feed(name, array)
+            if batch.lora is not None:
+                self._feed_lora(batch.lora)
             self._request.infer()
         except RuntimeError as error:
             rows = len(batch.past_lens)
@@ -66,6 +71,14 @@ class OpenVinoPagedSession:
             return
         self._held[name] = held = np.array(array)
         self._request.set_tensor(name, openvino.Tensor(held, shared_memory=True))
+
+    def _feed_lora(self, lora: LoraInputs) -> None:
+        """Set the inputs for adapters; the matrices are shared, and set again if they have changed."""
+        self._feed(LORA_MASK, lora.mask)
+        if self._lora is None or self._lora.state != lora.state:
+            for name, array in lora.matrices.items():
+                self._request.set_tensor(name, openvino.Tensor(array, shared_memory=True))
+            self._lora = lora
 
     def copy_block(self, source: int, target: int) -> None:
         """See ``PagedSession``; works on any device."""

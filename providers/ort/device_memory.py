@@ -80,11 +80,25 @@ class DeviceMemory(SlotMemory):
         host_inputs: Collection[str] = _ON_HOST,
     ) -> None:
         self.slots, self.length, self._host_inputs = slots, length, host_inputs
+        self.slices = False
         self._device, self._specs = device, specs
         self._copier: Any = session_factory(self._copy_model())
         self._graph_ids: Iterator[int] = itertools.count(1)
         self._caches = {name: [self._cache(name, count) for count in self._buffers()] for name in specs}
         self._clear()
+
+    def hold(self, name: str, array: Array) -> Any:
+        """See ``SlotMemory``; without updates, the array is copied whenever the value is bound."""
+        if not self._device.updates:
+            return shared_value(array)
+        value = self._allocate(name, array.shape, array.dtype)
+        value.update_inplace(array)
+        return value
+
+    def refresh(self, value: Any, array: Array) -> None:
+        """See ``SlotMemory``."""
+        if self._device.updates:
+            value.update_inplace(array)
 
     def bind_caches(self, binding: Any, first: int, count: int) -> None:
         """See ``SlotMemory``."""

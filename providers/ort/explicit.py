@@ -12,6 +12,7 @@ from ...contract import CONTEXT_LENGTH, HIDDEN_STATES, LOGITS, NUM_TOKENS, is_pa
 from ...errors import GraphError, ProviderRuntimeError
 from ..kv.kv_memory import KVSpec
 from ..kv.slot_graph import TYPES, stated_number
+from ..lora import lora_modules
 from ..runners.explicit_runner import ExplicitGraph, Logits, known_size
 from . import ort
 from .device_memory import Device
@@ -73,6 +74,7 @@ def _read(session: Any, source: str) -> ExplicitGraph:
     if not caches or lacking:
         what = f"no output '{lacking[0]}'" if lacking else "no KV cache inputs"
         raise GraphError(f"{source} has {what}; lower a portable decoder with provider.passes()")
+    adapted = lora_modules({name: value.shape for name, value in inputs.items()})
     states = inputs.get(HIDDEN_STATES)
     return ExplicitGraph(
         frozenset(inputs),
@@ -81,4 +83,5 @@ def _read(session: Any, source: str) -> ExplicitGraph:
         stated_number(session, CONTEXT_LENGTH, source),
         None if states is None else states.shape[-1],
         stated_number(session, NUM_TOKENS, source),
+        adapted,
     )

@@ -24,6 +24,7 @@ from ...graph_opt.lower.pipelines.ort_paged import BEGINS, BOUNDS, PAST, TABLE
 from ..base import KVEviction
 from ..kv.kv_memory import KVSpec
 from ..kv.slot_graph import TYPES, stated_number
+from ..lora import lora_modules
 from ..runners.explicit_runner import known_size
 from ..runners.paged_runner import Logits, PagedBatch
 from . import ort
@@ -44,6 +45,7 @@ class PagedGraph:
         context_length: maximum tokens of a sequence.
         hidden_size: width of the input ``hidden_states``, None if there is none.
         num_tokens: rows of the embedding table, None if unknown.
+        lora_modules: number of inputs and outputs of the modules that adapters can change.
     """
 
     caches: Mapping[str, KVSpec]
@@ -53,6 +55,7 @@ class PagedGraph:
     context_length: int
     hidden_size: int | None
     num_tokens: int | None
+    lora_modules: Mapping[str, tuple[int, int]]
 
     @property
     def block_bytes(self) -> int:
@@ -90,6 +93,7 @@ def read_paged_graph(session: Any, source: str, block_size: Callable[[int], int]
         int(session.get_modelmeta().custom_metadata_map[CONTEXT_LENGTH]),
         None if states is None else states.shape[-1],
         stated_number(session, NUM_TOKENS, source),
+        lora_modules({name: value.shape for name, value in inputs.items()}),
     )
 
 
@@ -163,6 +167,8 @@ def paged_feeds(
     }
     if BOUNDS in inputs:
         feeds[BOUNDS] = np.array([np.diff(batch.begins).max(), batch.max_context], np.int32)
+    if batch.lora is not None:
+        feeds |= batch.lora.feeds
     if batch.hidden_states is not None:
         feeds[HIDDEN_STATES] = np.ascontiguousarray(batch.hidden_states[:, None])
     return {name: array for name, array in feeds.items() if name in inputs}

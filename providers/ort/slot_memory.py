@@ -34,12 +34,14 @@ class BoundRun:
         uploads: pairs of a device value and the host array copied to it.
         downloads: pairs of a device value and the host array that receives it, by name of the result.
         options: ``onnxruntime.RunOptions``, None for the default.
+        lora: the bound rows of LoRA adapters, and their version.
     """
 
     binding: Any
     uploads: list[tuple[Any, Array]] = field(default_factory=list)
     downloads: dict[str, tuple[Any, Array]] = field(default_factory=dict)
     options: Any = None
+    lora: tuple[int, int, int] | None = None
 
     def run(self, session: Any, late: Collection[str] = ()) -> None:
         """Run once; all results except the ``late`` ones are on the host afterwards."""
@@ -65,6 +67,14 @@ class SlotMemory(abc.ABC):
     layout: str = ""  # see ``RunnerInfo.kv_layout``
     trims: bool = False  # whether ``trim`` frees memory
     evicts_kv: bool = False  # whether ``evict_kv`` is supported
+    slices: bool = True  # whether ``hold`` takes parts of an array without a copy
+
+    def hold(self, name: str, array: Array) -> Any:
+        """Return an ``OrtValue`` of an array for an input; ``refresh`` follows each change of the array."""
+        return shared_value(array)
+
+    def refresh(self, value: Any, array: Array) -> None:  # noqa: B027 -- the host shares the array
+        """Make a value of ``hold`` equal to its array again."""
 
     @abc.abstractmethod
     def bind_caches(self, binding: Any, first: int, count: int) -> None:

@@ -34,11 +34,22 @@ from ...contract import (
     TOTAL_SEQUENCE_LENGTH,
 )
 from ...errors import ProviderRuntimeError, UsageError
-from ..base import BestLogits, KVEviction, Row, RunnerConfig, RunnerInfo, check_rows, rows_in_cache
+from ..base import (
+    BestLogits,
+    KVEviction,
+    LoraMatrices,
+    Row,
+    RunnerConfig,
+    RunnerInfo,
+    check_rows,
+    rows_in_cache,
+)
 from ..kv.kv_memory import TRIM_STEP, KVSpec
 from ..kv.slot_graph import SlotGraph, read_slot_graph
+from ..lora import lora_facts
 from . import ort
 from .joint_prompts import can_join, joint_feeds
+from .slot_lora import SlotLora
 from .slot_memory import BoundRun, HostMemory, SlotMemory
 from .slot_policy import SlotPolicy
 
@@ -78,6 +89,8 @@ class SlotRunner:
         graph = read_slot_graph(session, source)
         context_length = _context_length(config, graph, source)
         self._kv = memory(graph.caches, config.max_slots, context_length)
+        adapted = graph.lora_modules
+        self._lora = SlotLora(adapted, config, self._kv) if adapted else None
         self.info = RunnerInfo(
             vocab_size=graph.vocab_size,
             context_length=context_length,
@@ -93,6 +106,7 @@ class SlotRunner:
             sliding_window=max(spec.window or 0 for spec in graph.caches.values()),
             trim_step=TRIM_STEP * self._kv.trims,
             window_bytes_per_token=sum(spec.bytes_per_token for spec in graph.caches.values() if spec.window),
+            **lora_facts(adapted, config),
         )
         self._session = session
         self._decode_session = decode_session
@@ -146,6 +160,12 @@ class SlotRunner:
         for row in rows:
             self._lengths[row.slot] = row.start + len(row.tokens)
         return [results[row.slot] for row in rows]
+
+    def load_lora(self, place: int, matrices: LoraMatrices) -> None:
+        """Load an adapter into a place; see ``AdaptingRunner``."""
+        if self._lora is None:
+            raise ProviderRuntimeError("the graph was lowered without LoRA adapters")
+        self._lora.write(place, matrices)
 
     @property
     def kv_bytes(self) -> int:
@@ -241,6 +261,8 @@ class SlotRunner:
             run = self._decode_run(first, count)
             mine = [row for row in rows if first <= row.slot < first + count]
             wanted = any(row.num_logits and row.slot not in late for row in mine)
+            if self._lora is not None:
+                self._lora.decode(run, mine, first, count)
             self._kv.prepare(first, count)
             run.run(self._session_for("decode", count), () if wanted else (LOGITS,))
             self._latest.update((row.slot, run) for row in mine)
@@ -266,6 +288,8 @@ class SlotRunner:
         logits = np.empty((len(rows), wanted, self.info.vocab_size), np.float32)
         kind = "short" if ids.size <= self._policy.narrow_tokens else "prefill"
         run = self._bound(kind, 0, self._kv.slots)
+        if self._lora is not None:
+            feeds |= self._lora.prompt(run, rows)
         self._kv.prepare(0, self._kv.slots)
         self._kv.bind_once(run.binding, feeds, {LOGITS: logits}).run(self._session_for(kind, len(rows)))
         return {row.slot: found[wanted - row.num_logits :] for row, found in zip(rows, logits, strict=True)}
@@ -297,6 +321,8 @@ class SlotRunner:
             TOTAL_SEQUENCE_LENGTH: np.array(row.start + end, np.int32),
             LOGITS_POSITIONS: np.arange(count - logits.shape[1], count, dtype=np.int64)[None],
         }
+        if self._lora is not None:
+            feeds |= self._lora.prompt(run, [row])
         if self._cache_rows is not None:
             feeds[CACHE_ROWS] = self._cache_rows[:1]
         if self._positions is not None:
@@ -345,6 +371,8 @@ class SlotRunner:
                 TOTAL_SEQUENCE_LENGTH: self._total,
                 LOGITS_POSITIONS: self._first_position[part],
             }
+            if self._lora is not None:
+                feeds |= self._lora.step_feeds(part)
             if self._cache_rows is not None:
                 feeds[CACHE_ROWS] = self._cache_rows[:count]
             if self._positions is not None:

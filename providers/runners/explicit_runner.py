@@ -7,7 +7,7 @@ which stay on the device and are inputs of the next run.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,8 +15,9 @@ import numpy.typing as npt
 
 from ...contract import ATTENTION_MASK, HIDDEN_STATES, INPUT_IDS, LOGITS_POSITIONS, POSITION_IDS
 from ...errors import GraphError, ProviderRuntimeError, UsageError
-from ..base import Row, RunnerConfig, RunnerInfo, check_rows
+from ..base import LoraMatrices, Row, RunnerConfig, RunnerInfo, check_rows
 from ..kv.kv_memory import KVSpec
+from ..lora import LoraPlaces, lora_facts
 
 Logits = npt.NDArray[np.float32]
 
@@ -32,6 +33,7 @@ class ExplicitGraph:
         context_length: maximum tokens of a sequence, None if the graph does not state it.
         hidden_size: width of the input ``hidden_states``, None if there is none.
         num_tokens: rows of the embedding table, None if unknown.
+        lora_modules: number of inputs and outputs of the modules that adapters can change.
     """
 
     inputs: frozenset[str]
@@ -40,6 +42,7 @@ class ExplicitGraph:
     context_length: int | None
     hidden_size: int | None
     num_tokens: int | None = None
+    lora_modules: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
 
 class ExplicitSession(Protocol):
@@ -93,7 +96,9 @@ class ExplicitRunner:
             kv_bytes_per_token=sum(spec.bytes_per_token for spec in self._graph.caches.values()),
             batched_multi_token=False,
             num_tokens=self._graph.num_tokens,
+            **lora_facts(self._graph.lora_modules, config),
         )
+        self._loras = LoraPlaces(self._graph.lora_modules, config.max_loras, config.max_lora_rank)
         self._past: dict[int, list[Any]] = {}  # values by slot, in the order of the cache inputs
         self._lengths = np.zeros(config.max_slots, np.int64)
 
@@ -122,6 +127,10 @@ class ExplicitRunner:
             raise ProviderRuntimeError(f"slot {source} holds {self._lengths[source]} tokens, not {length}")
         self._past[target] = self._cut(self._opened(), source, length)
         self._lengths[target] = length
+
+    def load_lora(self, place: int, matrices: LoraMatrices) -> None:
+        """Load an adapter into a place; see ``AdaptingRunner``."""
+        self._loras.write(place, matrices)
 
     def release(self, slot: int) -> None:
         """Free the slot's caches."""
@@ -171,6 +180,8 @@ class ExplicitRunner:
             POSITION_IDS: np.arange(start, total, dtype=np.int64)[None],
             LOGITS_POSITIONS: wanted[None],
         }
+        if self._loras.modules:
+            feeds |= self._loras.inputs([row.lora]).feeds
         if row.hidden_states is not None:
             feeds[HIDDEN_STATES] = np.ascontiguousarray(row.hidden_states[begin:end], np.float32)[None]
         return {name: array for name, array in feeds.items() if name in self._graph.inputs}

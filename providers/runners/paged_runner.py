@@ -11,8 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ...errors import ProviderRuntimeError
-from ..base import KVEviction, Row, RunnerInfo, check_rows, rows_in_cache
+from ..base import KVEviction, LoraMatrices, Row, RunnerInfo, check_rows, rows_in_cache
 from ..kv.block_pool import BlockPool, Copies
+from ..lora import LoraInputs, LoraPlaces
 
 Logits = npt.NDArray[np.float32]
 
@@ -30,6 +31,7 @@ class PagedBatch:
         tables: the blocks of each row, in the order of its positions.
         hidden_states: [tokens, hidden_size], if the graph takes them.
         last_hidden_states: [tokens, embedding_size], filled by the run; None if they are not wanted.
+        lora: the inputs for LoRA adapters; None if the graph has none.
     """
 
     input_ids: npt.NDArray[np.int64]
@@ -40,6 +42,7 @@ class PagedBatch:
     tables: list[list[int]]
     hidden_states: npt.NDArray[np.float32] | None
     last_hidden_states: npt.NDArray[np.float32] | None = None
+    lora: LoraInputs | None = None
 
     @property
     def max_context(self) -> int:
@@ -87,6 +90,7 @@ class PagedRunner:
         pool: a pool with as many blocks as the caches have.
         info: sizes and abilities of the model.
         hidden_size: width of the input ``hidden_states``; None if the graph has none.
+        loras: the adapters' places; None if the graph takes no adapters.
     """
 
     def __init__(
@@ -95,10 +99,12 @@ class PagedRunner:
         pool: BlockPool,
         info: RunnerInfo,
         hidden_size: int | None = None,
+        loras: LoraPlaces | None = None,
     ) -> None:
         self.info = dataclasses.replace(info, kv_tokens=_most_tokens(pool, info))
         self._hidden_size = hidden_size
         self._pool = pool
+        self._loras = loras
         self._session: PagedSession | None = session
         self._dropped = np.zeros(info.max_slots, np.int32)  # evicted or trimmed tokens
         self._settled = np.zeros(info.max_slots, np.int32)  # KV before this position may be missing
@@ -155,6 +161,12 @@ class PagedRunner:
         session.evict_kv(blocks, self._pool.tables[slot], held, eviction)
         self._dropped[slot] = length - eviction.kept
         self._settled[slot] = length
+
+    def load_lora(self, place: int, matrices: LoraMatrices) -> None:
+        """Load an adapter into a place; see ``AdaptingRunner``."""
+        if self._loras is None:
+            raise ProviderRuntimeError("the graph was lowered without LoRA adapters")
+        self._loras.write(place, matrices)
 
     def release(self, slot: int) -> None:
         """Free the slot's blocks. Its content is lost."""
@@ -228,6 +240,7 @@ class PagedRunner:
         firsts = [row.start + int(self._dropped[row.slot]) for row in rows]
         positions = [first + np.arange(len(row.tokens)) for first, row in zip(firsts, rows, strict=True)]
         asked = any(row.last_hidden_states is not None for row in rows)
+        tokens = [row.lora for row in rows for _ in row.tokens]
         states = [row.hidden_states for row in rows if row.hidden_states is not None]
         return PagedBatch(
             input_ids=np.concatenate([row.tokens for row in rows]).astype(np.int64),
@@ -240,6 +253,7 @@ class PagedRunner:
             last_hidden_states=np.empty((begins[-1], self.info.embedding_size), np.float32)
             if asked
             else None,
+            lora=None if self._loras is None else self._loras.inputs(tokens),
         )
 
 

@@ -22,6 +22,7 @@ from ..host import libraries, nvidia
 from ..host.nvidia_provider import NvidiaProvider
 from ..kv.block_pool import BlockPool
 from ..kv.kv_memory import KVSpec
+from ..lora import LoraPlaces, lora_facts
 from ..ort import ort
 from ..ort.device_memory import Device, DeviceMemory, slots_that_fit
 from ..ort.paged import OrtPagedSession, read_paged_graph
@@ -163,10 +164,14 @@ class CudaProvider(NvidiaProvider):
             batched_multi_token=True,
             num_tokens=graph.num_tokens,
             on_device=True,
+            **lora_facts(graph.lora_modules, config),
         )
+        loras = LoraPlaces(graph.lora_modules, config.max_loras, config.max_lora_rank)
         pool = BlockPool(blocks, graph.block_size, config.max_slots)
         paged = OrtPagedSession(session, memory)
-        return PagedRunner(paged, pool, info, hidden_size=graph.hidden_size)
+        return PagedRunner(
+            paged, pool, info, hidden_size=graph.hidden_size, loras=loras if graph.lora_modules else None
+        )
 
     def compute_capability(self, index: int) -> tuple[int, int]:
         """Return the compute capability of a device."""

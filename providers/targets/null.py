@@ -7,6 +7,7 @@ cache does, so a wrong slot, position or order changes the output or is refused.
 from __future__ import annotations
 
 import time
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,11 +21,14 @@ from ...contract import LOGITS
 from ...errors import GraphError, ProviderRuntimeError, UsageError
 from ...graph_opt.graph.load import read_model
 from ...options import Checked, option
-from ..base import BestLogits, KVEviction, Provider, Row, Runner, RunnerConfig, RunnerInfo
+from ..base import BestLogits, KVEviction, LoraMatrices, Provider, Row, Runner, RunnerConfig, RunnerInfo
+from ..lora import lora_facts
 
 _MODULUS = 2**61 - 1
 _PATTERNS = 64
 _GONE = -1  # replaces a trimmed hash
+
+_LAYERS = {"layer": (1, 1)}  # what a LoRA adapter of the toy model changes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +83,9 @@ class NullRunner:
             sliding_window=options.sliding_window,
             trim_step=options.trim_step,
             window_bytes_per_token=options.kv_bytes_per_token * (options.trim_step > 0),
+            **lora_facts(_LAYERS if config.max_loras else {}, config),
         )
+        self._adapters: dict[int, int] = {}  # by place, a hash of the matrices
         self.before_forward: Callable[[Sequence[Row]], None] | None = None
         self.forwards = 0
         self.downloads = 0
@@ -121,6 +127,11 @@ class NullRunner:
         """Run one step; see ``BestLogitsRunner``."""
         given = zip(rows, self.forward(rows), strict=True)
         return [self._best(logits[0]) if row.best_suffice else logits for row, logits in given]
+
+    def load_lora(self, place: int, matrices: LoraMatrices) -> None:
+        """Load an adapter into a place; it changes the hashes of its rows."""
+        content = b"".join(array.tobytes() for pair in matrices.values() for array in pair)
+        self._adapters[place] = zlib.crc32(content) + 1
 
     @property
     def kv_bytes(self) -> int:
@@ -191,8 +202,9 @@ class NullRunner:
         hashes = self._hashes[row.slot]
         del hashes[row.start - self._dropped[row.slot] :]
         value = hashes[-1] if hashes else 0
+        adapter = 0 if row.lora is None else self._adapters[row.lora]
         for token in row.tokens.tolist():
-            value = (value * 1_000_003 + token + 1) % _MODULUS
+            value = (value * 1_000_003 + token + 1 + adapter) % _MODULUS
             hashes.append(value)
         return hashes
 

@@ -26,6 +26,7 @@ from ..base import Provider, Runner, RunnerConfig, RunnerInfo
 from ..host import machine
 from ..kv.block_pool import BlockPool
 from ..kv.kv_memory import TRIM_STEP, KVSpec
+from ..lora import LoraPlaces, lora_facts, lora_modules
 from ..runners.explicit_runner import ExplicitGraph, ExplicitRunner, known_size
 from ..runners.paged_runner import PagedRunner
 
@@ -165,9 +166,11 @@ class OpenVinoProvider(Provider):
             window_bytes_per_token=block_bytes // block_size if all(windows) else 0,
             num_tokens=facts.num_tokens,
             on_device=not on_host,
+            **lora_facts(facts.lora_modules, config),
         )
         pool = BlockPool(num_blocks, block_size, config.max_slots)
-        return PagedRunner(session, pool, info, facts.hidden_size)
+        loras = LoraPlaces(facts.lora_modules, config.max_loras, config.max_lora_rank)
+        return PagedRunner(session, pool, info, facts.hidden_size, loras if facts.lora_modules else None)
 
     def _explicit_runner(self, model: Path, config: RunnerConfig, facts: _Facts) -> Runner:
         """Open a graph with decomposed attention, whose caches are inputs and outputs."""
@@ -181,6 +184,7 @@ class OpenVinoProvider(Provider):
             facts.context_length,
             facts.hidden_size,
             facts.num_tokens,
+            facts.lora_modules,
         )
         return ExplicitRunner(OpenVinoExplicitSession(compiled, graph), config, str(model))
 
@@ -233,6 +237,7 @@ class _Facts:
     hidden_size: int | None
     embedding_size: int
     layers: list[PagedLayer]
+    lora_modules: Mapping[str, tuple[int, int]]
 
 
 def _facts(path: Path, config: RunnerConfig) -> _Facts:
@@ -271,6 +276,7 @@ def _facts(path: Path, config: RunnerConfig) -> _Facts:
         hidden_size=hidden_size,
         embedding_size=static_size(outputs.get(LAST_HIDDEN_STATE), -1) or 0,
         layers=paged_layers(model),
+        lora_modules=lora_modules({name: list(value.shape or ()) for name, value in inputs.items()}),
     )
 
 

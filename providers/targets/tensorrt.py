@@ -52,6 +52,7 @@ class TensorRTProvider(NvidiaProvider):
     name = "tensorrt"
     execution_provider = "TensorrtExecutionProvider"
     kernels = Kernels()
+    takes_loras = False  # engines are built for known ranges of shapes
     prefix: ClassVar[str] = "trt"  # of ONNX Runtime's options
     options: ClassVar[type[Any]] = TensorRTOptions
 

@@ -93,6 +93,7 @@ class AsyncLLM(TextModel):
         cache_salt: str | None = None,
         tenant: str | None = None,
         timeout: float | None = None,
+        lora: str | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Generate from a prompt; yield the whole output each time it has grown.
 
@@ -106,13 +107,16 @@ class AsyncLLM(TextModel):
             cache_salt: only requests with the same salt share cached prefixes.
             tenant: slots are shared fairly between tenants; None uses ``cache_salt``.
             timeout: seconds until the request ends with finish_reason "cancelled", stop_reason "deadline".
+            lora: the name of a LoRA adapter; None is the base model.
 
         Raises:
-            RequestError: the prompt or an option is invalid.
+            RequestError: the prompt or an option is invalid, or there is no such adapter.
             QueueFullError: too many requests are waiting.
             EngineClosedError: the engine was shut down.
         """
-        stream = await self.add_request(prompt, params, request_id, priority, cache_salt, tenant, timeout)
+        stream = await self.add_request(
+            prompt, params, request_id, priority, cache_salt, tenant, timeout, lora
+        )
         try:
             async for output in stream:
                 yield output
@@ -128,6 +132,7 @@ class AsyncLLM(TextModel):
         cache_salt: str | None = None,
         tenant: str | None = None,
         timeout: float | None = None,
+        lora: str | None = None,
     ) -> RequestStream:
         """Queue a request; return a stream to read or cancel it. See ``generate``."""
         params = params or self._requests.default_params(None)
@@ -140,6 +145,7 @@ class AsyncLLM(TextModel):
             cache_salt=cache_salt,
             tenant=tenant,
             timeout=timeout,
+            lora=lora,
         )
         group = make() if self._requests.is_quick(prompt, params) else await self._in_thread(make)
         stream = RequestStream(group, self._drop)
@@ -237,6 +243,15 @@ class AsyncLLM(TextModel):
             return [output async for output in stream][-1]
         finally:
             stream.cancel()
+
+    @property
+    def max_loras(self) -> int:
+        """The maximum number of resident LoRA adapters; 0 if the model was loaded without."""
+        return self._engine.info.max_loras
+
+    def adapter_names(self) -> tuple[list[str], list[str]]:
+        """Return the names of the LoRA adapters of running requests, and of waiting ones."""
+        return self._engine.adapter_names()
 
     def stats(self) -> EngineStats:
         """Return counters and gauges of the engine."""

@@ -38,6 +38,7 @@ _DEFAULT_MAX_TOKENS = 16
 
 T = TypeVar("T")
 Params = SamplingParams | Sequence[SamplingParams] | None
+Loras = str | Sequence[str | None] | None
 
 
 class LLM(TextModel):
@@ -79,7 +80,11 @@ class LLM(TextModel):
         self._closed = False
 
     def generate(
-        self, prompts: Prompt | Sequence[Prompt], sampling_params: Params = None
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: Params = None,
+        *,
+        lora: Loras = None,
     ) -> list[RequestOutput]:
         """Generate from prompts, all in one batch.
 
@@ -88,16 +93,17 @@ class LLM(TextModel):
                 ``{"prompt_token_ids": ids}``, or the result of ``render_chat``.
             sampling_params: one for all prompts, or one for each. None takes the checkpoint's own options,
                 and 16 tokens unless it sets ``max_new_tokens``.
+            lora: the name of a LoRA adapter for all prompts, or one or None for each.
 
         Returns:
             One result per prompt, in order. If a request failed while running, its ``error`` is set.
 
         Raises:
-            RequestError: a prompt or an option is invalid; nothing was run.
+            RequestError: a prompt or an option is invalid, or there is no such adapter; nothing was run.
             EngineClosedError: ``close`` was called.
         """
         listed = listed_prompts(prompts)
-        return self._run(listed, self._params(sampling_params, len(listed), _DEFAULT_MAX_TOKENS))
+        return self._run(listed, self._params(sampling_params, len(listed), _DEFAULT_MAX_TOKENS), lora)
 
     def chat(
         self,
@@ -108,6 +114,7 @@ class LLM(TextModel):
         add_generation_prompt: bool = True,
         chat_template: str | None = None,
         tool_style: str | None = None,
+        lora: Loras = None,
         **variables: Any,
     ) -> list[RequestOutput]:
         """Answer conversations, rendered with the checkpoint's chat template.
@@ -119,6 +126,7 @@ class LLM(TextModel):
             add_generation_prompt: append the header of the assistant's answer to the prompt.
             chat_template: the name of another template, or Jinja source.
             tool_style: the format of tool calls, such as ``hermes``; None derives it from the template.
+            lora: the name of a LoRA adapter for all conversations, or one or None for each.
             variables: further variables of the template, such as ``enable_thinking``.
 
         Returns:
@@ -139,17 +147,17 @@ class LLM(TextModel):
             self.render_chat(cast(Sequence[Message], conversation), tools=tools, **options, **variables)
             for conversation in listed
         ]
-        return self._run(prompts, self._params(sampling_params, len(prompts), None))
+        return self._run(prompts, self._params(sampling_params, len(prompts), None), lora)
 
     def stream(
-        self, prompt: Prompt, sampling_params: SamplingParams | None = None
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None, *, lora: str | None = None
     ) -> Iterator[RequestOutput]:
         """Generate from one prompt; yield the whole output each time it has grown.
 
-        Closing the generator cancels the request.
+        Closing the generator cancels the request. ``lora`` is the name of a LoRA adapter.
         """
         params = sampling_params or self._requests.default_params(_DEFAULT_MAX_TOKENS)
-        group = self._requests.group(prompt, params)
+        group = self._requests.group(prompt, params, lora=lora)
         try:
             self._add([group])
             seen = 0
@@ -275,8 +283,16 @@ class LLM(TextModel):
     def _ask(self, questions: Questions[T]) -> list[T]:
         return questions.read(self._run(questions.prompts, questions.params))
 
-    def _run(self, prompts: Sequence[Prompt], params: Sequence[SamplingParams]) -> list[RequestOutput]:
-        groups = [self._requests.group(*each) for each in zip(prompts, params, strict=True)]
+    def _run(
+        self, prompts: Sequence[Prompt], params: Sequence[SamplingParams], lora: Loras = None
+    ) -> list[RequestOutput]:
+        loras = [lora] * len(prompts) if lora is None or isinstance(lora, str) else list(lora)
+        if len(loras) != len(prompts):
+            raise UsageError(f"{len(loras)} loras for {len(prompts)} prompts; pass one, or one for each")
+        groups = [
+            self._requests.group(prompt, own, lora=name)
+            for prompt, own, name in zip(prompts, params, loras, strict=True)
+        ]
         try:
             self._add(groups)
             for group in groups:

@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, cast
 
 from ...errors import InvalidSamplingError, RequestError, UsageError
+from ..engine.adapters import AdapterSet
 from ..engine.requests.request import Grammar, Request
 from ..engine.requests.request_group import RequestGroup, sample_params
 from ..engine.schedule.admission import check_token_ids
@@ -52,6 +53,11 @@ class RequestFactory:
         return self._model.tokenizer is not None
 
     @property
+    def adapters(self) -> AdapterSet:
+        """The LoRA adapters of the model."""
+        return self._model.adapters
+
+    @property
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer.
 
@@ -74,6 +80,7 @@ class RequestFactory:
         cache_salt: str | None = None,
         tenant: str | None = None,
         timeout: float | None = None,
+        lora: str | None = None,
     ) -> RequestGroup:
         """Return the requests for all outputs of one prompt; for arguments see ``AsyncLLM.generate``.
 
@@ -82,12 +89,14 @@ class RequestFactory:
             RequestError: the prompt has a wrong type, is too long or has token ids outside the vocabulary; or
                 another argument is invalid.
             RequestFailedError: the tokenizer failed.
+            UnknownModelError: there is no LoRA adapter of this name.
         """
         _check_kinds(request_id=request_id, cache_salt=cache_salt, tenant=tenant)
         if not isinstance(priority, int):
             raise RequestError(f"the priority must be a whole number, not {priority!r}")
         if timeout is not None and not (isinstance(timeout, int | float) and timeout >= 0.0):
             raise RequestError(f"the timeout must be a number of seconds, not {timeout!r}")
+        adapter = None if lora is None else self.adapters.get(lora)
         prompt = plain_prompt(prompt)
         text = prompt if isinstance(prompt, str) else None
         token_ids = self.token_ids(prompt)
@@ -110,6 +119,7 @@ class RequestFactory:
             "cache_salt": cache_salt,
             "tenant": tenant,
             "pooling": prompt.pooling if isinstance(prompt, PooledPrompt) else None,
+            "adapter": adapter,
             "deadline": None if timeout is None else time.monotonic() + timeout,
         }
         requests = [

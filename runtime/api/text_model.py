@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from ..engine.engine import Engine
@@ -34,6 +35,39 @@ class TextModel:
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of token ids."""
         return self._requests.tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+    def load_lora(self, name: str, folder: str | Path, *, replace: bool = False) -> None:
+        """Load a LoRA adapter of PEFT, which requests choose by ``lora=name``.
+
+        Args:
+            name: the name in requests.
+            folder: ``adapter_config.json`` and ``adapter_model.safetensors``.
+            replace: replace an adapter of this name; requests in progress finish with the old one.
+
+        Raises:
+            UsageError: the model was loaded without adapters (``max_loras``), the name is in use, or the
+                adapter is not supported.
+            CheckpointError: a file is damaged, or a module does not fit the model; the message names it.
+        """
+        self._requests.adapters.load(name, folder, replace=replace)
+
+    def unload_lora(self, name: str) -> None:
+        """Forget a LoRA adapter; requests in progress finish with it.
+
+        Raises:
+            UnknownModelError: there is no adapter of this name.
+        """
+        self._requests.adapters.unload(name)
+
+    @property
+    def loras(self) -> tuple[str, ...]:
+        """The names of the LoRA adapters that requests can choose."""
+        return self._requests.adapters.names
+
+    @property
+    def lora_folders(self) -> dict[str, str]:
+        """The folders of the LoRA adapters, by name."""
+        return self._requests.adapters.paths
 
     @property
     def tokenizer(self) -> Tokenizer:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
+from typing import cast
 
 from ...errors import (
     CarryallError,
@@ -17,7 +18,7 @@ from ...errors import (
     RequestFailedError,
     UsageError,
 )
-from ...providers.base import Runner, RunnerInfo
+from ...providers.base import AdaptingRunner, Runner, RunnerInfo
 from ..process.faults import fault_text, log_fault
 from .config import EngineConfig as EngineConfig
 from .kv.slot_operations import SlotOperations
@@ -32,6 +33,7 @@ from .requests.chunk import Tier
 from .requests.prompt_costs import PromptCosts
 from .requests.request import Request
 from .sampling.sampler import NO_TOKEN, Sample
+from .schedule.adapter_places import AdapterPlaces
 from .schedule.admission import checked_room
 from .schedule.compiling import CompilingRequests
 from .schedule.deadlines import Deadlines
@@ -103,6 +105,9 @@ class Engine:
             costs=costs,
             stored=self._mover if self._mover.active else None,
             trims_always=config.trim_windows == "always" or not config.prefix_cache,
+            adapters=AdapterPlaces(info.max_loras, cast(AdaptingRunner, runner).load_lora)
+            if info.max_loras
+            else None,
         )
         self._operations = SlotOperations(runner, self._slots, self._mover)
         self._plans = PlanRunner(runner, config.logits_processors)
@@ -219,6 +224,19 @@ class Engine:
             **dataclasses.asdict(self._mover.counters),
             **dataclasses.asdict(self._speculator.counters),
         )
+
+    @property
+    def resident_adapters(self) -> tuple[str, ...]:
+        """The keys of the LoRA adapters that hold a place, least recently used first."""
+        return self._scheduler.adapters.resident
+
+    def adapter_names(self) -> tuple[list[str], list[str]]:
+        """Return the names of the LoRA adapters of running requests, and of waiting ones."""
+        found: tuple[set[str], set[str]] = (set(), set())
+        for request in list(self._requests.values()):
+            if request.adapter is not None:
+                found[request.lora_place is None].add(request.adapter.name)
+        return sorted(found[0]), sorted(found[1])
 
     def check_integrity(self) -> None:
         """Check that requests, queue and slots agree.

@@ -37,6 +37,12 @@ class ModelConfig(Checked):
             the same tokenizer. It changes the speed, not the result.
         num_speculative_tokens: maximum tokens proposed at a time; by default the limit of the method.
         chat_template: a file with a Jinja chat template, in place of the checkpoint's own.
+        loras: LoRA adapters of PEFT that requests choose by name, each a folder. May be repeated.
+        max_loras: maximum number of adapters that are resident at once; requests for others wait for a place.
+            By default the number of adapters in ``loras``; with 0, the model has no branches for adapters.
+        max_lora_rank: maximum rank of an adapter; by default 16, or the largest rank in ``loras``.
+        lora_modules: linear layers that adapters can change, such as ``q_proj``; by default all except the
+            head. Fewer layers make steps faster.
 
     Raises:
         UsageError: a value has a wrong type, is out of range, or needs an option that is not given.
@@ -56,6 +62,10 @@ class ModelConfig(Checked):
     speculative: str | None = None
     num_speculative_tokens: int | None = option(None, least=1)
     chat_template: Path | None = None
+    loras: Mapping[str, Any] = option({}, flags=("--lora",))
+    max_loras: int | None = option(None, least=0)
+    max_lora_rank: int | None = option(None, least=1)
+    lora_modules: tuple[str, ...] = option((), flags=("--lora-module",))
 
     def __post_init__(self) -> None:
         """Check each value, then their combination."""
@@ -65,11 +75,25 @@ class ModelConfig(Checked):
                 "num_speculative_tokens has no effect without speculative: set it to prompt-lookup or "
                 "draft:MODEL"
             )
+        for name, folder in self.loras.items():
+            if not isinstance(folder, str | Path) or not str(folder) or not name:
+                raise UsageError(f"loras must map names to folders, found {name!r}: {folder!r}")
+        object.__setattr__(self, "loras", {name: str(folder) for name, folder in self.loras.items()})
+        if self.loras and self.max_loras == 0:
+            raise UsageError(f"{len(self.loras)} loras are given, but max_loras is 0; raise it")
+        given = [name for name in ("max_lora_rank", "lora_modules") if getattr(self, name)]
+        if given and not self.adapters_at_once:
+            raise UsageError(f"{given[0]} has no effect without adapters: set loras or max_loras")
         if self.ep_library is not None and self.provider != "cpu":
             raise UsageError(
                 f"ep_library replaces provider, but both are given: {self.ep_library} and "
                 f"{self.provider}; omit one"
             )
+
+    @property
+    def adapters_at_once(self) -> int:
+        """The maximum number of resident adapters."""
+        return len(self.loras) if self.max_loras is None else self.max_loras
 
 
 def model_config(model: str | Path | ModelConfig, fields: Mapping[str, Any]) -> ModelConfig:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ...providers.base import Runner
 from ...providers.placement import Placement
+from ..engine.adapters import AdapterSet
 from ..engine.speculation.proposer import Proposer
 from ..text.chat_template import ChatTemplate
 from ..text.tokenizer import Tokenizer
@@ -32,6 +33,7 @@ class LoadedModel:
         choice: the measurements, if the provider was ``auto``.
         fallbacks: the placement of each session that runs some nodes on the CPU by ``allow_fallback``.
         graphs: the lowered graph that runs; for a split model, one per part.
+        adapters: the LoRA adapters that requests can name.
     """
 
     name: str
@@ -46,6 +48,7 @@ class LoadedModel:
     choice: Choice | None = None
     fallbacks: list[Placement] = field(default_factory=list)
     graphs: Sequence[Path] = ()
+    adapters: AdapterSet = field(default_factory=AdapterSet)
 
     def close(self) -> None:
         """Close the runner and the proposer; not needed if an engine closes them."""

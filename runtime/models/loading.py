@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ...errors import CarryallError, ProviderUnavailableError, UsageError
+from ...exporter.adapter import adapter_rank
 from ...graph_opt.lower.outputs.hidden_states import HiddenStatesPass
 from ...options import shown
 from ...progress import Progress
 from ...providers import get_provider
 from ...providers.base import Runner, RunnerConfig
 from ...providers.placement import Placement
+from ..engine.adapters import AdapterSet
 from ..engine.config import EngineConfig
 from ..engine.engine import Engine
 from ..engine.speculation.proposer import Proposer
@@ -25,7 +27,7 @@ from .fastest import AUTO, fastest_provider
 from .generation_defaults import GenerationDefaults
 from .limits import check_budgets, check_memory, check_threads
 from .loaded import LoadedModel as LoadedModel
-from .lowering import lowered_model, with_context
+from .lowering import lora_branches, lowered_model, with_context
 from .model_source import SourceModel, resolve_model
 from .speculative import make_proposer
 from .split import first_provider, is_split, name_and_device, split_runner, with_device
@@ -60,6 +62,7 @@ def load_model(
     if progress is not None and not callable(progress):
         raise UsageError(f"progress must be a function, not {shown(progress)}")
     source = resolve_model(asked.model, quantize=asked.quantize, progress=progress)
+    _check_adapters(asked, name)
     config = with_context(_runner_config(asked, slots, name, device), source)
     check_memory(source, slots, config.context_length or 0)
     choice = fastest_provider(source, config, progress=progress) if name == AUTO else None
@@ -71,6 +74,8 @@ def load_model(
         config = get_provider(where).resolve_options(config, lambda: source.graph)
     loaded = _opened(source, where, config, asked, progress)
     loaded.choice, loaded.fallbacks = choice, fallbacks
+    if asked.adapters_at_once:
+        _load_adapters(loaded, asked)
     if asked.speculative is not None:
         draft = {"provider": first_provider(where), "device": device, "num_threads": asked.num_threads}
         loaded.proposer = _proposer(loaded, asked, slots, draft, progress)
@@ -157,9 +162,50 @@ def _runner_config(config: ModelConfig, max_slots: int, provider: str, device: s
         max_slots=max_slots,
         context_length=config.context_length,
         num_threads=config.num_threads,
+        max_loras=config.adapters_at_once,
+        max_lora_rank=_largest_rank(config),
         options={**config.provider_options, **cache},
     )
     return found if device is None else with_device(found, provider, device)
+
+
+def _check_adapters(config: ModelConfig, provider: str) -> None:
+    """Check that the model can run adapters where it is asked to.
+
+    Raises:
+        UsageError: the model is split, or its provider has fixed graphs.
+    """
+    if config.adapters_at_once and is_split(provider):
+        raise UsageError("a split model cannot run LoRA adapters; load it on one provider, or omit loras")
+    if config.adapters_at_once and provider != AUTO and not get_provider(provider).takes_loras:
+        raise UsageError(f"provider '{provider}' cannot run LoRA adapters; choose cpu, or omit loras")
+
+
+def _largest_rank(config: ModelConfig) -> int:
+    """Return the room for the rank of each adapter."""
+    if config.max_lora_rank is not None:
+        return config.max_lora_rank
+    return max([RunnerConfig().max_lora_rank, *(adapter_rank(Path(one)) for one in config.loras.values())])
+
+
+def _load_adapters(loaded: LoadedModel, config: ModelConfig) -> None:
+    """Load the adapters that the options name; on errors, the runner is closed.
+
+    Raises:
+        UsageError: the provider cannot run adapters.
+        CarryallError: see ``AdapterSet.load``.
+    """
+    try:
+        if not loaded.runner.info.max_loras:
+            raise UsageError(
+                f"provider '{loaded.provider}' cannot run LoRA adapters; choose cpu, or omit loras"
+            )
+        loaded.adapters = AdapterSet(loaded.runner.info)
+        for name, folder in config.loras.items():
+            loaded.adapters.load(name, folder)
+    except CarryallError:
+        loaded.runner.close()
+        raise
 
 
 def _opened(
@@ -173,7 +219,7 @@ def _opened(
     else:
         chat_template = ChatTemplate.from_file(asked.chat_template, special_tokens)
     defaults = GenerationDefaults.from_folder(source.folder, lambda: source.config)
-    runner, identity, graphs = _open(source, provider, config, progress)
+    runner, identity, graphs = _open(source, provider, config, asked.lora_modules, progress)
     loaded = LoadedModel(source.name, runner, tokenizer, chat_template, defaults, identity, graphs=graphs)
     loaded.provider = provider
     loaded.open_encoder = functools.partial(_encoder, source, provider, config, progress)
@@ -181,14 +227,19 @@ def _opened(
 
 
 def _open(
-    source: SourceModel, provider: str, config: RunnerConfig, progress: Progress | None
+    source: SourceModel,
+    provider: str,
+    config: RunnerConfig,
+    lora_modules: Collection[str],
+    progress: Progress | None,
 ) -> tuple[Runner, str, Sequence[Path]]:
     """Open a runner; return it, the identity of its model, and its lowered graphs."""
     if is_split(provider):
         runner, graphs = split_runner(source, provider, config, progress)
         return runner, f"{source.content_key} {provider}", graphs
     target = get_provider(provider)
-    lowered = lowered_model(source, target, config, progress)
+    change = lora_branches(source, lora_modules) if config.max_loras else None
+    lowered = lowered_model(source, target, config, progress, change=change)
     identity = source.content_key if lowered == source.model_path else lowered.parent.name
     return target.runner(lowered, config), identity, [lowered]
 

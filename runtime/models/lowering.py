@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection
 from pathlib import Path
 
 import onnx_ir as ir
@@ -11,6 +12,7 @@ from ...contract import EXPLICIT_KV
 from ...errors import UnsupportedAttentionError, UsageError
 from ...exporter.package import MODEL_FILE
 from ...exporter.save import save_model
+from ...graph_opt.lower.pipelines.lora import LoraPass
 from ...graph_opt.passes.base import GraphPass
 from ...graph_opt.pipeline.pipeline import run
 from ...graph_opt.pipeline.pipelines import portable_passes
@@ -36,6 +38,23 @@ def with_context(config: RunnerConfig, files: SourceModel) -> RunnerConfig:
     if known is not None and not 1 <= wanted <= known.longest:
         raise UsageError(f"context_length {wanted} is not in [1, {known.longest}], the range of {files.name}")
     return dataclasses.replace(config, context_length=wanted)
+
+
+def lora_branches(files: SourceModel, modules: Collection[str]) -> LoraPass:
+    """Return the pass that adds branches for LoRA adapters to a model.
+
+    Raises:
+        UsageError: quantization has changed the inputs of the linear layers.
+    """
+    record = {} if files.package is None else files.package.record.quantization or {}
+    changes = [name for name in ("rotate", "smooth") if record.get(name)]
+    changes += ["awq"] if "awq" in str(record.get("algorithm")) else []
+    if changes:
+        raise UsageError(
+            f"{files.name} was quantized with {' and '.join(changes)}, which changes the values that enter "
+            "linear layers, so no LoRA adapter fits them; quantize with int4-fast or int8-fast"
+        )
+    return LoraPass(modules)
 
 
 def lowered_model(

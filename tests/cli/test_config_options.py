@@ -20,13 +20,14 @@ FIELDS = {(table, name): one for table, owner in TABLES.items() for name, one in
 ENGINE_VERBS = ("run", "chat", "serve", "batch", "bench")
 # Fields that do not apply to a verb. bench makes its own prompts and as many slots as it needs, eval
 # reads texts without an engine, and only a service has clients that a full queue could refuse.
+LORA = {"loras", "max_loras", "max_lora_rank", "lora_modules"}  # they measure the base model
 WITHOUT = {
     "run": {"max_queue"},
     "chat": {"max_queue"},
     "serve": set[str](),
     "batch": {"max_queue", "max_step_slowdown", "logits_processors"},  # prompts first; a job is JSON
-    "bench": {"max_queue", "max_slots", "chat_template"},
-    "eval": {*declared(EngineConfig), "speculative", "num_speculative_tokens", "chat_template"},
+    "bench": {"max_queue", "max_slots", "chat_template", *LORA},
+    "eval": {*declared(EngineConfig), "speculative", "num_speculative_tokens", "chat_template", *LORA},
 }
 
 
@@ -44,6 +45,10 @@ def other_value(option: Option) -> tuple[str, Any]:
     """Return a string and its parsed value, which differs from the option's default."""
     if option.name == "provider_options":
         return "threads=3", {"threads": 3}
+    if option.name == "loras":
+        return "a=folder", {"a": "folder"}
+    if option.name == "lora_modules":
+        return "q_proj", ("q_proj",)
     if option.name == "logits_processors":
         return f"{__name__}:Processor", None
     if option.name == "num_speculative_tokens":
@@ -108,6 +113,8 @@ def chosen_value(chosen: Chosen, table: str, field: str) -> Any:
 
 def partner(field: str) -> tuple[str, ...]:
     """Return the flags that a field needs."""
+    if field in ("max_lora_rank", "lora_modules"):
+        return ("--max-loras", "1")
     return ("--speculative", "prompt-lookup") if field == "num_speculative_tokens" else ()
 
 
@@ -125,7 +132,9 @@ def test_each_can_be_set_in_three_ways(
         written = text
     elif field == "provider_options":
         written = "{threads = 3}"
-    elif field == "logits_processors":
+    elif field == "loras":
+        written = '{a = "folder"}'
+    elif option.repeated:
         written = f'["{text}"]'
     else:
         written = text if isinstance(value, int | float) else f'"{text}"'

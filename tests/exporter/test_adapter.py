@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import numpy.typing as npt
 import pytest
 import tiny_quantized
 from safetensors.numpy import load_file, save_file
+from tiny_lora import RANK, merged, write_adapter
 from tiny_models import write_tiny
 
 from carryall import export
@@ -21,27 +21,10 @@ from carryall.errors import (
     UnsupportedModelError,
     UsageError,
 )
-from carryall.exporter.adapter import merge_adapter
-from carryall.exporter.safetensors_files import safetensors_of
+from carryall.exporter.adapter import adapter_rank, read_adapter
 
 Array = npt.NDArray[Any]
 Q, DOWN = "model.layers.0.self_attn.q_proj", "model.layers.1.mlp.down_proj"
-RANK = 4
-
-
-def write_adapter(folder: Path, modules: dict[str, tuple[int, int]], **settings: Any) -> dict[str, Array]:
-    """Write an adapter for weights [out, in]; return its matrices by name."""
-    folder.mkdir()
-    rng = np.random.default_rng(1)
-    tensors = {}
-    for name, (outputs, inputs) in modules.items():
-        prefix = f"base_model.model.{name}"
-        tensors[f"{prefix}.lora_A.weight"] = rng.normal(0, 0.3, (RANK, inputs)).astype(np.float32)
-        tensors[f"{prefix}.lora_B.weight"] = rng.normal(0, 0.3, (outputs, RANK)).astype(np.float32)
-    config = {"peft_type": "LORA", "r": RANK, "lora_alpha": 6, "bias": "none", "use_dora": False, **settings}
-    (folder / "adapter_config.json").write_text(json.dumps(config))
-    save_file(tensors, folder / "adapter_model.safetensors")
-    return tensors
 
 
 def change(tensors: dict[str, Array], module: str) -> Array:
@@ -49,11 +32,6 @@ def change(tensors: dict[str, Array], module: str) -> Array:
         tensors[f"base_model.model.{module}.lora_B.weight"]
         @ tensors[f"base_model.model.{module}.lora_A.weight"]
     )
-
-
-def merged(base: Path, adapter: Path) -> dict[str, Array]:
-    found = merge_adapter(safetensors_of(base), adapter)
-    return {name: tensor.read(lambda array: array) for name, tensor in found.items()}
 
 
 @pytest.mark.parametrize(
@@ -204,3 +182,71 @@ def test_weights_equal_those_that_peft_merges(tmp_path: Path) -> None:
     whole = peft.PeftModel.from_pretrained(model, tmp_path / "lora").merge_and_unload().state_dict()
     for name, tensor in merged(base, tmp_path / "lora").items():
         np.testing.assert_allclose(tensor, whole[name].numpy(), rtol=1e-6, atol=1e-6)
+
+
+LAYERS = {"layers.0.q_proj": (32, 16), "layers.0.k_proj": (32, 8), "layers.0.v_proj": (32, 8)}
+
+
+def test_an_adapter_is_read_with_its_scale(tmp_path: Path) -> None:
+    tensors = write_adapter(tmp_path / "lora", {"model.layers.0.q_proj": (16, 32)})
+    found = read_adapter(tmp_path / "lora", LAYERS, 8)
+    down, up = found.matrices["layers.0.q_proj"]
+    np.testing.assert_array_equal(down, tensors["base_model.model.model.layers.0.q_proj.lora_A.weight"])
+    b = tensors["base_model.model.model.layers.0.q_proj.lora_B.weight"]
+    np.testing.assert_array_equal(up, b.T * np.float32(6 / RANK))
+    assert (found.rank, list(found.matrices)) == (RANK, ["layers.0.q_proj"])
+    assert adapter_rank(tmp_path / "lora") == RANK
+
+
+def test_the_key_of_an_adapter_follows_its_content(tmp_path: Path) -> None:
+    write_adapter(tmp_path / "a", {"layers.0.q_proj": (16, 32)})
+    write_adapter(tmp_path / "same", {"layers.0.q_proj": (16, 32)})
+    write_adapter(tmp_path / "scaled", {"layers.0.q_proj": (16, 32)}, lora_alpha=7)
+    write_adapter(tmp_path / "other", {"layers.0.q_proj": (16, 32)}, seed=2)
+    keys = [read_adapter(tmp_path / name, LAYERS, 8).key for name in ("a", "same", "scaled", "other")]
+    assert keys[0] == keys[1]
+    assert len(set(keys)) == 3
+
+
+def test_an_adapter_of_a_fused_module_is_split(tmp_path: Path) -> None:
+    tensors = write_adapter(tmp_path / "lora", {"model.layers.0.qkv_proj": (32, 32)})
+    found = read_adapter(tmp_path / "lora", LAYERS, 8).matrices
+    b = tensors["base_model.model.model.layers.0.qkv_proj.lora_B.weight"].T * np.float32(6 / RANK)
+    assert list(found) == list(LAYERS)
+    for name, columns in zip(LAYERS, (slice(0, 16), slice(16, 24), slice(24, 32)), strict=True):
+        np.testing.assert_array_equal(found[name][1], b[:, columns])
+
+
+@pytest.mark.parametrize(
+    ("modules", "settings", "message"),
+    [
+        ({"layers.0.o_proj": (16, 32)}, {}, r"changes 'layers.0.o_proj'.*\(q_proj, k_proj, v_proj\)"),
+        ({"layers.0.q_proj": (17, 32)}, {}, r"module 'layers.0.q_proj' is for a weight \[17, 32\]"),
+        ({"layers.0.qkv_proj": (33, 32)}, {}, r"module 'layers.0.qkv_proj' is for a weight \[33, 32\]"),
+        ({"layers.0.q_proj": (16, 32)}, {"rank": 9}, "module 'layers.0.q_proj' has rank 9, more than.* 8"),
+        ({"layers.0.q_proj": (16, 32)}, {"r": 3}, "module 'layers.0.q_proj' has rank 3 in adapter_config"),
+        ({"layers.0.q_proj": (16, 32)}, {"use_dora": True}, "use_dora True is not supported"),
+        ({"layers.0.q_proj": (16, 32)}, {"bias": "all"}, "bias 'all' is not supported"),
+        ({}, {}, "holds no LoRA matrices"),
+    ],
+)
+def test_an_adapter_that_cannot_be_kept_apart_is_refused_by_module(
+    tmp_path: Path, modules: dict[str, tuple[int, int]], settings: dict[str, Any], message: str
+) -> None:
+    write_adapter(tmp_path / "lora", modules, **settings)
+    with pytest.raises(CarryallError, match=message):
+        read_adapter(tmp_path / "lora", LAYERS, 8)
+
+
+def test_whole_weights_and_values_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
+    tensors = write_adapter(tmp_path / "lora", {"layers.0.q_proj": (16, 32)})
+    file, name = (
+        tmp_path / "lora" / "adapter_model.safetensors",
+        "base_model.model.layers.0.q_proj.lora_A.weight",
+    )
+    save_file({**tensors, "base_model.model.lm_head.weight": np.zeros((4, 4), np.float32)}, file)
+    with pytest.raises(UnsupportedModelError, match=r"'lm_head\.weight' is an embedding or a whole weight"):
+        read_adapter(tmp_path / "lora", LAYERS, 8)
+    save_file({**tensors, name: np.full_like(tensors[name], np.inf)}, file)
+    with pytest.raises(CheckpointError, match=r"module 'layers\.0\.q_proj' has values that are not finite"):
+        read_adapter(tmp_path / "lora", LAYERS, 8)

@@ -82,7 +82,8 @@ class Preparer:
     def generation(self, line: BatchLine) -> Work:
         """Return the requests of a completion or a chat completion."""
         asked = read_generation(line, self.defaults, self.seed)
-        request = asked.request
+        request, name = asked.request, line.body.get("model")
+        lora = name if name in self.requests.adapters.names else None
         group = self.requests.group(
             self._prompt(request),
             request.params,
@@ -90,11 +91,12 @@ class Preparer:
             priority=request.priority,
             cache_salt=request.cache_salt,
             tenant=request.tenant,
+            lora=lora,
         )
 
         def read(outputs: Sequence[RequestOutput]) -> tuple[Json, str]:
             result = _generation(outputs[0], line.number)
-            return asked.body(result, self.model, self.created), result.choices[0].finish_reason
+            return asked.body(result, lora or self.model, self.created), result.choices[0].finish_reason
 
         return Work([group], read, request.timeout)
 

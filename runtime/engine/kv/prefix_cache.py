@@ -77,7 +77,7 @@ class PrefixCache:
         usable = request.usable_prefix
         if not self.enabled or not usable:
             return PrefixMatch()
-        return self._tree.match(request.token_slice(0, usable), request.cache_salt, self._slots.shortest)
+        return self._tree.match(request.token_slice(0, usable), request.kv_salt, self._slots.shortest)
 
     def stored(self, request: Request) -> int:
         """Return how many first tokens of a request the tiers hold; looked up once each time it is queued."""
@@ -136,14 +136,14 @@ class PrefixCache:
         """Exclude a running request from sharing, since some of its KV was evicted."""
         if self.enabled and request.slot is not None:
             self._tree.remove(request.slot)
-            self._tree.insert(request.slot, request.token_slice(0, 0), 0, request.cache_salt)
+            self._tree.insert(request.slot, request.token_slice(0, 0), 0, request.kv_salt)
 
     def replace(self, request: Request) -> None:
         """Record that the tokens of a running request have changed."""
         if self.enabled and request.slot is not None:
             self._tree.remove(request.slot)
             tokens = request.token_slice(0, request.num_tokens)
-            self._tree.insert(request.slot, tokens, request.num_computed, request.cache_salt)
+            self._tree.insert(request.slot, tokens, request.num_computed, request.kv_salt)
 
     def leave(self, request: Request, *, keep: bool) -> None:
         """Take the slot of a request; it becomes idle, or free if ``keep`` is False or it has no KV."""
@@ -156,7 +156,7 @@ class PrefixCache:
             self._slots.free(slot)
             return
         count = request.num_computed
-        self._tree.insert(slot, request.token_slice(0, count), count, request.cache_salt)
+        self._tree.insert(slot, request.token_slice(0, count), count, request.kv_salt)
         shortest = self._slots.shortest
         for other in self._tree.prefixes(slot):
             if self._slots.is_idle(other) and shortest.get(slot, 0) <= shortest.get(other, 0):
@@ -260,7 +260,7 @@ class PrefixCache:
         stored = self.stored(request)
         request.restorable = stored if stored - match.length >= _MIN_RESTORED else 0
         tokens = request.token_slice(0, request.num_tokens)
-        self._tree.insert(request.slot, tokens, match.length, request.cache_salt)
+        self._tree.insert(request.slot, tokens, match.length, request.kv_salt)
         self.counters.prefix_queries += 1
         self.counters.prefix_hits += match.length > 0
         self.counters.prefix_cached_tokens += match.length
@@ -290,5 +290,5 @@ class PrefixCache:
         """Return the keys of the full chunks among the request's first ``count`` tokens."""
         assert self._stored is not None  # noqa: S101 -- callers check
         if request.chunk_keys is None:
-            request.chunk_keys = ChunkKeys(self._stored.identity, request.cache_salt)
+            request.chunk_keys = ChunkKeys(self._stored.identity, request.kv_salt)
         return request.chunk_keys.extend(request.token_slice(0, count))

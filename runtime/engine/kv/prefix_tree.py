@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from ..requests.chunk import KVSalt
+
 Tokens = npt.NDArray[np.int64]
 
 
@@ -37,7 +39,7 @@ class _Entry:
     """A slot's sequence: the node at which it ends, its salt, and how many of its tokens have KV."""
 
     end: _Node
-    salt: str | None
+    salt: KVSalt
     computed: int
 
 
@@ -63,14 +65,14 @@ class PrefixTree:
     """
 
     def __init__(self) -> None:
-        self._roots: dict[str | None, _Node] = {}
+        self._roots: dict[KVSalt, _Node] = {}
         self._entries: dict[int, _Entry] = {}
         self.num_nodes = 0
 
     def __contains__(self, slot: int) -> bool:
         return slot in self._entries
 
-    def insert(self, slot: int, tokens: Tokens, computed: int, salt: str | None = None) -> None:
+    def insert(self, slot: int, tokens: Tokens, computed: int, salt: KVSalt = None) -> None:
         """Add a slot with its ``tokens`` [n], of which the first ``computed`` have KV."""
         node = self._roots.setdefault(salt, _Node(tokens[:0]))
         for child, common in _walk(node, tokens):
@@ -116,7 +118,7 @@ class PrefixTree:
         self._entries[slot].computed = computed
 
     def match(
-        self, tokens: Tokens, salt: str | None = None, shortest: Mapping[int, int] | None = None
+        self, tokens: Tokens, salt: KVSalt = None, shortest: Mapping[int, int] | None = None
     ) -> PrefixMatch:
         """Return the longest prefix of ``tokens`` whose KV some slot holds.
 

@@ -13,6 +13,8 @@ import numpy.typing as npt
 CHUNK_TOKENS = 64
 
 Parts = Sequence[npt.NDArray[Any]]
+# The salt of a request, or the content hash of its LoRA adapter and the salt.
+KVSalt = str | tuple[str, str | None] | None
 
 
 class ChunkKeys:
@@ -23,7 +25,10 @@ class ChunkKeys:
         salt: sequences with different salts have different keys.
     """
 
-    def __init__(self, identity: str, salt: str | None) -> None:
+    def __init__(self, identity: str, salt: KVSalt) -> None:
+        if isinstance(salt, tuple):
+            adapter, salt = salt
+            identity = f"{identity} lora {adapter}"
         root = f"{len(identity)} {identity} {'' if salt is None else 'salt ' + salt}"
         self._last = hashlib.sha256(root.encode()).digest()
         self.keys: list[bytes] = []

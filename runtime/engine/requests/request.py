@@ -13,13 +13,14 @@ import numpy as np
 import numpy.typing as npt
 
 from ....errors import RequestError
+from ....exporter.adapter import LoraAdapter
 from ...process.faults import fault_text, log_fault
 from ...types.outputs import CompletionOutput, FinishReason, Logprob, RequestMetrics, RequestOutput
 from ...types.sampling_params import SamplingParams
 from ..sampling.logits_processors import LogitsProcessor
 from ..sampling.sampler import Sample, TokenLogprob, token_logprobs
 from ..sampling.sampling_state import SamplingState
-from .chunk import ChunkKeys
+from .chunk import ChunkKeys, KVSalt
 from .history import History, OutputText
 
 _log = logging.getLogger(__name__)
@@ -83,6 +84,7 @@ class Request:
         tenant: slots are shared fairly between tenants; None uses ``cache_salt``.
         deadline: the time of ``time.monotonic`` at which the request is cancelled.
         pooling: return an embedding instead of generated tokens; None generates.
+        adapter: the LoRA adapter to run with; None is the base model.
     """
 
     def __init__(
@@ -102,6 +104,7 @@ class Request:
         tenant: str | None = None,
         deadline: float | None = None,
         pooling: Pooling | None = None,
+        adapter: LoraAdapter | None = None,
     ) -> None:
         self.request_id = request_id
         self.prompt = prompt
@@ -112,6 +115,8 @@ class Request:
         self.tenant = tenant if tenant is not None else cache_salt
         self.deadline = deadline
         self.pooling = pooling
+        self.adapter = adapter
+        self.lora_place: int | None = None  # set by the scheduler while the request runs
         self.max_tokens = params.max_tokens  # the engine limits it to the free part of the context
         self.end_token_ids = frozenset(end_token_ids)
         self.history = History(text, logprobs=params.logprobs is not None)
@@ -156,6 +161,11 @@ class Request:
     def finished(self) -> bool:
         """Whether the request has ended."""
         return self.status is RequestStatus.FINISHED
+
+    @property
+    def kv_salt(self) -> KVSalt:
+        """What KV depends on beside the tokens; only requests with equal salts share it."""
+        return self.cache_salt if self.adapter is None else (self.adapter.key, self.cache_salt)
 
     @property
     def waits_for_grammar(self) -> bool:

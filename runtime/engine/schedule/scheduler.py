@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,7 @@ from ..kv.prefix_tree import PrefixMatch
 from ..kv.slots import SlotTable
 from ..requests.prompt_costs import PromptCosts
 from ..requests.request import Request, RequestStatus
+from .adapter_places import AdapterPlaces
 from .fairness import OUTPUT_WEIGHT, VirtualCounters
 from .waiting import WaitingQueue
 
@@ -56,7 +57,7 @@ class StepPlan:
         num_logits = int(stop == request.num_tokens and request.pooling is None)
         if request.awaits_prompt_logprobs:
             num_logits = max(num_logits, stop - max(start, request.first_prompt_logits))
-        self.rows.append(Row(request.slot, tokens, start, num_logits))
+        self.rows.append(Row(request.slot, tokens, start, num_logits, lora=request.lora_place))
         self.requests.append(request)
         self.proposed.append(0)
         return num_tokens
@@ -78,7 +79,8 @@ class StepPlan:
         """Append proposed ``tokens`` to a row, so that the step verifies them."""
         row = self.rows[index]
         known_and_proposed = np.concatenate([row.tokens, tokens])
-        self.rows[index] = Row(row.slot, known_and_proposed, row.start, row.num_logits + len(tokens))
+        wanted = row.num_logits + len(tokens)
+        self.rows[index] = replace(row, tokens=known_and_proposed, num_logits=wanted)
         self.proposed[index] = len(tokens)
 
     def accepts(self, index: int, position: int, token: int) -> bool:
@@ -91,7 +93,7 @@ class StepPlan:
         for i, extra in enumerate(self.proposed):
             row = self.rows[i]
             if extra:
-                self.rows[i] = Row(row.slot, row.tokens[:-extra], row.start, row.num_logits - extra)
+                self.rows[i] = replace(row, tokens=row.tokens[:-extra], num_logits=row.num_logits - extra)
         self.proposed = [0] * len(self.rows)
 
     def without(self, failed: Collection[int]) -> StepPlan:
@@ -112,6 +114,7 @@ class Scheduler:
         costs: learns the cost of prompt tokens.
         stored: KV in the tiers; None if there are none.
         trims_always: see ``PrefixCache``.
+        adapters: the places of LoRA adapters; None if the runner has none.
     """
 
     def __init__(
@@ -124,10 +127,12 @@ class Scheduler:
         costs: PromptCosts | None = None,
         stored: StoredPrefixes | None = None,
         trims_always: bool = False,
+        adapters: AdapterPlaces | None = None,
     ) -> None:
         self.preemptions = 0
         self.costs = costs or PromptCosts()
         self.cache = PrefixCache(slots, enabled=prefix_cache, stored=stored, trims_always=trims_always)
+        self.adapters = adapters or AdapterPlaces(0, lambda place, matrices: None)
         self._slots = slots
         self._max_step_tokens = max_step_tokens
         self._stretch = stretch
@@ -217,12 +222,14 @@ class Scheduler:
         else:
             self._running.remove(request)
             self.cache.leave(request, keep=keep)
+            self.adapters.leave(request)
         self._served.leave(request.tenant)
 
     def preempt(self, request: Request, *, keep: bool = True) -> None:
         """Preempt a running request: it loses its slot, waits again, and is recomputed or restored later."""
         self._running.remove(request)
         self.cache.leave(request, keep=keep)
+        self.adapters.leave(request)
         request.num_computed = request.num_dropped = 0
         request.status = RequestStatus.WAITING
         request.resumes, request.stored, request.restorable = True, None, 0
@@ -258,6 +265,7 @@ class Scheduler:
         """
         self._slots.check_integrity()
         self.cache.check_integrity()
+        self.adapters.check_integrity(self._running)
         slots = [request.slot for request in self._running]
         if None in slots or len(set(slots)) != len(slots) or len(slots) != self._slots.num_used:
             raise RuntimeError(f"{self._slots.num_used} slots are in use, running requests hold {slots}")
@@ -346,14 +354,18 @@ class Scheduler:
         """Return the request to admit: of the first few, the one with the longest cached prefix.
 
         A request whose prefix is being computed by another waits for it, but is overtaken at most
-        ``_MAX_OVERTAKES`` times. A preempted request is never overtaken.
+        ``_MAX_OVERTAKES`` times. So does a request whose adapter finds no place. A preempted request is never
+        overtaken.
         """
-        candidates = self._waiting.first(_LOOKAHEAD if self.cache.enabled else 1)
+        ahead = self.cache.enabled or self.adapters.in_use
+        candidates = self._waiting.first(_LOOKAHEAD if ahead else 1)
         head = candidates[0]
         if head.resumes or head.overtaken >= _MAX_OVERTAKES:
-            return head, self.cache.match(head)
+            return (head, self.cache.match(head)) if self.adapters.has_place(head) else None
         best, longest = None, -1
         for request in candidates:
+            if not self.adapters.has_place(request):
+                continue
             match = self.cache.match(request)
             length = max(match.length, self.cache.stored(request))
             awaited = match.known - length >= _MIN_AWAITED_PREFIX
@@ -364,6 +376,7 @@ class Scheduler:
     def _start(self, request: Request, match: PrefixMatch) -> None:
         request.status = RequestStatus.RUNNING
         request.resumes = False
+        self.adapters.take(request)
         if request.metrics.first_scheduled is None:
             request.metrics.first_scheduled = time.monotonic()
             request.metrics.cached_tokens = match.length

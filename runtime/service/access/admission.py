@@ -6,6 +6,7 @@ import dataclasses
 
 from ....errors import AccessError, InvalidSamplingError, UnknownModelError
 from ...types.sampling_params import SamplingParams
+from ..core.adapted import AdaptedHandler
 from ..core.caller import CALLER
 from ..core.encoder import EncoderHandler
 from ..core.handler import LLMHandler
@@ -59,7 +60,10 @@ class Admission:
         Raises:
             UnknownModelError: there is no model of that name, or the caller may not use it.
         """
-        return self._models.llm(*self._allowed(name, version))
+        handler = self._models.llm(*self._allowed(name, version))
+        return (
+            handler if name is None or self._models.base_of(name) is None else AdaptedHandler(handler, name)
+        )
 
     def embedder(self, name: str | None = None) -> LLMHandler | EncoderHandler:
         """Return the handler of a model that makes embeddings; see ``ModelRepository.embedder``.
@@ -68,6 +72,8 @@ class Admission:
             UnknownModelError: there is no model of that name, or the caller may not use it.
         """
         own, version = self._allowed(name, "")
+        if name is not None and self._models.base_of(name) is not None:
+            return AdaptedHandler(self._models.llm(own, version), name)
         return self._models.embedder(f"{own}:{version}" if version else own)
 
     def _allowed(self, name: str | None, version: str) -> tuple[str, str]:
@@ -109,11 +115,34 @@ class Admission:
         """
         await self._models.unload(self._administered(name))
 
+    async def load_lora(
+        self, name: str, folder: str, *, base: str | None = None, replace: bool = False
+    ) -> None:
+        """Load a LoRA adapter; see ``ModelRepository.load_lora``.
+
+        Raises:
+            AccessError: the caller's key has no ``admin`` right.
+        """
+        _check_admin()
+        own, version = self._allowed(base, "")
+        base = f"{own}:{version}" if version else own
+        await self._models.load_lora(name, folder, base=base, replace=replace)
+
+    def unload_lora(self, name: str) -> None:
+        """Forget a LoRA adapter; see ``ModelRepository.unload_lora``.
+
+        Raises:
+            AccessError: the caller's key has no ``admin`` right.
+        """
+        _check_admin()
+        if self._models.base_of(name) is not None:
+            self._allowed(name, "")
+        self._models.unload_lora(name)
+
     def _administered(self, name: str) -> str:
         """Return the own name of a model that the caller may load and unload."""
-        caller, own = CALLER.get(), self.find(name).name
-        if caller is not None and not caller.admin:
-            raise AccessError("this API key may not load or unload models; set admin = true in the key file")
+        own = self.find(name).name
+        _check_admin()
         return own
 
     def admitted(self, asked: GenerationRequest) -> GenerationRequest:
@@ -143,3 +172,14 @@ class Admission:
         for name, (value, most) in limits.items():
             if value is not None and value > most:
                 raise InvalidSamplingError(f"{name} is {value}, but this service allows at most {most}")
+
+
+def _check_admin() -> None:
+    """Check that the caller may load and unload models.
+
+    Raises:
+        AccessError: its key has no ``admin`` right.
+    """
+    caller = CALLER.get()
+    if caller is not None and not caller.admin:
+        raise AccessError("this API key may not load or unload models; set admin = true in the key file")

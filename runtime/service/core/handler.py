@@ -105,6 +105,7 @@ class LLMHandler:
                 request.cache_salt,
                 request.tenant,
                 request.timeout,
+                request.lora,
             )
             self._streams.add(stream)
             tracker, start = DeltaTracker(), time.monotonic()

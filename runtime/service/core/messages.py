@@ -47,6 +47,7 @@ class GenerationRequest:
         tenant: the requester; tenants get equal shares of the model. None uses ``cache_salt``.
         timeout: seconds after which the request is cancelled; None is no limit.
         stream_interval: engine steps per delta, except for the first and the last delta.
+        lora: the name of a LoRA adapter; None is the base model.
     """
 
     prompt: Prompt
@@ -57,6 +58,7 @@ class GenerationRequest:
     tenant: str | None = None
     timeout: float | None = None
     stream_interval: int = 1
+    lora: str | None = None
 
 
 def checked_timeout(seconds: float) -> float:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ....errors import CarryallError, ServiceUnavailableError
@@ -33,6 +33,7 @@ class ModelStatus:
         info: facts of the loaded model; None unless it is a language model that is ready.
         aliases: other names that requests may use.
         only: whether the model has no other version.
+        loras: the folders of its LoRA adapters, by name.
     """
 
     name: str
@@ -43,6 +44,7 @@ class ModelStatus:
     info: ModelInfo | None = None
     aliases: tuple[str, ...] = ()
     only: bool = True
+    loras: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +101,11 @@ class Entry:
     def version(self) -> str:
         """Return the version, as text."""
         return self.loader.version
+
+    @property
+    def loras(self) -> dict[str, str]:
+        """Return the folders of the LoRA adapters, by name."""
+        return {} if self.model is None else self.model.llm.lora_folders
 
     @property
     def active(self) -> int:

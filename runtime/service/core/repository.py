@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ....errors import (
     CarryallError,
+    CheckpointError,
     RequestError,
     ServiceUnavailableError,
     UnknownModelError,
@@ -87,6 +88,7 @@ class ModelRepository:
                 info=entry.model.info if entry.model is not None else None,
                 aliases=tuple(alias for alias, name in self._aliases.items() if name == entry.name),
                 only=len(versions) == 1,
+                loras=entry.loras,
             )
             for versions in self._entries.values()
             for entry in versions
@@ -103,8 +105,54 @@ class ModelRepository:
         states = [entry.state for entry in self.entries]
         return "ready" in states and "loading" not in states
 
+    def base_of(self, name: str | None) -> Entry | None:
+        """Return the model that has a LoRA adapter of this name; None if there is no such adapter."""
+        if not name or name in self._entries or name in self._aliases:
+            return None
+        return next((entry for entry in self.entries if entry.state == "ready" and name in entry.loras), None)
+
+    async def load_lora(
+        self, name: str, folder: str, *, base: str | None = None, replace: bool = False
+    ) -> None:
+        """Load a LoRA adapter of a model.
+
+        Args:
+            name: the name in requests.
+            folder: the adapter's folder on this machine.
+            base: the name of the model; None is the default model.
+            replace: replace an adapter of this name.
+
+        Raises:
+            UnknownModelError: there is no model ``base``.
+            RequestError: the name is in use, or the adapter's files are damaged or do not fit.
+            UsageError: the adapter cannot be loaded; see ``AdapterSet.load``.
+        """
+        handler, other = self.llm(base), self.base_of(name)
+        llm = handler.model.llm
+        taken = name in self._entries or name in self._aliases
+        if taken or (other is not None and (other.model is None or other.model.llm is not llm)):
+            raise RequestError(f"the name '{name}' is that of another model; choose another name")
+        try:
+            await asyncio.to_thread(llm.load_lora, name, folder, replace=replace)
+        except CheckpointError as error:
+            raise RequestError(str(error)) from error
+
+    def unload_lora(self, name: str) -> None:
+        """Forget a LoRA adapter; its requests in progress finish.
+
+        Raises:
+            UnknownModelError: there is no adapter of this name.
+        """
+        entry = self.base_of(name)
+        if entry is None or entry.model is None:
+            names = ", ".join(lora for entry in self.entries for lora in entry.loras) or "none"
+            raise UnknownModelError(f"there is no LoRA adapter '{name}'; there are: {names}")
+        entry.model.llm.unload_lora(name)
+
     def resolved(self, name: str | None, version: str = "") -> tuple[str, str]:
         """Return the own name and the version of what a request names; the version may be empty.
+
+        For the name of a LoRA adapter, these are name and version of its base model.
 
         Args:
             name: a name, an alias, or one of these with ``:VERSION``; None or an empty text is the default.
@@ -115,7 +163,12 @@ class ModelRepository:
             RequestError: no name is given, and there is no default.
         """
         wanted = name or self._default
-        names = ", ".join(self._entries) or "none"
+        base = self.base_of(wanted)
+        if base is not None:
+            return base.name, base.version
+        names = (
+            ", ".join([*self._entries, *(lora for entry in self.entries for lora in entry.loras)]) or "none"
+        )
         if wanted is None:
             raise RequestError(f"the request names no model; there are: {names}")
         own = self._aliases.get(wanted, wanted)

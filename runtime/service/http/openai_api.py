@@ -10,20 +10,22 @@ from contextlib import aclosing
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from ....errors import UnknownModelError
+from ....errors import RequestError, UnknownModelError
 from ..core.deltas import collect
 from ..core.handler import LLMHandler
 from ..core.messages import Delta, Generation, GenerationRequest
 from .openai import chat, completions, embeddings
 from .openai.chunks import ChatChunks, CompletionChunks
+from .openai.reading import bool_field, text_field
 from .service import HttpService, json_response, service_of, with_defaults
 from .sse import event, streamed, while_connected
 
 Json = dict[str, Any]
 _DONE = event("[DONE]")
+_LOAD_LORA = frozenset({"model", "lora_name", "lora_path", "load_inplace"})
 
 
 async def chat_completions(request: Request) -> Response:
@@ -170,6 +172,35 @@ def _models_json(request: Request) -> dict[str, Json]:
         versions = () if status.only else (f"{status.name}:{status.version}",)
         for name in (status.name, *status.aliases, *versions):
             found.setdefault(name, {"id": name, **facts})
+        for name, folder in status.loras.items():
+            found.setdefault(name, {"id": name, **facts, "root": folder, "parent": status.name})
+    return found
+
+
+async def load_lora_adapter(request: Request) -> Response:
+    """Handle ``POST /v1/load_lora_adapter`` of vLLM: load an adapter from a folder on the server."""
+    service = service_of(request)
+    body, headers = await service.known_body(request, _LOAD_LORA)
+    name, folder = (_required(body, field) for field in ("lora_name", "lora_path"))
+    replace = bool_field("load_inplace", body.get("load_inplace") or False)
+    base = text_field("model", body.get("model"))
+    await service.admission.load_lora(name, folder, base=base, replace=replace)
+    return PlainTextResponse(f"Success: LoRA adapter '{name}' added successfully.", headers=headers)
+
+
+async def unload_lora_adapter(request: Request) -> Response:
+    """Handle ``POST /v1/unload_lora_adapter`` of vLLM."""
+    service = service_of(request)
+    body, headers = await service.known_body(request, {"lora_name", "lora_int_id"})
+    name = _required(body, "lora_name")
+    service.admission.unload_lora(name)
+    return PlainTextResponse(f"Success: LoRA adapter '{name}' removed successfully.", headers=headers)
+
+
+def _required(body: Json, name: str) -> str:
+    found = text_field(name, body.get(name))
+    if not found:
+        raise RequestError(f"'{name}' is required and must be a string")
     return found
 
 
@@ -180,5 +211,7 @@ def routes(service: HttpService) -> list[Route]:
         Route("/v1/completions", text_completions, methods=["POST"]),
         Route("/v1/embeddings", text_embeddings, methods=["POST"]),
         Route("/v1/models", list_models),
+        Route("/v1/load_lora_adapter", load_lora_adapter, methods=["POST"]),
+        Route("/v1/unload_lora_adapter", unload_lora_adapter, methods=["POST"]),
         Route("/v1/models/{name:path}", get_model),
     ]

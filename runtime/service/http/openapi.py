@@ -203,9 +203,10 @@ def document(llms: list[str], embedders: list[str]) -> Json:
 async def openapi(request: Request) -> Response:
     """Handle ``GET /openapi.json``."""
     ready = [one for one in service_of(request).admission.models() if one.state == "ready"]
-    llms = sorted({one.name for one in ready if one.kind == "llm"})
+    llms = sorted({name for one in ready if one.kind == "llm" for name in (one.name, *one.loras)})
     encoders = sorted({one.name for one in ready if one.kind == "encoder"})
-    return json_response(document(llms, encoders or llms))
+    embedders = encoders or sorted({one.name for one in ready if one.kind == "llm"})
+    return json_response(document(llms, embedders))
 
 
 def routes(service: HttpService) -> list[Route]:

@@ -222,13 +222,20 @@ class _Engines(Collector):
         yield self._states()
 
     def _adapters(self) -> Metric:
-        """Return the LoRA metric, without adapters: LoRA is not supported, but routers read the metric."""
+        """Return vLLM's metric of the LoRA adapters in use, with one entry for each model that has any."""
         adapters = GaugeMetricFamily(
             "vllm:lora_requests_info",
             "Adapters in use.",
             labels=("max_lora", "waiting_lora_adapters", "running_lora_adapters"),
         )
-        adapters.add_metric(("0", "", ""), time.time())
+        for entry in self._models.entries:
+            llm = None if entry.model is None else entry.model.llm
+            if llm is not None and llm.max_loras:
+                running, waiting = llm.adapter_names()
+                names = str(llm.max_loras), ",".join(waiting), ",".join(running)
+                adapters.add_metric(names, time.time())
+        if not adapters.samples:  # routers read the metric of every service
+            adapters.add_metric(("0", "", ""), time.time())
         return adapters
 
     def _states(self) -> Metric:

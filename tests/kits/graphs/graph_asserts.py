@@ -18,7 +18,7 @@ from carryall.graph_opt.passes.base import GraphPass
 def graph(text: str, **initializers: Any) -> ir.Model:
     """Parse the ONNX text of a model's body; arrays that it names become initializers."""
     imports = '"" : 23, "com.microsoft" : 1'
-    words = set(re.findall(r"\w+", text))
+    words = {*re.findall(r"\w+", text), *re.findall(r"[\w.]+", text)}
     used = {name: np.asarray(array) for name, array in initializers.items() if name in words}
     tensors = [ir.tensor(array, name=name) for name, array in used.items()]
     return ir.from_onnx_text(f"<ir_version: 11, opset_import: [{imports}]> {text}", initializers=tensors)

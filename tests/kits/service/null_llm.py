@@ -9,6 +9,7 @@ from carryall.exporter.demo import demo_path
 from carryall.providers.base import Row, RunnerConfig
 from carryall.providers.targets.null import NullOptions, NullRunner
 from carryall.runtime.api.async_llm import AsyncLLM
+from carryall.runtime.engine.adapters import AdapterSet
 from carryall.runtime.engine.engine import EngineConfig
 from carryall.runtime.models.loading import LoadedModel
 from carryall.runtime.text.chat_template import ChatTemplate
@@ -25,13 +26,15 @@ async def null_llm(
     step_seconds: float = 0.0,
     before_forward: Callable[[Sequence[Row]], None] | None = None,
     template: str = TEMPLATE,
+    max_loras: int = 0,
 ) -> AsyncIterator[AsyncLLM]:
     """Yield an engine whose model is a pure function of the tokens, and shut it down."""
     tokenizer = Tokenizer(demo_path("pycoder"))
     options = NullOptions(vocab_size=tokenizer.vocab_size, step_seconds=step_seconds)
-    runner = NullRunner(RunnerConfig(max_slots=max_slots), options)
+    runner = NullRunner(RunnerConfig(max_slots=max_slots, max_loras=max_loras), options)
     runner.before_forward = before_forward
     model = LoadedModel("toy", runner, tokenizer, ChatTemplate({"default": template}, {}))
+    model.adapters = AdapterSet(runner.info)
     llm = AsyncLLM(model, engine_config=EngineConfig(max_queue=max_queue))
     try:
         yield llm
