@@ -87,7 +87,11 @@ class VerbGroup(click.Group):
             _fail(error.format_message(), error.exit_code)
         except UsageError as error:
             _fail(str(error), 2)
-        except (CarryallError, OSError) as error:
+        except OSError as error:
+            from ..runtime.process.open_files import too_many_open
+
+            _fail(f"{error}{too_many_open(error)}", 1)
+        except CarryallError as error:
             _fail(str(error), 1)
         sys.exit(code if isinstance(code, int) else 0)
 

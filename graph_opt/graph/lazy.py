@@ -10,6 +10,8 @@ from __future__ import annotations
 import contextlib
 import io
 import math
+import mmap
+import os
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -45,12 +47,19 @@ def map_weights(model: ir.Model) -> None:
     ``ir.ExternalTensor`` maps its file at the first access and fails if two threads access it first at the
     same time, which happens when lazy tensors with the same source are written. A missing file is not an
     error here; reading it is.
+
+    The weights of a file share one map: each map keeps a file open, and a process may open about 1000.
     """
+    maps: dict[str, mmap.mmap] = {}
     for value in model.graph.initializers.values():
         tensor = value.const_value
-        if isinstance(tensor, ir.ExternalTensor) and bits_of(tensor.dtype) >= 8:
-            with contextlib.suppress(OSError, ValueError):
-                tensor.numpy()
+        if not isinstance(tensor, ir.ExternalTensor) or bits_of(tensor.dtype) < 8 or tensor.raw is not None:
+            continue
+        with contextlib.suppress(OSError, ValueError):
+            array, path = tensor.numpy(), os.fspath(tensor.path)
+            if tensor.raw is not None and (shared := maps.setdefault(path, tensor.raw)) is not tensor.raw:
+                view = np.frombuffer(shared, array.dtype, array.size, tensor.offset or 0)
+                tensor._array, tensor.raw = view.reshape(array.shape), shared  # noqa: SLF001 -- no other way
 
 
 def bits_of(dtype: ir.DataType) -> int:

@@ -11,6 +11,7 @@ from typing import Any, Protocol, TypeVar
 from starlette.routing import BaseRoute
 
 from ...errors import EngineClosedError, UsageError
+from ..process.open_files import raise_open_files, warn_of_refused_connections
 from .access.admission import Admission
 from .access.policy import Policy
 from .core.config import ServerConfig
@@ -85,6 +86,8 @@ async def serve(
         CarryallError: a model cannot be loaded.
         EngineClosedError: the last working engine has failed.
     """
+    raise_open_files()
+    warn_of_refused_connections(asyncio.get_running_loop())
     inference = Inference.of(models, config)
     policy = inference.models.policy
     models.observers.add(RequestLog(content=config.log_content))

@@ -31,7 +31,7 @@ READS = ("open", "read")
 WRITES = tuple(call for call in CALLS if call not in READS)
 COMMANDS = {
     "export": "export in/checkpoint out/x -q",
-    "export int4": "export in/checkpoint out/x -q --quantize int4",
+    "export int4": "export in/checkpoint out/x -q --quantize int4-fast",
     "optimize": "optimize in/package out/x -q --report out/report.html",
     "optimize a file": "optimize in/package/model.onnx out/x.onnx -q",
     "quantize": "quantize in/package out/x --method fp16 -q",

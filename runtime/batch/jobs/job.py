@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import platform
@@ -24,6 +25,8 @@ INPUT_FILE = "input.jsonl"  # requests that were given as objects
 NEW, RUNNING, FINISHED, CANCELLED = "new", "running", "finished", "cancelled"
 
 _LOCK_SECONDS = 0.5  # a status query holds the lock for a moment
+
+_WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOTSUP)
 
 Facts = dict[str, Any]
 
@@ -253,8 +256,11 @@ def _one_lock(folder: Path, what: str) -> Iterator[None]:
         who = owner(folder)
         by = f" (process {who.get('pid')} on {who.get('host')})" if who else ""
         raise UsageError(f"another process{by} works on {what}; wait for it, or cancel it") from None
-    except OSError as error:
-        raise UsageError(f"{what} cannot be locked: {error.strerror}") from error
+    except (NotImplementedError, OSError) as error:
+        if isinstance(error, OSError) and error.errno not in _WITHOUT_LOCKS:
+            error.filename = error.filename or str(folder / LOCK_FILE)
+            raise  # such as a full disk, for which a batch of the service waits
+        raise UsageError(f"{what} cannot be locked by its file system; choose a folder on another") from error
     try:
         mine = {"pid": os.getpid(), "host": platform.node(), "since": time.time()}
         (folder / OWNER_FILE).write_text(json.dumps(mine), encoding="utf-8")

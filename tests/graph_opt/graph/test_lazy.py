@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import gc
+import os
+import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -135,3 +138,24 @@ def test_weights_in_files_are_mapped_before_threads_share_them(tmp_path: Path) -
     np.testing.assert_array_equal(tensor.numpy(), content)
     (tmp_path / "m.data").unlink()
     lazy.map_weights(ir.load(tmp_path / "m.onnx"))  # the reader reports the missing file
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts the open files in /proc")
+def test_the_weights_of_a_file_keep_one_file_open(tmp_path: Path) -> None:
+    """A model may have more weights than a process may open files."""
+    arrays = {f"w{number}": np.full((2, 3), number, np.float16) for number in range(50)}
+    text = '<ir_version: 10, opset_import: ["" : 21]> one (float[n] x) => (float[n] y) { y = Identity(x) }'
+    model = ir.from_onnx_text(text)
+    for name, array in arrays.items():
+        model.graph.initializers[name] = ir.Value(name=name, const_value=ir.tensor(array, name=name))
+    ir.save(model, tmp_path / "m.onnx", external_data="m.data", size_threshold_bytes=0)
+    model = ir.load(tmp_path / "m.onnx")
+    before = len(os.listdir("/proc/self/fd"))
+    lazy.map_weights(model)
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) <= before + 1
+    for name, array in arrays.items():
+        tensor = model.graph.initializers[name].const_value
+        assert tensor is not None
+        np.testing.assert_array_equal(tensor.numpy(), array)
+        assert tensor.tobytes() == array.tobytes()

@@ -88,7 +88,13 @@ def attempt(folder: Path, call: str, number: int, skip: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "number", "skip"), [("write", errno.ENOSPC, 2), ("rename", errno.EIO, 3), ("read", errno.EIO, 1)]
+    ("call", "number", "skip"),
+    [
+        ("write", errno.ENOSPC, 2),
+        ("create", errno.ENOSPC, 5),  # the lock of the job
+        ("rename", errno.EIO, 3),
+        ("read", errno.EIO, 1),
+    ],
 )
 def test_a_fault_of_a_call(call: str, number: int, skip: int, tmp_path: Path) -> None:
     attempt(tmp_path, call, number, skip)
