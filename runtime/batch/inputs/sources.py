@@ -145,11 +145,15 @@ def _reading(name: str) -> Iterator[BinaryIO]:
         with open_input(name) as stream:
             yield stream
     except _DAMAGE as error:
-        raise UsageError(f"{name} is damaged: {error}") from error
+        raise UsageError(f"{name} is damaged: {_one_line(error)}") from error
     except OSError as error:
         if error.errno is not None:
             raise
-        raise UsageError(f"{name} is damaged: {error}") from error  # as decompressors report it
+        raise UsageError(f"{name} is damaged: {_one_line(error)}") from error  # as decompressors report it
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
 
 
 def _rows(name: str) -> Iterator[tuple[int, bytes | dict[str, Any] | None, str | None]]:
@@ -193,13 +197,16 @@ def _digest_of_rest(stream: BinaryIO, data: bytes) -> bytes:
 
 
 @contextlib.contextmanager
-def _csv_reader(stream: BinaryIO, delimiter: str) -> Iterator[Any]:
+def _csv_reader(name: str, stream: BinaryIO, delimiter: str) -> Iterator[Any]:
     # Bytes that are not UTF-8 become lone surrogates: then only their row is an error, not the file.
     text = io.TextIOWrapper(stream, encoding="utf-8-sig", errors="surrogateescape", newline="")
     if csv.field_size_limit() < MAX_LINE_BYTES:
         csv.field_size_limit(MAX_LINE_BYTES)
+    reader = csv.reader(text, delimiter=delimiter, strict=True)
     try:
-        yield csv.reader(text, delimiter=delimiter, strict=True)
+        yield reader
+    except csv.Error as error:
+        raise UsageError(f"{name}, line {reader.line_num}: {error}") from error
     finally:
         text.detach()  # the caller closes the stream
 
@@ -218,19 +225,16 @@ def _csv_header(name: str, reader: Any) -> list[str]:
 def _csv_rows(
     name: str, stream: BinaryIO, delimiter: str
 ) -> Iterator[tuple[int, bytes | dict[str, Any] | None, str | None]]:
-    with _csv_reader(stream, delimiter) as reader:
-        try:
-            header = _csv_header(name, reader)
-            for number, values in enumerate(reader, start=1):
-                if not values:
-                    yield number, None, None
-                elif len(values) != len(header):
-                    fault = f"the record has {len(values)} values, the header names {len(header)} columns"
-                    yield number, "\0".join(values).encode(errors="surrogateescape"), fault
-                else:
-                    yield number, dict(zip(header, values, strict=True)), None
-        except csv.Error as error:
-            raise UsageError(f"{name}, line {reader.line_num}: {error}") from error
+    with _csv_reader(name, stream, delimiter) as reader:
+        header = _csv_header(name, reader)
+        for number, values in enumerate(reader, start=1):
+            if not values:
+                yield number, None, None
+            elif len(values) != len(header):
+                fault = f"the record has {len(values)} values, the header names {len(header)} columns"
+                yield number, "\0".join(values).encode(errors="surrogateescape"), fault
+            else:
+                yield number, dict(zip(header, values, strict=True)), None
 
 
 def _parquet_rows(name: str, stream: BinaryIO) -> Iterator[tuple[int, dict[str, Any], None]]:
@@ -246,7 +250,7 @@ def _parquet(name: str, stream: BinaryIO) -> Any:
     try:
         return pyarrow.parquet.ParquetFile(stream)
     except pyarrow.ArrowInvalid as error:
-        raise UsageError(f"{name} is not a Parquet file: {error}") from error
+        raise UsageError(f"{name} is not a Parquet file: {_one_line(error)}") from error
 
 
 def _columns(name: str) -> list[str]:
@@ -254,7 +258,7 @@ def _columns(name: str) -> list[str]:
     with _reading(name) as stream:
         if suffix in _ARROW_FILES:
             return [str(column) for column in _parquet(name, stream).schema_arrow.names]
-        with _csv_reader(stream, "\t" if suffix == ".tsv" else ",") as reader:
+        with _csv_reader(name, stream, "\t" if suffix == ".tsv" else ",") as reader:
             return _csv_header(name, reader)
 
 

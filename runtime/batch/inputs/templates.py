@@ -54,11 +54,11 @@ class PromptTemplate:
         for column, who in named:
             if column not in columns:
                 raise UsageError(
-                    f"{who} names the column '{column}', which the input lacks; it has: {', '.join(columns)}"
+                    f"{who} names the column '{column}', which the input lacks; it has: {_listed(columns)}"
                 )
         if self.text is None and not {"prompt", "messages", "input"} & set(columns):
             raise UsageError(
-                f"the input has the columns {', '.join(columns)}, none of which is a prompt; give a "
+                f"the input has the columns {_listed(columns)}, none of which is a prompt; give a "
                 "template, for example --template 'Summarize: {{ text }}'"
             )
 
@@ -118,6 +118,10 @@ class PromptTemplate:
 
 
 _compiled = functools.cache(_ENVIRONMENT.from_string)
+
+
+def _listed(columns: Sequence[str]) -> str:
+    return ", ".join(name if name.isprintable() else repr(name) for name in columns)
 
 
 def _render(source: str, record: Mapping[str, Any]) -> str:

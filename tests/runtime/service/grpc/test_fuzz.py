@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import grpc
 import pytest
+from fuzzing import damaged, fuzz, seeds
 from google.protobuf.descriptor import FieldDescriptor, MethodDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 from grpc_serving import Served, serving
-from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from null_llm import null_llm
 from tensor_models import mixed_repository, sum_model
@@ -100,33 +101,59 @@ def calls(draw: st.DrawFn) -> tuple[MethodDescriptor, Message]:
     return method, draw(messages(method.input_type))
 
 
+SEEDS = seeds("grpc")  # named by their method: NAME.METHOD
+ANY_BYTES = st.tuples(
+    st.sampled_from(METHODS),
+    st.sampled_from(SEEDS).flatmap(lambda path: damaged(path.read_bytes())) | st.binary(max_size=60),
+)
+
+
 @pytest.mark.long
-@pytest.mark.parametrize("examples", [100, pytest.param(5000, marks=pytest.mark.slow)])
-def test_random_messages(examples: int) -> None:
-    async def scenario() -> None:
-        async with null_llm(max_queue=8) as llm:
-            models = mixed_repository(llm, {"sum": sum_model()})
-            async with serving(llm, models) as served, grpc.aio.insecure_channel(served.address) as channel:
-                loop = asyncio.get_running_loop()
-                await asyncio.to_thread(_fuzz, loop, channel, examples)
-
-    asyncio.run(scenario())
+@pytest.mark.parametrize("examples", [100, pytest.param(None, marks=pytest.mark.slow)])
+def test_random_messages(examples: int | None) -> None:
+    fuzz_service(calls().map(lambda call: (call[0], call[1].SerializeToString())), examples)
 
 
-def _fuzz(loop: asyncio.AbstractEventLoop, channel: grpc.aio.Channel, examples: int) -> None:
-    @settings(max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck), database=None)
-    @given(calls())
-    def send(call: tuple[MethodDescriptor, Message]) -> None:
-        method, request = call
-        code = asyncio.run_coroutine_threadsafe(_code(channel, method, request), loop).result(20)
-        assert code in PROPER, (method.full_name, request, code)
-
-    send()
+@pytest.mark.long
+@pytest.mark.parametrize("examples", [60, pytest.param(None, marks=pytest.mark.slow)])
+def test_damaged_messages(examples: int | None) -> None:
+    fuzz_service(ANY_BYTES, examples)
 
 
-async def _code(channel: grpc.aio.Channel, method: MethodDescriptor, request: Message) -> grpc.StatusCode:
+def test_kept_messages() -> None:
+    def send_all(send: Callable[[tuple[MethodDescriptor, bytes]], None]) -> None:
+        for path in SEEDS:
+            own = [one for one in METHODS if one.name == path.suffix.removeprefix(".")]
+            assert own, path
+            for method in own:
+                send((method, path.read_bytes()))
+
+    asyncio.run(with_service(send_all))
+
+
+def fuzz_service(strategy: st.SearchStrategy[Any], examples: int | None) -> None:
+    asyncio.run(with_service(lambda send: fuzz(strategy, send, examples)))
+
+
+async def with_service(work: Callable[[Callable[[tuple[MethodDescriptor, bytes]], None]], None]) -> None:
+    """Run ``work`` in a thread, with a function that calls a method of a service and checks the status."""
+    async with null_llm(max_queue=8) as llm:
+        models = mixed_repository(llm, {"sum": sum_model()})
+        async with serving(llm, models) as served, grpc.aio.insecure_channel(served.address) as channel:
+            loop = asyncio.get_running_loop()
+
+            def send(call: tuple[MethodDescriptor, bytes]) -> None:
+                method, request = call
+                code = asyncio.run_coroutine_threadsafe(_code(channel, method, request), loop).result(20)
+                assert code in PROPER, (method.full_name, request, code)
+
+            await asyncio.to_thread(work, send)
+            assert await served.health_status() == "SERVING"
+
+
+async def _code(channel: grpc.aio.Channel, method: MethodDescriptor, request: bytes) -> grpc.StatusCode:
     path = f"/{method.containing_service.full_name}/{method.name}"
-    serialize, read = type(request).SerializeToString, GetMessageClass(method.output_type).FromString
+    read = GetMessageClass(method.output_type).FromString
     kinds = {
         (False, False): channel.unary_unary,
         (False, True): channel.unary_stream,
@@ -134,7 +161,7 @@ async def _code(channel: grpc.aio.Channel, method: MethodDescriptor, request: Me
     }
     stub: Any = kinds[method.client_streaming, method.server_streaming]
     argument = iter([request, request]) if method.client_streaming else request
-    call = stub(path, request_serializer=serialize, response_deserializer=read)(argument, timeout=1.0)
+    call = stub(path, response_deserializer=read)(argument, timeout=1.0)
     return grpc.StatusCode(await call.code())
 
 
