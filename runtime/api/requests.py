@@ -154,8 +154,10 @@ class RequestFactory:
         if params.structured_output is not None or isinstance(prompt, Mapping):
             return False
         texts = [word for word in params.bad_words if isinstance(word, str)]
-        tokenized = sum(map(len, texts)) + sum(map(len, params.dry_sequence_breakers))
-        return tokenized + (len(prompt) if isinstance(prompt, Sized) else 0) <= _QUICK_TEXT
+        texts += [*params.stop, *params.dry_sequence_breakers]
+        outputs = params.best_of or params.n  # each looks for the stop strings
+        size = outputs * sum(map(len, texts)) + (len(prompt) if isinstance(prompt, Sized) else 0)
+        return size <= _QUICK_TEXT
 
     def default_params(self, max_tokens: int | None) -> SamplingParams:
         """Return the checkpoint's own sampling options; see ``GenerationDefaults.params``."""

@@ -20,6 +20,7 @@ from carryall.runtime.api.prompts import ChatPrompt, Prompt
 from carryall.runtime.models.loading import LoadedModel
 from carryall.runtime.service.core.deltas import DeltaTracker
 from carryall.runtime.text.parsers.base import Message, MessageParser
+from carryall.runtime.text.stop_strings import StopStrings
 from carryall.runtime.text.tokenizer import Tokenizer
 from carryall.runtime.types.outputs import RequestOutput
 from carryall.runtime.types.sampling_params import SamplingParams
@@ -121,6 +122,37 @@ def test_a_parser_that_blocks_in_a_thread_beside_llm(model: LoadedModel) -> None
         prompt = ChatPrompt([1, 2, 3], lambda: BlockingParser(tokenizer))
         late, free = blocked_and_free(llm, prompt, tokenizer)
     assert [len(one.outputs[0].token_ids) for one in (late, free)] == [20, 20]
+
+
+@pytest.mark.parametrize(
+    ("params", "beside"),
+    [
+        (SamplingParams(stop="ab"), False),
+        (SamplingParams(stop=["a" * 5000]), True),  # its table is computed in Python, 1 us a character
+        (SamplingParams(stop=["a" * 100], n=50), True),
+        (SamplingParams(stop=["a" * 100], best_of=50), True),
+    ],
+)
+def test_long_stop_strings_are_prepared_beside_the_event_loop(
+    model: LoadedModel, monkeypatch: pytest.MonkeyPatch, params: SamplingParams, beside: bool
+) -> None:
+    threads = set[threading.Thread]()
+    prepare = StopStrings.__init__
+
+    def noted(self: StopStrings, *args: Any, **options: Any) -> None:
+        threads.add(threading.current_thread())
+        prepare(self, *args, **options)
+
+    monkeypatch.setattr(StopStrings, "__init__", noted)
+
+    async def test() -> None:
+        llm = AsyncLLM(model)
+        (await llm.add_request("a", params)).cancel()
+        llm.shutdown()
+
+    asyncio.run(test())
+    assert len(threads) == 1
+    assert (threads != {threading.main_thread()}) is beside
 
 
 def test_the_engine_s_thread_neither_decodes_nor_parses_without_stop_strings(model: LoadedModel) -> None:
