@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from .runtime.api.dynamic_batching import DynamicBatcher
     from .runtime.api.llm import LLM
     from .runtime.api.session import InferenceSession
+    from .runtime.api.text_classifier import TextClassifier
     from .runtime.api.text_encoder import TextEncoder
     from .runtime.batch import api as batch
     from .runtime.engine.config import EngineConfig
@@ -71,6 +72,7 @@ _HOME = {
     "RequestOutput": ".runtime.types.outputs",
     "SamplingParams": ".runtime.types.sampling_params",
     "StructuredOutput": ".runtime.types.structured_output",
+    "TextClassifier": ".runtime.api.text_classifier",
     "TextEncoder": ".runtime.api.text_encoder",
     "VerificationReport": ".runtime.tasks.verify",
     "benchmark": ".runtime.tasks.benchmark",
@@ -108,6 +110,7 @@ __all__ = [
     "RequestOutput",
     "SamplingParams",
     "StructuredOutput",
+    "TextClassifier",
     "TextEncoder",
     "VerificationReport",
     "__version__",

@@ -351,7 +351,8 @@ def _make_record(
         source=source,
         versions={name: version(name) for name in ("carryall", "onnx-ir")},
         files=make_manifest(
-            folder, sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+            folder,
+            sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()),
         ),
     )
 

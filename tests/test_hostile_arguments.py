@@ -40,6 +40,7 @@ FUNCTIONS: Mapping[str, dict[str, Any]] = {
     "evaluate": {"model": "package", "text": "def f(x): return x" * 5},
     "benchmark": {"model": "missing/model"},
     "LLM": {"model": "package"},
+    "TextClassifier": {"folder": "package"},
     "TextEncoder": {"folder": "package"},
     "AsyncLLM": {"model": "package"},
     "InferenceSession": {"path_or_bytes": "package/model.onnx"},

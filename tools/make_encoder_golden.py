@@ -12,14 +12,16 @@ from typing import Any
 
 import numpy as np
 
-TESTS = Path(__file__).parent.parent / "tests"
-sys.path[:0] = [str(TESTS / "kits"), str(TESTS / "kits" / "checkpoints")]
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "kits"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "kits" / "checkpoints"))
 
 from tiny_encoders import CASES, CLASSIFIER, tokens, write_tiny_encoder
 
+GOLDEN = Path(__file__).parent.parent / "tests" / "exporter" / "golden" / "encoders.npz"
+
 
 def answer(folder: Path, head: str) -> dict[str, Any]:
-    """Return ``states`` [3, 11, hidden] of tokens, 0 for padding, and ``logits`` [3, labels] of a classifier."""
+    """Return ``states`` [3, 11, hidden], 0 for padding, and ``logits`` [3, labels] of a classifier."""
     import torch
     import transformers
 
@@ -47,7 +49,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             path = write_tiny_encoder(Path(folder), model_type, head, **changes)
             found |= {f"{case}/{name}": array for name, array in answer(path, head).items()}
-    np.savez_compressed(TESTS / "exporter" / "golden" / "encoders.npz", **found)
+    np.savez_compressed(GOLDEN, **found)
 
 
 if __name__ == "__main__":

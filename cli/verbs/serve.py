@@ -10,6 +10,7 @@ import click
 
 from ...errors import MissingExtraError, UsageError
 from ...runtime.process.at_exit import leave_threads
+from ...runtime.service.core.load_encoder import encoder_loader
 from ...runtime.service.core.model_folder import models_in
 from ...runtime.service.core.repository import ModelRepository, public_name
 from ...runtime.service.core.served_model import ServedModel, load_served_model
@@ -37,6 +38,7 @@ def command(chosen: Chosen, as_json: bool, quiet: bool) -> None:
         carryall serve demo
         carryall serve ./qwen3 --quantize int4 --host 0.0.0.0 --http-port 9000
         carryall serve ./qwen3 --provider cuda --provider-option kv_memory=paged --max-slots 128
+        carryall serve ./minilm  # a text encoder: embeddings and reranking
         carryall serve --models ./models
         carryall serve --config service.toml
     """
@@ -75,7 +77,8 @@ def command(chosen: Chosen, as_json: bool, quiet: bool) -> None:
         doors += [f"gRPC on {addresses.grpc}"] if addresses.grpc else []
         click.echo(f"{model} ({provider}): {', '.join(doors)}, Ctrl-C stops")
 
-    models = ModelRepository.of_one(name, load, aliases=chosen.server.served_model_names)
+    loader = encoder_loader(chosen.model, warm_up=chosen.server.warm_up) or load
+    models = ModelRepository.of_one(name, loader, aliases=chosen.server.served_model_names)
     scan = None
     if chosen.server.models is not None:
         scan = functools.partial(

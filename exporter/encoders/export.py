@@ -55,6 +55,11 @@ def is_encoder(raw: RawConfig) -> bool:
     return _known_name(raw) in encoder_families()
 
 
+def is_classifier(raw: RawConfig) -> bool:
+    """Return whether a config.json describes a model for sequence classification."""
+    return any(str(name).endswith(_CLASSIFIER) for name in raw.get("architectures") or [])
+
+
 def encoder_family(model_type: str) -> EncoderFamily:
     """Return the module of a family of ``encoder_families``."""
     name = model_type.replace("-", "_")
@@ -120,7 +125,7 @@ def _labels(raw: RawConfig) -> int:
         UnsupportedModelError: the model has another head.
     """
     names = [str(name) for name in raw.get("architectures") or []]
-    if any(name.endswith(_CLASSIFIER) for name in names):
+    if is_classifier(raw):
         return len(label_names(raw))
     other = [name for name in names if not name.endswith(_ENCODERS)]
     if other:

@@ -13,8 +13,9 @@ from typing import Any
 import onnx_ir as ir
 
 from ...contract import LOGITS_POSITIONS, SEQLENS_K
-from ...errors import GraphError, PackageError, UsageError
+from ...errors import GraphError, PackageError, UnsupportedModelError, UsageError
 from ...exporter.config import context_lengths, read_config
+from ...exporter.encoders.export import is_encoder
 from ...exporter.export import export_model, export_package
 from ...exporter.gguf.file import GGUF_SUFFIX
 from ...exporter.package import (
@@ -173,10 +174,22 @@ def resolve_model(
         if method is not None:
             raise UsageError(f"{path} is an ONNX file; quantize it first: carryall quantize {path} OUT")
         return _onnx_file(str(model), path)
+    if path.is_dir():
+        _refuse_encoder(path)
     if not Package.is_package(path):
         return _package_files(str(model), _exported(path, method, progress))
     package = Package.open(path)
     return _package_files(str(model), package if method is None else _quantized(package, method, progress))
+
+
+def _refuse_encoder(folder: Path) -> None:
+    """Refuse a checkpoint or package of a text encoder where a language model is needed."""
+    config = optional_config(folder)
+    if config.get("model_type") and is_encoder(config):
+        raise UnsupportedModelError(
+            f"{folder} is a text encoder, which generates no text; use carryall.TextEncoder or carryall "
+            "serve, and optimize or quantize its model.onnx"
+        )
 
 
 def locate_model(model: str | Path) -> Path:

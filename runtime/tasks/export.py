@@ -15,6 +15,7 @@ import onnx_ir as ir
 from ...errors import UsageError
 from ...exporter.adapter import merge_adapter
 from ...exporter.config import context_lengths, read_config
+from ...exporter.encoders.export import is_encoder
 from ...exporter.export import check_float, export_model, opened
 from ...exporter.gguf.file import GGUF_SUFFIX
 from ...exporter.layouts.transformers_js import arrange
@@ -32,6 +33,7 @@ from ...reports import Report, human_bytes
 from ..models.find import find_model
 from ..models.float_model import FloatModel, FloatSource
 from ..types.arguments import checked_arguments
+from .export_encoder import check_encoder_options, export_encoder_package
 from .quantize import quantized_record, warn_of_much_float
 
 
@@ -136,7 +138,12 @@ def export(
         folder, tensors, stored = opened_source
         if quantize is not None:
             check_float(path, stored)
-        check_paths(folder, out)  # before any work
+        config = check_paths(folder, out)  # before any work
+        if via is None and is_encoder(config):
+            options = {"quantize": quantize is not None, "adapter": adapter is not None}
+            check_encoder_options(config["model_type"], {**options, "layout": layout != "carryall"})
+            package, model = export_encoder_package(path, folder, out, config, progress)
+            return _report(package, out, _Quantized(model), None, start)
         before: list[ir.passes.PassBase] = [] if via is None else [*portable_passes()]
         if adapter is not None:
             tensors = merge_adapter(safetensors_of(folder) if tensors is None else tensors, Path(adapter))
@@ -160,16 +167,7 @@ def export(
             progress=phase(progress, "export"),
         )
         package = write(out=out) if layout == "carryall" else _for_transformers_js(write, out)
-        return ExportReport(
-            path=out,
-            model_type=package.record.model_type,
-            parameters=graph_facts.parameter_count(found.model),
-            nodes=sum(graph_facts.operators(found.model).values()),
-            quantization=found.record or stored,
-            left_float=found.left,
-            bytes=sum(file.stat().st_size for file in out.rglob("*") if file.is_file()),
-            seconds=time.perf_counter() - start,
-        )
+        return _report(package, out, found, stored, start)
 
 
 class _Quantized(NamedTuple):
@@ -179,6 +177,21 @@ class _Quantized(NamedTuple):
     passes: Sequence[GraphPass] = ()
     record: dict[str, Any] | None = None
     left: LeftFloat | None = None
+
+
+def _report(
+    package: Package, out: Path, found: _Quantized, stored: dict[str, Any] | None, start: float
+) -> ExportReport:
+    return ExportReport(
+        path=out,
+        model_type=package.record.model_type,
+        parameters=graph_facts.parameter_count(found.model),
+        nodes=sum(graph_facts.operators(found.model).values()),
+        quantization=found.record or stored,
+        left_float=found.left,
+        bytes=sum(file.stat().st_size for file in out.rglob("*") if file.is_file()),
+        seconds=time.perf_counter() - start,
+    )
 
 
 def _quantized(

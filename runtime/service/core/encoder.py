@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,9 @@ from .messages import Embeddings
 
 if TYPE_CHECKING:
     from ...api.embedding import Pooling
+    from ...api.text_classifier import TextClassifier
     from ...api.text_encoder import TextEncoder
+    from ...api.token_batches import Text
 
 Vectors = npt.NDArray[np.float32]
 
@@ -30,7 +32,7 @@ _MOST_TEXTS = 256  # of one run
 class _Waiting:
     """A request in the queue."""
 
-    texts: list[str]
+    texts: list[Any]
     result: asyncio.Future[tuple[Vectors, int]]
 
 
@@ -41,12 +43,17 @@ class EncoderHandler:
 
     Args:
         name: the name of the model.
-        encoder: the encoder.
+        encoder: the encoder. A classifier with one label ranks documents, but has no vectors.
     """
 
-    def __init__(self, name: str, encoder: TextEncoder) -> None:
+    def __init__(self, name: str, encoder: TextEncoder | TextClassifier) -> None:
+        from ...api.text_classifier import TextClassifier  # imports onnxruntime
+
         self.name = name
         self._encoder = encoder
+        self._classifies = isinstance(encoder, TextClassifier)
+        self._run: Callable[[list[Any]], Vectors]
+        self._run = encoder.scores if isinstance(encoder, TextClassifier) else encoder.embed
         self._waiting: list[_Waiting] = []
         self._running: asyncio.Task[None] | None = None
         self._refusal: str | None = None
@@ -68,6 +75,8 @@ class EncoderHandler:
             ServiceUnavailableError: the service is shutting down.
             RateLimitError: the caller's tokens are used up.
         """
+        if self._classifies:
+            raise RequestError(f"the model '{self.name}' classifies texts; it has no embeddings")
         if pooling is not None:
             raise RequestError(f"the encoder '{self.name}' has its own pooling; omit 'pooling'")
         texts = [prompt for prompt in prompts if isinstance(prompt, str)]
@@ -83,7 +92,7 @@ class EncoderHandler:
     async def rerank(
         self, query: str, documents: Sequence[str], *, instruction: str = RERANK_INSTRUCTION
     ) -> list[float]:
-        """Return the cosine similarity of each document to the query.
+        """Return the cosine similarity of each document to the query; of a classifier, its probability.
 
         Args:
             query: the query.
@@ -96,6 +105,12 @@ class EncoderHandler:
         """
         if instruction != RERANK_INSTRUCTION:
             raise RequestError(f"the encoder '{self.name}' takes no 'instruction'; omit it")
+        if self._classifies:
+            scores, _ = await self._vectors([(query, document) for document in documents])
+            if scores.shape[-1] != 1:
+                raise RequestError(f"'{self.name}' has {scores.shape[-1]} labels; a model that ranks has one")
+            ranks: list[float] = scores[:, 0].tolist()
+            return ranks
         found = (await self.embed([query, *documents])).vectors
         similarities: list[float] = (found[1:] @ found[0]).tolist()
         return similarities
@@ -112,13 +127,13 @@ class EncoderHandler:
         self._waiting.clear()
         return not left
 
-    async def _vectors(self, texts: list[str]) -> tuple[Vectors, int]:
+    async def _vectors(self, texts: Sequence[Text]) -> tuple[Vectors, int]:
         check_tokens()
         if self._refusal is not None:
             raise ServiceUnavailableError(self._refusal)
         if self.active >= _MOST_WAITING:
             raise QueueFullError(f"{self.active} requests wait for the encoder '{self.name}'; retry later")
-        one = _Waiting(texts, asyncio.get_running_loop().create_future())
+        one = _Waiting(list(texts), asyncio.get_running_loop().create_future())
         self._waiting.append(one)
         self.active += 1
         if self._running is None:
@@ -166,8 +181,8 @@ class EncoderHandler:
         except BaseException as error:  # noqa: BLE001 -- each request must end
             _fail(one, error)
 
-    def _encoded(self, texts: list[str]) -> tuple[Vectors, list[int]]:
-        return self._encoder.embed(texts), self._encoder.token_counts(texts)
+    def _encoded(self, texts: list[Any]) -> tuple[Vectors, list[int]]:
+        return self._run(texts), self._encoder.token_counts(texts)
 
 
 def _deliver(batch: list[_Waiting], vectors: Vectors, counts: list[int]) -> None:

@@ -37,17 +37,17 @@ from pathlib import Path
 from typing import Any
 
 from ....errors import ModelNotFoundError, UsageError
+from ....exporter.package import Package
 from ....options import check_names, checked, declared
 from ...engine.config import EngineConfig
 from ...models.config import ModelConfig
-from ...text.tokenizer import TOKENIZER_FILE
+from .load_encoder import OPTIONS, is_encoder_folder, load_encoder
 from .model_entry import ModelKind, ModelLoader
 from .served_model import load_served_model
 from .tensor_model import Batching, TensorModel
 
 CONFIG_FILE = "config.toml"
 _KINDS: tuple[ModelKind, ...] = ("llm", "tensor", "encoder")
-_WARM_UP_TEXT = "warm-up"
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,17 +182,8 @@ def _tensor_load(
 def _encoder_load(
     path: Path, model: ModelConfig, options: dict[str, Any], folder: Path, *, warm_up: bool
 ) -> Callable[[], Any]:
-    check_names(options, ("pooling", "normalize", "max_tokens"), f"[encoder] of {folder / CONFIG_FILE}")
-
-    def load() -> Any:
-        from ...api.text_encoder import TextEncoder  # imports onnxruntime
-
-        encoder = TextEncoder(path, providers=[model.provider], **options)
-        if warm_up:
-            encoder.embed([_WARM_UP_TEXT])
-        return encoder
-
-    return load
+    check_names(options, OPTIONS, f"[encoder] of {folder / CONFIG_FILE}")
+    return lambda: load_encoder(path, model.provider, options, warm_up=warm_up)
 
 
 def _stamp(paths: list[Path], settings: _Settings) -> str:
@@ -259,10 +250,10 @@ def _weights(settings: _Settings, versions: dict[int, Path], config: Path) -> di
 
 
 def _kind(path: Path) -> ModelKind:
-    if _is_llm(path):
-        return "llm"
-    if (path / "modules.json").is_file() and (path / TOKENIZER_FILE).is_file():
+    if is_encoder_folder(path) and not _is_llm(path):
         return "encoder"
+    if Package.is_package(path) or _is_llm(path):
+        return "llm"
     return "llm" if _only_onnx(path) is None else "tensor"
 
 
@@ -272,9 +263,7 @@ def _only_onnx(folder: Path) -> Path | None:
 
 
 def _is_llm(folder: Path) -> bool:
-    """Return whether a folder is a package, or a checkpoint of a model that generates text."""
-    if (folder / "carryall.json").is_file():
-        return True
+    """Return whether a folder's configuration is that of a model that generates text."""
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         architectures = config.get("architectures") or []

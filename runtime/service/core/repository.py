@@ -70,9 +70,7 @@ class ModelRepository:
         self._entries = {name: self._made(name, _listed(given)) for name, given in loaders.items()}
 
     @classmethod
-    def of_one(
-        cls, name: str, load: Callable[[], ServedModel], *, aliases: Sequence[str] = ()
-    ) -> ModelRepository:
+    def of_one(cls, name: str, load: Loaders, *, aliases: Sequence[str] = ()) -> ModelRepository:
         """Return a repository with one model."""
         return cls({name: load}, aliases=dict.fromkeys(aliases, name), default=name)
 

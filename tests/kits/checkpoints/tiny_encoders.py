@@ -151,7 +151,8 @@ def _linear(name: str, out: int, size: int, *, bias: bool = True) -> Shapes:
 
 
 def _norm(name: str, *, bias: bool = True) -> Shapes:
-    return {f"{name}.weight": (HIDDEN,)} | ({f"{name}.bias": (HIDDEN,)} if bias else {})
+    found: Shapes = {f"{name}.weight": (HIDDEN,)}
+    return found | ({f"{name}.bias": (HIDDEN,)} if bias else {})
 
 
 def _table(name: str, rows: int) -> Shapes:

@@ -1,0 +1,79 @@
+"""Recognise and load a text encoder that is served."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ....errors import UsageError
+from ....exporter.config import CONFIG_FILE, read_config
+from ....exporter.encoders.export import is_classifier, is_encoder
+from ....exporter.encoders.modules import MODULES_FILE
+from ....exporter.package import Package
+from ...models.config import ModelConfig
+from ...text.tokenizer import TOKENIZER_FILE
+from .model_entry import ModelLoader
+
+if TYPE_CHECKING:
+    from ...api.text_classifier import TextClassifier
+    from ...api.text_encoder import TextEncoder
+
+OPTIONS = ("pooling", "normalize", "max_tokens")
+_WARM_UP_TEXT = "warm-up"
+
+
+def is_encoder_folder(folder: Path) -> bool:
+    """Return whether a folder is a package of an encoder, or has the layout of sentence-transformers.
+
+    Raises:
+        CheckpointError: the configuration of a package is damaged.
+    """
+    if Package.is_package(folder):
+        return (folder / CONFIG_FILE).is_file() and is_encoder(read_config(folder))
+    return (folder / MODULES_FILE).is_file() and (folder / TOKENIZER_FILE).is_file()
+
+
+def load_encoder(
+    folder: Path, provider: str, options: Mapping[str, Any], *, warm_up: bool
+) -> TextEncoder | TextClassifier:
+    """Load an encoder; a classifier if its configuration names one.
+
+    Args:
+        folder: see ``TextEncoder``. The files of a package are checked first.
+        provider: as for ``InferenceSession``.
+        options: arguments of ``TextEncoder``; a classifier has only ``max_tokens``.
+        warm_up: run it once.
+
+    Raises:
+        CarryallError: see ``TextEncoder`` and ``TextClassifier``.
+        UsageError: an option is given that a classifier does not have.
+    """
+    from ...api.text_classifier import TextClassifier  # imports onnxruntime
+    from ...api.text_encoder import TextEncoder
+
+    if Package.is_package(folder):
+        Package.open(folder)
+    if not (folder / CONFIG_FILE).is_file() or not is_classifier(read_config(folder)):
+        encoder = TextEncoder(folder, providers=[provider], **options)
+        if warm_up:
+            encoder.embed([_WARM_UP_TEXT])
+        return encoder
+    if other := sorted(options.keys() - {"max_tokens"}):
+        raise UsageError(f"{folder} classifies texts; it has no option {other[0]}")
+    classifier = TextClassifier(folder, providers=[provider], **options)
+    if warm_up:
+        classifier.logits([_WARM_UP_TEXT])
+    return classifier
+
+
+def encoder_loader(model: ModelConfig, *, warm_up: bool) -> ModelLoader | None:
+    """Return the loader of MODEL if it is the folder of an encoder; None for other models.
+
+    Raises:
+        CheckpointError: see ``is_encoder_folder``.
+    """
+    folder = Path(model.model).expanduser()
+    if not folder.is_dir() or not is_encoder_folder(folder):
+        return None
+    return ModelLoader(lambda: load_encoder(folder, model.provider, {}, warm_up=warm_up), kind="encoder")

@@ -1,0 +1,66 @@
+"""Export a text encoder: the part of ``carryall.export`` for models that generate no text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import onnx_ir as ir
+
+from ...contract import CONTEXT_LENGTH
+from ...errors import UsageError
+from ...exporter.config import LENGTH_KEYS, RawConfig
+from ...exporter.encoders.export import export_encoder
+from ...exporter.encoders.modules import side_files
+from ...exporter.package import Package, fingerprint, write_package
+from ...progress import Progress, phase
+
+
+def check_encoder_options(model_type: str, given: Mapping[str, bool]) -> None:
+    """Refuse options that only decoders have.
+
+    Args:
+        model_type: of the encoder.
+        given: by option, whether it was given.
+
+    Raises:
+        UsageError: one was given.
+    """
+    found = [name for name, was_given in given.items() if was_given]
+    if found:
+        raise UsageError(
+            f"'{model_type}' is a text encoder, for which export has no {found[0]}; to quantize it, export "
+            "it and run carryall quantize DST/model.onnx OUT.onnx --method int8-dynamic"
+        )
+
+
+def export_encoder_package(
+    source: Path, folder: Path, out: Path, config: RawConfig, progress: Progress | None
+) -> tuple[Package, ir.Model]:
+    """Write the package of an encoder.
+
+    Args:
+        source: what the user named, for the record.
+        folder: its folder.
+        out: the package, a new folder.
+        config: the content of config.json.
+        progress: called for every tensor, in bytes.
+
+    Raises:
+        UnsupportedModelError: see ``export_encoder``.
+        CheckpointError: see ``export_encoder``.
+        OSError: a file cannot be written.
+    """
+    others = side_files(folder)  # before any work
+    model = export_encoder(folder, config)
+    length = {LENGTH_KEYS[0]: int(model.metadata_props[CONTEXT_LENGTH])}
+    package = write_package(
+        model,
+        folder,
+        out,
+        content=fingerprint(source),
+        config={**config, **length},
+        others=others,
+        progress=phase(progress, "export"),
+    )
+    return package, model
