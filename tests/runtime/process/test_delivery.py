@@ -10,8 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from carryall.runtime.api.request_stream import Delivery, RequestStream
-from carryall.runtime.types.outputs import RequestOutput
+from carryall.runtime.process.delivery import Delivery
 
 
 class Clockwork:
@@ -72,14 +71,13 @@ class Reader:
         self._loop.now += self._seconds
 
 
-def made(seconds: float, readers: int = 1) -> tuple[Clockwork, Delivery, list[Reader]]:
+def made(seconds: float, readers: int = 1) -> tuple[Clockwork, Delivery[Reader, str], list[Reader]]:
     loop = Clockwork()
-    return loop, Delivery(cast(Any, loop)), [Reader(loop, seconds) for _ in range(readers)]
+    return loop, Delivery(cast(Any, loop), Reader.deliver), [Reader(loop, seconds) for _ in range(readers)]
 
 
-def post(delivery: Delivery, readers: list[Reader], state: str, *, urgent: bool = False) -> None:
-    states = cast("dict[RequestStream, RequestOutput]", dict.fromkeys(readers, state))
-    delivery.post(states, urgent=urgent)
+def post(delivery: Delivery[Reader, str], readers: list[Reader], state: str, *, urgent: bool = False) -> None:
+    delivery.post(dict.fromkeys(readers, state), urgent=urgent)
 
 
 def test_each_state_comes_at_once_if_reading_is_quick() -> None:
