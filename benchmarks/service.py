@@ -105,7 +105,8 @@ async def compare(arguments: argparse.Namespace) -> None:
         command = [sys.executable, __file__, "--client", address, "--requests", str(shape[0])]
         command += ["--concurrency", str(shape[1]), "--tokens", str(shape[2]), "-"]
         done = await asyncio.to_thread(subprocess.run, command, stdout=subprocess.PIPE, check=True)
-        served = json.loads(done.stdout) | {"busy": time.process_time() - busy}
+        told = json.loads(done.stdout)
+        served = told | {"client": told["busy"], "busy": time.process_time() - busy}
         if number >= 0:  # the first round warms up
             rounds.append((alone, served))
     ratios = [alone["seconds"] / served["seconds"] for alone, served in rounds]
@@ -118,6 +119,8 @@ async def compare(arguments: argparse.Namespace) -> None:
     tokens = shape[0] * shape[2]
     extra = [1e6 * (served["busy"] - alone["busy"]) / tokens for alone, served in rounds]
     whole = [1e6 * alone["busy"] / tokens for alone, _ in rounds]
+    clients = statistics.median(1e6 * served["client"] / tokens for _, served in rounds)
+    print(f"processor time of the client, on the same machine: {clients:.0f} us a token")
     print(f"processor time of this process: {statistics.median(whole):.0f} us a token for the engine, "
           f"{statistics.median(extra):+.0f} us for the service "
           f"(rounds: {', '.join(f'{each:+.0f}' for each in extra)})")  # fmt: skip

@@ -19,13 +19,14 @@ from ...errors import CarryallError, EngineClosedError, RequestError, RequestFai
 from ..engine.engine import EngineConfig
 from ..engine.requests.request import Request
 from ..engine.stats import EngineStats
+from ..process.delivery import Delivery
 from ..process.faults import fault_text, log_fault, raised_in_thread
 from ..text.chat_template import Message
 from ..types.outputs import RequestOutput
 from ..types.sampling_params import SamplingParams
 from .embedding import Pooling, check_pooling, embedding_questions, stacked
 from .prompts import ChatPrompt, Prompt, listed_prompts
-from .request_stream import Delivery, RequestStream
+from .request_stream import RequestStream
 from .requests import RequestFactory
 from .scoring import RERANK_INSTRUCTION, ContinuationScore, Questions, rerank_questions, score_questions
 from .text_model import TextModel
@@ -79,7 +80,8 @@ class AsyncLLM(TextModel):
         self._inbox: list[Callable[[], None]] = []  # guarded by _wake, as are the next two
         self._streams: dict[str, RequestStream] = {}
         self._closed: str | None = None
-        self._deliveries: dict[asyncio.AbstractEventLoop, Delivery] = {}  # of the engine's thread
+        # Of the engine's thread.
+        self._deliveries: dict[asyncio.AbstractEventLoop, Delivery[RequestStream, RequestOutput]] = {}
         self._thread = threading.Thread(target=self._work, name="carryall-engine", daemon=True)
         self._thread.start()
         atexit.register(self.shutdown)  # a device run must not outlive the interpreter
@@ -353,11 +355,11 @@ class AsyncLLM(TextModel):
             except RuntimeError:  # the loop is closed
                 self._forget(loop)
 
-    def _delivery(self, loop: asyncio.AbstractEventLoop) -> Delivery:
+    def _delivery(self, loop: asyncio.AbstractEventLoop) -> Delivery[RequestStream, RequestOutput]:
         found = self._deliveries.get(loop)
         if found is None:
             kept = {known: one for known, one in self._deliveries.items() if not known.is_closed()}
-            found = Delivery(loop)
+            found = Delivery(loop, RequestStream.deliver)
             self._deliveries = {**kept, loop: found}
         return found
 

@@ -32,6 +32,7 @@ PACKAGES = {
     "huggingface_client.py": ("huggingface_hub",),
     "litellm_client.py": ("litellm",),
     "langchain_client.py": ("langchain-openai",),
+    "open_responses_client.py": ("openresponses-types",),
 }
 SECONDS = 300
 

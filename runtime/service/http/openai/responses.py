@@ -28,9 +28,10 @@ KNOWN = frozenset(
     | {"temperature", "top_p", "max_output_tokens", "tools", "tool_choice", "parallel_tool_calls", "text"}
     | {"reasoning", "user", "truncation", "service_tier", "safety_identifier", "prompt_cache_key"}
     | {"stream_options", "top_k", "min_p", "seed", "stop", "ignore_eos", "priority", "timeout", "cache_salt"}
+    | {"presence_penalty", "frequency_penalty"}
 )
 _SAME = ("temperature", "top_p", "top_k", "min_p", "seed", "stop", "ignore_eos", "user", "priority",
-         "timeout", "cache_salt")  # fmt: skip
+         "timeout", "cache_salt", "presence_penalty", "frequency_penalty")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +99,18 @@ def read_response(body: Mapping[str, Any], defaults: Mapping[str, Any], before: 
         "temperature": options.get("temperature", 1.0),
         "text": {"format": text.get("format", {"type": "text"})},
         "tool_choice": given.get("tool_choice", "auto"),
-        "tools": tools,
+        "tools": [{"description": None, "parameters": None, "strict": None, **tool} for tool in tools],
         "top_p": options.get("top_p", 1.0),
         "truncation": given.get("truncation", "disabled"),
         "user": given.get("user"),
+        # The specification (openresponses.org) requires these too.
+        "presence_penalty": options.get("presence_penalty", 0.0),
+        "frequency_penalty": options.get("frequency_penalty", 0.0),
+        "top_logprobs": 0,
+        "max_tool_calls": None,
+        "service_tier": given.get("service_tier", "default"),
+        "safety_identifier": given.get("safety_identifier"),
+        "prompt_cache_key": given.get("prompt_cache_key"),
     }
     flags = {name: bool_field(name, given.get(name, name == "store")) for name in
              ("stream", "store", "background")}  # fmt: skip
@@ -132,7 +141,10 @@ def _conversation(
 ) -> Conversation:
     parallel = bool_field("parallel_tool_calls", given.get("parallel_tool_calls", True))
     nested = [_tool(tool) for tool in tools]
-    match given.get("tool_choice", "auto"):
+    choice = given.get("tool_choice", "auto")
+    if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
+        nested, choice = _allowed(nested, choice)
+    match choice:
         case "auto":
             return Conversation(messages, nested, variables, parallel_calls=parallel)
         case "none":
@@ -142,11 +154,22 @@ def _conversation(
         case {"type": "function", "name": str(name)}:
             only = name
         case other:
-            raise RequestError(f"'tool_choice' must be auto, none, required or a function, not {other!r}")
+            raise RequestError(
+                f"'tool_choice' must be auto, none, required, a function or allowed_tools, not {other!r}"
+            )
     if options.get("structured_output") is not None:
         raise RequestError("a forced 'tool_choice' and 'text.format' exclude each other; omit one")
     options["structured_output"] = {"json_schema": calls_schema(nested, only, parallel=parallel)}
     return Conversation(messages, nested, {**variables, "enable_thinking": False}, must_call=True)
+
+
+def _allowed(nested: list[Json], choice: Json) -> tuple[list[Json], Any]:
+    """Return the tools that a choice of type ``allowed_tools`` names, and its mode."""
+    names = {tool.get("name") for tool in objects_field("tool_choice.tools", choice.get("tools"))}
+    known = {tool["function"]["name"] for tool in nested}
+    if not names or not names <= known:
+        raise RequestError(f"'tool_choice.tools' must name some of {sorted(known)}, not {choice['tools']!r}")
+    return [tool for tool in nested if tool["function"]["name"] in names], choice.get("mode", "auto")
 
 
 def _tool(tool: Json) -> Json:
@@ -232,6 +255,7 @@ class ResponseBuilder:
             "id": self.id,
             "object": "response",
             "created_at": int(time.time()),
+            "completed_at": None,
             "status": "in_progress",
             "error": None,
             "incomplete_details": None,
@@ -273,6 +297,8 @@ class ResponseBuilder:
         }
         status = {"length": "incomplete", "cancelled": "cancelled"}.get(reason or "", "completed")
         self.response["status"] = status
+        if status == "completed":
+            self.response["completed_at"] = int(time.time())
         if status == "incomplete":
             self.response["incomplete_details"] = {"reason": "max_output_tokens"}
         yield self._event(f"response.{status}", response=self.response)

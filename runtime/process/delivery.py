@@ -1,0 +1,82 @@
+"""Hand states from a thread to an event loop, with few wake-ups of the loop."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Mapping
+from typing import Generic, TypeVar
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+# Reading states takes at most this share of the time of an event loop, unless states would become older than
+# ``_LONGEST_REST`` seconds. Rests below ``_SHORTEST_REST`` seconds would cost more than they save.
+_SHARE = 0.05
+_LONGEST_REST = 0.025
+_SHORTEST_REST = 0.001
+
+
+class Delivery(Generic[K, V]):
+    """Carries the newest states of several readers to their event loop, and wakes it once for all of them.
+
+    After the readers ran, the loop rests: states that arrive meanwhile wait, and newer ones replace them. The
+    rest is in proportion to the time that the readers took, so that they take at most ``_SHARE`` of the time:
+    few readers of a slow model get each state at once, many readers of a fast model get several tokens in
+    one. Urgent states end the rest.
+
+    Args:
+        loop: the event loop of the readers.
+        deliver: gives a reader its state; called in the loop. The reader goes on in a later call of the loop.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, deliver: Callable[[K, V], None]) -> None:
+        self._loop, self._deliver = loop, deliver
+        self._lock = threading.Lock()
+        self._states: dict[K, V] = {}  # guarded by _lock, as are the next two
+        self._called = False  # whether the loop will run ``_flush``
+        self._resting = False
+        self._timer: asyncio.TimerHandle | None = None  # ends the rest; belongs to the loop
+
+    def post(self, states: Mapping[K, V], *, urgent: bool) -> None:
+        """Hand over states; called in any thread.
+
+        Raises:
+            RuntimeError: the loop is closed.
+        """
+        with self._lock:
+            self._states.update(states)
+            wake = not self._called and (urgent or not self._resting)
+            self._called = self._called or wake
+        if wake or self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._flush)
+
+    def _flush(self) -> None:
+        with self._lock:
+            states, self._states = self._states, {}
+            self._called, self._resting = False, True
+        if self._timer is not None:
+            self._timer.cancel()
+        start = self._loop.time()
+        for reader, state in states.items():
+            self._deliver(reader, state)
+        self._loop.call_soon(self._rest, start)  # runs after the readers, which were called before
+
+    def _rest(self, start: float) -> None:
+        now = self._loop.time()
+        seconds = min(_LONGEST_REST, (now - start) * (1 / _SHARE - 1))
+        if self._timer is not None:
+            self._timer.cancel()
+        if seconds < _SHORTEST_REST:
+            self._rested()
+        else:
+            self._timer = self._loop.call_later(seconds, self._rested)
+
+    def _rested(self) -> None:
+        self._timer = None
+        with self._lock:
+            self._resting = False
+            if not self._states or self._called:
+                return
+            self._called = True
+        self._flush()
