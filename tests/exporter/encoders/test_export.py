@@ -91,7 +91,12 @@ def test_tensors_of_a_language_model_head_are_left_out(tmp_path: Path, recwarn: 
         ("bert", {"num_hidden_layers": 3}, CheckpointError, "says 3 layers; .* holds 2 of 'encoder.layer.N'"),
         ("bert", {"layer_norm_eps": -1}, CheckpointError, "an epsilon of -1.0 of the norms"),
         ("bert", {"vocab_size": 99}, CheckpointError, r"expected shape \[99, 16\], found \[258, 16\]"),
-        ("bert", {"quantization_config": {"x": 1}}, UnsupportedModelError, "quantized checkpoints of encoders"),
+        (
+            "bert",
+            {"quantization_config": {"x": 1}},
+            UnsupportedModelError,
+            "quantized checkpoints of encoders",
+        ),
         ("roberta", {"pad_token_id": 39}, CheckpointError, "0 tokens are out of range"),
         ("modernbert", {"layer_types": ["chunked"] * 4}, UnsupportedModelError, "layer type 'chunked'"),
         ("modernbert", {"layer_types": ["full_attention"]}, CheckpointError, "describes 1 windows for 4"),
@@ -114,7 +119,9 @@ def test_an_unused_tensor_is_reported(tmp_path: Path) -> None:
     folder = write_tiny_encoder(tmp_path, "bert")
     held = {**load_file(folder / "model.safetensors"), "adapter.weight": np.zeros(2, np.float32)}
     save_file(held, folder / "model.safetensors")
-    with pytest.warns(WeightWarning, match="1 tensors of .* are not used by model_type 'bert': adapter.weight"):
+    with pytest.warns(
+        WeightWarning, match="1 tensors of .* are not used by model_type 'bert': adapter.weight"
+    ):
         export_encoder(folder)
 
 
