@@ -16,6 +16,7 @@ from ...contract import (
     INPUT_IDS,
     LAST_HIDDEN_STATE,
     LOGITS,
+    LORA_MASK,
     NUM_TOKENS,
     SLIDING_WINDOWS,
     is_past,
@@ -28,6 +29,7 @@ from ..kv.block_memory import BlockMemory, BlockShape
 from ..kv.block_pool import BlockPool
 from ..kv.kv_memory import TRIM_STEP
 from ..kv.slot_graph import stated_number
+from ..lora import LoraInputs, LoraPlaces, lora_facts, lora_modules
 from ..runners.explicit_runner import known_size
 from ..runners.paged_runner import Logits, PagedBatch, PagedRunner
 from . import ort
@@ -50,6 +52,7 @@ class HostPagedGraph:
         hidden_size: width of the input ``hidden_states``, None if there is none.
         embedding_size: width of the output ``last_hidden_state``, 0 if there is none.
         num_tokens: rows of the embedding table, None if unknown.
+        lora_modules: number of inputs and outputs of the modules that adapters can change.
     """
 
     shapes: dict[str, BlockShape]
@@ -59,6 +62,7 @@ class HostPagedGraph:
     hidden_size: int | None
     embedding_size: int
     num_tokens: int | None
+    lora_modules: Mapping[str, tuple[int, int]]
 
     @property
     def bytes_per_token(self) -> int:
@@ -97,6 +101,7 @@ def read_host_paged_graph(session: Any, source: str) -> HostPagedGraph:
         None if states is None else states.shape[-1],
         outputs[LAST_HIDDEN_STATE].shape[-1] if LAST_HIDDEN_STATE in outputs else 0,
         stated_number(session, NUM_TOKENS, source),
+        lora_modules({name: value.shape for name, value in inputs.items()}),
     )
 
 
@@ -107,10 +112,18 @@ def _block_shape(shape: Sequence[int], window: int) -> BlockShape:
 
 @dataclass(slots=True)
 class _Bound:
-    """A binding, and its inputs, whose content changes from run to run."""
+    """A binding, its inputs, whose content changes from run to run, and the bound adapters."""
 
     binding: Any
     feeds: dict[str, npt.NDArray[Any]]
+    lora: LoraInputs | None = None
+
+    def bind_lora(self, lora: LoraInputs) -> None:
+        """Bind the matrices of adapters, unless they are bound."""
+        if self.lora is None or self.lora.state != lora.state:
+            for name, array in lora.matrices.items():
+                self.binding.bind_ortvalue_input(name, shared_value(array))
+            self.lora = lora
 
 
 class HostPagedSession:
@@ -137,6 +150,8 @@ class HostPagedSession:
             bound = self._binding(feeds, wanted)
             for name, array in feeds.items():
                 bound.feeds[name][...] = array
+            if batch.lora is not None:
+                bound.bind_lora(batch.lora)
             if states is not None:
                 bound.binding.bind_ortvalue_output(LAST_HIDDEN_STATE, shared_value(states[:, None]))
             self._session.run_with_iobinding(bound.binding)
@@ -153,7 +168,8 @@ class HostPagedSession:
         if len(self._logits) < wanted:
             self._logits = np.empty((wanted, 1, self._logits.shape[2]), np.float32)
             self._bound.clear()
-        key = (*feeds[INPUT_IDS].shape, *feeds[TABLE].shape, wanted)
+        columns = feeds[LORA_MASK].shape[2] if LORA_MASK in feeds else 0
+        key = (*feeds[INPUT_IDS].shape, *feeds[TABLE].shape, wanted, columns)
         if key not in self._bound:
             if len(self._bound) >= _MAX_BINDINGS:
                 self._bound.pop(next(iter(self._bound)))
@@ -221,6 +237,14 @@ def host_paged_runner(session: Any, config: RunnerConfig, source: str) -> PagedR
         trim_step=TRIM_STEP if all(windows) else 0,
         window_bytes_per_token=graph.bytes_per_token if all(windows) else 0,
         num_tokens=graph.num_tokens,
+        **lora_facts(graph.lora_modules, config),
     )
+    loras = LoraPlaces(graph.lora_modules, config.max_loras, config.max_lora_rank)
     pool = BlockPool(blocks, shapes[0].size, config.max_slots)
-    return PagedRunner(HostPagedSession(session, memory, graph.vocab_size), pool, info, graph.hidden_size)
+    return PagedRunner(
+        HostPagedSession(session, memory, graph.vocab_size),
+        pool,
+        info,
+        graph.hidden_size,
+        loras if graph.lora_modules else None,
+    )

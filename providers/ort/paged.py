@@ -15,6 +15,7 @@ from ...contract import (
     INPUT_IDS,
     LOGITS,
     LOGITS_POSITIONS,
+    LORA_MASK,
     NUM_TOKENS,
     POSITION_IDS,
     is_past,
@@ -113,7 +114,8 @@ class OrtPagedSession:
         """See ``PagedSession``."""
         binding = self._session.io_binding()
         try:
-            for name, array in paged_feeds(batch, self._inputs).items():
+            matrices = {} if batch.lora is None else batch.lora.matrices
+            for name, array in {**paged_feeds(batch, self._inputs), **matrices}.items():
                 binding.bind_ortvalue_input(name, shared_value(array))
             self._memory.bind_caches(binding, 0, self._memory.slots)
             binding.bind_output(LOGITS, "cpu")
@@ -146,7 +148,7 @@ class OrtPagedSession:
 def paged_feeds(
     batch: PagedBatch, inputs: Collection[str], width_step: int = 1
 ) -> dict[str, npt.NDArray[Any]]:
-    """Return the inputs of a run, except the caches, by name.
+    """Return the inputs of a run, except the caches and the matrices of adapters, by name.
 
     Args:
         batch: the rows.
@@ -168,7 +170,7 @@ def paged_feeds(
     if BOUNDS in inputs:
         feeds[BOUNDS] = np.array([np.diff(batch.begins).max(), batch.max_context], np.int32)
     if batch.lora is not None:
-        feeds |= batch.lora.feeds
+        feeds[LORA_MASK] = batch.lora.mask
     if batch.hidden_states is not None:
         feeds[HIDDEN_STATES] = np.ascontiguousarray(batch.hidden_states[:, None])
     return {name: array for name, array in feeds.items() if name in inputs}

@@ -24,6 +24,7 @@ from carryall.graph_opt.lower.pipelines.lora import LoraPass, linears
 from carryall.providers import get_provider
 from carryall.providers.base import Row, Runner
 from carryall.providers.lora import LoraPlaces
+from carryall.providers.native.library import find_library
 from carryall.runtime.models.loading import load_model
 
 PROMPT = np.array([5, 9, 200, 41, 7, 7, 90, 13, 54, 33])
@@ -68,23 +69,27 @@ def load_all(runner: Any, folder: Path, names: tuple[str, ...]) -> None:
         runner.load_lora(place, found.matrices)
 
 
-@pytest.fixture(scope="module", params=["cpu", "openvino"])
-def provider(request: pytest.FixtureRequest) -> str:
-    reason = get_provider(request.param).available()
+@pytest.fixture(scope="module", params=["cpu", "cpu, paged", "openvino"])
+def provider(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """The fields of ``ModelConfig`` for a provider that is available here."""
+    name, _, paged = request.param.partition(", ")
+    reason = get_provider(name).available()
+    if paged and find_library() is None:
+        reason = "carryall's kernels are not built"
     if reason is not None:
         pytest.skip(reason)
-    return str(request.param)
+    return {"provider": name, "provider_options": {"kv_memory": "paged"} if paged else {}}
 
 
 @pytest.mark.long
-def test_logits_are_those_of_merged_weights(folder: Path, provider: str) -> None:
-    runner = load_model(folder / "base", provider=provider, max_loras=3, max_slots=4).runner
+def test_logits_are_those_of_merged_weights(folder: Path, provider: dict[str, Any]) -> None:
+    runner = load_model(folder / "base", **provider, max_loras=3, max_slots=4).runner
     load_all(runner, folder, NAMES)
     found = {None: logits(runner, None)} | {name: logits(runner, place) for place, name in enumerate(NAMES)}
     runner.close()
     for name, got in found.items():
         source = folder / ("base" if name is None else f"with {name}")
-        plain = load_model(source, provider=provider, max_slots=4).runner
+        plain = load_model(source, **provider, max_slots=4).runner
         expected = logits(plain, None)
         plain.close()
         np.testing.assert_allclose(got, expected, rtol=0, atol=5e-5 * np.abs(expected).max())
@@ -92,9 +97,9 @@ def test_logits_are_those_of_merged_weights(folder: Path, provider: str) -> None
 
 
 @pytest.mark.long
-def test_a_row_does_not_depend_on_the_adapters_beside_it(folder: Path, provider: str) -> None:
+def test_a_row_does_not_depend_on_the_adapters_beside_it(folder: Path, provider: dict[str, Any]) -> None:
     """The masked products are exact zeros; only the order of a sum may change with the number of columns."""
-    runner = load_model(folder / "base", provider=provider, max_loras=3, max_slots=4).runner
+    runner = load_model(folder / "base", **provider, max_loras=3, max_slots=4).runner
     load_all(runner, folder, NAMES)
     places = [2, None, 0, 1]
     alone = [logits(runner, place, slot) for slot, place in enumerate(places)]
