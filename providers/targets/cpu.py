@@ -21,7 +21,7 @@ from ...graph_opt.lower.products.blocked_weight import BlockedWeight, blocked_we
 from ...options import Checked
 from ..base import Runner, RunnerConfig
 from ..host import machine
-from ..native.library import PORTABLE, UNPROVEN, find_library, kernel_library
+from ..native.library import BUILD, PORTABLE, UNPROVEN, find_library, kernel_library
 from ..ort import ort
 from ..ort.device_memory import Device
 from ..ort.explicit import OrtExplicitSession
@@ -63,7 +63,7 @@ class CpuOptions(Checked):
             saves the memory, and with carryall's kernels no row depends on the rows beside it.
         kv_memory: ``paged``: KV in blocks that sequences allocate as they grow, and share if their first
             tokens are equal; all rows of a step are one run. It needs carryall's kernels, which then compute
-            attention too, and excludes ``wide_products``. ``slots``: a buffer of context length for each
+            attention too. ``slots``: a buffer of context length for each
             sequence, and onnxruntime's attention.
     """
 
@@ -94,11 +94,8 @@ class CpuProvider(OrtProvider):
             kernels = CARRYALL if _has_fast_kernels() else "onnxruntime"
         if kernels == CARRYALL:
             kernel_library()
-        paged = options["kv_memory"] == "paged"
-        if paged and (kernels != CARRYALL or wide == "on"):
-            raise UsageError("kv_memory=paged needs kernels=carryall, and excludes wide_products=on")
-        if wide == "auto" and paged:
-            wide = "off"
+        if is_paged(options) and kernels != CARRYALL:
+            raise UsageError(f"kv_memory=paged needs carryall's kernels; {BUILD}")
         if wide == "auto":
             wide = "on" if _wide_products_pay(graph, own=kernels == CARRYALL) else "off"
         settled = {"kernels": kernels, "wide_products": wide}
@@ -118,20 +115,27 @@ class CpuProvider(OrtProvider):
             ProviderUnavailableError: ``wide_products`` is on, and the CPU lacks VNNI.
         """
         session = self._open(model, config, generating=True)
-        if is_host_paged(session):
-            return host_paged_runner(session, config, str(model))
-        if SEQLENS_K not in {value.name for value in session.get_inputs()}:
+        paged = is_host_paged(session)
+        if not paged and SEQLENS_K not in {value.name for value in session.get_inputs()}:
             return self._explicit_runner(session, model, config)
-        if config.options.get("wide_products") != "on":
+        wide = self._open_wide(model, config)
+        if paged:
+            return host_paged_runner(session, config, str(model), wide=wide, narrow=_NARROW)
+        if wide is None:
             own = config.options.get("kernels") == CARRYALL
             return SlotRunner(session, config, str(model), policy=OWN_POLICY if own else None)
+        return SlotRunner(wide, config, str(model), policy=WIDE_POLICY, decode_session=session)
+
+    def _open_wide(self, model: Path, config: RunnerConfig) -> Any:
+        """Open the graph for runs of many tokens, if ``wide_products`` is on, else return None."""
+        if config.options.get("wide_products") != "on":
+            return None
         features = machine.describe_machine().features
         if "avx2" in features and not _VNNI & set(features):
             raise ProviderUnavailableError(
                 "wide_products needs VNNI instructions, which this CPU lacks: int8 sums would overflow"
             )
-        wide = self._open(model.with_name(_WIDE), config, generating=True)
-        return SlotRunner(wide, config, str(model), policy=WIDE_POLICY, decode_session=session)
+        return self._open(model.with_name(_WIDE), config, generating=True)
 
     def explicit_passes(self, config: RunnerConfig) -> list[ir.passes.PassBase]:
         """Return the passes that keep attention and caches as they are, in order."""

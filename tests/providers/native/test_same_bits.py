@@ -13,7 +13,7 @@ from carryall.providers.base import Row, Runner
 from carryall.runtime.models.loading import load_model
 
 Logits = npt.NDArray[np.float32]
-PAGED = {"kernels": "carryall", "kv_memory": "paged"}
+PAGED = {"kernels": "carryall", "kv_memory": "paged", "wide_products": "off"}
 TEXT = np.random.default_rng(0).integers(5, 200, 300)
 OTHER = np.random.default_rng(1).integers(5, 200, 300)
 
