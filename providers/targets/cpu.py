@@ -13,7 +13,8 @@ import onnx_ir as ir
 
 from ...contract import EXPLICIT_KV, SEQLENS_K
 from ...errors import ProviderUnavailableError, UsageError
-from ...graph_opt.graph.edit import nodes_of
+from ...graph_opt.graph.edit import nodes_of, static_size
+from ...graph_opt.lower.attention.native_attention import LARGEST_HEAD
 from ...graph_opt.lower.kernels import CPU, Kernels
 from ...graph_opt.lower.pipelines.slots import slot_passes
 from ...graph_opt.lower.products.block_minima import weight_with_minima
@@ -63,15 +64,15 @@ class CpuOptions(Checked):
             saves the memory, and with carryall's kernels no row depends on the rows beside it.
         kv_memory: ``paged``: KV in blocks that sequences allocate as they grow, and share if their first
             tokens are equal; all rows of a step are one run. It needs carryall's kernels, which then compute
-            attention too. ``slots``: a buffer of context length for each
-            sequence, and onnxruntime's attention.
+            attention too. ``slots``: a buffer of context length for each sequence, and onnxruntime's
+            attention. ``auto`` is ``paged`` with carryall's kernels, except for heads of more than 256.
     """
 
     spinning: bool = True
     kv_cache: Literal["auto", "int8", "float32"] = "auto"
     kernels: Literal["auto", "carryall", "onnxruntime"] = "auto"
     wide_products: Literal["auto", "on", "off"] = "auto"
-    kv_memory: Literal["slots", "paged"] = "slots"
+    kv_memory: Literal["auto", "slots", "paged"] = "auto"
 
 
 class CpuProvider(OrtProvider):
@@ -85,20 +86,25 @@ class CpuProvider(OrtProvider):
     def resolve_options(self, config: RunnerConfig, graph: Callable[[], ir.Model]) -> RunnerConfig:
         """Decide ``kernels=auto`` by the library, ``wide_products=auto`` by weights, CPU and free memory.
 
+        ``kv_memory=auto`` follows the kernels.
+
         Raises:
             ProviderUnavailableError: carryall's kernels are asked for or installed, but cannot be used.
         """
         options = self.checked_options(config.options)
-        kernels, wide = options["kernels"], options["wide_products"]
+        kernels, wide, memory = options["kernels"], options["wide_products"], options["kv_memory"]
         if kernels == "auto":
             kernels = CARRYALL if _has_fast_kernels() else "onnxruntime"
         if kernels == CARRYALL:
             kernel_library()
-        if is_paged(options) and kernels != CARRYALL:
+        if memory == "paged" and kernels != CARRYALL:
             raise UsageError(f"kv_memory=paged needs carryall's kernels; {BUILD}")
+        if memory == "auto":
+            paged = kernels == CARRYALL and _has_fast_kernels() and _largest_head(graph) <= LARGEST_HEAD
+            memory = "paged" if paged else "slots"
         if wide == "auto":
             wide = "on" if _wide_products_pay(graph, own=kernels == CARRYALL) else "off"
-        settled = {"kernels": kernels, "wide_products": wide}
+        settled = {"kernels": kernels, "wide_products": wide, "kv_memory": memory}
         return dataclasses.replace(config, options={**config.options, **settled})
 
     def companions(self, config: RunnerConfig) -> Mapping[str, list[ir.passes.PassBase]]:
@@ -180,6 +186,12 @@ class CpuProvider(OrtProvider):
 def _has_fast_kernels() -> bool:
     """Whether carryall's kernels are there for this CPU, and proven to be faster than onnxruntime's."""
     return find_library() is not None and kernel_library().isa not in (PORTABLE, *UNPROVEN)
+
+
+def _largest_head(graph: Callable[[], ir.Model]) -> int:
+    """Return the largest head size of any attention with a cache."""
+    caches = (value for node in nodes_of(graph().graph, "Attention") for value in node.inputs[4:6])
+    return max((static_size(value, 3) or 0 for value in caches), default=0)
 
 
 def _wide_products_pay(graph: Callable[[], ir.Model], *, own: bool) -> bool:

@@ -120,7 +120,7 @@ def test_wide_products_are_chosen_by_weights_cpu_and_memory(
     here = dataclasses.replace(machine.describe_machine(), features=features, memory_available=memory)
     monkeypatch.setattr(machine, "describe_machine", lambda: here)
     settled = CpuProvider().resolve_options(RunnerConfig(), lambda: product(dtype))
-    assert settled.options == {"kernels": "onnxruntime", "wide_products": chosen}
+    assert settled.options == {"kernels": "onnxruntime", "wide_products": chosen, "kv_memory": "slots"}
     for mode in ("on", "off"):
         asked = RunnerConfig(options={"wide_products": mode})
         assert CpuProvider().resolve_options(asked, lambda: product(dtype)).options["wide_products"] == mode
@@ -152,12 +152,33 @@ def test_kernels_are_chosen_by_the_library(monkeypatch: pytest.MonkeyPatch) -> N
     library = KernelLibrary(Path("kernels.so"), "avx2", ("avx2", "portable"))
     monkeypatch.setattr(cpu, "find_library", lambda: library.path)
     monkeypatch.setattr(cpu, "kernel_library", lambda: library)
-    assert settled(wide_products="on") == {"kernels": "carryall", "wide_products": "on"}
+    assert settled(wide_products="on") == {
+        "kernels": "carryall",
+        "wide_products": "on",
+        "kv_memory": "paged",
+    }
+    assert settled(kv_memory="slots")["kv_memory"] == "slots"
     assert settled(kernels="onnxruntime", wide_products="off")["kernels"] == "onnxruntime"
     slow = dataclasses.replace(library, isa="portable")
     monkeypatch.setattr(cpu, "kernel_library", lambda: slow)
     assert settled(wide_products="off")["kernels"] == "onnxruntime"
     assert settled(kernels="carryall")["kernels"] == "carryall"
+    assert settled(kernels="carryall")["kv_memory"] == "slots"
+
+
+@pytest.mark.parametrize(("size", "memory"), [(256, "paged"), (320, "slots")])
+def test_heads_that_are_too_large_stay_in_slots(
+    monkeypatch: pytest.MonkeyPatch, size: int, memory: str
+) -> None:
+    library = KernelLibrary(Path("kernels.so"), "avx2", ("avx2", "portable"))
+    monkeypatch.setattr(cpu, "find_library", lambda: library.path)
+    monkeypatch.setattr(cpu, "kernel_library", lambda: library)
+    made = graph(f"""g (float[B, S, {size}] q, float[B, 1, P, {size}] k, float[B, 1, P, {size}] v)
+        => (float[B, S, {size}] y) {{
+            y, nk, nv = Attention <q_num_heads = 1, kv_num_heads = 1, is_causal = 1> (q, q, q, , k, v)
+        }}""")
+    config = RunnerConfig(options={"wide_products": "off"})
+    assert CpuProvider().resolve_options(config, lambda: made).options["kv_memory"] == memory
 
 
 @pytest.mark.parametrize("other", [{"kernels": "onnxruntime"}, {}], ids=str)
