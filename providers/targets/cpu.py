@@ -65,7 +65,8 @@ class CpuOptions(Checked):
         kv_memory: ``paged``: KV in blocks that sequences allocate as they grow, and share if their first
             tokens are equal; all rows of a step are one run. It needs carryall's kernels, which then compute
             attention too. ``slots``: a buffer of context length for each sequence, and onnxruntime's
-            attention. ``auto`` is ``paged`` with carryall's kernels, except for heads of more than 256.
+            attention. ``auto`` is ``paged`` with carryall's kernels, except for heads of more than 256, and
+            for models with a sliding window in some layers only, whose KV behind windows blocks cannot free.
     """
 
     spinning: bool = True
@@ -100,7 +101,7 @@ class CpuProvider(OrtProvider):
         if memory == "paged" and kernels != CARRYALL:
             raise UsageError(f"kv_memory=paged needs carryall's kernels; {BUILD}")
         if memory == "auto":
-            paged = kernels == CARRYALL and _has_fast_kernels() and _largest_head(graph) <= LARGEST_HEAD
+            paged = kernels == CARRYALL and _has_fast_kernels() and _blocks_suffice(graph().graph)
             memory = "paged" if paged else "slots"
         if wide == "auto":
             wide = "on" if _wide_products_pay(graph, own=kernels == CARRYALL) else "off"
@@ -188,10 +189,12 @@ def _has_fast_kernels() -> bool:
     return find_library() is not None and kernel_library().isa not in (PORTABLE, *UNPROVEN)
 
 
-def _largest_head(graph: Callable[[], ir.Model]) -> int:
-    """Return the largest head size of any attention with a cache."""
-    caches = (value for node in nodes_of(graph().graph, "Attention") for value in node.inputs[4:6])
-    return max((static_size(value, 3) or 0 for value in caches), default=0)
+def _blocks_suffice(graph: ir.Graph) -> bool:
+    """Whether carryall's kernel has the head size, and all layers have the same window, or none."""
+    nodes = list(nodes_of(graph, "Attention"))
+    masks = {node.inputs[3] for node in nodes if len(node.inputs) > 3}
+    sizes = [static_size(value, 3) or 0 for node in nodes for value in node.inputs[4:6]]
+    return len(masks) < 2 and max(sizes, default=0) <= LARGEST_HEAD
 
 
 def _wide_products_pay(graph: Callable[[], ir.Model], *, own: bool) -> bool:

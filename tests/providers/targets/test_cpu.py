@@ -166,16 +166,20 @@ def test_kernels_are_chosen_by_the_library(monkeypatch: pytest.MonkeyPatch) -> N
     assert settled(kernels="carryall")["kv_memory"] == "slots"
 
 
-@pytest.mark.parametrize(("size", "memory"), [(256, "paged"), (320, "slots")])
-def test_heads_that_are_too_large_stay_in_slots(
-    monkeypatch: pytest.MonkeyPatch, size: int, memory: str
+@pytest.mark.parametrize(
+    ("size", "second", "memory"), [(256, "m", "paged"), (320, "m", "slots"), (256, "n", "slots")]
+)
+def test_large_heads_and_windows_of_some_layers_stay_in_slots(
+    monkeypatch: pytest.MonkeyPatch, size: int, second: str, memory: str
 ) -> None:
     library = KernelLibrary(Path("kernels.so"), "avx2", ("avx2", "portable"))
     monkeypatch.setattr(cpu, "find_library", lambda: library.path)
     monkeypatch.setattr(cpu, "kernel_library", lambda: library)
-    made = graph(f"""g (float[B, S, {size}] q, float[B, 1, P, {size}] k, float[B, 1, P, {size}] v)
-        => (float[B, S, {size}] y) {{
-            y, nk, nv = Attention <q_num_heads = 1, kv_num_heads = 1, is_causal = 1> (q, q, q, , k, v)
+    cache = f"float[B, 1, P, {size}]"
+    inputs = f"float[B, S, {size}] q, {cache} k, {cache} v, bool[S, T] m, bool[S, T] n"
+    made = graph(f"""g ({inputs}) => (float[B, S, {size}] y) {{
+            x, nk, nv = Attention <q_num_heads = 1, kv_num_heads = 1> (q, q, q, m, k, v)
+            y, ok, ov = Attention <q_num_heads = 1, kv_num_heads = 1> (x, q, q, {second}, k, v)
         }}""")
     config = RunnerConfig(options={"wide_products": "off"})
     assert CpuProvider().resolve_options(config, lambda: made).options["kv_memory"] == memory
