@@ -133,10 +133,15 @@ class HostPagedSession:
         session: an open ``onnxruntime.InferenceSession`` of a paged graph.
         memory: its caches.
         vocab_size: columns of the logits.
+        wide: another session of the same model, for runs of more than ``narrow`` tokens; None is ``session``.
+        narrow: tokens.
     """
 
-    def __init__(self, session: Any, memory: BlockMemory, vocab_size: int) -> None:
+    def __init__(
+        self, session: Any, memory: BlockMemory, vocab_size: int, wide: Any = None, narrow: int = 0
+    ) -> None:
         self._session, self._memory = session, memory
+        self._wide, self._narrow = wide or session, narrow
         self._inputs = {value.name for value in session.get_inputs()}
         self._caches = {name: shared_value(cache) for name, cache in memory.caches.items()}
         self._bound: dict[tuple[int, ...], _Bound] = {}
@@ -154,7 +159,7 @@ class HostPagedSession:
                 bound.bind_lora(batch.lora)
             if states is not None:
                 bound.binding.bind_ortvalue_output(LAST_HIDDEN_STATE, shared_value(states[:, None]))
-            self._session.run_with_iobinding(bound.binding)
+            self._session_for(len(batch.input_ids)).run_with_iobinding(bound.binding)
         except ort.runtime_errors() as error:
             rows = len(batch.past_lens)
             raise ProviderRuntimeError(f"a run of {rows} rows failed: {ort.one_line(error)}") from error
@@ -162,6 +167,9 @@ class HostPagedSession:
             if states is not None:  # the binding keeps the caller's array
                 self._bound.clear()
         return self._logits[:wanted, 0]
+
+    def _session_for(self, tokens: int) -> Any:
+        return self._wide if tokens > self._narrow else self._session
 
     def _binding(self, feeds: Mapping[str, npt.NDArray[Any]], wanted: int) -> _Bound:
         """Return a binding for these shapes, with arrays of its own."""
@@ -173,7 +181,7 @@ class HostPagedSession:
         if key not in self._bound:
             if len(self._bound) >= _MAX_BINDINGS:
                 self._bound.pop(next(iter(self._bound)))
-            binding = self._session.io_binding()
+            binding = self._session_for(len(feeds[INPUT_IDS])).io_binding()
             own = {name: np.empty_like(array, order="C") for name, array in feeds.items()}
             for name, value in [*self._caches.items(), *((n, shared_value(a)) for n, a in own.items())]:
                 binding.bind_ortvalue_input(name, value)
@@ -203,10 +211,19 @@ class HostPagedSession:
         self._memory.evict_kv(blocks, targets, held, eviction)
 
 
-def host_paged_runner(session: Any, config: RunnerConfig, source: str) -> PagedRunner:
+def host_paged_runner(
+    session: Any, config: RunnerConfig, source: str, *, wide: Any = None, narrow: int = 0
+) -> PagedRunner:
     """Return the runner of a graph with carryall's ``PagedAttention``.
 
     Address space is reserved for all slots; a block takes memory from its first write.
+
+    Args:
+        session: an open ``onnxruntime.InferenceSession`` of the graph.
+        config: options of the runner.
+        source: the name of the model in error messages.
+        wide: see ``HostPagedSession``.
+        narrow: the same.
 
     Raises:
         GraphError: the graph is damaged.
@@ -241,10 +258,5 @@ def host_paged_runner(session: Any, config: RunnerConfig, source: str) -> PagedR
     )
     loras = LoraPlaces(graph.lora_modules, config.max_loras, config.max_lora_rank)
     pool = BlockPool(blocks, shapes[0].size, config.max_slots)
-    return PagedRunner(
-        HostPagedSession(session, memory, graph.vocab_size),
-        pool,
-        info,
-        graph.hidden_size,
-        loras if graph.lora_modules else None,
-    )
+    paged = HostPagedSession(session, memory, graph.vocab_size, wide, narrow)
+    return PagedRunner(paged, pool, info, graph.hidden_size, loras if graph.lora_modules else None)

@@ -13,7 +13,8 @@ import onnx_ir as ir
 
 from ...contract import EXPLICIT_KV, SEQLENS_K
 from ...errors import ProviderUnavailableError, UsageError
-from ...graph_opt.graph.edit import nodes_of
+from ...graph_opt.graph.edit import nodes_of, static_size
+from ...graph_opt.lower.attention.native_attention import LARGEST_HEAD
 from ...graph_opt.lower.kernels import CPU, Kernels
 from ...graph_opt.lower.pipelines.slots import slot_passes
 from ...graph_opt.lower.products.block_minima import weight_with_minima
@@ -21,7 +22,7 @@ from ...graph_opt.lower.products.blocked_weight import BlockedWeight, blocked_we
 from ...options import Checked
 from ..base import Runner, RunnerConfig
 from ..host import machine
-from ..native.library import PORTABLE, UNPROVEN, find_library, kernel_library
+from ..native.library import BUILD, PORTABLE, UNPROVEN, find_library, kernel_library
 from ..ort import ort
 from ..ort.device_memory import Device
 from ..ort.explicit import OrtExplicitSession
@@ -63,15 +64,16 @@ class CpuOptions(Checked):
             saves the memory, and with carryall's kernels no row depends on the rows beside it.
         kv_memory: ``paged``: KV in blocks that sequences allocate as they grow, and share if their first
             tokens are equal; all rows of a step are one run. It needs carryall's kernels, which then compute
-            attention too, and excludes ``wide_products``. ``slots``: a buffer of context length for each
-            sequence, and onnxruntime's attention.
+            attention too. ``slots``: a buffer of context length for each sequence, and onnxruntime's
+            attention. ``auto`` is ``paged`` with carryall's kernels, except for heads of more than 256, and
+            for models with a sliding window in some layers only, whose KV behind windows blocks cannot free.
     """
 
     spinning: bool = True
     kv_cache: Literal["auto", "int8", "float32"] = "auto"
     kernels: Literal["auto", "carryall", "onnxruntime"] = "auto"
     wide_products: Literal["auto", "on", "off"] = "auto"
-    kv_memory: Literal["slots", "paged"] = "slots"
+    kv_memory: Literal["auto", "slots", "paged"] = "auto"
 
 
 class CpuProvider(OrtProvider):
@@ -85,23 +87,25 @@ class CpuProvider(OrtProvider):
     def resolve_options(self, config: RunnerConfig, graph: Callable[[], ir.Model]) -> RunnerConfig:
         """Decide ``kernels=auto`` by the library, ``wide_products=auto`` by weights, CPU and free memory.
 
+        ``kv_memory=auto`` follows the kernels.
+
         Raises:
             ProviderUnavailableError: carryall's kernels are asked for or installed, but cannot be used.
         """
         options = self.checked_options(config.options)
-        kernels, wide = options["kernels"], options["wide_products"]
+        kernels, wide, memory = options["kernels"], options["wide_products"], options["kv_memory"]
         if kernels == "auto":
             kernels = CARRYALL if _has_fast_kernels() else "onnxruntime"
         if kernels == CARRYALL:
             kernel_library()
-        paged = options["kv_memory"] == "paged"
-        if paged and (kernels != CARRYALL or wide == "on"):
-            raise UsageError("kv_memory=paged needs kernels=carryall, and excludes wide_products=on")
-        if wide == "auto" and paged:
-            wide = "off"
+        if memory == "paged" and kernels != CARRYALL:
+            raise UsageError(f"kv_memory=paged needs carryall's kernels; {BUILD}")
+        if memory == "auto":
+            paged = kernels == CARRYALL and _has_fast_kernels() and _blocks_suffice(graph().graph)
+            memory = "paged" if paged else "slots"
         if wide == "auto":
             wide = "on" if _wide_products_pay(graph, own=kernels == CARRYALL) else "off"
-        settled = {"kernels": kernels, "wide_products": wide}
+        settled = {"kernels": kernels, "wide_products": wide, "kv_memory": memory}
         return dataclasses.replace(config, options={**config.options, **settled})
 
     def companions(self, config: RunnerConfig) -> Mapping[str, list[ir.passes.PassBase]]:
@@ -118,20 +122,27 @@ class CpuProvider(OrtProvider):
             ProviderUnavailableError: ``wide_products`` is on, and the CPU lacks VNNI.
         """
         session = self._open(model, config, generating=True)
-        if is_host_paged(session):
-            return host_paged_runner(session, config, str(model))
-        if SEQLENS_K not in {value.name for value in session.get_inputs()}:
+        paged = is_host_paged(session)
+        if not paged and SEQLENS_K not in {value.name for value in session.get_inputs()}:
             return self._explicit_runner(session, model, config)
-        if config.options.get("wide_products") != "on":
+        wide = self._open_wide(model, config)
+        if paged:
+            return host_paged_runner(session, config, str(model), wide=wide, narrow=_NARROW)
+        if wide is None:
             own = config.options.get("kernels") == CARRYALL
             return SlotRunner(session, config, str(model), policy=OWN_POLICY if own else None)
+        return SlotRunner(wide, config, str(model), policy=WIDE_POLICY, decode_session=session)
+
+    def _open_wide(self, model: Path, config: RunnerConfig) -> Any:
+        """Open the graph for runs of many tokens, if ``wide_products`` is on, else return None."""
+        if config.options.get("wide_products") != "on":
+            return None
         features = machine.describe_machine().features
         if "avx2" in features and not _VNNI & set(features):
             raise ProviderUnavailableError(
                 "wide_products needs VNNI instructions, which this CPU lacks: int8 sums would overflow"
             )
-        wide = self._open(model.with_name(_WIDE), config, generating=True)
-        return SlotRunner(wide, config, str(model), policy=WIDE_POLICY, decode_session=session)
+        return self._open(model.with_name(_WIDE), config, generating=True)
 
     def explicit_passes(self, config: RunnerConfig) -> list[ir.passes.PassBase]:
         """Return the passes that keep attention and caches as they are, in order."""
@@ -176,6 +187,14 @@ class CpuProvider(OrtProvider):
 def _has_fast_kernels() -> bool:
     """Whether carryall's kernels are there for this CPU, and proven to be faster than onnxruntime's."""
     return find_library() is not None and kernel_library().isa not in (PORTABLE, *UNPROVEN)
+
+
+def _blocks_suffice(graph: ir.Graph) -> bool:
+    """Whether carryall's kernel has the head size, and all layers have the same window, or none."""
+    nodes = list(nodes_of(graph, "Attention"))
+    masks = {node.inputs[3] for node in nodes if len(node.inputs) > 3}
+    sizes = [static_size(value, 3) or 0 for node in nodes for value in node.inputs[4:6]]
+    return len(masks) < 2 and max(sizes, default=0) <= LARGEST_HEAD
 
 
 def _wide_products_pay(graph: Callable[[], ir.Model], *, own: bool) -> bool:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
 from carryall.providers.base import Row, Runner
+from carryall.runtime.api.llm import LLM
 from carryall.runtime.models.loading import load_model
+from carryall.runtime.types.sampling_params import SamplingParams
 
 Logits = npt.NDArray[np.float32]
-PAGED = {"kernels": "carryall", "kv_memory": "paged"}
+PAGED = {"kernels": "carryall", "kv_memory": "paged", "wide_products": "off"}
 TEXT = np.random.default_rng(0).integers(5, 200, 300)
 OTHER = np.random.default_rng(1).integers(5, 200, 300)
 
@@ -74,3 +77,28 @@ def test_threads_change_no_bit() -> None:
         loaded.close()
     for other in found[1:]:
         np.testing.assert_array_equal(other, found[0])
+
+
+def test_an_engine_gives_the_same_logprobs_under_any_settings() -> None:
+    """Steps of any size, few slots, copies of prefixes, preemption and speculation."""
+    prompts = [f"{'The sea, the sea. ' * (3 * n)}The {word}" for n, word in enumerate(["sea", "sky", "sun"])]
+    sampling = SamplingParams(max_tokens=24, temperature=0.8, seed=7, logprobs=2, ignore_eos=True)
+    settings: list[dict[str, Any]] = [
+        {},
+        {"max_slots": 1},
+        {"max_slots": 4, "max_step_tokens": 16},
+        {"speculative": "prompt-lookup"},
+        {"max_slots": 4, "max_step_tokens": 40, "kv_bytes": 1_500_000},
+    ]
+    found = []
+    for engine in settings:
+        with LLM("demo", quantize="int4-fast", provider_options=PAGED, **engine) as llm:
+            outputs = [llm.generate(prompts, sampling) for _ in range(2)]
+            found.append([each for output in outputs for each in output])
+    for other in found:
+        assert [output.outputs[0].token_ids for output in other] == [
+            output.outputs[0].token_ids for output in found[0]
+        ]
+        assert [output.outputs[0].logprobs for output in other] == [
+            output.outputs[0].logprobs for output in found[0]
+        ]

@@ -120,7 +120,7 @@ def test_wide_products_are_chosen_by_weights_cpu_and_memory(
     here = dataclasses.replace(machine.describe_machine(), features=features, memory_available=memory)
     monkeypatch.setattr(machine, "describe_machine", lambda: here)
     settled = CpuProvider().resolve_options(RunnerConfig(), lambda: product(dtype))
-    assert settled.options == {"kernels": "onnxruntime", "wide_products": chosen}
+    assert settled.options == {"kernels": "onnxruntime", "wide_products": chosen, "kv_memory": "slots"}
     for mode in ("on", "off"):
         asked = RunnerConfig(options={"wide_products": mode})
         assert CpuProvider().resolve_options(asked, lambda: product(dtype)).options["wide_products"] == mode
@@ -152,21 +152,43 @@ def test_kernels_are_chosen_by_the_library(monkeypatch: pytest.MonkeyPatch) -> N
     library = KernelLibrary(Path("kernels.so"), "avx2", ("avx2", "portable"))
     monkeypatch.setattr(cpu, "find_library", lambda: library.path)
     monkeypatch.setattr(cpu, "kernel_library", lambda: library)
-    assert settled(wide_products="on") == {"kernels": "carryall", "wide_products": "on"}
+    assert settled(wide_products="on") == {
+        "kernels": "carryall",
+        "wide_products": "on",
+        "kv_memory": "paged",
+    }
+    assert settled(kv_memory="slots")["kv_memory"] == "slots"
     assert settled(kernels="onnxruntime", wide_products="off")["kernels"] == "onnxruntime"
     slow = dataclasses.replace(library, isa="portable")
     monkeypatch.setattr(cpu, "kernel_library", lambda: slow)
     assert settled(wide_products="off")["kernels"] == "onnxruntime"
     assert settled(kernels="carryall")["kernels"] == "carryall"
+    assert settled(kernels="carryall")["kv_memory"] == "slots"
 
 
 @pytest.mark.parametrize(
-    "other", [{"kernels": "onnxruntime"}, {"kernels": "carryall", "wide_products": "on"}, {}], ids=str
+    ("size", "second", "memory"), [(256, "m", "paged"), (320, "m", "slots"), (256, "n", "slots")]
 )
+def test_large_heads_and_windows_of_some_layers_stay_in_slots(
+    monkeypatch: pytest.MonkeyPatch, size: int, second: str, memory: str
+) -> None:
+    library = KernelLibrary(Path("kernels.so"), "avx2", ("avx2", "portable"))
+    monkeypatch.setattr(cpu, "find_library", lambda: library.path)
+    monkeypatch.setattr(cpu, "kernel_library", lambda: library)
+    cache = f"float[B, 1, P, {size}]"
+    inputs = f"float[B, S, {size}] q, {cache} k, {cache} v, bool[S, T] m, bool[S, T] n"
+    made = graph(f"""g ({inputs}) => (float[B, S, {size}] y) {{
+            x, nk, nv = Attention <q_num_heads = 1, kv_num_heads = 1> (q, q, q, m, k, v)
+            y, ok, ov = Attention <q_num_heads = 1, kv_num_heads = 1> (x, q, q, {second}, k, v)
+        }}""")
+    config = RunnerConfig(options={"wide_products": "off"})
+    assert CpuProvider().resolve_options(config, lambda: made).options["kv_memory"] == memory
+
+
+@pytest.mark.parametrize("other", [{"kernels": "onnxruntime"}, {}], ids=str)
 def test_paged_kv_needs_carryalls_kernels(monkeypatch: pytest.MonkeyPatch, other: dict[str, str]) -> None:
     monkeypatch.setattr(cpu, "find_library", lambda: None)
-    monkeypatch.setattr(cpu, "kernel_library", lambda: None)
-    with pytest.raises(UsageError, match="kv_memory=paged needs kernels=carryall, and excludes wide_prod"):
+    with pytest.raises(UsageError, match="kv_memory=paged needs carryall's kernels; build them with"):
         CpuProvider().resolve_options(
             RunnerConfig(options={"kv_memory": "paged", **other}), lambda: product(np.int8)
         )

@@ -161,7 +161,7 @@ def test_what_was_trimmed_comes_back_from_disk(
 def test_only_layers_with_windows_forget(options: dict[str, Any]) -> None:
     if options["provider"] != "cpu":
         pytest.skip("blocks have no rows of their own")
-    with LLM(**options, engine_config=ALWAYS) as llm:
+    with LLM(**options, provider_options={"kv_memory": "slots"}, engine_config=ALWAYS) as llm:
         trims = record_trims(llm)
         generate(llm, PROMPT)
         ((slot, length),) = trims

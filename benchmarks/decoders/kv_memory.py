@@ -1,0 +1,79 @@
+"""CPU time of decode steps and prompts with KV in slots and in blocks, both on carryall's kernels, in turns.
+
+    python benchmarks/decoders/kv_memory.py MODEL --rounds 25
+
+The kernels must be built (``carryall doctor --build-kernels``). Both runners have one thread, whose CPU time
+is measured, so that other work on the machine counts little. Reported are minima over the rounds, and their
+ratio.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from carryall.providers.base import Row, Runner
+from carryall.runtime.models.loading import load_model
+
+BATCHES, CONTEXTS, PROMPTS = (1, 8, 32), (64, 256, 1024), (256, 1024)
+MEMORIES = ("slots", "paged")
+
+
+def main() -> None:
+    """Print one line a case."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("model")
+    parser.add_argument("--rounds", type=int, default=25)
+    parser.add_argument("--wide-products", default="auto", choices=("auto", "on", "off"))
+    parser.add_argument("--kv-cache", default="auto", choices=("auto", "int8", "float32"), help="of blocks")
+    asked = parser.parse_args()
+    runners = []
+    for memory in MEMORIES:
+        options = {"kernels": "carryall", "wide_products": asked.wide_products, "kv_memory": memory}
+        if memory == "paged":
+            options["kv_cache"] = asked.kv_cache
+        loaded = load_model(
+            asked.model, max_slots=32, context_length=2048, num_threads=1, provider_options=options
+        )
+        runners.append(loaded.runner)
+    tokens = np.random.default_rng(0).integers(5, runners[0].info.vocab_size - 5, max(PROMPTS))
+    for batch in BATCHES:
+        for context in CONTEXTS:
+            for runner in runners:
+                _fill(runner, tokens[:context], batch)
+            rows = [Row(slot, tokens[:1], context) for slot in range(batch)]
+            _compare(f"decode, batch {batch}, context {context}", runners, rows, asked.rounds)
+    for length in PROMPTS:
+        _compare(f"prompt of {length}", runners, [Row(0, tokens[:length], 0)], max(3, asked.rounds // 5))
+
+
+def _fill(runner: Runner, tokens: np.ndarray, batch: int) -> None:
+    """Let every slot hold the tokens, in blocks of its own."""
+    for slot in range(batch):
+        runner.release(slot)
+        runner.forward([Row(slot, tokens, 0)])
+
+
+def _compare(name: str, runners: list[Runner], rows: list[Row], rounds: int) -> None:
+    def timed(work: Callable[[], object]) -> float:
+        start = time.thread_time()
+        work()
+        return time.thread_time() - start
+
+    seconds = [float("inf")] * len(runners)
+    for _ in range(rounds):
+        for index, runner in enumerate(runners):
+            seconds[index] = min(seconds[index], timed(lambda runner=runner: runner.forward(rows)))  # type: ignore[misc]
+    shown = ", ".join(
+        f"{memory} {1e3 * value:.1f} ms" for memory, value in zip(MEMORIES, seconds, strict=True)
+    )
+    print(f"{name}: {shown}, ratio {seconds[0] / seconds[1]:.2f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
