@@ -17,6 +17,7 @@ import onnx_ir as ir
 from tokenizers import Tokenizer
 
 from ..errors import CheckpointError, OutputExistsError, PackageError
+from ..graph_opt.graph.half_scales import narrowed_scales, widen_scales
 from ..progress import Progress
 from ..storage.hashes import content_key
 from ..storage.manifest import MISSING, UNREADABLE, find_damage, make_manifest
@@ -146,6 +147,7 @@ class Package:
                     f"{self.model_path} stores weight '{tensor.name}' in {tensor.location}, which is not "
                     f"listed in {RECORD_FILE}; export the model again"
                 )
+        widen_scales(model)
         return model
 
     def json(self, name: str) -> dict[str, Any]:
@@ -225,7 +227,8 @@ def write_package(
     """
     config = check_paths(source, out, config)
     with new_folder(out) as folder:
-        save_model(model, folder / MODEL_FILE, progress)
+        with narrowed_scales(model):
+            save_model(model, folder / MODEL_FILE, progress)
         for name in (*COPIED_FILES, *others):
             if (source / name).is_file():
                 (folder / name).parent.mkdir(exist_ok=True)

@@ -10,6 +10,7 @@ import onnx_ir as ir
 from ...errors import GraphError
 from .checker import silent_onnx_ir
 from .edit import subgraphs
+from .half_scales import widen_scales
 from .map_types import has_maps, load_with_maps
 from .opset_forms import invalid
 from .stored_weights import check_stays_inside, check_stored
@@ -51,11 +52,13 @@ def read_model(path: Path) -> ir.Model:
     try:
         with silent_onnx_ir():
             try:
-                return ir.load(path)
+                model = ir.load(path)
             except Exception:
                 if not has_maps(path):
                     raise
-                return load_with_maps(path)
+                model = load_with_maps(path)
+        widen_scales(model)
+        return model
     except Exception as error:  # protobuf and onnx_ir raise errors of many types for other files
         raise GraphError(f"{path} cannot be read as ONNX: {_root(error)}") from error
 

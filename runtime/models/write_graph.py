@@ -12,6 +12,7 @@ from ...errors import OutputExistsError, UsageError
 from ...exporter.package import TOKENIZER_FILE, Package, check_paths, write_package
 from ...exporter.save import save_checked
 from ...graph_opt.graph import graph_facts
+from ...graph_opt.graph.half_scales import narrowed_scales
 from ...graph_opt.graph.map_types import restore_map_types
 from ...progress import Progress
 from ...storage.paths import check_name
@@ -101,7 +102,7 @@ def _write_file(model: ir.Model, out: Path) -> None:
     """Write graph and weights to a temporary folder beside ``out``, then move the weights, then the graph."""
     data = _data_file(out)
     with folder_beside(out) as folder:
-        with writing(folder / data.name):
+        with writing(folder / data.name), narrowed_scales(model):
             save_checked(model, folder / out.name, external_data=data.name)
             restore_map_types(model, folder / out.name)
         _publish_all(folder, out)

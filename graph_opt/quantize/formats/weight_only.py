@@ -12,6 +12,7 @@ import onnx_ir as ir
 from ....contract import INPUT_IDS
 from ....errors import GraphError
 from ...graph.edit import add_initializer, insert, int_attribute, nodes_of, weight
+from ...graph.half_scales import Widened
 from ...graph.lazy import Array, SharedComputation, lazy, pack_nibbles, shape_of
 from ...passes.base import GraphPass
 from ..algorithms.blockwise import BLOCK_SIZES, BlockFormat, Quantized, Quantizer, round_to_nearest
@@ -177,27 +178,35 @@ def _parts(
             result = quantizer(matrix if axis == 0 else matrix.T, form)
         except GraphError as error:
             raise GraphError(f"weight {name} cannot be quantized: {error}") from error
-        return _stored(result, axis, form)
+        return _stored(result, axis, form, name)
 
     shape = shape_of(source)
     blocks = [size // form.block_size if i == axis else size for i, size in enumerate(shape)]
     shared = SharedComputation(compute)
     parts = [
         lazy(lambda: shared.part(0), form.dtype, shape),
-        lazy(lambda: shared.part(1), ir.DataType.FLOAT, blocks),
+        Widened(lazy(lambda: shared.part(1), ir.DataType.FLOAT16, blocks)),
     ]
     if not form.symmetric:
         parts.append(lazy(lambda: shared.part(2), form.dtype, blocks))
     return parts
 
 
-def _stored(result: Quantized, axis: int, form: BlockFormat) -> tuple[Array, ...]:
-    arrays = [array for array in result if array is not None]
-    if axis == 1:
-        arrays = [np.ascontiguousarray(array.T) for array in arrays]
-    if form.bits == 4:
-        arrays = [array if array.dtype == np.float32 else pack_nibbles(array) for array in arrays]
-    return tuple(arrays)
+def _stored(result: Quantized, axis: int, form: BlockFormat, name: str) -> tuple[Array, ...]:
+    """Return the arrays as they are stored, the scales in float16.
+
+    Raises:
+        GraphError: a scale exceeds float16.
+    """
+    values, scales, *zero_points = (
+        np.ascontiguousarray(array if axis == 0 else array.T) for array in result if array is not None
+    )
+    with np.errstate(over="ignore"):
+        half = scales.astype(np.float16)
+    if not np.isfinite(half).all():
+        raise GraphError(f"weight {name} has a scale of {np.abs(scales).max():.3g}; float16 ends at 65504")
+    integers = [array if form.bits == 8 else pack_nibbles(array) for array in (values, *zero_points)]
+    return integers[0], half, *integers[1:]
 
 
 def _unregistered(name: str, tensor: ir.LazyTensor) -> ir.Value:

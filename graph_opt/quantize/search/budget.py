@@ -19,7 +19,7 @@ from ...graph.graph_facts import layer_pattern
 from ..algorithms.blockwise import BlockFormat
 from .weight_inputs import WeightInputs
 
-_FLOAT_BITS, _SCALE_BITS = 32, 32
+_FLOAT_BITS, _SCALE_BITS = 32, 16
 _NARROW = 4
 _ATTEMPTS = 8  # plans that are measured to meet a divergence
 _ENOUGH = 0.85  # share of the allowed divergence at which the search stops

@@ -206,7 +206,7 @@ def test_budgets_are_kept_and_recorded(tiny_package: Path, tmp_path: Path) -> No
         assert graph.initializers[f"{name}.values"].dtype == ir.DataType.INT8
     refused = run(*options[:2], tmp_path / "no", *options[3:], "--budget", "4.5bits")
     assert refused.exit_code == 2
-    assert "the minimum is 6.000 bits per weight" in refused.stderr
+    assert "the minimum is 5.000 bits per weight" in refused.stderr
     limited = run(*options[:2], tmp_path / "kl", *options[3:], "--max-kl", "0.0005", "--algorithm", "gptq")
     assert limited.exit_code == 0, limited.output
     record = Package.open(tmp_path / "kl").record.quantization

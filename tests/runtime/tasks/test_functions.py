@@ -10,6 +10,7 @@ from typing import Any
 from xml.etree import ElementTree as ET
 
 import numpy as np
+import onnx_ir as ir
 import pytest
 from tiny_models import write_tiny
 
@@ -151,7 +152,7 @@ def test_a_budget_counts_all_weights(tmp_path: Path) -> None:
     )
     stored = [
         one.const_value.nbytes
-        for one in Package.open(tmp_path / "out").load().graph.initializers.values()
+        for one in ir.load(Package.open(tmp_path / "out").model_path).graph.initializers.values()
         if one.const_value is not None and len(one.const_value.shape) == 2
     ]
     assert found.left_float.weights == 2

@@ -88,7 +88,7 @@ def test_divergences_are_measured(runner: WeightInputs) -> None:
         measured = runner.divergence({name: int8.form})
         assert int8.divergence == pytest.approx(measured, rel=0.6, abs=1e-7)  # from the errors' ratio
         assert exact.divergence == 0
-        assert int4.bits == 6 * runner.sizes[name]  # 4, and a scale of 32 for 16
+        assert int4.bits == 5 * runner.sizes[name]  # 4, and a scale of 16 for 16
     everything = runner.divergence({name: steps[0].form for name, steps in found.items()})
     assert everything == pytest.approx(sum(steps[0].divergence for steps in found.values()), rel=0.5)
 

@@ -1,0 +1,106 @@
+"""Scales of quantized weights that a file stores in 16 bits.
+
+In memory a scale is a float32 initializer, as ``MatMulNBits`` takes it. In a package it is a float16
+initializer before a ``Cast`` to float32: with blocks of 32, half a bit less for each weight. The values are
+equal, since quantization rounds them to float16 first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import onnx_ir as ir
+
+from .edit import int_attribute, nodes_of, weight
+from .lazy import shape_of
+
+_SCALE = 1  # the input of DequantizeLinear
+
+
+class Widened(ir.LazyTensor):
+    """The float32 values of a float16 tensor.
+
+    Args:
+        half: the tensor to store.
+    """
+
+    def __init__(self, half: ir.TensorProtocol) -> None:
+        self.half = half
+        shape = ir.Shape(shape_of(half))
+        super().__init__(
+            lambda: ir.Tensor(half.numpy().astype(np.float32)), dtype=ir.DataType.FLOAT, shape=shape
+        )
+
+
+def widen_scales(model: ir.Model) -> None:
+    """Replace every ``Cast`` of a stored float16 scale by a float32 initializer; no data is read."""
+    for graph in model.graphs():
+        for cast in nodes_of(graph, "Cast"):
+            half, scale = weight(cast.inputs[0]), cast.outputs[0]
+            if half is None or half.dtype != ir.DataType.FLOAT16 or not _only_scales(scale):
+                continue
+            if int_attribute(cast, "to", 0) == ir.DataType.FLOAT and not scale.is_graph_output():
+                _replace(graph, cast, half)
+
+
+@contextmanager
+def narrowed_scales(model: ir.Model) -> Iterator[None]:
+    """Within the block, scales that are ``Widened`` are float16 initializers before a ``Cast``."""
+    changed = [(graph, _narrow(graph)) for graph in model.graphs()]
+    try:
+        yield
+    finally:
+        for graph, casts in changed:
+            for cast in casts:
+                half = weight(cast.inputs[0])
+                assert half is not None  # noqa: S101 -- ``_narrow`` made it
+                _replace(graph, cast, half)
+
+
+def _only_scales(value: ir.Value) -> bool:
+    uses = value.uses()
+    return bool(uses) and all(use.node.op_type == "DequantizeLinear" and use.idx == _SCALE for use in uses)
+
+
+def _replace(graph: ir.Graph, cast: ir.Node, half: ir.TensorProtocol) -> None:
+    """Replace a cast by an initializer with the name of its result, at the place of the stored one."""
+    stored, old = cast.inputs[0], cast.outputs[0]
+    assert stored is not None  # noqa: S101 -- it has a tensor
+    wide = _value(str(old.name), Widened(half))
+    for use in list(old.uses()):
+        use.node.replace_input_with(use.idx, wide)
+    graph.remove(cast, safe=True)
+    _exchange(graph, stored, wide)
+
+
+def _narrow(graph: ir.Graph) -> list[ir.Node]:
+    casts = []
+    for wide in list(graph.initializers.values()):
+        tensor = wide.const_value
+        if not isinstance(tensor, Widened) or wide.is_graph_output() or not _only_scales(wide):
+            continue
+        users = [(use.node, use.idx) for use in wide.uses()]
+        stored = _value(f"{wide.name}.float16", tensor.half)
+        cast = ir.node("Cast", [stored], {"to": ir.DataType.FLOAT})
+        graph.insert_before(next(node for node in graph if any(node is user for user, _ in users)), cast)
+        for node, index in users:
+            node.replace_input_with(index, cast.outputs[0])
+        _exchange(graph, wide, stored)
+        cast.outputs[0].name = wide.name
+        casts.append(cast)
+    return casts
+
+
+def _value(name: str, tensor: ir.TensorProtocol) -> ir.Value:
+    tensor.name = name
+    return ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=tensor.shape, const_value=tensor)
+
+
+def _exchange(graph: ir.Graph, old: ir.Value, new: ir.Value) -> None:
+    """Replace an initializer in its place: threads that write them rely on their order."""
+    order = [new if value is old else value for value in graph.initializers.values()]
+    graph.initializers.clear()
+    for value in order:
+        graph.register_initializer(value)
