@@ -10,8 +10,7 @@ import click
 
 from ...errors import MissingExtraError, UsageError
 from ...runtime.process.at_exit import leave_threads
-from ...runtime.service.core.load_encoder import encoder_loader
-from ...runtime.service.core.model_folder import models_in
+from ...runtime.service.core.model_folder import encoder_loader, models_in
 from ...runtime.service.core.repository import ModelRepository, public_name
 from ...runtime.service.core.served_model import ServedModel, load_served_model
 from ..generation import tell_fallbacks

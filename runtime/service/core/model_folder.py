@@ -39,9 +39,9 @@ from typing import Any
 from ....errors import ModelNotFoundError, UsageError
 from ....exporter.package import Package
 from ....options import check_names, checked, declared
+from ...api.load_encoder import OPTIONS, is_encoder_folder, load_encoder
 from ...engine.config import EngineConfig
 from ...models.config import ModelConfig
-from .load_encoder import OPTIONS, is_encoder_folder, load_encoder
 from .model_entry import ModelKind, ModelLoader
 from .served_model import load_served_model
 from .tensor_model import Batching, TensorModel
@@ -116,6 +116,18 @@ def models_in(
     if not found:
         raise UsageError(f"{folder} has no models: it has neither folders nor .onnx files")
     return found
+
+
+def encoder_loader(model: ModelConfig, *, warm_up: bool) -> ModelLoader | None:
+    """Return the loader of MODEL if it is the folder of an encoder; None for other models.
+
+    Raises:
+        CheckpointError: see ``is_encoder_folder``.
+    """
+    folder = Path(model.model).expanduser()
+    if not folder.is_dir() or not is_encoder_folder(folder):
+        return None
+    return ModelLoader(lambda: load_encoder(folder, model.provider, {}, warm_up=warm_up), kind="encoder")
 
 
 def _loaders(folder: Path, common: _Common) -> list[ModelLoader]:

@@ -10,12 +10,14 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
+from onnx.reference import ReferenceEvaluator
 from tiny_encoders import CASES, CLASSIFIER, tokens, write_tiny_encoder
 
 from carryall.errors import CheckpointError, UnsupportedModelError, WeightWarning
 from carryall.exporter.encoders.export import encoder_families, export_encoder, label_names
 
 ort = pytest.importorskip("onnxruntime")
+STATES = "last_hidden_state"
 GOLDEN = Path(__file__).parents[1] / "golden" / "encoders.npz"
 
 
@@ -44,6 +46,26 @@ def test_states_and_logits_equal_those_of_transformers(tmp_path: Path, case: str
     np.testing.assert_allclose(states, expected["states"], rtol=0, atol=5e-6)
     if head == CLASSIFIER:
         np.testing.assert_allclose(found["logits"], expected["logits"], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("case", ["bert-reranker", "roberta", "modernbert-classes"])
+def test_other_engines_give_the_same_states(tmp_path: Path, case: str) -> None:
+    openvino = pytest.importorskip("openvino")
+    model_type, head, changes = CASES[case]
+    path = tmp_path / "model.onnx"
+    model = export_encoder(write_tiny_encoder(tmp_path, model_type, head, **changes))
+    ir.save(model, path)
+    ids, mask, types = tokens()
+    given = {"input_ids": ids, "attention_mask": mask, "token_type_ids": types}
+    feed = {str(value.name): given[str(value.name)] for value in model.graph.inputs}
+    device = openvino.Core().compile_model(path, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    with np.load(GOLDEN) as golden:
+        for states in (
+            ReferenceEvaluator(str(path)).run([STATES], feed)[0],
+            device(feed)[device.output(STATES)],
+        ):
+            found = states * mask[:, :, None]
+            np.testing.assert_allclose(found, golden[f"{case}/states"], rtol=0, atol=1e-5)
 
 
 def test_cases_cover_every_family() -> None:

@@ -14,11 +14,11 @@ from tiny_models import write_tiny
 
 import carryall
 from carryall.errors import RequestError, UsageError
+from carryall.runtime.api.load_encoder import is_encoder_folder, load_encoder
 from carryall.runtime.engine.config import EngineConfig
 from carryall.runtime.models.config import ModelConfig
 from carryall.runtime.service.core.encoder import EncoderHandler
-from carryall.runtime.service.core.load_encoder import encoder_loader, is_encoder_folder, load_encoder
-from carryall.runtime.service.core.model_folder import models_in
+from carryall.runtime.service.core.model_folder import encoder_loader, models_in
 
 
 def exported(folder: Path, labels: int) -> Path:

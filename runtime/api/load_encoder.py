@@ -6,18 +6,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ....errors import UsageError
-from ....exporter.config import CONFIG_FILE, read_config
-from ....exporter.encoders.export import is_classifier, is_encoder
-from ....exporter.encoders.modules import MODULES_FILE
-from ....exporter.package import Package
-from ...models.config import ModelConfig
-from ...text.tokenizer import TOKENIZER_FILE
-from .model_entry import ModelLoader
+from ...errors import UsageError
+from ...exporter.config import CONFIG_FILE, read_config
+from ...exporter.encoders.export import is_classifier, is_encoder
+from ...exporter.encoders.modules import MODULES_FILE
+from ...exporter.package import Package
+from ..text.tokenizer import TOKENIZER_FILE
 
 if TYPE_CHECKING:
-    from ...api.text_classifier import TextClassifier
-    from ...api.text_encoder import TextEncoder
+    from .text_classifier import TextClassifier
+    from .text_encoder import TextEncoder
 
 OPTIONS = ("pooling", "normalize", "max_tokens")
 _WARM_UP_TEXT = "warm-up"
@@ -49,8 +47,8 @@ def load_encoder(
         CarryallError: see ``TextEncoder`` and ``TextClassifier``.
         UsageError: an option is given that a classifier does not have.
     """
-    from ...api.text_classifier import TextClassifier  # imports onnxruntime
-    from ...api.text_encoder import TextEncoder
+    from .text_classifier import TextClassifier  # imports onnxruntime
+    from .text_encoder import TextEncoder
 
     if Package.is_package(folder):
         Package.open(folder)
@@ -65,15 +63,3 @@ def load_encoder(
     if warm_up:
         classifier.logits([_WARM_UP_TEXT])
     return classifier
-
-
-def encoder_loader(model: ModelConfig, *, warm_up: bool) -> ModelLoader | None:
-    """Return the loader of MODEL if it is the folder of an encoder; None for other models.
-
-    Raises:
-        CheckpointError: see ``is_encoder_folder``.
-    """
-    folder = Path(model.model).expanduser()
-    if not folder.is_dir() or not is_encoder_folder(folder):
-        return None
-    return ModelLoader(lambda: load_encoder(folder, model.provider, {}, warm_up=warm_up), kind="encoder")
