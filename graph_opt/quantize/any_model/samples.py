@@ -14,12 +14,14 @@ import onnx_ir as ir
 
 from ....errors import CarryallWarning, UsageError
 from ....storage.paths import check_name
+from ...compare.input_facts import input_facts
 from ...graph.lazy import Array
 from .images import IMAGE_SUFFIXES, ImageOptions, read_image
 
 Feed = Mapping[str, Array]
 MAX_SAMPLES = 128
 _GENERATED = 8
+_INTEGERS = 100  # exclusive upper bound of generated integers
 _OPEN_SIZE = 64  # size of a dynamic axis of unknown meaning
 _IMAGE_SIZE = 224
 
@@ -96,7 +98,8 @@ def generated_samples(graph: ir.Graph, *, count: int = _GENERATED, seed: int = 0
     """Generate random samples, with a warning that ranges will be those of noise.
 
     Images, which are 4-D tensors with 1, 3 or 4 channels, are smooth noise between 0 and 1. Other floats are
-    normally distributed, integers are below 100, masks 0 or 1, and booleans True.
+    normally distributed, integers are below 100 and the rows of the table that they index, masks 0 or 1, and
+    booleans True.
 
     Raises:
         UsageError: an input is not a numeric tensor with a known rank.
@@ -108,7 +111,13 @@ def generated_samples(graph: ir.Graph, *, count: int = _GENERATED, seed: int = 0
         stacklevel=2,
     )
     rng = np.random.default_rng(seed)
-    feeds = [{str(value.name): _random_tensor(value, rng) for value in _needed(graph)} for _ in range(count)]
+    bounds = {one.name: one.bound or _INTEGERS for one in input_facts(graph)}
+
+    def feed() -> Feed:
+        values = [(str(value.name), value) for value in _needed(graph)]
+        return {name: _random_tensor(value, rng, min(_INTEGERS, bounds[name])) for name, value in values}
+
+    feeds = [feed() for _ in range(count)]
     return Samples(feeds, f"{count} random samples", generated=True)
 
 
@@ -171,7 +180,7 @@ def _image_input(graph: ir.Graph, source: Path) -> ir.Value:
     return inputs[0]
 
 
-def _random_tensor(value: ir.Value, rng: np.random.Generator) -> Array:
+def _random_tensor(value: ir.Value, rng: np.random.Generator, high: int) -> Array:
     kind = value.dtype
     if not isinstance(value.type, ir.TensorType) or kind in (None, ir.DataType.STRING) or value.shape is None:
         raise UsageError(
@@ -183,7 +192,7 @@ def _random_tensor(value: ir.Value, rng: np.random.Generator) -> Array:
     if kind == ir.DataType.BOOL:
         return np.ones(shape, bool)
     if kind.is_integer():
-        return rng.integers(0, 2 if "mask" in str(value.name) else 100, shape).astype(kind.numpy())
+        return rng.integers(0, 2 if "mask" in str(value.name) else high, shape).astype(kind.numpy())
     if len(shape) == 4 and (shape[1] in (1, 3, 4) or shape[3] in (1, 3, 4)):
         return _smooth_image(shape, rng).astype(kind.numpy())
     return rng.standard_normal(shape).astype(kind.numpy())

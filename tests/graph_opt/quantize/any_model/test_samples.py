@@ -188,3 +188,12 @@ def test_defaults_need_no_value() -> None:
     assert isinstance(value, ir.Value)
     feeds = checked_samples(one, [{"x": np.ones(2)}]).feeds if value.is_graph_input() else [{"x": 1}]
     assert list(feeds[0]) == ["x"]
+
+
+def test_generated_indices_lie_inside_their_table() -> None:
+    table = ir.tensor(np.zeros((2, 4), np.float32), name="t")
+    text = '<ir_version: 10, opset_import: ["": 20]> g (int64[1, n] token_type_ids) => (float[1, n, 4] y) '
+    model = ir.from_onnx_text(f"{text} {{ y = Gather(t, token_type_ids) }}", initializers=[table])
+    with pytest.warns(GeneratedSamplesWarning):
+        found = generated_samples(model.graph)
+    assert {int(one.max()) for feed in found.feeds for one in feed.values()} == {1}
