@@ -25,8 +25,9 @@ proto exporter.demo exporter.gguf exporter.quantized graph_opt.graph
 client
 exporter graph_opt.passes
 exporter.layouts exporter.encoders exporter.models.llama_like
-exporter.models.layer_norm exporter.models.mixtures exporter.models.parallel exporter.models.post_norm
+exporter.models.layer_norm
 exporter.encoders.families
+exporter.models.mixtures exporter.models.parallel exporter.models.post_norm
 graph_opt.analysis
 graph_opt.experts
 graph_opt.passes.cleanup graph_opt.passes.importing graph_opt.passes.normalize

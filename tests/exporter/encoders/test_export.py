@@ -57,13 +57,11 @@ def test_other_engines_give_the_same_states(tmp_path: Path, case: str) -> None:
     ir.save(model, path)
     ids, mask, types = tokens()
     given = {"input_ids": ids, "attention_mask": mask, "token_type_ids": types}
-    feed = {str(value.name): given[str(value.name)] for value in model.graph.inputs}
-    device = openvino.Core().compile_model(path, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    feed: Any = {str(value.name): given[str(value.name)] for value in model.graph.inputs}
+    device: Any = openvino.Core().compile_model(path, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    reference: Any = ReferenceEvaluator(str(path))
     with np.load(GOLDEN) as golden:
-        for states in (
-            ReferenceEvaluator(str(path)).run([STATES], feed)[0],
-            device(feed)[device.output(STATES)],
-        ):
+        for states in (reference.run([STATES], feed)[0], device(feed)[device.output(STATES)]):
             found = states * mask[:, :, None]
             np.testing.assert_allclose(found, golden[f"{case}/states"], rtol=0, atol=1e-5)
 
