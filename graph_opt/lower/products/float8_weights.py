@@ -1,7 +1,7 @@
 """Convert weights of 8-bit floats to int8 in blocks, for targets whose products have no kernel for them.
 
 A level of int8 is about 1/128 of a block's largest weight, and the largest one may be clipped by a level, so
-the error is at most 0.8 % of it. E4M3 itself rounds a weight by up to 1/16 of its own value.
+the error is at most 0.9 % of it. E4M3 itself rounds a weight by up to 1/16 of its own value.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Float8WeightsPass(GraphPass):
         if self.fired:
             _log.warning(
                 "%d weights of 8-bit floats are computed as int8, which this target has a kernel for; the "
-                "error is at most 0.8 %% of the largest weight of a block",
+                "error is at most 0.9 %% of the largest weight of a block",
                 self.fired,
             )
 
