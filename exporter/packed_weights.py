@@ -53,6 +53,7 @@ def packed_weight(
 
     shared, unsigned = SharedComputation(compute), packed.has_minima or packed.has_zero_points
     dtype = ir.DataType[f"{'UINT' if unsigned else 'INT'}{packed.bits}"]
+    dtype = ir.DataType.FLOAT8E4M3FN if packed.is_float else dtype
     operands = [
         graph.initializer(_named(lazy(lambda: shared.part(0), dtype, values), f"{name}.values")),
         graph.initializer(_named(lazy(lambda: shared.part(1), ir.DataType.FLOAT, small), f"{name}.scales")),

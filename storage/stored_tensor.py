@@ -20,8 +20,8 @@ class BlockParts(Protocol):
     """
 
     @property
-    def levels(self) -> npt.NDArray[np.int8] | npt.NDArray[np.uint8]:
-        """[out, in]."""
+    def levels(self) -> Array:
+        """[out, in]: int8, uint8 or float8_e4m3fn."""
 
     @property
     def scales(self) -> npt.NDArray[np.float32]:
@@ -45,6 +45,7 @@ class Packed:
         block_size: number of consecutive inputs that share a scale.
         has_minima: whether a float is added to every block.
         has_zero_points: whether every block has a zero point. Levels are signed without both.
+        is_float: whether levels are 8-bit floats (E4M3) instead of integers.
         order: [in], the inputs in the order of the levels; None if they are in their own order.
         read: returns the parts.
     """
@@ -53,6 +54,7 @@ class Packed:
     block_size: int
     has_minima: bool = False
     has_zero_points: bool = False
+    is_float: bool = False
     order: npt.NDArray[np.intp] | None = None
     read: Callable[[], BlockParts]
 

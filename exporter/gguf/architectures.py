@@ -29,6 +29,7 @@ _INNER = {
     "attn_q_norm": "self_attn.q_norm",
     "attn_k_norm": "self_attn.k_norm",
     "ffn_norm": "post_attention_layernorm",
+    "ffn_gate_inp": "mlp.gate",
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
@@ -45,10 +46,18 @@ _KEYS = {
     "attention.layer_norm_rms_epsilon": "rms_norm_eps",
     "attention.sliding_window": "sliding_window",
     "rope.freq_base": "rope_theta",
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+    "expert_count": "num_experts",
+    "expert_used_count": "num_experts_per_tok",
+    "expert_feed_forward_length": "moe_intermediate_size",
 }
-
-
-_GEMMA3_27B_LAYERS = 62
+_GEMMA = {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+_GEMMA_27B_LAYERS = (46, 62)  # of Gemma 2 and 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +69,7 @@ class Architecture:
         inner: names of a layer's modules that differ from the common ones.
         rotates_pairs: whether rows of q and k are ordered for a rope that rotates adjacent elements.
         norm_offset: offset that the file's norm weights include.
+        experts: whether its layers are mixtures of experts, whose weights are stacked.
         adapt: returns keys of config.json that are computed from others.
     """
 
@@ -67,12 +77,13 @@ class Architecture:
     inner: Mapping[str, str] = field(default_factory=dict)
     rotates_pairs: bool = False
     norm_offset: float = 0.0
+    experts: bool = False
     adapt: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda config: {}
 
 
-def _gemma3_scale(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return query_pre_attn_scalar: the head size; for the 27 B model hidden size / heads."""
-    if config.get("num_hidden_layers") == _GEMMA3_27B_LAYERS:
+def _gemma_scale(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return query_pre_attn_scalar: the head size; for the 27 B models hidden size / heads."""
+    if config.get("num_hidden_layers") in _GEMMA_27B_LAYERS:
         return {"query_pre_attn_scalar": config["hidden_size"] / config["num_attention_heads"]}
     return {"query_pre_attn_scalar": config["head_dim"]} if "head_dim" in config else {}
 
@@ -82,17 +93,13 @@ ARCHITECTURES: dict[str, Architecture] = {
     "smollm3": Architecture(model_type="smollm3", rotates_pairs=True),
     "qwen2": Architecture(model_type="qwen2"),
     "qwen3": Architecture(model_type="qwen3"),
-    "phi3": Architecture(model_type="phi3", inner={"ffn_up": "mlp.gate_up_proj"}),
-    "gemma3": Architecture(
-        model_type="gemma3_text",
-        inner={
-            "post_attention_norm": "post_attention_layernorm",
-            "ffn_norm": "pre_feedforward_layernorm",
-            "post_ffw_norm": "post_feedforward_layernorm",
-        },
-        norm_offset=1.0,
-        adapt=_gemma3_scale,
+    # llama.cpp scales the weights of a token's experts to a sum of 1, as all published models do.
+    "qwen3moe": Architecture(
+        model_type="qwen3_moe", experts=True, adapt=lambda config: {"norm_topk_prob": True}
     ),
+    "phi3": Architecture(model_type="phi3", inner={"ffn_up": "mlp.gate_up_proj"}),
+    "gemma2": Architecture(model_type="gemma2", inner=_GEMMA, norm_offset=1.0, adapt=_gemma_scale),
+    "gemma3": Architecture(model_type="gemma3_text", inner=_GEMMA, norm_offset=1.0, adapt=_gemma_scale),
 }
 
 
@@ -111,7 +118,7 @@ def architecture(metadata: Mapping[str, Any]) -> Architecture:
             f"GGUF files of the architecture '{name}' are not supported; these are: "
             f"{', '.join(sorted(ARCHITECTURES))}. Use the model's safetensors checkpoint"
         )
-    if metadata.get(f"{name}.expert_count"):
+    if metadata.get(f"{name}.expert_count") and not ARCHITECTURES[name].experts:
         raise UnsupportedModelError(
             f"GGUF files of the architecture '{name}' with a mixture of experts are not supported; "
             "take the model's safetensors checkpoint"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import mmap
 import re
@@ -28,6 +29,7 @@ _ROPE_FACTORS = {
     "rope_factors_long": ("long",),
 }
 _PAIRED = re.compile(r"blk\.\d+\.attn_([qk])\.(weight|bias)")
+_STACKED = re.compile(r"blk\.(\d{1,9})\.ffn_(gate|up|down)_exps\.weight")
 Order = npt.NDArray[np.intp]
 
 
@@ -97,6 +99,13 @@ class GgufFile:
             raise UnsupportedModelError(
                 f"{path}: tensor '{info.name}' has type {info.type_name}; supported: {known}"
             )
+        stacked = _STACKED.fullmatch(info.name) if self.architecture.experts else None
+        if stacked is not None and len(info.shape) == 3:
+            self.types.add(info.type_name)
+            for index, expert in enumerate(_experts(info)):
+                name = f"model.layers.{stacked[1]}.mlp.experts.{index}.{stacked[2]}_proj.weight"
+                self.tensors[name] = GgufTensor(path, data, expert, None, 0.0)
+            return
         name = tensor_name(info.name, self.architecture)
         if name in self.tensors:
             raise damaged(path, f"tensor '{info.name}' occurs twice")
@@ -160,6 +169,14 @@ class GgufTensor:
         width = self._info.size * self.shape[-1] // math.prod(self.shape)
         rows = _array(self._data, self._info, np.uint8).reshape(-1, width)
         return rows if self._order is None else rows[self._order]
+
+
+def _experts(info: TensorInfo) -> Iterator[TensorInfo]:
+    """Yield the matrices of a stack [experts, out, in]."""
+    size = info.size // info.shape[0]
+    for index in range(info.shape[0]):
+        begin = info.begin + index * size
+        yield dataclasses.replace(info, shape=info.shape[1:], begin=begin, size=size)
 
 
 def _array(data: memoryview, info: TensorInfo, dtype: npt.DTypeLike | None = None) -> Array:

@@ -1,10 +1,10 @@
-"""Checkpoints of compressed-tensors (llm-compressor): integer weights, packed in words or as int8.
+"""Checkpoints of compressed-tensors (llm-compressor): integers, packed in words or as int8, and floats.
 
 ``pack-quantized``: weight_packed [out, in * bits / 32] holds consecutive inputs in a word, the lowest bits
 first, each level plus 2^(bits - 1); weight_zero_point [out * bits / 32, groups] the same of consecutive
 outputs; weight_g_idx [in] is the group of each input. ``int-quantized``: weight int8 [out, in] and
 weight_zero_point int8. weight_scale is [out, groups]; one group is a scale per output. (compressed_tensors:
-compressors/pack_quantized, compressors/naive_quantized.)
+compressors/pack_quantized, compressors/naive_quantized.) Floats: ``float8.py``, ``float4.py``.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import numpy as np
 
 from ...errors import CheckpointError, UnsupportedModelError
 from ...storage.stored_tensor import Array, Packed
+from . import float4, float8
 from .levels import (
     Levels,
     QuantizedTensor,
@@ -30,7 +31,10 @@ from .levels import (
     with_shape,
 )
 
-_SUPPORTED = ("pack-quantized", "int-quantized", "naive-quantized")
+_SUPPORTED = (
+    *("pack-quantized", "int-quantized", "naive-quantized", "float-quantized"),
+    *("nvfp4-pack-quantized", "mxfp4-pack-quantized"),
+)
 
 
 def read(settings: Mapping[str, Any], tensors: Tensors) -> dict[str, QuantizedTensor]:
@@ -40,15 +44,41 @@ def read(settings: Mapping[str, Any], tensors: Tensors) -> dict[str, QuantizedTe
         CheckpointError: a tensor is missing, or its shape does not fit the others.
         UnsupportedModelError: the weights are stored in a form other than integers.
     """
-    sizes = _group_sizes(settings)
+    sizes, blocks = _group_sizes(settings), _block_structure(settings)
     found: dict[str, QuantizedTensor] = {}
     for name in tensors:
         module = name.removesuffix(".weight_scale")
         if module != name:
-            found[f"{module}.weight"] = _weight(module, tensors, sizes, settings)
+            found[f"{module}.weight"] = _any_weight(module, tensors, sizes, blocks, settings)
         elif name.endswith(".weight_packed"):
             needed(tensors, f"{name.removesuffix('.weight_packed')}.weight_scale")
     return found
+
+
+def _any_weight(
+    module: str,
+    tensors: Tensors,
+    sizes: set[int],
+    blocks: tuple[int, int] | None,
+    settings: Mapping[str, Any],
+) -> QuantizedTensor:
+    plain, pairs = tensors.get(f"{module}.weight"), tensors.get(f"{module}.weight_packed")
+    if pairs is not None and pairs.dtype_name == "U8":
+        return float4.weight(module, tensors)
+    if plain is not None and plain.dtype_name.startswith("F8"):
+        return float8.weight(module, tensors, f"{module}.weight_scale", blocks)
+    return _weight(module, tensors, sizes, settings)
+
+
+def _block_structure(settings: Mapping[str, Any]) -> tuple[int, int] | None:
+    found = {
+        float8.block_sizes(weights.get("block_structure"), "block_structure")
+        for group in settings["config_groups"].values()
+        if isinstance(weights := group.get("weights"), dict)
+    } - {None}
+    if len(found) > 1:
+        raise UnsupportedModelError("compressed-tensors with several values of block_structure")
+    return next(iter(found), None)
 
 
 def _group_sizes(settings: Mapping[str, Any]) -> set[int]:

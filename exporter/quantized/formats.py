@@ -7,17 +7,20 @@ from typing import Any, NamedTuple
 
 from ...errors import CheckpointError, UnsupportedModelError
 from ...storage.stored_tensor import RawTensor, StoredTensor
-from . import awq, bitsandbytes, compressed_tensors, gptq
+from . import awq, bitsandbytes, compressed_tensors, float4, float8, gptq
 
 _READERS = {
     "awq": awq.read,
     "bitsandbytes": bitsandbytes.read,
     "compressed-tensors": compressed_tensors.read,
+    "fp8": float8.read,
     "gptq": gptq.read,
+    "mxfp4": float4.read,
 }
 _PARTS = (
     *("qweight", "qzeros", "scales", "g_idx", "SCB", "weight_format"),
     *("weight_packed", "weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx"),
+    *("weight_scale_inv", "weight_global_scale", "input_global_scale"),
     *("input_scale", "input_zero_point", "output_scale", "k_scale", "v_scale"),
 )
 _RECORDED = (
@@ -29,6 +32,8 @@ _RECORDED = (
     "checkpoint_format",
     "version",
     "bnb_4bit_quant_type",
+    "fmt",
+    "weight_block_size",
 )
 
 
@@ -69,4 +74,6 @@ def read_quantized(config: Mapping[str, Any], tensors: Mapping[str, RawTensor]) 
 
 
 def _is_part(name: str) -> bool:
-    return name.rpartition(".")[2] in _PARTS or ".weight." in name
+    part = name.rpartition(".")[2]
+    stacked = part.endswith((float4.BLOCKS, float4.SCALES))
+    return part in _PARTS or stacked or ".weight." in name

@@ -23,7 +23,7 @@ class Levels:
     """A matrix [out, in] as ``(levels - zero_points) * scales``.
 
     Args:
-        levels: [out, in]; uint8 with zero points, else int8.
+        levels: [out, in]; uint8 with zero points, else int8 or float8_e4m3fn.
         scales: [out, blocks].
         zero_points: [out, blocks], uint8; None for 0.
         minima: always None; see ``storage.stored_tensor.BlockParts``.

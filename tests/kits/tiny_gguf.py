@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from gguf.quants import quantize
 from tiny_models import BOS, CHAT_TEMPLATE, EOS, PAD, random_weights, tiny_config
 from tokenizers import pre_tokenizers
 
-ARCHITECTURES = {"gemma3_text": "gemma3"}  # where GGUF's name is another
+ARCHITECTURES = {"gemma3_text": "gemma3", "qwen3_moe": "qwen3moe"}  # where GGUF's name is another
 ROTATES_PAIRS = ("llama", "smollm3")
 
 
@@ -48,12 +49,21 @@ def write_gguf(
         next(arch for arch, known in gguf.MODEL_ARCH_NAMES.items() if known == name),
         config["num_hidden_layers"],
     )
-    held = {}
-    for hf_name, weight in random_weights(config, dtype=np.float32).items():
+    held: dict[str, npt.NDArray[np.float32]] = {}
+    weights = random_weights(config, dtype=np.float32)
+    for hf_name, stack in _stacks(weights).items():
+        target = names.get_name(hf_name, try_suffixes=(".weight",))
+        assert target is not None, hf_name
+        floats = _add(writer, target, stack, _type_of(hf_name, stack.ndim, types))
+        for index, matrix in enumerate(floats):
+            held[hf_name.replace("experts", f"experts.{index}")] = matrix
+    for hf_name, weight in weights.items():
+        if hf_name in held:
+            continue
         if config["tie_word_embeddings"] and hf_name == "lm_head.weight":
             continue
         matrix = _rotating_pairs(weight, hf_name, config) if model_type in ROTATES_PAIRS else weight
-        stored = matrix + 1 if name == "gemma3" and hf_name.endswith("norm.weight") else matrix
+        stored = matrix + 1 if name in ("gemma2", "gemma3") and hf_name.endswith("norm.weight") else matrix
         target = names.get_name(hf_name, try_suffixes=(".weight", ".bias"))
         assert target is not None, hf_name
         floats = _add(writer, target, stored, _type_of(hf_name, weight.ndim, types))
@@ -67,6 +77,16 @@ def write_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return held
+
+
+def _stacks(weights: dict[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
+    """Return the experts' matrices as stacks, by name without the expert's number."""
+    found: dict[str, list[npt.NDArray[Any]]] = {}
+    for name, matrix in weights.items():
+        stack = re.sub(r"\.experts\.\d+\.", ".experts.", name)
+        if stack != name:
+            found.setdefault(stack, []).append(matrix)
+    return {name: np.stack(parts) for name, parts in found.items()}
 
 
 def _type_of(name: str, rank: int, types: dict[str, str] | str) -> str:
@@ -123,6 +143,13 @@ def _write_config(writer: gguf.GGUFWriter, config: dict[str, Any], name: str) ->
     writer.add_rope_freq_base(rope.get("rope_theta", 10000.0))
     if config.get("sliding_window"):
         writer.add_sliding_window(config["sliding_window"])
+    if config.get("attn_logit_softcapping"):
+        writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])
+        writer.add_final_logit_softcapping(config["final_logit_softcapping"])
+    if config.get("num_experts"):
+        writer.add_expert_count(config["num_experts"])
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
     if "original_max_position_embeddings" in config:
         writer.add_rope_scaling_orig_ctx_len(config["original_max_position_embeddings"])
     if rope.get("rope_type") in ("linear", "yarn"):

@@ -18,7 +18,6 @@ from ...config import (
 )
 from ...decoder import Decoder
 from ...experts import softmax_route, sparse_mlp
-from ...weights import Array
 
 DEFAULTS: RawConfig = {
     "attention_bias": True,
@@ -136,7 +135,4 @@ def _stacked_linear(
 
 
 def _part(index: int, outputs: slice) -> layers.View:
-    def view(array: Array) -> Array:
-        return array[index][..., outputs]
-
-    return view
+    return lambda array: array[index][..., outputs]

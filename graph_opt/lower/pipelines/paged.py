@@ -47,6 +47,7 @@ from ..outputs.logits import SelectLogitsPass
 from ..outputs.wanted_rows import WantedRowsPass
 from ..products.arithmetic_dequantize import ArithmeticDequantizePass
 from ..products.block_minima import SplitMinimaPass
+from ..products.float8_weights import Float8WeightsPass
 from ..products.weight_only_products import WeightOnlyProductsPass
 from ..require_dynamic_sequence import RequireDynamicSequencePass
 from .capped_attention import CappedAttentionPass
@@ -316,6 +317,7 @@ def paged_passes(context_length: int, *, explicit: bool = False) -> list[ir.pass
     scales = CacheScales()
     return [
         RequireDynamicSequencePass(),
+        Float8WeightsPass(),
         WeightOnlyProductsPass(),
         SplitMinimaPass(),
         TakeCacheScalesPass(scales, required=False),

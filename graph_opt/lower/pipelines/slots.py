@@ -26,6 +26,7 @@ from ..outputs.top_logits import TopLogitsPass
 from ..products.block_minima import SplitMinimaPass
 from ..products.dequantize_weights import DequantizeWeightsPass
 from ..products.dynamic_int8 import DynamicProductsPass
+from ..products.float8_weights import Float8WeightsPass
 from ..products.matmul_nbits import QuantizedWeightsPass
 from ..products.merge import MergeProjectionsPass, PackedQKVPass
 from ..products.moe import FusedExpertsPass
@@ -150,7 +151,7 @@ def slot_passes(options: SlotOptions) -> list[ir.passes.PassBase]:
 
 
 def _precision_passes(options: SlotOptions) -> list[ir.passes.PassBase]:
-    passes: list[ir.passes.PassBase] = []
+    passes: list[ir.passes.PassBase] = [Float8WeightsPass()]
     dynamic = not options.kernels.dynamic_quantize_matmul
     static = not options.kernels.matmul_integer_to_float
     if dynamic or static:

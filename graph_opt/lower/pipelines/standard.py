@@ -30,6 +30,7 @@ from ..attention.rope_tables import RopeTablesPass
 from ..older_opset import DecomposeNormsPass, OlderOpsetPass
 from ..products.block_minima import SplitMinimaPass
 from ..products.dequantize_weights import DequantizeWeightsPass, is_signed
+from ..products.float8_weights import Float8WeightsPass
 from ..products.weight_only_products import WeightOnlyProductsPass
 from ..require_dynamic_sequence import RequireDynamicSequencePass
 from ..token_range import TokenRangePass
@@ -81,6 +82,7 @@ def standard_passes(
     types = (ir.DataType.INT8, ir.DataType.INT4) if int4 else (ir.DataType.INT8,)
     return [
         RequireDynamicSequencePass(),
+        Float8WeightsPass(),
         WeightOnlyProductsPass(static=False),
         SplitMinimaPass(),
         FloatComputePass() if compute is None else HalfPrecisionPass(compute),

@@ -60,6 +60,8 @@ def compare(tmp_path: Path, model_type: str, types: Any = "F32", **overrides: An
         ("qwen2", {}),
         ("qwen3", {}),
         ("smollm3", {"no_rope_layers": None}),
+        ("gemma2", {"query_pre_attn_scalar": 8}),
+        ("qwen3_moe", {"mlp_only_layers": []}),
         ("gemma3_text", {"num_hidden_layers": 6, "layer_types": None, "query_pre_attn_scalar": 8}),
     ],
 )
@@ -131,7 +133,7 @@ def test_the_tokenizer_and_its_template_come_along(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"general.architecture": "rwkv6"}, "architecture 'rwkv6' are not supported; these are: gemma3"),
+        ({"general.architecture": "rwkv6"}, "architecture 'rwkv6' are not supported; these are: gemma2"),
         ({"llama.expert_count": 8}, "mixture of experts"),
         ({"llama.attention.value_length": 4}, "heads of 8 for keys and 4 for values"),
     ],

@@ -14,6 +14,7 @@ import tiny_quantized as tiny
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
+from tiny_models import write_tiny
 
 from carryall import LLM, SamplingParams, quantize
 from carryall.errors import CheckpointError, UnsupportedModelError, UsageError
@@ -45,6 +46,18 @@ def compressed(form: str, bits: int, group: int | None) -> dict[str, Any]:
     return {"quant_method": "compressed-tensors", "format": form, "config_groups": groups}
 
 
+FP8 = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic"}
+
+
+def with_blocks(form: str, *sizes: int) -> dict[str, Any]:
+    weights = {"num_bits": 8, "type": "float", "strategy": "block", "block_structure": list(sizes)}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": form,
+        "config_groups": {"group_0": {"weights": weights}},
+    }
+
+
 INTEGERS = {ir.DataType[f"{sign}INT{bits}"] for sign in ("", "U") for bits in (4, 8)}
 V2 = {"checkpoint_format": "gptq_v2"}
 CASES: dict[str, tuple[dict[str, Any], tiny.Quantize]] = {
@@ -65,6 +78,16 @@ CASES: dict[str, tuple[dict[str, Any], tiny.Quantize]] = {
     "packed-8-column": (compressed("pack-quantized", 8, None), tiny.packed(8, -1)),
     "int8": (compressed("int-quantized", 8, None), tiny.int8()),
     "int8-asymmetric": (compressed("int-quantized", 8, None), tiny.int8(symmetric=False)),
+    "fp8-blocks": ({**FP8, "weight_block_size": [32, 16]}, tiny.fp8((32, 16))),
+    "fp8-short-blocks": ({**FP8, "weight_block_size": [48, 64]}, tiny.fp8((48, 64))),
+    "fp8-tensor": (FP8, tiny.fp8((1000, 1000))),
+    "float-quantized": (compressed("float-quantized", 8, None), tiny.fp8(None, scale="weight_scale")),
+    "float-quantized-blocks": (
+        with_blocks("float-quantized", 16, 32),
+        tiny.fp8((16, 32), scale="weight_scale"),
+    ),
+    "nvfp4": (compressed("nvfp4-pack-quantized", 4, 16), tiny.fp4(16)),
+    "mxfp4": (compressed("mxfp4-pack-quantized", 4, 32), tiny.fp4(32)),
     "llm.int8": ({"quant_method": "bitsandbytes", "load_in_8bit": True}, tiny.llm_int8()),
 }
 
@@ -86,7 +109,10 @@ def logits(package: Path) -> tiny.Array:
     return result
 
 
-RUN = ("gptq-4-64-short-block", "gptq-8-32-desc_act-v2", "awq-32", "packed-4-32-actorder", "int8-asymmetric")
+RUN = (
+    *("gptq-4-64-short-block", "gptq-8-32-desc_act-v2", "awq-32", "packed-4-32-actorder", "int8-asymmetric"),
+    *("fp8-short-blocks", "float-quantized", "nvfp4"),
+)
 
 
 @pytest.mark.parametrize("case", RUN)
@@ -111,7 +137,9 @@ def test_weights_are_equal_to_the_bit_and_stay_integers(case: str, tmp_path: Pat
     weights = [
         v.const_value for v in graph.initializers.values() if ".layers." in str(v.name) and v.const_value
     ]
-    assert {one.dtype for one in weights if one.size >= 64 * 64} <= INTEGERS
+    is_float = "fp8" in case or "float" in case
+    stored = {ir.DataType.FLOAT8E4M3FN} if is_float else INTEGERS
+    assert {one.dtype for one in weights if one.size >= 64 * 64} <= stored
 
 
 def test_nf4_is_rounded_to_int8_and_the_error_is_recorded(tmp_path: Path) -> None:
@@ -140,6 +168,28 @@ def test_the_cpu_provider_runs_a_permuted_checkpoint(tmp_path: Path, monkeypatch
     with LLM(checkpoint, max_slots=1) as one, LLM(twin, max_slots=1) as other:
         texts = [llm.generate(prompt, params)[0].outputs[0].token_ids for llm in (one, other)]
     assert texts[0] == texts[1]
+
+
+def test_gpt_oss_experts_of_mxfp4_keep_their_values(tmp_path: Path) -> None:
+    sizes = {**tiny.WIDE, "head_dim": 16}
+    twin = write_tiny("gpt_oss", tmp_path / "float", dtype=np.float32, **sizes)
+    tensors, rng, stored = load_file(twin / "model.safetensors"), np.random.default_rng(3), {}
+    for name, stack in tensors.items():
+        if not name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            stored[name] = stack
+            continue
+        count, inputs, outputs = stack.shape
+        parts = [tiny.fp4(32)(rng, outputs, inputs) for _ in range(count)]
+        tensors[name] = np.stack([matrix.T for _, matrix in parts])
+        packed = np.stack([one["weight_packed"] for one, _ in parts])
+        stored[f"{name}_blocks"] = packed.reshape(count, outputs, inputs // 32, 16)
+        stored[f"{name}_scales"] = np.stack([one["weight_scale"] for one, _ in parts])
+    save_file({name: np.ascontiguousarray(t) for name, t in tensors.items()}, twin / "model.safetensors")
+    checkpoint = write_tiny("gpt_oss", tmp_path / "q", quantization_config={"quant_method": "mxfp4"}, **sizes)
+    save_file(stored, checkpoint / "model.safetensors")
+    expected = logits(export_package(twin, tmp_path / "a").path)
+    package = export_package(checkpoint, tmp_path / "b")
+    np.testing.assert_allclose(logits(package.path), expected, rtol=0, atol=2e-6 * np.abs(expected).max())
 
 
 def test_a_quantized_checkpoint_is_not_quantized_again(tmp_path: Path) -> None:
@@ -174,6 +224,7 @@ Q = "model.layers.0.self_attn.q_proj"
         ("packed-4-32", {"weight_scale": None}, "no tensor '.*q_proj.weight_scale'"),
         ("packed-4-32", {"weight_shape": np.array([64, 9])}, r"states the shape \[64, 9\]"),
         ("packed-4-32", {"weight_scale": np.ones((64, 5), np.float16)}, "has 5 groups for 64 inputs"),
+        ("mxfp4", {"weight_scale": np.ones((64, 3), np.uint8)}, r"weight_scale': expected shape \[64, 2\]"),
         ("llm.int8", {"SCB": np.ones(3, np.float32)}, r"SCB': expected shape \[64\], found \[3\]"),
     ],
 )
@@ -213,6 +264,7 @@ def test_damaged_checkpoints_are_refused_by_tensor(
         ),
         ({"quant_method": "awq", "version": "gemv"}, UnsupportedModelError, "AWQ version 'gemv'"),
         ({"quant_method": "compressed-tensors"}, CheckpointError, "'config_groups'"),
+        ({"quant_method": "fp8", "weight_block_size": [8]}, CheckpointError, "'weight_block_size'"),
         ({"quant_method": "bitsandbytes"}, CheckpointError, "quantized by bitsandbytes, but none is"),
     ],
 )
@@ -224,6 +276,15 @@ def test_settings_that_are_not_supported_are_named(
     config["quantization_config"] |= changes
     (checkpoint / "config.json").write_text(json.dumps(config))
     with pytest.raises(error, match=words):
+        export_package(checkpoint, tmp_path / "out")
+
+
+def test_scales_of_other_blocks_than_the_stated_ones_are_refused(tmp_path: Path) -> None:
+    settings_ = {**FP8, "weight_block_size": [32, 32]}
+    checkpoint, _ = tiny.write_quantized(tmp_path, settings_, tiny.fp8((32, 16)))
+    with pytest.raises(
+        CheckpointError, match=r"weight_scale_inv': its shape \[2, 6\] does not fit a weight of 64 x 96"
+    ):
         export_package(checkpoint, tmp_path / "out")
 
 

@@ -45,7 +45,7 @@ def decoder(
 ) -> Shapes:
     """Return the shapes of a decoder: embedding, layers, last norm and head."""
     hidden, vocab = config["hidden_size"], config["vocab_size"]
-    shapes = {f"{prefix}{embedding}.weight": (vocab, hidden)}
+    shapes: Shapes = {f"{prefix}{embedding}.weight": (vocab, hidden)}
     shapes |= {f"{prefix}{name}": shape for name, shape in modules(norm_bias, **{norm: (hidden,)}).items()}
     for i in range(config.get("num_hidden_layers") or config["n_layer"]):
         shapes |= {f"{prefix}{layers}.{i}.{name}": shape for name, shape in layer(i).items()}

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 from safetensors.numpy import load_file, save_file
@@ -193,3 +194,42 @@ def write_quantized(
     config = json.loads((target / "config.json").read_text())
     (target / "config.json").write_text(json.dumps({**config, "quantization_config": dict(settings)}))
     return target, twin
+
+
+def fp8(sizes: tuple[int, int] | None, *, scale: str = "weight_scale_inv") -> Quantize:
+    """Tensors of 8-bit floats with a scale for each block of ``sizes``; for each output if None."""
+
+    def quantize(rng: np.random.Generator, outputs: int, inputs: int) -> Parts:
+        rows, columns = sizes or (1, inputs)
+        weight = rng.normal(0, 100, (outputs, inputs)).astype(ml_dtypes.float8_e4m3fn)
+        scales = rng.uniform(5e-4, 2e-3, (-(-outputs // rows), -(-inputs // columns))).astype(np.float32)
+        wide = np.repeat(np.repeat(scales, rows, 0)[:outputs], columns, 1)[:, :inputs]
+        return {"weight": weight, scale: scales}, weight.astype(np.float32) * wide
+
+    return quantize
+
+
+def fp4(block: int) -> Quantize:
+    """compressed-tensors' tensors of NVFP4 (blocks of 16) or MXFP4 (32)."""
+
+    def quantize(rng: np.random.Generator, outputs: int, inputs: int) -> Parts:
+        codes = rng.integers(0, 16, (outputs, inputs)).astype(np.uint8)
+        shape = (outputs, inputs // block)
+        tensors: dict[str, Array] = {"weight_packed": codes[:, ::2] | codes[:, 1::2] << 4}
+        if block == 16:
+            stored = rng.uniform(50, 400, shape).astype(ml_dtypes.float8_e4m3fn)
+            tensors |= {"weight_scale": stored, "weight_global_scale": np.array([3000], np.float32)}
+            scales = stored.astype(np.float32) / np.float32(3000)
+        else:
+            tensors["weight_scale"] = rng.integers(122, 126, shape).astype(np.uint8)
+            scales = (2.0 ** (tensors["weight_scale"].astype(int) - 127)).astype(np.float32)
+        return tensors, e2m1(codes) * np.repeat(scales, block, axis=1)
+
+    return quantize
+
+
+def e2m1(codes: Array) -> Array:
+    """Return the floats of 4-bit codes: a sign, 2 bits of exponent and 1 of mantissa."""
+    exponent, mantissa = (codes >> 1 & 3).astype(int), (codes & 1).astype(np.float32)
+    sizes = np.where(exponent == 0, mantissa / 2, (1 + mantissa / 2) * 2.0 ** (exponent - 1))
+    return np.where(codes & 8, -sizes, sizes).astype(np.float32)

@@ -1,0 +1,45 @@
+"""Every family generates transformers' tokens through the engine, on each provider of this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from exporter_golden import NEW_TOKENS, golden_path, prompt
+from family_cases import CASES, GOLDEN_OF, write_case
+
+from carryall import LLM, SamplingParams
+
+# Attention without a kernel on the CPU: sinks, ALiBi, and a head of 12 elements.
+FAST = ("gpt_oss", "bloom", "deepseek_v3")
+
+
+def check(case: str, provider: str, folder: Path) -> None:
+    input_ids, mask = prompt()
+    prompts = [
+        {"prompt_token_ids": row[real == 1].tolist()} for row, real in zip(input_ids, mask, strict=True)
+    ]
+    params = SamplingParams(max_tokens=NEW_TOKENS, temperature=0, ignore_eos=True)
+    with LLM(write_case(case, folder), provider=provider, max_slots=2) as llm:
+        found = [list(result.outputs[0].token_ids) for result in llm.generate(prompts, params)]
+    with np.load(golden_path(GOLDEN_OF.get(case, case))) as golden:
+        assert found == golden["tokens"].tolist()
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CARRYALL_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.mark.parametrize("case", FAST)
+def test_attention_without_a_kernel_runs(case: str, tmp_path: Path) -> None:
+    check(case, "cpu", tmp_path / "checkpoint")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("provider", ["cpu", "openvino"])
+@pytest.mark.parametrize("case", sorted(set(CASES) - {"llama-dynamic", "phi3"}))
+def test_greedy_tokens_equal_transformers(case: str, provider: str, tmp_path: Path) -> None:
+    """Without the ropes that depend on the length of a run."""
+    check(case, provider, tmp_path / "checkpoint")
