@@ -93,7 +93,23 @@ class VerbGroup(click.Group):
             _fail(f"{error}{too_many_open(error)}", 1)
         except CarryallError as error:
             _fail(str(error), 1)
+        except (MemoryError, RuntimeError, ImportError) as error:
+            if not (shortage := _shortage(error)):
+                raise
+            _fail(shortage, 1)
         sys.exit(code if isinstance(code, int) else 0)
+
+
+def _shortage(error: Exception) -> str:
+    """What this process has too little of, if that is the reason of an error; otherwise ""."""
+    text = str(error)
+    if isinstance(error, MemoryError):
+        return "the memory of this process is exhausted" + (f": {text}" if text else "")
+    if isinstance(error, RuntimeError) and "can't start new thread" in text:
+        return f"{text}: the limit of threads or of memory is reached ('ulimit -u', 'ulimit -v')"
+    if isinstance(error, ImportError) and ("map segment" in text or "allocate memory" in text):
+        return f"a library cannot be loaded, since the memory of this process is exhausted: {text}"
+    return ""
 
 
 def _fail(message: str, code: int) -> NoReturn:

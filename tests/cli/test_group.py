@@ -37,6 +37,23 @@ def failing_verb(error: BaseException) -> click.Command:
         (ModelNotFoundError("no model 'x'"), 2, "error: no model 'x'"),
         (CheckpointError("shard 2\nis truncated"), 1, "error: shard 2 is truncated"),
         (
+            MemoryError("Unable to allocate 9 GiB"),
+            1,
+            "error: the memory of this process is exhausted: Unable to allocate 9 GiB",
+        ),
+        (
+            RuntimeError("can't start new thread"),
+            1,
+            "error: can't start new thread: the limit of threads or of memory is reached "
+            "('ulimit -u', 'ulimit -v')",
+        ),
+        (
+            ImportError("x.so: failed to map segment from shared object"),
+            1,
+            "error: a library cannot be loaded, since the memory of this process is exhausted: "
+            "x.so: failed to map segment from shared object",
+        ),
+        (
             OSError(28, "No space left on device", "out"),
             1,
             "error: [Errno 28] No space left on device: 'out'",

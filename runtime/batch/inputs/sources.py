@@ -238,18 +238,28 @@ def _csv_rows(
 
 
 def _parquet_rows(name: str, stream: BinaryIO) -> Iterator[tuple[int, dict[str, Any], None]]:
-    number = 0
-    for batch in _parquet(name, stream).iter_batches(batch_size=_PARQUET_ROWS):
-        for record in batch.to_pylist():
+    number, file = 0, _parquet(name, stream)
+    batches = file.iter_batches(batch_size=_PARQUET_ROWS)
+    while (records := _records(name, batches)) is not None:
+        for record in records:
             number += 1
             yield number, {key: jsonable(value) for key, value in record.items()}, None
+
+
+def _records(name: str, batches: Iterator[Any]) -> list[dict[str, Any]] | None:
+    """Return the next rows of a Parquet file; None at its end."""
+    try:
+        batch = next(batches, None)
+        return None if batch is None else batch.to_pylist()
+    except arrow(f"reading {name}").ArrowException as error:
+        raise UsageError(f"{name} is damaged: {_one_line(error)}") from error
 
 
 def _parquet(name: str, stream: BinaryIO) -> Any:
     pyarrow = arrow(f"reading {name}")
     try:
         return pyarrow.parquet.ParquetFile(stream)
-    except pyarrow.ArrowInvalid as error:
+    except pyarrow.ArrowException as error:
         raise UsageError(f"{name} is not a Parquet file: {_one_line(error)}") from error
 
 

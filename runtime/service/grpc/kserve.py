@@ -98,11 +98,17 @@ class InferenceServicer(kserve_pb2_grpc.GRPCInferenceServiceServicer):
         async with errors_as_status(context):
             writing = asyncio.Lock()
             room = asyncio.Semaphore(_MOST_OF_A_STREAM)
-            async with asyncio.TaskGroup() as tasks:
-                async for request in requests:
-                    await room.acquire()
-                    task = tasks.create_task(self._answer(request, context, writing))
-                    task.add_done_callback(lambda _: room.release())
+            try:
+                async with asyncio.TaskGroup() as tasks:
+                    async for request in requests:
+                        await room.acquire()
+                        task = tasks.create_task(self._answer(request, context, writing))
+                        task.add_done_callback(lambda _: room.release())
+            except ExceptionGroup as group:
+                known = [error for error in group.exceptions if isinstance(error, CarryallError)]
+                if len(known) < len(group.exceptions):
+                    raise
+                raise known[0] from None  # such as a message of the stream that is no request
 
     async def _answer(self, request: pb.ModelInferRequest, context: Context, writing: asyncio.Lock) -> None:
         """Write all responses to one request of a stream, or an error response."""

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 CORPORA = Path(__file__).resolve().parents[2] / "corpora"
-SLOW_TESTS = 9
+SLOW_TESTS = 8
 _PIECE = 100  # examples between two looks at the clock
 
 
