@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -42,7 +43,7 @@ class Linear:
 
 
 class LoraPass(GraphPass):
-    """Add a low-rank branch to every linear layer, except the head. Runs before a lowering.
+    """Add a low-rank branch in fp32 to every linear layer, except the head. Runs before a lowering.
 
     Args:
         modules: last parts of the modules' names, such as ``q_proj``; empty for all.
@@ -67,9 +68,10 @@ class LoraPass(GraphPass):
         missing = [name for name in self.modules if not any(_is_one_of(one.module, [name]) for one in found)]
         if missing or not found:
             named = sorted({one.module.rpartition(".")[2] for one in linears(graph)})
+            wanted = f"linear layer {missing[0]}" if missing else "linear layer"
             raise UsageError(
-                f"the graph has no linear layer {missing[0] if missing else ''} that a LoRA adapter can "
-                f"change; it has: {', '.join(named) or 'none with the name of a module'}"
+                f"the graph has no {wanted} that a LoRA adapter can change; it has: "
+                f"{', '.join(named) or 'none with the name of a module'}"
             )
         mask = ir.val(LORA_MASK, ir.DataType.BOOL, ["batch", 1, _COLUMNS])
         graph.inputs.append(mask)
@@ -151,15 +153,26 @@ def _add_branch(graph: ir.Graph, linear: Linear, mask: ir.Value, zero: ir.Value)
     last = linear.output.producer()
     assert last is not None  # noqa: S101 -- it is the output of a product
     uses = list(linear.output.uses())
-    columns = ir.node("Transpose", [down], {"perm": [1, 0]})
-    low = ir.node("MatMul", [linear.x, columns.outputs[0]])
-    kept = ir.node("Where", [mask, low.outputs[0], zero])
-    high = ir.node("MatMul", [kept.outputs[0], up])
-    both = ir.node("Add", [linear.output, high.outputs[0]])
-    graph.insert_after(last, [columns, low, kept, high, both])
-    both.outputs[0].type, both.outputs[0].shape = linear.output.type, linear.output.shape
+    nodes: list[ir.Node] = []
+
+    def op(op_type: str, *operands: ir.Value, **attributes: Any) -> ir.Value:
+        nodes.append(ir.node(op_type, operands, attributes))
+        return nodes[-1].outputs[0]
+
+    def cast(value: ir.Value, dtype: ir.DataType) -> ir.Value:
+        return op("Cast", value, to=int(dtype))
+
+    x, dtype = linear.x, linear.output.dtype
+    x = x if x.dtype in (None, ir.DataType.FLOAT) else cast(x, ir.DataType.FLOAT)
+    low = op("MatMul", x, op("Transpose", down, perm=[1, 0]))
+    change = op("MatMul", op("Where", mask, low, zero), up)
+    if dtype is not None and dtype != ir.DataType.FLOAT:
+        change = cast(change, dtype)
+    both = op("Add", linear.output, change)
+    graph.insert_after(last, nodes)
+    both.type, both.shape = linear.output.type, linear.output.shape
     for use in uses:
-        use.node.replace_input_with(use.idx, both.outputs[0])
+        use.node.replace_input_with(use.idx, both)
 
 
 def _is_one_of(module: str, names: Collection[str]) -> bool:

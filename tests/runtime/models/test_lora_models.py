@@ -9,21 +9,17 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import onnx_ir as ir
 import pytest
 from own_environment import python_with
 from safetensors.numpy import load_file
 from tiny_lora import layers_of, write_adapter, write_merged
 from tiny_models import write_tiny
 
-from carryall import LLM, InferenceSession, SamplingParams, export
+from carryall import LLM, SamplingParams, export
 from carryall.errors import CheckpointError, RequestError, UnknownModelError, UsageError
 from carryall.exporter.adapter import read_adapter
-from carryall.graph_opt.graph.edit import add_initializer, insert, nodes_of
-from carryall.graph_opt.lower.pipelines.lora import LoraPass, linears
 from carryall.providers import get_provider
 from carryall.providers.base import Row, Runner
-from carryall.providers.lora import LoraPlaces
 from carryall.providers.native.library import find_library
 from carryall.runtime.models.loading import load_model
 
@@ -115,39 +111,6 @@ def test_a_row_does_not_depend_on_the_adapters_beside_it(folder: Path, provider:
     for slot in range(4):
         for step, position in enumerate((5, 9, 10)):
             np.testing.assert_allclose(batch[step][slot][0], alone[slot][position], rtol=0, atol=2e-5)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("method", ["int4-fast", "int8-fast"])
-def test_a_branch_adds_what_the_adapter_adds_to_dequantized_weights(
-    folder: Path, tmp_path: Path, method: str
-) -> None:
-    """Both graphs are portable ones, in floats after dequantization."""
-    package = export(folder / "base", tmp_path / "package", quantize=method).path
-    branched, added = (ir.load(package / "model.onnx") for _ in range(2))
-    layers = {one.module: (one.inputs, one.outputs) for one in linears(LoraPass()(branched).model.graph)}
-    places = LoraPlaces(layers, 1, 4)
-    adapter = read_adapter(folder / "a", layers, 4)
-    places.write(0, adapter.matrices)
-    for node in nodes_of(added.graph, "MatMul"):
-        pair = adapter.matrices.get(str(node.name).removesuffix("/MatMul"))
-        if pair is not None:
-            change = add_initializer(added.graph, f"{node.name} change", pair[0].T @ pair[1])
-            node.replace_input_with(1, insert(node, "Add", [node.inputs[1], change]).outputs[0])
-    feeds: dict[str, Any] = {
-        "input_ids": PROMPT[None],
-        "attention_mask": np.ones((1, len(PROMPT)), np.int64),
-        "position_ids": np.arange(len(PROMPT))[None],
-    }
-    for value in added.graph.inputs:
-        if str(value.name).startswith("past"):
-            feeds[str(value.name)] = np.zeros((1, value.shape[1], 0, value.shape[3]), np.float32)
-    found = []
-    for name, graph, more in (("a", branched, places.inputs([0]).feeds), ("b", added, {})):
-        ir.save(graph, package / f"{name}.onnx")
-        session = InferenceSession(package / f"{name}.onnx")
-        found.append(session.run(["logits"], {**feeds, **more})[0])
-    np.testing.assert_allclose(found[0], found[1], rtol=0, atol=2e-5 * np.abs(found[1]).max())
 
 
 @pytest.mark.long
