@@ -144,7 +144,9 @@ class _Request:
             if self._before is None:
                 self._metrics.first_token.labels(*self._labels).observe(now - self._arrival)
             else:
-                self._between.observe((now - self._before) / len(delta.token_ids))
+                mean = (now - self._before) / len(delta.token_ids)
+                for _ in delta.token_ids:  # a delta may hold several tokens
+                    self._between.observe(mean)
             self._before = now
         self._tokens += len(delta.token_ids)
         self._prompt_tokens = delta.prompt_tokens

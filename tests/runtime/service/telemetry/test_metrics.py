@@ -10,7 +10,7 @@ from null_llm import null_llm
 from prometheus_client.parser import text_string_to_metric_families
 
 from carryall.runtime.service.core.deltas import collect
-from carryall.runtime.service.core.messages import GenerationRequest
+from carryall.runtime.service.core.messages import Delta, GenerationRequest
 from carryall.runtime.service.telemetry.metrics import Metrics
 from carryall.runtime.types.sampling_params import SamplingParams
 
@@ -108,5 +108,18 @@ def test_waiting_requests_are_counted() -> None:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    asyncio.run(scenario())
+
+
+def test_each_token_of_a_delta_counts() -> None:
+    async def scenario() -> None:
+        metrics = Metrics(repository(None))
+        request = metrics.begin("toy", ask(4))
+        request.delta(Delta(request_id="r", index=0, token_ids=[1]), None)
+        request.delta(Delta(request_id="r", index=0, token_ids=[2, 3, 4]), None)
+        found = samples(metrics)
+        assert of(found, "vllm:inter_token_latency_seconds_count") == 3
+        assert of(found, "vllm:time_to_first_token_seconds_count") == 1
 
     asyncio.run(scenario())
