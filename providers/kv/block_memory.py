@@ -5,7 +5,6 @@ The layout within a block is that of ``providers/native/sources/attention.h``.
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -64,11 +63,9 @@ class BlockMemory:
     def __init__(self, shapes: Mapping[str, BlockShape], blocks: int, cache_type: str) -> None:
         self.shapes = dict(shapes)
         self._type = cache_type
-        self._maps: dict[str, mmap.mmap] = {}
         self.caches: dict[str, npt.NDArray[np.uint8]] = {}
         for name, shape in shapes.items():
-            self._maps[name] = reserve(name, blocks * shape.size * shape.bytes_per_token)
-            flat = np.frombuffer(self._maps[name], np.uint8)
+            flat = np.frombuffer(reserve(name, blocks * shape.size * shape.bytes_per_token), np.uint8)
             self.caches[name] = flat.reshape(blocks, shape.heads, shape.size, shape.row_bytes)
 
     @property
@@ -107,11 +104,6 @@ class BlockMemory:
             target = self._places(keys, targets, np.tile(np.arange(eviction.kept), (heads, 1)))
             for view in [*self._views(keys, keys=True), *self._views(values, keys=False)]:
                 view[target] = view[source]
-
-    def close(self) -> None:
-        """Drop the caches; their address space is unmapped with the last view."""
-        self.caches.clear()
-        self._maps.clear()
 
     def _places(self, name: str, blocks: Sequence[int], rows: Array) -> tuple[Array, ...]:
         """Return indices into ``_views`` of rows [heads, n] of a sequence."""

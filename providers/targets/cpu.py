@@ -146,7 +146,7 @@ class CpuProvider(OrtProvider):
 
     def explicit_passes(self, config: RunnerConfig) -> list[ir.passes.PassBase]:
         """Return the passes that keep attention and caches as they are, in order."""
-        return slot_passes(dataclasses.replace(self._slot_options(config), explicit=True))
+        return slot_passes(dataclasses.replace(self._slot_options(config), explicit=True, paged=False))
 
     def _explicit_runner(self, session: Any, model: Path, config: RunnerConfig) -> Runner:
         reason = session.get_modelmeta().custom_metadata_map.get(EXPLICIT_KV, "the graph has explicit KV")

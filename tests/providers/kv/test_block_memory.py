@@ -44,7 +44,6 @@ def test_attention_after_an_eviction_is_that_of_the_kept_tokens(
     cache.keys[...], cache.values[...] = memory.caches[KEY], memory.caches[VALUE]
     cache.table = np.array([target], np.int32)
     np.testing.assert_allclose(run(library, "portable", after, cache), attention(after), rtol=1e-5, atol=1e-5)
-    memory.close()
 
 
 def test_blocks_are_copied_read_and_written() -> None:
@@ -59,4 +58,3 @@ def test_blocks_are_copied_read_and_written() -> None:
     assert [int(cache[2].min()) for cache in memory.caches.values()] == [5, 6]
     assert [int(cache[1].max()) for cache in memory.caches.values()] == [0, 0]
     assert memory.layout == f"carryall blocks 1 float32: {KEY} [2, 16, 64]; {VALUE} [2, 16, 64]"
-    memory.close()

@@ -8,8 +8,10 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 import pytest
+from tiny_models import write_tiny
 
 from carryall.providers.base import Row
+from carryall.providers.runners.explicit_runner import ExplicitRunner
 from carryall.runtime.models.loading import load_model
 
 OWN = {"kernels": "carryall", "wide_products": "off"}
@@ -54,3 +56,14 @@ def test_one_graph_holds_every_product(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert operators["QuantizedLinear"] > 0
     assert operators["QuantizedRows"] == 1
     assert not {"MatMulNBits", "GatherBlockQuantized", "MatMul"} & set(operators)
+
+
+def test_attention_that_no_kernel_computes_keeps_explicit_kv(tmp_path: Path) -> None:
+    """The mask of ALiBi differs from head to head."""
+    checkpoint, found = write_tiny("bloom", tmp_path / "bloom"), []
+    for kernels in ("carryall", "onnxruntime"):
+        loaded = load_model(checkpoint, max_slots=2, provider_options={"kernels": kernels})
+        assert isinstance(loaded.runner, ExplicitRunner)
+        found.append(loaded.runner.forward([Row(0, PROMPT, 0, num_logits=8)])[0].copy())
+        loaded.close()
+    np.testing.assert_allclose(found[0], found[1], rtol=1e-5, atol=1e-5)

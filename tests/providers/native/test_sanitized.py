@@ -12,14 +12,18 @@ import pytest
 from carryall.providers.native.build import build_library, find_compiler
 
 KITS = Path(__file__).resolve().parents[2] / "kits"
-SCRIPT = """
+IMPORTS = """
 import sys
 from pathlib import Path
 import numpy as np
+from native_attention import filled
 from native_kernels import isas, linear
+from paged_attention_reference import random_case
 from quantized_linear_reference import random_weight
 
 library, rng = Path(sys.argv[1]), np.random.default_rng(0)
+"""
+LINEAR = """
 for case in range(150):
     bits, block = int(rng.choice([4, 8])), int(rng.choice([16, 32, 64, 128, 256]))
     outputs, inputs = int(rng.integers(1, 70)), 2 * int(rng.integers(1, 300))
@@ -29,32 +33,51 @@ for case in range(150):
     for isa in isas(library):
         steps = (int(rng.integers(1, 40)), int(rng.integers(1, 6)))
         linear(library, isa, x, weight, bias, steps=steps, shift=4 * int(rng.integers(0, 16)))
-print("clean")
 """
+ATTENTION = """
+for case in range(12):
+    size, rows = int(rng.integers(1, 257)), int(rng.integers(1, 4))
+    lengths = [int(rng.integers(1, 50)) for _ in range(rows)]
+    past = [int(rng.integers(0, 600)) for _ in range(rows)]
+    options = {
+        "heads": [(6, 2), (1, 1), (50, 1)][case % 3],
+        "rotary": 2 * int(rng.integers(0, size // 2 + 1)),
+        "sinks": case % 2 == 0,
+        "block": 16 * int(rng.integers(1, 5)),
+        "window": int(rng.choice([0, 1, 100])),
+        "softcap": float(rng.choice([0, 20])),
+        "cache": int(rng.integers(0, 3)),
+    }
+    made = random_case(rng, size=size, lengths=lengths, past=past, **options)
+    for isa in isas(library):
+        filled(library, isa, made, rng, separate=int(rng.choice([0, 1000])))
+"""
+END = 'print("clean")'
+_ADDRESS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-g"]
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="preloads GCC's sanitizer")
-def test_no_access_outside_of_the_arrays(tmp_path: Path) -> None:
+@pytest.mark.parametrize("script", [LINEAR, ATTENTION], ids=["linear", "attention"])
+def test_no_access_outside_of_the_arrays(tmp_path: Path, script: str) -> None:
     compiler = find_compiler()
     if compiler is None:
         pytest.skip("there is no C++ compiler")
     asked = [*compiler, "-print-file-name=libasan.so"]
-    runtime = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()
-    if not Path(runtime).is_absolute():
+    preloaded = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()
+    if not Path(preloaded).is_absolute():
         pytest.skip("the compiler has no address sanitizer to preload")
-    flags = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-g"]
-    library = build_library(tmp_path / "kernels.so", extra=flags)
+    library = build_library(tmp_path / "kernels.so", extra=_ADDRESS)
     paths = [str(KITS / "devices"), str(KITS / "graphs"), *sys.path]
     environment = {
         **os.environ,
-        "LD_PRELOAD": runtime,
+        "LD_PRELOAD": preloaded,
         "ASAN_OPTIONS": "detect_leaks=0",
         "PYTHONPATH": os.pathsep.join(paths),
         "PYTHONMALLOC": "malloc",
     }
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(library)],
+        [sys.executable, "-c", IMPORTS + script + END, str(library)],
         env=environment,
         capture_output=True,
         text=True,
