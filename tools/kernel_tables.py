@@ -6,6 +6,11 @@ Run it in an environment with the binary, and review the difference:
     python tools/kernel_tables.py cuda                          # onnxruntime-gpu, CUDA and TensorRT; no GPU
     python tools/kernel_tables.py webgpu onnxruntime_ep_webgpu  # a plugin package; a device or its stand-in
 
+or with a published list, of binaries that load on other systems only:
+
+    python tools/kernel_tables.py directml OperatorKernels.md   # docs/ of onnxruntime
+    python tools/kernel_tables.py tensorrt operators.md         # docs/ of onnx-tensorrt
+
 A line of a table is an operator, its versions, and the types of each type parameter or operand:
 
     Gather 13- T=f,h,i32 Tind=i32,i64
@@ -16,17 +21,29 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.metadata
+import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import onnx
 import onnxruntime
 from onnxruntime.capi import onnxruntime_pybind11_state as state
 
 FOLDER = Path(__file__).parent.parent / "providers" / "ort" / "registrations"
-PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+PROVIDERS = {
+    "cpu": "CPUExecutionProvider",
+    "cuda": "CUDAExecutionProvider",
+    "directml": "DmlExecutionProvider",
+}
 NEWEST = 2**31 - 1
+# The list of onnx-tensorrt names one type of an operator: of these parameters, or of T, else T1.
+_NAMED = {"Cast": ("T1", "T2"), "ConstantOfShape": ("T2",), "OneHot": ("T3",)}
+_TENSORRT = {"FP32": "float", "FP16": "float16", "BF16": "bfloat16", "FP8": "float8e4m3fn"}
+# Its parser reads int4, which exists since opset 21; what newer operators are is in the standard's schemas.
+_TENSORRT_OPSET = 21
 SHORT = {
     "float": "f",
     "float16": "h",
@@ -47,10 +64,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("table", help="name of the table: cpu, cuda, or of a plugin")
-    parser.add_argument("package", nargs="?", help="the Python package of a plugin library")
+    parser.add_argument("table", help="name of the table: cpu, cuda, directml, tensorrt, or of a plugin")
+    parser.add_argument(
+        "package", nargs="?", help="the Python package of a plugin library, or a published list"
+    )
     arguments = parser.parse_args()
-    if arguments.package:
+    kernels: list[Any]
+    if arguments.package and arguments.package.endswith(".md"):
+        kernels = list(published(Path(arguments.package).read_text(encoding="utf-8"), arguments.table))
+        binary = f"{Path(arguments.package).name} for {arguments.table}"
+    elif arguments.package:
         plugin = importlib.import_module(arguments.package)
         onnxruntime.register_execution_provider_library(arguments.table, plugin.get_library_path())
         kernels = state.get_registered_ep_kernel_defs(plugin.get_ep_name())
@@ -62,10 +85,61 @@ def main() -> None:
     lines = table(kernels)
     if not lines:
         raise SystemExit(f"{binary} registers no kernels for {arguments.table}")
-    heading = f"# Kernels of {binary} {importlib.metadata.version(binary)}, by tools/kernel_tables.py"
+    if not binary.partition(" ")[0].endswith(".md"):
+        binary = f"{binary} {importlib.metadata.version(binary)}"
+    heading = f"# Kernels of {binary}, by tools/kernel_tables.py"
     path = FOLDER / f"{arguments.table}.txt"
     path.write_text("\n".join([heading, *lines]) + "\n")
     print(f"{path}: {len(lines)} lines, {path.stat().st_size} bytes")
+
+
+@dataclass(frozen=True)
+class Published:
+    """A line of a published list, with the fields of a registration of onnxruntime."""
+
+    domain: str
+    op_name: str
+    version_range: tuple[int, int]
+    type_constraints: Mapping[str, list[str]]
+
+
+def published(text: str, name: str) -> Iterator[Published]:
+    """Yield the kernels of ``OperatorKernels.md`` of onnxruntime, or ``operators.md`` of onnx-tensorrt."""
+    if name in PROVIDERS:
+        yield from _registered(text.partition(f"implemented by {PROVIDERS[name]}")[2].partition("\n## ")[0])
+    else:
+        yield from _parsed(text)
+
+
+def _registered(text: str) -> Iterator[Published]:
+    """Yield the rows ``|Gather|operands|13+|**T** = tensor(float)<br/> **Tind** = tensor(int32)|``."""
+    domain = operator = ""
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line[1:-1].split("|")] if line.startswith("|") else []
+        if heading := re.fullmatch(r"\*\*Operator Domain:\*\* \*(\S+)\*", cells[0] if cells else ""):
+            domain = heading[1].removeprefix("ai.onnx")
+        elif len(cells) == 4 and (versions := re.fullmatch(r"(\d+)\+|(\d+)|\[(\d+), (\d+)\]", cells[2])):
+            operator = cells[0] or operator
+            first, last = _range(versions)
+            types = re.findall(r"\*\*(\w+)\*\* = (.*?)(?=<br/>|$)", cells[3])
+            constraints = {parameter: kinds.split(", ") for parameter, kinds in types}
+            yield Published(domain, operator, (first, last), constraints)
+
+
+def _range(versions: re.Match[str]) -> tuple[int, int]:
+    newest, only, first, last = versions.groups()
+    return (int(newest), NEWEST) if newest else (int(only or first), int(only or last))
+
+
+def _parsed(text: str) -> Iterator[Published]:
+    """Yield the rows ``| Gather | Y | FP32, INT64 | restrictions``, of versions 1 and newer."""
+    for operator, kinds in re.findall(r"^\| (\w+) +\| Y +\| ([^|\n]+)", text, re.MULTILINE):
+        if not onnx.defs.has(operator):
+            continue  # of a domain of its own
+        found = {one.type_param_str for one in onnx.defs.get_schema(operator).type_constraints}
+        parameters = _NAMED.get(operator) or ("T" if "T" in found else "T1",)
+        types = [_TENSORRT.get(kind, kind.lower()) for kind in re.findall(r"\w+", kinds)]
+        yield Published("", operator, (0, _TENSORRT_OPSET), dict.fromkeys(parameters, types))
 
 
 def table(kernels: Iterable[Any]) -> list[str]:

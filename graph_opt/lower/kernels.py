@@ -38,6 +38,7 @@ class Kernels:
         packed_qkv: GroupQueryAttention accepts q, k and v as one tensor.
         skip_norm: SkipSimplifiedLayerNormalization and SkipLayerNormalization exist and are faster.
         quick_gelu: QuickGelu is faster than Sigmoid and Mul.
+        standard_gelu: the standard's Gelu has a kernel; else com.microsoft's do.
         matmul_nbits: MatMulNBits exists for these weight widths.
         accuracy_level: MatMulNBits' ``accuracy_level``; 4 computes in int8, 1 in fp32, 0 leaves it unset.
         gather_block_quantized: GatherBlockQuantized exists.
@@ -71,6 +72,7 @@ class Kernels:
     packed_qkv: bool = True
     skip_norm: bool = True
     quick_gelu: bool = True
+    standard_gelu: bool = True
     matmul_nbits: tuple[int, ...] = (4, 8)
     accuracy_level: int = 4
     gather_block_quantized: bool = True
@@ -138,11 +140,12 @@ CUDA = Kernels(
 # local_window_size and softcap, so these must be separate nodes; with several new tokens it assumes an empty
 # cache (``SlotPolicy.prompts_on_cache``). DmlOperatorMatMulNBits.cpp: 4 and 8 bits, requires exactly four
 # inputs, and K divisible by the block size. docs/OperatorKernels.md: SkipSimplifiedLayerNormalization,
-# RotaryEmbedding, QuickGelu in fp32 and fp16; no GatherBlockQuantized, MoE or QMoE; the standard's operators
-# up to opset 21.
+# RotaryEmbedding, QuickGelu, FastGelu, com.microsoft's Gelu in fp32 and fp16; no GatherBlockQuantized, MoE or
+# QMoE; the standard's operators up to opset 21, without Gelu.
 DIRECTML = Kernels(
     rotary_in_attention=False,
     packed_qkv=False,
+    standard_gelu=False,
     accuracy_level=0,
     gather_block_quantized=False,
     dynamic_quantize_matmul=False,

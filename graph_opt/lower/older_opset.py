@@ -3,6 +3,8 @@
     RMSNormalization(x, scale)              -> x / sqrt(mean(x^2) + epsilon) * scale, in fp32
     RotaryEmbedding(x, cos, sin, positions) -> com.microsoft RotaryEmbedding(x, positions, cos, sin)
 
+    Gelu(x, approximate="tanh" or "none")   -> com.microsoft FastGelu(x) or Gelu(x)
+
 Then declare the older opset; all other operators are the same in both.
 """
 
@@ -60,6 +62,23 @@ class MicrosoftRotaryPass(GraphPass):
             rotated = insert(node, "RotaryEmbedding", operands, attributes, domain=MICROSOFT)
             rotated.name = node.name
             replace(node.outputs[0], rotated.outputs[0])
+            graph.remove(node, safe=True)
+            self.fired += 1
+
+
+class MicrosoftGeluPass(GraphPass):
+    """Replace Gelu (Hendrycks and Gimpel, arXiv:1606.08415) by FastGelu or Gelu of com.microsoft."""
+
+    def rewrite(self, graph: ir.Graph) -> None:
+        """Rewrite Gelu with and without the approximation by tanh."""
+        for node in nodes_of(graph, "Gelu"):
+            if node.domain:
+                continue
+            form = node.attributes.get("approximate")
+            operator = "FastGelu" if form is not None and form.as_string() == "tanh" else "Gelu"
+            made = insert(node, operator, [node.inputs[0]], domain=MICROSOFT)
+            made.name = node.name
+            replace(node.outputs[0], made.outputs[0])
             graph.remove(node, safe=True)
             self.fired += 1
 

@@ -11,6 +11,7 @@ from . import libraries
 from .libraries import Library
 
 _CUDA_WHEELS = "Install them with: pip install 'carryall[cuda]'"
+_THREAD_LOCAL = 1  # cudaStreamCaptureModeThreadLocal
 _DRIVER = "Install NVIDIA's display driver"
 
 
@@ -67,6 +68,22 @@ def memory(index: int) -> tuple[int, int]:
     _check(_runtime().cudaSetDevice(index), f"cudaSetDevice({index})")
     _check(_runtime().cudaMemGetInfo(ctypes.byref(free), ctypes.byref(total)), "cudaMemGetInfo")
     return free.value, total.value
+
+
+def enter(index: int) -> None:
+    """Make a device current in this thread, and let this thread ignore the captures of others.
+
+    onnxruntime captures in CUDA's global mode, in which the allocations and copies of every other thread are
+    refused and spoil the capture, unless that thread ignores it; threads that do not come here still do.
+    It does not choose the device before it replays a run. Source: CUDA Runtime API,
+    cudaThreadExchangeStreamCaptureMode.
+
+    Raises:
+        ProviderUnavailableError: there is no such device.
+    """
+    mode = ctypes.c_int(_THREAD_LOCAL)
+    _check(_runtime().cudaThreadExchangeStreamCaptureMode(ctypes.byref(mode)), "choosing a capture mode")
+    _check(_runtime().cudaSetDevice(index), f"cudaSetDevice({index})")
 
 
 def compute_capability(index: int) -> tuple[int, int]:

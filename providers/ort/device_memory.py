@@ -6,7 +6,7 @@ All of it works on the device ``cpu`` too, where it is tested.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ...contract import TOTAL_SEQUENCE_LENGTH, present_of
-from ...errors import ProviderRuntimeError
+from ...errors import ProviderRuntimeError, ProviderUnavailableError
 from ..kv.kv_memory import KVSpec
 from . import ort
 from .slot_memory import Array, BoundRun, SlotMemory, shared_value
@@ -37,6 +37,7 @@ class Device:
             them. Buffers of Direct3D and WebGPU are handles.
         updates: host arrays can be copied into device values at any time, not only by binding them to a run.
         memory: ``onnxruntime.OrtMemoryInfo`` to allocate by, of a device that has no name of its own.
+        enter: makes the calling thread ready for the device.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Device:
     addressable: bool = True
     updates: bool = True
     memory: Any = None
+    enter: Callable[[], None] | None = None
 
     def allocate(self, shape: Sequence[int], dtype: np.dtype[Any]) -> Any:
         """Return an ``OrtValue`` in this device's memory, its content undefined."""
@@ -99,6 +101,15 @@ class DeviceMemory(SlotMemory):
         """See ``SlotMemory``."""
         if self._device.updates:
             value.update_inplace(array)
+
+    def enter(self) -> None:
+        """See ``SlotMemory``."""
+        if self._device.enter is None:
+            return
+        try:
+            self._device.enter()
+        except ProviderUnavailableError as error:  # it was there when the memory was allocated
+            raise ProviderRuntimeError(str(error)) from error
 
     def bind_caches(self, binding: Any, first: int, count: int) -> None:
         """See ``SlotMemory``."""

@@ -80,6 +80,9 @@ class SlotMemory(abc.ABC):
     def bind_caches(self, binding: Any, first: int, count: int) -> None:
         """Bind the caches of slots [first, first + count), each as input and output in the same memory."""
 
+    def enter(self) -> None:  # noqa: B027 -- most memories have nothing to do
+        """Make this thread ready for the memory's device; called before each step."""
+
     def prepare(self, first: int, count: int) -> None:  # noqa: B027 -- most memories have nothing to do
         """Make the caches of slots [first, first + count) ready for a run that binds them."""
 

@@ -146,6 +146,7 @@ class SlotRunner:
         singles = [row for row in rows if _is_decode(row)]
         results: dict[int, Logits] = {}
         try:
+            self._kv.enter()
             # Decode first: a prompt row in a gap then overwrites what its dummy row wrote.
             self._decode(singles, late)
             for row in rows:
@@ -156,7 +157,12 @@ class SlotRunner:
                 else:
                     results[group[0].slot] = self._prefill(group[0], late=group[0].slot in late)
         except ort.runtime_errors() as error:
+            # A binding that failed half-way ends the process when it is bound again.
+            self._bindings.clear()
             raise ProviderRuntimeError(f"a run of {len(rows)} rows failed: {ort.one_line(error)}") from error
+        except ProviderRuntimeError:
+            self._bindings.clear()
+            raise
         for row in rows:
             self._lengths[row.slot] = row.start + len(row.tokens)
         return [results[row.slot] for row in rows]

@@ -8,7 +8,7 @@ from ...passes.fuse.fuse_attention import FuseAttentionPass
 from ...passes.normalize.simplify_shapes import SimplifyShapesPass
 from ..attention.multi_head_attention import MultiHeadAttentionPass
 from ..kernels import Kernels
-from ..older_opset import OlderOpsetPass
+from ..older_opset import MicrosoftGeluPass, OlderOpsetPass
 
 
 def graph_passes(kernels: Kernels) -> list[ir.passes.PassBase]:
@@ -20,4 +20,6 @@ def graph_passes(kernels: Kernels) -> list[ir.passes.PassBase]:
     passes: list[ir.passes.PassBase] = []
     if kernels.multi_head_attention:
         passes += [FuseAttentionPass(plain=True), MultiHeadAttentionPass(), SimplifyShapesPass(decoder=False)]
+    if not kernels.standard_gelu:
+        passes.append(MicrosoftGeluPass())
     return [*passes, OlderOpsetPass(kernels.opset)]

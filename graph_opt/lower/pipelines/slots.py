@@ -19,7 +19,7 @@ from ..attention.slot_inputs import SlotInputsPass
 from ..kernels import CPU, Kernels
 from ..norms.branchwise_norms import BranchwiseNormsPass
 from ..norms.skip_norm import SkipNormPass
-from ..older_opset import DecomposeNormsPass, MicrosoftRotaryPass, OlderOpsetPass
+from ..older_opset import DecomposeNormsPass, MicrosoftGeluPass, MicrosoftRotaryPass, OlderOpsetPass
 from ..outputs.hidden_states import LastHiddenStatePass
 from ..outputs.logits import SelectLogitsPass
 from ..outputs.top_logits import TopLogitsPass
@@ -135,6 +135,8 @@ def slot_passes(options: SlotOptions) -> list[ir.passes.PassBase]:
         passes.append(SkipNormPass())
     if kernels.quick_gelu:
         passes.append(RulePass("QuickGelu", [QuickGelu()]))
+    if not kernels.standard_gelu:
+        passes.append(MicrosoftGeluPass())
     if options.wide_products:
         passes.append(WideProductsPass())
         if kernels.quantized_linear:

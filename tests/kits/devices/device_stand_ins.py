@@ -82,6 +82,9 @@ class CudaOnCpu(_OnCpu, CudaProvider):
     def compute_capability(self, index: int) -> tuple[int, int]:
         return 8, 0
 
+    def enter(self, index: int) -> None:
+        pass
+
 
 class PagedCudaOnCpu(CudaOnCpu):
     """CUDA with paged KV; PagedAttention is decomposed, because it has only a CUDA kernel."""

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import onnx_ir as ir
-from kernel_table import Rule, attribute
+from kernel_table import Rule, attribute, is_constant
 
-from carryall.graph_opt.graph.edit import static_size
+from carryall.graph_opt.graph.edit import constant, static_size
 
-_Q_NORM = 14
+_COS, _Q_NORM = 7, 14
 
 
 def _needs_cudnn(node: ir.Node) -> str | None:
@@ -60,6 +60,60 @@ def _cuda_experts(node: ir.Node) -> str | None:
     return f"a hidden size of {hidden} is not divisible by 64" if hidden % 64 else None
 
 
+def _directml_attention(node: ir.Node) -> str | None:
+    ignored = [name for name in ("do_rotary", "softcap") if attribute(node, name)]
+    if attribute(node, "local_window_size", -1) != -1:
+        ignored.append("local_window_size")
+    if ignored:
+        return f"{', '.join(ignored)} is ignored"
+    if node.inputs[1] is None or len(node.inputs) > _COS:
+        return "packed q, k and v, and inputs from cos_cache on, are not read"
+    return None
+
+
+def _directml_nbits(node: ir.Node) -> str | None:
+    operands, depth = len(node.inputs), attribute(node, "K")
+    if operands != 4:
+        return f"{operands} inputs, not 4"
+    if depth % attribute(node, "block_size"):
+        return f"rows of {depth} are not whole blocks"
+    return None if attribute(node, "bits") in (4, 8) else f"{attribute(node, 'bits')} bits"
+
+
+def _constant_inputs(*indices: int) -> Rule:
+    """Return a rule: these inputs are known when the graph is loaded."""
+
+    def rule(node: ir.Node) -> str | None:
+        given = {index: node.inputs[index] for index in indices if index < len(node.inputs)}
+        computed = [index for index, value in given.items() if not is_constant(value)]
+        return f"input {computed[0]} is computed" if computed else None
+
+    return rule
+
+
+def _no_zero_point(node: ir.Node) -> str | None:
+    value = node.inputs[2] if len(node.inputs) > 2 else None
+    if value is None:
+        return None
+    points = constant(value)
+    return "zero points other than 0" if points is None or points.any() else None
+
+
+def _tensorrt_topk(node: ir.Node) -> str | None:
+    count = constant(node.inputs[1]) if node.inputs[1] is not None else None
+    if not attribute(node, "sorted", 1):
+        return "results that are not sorted"
+    return None if count is None or int(count.max()) < 3840 else f"{int(count.max())} results"
+
+
+def _one_output(node: ir.Node) -> str | None:
+    return "more than one output" if any(value.uses() for value in node.outputs[1:]) else None
+
+
+def _no_reduction(node: ir.Node) -> str | None:
+    return "a reduction" if attribute(node, "reduction", "none") != "none" else None
+
+
 CUDA: Mapping[str, Rule] = {
     **dict.fromkeys(("ReduceMax", "ReduceMin", "ReduceProd", "Conv"), _needs_cudnn),
     "com.microsoft.GroupQueryAttention": _cuda_attention,
@@ -74,4 +128,22 @@ WEBGPU: Mapping[str, Rule] = {
 CPU: Mapping[str, Rule] = {
     "com.microsoft.GroupQueryAttention": _attention,
     "com.microsoft.MatMulNBits": _nbits,
+}
+# onnxruntime's DmlExecutionProvider/src/Operators: see ``DIRECTML`` in graph_opt/lower/kernels.py.
+DIRECTML: Mapping[str, Rule] = {
+    "com.microsoft.GroupQueryAttention": _directml_attention,
+    "com.microsoft.MatMulNBits": _directml_nbits,
+}
+# docs/operators.md of onnx-tensorrt 10.1, column "Restrictions".
+_REDUCTIONS = ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum", "SumSquare")
+TENSORRT: Mapping[str, Rule] = {
+    **{f"Reduce{name}": _constant_inputs(1) for name in _REDUCTIONS},
+    **dict.fromkeys(("Squeeze", "Unsqueeze", "CumSum", "OneHot"), _constant_inputs(1)),
+    "Slice": _constant_inputs(3),
+    "Pad": _constant_inputs(3),
+    "DequantizeLinear": _no_zero_point,
+    "QuantizeLinear": _no_zero_point,
+    "TopK": _tensorrt_topk,
+    "LayerNormalization": _one_output,
+    "ScatterND": _no_reduction,
 }

@@ -12,15 +12,21 @@ import pytest
 from kernel_table import KernelTable, misfits
 from lowered_forms import CONTEXT, FAMILIES, FORMS, decoder
 
+from carryall.errors import UnsupportedAttentionError
 from carryall.graph_opt.pipeline import pipeline
 from carryall.providers.base import Provider, RunnerConfig
 from carryall.providers.targets.cpu import CpuProvider
 from carryall.providers.targets.cuda import CudaProvider
+from carryall.providers.targets.directml import DirectMLProvider
+from carryall.providers.targets.nv_tensorrt_rtx import NvTensorRtRtxProvider
+from carryall.providers.targets.tensorrt import TensorRTProvider
 from carryall.providers.targets.webgpu import WebGpuProvider
 
 CPU = KernelTable("cpu", kernel_rules.CPU)
 CUDA = KernelTable("cuda", kernel_rules.CUDA)
 WEBGPU = KernelTable("webgpu", kernel_rules.WEBGPU)
+DIRECTML = KernelTable("directml", kernel_rules.DIRECTML)
+TENSORRT = KernelTable("tensorrt", kernel_rules.TENSORRT)
 HEADER = '<ir_version: 10, opset_import: ["": 21, "com.microsoft": 1]>'
 
 
@@ -41,10 +47,16 @@ TARGETS = {
     "cuda-old": Target(CudaProvider(), CUDA, {"kv_cache": "float32", "fused_experts": "off"}),
     "webgpu-fp16": Target(WebGpuProvider(), WEBGPU, {"compute": "fp16"}),
     "webgpu-fp32": Target(WebGpuProvider(), WEBGPU, {"compute": "fp32"}),
+    "directml-fp16": Target(DirectMLProvider(), DIRECTML, {"compute": "fp16"}),
+    "directml-fp32": Target(DirectMLProvider(), DIRECTML, {"compute": "fp32"}),
+    "tensorrt": Target(TensorRTProvider(), TENSORRT),
+    "tensorrt-rtx": Target(NvTensorRtRtxProvider(), TENSORRT),
 }
 # Mixtures need sorting and OneHot of integers, or an operator for all experts.
 NO_MIXTURES = {"webgpu-fp16", "webgpu-fp32"}
 EVERYTHING = [(target, family, form) for target in TARGETS for family in FAMILIES for form in FORMS]
+# DirectML computes windows only up to a context of the window's size.
+NO_WINDOWS = {"directml-fp16", "directml-fp32"}
 # Each target with each form, and each family with three of them.
 QUICK = {
     (target, list(FAMILIES)[(2 * index + 3 * place) % len(FAMILIES)], form)
@@ -61,7 +73,12 @@ QUICK = {
 def test_every_node_has_a_kernel(target: str, family: str, form: str, tmp_path: Path) -> None:
     chosen = TARGETS[target]
     config = RunnerConfig(context_length=CONTEXT, options=chosen.options)
-    model = pipeline.run(decoder(family, form, tmp_path), chosen.provider.passes(config))[0]
+    portable, passes = decoder(family, form, tmp_path), chosen.provider.passes(config)
+    if target in NO_WINDOWS and "sliding_window" in FAMILIES[family]:
+        with pytest.raises(UnsupportedAttentionError, match="window"):
+            pipeline.run(portable, passes)
+        return
+    model = pipeline.run(portable, passes)[0]
     found = misfits(model, chosen.table, CPU)
     if target in NO_MIXTURES and any("OneHot" in reason for reason in found):
         assert all("OneHot has no kernel" in reason or "TopK has no kernel" in reason for reason in found)
@@ -81,6 +98,10 @@ NBITS = "y = com.microsoft.MatMulNBits<K = 16, N = 4, bits = {}, block_size = {}
         (CUDA, NBITS.format(4, 8), "blocks of 8"),
         (WEBGPU, NBITS.format(3, 16), "3 bits"),
         (CPU, "y = com.microsoft.SparsePagedAttention(x)", "no kernel"),
+        (DIRECTML, NBITS.format(4, 16), "3 inputs, not 4"),
+        (DIRECTML, "a = Add(i, i) y = Mod(a, i)", "Mod has no kernel of {'T': 'int64'"),
+        (TENSORRT, "y = com.microsoft.QuickGelu(x)", "QuickGelu has no kernel"),
+        (TENSORRT, "a = Add(i, i) y = ReduceSum(x, a)", "input 1 is computed"),
     ],
 )
 def test_what_has_no_kernel_is_found(table: KernelTable, body: str, reason: str) -> None:

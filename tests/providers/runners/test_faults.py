@@ -16,6 +16,7 @@ from carryall.providers.base import Provider, RunnerConfig
 from carryall.providers.host import libraries, nvidia
 from carryall.providers.host.libraries import Library
 from carryall.providers.ort import ort
+from carryall.providers.ort.device_memory import DeviceMemory
 from carryall.providers.targets.cpu import CpuProvider
 from carryall.providers.targets.cuda import CudaProvider
 from carryall.runtime.engine.engine import Engine
@@ -115,6 +116,28 @@ def test_a_lost_device_fails_its_requests_with_the_reason(
 
     is_lost = False  # a driver may restore its device
     assert run(engine, requests(3)) == undisturbed
+
+
+@pytest.mark.parametrize("moment", [1, 3])
+def test_no_memory_while_a_run_is_bound_harms_nobody(
+    model: Path, moment: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A binding that failed half-way is not used again."""
+    engine = Engine(CudaOnCpu().runner(model, RunnerConfig(max_slots=4, num_threads=1)))
+    undisturbed = run(engine, requests(3))
+    engine.close()
+    engine = Engine(CudaOnCpu().runner(model, RunnerConfig(max_slots=4, num_threads=1)))
+    allocate, calls = DeviceMemory._allocate, iter(range(1000))
+
+    def full_once(*arguments: Any) -> Any:
+        if next(calls) == moment:
+            raise ProviderRuntimeError("cuda:0 has no memory")
+        return allocate(*arguments)
+
+    monkeypatch.setattr(DeviceMemory, "_allocate", full_once)
+    assert run(engine, requests(3)) == undisturbed
+    assert next(calls) > moment + 1
+    engine.close()
 
 
 def test_a_failed_copy_of_a_slot_is_a_typed_error_and_harms_nobody(model: Path) -> None:

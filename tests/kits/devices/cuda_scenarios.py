@@ -1,0 +1,247 @@
+"""What runs over the stub of CUDA, in a process of its own: ``python cuda_scenarios.py NAME ARGUMENTS``.
+
+The last line of the output is JSON.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import sys
+import tempfile
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from cuda_stub import VERSION
+from engine_kit import make_request
+from engine_kit import run as run_engine
+from lowered_forms import CONTEXT, decoder
+
+from carryall.errors import CarryallError
+from carryall.exporter.save import save_model
+from carryall.graph_opt.pipeline import pipeline
+from carryall.providers import placement
+from carryall.providers.base import Row, RunnerConfig
+from carryall.providers.host import libraries, nvidia
+from carryall.providers.ort import ort
+from carryall.providers.targets.cuda import CudaProvider
+from carryall.runtime.engine.engine import Engine
+
+# The environment of the tests also has onnxruntime for the CPU; this process imports onnxruntime-gpu.
+ort.installed_wheels = lambda: {"onnxruntime-gpu": VERSION}
+
+SLOTS = 4
+
+
+def tokens(count: int, seed: int = 0) -> npt.NDArray[np.int64]:
+    """Return random token ids."""
+    return np.random.default_rng(seed).integers(1, 250, count)
+
+
+def lowered(folder: Path, family: str, form: str, **options: Any) -> tuple[Path, RunnerConfig]:
+    """Write a model lowered for CUDA."""
+    config = RunnerConfig(max_slots=SLOTS, context_length=CONTEXT, options=options)
+    model, _ = pipeline.run(decoder(family, form, folder), CudaProvider().passes(config))
+    place = folder / "-".join([family, form, *map(str, options.values())])
+    place.mkdir()
+    save_model(model, place / "model.onnx")
+    return place / "model.onnx", config
+
+
+def drive(runner: Any) -> None:
+    """Run prompts, decode steps that are captured and replayed, copies of slots, and the best logits."""
+    runner.forward([Row(0, tokens(9), 0)])
+    runner.forward([Row(1, tokens(17), 0, num_logits=2)])
+    for step in range(4):
+        runner.forward([Row(0, tokens(1), 9 + step), Row(1, tokens(1), 17 + step)])
+    runner.forward([Row(0, tokens(4), 13)])
+    runner.copy_prefix(0, 2, 6)
+    runner.forward([Row(2, tokens(1), 6)])
+    runner.forward([Row(2, tokens(1), 7), Row(3, tokens(40), 0)])
+    for step in range(4):
+        starts = (17, 21, 8, 40)
+        runner.forward([Row(slot, tokens(1), start + step) for slot, start in enumerate(starts)])
+    if runner.info.top_logits:
+        (best,) = runner.forward_best([Row(0, tokens(1), 21, best_suffice=True)])
+        best.whole()
+    runner.release(0)
+    runner.forward([Row(0, tokens(5), 0)])
+
+
+def forms(folder: Path, family: str, *chosen: str) -> list[dict[str, Any]]:
+    """Open and drive one family in some forms; return where its nodes were placed."""
+    found = []
+    for entry in chosen:
+        form, *pairs = entry.split(",")
+        options = dict(pair.split("=") for pair in pairs)
+        model, config = lowered(folder, family, form, **options)
+        sessions: list[Any] = []
+        with _spied(sessions):
+            runner = CudaProvider().runner(model, config)
+        drive(runner)
+        placed = placement.placed_nodes(sessions[0]) or {}
+        found.append({name: [str(node) for node in nodes] for name, nodes in placed.items()})
+        runner.close()
+    return found
+
+
+def threads(folder: Path) -> int:
+    """Let one thread open models and capture their steps, while others run prompts; return the captures."""
+    model, config = lowered(folder, "llama", "float")
+    other, other_config = lowered(folder, "qwen3", "int4")
+    ended, faults = threading.Event(), []
+
+    def prompts() -> None:
+        try:
+            runner, size = CudaProvider().runner(other, other_config), 1
+            while not ended.is_set():
+                size = size % (CONTEXT - 1) + 1
+                runner.forward([Row(0, tokens(size), 0)])
+            runner.close()
+        except Exception as error:  # noqa: BLE001 - the parent judges it
+            faults.append(f"{type(error).__name__}: {error}")
+
+    workers = [threading.Thread(target=prompts) for _ in range(2)]
+    for worker in workers:
+        worker.start()
+    try:
+        for _ in range(6):
+            runner = CudaProvider().runner(model, config)
+            drive(runner)
+            runner.close()
+    finally:
+        ended.set()
+        for worker in workers:
+            worker.join()
+    if faults:
+        raise RuntimeError("; ".join(faults))
+    return 6
+
+
+def copies(folder: Path) -> list[bool]:
+    """Write numbers into a slot's memory; return whether its copy has them, and whether others lack them."""
+    model, config = lowered(folder, "llama", "float")
+    runner: Any = CudaProvider().runner(model, config)
+    runner.forward([Row(0, tokens(6), 0)])
+    buffers = []
+    for name, spec in runner._kv._specs.items():
+        size = runner._kv.length * spec.bytes_per_token
+        address = _stub().stub_reachable(ctypes.c_void_p(runner._kv._caches[name][0].data_ptr()))
+        buffers.append(np.ctypeslib.as_array((ctypes.c_uint8 * (size * SLOTS)).from_address(address)))
+    for index, buffer in enumerate(buffers):
+        slots = buffer.reshape(SLOTS, -1)
+        slots[0] = np.random.default_rng(index).integers(1, 255, slots.shape[1])
+    runner.copy_prefix(0, 2, 6)
+    found = [buffer.reshape(SLOTS, -1) for buffer in buffers]
+    same = all(np.array_equal(slots[0], slots[2]) for slots in found)
+    return [same, not any(slots[[1, 3]].any() for slots in found)]
+
+
+def memory_at_load(folder: Path) -> dict[str, Any]:
+    """Open models with ever less memory; return the slots or the error of each. Then drive one."""
+    model, config = lowered(folder, "llama", "float")
+    found: dict[str, Any] = {}
+    for kilobytes in (1 << 14, 5000, 4000, 3000, 1000):
+        _stub().stub_memory(ctypes.c_size_t(kilobytes << 10))
+        try:
+            runner = CudaProvider().runner(model, config)
+        except CarryallError as error:
+            found[str(kilobytes)] = f"{type(error).__name__}: {error}"
+        else:
+            found[str(kilobytes)] = runner.info.max_slots
+            runner.close()
+    _stub().stub_memory(ctypes.c_size_t(1 << 30))
+    runner = CudaProvider().runner(model, config)
+    drive(runner)
+    runner.close()
+    return found
+
+
+def memory_in_a_step(folder: Path) -> list[Any]:
+    """Let the memory end before a prompt; return what became of requests during and after the shortage."""
+    model, config = lowered(folder, "llama", "float")
+    engine = Engine(CudaProvider().runner(model, config))
+    _stub().stub_memory(ctypes.c_size_t(1))
+    short = make_request("short", [1, 2, 3] * 12)
+    run_engine(engine, [short])
+    _stub().stub_memory(ctypes.c_size_t(1 << 30))
+    later = make_request("later", [1, 2, 3] * 12)
+    run_engine(engine, [later])
+    engine.close()
+    return [short.finish_reason, str(short.error), later.finish_reason]
+
+
+def lost(folder: Path) -> list[Any]:
+    """Lose the device in the middle of a step; return the reasons of the requests, and of a later one."""
+    model, config = lowered(folder, "llama", "int4")
+    engine = Engine(CudaProvider().runner(model, config))
+    requests = [make_request(f"r{index}", [1, 2, 3 + index]) for index in range(3)]
+    for request in requests:
+        engine.add(request)
+    for _ in range(3):
+        engine.step()
+    _stub().stub_lose_after(ctypes.c_long(20))
+    run_engine(engine, [])
+    later = make_request("later", [4, 5])
+    run_engine(engine, [later])
+    engine.close()
+    return [[request.finish_reason, str(request.error)] for request in (*requests, later)]
+
+
+def two_devices(folder: Path) -> list[Any]:
+    """Drive a runner on each of two devices in turns; return the memory that each device holds meanwhile."""
+    model, _ = lowered(folder, "llama", "int4")
+    runners = []
+    for device in (0, 1):
+        mine = RunnerConfig(max_slots=SLOTS, context_length=CONTEXT, options={"device": device})
+        runners.append(CudaProvider().runner(model, mine))
+    for step in range(6):
+        for runner in runners:
+            runner.forward([Row(0, tokens(1), step)])
+    held = [_used(0), _used(1)]
+    for runner in runners:
+        drive(runner)
+        runner.close()
+    try:
+        CudaProvider().runner(model, RunnerConfig(max_slots=1, context_length=8, options={"device": 2}))
+    except CarryallError as error:
+        return [held, str(error)]
+    return [held, "opened"]
+
+
+class _spied:  # noqa: N801 - a context manager
+    """Collect the sessions that are opened."""
+
+    def __init__(self, sessions: list[Any]) -> None:
+        self._sessions, self._open = sessions, ort.open_session
+
+    def __enter__(self) -> None:
+        def opened(*arguments: Any, **named: Any) -> Any:
+            self._sessions.append(self._open(*arguments, **named))
+            return self._sessions[-1]
+
+        ort.open_session = opened
+
+    def __exit__(self, *_: object) -> None:
+        ort.open_session = self._open
+
+
+def _stub() -> ctypes.CDLL:
+    library = libraries.load(f"libcudart.so.{nvidia.cuda_version()}")
+    assert library is not None
+    library.stub_reachable.restype = ctypes.c_void_p
+    library.stub_used.restype = ctypes.c_size_t
+    return library
+
+
+def _used(device: int) -> int:
+    return int(_stub().stub_used(device))
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as scratch:
+        result = globals()[sys.argv[1]](Path(scratch), *sys.argv[2:])
+    print(json.dumps(result))

@@ -1,0 +1,89 @@
+"""The real CUDA provider of onnxruntime-gpu without a GPU, over a stub of the CUDA runtime.
+
+Kernels compute nothing, so only the values of copies are compared.
+"""
+
+from __future__ import annotations
+
+import cuda_stub
+import pytest
+from lowered_forms import FAMILIES
+
+from carryall.providers.placement import _SHAPE_OPERATORS
+
+pytestmark = pytest.mark.slow
+
+CUDA = "CUDAExecutionProvider"
+FORMS = ["float", "float,compute=bf16", "int4", "int4-minima", "int8", "static", "int8-kv", "int8-kv-tensor"]
+# Mixtures that are not fused split by numbers that a kernel computed, and the stub computes none.
+NOT_DRIVEN = {"qwen2_moe", "qwen3_moe", "mixtral"}
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES.keys() - NOT_DRIVEN))
+def test_every_form_loads_is_placed_runs_and_is_captured(family: str) -> None:
+    """A read of device memory by the host would end the process, and an illegal call be in the log."""
+    outcome = cuda_stub.run("forms", family, *FORMS)
+    for form, placed in zip(FORMS, outcome.result, strict=True):
+        assert placed.keys() <= {CUDA, "CPUExecutionProvider"}, form
+        operators = {node.split()[0] for node in placed.get("CPUExecutionProvider", [])}
+        assert operators <= _SHAPE_OPERATORS, form
+        assert not any("Memcpy" in node for nodes in placed.values() for node in nodes), form
+        assert any("GroupQueryAttention" in node for node in placed[CUDA]), form
+    assert outcome.illegal() == []
+    # Runs of 2, 3 rows padded to 4, and 1: each is captured once for each form, and replayed.
+    assert outcome.count("begin") == outcome.count("end") >= 2 * len(FORMS)
+    assert outcome.count("replay") > outcome.count("begin")
+
+
+@pytest.mark.xfail(
+    reason="open: another thread spoils the capture, which CUDA reports as error 901", strict=False
+)
+def test_one_thread_captures_while_others_run_and_copy() -> None:
+    outcome = cuda_stub.run("threads", CUDA_STUB_CAPTURE_MS="20")
+    assert outcome.illegal() == []
+    assert outcome.count("begin") >= outcome.result
+
+
+def test_a_copied_slot_has_the_bytes_of_its_source_and_others_keep_theirs() -> None:
+    outcome = cuda_stub.run("copies")
+    assert outcome.result == [True, True]
+    assert outcome.illegal() == []
+
+
+def test_less_memory_gives_fewer_slots_then_a_typed_error() -> None:
+    outcome = cuda_stub.run("memory_at_load")
+    most, *fewer, last = outcome.result.values()
+    assert most == 4
+    assert sorted(fewer, reverse=True) == fewer
+    assert 0 < fewer[-1] < most
+    assert last.startswith("ProviderRuntimeError: not enough memory to load")
+    assert outcome.illegal() == []
+
+
+def test_memory_that_ends_in_a_step_fails_the_request_and_the_next_one_runs() -> None:
+    outcome = cuda_stub.run("memory_in_a_step")
+    reason, message, later = outcome.result
+    assert reason == "error"
+    assert "Failed to allocate memory" in message
+    assert later == "length"
+    assert outcome.count("full") > 0
+
+
+def test_a_device_lost_in_a_step_fails_its_requests_and_the_process_lives() -> None:
+    outcome = cuda_stub.run("lost")
+    assert outcome.count("lost") == 1
+    assert len(outcome.result) == 4
+    for reason, message in outcome.result:
+        assert reason == "error"
+        assert "CUDA failure 719" in message
+
+
+@pytest.mark.xfail(reason="open: failed before a step chose its device; not run since", strict=False)
+def test_two_devices_in_one_thread() -> None:
+    outcome = cuda_stub.run("two_devices", CUDA_STUB_DEVICES="2")
+    held, error = outcome.result
+    assert min(held) > 100_000
+    assert "cudaSetDevice(2) failed" in error
+    assert outcome.illegal() == []
+    replayed = {line.split()[1] for line in outcome.log if line.startswith("replay")}
+    assert replayed == {"0", "1"}
