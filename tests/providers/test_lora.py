@@ -74,5 +74,10 @@ def test_matrices_that_do_not_fit_change_nothing(
 
 
 def test_modules_are_read_from_the_inputs_of_a_graph() -> None:
-    shapes = {"input_ids": ["b", "s"], "lora_mask": ["b", 1, "r"], DOWN: ["r", 3], UP: ["r", 4]}
+    shapes: dict[str, list[object]] = {
+        "input_ids": ["b", "s"],
+        "lora_mask": ["b", 1, "r"],
+        DOWN: ["r", 3],
+        UP: ["r", 4],
+    }
     assert lora_modules(shapes) == {"m": (3, 4)}

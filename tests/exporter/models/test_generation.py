@@ -17,9 +17,7 @@ FAST = ("gpt_oss", "bloom", "deepseek_v3")
 
 def check(case: str, provider: str, folder: Path) -> None:
     input_ids, mask = prompt()
-    prompts = [
-        {"prompt_token_ids": row[real == 1].tolist()} for row, real in zip(input_ids, mask, strict=True)
-    ]
+    prompts = [row[real == 1].tolist() for row, real in zip(input_ids, mask, strict=True)]
     params = SamplingParams(max_tokens=NEW_TOKENS, temperature=0, ignore_eos=True)
     with LLM(write_case(case, folder), provider=provider, max_slots=2) as llm:
         found = [list(result.outputs[0].token_ids) for result in llm.generate(prompts, params)]

@@ -74,7 +74,7 @@ def story(runner: SlotRunner, folder: Path) -> list[np.ndarray[Any, Any]]:
         name: read_adapter(folder / name, runner.info.lora_modules, runner.info.max_lora_rank)
         for name in "abc"
     }
-    found = []
+    found: list[np.ndarray[Any, Any]] = []
 
     def step(places: list[int | None], start: int | None) -> None:
         rows = [

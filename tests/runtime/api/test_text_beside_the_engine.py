@@ -127,10 +127,10 @@ def test_a_parser_that_blocks_in_a_thread_beside_llm(model: LoadedModel) -> None
 @pytest.mark.parametrize(
     ("params", "beside"),
     [
-        (SamplingParams(stop="ab"), False),
-        (SamplingParams(stop=["a" * 5000]), True),  # its table is computed in Python, 1 us a character
-        (SamplingParams(stop=["a" * 100], n=50), True),
-        (SamplingParams(stop=["a" * 100], best_of=50), True),
+        (SamplingParams(stop=("ab",)), False),
+        (SamplingParams(stop=("a" * 5000,)), True),  # its table is computed in Python, 1 us a character
+        (SamplingParams(stop=("a" * 100,), n=50), True),
+        (SamplingParams(stop=("a" * 100,), best_of=50), True),
     ],
 )
 def test_long_stop_strings_are_prepared_beside_the_event_loop(

@@ -10,6 +10,7 @@ import dataclasses
 import json
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -36,7 +37,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CARRYALL_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
@@ -93,6 +94,6 @@ def test_any_file_of_a_package_is_used_or_refused(
     expected = answer(package)
     fuzz(
         st.tuples(by_bytes | by_value, st.sampled_from([True, True, True, False])),
-        lambda drawn: check(package, tmp_path, *drawn[0], drawn[1], expected),
+        lambda drawn: check(package, tmp_path, drawn[0][0], drawn[0][1], drawn[1], expected),
         examples,
     )

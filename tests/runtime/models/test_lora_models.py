@@ -162,11 +162,12 @@ def test_requests_choose_adapters_by_name(folder: Path) -> None:
 
 
 def test_a_package_whose_inputs_were_changed_is_refused(folder: Path, tmp_path: Path) -> None:
-    options = {"rotate": True, "algorithm": "rtn"}
     from carryall.graph_opt.quantize.recipe import QuantizationRecipe
 
     package = export(
-        folder / "base", tmp_path / "p", quantize=QuantizationRecipe(method="int8-fast", **options)
+        folder / "base",
+        tmp_path / "p",
+        quantize=QuantizationRecipe("int8-fast", rotate=True, algorithm="rtn"),
     )
     with pytest.raises(UsageError, match=r"was quantized with rotate, .*int4-fast or int8-fast"):
         load_model(package.path, max_loras=1)

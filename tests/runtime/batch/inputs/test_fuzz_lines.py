@@ -75,4 +75,4 @@ def test_kept_files(seed: Path, tmp_path: Path, worker: OfflineEngine) -> None:
 def test_any_file_holds_requests_or_reasons(
     examples: int | None, tmp_path: Path, worker: OfflineEngine
 ) -> None:
-    fuzz(FILES, lambda file: check(*file, tmp_path, worker), examples)
+    fuzz(FILES, lambda file: check(file[0], file[1], tmp_path, worker), examples)
