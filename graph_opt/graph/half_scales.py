@@ -95,7 +95,8 @@ def _narrow(graph: ir.Graph) -> list[ir.Node]:
 
 def _value(name: str, tensor: ir.TensorProtocol) -> ir.Value:
     tensor.name = name
-    return ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=tensor.shape, const_value=tensor)
+    shape = ir.Shape(shape_of(tensor))
+    return ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=shape, const_value=tensor)
 
 
 def _exchange(graph: ir.Graph, old: ir.Value, new: ir.Value) -> None:
