@@ -19,12 +19,14 @@ def check_stored(tensor: ir.TensorProtocol, name: str) -> None:
         name: the model's name in messages.
 
     Raises:
-        GraphError: bytes are missing, or a size of the shape is negative.
+        GraphError: bytes or the type are missing, or a size of the shape is negative.
     """
     if any(size < 0 for size in shape_of(tensor)):
         raise GraphError(
             f"{name} is damaged: weight {tensor.name} has the invalid shape {list(shape_of(tensor))}"
         )
+    if tensor.dtype == ir.DataType.UNDEFINED:
+        raise GraphError(f"{name} is damaged: weight {tensor.name} has no element type")
     if isinstance(tensor, ir.ExternalTensor):
         _check_external(tensor, name)
     elif isinstance(tensor, ir.TensorProtoTensor) and tensor.dtype != ir.DataType.STRING:
