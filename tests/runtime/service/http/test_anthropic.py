@@ -94,7 +94,7 @@ def test_a_demanded_tool_is_used(choice: Any) -> None:
             async with client.messages.stream(**options) as stream:
                 kinds = [one.type async for one in stream]
                 final = await stream.get_final_message()
-            assert kinds.count("input_json") > 2
+            assert kinds.count("input_json") > 1
             assert set(final.content[0].input) == {"city"}
 
     asyncio.run(scenario())

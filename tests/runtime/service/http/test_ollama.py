@@ -43,7 +43,7 @@ def test_a_chat_is_what_the_engine_gives_whole_and_streamed() -> None:
                 served, "/api/chat", model="toy:latest", messages=TURNS, options=OPTIONS
             )
             assert "".join(piece["message"]["content"] for piece in pieces) == text
-            assert len(pieces) > 2
+            assert len(pieces) > 1
             assert not any(piece["done"] for piece in pieces)
             assert (end["done"], end["done_reason"]) == (True, "length")
             assert (end["prompt_eval_count"], end["eval_count"]) == (len(prompt), 12)

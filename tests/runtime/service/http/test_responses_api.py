@@ -139,7 +139,7 @@ def test_a_demanded_call_is_made_and_its_result_goes_back(choice: Any) -> None:
                 )
             ]
             pieces = [one.delta for one in events if one.type == "response.function_call_arguments.delta"]
-            assert len(pieces) > 1
+            assert pieces  # one or several: a fast model's tokens arrive together
             assert events[-1].response.output[0].arguments == "".join(pieces)
             result = {"type": "function_call_output", "call_id": call.call_id, "output": "dry"}
             after = await client.responses.create(
