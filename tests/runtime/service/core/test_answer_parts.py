@@ -81,7 +81,7 @@ async def chunks(served: HttpServed, **more: Any) -> tuple[str, dict[int, list[s
 
 def test_openai_and_grpc() -> None:
     async def scenario() -> None:
-        async with null_llm(template=HERMES, step_seconds=0.005) as llm:
+        async with null_llm(template=HERMES, step_seconds=0.01) as llm:
             async with http_serving(llm) as served:
                 content, pieces, names = await chunks(served)
                 assert (content, names) == ("Hm.", {0: "one", 1: "two"})

@@ -31,7 +31,7 @@ ENDLESS = ask(max_tokens=4000)
 
 def test_a_stream_is_what_the_engine_gives() -> None:
     async def scenario() -> None:
-        async with null_llm(step_seconds=0.002) as llm, serving(llm) as served:
+        async with null_llm(step_seconds=0.01) as llm, serving(llm) as served:
             messages = await read(served.stub.Generate(ask(temperature=0, max_tokens=12, logprobs=2)))
             params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
             *_, last = [output async for output in llm.generate("def f(x):", params)]

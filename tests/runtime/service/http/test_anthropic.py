@@ -83,7 +83,7 @@ def test_a_stop_sequence_is_told() -> None:
 @pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "weather"}])
 def test_a_demanded_tool_is_used(choice: Any) -> None:
     async def scenario() -> None:
-        async with null_llm(step_seconds=0.001) as llm, http_serving(llm) as served:
+        async with null_llm(step_seconds=0.01) as llm, http_serving(llm) as served:
             client = client_of(served)
             options: Any = {"model": "toy", "messages": TURNS, "tools": [TOOL], "max_tokens": 400}
             options["tool_choice"] = {**choice, "disable_parallel_tool_use": True}
