@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import CheckpointError, ModelNotFoundError, UnsupportedModelError, UsageError
+from ..storage.hashes import content_key
 from ..storage.stored_tensor import Array, Packed, StoredTensor
 from .config import integer, number, read_json
 from .safetensors_files import SafetensorsTensor, safetensors_in
@@ -135,6 +136,16 @@ def adapter_rank(folder: Path) -> int:
     """
     pairs, _, _ = _sorted_out(_read(folder)[1])
     return max((pair["A"].shape[0] for pair in pairs.values() if "A" in pair and pair["A"].shape), default=1)
+
+
+def adapter_fingerprint(folder: Path) -> str:
+    """Return a hash of an adapter's files.
+
+    Raises:
+        ModelNotFoundError, CheckpointError: as ``read_adapter``.
+    """
+    _read(folder)
+    return content_key(folder, [CONFIG, WEIGHTS])
 
 
 def read_adapter(folder: Path, layers: Mapping[str, tuple[int, int]], max_rank: int) -> LoraAdapter:

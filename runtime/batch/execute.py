@@ -98,8 +98,7 @@ class _Execution:
         _refuse_output_as_input(spec, self.source)
         content = self.source.content() if self.source.rereadable else None
         stamp = model_stamp(spec.model)  # first, so that later changes of the files are seen
-        quantize = spec.loading.get("quantize")
-        identity = model_identity(spec.model, quantize=quantize, progress=self.progress)
+        identity = _identity(spec, self.progress)
         watch = ModelWatch(spec, identity, stamp)
         facts = spec.facts(content, identity)
         try:
@@ -176,6 +175,14 @@ def worker_on(worker: WorkerSpec, provider: str, name: str) -> WorkerSpec:
     return dataclasses.replace(worker, loading=loading, worker=name, window=2 * PIECE_LINES)
 
 
+def _identity(spec: BatchSpec, progress: Progress | None = None) -> dict[str, str]:
+    """Return the identity of a job's model and adapters."""
+    given = spec.loading
+    return model_identity(
+        spec.model, quantize=given.get("quantize"), loras=given.get("loras"), progress=progress
+    )
+
+
 class ModelWatch:
     """Detects that a model's files were replaced.
 
@@ -202,7 +209,7 @@ class ModelWatch:
             raise PackageError(f"{self._spec.model} was deleted while the job ran: {error}") from error
         if stamp == self._stamp:
             return
-        now = model_identity(self._spec.model, quantize=self._spec.loading.get("quantize"))
+        now = _identity(self._spec)
         if now != self._identity:
             raise PackageError(
                 f"{self._spec.model} was replaced while the job ran; the answers so far come from the old "

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 
+from ...exporter.adapter import adapter_fingerprint
 from ...exporter.package import COPIED_FILES
 from ...progress import Progress
 from ..models.find import find_model
@@ -15,17 +17,22 @@ Stamp = tuple[tuple[str, int, int, int], ...]
 
 
 def model_identity(
-    model: str, *, quantize: str | None = None, progress: Progress | None = None
+    model: str,
+    *,
+    quantize: str | None = None,
+    loras: Mapping[str, str] | None = None,
+    progress: Progress | None = None,
 ) -> dict[str, str]:
     """Return digests of all parts of a model that its answers depend on, by name.
 
     Args:
         model: as for ``load_model``; exported and quantized into the cache where needed.
         quantize: as for ``load_model``.
+        loras: folders of LoRA adapters, by name.
         progress: called for every tensor that is written.
 
     Raises:
-        CarryallError: as ``resolve_model``.
+        CarryallError: as ``resolve_model``, or an adapter cannot be read.
     """
     files = resolve_model(model, quantize=quantize, progress=progress)
     found = {"weights": _hexdigest(files.content_key.encode())}
@@ -33,6 +40,8 @@ def model_identity(
         path = files.folder / name
         if path.is_file():
             found[name] = _hexdigest(path.read_bytes())
+    for name, folder in sorted((loras or {}).items()):
+        found[f"lora {name}"] = _hexdigest(adapter_fingerprint(Path(folder)).encode())
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,6 +24,37 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Resu
     for seed, name in enumerate("ab"):
         write_adapter(Path(name), layers_of(base), seed=seed)
     return lambda text: CliRunner().invoke(carryall, text.split())
+
+
+@pytest.mark.long
+def test_run_and_batch_use_adapters(run: Callable[[str], Result]) -> None:
+    options = "--temperature 0 --max-tokens 6 -q"
+    texts = {
+        lora: run(f"run base x {options} --json {f'--lora {lora}={lora}' if lora else ''}")
+        for lora in ("", "a", "b")
+    }
+    assert [one.exit_code for one in texts.values()] == [0, 0, 0]
+    found = {lora or "base": json.loads(one.stdout)["text"] for lora, one in texts.items()}
+    assert len(set(found.values())) == 3
+
+    sampling = {"temperature": 0, "max_tokens": 6}
+    lines = [
+        {"custom_id": name, "url": "/v1/completions", "body": {"model": name, "prompt": "x", **sampling}}
+        for name in ("a", "base", "b")
+    ]
+    Path("in.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    done = run("batch run in.jsonl -o out.jsonl --model base --lora a=a --lora b=b --max-loras 1 -q")
+    assert done.exit_code == 0, done.output
+    answers = [json.loads(line) for line in Path("out.jsonl").read_text().splitlines()]
+    bodies = {one["custom_id"]: one["response"]["body"] for one in answers}
+    assert {name: body["model"] for name, body in bodies.items()} == {"a": "a", "base": "base", "b": "b"}
+    assert {name: body["choices"][0]["text"] for name, body in bodies.items()} == found
+
+    same = run("batch run in.jsonl -o out.jsonl --model base --lora a=a --lora b=b -q")
+    assert same.exit_code == 0  # it is finished
+    changed = run("batch run in.jsonl -o out.jsonl --model base --lora a=b --lora b=b -q")
+    assert changed.exit_code == 2
+    assert "model.lora a: " in " ".join(changed.output.split())
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,20 @@ def test_a_branch_is_added_behind_the_bias(bias: bool) -> None:
     assert_same(model, graph(f"g ({X}, {MASK}, {inputs}) => ({LOGITS}) {{ {after} }}", **CONSTANTS, **ZERO))
 
 
+def test_the_branch_of_a_half_precision_layer_is_float() -> None:
+    half = {name: array.astype(np.float16) for name, array in CONSTANTS.items()}
+    x, logits = X.replace("float", "float16"), LOGITS.replace("float", "float16")
+    product = 'y = MatMul(x, "a.q_proj.weight")'
+    model = graph(f"g ({x}) => ({logits}) {{ {product} {HEAD.format('y')} }}", **half)
+    apply(LoraPass(), model)
+    inputs, nodes = branch("a.q_proj", "wide", 4, 2)
+    after = (
+        f"{product} wide = Cast <to = 1> (x) {nodes} c = Cast <to = 10> (delta) z = Add(y, c) "
+        f"{HEAD.format('z')}"
+    )
+    assert_same(model, graph(f"g ({x}, {MASK}, {inputs}) => ({logits}) {{ {after} }}", **half, **ZERO))
+
+
 def test_only_named_modules_have_branches() -> None:
     body = 'y = MatMul(x, "a.q_proj.weight") u = MatMul(y, "a.up.weight")'
     model = graph(f"g ({X}) => ({LOGITS}) {{ {body} {HEAD.format('u')} }}", **CONSTANTS)
