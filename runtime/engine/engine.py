@@ -225,11 +225,6 @@ class Engine:
             **dataclasses.asdict(self._speculator.counters),
         )
 
-    @property
-    def resident_adapters(self) -> tuple[str, ...]:
-        """The keys of the LoRA adapters that hold a place, least recently used first."""
-        return self._scheduler.adapters.resident
-
     def adapter_names(self) -> tuple[list[str], list[str]]:
         """Return the names of the LoRA adapters of running requests, and of waiting ones."""
         found: tuple[set[str], set[str]] = (set(), set())
