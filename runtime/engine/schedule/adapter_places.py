@@ -30,11 +30,6 @@ class AdapterPlaces:
         """Whether a running request uses an adapter."""
         return bool(self._users)
 
-    @property
-    def resident(self) -> tuple[str, ...]:
-        """The keys of the resident adapters, least recently used first."""
-        return tuple(self._places)
-
     def has_place(self, request: Request) -> bool:
         """Whether a request can start: its adapter is resident, or a place is free or not in use."""
         adapter = request.adapter
