@@ -64,7 +64,7 @@ def test_the_embedded_model_streams_and_sigterm_drains() -> None:
             messages += stream
         assert process.wait(timeout=30) == 0
     assert messages[-1].usage.completion_tokens == TOKENS  # the open request was completed
-    assert len(messages) > 10
+    assert len(messages) > 2
     with LLM("demo", max_slots=2) as llm:
         params = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True)
         expected = llm.generate(PROMPT, params)[0].outputs[0]
