@@ -61,6 +61,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel: zipfile.ZipFile) ->
     assert names == source_files()
 
 
+@pytest.mark.long
 def test_the_wheel_holds_what_the_readme_promises(wheel: zipfile.ZipFile) -> None:
     names = set(wheel.namelist())
     assert {f"carryall/{folder}/__init__.py" for folder in FOLDERS} <= names
@@ -74,6 +75,7 @@ def test_the_wheel_holds_what_the_readme_promises(wheel: zipfile.ZipFile) -> Non
     assert "carryall = carryall.cli:main" in wheel.read(entry_points).decode()
 
 
+@pytest.mark.long
 def test_the_wheel_is_small_enough_to_publish(wheel: zipfile.ZipFile) -> None:
     assert sum(info.compress_size for info in wheel.infolist()) < 40_000_000
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import os
 import re
 import subprocess
@@ -30,28 +31,35 @@ def test_each_threat_has_a_test() -> None:
     assert (len(rows) > 30, without) == (True, [])
 
 
+@functools.cache
+def nodes() -> list[tuple[str, ast.Call | ast.Import | ast.ImportFrom]]:
+    """The calls and imports of the package, each with its file."""
+    found = []
+    for path in (path for folder in PACKAGE for path in (ROOT / folder).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call | ast.Import | ast.ImportFrom):
+                found.append((path.relative_to(ROOT).as_posix(), node))
+    return found
+
+
 def calls(name: str) -> list[tuple[str, str]]:
     """The files and calls of a function or method in the package."""
-    found = []
-    for folder in PACKAGE:
-        for path in (ROOT / folder).rglob("*.py"):
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-                if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] == name:
-                    found.append((path.relative_to(ROOT).as_posix(), ast.unparse(node)))
-    return found
+    return [
+        (path, ast.unparse(node))
+        for path, node in nodes()
+        if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] == name
+    ]
 
 
 def imported(*names: str) -> set[str]:
     """The files of the package that import one of these modules."""
     found = set()
-    for folder in PACKAGE:
-        for path in (ROOT / folder).rglob("*.py"):
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-                modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-                if isinstance(node, ast.ImportFrom) and node.level == 0:
-                    modules = [node.module or ""]
-                if any(module.split(".")[0] in names for module in modules):
-                    found.add(path.relative_to(ROOT).as_posix())
+    for path, node in nodes():
+        modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom) and node.level == 0:
+            modules = [node.module or ""]
+        if any(module.split(".")[0] in names for module in modules):
+            found.add(path)
     return found
 
 

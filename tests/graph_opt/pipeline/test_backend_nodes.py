@@ -50,6 +50,7 @@ def test_all_tests(part: int) -> None:
     assert failures(sorted(node_tests())[part::PARTS]) == []
 
 
+@pytest.mark.long
 def test_a_wrong_result_is_found() -> None:
     case = node_tests()["test_abs"]
     assert passes(case, case.model)

@@ -23,6 +23,7 @@ def _library(kernels_of_this_machine: Path) -> None:
     """Every test of this module needs the library."""
 
 
+@pytest.mark.long
 def test_logits_are_near_those_of_onnxruntimes_kernels() -> None:
     found = []
     for options in (OWN, {"kernels": "onnxruntime", "wide_products": "off"}):
@@ -48,6 +49,7 @@ def test_decoding_beside_other_rows_changes_no_bit() -> None:
     loaded.close()
 
 
+@pytest.mark.long
 def test_one_graph_holds_every_product(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("CARRYALL_CACHE", str(tmp_path))
     load_model("demo", quantize="int4-fast", max_slots=2, provider_options=OWN).close()

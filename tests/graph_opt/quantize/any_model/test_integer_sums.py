@@ -200,7 +200,7 @@ def test_products_sum_exactly(rows: int, inputs: int, outputs: int, form: str, s
     values = values.T if "transB" in form else values
     sums = (levels64 - grids["x"].zero_point) @ values.astype(np.int64)
     steps = np.float32(grids["x"].scale) * scales
-    bias = 0 if "b" not in arrays else np.rint(arrays["b"] / steps) * steps  # stored as int32
+    bias = 0 if "b" not in arrays else np.rint(arrays["b"] / steps.astype(np.float64)) * steps  # an int32
     exact = sums * steps.astype(np.float64) + bias
     for run in (evaluate, run_ort):
         np.testing.assert_allclose(run(model, {"x": x})[0], exact, rtol=1e-5, atol=1e-4)

@@ -120,6 +120,7 @@ def test_damaged_messages(examples: int | None) -> None:
     fuzz_service(ANY_BYTES, examples)
 
 
+@pytest.mark.long
 def test_kept_messages() -> None:
     def send_all(send: Callable[[tuple[MethodDescriptor, bytes]], None]) -> None:
         for path in SEEDS:
