@@ -84,6 +84,7 @@ def failing(*_: Any, **__: Any) -> Any:
     raise ValueError(f"cannot tokenize {CANARY}")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("broken", [False, True])
 def test_http(broken: bool, tmp_path: Path, logged: None, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
@@ -151,6 +152,7 @@ def test_batch_jobs(broken: bool, tmp_path: Path, logged: None, monkeypatch: pyt
     assert CANARY not in result.stderr
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("broken", [False, True])
 def test_batches_of_a_service(
     broken: bool, tmp_path: Path, logged: None, monkeypatch: pytest.MonkeyPatch

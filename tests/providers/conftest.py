@@ -25,9 +25,9 @@ from carryall.providers.native.build import build_library, built_library, find_c
 software_gpu.enable()
 
 
-ON_A_SOFTWARE_GPU = {"webgpu"}  # seconds a test
+SLOW = {"webgpu", "webgpu-on-cpu", "static-directml-on-cpu", "tensorrt-on-cpu"}  # the first runs on a software GPU
 PROVIDERS = [
-    pytest.param(name, marks=[pytest.mark.long] if name in ON_A_SOFTWARE_GPU else [])
+    pytest.param(name, marks=[pytest.mark.long] if name in SLOW else [])
     for name in (*provider_names(), PagedCpu.label, *STAND_INS)
 ]
 

@@ -25,7 +25,23 @@ _BACKLOG = 2048
 
 
 class _Server(uvicorn.Server):
-    """A uvicorn server without signal handlers, because the process installs its own."""
+    """A uvicorn server that ends at once and has no signal handlers, because the process installs its own."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._ending = asyncio.Event()
+
+    def end(self) -> None:
+        """Close the port, then open connections."""
+        self.should_exit = True
+        self._ending.set()
+
+    async def main_loop(self) -> None:
+        ticks = asyncio.create_task(super().main_loop())  # sees should_exit only every 0.1 s
+        ending = asyncio.create_task(self._ending.wait())
+        await asyncio.wait({ticks, ending}, return_when=asyncio.FIRST_COMPLETED)
+        for task in (ticks, ending):
+            task.cancel()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -88,7 +104,7 @@ class HttpServer:
         if self._watching is not None:
             self._watching.cancel()
         if self._serving is not None:
-            self._server.should_exit = True
+            self._server.end()
             await self._serving
 
     async def _watch(self) -> None:

@@ -53,6 +53,7 @@ def broken(folder: Path, name: str, value: float) -> Path:
     return checkpoint(folder, name, lambda weight: weight.put(-40, value, mode="wrap"))
 
 
+@pytest.mark.long
 def test_static_int8_runs_near_the_float_model(tiny_package: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     options = ("--method", "int8-static", *BLOCKS, "--smooth", "--max-error", 0.2, "--kv", "int8-tensor")

@@ -161,6 +161,7 @@ def test_nf4_is_rounded_to_int8_and_the_error_is_recorded(tmp_path: Path) -> Non
     assert record["max_error"] == pytest.approx(np.abs(np.round(NF4 * 127) / 127 - NF4).max(), abs=1e-5)
 
 
+@pytest.mark.long
 def test_the_cpu_provider_runs_a_permuted_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CARRYALL_CACHE", str(tmp_path / "cache"))
     checkpoint, twin = tiny.write_quantized(tmp_path, *CASES["gptq-8-32-desc_act-v2"])

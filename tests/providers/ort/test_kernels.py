@@ -57,18 +57,19 @@ NO_MIXTURES = {"webgpu-fp16", "webgpu-fp32"}
 EVERYTHING = [(target, family, form) for target in TARGETS for family in FAMILIES for form in FORMS]
 # DirectML computes windows only up to a context of the window's size.
 NO_WINDOWS = {"directml-fp16", "directml-fp32"}
-# Each target with each form, and each family with three of them.
-QUICK = {
+# Each target with half of the forms, and each family with three of them.
+QUICK = [
     (target, list(FAMILIES)[(2 * index + 3 * place) % len(FAMILIES)], form)
     for place, target in enumerate(TARGETS)
     for index, form in enumerate(FORMS)
     if (place + index) % 2 == 0
-}
+]
+MARKS = {case: pytest.mark.long if number % 3 == 0 else () for number, case in enumerate(QUICK)}
 
 
 @pytest.mark.parametrize(
     ("target", "family", "form"),
-    [pytest.param(*case, marks=() if case in QUICK else pytest.mark.slow) for case in EVERYTHING],
+    [pytest.param(*case, marks=MARKS.get(case, pytest.mark.slow)) for case in EVERYTHING],
 )
 def test_every_node_has_a_kernel(target: str, family: str, form: str, tmp_path: Path) -> None:
     chosen = TARGETS[target]

@@ -259,6 +259,7 @@ def test_a_model_calibrated_for_an_8_bit_cache_gets_one(open_runner: Open, tmp_p
     np.testing.assert_allclose(all_logits(wide, ids), expected, atol=1e-3)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", ["int8-dynamic", "int8-static"])
 def test_integer_products_become_weight_only(method: str, open_runner: Open, tmp_path: Path) -> None:
     """The weights are unchanged; OpenVINO quantizes activations itself, or not at all as here."""

@@ -23,7 +23,7 @@ CASES = [
     ("cpu", "float32"),
     ("cpu", "int8"),
     ("openvino", "float32"),
-    ("openvino", "int8"),
+    pytest.param("openvino", "int8", marks=pytest.mark.long),
     ("null", None),
 ]
 RNG = np.random.default_rng(0)

@@ -92,8 +92,8 @@ def attempt(folder: Path, call: str, number: int, skip: int) -> None:
     [
         ("write", errno.ENOSPC, 2),
         ("create", errno.ENOSPC, 5),  # the lock of the job
-        ("rename", errno.EIO, 3),
-        ("read", errno.EIO, 1),
+        pytest.param("rename", errno.EIO, 3, marks=pytest.mark.long),
+        pytest.param("read", errno.EIO, 1, marks=pytest.mark.long),
     ],
 )
 def test_a_fault_of_a_call(call: str, number: int, skip: int, tmp_path: Path) -> None:

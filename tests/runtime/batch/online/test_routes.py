@@ -136,6 +136,7 @@ def test_each_endpoint_answers_in_its_shape(tmp_path: Path, endpoint: str, body:
     asyncio.run(scenario())
 
 
+@pytest.mark.long
 def test_an_encoder_answers_batches_of_embeddings(tmp_path: Path) -> None:
     async def scenario() -> None:
         write_encoder(tmp_path / "m")

@@ -80,6 +80,7 @@ def test_a_stop_sequence_is_told() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "weather"}])
 def test_a_demanded_tool_is_used(choice: Any) -> None:
     async def scenario() -> None:

@@ -98,6 +98,7 @@ def test_adapters_have_no_embeddings(folder: Path) -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.long
 def test_adapters_come_and_go_during_traffic(folder: Path) -> None:
     async def scenario() -> None:
         async with null_llm(max_loras=1, step_seconds=0.002) as llm, http_serving(llm) as served:
@@ -132,9 +133,7 @@ def test_running_adapters_are_measured(folder: Path) -> None:
             for name in "ab":
                 llm.load_lora(name, folder / name)
             tasks = [
-                asyncio.create_task(
-                    served.post("/v1/completions", model=name, **{**PROMPT, "max_tokens": 20})
-                )
+                asyncio.create_task(served.post("/v1/completions", model=name, **{**PROMPT, "max_tokens": 8}))
                 for name in "ab"
             ]
             found = ""

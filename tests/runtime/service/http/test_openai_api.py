@@ -254,6 +254,7 @@ def test_other_models_are_not_found_unless_any_name_will_do() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("encoding", ["float", "base64"])
 def test_embeddings(encoding: str) -> None:
     from carryall.runtime.service.core.repository import ModelRepository
