@@ -25,7 +25,8 @@ from carryall.providers.native.build import build_library, built_library, find_c
 software_gpu.enable()
 
 
-SLOW = {"webgpu", "webgpu-on-cpu", "static-directml-on-cpu", "tensorrt-on-cpu"}  # the first runs on a software GPU
+# The first runs on a software GPU; the others differ from "directml-on-cpu" in few places.
+SLOW = {"webgpu", "webgpu-on-cpu", "static-directml-on-cpu", "tensorrt-on-cpu"}
 PROVIDERS = [
     pytest.param(name, marks=[pytest.mark.long] if name in SLOW else [])
     for name in (*provider_names(), PagedCpu.label, *STAND_INS)

@@ -23,7 +23,7 @@ CASES = [
     ("cpu", "float32"),
     ("cpu", "int8"),
     ("openvino", "float32"),
-    pytest.param("openvino", "int8", marks=pytest.mark.long),
+    ("openvino", "int8"),
     ("null", None),
 ]
 RNG = np.random.default_rng(0)
@@ -120,6 +120,7 @@ def test_preempted_is_undisturbed(options: dict[str, Any], expected: list[list[i
         assert llm.stats().preemptions > 0
 
 
+@pytest.mark.long
 def test_restored_from_disk_is_computed(
     options: dict[str, Any], expected: list[list[int]], tmp_path: Path
 ) -> None:
