@@ -282,13 +282,13 @@ AS_WRITTEN = [fence for fence in RUN if "demo" in fence.content or fence.key in 
 
 @pytest.mark.long
 @pytest.mark.parametrize("fence", FAST, ids=lambda fence: fence.key[:60])
-def test_what_a_page_shows_runs(fence: Fence, sandbox: Path) -> None:
+def test_documented_commands_run(fence: Fence, sandbox: Path) -> None:
     check(fence, "draft", sandbox)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fence", AS_WRITTEN, ids=lambda fence: fence.key[:60])
-def test_what_a_page_shows_runs_as_it_is_written(fence: Fence, sandbox: Path) -> None:
+def test_documented_commands_run_as_written(fence: Fence, sandbox: Path) -> None:
     check(fence, "demo", sandbox)
 
 

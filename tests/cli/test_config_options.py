@@ -214,7 +214,7 @@ def test_values_of_provider_options_are_numbers_booleans_or_text(shown: Callable
     assert found.model.provider_options == expected
 
 
-def test_what_has_no_effect_alone_is_an_error() -> None:
+def test_an_option_without_its_companion_is_an_error() -> None:
     with pytest.raises(UsageError, match="num_speculative_tokens has no effect without speculative"):
         ModelConfig(model="M", num_speculative_tokens=3)
     with pytest.raises(UsageError, match="ep_library replaces provider"):

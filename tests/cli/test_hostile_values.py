@@ -193,7 +193,7 @@ def test_all_values_of_every_option(verb: str, sandbox: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("verb", [verb for verb in ROWS if ROWS[verb].models])
-def test_what_is_no_model_or_job(verb: str, sandbox: Path) -> None:
+def test_files_that_are_not_models_or_jobs(verb: str, sandbox: Path) -> None:
     for place in ROWS[verb].models:
         for value in (*FILES, "", "\udcff", "x" * 5000):
             arguments = list(ROWS[verb].arguments)
@@ -201,7 +201,7 @@ def test_what_is_no_model_or_job(verb: str, sandbox: Path) -> None:
             assert check(sandbox, tuple(arguments)) in (1, 2), arguments
 
 
-def test_what_holds_no_requests(sandbox: Path) -> None:
+def test_files_that_hold_no_requests(sandbox: Path) -> None:
     """An empty file holds none, which is fine; lines that cannot be read fail one by one."""
     for value in (*set(FILES) - {"endless"}, "", "\udcff"):  # a gigabyte of input is read
         check(sandbox, ("batch", "run", value, *ROWS["batch run"].arguments[3:]))

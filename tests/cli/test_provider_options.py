@@ -19,7 +19,7 @@ from carryall.errors import CarryallError
         (["--provider", "cpu:1"], "provider 'cpu' has no devices to choose from; omit '1'"),
     ],
 )
-def test_what_a_provider_does_not_have(
+def test_unknown_options_of_a_provider_are_refused(
     verb: str, options: list[str], words: str, tiny_package: Path, tmp_path: Path
 ) -> None:
     text = tmp_path / "text.txt"

@@ -110,7 +110,7 @@ def test_options_without_effect_are_refused(
     assert not (tmp_path / "out.onnx").exists()
 
 
-def test_what_fails_leaves_nothing_behind(net: Path, samples: Path, tmp_path: Path) -> None:
+def test_a_failure_leaves_no_files(net: Path, samples: Path, tmp_path: Path) -> None:
     np.savez(samples / "9.npz", x=np.full((1, 3, 16, 16), np.nan, np.float32))
     assert re.search(
         r"9\.npz: input x holds NaN or infinity",

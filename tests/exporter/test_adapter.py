@@ -139,7 +139,7 @@ def test_adapters_that_do_not_fit_are_refused_by_module(
     assert not (tmp_path / "out").exists()
 
 
-def test_half_a_pair_a_pickle_and_a_folder_of_something_else_are_refused(tmp_path: Path) -> None:
+def test_incomplete_pickled_and_foreign_adapters_are_refused(tmp_path: Path) -> None:
     base = write_tiny("llama", tmp_path / "base")
     tensors = write_adapter(tmp_path / "lora", {Q: (32, 32)})
     file = tmp_path / "lora" / "adapter_model.safetensors"
@@ -238,7 +238,7 @@ def test_an_adapter_that_cannot_be_kept_apart_is_refused_by_module(
         read_adapter(tmp_path / "lora", LAYERS, 8)
 
 
-def test_whole_weights_and_values_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
+def test_full_weights_and_nonfinite_values_are_refused(tmp_path: Path) -> None:
     tensors = write_adapter(tmp_path / "lora", {"layers.0.q_proj": (16, 32)})
     file, name = (
         tmp_path / "lora" / "adapter_model.safetensors",

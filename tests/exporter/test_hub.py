@@ -142,7 +142,7 @@ GENAI = [*(f"cpu/{name}" for name in ("genai_config.json", "model.onnx", "vocab.
         (GENAI, "cpu", "cpu", {*GENAI[:3]}),
     ],
 )  # fmt: skip
-def test_what_is_chosen_of_a_repository(
+def test_the_expected_files_of_a_repository_are_chosen(
     names: list[str], part: str | None, place: str, wanted: set[str]
 ) -> None:
     found = hub.choose(names, part, "org/x")

@@ -105,7 +105,7 @@ def test_a_breaking_change_is_named(tmp_path: Path, old: str, new: str, fault: s
     assert any(fault in each for each in faults), faults
 
 
-def test_what_is_added_breaks_nothing(tmp_path: Path) -> None:
+def test_additions_are_compatible(tmp_path: Path) -> None:
     before = from_text(tmp_path, GOOD)
     more = "optional uint32 most = 3;\n  oneof more { string note = 4; }\n}\n// The result."
     after = from_text(tmp_path, GOOD.replace("}\n// The result.", more, 1))

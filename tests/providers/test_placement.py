@@ -42,7 +42,7 @@ def test_arithmetic_on_shapes_may_run_on_the_cpu(model: Path) -> None:
 
 
 @pytest.mark.parametrize("stray", [MATMUL, QUICK, TABLE, SCALING], ids=str)
-def test_everything_else_is_a_stray(model: Path, stray: PlacedNode) -> None:
+def test_other_nodes_on_the_host_are_reported(model: Path, stray: PlacedNode) -> None:
     """An embedding is a Gather too, but it reads a large weight, unlike shape arithmetic."""
     placed = {CUDA: [], CPU: [SHAPE, INDEX, stray]}
     for source in (model, model.read_bytes()):

@@ -62,7 +62,7 @@ def test_names_that_no_file_can_have(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.name == "nt", reason="pipes of POSIX")
-def test_what_a_rename_would_destroy_is_no_target(tmp_path: Path) -> None:
+def test_a_target_that_a_rename_would_destroy_is_refused(tmp_path: Path) -> None:
     """As root, writing a report to /dev/null would otherwise replace the device."""
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "link").symlink_to("pipe")

@@ -176,7 +176,7 @@ def test_a_folder_that_is_not_writable_is_refused(tmp_path: Path, source: Path) 
     assert (result.exit_code, "is not writable" in result.stderr) == (2, True)
 
 
-def test_a_folder_that_is_not_writable_is_refused_whoever_asks(
+def test_a_folder_that_is_not_writable_is_refused_for_every_user(
     source: Path, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "access", lambda path, mode: False)

@@ -43,7 +43,7 @@ def three() -> list[Path]:
     ]
 
 
-def test_an_empty_cache_is_said_to_be_empty(own_cache: Path) -> None:
+def test_an_empty_cache_is_reported_as_empty(own_cache: Path) -> None:
     result = run("list")
     assert (result.exit_code, result.stdout) == (0, f"{own_cache}: 0 entries, 0 B\n")
     assert run("clear").exit_code == 0

@@ -113,7 +113,7 @@ def test_quantize_takes_all_kinds(
 
 @pytest.mark.long
 @pytest.mark.parametrize("verb", ["export", "quantize"])
-def test_what_stays_float_is_said_recorded_and_if_much_a_warning(verb: str, tmp_path: Path) -> None:
+def test_weights_that_stay_float_are_reported_and_recorded(verb: str, tmp_path: Path) -> None:
     """The 40 inputs of two down projections are not a multiple of 16: 2560 of 29760 weights, 8.6 %."""
     shares = {40: 0.086, 200: 0.209}
     for size, share in shares.items():

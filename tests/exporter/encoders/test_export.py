@@ -123,7 +123,7 @@ def test_tensors_of_a_language_model_head_are_left_out(tmp_path: Path, recwarn: 
         ("modernbert", {"rope_parameters": 3}, CheckpointError, "'rope_parameters' must be an object"),
     ],
 )
-def test_what_is_not_supported_is_named(
+def test_unsupported_features_are_named(
     tmp_path: Path, model_type: str, changes: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     folder = write_tiny_encoder(tmp_path, model_type)

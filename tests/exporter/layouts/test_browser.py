@@ -116,7 +116,7 @@ def test_the_page_writes_the_tokens_of_carryall(
     ("query", "reason"),
     [("?device=webgpu", "no WebGPU adapter; choose wasm"), ("?model=missing", "cannot load missing: ")],
 )
-def test_what_cannot_be_loaded_is_said(
+def test_load_errors_are_shown(
     query: str, reason: str, site: tuple[str, dict[str, list[int]]], tmp_path: Path
 ) -> None:
     with opened(site[0] + query, DEVICES["wasm"], tmp_path) as (page, foreign):

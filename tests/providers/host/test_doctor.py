@@ -69,7 +69,7 @@ def test_wrong_results_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("error", [ProviderRuntimeError("device lost"), OSError("device lost")])
-def test_whatever_breaks_is_reported(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+def test_unexpected_errors_are_reported(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     def session(self: CpuProvider, model: object) -> None:
         raise error
 
@@ -84,7 +84,7 @@ def test_adapters_are_described(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cpu_report().devices == ("0 (Maker, software)",)
 
 
-def test_what_to_do_next_is_about_the_devices_that_are_there() -> None:
+def test_next_steps_concern_present_devices_only() -> None:
     cpu = doctor.ProviderReport("cpu", works=True, detail="a tiny model runs")
     cuda = doctor.ProviderReport("cuda", works=False, detail="install carryall[cuda]")
     openvino = doctor.ProviderReport("openvino", works=False, detail="install carryall[openvino]")

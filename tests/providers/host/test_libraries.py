@@ -26,7 +26,7 @@ def fresh() -> Iterator[None]:
     libraries.load.cache_clear()
 
 
-def test_what_is_missing_is_named_with_version_and_remedy_once() -> None:
+def test_a_missing_library_is_named_once_with_version_and_remedy() -> None:
     assert libraries.missing([HERE]) == []
     lacking = libraries.missing([HERE, GONE, AWAY])
     assert lacking == [GONE, AWAY]

@@ -35,7 +35,7 @@ def result(provider: Provider, checkpoint: Path) -> SelftestReport:
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["cpu", "openvino", *STAND_INS])
-def test_what_runs_here_passes(name: str, checkpoint: Path) -> None:
+def test_available_providers_pass(name: str, checkpoint: Path) -> None:
     provider = STAND_INS[name]() if name in STAND_INS else get_provider(name)
     reason = provider.available()
     if reason is not None:

@@ -134,7 +134,7 @@ def test_too_much_is_refused_with_the_remedy() -> None:
 
 
 @linux
-def test_what_lies_behind_a_window_is_given_back_and_nothing_else() -> None:
+def test_only_pages_behind_a_window_are_released() -> None:
     widths = {
         "windowed": KVSpec(4, 64, np.dtype(np.float32), 512),
         "whole": KVSpec(4, 64, np.dtype(np.float32)),

@@ -154,7 +154,7 @@ def test_no_room_says_what_to_lower(model: Path, monkeypatch: pytest.MonkeyPatch
         device_runner(model, Device(name="cpu"), SlotPolicy())
 
 
-def test_without_addresses_slots_run_alone(model: Path) -> None:
+def test_slots_without_shared_addresses_run_separately(model: Path) -> None:
     runner = device_runner(model, ONE_BY_ONE, SlotPolicy(), 2)
     runner.forward([Row(0, sequence(2, 0), 0), Row(1, sequence(2, 0), 0)])
     with pytest.raises(ProviderRuntimeError, match="one slot at a time, not 2"):

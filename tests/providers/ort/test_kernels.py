@@ -105,7 +105,7 @@ NBITS = "y = com.microsoft.MatMulNBits<K = 16, N = 4, bits = {}, block_size = {}
         (TENSORRT, "a = Add(i, i) y = ReduceSum(x, a)", "input 1 is computed"),
     ],
 )
-def test_what_has_no_kernel_is_found(table: KernelTable, body: str, reason: str) -> None:
+def test_a_node_without_a_kernel_is_found(table: KernelTable, body: str, reason: str) -> None:
     inputs = "float[2, 16] x, int64[3] i, int64 depth, float[2] v, uint8[4, 1, 8] w, float[4] s"
     (found,) = misfits(ir.from_onnx_text(f"{HEADER} g ({inputs}) => (y) {{ {body} }}"), table, CPU)
     assert reason in found

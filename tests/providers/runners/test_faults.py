@@ -85,7 +85,7 @@ def undisturbed(provider: Provider, model: Path) -> list[list[int]]:
 
 @pytest.mark.parametrize("message", [LOST, FULL], ids=["device-lost", "out-of-memory"])
 @pytest.mark.parametrize("moment", [0, 2, 5, 9])
-def test_a_fault_that_passes_harms_nobody(
+def test_a_transient_fault_fails_no_request(
     engine: Engine, undisturbed: list[list[int]], message: str, moment: int
 ) -> None:
     """After a fault in any run, the rows run again one by one."""
@@ -119,7 +119,7 @@ def test_a_lost_device_fails_its_requests_with_the_reason(
 
 
 @pytest.mark.parametrize("moment", [1, 3])
-def test_no_memory_while_a_run_is_bound_harms_nobody(
+def test_out_of_memory_during_binding_fails_no_other_request(
     model: Path, moment: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A binding that failed half-way is not used again."""
@@ -140,7 +140,7 @@ def test_no_memory_while_a_run_is_bound_harms_nobody(
     engine.close()
 
 
-def test_a_failed_copy_of_a_slot_is_a_typed_error_and_harms_nobody(model: Path) -> None:
+def test_a_failed_copy_of_a_slot_is_a_typed_error_and_changes_no_other_slot(model: Path) -> None:
     engine = Engine(CudaOnCpu().runner(model, RunnerConfig(max_slots=4, num_threads=1)))
     runner: Any = engine._runner
     run(engine, requests(3))

@@ -60,7 +60,7 @@ def test_less_memory_gives_fewer_slots_then_a_typed_error() -> None:
     assert outcome.illegal() == []
 
 
-def test_memory_that_ends_in_a_step_fails_the_request_and_the_next_one_runs() -> None:
+def test_out_of_memory_in_a_step_fails_its_request_only() -> None:
     outcome = cuda_stub.run("memory_in_a_step")
     reason, message, later = outcome.result
     assert reason == "error"

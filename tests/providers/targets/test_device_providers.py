@@ -89,7 +89,7 @@ def test_directml_is_for_windows(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("cudnn", [True, False])
-def test_what_cuda_is_asked_for(cudnn: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cuda_gets_the_expected_options(cudnn: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(libraries, "load", lambda file: object() if cudnn else None)
     provider, options = CudaProvider(), CudaProvider().checked_options({"device": 2})
     asked = provider.provider_options(options, generating=True)

@@ -67,7 +67,7 @@ def test_names_may_lack_their_suffix_and_are_no_splits() -> None:
         ("ep:/nowhere/plugin.so", "no plugin library"),
     ],
 )
-def test_what_cannot_run_says_why(name: str, why: str, model: Path) -> None:
+def test_a_provider_that_cannot_run_states_the_reason(name: str, why: str, model: Path) -> None:
     with pytest.raises(ProviderUnavailableError, match=why):
         get_provider(name).session(model)
 

@@ -77,7 +77,7 @@ def test_precision_follows_the_adapter() -> None:
         settled(device=2)
 
 
-def test_what_the_kernels_lack_is_refused(tmp_path: Path) -> None:
+def test_graphs_without_webgpu_kernels_are_refused(tmp_path: Path) -> None:
     """GroupQueryAttention would ignore a soft cap."""
     model = decoder("gemma3_text", "float", tmp_path)
     for node in model.graph:

@@ -181,7 +181,7 @@ def test_bad_requests_fail_alone(tmp_path: Path) -> None:
         ({"request_id": ["b"]}, "request_id must be a string"),
     ],
 )
-def test_what_would_stop_the_engine_is_refused_before_it(
+def test_a_request_that_would_stop_the_engine_is_refused_first(
     tmp_path: Path, options: dict[str, Any], why: str
 ) -> None:
     async def test() -> None:

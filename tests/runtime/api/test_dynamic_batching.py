@@ -168,7 +168,7 @@ def test_models_without_a_free_batch_axis_are_refused() -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 4), st.integers(1, 2)), min_size=1, max_size=12))
-def test_everyone_gets_their_own_rows(asked: list[tuple[int, int]]) -> None:
+def test_each_caller_gets_its_own_rows(asked: list[tuple[int, int]]) -> None:
     async def main(batcher: DynamicBatcher) -> None:
         given_feeds = [feeds(float(i), rows, width) for i, (rows, width) in enumerate(asked)]
         results = await asyncio.gather(*(batcher.run_awaited(one) for one in given_feeds))

@@ -43,7 +43,7 @@ def test_a_score_is_the_sum_over_the_continuation(llm: LLM) -> None:
         assert not score.greedy
 
 
-def test_what_the_model_would_say_itself_is_greedy(tmp_path: Path) -> None:
+def test_the_models_own_continuation_is_greedy(tmp_path: Path) -> None:
     with LLM(toy_model(tmp_path, end_token_ids=())) as llm:
         bytes_only = SamplingParams(temperature=0.0, max_tokens=5, allowed_token_ids=tuple(range(97, 123)))
         said = llm.generate(TEXT, bytes_only)[0].outputs[0].text
@@ -53,7 +53,7 @@ def test_what_the_model_would_say_itself_is_greedy(tmp_path: Path) -> None:
         assert score.greedy == all(likeliest)
 
 
-def test_where_one_text_is_refused_nobody_goes_on_with_the_others(tmp_path: Path) -> None:
+def test_one_invalid_text_refuses_the_whole_call(tmp_path: Path) -> None:
     async def test() -> None:
         llm = AsyncLLM(toy_model(tmp_path, context_length=512, step_seconds=0.01))
         try:
@@ -68,7 +68,7 @@ def test_where_one_text_is_refused_nobody_goes_on_with_the_others(tmp_path: Path
     asyncio.run(test())
 
 
-def test_what_comes_before_a_continuation_may_be_cached(llm: LLM) -> None:
+def test_the_text_before_a_continuation_may_be_cached(llm: LLM) -> None:
     llm.score(TEXT, "x")
     before = llm.stats().computed_tokens
     llm.score(TEXT, "yz")

@@ -107,6 +107,6 @@ def test_unknown_provider_names() -> None:
         InferenceSession(RELU, providers="cpu")
 
 
-def test_what_is_no_model_is_refused() -> None:
+def test_a_file_that_is_not_a_model_is_refused() -> None:
     with pytest.raises(UsageError, match="a model is a file, bytes or a model object, not 17"):
         InferenceSession(17)  # type: ignore[arg-type]

@@ -75,7 +75,7 @@ def test_outputs_go_where_the_caller_says() -> None:
     np.testing.assert_array_equal(results["total"].numpy(), 2 * x.sum(1))
 
 
-def test_allocated_outputs_are_nobody_elses_and_outlive_the_session() -> None:
+def test_allocated_outputs_are_not_shared_and_outlive_the_session() -> None:
     x = rows()
     opened = session()
     bound = opened.bind({"x": x})
@@ -108,7 +108,7 @@ def test_torch_tensors_are_shared() -> None:
         ({"x": [1.0]}, {}, "'x' must be a NumPy array.*not list"),
     ],
 )
-def test_what_cannot_be_bound(inputs: dict[str, Any], outputs: dict[str, Any], message: str) -> None:
+def test_invalid_bindings_are_refused(inputs: dict[str, Any], outputs: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         session().bind(inputs, outputs)
 

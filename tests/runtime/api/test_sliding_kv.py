@@ -148,7 +148,7 @@ def test_a_trimmed_request_may_be_preempted(options: dict[str, Any], expected: l
         assert (llm.stats().kv_restored_tokens > 800) == swap
 
 
-def test_what_was_trimmed_comes_back_from_disk(
+def test_trimmed_kv_is_restored_from_disk(
     options: dict[str, Any], expected: list[int], tmp_path: Path
 ) -> None:
     config = EngineConfig(trim_windows="always", prefix_cache_dir=tmp_path)

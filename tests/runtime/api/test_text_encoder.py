@@ -42,7 +42,7 @@ def test_vectors_are_pooled_as_the_folder_says(tmp_path: Path, mode: str, normal
         np.testing.assert_allclose(vector, expected, rtol=0, atol=2e-6)
 
 
-def test_what_is_given_goes_before_the_folder(tmp_path: Path) -> None:
+def test_arguments_override_the_folder(tmp_path: Path) -> None:
     folder = write_encoder(tmp_path / "m", "mean", normalize=True, max_seq_length=4)
     cut = TextEncoder(folder, pooling="last", normalize=False).embed(["abcdef"])
     np.testing.assert_array_equal(cut[0], states(folder, "abcdef", 4)[-1])

@@ -82,7 +82,7 @@ def test_a_job_is_stopped_and_resumed(tmp_path: Path) -> None:
         list(changed)
 
 
-def test_what_cannot_be_is_raised() -> None:
+def test_invalid_arguments_raise() -> None:
     with pytest.raises(UsageError, match="unexpected keyword argument 'modell'"):
         carryall.batch.run("x", "y", modell=1, **OPTIONS)
     with pytest.raises(UsageError, match="no input file"):
@@ -124,7 +124,7 @@ def test_a_row_that_fails_is_named_or_left_empty() -> None:
     assert (found[0]["output"] is None, found[1]["output"]) == (False, None)
 
 
-def test_what_is_no_table_is_refused() -> None:
+def test_a_value_that_is_not_a_table_is_refused() -> None:
     with pytest.raises(UsageError, match="not dict"):
         carryall.batch.map_table({}, "x", model="demo")
     with pytest.raises(UsageError, match="already has a column 'n'"):

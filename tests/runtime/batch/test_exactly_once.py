@@ -167,7 +167,7 @@ def test_a_file_that_is_no_output_of_the_job_is_not_replaced(source: Path, out: 
     assert run(spec(source, out), restart=True).finished
 
 
-def test_what_appears_in_the_place_of_the_output_meanwhile_is_not_replaced(
+def test_an_output_that_appears_during_the_job_is_not_replaced(
     tmp_path: Path, source: Path, out: Path
 ) -> None:
     opener, stop, _ = stop_after(5, tmp_path)

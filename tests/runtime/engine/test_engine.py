@@ -104,7 +104,7 @@ def test_a_failure_in_the_middle_of_decoding_spares_the_neighbours() -> None:
     assert [outputs[i] for i in spared] == [expected[i] for i in spared]
 
 
-def test_a_failure_of_the_batch_that_no_row_repeats_alone_harms_nobody() -> None:
+def test_a_batch_failure_that_no_single_row_repeats_fails_no_request() -> None:
     requests = mixed(4)
     engine, runner = make_engine()
 
@@ -163,7 +163,7 @@ def test_requests_end_by_length_end_token_or_the_context() -> None:
     assert (by_context.finish_reason, by_context.stop_reason) == ("length", None)
 
 
-def test_what_can_never_fit_is_refused_with_the_numbers() -> None:
+def test_a_request_that_can_never_fit_is_refused_with_the_numbers() -> None:
     engine, _ = make_engine(context_length=10)
     run(engine, [make_request("fits", 9)])
     with pytest.raises(PromptTooLongError, match="the prompt has 10 tokens, but the context holds 10"):
@@ -228,7 +228,7 @@ def test_statistics_add_up() -> None:
     assert (stats.running, stats.waiting, stats.kv_tokens, stats.finished) == (0, 0, 0, 5)
 
 
-def test_closing_cuts_everything_off_and_frees_the_runner() -> None:
+def test_closing_ends_all_requests_and_frees_the_runner() -> None:
     engine, runner = make_engine(max_slots=1)
     requests = [make_request("a"), make_request("b")]
     for request in requests:
@@ -239,7 +239,7 @@ def test_closing_cuts_everything_off_and_frees_the_runner() -> None:
     assert [r.finish_reason for r in requests] == ["cancelled", "cancelled"]
 
 
-def test_what_the_runner_has_room_for_is_a_budget_too() -> None:
+def test_the_runners_capacity_limits_the_batch() -> None:
     runner = make_runner(max_slots=4)
     runner.info = dataclasses.replace(runner.info, kv_tokens=60)
     engine = Engine(runner, EngineConfig(prefix_cache=False))

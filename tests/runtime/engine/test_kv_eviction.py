@@ -79,7 +79,7 @@ def test_a_preempted_request_is_computed_whole_and_evicted_again() -> None:
         (EngineConfig(kv_eviction_tokens=40, context_shift=True), "choose one"),
     ],
 )
-def test_what_cannot_be_kept_is_refused(config: EngineConfig, why: str) -> None:
+def test_more_kept_tokens_than_the_budget_are_refused(config: EngineConfig, why: str) -> None:
     with pytest.raises(UsageError, match=why):
         Engine(make_runner(), config)
 

@@ -89,7 +89,7 @@ def test_others_get_a_token_at_every_step() -> None:
     temperature=st.sampled_from([0.0, 1.0]),
     lie_every=st.sampled_from([None, 0, 3]),
 )
-def test_lateness_changes_no_result(
+def test_late_grammars_do_not_change_the_result(
     delays: list[list[int]],
     kv_tokens: int | None,
     prefix_cache: bool,

@@ -89,7 +89,7 @@ def test_a_failed_build_leaves_nothing_behind(own_cache: Path) -> None:
     assert list((own_cache / "kind").iterdir()) == []
 
 
-def test_what_killed_processes_left_is_swept_away_after_a_day(own_cache: Path) -> None:
+def test_temporary_folders_of_killed_processes_are_removed_after_a_day(own_cache: Path) -> None:
     for name, age in ((".old.1234", 25 * 3600), (".new.1234", 3600)):
         (own_cache / "kind" / name).mkdir(parents=True)
         (own_cache / "kind" / name / "half").write_text("x")
@@ -187,7 +187,9 @@ def age(folder: Path, hours: float) -> None:
     os.utime(folder / "entry.json", (used, used))
 
 
-def test_what_was_used_longest_ago_goes_first(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_least_recently_used_entry_is_removed_first(
+    own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     build = Builder()
     folders = [cached_folder("kind", name, build) for name in ("old", "used again", "young")]
     other = cached_folder("other", "old", build)
@@ -200,7 +202,7 @@ def test_what_was_used_longest_ago_goes_first(own_cache: Path, monkeypatch: pyte
     assert other.is_dir()
 
 
-def test_what_may_be_in_use_stays(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_entries_that_may_be_in_use_stay(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CARRYALL_CACHE_GB", "0")
     first, second = (cached_folder("kind", name, Builder()) for name in ("first", "second"))
     assert first.is_dir()

@@ -81,7 +81,7 @@ def test_the_fastest_is_chosen_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert slow.tried == 2
 
 
-def test_nobody_can(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_provider_can_run_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CARRYALL_CACHE", str(tmp_path / "cache"))
     with pytest.raises(ProviderUnavailableError, match="toy: a: a is out of memory; b: b is"):
         fastest_provider(files(tmp_path), CONFIG, [PacedProvider("a", None), PacedProvider("b", None)])

@@ -137,7 +137,7 @@ def test_without_a_configuration_the_graph_or_the_user_states_the_context_length
         ("a\\nope", ModelNotFoundError, "there is no file or folder a"),
     ],
 )
-def test_what_is_no_model(
+def test_sources_that_are_not_models_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, error: type[Exception], words: str
 ) -> None:
     monkeypatch.chdir(tmp_path)

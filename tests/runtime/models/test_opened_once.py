@@ -71,7 +71,7 @@ def test_a_graph_is_read_once_and_once_more_for_each_lowered_file(
 
 
 @pytest.mark.parametrize("file", [False, True])
-def test_what_is_in_the_cache_is_read_once(file: bool, package: Path, loads: Counter[str]) -> None:
+def test_a_cached_graph_is_read_once(file: bool, package: Path, loads: Counter[str]) -> None:
     model = package / "model.onnx" if file else package
     generate(model)
     loads.clear()

@@ -85,7 +85,7 @@ def test_a_file_that_every_package_has_is_named_when_it_is_missing(name: str, ol
         Package.open(old)
 
 
-def test_what_the_record_does_not_list_is_not_checked_and_changes_the_identity(old: Path) -> None:
+def test_unlisted_files_are_not_checked_but_change_the_identity(old: Path) -> None:
     before, answer = Package.open(old).content_hash, generate(old)
     (old / "chat_template.jinja").write_text("{{ messages }}")
     with (old / "generation_config.json").open("a") as file:

@@ -29,7 +29,7 @@ def made() -> weakref.ref[Cycle]:
     return weakref.ref(Cycle())
 
 
-def test_older_objects_wait_and_newer_ones_do_not() -> None:
+def test_objects_older_than_the_freeze_are_not_collected() -> None:
     older = made()
     with lasting_objects():
         newer = made()

@@ -52,7 +52,7 @@ def test_any_cut_gives_what_character_by_character_gives(
 
 
 @given(text=TEXT, stops=STOPS)
-def test_no_more_is_held_back_than_could_become_a_stop_string(text: str, stops: list[str]) -> None:
+def test_only_a_possible_prefix_of_a_stop_string_is_held_back(text: str, stops: list[str]) -> None:
     checker = StopStrings(stops)
     seen = out = ""
     for character in text:

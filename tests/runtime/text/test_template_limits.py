@@ -182,7 +182,7 @@ def test_other_ways_to_large_values(source: str) -> None:
     refused(source)
 
 
-def test_what_chat_templates_do_is_allowed() -> None:
+def test_features_that_chat_templates_use_are_allowed() -> None:
     source = (
         "{{ messages | map(attribute='content') | join(', ') }}|{{ ['b', 'a'] | sort | first }}|"
         "{{ 'a-b'.split('-')[1] }}|{{ {'a': [1, 2]} | tojson(indent=2) | length }}|"

@@ -90,7 +90,7 @@ def test_many_choices(llm: LLM) -> None:
         {"json_schema": {"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}},
     ],
 )
-def test_what_nothing_can_meet_is_refused(llm: LLM, form: dict[str, Any]) -> None:
+def test_an_unsatisfiable_schema_is_refused(llm: LLM, form: dict[str, Any]) -> None:
     with pytest.raises(InvalidSamplingError, match="cannot be met"):
         llm.generate("go", options(0, form))
 

@@ -239,7 +239,7 @@ def test_several_files_and_globs_are_one_input(tmp_path: Path) -> None:
         (["IN", "TABLE"], "mixes tables"),
     ],
 )
-def test_inputs_that_cannot_be(tmp_path: Path, names: list[str], message: str) -> None:
+def test_invalid_inputs_are_refused(tmp_path: Path, names: list[str], message: str) -> None:
     paths = {
         "IN": str(write_lines(tmp_path / "in.jsonl", [{"prompt": "x"}])),
         "TABLE": str(csv_file(tmp_path / "in.csv")),
@@ -325,7 +325,7 @@ def test_a_choice_is_one_of_the_texts(tmp_path: Path) -> None:
     assert len(texts(out)) == 8
 
 
-def test_what_an_extra_brings_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(MissingExtraError, match=r"carryall\[batch\]"):
         run(spec(write_lines(tmp_path / "in.parquet", []), tmp_path / "out.jsonl"))

@@ -65,7 +65,7 @@ def test_another_format_is_refused(tmp_path: Path) -> None:
         Journal(tmp_path)
 
 
-def test_what_is_no_journal_is_named(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_journal_is_named(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="is not a job folder"):
         Journal(tmp_path, read_only=True)
     (tmp_path / "journal.sqlite3").write_bytes(b"no database at all, but long enough to be looked at" * 9)

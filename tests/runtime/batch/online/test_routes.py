@@ -331,7 +331,7 @@ def test_a_file_that_cannot_be_read_fails_its_batch(tmp_path: Path, data: bytes,
         ({"output_expires_after": {"anchor": "created_at", "seconds": 1}}, "'output_expires_after' must be"),
     ],
 )
-def test_what_a_batch_cannot_be_is_said(tmp_path: Path, options: dict[str, Any], message: str) -> None:
+def test_invalid_batches_are_reported(tmp_path: Path, options: dict[str, Any], message: str) -> None:
     async def scenario() -> None:
         async with null_llm() as llm, serving(tmp_path, llm) as served:
             client = served.openai()
@@ -343,7 +343,7 @@ def test_what_a_batch_cannot_be_is_said(tmp_path: Path, options: dict[str, Any],
     asyncio.run(scenario())
 
 
-def test_what_a_file_cannot_be_is_said(tmp_path: Path) -> None:
+def test_invalid_files_are_reported(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with null_llm() as llm, serving(tmp_path, llm, max_file_bytes=5000) as served:
             client = served.openai()

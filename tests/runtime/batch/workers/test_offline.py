@@ -163,7 +163,7 @@ def test_a_lost_device_ends_the_run(tmp_path: Path) -> None:
         answers(worker, [{"prompt": "a"}] * 500)
 
 
-def test_what_reading_raises_ends_the_run(tmp_path: Path) -> None:
+def test_an_error_while_reading_ends_the_run(tmp_path: Path) -> None:
     def broken() -> Iterator[Record]:
         yield {"prompt": "a"}
         raise OSError("the disk was pulled")

@@ -98,7 +98,7 @@ def test_a_model_that_cannot_be_loaded_ends_the_run_with_its_error() -> None:
         answers(WorkerPool([lambda: Fake("a"), opener]), lines(10_000))
 
 
-def test_what_reading_raises_ends_the_run() -> None:
+def test_an_error_while_reading_ends_the_run() -> None:
     def broken() -> Iterator[BatchLine]:
         yield from lines(20)
         raise OSError("pulled")

@@ -78,7 +78,7 @@ def test_vectors_are_a_column_of_lists() -> None:
         )
 
 
-def test_what_cannot_be_is_said(predictor: RayPredictor, tmp_path: Path) -> None:
+def test_invalid_arguments_are_reported(predictor: RayPredictor, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"the batch already has a column 'output\.error'"):
         predictor(pa.table({"text": ["a"], "output.error": ["b"]}))
     with pytest.raises(UsageError, match="the template has a syntax error"):

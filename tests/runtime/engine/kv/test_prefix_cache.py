@@ -144,7 +144,7 @@ def test_a_failed_copy_is_made_good_by_computing() -> None:
     assert [request.output_token_ids for request in requests] == [alone(request) for request in requests]
 
 
-def test_what_a_failed_copy_left_is_not_copied_on() -> None:
+def test_the_target_of_a_failed_copy_is_not_copied_again() -> None:
     engine, runner = make_engine(prefix_cache=True)
     run(engine, [ask("a", 50)])
     copies, copy_prefix = [], runner.copy_prefix
@@ -162,7 +162,7 @@ def test_what_a_failed_copy_left_is_not_copied_on() -> None:
     assert copies[0] == (0, 1)
 
 
-def test_the_longest_prefix_goes_first_but_nobody_waits_for_ever() -> None:
+def test_the_longest_prefix_is_admitted_first_but_no_request_starves() -> None:
     engine, _ = make_engine(prefix_cache=True, max_slots=1)
     run(engine, [ask("warm", 50, params=ONE)])
     stranger = make_request("stranger", 20, ONE)

@@ -107,7 +107,7 @@ def test_nothing_is_left_when_all_slots_are_gone(sequences: list[list[int]]) -> 
     tree.check_integrity()
 
 
-def test_what_is_being_computed_is_known_but_not_there() -> None:
+def test_a_prefix_in_computation_is_known_but_not_usable() -> None:
     tree = PrefixTree()
     tree.insert(0, array([1, 2, 3, 4]), 2)
     assert tree.match(array([1, 2, 3, 9])) == PrefixMatch(length=2, slots=(0,), known=3)

@@ -76,7 +76,7 @@ def test_operations_are_given_out_once_in_order() -> None:
     assert slots.take_operations() == []
 
 
-def test_what_lies_behind_windows_counts_no_more() -> None:
+def test_tokens_behind_windows_are_not_counted() -> None:
     slots = SlotTable(3, 100, Windows(step=8, widest=5, share=Fraction(1, 2), slack=8))
     slot = slots.allocate(50)
     assert slots.trimmable(slot, 24) == 4

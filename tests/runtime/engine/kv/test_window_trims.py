@@ -61,7 +61,7 @@ def test_always_keeps_little_more_than_the_window(prefix_cache: bool) -> None:
     assert max(held[1:]) <= WINDOW + TRIM_STEP * (3 + prefix_cache)
 
 
-def test_who_continues_a_trimmed_text_finds_it_and_who_parts_earlier_does_not() -> None:
+def test_a_continuation_hits_a_trimmed_prefix_and_an_earlier_branch_misses() -> None:
     engine, _ = make_engine(prefix_cache=True, trims_always=True, window=WINDOW)
     first = make_request("first", 50, ONE)
     run(engine, [first])
@@ -88,7 +88,7 @@ def test_a_trimmed_slot_does_not_stand_in_for_its_beginnings() -> None:
     assert other.metrics.cached_tokens == 12
 
 
-def test_nobody_waits_for_a_beginning_that_is_no_longer_there() -> None:
+def test_no_request_waits_for_a_trimmed_beginning() -> None:
     engine, _ = make_engine(prefix_cache=True, trims_always=True, window=WINDOW)
     running = make_request("running", 80, LONG)
     engine.add(running)
@@ -102,7 +102,7 @@ def test_nobody_waits_for_a_beginning_that_is_no_longer_there() -> None:
     assert late.output_token_ids == alone(late)
 
 
-def test_whoever_is_copied_is_not_trimmed_for_the_copy() -> None:
+def test_the_source_of_a_copy_is_not_trimmed() -> None:
     engine, _ = make_engine(prefix_cache=True, kv_tokens=130, window=WINDOW, max_slots=2)
     first = make_request("first", 70, LONG)
     engine.add(first)

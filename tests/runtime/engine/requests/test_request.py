@@ -52,7 +52,7 @@ def test_held_back_text_comes_out_at_the_end(tokenizer: Tokenizer) -> None:
     assert request.snapshot().outputs[0].text == "abxy"
 
 
-def test_half_a_character_at_the_end_is_shown_as_such(tokenizer: Tokenizer) -> None:
+def test_an_incomplete_character_at_the_end_becomes_a_replacement_character(tokenizer: Tokenizer) -> None:
     request = make(tokenizer, max_tokens=2)
     first, *_ = tokenizer.encode("中", add_special_tokens=False)
     write(request, tokenizer, "a")

@@ -135,7 +135,7 @@ def test_texts_and_reasons(tmp_path: Path) -> None:
             assert completion.text == llm.decode(completion.token_ids[: -1 if ended else None])
 
 
-def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
+def test_impossible_settings_are_refused(tmp_path: Path) -> None:
     with LLM(toy_model(tmp_path)) as llm:
         with pytest.raises(InvalidSamplingError, match="40 beams need 80 candidates a step"):
             llm.beam_search("x", BeamSearchOptions(num_beams=40))

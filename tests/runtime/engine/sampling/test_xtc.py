@@ -28,7 +28,7 @@ OTHERS: list[dict[str, Any]] = [{}, {"top_k": 5}, {"top_p": 0.9999}, {"min_p": 0
 
 
 @pytest.mark.parametrize("others", OTHERS, ids=str)
-def test_of_the_likely_tokens_only_the_least_likely_stays(others: dict[str, Any]) -> None:
+def test_only_the_least_likely_of_the_top_choices_stays(others: dict[str, Any]) -> None:
     shares = drawn([0.05, 0.4, 0.2, 0.3, 0.05], xtc_threshold=0.15, **others)
     assert shares == pytest.approx({0: 1 / 6, 2: 4 / 6, 4: 1 / 6}, abs=0.002)
 

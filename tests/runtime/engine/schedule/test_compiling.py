@@ -106,7 +106,7 @@ def test_a_library_that_fails_fails_the_request_alone() -> None:
     assert other.output_token_ids == alone(other)
 
 
-def test_nobody_waits_for_ever() -> None:
+def test_no_request_waits_forever() -> None:
     engine = Engine(make_runner(), EngineConfig(grammar_timeout_seconds=0.02))
     request = demanding("a", Future())
     run(engine, [request])

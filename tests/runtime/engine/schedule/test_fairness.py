@@ -44,7 +44,7 @@ def test_service_is_shared_equally_however_large_the_requests_are() -> None:
     assert 0.6 < served["small"] / served["large"] < 1.6
 
 
-def test_a_pause_saves_up_no_service() -> None:
+def test_an_idle_tenant_accumulates_no_credit() -> None:
     counters = VirtualCounters()
     counters.join("busy")
     counters.join("idle")

@@ -145,7 +145,7 @@ def test_the_youngest_is_preempted_when_the_budget_is_spent_and_resumes_later() 
     assert shape(step(scheduler)) == [("young", 0, 7, 1)]
 
 
-def test_what_would_be_preempted_at_once_is_not_begun() -> None:
+def test_a_request_that_would_be_preempted_at_once_is_not_admitted() -> None:
     scheduler = make(max_tokens=14)
     add(scheduler, ("old", 6))
     step(scheduler)
@@ -165,7 +165,7 @@ def test_a_preempted_request_is_admitted_before_later_ones() -> None:
     assert young.output_token_ids == [1, 1, 1]
 
 
-def test_nobody_overtakes_a_request_that_was_preempted() -> None:
+def test_no_request_overtakes_a_preempted_one() -> None:
     scheduler = make(max_tokens=14)
     add(scheduler, ("old", 6), ("young", 5))
     step(scheduler)

@@ -89,7 +89,7 @@ class Simulation:
 @pytest.mark.parametrize("batched", [False, True])
 @pytest.mark.parametrize("rows", [1, 2, 8])
 @pytest.mark.parametrize("noise", [0.0, 0.3])
-def test_hopeless_proposals_cost_less_than_three_percent(batched: bool, rows: int, noise: float) -> None:
+def test_rejected_proposals_cost_less_than_three_percent(batched: bool, rows: int, noise: float) -> None:
     simulation = Simulation([0.02] * rows, batched=batched)
     simulation.run(30)
     gain = simulation.run(1000)
@@ -100,7 +100,7 @@ def test_hopeless_proposals_cost_less_than_three_percent(batched: bool, rows: in
 @pytest.mark.parametrize("rows", [1, 4])
 @pytest.mark.parametrize("rate", [0.2, 0.35, 0.5])
 @pytest.mark.parametrize("token", [0.05, 0.2])
-def test_what_proposals_cost_the_steps_after_them_counts(rows: int, rate: float, token: float) -> None:
+def test_the_cost_of_proposals_for_later_steps_is_counted(rows: int, rate: float, token: float) -> None:
     """As on OpenVINO with prose: each step with proposals makes the next plain step slower."""
     simulation = Simulation(
         [rate] * rows, batched=True, token=token, noise=0.15, transition=0.5, evidence=0.35
@@ -139,9 +139,7 @@ CLOCKS: dict[str, Callable[[np.random.Generator], Iterator[float]]] = {
 @pytest.mark.parametrize("clock", CLOCKS)
 @pytest.mark.parametrize("rate", [0.02, 0.3, 0.45])
 @pytest.mark.parametrize(("rows", "batched"), [(1, False), (8, False), (8, True)])
-def test_a_clock_that_lies_makes_nothing_dearer_than_three_percent(
-    clock: str, rate: float, rows: int, batched: bool
-) -> None:
+def test_a_noisy_clock_costs_at_most_three_percent(clock: str, rate: float, rows: int, batched: bool) -> None:
     """Proposals that almost or never save time, and noisy step times."""
     liar = CLOCKS[clock](np.random.default_rng(0))
     simulation = Simulation([rate] * rows, batched=batched, transition=0.3 * batched, clock=liar)
@@ -159,7 +157,7 @@ def test_steps_with_proposals_tell_that_plain_ones_have_become_faster() -> None:
 
 
 @pytest.mark.parametrize(("token", "least"), [(0.05, 6.0), (0.2, 3.3), (0.5, 1.9)])
-def test_good_proposals_pay(token: float, least: float) -> None:
+def test_accepted_proposals_reduce_the_steps(token: float, least: float) -> None:
     assert Simulation([0.97], token=token).run(400) > least
 
 

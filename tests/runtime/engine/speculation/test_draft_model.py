@@ -42,7 +42,7 @@ def requests(count: int = 6) -> list[Request]:
 @pytest.mark.parametrize("slots", [1, 4])
 @pytest.mark.parametrize("kv_tokens", [None, 70])
 @pytest.mark.parametrize("params", [GREEDY, RANDOM])
-def test_a_draft_of_the_same_opinion_is_always_right(
+def test_an_identical_draft_model_is_always_accepted(
     slots: int, kv_tokens: int | None, params: SamplingParams
 ) -> None:
     draft = make_runner()
@@ -56,7 +56,7 @@ def test_a_draft_of_the_same_opinion_is_always_right(
 
 
 @pytest.mark.parametrize("mistaken", [1, 2])
-def test_a_draft_that_errs_catches_up(mistaken: int) -> None:
+def test_a_draft_catches_up_after_a_rejection(mistaken: int) -> None:
     engine, _ = make_engine(proposer=DraftModel(Erring(mistaken)))
     mine = requests()
     assert run(engine, mine) == [alone(request) for request in mine]

@@ -47,7 +47,7 @@ def test_long_texts_give_matches_that_are_true(tokens: list[int], count: int) ->
         assert history.following(count).tolist() == endless[len(tokens) :]
 
 
-def test_evidence_grows_with_the_match_and_the_text() -> None:
+def test_confidence_grows_with_match_and_text_length() -> None:
     lookup = PromptLookup()
     request = make_request("a", [1, 2, 3, 4, 5, 6, 9, 2, 3])
     assert lookup.evidence(make_request("b", [1, 2, 3, 4])) is None

@@ -59,7 +59,7 @@ def test_right_proposals_save_steps() -> None:
     assert (steps(None), steps(Oracle()), steps(Oracle(lie_every=1))) == (21, 5, 21)
 
 
-def test_where_proposals_are_declined_they_are_looked_for_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rejected_proposals_are_made_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
     looks = 0
 
     def decline(self: Controller, candidates: Sequence[Candidate], rows: int) -> list[int]:
@@ -103,7 +103,7 @@ def test_a_finished_request_s_prefix_serves_others() -> None:
     assert second.metrics.cached_tokens >= len(known) - 2
 
 
-def test_a_failure_that_only_a_proposal_causes_harms_nobody() -> None:
+def test_a_failure_caused_by_a_proposal_fails_no_request() -> None:
     requests = [make_request(str(i), 4) for i in range(3)]
     expected = [alone(request) for request in requests]
     oracle = Oracle(lie_every=2)

@@ -94,7 +94,7 @@ def test_http_serves_all_three(tmp_path: Path) -> None:
         ("/v2/models/vectors/infer", {"inputs": []}, 501, "'vectors' is an encoder"),
     ],
 )
-def test_what_an_encoder_cannot_do(
+def test_an_encoder_refuses_generation(
     path: str, body: dict[str, Any], status: int, message: str, tmp_path: Path
 ) -> None:
     async def scenario() -> None:

@@ -53,7 +53,7 @@ def test_the_only_model_answers_requests_that_name_none_it_or_an_alias() -> None
     asyncio.run(scenario())
 
 
-def test_of_two_models_a_request_must_name_one() -> None:
+def test_a_request_must_name_one_of_two_models() -> None:
     async def scenario() -> None:
         async with null_llm() as a, null_llm() as b:
             loaders = {"a": lambda: ServedModel(a, INFO), "b": lambda: ServedModel(b, INFO)}

@@ -226,7 +226,7 @@ def test_drain_finishes_what_runs_and_refuses_what_comes() -> None:
 
 
 @pytest.mark.long
-def test_what_outlasts_the_grace_is_cancelled() -> None:
+def test_requests_beyond_the_grace_period_are_cancelled() -> None:
     async def scenario() -> None:
         async with null_llm(step_seconds=0.002) as llm, serving(llm, grace_seconds=0.05) as served:
             call = served.stub.Generate(ENDLESS)

@@ -364,7 +364,7 @@ def test_facts() -> None:
         ),
     ],
 )
-def test_what_is_not_there_is_said(call: Callable[[Any], Awaitable[Any]], code: str) -> None:
+def test_missing_models_and_versions_are_reported(call: Callable[[Any], Awaitable[Any]], code: str) -> None:
     async def scenario(stub: Any, llm: AsyncLLM) -> None:
         assert (await code_of(call(stub)))[0] == grpc.StatusCode[code]
 

@@ -57,7 +57,7 @@ async def _idle(llm: AsyncLLM) -> bool:
     return True
 
 
-def test_who_does_not_read_holds_up_nobody() -> None:
+def test_a_client_that_does_not_read_delays_no_other() -> None:
     """Streams that are never read fill their windows of flow control; others go on, and the end frees all."""
 
     async def scenario() -> None:

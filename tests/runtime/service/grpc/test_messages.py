@@ -52,7 +52,7 @@ def test_options_at_zero_are_not_left_out() -> None:
     assert params == SamplingParams(temperature=0, logprobs=0, skip_special_tokens=False, seed=0)
 
 
-def test_no_limit_is_written_as_zero() -> None:
+def test_zero_means_no_limit() -> None:
     assert read(pb.GenerateRequest(text="", sampling={"max_tokens": 0})).params.max_tokens is None
 
 

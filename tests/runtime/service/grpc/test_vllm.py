@@ -180,7 +180,7 @@ def test_options() -> None:
         (pb.GenerateRequest(text="x", data_parallel_rank=1), "UNIMPLEMENTED"),
     ],
 )
-def test_what_cannot_be_done_is_said(request_: pb.GenerateRequest, code: str) -> None:
+def test_unsupported_requests_are_reported(request_: pb.GenerateRequest, code: str) -> None:
     async def scenario(stub: Any, llm: AsyncLLM) -> None:
         assert (await code_of(read(stub.Generate(request_))))[0] == grpc.StatusCode[code]
 

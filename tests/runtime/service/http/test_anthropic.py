@@ -176,7 +176,9 @@ def test_blocks_become_what_the_template_knows() -> None:
         ({"max_tokens": None}, "max_tokens"),
     ],
 )
-def test_what_cannot_be_done_is_refused_in_anthropic_s_shape(change: dict[str, Any], message: str) -> None:
+def test_unsupported_requests_are_refused_in_anthropics_error_shape(
+    change: dict[str, Any], message: str
+) -> None:
     async def scenario() -> None:
         async with null_llm() as llm, http_serving(llm) as served:
             body = {"messages": TURNS, "max_tokens": 5, **change}

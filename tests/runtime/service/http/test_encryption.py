@@ -93,7 +93,7 @@ def test_clients_show_certificates_of_the_present_authority(tmp_path: Path) -> N
     asyncio.run(scenario())
 
 
-def test_garbage_and_old_versions_of_tls_end_their_own_connection_only(tmp_path: Path) -> None:
+def test_garbage_and_old_tls_versions_end_only_their_connection(tmp_path: Path) -> None:
     own, own_file = authority(tmp_path, "own.pem")
     certificate, key = write_certificate(own, tmp_path)
     old = trusting(own_file)

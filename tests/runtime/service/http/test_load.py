@@ -68,7 +68,7 @@ def test_a_thousand_streams_in_bounded_memory() -> None:
     asyncio.run(scenario())
 
 
-def test_who_does_not_read_delays_nobody_and_takes_no_memory() -> None:
+def test_a_client_that_does_not_read_delays_no_other_and_takes_no_memory() -> None:
     """Streams that are never read fill their socket's buffer; then the writer waits, and skips states."""
 
     async def scenario() -> None:

@@ -164,7 +164,7 @@ def test_a_demanded_call_is_made_and_its_result_goes_back(choice: Any) -> None:
         ({"previous_response_id": "resp_x"}, "there is no response 'resp_x'"),
     ],
 )
-def test_what_cannot_be_done_is_refused(change: dict[str, Any], message: str) -> None:
+def test_unsupported_requests_are_refused(change: dict[str, Any], message: str) -> None:
     async def scenario() -> None:
         async with null_llm() as llm, http_serving(llm) as served:
             answer = await served.post("/v1/responses", **{"input": "Hi", **change})

@@ -64,7 +64,7 @@ def test_scores_and_ranks_are_the_engines() -> None:
         ("/score", {"text": "", "continuations": ["x"]}, "at least one token"),
     ],
 )
-def test_what_cannot_be_done_is_refused(path: str, body: dict[str, Any], message: str) -> None:
+def test_unsupported_requests_are_refused(path: str, body: dict[str, Any], message: str) -> None:
     async def scenario() -> None:
         async with null_llm() as llm, http_serving(llm) as served:
             answer = await served.post(path, **body)

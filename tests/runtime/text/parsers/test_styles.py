@@ -90,7 +90,7 @@ CASES: list[tuple[str, str, tuple[str, str, list[Any]]]] = [
 
 
 @pytest.mark.parametrize(("name", "text", "expected"), CASES)
-def test_what_it_means(name: str, text: str, expected: Any) -> None:
+def test_the_style_gives_the_expected_messages(name: str, text: str, expected: Any) -> None:
     assert parsed(parser(name), text) == expected
     assert parsed(parser(name), *text) == expected  # character by character
 
@@ -114,7 +114,7 @@ FRAGMENTS = [
     opened=st.booleans(),
     cuts=st.lists(st.integers(0, 300), max_size=12),
 )
-def test_how_it_is_cut_changes_nothing(
+def test_the_result_is_independent_of_the_pieces(
     name: str, fragments: list[str], opened: bool, cuts: list[int]
 ) -> None:
     text, prompt = "".join(fragments), "<think>" * opened
@@ -125,7 +125,7 @@ def test_how_it_is_cut_changes_nothing(
 
 @settings(max_examples=200, deadline=None)
 @given(name=st.sampled_from(sorted(TEMPLATES)), fragments=st.lists(st.sampled_from(FRAGMENTS), max_size=12))
-def test_what_was_understood_is_not_taken_back(name: str, fragments: list[str]) -> None:
+def test_parsed_parts_are_never_withdrawn(name: str, fragments: list[str]) -> None:
     one = parser(name)
     content = reasoning = ""
     calls = 0

@@ -72,7 +72,7 @@ def test_a_failed_write_leaves_nothing(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["taken.kv"]
 
 
-def test_who_lacks_the_secret_can_neither_inject_nor_recognize_a_chunk(tmp_path: Path) -> None:
+def test_without_the_key_chunks_cannot_be_forged_or_recognized(tmp_path: Path) -> None:
     stranger = b"t" * 32
     write_chunk(tmp_path / "chunk.kv", KEY, parts(), stranger)
     with pytest.raises(DamagedFileError, match="without this user's key"):

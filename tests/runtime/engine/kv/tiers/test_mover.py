@@ -73,7 +73,7 @@ def test_salts_keep_tenants_apart(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "gone", "foreign"])
-def test_what_is_damaged_is_computed_again(tmp_path: Path, damage: str) -> None:
+def test_damaged_chunks_are_computed_again(tmp_path: Path, damage: str) -> None:
     fill(tmp_path)
     engine, _ = open_engine(tmp_path)
     request = ask("second")
@@ -135,7 +135,7 @@ def test_a_runner_that_fails_to_take_or_give_kv_costs_only_time(tmp_path: Path) 
     engine.close()
 
 
-def test_what_a_failed_copy_left_is_not_kept() -> None:
+def test_the_target_of_a_failed_copy_is_discarded() -> None:
     """A running request takes an idle slot whose content fails to be copied out."""
     engine, runner = open_engine(max_slots=5, swap_bytes=10**6)
     copy_prefix = runner.copy_prefix
@@ -195,7 +195,7 @@ def test_closing_waits_until_all_is_written(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("??/*.kv"))) == 12
 
 
-def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
+def test_impossible_settings_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="identity"):
         open_engine(tmp_path, identity="")
     (tmp_path / "file").write_text("")

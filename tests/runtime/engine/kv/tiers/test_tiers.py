@@ -134,7 +134,7 @@ def test_two_processes_share_a_folder(tmp_path: Path) -> None:
     theirs.close()
 
 
-def test_what_cannot_be_written_is_given_up(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_chunks_that_cannot_be_written_are_dropped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     tier = DiskTier(tmp_path, 10**6, SECRET, max_pending_bytes=150)
     tier._path(key(1)).parent.write_text("no folder")
     tier.put(key(1), chunk(1))
@@ -150,7 +150,7 @@ def test_what_cannot_be_written_is_given_up(tmp_path: Path, caplog: pytest.LogCa
 
 
 @pytest.mark.parametrize("error", [ValueError, MemoryError, RecursionError, struct.error])
-def test_whatever_ends_the_writer_ends_nobody_s_waiting(
+def test_requests_continue_when_the_writer_thread_ends(
     error: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     tier = DiskTier(tmp_path, 10**6, SECRET, max_pending_bytes=250)
@@ -198,7 +198,7 @@ def test_users_of_a_folder_find_only_their_own(tmp_path: Path, caplog: pytest.Lo
     theirs.close()
 
 
-def test_what_may_wait_is_not_given_up(tmp_path: Path) -> None:
+def test_writes_that_can_wait_are_not_dropped(tmp_path: Path) -> None:
     tier = HostTier(10**6, below := DiskTier(tmp_path, 10**6, SECRET, max_pending_bytes=150))
     for number in range(10):
         tier.put(key(number), chunk(number))

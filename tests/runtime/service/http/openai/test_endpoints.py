@@ -148,7 +148,7 @@ def test_text_parts_are_joined() -> None:
         ("/v1/chat/completions", {"messages": TURNS, "logprobs": 3}, "'logprobs' must be true or false"),
     ],
 )
-def test_what_cannot_be_done_is_refused(url: str, body: dict[str, Any], message: str) -> None:
+def test_unsupported_requests_are_refused(url: str, body: dict[str, Any], message: str) -> None:
     with pytest.raises(RequestError, match=message):
         ENDPOINTS[url].request(body)
 
