@@ -1,6 +1,6 @@
 """Compare carryall's engine with other engines and with static batching on traces of requests.
 
-    python benchmarks/engine/engine.py --rounds 3 \\
+    python benchmarks/peers/serving.py --rounds 3 \\
         --engine carryall=.venv/bin/python:carryall_engine:models/qwen3-int4 \\
         --engine openvino=envs/ov/bin/python:ov_engine:models/ov-int4-128 \\
         --engine genai=envs/ort/bin/python:genai_engine:models/genai-int4 --json engine.json
@@ -22,7 +22,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from peers import Worker
+from turns import Worker
 
 _SETTLE_SECONDS = 0.5  # threads of the previous engine may still spin
 _STATIC_BATCHES = (8, 32)

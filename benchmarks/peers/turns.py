@@ -4,7 +4,7 @@ Every engine is a worker process in its own environment (``benchmarks/workers/``
 round, so that changes of clock speed and other load affect all of them, and each round starts with another
 engine. Figures are medians over rounds. Compare ratios within a run, not figures of different runs.
 
-    python benchmarks/engine/peers.py --work 256x64x1 --rounds 5 \\
+    python benchmarks/peers/turns.py --work 256x64x1 --rounds 5 \\
         --engine carryall=.venv/bin/python:carryall_llm:models/qwen3-int4 \\
         --engine genai=envs/ort/bin/python:ort_genai:models/genai-int4 \\
         --engine openvino=envs/ov/bin/python:ov_genai:models/ov-int4-128 --json peers.json

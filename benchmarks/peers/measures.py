@@ -1,0 +1,129 @@
+"""Measure engines in turn: decoding by slope, prompts, traces, loading and memory.
+
+The rate of decoding is the slope between two numbers of new tokens. A difference of one whole run and its
+prompt would have the noise of the prompt.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import serving
+from turns import Work, Worker
+
+SHORT, LONG = 16, 80  # new tokens of the two runs of a slope
+_SETTLE_SECONDS = 0.5  # threads of the previous engine may still spin
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """An engine with its model.
+
+    Args:
+        name: as in the tables.
+        python: the interpreter of its environment.
+        model: argument of the worker.
+        decode: worker of ``Work``.
+        trace: worker of ``Trace``, None if the engine has no continuous batching or static batches.
+    """
+
+    name: str
+    python: Path
+    model: str
+    decode: str
+    trace: str | None
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One measured value: ``unit`` is "tokens/s", or "s" and "MB", of which less is better."""
+
+    measure: str
+    engine: str
+    unit: str
+    value: float
+    round: int = 0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is measured: (prompt tokens, batch) of decoding, lengths of prompts, requests of the traces."""
+
+    decode: Sequence[tuple[int, int]] = ((256, 1), (256, 8), (64, 32))
+    prompts: Sequence[int] = (256, 1024, 4096)
+    requests: int = 48
+    rounds: int = 5
+
+
+QUICK = Plan(decode=((64, 1), (64, 4)), prompts=(128,), requests=6, rounds=2)
+
+
+def run(contestants: Sequence[Contestant], plan: Plan) -> tuple[list[Figure], dict[str, str]]:
+    """Return all figures, and each engine's name with its version."""
+    figures: list[Figure] = []
+    workers = [(one, Worker(one.name, str(one.python), one.decode, one.model)) for one in contestants]
+    versions = {one.name: str(worker.ready["engine"]) for one, worker in workers}
+    figures += [Figure("load", one.name, "s", float(worker.ready["load_s"])) for one, worker in workers]
+    figures += decode_and_prompts([worker for _, worker in workers], plan)
+    figures += [Figure("peak memory", one.name, "MB", _memory(worker)) for one, worker in workers]
+    for _, worker in workers:
+        worker.close()
+    return figures + _traces(contestants, plan), versions
+
+
+def decode_and_prompts(workers: Sequence[Worker], plan: Plan) -> Iterator[Figure]:
+    """Yield the rates of every round; the first round warms up and is not recorded."""
+    works: list[tuple[str, Callable[[Worker, int], float]]] = [
+        (f"decode, batch {batch}, {prompt} cached", _slope(prompt, batch)) for prompt, batch in plan.decode
+    ]
+    works += [(f"prompt of {tokens}", _prompt(tokens)) for tokens in plan.prompts]
+    for number in range(-1, plan.rounds):
+        first = number % len(workers)
+        for name, measure in works:
+            for worker in [*workers[first:], *workers[:first]]:
+                time.sleep(_SETTLE_SECONDS)
+                rate = measure(worker, 1000 + number)
+                if number >= 0:
+                    yield Figure(name, worker.name, "tokens/s", rate, number)
+        print(f"round {number + 1} of {plan.rounds}", file=sys.stderr, flush=True)
+
+
+def _slope(prompt: int, batch: int) -> Callable[[Worker, int], float]:
+    def measure(worker: Worker, seed: int) -> float:
+        short, long = (_seconds(worker.measure(Work(prompt, new, batch), seed)) for new in (SHORT, LONG))
+        return batch * (LONG - SHORT) / max(long - short, 1e-9)
+
+    return measure
+
+
+def _prompt(tokens: int) -> Callable[[Worker, int], float]:
+    def measure(worker: Worker, seed: int) -> float:
+        return tokens / float(worker.measure(Work(tokens, 1, 1), seed)["prefill_s"])
+
+    return measure
+
+
+def _seconds(timing: dict[str, Any]) -> float:
+    return float(timing["prefill_s"]) + float(timing["decode_s"])
+
+
+def _memory(worker: Worker) -> float:
+    return float(worker.measure(Work(16, 2, 1), seed=1)["peak_rss_mb"])
+
+
+def _traces(contestants: Sequence[Contestant], plan: Plan) -> Iterator[Figure]:
+    """Yield the rates of the mixed and the shared trace."""
+    able = [one for one in contestants if one.trace is not None]
+    workers = [Worker(one.name, str(one.python), str(one.trace), one.model) for one in able]
+    wanted = ("mixed", "shared")
+    works = {name: work for name, work in serving.measurements(plan.requests, 1.0).items() if name in wanted}
+    for record in serving.run(workers, works, max(2, plan.rounds // 2)):
+        rate = float(record["generated"]) / float(record["seconds"])
+        yield Figure(f"{record['work']} trace", str(record["engine"]), "tokens/s", rate, int(record["round"]))
+    for worker in workers:
+        worker.close()

