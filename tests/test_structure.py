@@ -62,7 +62,7 @@ runtime.tasks runtime.api
 runtime.service.core
 runtime.service.access runtime.service.telemetry
 runtime.service.kserve
-runtime.service.http.openai
+runtime.service.http.openai runtime.service.http.schemas
 runtime.service.grpc runtime.service.http
 runtime.service
 runtime.batch.inputs
