@@ -84,7 +84,7 @@ class ModelNames:
 
 def document(operations: Iterable[Operation], names: ModelNames) -> Json:
     """Return the OpenAPI document of the operations."""
-    schemas = bodies({"enum": names.llms}, {"enum": names.embedders})
+    schemas = bodies(_one_of(names.llms), _one_of(names.embedders))
     paths: Json = {}
     for one in operations:
         paths.setdefault(one.path, {})[one.method] = _described(one, schemas, names.models)
@@ -114,10 +114,13 @@ def _described(one: Operation, schemas: dict[str, Json], models: list[str]) -> J
 
 
 def _parameter(name: str, models: list[str]) -> Json:
-    schema: Json = (
-        {"type": "string", "enum": models} if name == "model" else {"type": "string", "minLength": 1}
-    )
+    schema: Json = _one_of(models) if name == "model" else {"type": "string", "minLength": 1}
     return {"name": name, "in": "path", "required": True, "schema": schema}
+
+
+def _one_of(names: list[str]) -> Json:
+    """Return the schema of a name; before any model is ready, every name is possible."""
+    return {"type": "string", "enum": names} if names else {"type": "string"}
 
 
 def _responses(media: tuple[str, ...]) -> Json:

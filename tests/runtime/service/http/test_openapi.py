@@ -95,7 +95,7 @@ def test_names_are_those_of_the_models() -> None:
             (parameter,) = paths["/v2/models/{model}"]["get"]["parameters"]
             assert parameter["schema"]["enum"] == ["toy"]
             body = paths["/v1/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"]
-            assert body["properties"]["model"] == {"enum": ["toy"]}
+            assert body["properties"]["model"] == {"type": "string", "enum": ["toy"]}
 
     asyncio.run(scenario())
 

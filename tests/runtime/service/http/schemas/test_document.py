@@ -29,3 +29,11 @@ def test_versions_of_a_model_take_the_same_body() -> None:
     assert operation["requestBody"]["content"]["application/json"]["schema"]["required"] == ["inputs"]
     assert [one["name"] for one in operation["parameters"]] == ["model", "version"]
     assert operation["parameters"][0]["schema"]["enum"] == ["a", "b"]
+
+
+def test_before_models_are_ready_every_name_is_possible() -> None:
+    asked = [Operation("/v2/models/{model}", "get", "Describe."), Operation("/api/show", "post", "Show.")]
+    paths = document(asked, ModelNames([], [], []))["paths"]
+    assert paths["/v2/models/{model}"]["get"]["parameters"][0]["schema"] == {"type": "string"}
+    body = paths["/api/show"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    assert body["properties"]["model"] == {"type": "string"}
