@@ -169,3 +169,27 @@ def test_schemathesis(tmp_path: Path) -> None:
             assert "No issues found" in out
 
     asyncio.run(scenario())
+
+
+def test_guidellm(tmp_path: Path) -> None:
+    """A benchmark of streams completes: every request of it succeeds, with the tokens that were asked for."""
+    python = python_with("guidellm")
+
+    async def scenario() -> None:
+        async with demo_service(tmp_path) as url:
+            backend = f"kind=openai_http,target={url},model=demo,request_format=/v1/completions"
+            command = [str(python.with_name("guidellm")), "run", "--disable-console", "--backend", backend]
+            command += ["--tokenizer", f"kind=hf_auto,model={demo_path('pycoder')}"]
+            command += ["--data", "kind=synthetic_text,prompt_tokens=64,output_tokens=32"]
+            command += ["--profile", "kind=concurrent,streams=4"]
+            command += ["--constraint", "kind=max_requests,count=24"]
+            command += ["--output", f"kind=json,path={tmp_path / 'report.json'}"]
+            await output_of(command, tmp_path, HF_HOME=str(tmp_path / "hf"), HF_HUB_OFFLINE="1")
+            (found,) = json.loads((tmp_path / "report.json").read_text())["benchmarks"]
+            totals = found["metrics"]["request_totals"]
+            assert totals == {"successful": 24, "errored": 0, "incomplete": 0, "total": 24}
+            requests = found["requests"]["successful"]
+            assert {one["output_metrics"]["text_tokens"] for one in requests} == {32}
+            assert all(one["time_to_first_token_ms"] > 0 for one in requests)
+
+    asyncio.run(scenario())
