@@ -70,6 +70,7 @@ runtime.batch.jobs
 runtime.batch.workers
 runtime.batch
 runtime.batch.online
+runtime.cluster
 cli
 cli.printing
 cli.verbs

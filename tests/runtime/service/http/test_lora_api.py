@@ -192,12 +192,13 @@ def test_other_apis_choose_adapters_by_their_parameters(folder: Path) -> None:
                 assert (await text_of(served, "/generate", **tgi))[1] == text
             triton = {"text_input": "def f(x):", "sampling_parameters": options}
             assert await text_of(served, kserve, **triton) == (200, expected["a"])
-            for path, wrong, status in [
+            refused: list[tuple[str, dict[str, Any], int]] = [
                 (kserve, {**ask, "adapter_id": "c"}, 404),
                 (kserve, {**ask, "adapter_id": 3}, 400),
                 ("/generate", {"inputs": "x", "parameters": {"adapter_id": "c"}}, 404),
                 ("/generate", {"inputs": "x", "parameters": {"adapter_id": 3}}, 400),
-            ]:
+            ]
+            for path, wrong, status in refused:
                 found, message = await text_of(served, path, **wrong)
                 assert found == status
                 assert ("no LoRA adapter 'c'; there are: a, b" in message) == (status == 404), message
