@@ -62,7 +62,7 @@ runtime.tasks runtime.api
 runtime.service.core
 runtime.service.access runtime.service.telemetry
 runtime.service.kserve
-runtime.service.http.openai
+runtime.service.http.openai runtime.service.http.schemas
 runtime.service.grpc runtime.service.http
 runtime.service
 runtime.batch.inputs
@@ -70,6 +70,7 @@ runtime.batch.jobs
 runtime.batch.workers
 runtime.batch
 runtime.batch.online
+runtime.cluster
 cli
 cli.printing
 cli.verbs

@@ -15,9 +15,10 @@ from ...runtime.service.core.repository import ModelRepository, public_name
 from ...runtime.service.core.served_model import ServedModel, load_served_model
 from ..generation import tell_fallbacks
 from ..load_options import SERVER_TABLES, Chosen, config_options
-from ..options import json_option, print_json, quiet_option
+from ..options import json_option, quiet_option
 from ..progress import progress
 from ..sections import SectionedCommand
+from ..serving import announce, serve_on_cluster
 
 
 @click.command("serve", cls=SectionedCommand)
@@ -39,6 +40,7 @@ def command(chosen: Chosen, as_json: bool, quiet: bool) -> None:
         carryall serve ./qwen3 --provider cuda --provider-option kv_memory=paged --max-slots 128
         carryall serve ./minilm  # a text encoder: embeddings and reranking
         carryall serve --models ./models
+        carryall serve ./qwen3 --ray auto --replicas 4
         carryall serve --config service.toml
     """
     try:
@@ -67,15 +69,11 @@ def command(chosen: Chosen, as_json: bool, quiet: bool) -> None:
         return served
 
     def on_ready(addresses: Addresses) -> None:
-        model = str(chosen.model.model)
-        if as_json:
-            where = {"http": addresses.http, "grpc": addresses.grpc}
-            print_json({"event": "ready", **where, "model": model, "provider": provider})
-            return
-        doors = [f"http://{addresses.http}"] if addresses.http else []
-        doors += [f"gRPC on {addresses.grpc}"] if addresses.grpc else []
-        click.echo(f"{model} ({provider}): {', '.join(doors)}, Ctrl-C stops")
+        announce(chosen.model.model, provider, addresses.http, addresses.grpc, as_json=as_json)
 
+    if chosen.server.ray is not None:
+        serve_on_cluster(chosen, name, lambda http: on_ready(Addresses(http=http)))
+        return
     loader = encoder_loader(chosen.model, warm_up=chosen.server.warm_up) or load
     models = ModelRepository.of_one(name, loader, aliases=chosen.server.served_model_names)
     scan = None

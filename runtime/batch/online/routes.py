@@ -109,7 +109,7 @@ class BatchService:
         return ServedExecutor(self._admission, self._loop, batch)
 
     async def _upload(self, request: Request) -> Response:
-        """``POST /v1/files``."""
+        """Handle ``POST /v1/files``: store a file of requests."""
         async with _form(request, self._config.max_file_bytes) as form:
             sent, purpose = form.get("file"), form.get("purpose")
             if not isinstance(sent, UploadFile):
@@ -133,7 +133,7 @@ class BatchService:
             path.unlink(missing_ok=True)
 
     async def _list_files(self, request: Request) -> Response:
-        """``GET /v1/files``."""
+        """Handle ``GET /v1/files``: list the files."""
         asked = request.query_params
         if (order := asked.get("order", "desc")) not in ("asc", "desc"):
             raise RequestError(f"'order' must be asc or desc, not {order!r}")
@@ -147,17 +147,17 @@ class BatchService:
         return json_response(page_json(*found))
 
     async def _get_file(self, request: Request) -> Response:
-        """``GET /v1/files/{id}``."""
+        """Handle ``GET /v1/files/{id}``: describe a file."""
         return json_response(self._files.get(request.path_params["id"], caller_name()).to_json())
 
     async def _delete_file(self, request: Request) -> Response:
-        """``DELETE /v1/files/{id}``."""
+        """Handle ``DELETE /v1/files/{id}``: delete a file."""
         name = request.path_params["id"]
         await asyncio.to_thread(self._files.delete, name, caller_name())
         return json_response({"id": name, "object": "file", "deleted": True})
 
     async def _content(self, request: Request) -> Response:
-        """``GET /v1/files/{id}/content``."""
+        """Handle ``GET /v1/files/{id}/content``: return the content of a file."""
         name = request.path_params["id"]
         file = self._files.get(name, caller_name())
         path = self._files.content(name, caller_name())
@@ -166,7 +166,7 @@ class BatchService:
         return FileResponse(path, media_type="application/octet-stream", filename=file.filename)
 
     async def _create(self, request: Request) -> Response:
-        """``POST /v1/batches``."""
+        """Handle ``POST /v1/batches``: run a file of requests."""
         body, headers = await service_of(request).known_body(request, KNOWN)
         caller = CALLER.get()
         models = () if caller is None else caller.models
@@ -174,17 +174,17 @@ class BatchService:
         return json_response(made, headers)
 
     async def _list(self, request: Request) -> Response:
-        """``GET /v1/batches``."""
+        """Handle ``GET /v1/batches``: list the batches."""
         after = request.query_params.get("after")
         found = self._batches.page(caller_name(), after=after, limit=_limit(request, 20, MOST_LISTED))
         return json_response(page_json(*found))
 
     async def _get(self, request: Request) -> Response:
-        """``GET /v1/batches/{id}``."""
+        """Handle ``GET /v1/batches/{id}``: describe a batch."""
         return json_response(self._batches.get(request.path_params["id"], caller_name()))
 
     async def _cancel(self, request: Request) -> Response:
-        """``POST /v1/batches/{id}/cancel``."""
+        """Handle ``POST /v1/batches/{id}/cancel``: cancel a batch."""
         name, owner = request.path_params["id"], caller_name()
         return json_response(await asyncio.to_thread(self._batches.cancel, name, owner))
 

@@ -54,16 +54,29 @@ class Admission:
         wanted = f"'{name}' version {version}" if version else f"'{name}'"
         raise UnknownModelError(f"there is no model {wanted}; there are: {there_are}")
 
-    def llm(self, name: str | None = None, version: str = "") -> LLMHandler:
+    def llm(self, name: str | None = None, version: str = "", adapter: str | None = None) -> LLMHandler:
         """Return the handler of a language model's requests; see ``ModelRepository.llm``.
 
+        Args:
+            name: the name of a model or of a LoRA adapter.
+            version: the version of the model.
+            adapter: the name of an adapter of this model, for APIs that name both.
+
         Raises:
-            UnknownModelError: there is no model of that name, or the caller may not use it.
+            UnknownModelError: there is no model of that name, or the caller may not use it; or the model has
+                no such adapter.
         """
         handler = self._models.llm(*self._allowed(name, version))
-        return (
-            handler if name is None or self._models.base_of(name) is None else AdaptedHandler(handler, name)
-        )
+        if adapter is None:
+            if name is None or self._models.base_of(name) is None:
+                return handler
+            adapter = name
+        elif adapter not in (loras := handler.model.llm.loras):
+            names = ", ".join(loras) or "none"
+            raise UnknownModelError(
+                f"the model '{handler.name}' has no LoRA adapter '{adapter}'; there are: {names}"
+            )
+        return AdaptedHandler(handler, adapter)
 
     def embedder(self, name: str | None = None) -> LLMHandler | EncoderHandler:
         """Return the handler of a model that makes embeddings; see ``ModelRepository.embedder``.

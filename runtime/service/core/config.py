@@ -56,6 +56,10 @@ class ServerConfig(Checked):
             processor time per token. The first and the last piece are sent at once.
         warm_up: run each model once before it accepts requests.
         log_content: write prompts and answers to the log, in the records of generations.
+        ray: serve with Ray Serve on the cluster at this address, over HTTP only; ``local`` starts one on this
+            machine (docs/deploy.md).
+        replicas: with ``ray``: the number of processes that each load the model.
+        replica_gpus: with ``ray``: the GPUs of each replica.
         otel_endpoint: the OpenTelemetry collector that receives traces and metrics over gRPC, such as
             http://127.0.0.1:4317; nothing is sent without it.
 
@@ -90,6 +94,9 @@ class ServerConfig(Checked):
     stream_interval: int = option(1, least=1)
     warm_up: bool = True
     log_content: bool = False
+    ray: str | None = None
+    replicas: int = option(1, least=1)
+    replica_gpus: float = option(0.0, least=0)
     otel_endpoint: str | None = None
 
     def __post_init__(self) -> None:
@@ -101,3 +108,5 @@ class ServerConfig(Checked):
             raise UsageError("tls_certificate and tls_key belong together; one of them is not set")
         if self.tls_client_ca is not None and self.tls_certificate is None:
             raise UsageError("tls_client_ca has no meaning without tls_certificate and tls_key")
+        if self.ray is None and (self.replicas > 1 or self.replica_gpus):
+            raise UsageError("replicas and replica_gpus have no meaning without ray")

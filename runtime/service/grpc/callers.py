@@ -10,7 +10,7 @@ import grpc
 from ....errors import RateLimitError
 from ..access.api_keys import ApiKeys
 from ..core.caller import CALLER
-from .decoding import MAKERS
+from .calls import MAKERS
 from .statuses import Context, errors_as_status
 
 Refusal = Callable[[object, Context], Awaitable[None]]

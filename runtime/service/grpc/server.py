@@ -20,10 +20,9 @@ from ..core.config import ServerConfig
 from ..core.repository import ModelRepository
 from ..kserve.inference import Inference
 from .callers import Callers
+from .calls import Calls
 from .credentials import server_credentials
-from .decoding import Decoding
 from .kserve import InferenceServicer
-from .records import Records
 from .service import GenerationServicer
 from .vllm import EngineServicer
 
@@ -55,9 +54,9 @@ class GrpcServer:
         ]
         inference = inference or Inference.of(models, config)
         admission = inference.models
-        interceptors: list[grpc.aio.ServerInterceptor] = [Records(SERVICES), Decoding(SERVICES)]
+        interceptors: list[grpc.aio.ServerInterceptor] = [Calls(SERVICES)]
         if admission.policy.keys is not None:
-            interceptors.insert(1, Callers(admission.policy.keys))
+            interceptors.append(Callers(admission.policy.keys))
         self._server = grpc.aio.server(interceptors=interceptors, options=options)
         self._health = health.aio.HealthServicer()
         service_pb2_grpc.add_GenerationServiceServicer_to_server(  # type: ignore[no-untyped-call]

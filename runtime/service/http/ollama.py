@@ -42,7 +42,7 @@ _SAME = ("temperature", "top_k", "top_p", "min_p", "typical_p", "seed", "stop", 
 
 
 async def chat(request: Request) -> Response:
-    """Handle ``POST /api/chat``."""
+    """Handle ``POST /api/chat``: continue a conversation."""
     service = service_of(request)
     body, headers = await service.known_body(request, _CHAT)
     handler = _llm(service, request, body)
@@ -55,7 +55,10 @@ async def chat(request: Request) -> Response:
 
 
 async def generate(request: Request) -> Response:
-    """Handle ``POST /api/generate``: use the chat template, unless ``raw`` is true or the model has none."""
+    """Handle ``POST /api/generate``: continue a text.
+
+    It uses the chat template, unless ``raw`` is true or the model has none.
+    """
     service = service_of(request)
     body, headers = await service.known_body(request, _GENERATE)
     handler = _llm(service, request, body)

@@ -29,7 +29,7 @@ _LOAD_LORA = frozenset({"model", "lora_name", "lora_path", "load_inplace"})
 
 
 async def chat_completions(request: Request) -> Response:
-    """Handle ``POST /v1/chat/completions``."""
+    """Handle ``POST /v1/chat/completions``: continue a conversation."""
     service = service_of(request)
     body, headers = await service.known_body(request, chat.KNOWN)
     handler = service.llm(request, body.get("model"))
@@ -51,7 +51,7 @@ async def chat_completions(request: Request) -> Response:
 
 
 async def text_completions(request: Request) -> Response:
-    """Handle ``POST /v1/completions``."""
+    """Handle ``POST /v1/completions``: continue one or several texts."""
     service = service_of(request)
     body, headers = await service.known_body(request, completions.KNOWN)
     handler = service.llm(request, body.get("model"))
@@ -127,7 +127,7 @@ async def _merged(
 
 
 async def text_embeddings(request: Request) -> Response:
-    """Handle ``POST /v1/embeddings``."""
+    """Handle ``POST /v1/embeddings``: return one vector for each input."""
     service = service_of(request)
     body, headers = await service.known_body(request, embeddings.KNOWN)
     handler = service.embedder(body.get("model"))
@@ -189,7 +189,7 @@ async def load_lora_adapter(request: Request) -> Response:
 
 
 async def unload_lora_adapter(request: Request) -> Response:
-    """Handle ``POST /v1/unload_lora_adapter`` of vLLM."""
+    """Handle ``POST /v1/unload_lora_adapter`` of vLLM: forget an adapter."""
     service = service_of(request)
     body, headers = await service.known_body(request, {"lora_name", "lora_int_id"})
     name = _required(body, "lora_name")

@@ -34,6 +34,7 @@ def routes(service: HttpService) -> list[Route]:
     headers = {"Content-Security-Policy": _policy(text), "X-Content-Type-Options": "nosniff"}
 
     async def page(request: Request) -> Response:
+        """Handle ``GET /``: return the chat page."""
         return HTMLResponse(text, headers=headers)
 
     return [Route("/", page, methods=["GET"])]

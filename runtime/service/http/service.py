@@ -19,7 +19,7 @@ from ..core.repository import ModelRepository
 from ..kserve.inference import Inference
 from ..telemetry.metrics import Metrics
 from .bodies import read_object
-from .openai.reading import known_fields
+from .openai.reading import known_fields, text_field
 
 Json = dict[str, Any]
 IGNORED_HEADER = "X-Carryall-Ignored-Fields"
@@ -43,14 +43,14 @@ class HttpService:
         """Return the view of the models that applies the current caller's permissions."""
         return self.inference.models
 
-    def llm(self, request: Request, name: Any) -> LLMHandler:
-        """Return the handler of the model ``name``; None selects the default model.
+    def llm(self, request: Request, name: Any, adapter: Any = None) -> LLMHandler:
+        """Return the handler of the model ``name``, with one of its adapters; None is the default model.
 
         Raises:
-            RequestError: the name is not a string.
+            RequestError: a name is not a string.
             UnknownModelError: no model has this name, or the caller may not use it.
         """
-        return self.admission.llm(_model_name(name))
+        return self.admission.llm(_model_name(name), adapter=text_field("adapter_id", adapter))
 
     def embedder(self, name: Any) -> LLMHandler | EncoderHandler:
         """Return the handler of a model that makes embeddings; see ``llm``."""

@@ -51,10 +51,10 @@ async def either(request: Request) -> Response:
 async def _answer(request: Request, *, stream: bool | None) -> Response:
     service = service_of(request)
     body, headers = await service.known_body(request, _KNOWN)
-    handler = service.llm(request, body.get("model"))
     parameters = body.get("parameters") or {}
     if not isinstance(parameters, dict):
         raise RequestError(f"'parameters' must be an object, not {parameters!r}")
+    handler = service.llm(request, body.get("model"), parameters.get("adapter_id"))
     prompt = body.get("inputs")
     if not isinstance(prompt, str):
         raise RequestError("'inputs' must be a string")
@@ -78,7 +78,7 @@ def _options(handler: LLMHandler, given: Mapping[str, Any]) -> Json:
     unknown = sorted(set(given) - _READ)
     if unknown:
         raise RequestError(f"'parameters' has no '{unknown[0]}'; its fields: {', '.join(sorted(_READ))}")
-    for name in ("watermark", "truncate", "adapter_id", "top_n_tokens", "decoder_input_details"):
+    for name in ("watermark", "truncate", "top_n_tokens", "decoder_input_details"):
         if given.get(name):
             raise RequestError(f"'{name}' is not supported")
     drawn = given.get("do_sample") or any(given.get(name) is not None for name in _DRAWN)

@@ -80,7 +80,7 @@ async def detokenize(request: Request) -> Response:
 
 
 async def score(request: Request) -> Response:
-    """Handle ``POST /score``.
+    """Handle ``POST /score``: return the score of each pair of texts.
 
     With ``text`` and ``continuations``, return the log-probability of each continuation after the text.
     With vLLM's ``text_1`` and ``text_2`` (or ``queries`` and ``documents``), return the probability that

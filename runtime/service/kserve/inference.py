@@ -18,7 +18,7 @@ from .shared_memory import SharedMemory
 from .statistics import Statistics
 from .tensor_run import run_model
 from .tensors import type_of_onnx
-from .text import INPUTS, OUTPUTS, TextRequest
+from .text import INPUTS, OUTPUTS, TextRequest, adapter_of
 
 EXTENSIONS = (
     "binary_tensor_data",
@@ -86,7 +86,7 @@ class Inference:
     async def _text(
         self, request: InferenceRequest, status: ModelStatus
     ) -> AsyncGenerator[InferenceResponse, None]:
-        handler = self.models.llm(status.name, request.version)
+        handler = self.models.llm(status.name, request.version, adapter_of(request))
         wanted = TextRequest(request, handler.model.defaults, self.models.admitted)
         if not wanted.stream:
             yield _response(request, status, await wanted.whole(handler))

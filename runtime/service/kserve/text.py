@@ -53,7 +53,24 @@ _RESERVED = (
     "binary_data_output",
     "priority",
     "timeout",
+    "adapter_id",
+    "lora_name",
 )
+
+
+def adapter_of(request: InferenceRequest) -> str | None:
+    """Return the name of the LoRA adapter that a request asks for.
+
+    It is the parameter ``adapter_id``, or ``lora_name`` in the sampling parameters as for Triton's vLLM
+    backend; None is the base model.
+
+    Raises:
+        RequestError: the name is not a string, or the sampling parameters are not a JSON object.
+    """
+    name = request.parameters.get("adapter_id", _options(request).get("lora_name"))
+    if name is not None and not isinstance(name, str):
+        raise RequestError(f"the name of an adapter must be a string, not {name!r}")
+    return name
 
 
 class TextRequest:
@@ -180,8 +197,8 @@ def _flag(request: InferenceRequest, name: str) -> bool | None:
     return value
 
 
-def _sampling(request: InferenceRequest) -> dict[str, Any]:
-    """Return the options in the input ``sampling_parameters``, else those in the request parameters."""
+def _options(request: InferenceRequest) -> Mapping[str, Any]:
+    """Return the input ``sampling_parameters``, else the request parameters."""
     if "sampling_parameters" in request.inputs:
         text = _text(request, "sampling_parameters")
         try:
@@ -191,10 +208,14 @@ def _sampling(request: InferenceRequest) -> dict[str, Any]:
         if not isinstance(options, dict):
             raise RequestError(f"sampling_parameters must be a JSON object, not {text[:80]!r}")
         return options
+    return request.parameters
+
+
+def _sampling(request: InferenceRequest) -> dict[str, Any]:
     skipped = {*_RESERVED, *_FLAGS}
     return {
         name: value
-        for name, value in request.parameters.items()
+        for name, value in _options(request).items()
         if name not in skipped and not name.startswith("triton_")
     }
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import subprocess
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -35,6 +37,7 @@ PACKAGES = {
     "open_responses_client.py": ("openresponses-types",),
 }
 SECONDS = 300
+CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,unsupported_method"
 
 pytestmark = pytest.mark.slow
 
@@ -136,16 +139,59 @@ def test_lm_eval(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
+@asynccontextmanager
+async def demo_service(folder: Path) -> AsyncIterator[str]:
+    """The URL of ``carryall serve`` with the embedded model, all endpoints and short contexts."""
+    command = [sys.executable, "-m", "carryall", "serve", "demo", "--json", "--http-port", "0"]
+    command += ["--grpc-port", "none", "--context-length", "256", "--shared-memory"]
+    command += ["--batch-folder", str(folder / "batches")]
+    process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE, cwd=folder)
+    assert process.stdout is not None
+    try:
+        yield f"http://{json.loads(await process.stdout.readline())['http']}"
+    finally:
+        process.terminate()
+        assert await process.wait() == 0
+
+
 def test_schemathesis(tmp_path: Path) -> None:
-    """Nothing is found by requests that schemathesis makes from the OpenAPI document."""
+    """Nothing is found by requests that schemathesis makes from the OpenAPI document, in a bounded time."""
     python = python_with("schemathesis")
 
     async def scenario() -> None:
-        async with service(tmp_path / "encoder") as url:
+        async with demo_service(tmp_path) as url:
             command = [str(python.with_name("schemathesis")), "run", f"{url}/openapi.json", "--no-color"]
-            command += ["--max-examples", os.environ.get("CARRYALL_SCHEMATHESIS_EXAMPLES", "20")]
-            command += ["--workers", "2", "--request-timeout", "30", "--seed", "1"]
-            checks = "not_a_server_error,status_code_conformance,content_type_conformance"
-            await output_of([*command, "--checks", checks], tmp_path)
+            command += ["--phases", "examples,fuzzing", "--seed", "1", "--no-shrink", "--workers", "2"]
+            command += ["--max-examples", os.environ.get("CARRYALL_SCHEMATHESIS_EXAMPLES", "6")]
+            command += ["--max-time", str(SECONDS - 100), "--request-timeout", "30", "--continue-on-failure"]
+            # Without its models, the service would refuse the rest.
+            command += ["--exclude-path-regex", "/unload", "--checks", CHECKS]
+            out = await output_of(command, tmp_path)
+            made, passed = re.findall(r"(\d+) generated, (\d+) passed", out)[0]
+            assert made == passed
+
+    asyncio.run(scenario())
+
+
+def test_guidellm(tmp_path: Path) -> None:
+    """A benchmark of streams completes: every request of it succeeds, with the tokens that were asked for."""
+    python = python_with("guidellm")
+
+    async def scenario() -> None:
+        async with demo_service(tmp_path) as url:
+            backend = f"kind=openai_http,target={url},model=demo,request_format=/v1/completions"
+            command = [str(python.with_name("guidellm")), "run", "--disable-console", "--backend", backend]
+            command += ["--tokenizer", f"kind=hf_auto,model={demo_path('pycoder')}"]
+            command += ["--data", "kind=synthetic_text,prompt_tokens=64,output_tokens=32"]
+            command += ["--profile", "kind=concurrent,streams=4"]
+            command += ["--constraint", "kind=max_requests,count=24"]
+            command += ["--output", f"kind=json,path={tmp_path / 'report.json'}"]
+            await output_of(command, tmp_path, HF_HOME=str(tmp_path / "hf"), HF_HUB_OFFLINE="1")
+            (found,) = json.loads((tmp_path / "report.json").read_text())["benchmarks"]
+            totals = found["metrics"]["request_totals"]
+            assert totals == {"successful": 24, "errored": 0, "incomplete": 0, "total": 24}
+            requests = found["requests"]["successful"]
+            assert {one["output_metrics"]["text_tokens"] for one in requests} == {32}
+            assert all(one["time_to_first_token_ms"] > 0 for one in requests)
 
     asyncio.run(scenario())

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from api_keys import key_file
-from http_serving import http_serving
+from http_serving import HttpServed, http_serving
 from null_llm import null_llm
 from tiny_lora import write_adapter
+
+from carryall.runtime.types.sampling_params import SamplingParams
 
 PROMPT: dict[str, Any] = {"prompt": "def f(x):", "temperature": 0, "max_tokens": 8, "ignore_eos": True}
 LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
@@ -158,5 +161,46 @@ def test_loading_needs_the_admin_right(folder: Path) -> None:
                 assert "may not load or unload models" in answer.text
             answer = await served.client.post(LOAD, json=body, headers={"Authorization": "Bearer boss-key"})
             assert answer.status_code == 200
+
+    asyncio.run(scenario())
+
+
+async def text_of(served: HttpServed, path: str, **body: Any) -> tuple[int, str]:
+    """The status, and the text that an endpoint answers."""
+    answer = await served.post(path, **body)
+    document = answer.json()
+    return answer.status_code, str(document.get("text_output") or document.get("generated_text") or document)
+
+
+def test_other_apis_choose_adapters_by_their_parameters(folder: Path) -> None:
+    async def scenario() -> None:
+        async with null_llm(max_loras=2) as llm, http_serving(llm) as served:
+            for name in "ab":
+                llm.load_lora(name, folder / name)
+            params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+            expected: dict[str | None, str] = {}
+            for lora in (None, "a", "b"):
+                *_, last = [output async for output in llm.generate("def f(x):", params, lora=lora)]
+                expected[lora] = last.outputs[0].text
+            assert len(set(expected.values())) == 3
+            ask = {"text_input": "def f(x):", "temperature": 0, "max_tokens": 8, "ignore_eos": True}
+            options = json.dumps({"temperature": 0, "max_tokens": 8, "ignore_eos": True, "lora_name": "a"})
+            kserve = "/v2/models/toy/generate"
+            for lora, text in expected.items():
+                assert await text_of(served, kserve, **ask, adapter_id=lora) == (200, text)
+                tgi = {"inputs": "def f(x):", "parameters": {"max_new_tokens": 8, "adapter_id": lora}}
+                assert (await text_of(served, "/generate", **tgi))[1] == text
+            triton = {"text_input": "def f(x):", "sampling_parameters": options}
+            assert await text_of(served, kserve, **triton) == (200, expected["a"])
+            refused: list[tuple[str, dict[str, Any], int]] = [
+                (kserve, {**ask, "adapter_id": "c"}, 404),
+                (kserve, {**ask, "adapter_id": 3}, 400),
+                ("/generate", {"inputs": "x", "parameters": {"adapter_id": "c"}}, 404),
+                ("/generate", {"inputs": "x", "parameters": {"adapter_id": 3}}, 400),
+            ]
+            for path, wrong, status in refused:
+                found, message = await text_of(served, path, **wrong)
+                assert found == status
+                assert ("no LoRA adapter 'c'; there are: a, b" in message) == (status == 404), message
 
     asyncio.run(scenario())

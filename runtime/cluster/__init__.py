@@ -1,0 +1,1 @@
+"""The service on several machines: replicas behind Ray Serve."""

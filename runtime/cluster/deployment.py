@@ -1,0 +1,95 @@
+"""Deploy the service with Ray Serve."""
+
+from __future__ import annotations
+
+import hashlib
+import socket
+from dataclasses import replace
+from typing import Any
+
+from ...errors import MissingExtraError, UsageError
+from ..batch.workers.cluster import LOCAL, connect, ship
+from ..service.core.config import ServerConfig
+from .replica import Front, Replica, ReplicaSpec
+
+NAME = "carryall"
+# Ray's router that maps equal session ids to equal replicas. While a replica has too many requests, it takes
+# the next one of its ring.
+_ROUTER = "ray.serve.experimental.consistent_hash_router:ConsistentHashRouter"
+_FRONT_REQUESTS = 10_000
+# Options of the process that listens, or of several models.
+_UNSUPPORTED = ("models", "tls_certificate", "batch_folder", "shared_memory", "memory_limit", "otel_endpoint")
+
+
+def deploy(spec: ReplicaSpec) -> str:
+    """Start the replicas and an HTTP proxy; return the address when requests are accepted.
+
+    Args:
+        spec: what to serve; ``spec.server`` has the cluster's address and the number of replicas.
+
+    Raises:
+        MissingExtraError: Ray Serve is not installed.
+        UsageError: there is no cluster, or an option cannot be used with it.
+    """
+    server = spec.server
+    for name in _UNSUPPORTED:
+        if getattr(server, name):
+            raise UsageError(f"--{name.replace('_', '-')} cannot be used with --ray")
+    ray = connect(server.ray or LOCAL)
+    _check_resources(ray, server)
+    try:
+        from ray import serve
+        from ray.serve.config import RequestRouterConfig
+    except ImportError as error:
+        raise MissingExtraError("carryall serve --ray", "ray[serve]", "ray") from error
+    archive = ship(str(spec.model.model))
+    if archive is not None:
+        spec = replace(spec, archive_name=hashlib.sha256(archive).hexdigest()[:32])
+    port = server.http_port or _free_port(server)
+    serve.start(http_options={"host": server.host, "port": port})
+    waiting = spec.engine.max_queue
+    replicas = serve.deployment(
+        Replica,
+        name="replica",
+        num_replicas=server.replicas,
+        max_ongoing_requests=_FRONT_REQUESTS if waiting is None else max(1, waiting),
+        ray_actor_options={"num_cpus": 1, "num_gpus": server.replica_gpus},
+        request_router_config=RequestRouterConfig(request_router_class=_ROUTER),
+    )
+    # It only passes bytes on, so it does not take a processor from the replicas.
+    front = serve.deployment(
+        Front, name="front", max_ongoing_requests=_FRONT_REQUESTS, ray_actor_options={"num_cpus": 0}
+    )
+    packed = None if archive is None else ray.put(archive)
+    serve.run(front.bind(replicas.bind(spec, packed), server), name=NAME, route_prefix="/")
+    return f"{server.host}:{port}"
+
+
+def _check_resources(ray: Any, server: ServerConfig) -> None:
+    """Check that a cluster of this machine has what the replicas need; other clusters may grow.
+
+    Raises:
+        UsageError: the replicas would wait forever.
+    """
+    found = ray.cluster_resources()
+    for name, each in (("CPU", 1.0), ("GPU", server.replica_gpus)):
+        if server.ray == LOCAL and server.replicas * each > found.get(name, 0.0):
+            raise UsageError(
+                f"{server.replicas} replicas need {server.replicas * each:g} {name}s, but this machine has "
+                f"{found.get(name, 0.0):g}; choose fewer --replicas"
+            )
+
+
+def remove() -> None:
+    """End the deployment; running requests may finish first."""
+    from ray import serve
+
+    serve.delete(NAME)
+    serve.shutdown()
+
+
+def _free_port(server: ServerConfig) -> int:
+    with socket.socket() as found:
+        found.bind((server.host, 0))
+        port: int = found.getsockname()[1]
+        return port

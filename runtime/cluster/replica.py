@@ -1,0 +1,152 @@
+"""The actors of a deployment: replicas of the service, and the front that chooses one for each request."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from ..batch.workers.cluster import unpacked
+from ..engine.config import EngineConfig
+from ..models.config import ModelConfig
+from ..service.core.config import ServerConfig
+from ..service.core.repository import ModelRepository
+from ..service.core.served_model import load_served_model
+from ..service.http.app import make_app
+from ..service.http.bodies import read_bytes
+from ..service.http.errors import error_response
+from ..service.kserve.inference import Inference
+from ..service.telemetry.request_log import RequestLog
+from .affinity import affinity_key
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaSpec:
+    """What a replica serves.
+
+    Args:
+        name: the name of the model for clients.
+        model: the model and how to load it.
+        engine: scheduling options.
+        server: the settings of the service.
+        archive_name: the name of the archive of the model's folder; empty if nodes find the model themselves.
+    """
+
+    name: str
+    model: ModelConfig
+    engine: EngineConfig
+    server: ServerConfig
+    archive_name: str = ""
+
+
+class Replica:
+    """One engine with the HTTP application in front of it.
+
+    Args:
+        spec: what to serve.
+        archive: tar archive of the model's folder; None if the node finds the model itself.
+    """
+
+    def __init__(self, spec: ReplicaSpec, archive: bytes | None) -> None:
+        model = spec.model
+        if archive is not None:
+            model = replace(model, model=str(unpacked(spec.archive_name, archive)))
+
+        def load() -> Any:
+            return load_served_model(
+                model, name=spec.name, engine_config=spec.engine, warm_up=spec.server.warm_up
+            )
+
+        aliases = spec.server.served_model_names
+        self._models = ModelRepository.of_one(spec.name, load, aliases=aliases)
+        self._models.observers.add(RequestLog(content=spec.server.log_content))
+        self._app = make_app(self._models, Inference.of(self._models, spec.server))
+        self._loading: asyncio.Task[None] | None = None
+
+    async def check_health(self) -> None:
+        """Load the model at the first call; Ray Serve sends requests after that.
+
+        Raises:
+            CarryallError: the model cannot be loaded, or its engine has failed.
+        """
+        if self._loading is None:
+            self._loading = asyncio.create_task(self._models.load_all())
+        await self._loading
+        if not self._models.ready:
+            raise RuntimeError("the engine has failed")
+
+    @property
+    def active(self) -> int:
+        """Return the number of requests in progress."""
+        return self._models.llm().active
+
+    def close(self) -> None:
+        """Free the model."""
+        self._models.close()
+
+    async def answer(self, scope: dict[str, Any], body: bytes) -> AsyncGenerator[Message, None]:
+        """Answer a request with the messages of ASGI. Closing the generator ends the request."""
+        messages: asyncio.Queue[Message | None] = asyncio.Queue()
+        given = asyncio.Event()
+
+        async def receive() -> Message:
+            if given.is_set():
+                await asyncio.Event().wait()  # the caller closes the generator instead of a disconnect
+            given.set()
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        work = asyncio.ensure_future(self._app(scope, receive, messages.put))
+        work.add_done_callback(lambda _: messages.put_nowait(None))
+        try:
+            while (message := await messages.get()) is not None:
+                yield message
+            await work  # raises its error
+        finally:
+            work.cancel()
+
+
+class Front:
+    """Sends each request to the replica of its session or conversation.
+
+    Args:
+        replicas: the handle of the replicas; its router maps equal keys to equal replicas.
+        server: the settings of the service.
+    """
+
+    def __init__(self, replicas: Any, server: ServerConfig) -> None:
+        self._replicas, self._server = replicas, server
+
+    async def __call__(self, request: Request) -> Response:
+        """Return the response of a replica, as it arrives."""
+        try:
+            body = await read_bytes(request, self._server.max_body_bytes, self._server.body_timeout_seconds)
+        except HTTPException as error:
+            return error_response(request, error)
+        return _Relayed(self._replicas, affinity_key(request.headers, body), body)
+
+
+class _Relayed(Response):
+    """The messages of a replica."""
+
+    def __init__(self, replicas: Any, key: str, body: bytes) -> None:
+        super().__init__()
+        self._replicas, self._key, self._request_body = replicas, key, body
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the response to an ASGI connection."""
+        kept = ("type", "http_version", "method", "scheme", "path", "raw_path", "query_string", "headers")
+        sent = {name: scope[name] for name in kept if name in scope}
+        options = {"session_id": self._key} if self._key else {}
+        answer = self._replicas.options(stream=True, **options).answer.remote(sent, self._request_body)
+        try:
+            async for message in answer:
+                await send(message)
+        except asyncio.CancelledError:
+            answer.cancel()
+            raise

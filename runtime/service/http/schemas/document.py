@@ -1,0 +1,134 @@
+"""The OpenAPI 3.1 document of an application, made from its operations."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from .bodies import Json, bodies
+
+_ERRORS = {
+    400: "The request is invalid.",
+    401: "The API key is missing or unknown.",
+    403: "Not allowed.",
+    404: "There is no such model or object.",
+    405: "The path has no such method.",
+    408: "The body was not complete in time.",
+    413: "The body is too large.",
+    429: "The queue is full, or a limit of the API key is used up.",
+    501: "The model cannot do this.",
+    503: "The model is loading, or the service is stopping.",
+}
+_JSON, _EVENTS, _BYTES = "application/json", "text/event-stream", "application/octet-stream"
+# The media types of responses that are not only JSON; none means that the body is empty.
+_MEDIA: dict[tuple[str, str], tuple[str, ...]] = {
+    ("get", "/"): ("text/html",),
+    ("get", "/metrics"): ("text/plain",),
+    ("get", "/v1/files/{id}/content"): (_BYTES,),
+    **{("get", path): () for path in ("/health", "/health/live", "/health/ready", "/ping")},
+    **{("get", f"/v2/{path}"): () for path in ("health/live", "health/ready", "models/{model}/ready")},
+    **{
+        ("post", f"/v2/{path}"): ()
+        for path in (
+            *("repository/models/{model}/load", "repository/models/{model}/unload"),
+            *("systemsharedmemory/region/{region}/register", "systemsharedmemory/region/{region}/unregister"),
+            "systemsharedmemory/unregister",
+        )
+    },
+    ("post", "/v1/load_lora_adapter"): ("text/plain",),
+    ("post", "/v1/unload_lora_adapter"): ("text/plain",),
+    ("post", "/v2/models/{model}/infer"): (_JSON, _BYTES),
+    ("post", "/v2/models/{model}/generate_stream"): (_EVENTS,),
+    ("post", "/generate_stream"): (_EVENTS,),
+    ("post", "/api/chat"): (_JSON, "application/x-ndjson"),
+    ("post", "/api/generate"): (_JSON, "application/x-ndjson"),
+}
+_UPLOAD: Json = {
+    "type": "object",
+    "properties": {"file": {"type": "string", "format": "binary"}, "purpose": {"const": "batch"}},
+    "required": ["file", "purpose"],
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """A method of a path.
+
+    Args:
+        path: the path, with parameters such as ``{model}``.
+        method: the method in lower case.
+        summary: what it does, in one sentence.
+    """
+
+    path: str
+    method: str
+    summary: str
+
+
+@dataclass(frozen=True, slots=True)
+class ModelNames:
+    """The names that requests may use.
+
+    Args:
+        llms: language models and their adapters.
+        embedders: models that make embeddings.
+        models: all models.
+    """
+
+    llms: list[str]
+    embedders: list[str]
+    models: list[str]
+
+
+def document(operations: Iterable[Operation], names: ModelNames) -> Json:
+    """Return the OpenAPI document of the operations."""
+    schemas = bodies(_one_of(names.llms), _one_of(names.embedders))
+    paths: Json = {}
+    for one in operations:
+        paths.setdefault(one.path, {})[one.method] = _described(one, schemas, names.models)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "carryall", "version": importlib.metadata.version("carryall")},
+        "paths": paths,
+        "components": {"securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
+    }
+
+
+def _described(one: Operation, schemas: dict[str, Json], models: list[str]) -> Json:
+    plain = one.path.replace("/versions/{version}", "")
+    words = re.findall(r"\w+", one.path)
+    found: Json = {"operationId": "_".join([one.method, *words]), "summary": one.summary}
+    if parameters := [_parameter(name, models) for name in re.findall(r"{(\w+)}", one.path)]:
+        found["parameters"] = parameters
+    media = _MEDIA.get((one.method, plain), (_JSON,))
+    if (one.method, plain) == ("post", "/v1/files"):
+        found["requestBody"] = {"required": True, "content": {"multipart/form-data": {"schema": _UPLOAD}}}
+    elif one.method == "post" and plain in schemas:
+        schema = schemas[plain]
+        found["requestBody"] = {"required": bool(schema["required"]), "content": {_JSON: {"schema": schema}}}
+        if media == (_JSON,) and "stream" in schema["properties"]:
+            media = (_JSON, _EVENTS)
+    return found | {"responses": _responses(media)}
+
+
+def _parameter(name: str, models: list[str]) -> Json:
+    schema: Json = _one_of(models) if name == "model" else {"type": "string", "minLength": 1}
+    return {"name": name, "in": "path", "required": True, "schema": schema}
+
+
+def _one_of(names: list[str]) -> Json:
+    """Return the schema of a name; before any model is ready, every name is possible."""
+    return {"type": "string", "enum": names} if names else {"type": "string"}
+
+
+def _responses(media: tuple[str, ...]) -> Json:
+    body = {_JSON: {"schema": {"type": "object"}}}
+    responses: Json = {str(code): {"description": text, "content": body} for code, text in _ERRORS.items()}
+    if not media:  # probes
+        del responses["503"]["content"]
+    done: Json = {"description": "The result."}
+    if media:
+        done["content"] = {one: {} for one in media}
+    return {"200": done, **responses}

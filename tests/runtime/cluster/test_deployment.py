@@ -1,0 +1,155 @@
+"""``carryall serve --ray`` on a real Ray cluster of this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from click.testing import CliRunner
+
+from carryall.cli import carryall
+from carryall.errors import UsageError
+from carryall.exporter.demo import demo_path
+from carryall.exporter.export import export_package
+from carryall.runtime.cluster import deployment
+from carryall.runtime.cluster.replica import ReplicaSpec
+from carryall.runtime.engine.config import EngineConfig
+from carryall.runtime.models.config import ModelConfig
+from carryall.runtime.service.core.config import ServerConfig
+
+SECONDS = 300.0
+
+
+def test_replicas_need_a_cluster() -> None:
+    with pytest.raises(UsageError, match="without ray"):
+        ServerConfig(replicas=2)
+
+
+def test_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    done = CliRunner().invoke(carryall, ["serve", "demo", "--ray", "local"])
+    assert done.exit_code != 0
+    assert "carryall[ray]" in done.output
+
+
+class Cluster:
+    """The resources of a cluster."""
+
+    def cluster_resources(self) -> dict[str, float]:
+        return {"CPU": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"replicas": 3}, "3 replicas need 3 CPUs, but this machine has 2; choose fewer --replicas"),
+        ({"replicas": 2, "replica_gpus": 0.5}, "2 replicas need 1 GPUs, but this machine has 0"),
+    ],
+)
+def test_replicas_that_would_wait_forever_are_refused(
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], message: str
+) -> None:
+    monkeypatch.setattr(deployment, "connect", lambda address: Cluster())
+    spec = ReplicaSpec("toy", ModelConfig(model="demo"), EngineConfig(), ServerConfig(ray="local", **options))
+    with pytest.raises(UsageError, match=message):
+        deployment.deploy(spec)
+
+
+@pytest.mark.parametrize("option", [{"models": "m"}, {"batch_folder": "b"}, {"shared_memory": True}])
+def test_options_that_need_one_process_are_refused(option: dict[str, Any]) -> None:
+    server = ServerConfig(ray="local", **option)
+    spec = ReplicaSpec("toy", ModelConfig(model="demo"), EngineConfig(), server)
+    with pytest.raises(UsageError, match="cannot be used with --ray"):
+        deployment.deploy(spec)
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[str]:
+    """The URL of a service of 2 replicas, started by the command."""
+    pytest.importorskip("ray.serve")
+    model = tmp_path / "model"
+    export_package(demo_path("pycoder"), model)
+    command = [sys.executable, "-m", "carryall", "serve", str(model), "--ray", "local", "--replicas", "2"]
+    environment = {**os.environ, "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0", "RAY_USAGE_STATS_ENABLED": "0"}
+    with subprocess.Popen(
+        [*command, "--http-port", "0", "--json"], stdout=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        assert process.stdout is not None
+        line = next((line for line in process.stdout if line.startswith("{")), "")
+        assert line, "the command ended before it served"
+        try:
+            yield f"http://{json.loads(line)['http']}"
+        finally:
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(SECONDS) == 0
+
+
+async def cached(client: httpx2.AsyncClient, text: str, **headers: str) -> int:
+    """How many tokens of a chat were found in the cache of the replica that answered."""
+    body = {"messages": [{"role": "user", "content": text}], "max_tokens": 2, "temperature": 0}
+    answer = await client.post("/v1/chat/completions", json=body, headers=headers)
+    assert answer.status_code == 200, answer.text
+    found: int = answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+    return found
+
+
+@pytest.mark.slow
+def test_two_replicas_with_affinity(served: str) -> None:
+    async def scenario() -> None:
+        async with httpx2.AsyncClient(base_url=served, timeout=SECONDS) as client:
+            texts = [f"def function_{n}(a, b, c):\n    return a + b + c  # {n}" for n in range(8)]
+            first = [await cached(client, text) for text in texts]
+            again = [await cached(client, text) for text in texts]
+            assert all(b > a for a, b in zip(first, again, strict=True)), (first, again)
+            # Other sessions go to both replicas, so some of them find nothing of a text that is new here.
+            new = "class Unknown:\n    def __init__(self):\n        self.value = 1\n"
+            seen = [await cached(client, new, **{"x-session-id": f"s{n}"}) for n in range(8)]
+            cold = min(seen)
+            assert seen.count(cold) == 2, seen  # once on each replica
+            await streamed(client)
+            await vanished(client)
+            wrong = await client.post("/v1/completions", json={"prompt": 1})
+            assert (wrong.status_code, "prompt" in wrong.text) == (400, True)
+            assert (await client.get("/v1/models")).json()["data"][0]["id"] == "model"
+
+    asyncio.run(scenario())
+
+
+async def streamed(client: httpx2.AsyncClient) -> None:
+    """A stream arrives in pieces, and equals the whole answer."""
+    ask: dict[str, Any] = {"prompt": "def f(x):", "max_tokens": 16, "temperature": 0}
+    whole = (await client.post("/v1/completions", json=ask)).json()["choices"][0]["text"]
+    pieces = []
+    async with client.stream("POST", "/v1/completions", json={**ask, "stream": True}) as stream:
+        async for line in stream.aiter_lines():
+            if line.startswith("data: {"):
+                pieces.append(json.loads(line.removeprefix("data: "))["choices"][0]["text"])
+    assert len(pieces) > 1
+    assert "".join(pieces) == whole
+
+
+async def vanished(client: httpx2.AsyncClient) -> None:
+    """A client that closes its connection frees the slot of its request."""
+    same = {"x-session-id": "vanishing"}
+    ask = {"prompt": "def f(x):", "max_tokens": 100_000, "ignore_eos": True, "stream": True}
+
+    async def running() -> bool:
+        metrics = (await client.get("/metrics", headers=same)).text
+        (line,) = [one for one in metrics.splitlines() if one.startswith("vllm:num_requests_running{")]
+        return float(line.split()[-1]) > 0
+
+    async with client.stream("POST", "/v1/completions", json=ask, headers=same) as stream:
+        await anext(stream.aiter_bytes())
+        assert await running()
+    async with asyncio.timeout(30):
+        while await running():
+            await asyncio.sleep(0.2)
