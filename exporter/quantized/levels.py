@@ -16,7 +16,7 @@ from ...storage.stored_tensor import Array, Packed, RawTensor
 
 Tensors = Mapping[str, RawTensor]
 Floats = npt.NDArray[np.float32]
-_HALVES = {"F16": np.dtype(np.float16), "BF16": np.dtype(ml_dtypes.bfloat16)}
+_HALVES: dict[str, np.dtype[Any]] = {"F16": np.dtype(np.float16), "BF16": np.dtype(ml_dtypes.bfloat16)}
 BLOCKS = (128, 64, 32, 16)  # that kernels support, best first
 
 
