@@ -3,7 +3,7 @@
 The nodes are ``DequantizeLinear(values, scales, [zero_points])`` with blocks along the inputs. An integer
 zero point cannot represent the float minimum of a block, so minima are added between two reshapes to
 [blocks, block_size, outputs]: ``W = Reshape(Add(Reshape(DequantizeLinear(...)), minima))``. The zero points
-are 0 in this case.
+are 0 in this case. Scales and minima that fit a 16-bit dtype are stored in it (``graph/half_scales.py``).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Callable
 import numpy as np
 import onnx_ir as ir
 
+from ..graph_opt.graph.half_scales import Widened
 from ..graph_opt.graph.lazy import SharedComputation, lazy, pack_nibbles
 from ..storage.stored_tensor import Array, Packed
 from .graph import GraphWriter
@@ -42,13 +43,14 @@ def packed_weight(
         levels = np.ascontiguousarray(view(parts.levels))
         arrays = [
             pack_nibbles(levels) if packed.bits == 4 else levels,
-            np.ascontiguousarray(view(parts.scales)),
+            np.ascontiguousarray(view(parts.scales), packed.scale_dtype),
         ]
         if parts.zero_points is not None:
             points = np.ascontiguousarray(view(parts.zero_points))
             arrays.append(pack_nibbles(points) if packed.bits == 4 else points)
         if parts.minima is not None:
-            arrays.append(np.ascontiguousarray(np.expand_dims(view(parts.minima), axis + 1)))
+            minima = np.expand_dims(view(parts.minima), axis + 1)
+            arrays.append(np.ascontiguousarray(minima, packed.scale_dtype))
         return tuple(arrays)
 
     shared, unsigned = SharedComputation(compute), packed.has_minima or packed.has_zero_points
@@ -56,7 +58,7 @@ def packed_weight(
     dtype = ir.DataType.FLOAT8E4M3FN if packed.is_float else dtype
     operands = [
         graph.initializer(_named(lazy(lambda: shared.part(0), dtype, values), f"{name}.values")),
-        graph.initializer(_named(lazy(lambda: shared.part(1), ir.DataType.FLOAT, small), f"{name}.scales")),
+        graph.initializer(_named(_floats(shared, 1, packed, small), f"{name}.scales")),
     ]
     attributes = {"axis": axis, "block_size": packed.block_size}
     with graph.unscoped(name):
@@ -69,11 +71,17 @@ def packed_weight(
         operands.append(graph.initializer(_named(zeros, f"{name}.zero_points")))
         blocks = (*values[:axis], small[axis], packed.block_size, *values[axis + 1 :])
         offsets = (*small[: axis + 1], 1, *small[axis + 1 :])
-        minima = lazy(lambda: shared.part(2), ir.DataType.FLOAT, offsets)
+        minima = _floats(shared, 2, packed, offsets)
         dequantized = graph.op("DequantizeLinear", *operands, **attributes)
         apart = graph.op("Reshape", dequantized, graph.ints(*blocks))
         added = graph.op("Add", apart, graph.initializer(_named(minima, f"{name}.minima")))
         return graph.op("Reshape", added, graph.ints(*values))
+
+
+def _floats(shared: SharedComputation, part: int, packed: Packed, shape: tuple[int, ...]) -> ir.LazyTensor:
+    """Return scales or minima as float32, which a package stores in ``packed.scale_dtype``."""
+    stored = lazy(lambda: shared.part(part), ir.DataType.from_numpy(np.dtype(packed.scale_dtype)), shape)
+    return stored if stored.dtype == ir.DataType.FLOAT else Widened(stored)
 
 
 def _zeros(shape: tuple[int, ...], bits: int) -> Array:

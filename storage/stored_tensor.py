@@ -46,6 +46,7 @@ class Packed:
         has_minima: whether a float is added to every block.
         has_zero_points: whether every block has a zero point. Levels are signed without both.
         is_float: whether levels are 8-bit floats (E4M3) instead of integers.
+        scale_dtype: a float dtype that holds all scales and minima exactly.
         order: [in], the inputs in the order of the levels; None if they are in their own order.
         read: returns the parts.
     """
@@ -55,6 +56,7 @@ class Packed:
     has_minima: bool = False
     has_zero_points: bool = False
     is_float: bool = False
+    scale_dtype: npt.DTypeLike = np.float32
     order: npt.NDArray[np.intp] | None = None
     read: Callable[[], BlockParts]
 

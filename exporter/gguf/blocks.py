@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, cast
 
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
@@ -35,6 +36,8 @@ class BlockLayout:
         unit_levels: bytes by offset that make every level ``unit``, and every minimum 0.
         zero_levels: bytes by offset that make every level 0; None for types without minima.
         unit: the level that ``unit_levels`` decodes to; a power of two.
+        scale_dtype: a dtype that holds all scales and minima exactly: float16 if a block has one scale,
+            float32 if its parts multiply it by integers.
         kept_bits: masks by offset of the bits that ``unit_scales`` keeps; ``unit_levels`` keeps the others.
     """
 
@@ -44,28 +47,34 @@ class BlockLayout:
     unit_levels: Mapping[int, bytes]
     zero_levels: Mapping[int, bytes] | None = None
     unit: int = 1
+    scale_dtype: npt.DTypeLike = np.float32
     kept_bits: Mapping[int, bytes] | None = None
 
 
+_F16 = np.float16
 _SCALES_4K = b"\x01" * 4 + b"\x00" * 4 + b"\x01" * 4  # eight 6-bit scales of 1, eight minima of 0
 _SIGNS = b"\xff\xff\xff\x0f" * 8  # the upper 4 of 32 bits are a scale
 
 LAYOUTS: dict[str, BlockLayout] = {
-    "Q4_0": BlockLayout(bits=4, unit_scales={0: _ONE}, unit_levels={2: b"\x99" * 16}),
+    "Q4_0": BlockLayout(bits=4, scale_dtype=_F16, unit_scales={0: _ONE}, unit_levels={2: b"\x99" * 16}),
     "Q4_1": BlockLayout(
         bits=4,
+        scale_dtype=_F16,
         unit_scales={0: _ONE + _ZERO},
         unit_levels={2: _ZERO + b"\x11" * 16},
         zero_levels={4: b"\x00" * 16},
     ),
-    "Q5_0": BlockLayout(bits=8, unit_scales={0: _ONE}, unit_levels={2: b"\xff" * 4 + b"\x11" * 16}),
+    "Q5_0": BlockLayout(
+        bits=8, scale_dtype=_F16, unit_scales={0: _ONE}, unit_levels={2: b"\xff" * 4 + b"\x11" * 16}
+    ),
     "Q5_1": BlockLayout(
         bits=8,
+        scale_dtype=_F16,
         unit_scales={0: _ONE + _ZERO},
         unit_levels={2: _ZERO + b"\x00" * 4 + b"\x11" * 16},
         zero_levels={4: b"\x00" * 20},
     ),
-    "Q8_0": BlockLayout(bits=8, unit_scales={0: _ONE}, unit_levels={2: b"\x01" * 32}),
+    "Q8_0": BlockLayout(bits=8, scale_dtype=_F16, unit_scales={0: _ONE}, unit_levels={2: b"\x01" * 32}),
     "Q2_K": BlockLayout(
         bits=4,
         block_size=16,
@@ -97,7 +106,7 @@ LAYOUTS: dict[str, BlockLayout] = {
         unit_scales={192: b"\x01" * 16 + _ONE},
         unit_levels={0: b"\x11" * 128 + b"\xaa" * 64},
     ),
-    "IQ4_NL": BlockLayout(bits=8, unit_scales={0: _ONE}, unit_levels={2: b"\x88" * 16}),
+    "IQ4_NL": BlockLayout(bits=8, scale_dtype=_F16, unit_scales={0: _ONE}, unit_levels={2: b"\x88" * 16}),
     "IQ4_XS": BlockLayout(
         bits=8,
         unit_scales={0: _ONE + b"\xaa\xaa" + b"\x11" * 4},
@@ -110,7 +119,9 @@ LAYOUTS: dict[str, BlockLayout] = {
         unit=4,
         kept_bits={66: _SIGNS},
     ),
-    "MXFP4": BlockLayout(bits=8, unit_scales={0: b"\x80"}, unit_levels={1: b"\x11" * 16}),
+    "MXFP4": BlockLayout(
+        bits=8, scale_dtype=ml_dtypes.bfloat16, unit_scales={0: b"\x80"}, unit_levels={1: b"\x11" * 16}
+    ),
 }
 
 

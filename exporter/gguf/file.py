@@ -149,6 +149,7 @@ class GgufTensor:
             bits=layout.bits,
             block_size=layout.block_size,
             has_minima=layout.zero_levels is not None,
+            scale_dtype=layout.scale_dtype,
             read=lambda: take_apart(self._rows(), self._info.type_name),
         )
 

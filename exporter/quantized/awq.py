@@ -23,6 +23,7 @@ from .levels import (
     matrix_shape,
     modules,
     repeated,
+    scale_dtype,
     smaller_blocks,
     unpack,
     with_shape,
@@ -66,7 +67,9 @@ def _weight(name: str, tensors: Tensors, group: int) -> QuantizedTensor:
             zero_points=repeated(_unpack(zeros.array()).T, group, block, inputs),
         )
 
-    packed = Packed(bits=_BITS, block_size=block, has_zero_points=True, read=levels)
+    packed = Packed(
+        bits=_BITS, block_size=block, has_zero_points=True, scale_dtype=scale_dtype(scales), read=levels
+    )
     return QuantizedTensor(words.path, (outputs, inputs), packed)
 
 

@@ -26,6 +26,7 @@ from .levels import (
     matrix_shape,
     needed,
     repeated,
+    scale_dtype,
     smaller_blocks,
     unpack,
     with_shape,
@@ -133,7 +134,14 @@ def _weight(module: str, tensors: Tensors, sizes: set[int], settings: Mapping[st
             zero_points=repeated(points, group, block, inputs),
         )
 
-    packed = Packed(bits=bits, block_size=block, has_zero_points=zeros is not None, order=order, read=levels)
+    packed = Packed(
+        bits=bits,
+        block_size=block,
+        has_zero_points=zeros is not None,
+        scale_dtype=scale_dtype(scale),
+        order=order,
+        read=levels,
+    )
     return QuantizedTensor(words.path, (outputs, inputs), packed)
 
 

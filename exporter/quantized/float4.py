@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
@@ -25,6 +26,7 @@ from .levels import Floats, Levels, QuantizedTensor, Tensors, floats, matrix_sha
 _MAGNITUDES = (0, 1, 2, 3, 4, 6, 8, 12)  # twice those of E2M1
 _LEVELS = np.array([*_MAGNITUDES, *(-one for one in _MAGNITUDES)], np.int8)
 MXFP4, NVFP4 = 32, 16  # weights that share a scale
+_POWERS = ml_dtypes.bfloat16  # holds every power of two of MXFP4
 BLOCKS, SCALES = "_blocks", "_scales"
 
 
@@ -63,7 +65,7 @@ def weight(module: str, tensors: Tensors) -> QuantizedTensor:
         )
     scales = with_shape(tensors, scale, (outputs, -(-inputs // MXFP4)))
     _check_bytes(scale, scales)
-    return _tensor(stored, (outputs, inputs), MXFP4, stored.array, lambda: _powers(scales.array()))
+    return _tensor(stored, (outputs, inputs), MXFP4, stored.array, lambda: _powers(scales.array()), _POWERS)
 
 
 def _experts(name: str, tensors: Tensors) -> dict[str, QuantizedTensor]:
@@ -84,6 +86,7 @@ def _experts(name: str, tensors: Tensors) -> dict[str, QuantizedTensor]:
             MXFP4,
             lambda: stored.array()[index].reshape(outputs, -1),
             lambda: _powers(scales.array()[index]),
+            _POWERS,
         )
 
     return {f"{name}.{index}.weight": one(index) for index in range(count)}
@@ -95,13 +98,15 @@ def _tensor(
     block: int,
     pairs: Callable[[], Array],
     scales: Callable[[], Floats],
+    scale_dtype: npt.DTypeLike = np.float32,
 ) -> QuantizedTensor:
     def levels() -> Levels:
         codes: npt.NDArray[np.uint8] = pairs()
         index = np.stack([codes & 15, codes >> 4], axis=2).reshape(shape)
         return Levels(levels=_LEVELS[index], scales=(scales() / np.float32(2)).astype(np.float32))
 
-    return QuantizedTensor(stored.path, shape, Packed(bits=8, block_size=block, read=levels))
+    packed = Packed(bits=8, block_size=block, scale_dtype=scale_dtype, read=levels)
+    return QuantizedTensor(stored.path, shape, packed)
 
 
 def _powers(exponents: Array) -> Floats:

@@ -24,6 +24,7 @@ from .levels import (
     matrix_shape,
     needed,
     repeated,
+    scale_dtype,
     smaller_blocks,
 )
 
@@ -85,9 +86,8 @@ def weight(module: str, tensors: Tensors, scale_name: str, sizes: tuple[int, int
             scales=repeated(_by_output(floats(scale), outputs, sizes), group, block, inputs),
         )
 
-    return QuantizedTensor(
-        stored.path, (outputs, inputs), Packed(bits=8, block_size=block, is_float=True, read=levels)
-    )
+    packed = Packed(bits=8, block_size=block, is_float=True, scale_dtype=scale_dtype(scale), read=levels)
+    return QuantizedTensor(stored.path, (outputs, inputs), packed)
 
 
 def _group(name: str, shape: tuple[int, ...], matrix: tuple[int, int], sizes: tuple[int, int] | None) -> int:

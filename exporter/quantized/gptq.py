@@ -25,6 +25,7 @@ from .levels import (
     matrix_shape,
     modules,
     repeated,
+    scale_dtype,
     smaller_blocks,
     unpack,
     with_shape,
@@ -74,5 +75,12 @@ def _weight(name: str, tensors: Tensors, bits: int, group: int, offset: int) -> 
             zero_points=repeated(points.T, group, block, inputs),
         )
 
-    packed = Packed(bits=bits, block_size=block, has_zero_points=True, order=order, read=levels)
+    packed = Packed(
+        bits=bits,
+        block_size=block,
+        has_zero_points=True,
+        scale_dtype=scale_dtype(scales),
+        order=order,
+        read=levels,
+    )
     return QuantizedTensor(words.path, (outputs, inputs), packed)

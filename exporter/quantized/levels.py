@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
@@ -15,6 +16,7 @@ from ...storage.stored_tensor import Array, Packed, RawTensor
 
 Tensors = Mapping[str, RawTensor]
 Floats = npt.NDArray[np.float32]
+_HALVES: dict[str, np.dtype[Any]] = {"F16": np.dtype(np.float16), "BF16": np.dtype(ml_dtypes.bfloat16)}
 BLOCKS = (128, 64, 32, 16)  # that kernels support, best first
 
 
@@ -135,6 +137,11 @@ def matrix_shape(tensors: Tensors, name: str) -> tuple[int, int]:
 def floats(tensor: RawTensor) -> Floats:
     """Return the values as float32."""
     return tensor.array().astype(np.float32)
+
+
+def scale_dtype(tensor: RawTensor) -> np.dtype[Any]:
+    """Return the dtype to store scales in: that of ``tensor`` if it is a float of 16 bits, else float32."""
+    return _HALVES.get(tensor.dtype_name, np.dtype(np.float32))
 
 
 def input_order(name: str, groups: Array, size: int) -> npt.NDArray[np.intp] | None:

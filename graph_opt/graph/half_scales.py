@@ -1,8 +1,8 @@
-"""Scales of quantized weights that a file stores in 16 bits.
+"""Scales and minima of quantized weights that a file stores in 16 bits.
 
-In memory a scale is a float32 initializer, as ``MatMulNBits`` takes it. In a package it is a float16
-initializer before a ``Cast`` to float32: with blocks of 32, half a bit less for each weight. The values are
-equal, since quantization rounds them to float16 first.
+In memory a scale is a float32 initializer, as ``MatMulNBits`` takes it. In a package it is a float16 or
+bfloat16 initializer before a ``Cast`` to float32: with blocks of 32, half a bit less for each weight. The
+values are equal: quantization rounds them to float16 first, and imported checkpoints store them in 16 bits.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from .edit import int_attribute, nodes_of, weight
 from .lazy import shape_of
 
 _SCALE = 1  # the input of DequantizeLinear
+_HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
 class Widened(ir.LazyTensor):
-    """The float32 values of a float16 tensor.
+    """The float32 values of a float16 or bfloat16 tensor.
 
     Args:
         half: the tensor to store.
@@ -35,11 +36,11 @@ class Widened(ir.LazyTensor):
 
 
 def widen_scales(model: ir.Model) -> None:
-    """Replace every ``Cast`` of a stored float16 scale by a float32 initializer; no data is read."""
+    """Replace every ``Cast`` of a stored 16-bit scale by a float32 initializer; no data is read."""
     for graph in model.graphs():
         for cast in nodes_of(graph, "Cast"):
             half, scale = weight(cast.inputs[0]), cast.outputs[0]
-            if half is None or half.dtype != ir.DataType.FLOAT16 or not _only_scales(scale):
+            if half is None or half.dtype not in _HALVES or not _only_scales(scale):
                 continue
             if int_attribute(cast, "to", 0) == ir.DataType.FLOAT and not scale.is_graph_output():
                 _replace(graph, cast, half)
@@ -47,7 +48,7 @@ def widen_scales(model: ir.Model) -> None:
 
 @contextmanager
 def narrowed_scales(model: ir.Model) -> Iterator[None]:
-    """Within the block, scales that are ``Widened`` are float16 initializers before a ``Cast``."""
+    """Within the block, scales that are ``Widened`` are 16-bit initializers before a ``Cast``."""
     changed = [(graph, _narrow(graph)) for graph in model.graphs()]
     try:
         yield
@@ -60,8 +61,21 @@ def narrowed_scales(model: ir.Model) -> Iterator[None]:
 
 
 def _only_scales(value: ir.Value) -> bool:
+    """Return whether all uses of ``value`` are as scales, or as minima that are added to blocks."""
     uses = value.uses()
-    return bool(uses) and all(use.node.op_type == "DequantizeLinear" and use.idx == _SCALE for use in uses)
+    return bool(uses) and all(
+        use.idx == _SCALE and (use.node.op_type == "DequantizeLinear" or _adds_minima(use.node))
+        for use in uses
+    )
+
+
+def _adds_minima(node: ir.Node) -> bool:
+    """Return whether ``node`` is Add(Reshape(DequantizeLinear(...)), minima)."""
+    blocks = node.inputs[0].producer() if node.op_type == "Add" and node.inputs[0] is not None else None
+    if blocks is None or blocks.op_type != "Reshape" or blocks.inputs[0] is None:
+        return False
+    dequantize = blocks.inputs[0].producer()
+    return dequantize is not None and dequantize.op_type == "DequantizeLinear"
 
 
 def _replace(graph: ir.Graph, cast: ir.Node, half: ir.TensorProtocol) -> None:
@@ -82,7 +96,7 @@ def _narrow(graph: ir.Graph) -> list[ir.Node]:
         if not isinstance(tensor, Widened) or wide.is_graph_output() or not _only_scales(wide):
             continue
         users = [(use.node, use.idx) for use in wide.uses()]
-        stored = _value(f"{wide.name}.float16", tensor.half)
+        stored = _value(f"{wide.name}.{tensor.half.dtype.name.lower()}", tensor.half)
         cast = ir.node("Cast", [stored], {"to": ir.DataType.FLOAT})
         graph.insert_before(next(node for node in graph if any(node is user for user, _ in users)), cast)
         for node, index in users:

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+from collections.abc import Callable
 from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
 
 from ...errors import RequestError, UnknownModelError, UsageError
 from ...exporter.adapter import LoraAdapter, read_adapter
 from ...providers.base import RunnerInfo
+
+Floats = npt.NDArray[np.float32]
+Adapted = Callable[[str, Floats, Floats], tuple[Floats, Floats]]
 
 
 class AdapterSet:
@@ -18,10 +25,13 @@ class AdapterSet:
 
     Args:
         info: the model; None for a model without adapters.
+        adapted: returns the matrices A [rank, in] and scale * B^T [rank, out] that fit the model, given a
+            module and those that fit the float model; None if they are the same.
     """
 
-    def __init__(self, info: RunnerInfo | None = None) -> None:
+    def __init__(self, info: RunnerInfo | None = None, adapted: Adapted | None = None) -> None:
         self._info = info
+        self._adapted = adapted
         self._lock = threading.Lock()
         self._adapters: dict[str, LoraAdapter] = {}
         self._paths: dict[str, str] = {}
@@ -61,6 +71,9 @@ class AdapterSet:
             raise RequestError(f"the folder of adapter '{name}' must be a path, not {folder!r}")
         self._check_free(name, replace)
         found = read_adapter(Path(folder), info.lora_modules, info.max_lora_rank)
+        if self._adapted is not None:
+            matrices = {module: self._adapted(module, *pair) for module, pair in found.matrices.items()}
+            found = dataclasses.replace(found, matrices=matrices)
         with self._lock:
             self._check_free(name, replace)
             self._adapters[name] = dataclasses.replace(found, name=name)

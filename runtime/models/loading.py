@@ -11,6 +11,7 @@ from typing import Any
 from ...errors import CarryallError, ProviderUnavailableError, UsageError
 from ...exporter.adapter import adapter_rank
 from ...graph_opt.lower.outputs.hidden_states import HiddenStatesPass
+from ...graph_opt.quantize.algorithms.layer_changes import LayerChanges
 from ...options import shown
 from ...progress import Progress
 from ...providers import get_provider
@@ -75,7 +76,7 @@ def load_model(
     loaded = _opened(source, where, config, asked, progress)
     loaded.choice, loaded.fallbacks = choice, fallbacks
     if asked.adapters_at_once:
-        _load_adapters(loaded, asked)
+        _load_adapters(loaded, asked, LayerChanges.of(source.graph.graph))
     if asked.speculative is not None:
         draft = {"provider": first_provider(where), "device": device, "num_threads": asked.num_threads}
         loaded.proposer = _proposer(loaded, asked, slots, draft, progress)
@@ -188,7 +189,7 @@ def _largest_rank(config: ModelConfig) -> int:
     return max([RunnerConfig().max_lora_rank, *(adapter_rank(Path(one)) for one in config.loras.values())])
 
 
-def _load_adapters(loaded: LoadedModel, config: ModelConfig) -> None:
+def _load_adapters(loaded: LoadedModel, config: ModelConfig, changes: LayerChanges) -> None:
     """Load the adapters that the options name; on errors, the runner is closed.
 
     Raises:
@@ -200,7 +201,7 @@ def _load_adapters(loaded: LoadedModel, config: ModelConfig) -> None:
             raise UsageError(
                 f"provider '{loaded.provider}' cannot run LoRA adapters; choose cpu, or omit loras"
             )
-        loaded.adapters = AdapterSet(loaded.runner.info)
+        loaded.adapters = AdapterSet(loaded.runner.info, changes.adapted)
         for name, folder in config.loras.items():
             loaded.adapters.load(name, folder)
     except CarryallError:

@@ -16,6 +16,7 @@ from ...graph_opt.lower.pipelines.lora import LoraPass
 from ...graph_opt.passes.base import GraphPass
 from ...graph_opt.pipeline.pipeline import run
 from ...graph_opt.pipeline.pipelines import portable_passes
+from ...graph_opt.quantize.algorithms import layer_changes
 from ...progress import Progress
 from ...providers.base import Provider, RunnerConfig
 from .cache import cache_key, cached_folder
@@ -44,15 +45,16 @@ def lora_branches(files: SourceModel, modules: Collection[str]) -> LoraPass:
     """Return the pass that adds branches for LoRA adapters to a model.
 
     Raises:
-        UsageError: quantization has changed the inputs of the linear layers.
+        UsageError: quantization has changed the inputs of the linear layers without a record of the change.
     """
     record = {} if files.package is None else files.package.record.quantization or {}
     changes = [name for name in ("rotate", "smooth") if record.get(name)]
     changes += ["awq"] if "awq" in str(record.get("algorithm")) else []
-    if changes:
+    if changes and layer_changes.KEY not in files.graph.graph.metadata_props:
         raise UsageError(
-            f"{files.name} was quantized with {' and '.join(changes)}, which changes the values that enter "
-            "linear layers, so no LoRA adapter fits them; quantize with int4-fast or int8-fast"
+            f"{files.name} was quantized with {' and '.join(changes)} by an older version, which did not "
+            "record how this changes the inputs of linear layers, so no LoRA adapter can be fitted to it; "
+            "quantize the model again"
         )
     return LoraPass(modules)
 

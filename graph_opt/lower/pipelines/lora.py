@@ -10,7 +10,6 @@ E. Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", https://arxi
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -24,11 +23,11 @@ from ....errors import UsageError
 from ...graph.edit import constant, int_attribute, nodes_of, shared_constant, sole_consumer, weight
 from ...graph.lazy import shape_of
 from ...passes.base import GraphPass
+from ...quantize.algorithms.layer_changes import module_of
 from ..outputs.logits import find_head
 
 _COLUMNS = "lora_columns"  # the axis of the ranks of all bound adapters
 _RANK = 3  # [batch, sequence, features]
-_WEIGHT = re.compile(r"(?P<module>.+)\.weight(\..+)?")  # with the suffix of a part of a quantized weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,14 +96,14 @@ def linears(graph: ir.Graph) -> Iterator[Linear]:
 
 def _linear(node: ir.Node) -> Linear | None:
     tensor = _stored(node.inputs[1])
-    name = None if tensor is None else _WEIGHT.fullmatch(str(tensor.name))
+    module = None if tensor is None else module_of(str(tensor.name))
     x, output = _input(node), _output(node)
-    if tensor is None or name is None or x is None or output is None:
+    if tensor is None or module is None or x is None or output is None:
         return None
     if x.shape is None or len(x.shape) != _RANK or len(shape_of(tensor)) != 2:
         return None
     inputs, outputs = shape_of(tensor)
-    return Linear(name["module"], x, output, inputs, outputs)
+    return Linear(module, x, output, inputs, outputs)
 
 
 def _stored(value: ir.Value | None) -> ir.TensorProtocol | None:

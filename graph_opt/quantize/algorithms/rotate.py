@@ -23,6 +23,7 @@ from ....errors import GraphError
 from ...graph.edit import add_initializer, insert, int_attribute, nodes_of, shared_constant, weight
 from ...graph.lazy import Array, lazy, shape_of
 from ...passes.base import GraphPass
+from .layer_changes import ROTATE, LayerChanges, recorded
 from .rotation import Rotation
 
 HEAD_TURN = "rotate.head.weight"  # the matrix in front of a head that is tied to the embedding
@@ -34,17 +35,19 @@ class RotatePass(GraphPass):
 
     def rewrite(self, graph: ir.Graph) -> None:
         """Rotate the stream that starts at the embedding."""
-        for node in nodes_of(graph, "Gather"):
-            ids = node.inputs[1]
-            if ids is None or ids.name != INPUT_IDS or not ids.is_graph_input():
-                continue
-            try:
-                stream = _follow(node)
-            except _CannotRotateError as obstacle:
-                self.refuse(node, f"the residual stream is not rotated: {obstacle}")
-                continue
-            _rotate(graph, stream)
-            self.fired += 1
+        with recorded(graph) as changes:
+            for node in nodes_of(graph, "Gather"):
+                ids = node.inputs[1]
+                if ids is None or ids.name != INPUT_IDS or not ids.is_graph_input():
+                    continue
+                try:
+                    stream = _follow(node)
+                except _CannotRotateError as obstacle:
+                    self.refuse(node, f"the residual stream is not rotated: {obstacle}")
+                    continue
+                _record(changes, stream)
+                _rotate(graph, stream)
+                self.fired += 1
 
 
 class _CannotRotateError(Exception):
@@ -177,6 +180,16 @@ def _rotate(graph: ir.Graph, stream: _Stream) -> None:
     for writer in stream.writers:
         _replace(writer, lambda w: rotation.after(np.atleast_2d(w)))
     _replace(stream.table, rotation.after)
+
+
+def _record(changes: LayerChanges, stream: _Stream) -> None:
+    for norm in stream.norms:
+        number = changes.vector(_content(norm.inputs[1]).numpy())
+        for reader in _readers(norm):
+            if reader.weight is not stream.table:
+                changes.change_inputs(reader.weight, f"*{number}", ROTATE)
+    for writer in stream.writers:
+        changes.change_outputs(writer, ROTATE)
 
 
 def _input_change(rotation: Rotation, gain: ir.TensorProtocol, transposed: bool) -> Callable[[Array], Array]:

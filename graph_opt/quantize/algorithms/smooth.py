@@ -23,6 +23,7 @@ from ...graph.lazy import Array, lazy, shape_of
 from ...passes.base import GraphPass
 from ..calibration.activations import ActivationReader, Tokens, read_windows
 from .blockwise import Floats
+from .layer_changes import recorded
 
 _STRENGTH = 0.5  # the paper's migration strength alpha
 _NORMS = ("RMSNormalization", "LayerNormalization")
@@ -90,15 +91,20 @@ class SmoothQuantPass(GraphPass):
 
     def rewrite(self, graph: ir.Graph) -> None:
         """Rescale the weights before and after every smoothed value."""
-        for site in _sites(graph):
-            factors = self.factors.get(site.name)
-            if factors is None:
-                continue
-            for maker in site.makers:
-                _scale(maker, 1 / factors)
-            for layer in site.layers:
-                _scale(layer, factors[:, None])
-            self.fired += 1
+        with recorded(graph) as changes:
+            for site in _sites(graph):
+                factors = self.factors.get(site.name)
+                if factors is None:
+                    continue
+                number = changes.vector(factors)
+                for maker in site.makers:
+                    _scale(maker, 1 / factors)
+                    if not site.is_norm:
+                        changes.change_outputs(maker, f"/{number}")
+                for layer in site.layers:
+                    _scale(layer, factors[:, None])
+                    changes.change_inputs(layer, f"*{number}")
+                self.fired += 1
 
 
 def _sites(graph: ir.Graph) -> Iterator[_Site]:

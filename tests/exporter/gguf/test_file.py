@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 from safetensors.numpy import save_file
@@ -37,6 +39,15 @@ def logits(package: Path, length: int = 7) -> npt.NDArray[np.float32]:
             feeds[entry.name] = np.zeros((2, entry.shape[1], 0, entry.shape[3]), np.float32)
     result: npt.NDArray[np.float32] = session.run(["logits"], feeds)[0]
     return result
+
+
+def stored_sizes(package: Path) -> Counter[str]:
+    """Return the bytes of a package's initializers by dtype."""
+    sizes: Counter[str] = Counter()
+    for value in ir.load(package / "model.onnx").graph.initializers.values():
+        assert value.const_value is not None
+        sizes[value.const_value.dtype.name] += value.const_value.nbytes
+    return sizes
 
 
 def compare(tmp_path: Path, model_type: str, types: Any = "F32", **overrides: Any) -> None:
@@ -91,14 +102,20 @@ def test_every_type_keeps_its_numbers(tmp_path: Path, kind: str, tied: bool) -> 
 
 
 def test_weights_stay_as_small_as_they_were(tmp_path: Path) -> None:
-    write_gguf("llama", tmp_path / "m.gguf", types="Q4_0", **WIDE)
+    held = write_gguf("llama", tmp_path / "m.gguf", types="Q4_0", **WIDE)
     package = export_package(tmp_path / "m.gguf", tmp_path / "out")
-    graph = package.graph.graph
-    dtypes = {
-        str(value.dtype) for value in graph.initializers.values() if str(value.name).endswith(".values")
-    }
-    assert dtypes == {"INT4"}
+    sizes = stored_sizes(package.path)
+    matrices = sum(matrix.size for matrix in held.values() if matrix.ndim == 2)
+    assert sizes["INT4"] + sizes["FLOAT16"] == matrices // 32 * 18  # bytes of a block of Q4_0
     assert package.record.quantization == {"method": "gguf", "types": ["Q4_0"]}
+
+
+@pytest.mark.parametrize("kind", ["Q4_1", "Q5_0", "Q5_1", "Q8_0"])
+def test_scales_and_minima_are_stored_in_16_bits(tmp_path: Path, kind: str) -> None:
+    held = write_gguf("llama", tmp_path / "m.gguf", types=kind, **WIDE)
+    sizes = stored_sizes(export_package(tmp_path / "m.gguf", tmp_path / "out").path)
+    blocks = sum(matrix.size for matrix in held.values() if matrix.ndim == 2) // 32
+    assert sizes["FLOAT16"] == blocks * 2 * (2 if kind.endswith("_1") else 1)
 
 
 def test_shards_are_found_from_any_of_them(tmp_path: Path) -> None:

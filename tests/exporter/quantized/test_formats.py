@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 import onnxruntime as ort
@@ -122,6 +123,23 @@ def test_logits_equal_those_of_the_float_twin(case: str, tmp_path: Path) -> None
     package = export_package(checkpoint, tmp_path / "b")
     np.testing.assert_allclose(logits(package.path), expected, rtol=0, atol=2e-6 * np.abs(expected).max())
     assert (package.record.quantization or {})["method"] == CASES[case][0]["quant_method"]
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("case", ["gptq-4-32", "awq-32", "packed-4-32", "int8"])
+def test_scales_are_stored_in_the_dtype_of_the_checkpoint(case: str, dtype: Any, tmp_path: Path) -> None:
+    checkpoint, _ = tiny.write_quantized(tmp_path, *CASES[case])
+    tensors = load_file(checkpoint / "model.safetensors")
+    suffix = next(name for name in tensors if "q_proj" in name and "scale" in name).partition("q_proj")[2]
+    stored = {name: array.astype(dtype) if "scale" in name else array for name, array in tensors.items()}
+    save_file(stored, checkpoint / "model.safetensors")
+    package = export_package(checkpoint, tmp_path / "out").path
+    parts = {str(name): value for name, value in ir.load(package / "model.onnx").graph.initializers.items()}
+    found = [value for name, value in parts.items() if "q_proj" in name and ".scales" in name]
+    assert {value.dtype for value in found} == {ir.DataType.from_numpy(np.dtype(dtype))}
+    values = {np.float32(number) for number in np.unique(stored[f"{Q}{suffix}"])}
+    assert found[0].const_value is not None
+    assert {np.float32(number) for number in np.unique(found[0].const_value.numpy())} == values
 
 
 @pytest.mark.parametrize("case", CASES)

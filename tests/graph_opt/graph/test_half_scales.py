@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 import pytest
@@ -75,6 +76,28 @@ def test_a_failed_write_leaves_the_graph_as_it_was() -> None:
     with pytest.raises(ZeroDivisionError), narrowed_scales(model):
         raise ZeroDivisionError
     assert canonical(model) == text
+
+
+def test_bfloat16_and_minima_are_widened_and_narrowed(tmp_path: Path) -> None:
+    text = """g (float[B, 64] x) => (float[B, 8] y) {
+        scale = Cast <to = 1> (s) minimum = Cast <to = 1> (m)
+        whole = DequantizeLinear <axis = 0, block_size = 32> (w, scale) apart = Reshape (whole, inner)
+        added = Add (apart, minimum) weight = Reshape (added, outer) y = MatMul (x, weight) }"""
+    parts = {"s": RNG.random((2, 8)).astype(ml_dtypes.bfloat16), "m": RNG.random((2, 1, 8), np.float32)}
+    parts["m"] = parts["m"].astype(np.float16)
+    parts |= {"inner": np.array([2, 32, 8]), "outer": np.array([64, 8])}
+    model = graph(text, w=RNG.integers(-128, 128, (64, 8)).astype(np.int8), **parts)
+    before = evaluate(model, {"x": X})
+    widen_scales(model)
+    assert "Cast" not in {node.op_type for node in model.graph}
+    with narrowed_scales(model):
+        save_model(model, tmp_path / "model.onnx")
+    assert {dtype for name, dtype in names(ir.load(tmp_path / "model.onnx")) if "float16" in name} == {
+        "BFLOAT16",
+        "FLOAT16",
+    }
+    hold_in_memory(model.graph)
+    np.testing.assert_array_equal(evaluate(model, {"x": X})[0], before[0])
 
 
 @pytest.mark.parametrize(
