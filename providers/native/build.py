@@ -48,7 +48,7 @@ _X86: _Flags = {
     "attention_avx512": _AVX512,
     "amx": _AMX,
 }
-_ARM: _Flags = {"dotprod": ("-march=armv8.2-a+dotprod",)}
+_ARM: _Flags = {"dotprod": ("-march=armv8.2-a+dotprod",), "attention_neon": ()}
 _OF_MACHINE: dict[str, _Flags] = {"x86_64": _X86, "amd64": _X86, "aarch64": _ARM, "arm64": _ARM}
 _REMEDY = "install a C++17 compiler (c++, g++ or clang++), or one from PyPI: pip install 'carryall[native]'"
 
@@ -95,12 +95,15 @@ def find_compiler() -> list[str] | None:
     return [sys.executable, "-m", "ziglang", "c++"] if importlib.util.find_spec("ziglang") else None
 
 
-def build_library(target: Path | None = None, *, extra: Sequence[str] = ()) -> Path:
+def build_library(
+    target: Path | None = None, *, extra: Sequence[str] = (), machine: str | None = None
+) -> Path:
     """Build the library and return it.
 
     Args:
         target: the file to write; None is the cache.
         extra: more flags for compiling and linking.
+        machine: the machine for which the compiler makes programs, see ``flags_of_sources``.
 
     Raises:
         ProviderUnavailableError: there is no compiler, or it failed.
@@ -116,21 +119,22 @@ def build_library(target: Path | None = None, *, extra: Sequence[str] = ()) -> P
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=".build-") as folder:
-            made = _build(compiler, Path(folder), extra)
+            made = _build(compiler, Path(folder), extra, flags_of_sources(machine))
             made.replace(target)  # in one step: another process may be reading it
     except OSError as error:
         raise unusable(error) from error
     return target
 
 
-def _build(compiler: Sequence[str], folder: Path, extra: Sequence[str]) -> Path:
+def _build(
+    compiler: Sequence[str], folder: Path, extra: Sequence[str], sources: Mapping[str, tuple[str, ...]]
+) -> Path:
     def compiled(name: str, flags: Sequence[str]) -> str:
         made = str(folder / f"{name}.o")
         source = str(SOURCES / f"{name}.cpp")
         _run([*compiler, *COMMON, *EXACT, *flags, *extra, "-c", source, "-o", made], f"{name}.cpp")
         return made
 
-    sources = flags_of_sources()
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         objects = list(pool.map(compiled, sources.keys(), sources.values()))
     out = folder / library_name()

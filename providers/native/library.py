@@ -13,7 +13,7 @@ from .build import built_library, library_name
 
 ISA_VARIABLE = "CARRYALL_KERNELS_ISA"  # forces an instruction set, for tests
 PORTABLE = "portable"  # the instruction set of every processor
-UNPROVEN = ("dotprod",)  # instruction sets that were never run: ``kernels=carryall`` takes them
+UNPROVEN = ("dotprod",)  # right under an emulator, never timed: ``kernels=carryall`` takes them
 BUILD = "build them with `carryall doctor --build-kernels`"
 
 

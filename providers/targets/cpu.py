@@ -53,7 +53,8 @@ class CpuOptions(Checked):
     Args:
         spinning: threads spin while they wait for work, which shortens steps and keeps idle cores busy
             briefly.
-        kv_cache: ``int8`` or ``float32``; ``auto`` is int8 if the model has scales for it.
+        kv_cache: ``int8``, ``bfloat16`` (half the memory of float32; needs ``kv_memory=paged``) or
+            ``float32``; ``auto`` is int8 if the model has scales for it.
         kernels: ``carryall`` computes products with int4 and int8 weights by carryall's own kernels, which
             must be built (``carryall doctor --build-kernels``); ``onnxruntime`` by its own. ``auto`` is
             ``carryall`` if they are there.
@@ -70,7 +71,7 @@ class CpuOptions(Checked):
     """
 
     spinning: bool = True
-    kv_cache: Literal["auto", "int8", "float32"] = "auto"
+    kv_cache: Literal["auto", "int8", "bfloat16", "float32"] = "auto"
     kernels: Literal["auto", "carryall", "onnxruntime"] = "auto"
     wide_products: Literal["auto", "on", "off"] = "auto"
     kv_memory: Literal["auto", "slots", "paged"] = "auto"

@@ -30,7 +30,8 @@ class ModelConfig(Checked):
         ep_library: an ONNX Runtime plugin library to run on, in place of ``provider``.
         allow_fallback: run nodes that the provider cannot run on the CPU, and report them.
         quantize: quantize the weights with this method, in the cache; by default they are not changed.
-        kv_cache_dtype: type of the KV cache; by default int8 if the model has scales for it.
+        kv_cache_dtype: type of the KV cache; by default int8 if the model has scales for it. ``bfloat16`` is
+            for carryall's CPU kernels only.
         context_length: maximum tokens of a sequence, prompt and output together; by default the model's own.
         num_threads: CPU threads; 0 lets the provider choose.
         speculative: speculative decoding with ``prompt-lookup``, or ``draft:MODEL`` with a smaller model of
@@ -55,7 +56,7 @@ class ModelConfig(Checked):
     ep_library: Path | None = None
     allow_fallback: bool = False
     quantize: str | None = option(None, choices=METHODS)
-    kv_cache_dtype: Literal["int8", "float32"] | None = None
+    kv_cache_dtype: Literal["int8", "bfloat16", "float32"] | None = None
     # Without upper bounds: the model and the machine limit these at load.
     context_length: int | None = option(None, least=1, most=math.inf)
     num_threads: int = option(0, least=0, most=math.inf)

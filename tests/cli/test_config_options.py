@@ -195,7 +195,7 @@ def test_faults_of_a_file_are_named(content: str, words: str, tmp_path: Path) ->
         (["--max-slots", "x"], "max_slots must be an integer of at least 1, not 'x'"),
         (["--max-slots", "0"], "max_slots must be an integer of at least 1, not 0"),
         (["--max-step-slowdown", "nan"], "max_step_slowdown must be a number of at least 1, not nan"),
-        (["--kv-cache-dtype", "int3"], "kv_cache_dtype must be one of int8, float32"),
+        (["--kv-cache-dtype", "int3"], "kv_cache_dtype must be one of int8, bfloat16, float32"),
         (["--logits-processors", "no_such_module:x"], "logits_processors must be a BatchLogitsProcessor"),
         (["--provider-option", "device"], "not NAME=VALUE"),
         (["--max-slots", "9" * 5000], "max_slots must be an integer"),

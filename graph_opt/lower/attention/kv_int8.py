@@ -20,7 +20,7 @@ from ...graph.edit import MICROSOFT, add_initializer, constant, int_attribute, n
 from ...graph.lazy import lazy, shape_of
 from ...passes.base import GraphPass
 
-KV_CACHE_MODES = ("auto", "int8", "float32")
+KV_CACHE_MODES = ("auto", "int8", "bfloat16", "float32")
 # GroupQueryAttention's scale inputs, and the attributes that state their granularity.
 _OPERANDS = ((12, "k_quant_type"), (13, "v_quant_type"))
 

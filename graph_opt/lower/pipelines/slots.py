@@ -50,8 +50,8 @@ class SlotOptions:
     Args:
         context_length: maximum tokens of a sequence; the length of the rope tables.
         kernels: the capabilities of the target's kernels.
-        kv_cache: ``int8`` or ``float32``; ``auto`` is int8 if the graph has scales and the target supports
-            it.
+        kv_cache: ``int8``, ``bfloat16`` (carryall's own attention only) or ``float32``; ``auto`` is int8 if
+            the graph has scales and the target supports it.
         compute: FLOAT16 or BFLOAT16 to convert a float graph to it; None to convert 16-bit graphs to fp32.
         wide_products: compute products with blocked weights in int8, for runs of several tokens.
         top_logits: number of top logits that the graph returns in addition to all logits; 0 for none.
@@ -78,6 +78,8 @@ class SlotOptions:
             raise UsageError(f"kv_cache must be one of {', '.join(KV_CACHE_MODES)}, found '{self.kv_cache}'")
         if self.kv_cache == "int8" and not self.kernels.int8_kv:
             raise UsageError("the target's attention kernel has no int8 KV cache; use kv_cache float32")
+        if self.kv_cache == "bfloat16" and not (self.paged and self.kernels.paged_attention):
+            raise UsageError("a bfloat16 KV cache needs carryall's CPU kernels and kv_memory=paged")
         if self.compute is None and not self.kernels.float_attention:
             raise UsageError("the target's attention kernel computes in fp16 or bf16, not in fp32")
         if self.paged and self.kv_cache == "int8" and not self.kernels.paged_attention:

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <memory>
 
 namespace carryall {
 namespace {
@@ -38,6 +39,9 @@ const char* AttentionSizes::complaint() const {
 }
 
 bool Attention::check(char* message, size_t length) const {
+  const std::unique_ptr<uint8_t, void (*)(void*)> written(
+      static_cast<uint8_t*>(calloc(static_cast<size_t>(blocks / 8 + 1), 1)), free);  // a bit for each block
+  if (written == nullptr) return wrong(message, length, "out of memory for block tables", 0, 0, 0);
   if (rows < 1 ? tokens != 0 : begins[0] != 0 || begins[rows] != tokens)
     return wrong(message, length, "the rows do not begin at 0 and end at the number of tokens: %lld rows, %lld tokens",
                  rows, tokens, 0);
@@ -54,6 +58,11 @@ bool Attention::check(char* message, size_t length) const {
       const int64_t id = table[r * table_width + i];
       if (id < 0 || id >= blocks)
         return wrong(message, length, "row %lld has block %lld; the cache has %lld blocks", r, id, blocks);
+      if (i < past[r] / sizes.block) continue;
+      uint8_t* marks = written.get() + id / 8;
+      if (*marks >> id % 8 & 1)
+        return wrong(message, length, "row %lld writes block %lld, which is written already", r, id, 0);
+      *marks = static_cast<uint8_t>(*marks | 1 << id % 8);
     }
   }
   for (int64_t t = 0; sizes.rotary > 0 && t < tokens; t++)

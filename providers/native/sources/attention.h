@@ -86,7 +86,7 @@ struct AttentionKernels {
   void (*finish)(const Attention& attention, const AttentionItem& item);
 };
 
-extern const AttentionKernels kPortableAttention, kAvx2Attention, kAvx512Attention;
+extern const AttentionKernels kPortableAttention, kAvx2Attention, kAvx512Attention, kNeonAttention;
 
 // One run. First all `write` tasks, then all `attend` tasks, then all `finish` tasks.
 class AttentionJob {

@@ -55,6 +55,6 @@ struct Dotprod {
 
 }  // namespace
 
-const Kernels kDotprod = {"dotprod", has_dotprod, quantize, multiply<Dotprod>, &kPortableAttention};
+const Kernels kDotprod = {"dotprod", has_dotprod, quantize, multiply<Dotprod>, &kNeonAttention};
 
 }  // namespace carryall

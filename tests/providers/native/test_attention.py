@@ -133,6 +133,10 @@ def small() -> Case:
         ({"past": np.array([20, 64], np.int32)}, "row 1 needs 5 blocks; its table has 4"),
         ({"table": np.array([[0, 99, 0, 0], [1, 2, 3, 0]], np.int32)}, "row 0 has block 99; the cache has 7"),
         ({"table": np.array([[0, 1, 0, 0], [1, 2, -1, 0]], np.int32)}, "row 1 has block -1"),
+        (
+            {"table": np.array([[0, 1, 0, 0], [2, 3, 1, 0]], np.int32)},
+            "row 1 writes block 1, which",
+        ),
         ({"positions": np.array([0, 1, 50, 2])}, "token 2 has position 50; the rotary tables have 50"),
         ({"positions": np.array([0, -1, 5, 2])}, "token 1 has position -1"),
     ],

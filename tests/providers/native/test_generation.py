@@ -10,6 +10,7 @@ import onnx_ir as ir
 import pytest
 from tiny_models import write_tiny
 
+from carryall.errors import UsageError
 from carryall.providers.base import Row
 from carryall.providers.runners.explicit_runner import ExplicitRunner
 from carryall.runtime.models.loading import load_model
@@ -69,3 +70,24 @@ def test_attention_that_no_kernel_computes_keeps_explicit_kv(tmp_path: Path) -> 
         found.append(loaded.runner.forward([Row(0, PROMPT, 0, num_logits=8)])[0].copy())
         loaded.close()
     np.testing.assert_allclose(found[0], found[1], rtol=1e-5, atol=1e-5)
+
+
+def test_a_bfloat16_cache_takes_half_the_memory_and_is_near_float32() -> None:
+    found, sizes = {}, {}
+    for kind in ("float32", "bfloat16", "int8"):
+        options = {**OWN, "kv_memory": "paged", "kv_cache": kind}
+        loaded = load_model("demo", quantize="int4-fast", max_slots=2, provider_options=options)
+        found[kind] = loaded.runner.forward([Row(0, PROMPT, 0, num_logits=8)])[0].copy()
+        sizes[kind] = loaded.runner.info.kv_bytes_per_token
+        loaded.close()
+    assert sizes["float32"] == 2 * sizes["bfloat16"]
+    assert sizes["bfloat16"] > sizes["int8"]
+    error = {kind: np.linalg.norm(logits - found["float32"]) for kind, logits in found.items()}
+    assert 0 < error["bfloat16"] < 0.01 * np.linalg.norm(found["float32"])
+
+
+@pytest.mark.parametrize("other", [{"kv_memory": "slots"}, {"kernels": "onnxruntime", "kv_memory": "slots"}])
+def test_a_bfloat16_cache_in_slots_is_refused(other: dict[str, str]) -> None:
+    options = {**OWN, "kv_cache": "bfloat16", **other}
+    with pytest.raises(UsageError, match=r"needs carryall's CPU kernels and kv_memory=paged"):
+        load_model("demo", quantize="int4-fast", provider_options=options)

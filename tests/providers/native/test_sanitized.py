@@ -1,4 +1,4 @@
-"""The kernels under the address and undefined-behaviour sanitizers, on arrays that end with their memory."""
+"""The kernels under the sanitizers of addresses, undefined behaviour and threads."""
 
 from __future__ import annotations
 
@@ -7,7 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from native_kernels import isas
+from operator_calls import MAKERS
+from operator_host import OperatorHost, build_host
 
 from carryall.providers.native.build import build_library, find_compiler
 
@@ -54,6 +58,7 @@ for case in range(12):
 """
 END = 'print("clean")'
 _ADDRESS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-g"]
+_THREAD = ["-fsanitize=thread", "-g"]
 
 
 @pytest.mark.slow
@@ -84,3 +89,26 @@ def test_no_access_outside_of_the_arrays(tmp_path: Path, script: str) -> None:
         check=False,
     )
     assert (done.returncode, done.stdout) == (0, "clean\n"), done.stderr[-3000:]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="needs GCC's sanitizers")
+@pytest.mark.parametrize("flags", [_ADDRESS, _THREAD], ids=["address", "thread"])
+def test_operators_in_several_threads(library: Path, tmp_path: Path, flags: list[str]) -> None:
+    """Each call computes three copies at the same time on one kernel, each on three threads."""
+    compiler = find_compiler()
+    if compiler is None:
+        pytest.skip("there is no C++ compiler")
+    sanitized = build_library(tmp_path / "kernels.so", extra=flags)
+    try:
+        command = [str(build_host(compiler, tmp_path / "host", *flags)), str(sanitized)]
+    except subprocess.CalledProcessError as error:
+        pytest.skip(f"the compiler has no such sanitizer: {error.stderr.splitlines()[-1]}")
+    for isa in isas(library):
+        rng = np.random.default_rng(0)
+        environment = {"CARRYALL_KERNELS_ISA": isa, "TSAN_OPTIONS": "halt_on_error=1"}
+        with OperatorHost(command, environment | {"ASAN_OPTIONS": "detect_leaks=0"}) as host:
+            for _ in range(5):
+                for make in MAKERS.values():
+                    host.run(make(rng, threads=3, copies=3).call)
+            assert host.end() == ""

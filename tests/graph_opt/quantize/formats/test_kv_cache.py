@@ -129,7 +129,7 @@ def test_int8_needs_scales(quantized: Path) -> None:
 
 
 def test_modes_are_checked() -> None:
-    with pytest.raises(UsageError, match="kv_cache must be one of auto, int8, float32, found 'fp8'"):
+    with pytest.raises(UsageError, match="must be one of auto, int8, bfloat16, float32, found 'fp8'"):
         SlotOptions(context_length=CONTEXT, kv_cache="fp8")
 
 

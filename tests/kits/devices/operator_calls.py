@@ -1,0 +1,105 @@
+"""Random calls of the CPU kernels' operators, with what NumPy says of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from operator_host import Call
+from paged_attention_reference import BFLOAT16, FLOAT32, INT8, Case, attention, random_case
+from quantized_linear_reference import Weight, quantized_linear, random_weight
+
+
+@dataclass
+class Known:
+    """A call, its result by NumPy, and the tolerance relative to the largest result."""
+
+    call: Call
+    expected: npt.NDArray[Any]
+    tolerance: float
+
+    def check(self, found: npt.NDArray[np.float32]) -> None:
+        """Compare an output with the expected one."""
+        absolute = self.tolerance * np.abs(self.expected).max()
+        np.testing.assert_allclose(found, self.expected, rtol=self.tolerance, atol=absolute)
+
+
+def linear_attributes(weight: Weight) -> dict[str, int | float]:
+    """Return the attributes of a product with a weight."""
+    sizes = {"inputs": weight.inputs, "outputs": weight.outputs, "bits": weight.bits}
+    return {"layout": 1, **sizes, "block_size": weight.block, "offsets": weight.offsets}
+
+
+def random_linear(rng: np.random.Generator, **options: Any) -> Known:
+    """Return a product of up to 40 rows."""
+    bits, block = int(rng.choice([4, 8])), int(rng.choice([16, 32, 64, 128, 256]))
+    outputs, inputs = int(rng.integers(1, 70)), 2 * int(rng.integers(1, 200))
+    weight = random_weight(rng, outputs, inputs, bits, block, int(rng.integers(0, 3)))
+    x = rng.standard_normal((int(rng.integers(1, 40)), inputs)).astype(np.float32)
+    bias = rng.standard_normal(outputs).astype(np.float32) if rng.random() < 0.5 else None
+    call = Call("QuantizedLinear", linear_attributes(weight), [x, weight.tiles(), bias], **options)
+    return Known(call, quantized_linear(x, weight, bias), 1e-6)
+
+
+def random_rows(rng: np.random.Generator, **options: Any) -> Known:
+    """Return rows of an embedding."""
+    weight = random_weight(rng, 50, 96, int(rng.choice([4, 8])), 32, int(rng.integers(0, 3)))
+    ids = rng.integers(0, 50, (2, 7))
+    call = Call("QuantizedRows", linear_attributes(weight), [ids, weight.tiles()], **options)
+    return Known(call, weight.floats()[ids], 1e-6)
+
+
+def attention_attributes(case: Case) -> dict[str, int | float]:
+    """Return the attributes of an attention."""
+    return {
+        "layout": 1,
+        "num_heads": case.heads,
+        "kv_num_heads": case.kv_heads,
+        "head_size": case.size,
+        "block_size": case.block,
+        "window": case.window,
+        "rotary_dim": case.rotary,
+        "interleaved": case.interleaved,
+        "cache_type": case.cache,
+        "scale": float(case.scale),
+        "softcap": float(case.softcap),
+    }
+
+
+def attention_inputs(case: Case, rng: np.random.Generator) -> list[npt.NDArray[Any] | None]:
+    """Return the inputs of an attention, its blocks in a random order between unused ones."""
+    needed = [-(-length // case.block) for length in case.lengths]
+    order = rng.permutation(sum(needed) + 2).astype(np.int32)
+    table = np.full((len(needed), max(needed)), -1, np.int32)
+    for row, count in enumerate(needed):
+        table[row, :count] = order[sum(needed[:row]) : sum(needed[: row + 1])]
+    cache = np.full((len(order), case.kv_heads, case.block, case.row_bytes), 0xFF, np.uint8)
+    tables: list[npt.NDArray[Any] | None] = [cache, cache, case.begins, np.array(case.past, np.int32), table]
+    angles = [None, None, None] if case.angles is None else [*case.angles, case.positions]
+    new = [case.query, case.new_rows(case.keys), case.new_rows(case.values)]
+    return [*new, *tables, *angles, case.sinks]
+
+
+def random_attention(rng: np.random.Generator, **options: Any) -> Known:
+    """Return prompts of several rows, of any size and type of the cache."""
+    size, heads = int(rng.integers(1, 129)), [(6, 2), (1, 1), (20, 1), (3, 3)][int(rng.integers(0, 4))]
+    lengths = [int(rng.choice([1, 7, 40, 300])) for _ in range(int(rng.integers(1, 4)))]
+    facts: dict[str, Any] = {
+        "rotary": 2 * int(rng.integers(0, size // 2 + 1)),
+        "sinks": bool(rng.integers(0, 2)),
+        "block": 16 * int(rng.integers(1, 5)),
+        "window": int(rng.choice([0, 1, 100])),
+        "softcap": float(rng.choice([0, 20])),
+        "interleaved": int(rng.integers(0, 2)),
+        "cache": int(rng.integers(0, 3)),
+    }
+    case = random_case(rng, heads=heads, size=size, lengths=lengths, past=[0] * len(lengths), **facts)
+    call = Call("PagedAttention", attention_attributes(case), attention_inputs(case, rng), **options)
+    # Rounding to int8 or bfloat16 may go the other way after a rotation in float32.
+    tolerance = {FLOAT32: 6e-6, BFLOAT16: 2e-2, INT8: 4e-2}[case.cache] if case.rotary else 6e-6
+    return Known(call, attention(case), tolerance)
+
+
+MAKERS = {"linear": random_linear, "rows": random_rows, "attention": random_attention}
