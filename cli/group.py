@@ -97,7 +97,22 @@ class VerbGroup(click.Group):
             if not (shortage := _shortage(error)):
                 raise
             _fail(shortage, 1)
-        sys.exit(code if isinstance(code, int) else 0)
+        _end(code if isinstance(code, int) else 0)
+
+
+def _end(code: int) -> NoReturn:
+    """End the process; if stdout does not accept the last output, with an error."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except (OSError, ValueError) as error:  # ValueError: it is closed
+        # The interpreter flushes again, prints a traceback if that fails, and exits with 120.
+        if isinstance(error, OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not code:
+            _tell(f"error: stdout: {error}")
+            code = 1
+    sys.exit(code)
 
 
 def _shortage(error: Exception) -> str:
@@ -117,7 +132,7 @@ def _fail(message: str, code: int) -> NoReturn:
     if os.environ.get(DEBUG_VARIABLE):
         traceback.print_exc()
     _tell("error: " + _one_line(message))
-    sys.exit(code)
+    _end(code)
 
 
 def _tell(line: str) -> None:

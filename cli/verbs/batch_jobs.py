@@ -34,14 +34,14 @@ def status(job: str, as_json: bool) -> None:
 
 @click.command("cancel")
 @job_argument
-def cancel(job: str) -> int:
+def cancel(job: str) -> None:
     """Ask the process that works on JOB to stop.
 
     Answers are kept; the command that started the job continues it.
     """
-    running = ask_to_cancel(job)
-    click.echo(f"{job} will stop" if running else f"no process works on {job}", err=True)
-    return 0 if running else 1
+    if not ask_to_cancel(job):
+        raise click.ClickException(f"no process works on {job}")
+    click.echo(f"{job} will stop", err=True)
 
 
 @click.command("merge")

@@ -24,7 +24,7 @@ from .run import BatchRun, Executor, finish, first_change
 from .spec import BatchSpec
 from .workers.cluster import cluster_pool
 from .workers.pool import PIECE_LINES, WorkerPool
-from .workers.processes import ProcessWorker
+from .workers.processes import ProcessWorker, end_if_worker
 from .workers.worker import WorkerSpec, open_worker
 
 OpenExecutor = Callable[[BatchSpec, str, int, Progress | None], Executor]
@@ -73,6 +73,7 @@ def execute(
         UsageError: the job cannot run with these options; nothing was written.
         CarryallError, OSError: the job failed; the answers so far are kept.
     """
+    end_if_worker()
     execution = _Execution(
         spec, tell, stop or threading.Event(), progress, open_executor or make_executor, spec.source()
     )

@@ -8,6 +8,7 @@ the gate lets no thread in, and waits up to 10 s for those inside.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import sys
 import threading
@@ -45,8 +46,10 @@ class Gate:
 def leave_threads(code: int) -> None:
     """End the process at once if a daemon thread is loading a model, which cannot be interrupted."""
     if any(thread.name == LOADING and thread.is_alive() for thread in threading.enumerate()):
-        sys.stdout.flush()
-        sys.stderr.flush()
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:  # it is None if the process started without it
+                with contextlib.suppress(OSError):
+                    stream.flush()
         os._exit(code)
 
 

@@ -10,13 +10,14 @@ import time
 from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection
 
-from ....errors import CarryallError, ProviderRuntimeError
+from ....errors import CarryallError, ProviderRuntimeError, UsageError
 from ..inputs.lines import BatchLine
 from ..jobs.journal import Answer
 from .pool import PIECE_LINES, POLL_SECONDS, Give, Take, WorkerLost
 from .worker import WorkerSpec, open_worker
 
 _ANSWERS_SECONDS = 0.05
+_NAME = "carryall-batch-worker"  # of every worker process
 
 
 class ProcessWorker:
@@ -30,7 +31,7 @@ class ProcessWorker:
         self.name = spec.worker or ""
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(spec, theirs), daemon=True)
+        self._process = context.Process(target=_serve, args=(spec, theirs), name=_NAME, daemon=True)
         self._process.start()
         theirs.close()
 
@@ -40,7 +41,12 @@ class ProcessWorker:
         return self._process.pid
 
     def exchange(self, give: Give, take: Take, over: threading.Event) -> None:
-        """See ``Worker``."""
+        """See ``Worker``.
+
+        Raises:
+            UsageError: the process ended while it imported the main script.
+        """
+        began = False
         try:
             wanted = 0
             while not over.is_set():
@@ -51,17 +57,23 @@ class ProcessWorker:
                 if not self._pipe.poll(POLL_SECONDS):
                     continue
                 kind, value = self._pipe.recv()
+                began = True
                 if kind == "want":
                     wanted = value
                 elif kind == "answers":
                     take(value)
                 elif kind == "error":
                     raise value
-                else:
+                elif kind == "end":
                     return
         except (EOFError, OSError) as error:
             self._process.join(POLL_SECONDS)
             code = self._process.exitcode
+            if not began:
+                raise UsageError(
+                    f"worker {self.name} ended with exit code {code} before it began: it imports the main"
+                    " script, which must start batches below 'if __name__ == \"__main__\":'"
+                ) from None
             raise WorkerLost(f"worker {self.name} ended with exit code {code}") from error
 
     def close(self) -> None:
@@ -69,6 +81,15 @@ class ProcessWorker:
         self._process.kill()
         self._process.join()
         self._pipe.close()
+
+
+def end_if_worker() -> None:
+    """End this process if it is a worker's: its main script starts a batch when it is imported.
+
+    The process that started the worker raises the error; see ``ProcessWorker.exchange``.
+    """
+    if multiprocessing.current_process().name == _NAME:
+        raise SystemExit(1)
 
 
 def _serve(spec: WorkerSpec, pipe: Connection) -> None:
@@ -79,6 +100,7 @@ def _serve(spec: WorkerSpec, pipe: Connection) -> None:
     turn = threading.Lock()
     sender = threading.Thread(target=_send_answers, args=(pipe, answers, turn), daemon=True)
     try:
+        pipe.send(("began", None))
         engine = open_worker(spec)
         sender.start()
         for answer in engine.run(_asked_for(pipe, turn), over):

@@ -226,7 +226,7 @@ class ModelRepository:
     async def load_all(self) -> None:
         """Load the models of startup, one after the other.
 
-        A failure is logged if another model can be loaded.
+        A failure is logged if there are other models.
 
         Raises:
             CarryallError: no model can be loaded.
@@ -237,7 +237,8 @@ class ModelRepository:
             try:
                 await entry.load()
             except CarryallError as error:
-                _log.warning("the model %a cannot be loaded: %s", entry.name, _encodable(str(error)))
+                if len(wanted) > 1:
+                    _log.warning("the model %a cannot be loaded: %s", entry.name, _encodable(str(error)))
                 failures.append(error)
         if failures and len(failures) == len(wanted):
             raise failures[0]

@@ -7,6 +7,8 @@ import json
 import os
 import random
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -184,6 +186,29 @@ def test_a_worker_reports_why_it_cannot_begin(tmp_path: Path) -> None:
             worker.exchange(lambda count: [], lambda found: None, threading.Event())
     finally:
         worker.close()
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("cache")
+def test_a_script_that_starts_a_batch_when_imported_gets_one_error(tmp_path: Path) -> None:
+    write_lines(tmp_path / "in.jsonl", [{"prompt": "p", "max_tokens": 2}])
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from carryall.runtime.batch.execute import execute\n"
+        "from carryall.runtime.batch.spec import BatchSpec\n"
+        "import sys\n"
+        "from pathlib import Path\n"
+        f"sys.path[:0] = {sys.path!r}\n"
+        "from batch_kit import NULL, spec\n"
+        "folder = Path(__file__).parent\n"
+        "execute(spec(folder / 'in.jsonl', folder / 'out.jsonl', providers=['null'], loading=NULL))\n"
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert done.stderr.count("Traceback") == 1, done.stderr
+    assert "before it began" in done.stderr.splitlines()[-1]
+    assert "if __name__ == " in done.stderr.splitlines()[-1]
+    assert not (tmp_path / "out.jsonl").exists()
 
 
 @pytest.mark.slow
