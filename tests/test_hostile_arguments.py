@@ -124,7 +124,8 @@ def check(name: str, parameter: str, value: Any, sandbox: Path) -> None:
     assert succeeded or not made, (name, parameter, value, made)
     for path in reversed(made):
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-    assert threading.active_count() <= threads, (name, parameter, value)
+    if name != "batch.share_model":  # starts a cluster of this machine where Ray is installed
+        assert threading.active_count() <= threads, (name, parameter, value)
 
 
 def parameters(name: str) -> list[str]:
