@@ -17,7 +17,7 @@ import numpy as np
 from carryall.providers.base import Row, Runner
 from carryall.runtime.models.loading import load_model
 
-ADAPTERS = 4
+ADAPTERS, BATCHES = 4, (1, 8)
 
 
 def random_matrices(modules: Mapping[str, tuple[int, int]], rank: int, seed: int) -> dict[str, Any]:
@@ -62,7 +62,7 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=64)
     parser.add_argument("--lora-module", action="append", default=[])
     options = parser.parse_args()
-    common: dict[str, Any] = {"max_slots": ADAPTERS, "context_length": 256}
+    common: dict[str, Any] = {"max_slots": max(BATCHES), "context_length": 256}
     plain = load_model(options.model, **common).runner
     adapted: Any = load_model(
         options.model,
@@ -74,14 +74,14 @@ def main() -> None:
     for place in range(ADAPTERS):
         adapted.load_lora(place, random_matrices(adapted.info.lora_modules, options.rank, place))
     none: list[int | None] = [None]
-    for rows in (1, ADAPTERS):
+    for rows in BATCHES:
         variants: dict[str, tuple[Any, list[int | None]]] = {
             "without LoRA": (plain, none * rows),
             "0 adapters": (adapted, none * rows),
             "1 adapter": (adapted, [0] * rows),
         }
-        if rows == ADAPTERS:
-            variants["4 adapters"] = (adapted, list(range(ADAPTERS)))
+        if rows >= ADAPTERS:
+            variants[f"{ADAPTERS} adapters"] = (adapted, [row % ADAPTERS for row in range(rows)])
         times: dict[str, list[float]] = {name: [] for name in variants}
         for _ in range(options.rounds):
             for name, (runner, places) in variants.items():
@@ -90,7 +90,11 @@ def main() -> None:
         base = times["without LoRA"]
         for name, own in times.items():
             ratio = statistics.median(one / other for one, other in zip(own, base, strict=True))
-            print(f"{rows} rows, {name}: {1e3 * statistics.median(own):.1f} ms a step, ratio {ratio:.2f}")
+            middle = 1e3 * statistics.median(own)
+            print(
+                f"{rows} rows, {name}: {middle:.1f} ms of processor time a step, ratio {ratio:.2f}",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

@@ -57,6 +57,15 @@ _GEMMA = {
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
+_GPT_OSS = {
+    "attn_sinks": "self_attn.sinks",
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_gate_inp": "mlp.router",
+    "ffn_gate_exps": "mlp.experts.gate_proj",
+    "ffn_up_exps": "mlp.experts.up_proj",
+    "ffn_down_exps": "mlp.experts.down_proj",
+}
+_BARE = ("self_attn.sinks",)  # parameters whose names have no suffix
 _GEMMA_27B_LAYERS = (46, 62)  # of Gemma 2 and 3
 
 
@@ -88,6 +97,13 @@ def _gemma_scale(config: Mapping[str, Any]) -> dict[str, Any]:
     return {"query_pre_attn_scalar": config["head_dim"]} if "head_dim" in config else {}
 
 
+def _gpt_oss(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the width of the experts, and that the bounds of yarn are not rounded."""
+    found = {"intermediate_size": config.get("moe_intermediate_size", config.get("intermediate_size"))}
+    scaling = config.get("rope_scaling")
+    return found if scaling is None else {**found, "rope_scaling": {**scaling, "truncate": False}}
+
+
 ARCHITECTURES: dict[str, Architecture] = {
     "llama": Architecture(model_type="llama", rotates_pairs=True),
     "smollm3": Architecture(model_type="smollm3", rotates_pairs=True),
@@ -98,6 +114,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         model_type="qwen3_moe", experts=True, adapt=lambda config: {"norm_topk_prob": True}
     ),
     "phi3": Architecture(model_type="phi3", inner={"ffn_up": "mlp.gate_up_proj"}),
+    "gpt-oss": Architecture(model_type="gpt_oss", inner=_GPT_OSS, experts=True, adapt=_gpt_oss),
     "gemma2": Architecture(model_type="gemma2", inner=_GEMMA, norm_offset=1.0, adapt=_gemma_scale),
     "gemma3": Architecture(model_type="gemma3_text", inner=_GEMMA, norm_offset=1.0, adapt=_gemma_scale),
 }
@@ -133,7 +150,9 @@ def tensor_name(name: str, known: Architecture) -> str:
     if found is None:
         return f"{_OUTER[stem]}.{suffix}" if stem in _OUTER else name
     inner = {**_INNER, **known.inner}.get(found[2])
-    return name if inner is None else f"model.layers.{found[1]}.{inner}{dot}{suffix}"
+    if inner is None:
+        return name
+    return f"model.layers.{found[1]}.{inner}" + ("" if inner in _BARE else f"{dot}{suffix}")
 
 
 def config_of(metadata: Mapping[str, Any], *, tied: bool, vocab_size: int, biased: bool) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,22 @@ from gguf.quants import quantize
 from tiny_models import BOS, CHAT_TEMPLATE, EOS, PAD, random_weights, tiny_config
 from tokenizers import pre_tokenizers
 
-ARCHITECTURES = {"gemma3_text": "gemma3", "qwen3_moe": "qwen3moe"}  # where GGUF's name is another
+ARCHITECTURES = {
+    "gemma3_text": "gemma3",
+    "gpt_oss": "gpt-oss",
+    "qwen3_moe": "qwen3moe",
+}  # where GGUF's name is another
+# Offsets of the float16 factors in a block of the types that the gguf package reads but does not write.
+ONE = {
+    "Q2_K": (80, 82),
+    "Q3_K": (108,),
+    "Q4_K": (0, 2),
+    "Q5_K": (0, 2),
+    "Q6_K": (208,),
+    "IQ4_NL": (0,),
+    "IQ4_XS": (0,),
+    "IQ3_XXS": (0,),
+}
 ROTATES_PAIRS = ("llama", "smollm3")
 
 
@@ -51,6 +67,8 @@ def write_gguf(
     )
     held: dict[str, npt.NDArray[np.float32]] = {}
     weights = random_weights(config, dtype=np.float32)
+    if model_type == "gpt_oss":
+        held |= _write_gpt_oss_experts(writer, weights, types)
     for hf_name, stack in _stacks(weights).items():
         target = names.get_name(hf_name, try_suffixes=(".weight",))
         assert target is not None, hf_name
@@ -66,6 +84,7 @@ def write_gguf(
         stored = matrix + 1 if name in ("gemma2", "gemma3") and hf_name.endswith("norm.weight") else matrix
         target = names.get_name(hf_name, try_suffixes=(".weight", ".bias"))
         assert target is not None, hf_name
+        target += ".weight" if target.endswith("sinks") else ""
         floats = _add(writer, target, stored, _type_of(hf_name, weight.ndim, types))
         held[hf_name] = _halves(floats, hf_name, config) if model_type in ROTATES_PAIRS else floats
         if stored is not matrix:
@@ -76,6 +95,29 @@ def write_gguf(
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+    return held
+
+
+def _write_gpt_oss_experts(
+    writer: gguf.GGUFWriter, weights: dict[str, npt.NDArray[Any]], types: dict[str, str] | str
+) -> dict[str, npt.NDArray[np.float32]]:
+    """Write stacks [experts, out, in], with gate and up apart, as llama.cpp's converter does."""
+    held: dict[str, npt.NDArray[np.float32]] = {}
+    for name, stored in weights.items():
+        layer, part = name.removeprefix("model.layers.").partition(".mlp.experts.")[::2]
+        if not part:
+            continue
+        stack = held[name] = stored.astype(np.float32)
+        both = {"gate": slice(0, None, 2), "up": slice(1, None, 2)}
+        columns = both if part.startswith("gate_up") else {"down": slice(None)}
+        for which, chosen in columns.items():
+            target = f"blk.{layer}.ffn_{which}_exps"
+            if part.endswith("bias"):
+                writer.add_tensor(f"{target}.bias", np.ascontiguousarray(stack[:, chosen]))
+                continue
+            matrices = np.ascontiguousarray(stack[..., chosen].swapaxes(1, 2))
+            floats = _add(writer, f"{target}.weight", matrices, _type_of(name, 3, types))
+            stack[..., chosen] = floats.swapaxes(1, 2)
     return held
 
 
@@ -99,9 +141,23 @@ def _type_of(name: str, rank: int, types: dict[str, str] | str) -> str:
 
 def _add(writer: gguf.GGUFWriter, name: str, array: npt.NDArray[Any], kind: str) -> npt.NDArray[np.float32]:
     qtype = GGMLQuantizationType[kind]
-    data = quantize(array.astype(np.float32), qtype)
+    rows = array.astype(np.float32)
+    data = random_rows(kind, rows.shape, len(name)) if kind in ONE else quantize(rows, qtype)
     writer.add_tensor(name, data, raw_dtype=qtype)
     return gguf.quants.dequantize(data, qtype).reshape(array.shape).astype(np.float32)
+
+
+def random_rows(kind: str, shape: tuple[int, ...], seed: int) -> npt.NDArray[np.uint8]:
+    """Return random blocks of a type that the gguf package cannot write; the weights' deviation is 0.05."""
+    rng, (weights, size) = np.random.default_rng(seed), gguf.GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
+    blocks = rng.integers(0, 256, (math.prod(shape) // weights, size), np.uint8)
+    for offset in ONE[kind]:
+        blocks[:, offset : offset + 2] = np.ones(1, np.float16).view(np.uint8)
+    spread = float(gguf.quants.dequantize(blocks, GGMLQuantizationType[kind]).std())
+    for offset in ONE[kind]:
+        scales = (rng.uniform(0.7, 1.3, (len(blocks), 1)) * 0.05 / spread).astype(np.float16)
+        blocks[:, offset : offset + 2] = scales.view(np.uint8)
+    return blocks.reshape(*shape[:-1], -1)
 
 
 def _rotating_pairs(weight: npt.NDArray[Any], name: str, config: dict[str, Any]) -> npt.NDArray[Any]:
@@ -146,10 +202,12 @@ def _write_config(writer: gguf.GGUFWriter, config: dict[str, Any], name: str) ->
     if config.get("attn_logit_softcapping"):
         writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])
         writer.add_final_logit_softcapping(config["final_logit_softcapping"])
-    if config.get("num_experts"):
-        writer.add_expert_count(config["num_experts"])
+    experts = config.get("num_experts", config.get("num_local_experts"))
+    if experts:
+        writer.add_expert_count(experts)
         writer.add_expert_used_count(config["num_experts_per_tok"])
-        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+        width = config.get("moe_intermediate_size", config["intermediate_size"])
+        writer.add_expert_feed_forward_length(width)
     if "original_max_position_embeddings" in config:
         writer.add_rope_scaling_orig_ctx_len(config["original_max_position_embeddings"])
     if rope.get("rope_type") in ("linear", "yarn"):

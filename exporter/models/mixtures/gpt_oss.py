@@ -99,26 +99,32 @@ def expert(net: Decoder, x: ir.Value, index: int, experts: ExpertsConfig) -> ir.
     """Write expert ``index``: down((min(g, limit) * sigmoid(alpha * g)) * (clip(u) + 1)), x [n, hidden]."""
     limits = [net.constant(value, np.float32, "limit") for value in (-experts.limit, experts.limit)]
     with net.scope("experts"):
-        gate = _stacked_linear(net, "gate_up_proj", f"{index}.gate_proj", x, index, slice(0, None, 2))
-        up = _stacked_linear(net, "gate_up_proj", f"{index}.up_proj", x, index, slice(1, None, 2))
+        gate = _expert_linear(net, "gate_up_proj", "gate_proj", x, index, slice(0, None, 2))
+        up = _expert_linear(net, "gate_up_proj", "up_proj", x, index, slice(1, None, 2))
         with net.scope(str(index)):
             gate = net.op("Clip", gate, None, limits[1])
             up = net.op("Clip", up, *limits)
             silu = net.op("Mul", gate, net.op("Sigmoid", layers.scaled(net, gate, experts.alpha)))
             product = net.op("Mul", silu, net.op("Add", up, net.constant(1, np.float32, "one")))
-        return _stacked_linear(net, "down_proj", f"{index}.down_proj", product, index, slice(None))
+        return _expert_linear(net, "down_proj", "down_proj", product, index, slice(None))
 
 
-def _stacked_linear(
-    net: Decoder, stored: str, name: str, x: ir.Value, index: int, outputs: slice
-) -> ir.Value:
+def _expert_linear(net: Decoder, stored: str, part: str, x: ir.Value, index: int, outputs: slice) -> ir.Value:
     """Write one expert's layer, whose weight is a part of the stack [experts, in, out].
 
-    A quantized checkpoint has a matrix [out, in] for each expert instead
-    (``exporter/quantized/mxfp4.py``).
+    Quantized checkpoints have a matrix [out, in] for each expert instead: MXFP4 one for gate and up
+    (``exporter/quantized/float4.py``), GGUF one for each, and a stack of the biases of each.
     """
     count = next(one.count for one in net.config.experts if one is not None)
     hidden, width = net.config.hidden_size, net.config.intermediate_size
+    name = f"{index}.{part}"
+    if net.qualified(f"{name}.weight") in net.checkpoint:
+        rows, columns = (width, hidden) if part == "down_proj" else (hidden, width)
+        weight = net.weight(f"{name}.weight", columns, rows, view=np.transpose)
+        bias = net.weight(
+            f"{part}.bias", count, columns, view=_part(index, slice(None)), new_name=f"{name}.bias"
+        )
+        return _product(net, name, x, weight, bias)
     rows, columns = (hidden, 2 * width) if stored == "gate_up_proj" else (width, hidden)
     if net.qualified(stored) in net.checkpoint:
         weight = net.weight(
@@ -130,6 +136,10 @@ def _stacked_linear(
             alone, columns, rows, view=lambda array: array[outputs].T, new_name=f"{name}.weight"
         )
     bias = net.weight(f"{stored}_bias", count, columns, view=_part(index, outputs), new_name=f"{name}.bias")
+    return _product(net, name, x, weight, bias)
+
+
+def _product(net: Decoder, name: str, x: ir.Value, weight: ir.Value, bias: ir.Value) -> ir.Value:
     with net.scope(name):
         return net.op("Add", net.op("MatMul", x, weight), bias)
 

@@ -80,6 +80,14 @@ def test_every_architecture(tmp_path: Path, model_type: str, overrides: dict[str
     compare(tmp_path, model_type, **overrides)
 
 
+@pytest.mark.parametrize("types", ["F32", {"experts": "MXFP4", "proj": "Q8_0"}])
+def test_gpt_oss_with_experts_of_mxfp4(tmp_path: Path, types: Any) -> None:
+    yarn = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 5000.0, "truncate": False}
+    rope = {"rope_parameters": {**yarn, "original_max_position_embeddings": 16}}
+    # llama.cpp has these two as constants of the architecture.
+    compare(tmp_path, "gpt_oss", types, **{**WIDE, "head_dim": 16}, **rope, swiglu_limit=7.0)
+
+
 def test_rope_factors_are_tensors(tmp_path: Path) -> None:
     factors = {"rope_factors_short.weight": [1.0, 1.2], "rope_factors_long.weight": [1.5, 3.0]}
     extra = {name: np.array(values, np.float32) for name, values in factors.items()}

@@ -24,16 +24,17 @@ def write_adapter(
     *,
     seed: int = 1,
     rank: int = RANK,
+    spread: float = 0.3,
     **settings: Any,
 ) -> dict[str, Array]:
-    """Write an adapter for weights [out, in]; return its matrices by name."""
+    """Write an adapter for weights [out, in], of values with a deviation ``spread``; return its matrices."""
     folder.mkdir()
     rng = np.random.default_rng(seed)
     tensors = {}
     for name, (outputs, inputs) in modules.items():
         prefix = f"base_model.model.{name}"
-        tensors[f"{prefix}.lora_A.weight"] = rng.normal(0, 0.3, (rank, inputs)).astype(np.float32)
-        tensors[f"{prefix}.lora_B.weight"] = rng.normal(0, 0.3, (outputs, rank)).astype(np.float32)
+        tensors[f"{prefix}.lora_A.weight"] = rng.normal(0, spread, (rank, inputs)).astype(np.float32)
+        tensors[f"{prefix}.lora_B.weight"] = rng.normal(0, spread, (outputs, rank)).astype(np.float32)
     config = {"peft_type": "LORA", "r": rank, "lora_alpha": 6, "bias": "none", "use_dora": False, **settings}
     (folder / "adapter_config.json").write_text(json.dumps(config))
     save_file(tensors, folder / "adapter_model.safetensors")

