@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -57,19 +58,19 @@ _NO_ENGINE = (*declared(EngineConfig), "speculative", "num_speculative_tokens", 
     show_default=True,
     help="Length of those outputs, in tokens.",
 )
+@click.option(
+    "--as-stored",
+    is_flag=True,
+    help="Also measure the model as it is stored, with float activations; providers may round them to int8.",
+)
 @json_option
 @quiet_option
 def command(
     chosen: Chosen,
     text: Path | None,
-    reference: str | None,
-    window: int | None,
-    stride: int | None,
-    max_tokens: int | None,
-    prompts: int,
-    new_tokens: int,
     as_json: bool,
     quiet: bool,
+    **measure: Any,
 ) -> None:
     """Measure perplexity, and the divergence from a reference model.
 
@@ -84,16 +85,6 @@ def command(
         carryall eval qwen3-int4 --text wiki.txt --reference qwen3 --max-tokens 20000
     """
     with phases(quiet=quiet or as_json) as tell:
-        found = evaluate(
-            chosen.model,
-            text,
-            reference=reference,
-            window=window,
-            stride=stride,
-            max_tokens=max_tokens,
-            prompts=prompts,
-            new_tokens=new_tokens,
-            progress=tell,
-        )
+        found = evaluate(chosen.model, text, progress=tell, **measure)
     tell_notes(found.notes, quiet=quiet or as_json)
     click.echo(found.to_json() if as_json else str(found))

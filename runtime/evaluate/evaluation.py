@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -37,6 +38,7 @@ class Prediction:
         top1_agreement: share of positions where both models have the same most likely token.
         reference_perplexity: perplexity of the reference.
         tokens_per_second: prefill speed of the model, without the time of the reference.
+        stored: the price as stored; None if it was not measured.
 
     The values that need a reference are None without one.
     """
@@ -48,6 +50,31 @@ class Prediction:
     mean_kl: float | None = None
     max_kl: float | None = None
     top1_agreement: float | None = None
+    stored: Stored | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """The same for the model as it is stored: its graph with activations in float32.
+
+    Attributes:
+        perplexity: as in ``Prediction``, like the others.
+        mean_kl: None without a reference.
+        max_kl: None without a reference.
+        top1_agreement: None without a reference.
+    """
+
+    perplexity: float
+    mean_kl: float | None = None
+    max_kl: float | None = None
+    top1_agreement: float | None = None
+
+
+class Forward(Protocol):
+    """The part of ``Runner`` that computes logits."""
+
+    def forward(self, rows: Sequence[Row]) -> Sequence[Logits]:
+        """See ``Runner``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +113,7 @@ def predict(
     window: int,
     stride: int,
     reference: Runner | None = None,
+    stored: Forward | None = None,
     progress: Progress | None = None,
 ) -> Prediction:
     """Score a text.
@@ -96,6 +124,7 @@ def predict(
         window: tokens of a window.
         stride: distance between the starts of two windows, less than ``window``.
         reference: the model to compare with.
+        stored: runs the model as it is stored.
         progress: called after every window.
 
     Raises:
@@ -103,9 +132,14 @@ def predict(
         ProviderRuntimeError: the run failed, or its logits are NaN or infinite.
     """
     _check(runner, tokens, window, stride, reference)
-    sums = _Sums()
+    sums, as_stored = _Sums(), _Sums()
+    others = {"reference": reference, "stored": stored}
+    runners: dict[str, Forward] = {
+        "run": runner,
+        **{name: one for name, one in others.items() if one is not None},
+    }
     for begin, first, end in _windows(len(tokens), window, stride):
-        _score_window(runner, reference, tokens[begin:end], first - begin, sums)
+        _score_window(runners, tokens[begin:end], first - begin, sums, as_stored)
         if progress is not None:
             progress(end, len(tokens), "")
     compared = reference is not None
@@ -114,6 +148,16 @@ def predict(
         perplexity=math.exp(sums.loss / sums.count),
         tokens_per_second=sums.read / sums.seconds,
         reference_perplexity=math.exp(sums.reference_loss / sums.count) if compared else None,
+        mean_kl=sums.kl / sums.count if compared else None,
+        max_kl=sums.max_kl if compared else None,
+        top1_agreement=sums.agreeing / sums.count if compared else None,
+        stored=None if stored is None else _stored(as_stored, compared=compared),
+    )
+
+
+def _stored(sums: _Sums, *, compared: bool) -> Stored:
+    return Stored(
+        perplexity=math.exp(sums.loss / sums.count),
         mean_kl=sums.kl / sums.count if compared else None,
         max_kl=sums.max_kl if compared else None,
         top1_agreement=sums.agreeing / sums.count if compared else None,
@@ -180,28 +224,34 @@ def _windows(count: int, window: int, stride: int) -> Iterator[tuple[int, int, i
         begin, scored = begin + stride, end
 
 
-def _score_window(runner: Runner, reference: Runner | None, tokens: Tokens, first: int, sums: _Sums) -> None:
+def _score_window(
+    runners: Mapping[str, Forward], tokens: Tokens, first: int, sums: _Sums, stored: _Sums
+) -> None:
     """Score tokens [first, n) of a window; token i is predicted by the logits of token i - 1."""
-    runners = [runner] if reference is None else [runner, reference]
     starts = [0, *range(first - 1, len(tokens) - 1, _PIECE)]
     for begin, end in zip(starts, [*starts[1:], len(tokens) - 1], strict=True):
         if begin == end:
             continue
         scored = begin >= first - 1
-        logits = []
-        for one in runners:
+        logits = {}
+        for name, one in runners.items():
             start = time.perf_counter()
             row = Row(0, tokens[begin:end], begin, num_logits=end - begin if scored else 0)
-            logits.append(one.forward([row])[0])
-            sums.seconds += time.perf_counter() - start if one is runner else 0.0
+            logits[name] = one.forward([row])[0]
+            sums.seconds += time.perf_counter() - start if name == "run" else 0.0
         sums.read += end - begin
-        if scored:
-            _add(sums, tokens[begin + 1 : end + 1], logits)
+        if not scored:
+            continue
+        targets, reference = tokens[begin + 1 : end + 1], logits.get("reference")
+        _add(sums, targets, logits["run"], reference)
+        if "stored" in logits:
+            _add(stored, targets, logits["stored"], reference)
 
 
-def _add(sums: _Sums, targets: Tokens, logits: Sequence[Logits]) -> None:
+def _add(sums: _Sums, targets: Tokens, logits: Logits, reference: Logits | None) -> None:
     rows = np.arange(len(targets))
-    own, *others = (_log_softmax(one) for one in logits)
+    own = _log_softmax(logits)
+    others = [] if reference is None else [_log_softmax(reference)]
     sums.count += len(targets)
     sums.loss -= float(own[rows, targets].sum())
     for other in others:

@@ -15,11 +15,13 @@ from ...progress import Progress, phase
 from ...providers.base import Runner
 from ...reports import Report
 from ...storage.texts import read_text
-from ..evaluate.evaluation import GreedyAgreement, Prediction, Tokens, greedy_agreement, predict
+from ..evaluate.evaluation import GreedyAgreement, Prediction, Stored, Tokens, greedy_agreement, predict
 from ..evaluate.held_out import held_out_text
+from ..evaluate.stored_decoder import StoredDecoder
 from ..models.calibration import MOST_TEXT
 from ..models.config import ModelConfig, model_config
 from ..models.loading import LoadedModel, load_model
+from ..models.model_source import resolve_model
 from ..types.arguments import checked_arguments
 
 _LONGEST_WINDOW = 1024
@@ -59,7 +61,8 @@ class EvaluationReport(Report):
     def rows(self) -> list[tuple[str, str]]:
         """See ``Report``."""
         found, greedy = self.prediction, self.greedy
-        rows = [("perplexity", f"{found.perplexity:.4f} over {found.tokens} tokens")]
+        run = "perplexity" if found.stored is None else "perplexity as run"
+        rows = [(run, f"{found.perplexity:.4f} over {found.tokens} tokens")]
         if self.perplexity_ratio is not None:
             rows += [
                 (
@@ -69,6 +72,8 @@ class EvaluationReport(Report):
                 ("KL divergence", f"mean {found.mean_kl:.3g}, largest {found.max_kl:.3g}"),
                 ("top-1 agreement", f"{100 * (found.top1_agreement or 0):.2f} %"),
             ]
+        if found.stored is not None:
+            rows += _stored_rows(found.stored)
         if greedy is not None:
             share = f"{100 * greedy.agreement:.1f} % of tokens"
             rows += [
@@ -79,6 +84,17 @@ class EvaluationReport(Report):
                 ("decoding", f"{greedy.tokens_per_second:.0f} tokens/s, {greedy.prompts} prompts at once"),
             ]
         return [*rows, ("reading", f"{found.tokens_per_second:.0f} tokens/s")]
+
+
+def _stored_rows(stored: Stored) -> list[tuple[str, str]]:
+    rows = [("perplexity as stored", f"{stored.perplexity:.4f}, with float activations")]
+    if stored.mean_kl is not None and stored.max_kl is not None:
+        kl = f"mean {stored.mean_kl:.3g}, largest {stored.max_kl:.3g}"
+        rows += [
+            ("KL as stored", kl),
+            ("top-1 as stored", f"{100 * (stored.top1_agreement or 0):.2f} %"),
+        ]
+    return rows
 
 
 @checked_arguments
@@ -92,6 +108,7 @@ def evaluate(
     max_tokens: int | None = None,
     prompts: int = 8,
     new_tokens: int = 32,
+    as_stored: bool = False,
     progress: Progress | None = None,
     **fields: Any,
 ) -> EvaluationReport:
@@ -110,6 +127,8 @@ def evaluate(
         prompts: with a reference, the number of prompts, taken from the text, whose greedy outputs are
             compared.
         new_tokens: length of those outputs.
+        as_stored: also measure the model as it is stored, with activations in float32. A provider may round
+            them, for instance to int8, so the difference is the price of running.
         progress: called in the phases ``prepare`` and ``eval``.
         **fields: fields of ``ModelConfig`` for both models; ``quantize`` and ``kv_cache_dtype`` apply to
             ``model`` only.
@@ -144,6 +163,7 @@ def evaluate(
             window=width,
             stride=stride or max(1, width // 2),
             reference=runners[1] if len(runners) > 1 else None,
+            stored=_stored_decoder(models[0]) if as_stored else None,
             progress=phase(progress, "eval"),
         )
         greedy = greedy_agreement(runners, tokens, prompts, new_tokens)
@@ -154,6 +174,13 @@ def evaluate(
         greedy=greedy,
         notes=tuple(notes),
     )
+
+
+def _stored_decoder(config: ModelConfig) -> StoredDecoder:
+    source = resolve_model(config.model, quantize=config.quantize)
+    if source.lowered:
+        raise UsageError(f"{source.name} was lowered for a provider, so it cannot be measured as stored")
+    return StoredDecoder(source.model_path, source.name)
 
 
 def load_notes(loaded: LoadedModel) -> list[str]:

@@ -146,3 +146,17 @@ def test_logits_that_are_no_numbers_are_an_error() -> None:
     broken.table[3] = np.nan
     with pytest.raises(ProviderRuntimeError, match="NaN or infinite"):
         predict(broken, np.arange(20) % VOCAB, window=8, stride=4)
+
+
+def test_the_model_as_stored_is_scored_beside_the_model_as_run() -> None:
+    tokens = np.random.default_rng(5).integers(0, VOCAB, 150)
+    sizes: Any = {"window": 20, "stride": 9}
+    found = predict(Bigram(1), tokens, reference=Bigram(3), stored=Bigram(2), **sizes)
+    alone = predict(Bigram(2), tokens, reference=Bigram(3), **sizes)
+    assert found.stored is not None
+    for name in ("perplexity", "mean_kl", "max_kl", "top1_agreement"):
+        assert getattr(found.stored, name) == pytest.approx(getattr(alone, name))
+    assert found.mean_kl == pytest.approx(predict(Bigram(1), tokens, reference=Bigram(3), **sizes).mean_kl)
+    unpaired = predict(Bigram(1), tokens, stored=Bigram(2), **sizes).stored
+    assert unpaired is not None
+    assert unpaired.mean_kl is None
