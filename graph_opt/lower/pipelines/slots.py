@@ -30,6 +30,7 @@ from ..products.float8_weights import Float8WeightsPass
 from ..products.matmul_nbits import QuantizedWeightsPass
 from ..products.merge import MergeProjectionsPass, PackedQKVPass
 from ..products.moe import FusedExpertsPass
+from ..products.quantized_experts import QuantizedExpertsPass
 from ..products.quantized_linear import QuantizedLinearPass
 from ..products.static_int8 import StaticProductsPass
 from ..products.weight_only_products import WeightOnlyProductsPass
@@ -116,6 +117,8 @@ def slot_passes(options: SlotOptions) -> list[ir.passes.PassBase]:
     if kernels.norms_in_attention:
         passes.append(NormsInAttentionPass(scales if int8_kv else None))
     if options.fused_experts and not options.wide_products:
+        if kernels.quantized_linear:
+            passes.append(QuantizedExpertsPass())
         passes.append(FusedExpertsPass(kernels.experts, accuracy_level=kernels.accuracy_level))
     passes.append(MergeProjectionsPass())
     if kernels.quantized_linear and not options.wide_products:

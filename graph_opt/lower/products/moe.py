@@ -200,6 +200,14 @@ def _replace(
     inputs = [found.tokens, found.scores, *operands]
     fused = insert(mix, op_type, inputs, {**common, **attributes}, domain=MICROSOFT)
     fused.name = mix.name
+    replace_mixture(graph, found, fused.outputs[0])
+
+
+def replace_mixture(graph: ir.Graph, found: Mixture, by_token: ir.Value) -> None:
+    """Replace a mixture by the result [tokens, hidden] of another operator."""
+    mix = found.result.producer()
+    if mix is None:
+        raise AssertionError("unreachable: the result is that of a MatMul")
     axis = shared_constant(graph, "moe.axis", np.array([1], np.int64))
-    replace(found.result, insert(mix, "Unsqueeze", [fused.outputs[0], axis]).outputs[0])
+    replace(found.result, insert(mix, "Unsqueeze", [by_token, axis]).outputs[0])
     remove_unused(graph, mix)

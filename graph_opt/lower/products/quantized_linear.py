@@ -34,7 +34,7 @@ class QuantizedLinearPass(GraphPass):
         self._tiles = {}
         for op_type, position in (("Gather", 0), ("MatMul", 1), ("Gemm", 1)):
             for node in nodes_of(graph, op_type):
-                found, minima = _weight_of(node.inputs[position])
+                found, minima = tiled_weight(node.inputs[position])
                 if found is None:
                     continue
                 reason = found if isinstance(found, str) else _misfit(node, found)
@@ -49,7 +49,7 @@ class QuantizedLinearPass(GraphPass):
     ) -> None:
         if found.node not in self._tiles:
             name = f"{found.stem}.tiles"
-            self._tiles[found.node] = add_initializer(graph, name, _packed(found, minima))
+            self._tiles[found.node] = add_initializer(graph, name, packed_tiles(found, minima))
         tiles = self._tiles[found.node]
         operands: list[ir.Value | None] = [node.inputs[1], tiles]
         op_type, output, bias = "QuantizedRows", node.outputs[0], None
@@ -64,7 +64,7 @@ class QuantizedLinearPass(GraphPass):
             "outputs": found.outputs,
             "bits": found.bits,
             "block_size": found.block_size,
-            "offsets": _offsets(found, minima),
+            "offsets": offsets_of(found, minima),
         }
         lowered = insert(output.producer() or node, op_type, operands, attributes, domain=DOMAIN)
         lowered.name = node.name
@@ -72,7 +72,8 @@ class QuantizedLinearPass(GraphPass):
         remove_unused(graph, output.producer())
 
 
-def _weight_of(value: ir.Value | None) -> tuple[BlockedWeight | str | None, ir.TensorProtocol | None]:
+def tiled_weight(value: ir.Value | None) -> tuple[BlockedWeight | str | None, ir.TensorProtocol | None]:
+    """Return a weight as ``blocked_weight`` does, with or without minima, and its minima."""
     added = weight_with_minima(value)
     return (blocked_weight(value), None) if added is None else (added.blocked, weight(added.minima))
 
@@ -88,15 +89,16 @@ def _misfit(node: ir.Node, found: BlockedWeight) -> str | None:
     return unsupported_axes(node, found)
 
 
-def _offsets(found: BlockedWeight, minima: ir.TensorProtocol | None) -> int:
+def offsets_of(found: BlockedWeight, minima: ir.TensorProtocol | None) -> int:
+    """Return the attribute ``offsets`` of a weight."""
     if minima is not None:
         return MINIMA
     return MIDDLE if found.zero_points is None else ZERO_POINTS
 
 
-def _packed(found: BlockedWeight, minima: ir.TensorProtocol | None) -> ir.LazyTensor:
+def packed_tiles(found: BlockedWeight, minima: ir.TensorProtocol | None) -> ir.LazyTensor:
     """Return the tiles of a weight; they are computed when they are written."""
-    size = tile_bytes(found.inputs, found.bits, found.block_size, _offsets(found, minima))
+    size = tile_bytes(found.inputs, found.bits, found.block_size, offsets_of(found, minima))
 
     def compute() -> Array:
         values, scales, *points = (tensor.numpy() for tensor in packed_tensors(found))

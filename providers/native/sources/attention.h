@@ -77,6 +77,11 @@ struct AttentionTask {
   int64_t item, first_part, last_part;
 };
 
+// What is between the products of an expert: see gate.h.
+struct Gate {
+  float alpha, beta, limit;
+};
+
 struct AttentionKernels {
   // Writes keys and values of tokens [first, last) into the caches.
   void (*write)(const Attention& attention, int64_t first, int64_t last);
@@ -84,6 +89,9 @@ struct AttentionKernels {
   void (*attend)(const Attention& attention, const AttentionItem& item, int64_t first_part, int64_t last_part);
   // Computes outputs from the states of all parts.
   void (*finish)(const Attention& attention, const AttentionItem& item);
+  // See gate.h.
+  void (*exponentials)(const float* x, int64_t count, float shift, float* y);
+  void (*gate)(const Gate& by, const float* g, const float* u, int64_t count, float* y);
 };
 
 extern const AttentionKernels kPortableAttention, kAvx2Attention, kAvx512Attention, kNeonAttention;

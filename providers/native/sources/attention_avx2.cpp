@@ -70,6 +70,6 @@ inline Vector only_lanes(Vector a, int64_t first, int64_t last, float other) {
 
 }  // namespace
 
-const AttentionKernels kAvx2Attention = {write_rows, attend<Vector>, finish<Vector>};
+const AttentionKernels kAvx2Attention = {write_rows, attend<Vector>, finish<Vector>, exponentials<Vector>, gate<Vector>};
 
 }  // namespace carryall

@@ -47,6 +47,6 @@ inline Vector only_lanes(Vector a, int64_t first, int64_t last, float other) {
 
 }  // namespace
 
-const AttentionKernels kAvx512Attention = {write_rows, attend<Vector>, finish<Vector>};
+const AttentionKernels kAvx512Attention = {write_rows, attend<Vector>, finish<Vector>, exponentials<Vector>, gate<Vector>};
 
 }  // namespace carryall

@@ -7,28 +7,13 @@
 // depends on no other query, no cut into tasks, no block size and no instruction set.
 #pragma once
 #include "attention_rows.h"
+#include "gate.h"
 
 namespace carryall {
 namespace {
 
 constexpr float kLowest = -3.0e38f;  // below every score that matters; differences of two are finite
 constexpr int64_t kGroups = kTilePositions / kGroupPositions;
-
-// e^x with an error of 1 unit in the last place (Cephes, expf); 0 below -87, e^88 above 88.
-template <class V>
-inline V exponential(V x) {
-  const V least = V::all(-87.0f), bounded = minimum(V::all(88.0f), maximum(least, x));  // keeps a NaN
-  const V shift = V::all(12582912.0f);                                                  // rounds to an integer
-  const V shifted = fused(bounded, V::all(1.44269504f), shift), n = subtract(shifted, shift);
-  const V r = fused(n, V::all(2.12194440e-4f), fused(n, V::all(-0.693359375f), bounded));
-  V p = fused(V::all(1.9875691500e-4f), r, V::all(1.3981999507e-3f));
-  p = fused(p, r, V::all(8.3334519073e-3f));
-  p = fused(p, r, V::all(4.1665795894e-2f));
-  p = fused(p, r, V::all(1.6666665459e-1f));
-  p = fused(p, r, V::all(5.0000001201e-1f));
-  p = fused(multiply(p, r), r, add(r, V::all(1.0f)));
-  return zero_if_less(x, least, multiply(p, V::power_of_2(shifted)));
-}
 
 template <class V>
 inline float exponential_of(float x) {

@@ -43,12 +43,7 @@ OrtStatus* create(const OrtCustomOp*, const OrtApi* api, const OrtKernelInfo* in
   int64_t layout, type;
   AttentionSizes s;
   CARRYALL_TRY(attribute(api, info, "layout", &layout));
-  char message[160];
-  if (layout != kCacheLayout) {
-    snprintf(message, sizeof message, "the KV cache has layout version %lld; these kernels read version %lld",
-             static_cast<long long>(layout), static_cast<long long>(kCacheLayout));
-    return failure(api, kInvalidArgument, message);
-  }
+  CARRYALL_TRY(check_layout(api, "the KV cache has", layout, kCacheLayout));
   CARRYALL_TRY(attribute(api, info, "num_heads", &s.heads));
   CARRYALL_TRY(attribute(api, info, "kv_num_heads", &s.kv_heads));
   CARRYALL_TRY(attribute(api, info, "head_size", &s.size));

@@ -3,6 +3,7 @@
 // QuantizedLinear   x float [..., inputs], weights uint8, bias float [outputs] (optional) -> float [..., outputs]
 // QuantizedRows     ids int64 [...], weights uint8 -> float [..., inputs]
 // PagedAttention    see attention_operator.cpp
+// QuantizedExperts  see experts_operator.cpp
 //
 // Attributes of the first two, integers: layout, inputs, outputs, bits, block_size, offsets (see layout.h).
 #include <cstdio>
@@ -24,12 +25,7 @@ OrtStatus* create(const OrtCustomOp*, const OrtApi* api, const OrtKernelInfo* in
   int64_t layout, offsets;
   Weights w;
   CARRYALL_TRY(attribute(api, info, "layout", &layout));
-  char message[160];
-  if (layout != kLayoutVersion) {
-    snprintf(message, sizeof message, "the weights have layout version %lld; these kernels read version %lld",
-             static_cast<long long>(layout), static_cast<long long>(kLayoutVersion));
-    return failure(api, kInvalidArgument, message);
-  }
+  CARRYALL_TRY(check_layout(api, "the weights have", layout, kLayoutVersion));
   CARRYALL_TRY(attribute(api, info, "inputs", &w.inputs));
   CARRYALL_TRY(attribute(api, info, "outputs", &w.outputs));
   CARRYALL_TRY(attribute(api, info, "bits", &w.bits));
@@ -136,7 +132,7 @@ OrtCustomOp rows_operator() {
 // The domain lives as long as the process: sessions keep pointers to it.
 struct Domain {
   OrtCustomOpDomain* domain = nullptr;
-  OrtCustomOp operators[3] = {linear_operator(), rows_operator(), attention_operator()};
+  OrtCustomOp operators[4] = {linear_operator(), rows_operator(), attention_operator(), experts_operator()};
 };
 
 OrtStatus* add_domain(OrtSessionOptions* options, const OrtApi* api) {

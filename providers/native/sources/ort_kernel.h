@@ -1,5 +1,7 @@
 // What the operators have in common: tensors, attributes and threads of onnxruntime.
 #pragma once
+#include <cstdio>
+
 #include "ort_api.h"
 
 namespace carryall {
@@ -58,6 +60,15 @@ inline OrtStatus* output(const OrtApi* api, OrtKernelContext* context, const int
   return call<OrtStatus*, OrtValue*, void**>(api, kGetTensorMutableData, value, reinterpret_cast<void**>(data));
 }
 
+// Refuses another version of a layout.
+inline OrtStatus* check_layout(const OrtApi* api, const char* what, int64_t found, int64_t version) {
+  if (found == version) return nullptr;
+  char message[160];
+  snprintf(message, sizeof message, "%s layout version %lld; these kernels read version %lld", what,
+           static_cast<long long>(found), static_cast<long long>(version));
+  return failure(api, kInvalidArgument, message);
+}
+
 // Runs the tasks on the threads of the session, in as many pieces as there are threads; `pieces` states another number.
 inline OrtStatus* run_tasks(const OrtApi* api, OrtKernelContext* context, void (*task)(void*, size_t), size_t count, void* job,
                            size_t pieces = 0) {
@@ -89,5 +100,6 @@ inline OrtCustomOp common() {
 }
 
 OrtCustomOp attention_operator();
+OrtCustomOp experts_operator();
 
 }  // namespace carryall

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from operator_host import Call
 from paged_attention_reference import BFLOAT16, FLOAT32, INT8, Case, attention, random_case
+from quantized_experts_reference import Experts, quantized_experts, random_experts
 from quantized_linear_reference import Weight, quantized_linear, random_weight
 
 
@@ -102,4 +103,56 @@ def random_attention(rng: np.random.Generator, **options: Any) -> Known:
     return Known(call, attention(case), tolerance)
 
 
-MAKERS = {"linear": random_linear, "rows": random_rows, "attention": random_attention}
+def experts_attributes(mixture: Experts) -> dict[str, int | float]:
+    """Return the attributes of a mixture of experts."""
+    facts = linear_attributes(mixture.gate[0])
+    hidden, width = int(facts.pop("inputs")), int(facts.pop("outputs"))
+    return {
+        **facts,
+        "num_experts": len(mixture.gate),
+        "per_token": mixture.per_token,
+        "normalize": int(mixture.normalize),
+        "hidden": hidden,
+        "width": width,
+        "alpha": mixture.alpha,
+        "beta": mixture.beta,
+        "limit": mixture.limit,
+    }
+
+
+def random_mixture(rng: np.random.Generator, **options: Any) -> Known:
+    """Return a mixture of up to 8 experts for up to 60 tokens."""
+    experts = int(rng.integers(1, 9))
+    sizes = {
+        "experts": experts,
+        "hidden": 2 * int(rng.integers(1, 60)),
+        "width": 2 * int(rng.integers(1, 50)),
+    }
+    facts: dict[str, Any] = {
+        "per_token": int(rng.integers(1, experts + 1)),
+        "normalize": int(rng.integers(0, 2)),
+        "alpha": float(rng.choice([1.0, 1.5])),
+        "beta": float(rng.choice([0.0, 1.0])),
+        "limit": float(rng.choice([np.inf, 1.0])),
+    }
+    weights = {
+        "bits": int(rng.choice([4, 8])),
+        "block": int(rng.choice([16, 32, 128])),
+        "offsets": int(rng.integers(0, 3)),
+    }
+    mixture = random_experts(rng, **sizes, **weights, **facts, biased=bool(rng.integers(0, 2)))
+    tokens = int(rng.choice([1, 2, 9, 60]))
+    x = rng.standard_normal((tokens, sizes["hidden"])).astype(np.float32)
+    scores = rng.standard_normal((tokens, experts)).astype(np.float32)
+    inputs = [x, scores, *mixture.tiles(), *mixture.stacked_biases()]
+    call = Call("QuantizedExperts", experts_attributes(mixture), inputs, **options)
+    # What is between the products may be rounded to int8 the other way: 1 of 127 of one input of the second.
+    return Known(call, quantized_experts(x, scores, mixture), 1e-3)
+
+
+MAKERS = {
+    "linear": random_linear,
+    "rows": random_rows,
+    "attention": random_attention,
+    "experts": random_mixture,
+}

@@ -1,0 +1,159 @@
+#include "experts.h"
+
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+
+namespace carryall {
+namespace {
+
+constexpr int64_t kPieceBytes = 384 << 10;  // quantized rows of a task, which stay in the second-level cache
+constexpr int64_t kTasks = 64;              // of one product, about
+
+int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+int64_t larger(int64_t a, int64_t b) { return a < b ? b : a; }
+int64_t parts(int64_t all, int64_t step) { return (all + step - 1) / step; }
+int64_t piece_rows(const Weights& weights) { return larger(kRowGroup, kPieceBytes / weights.width()); }
+
+}  // namespace
+
+const char* ExpertSizes::complaint() const {
+  if (experts < 1 || experts > kMostExperts) return "num_experts is not in [1, 4096]";
+  if (per_token < 1 || per_token > experts) return "per_token is not in [1, num_experts]";
+  if (normalize != 0 && normalize != 1) return "normalize is not 0 or 1";
+  if (width < 1 || width > kLargest / 2) return "width is not in [1, 2^23]";
+  if (const char* wrong = in.complaint()) return wrong;
+  if (const char* wrong = out.complaint()) return wrong;
+  if (!std::isfinite(gate.alpha) || !std::isfinite(gate.beta)) return "alpha or beta is not finite";
+  if (!(gate.limit > 0)) return "limit is not positive";
+  return nullptr;
+}
+
+ExpertsJob::ExpertsJob(const ExpertSizes& sizes, const Kernels& kernels, const float* x, const float* scores,
+                       const float* bias_in, const float* bias_out, int64_t tokens, float* y)
+    : sizes_(sizes), kernels_(kernels), x_(x), scores_(scores), bias_in_(bias_in), bias_out_(bias_out),
+      tokens_(tokens), copies_(tokens * sizes.per_token), y_(y), entering_(sizes.in, copies_),
+      leaving_(sizes.out, copies_) {
+  const auto copies = static_cast<size_t>(copies_), experts = static_cast<size_t>(sizes.experts + 1);
+  const size_t integers = 3 * experts + 3 * copies;
+  const size_t floats = copies * static_cast<size_t>(1 + 2 * sizes.padded() + sizes.hidden);
+  memory_ = malloc(integers * sizeof(int64_t) + floats * sizeof(float));
+  if (memory_ == nullptr) return;
+  begins_ = static_cast<int64_t*>(memory_);
+  first_tasks_ = begins_ + experts;
+  second_tasks_ = first_tasks_ + experts;
+  chosen_ = second_tasks_ + experts;
+  places_ = chosen_ + copies;
+  sources_ = places_ + copies;
+  shares_ = reinterpret_cast<float*>(sources_ + copies);
+  entered_ = shares_ + copies;
+  left_ = entered_ + copies * static_cast<size_t>(2 * sizes.padded());
+}
+
+ExpertsJob::~ExpertsJob() { free(memory_); }
+
+void ExpertsJob::route(void* job, size_t token) {
+  const ExpertsJob& j = *static_cast<const ExpertsJob*>(job);
+  const int64_t experts = j.sizes_.experts, count = j.sizes_.per_token;
+  const float* scores = j.scores_ + static_cast<int64_t>(token) * experts;
+  int64_t* chosen = j.chosen_ + static_cast<int64_t>(token) * count;
+  float* shares = j.shares_ + static_cast<int64_t>(token) * count;
+  bool taken[kMostExperts] = {};
+  for (int64_t k = 0; k < count; k++) {
+    int64_t best = -1;  // of equal scores the first one, as TopK; a NaN is below all
+    for (int64_t e = 0; e < experts; e++)
+      if (!taken[e] && (best < 0 || scores[e] > scores[best])) best = e;
+    taken[best] = true;
+    chosen[k] = best;
+  }
+  const float most = scores[chosen[0]];
+  float all[kMostExperts], sum = 0;
+  j.kernels_.attention->exponentials(scores, experts, most, all);
+  for (int64_t k = 0; k < count; k++) shares[k] = all[chosen[k]];
+  if (j.sizes_.normalize != 0) {
+    for (int64_t k = 0; k < count; k++) sum += shares[k];
+  } else {
+    for (int64_t e = 0; e < experts; e++) sum += all[e];
+  }
+  for (int64_t k = 0; k < count; k++) shares[k] /= sum;
+}
+
+void ExpertsJob::sort() {
+  const int64_t experts = sizes_.experts;
+  memset(begins_, 0, sizeof(int64_t) * static_cast<size_t>(experts + 1));
+  for (int64_t i = 0; i < copies_; i++) begins_[chosen_[i] + 1]++;
+  for (int64_t e = 0; e < experts; e++) begins_[e + 1] += begins_[e];
+  int64_t* next = first_tasks_;  // free until plan()
+  memcpy(next, begins_, sizeof(int64_t) * static_cast<size_t>(experts));
+  for (int64_t i = 0; i < copies_; i++) {
+    places_[i] = next[chosen_[i]]++;
+    sources_[places_[i]] = i / sizes_.per_token;
+  }
+  plan(sizes_.in, first_tasks_, &first_step_);
+  plan(sizes_.out, second_tasks_, &second_step_);
+}
+
+// Sets the number of tasks before each expert's, and the tiles of a task.
+void ExpertsJob::plan(const Weights& weights, int64_t* tasks, int64_t* tile_step) const {
+  int64_t pieces = 0;
+  for (int64_t e = 0; e < sizes_.experts; e++) pieces += parts(begins_[e + 1] - begins_[e], piece_rows(weights));
+  *tile_step = larger(1, pieces * weights.tiles() / kTasks);
+  tasks[0] = 0;
+  for (int64_t e = 0; e < sizes_.experts; e++)
+    tasks[e + 1] = tasks[e] + parts(begins_[e + 1] - begins_[e], piece_rows(weights)) * parts(weights.tiles(), *tile_step);
+}
+
+void ExpertsJob::multiply(const Weights& weights, const Rows& rows, const float* bias, const int64_t* tasks,
+                          int64_t tile_step, int64_t task, float* y) const {
+  int64_t expert = 0, end = sizes_.experts;  // the last one whose tasks begin at or before this
+  while (end - expert > 1) {
+    const int64_t middle = (expert + end) / 2;
+    (tasks[middle] <= task ? expert : end) = middle;
+  }
+  const int64_t steps = parts(weights.tiles(), tile_step), own = task - tasks[expert];
+  const int64_t row = begins_[expert] + own / steps * piece_rows(weights), tile = own % steps * tile_step;
+  Weights chosen = weights;
+  chosen.data += expert * weights.bytes();
+  kernels_.multiply(chosen, rows, bias == nullptr ? nullptr : bias + expert * weights.outputs, row,
+                    smaller(row + piece_rows(weights), begins_[expert + 1]), tile,
+                    smaller(tile + tile_step, weights.tiles()), y);
+}
+
+void ExpertsJob::quantize(void* job, size_t copy) {
+  const ExpertsJob& j = *static_cast<const ExpertsJob*>(job);
+  const int64_t row = static_cast<int64_t>(copy), hidden = j.sizes_.hidden;
+  j.kernels_.quantize(j.x_ + j.sources_[row] * hidden, hidden, j.sizes_.in.block, j.entering_.rows(), row);
+}
+
+void ExpertsJob::enter(void* job, size_t task) {
+  const ExpertsJob& j = *static_cast<const ExpertsJob*>(job);
+  j.multiply(j.sizes_.in, j.entering_.rows(), j.bias_in_, j.first_tasks_, j.first_step_, static_cast<int64_t>(task),
+             j.entered_);
+}
+
+void ExpertsJob::between(void* job, size_t copy) {
+  const ExpertsJob& j = *static_cast<const ExpertsJob*>(job);
+  const int64_t row = static_cast<int64_t>(copy), padded = j.sizes_.padded();
+  float* gate = j.entered_ + row * 2 * padded;
+  j.kernels_.attention->gate(j.sizes_.gate, gate, gate + padded, padded, gate);
+  j.kernels_.quantize(gate, j.sizes_.width, j.sizes_.out.block, j.leaving_.rows(), row);
+}
+
+void ExpertsJob::leave(void* job, size_t task) {
+  const ExpertsJob& j = *static_cast<const ExpertsJob*>(job);
+  j.multiply(j.sizes_.out, j.leaving_.rows(), j.bias_out_, j.second_tasks_, j.second_step_,
+             static_cast<int64_t>(task), j.left_);
+}
+
+void ExpertsJob::combine(void* job, size_t token) {
+  const ExpertsJob& j = *static_cast<const ExpertsJob*>(job);
+  const int64_t row = static_cast<int64_t>(token), hidden = j.sizes_.hidden, count = j.sizes_.per_token;
+  float* y = j.y_ + row * hidden;
+  memset(y, 0, sizeof(float) * static_cast<size_t>(hidden));
+  for (int64_t i = row * count; i < (row + 1) * count; i++) {
+    const float share = j.shares_[i], *from = j.left_ + j.places_[i] * hidden;
+    for (int64_t h = 0; h < hidden; h++) y[h] += share * from[h];
+  }
+}
+
+}  // namespace carryall

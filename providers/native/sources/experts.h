@@ -1,0 +1,65 @@
+// A mixture of gated experts on quantized weights, cut into tasks.
+#pragma once
+#include <cstddef>
+
+#include "linear.h"
+
+namespace carryall {
+
+constexpr int64_t kMostExperts = 4096;
+
+struct ExpertSizes {
+  int64_t experts = 0, per_token = 0, normalize = 0;
+  int64_t hidden = 0, width = 0;  // of a token; of what is between the products
+  Weights in, out;                // of one expert: 2 * padded() outputs, of gate and then of up; hidden outputs
+  Gate gate = {1, 0, 0};
+
+  // The outputs of gate and of up, each in whole tiles.
+  CARRYALL_INLINE int64_t padded() const { return (width + kColumns - 1) / kColumns * kColumns; }
+  const char* complaint() const;  // what is wrong with the sizes, nullptr if nothing is
+};
+
+// One run. The tasks of a kind may run in any order and at the same time; kinds follow each other in this order:
+// route; then, after sort(): quantize, enter, between, leave, combine.
+class ExpertsJob {
+ public:
+  // x [tokens, hidden], scores [tokens, experts], biases of all experts or nullptr, y [tokens, hidden].
+  ExpertsJob(const ExpertSizes& sizes, const Kernels& kernels, const float* x, const float* scores,
+             const float* bias_in, const float* bias_out, int64_t tokens, float* y);
+  ~ExpertsJob();
+  ExpertsJob(const ExpertsJob&) = delete;
+  ExpertsJob& operator=(const ExpertsJob&) = delete;
+  bool valid() const { return memory_ != nullptr && entering_.valid() && leaving_.valid(); }
+
+  static void route(void* job, size_t token);    // chooses a token's experts and their shares
+  void sort();                                   // the copies of tokens by expert, then by token
+  static void quantize(void* job, size_t copy);
+  static void enter(void* job, size_t task);     // the products of gate and up
+  static void between(void* job, size_t copy);
+  static void leave(void* job, size_t task);     // the products of down
+  static void combine(void* job, size_t token);  // the weighted sum, in the order of the shares
+  size_t tokens() const { return static_cast<size_t>(tokens_); }
+  size_t copies() const { return static_cast<size_t>(copies_); }
+  size_t enter_tasks() const { return static_cast<size_t>(first_tasks_[sizes_.experts]); }
+  size_t leave_tasks() const { return static_cast<size_t>(second_tasks_[sizes_.experts]); }
+
+ private:
+  void plan(const Weights& weights, int64_t* tasks, int64_t* tile_step) const;
+  void multiply(const Weights& weights, const Rows& rows, const float* bias, const int64_t* tasks, int64_t tile_step,
+                int64_t task, float* y) const;
+
+  const ExpertSizes& sizes_;
+  const Kernels& kernels_;
+  const float *x_, *scores_, *bias_in_, *bias_out_;
+  const int64_t tokens_, copies_;
+  float* y_;
+  const Workspace entering_, leaving_;
+  int64_t first_step_ = 1, second_step_ = 1;
+  void* memory_;
+  // Of memory_.
+  int64_t *begins_, *first_tasks_, *second_tasks_;  // [experts + 1], copies and tasks before an expert's
+  int64_t *chosen_, *places_, *sources_;            // [copies]: expert, place among the sorted, token of a place
+  float *shares_, *entered_, *left_;                // [copies], [copies, 2 * padded], [copies, hidden]
+};
+
+}  // namespace carryall

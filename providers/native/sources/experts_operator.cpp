@@ -1,0 +1,125 @@
+// The operator QuantizedExperts: the mixture of experts of docs/contract.md on weights in tiles.
+//
+//   0 x        float [..., hidden]
+//   1 scores   float [..., num_experts], the router's logits
+//   2 in       uint8 [num_experts, ...], the tiles of gate, then those of up, of each expert
+//   3 out      uint8 [num_experts, ...], the tiles of down
+//   4 bias     float [num_experts, 2 * width in whole tiles], optional
+//   5 bias     float [num_experts, hidden], optional
+//   -> float [..., hidden]
+//
+// Attributes: layout, num_experts, per_token, normalize, hidden, width, bits, block_size, offsets (see layout.h), and
+// alpha, beta, limit of the gate (see gate.h).
+#include <cstdio>
+#include <new>
+
+#include "experts.h"
+#include "ort_kernel.h"
+
+namespace carryall {
+namespace {
+
+struct Node {
+  const OrtApi* api;
+  const Kernels* kernels;
+  ExpertSizes sizes;  // without the data of the weights
+};
+
+enum Input : size_t { kX, kScores, kIn, kOut, kBiasIn, kBiasOut, kInputs };
+
+OrtStatus* create(const OrtCustomOp*, const OrtApi* api, const OrtKernelInfo* info, void** kernel) {
+  int64_t layout, offsets;
+  ExpertSizes s;
+  CARRYALL_TRY(attribute(api, info, "layout", &layout));
+  CARRYALL_TRY(check_layout(api, "the weights have", layout, kLayoutVersion));
+  CARRYALL_TRY(attribute(api, info, "num_experts", &s.experts));
+  CARRYALL_TRY(attribute(api, info, "per_token", &s.per_token));
+  CARRYALL_TRY(attribute(api, info, "normalize", &s.normalize));
+  CARRYALL_TRY(attribute(api, info, "hidden", &s.hidden));
+  CARRYALL_TRY(attribute(api, info, "width", &s.width));
+  CARRYALL_TRY(attribute(api, info, "bits", &s.in.bits));
+  CARRYALL_TRY(attribute(api, info, "block_size", &s.in.block));
+  CARRYALL_TRY(attribute(api, info, "offsets", &offsets));
+  CARRYALL_TRY(attribute(api, info, "alpha", &s.gate.alpha));
+  CARRYALL_TRY(attribute(api, info, "beta", &s.gate.beta));
+  CARRYALL_TRY(attribute(api, info, "limit", &s.gate.limit));
+  s.in.offsets = static_cast<Offsets>(offsets);
+  s.out = s.in;
+  s.in.inputs = s.out.outputs = s.hidden;
+  s.out.inputs = s.width;
+  s.in.outputs = s.width > 0 && s.width <= kLargest ? 2 * s.padded() : 0;
+  if (const char* complaint = s.complaint()) return failure(api, kInvalidArgument, complaint);
+  const Kernels* kernels = choose_kernels(nullptr);
+  if (kernels == nullptr)
+    return failure(api, kInvalidArgument, "CARRYALL_KERNELS_ISA names no instruction set of this processor");
+  *kernel = new (std::nothrow) Node{api, kernels, s};
+  return *kernel == nullptr ? failure(api, kFail, "out of memory") : nullptr;
+}
+
+// Sets the weights and returns what is wrong with the shapes, nullptr if nothing is.
+const char* read_inputs(const Tensor* inputs, ExpertSizes* s) {
+  const Tensor &x = inputs[kX], &scores = inputs[kScores];
+  if (x.rank == 0 || x.dimensions[x.rank - 1] != s->hidden) return "the last axis of x is not as long as hidden";
+  if (scores.rank == 0 || scores.dimensions[scores.rank - 1] != s->experts ||
+      scores.elements != x.elements / s->hidden * s->experts)
+    return "there is not one score for each token and expert";
+  if (inputs[kIn].elements != s->experts * s->in.bytes()) return "the first weights have a wrong number of bytes";
+  if (inputs[kOut].elements != s->experts * s->out.bytes()) return "the second weights have a wrong number of bytes";
+  if (inputs[kBiasIn].data != nullptr && inputs[kBiasIn].elements != s->experts * s->in.outputs)
+    return "the first bias does not have one value for each output of each expert";
+  if (inputs[kBiasOut].data != nullptr && inputs[kBiasOut].elements != s->experts * s->hidden)
+    return "the second bias does not have one value for each output of each expert";
+  s->in.data = static_cast<const uint8_t*>(inputs[kIn].data);
+  s->out.data = static_cast<const uint8_t*>(inputs[kOut].data);
+  return nullptr;
+}
+
+OrtStatus* run_job(const OrtApi* api, OrtKernelContext* context, ExpertsJob* job) {
+  CARRYALL_TRY(run_tasks(api, context, ExpertsJob::route, job->tokens(), job));
+  job->sort();
+  CARRYALL_TRY(run_tasks(api, context, ExpertsJob::quantize, job->copies(), job));
+  CARRYALL_TRY(run_tasks(api, context, ExpertsJob::enter, job->enter_tasks(), job));
+  CARRYALL_TRY(run_tasks(api, context, ExpertsJob::between, job->copies(), job));
+  CARRYALL_TRY(run_tasks(api, context, ExpertsJob::leave, job->leave_tasks(), job));
+  return run_tasks(api, context, ExpertsJob::combine, job->tokens(), job);
+}
+
+OrtStatus* compute(void* kernel, OrtKernelContext* context) {
+  const Node& node = *static_cast<const Node*>(kernel);
+  const OrtApi* api = node.api;
+  ExpertSizes sizes = node.sizes;
+  Tensor inputs[kInputs];
+  size_t given = 0;
+  CARRYALL_TRY((call<OrtStatus*, const OrtKernelContext*, size_t*>(api, kKernelContextGetInputCount, context, &given)));
+  for (size_t i = 0; i < given && i < kInputs; i++) CARRYALL_TRY(read_tensor(api, context, i, inputs + i));
+  if (const char* complaint = read_inputs(inputs, &sizes)) return failure(api, kInvalidArgument, complaint);
+  const Tensor& x = inputs[kX];
+  float* y = nullptr;
+  CARRYALL_TRY(output(api, context, x.dimensions, x.rank, &y));
+  if (x.elements == 0) return nullptr;
+  ExpertsJob job(sizes, *node.kernels, static_cast<const float*>(x.data),
+                 static_cast<const float*>(inputs[kScores].data), static_cast<const float*>(inputs[kBiasIn].data),
+                 static_cast<const float*>(inputs[kBiasOut].data), x.elements / sizes.hidden, y);
+  if (!job.valid()) return failure(api, kFail, "out of memory for a mixture of experts");
+  return run_job(api, context, &job);
+}
+
+}  // namespace
+
+OrtCustomOp experts_operator() {
+  OrtCustomOp op = common();
+  op.CreateKernelV2 = create;
+  op.KernelDestroy = [](void* kernel) { delete static_cast<Node*>(kernel); };
+  op.GetName = [](const OrtCustomOp*) { return "QuantizedExperts"; };
+  op.GetInputTypeCount = [](const OrtCustomOp*) -> size_t { return kInputs; };
+  op.GetInputType = [](const OrtCustomOp*, size_t index) -> int {
+    return index == kIn || index == kOut ? kUint8 : kFloat;
+  };
+  op.GetInputCharacteristic = [](const OrtCustomOp*, size_t index) -> int {
+    return index >= kBiasIn ? kOptional : kRequired;
+  };
+  op.KernelComputeV2 = compute;
+  return op;
+}
+
+}  // namespace carryall

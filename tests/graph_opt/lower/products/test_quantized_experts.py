@@ -1,0 +1,65 @@
+"""Mixtures of experts lowered to carryall's own operator, and those that it refuses."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+import pytest
+from tiny_models import write_tiny
+
+from carryall.exporter.export import export_model
+from carryall.graph_opt.lower.kernels import CPU
+from carryall.graph_opt.lower.pipelines.slots import SlotOptions, slot_passes
+from carryall.graph_opt.lower.products.quantized_experts import QuantizedExpertsPass
+from carryall.graph_opt.pipeline import pipeline
+from carryall.graph_opt.quantize.algorithms.blockwise import BlockFormat
+from carryall.graph_opt.quantize.formats.weight_only import WeightOnlyQuantizationPass
+
+KERNELS = dataclasses.replace(CPU, quantized_linear=True, paged_attention=True)
+
+
+def quantized(folder: Path, form: BlockFormat, family: str = "qwen3_moe", **options: Any) -> ir.Model:
+    model = export_model(write_tiny(family, folder / "checkpoint", moe_intermediate_size=32))
+    return pipeline.run(model, [WeightOnlyQuantizationPass(form, **options)])[0]
+
+
+@pytest.mark.parametrize(
+    ("form", "offsets"),
+    [
+        (BlockFormat(block_size=16), 0),
+        (BlockFormat(block_size=16, symmetric=False), 1),
+        (BlockFormat(bits=8, block_size=32), 0),
+    ],
+)
+def test_a_mixture_becomes_one_operator(tmp_path: Path, form: BlockFormat, offsets: int) -> None:
+    model = quantized(tmp_path, form)
+    pipeline.run(model, slot_passes(SlotOptions(context_length=16, kernels=KERNELS, paged=True)))
+    counts = Counter(node.op_type for node in model.graph)
+    assert (counts["QuantizedExperts"], counts["QMoE"], counts["OneHot"]) == (2, 0, 0)
+    node = next(node for node in model.graph if node.op_type == "QuantizedExperts")
+    facts = {name: attribute.value for name, attribute in node.attributes.items()}
+    assert (facts["bits"], facts["block_size"], facts["offsets"]) == (form.bits, form.block_size, offsets)
+    first = node.inputs[2]
+    assert first is not None
+    assert first.const_value is not None
+    assert first.const_value.shape[0] == facts["num_experts"]
+
+
+@pytest.mark.parametrize("other", [None, BlockFormat(bits=8, block_size=16)], ids=["float", "bits"])
+def test_what_the_operator_cannot_compute_is_refused_with_the_reason(
+    tmp_path: Path, other: BlockFormat | None
+) -> None:
+    names = [f"model.layers.{layer}.mlp.experts.0.up_proj.weight" for layer in (0, 2)]
+    model = quantized(tmp_path, BlockFormat(block_size=16), overrides=dict.fromkeys(names, other))
+    lowering = QuantizedExpertsPass()
+    pipeline.run(model, [lowering])
+    assert not lowering.fired
+    expected = {
+        True: "the weights of some experts are float, or have a type without a kernel",
+        False: "the experts' weights differ in bits, block size or zero points",
+    }[other is None]
+    assert {refusal.reason for refusal in lowering.refusals} == {expected}

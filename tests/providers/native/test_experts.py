@@ -1,0 +1,96 @@
+"""Mixtures of experts by carryall's kernels: NumPy, instruction sets, batches, and models lowered to them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from native_kernels import isas
+from operator_calls import experts_attributes, random_mixture
+from operator_host import Call, OperatorHost, build_host
+from quantized_experts_reference import random_experts
+from tiny_models import write_tiny
+
+from carryall.providers.base import Row
+from carryall.providers.native.build import find_compiler
+from carryall.runtime.models.loading import load_model
+
+OWN = {"kernels": "carryall", "wide_products": "off"}
+PROMPT = np.arange(5, 45)
+
+
+@pytest.fixture(scope="module")
+def hosts(library: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, OperatorHost]]:
+    """Return a process for each instruction set."""
+    built = str(build_host(find_compiler() or [], tmp_path_factory.mktemp("host") / "host"))
+    opened = {
+        isa: OperatorHost([built, str(library)], {"CARRYALL_KERNELS_ISA": isa}) for isa in isas(library)
+    }
+    yield opened
+    for host in opened.values():
+        host.end()
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.integers(0, 2**32 - 1), st.sampled_from([1, 2, 3]))
+def test_every_instruction_set_gives_the_bits_of_the_reference(
+    hosts: dict[str, OperatorHost], seed: int, threads: int
+) -> None:
+    known = random_mixture(np.random.default_rng(seed), threads=threads)
+    expected = hosts["portable"].run(known.call)
+    for isa, host in hosts.items():
+        np.testing.assert_array_equal(host.run(known.call), expected, isa)
+    known.check(expected)
+    # Few values between the products lie so near to a half that they are rounded the other way.
+    assert np.median(np.abs(expected - known.expected)) < 1e-6 * np.abs(known.expected).max()
+
+
+def test_a_token_does_not_depend_on_the_tokens_beside_it(hosts: dict[str, OperatorHost]) -> None:
+    """Also if so many tokens choose an expert that its rows are cut into pieces."""
+    rng = np.random.default_rng(1)
+    mixture = random_experts(rng, experts=4, hidden=1024, width=48, per_token=2)
+    x = rng.standard_normal((900, 1024)).astype(np.float32)
+    scores = rng.standard_normal((900, 4)).astype(np.float32)
+    scores[:700, 1] = 5
+
+    def result(part: slice, threads: int) -> np.ndarray:
+        inputs = [x[part], scores[part], *mixture.tiles(), None, None]
+        call = Call("QuantizedExperts", experts_attributes(mixture), inputs, threads)
+        return next(iter(hosts.values())).run(call)
+
+    whole = result(slice(None), 2)
+    for part in (slice(0, 1), slice(3, 20), slice(600, 900)):
+        for threads in (1, 3):
+            np.testing.assert_array_equal(result(part, threads), whole[part])
+
+
+@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe"])
+def test_mixtures_of_models_are_lowered_to_one_operator(
+    kernels_of_this_machine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str
+) -> None:
+    monkeypatch.setenv("CARRYALL_CACHE", str(tmp_path / "cache"))
+    changes: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 64, "moe_intermediate_size": 64}
+    checkpoint, found = write_tiny(family, tmp_path / family, **changes), {}
+    for fused in ("carryall", "onnxruntime"):
+        loaded = load_model(
+            checkpoint, quantize="int8-fast", max_slots=2, provider_options={**OWN, "kernels": fused}
+        )
+        found[fused] = loaded.runner.forward([Row(0, PROMPT, 0, num_logits=8)])[0].copy()
+        if fused == "carryall":  # in pieces, beside another row
+            loaded.runner.forward([Row(1, PROMPT[:35], 0)])
+            _, pieces = loaded.runner.forward([Row(0, PROMPT[:3], 40), Row(1, PROMPT[35:], 35, num_logits=5)])
+            np.testing.assert_array_equal(pieces, found[fused][3:])
+        loaded.close()
+    graphs = [ir.load(path).graph for path in (tmp_path / "cache" / "lowered").glob("*/*.onnx")]
+    operators = [Counter(node.op_type for node in graph) for graph in graphs]
+    assert sorted(count["QuantizedExperts"] > 0 for count in operators) == [False, True]
+    assert all(count["TopK"] == 0 for count in operators if count["QuantizedExperts"])
+    error = np.linalg.norm(found["carryall"] - found["onnxruntime"])
+    assert 0 < error < 0.02 * np.linalg.norm(found["onnxruntime"])
