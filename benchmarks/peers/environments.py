@@ -18,7 +18,10 @@ PACKAGES: dict[str, tuple[tuple[str, ...], ...]] = {
         ("torch==2.13.0",),
         ("transformers==5.23.0", "onnxruntime==1.31.1", "onnxruntime-genai==0.18.0", "onnx-ir", "gguf"),
     ),
-    "optimum": (("torch==2.13.0",), ("optimum-intel[openvino]==2.2.0",)),
+    "optimum": (
+        ("torch==2.13.0", "torchvision==0.28.0"),
+        ("optimum-intel[openvino]==2.2.0", "optimum==2.3.0", "transformers==5.5.4", "nncf==3.4.0"),
+    ),
     "llama.cpp": (("llama-cpp-python==0.3.36", "numpy"),),  # compiles llama.cpp: about 10 minutes
 }
 _UNWANTED = {"optimum": "torchvision"}  # its CUDA build cannot be imported beside a CPU build of torch
