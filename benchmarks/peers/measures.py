@@ -73,7 +73,7 @@ def run(contestants: Sequence[Contestant], plan: Plan) -> tuple[list[Figure], di
     figures += [Figure("peak memory", one.name, "MB", _memory(worker)) for one, worker in workers]
     for _, worker in workers:
         worker.close()
-    return figures + _traces(contestants, plan), versions
+    return [*figures, *_traces(contestants, plan)], versions
 
 
 def decode_and_prompts(workers: Sequence[Worker], plan: Plan) -> Iterator[Figure]:
