@@ -26,7 +26,7 @@ def announce(model: Any, provider: str, http: str | None, grpc: str | None, *, a
 
 
 def serve_on_cluster(chosen: Chosen, name: str, on_ready: Callable[[str], None]) -> None:
-    """Serve with Ray Serve until SIGTERM or Ctrl-C.
+    """Serve with Ray Serve until SIGTERM or Ctrl-C; during the start, these end the process at once.
 
     Args:
         chosen: the options of the command.
@@ -40,9 +40,10 @@ def serve_on_cluster(chosen: Chosen, name: str, on_ready: Callable[[str], None])
     from ..runtime.cluster.replica import ReplicaSpec
 
     async def run() -> None:
-        with stop_signal() as stop:
-            spec = ReplicaSpec(name, chosen.model, chosen.engine, chosen.server)
-            on_ready(await asyncio.to_thread(deploy, spec))
+        spec = ReplicaSpec(name, chosen.model, chosen.engine, chosen.server)
+        address = await asyncio.to_thread(deploy, spec)
+        with stop_signal() as stop:  # replaces Ray's handler, which aborts the process 3 s after SIGTERM
+            on_ready(address)
             await stop.wait()
         await asyncio.to_thread(remove)
 

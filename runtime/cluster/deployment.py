@@ -81,11 +81,13 @@ def _check_resources(ray: Any, server: ServerConfig) -> None:
 
 
 def remove() -> None:
-    """End the deployment; running requests may finish first."""
+    """End the deployment, and leave the cluster; running requests may finish first."""
+    import ray
     from ray import serve
 
     serve.delete(NAME)
     serve.shutdown()
+    ray.shutdown()
 
 
 def _free_port(server: ServerConfig) -> int:
