@@ -23,12 +23,17 @@ REQUIREMENTS = ("torch==2.13.0", "transformers==5.23.0", "peft==0.21.2", "gguf==
 TOLERANCE = 1e-4  # of the largest logit
 
 CONVERT = """
-import pathlib, sys
-import torch, transformers
-file, out = pathlib.Path(sys.argv[1]), sys.argv[2]
+import json, pathlib, sys
+import safetensors.torch, torch, transformers
+file, out = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2])
 auto, source = transformers.AutoModelForCausalLM, {"gguf_file": file.name}
 model = auto.from_pretrained(file.parent, **source, dtype=torch.float32)
-model.save_pretrained(out)
+config = model.config.to_dict()
+config.pop("quantization_config", None)
+weights = {name: one.contiguous() for name, one in model.state_dict().items() if name != "lm_head.weight"}
+out.mkdir()
+(out / "config.json").write_text(json.dumps(config))
+safetensors.torch.save_file(weights, out / "model.safetensors", metadata={"format": "pt"})
 transformers.AutoTokenizer.from_pretrained(file.parent, **source).save_pretrained(out)
 """
 
