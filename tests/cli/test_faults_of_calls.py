@@ -12,8 +12,10 @@ import os
 import random
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -21,6 +23,7 @@ from typing import NamedTuple
 import pytest
 from click.testing import CliRunner, Result
 from faults import CALLS, NUMBERS, Fault, faulty
+from forked import ForkServer, fork_server
 
 from carryall.cli import carryall
 from carryall.runtime.batch.jobs import writer
@@ -196,39 +199,72 @@ SYSTEM_CALLS = {
 }
 
 
+@pytest.fixture(scope="module")
+def server() -> Iterator[ForkServer]:
+    with fork_server() as server:
+        yield server
+
+
+def traced(
+    server: ForkServer, command: str, sandbox: Path, calls: str, fault: str, log: Path
+) -> tuple[int, str]:
+    """Run a command in a process of its own with a fault of a system call; return exit code and stderr."""
+    words = [PROMPT if word == "PROMPT" else word for word in COMMANDS[command].split()]
+    environment = {**os.environ, "CARRYALL_CACHE": str(sandbox / "cache")}
+    errors, stderr = os.pipe()
+    with open(os.devnull, "r+b") as null:
+        streams = (null.fileno(), null.fileno(), stderr)
+        process = server.start(words, sandbox, environment, stop_here, streams)
+    os.close(stderr)
+    status = Path(f"/proc/{process}/status")
+    while not re.search(r"^State:\sT", status.read_text(), re.M):
+        time.sleep(0.01)
+    options = ["-f", "-qq", "-o", str(log), "-e", f"trace={calls}", "-e", fault, "-p", str(process)]
+    with subprocess.Popen(["strace", *options], stderr=subprocess.PIPE, text=True) as strace:
+        while re.search(r"^TracerPid:\s0$", status.read_text(), re.M):
+            if strace.poll() is not None:
+                os.kill(process, signal.SIGKILL)
+                server.wait(process, 10)
+                pytest.skip(f"this machine does not let strace trace: {strace.communicate()[1]}")
+            time.sleep(0.01)
+        os.kill(process, signal.SIGCONT)
+        code = server.wait(process, 120)
+        strace.communicate()
+    with open(errors) as file:
+        return code, file.read()
+
+
+def stop_here() -> None:
+    """Wait for strace."""
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("strace"), reason="strace injects the faults; it is not installed")
 @pytest.mark.parametrize("calls", SYSTEM_CALLS)
 @pytest.mark.parametrize("command", ["export int4", "optimize a file", "quantize", "write KV", "batch run"])
 def test_faults_of_the_kernel(
-    command: str, calls: str, sandbox: Path, undisturbed: dict[str, bytes], tmp_path: Path
+    command: str,
+    calls: str,
+    server: ForkServer,
+    sandbox: Path,
+    undisturbed: dict[str, bytes],
+    tmp_path: Path,
 ) -> None:
     """A real process, whose system call number N fails, wherever it is made: also in libraries in C."""
     whole = {name: content for name, content in undisturbed.items() if name != "stdout"}
-    code = "from carryall.cli import main; import sys; sys.argv[0] = 'carryall'; main()"
-    words = [PROMPT if word == "PROMPT" else word for word in COMMANDS[command].split()]
     for number in SYSTEM_CALLS[calls]:
         for place in (1, 2, 4, 9, 20):
             fresh(sandbox)
             fault = f"inject={calls}:error={errno.errorcode[number]}:when={place}"
             log = tmp_path / "calls"
-            prefix = ["strace", "-f", "-qq", "-o", str(log), "-e", f"trace={calls}", "-e", fault]
-            done = subprocess.run(
-                [*prefix, sys.executable, "-c", code, *words],
-                env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
-                capture_output=True,
-                text=True,
-                timeout=120,
-                check=False,
-            )
-            if "PTRACE" in done.stderr:
-                pytest.skip("this machine does not let strace trace")
-            shown = f"{command}, {calls} {place}: {done.returncode} {done.stdout} {done.stderr}"
-            assert done.returncode in (0, 1, 2), shown
-            assert "Traceback" not in done.stderr, shown
-            assert "INJECTED" in log.read_text() or not done.returncode, shown
-            if done.returncode:
-                lines = [line for line in done.stderr.splitlines() if not line.startswith("warning: ")]
+            code, stderr = traced(server, command, sandbox, calls, fault, log)
+            shown = f"{command}, {calls} {place}: {code} {stderr}"
+            assert code in (0, 1, 2), shown
+            assert "Traceback" not in stderr, shown
+            assert "INJECTED" in log.read_text() or not code, shown
+            if code:
+                lines = [line for line in stderr.splitlines() if not line.startswith("warning: ")]
                 assert [line[:7] for line in lines] in (["error: "], []), shown  # stderr itself may fail
             assert files(sandbox) in ({}, whole), shown
             if "INJECTED" not in log.read_text():

@@ -15,6 +15,7 @@ from ....proto import (
     vllm_engine_pb2,
     vllm_engine_pb2_grpc,
 )
+from ...process.threads import check_new_threads
 from ..access.tls import Tls
 from ..core.config import ServerConfig
 from ..core.repository import ModelRepository
@@ -32,6 +33,7 @@ VLLM = vllm_engine_pb2.DESCRIPTOR.services_by_name["VllmEngine"].full_name
 SERVICES = (SERVICE, KSERVE, VLLM)
 # Time for endless calls, such as Health.Watch, to end at shutdown.
 CLOSING_SECONDS = 0.2
+_THREADS = 16  # that gRPC starts at most for its events; if it cannot, it tries again for ever
 
 
 class GrpcServer:
@@ -57,6 +59,7 @@ class GrpcServer:
         interceptors: list[grpc.aio.ServerInterceptor] = [Calls(SERVICES)]
         if admission.policy.keys is not None:
             interceptors.append(Callers(admission.policy.keys))
+        check_new_threads(_THREADS)
         self._server = grpc.aio.server(interceptors=interceptors, options=options)
         self._health = health.aio.HealthServicer()
         service_pb2_grpc.add_GenerationServiceServicer_to_server(  # type: ignore[no-untyped-call]

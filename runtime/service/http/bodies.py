@@ -10,6 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 
 from ....errors import RequestError
+from ...process.large_json import SMALL, parse
 
 Json = dict[str, Any]
 
@@ -24,7 +25,10 @@ async def read_object(request: Request, most_bytes: int, most_seconds: float) ->
     """
     raw = await read_bytes(request, most_bytes, most_seconds)
     try:
-        body = json.loads(raw, parse_constant=_reject_constant)
+        if len(raw) <= SMALL:
+            body = json.loads(raw, parse_constant=_reject_constant)
+        else:
+            body = await asyncio.to_thread(parse, raw, _reject_constant)
     except (ValueError, RecursionError) as error:
         raise RequestError(f"the body is not JSON: {error}") from error
     if not isinstance(body, dict):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import importlib.metadata
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
@@ -13,6 +15,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from ....errors import RequestError, UnsupportedTaskError
+from ...process.large_json import SMALL
 from ..core.model_entry import ModelState
 from ..kserve.documents import (
     InferDocument,
@@ -105,12 +108,14 @@ async def infer(request: Request) -> Response:
     """Handle ``POST /v2/models/{model}/infer``: run a model once."""
     inference = _inference(request)
     body = await _body(request)
-    document = InferDocument(*_model(request), body, _json_size(request), inference.memory)
+    size = _json_size(request)
+    read = functools.partial(InferDocument, *_model(request), body, size, inference.memory)
+    document = read() if (size or len(body)) <= SMALL else await asyncio.to_thread(read)
     answer = await while_connected(request.receive, inference.run(document.request))
-    content, size = document.response(answer)
-    if size is None:
+    content, header = document.response(answer)
+    if header is None:
         return Response(content, media_type="application/json")
-    return Response(content, headers={JSON_SIZE: str(size)}, media_type="application/octet-stream")
+    return Response(content, headers={JSON_SIZE: str(header)}, media_type="application/octet-stream")
 
 
 def _json_size(request: Request) -> int | None:

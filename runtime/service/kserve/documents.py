@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from ....errors import RequestError
+from ...process.large_json import SMALL, parse
 from .messages import InferenceRequest, InferenceResponse, ModelFacts, TensorFacts
 from .shared_memory import SharedMemory
 from .statistics import Duration, ModelCounts
@@ -30,7 +31,7 @@ def read_object(text: bytes) -> Json:
         RequestError: the text is not a JSON object.
     """
     try:
-        document = json.loads(text or b"{}")
+        document = json.loads(text or b"{}") if len(text) <= SMALL else parse(text, float)
     except (ValueError, RecursionError) as error:
         raise RequestError(f"the body is not JSON: {error}") from error
     if not isinstance(document, dict):

@@ -334,3 +334,16 @@ def test_metrics_are_there_for_prometheus() -> None:
             assert line in answer.text.splitlines()
 
     asyncio.run(scenario())
+
+
+def test_a_large_body_is_read_or_refused_for_its_number_of_arrays() -> None:
+    async def scenario() -> None:
+        async with null_llm() as llm, http_serving(llm) as served:
+            read = await served.client.post("/v1/completions", json={"model": "none", "user": "x" * 100_000})
+            assert read.status_code == 404
+            body = b'{"prompt": [' + b"[]," * 200_000 + b"[]]}"
+            refused = await served.client.post("/v1/completions", content=body)
+            assert refused.status_code == 400
+            assert "more than 200,000 arrays and objects" in refused.json()["error"]["message"]
+
+    asyncio.run(scenario())
