@@ -19,6 +19,7 @@ from ...errors import CarryallError, ProviderUnavailableError, UsageError
 from ...graph_opt.lower.kernels import WEBGPU
 from ...options import Checked, option
 from ..base import Runner, RunnerConfig
+from ..host.machine import memory_bandwidth
 from ..kv.kv_memory import KVSpec
 from ..kv.slot_graph import read_slot_graph
 from ..ort import ort
@@ -136,6 +137,10 @@ class WebGpuProvider(OrtProvider):
         if graph.hidden_size is None and chunk > _SOFTWARE_CHUNK:
             check_agreement(runner, f"{self.name}, {model},", _REMEDY)
         return runner
+
+    def memory_bandwidth(self, options: Mapping[str, Any]) -> float | None:
+        """Return the measured bandwidth of the host's memory in bytes/s; None for hardware."""
+        return memory_bandwidth() * 1e9 if self.is_software(self.checked_options(options)) else None
 
     def is_software(self, options: Mapping[str, Any]) -> bool:
         """Whether the chosen adapter computes on the processor."""
