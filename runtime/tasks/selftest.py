@@ -90,7 +90,7 @@ class _Plan:
     provider: Provider
     options: Mapping[str, Any]
 
-    def __iter__(self) -> Iterator[tuple[str, str, Callable[[], tuple[bool, Mapping[str, float]]]]]:
+    def __iter__(self) -> Iterator[tuple[Any, str, Callable[[], tuple[bool, Mapping[str, float]]]]]:
         """Yield area, name and measurement; the important ones are first, because time may end."""
         pairs = list(models.cases())
         diagonal = len(models.FAMILIES)
@@ -200,7 +200,7 @@ def selftest_provider(
     done: tuple[Check, ...] = ()
     for area, what, measure in _Plan(provider, config.options) if provider.runs_models else ():
         if time.perf_counter() - start >= time_limit:
-            done += (Check(area=area, name=what, status="skipped", detail=f"after {time_limit:g} s"),)  # type: ignore[arg-type]
+            done += (Check(area=area, name=what, status="skipped", detail=f"after {time_limit:g} s"),)
             continue
         if on_check is not None:
             on_check(f"{area}: {what}")
