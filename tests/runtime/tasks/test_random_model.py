@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+import numpy.typing as npt
 
 from carryall.runtime.tasks.random_model import random_model
 from carryall.runtime.tasks.selftest_models import FAMILIES
@@ -10,7 +13,7 @@ from carryall.runtime.tasks.selftest_models import FAMILIES
 CONFIG = {"model_type": "llama", **FAMILIES["llama"]}
 
 
-def weights(seed: int) -> dict[str, np.ndarray]:
+def weights(seed: int) -> dict[str, npt.NDArray[Any]]:
     graph = random_model(CONFIG, seed).graph
     return {
         name: value.const_value.numpy()
@@ -31,7 +34,8 @@ def test_weights_follow_the_seed_and_the_name() -> None:
     keys, values = (f"model.layers.0.self_attn.{kind}_proj" for kind in "kv")
     found = {name: array for name, array in first.items() if keys in name or values in name}
     assert len(found) == 2
-    assert not np.array_equal(*found.values())
+    first_found, second_found = found.values()
+    assert not np.array_equal(first_found, second_found)
 
 
 def test_norms_are_near_one() -> None:

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from carryall.errors import ProviderUnavailableError
+from carryall.providers import get_provider
+from carryall.providers.host import selftest
 from carryall.providers.host.selftest import SelftestReport
 from carryall.providers.host.selftest_checks import Check
 from carryall.runtime.tasks import selftest as tasks
@@ -17,13 +19,11 @@ from carryall.runtime.tasks import selftest as tasks
 @pytest.fixture(autouse=True)
 def demo(monkeypatch: pytest.MonkeyPatch) -> None:
     """The comparison with the demo model passes at once."""
-    numbers = {"tokens": 24, "agreement": 1.0, "worst": 0.0, "load_seconds": 0.1, "first_prompt_seconds": 0.1}
-    rates = {"prompt_tokens_per_second": 1.0, "decode_tokens_per_second": 1.0}
 
     def passes(provider: Any, reference: Any, *_: object, **__: object) -> SelftestReport:
-        return SelftestReport(provider=provider.name, reference=reference.name, **numbers, **rates)
+        return SelftestReport(provider.name, reference.name, 24, 1.0, 0.0, 0.1, 0.1, 1.0, 1.0)
 
-    monkeypatch.setattr(tasks.selftest, "selftest", passes)
+    monkeypatch.setattr(selftest, "selftest", passes)
 
 
 @pytest.fixture
@@ -97,7 +97,7 @@ def test_a_missing_provider_says_why(tmp_path: Path) -> None:
 
 
 def test_a_real_check_compares_with_the_cpu() -> None:
-    plan = tasks._Plan(tasks.get_provider("cpu"), {"kv_memory": "slots"})
+    plan = tasks._Plan(get_provider("cpu"), {"kv_memory": "slots"})
     area, name, measure = next(iter(plan))
     passed, figures = measure()
     assert (area, name, passed) == ("values", "llama float", True)
