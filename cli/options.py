@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import click
@@ -41,6 +42,33 @@ class _Number(click.FloatRange):
         if not math.isfinite(found):
             self.fail(f"{value} is not a finite number", param, ctx)
         return found
+
+
+def selftest_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of a self-test: whether to run it, for how long, and the file of its report."""
+    testing = click.option(
+        "--selftest",
+        "testing",
+        is_flag=True,
+        help="Compare a provider with the CPU, and measure its speed and memory.",
+    )
+    report = click.option(
+        "--selftest-report",
+        "report",
+        type=click.Path(path_type=Path, dir_okay=False),
+        metavar="PATH",
+        help="Write the self-test as JSON, to attach to an issue.",
+    )
+    limit = click.option(
+        "--selftest-limit",
+        "limit",
+        type=number(),
+        default=240,
+        show_default=True,
+        metavar="SECONDS",
+        help="Begin no further check of the self-test after this time; 0 compares the demo model only.",
+    )
+    return testing(report(limit(command)))
 
 
 def tell_notes(notes: Sequence[str], *, quiet: bool) -> None:

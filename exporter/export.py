@@ -84,14 +84,9 @@ def export_model(
     raw = read_config(source) if config is None else config
     if tensors is None and (found := _quantized(source, raw)) is not None:
         tensors = found.tensors
-    module = family(raw["model_type"])
-    normalised, context_length = _config(module, raw), context_lengths(raw)[1]
     checkpoint = Checkpoint(source, tensors)
-    check_layer_count(normalised, checkpoint)
-    net = Decoder(normalised, checkpoint)
-    model = net.finish(module.build(net))
-    model.metadata_props[CONTEXT_LENGTH] = str(context_length)
-    unused = net.checkpoint.unused()
+    model = model_from(raw, checkpoint)
+    unused = checkpoint.unused()
     if unused:
         shown = ", ".join(unused[:5]) + (", ..." if len(unused) > 5 else "")
         warnings.warn(
@@ -99,6 +94,22 @@ def export_model(
             WeightWarning,
             2,
         )
+    return model
+
+
+def model_from(raw: RawConfig, checkpoint: Checkpoint) -> ir.Model:
+    """Build the portable graph of a config.json with the tensors of a checkpoint.
+
+    Raises:
+        UnsupportedModelError: as ``export_model``.
+        CheckpointError: as ``export_model``.
+    """
+    module = family(raw["model_type"])
+    normalised = _config(module, raw)
+    check_layer_count(normalised, checkpoint)
+    net = Decoder(normalised, checkpoint)
+    model = net.finish(module.build(net))
+    model.metadata_props[CONTEXT_LENGTH] = str(context_lengths(raw)[1])
     return model
 
 

@@ -356,6 +356,22 @@ class Provider(abc.ABC):
         """Return the values of ``device_names`` with what is known of each device, for people."""
         return self.device_names()
 
+    def free_memory(self, options: Mapping[str, Any]) -> int | None:
+        """Return the free memory of the device in bytes; None if it is the host's, or is not known.
+
+        Args:
+            options: given options, which may name a device.
+        """
+        return None
+
+    def memory_bandwidth(self, options: Mapping[str, Any]) -> float | None:
+        """Return the bandwidth of the device's memory in bytes/s; None if it is not known.
+
+        Args:
+            options: given options, which may name a device.
+        """
+        return None
+
     def checked_options(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Return all options of the provider: the given ones, and defaults of the others.
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.padding import Padding
@@ -10,13 +12,17 @@ from rich.table import Table
 from rich.text import Text
 
 from ...providers.host.doctor import Diagnosis, KernelFacts, ProviderReport
-from ...providers.host.selftest import SelftestReport
 from ..options import human_bytes
 
+if TYPE_CHECKING:  # it imports the exporter
+    from ...runtime.tasks.selftest import FullReport
 
-def show_selftest(report: SelftestReport) -> None:
-    """Print the report of a self-test as a table."""
+
+def show_selftest(full: FullReport) -> None:
+    """Print the report of a self-test as tables."""
+    report, console = full.demo, Console(highlight=False)
     table = Table(box=None, show_header=False, pad_edge=False)
+    counts = Counter(check.status for check in full.checks)
     rows = {
         "provider": report.provider,
         "tokens": f"{report.agreement:.0%} of {report.tokens} equal to {report.reference}",
@@ -24,11 +30,20 @@ def show_selftest(report: SelftestReport) -> None:
         "loading": f"{report.load_seconds:.2f} s, and {report.first_prompt_seconds:.2f} s for the first text",
         "prompt": f"{report.prompt_tokens_per_second:.0f} tokens/s",
         "decoding": f"{report.decode_tokens_per_second:.0f} tokens/s",
-        "result": "passed" if report.passed else "FAILED: outputs differ from the reference",
+        "checks": ", ".join(f"{count} {status}" for status, count in counts.items()) or "none",
+        "result": "passed" if full.passed else "FAILED: outputs differ from the reference, or a check failed",
     }
     for label, text in rows.items():
         table.add_row(Text(label, style="bold"), Text(text))
-    Console(highlight=False).print(table)
+    shown = [check for check in full.checks if check.status != "skipped"]
+    if shown:
+        checks = Table("", "check", "", "", box=None, pad_edge=False, header_style="bold")
+        for check in shown:
+            facts = check.detail or ", ".join(f"{name} {value:.4g}" for name, value in check.figures.items())
+            style = {"failed": "red", "passed": "green"}.get(check.status, "")
+            checks.add_row(Text(check.area), Text(check.name), Text(check.status, style=style), Text(facts))
+        console.print(Padding(checks, (0, 0, 1, 0)))
+    console.print(table)
 
 
 def show(found: Diagnosis) -> None:

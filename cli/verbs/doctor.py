@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import click
 from rich.console import Console
@@ -10,16 +11,14 @@ from rich.console import Console
 from ...errors import UsageError
 from ...providers.host.doctor import diagnose, kernel_facts
 from ...providers.native.build import build_library
-from ..options import json_option, print_json, quiet_option
+from ..options import json_option, print_json, quiet_option, selftest_options
 from ..printing.doctor import kernels_text, show, show_selftest
 
 
 @click.command("doctor")
 @click.option("--provider", help="The provider to test, with --selftest.  [default: cpu]")
 @click.option("--device", help="The provider's name of the device to test, with --selftest: 1, GPU.1.")
-@click.option(
-    "--selftest", "testing", is_flag=True, help="Generate text on one provider, and compare it with the CPU."
-)
+@selftest_options
 @click.option(
     "--build-kernels", "building", is_flag=True, help="Build carryall's CPU kernels with a C++ compiler."
 )
@@ -31,6 +30,8 @@ def command(
     provider: str | None,
     device: str | None,
     testing: bool,
+    report: Path | None,
+    limit: float,
     building: bool,
     as_json: bool,
     quiet: bool,
@@ -42,7 +43,9 @@ def command(
     works and no onnxruntime wheels conflict, else 1.
 
     With --selftest, a provider generates text with the demo model; logits and tokens are compared with the
-    CPU's, and its speed is shown. Exit code 0 if the differences are within the tolerances, else 1.
+    CPU's. Then it computes small random models of every family, in every quantized form and with every choice
+    of its options, and its speed and memory are measured. Exit code 0 if all results are within the
+    tolerances, else 1.
 
     With --build-kernels, the CPU kernels are compiled and kept in the cache, which takes half a minute;
     models with int4 and int8 weights use them from then on.
@@ -53,10 +56,13 @@ def command(
         carryall doctor --json
         carryall doctor --build-kernels
         carryall doctor --provider directml --selftest
+        carryall doctor --provider cuda --selftest --selftest-report cuda.json
     """
     console = Console(stderr=True, quiet=quiet or as_json)
     if not testing and (device is not None or provider is not None):
         raise UsageError(f"{'--device' if device is not None else '--provider'} needs --selftest")
+    if not testing and report is not None:
+        raise UsageError("--selftest-report needs --selftest")
     provider = provider or "cpu"
     if building and testing:
         raise UsageError("--build-kernels excludes --selftest")
@@ -71,10 +77,16 @@ def command(
     if testing:
         from ...runtime.tasks.selftest import selftest_provider  # imports the exporter
 
-        with console.status(f"testing {provider}"):
-            report = selftest_provider(provider, device)
-        print_json(report.to_dict()) if as_json else show_selftest(report)
-        ctx.exit(0 if report.passed else 1)
+        with console.status(f"testing {provider}") as status:
+            found_test = selftest_provider(
+                provider,
+                device,
+                time_limit=limit,
+                report=report,
+                on_check=lambda check: status.update(f"testing {provider}, {check}"),
+            )
+        print_json(found_test.to_dict()) if as_json else show_selftest(found_test)
+        ctx.exit(0 if found_test.passed else 1)
     with console.status("checking") as status:
         found = diagnose(lambda step: status.update(step))
     if as_json:

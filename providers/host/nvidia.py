@@ -12,6 +12,8 @@ from .libraries import Library
 
 _CUDA_WHEELS = "Install them with: pip install 'carryall[cuda]'"
 _THREAD_LOCAL = 1  # cudaStreamCaptureModeThreadLocal
+# Of cudaDeviceAttr: compute capability, memory clock rate in kHz, global memory bus width in bits.
+_CAPABILITY, _MEMORY_KHZ, _MEMORY_BITS = (75, 76), 36, 37
 _DRIVER = "Install NVIDIA's display driver"
 
 
@@ -92,13 +94,24 @@ def compute_capability(index: int) -> tuple[int, int]:
     Raises:
         ProviderUnavailableError: there is no such device.
     """
-    found = []
-    for name, attribute in (("Major", 75), ("Minor", 76)):
-        value = ctypes.c_int()
-        code = _runtime().cudaDeviceGetAttribute(ctypes.byref(value), attribute, index)
-        _check(code, f"cudaDeviceGetAttribute(cudaDevAttrComputeCapability{name}, {index})")
-        found.append(value.value)
-    return found[0], found[1]
+    major, minor = (_attribute(index, attribute) for attribute in _CAPABILITY)
+    return major, minor
+
+
+def memory_bandwidth(index: int) -> float:
+    """Return the bandwidth of a device's memory in bytes/s: two transfers per clock of its bus's width.
+
+    Raises:
+        ProviderUnavailableError: there is no such device.
+    """
+    return 2 * 1e3 * _attribute(index, _MEMORY_KHZ) * _attribute(index, _MEMORY_BITS) / 8
+
+
+def _attribute(index: int, attribute: int) -> int:
+    value = ctypes.c_int()
+    code = _runtime().cudaDeviceGetAttribute(ctypes.byref(value), attribute, index)
+    _check(code, f"cudaDeviceGetAttribute({attribute}, {index})")
+    return value.value
 
 
 def _runtime() -> ctypes.CDLL:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from ...errors import CarryallError
 from ..ort.provider import OrtProvider
 from . import libraries, nvidia
@@ -27,6 +30,14 @@ class NvidiaProvider(OrtProvider):
     def libraries(self) -> list[Library]:
         """What must be loadable."""
         return nvidia.cuda_libraries()
+
+    def free_memory(self, options: Mapping[str, Any]) -> int:
+        """Return the free memory of the device in bytes."""
+        return nvidia.memory(self.checked_options(options)["device"])[0]
+
+    def memory_bandwidth(self, options: Mapping[str, Any]) -> float:
+        """Return the bandwidth of the device's memory in bytes/s, from its clock and width."""
+        return nvidia.memory_bandwidth(self.checked_options(options)["device"])
 
     def device_names(self) -> list[str]:
         """Numbers of the CUDA devices."""

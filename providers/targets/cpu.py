@@ -155,6 +155,10 @@ class CpuProvider(OrtProvider):
         device = Device(name="cpu", index=0)
         return ExplicitRunner(OrtExplicitSession(session, device, str(model)), config, str(model))
 
+    def memory_bandwidth(self, options: Mapping[str, Any]) -> float:
+        """Return the measured bandwidth of the memory in bytes/s."""
+        return machine.memory_bandwidth() * 1e9
+
     def session_entries(self, options: Mapping[str, Any]) -> dict[str, str]:
         """Return the session entries for threads, and for int8 accuracy of portable int4 graphs."""
         return {

@@ -137,7 +137,7 @@ class CudaProvider(NvidiaProvider):
         session = self._open(model, config, generating=True, own=own)
 
         def memory(specs: Mapping[str, KVSpec], slots: int, length: int) -> DeviceMemory:
-            free = int(self.free_memory(device.index) * options["memory_fraction"])
+            free = int(self.free_memory(options) * options["memory_fraction"])
             slot_bytes = sum(spec.bytes_per_token for spec in specs.values()) * length
             slots = slots_that_fit(free, slot_bytes, slots, _REMEDY)
             return DeviceMemory(specs, slots, length, device=device, session_factory=self._copier(config))
@@ -154,7 +154,7 @@ class CudaProvider(NvidiaProvider):
         graph = read_paged_graph(session, str(model), self.block_size)
         length = config.context_length or graph.context_length
         wanted = config.max_slots * -(-length // graph.block_size)
-        free = int(self.free_memory(device.index) * options["memory_fraction"])
+        free = int(self.free_memory(options) * options["memory_fraction"])
         blocks = slots_that_fit(free, graph.block_bytes, wanted, _REMEDY)
         memory = DeviceMemory(
             graph.caches, blocks, graph.kv_heads, device=device, session_factory=self._copier(config)
@@ -189,10 +189,6 @@ class CudaProvider(NvidiaProvider):
     def compute_capability(self, index: int) -> tuple[int, int]:
         """Return the compute capability of a device."""
         return nvidia.compute_capability(index)
-
-    def free_memory(self, index: int) -> int:
-        """Return the free memory of a device in bytes."""
-        return nvidia.memory(index)[0]
 
     def _copier(self, config: RunnerConfig) -> Any:
         """Return a function that opens small graphs on the same device, without capture."""

@@ -39,6 +39,7 @@ _PROPERTIES = {
 _GENERAL = ("inference_precision", "performance_hint")
 _DEVICES_CHOICE = "auto"
 _NUMBER_OR_AUTO = "dynamic_quantization_group"
+_HOST = "CPU"  # OpenVINO's name of the device
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +61,7 @@ class OpenVinoOptions(Checked):
         performance_hint: LATENCY or THROUGHPUT.
     """
 
-    device: str = "CPU"
+    device: str = _HOST
     inference_precision: str = "f32"
     kv_cache: Literal["auto", "int8", "float32"] = "auto"
     kv_cache_precision: str = ""
@@ -91,6 +92,11 @@ class OpenVinoProvider(Provider):
         from ..openvino.model import present_devices
 
         return present_devices()
+
+    def memory_bandwidth(self, options: Mapping[str, Any]) -> float | None:
+        """Return the measured bandwidth of the host's memory in bytes/s; None for other devices."""
+        on_host = self.checked_options(options)["device"] == _HOST
+        return machine.memory_bandwidth() * 1e9 if on_host else None
 
     def passes(self, config: RunnerConfig) -> list[ir.passes.PassBase]:
         """Return the passes that lower a portable decoder graph to a paged cache, in order."""

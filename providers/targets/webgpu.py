@@ -13,12 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+import numpy as np
 import onnx_ir as ir
 
 from ...errors import CarryallError, ProviderUnavailableError, UsageError
 from ...graph_opt.lower.kernels import WEBGPU
 from ...options import Checked, option
 from ..base import Runner, RunnerConfig
+from ..host.machine import memory_bandwidth
 from ..kv.kv_memory import KVSpec
 from ..kv.slot_graph import read_slot_graph
 from ..ort import ort
@@ -100,8 +102,19 @@ class WebGpuProvider(OrtProvider):
         return [adapters[options["device"]]]
 
     def resolve_options(self, config: RunnerConfig, graph: Callable[[], ir.Model]) -> RunnerConfig:
-        """Decide ``compute=auto`` by the adapter."""
-        return self._settled(config) if self.available() is None else config
+        """Decide ``compute=auto`` by the adapter.
+
+        Raises:
+            ProviderUnavailableError: ``compute=fp16`` on an adapter without 16-bit floats.
+        """
+        if self.available() is not None:
+            return config
+        settled = self._settled(config)
+        if settled.options["compute"] == "fp16" and not _has_half(self.devices(settled.options)[0]):
+            raise ProviderUnavailableError(
+                f"adapter {settled.options['device']} has no 16-bit floats (shader-f16); use compute=fp32"
+            )
+        return settled
 
     def passes(self, config: RunnerConfig) -> list[ir.passes.PassBase]:
         """Return the passes that lower a portable decoder graph to slots, in order."""
@@ -137,6 +150,10 @@ class WebGpuProvider(OrtProvider):
             check_agreement(runner, f"{self.name}, {model},", _REMEDY)
         return runner
 
+    def memory_bandwidth(self, options: Mapping[str, Any]) -> float | None:
+        """Return the measured bandwidth of the host's memory in bytes/s; None for hardware."""
+        return memory_bandwidth() * 1e9 if self.is_software(self.checked_options(options)) else None
+
     def is_software(self, options: Mapping[str, Any]) -> bool:
         """Whether the chosen adapter computes on the processor."""
         return _is_software(self.devices(options)[0])
@@ -151,7 +168,8 @@ class WebGpuProvider(OrtProvider):
     def _settled(self, config: RunnerConfig) -> RunnerConfig:
         options = self.checked_options(config.options)
         if options["compute"] == "auto":
-            options["compute"] = "fp32" if self.is_software(options) else "fp16"
+            half = not self.is_software(options) and _has_half(self.devices(options)[0])
+            options["compute"] = "fp16" if half else "fp32"
         return dataclasses.replace(config, options=options)
 
 
@@ -186,6 +204,18 @@ def _open_probe(adapter: Any) -> None:
         ort.open_session(content, WebGpuProvider.execution_provider, None, {}, devices=[adapter])
     except CarryallError as error:
         raise ProviderUnavailableError(f"the driver offers no adapter: {error}. {_SOFTWARE}") from error
+
+
+@functools.cache
+def _has_half(adapter: Any) -> bool:
+    """Whether an adapter computes 16-bit floats: without them, the plugin fails at the first run."""
+    content = ir.to_proto(ir.from_onnx_text(_PROBE.replace("float[", "float16["))).SerializeToString()
+    session = ort.open_session(content, WebGpuProvider.execution_provider, None, {}, devices=[adapter])
+    try:
+        (result,) = session.run(None, {"x": np.ones(2, np.float16)})
+    except ort.runtime_errors():
+        return False
+    return bool((result == 2).all())
 
 
 PROVIDER = WebGpuProvider

@@ -76,8 +76,11 @@ class CudaOnCpu(_OnCpu, CudaProvider):
     kernels = dataclasses.replace(CUDA, norms_in_attention=False, float_attention=True)
     options: ClassVar[type[Any]] = FloatCudaOptions
 
-    def free_memory(self, index: int) -> int:
+    def free_memory(self, options: Mapping[str, Any]) -> int:
         return FREE_MEMORY
+
+    def memory_bandwidth(self, options: Mapping[str, Any]) -> float:
+        return 1e12
 
     def compute_capability(self, index: int) -> tuple[int, int]:
         return 8, 0

@@ -5,21 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx_ir as ir
 from tiny_models import write_tiny
 
-from carryall.contract import is_past
 from carryall.exporter.export import export_model
-from carryall.graph_opt.graph.edit import static_size
-from carryall.graph_opt.pipeline import pipeline
-from carryall.graph_opt.quantize.algorithms.blockwise import BlockFormat
-from carryall.graph_opt.quantize.formats.dynamic_int8 import DynamicQuantizationPass
-from carryall.graph_opt.quantize.formats.kv_cache import QuantizeKVPass
-from carryall.graph_opt.quantize.formats.static_int8 import StaticQuantizationPass
-from carryall.graph_opt.quantize.formats.weight_only import WeightOnlyQuantizationPass
+from carryall.runtime.tasks.selftest_models import CONTEXT, FORMS, in_form
 
-CONTEXT = 64
+__all__ = ["CONTEXT", "FAMILIES", "FORMS", "decoder"]
+
 _WIDE: dict[str, Any] = {
     "hidden_size": 256,
     "intermediate_size": 256,
@@ -50,12 +43,6 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen2_moe": {**_WIDE, **_EXPERTS, "head_dim": None, "shared_expert_intermediate_size": 128},
     "qwen3_moe": {**_WIDE, **_EXPERTS},
 }
-FORMS = ("float", "int4", "int4-minima", "int8", "dynamic", "static", "int8-kv", "int8-kv-tensor")
-_BLOCKS = {
-    "int4": BlockFormat(bits=4, block_size=128, symmetric=True),
-    "int4-minima": BlockFormat(bits=4, block_size=32, symmetric=False),
-    "int8": BlockFormat(bits=8, block_size=128, symmetric=True),
-}
 
 
 def decoder(family: str, form: str, folder: Path) -> ir.Model:
@@ -63,24 +50,4 @@ def decoder(family: str, form: str, folder: Path) -> ir.Model:
     checkpoint = folder / family
     if not checkpoint.exists():
         write_tiny(family, checkpoint, **FAMILIES[family])
-    model = export_model(checkpoint)
-    return pipeline.run(model, _passes(form, model.graph))[0]
-
-
-def _passes(form: str, graph: ir.Graph) -> list[ir.passes.PassBase]:
-    if form == "float":
-        return []
-    if form in _BLOCKS:
-        return [WeightOnlyQuantizationPass(_BLOCKS[form])]
-    if form == "dynamic":
-        return [DynamicQuantizationPass(_BLOCKS["int8"])]
-    if form == "static":
-        names = {str(value.name): 4.0 for node in graph for value in node.inputs if value is not None}
-        return [StaticQuantizationPass(_BLOCKS["int8"], names)]
-    caches = {str(value.name): value for value in graph.inputs if is_past(value.name)}
-    sizes = {
-        name: (static_size(value, 1) or 0) * (static_size(value, 3) or 0) for name, value in caches.items()
-    }
-    shapes = {name: () if form == "int8-kv-tensor" else (size,) for name, size in sizes.items()}
-    scales = {name: np.full(shape, 0.03, np.float32) for name, shape in shapes.items()}
-    return [WeightOnlyQuantizationPass(_BLOCKS["int4"]), QuantizeKVPass(scales)]
+    return in_form(export_model(checkpoint), form)

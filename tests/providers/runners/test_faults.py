@@ -155,7 +155,7 @@ def test_a_failed_copy_of_a_slot_is_a_typed_error_and_changes_no_other_slot(mode
 def test_no_memory_at_load(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     living = Engine(CudaOnCpu().runner(model, RunnerConfig(max_slots=2, num_threads=1)))
     with monkeypatch.context() as patched:
-        patched.setattr(CudaOnCpu, "free_memory", lambda self, index: 10)
+        patched.setattr(CudaOnCpu, "free_memory", lambda self, options: 10)
         with pytest.raises(ProviderRuntimeError, match=r"cannot hold one sequence.*Lower context_length"):
             CudaOnCpu().runner(model, RunnerConfig(max_slots=2, num_threads=1))
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -76,6 +79,30 @@ def test_a_file_that_is_no_plugin_is_an_error(model: Path) -> None:
     for _ in range(2):
         with pytest.raises(ProviderUnavailableError, match=r"cannot load .*as a plugin library"):
             get_provider(f"ep:{model}").session(model)
+
+
+# CreateStatus is the first function of OrtApi in every version.
+NEWER_PLUGIN = """
+#include <stddef.h>
+struct base { void **(*get_api)(unsigned version); const char *(*version)(void); };
+void *CreateEpFactories(const char *name, struct base *base) {
+  if (base->get_api(9999)) return NULL;
+  void *(*create_status)(int, const char *) = (void *(*)(int, const char *))base->get_api(1)[0];
+  return create_status(1, "built for API version 9999");
+}
+void *ReleaseEpFactory(void *factory) { return NULL; }
+"""
+
+
+@pytest.mark.skipif(shutil.which("cc") is None or sys.platform == "win32", reason="it needs a C compiler")
+def test_a_plugin_for_another_onnxruntime_says_so_each_time(tmp_path: Path, model: Path) -> None:
+    library = tmp_path / "newer.so"
+    (tmp_path / "newer.c").write_text(NEWER_PLUGIN)
+    subprocess.run(["cc", "-shared", "-fPIC", "-w", tmp_path / "newer.c", "-o", library], check=True)
+    why = rf"onnxruntime {onnxruntime.__version__} cannot load .*version 9999.* built for this version"
+    for _ in range(2):
+        with pytest.raises(ProviderUnavailableError, match=why):
+            get_provider(f"ep:{library}").session(model)
 
 
 def test_a_plugin_without_device_names_what_is_there(

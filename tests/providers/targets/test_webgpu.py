@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from device_stand_ins import WebGpuOnCpu
 from lowered_forms import CONTEXT, decoder
 from slot_models import save_slot_model
+from tiny_models import write_tiny
 
 from carryall import LLM, SamplingParams
 from carryall.errors import GraphError, ProviderRuntimeError, ProviderUnavailableError, UsageError
@@ -20,8 +22,10 @@ from carryall.exporter.save import save_model
 from carryall.graph_opt.pipeline import pipeline
 from carryall.providers import get_provider
 from carryall.providers.base import Row, RunnerConfig
+from carryall.providers.host.selftest_checks import difference, logits_of
 from carryall.providers.targets import webgpu
 from carryall.providers.targets.webgpu import WebGpuProvider
+from carryall.runtime.tasks.selftest_models import decoder as self_test_decoder
 
 
 def adapter(kind: str) -> Any:
@@ -33,6 +37,7 @@ def adapters(monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU and a software adapter."""
     monkeypatch.setattr(webgpu, "_adapters", lambda: (adapter("GPU"), adapter("CPU")))
     monkeypatch.setattr(webgpu, "_open_probe", lambda adapter: None)
+    monkeypatch.setattr(webgpu, "_has_half", lambda adapter: True)
 
 
 def test_without_the_plugin_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,6 +80,15 @@ def test_precision_follows_the_adapter() -> None:
     assert (settled(), settled(device=1), settled(device=1, compute="fp16")) == ("fp16", "fp32", "fp16")
     with pytest.raises(UsageError, match="no adapter 2, only 2"):
         settled(device=2)
+
+
+@pytest.mark.usefixtures("adapters")
+def test_an_adapter_without_16_bit_floats_computes_in_32(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(webgpu, "_has_half", lambda adapter: False)
+    provider = WebGpuProvider()
+    assert provider.resolve_options(RunnerConfig(), pytest.fail).options["compute"] == "fp32"
+    with pytest.raises(ProviderUnavailableError, match=r"adapter 0 has no 16-bit floats .*compute=fp32"):
+        provider.resolve_options(RunnerConfig(options={"compute": "fp16"}), pytest.fail)
 
 
 def test_graphs_without_webgpu_kernels_are_refused(tmp_path: Path) -> None:
@@ -143,6 +157,35 @@ def test_the_demo_model_writes_what_it_writes_on_the_cpu(
             results = llm.generate(["def main(", "import os"], params)
             found.append([result.outputs[0].token_ids for result in results])
     assert found[0] == found[1]
+
+
+@pytest.mark.slow
+def test_layers_on_three_providers_write_what_the_cpu_writes(
+    device: WebGpuProvider, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CARRYALL_CACHE", str(tmp_path / "cache"))
+    model = write_tiny("qwen3", tmp_path / "model", num_hidden_layers=3, hidden_size=256, head_dim=64)
+    params, found = SamplingParams(temperature=0, max_tokens=8), []
+    prompts = ["hello world", "import os", "a much longer text than a chunk of sixteen tokens"]
+    for provider in ("cpu", "webgpu:0-0,cpu:1-1,openvino:2-2", "openvino:0-0,webgpu:1-2"):
+        with LLM(model, provider=provider, max_slots=2, context_length=64) as llm:
+            found.append([result.outputs[0].token_ids for result in llm.generate(prompts, params)])
+    assert found[1] == found[0]
+    assert found[2] == found[0]
+
+
+@pytest.mark.slow
+def test_half_precision_is_computed_or_refused(device: WebGpuProvider, tmp_path: Path) -> None:
+    """The bar is that of the self-test for float weights: 1 % of root mean square error."""
+    make = functools.partial(self_test_decoder, "llama", "float")
+    options = {"compute": "fp16"}
+    if not webgpu._has_half(device.devices(device.checked_options({}))[0]):
+        with pytest.raises(ProviderUnavailableError, match="compute=fp32"):
+            logits_of(device, make, CONTEXT, options)
+        return
+    expected = logits_of(get_provider("cpu"), make, CONTEXT, {})
+    error = difference(logits_of(device, make, CONTEXT, options), expected)
+    assert 1e-6 < error < 0.01
 
 
 @pytest.mark.slow
