@@ -18,7 +18,7 @@ from .shared_memory import SharedMemory
 from .statistics import Statistics
 from .tensor_run import run_model
 from .tensors import type_of_onnx
-from .text import INPUTS, OUTPUTS, TextRequest, adapter_of
+from .text import INPUTS, OUTPUTS, TextRequest
 
 EXTENSIONS = (
     "binary_tensor_data",
@@ -86,8 +86,10 @@ class Inference:
     async def _text(
         self, request: InferenceRequest, status: ModelStatus
     ) -> AsyncGenerator[InferenceResponse, None]:
-        handler = self.models.llm(status.name, request.version, adapter_of(request))
+        handler = self.models.llm(status.name, request.version)
         wanted = TextRequest(request, handler.model.defaults, self.models.admitted)
+        if wanted.adapter is not None:
+            handler = self.models.llm(status.name, request.version, wanted.adapter)
         if not wanted.stream:
             yield _response(request, status, await wanted.whole(handler))
             return

@@ -58,21 +58,6 @@ _RESERVED = (
 )
 
 
-def adapter_of(request: InferenceRequest) -> str | None:
-    """Return the name of the LoRA adapter that a request asks for.
-
-    It is the parameter ``adapter_id``, or ``lora_name`` in the sampling parameters as for Triton's vLLM
-    backend; None is the base model.
-
-    Raises:
-        RequestError: the name is not a string, or the sampling parameters are not a JSON object.
-    """
-    name = request.parameters.get("adapter_id", _options(request).get("lora_name"))
-    if name is not None and not isinstance(name, str):
-        raise RequestError(f"the name of an adapter must be a string, not {name!r}")
-    return name
-
-
 class TextRequest:
     """A request for text, read from tensors and parameters.
 
@@ -103,6 +88,7 @@ class TextRequest:
         if self.prepend and self.stream:
             raise RequestError("a stream cannot repeat its input; set exclude_input_in_output to true")
         self.prompt = _text(request, "text_input")
+        self.adapter = _adapter(request)
         options = {"logprobs": 0} if self._wants_logprobs else {}
         params = SamplingParams.from_dict({**defaults, **options, **_sampling(request)})
         if self.stream and params.n > 1:
@@ -195,6 +181,21 @@ def _flag(request: InferenceRequest, name: str) -> bool | None:
     if value is not None and not isinstance(value, bool):
         raise RequestError(f"parameter '{name}' must be true or false, not {value!r}")
     return value
+
+
+def _adapter(request: InferenceRequest) -> str | None:
+    """Return the name of the LoRA adapter that a request asks for.
+
+    It is the parameter ``adapter_id``, or ``lora_name`` in the sampling parameters as for Triton's vLLM
+    backend; None is the base model.
+
+    Raises:
+        RequestError: the name is not a string, or the sampling parameters are not a JSON object.
+    """
+    name = request.parameters.get("adapter_id", _options(request).get("lora_name"))
+    if name is not None and not isinstance(name, str):
+        raise RequestError(f"the name of an adapter must be a string, not {name!r}")
+    return name
 
 
 def _options(request: InferenceRequest) -> Mapping[str, Any]:

@@ -204,3 +204,15 @@ def test_other_apis_choose_adapters_by_their_parameters(folder: Path) -> None:
                 assert ("no LoRA adapter 'c'; there are: a, b" in message) == (status == 404), message
 
     asyncio.run(scenario())
+
+
+def test_sampling_parameters_without_an_element_are_refused() -> None:
+    async def scenario() -> None:
+        async with null_llm() as llm, http_serving(llm) as served:
+            text = {"name": "text_input", "datatype": "BYTES", "shape": [1], "data": ["x"]}
+            empty = {"name": "sampling_parameters", "datatype": "BYTES", "shape": [0], "data": []}
+            answer = await served.post("/v2/models/toy/infer", inputs=[text, empty])
+            assert answer.status_code == 400
+            assert "input 'sampling_parameters' must be BYTES with one element" in answer.text
+
+    asyncio.run(scenario())
