@@ -153,15 +153,19 @@ def ended(server: ForkServer, process: int, *, stops: bool) -> int:
 
 
 def until_idle(process: int) -> Iterator[None]:
-    """Yield while a process uses the processor between two steps."""
+    """Yield while a process works, or waits for a busy processor or disk, between two steps."""
     spent = -IDLE_TICKS - 1
     while True:
         try:
+            tasks = [path.read_text() for path in Path(f"/proc/{process}/task").glob("*/stat")]
             fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-        except FileNotFoundError:  # it has ended
-            return
-        now = int(fields[11]) + int(fields[12])  # user and system time in ticks
-        if now <= spent + IDLE_TICKS:
+        except (FileNotFoundError, ProcessLookupError):  # a thread or the process has ended
+            tasks, fields = [], []
+            if not Path(f"/proc/{process}").exists():
+                return
+        states = {task.rpartition(")")[2].split()[0] for task in tasks}
+        now = int(fields[11]) + int(fields[12]) if fields else spent  # user and system time in ticks
+        if fields and not states & {"R", "D"} and now <= spent + IDLE_TICKS:
             return
         spent = now
         yield

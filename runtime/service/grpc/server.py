@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
@@ -33,7 +35,8 @@ VLLM = vllm_engine_pb2.DESCRIPTOR.services_by_name["VllmEngine"].full_name
 SERVICES = (SERVICE, KSERVE, VLLM)
 # Time for endless calls, such as Health.Watch, to end at shutdown.
 CLOSING_SECONDS = 0.2
-_THREADS = 16  # that gRPC starts at most for its events; if it cannot, it tries again for ever
+# gRPC starts a thread per core (4 to 16) for events, and a few for timers; if it cannot, it tries for ever.
+_THREADS = min(max(os.cpu_count() or 1, 4), 16) + 4
 
 
 class GrpcServer:
