@@ -49,7 +49,7 @@ class _RandomCheckpoint(Checkpoint):
         """Return a lazy float32 tensor, the same for the same name."""
         view, new_name = view or (lambda array: array), new_name or name
 
-        def read() -> ir.Tensor:
+        def read() -> ir.TensorProtocol:
             return ir.tensor(np.ascontiguousarray(view(self._values(name, shape))), name=new_name)
 
         result = ir.Shape(shape_through(view, shape, np.float32))
