@@ -290,7 +290,7 @@ class LLM(TextModel):
         if len(loras) != len(prompts):
             raise UsageError(f"{len(loras)} loras for {len(prompts)} prompts; pass one, or one for each")
         groups = [
-            self._requests.group(prompt, own, lora=name)
+            self._requests.group(prompt, own, lora=name, streamed=False)
             for prompt, own, name in zip(prompts, params, loras, strict=True)
         ]
         try:

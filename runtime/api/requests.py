@@ -81,8 +81,11 @@ class RequestFactory:
         tenant: str | None = None,
         timeout: float | None = None,
         lora: str | None = None,
+        streamed: bool = True,
     ) -> RequestGroup:
-        """Return the requests for all outputs of one prompt; for arguments see ``AsyncLLM.generate``.
+        """Return the requests for all outputs of one prompt.
+
+        ``streamed`` is an argument of ``Request``; for the others see ``AsyncLLM.generate``.
 
         Raises:
             UsageError: the prompt is text, and the model has no tokenizer.
@@ -120,6 +123,7 @@ class RequestFactory:
             "tenant": tenant,
             "pooling": prompt.pooling if isinstance(prompt, PooledPrompt) else None,
             "adapter": adapter,
+            "streamed": streamed,
             "deadline": None if timeout is None else time.monotonic() + timeout,
         }
         requests = [

@@ -81,6 +81,7 @@ def make_request(
     end_token_ids: Collection[int] = (),
     priority: int = 0,
     cache_salt: str | None = None,
+    streamed: bool = True,
 ) -> Request:
     """Return a request; an integer prompt is a number of tokens that depend on the name."""
     if isinstance(prompt, int):
@@ -89,7 +90,13 @@ def make_request(
     else:
         tokens = list(prompt)
     return Request(
-        name, tokens, params, end_token_ids=end_token_ids, priority=priority, cache_salt=cache_salt
+        name,
+        tokens,
+        params,
+        end_token_ids=end_token_ids,
+        priority=priority,
+        cache_salt=cache_salt,
+        streamed=streamed,
     )
 
 

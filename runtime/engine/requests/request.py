@@ -85,6 +85,7 @@ class Request:
         deadline: the time of ``time.monotonic`` at which the request is cancelled.
         pooling: return an embedding instead of generated tokens; None generates.
         adapter: the LoRA adapter to run with; None is the base model.
+        streamed: whether its tokens are read while it runs; others' prompts then delay them little.
     """
 
     def __init__(
@@ -105,6 +106,7 @@ class Request:
         deadline: float | None = None,
         pooling: Pooling | None = None,
         adapter: LoraAdapter | None = None,
+        streamed: bool = True,
     ) -> None:
         self.request_id = request_id
         self.prompt = prompt
@@ -116,6 +118,7 @@ class Request:
         self.deadline = deadline
         self.pooling = pooling
         self.adapter = adapter
+        self.streamed = streamed
         self.lora_place: int | None = None  # set by the scheduler while the request runs
         self.max_tokens = params.max_tokens  # the engine limits it to the free part of the context
         self.end_token_ids = frozenset(end_token_ids)

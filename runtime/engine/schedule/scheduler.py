@@ -174,7 +174,7 @@ class Scheduler:
                 plan.restoring.append(request)
             else:
                 prefilling.append(request)
-        budget = self._prompt_budget(len(plan.rows), len(prefilling))
+        budget = self._prompt_budget(plan, len(prefilling))
         for request in sorted(prefilling, key=self._serving_order):
             budget = self._admit(plan, budget, before=request)
             if budget > 0:
@@ -308,13 +308,16 @@ class Scheduler:
         assert request.slot is not None  # noqa: S101 -- only called for running requests
         return request.num_kept - self._slots.tokens(request.slot)
 
-    def _prompt_budget(self, rows: int, prefilling: int) -> int:
-        """Return the number of prompt tokens of a step with ``rows`` decode rows, limited by ``stretch``.
+    def _prompt_budget(self, plan: StepPlan, prefilling: int) -> int:
+        """Return the number of prompt tokens of a step with the plan's decode rows, limited by ``stretch``.
 
         If more requests wait for their first token than streams run, the limit grows in that proportion.
         """
+        rows = len(plan.rows)
         most = self._max_step_tokens - rows
-        if not rows or not (prefilling or len(self._waiting)) or self._stretch == float("inf"):
+        if not (prefilling or len(self._waiting)) or self._stretch == float("inf"):
+            return most
+        if not any(request.streamed for request in plan.requests):
             return most
         starting = prefilling + min(len(self._waiting), self._slots.num_slots - self._slots.num_used)
         stretch = 1.0 + (self._stretch - 1.0) * max(1.0, starting / rows)

@@ -88,6 +88,14 @@ def test_a_long_prompt_is_cut_small_beside_streams_and_not_without() -> None:
     assert drive(scheduler, 1) == [512]
 
 
+def test_a_prompt_is_not_cut_beside_requests_that_nobody_streams() -> None:
+    scheduler = Scheduler(SlotTable(8), 512, stretch=2.25)
+    scheduler.add(make_request("offline", 5, streamed=False))
+    drive(scheduler, 3)
+    scheduler.add(make_request("long", 2000))
+    assert drive(scheduler, 3) == [511] * 3
+
+
 def test_many_that_wait_for_a_first_token_outweigh_few_streams() -> None:
     scheduler = Scheduler(SlotTable(8), 512, stretch=2.25)
     scheduler.add(make_request("stream", 5))
