@@ -38,7 +38,7 @@ from . import selftest_models as models
 from .random_model import random_model
 
 _PROMPT = range(300, 316)  # token ids in the vocabulary of the demo model
-# Largest ``difference`` of logits. With float weights only the dtype differs: fp16 gives 0.002. The CPU
+# Largest ``difference`` of logits. With float weights only the dtype differs. The CPU
 # quantizes activations of models with quantized weights (0.03), and some targets do not quantize the
 # activations (0.11) or the KV (0.05) that others do. Wrong positions give 0.5 and more.
 _TOLERANCE = {"float": 0.01, "int4": 0.06, "int4-minima": 0.06, "int8": 0.06}
