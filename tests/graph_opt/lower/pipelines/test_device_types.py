@@ -36,7 +36,7 @@ def test_scales_of_an_int8_cache_are_float(form: str, compute: ir.DataType, tmp_
         assert [scale.dtype for scale in scales] == [ir.DataType.FLOAT] * 2
         content = scales[0].const_value
         assert content is not None
-        assert content.numpy() == pytest.approx(0.03)
+        assert content.numpy() == pytest.approx(0.08)
         assert content.numpy().dtype == "float32"
 
 
