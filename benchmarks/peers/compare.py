@@ -14,7 +14,7 @@ import argparse
 import os
 import platform
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -63,10 +63,9 @@ ENGINES = (
 
 
 def compare(folder: Path, model: str, engines: list[Engine], plan: measures.Plan) -> str:
-    """Measure the engines on a model, write the results and return the table."""
+    """Measure the engines on a model, write the results after each part and return the page."""
     entered = [engine.enter(folder, model) for engine in engines]
     contestants = [one for one in entered if one is not None]
-    figures, versions = measures.run(contestants, plan)
     results = folder / "results"
     results.mkdir(exist_ok=True)
     machine = {
@@ -75,7 +74,12 @@ def compare(folder: Path, model: str, engines: list[Engine], plan: measures.Plan
         "read bandwidth in GB/s": round(memory_bandwidth(), 1),
         "load": round(os.getloadavg()[0], 1),
     }
-    return report.write(results, model, figures, versions, machine)
+
+    def keep(figures: Sequence[measures.Figure], versions: dict[str, str]) -> None:
+        report.write(results, model, figures, versions, machine)
+
+    measures.run(contestants, plan, keep)
+    return (results / f"{model}.md").read_text(encoding="utf-8")
 
 
 def main() -> None:

@@ -63,33 +63,40 @@ class Plan:
 QUICK = Plan(decode=((64, 1), (64, 4)), prompts=(128,), requests=6, rounds=2)
 
 
-def run(contestants: Sequence[Contestant], plan: Plan) -> tuple[list[Figure], dict[str, str]]:
-    """Return all figures, and each engine's name with its version."""
+Keep = Callable[[Sequence[Figure], dict[str, str]], None]
+
+
+def run(contestants: Sequence[Contestant], plan: Plan, keep: Keep) -> None:
+    """Measure everything; call ``keep`` with the figures so far and the engines' versions after each part."""
     figures: list[Figure] = []
     workers = [(one, Worker(one.name, str(one.python), one.decode, one.model)) for one in contestants]
     versions = {one.name: str(worker.ready["engine"]) for one, worker in workers}
     figures += [Figure("load", one.name, "s", float(worker.ready["load_s"])) for one, worker in workers]
-    figures += decode_and_prompts([worker for _, worker in workers], plan)
+    for part in decode_and_prompts([worker for _, worker in workers], plan):
+        figures += part
+        keep(figures, versions)
     figures += [Figure("peak memory", one.name, "MB", _memory(worker)) for one, worker in workers]
+    keep(figures, versions)
     for _, worker in workers:
         worker.close()
-    return [*figures, *_traces(contestants, plan)], versions
+    keep([*figures, *_traces(contestants, plan)], versions)
 
 
-def decode_and_prompts(workers: Sequence[Worker], plan: Plan) -> Iterator[Figure]:
-    """Yield the rates of every round; the first round warms up and is not recorded."""
+def decode_and_prompts(workers: Sequence[Worker], plan: Plan) -> Iterator[list[Figure]]:
+    """Yield the rates of each round; the first round warms up and is not recorded."""
     works: list[tuple[str, Callable[[Worker, int], float]]] = [
         (f"decode, batch {batch}, {prompt} cached", _slope(prompt, batch)) for prompt, batch in plan.decode
     ]
     works += [(f"prompt of {tokens}", _prompt(tokens)) for tokens in plan.prompts]
     for number in range(-1, plan.rounds):
-        first = number % len(workers)
+        first, rates = number % len(workers), []
         for name, measure in works:
             for worker in [*workers[first:], *workers[:first]]:
                 time.sleep(_SETTLE_SECONDS)
                 rate = measure(worker, 1000 + number)
-                if number >= 0:
-                    yield Figure(name, worker.name, "tokens/s", rate, number)
+                rates.append(Figure(name, worker.name, "tokens/s", rate, number))
+        if number >= 0:
+            yield rates
         print(f"round {number + 1} of {plan.rounds}", file=sys.stderr, flush=True)
 
 

@@ -55,8 +55,8 @@ def write(
     figures: Sequence[Figure],
     versions: Mapping[str, str],
     machine: Mapping[str, Any],
-) -> str:
-    """Write ``MODEL.json``, ``MODEL.md`` and ``MODEL.svg`` and return the table."""
+) -> None:
+    """Write ``MODEL.json``, ``MODEL.md`` and ``MODEL.svg``."""
     reference = next(iter(versions))
     found = rows(figures, reference)
     text = table(found, reference)
@@ -79,4 +79,3 @@ def write(
             notes={},
         )
         (folder / f"{model}.svg").write_text(chart, encoding="utf-8")
-    return text
