@@ -59,11 +59,11 @@ class Bench:
     names: int = 0
     made: list[Request] = field(default_factory=list)
 
-    def add(self, ask: Ask) -> Request:
-        """Queue a request."""
+    def add(self, ask: Ask, *, streamed: bool = True) -> Request:
+        """Queue a request; those of ``LLM.generate`` are not streamed."""
         params = SamplingParams(temperature=0.0, max_tokens=ask.new_tokens, ignore_eos=True)
         self.names += 1
-        request = Request(str(self.names), ask.tokens.tolist(), params)
+        request = Request(str(self.names), ask.tokens.tolist(), params, streamed=streamed)
         self.engine.add(request)
         return request
 
@@ -84,7 +84,7 @@ class Bench:
         start = time.perf_counter()
         for group in groups:
             for ask in group:
-                self.add(ask)
+                self.add(ask, streamed=False)
             self.drain()
         seconds = time.perf_counter() - start
         asked = asks[1:] if trace.kind == "shared" else asks
