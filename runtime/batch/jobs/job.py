@@ -19,6 +19,7 @@ from ....errors import OutputExistsError, UsageError
 from ....storage.paths import check_name
 from ..inputs.files import check_folder, exists, is_remote, plain_suffix, with_infix
 from .journal import JOURNAL_FILE, Journal
+from .writer import is_full
 
 LOCK_FILE, OWNER_FILE, CANCEL_FILE = "lock", "owner.json", "cancel"
 INPUT_FILE = "input.jsonl"  # requests that were given as objects
@@ -106,6 +107,7 @@ def open_job(paths: JobPaths, facts: Facts, details: Facts, *, restart: bool) ->
         JobChangedError: the folder holds a job with other facts; the message lists the differences.
         OutputExistsError: the output exists, and the journal does not record that this job wrote it.
         UsageError: the folder cannot be created, or another process works on the job or its output.
+        OSError: the disk is full.
     """
     check_folder(paths.output)
     check_folder(paths.errors)
@@ -114,6 +116,8 @@ def open_job(paths: JobPaths, facts: Facts, details: Facts, *, restart: bool) ->
     try:
         paths.folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
+        if is_full(error):
+            raise  # callers that wait for room know it by its number
         raise UsageError(f"the job folder {paths.folder} cannot be created: {error.strerror}") from error
     with _locked(paths), _nothing_left_without_answers(paths.folder):
         if restart:
