@@ -25,8 +25,9 @@ from carryall.providers.native.build import build_library, built_library, find_c
 software_gpu.enable()
 
 
-# The first runs on a software GPU; the others differ from "directml-on-cpu" in few places.
-SLOW = {"webgpu", "webgpu-on-cpu", "static-directml-on-cpu", "tensorrt-on-cpu"}
+# The first runs on a software GPU; tests/providers/native tests the second; the others differ from
+# "directml-on-cpu" in few places.
+SLOW = {"webgpu", PagedCpu.label, "webgpu-on-cpu", "static-directml-on-cpu", "tensorrt-on-cpu"}
 PROVIDERS = [
     pytest.param(name, marks=[pytest.mark.long] if name in SLOW else [])
     for name in (*provider_names(), PagedCpu.label, *STAND_INS)
