@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
+import numpy.typing as npt
 import onnx_ir as ir
 
 from ...exporter.config import RawConfig
 from ...exporter.export import model_from
-from ...exporter.weights import Array, Checkpoint, shape_through
-from ...storage.stored_tensor import Packed
+from ...exporter.weights import Checkpoint
+from ...storage.stored_tensor import Array, Packed, StoredTensor
 
 
 def random_model(config: RawConfig, seed: int = 0) -> ir.Model:
@@ -38,35 +41,33 @@ class _RandomCheckpoint(Checkpoint):
         super().__init__(Path("random weights"), {})
         self._seed, self._layers = seed, int(config.get("num_hidden_layers") or config["n_layer"])
 
-    def tensor(
-        self,
-        name: str,
-        shape: tuple[int, ...],
-        *,
-        view: Callable[[Array], Array] | None = None,
-        new_name: str | None = None,
-    ) -> ir.LazyTensor:
-        """Return a lazy float32 tensor, the same for the same name."""
-        view, new_name = view or (lambda array: array), new_name or name
-
-        def read() -> ir.TensorProtocol:
-            return ir.tensor(np.ascontiguousarray(view(self._values(name, shape))), name=new_name)
-
-        result = ir.Shape(shape_through(view, shape, np.float32))
-        return ir.LazyTensor(read, dtype=ir.DataType.FLOAT, shape=result, name=new_name)
-
-    def packed(self, name: str, shape: tuple[int, ...]) -> Packed | None:
-        """Return None: all weights are floats."""
-        return None
+    def _stored(self, name: str, shape: tuple[int, ...]) -> StoredTensor:
+        return _RandomTensor(self.source, name, shape, self._seed)
 
     def layer_counts(self) -> dict[str, int]:
         """Return the count that the configuration states."""
         return {"layers": self._layers}
 
-    def _values(self, name: str, shape: tuple[int, ...]) -> Array:
-        rng = np.random.default_rng([self._seed, zlib.crc32(name.encode())])
-        values = rng.standard_normal(shape, np.float32)
-        if len(shape) > 1:
-            return values * np.float32(shape[-1] ** -0.5)
-        norm = name.endswith("weight")
+
+@dataclass(frozen=True)
+class _RandomTensor:
+    """A tensor whose values depend on its name and the seed."""
+
+    path: Path
+    name: str
+    shape: tuple[int, ...]
+    seed: int
+    dtype = np.dtype(np.float32)
+    packed: ClassVar[Packed | None] = None
+
+    def read(self, view: Callable[[Array], Array]) -> npt.NDArray[np.float32]:
+        """Return a view of the values."""
+        return np.ascontiguousarray(view(self._values()))
+
+    def _values(self) -> Array:
+        rng = np.random.default_rng([self.seed, zlib.crc32(self.name.encode())])
+        values = rng.standard_normal(self.shape, np.float32)
+        if len(self.shape) > 1:
+            return values * np.float32(self.shape[-1] ** -0.5)
+        norm = self.name.endswith("weight")
         return values * np.float32(0.1) + np.float32(norm)
