@@ -22,7 +22,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from turns import Worker
+from turns import Worker, add_engines, opened
 
 _SETTLE_SECONDS = 0.5  # threads of the previous engine may still spin
 _STATIC_BATCHES = (8, 32)
@@ -119,7 +119,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--engine", action="append", required=True, metavar="NAME=PYTHON:WORKER:MODEL")
+    add_engines(parser)
     parser.add_argument("--requests", type=int, default=48)
     parser.add_argument("--scale", type=float, default=1.0, help="multiplies the mixed trace's lengths")
     parser.add_argument("--rounds", type=int, default=3)
@@ -128,11 +128,7 @@ def main() -> None:
     )
     parser.add_argument("--json", type=Path, help="write every measurement here")
     options = parser.parse_args()
-    workers = []
-    for text in options.engine:
-        name, _, rest = text.partition("=")
-        workers.append(Worker(name, *rest.split(":", 2)))
-        print(f"{name}: {workers[-1].ready}", file=sys.stderr)
+    workers = opened(options.engine)
     works = measurements(options.requests, options.scale)
     works = {name: work for name, work in works.items() if not options.only or name in options.only}
     records = run(workers, works, options.rounds)

@@ -95,6 +95,21 @@ class Worker:
         return message
 
 
+def add_engines(parser: argparse.ArgumentParser) -> None:
+    """Add the option ``--engine``."""
+    parser.add_argument("--engine", action="append", required=True, metavar="NAME=PYTHON:WORKER:MODEL")
+
+
+def opened(engines: list[str]) -> list[Worker]:
+    """Start the workers of ``--engine`` options."""
+    workers = []
+    for text in engines:
+        name, _, rest = text.partition("=")
+        workers.append(Worker(name, *rest.split(":", 2)))
+        print(f"{name}: {workers[-1].ready}", file=sys.stderr)
+    return workers
+
+
 def run(workers: list[Worker], works: list[Work], rounds: int) -> list[dict[str, Any]]:
     """Run one unrecorded warm-up round, then ``rounds`` recorded ones; engines take turns."""
     records = []
@@ -156,16 +171,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--engine", action="append", required=True, metavar="NAME=PYTHON:WORKER:MODEL")
+    add_engines(parser)
     parser.add_argument("--work", action="append", type=Work.parse, metavar="PROMPTxNEWxBATCH")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", type=Path, help="write every measurement and the summary here")
     options = parser.parse_args()
-    workers = []
-    for text in options.engine:
-        name, _, rest = text.partition("=")
-        workers.append(Worker(name, *rest.split(":", 2)))
-        print(f"{name}: {workers[-1].ready}", file=sys.stderr)
+    workers = opened(options.engine)
     records = run(workers, options.work or [Work(256, 64, 1)], options.rounds)
     rows = summarise(records, workers[0].name)
     print(table(rows, workers[0].name))
