@@ -1,34 +1,49 @@
-"""Build hook: a wheel with the CPU kernels if ``CARRYALL_BUILD_KERNELS`` is set, else one of Python only.
+"""Build hook: installing from source compiles the CPU kernels if there is a C++ compiler.
 
-All other settings are in ``pyproject.toml``. Without the variable, installing needs no compiler, and
-``carryall doctor --build-kernels`` builds the kernels later.
+All other settings are in ``pyproject.toml``. ``CARRYALL_BUILD_KERNELS=1`` requires the kernels, ``0`` omits
+them, as for a wheel that serves every platform. ``carryall doctor --build-kernels`` builds them later.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import sys
+import warnings
 from pathlib import Path
 
 from setuptools import Distribution, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
 
-ROOT = Path(__file__).resolve().parent
-WANTED = bool(os.environ.get("CARRYALL_BUILD_KERNELS"))
+NATIVE = Path(__file__).resolve().parent / "src" / "carryall" / "providers" / "native"
+SETTING = os.environ.get("CARRYALL_BUILD_KERNELS", "")
+sys.path.insert(0, str(NATIVE))  # carryall itself cannot be imported before its dependencies are installed
+import compiler  # noqa: E402
+
+WANTED = SETTING == "1" or (not SETTING and compiler.find_compiler() is not None)
 
 
 class BuildWithKernels(build_py):
-    """Copies the package, then builds the library beside the sources."""
+    """Copies the package, then compiles the library into it, or into the checkout of an editable install."""
 
     def run(self) -> None:
         """Run the command."""
         super().run()
-        if WANTED and not self.editable_mode:
-            sys.path.insert(0, str(ROOT / "src"))
-            from carryall.providers.native.build import build_library, library_name
-
-            build_library(Path(self.build_lib, "carryall", "providers", "native", library_name()))
+        if not WANTED:
+            return
+        package = NATIVE if self.editable_mode else Path(self.build_lib, "carryall", "providers", "native")
+        target = compiler.installed_library(package)
+        if self.editable_mode and target.is_file():
+            return
+        shutil.rmtree(package / "built", ignore_errors=True)  # of older sources
+        try:
+            compiler.compile_library(compiler.required_compiler(), target)
+        except (compiler.CompilerError, OSError) as error:
+            shutil.rmtree(package / "built", ignore_errors=True)
+            if SETTING == "1":
+                raise
+            warnings.warn(f"carryall is installed without its CPU kernels: {error}", stacklevel=1)
 
 
 class PlatformWheel(bdist_wheel):
@@ -48,8 +63,4 @@ class PlatformDistribution(Distribution):
         return WANTED
 
 
-setup(
-    distclass=PlatformDistribution,
-    setup_requires=["numpy", "platformdirs"] if WANTED else [],  # imported by the build of the kernels
-    cmdclass={"build_py": BuildWithKernels, "bdist_wheel": PlatformWheel},
-)
+setup(distclass=PlatformDistribution, cmdclass={"build_py": BuildWithKernels, "bdist_wheel": PlatformWheel})

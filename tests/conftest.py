@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -28,3 +29,10 @@ def handlers_of_signals() -> Iterator[None]:
     before = signal.getsignal(signal.SIGINT)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture
+def without_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hide the library of CPU kernels from this process."""
+    monkeypatch.setattr("carryall.providers.native.library.installed_library", lambda: tmp_path / "none")
+    monkeypatch.setattr("carryall.providers.native.library.built_library", lambda: None)

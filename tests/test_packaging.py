@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import zipfile
@@ -9,6 +10,8 @@ from pathlib import Path
 
 import pytest
 from filelock import FileLock
+
+from carryall.providers.native.compiler import find_compiler, installed_library
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("cli", "client", "exporter", "graph_opt", "proto", "providers", "runtime", "storage")
@@ -55,10 +58,38 @@ def source_files() -> set[str]:
     return found
 
 
+def kernels() -> str:
+    """Return the name in the wheel of the library of CPU kernels."""
+    return f"carryall/{installed_library().relative_to(ROOT).as_posix()}"
+
+
 @pytest.mark.long
 def test_the_wheel_holds_the_package_and_nothing_else(wheel: zipfile.ZipFile) -> None:
     names = {name for name in wheel.namelist() if ".dist-info/" not in name}
-    assert names == source_files()
+    assert names == source_files() | ({kernels()} if find_compiler() else set())
+    assert str(wheel.filename).endswith("-py3-none-any.whl") == (find_compiler() is None)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("setting", "compiler", "tag"), [("", "false", ""), ("0", "", "py3-none-any"), ("1", "false", None)]
+)
+def test_a_wheel_without_kernels(tmp_path: Path, setting: str, compiler: str, tag: str | None) -> None:
+    """A compiler that fails makes a wheel without kernels, or none if they are required."""
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(tmp_path), str(ROOT)]
+    environment = os.environ | {"CARRYALL_BUILD_KERNELS": setting} | ({"CXX": compiler} if compiler else {})
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    wheels = list(tmp_path.glob("*.whl"))
+    if tag is None:
+        assert done.returncode != 0
+        assert wheels == []
+        assert "the compiler false failed on" in done.stdout + done.stderr
+        return
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    (path,) = wheels
+    assert tag in path.name
+    assert kernels() not in zipfile.ZipFile(path).namelist()
+    assert ("installed without its CPU kernels" in done.stdout + done.stderr) == bool(compiler)
 
 
 @pytest.mark.long

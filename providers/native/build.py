@@ -1,100 +1,20 @@
-"""Build the library of CPU kernels with the system's C++ compiler, or with ``ziglang`` from PyPI.
-
-The library is kept in the cache, in a folder named by a hash of the sources, their flags and the compiler.
-"""
+"""The libraries of CPU kernels in the cache, in folders named by a hash of sources, flags and compiler."""
 
 from __future__ import annotations
 
-import functools
 import hashlib
-import importlib.util
-import os
-import platform
-import shlex
-import shutil
-import subprocess
-import sys
-import tempfile
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from pathlib import Path
 
 from ...errors import ProviderUnavailableError
 from ...storage.root import cache_root, unusable
-
-SOURCES = Path(__file__).resolve().parent / "sources"
-COMMON = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-fno-exceptions", "-fno-rtti")
-# a * b + c written as two operations must stay two: the result must not depend on the compiler.
-EXACT = ("-ffp-contract=off",)
-_AVX2 = ("-mavx2", "-mfma")
-_AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni")
-_AMX = (*_AVX512, "-mamx-tile", "-mamx-int8")
-_SHARED = (
-    "cpu",
-    "linear",
-    "attention",
-    "experts",
-    "operators",
-    "attention_operator",
-    "experts_operator",
-    "entry",
-    "portable",
-    "attention_portable",
-)
-_Flags = dict[str, tuple[str, ...]]
-_X86: _Flags = {
-    "avx2": _AVX2,
-    "attention_avx2": _AVX2,
-    "avxvnni": (*_AVX2, "-mavxvnni"),
-    "avx512vnni": _AVX512,
-    "attention_avx512": _AVX512,
-    "amx": _AMX,
-}
-_ARM: _Flags = {"dotprod": ("-march=armv8.2-a+dotprod",), "attention_neon": ()}
-_OF_MACHINE: dict[str, _Flags] = {"x86_64": _X86, "amd64": _X86, "aarch64": _ARM, "arm64": _ARM}
-_REMEDY = "install a C++17 compiler (c++, g++ or clang++), or one from PyPI: pip install 'carryall[native]'"
-
-
-def library_name() -> str:
-    """Return the file name of the library on this system."""
-    suffix = {"win32": ".dll", "darwin": ".dylib"}.get(sys.platform, ".so")
-    return f"carryall_kernels{suffix}"
-
-
-def flags_of_sources(machine: str | None = None) -> Mapping[str, tuple[str, ...]]:
-    """Return the flags of each source, by its name without suffix.
-
-    Args:
-        machine: a name of ``platform.machine()``; None is this machine.
-    """
-    shared: _Flags = dict.fromkeys(_SHARED, ())
-    return shared | _OF_MACHINE.get((machine or platform.machine()).lower(), {})
-
-
-@functools.cache
-def sources_key() -> str:
-    """Return a hash of the sources, their flags and the kind of machine."""
-    digest = hashlib.sha256()
-    for path in sorted(SOURCES.iterdir()):
-        digest.update(f"{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
-    digest.update(repr((COMMON, EXACT, sorted(flags_of_sources().items()), sys.platform)).encode())
-    return digest.hexdigest()[:16]
+from .compiler import CompilerError, compile_library, library_name, output_of, required_compiler, sources_key
 
 
 def built_library() -> Path | None:
     """Return the newest library of the cache that was built from these sources, None if there is none."""
     found = list((cache_root() / "kernels").glob(f"{sources_key()}-*/{library_name()}"))
     return max(found, key=lambda path: path.stat().st_mtime, default=None)
-
-
-def find_compiler() -> list[str] | None:
-    """Return the command of a C++ compiler: ``$CXX``, the system's, or ziglang's; None if there is none."""
-    if stated := shlex.split(os.environ.get("CXX", "")):
-        return stated
-    for name in ("c++", "g++", "clang++"):
-        if (path := shutil.which(name)) is not None:
-            return [path]
-    return [sys.executable, "-m", "ziglang", "c++"] if importlib.util.find_spec("ziglang") else None
 
 
 def build_library(
@@ -105,59 +25,21 @@ def build_library(
     Args:
         target: the file to write; None is the cache.
         extra: more flags for compiling and linking.
-        machine: the machine for which the compiler makes programs, see ``flags_of_sources``.
+        machine: the machine for which the compiler makes programs, see ``compile.flags_of_sources``.
 
     Raises:
         ProviderUnavailableError: there is no compiler, or it failed.
         UsageError: the cache folder cannot be used.
     """
-    compiler = find_compiler()
-    if compiler is None:
-        raise ProviderUnavailableError(f"the CPU kernels cannot be built without a compiler: {_REMEDY}")
-    if target is None:
-        described = _run([*compiler, "--version"], "its version")
-        key = hashlib.sha256(" ".join([*compiler, described, *extra]).encode()).hexdigest()[:8]
-        target = cache_root() / "kernels" / f"{sources_key()}-{key}" / library_name()
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=target.parent, prefix=".build-") as folder:
-            made = _build(compiler, Path(folder), extra, flags_of_sources(machine))
-            made.replace(target)  # in one step: another process may be reading it
+        compiler = required_compiler()
+        if target is None:
+            described = output_of([*compiler, "--version"], "its version")
+            key = hashlib.sha256(" ".join([*compiler, described, *extra]).encode()).hexdigest()[:8]
+            target = cache_root() / "kernels" / f"{sources_key()}-{key}" / library_name()
+        compile_library(compiler, target, extra=extra, machine=machine)
+    except CompilerError as error:
+        raise ProviderUnavailableError(str(error)) from error
     except OSError as error:
         raise unusable(error) from error
     return target
-
-
-def _build(
-    compiler: Sequence[str], folder: Path, extra: Sequence[str], sources: Mapping[str, tuple[str, ...]]
-) -> Path:
-    def compiled(name: str, flags: Sequence[str]) -> str:
-        made = str(folder / f"{name}.o")
-        source = str(SOURCES / f"{name}.cpp")
-        _run([*compiler, *COMMON, *EXACT, *flags, *extra, "-c", source, "-o", made], f"{name}.cpp")
-        return made
-
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        objects = list(pool.map(compiled, sources.keys(), sources.values()))
-    out = folder / library_name()
-    # The library of a wheel must not need the C++ library of the machine that built it.
-    static = (
-        ["-static-libgcc", "-static-libstdc++"]
-        if sys.platform == "linux" and "ziglang" not in compiler
-        else []
-    )
-    _run([*compiler, "-shared", *static, *extra, *objects, "-o", str(out)], "linking")
-    return out
-
-
-def _run(command: Sequence[str], what: str) -> str:
-    name = shlex.join(command[:1])
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
-    except OSError as error:
-        raise ProviderUnavailableError(f"the compiler {name} cannot be started: {error.strerror}") from error
-    if done.returncode:
-        lines = done.stderr.splitlines()
-        detail = next((line for line in lines if "error" in line), f"exit code {done.returncode}")
-        raise ProviderUnavailableError(f"the compiler {name} failed on {what}: {detail.strip()}")
-    return done.stdout

@@ -1,4 +1,4 @@
-"""Find and load the library of CPU kernels: that of the wheel, or one that was built on this machine."""
+"""Find and load the library of CPU kernels: that of the installation, or one of the cache."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from pathlib import Path
 
 from ...errors import ProviderUnavailableError
 from ...graph_opt.lower.products.tiles import LAYOUT
-from .build import built_library, library_name
+from .build import built_library
+from .compiler import installed_library
 
 ISA_VARIABLE = "CARRYALL_KERNELS_ISA"  # forces an instruction set, for tests
 PORTABLE = "portable"  # the instruction set of every processor
@@ -33,9 +34,9 @@ class KernelLibrary:
 
 
 def find_library() -> Path | None:
-    """Return the file of the library, None if it is neither in the wheel nor built."""
-    packaged = Path(__file__).resolve().parent / library_name()
-    return packaged if packaged.is_file() else built_library()
+    """Return the file of the library, None if it is neither installed nor in the cache."""
+    installed = installed_library()
+    return installed if installed.is_file() else built_library()
 
 
 def kernel_library() -> KernelLibrary:

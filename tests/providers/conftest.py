@@ -20,7 +20,8 @@ from carryall.exporter.save import save_model
 from carryall.graph_opt.pipeline.pipeline import run
 from carryall.providers import get_provider, provider_names
 from carryall.providers.base import Provider, Runner, RunnerConfig
-from carryall.providers.native.build import build_library, built_library, find_compiler
+from carryall.providers.native.build import build_library, built_library
+from carryall.providers.native.compiler import find_compiler, installed_library
 
 software_gpu.enable()
 
@@ -36,7 +37,9 @@ PROVIDERS = [
 
 @pytest.fixture(scope="session")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Build the library of CPU kernels, once for all workers; skip without a compiler."""
+    """Return the library of the installation, or build one for all workers; skip without a compiler."""
+    if (installed := installed_library()).is_file():
+        return installed
     if find_compiler() is None:
         pytest.skip("there is no C++ compiler")
     shared = tmp_path_factory.getbasetemp().parent / "carryall-kernels"

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from carryall.providers.native.build import COMMON, SOURCES
+from carryall.providers.native.compiler import COMMON, SOURCES
 
 Array = npt.NDArray[Any]
 SOURCE = Path(__file__).with_name("operator_host.cpp")

@@ -11,7 +11,8 @@ import pytest
 from operator_calls import MAKERS
 from operator_host import OperatorHost, build_host
 
-from carryall.providers.native.build import build_library, find_compiler
+from carryall.providers.native.build import build_library
+from carryall.providers.native.compiler import find_compiler
 
 COMPILER, EMULATOR, ROOT = "aarch64-linux-gnu-g++", "qemu-aarch64", "/usr/aarch64-linux-gnu"
 pytestmark = pytest.mark.slow

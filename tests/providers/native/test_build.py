@@ -8,14 +8,15 @@ from pathlib import Path
 import pytest
 
 from carryall.errors import ProviderUnavailableError
-from carryall.providers.native import build
+from carryall.providers.native import build, compiler
 from carryall.providers.native.library import find_library, kernel_library
 
 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Use an empty cache."""
+    """Use an empty cache, and an installation without kernels."""
     monkeypatch.setenv("CARRYALL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("carryall.providers.native.library.installed_library", lambda: tmp_path / "none")
 
 
 def test_without_a_library_the_error_says_how_to_build_it() -> None:
@@ -30,20 +31,20 @@ def test_without_a_compiler_the_error_says_what_to_install(monkeypatch: pytest.M
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setattr("shutil.which", lambda name: None)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert build.find_compiler() is None
+    assert compiler.find_compiler() is None
     with pytest.raises(ProviderUnavailableError, match=r"install a C\+\+17 compiler .*carryall\[native\]"):
         build.build_library()
 
 
 def test_compilers_are_tried_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "ccache my-c++")
-    assert build.find_compiler() == ["ccache", "my-c++"]
+    assert compiler.find_compiler() == ["ccache", "my-c++"]
     monkeypatch.delenv("CXX")
     monkeypatch.setattr("shutil.which", lambda name: "/bin/g++" if name == "g++" else None)
-    assert build.find_compiler() == ["/bin/g++"]
+    assert compiler.find_compiler() == ["/bin/g++"]
     monkeypatch.setattr("shutil.which", lambda name: None)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
-    assert build.find_compiler() == [sys.executable, "-m", "ziglang", "c++"]
+    assert compiler.find_compiler() == [sys.executable, "-m", "ziglang", "c++"]
 
 
 @pytest.mark.parametrize(
@@ -82,23 +83,26 @@ def test_a_compiler_that_fails_late_leaves_nothing(tmp_path: Path, monkeypatch: 
     assert [path for path in (tmp_path / "cache").rglob("*") if path.is_file()] == []
 
 
-def test_a_library_of_other_sources_is_not_found(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CARRYALL_CACHE", str(library.parents[2]))
+def test_a_library_of_other_sources_is_not_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    library = tmp_path / "cache" / "kernels" / f"{compiler.sources_key()}-0" / compiler.library_name()
+    library.parent.mkdir(parents=True)
+    library.touch()
     assert build.built_library() == library
     monkeypatch.setattr(build, "sources_key", lambda: "0" * 16)
     assert build.built_library() is None
 
 
 def test_a_file_that_is_no_library_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / build.library_name()
+    path = tmp_path / compiler.library_name()
     path.write_text("no library")
     monkeypatch.setattr("carryall.providers.native.library.built_library", lambda: path)
     with pytest.raises(ProviderUnavailableError, match="cannot be loaded"):
         kernel_library()
 
 
-def test_another_layout_is_refused(kernels_of_this_machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert kernel_library().path == kernels_of_this_machine
+def test_another_layout_is_refused(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("carryall.providers.native.library.installed_library", lambda: library)
+    assert kernel_library().path == library
     monkeypatch.setattr("carryall.providers.native.library.LAYOUT", 9)
     with pytest.raises(ProviderUnavailableError, match="layout version 1, not 9"):
         kernel_library()
@@ -109,6 +113,6 @@ def test_another_layout_is_refused(kernels_of_this_machine: Path, monkeypatch: p
     [("x86_64", "avx512vnni"), ("AMD64", "avx2"), ("arm64", "dotprod"), ("riscv64", "portable")],
 )
 def test_sources_of_each_machine_exist(machine: str, source: str) -> None:
-    sources = build.flags_of_sources(machine)
+    sources = compiler.flags_of_sources(machine)
     assert source in sources
-    assert all((build.SOURCES / f"{name}.cpp").is_file() for name in sources)
+    assert all((compiler.SOURCES / f"{name}.cpp").is_file() for name in sources)

@@ -19,7 +19,7 @@ from quantized_experts_reference import random_experts
 from tiny_models import write_tiny
 
 from carryall.providers.base import Row
-from carryall.providers.native.build import find_compiler
+from carryall.providers.native.compiler import find_compiler
 from carryall.runtime.models.loading import load_model
 
 OWN = {"kernels": "carryall", "wide_products": "off"}

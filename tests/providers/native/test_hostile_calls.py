@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from operator_calls import MAKERS
 from operator_host import Call, OperatorHost, RefusedError, build_host
 
-from carryall.providers.native.build import build_library, find_compiler
+from carryall.providers.native.build import build_library
+from carryall.providers.native.compiler import find_compiler
 
 _ADDRESS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-g"]
 _LIMITS = [-(2**63), -(2**31), -1, 0, 1, 2, 3, 4, 5, 8, 15, 16, 17, 31, 32, 33, 64, 255, 256, 257]

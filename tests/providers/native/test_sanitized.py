@@ -13,7 +13,8 @@ from native_kernels import isas
 from operator_calls import MAKERS
 from operator_host import OperatorHost, build_host
 
-from carryall.providers.native.build import build_library, find_compiler
+from carryall.providers.native.build import build_library
+from carryall.providers.native.compiler import find_compiler
 
 KITS = Path(__file__).resolve().parents[2] / "kits"
 IMPORTS = """

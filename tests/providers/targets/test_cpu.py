@@ -101,6 +101,7 @@ def product(dtype: npt.DTypeLike) -> ir.Model:
     return graph(PRODUCT, q=np.zeros((64, 8)).astype(dtype), s=np.ones((2, 8), np.float32))
 
 
+@pytest.mark.usefixtures("without_kernels")
 @pytest.mark.parametrize(
     ("dtype", "features", "memory", "chosen"),
     [
@@ -142,6 +143,7 @@ def test_lowering_needs_the_context_length() -> None:
         CpuProvider().passes(RunnerConfig())
 
 
+@pytest.mark.usefixtures("without_kernels")
 def test_kernels_are_chosen_by_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     def settled(**options: str) -> dict[str, str]:
         config = RunnerConfig(options=dict(options))
