@@ -26,7 +26,7 @@ from carryall.options import declared
 
 ROOT = Path(__file__).resolve().parent.parent
 DEPLOY = ROOT / "deploy"
-OWN_VARIABLES = {"CARRYALL_CACHE", "CARRYALL_LOG", "CARRYALL_LOG_FORMAT"}
+OWN_VARIABLES = {"CARRYALL_BUILD_KERNELS", "CARRYALL_CACHE", "CARRYALL_LOG", "CARRYALL_LOG_FORMAT"}
 _METRIC = re.compile(r"\b((?:vllm|carryall):\w+|process_\w+)")
 
 

@@ -195,11 +195,14 @@ def _has_fast_kernels() -> bool:
 
 
 def _blocks_suffice(graph: ir.Graph) -> bool:
-    """Whether carryall's kernel has the head size, and all layers have the same window, or none."""
+    """Whether carryall's kernel has the head size, and all layers have the same window, or none.
+
+    Attention of several operators fits no kernel.
+    """
     nodes = list(nodes_of(graph, "Attention"))
     masks = {node.inputs[3] for node in nodes if len(node.inputs) > 3}
     sizes = [static_size(value, 3) or 0 for node in nodes for value in node.inputs[4:6]]
-    return len(masks) < 2 and max(sizes, default=0) <= LARGEST_HEAD
+    return bool(nodes) and len(masks) < 2 and max(sizes, default=0) <= LARGEST_HEAD
 
 
 def _wide_products_pay(graph: Callable[[], ir.Model], *, own: bool) -> bool:

@@ -57,7 +57,7 @@ class NativeAttentionPass(GraphPass):
         scales: ``auto`` is int8 if it is not empty, else float32.
 
     Raises:
-        UnsupportedAttentionError: the kernel has no such head size.
+        UnsupportedAttentionError: the kernel has no such head size, or no attention is one operator.
     """
 
     def __init__(self, cache_type: str, scales: CacheScales) -> None:
@@ -72,6 +72,10 @@ class NativeAttentionPass(GraphPass):
         if self._asked == "auto":
             self._type = "int8" if self._scales.by_cache else "float32"
         result = super().call(model)
+        if not result.modified:
+            raise UnsupportedAttentionError(
+                "KV in blocks needs attention as one operator; the graph has none"
+            )
         model.metadata_props[CACHE_TYPE] = self._type
         model.metadata_props[SLIDING_WINDOWS] = json.dumps(self._windows)
         return result

@@ -140,6 +140,7 @@ def test_doctor_takes_no_provider_without_a_selftest(option: str) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("without_kernels")
 def test_doctor_says_what_works() -> None:
     result = run("doctor", "--json")
     found = json.loads(result.stdout)
