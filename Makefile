@@ -5,6 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PYTEST_ARGS ?= -n 2
 ANYWHERE_ARGS ?=
+KERNELS := $(wildcard providers/native/sources/*)
 
 .PHONY: help demo test anywhere check lint types docs format wheel clean
 
@@ -51,13 +52,13 @@ wheel: $(VENV)/.test-ready
 clean:
 	rm -rf $(VENV) build dist site src/*.egg-info .mypy_cache .ruff_cache .pytest_cache
 
-# The stamps are renewed when the dependencies change.
-$(VENV)/.demo-ready: pyproject.toml | $(BIN)/pip
+# The stamps are renewed when the dependencies or the sources of the CPU kernels change.
+$(VENV)/.demo-ready: pyproject.toml $(KERNELS) | $(BIN)/pip
 	@echo "Installing carryall and what it needs into $(VENV) (a minute or two, once)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[cpu]"
 	@touch $@
 
-$(VENV)/.test-ready: pyproject.toml | $(BIN)/pip
+$(VENV)/.test-ready: pyproject.toml $(KERNELS) | $(BIN)/pip
 	@echo "Installing carryall and its test tools into $(VENV) (a few minutes, once)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[test]"
 	@touch $@

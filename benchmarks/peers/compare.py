@@ -4,8 +4,8 @@
     python benchmarks/peers/compare.py FOLDER --model smollm2 --engine "OpenVINO GenAI" --quick
 
 Makes in FOLDER, once, an environment with pinned packages for each engine, the models and each engine's
-4-bit form of them, about 15 GB and an hour. Then all engines run in turn, and FOLDER/results gets a table, a
-chart and all figures of each model. Compare ratios only: the machine's speed changes within an hour.
+4-bit form of them, about 15 GB and an hour. Then all engines run in turn, and FOLDER/results gets a table,
+charts and all figures of each model. Compare ratios only: the machine's speed changes within an hour.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ from pathlib import Path
 
 import measures
 import models
+import plots
 import report
 from environments import python_of
+from fidelity import fidelity
 
 from carryall.providers.host.machine import memory_bandwidth
 
@@ -35,6 +37,7 @@ class Engine:
     model: Callable[[Path, str], Path | None]
     decode: str
     trace: str | None
+    logits: str
     settings: str = ""
 
     def enter(self, folder: Path, model: str) -> measures.Contestant | None:
@@ -43,22 +46,24 @@ class Engine:
         if path is None:
             return None
         python = Path(sys.executable) if self.environment is None else python_of(folder, self.environment)
-        return measures.Contestant(self.name, python, f"{path}{self.settings}", self.decode, self.trace)
+        location = f"{path}{self.settings}"
+        return measures.Contestant(self.name, python, location, self.decode, self.trace, self.logits)
 
 
 ENGINES = (
-    Engine("carryall", None, models.carryall_model, "carryall_llm", "carryall_engine"),
+    Engine("carryall", None, models.carryall_model, "carryall_llm", "carryall_engine", "carryall"),
     Engine(
         "carryall on OpenVINO",
         None,
         models.carryall_model,
         "carryall_llm",
         "carryall_engine",
+        "carryall_on_openvino",
         ",provider=openvino",
     ),
-    Engine("OpenVINO GenAI", "openvino", models.openvino_model, "ov_genai", "ov_engine"),
-    Engine("onnxruntime-genai", "genai", models.genai_model, "ort_genai", "genai_engine"),
-    Engine("llama.cpp", "llama.cpp", models.llamacpp_model, "llamacpp", None),
+    Engine("OpenVINO GenAI", "openvino", models.openvino_model, "ov_genai", "ov_engine", "openvino"),
+    Engine("onnxruntime-genai", "genai", models.genai_model, "ort_genai", "genai_engine", "genai"),
+    Engine("llama.cpp", "llama.cpp", models.llamacpp_model, "llamacpp", None, "llamacpp"),
 )
 
 
@@ -68,17 +73,26 @@ def compare(folder: Path, model: str, engines: list[Engine], plan: measures.Plan
     contestants = [one for one in entered if one is not None]
     results = folder / "results"
     results.mkdir(exist_ok=True)
+    bandwidth, peak = memory_bandwidth(), plots.int8_peak()
     machine = {
         "processor": platform.processor() or platform.machine(),
         "cores": os.cpu_count(),
-        "read bandwidth in GB/s": round(memory_bandwidth(), 1),
+        "read bandwidth in GB/s": round(bandwidth, 1),
+        "int8 operations a second, 10^9": round(peak / 1e9),
         "load": round(os.getloadavg()[0], 1),
     }
 
+    checkpoint = models.checkpoint(folder, model)
+    roofline = plots.Roofline(checkpoint, contestants, plan, bandwidth * 1e9, peak)
+
     def keep(figures: Sequence[measures.Figure], versions: dict[str, str]) -> None:
         report.write(results, model, figures, versions, machine)
+        plots.write_plots(results, model, figures, plan, roofline)
 
-    measures.run(contestants, plan, keep)
+    figures, versions = measures.run(contestants, plan, keep)
+    if model == models.REAL:
+        torch = python_of(folder, "genai")
+        keep([*figures, *fidelity(contestants, checkpoint, torch)], versions)
     return (results / f"{model}.md").read_text(encoding="utf-8")
 
 
@@ -93,7 +107,7 @@ def main() -> None:
     parser.add_argument(
         "--engine", action="append", choices=names[1:], help="a peer of carryall; default: all"
     )
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=measures.Plan.rounds)
     parser.add_argument("--quick", action="store_true", help="short works, to see that all engines run")
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)

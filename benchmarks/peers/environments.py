@@ -6,8 +6,10 @@ The wheels of the engines overwrite each other's libraries, so each engine has i
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 # Packages of one tuple are installed together, tuples one after the other: a CPU build of torch that is there
@@ -24,6 +26,8 @@ PACKAGES: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "llama.cpp": (("llama-cpp-python==0.3.36", "numpy"),),  # compiles llama.cpp: about 10 minutes
 }
+# Its products on AMX end the process (0.3.36 on a Xeon of model 167, prompts of two and more tokens).
+_VARIABLES = {"llama.cpp": {"CMAKE_ARGS": "-DCMAKE_C_FLAGS=-mno-amx-int8 -DCMAKE_CXX_FLAGS=-mno-amx-int8"}}
 _UNWANTED = {"optimum": "torchvision"}  # its CUDA build cannot be imported beside a CPU build of torch
 
 
@@ -35,26 +39,29 @@ def python_of(folder: Path, name: str) -> Path:
     """
     home = folder / "environments" / name
     python, record = home / "bin" / "python", home / "packages.json"
-    wanted = json.dumps(PACKAGES[name])
+    variables = _VARIABLES.get(name, {})
+    wanted = json.dumps([PACKAGES[name], variables])
     if record.is_file() and record.read_text() == wanted:
         return python
     print(f"creating the environment {name}", file=sys.stderr, flush=True)
     run([sys.executable, "-m", "venv", "--clear", str(home)])
     for packages in PACKAGES[name]:
-        run([str(python), "-m", "pip", "install", "-q", *packages])
+        caching = ["--no-cache-dir"] if variables else []  # the cache has builds with other variables
+        run([str(python), "-m", "pip", "install", "-q", *caching, *packages], variables=variables)
     if name in _UNWANTED:
         run([str(python), "-m", "pip", "uninstall", "-q", "-y", _UNWANTED[name]])
     record.write_text(wanted)
     return python
 
 
-def run(command: list[str], cwd: Path | None = None) -> None:
-    """Run a command quietly.
+def run(command: list[str], cwd: Path | None = None, *, variables: Mapping[str, str] | None = None) -> None:
+    """Run a command quietly, with some more environment variables.
 
     Raises:
         RuntimeError: it failed; the message has the end of its output.
     """
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+    environment = os.environ | dict(variables or {})
+    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         output = (done.stdout + done.stderr)[-2000:]
         raise RuntimeError(f"exit code {done.returncode}: {' '.join(command)}\n{output}")

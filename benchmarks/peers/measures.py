@@ -30,6 +30,7 @@ class Contestant:
         model: argument of the worker.
         decode: worker of ``Work``.
         trace: worker of ``Trace``, None if the engine has no continuous batching or static batches.
+        logits: engine of the worker ``logits.py``.
     """
 
     name: str
@@ -37,11 +38,12 @@ class Contestant:
     model: str
     decode: str
     trace: str | None
+    logits: str
 
 
 @dataclass(frozen=True)
 class Figure:
-    """One measured value: ``unit`` is "tokens/s", or "s" and "MB", of which less is better."""
+    """One measured value: ``unit`` is "tokens/s" or "%", or "s", "MB" or "nats", of which less is better."""
 
     measure: str
     engine: str
@@ -54,20 +56,33 @@ class Figure:
 class Plan:
     """What is measured: (prompt tokens, batch) of decoding, lengths of prompts, requests of the traces."""
 
-    decode: Sequence[tuple[int, int]] = ((256, 1), (256, 8), (64, 32))
+    decode: Sequence[tuple[int, int]] = ((256, 1), (1024, 1), (4096, 1), (256, 8), (256, 32))
     prompts: Sequence[int] = (256, 1024, 4096)
     requests: int = 48
-    rounds: int = 5
+    rounds: int = 3
 
 
 QUICK = Plan(decode=((64, 1), (64, 4)), prompts=(128,), requests=6, rounds=2)
 
 
+def decode_name(prompt: int, batch: int) -> str:
+    """Return the measure of decoding after prompts of some tokens."""
+    return f"decode, batch {batch}, {prompt} cached"
+
+
+def prompt_name(tokens: int) -> str:
+    """Return the measure of one prompt."""
+    return f"prompt of {tokens}"
+
+
 Keep = Callable[[Sequence[Figure], dict[str, str]], None]
 
 
-def run(contestants: Sequence[Contestant], plan: Plan, keep: Keep) -> None:
-    """Measure everything; call ``keep`` with the figures so far and the engines' versions after each part."""
+def run(contestants: Sequence[Contestant], plan: Plan, keep: Keep) -> tuple[list[Figure], dict[str, str]]:
+    """Measure speed and memory; return the figures and the engines' versions.
+
+    Calls ``keep`` with the figures so far and the versions after each part.
+    """
     figures: list[Figure] = []
     workers = [(one, Worker(one.name, str(one.python), one.decode, one.model)) for one in contestants]
     versions = {one.name: str(worker.ready["engine"]) for one, worker in workers}
@@ -79,15 +94,17 @@ def run(contestants: Sequence[Contestant], plan: Plan, keep: Keep) -> None:
     keep(figures, versions)
     for _, worker in workers:
         worker.close()
-    keep([*figures, *_traces(contestants, plan)], versions)
+    figures += _traces(contestants, plan)
+    keep(figures, versions)
+    return figures, versions
 
 
 def decode_and_prompts(workers: Sequence[Worker], plan: Plan) -> Iterator[list[Figure]]:
     """Yield the rates of each round; the first round warms up and is not recorded."""
     works: list[tuple[str, Callable[[Worker, int], float]]] = [
-        (f"decode, batch {batch}, {prompt} cached", _slope(prompt, batch)) for prompt, batch in plan.decode
+        (decode_name(prompt, batch), _slope(prompt, batch)) for prompt, batch in plan.decode
     ]
-    works += [(f"prompt of {tokens}", _prompt(tokens)) for tokens in plan.prompts]
+    works += [(prompt_name(tokens), _prompt(tokens)) for tokens in plan.prompts]
     for number in range(-1, plan.rounds):
         first, rates = number % len(workers), []
         for name, measure in works:

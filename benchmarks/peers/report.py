@@ -15,7 +15,7 @@ from measures import Figure
 sys.path.append(str(Path(__file__).resolve().parents[1] / "decoders"))
 from charts import bars
 
-_LESS_IS_BETTER = {"s", "MB"}
+_LESS_IS_BETTER = {"s", "MB", "nats"}
 
 
 def rows(figures: Sequence[Figure], reference: str) -> list[dict[str, Any]]:

@@ -25,7 +25,7 @@ def load(path: str):  # noqa: ANN201 -- the engine's library has no types
                 _decode(
                     context, batch, [(int(t), p, row, p == len(prompt) - 1) for p, t in enumerate(prompt)]
                 )
-                last.append(_best(context, len(prompt) - 1, vocab_size))
+                last.append(_best(context, -1, vocab_size))
             first = time.perf_counter()
             for step in range(work.new_tokens - 1):
                 rows = [(token, work.prompt_tokens + step, row, True) for row, token in enumerate(last)]
