@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from ...errors import CarryallError
+from ..base import RunnerConfig
+from ..ort.device_memory import Device
 from ..ort.provider import OrtProvider
 from . import libraries, nvidia
 from .libraries import Library
@@ -30,6 +34,19 @@ class NvidiaProvider(OrtProvider):
     def libraries(self) -> list[Library]:
         """What must be loadable."""
         return nvidia.cuda_libraries()
+
+    def device(self, index: int) -> Device:
+        """Return the device for ONNX Runtime's memory and bindings."""
+        return Device(name=self.device_name, index=index, enter=partial(self.enter, index))
+
+    def enter(self, index: int) -> None:
+        """Make this thread ready for a device."""
+        nvidia.enter(index)
+
+    def _open(self, model: Path, config: RunnerConfig, **named: Any) -> Any:
+        if self.available() is None:
+            self.enter(self.checked_options(config.options)["device"])
+        return super()._open(model, config, **named)
 
     def free_memory(self, options: Mapping[str, Any]) -> int:
         """Return the free memory of the device in bytes."""

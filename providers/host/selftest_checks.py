@@ -23,7 +23,8 @@ Logits = npt.NDArray[np.float32]
 ModelMaker = Callable[[], ir.Model]
 
 SLOTS = 3
-_PROMPT = 256  # tokens, to time a prompt
+_PROMPTS = (16, 64, 256)  # tokens; the largest that takes a moment is timed
+_PROMPT_SECONDS = 4.0
 _TIMED_SECONDS, _TIMED_STEPS = 2.0, 100
 _READERS_OF_ROWS = frozenset({"Gather", "GatherBlockQuantized"})
 
@@ -184,21 +185,18 @@ def speed_figures(
     weights: the limit of its speed. It is missing if the provider does not know the bandwidth.
     """
     start = time.perf_counter()
-    config = RunnerConfig(max_slots=8, context_length=2 * _PROMPT, options=dict(options))
+    config = RunnerConfig(max_slots=8, context_length=2 * _PROMPTS[-1], options=dict(options))
     with opened(provider, make_model, config) as (runner, path):
         loaded = time.perf_counter() - start
         read = _bytes_read(path)
-        tokens = np.random.default_rng(0).integers(1, runner.info.vocab_size, _PROMPT)
-        runner.forward([Row(0, tokens[:64], 0)])  # compiles what the device compiles at its first run
-        start = time.perf_counter()
-        runner.forward([Row(0, tokens, 0)])
-        prompt = time.perf_counter() - start
+        size, prompt = _timed_prompt(runner)
         slots = runner.info.max_slots
-        one = _seconds_per_step(runner, [_PROMPT] + [0] * (slots - 1), 1)
-        many = _seconds_per_step(runner, [_PROMPT] + [0] * (slots - 1), slots)
+        one = _seconds_per_step(runner, [size] + [0] * (slots - 1), 1)
+        many = _seconds_per_step(runner, [size] + [0] * (slots - 1), slots)
     figures = {
         "load_seconds": loaded,
-        "prompt_tokens_per_second": _PROMPT / prompt,
+        "prompt_tokens": size,
+        "prompt_tokens_per_second": size / prompt,
         "decode_tokens_per_second": 1 / one,
         f"decode_tokens_per_second_of_{slots}": slots / many,
         "weight_bytes": float(read),
@@ -208,6 +206,20 @@ def speed_figures(
     if bandwidth is not None:
         figures |= {"bandwidth_bytes_per_second": bandwidth, "bandwidth_share": read / one / bandwidth}
     return True, figures
+
+
+def _timed_prompt(runner: Runner) -> tuple[int, float]:
+    """Return the tokens and the seconds of a prompt; a slow device gets a short one."""
+    tokens = np.random.default_rng(0).integers(1, runner.info.vocab_size, _PROMPTS[-1])
+    size, seconds = 0, 0.0
+    for size, longer in zip(_PROMPTS, (*_PROMPTS[1:], 0), strict=True):
+        for _ in range(2):  # the first run compiles what the device compiles for its shape
+            start = time.perf_counter()
+            runner.forward([Row(0, tokens[:size], 0)])
+            seconds = time.perf_counter() - start
+        if seconds * longer / size > _PROMPT_SECONDS:
+            break
+    return size, seconds
 
 
 def _seconds_per_step(runner: Runner, held: list[int], rows: int) -> float:

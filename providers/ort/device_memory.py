@@ -16,6 +16,7 @@ import onnx_ir as ir
 
 from ...contract import TOTAL_SEQUENCE_LENGTH, present_of
 from ...errors import ProviderRuntimeError, ProviderUnavailableError
+from .. import captures
 from ..kv.kv_memory import KVSpec
 from . import ort
 from .slot_memory import Array, BoundRun, SlotMemory, shared_value
@@ -37,7 +38,7 @@ class Device:
             them. Buffers of Direct3D and WebGPU are handles.
         updates: host arrays can be copied into device values at any time, not only by binding them to a run.
         memory: ``onnxruntime.OrtMemoryInfo`` to allocate by, of a device that has no name of its own.
-        enter: makes the calling thread ready for the device.
+        enter: makes the calling thread ready for the device; see ``ready``.
     """
 
     name: str
@@ -46,6 +47,19 @@ class Device:
     updates: bool = True
     memory: Any = None
     enter: Callable[[], None] | None = None
+
+    def ready(self) -> None:
+        """Make the calling thread ready for the device.
+
+        Raises:
+            ProviderRuntimeError: the device is gone.
+        """
+        if self.enter is None:
+            return
+        try:
+            self.enter()
+        except ProviderUnavailableError as error:  # it was there when the session was opened
+            raise ProviderRuntimeError(str(error)) from error
 
     def allocate(self, shape: Sequence[int], dtype: np.dtype[Any]) -> Any:
         """Return an ``OrtValue`` in this device's memory, its content undefined."""
@@ -104,12 +118,7 @@ class DeviceMemory(SlotMemory):
 
     def enter(self) -> None:
         """See ``SlotMemory``."""
-        if self._device.enter is None:
-            return
-        try:
-            self._device.enter()
-        except ProviderUnavailableError as error:  # it was there when the memory was allocated
-            raise ProviderRuntimeError(str(error)) from error
+        self._device.ready()
 
     def bind_caches(self, binding: Any, first: int, count: int) -> None:
         """See ``SlotMemory``."""
@@ -125,7 +134,11 @@ class DeviceMemory(SlotMemory):
         """See ``SlotMemory``."""
         if not self._device.updates:
             return _Rebinding(binding, memory=self, feeds=feeds, results=results)
-        run = BoundRun(binding, options=_graph_options(next(self._graph_ids) if capture else None))
+        run: BoundRun
+        if capture:
+            run = _CapturedRun(binding, options=_graph_options(next(self._graph_ids)))
+        else:
+            run = BoundRun(binding, options=_graph_options(None))
         on_host = {name: array for name, array in feeds.items() if name in self._host_inputs}
         super().bind_once(binding, on_host, {})
         for name, array in feeds.items():
@@ -245,6 +258,24 @@ class _Rebinding(BoundRun):
         """Run once; all results are on the host afterwards, also ``late`` ones."""
         self._memory.bind_once(self.binding, self._feeds, self._results)
         super().run(session)
+
+
+class _CapturedRun(BoundRun):
+    """A run that the device captures the first time that no other thread prevents it, and then replays."""
+
+    __slots__ = ("_captured",)
+
+    def __init__(self, binding: Any, *, options: Any) -> None:
+        super().__init__(binding, options=options)
+        self._captured = False
+
+    def _execute(self, session: Any, options: Any) -> None:
+        if self._captured:
+            super()._execute(session, options)
+            return
+        with captures.capture() as may:
+            super()._execute(session, options if may else _graph_options(None))
+        self._captured = may
 
 
 def slots_that_fit(free: int, slot_bytes: int, wanted: int, remedy: str) -> int:

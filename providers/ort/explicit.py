@@ -37,6 +37,7 @@ class OrtExplicitSession:
 
     def run(self, feeds: Mapping[str, npt.NDArray[Any]], past: Sequence[Any]) -> tuple[Logits, list[Any]]:
         """See ``ExplicitSession``."""
+        self._device.ready()
         binding = self._session.io_binding()
         try:
             for name, array in feeds.items():

@@ -20,6 +20,7 @@ from ...errors import (
     ProviderUnavailableError,
 )
 from ...storage.paths import check_utf8
+from ..captures import no_capture
 from ..placement import (
     RECORD,
     Placement,
@@ -228,7 +229,7 @@ def open_session(
         options.add_session_config_entry(*strictness)
     source = model if isinstance(model, bytes) else str(model)
     try:
-        with quiet_logger():
+        with quiet_logger(), no_capture():
             session = onnxruntime.InferenceSession(source, sess_options=options, enable_fallback=0, **asked)
     except runtime_errors() as error:
         raise load_error(error, model_name(model), [execution_provider]) from error

@@ -112,6 +112,7 @@ class OrtPagedSession:
 
     def run(self, batch: PagedBatch) -> Logits:
         """See ``PagedSession``."""
+        self._memory.enter()
         binding = self._session.io_binding()
         try:
             matrices = {} if batch.lora is None else batch.lora.matrices

@@ -47,10 +47,12 @@ class BoundRun:
         """Run once; all results except the ``late`` ones are on the host afterwards."""
         for value, array in self.uploads:
             value.update_inplace(array)
-        options = () if self.options is None else (self.options,)
-        session.run_with_iobinding(self.binding, *options)
+        self._execute(session, self.options)
         for name in self.downloads.keys() - set(late):
             self.fetch(name)
+
+    def _execute(self, session: Any, options: Any) -> None:
+        session.run_with_iobinding(self.binding, *(() if options is None else (options,)))
 
     def fetch(self, name: str) -> None:
         """Copy a ``late`` result of the last run to the host."""

@@ -44,6 +44,7 @@ from ..base import (
     check_rows,
     rows_in_cache,
 )
+from ..captures import no_capture
 from ..kv.kv_memory import TRIM_STEP, KVSpec
 from ..kv.slot_graph import SlotGraph, read_slot_graph
 from ..lora import lora_facts
@@ -232,10 +233,11 @@ class SlotRunner:
 
     def close(self) -> None:
         """Free all resources. The runner cannot be used afterwards."""
-        self._bindings.clear()
-        self._latest.clear()
-        self._session = self._decode_session = None
-        self._kv.close()
+        with no_capture():  # a device frees the sessions
+            self._bindings.clear()
+            self._latest.clear()
+            self._session = self._decode_session = None
+            self._kv.close()
 
     def _rows_in_cache(self, rows: Sequence[Row]) -> list[Row]:
         """Check the rows, cut each slot to the start of its row, and return rows with starts in the cache.

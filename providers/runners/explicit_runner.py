@@ -16,6 +16,7 @@ import numpy.typing as npt
 from ...contract import ATTENTION_MASK, HIDDEN_STATES, INPUT_IDS, LOGITS_POSITIONS, POSITION_IDS
 from ...errors import GraphError, ProviderRuntimeError, UsageError
 from ..base import LoraMatrices, Row, RunnerConfig, RunnerInfo, check_rows
+from ..captures import no_capture
 from ..kv.kv_memory import KVSpec
 from ..lora import LoraPlaces, lora_facts
 
@@ -150,8 +151,9 @@ class ExplicitRunner:
 
     def close(self) -> None:
         """Free all resources. The runner cannot be used afterwards."""
-        self._past.clear()
-        self._session = None
+        with no_capture():  # a device frees the session
+            self._past.clear()
+            self._session = None
 
     def _opened(self) -> ExplicitSession:
         if self._session is None:

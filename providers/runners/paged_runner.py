@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from ...errors import ProviderRuntimeError
 from ..base import KVEviction, LoraMatrices, Row, RunnerInfo, check_rows, rows_in_cache
+from ..captures import no_capture
 from ..kv.block_pool import BlockPool, Copies
 from ..lora import LoraInputs, LoraPlaces
 
@@ -198,7 +199,8 @@ class PagedRunner:
 
     def close(self) -> None:
         """Free all resources. The runner cannot be used afterwards."""
-        self._session = None
+        with no_capture():  # a device frees the session
+            self._session = None
 
     def _opened(self) -> PagedSession:
         if self._session is None:

@@ -6,7 +6,6 @@ import dataclasses
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -124,9 +123,7 @@ class CudaProvider(NvidiaProvider):
     def runner(self, model: Path, config: RunnerConfig) -> Runner:
         """Load a graph lowered by ``passes`` for generation, with fewer slots if memory is short."""
         options = self.checked_options(config.options)
-        device = Device(
-            name=self.device_name, index=options["device"], enter=partial(self.enter, options["device"])
-        )
+        device = self.device(options["device"])
         if is_paged(options):
             return self._paged_runner(model, config, device)
         obstacle = options["cuda_graphs"] and uncapturable(read_model(model).graph)
@@ -175,16 +172,6 @@ class CudaProvider(NvidiaProvider):
         return PagedRunner(
             paged, pool, info, hidden_size=graph.hidden_size, loras=loras if graph.lora_modules else None
         )
-
-    def _open(self, model: Path, config: RunnerConfig, **named: Any) -> Any:
-        reason = self.available()
-        if reason is None:
-            self.enter(self.checked_options(config.options)["device"])
-        return super()._open(model, config, **named)
-
-    def enter(self, index: int) -> None:
-        """Make this thread ready for a device."""
-        nvidia.enter(index)
 
     def compute_capability(self, index: int) -> tuple[int, int]:
         """Return the compute capability of a device."""

@@ -55,6 +55,11 @@ class NvTensorRtRtxProvider(TensorRTProvider):
             raise ProviderUnavailableError(f"there is no device {options['device']}, only {len(found)}")
         return [found[options["device"]]]
 
+    def enter(self, index: int) -> None:
+        """Make this thread ready for a device; a plugin brings its own CUDA runtime."""
+        if packaged_library(_PLUGIN) is None:
+            super().enter(index)
+
     def libraries(self) -> list[Library]:
         """Return the required libraries; TensorRT for RTX itself is part of the onnxruntime wheel."""
         return nvidia.cuda_libraries()

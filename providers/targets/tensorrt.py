@@ -20,7 +20,6 @@ from ..host import nvidia
 from ..host.libraries import Library
 from ..host.nvidia_provider import NvidiaProvider
 from ..ort import ort
-from ..ort.device_memory import Device
 from ..ort.explicit import OrtExplicitSession
 from ..ort.provider import compute_type
 from ..ort.tensorrt_options import EngineCache, ShapeRange, input_shapes, model_facts
@@ -97,7 +96,7 @@ class TensorRTProvider(NvidiaProvider):
         own |= self.cache_options(cache.folder)
         session = self._open(model, config, generating=True, own=own)
         runner = ExplicitRunner(
-            OrtExplicitSession(session, Device(name=self.device_name, index=options["device"]), str(model)),
+            OrtExplicitSession(session, self.device(options["device"]), str(model)),
             config,
             str(model),
             chunk=options["chunk"],

@@ -20,6 +20,7 @@ import onnx_ir as ir
 from ...errors import ModelNotFoundError, UsageError
 from ...options import shown
 from ...providers import get_provider, has_argument
+from ...providers.captures import no_capture
 from ...providers.ort import ort
 from ...providers.placement import (
     RECORD,
@@ -141,12 +142,14 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # o
     def _strictly(self, asked: list[str]) -> Iterator[None]:
         """Check the providers, and translate onnxruntime's errors while a session opens."""
         if self._allow_fallback:
-            yield
+            with no_capture():
+                yield
             return
         for name in asked:
             ort.check_available(name)
         try:
-            yield
+            with no_capture():
+                yield
         except ort.runtime_errors() as error:
             raise ort.load_error(error, self._source, asked) from error
 

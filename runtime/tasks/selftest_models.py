@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
 from ...contract import is_past
-from ...graph_opt.graph.edit import static_size
+from ...graph_opt.graph.edit import nodes_of, static_size
 from ...graph_opt.pipeline import pipeline
 from ...graph_opt.quantize.algorithms.blockwise import BlockFormat
+from ...graph_opt.quantize.calibration.activations import ActivationReader
 from ...graph_opt.quantize.formats.dynamic_int8 import DynamicQuantizationPass
 from ...graph_opt.quantize.formats.kv_cache import QuantizeKVPass
 from ...graph_opt.quantize.formats.static_int8 import StaticQuantizationPass
@@ -95,7 +98,7 @@ LARGE: dict[str, Any] = {
     "max_position_embeddings": 1024,
     "tie_word_embeddings": True,
 }
-_ACTIVATIONS, _KV_SCALE = 8.0, 0.08  # invented ranges: both sides of a comparison have the same
+_KV_SCALE = 0.08  # invented: both sides of a comparison have the same
 
 
 def cases() -> Iterator[tuple[str, str]]:
@@ -113,10 +116,10 @@ def decoder(family: str, form: str) -> ir.Model:
 
 def in_form(model: ir.Model, form: str) -> ir.Model:
     """Return a portable decoder in a form of ``FORMS``."""
-    return pipeline.run(model, _passes(form, model.graph))[0]
+    return pipeline.run(model, _passes(form, model))[0]
 
 
-def _passes(form: str, graph: ir.Graph) -> list[ir.passes.PassBase]:
+def _passes(form: str, model: ir.Model) -> list[ir.passes.PassBase]:
     if form == "float":
         return []
     if form in _BLOCKS:
@@ -124,12 +127,23 @@ def _passes(form: str, graph: ir.Graph) -> list[ir.passes.PassBase]:
     if form == "dynamic":
         return [DynamicQuantizationPass(_BLOCKS["int8"])]
     if form == "static":
-        names = {str(value.name) for node in graph for value in node.inputs if value is not None}
-        return [StaticQuantizationPass(_BLOCKS["int8"], dict.fromkeys(names, _ACTIVATIONS))]
+        return [StaticQuantizationPass(_BLOCKS["int8"], _ranges(model))]
     scales = {}
-    for value in graph.inputs:
+    for value in model.graph.inputs:
         if is_past(str(value.name)):
             size = (static_size(value, 1) or 0) * (static_size(value, 3) or 0)
             shape = () if form == "int8-kv-tensor" else (size,)
             scales[str(value.name)] = np.full(shape, _KV_SCALE, np.float32)
     return [WeightOnlyQuantizationPass(_BLOCKS["int4"]), QuantizeKVPass(scales)]
+
+
+def _ranges(model: ir.Model) -> dict[str, float]:
+    """Return the largest magnitude of each input of a product, measured on random tokens."""
+    products = {str(node.inputs[0].name) for node in nodes_of(model.graph, "MatMul") if node.inputs[0]}
+    names = sorted(products - set(model.graph.initializers))
+    with tempfile.TemporaryDirectory(prefix="carryall-") as folder:
+        path = Path(folder) / "model.onnx"
+        ir.save(model, path, external_data="model.onnx.data")
+        tokens = np.random.default_rng(0).integers(1, FAMILIES["llama"]["vocab_size"], CONTEXT)
+        values = ActivationReader(path, names).read(tokens)
+    return {name: float(np.abs(value).max()) for name, value in values.items()}

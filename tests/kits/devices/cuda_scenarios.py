@@ -102,18 +102,22 @@ def forms(folder: Path, family: str, *chosen: str) -> list[dict[str, Any]]:
 
 
 def threads(folder: Path) -> int:
-    """Let one thread open models and capture their steps, while others run prompts; return the captures."""
+    """Let one thread open models and capture their steps, while others do the same and run prompts.
+
+    Returns:
+        The models that it opened.
+    """
     model, config = lowered(folder, "llama", "float")
     other, other_config = lowered(folder, "qwen3", "int4")
     ended, faults = threading.Event(), []
 
     def prompts() -> None:
         try:
-            runner, size = CudaProvider().runner(other, other_config), 1
             while not ended.is_set():
-                size = size % (CONTEXT - 1) + 1
-                runner.forward([Row(0, tokens(size), 0)])
-            runner.close()
+                runner = CudaProvider().runner(other, other_config)
+                for size in range(1, CONTEXT, 5):
+                    runner.forward([Row(0, tokens(size), 0)])
+                runner.close()
         except Exception as error:  # noqa: BLE001 - the parent judges it
             faults.append(f"{type(error).__name__}: {error}")
 
@@ -132,6 +136,30 @@ def threads(folder: Path) -> int:
     if faults:
         raise RuntimeError("; ".join(faults))
     return 6
+
+
+def foreign_thread(folder: Path) -> list[Any]:
+    """Let another library's thread allocate while a step is captured; return what became of requests."""
+    model, config = lowered(folder, "llama", "float")
+    engine = Engine(CudaProvider().runner(model, config))
+    ended = threading.Event()
+
+    def allocate() -> None:
+        address = ctypes.c_void_p()
+        while not ended.is_set():
+            if _stub().cudaMalloc(ctypes.byref(address), ctypes.c_size_t(64)) == 0:
+                _stub().cudaFree(address)
+
+    worker = threading.Thread(target=allocate)
+    worker.start()
+    spoiled = make_request("spoiled", [1, 2, 3])
+    run_engine(engine, [spoiled])
+    ended.set()
+    worker.join()
+    later = make_request("later", [1, 2, 3])
+    run_engine(engine, [later])
+    engine.close()
+    return [spoiled.finish_reason, str(spoiled.error), later.finish_reason]
 
 
 def copies(folder: Path) -> list[bool]:

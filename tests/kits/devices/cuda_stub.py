@@ -32,6 +32,7 @@ _LIBRARIES = (_RUNTIME, "libcublas.so.13", "libcublasLt.so.13", "libcurand.so.10
 _SPECIAL = {
     r"\w+Create(_v2)?": "int {0}(void **handle) {{ *handle = calloc(1, 256); return 0; }}",
     r"\w+GetStatus\w+": 'const char *{0}(int code) {{ return "stub"; }}',
+    r"cublasDestroy(_v2)?": "int {0}(void *handle) {{ free(handle); return cudaDeviceSynchronize(); }}",
     r"cublasGetMathMode": "int {0}(void *handle, int *mode) {{ *mode = 0; return 0; }}",
     r"cublasLtMatmulAlgoGetHeuristic": (  # its results are structures of 96 bytes
         "int {0}(void *a, void *b, void *c, void *d, void *e, void *f, void *g, int count, char *results, "
@@ -142,7 +143,8 @@ def _empty_library(names: list[str]) -> str:
         special = (text for pattern, text in _SPECIAL.items() if re.fullmatch(pattern, name))
         return next(special, _EMPTY).format(name)
 
-    return "\n".join(["#include <stdlib.h>", "#include <string.h>", *map(body, names)])
+    known = ["#include <stdlib.h>", "#include <string.h>", "int cudaDeviceSynchronize(void);"]
+    return "\n".join([*known, *map(body, names)])
 
 
 def _compile(compiler: str, source: Path, library: Path) -> None:
@@ -154,5 +156,6 @@ def _compile(compiler: str, source: Path, library: Path) -> None:
     else:
         flags += ["-x", "c"]
     script = [] if library.name == "libcuda.so.1" else [f"-Wl,--version-script={versions}"]
-    subprocess.run([compiler, *flags, str(source), *script, "-o", str(library)], check=True)
+    runtime = [] if library.name == _RUNTIME else ["-x", "none", str(library.with_name(_RUNTIME))]
+    subprocess.run([compiler, *flags, str(source), *script, *runtime, "-o", str(library)], check=True)
     versions.unlink()

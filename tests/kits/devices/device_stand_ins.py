@@ -65,6 +65,9 @@ class _OnCpu:
     def available(self) -> str | None:
         return None
 
+    def enter(self, index: int) -> None:
+        pass
+
     def provider_options(self, options: Mapping[str, Any], *, generating: bool) -> dict[str, str]:
         return {}
 
@@ -84,9 +87,6 @@ class CudaOnCpu(_OnCpu, CudaProvider):
 
     def compute_capability(self, index: int) -> tuple[int, int]:
         return 8, 0
-
-    def enter(self, index: int) -> None:
-        pass
 
 
 class PagedCudaOnCpu(CudaOnCpu):

@@ -13,6 +13,7 @@ from device_stand_ins import CudaOnCpu
 from carryall.errors import ProviderRuntimeError, UsageError
 from carryall.providers import get_provider
 from carryall.providers.base import Runner, RunnerConfig
+from carryall.providers.host import selftest_checks
 from carryall.providers.host.selftest_checks import (
     checked,
     difference,
@@ -114,3 +115,13 @@ def test_speed_is_a_share_of_the_bandwidth() -> None:
     assert figures["weight_bytes_per_second"] == pytest.approx(rate)
     assert figures["bandwidth_share"] == pytest.approx(rate / 1e12)
     assert figures["decode_tokens_per_second_of_8"] > figures["decode_tokens_per_second"] / 2
+
+
+@pytest.mark.parametrize(("patience", "size"), [(1e9, 256), (0.0, 16)])
+def test_a_slow_device_gets_a_short_prompt(
+    monkeypatch: pytest.MonkeyPatch, patience: float, size: int
+) -> None:
+    monkeypatch.setattr(selftest_checks, "_PROMPT_SECONDS", patience)
+    config = {"model_type": "llama", **FAMILIES["llama"], "max_position_embeddings": 512}
+    _, figures = speed_figures(CudaOnCpu(), partial(random_model, config), {})
+    assert figures["prompt_tokens"] == size

@@ -14,6 +14,7 @@ from slot_models import CONTEXT, VOCAB, reference_logits, save_slot_model
 
 from carryall.errors import ProviderRuntimeError
 from carryall.providers.base import Row, RunnerConfig
+from carryall.providers.captures import no_capture
 from carryall.providers.kv.kv_memory import KVSpec
 from carryall.providers.ort import ort
 from carryall.providers.ort.device_memory import Device, DeviceMemory
@@ -140,6 +141,31 @@ def test_decode_runs_have_few_shapes(model: Path) -> None:
     assert set(runs) == {(0, 1), (0, 2), (0, 4), (0, SLOTS)}
     graphs = {run.options.get_run_config_entry("gpu_graph_id") for run in runs.values()}
     assert graphs == {"1", "2", "3", "4"}
+    runner.close()
+
+
+def test_runs_are_captured_when_no_other_thread_opens_a_session(model: Path) -> None:
+    runner = device_runner(model, *CASES["captured"])
+    real, graphs = runner._session, []
+
+    class Session:
+        def io_binding(self) -> Any:
+            return real.io_binding()
+
+        def run_with_iobinding(self, binding: Any, options: Any) -> None:
+            graphs.append(options.get_run_config_entry("gpu_graph_id"))
+            real.run_with_iobinding(binding, options)
+
+    tokens = sequence(6, 0)
+    runner.forward([Row(0, tokens[:2], 0)])
+    runner._session, graphs = Session(), []
+    with no_capture():
+        runner.forward([Row(0, tokens[2:3], 2)])
+    runner.forward([Row(0, tokens[3:4], 3)])
+    with no_capture():  # a replay does not capture
+        (logits,) = runner.forward([Row(0, tokens[4:5], 4)])
+    assert graphs == ["-1", "1", "1"]
+    check(logits, tokens[:5])
     runner.close()
 
 

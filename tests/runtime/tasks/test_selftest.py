@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from carryall.errors import ProviderUnavailableError
@@ -103,3 +104,18 @@ def test_a_real_check_compares_with_the_cpu() -> None:
     assert (area, name, passed) == ("values", "llama float", True)
     assert figures["difference"] < 1e-5
     assert figures["tolerance"] == 0.01
+
+
+def test_carryalls_kernels_are_not_compared_with_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = []
+
+    def logits_of(provider: Any, make: object, context: int, options: Any) -> Any:
+        opened.append((provider.name, options.get("kernels", "auto")))
+        return np.ones((1, 8), np.float32)
+
+    monkeypatch.setattr(tasks, "logits_of", logits_of)
+    tasks._reference.cache_clear()
+    _, _, measure = next(iter(tasks._Plan(get_provider("cpu"), {})))
+    measure()
+    tasks._reference.cache_clear()
+    assert opened == [("cpu", "auto"), ("cpu", "onnxruntime")]
