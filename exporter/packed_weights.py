@@ -2,8 +2,9 @@
 
 The nodes are ``DequantizeLinear(values, scales, [zero_points])`` with blocks along the inputs. An integer
 zero point cannot represent the float minimum of a block, so minima are added between two reshapes to
-[blocks, block_size, outputs]: ``W = Reshape(Add(Reshape(DequantizeLinear(...)), minima))``. The zero points
-are 0 in this case. Scales and minima that fit a 16-bit dtype are stored in it (``graph/half_scales.py``).
+[blocks, block_size, outputs]: ``W = Reshape(Add(Reshape(DequantizeLinear(...)), minima))``. The unsigned
+levels then have no zero points, which means 0. Scales and minima that fit a 16-bit dtype are stored in it
+(``graph/half_scales.py``).
 """
 
 from __future__ import annotations
@@ -67,8 +68,6 @@ def packed_weight(
             operands.append(graph.initializer(_named(points, f"{name}.zero_points")))
         if not packed.has_minima:
             return graph.op("DequantizeLinear", *operands, **attributes)
-        zeros = lazy(lambda: _zeros(small, packed.bits), dtype, small)
-        operands.append(graph.initializer(_named(zeros, f"{name}.zero_points")))
         blocks = (*values[:axis], small[axis], packed.block_size, *values[axis + 1 :])
         offsets = (*small[: axis + 1], 1, *small[axis + 1 :])
         minima = _floats(shared, 2, packed, offsets)
@@ -82,11 +81,6 @@ def _floats(shared: SharedComputation, part: int, packed: Packed, shape: tuple[i
     """Return scales or minima as float32, which a package stores in ``packed.scale_dtype``."""
     stored = lazy(lambda: shared.part(part), ir.DataType.from_numpy(np.dtype(packed.scale_dtype)), shape)
     return stored if stored.dtype == ir.DataType.FLOAT else Widened(stored)
-
-
-def _zeros(shape: tuple[int, ...], bits: int) -> Array:
-    zeros = np.zeros(shape, np.uint8)
-    return pack_nibbles(zeros) if bits == 4 else zeros
 
 
 def _named(tensor: ir.LazyTensor, name: str) -> ir.LazyTensor:

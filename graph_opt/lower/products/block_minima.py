@@ -1,6 +1,6 @@
 """Lower weights with a float minimum for every block, as stored in GGUF's Q4_1 and Q4_K.
 
-``W = Reshape(Add(Reshape(DequantizeLinear(values, scales, zero_points)), minima))``. The inner shape has the
+``W = Reshape(Add(Reshape(DequantizeLinear(values, scales)), minima))``. The inner shape has the
 blocks and their elements as two axes. A kernel for blocked weights computes x @ W in two products:
 ``x @ dequantized + sums(x) @ minima``, where ``sums(x)`` adds up the inputs of each block.
 """

@@ -72,9 +72,7 @@ def blocked_weight(value: ir.Value | None) -> BlockedWeight | str | None:
         return "the zero points are not constant"
     zero_points = tensors[2] if len(tensors) > 2 else None
     if values.dtype not in _SIGNED and zero_points is None:
-        return (
-            "unsigned weights without zero points have zero point 0, the kernel's implicit one is the middle"
-        )
+        zero_points = _zeros(values.dtype, shape_of(scales))  # the kernels' implicit one is the middle
     if values.dtype in _SIGNED and zero_points is not None:
         return "signed weights with zero points have no kernel"
     axis = int_attribute(node, "axis", 1)
@@ -110,6 +108,16 @@ def middle_zero_points(graph: ir.Graph, found: BlockedWeight) -> ir.Value:
     middle = np.uint8(0x88 if found.bits == 4 else 0x80)
     points = lazy(lambda: np.full(shape, middle), ir.DataType.UINT8, shape)
     return add_initializer(graph, f"{found.stem}.middle_zero_points", points)
+
+
+def _zeros(dtype: ir.DataType, shape: tuple[int, ...]) -> ir.LazyTensor:
+    """Return zero points of 0, which unsigned weights without zero points have."""
+
+    def compute() -> Array:
+        zeros = np.zeros(shape, np.uint8)
+        return pack_nibbles(zeros) if _BITS[dtype] == 4 else zeros
+
+    return lazy(compute, dtype, shape)
 
 
 def _whole_blocks(found: BlockedWeight) -> Array:

@@ -126,6 +126,14 @@ def test_scales_and_minima_are_stored_in_16_bits(tmp_path: Path, kind: str) -> N
     assert sizes["FLOAT16"] == blocks * 2 * (2 if kind.endswith("_1") else 1)
 
 
+@pytest.mark.parametrize(("kind", "stored"), [("Q4_1", "UINT4"), ("Q5_1", "UINT8")])
+def test_types_with_minima_store_no_zero_points(tmp_path: Path, kind: str, stored: str) -> None:
+    held = write_gguf("llama", tmp_path / "m.gguf", types=kind, **WIDE)
+    sizes = stored_sizes(export_package(tmp_path / "m.gguf", tmp_path / "out").path)
+    levels = sum(matrix.size for matrix in held.values() if matrix.ndim == 2)
+    assert sizes[stored] == (levels // 2 if stored == "UINT4" else levels)
+
+
 def test_shards_are_found_from_any_of_them(tmp_path: Path) -> None:
     held = write_gguf("llama", tmp_path / "m.gguf", split=5)
     paths = sorted(tmp_path.glob("*.gguf"))

@@ -86,6 +86,21 @@ def test_zero_points_are_packed_per_row() -> None:
     assert_same(model, graph(f"{LINEAR} {{ {body} }}", q=packed(VALUES + 8), s=SCALES.T, z=points))
 
 
+@pytest.mark.parametrize("bits", [4, 8])
+def test_unsigned_weights_without_zero_points_get_zeros(bits: int) -> None:
+    levels = VALUES + 8
+    model = graph(
+        f"{LINEAR} {{ {DEQUANTIZED} y = MatMul(x, w) }}",
+        q=levels.astype(ml_dtypes.uint4 if bits == 4 else np.uint8),
+        s=SCALES,
+    )
+    assert apply(QuantizedWeightsPass(CPU), model) == []
+    rows = packed(levels) if bits == 4 else levels.T.reshape(N, K // BLOCK, BLOCK).astype(np.uint8)
+    points = np.zeros((N, K // BLOCK * bits // 8), np.uint8)
+    body = f"y = {KERNEL.format(bits=bits)} (x, q, s, z)"
+    assert_same(model, graph(f"{LINEAR} {{ {body} }}", q=rows, s=SCALES.T, z=points))
+
+
 TIED = f"""g (int64[B, S] input_ids, float[B, S, {K}] h) => (float[B, S, {K}] e, float[B, S, {N}] y) {{
     w = DequantizeLinear <axis = 1, block_size = {BLOCK}> (q, s) e = Gather(w, input_ids)
     m = Reshape(h, rows) n = Gemm <transB = 1> (m, w) y = Reshape(n, shape) }}"""
@@ -118,19 +133,13 @@ def test_an_embedding_and_its_tied_head_share_their_bytes() -> None:
             CPU,
             "blocked along its outputs",
         ),
-        (
-            DEQUANTIZED.replace("(q, s)", "(u, s)"),
-            CPU,
-            "unsigned weights without zero points",
-        ),
         (DEQUANTIZED.replace("(q, s)", "(q, s, z)"), CPU, "signed weights with zero points"),
     ],
-    ids=["no kernel", "other axis", "unsigned without zero point", "signed with zero point"],
+    ids=["no kernel", "other axis", "signed with zero point"],
 )
 def test_weights_without_a_kernel_stay(dequantized: str, kernels: Kernels, reason: str) -> None:
     constants = {
         "q": int4(VALUES),
-        "u": (VALUES + 8).astype(ml_dtypes.uint4),
         "s": SCALES if "axis = 0" in dequantized else np.ones((K, 3), np.float32),
         "z": int4(np.ones((K // BLOCK, N), np.int64)),
     }
