@@ -8,6 +8,7 @@ from pathlib import Path
 import onnx_ir as ir
 
 from ..errors import MissingExtraError, UnsupportedModelError
+from ..graph_opt.graph.onnx_files import read_onnx
 
 
 def trace(source: Path, folder: Path) -> ir.Model:
@@ -31,4 +32,4 @@ def trace(source: Path, folder: Path) -> ir.Model:
         )
     except Exception as error:  # torch, transformers and Optimum raise errors of many types
         raise UnsupportedModelError(f"Optimum could not trace {source}: {error}") from error
-    return ir.load(folder / "model.onnx")
+    return read_onnx(folder / "model.onnx")

@@ -18,6 +18,7 @@ from tokenizers import Tokenizer
 
 from ..errors import CheckpointError, OutputExistsError, PackageError
 from ..graph_opt.graph.half_scales import narrowed_scales, widen_scales
+from ..graph_opt.graph.onnx_files import read_onnx
 from ..progress import Progress
 from ..storage.hashes import content_key
 from ..storage.manifest import MISSING, UNREADABLE, find_damage, make_manifest
@@ -138,7 +139,7 @@ class Package:
             PackageError: the file is not ONNX, or stores weights in files that the record does not list.
         """
         try:
-            model = ir.load(self.model_path)
+            model = read_onnx(self.model_path)
         except Exception as error:  # protobuf and onnx_ir raise errors of many types for a damaged file
             raise PackageError(f"{self.model_path} is damaged: {error}") from error
         for tensor in external_tensors(model):

@@ -24,9 +24,9 @@ def link_stays_inside(path: Path, folder: Path) -> bool:
     caching").
     """
     own = folder.resolve()
-    homes = [own, own.parent.parent / "blobs"] if own.parent.name == "snapshots" else [own]
+    blobs = [place.parent / "blobs" for place in own.parents if place.name == "snapshots"]
     target = path.resolve()
-    return any(target.is_relative_to(home) for home in homes)
+    return any(target.is_relative_to(home) for home in [own, *blobs])
 
 
 def check_name(path: Path) -> None:

@@ -133,6 +133,12 @@ def has_modules(folder: str) -> bool:
     return any(path.name != "__init__.py" for path in (ROOT / folder.replace(".", "/")).glob("*.py"))
 
 
+def test_onnx_files_are_read_in_one_place() -> None:
+    """``ir.load`` refuses weights behind links."""
+    readers = {path.name for folder in FOLDERS for path in modules(folder) if "ir.load(" in path.read_text()}
+    assert readers == {"onnx_files.py"}
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_no_import_points_upward(folder: str) -> None:

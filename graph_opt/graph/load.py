@@ -12,6 +12,7 @@ from .checker import silent_onnx_ir
 from .edit import subgraphs
 from .half_scales import widen_scales
 from .map_types import has_maps, load_with_maps
+from .onnx_files import read_onnx
 from .opset_forms import invalid
 from .stored_weights import check_stays_inside, check_stored
 
@@ -52,7 +53,7 @@ def read_model(path: Path) -> ir.Model:
     try:
         with silent_onnx_ir():
             try:
-                model = ir.load(path)
+                model = read_onnx(path)
             except Exception:
                 if not has_maps(path):
                     raise

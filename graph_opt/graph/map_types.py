@@ -13,6 +13,8 @@ from pathlib import Path
 import onnx
 import onnx_ir as ir
 
+from .onnx_files import allow_links
+
 _KEY = "carryall.map_types"  # in ir.Model.meta, which is not written
 
 
@@ -27,6 +29,7 @@ def load_with_maps(path: Path) -> ir.Model:
             value.ClearField("type")
     model = ir.from_proto(proto)
     ir.external_data.set_base_dir(model.graph, os.path.dirname(path))
+    allow_links(model)
     model.meta[_KEY] = kept
     return model
 

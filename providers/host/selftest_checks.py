@@ -16,6 +16,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from ...errors import CarryallError, ProviderRuntimeError
+from ...graph_opt.graph.onnx_files import read_onnx
 from ...graph_opt.pipeline.pipeline import run
 from ..base import Provider, Row, Runner, RunnerConfig
 
@@ -237,7 +238,7 @@ def _seconds_per_step(runner: Runner, held: list[int], rows: int) -> float:
 
 def _bytes_read(path: Path) -> int:
     """Return the bytes of weights that a step of one token reads: all but tables of which it takes a row."""
-    graph = ir.load(path).graph
+    graph = read_onnx(path).graph
     return sum(
         value.const_value.nbytes
         for value in graph.initializers.values()

@@ -76,6 +76,11 @@ class SlotGraph:
         """KV bytes of one token over all layers."""
         return sum(spec.bytes_per_token for spec in self.caches.values())
 
+    @property
+    def is_half(self) -> bool:
+        """Whether KV is stored in fewer than 32 bits, and activations therefore in 16-bit floats."""
+        return any(spec.dtype.itemsize < 4 for spec in self.caches.values())
+
 
 def read_slot_graph(session: Any, source: str) -> SlotGraph:
     """Return the interface of a lowered graph, read from its session.

@@ -132,7 +132,8 @@ class PassThroughProvider(OrtProvider):
         policy = SlotPolicy(max_hole=0, max_rows=1, max_scores=2**40, prefill_chunk=options["prefill_chunk"])
         runner = SlotRunner(session, config, str(model), memory=memory, policy=policy)
         if graph.hidden_size is None:
-            check_agreement(runner, f"{name}, {model},", _REMEDY)
+            chunk, half = options["prefill_chunk"], graph.is_half
+            check_agreement(runner, f"{name}, {model},", _REMEDY, chunk=chunk, half=half)
         return runner
 
     def provider_options(self, options: Mapping[str, Any], *, generating: bool) -> dict[str, str]:

@@ -18,6 +18,7 @@ from ...errors import (
     UsageError,
 )
 from ...graph_opt.graph.edit import static_size
+from ...graph_opt.graph.onnx_files import read_onnx
 from ...graph_opt.lower.outputs.hidden_states import LastHiddenStatePass
 from ...graph_opt.lower.pipelines.paged import INT8_CACHE, TABLES, PagedLayer, paged_layers, paged_passes
 from ...graph_opt.lower.products.arithmetic_dequantize import COMMON_BLOCK_SIZE
@@ -249,7 +250,7 @@ class _Facts:
 def _facts(path: Path, config: RunnerConfig) -> _Facts:
     """Read a lowered graph's facts."""
     try:
-        model = ir.load(path)
+        model = read_onnx(path)
     except Exception as error:  # protobuf and onnx_ir raise many kinds for a damaged file
         raise GraphError(f"{path} is not a readable ONNX file: {error}") from error
     inputs = {str(value.name): value for value in model.graph.inputs}

@@ -147,7 +147,7 @@ class WebGpuProvider(OrtProvider):
         policy = SlotPolicy(bank=options["bank"], prefill_chunk=chunk, max_scores=2**40)
         runner = SlotRunner(session, config, str(model), memory=memory, policy=policy)
         if graph.hidden_size is None and chunk > _SOFTWARE_CHUNK:
-            check_agreement(runner, f"{self.name}, {model},", _REMEDY)
+            check_agreement(runner, f"{self.name}, {model},", _REMEDY, chunk=chunk, half=graph.is_half)
         return runner
 
     def memory_bandwidth(self, options: Mapping[str, Any]) -> float | None:

@@ -11,10 +11,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import onnx_ir as ir
-
 from ...errors import CarryallError, UsageError
 from ...graph_opt.graph import graph_facts
+from ...graph_opt.graph.onnx_files import read_onnx
 from ...progress import Progress, phase
 from ...providers.host.machine import describe_machine, memory_bandwidth, usable_cores
 from ...reports import Report, human_bytes
@@ -189,7 +188,7 @@ def _load(asked: ModelConfig, config: EngineConfig, progress: Progress) -> _Load
     """Load a model twice and time the second load; the first may export, lower and measure."""
     first = load_model(asked, max_slots=config.max_slots, progress=progress)
     asked = dataclasses.replace(asked, provider=first.provider)  # "auto" is replaced by the chosen provider
-    weight_bytes = sum(graph_facts.bytes_per_step(ir.load(graph)) for graph in first.graphs)
+    weight_bytes = sum(graph_facts.bytes_per_step(read_onnx(graph)) for graph in first.graphs)
     notes = tuple(load_notes(first))
     first.close()
     del first

@@ -20,6 +20,7 @@ from ....errors import GraphError
 from ....progress import Progress
 from ...graph.edit import sole_consumer, weight
 from ...graph.lazy import Array, lazy, shape_of
+from ...graph.onnx_files import read_onnx
 from ...passes.base import GraphPass
 from ..calibration.activations import ActivationReader, Tokens, read_windows
 from .blockwise import Floats
@@ -56,7 +57,7 @@ def largest_activations(
         GraphError: an activation is NaN or infinite.
         UsageError: the text is too short.
     """
-    names = [site.name for site in _sites(ir.load(model).graph)]
+    names = [site.name for site in _sites(read_onnx(model).graph)]
     largest: dict[str, Floats] = {}
     for values in read_windows(ActivationReader(model, names), windows, context_length, progress):
         for name, value in values.items():
@@ -73,7 +74,7 @@ def smoothing_factors(model: Path, largest: Mapping[str, Floats], *, norms: bool
         largest: the result of ``largest_activations``.
         norms: whether to include the outputs of norms, besides products inside of gated MLPs.
     """
-    sites = [site for site in _sites(ir.load(model).graph) if site.name in largest]
+    sites = [site for site in _sites(read_onnx(model).graph) if site.name in largest]
     sites = [site for site in sites if norms or not site.is_norm]
     return {site.name: _factors(largest[site.name], site.layers) for site in sites}
 

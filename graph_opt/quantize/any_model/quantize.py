@@ -14,6 +14,7 @@ import onnx_ir as ir
 from ....errors import UsageError
 from ....progress import Progress as Progress
 from ...graph.lazy import Array
+from ...graph.onnx_files import read_onnx
 from .dynamic import DynamicGraphPass
 from .half_graph import HalfGraphPass, check_kernels, half_type, values_beyond
 from .layers import find_layers
@@ -89,7 +90,7 @@ def quantize_dynamic(
     options = options or IntegerOptions()
     with _prepared(model, samples, "int8-dynamic") as source:
         report, operators = source.report, {"Gemm", "MatMul", *(["Conv"] if options.convolutions else [])}
-        layers, refused = find_layers(ir.load(source.path).graphs())
+        layers, refused = find_layers(read_onnx(source.path).graphs())
         report.left_float = exempt(layers, refused, options, convolutions=options.convolutions)
         errors = {
             name: error.relative
@@ -126,7 +127,7 @@ def convert_half(
     with _prepared(model, samples, method) as source:
         report, path = source.report, source.path
         beyond = values_beyond(path, [*source.calibration, *source.held_out], dtype)
-        result = ir.load(path)
+        result = read_onnx(path)
         converter = HalfGraphPass(dtype, keep_float=beyond)
         converter(result)
         if not converter.fired:
@@ -192,7 +193,7 @@ def _finished(
     options: IntegerOptions,
 ) -> tuple[ir.Model, GraphQuantizationReport]:
     """Quantize layers and tables, and measure the result."""
-    report, model, tables = source.report, ir.load(source.path), TablePass(exclude=options.exclude)
+    report, model, tables = source.report, read_onnx(source.path), TablePass(exclude=options.exclude)
     quantizer(model)
     before = set(model.graph.initializers)
     if options.tables:
@@ -222,7 +223,7 @@ def _finished(
 def _measure_time(source: _Source, model: ir.Model) -> None:
     """Measure the time of a run relative to the float model: minimum of 7 interleaved runs each."""
     names = [str(output.name) for output in model.graph.outputs]
-    both = [GraphValues(one, names, source.path.parent) for one in (ir.load(source.path), model.clone())]
+    both = [GraphValues(one, names, source.path.parent) for one in (read_onnx(source.path), model.clone())]
     fastest = [float("inf"), float("inf")]
     for _ in range(_TIMED):
         for index, one in enumerate(both):
@@ -240,7 +241,7 @@ def _measure_time(source: _Source, model: ir.Model) -> None:
 def compare_outputs(exact: Path, model: ir.Model, feeds: Sequence[Feed]) -> dict[str, OutputFidelity]:
     """Compare a quantized model with the saved float one on samples."""
     names = [str(output.name) for output in model.graph.outputs]
-    expected = GraphValues(ir.load(exact), names, exact.parent)
+    expected = GraphValues(read_onnx(exact), names, exact.parent)
     found = GraphValues(model.clone(), names, exact.parent)
     return output_fidelity([expected.run(feed) for feed in feeds], [found.run(feed) for feed in feeds])
 

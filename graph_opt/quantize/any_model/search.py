@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-import onnx_ir as ir
 
 from ....progress import Progress as Progress
 from ...graph.lazy import Array
+from ...graph.onnx_files import read_onnx
 from ..calibration.calibrators import CALIBRATORS
 from .grid import Floats, Grid
 from .layers import Layer, find_layers
@@ -81,7 +81,7 @@ class StaticSearch:
         self._feeds = feeds
         self._options = options
         self._progress = progress
-        graph = ir.load(model).graph
+        graph = read_onnx(model).graph
         self._layers, refused = find_layers([graph])
         self._exempt = exempt(self._layers, refused, options, convolutions=True)
         self._carried: Collection[str] = CARRIED if options.carry else ()
@@ -119,7 +119,7 @@ class StaticSearch:
 
     def snr(self, candidate: Candidate) -> float:
         """Return the lowest signal-to-noise ratio of an output, in dB."""
-        model = ir.load(self._model)
+        model = read_onnx(self._model)
         candidate.quantizer(model)
         reader = GraphValues(model, [str(one.name) for one in model.graph.outputs], self._model.parent)
         found = output_fidelity(self._expected, [reader.run(feed) for feed in self._feeds[-_JUDGED:]])
@@ -127,7 +127,7 @@ class StaticSearch:
 
     @functools.cached_property
     def _expected(self) -> list[dict[str, Array]]:
-        model = ir.load(self._model)
+        model = read_onnx(self._model)
         reader = GraphValues(model, [str(one.name) for one in model.graph.outputs], self._model.parent)
         return [reader.run(feed) for feed in self._feeds[-_JUDGED:]]
 

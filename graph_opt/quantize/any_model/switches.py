@@ -14,6 +14,7 @@ import onnx_ir as ir
 
 from ....progress import Progress
 from ...graph.lazy import Array
+from ...graph.onnx_files import read_onnx
 from .grid import Floats, Grid
 from .layers import Layer, by_weight, find_layers
 from .placement import layer_end, place
@@ -45,7 +46,7 @@ def output_noise(
     Returns:
         By weight, the energy of the error relative to that of the output, for the worst output.
     """
-    loaded = ir.load(model)
+    loaded = read_onnx(model)
     outputs = [str(output.name) for output in loaded.graph.outputs]
     switches = _add_switches(loaded, grids, frozenset(exclude), dict(biases or {}))
     reader = GraphValues(loaded, outputs, model.parent)

@@ -15,6 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ....progress import Progress
+from ...graph.onnx_files import read_onnx
 from .dynamic import DynamicWriter
 from .grid import Floats, Grid
 from .layers import Layer, activation_after, find_layers
@@ -58,7 +59,7 @@ def static_errors(
         biases: see ``StaticGraphPass``.
         progress: called after every sample.
     """
-    loaded = ir.load(model)
+    loaded = read_onnx(model)
     graph = loaded.graph
     layers = [layer for layer in find_layers([graph])[0] if layer.name not in exclude]
     placement = place(graph, layers, carried=())
@@ -87,7 +88,7 @@ def dynamic_errors(
     progress: Progress | None = None,
 ) -> dict[str, LayerError]:
     """Return the errors that ``DynamicGraphPass`` causes in each layer of the main graph, by weight."""
-    loaded = ir.load(model)
+    loaded = read_onnx(model)
     layers = [
         layer
         for layer in find_layers([loaded.graph])[0]

@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from ....errors import GraphError, UsageError
 from ...graph.lazy import Array
+from ...graph.onnx_files import read_onnx
 from ..search.layerwise import open_session
 
 Feed = Mapping[str, Array]
@@ -75,7 +76,7 @@ def float_values(
         GraphError: a value holds NaN or infinity; see ``GraphValues`` for other causes.
     """
     for group in _groups(_sizes(model, names, feeds[0]), max_bytes):
-        reader = GraphValues(ir.load(model), group, model.parent)
+        reader = GraphValues(read_onnx(model), group, model.parent)
         for number, feed in enumerate(feeds):
             values = reader.run(feed)
             for name, value in values.items():
@@ -97,7 +98,7 @@ def _tensors(results: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Array]]:
 
 def _sizes(model: Path, names: Sequence[str], feed: Feed) -> dict[str, int]:
     """Return the number of elements of each value on one sample."""
-    loaded = ir.load(model)
+    loaded = read_onnx(model)
     values = {value.name: value for value in loaded.graph.inputs}
     values |= {value.name: value for node in loaded.graph for value in node.outputs}
     for name in names:

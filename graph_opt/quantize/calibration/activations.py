@@ -14,6 +14,7 @@ from ....contract import ATTENTION_MASK, INPUT_IDS, POSITION_IDS, is_past
 from ....errors import GraphError, MissingExtraError, UsageError
 from ....progress import Progress
 from ...graph.lazy import Array
+from ...graph.onnx_files import read_onnx
 
 Tokens = npt.NDArray[np.int64]
 MIN_TOKENS = 128  # fewer tokens are not representative
@@ -43,7 +44,7 @@ class ActivationReader:
         options.add_session_config_entry(
             "session.model_external_initializers_file_folder_path", str(model.parent)
         )
-        proto = ir.to_proto(_with_outputs(changed or ir.load(model), self.names))
+        proto = ir.to_proto(_with_outputs(changed or read_onnx(model), self.names))
         self._session: Any = onnxruntime.InferenceSession(
             proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
         )

@@ -19,6 +19,7 @@ from ....contract import PAST, is_past, present_of
 from ....errors import GraphError
 from ....progress import Progress
 from ...graph.edit import add_initializer, insert, nodes_of
+from ...graph.onnx_files import read_onnx
 from ...passes.base import GraphPass
 from ..calibration.activations import ActivationReader, Tokens, read_windows
 
@@ -50,7 +51,7 @@ def kv_scales(
         GraphError: the graph has no cache, or a value is NaN or infinite.
         UsageError: the text has fewer than ``MIN_TOKENS`` tokens.
     """
-    inputs = [str(value.name) for value in ir.load(model).graph.inputs]
+    inputs = [str(value.name) for value in read_onnx(model).graph.inputs]
     presents = {present_of(name): name for name in inputs if is_past(name)}
     if not presents:
         raise GraphError(f"{model} has no KV cache")

@@ -14,6 +14,7 @@ from onnx_ir.passes import common
 
 from ....contract import is_present
 from ....progress import Progress
+from ...graph.onnx_files import read_onnx
 from ..calibration.activations import ActivationReader, Tokens, read_windows
 from ..formats.half import reached
 from ..formats.half_pass import LARGEST
@@ -31,7 +32,7 @@ def largest_magnitudes(
         GraphError: a value is NaN or infinite.
         UsageError: the text has too few tokens.
     """
-    loaded = ir.load(model)
+    loaded = read_onnx(model)
     common.ShapeInferencePass()(loaded)
     names = _add_maxima(loaded.graph)
     reader = ActivationReader(model, names, loaded)

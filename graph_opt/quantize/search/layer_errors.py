@@ -15,6 +15,7 @@ from onnx_ir.passes import common
 from ....progress import Progress
 from ...graph.edit import nodes_of
 from ...graph.lazy import Array
+from ...graph.onnx_files import read_onnx
 from ...passes.normalize.float_compute import FloatComputePass
 from ..calibration.activations import ActivationReader, Tokens
 from .layerwise import is_matrix, open_session
@@ -63,7 +64,7 @@ class _Parts:
     """A graph of which parts are run, each from one value to some outputs."""
 
     def __init__(self, path: Path) -> None:
-        self._model = ir.load(path)
+        self._model = read_onnx(path)
         common.ShapeInferencePass()(self._model)
         FloatComputePass()(self._model)  # the CPU may have no 16-bit kernels
         self._folder = path.parent

@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from ....progress import Progress
 from ...graph.lazy import shape_of
+from ...graph.onnx_files import read_onnx
 from ..algorithms.blockwise import Floats
 from ..calibration.activations import ActivationReader, Tokens, read_windows
 from ..calibration.calibrators import Histogram
@@ -47,7 +48,7 @@ def input_histograms(
         UsageError: the text has too few tokens.
     """
     longest = max(map(len, windows), default=1)
-    groups = list(_groups(ir.load(model).graph, max_bytes // (4 * longest)))
+    groups = list(_groups(read_onnx(model).graph, max_bytes // (4 * longest)))
     histograms: dict[str, Histogram] = {}
     for number, names in enumerate(groups):
         tell = None if progress is None else _Shifted(progress, number, len(groups))

@@ -15,6 +15,7 @@ import onnx_ir as ir
 from ....errors import GraphError
 from ....progress import Progress
 from ...graph.edit import nodes_of, weight
+from ...graph.onnx_files import read_onnx
 from ..algorithms.blockwise import BlockFormat, Floats, dequantize, round_to_nearest
 from ..calibration.activations import ActivationReader, Tokens
 from ..calibration.calibrators import LEVELS
@@ -52,7 +53,7 @@ def product_errors(
     Raises:
         GraphError: an activation is NaN or infinite.
     """
-    graph = ir.load(model).graph
+    graph = read_onnx(model).graph
     weights: dict[str, list[ir.Value]] = {}
     for node in nodes_of(graph, "MatMul"):
         x, source = node.inputs[0], node.inputs[1]

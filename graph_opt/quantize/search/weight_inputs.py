@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx_ir as ir
 
 from ....contract import LOGITS
 from ....errors import GraphError
 from ...graph.lazy import Array
+from ...graph.onnx_files import read_onnx
 from ..algorithms.blockwise import BlockFormat, Floats, dequantize, round_to_nearest
 from ..calibration.activations import Tokens, fresh_sequence, placed
 from ..formats.weight_only import Forms, summed_axis
@@ -37,7 +37,7 @@ class WeightInputs:
     """
 
     def __init__(self, model: Path, windows: Sequence[Tokens], forms: Forms, *, context_length: int) -> None:
-        loaded = ir.load(model)
+        loaded = read_onnx(model)
         graph = loaded.graph
         wanted = {value: form for value in graph.initializers.values() if (form := forms.of(value))}
         self.forms = {str(value.name): form for value, form in wanted.items()}
