@@ -15,7 +15,10 @@ from pathlib import Path
 # Packages of one tuple are installed together, tuples one after the other: a CPU build of torch that is there
 # already satisfies the packages that would download the CUDA build.
 PACKAGES: dict[str, tuple[tuple[str, ...], ...]] = {
-    "openvino": (("openvino==2026.4.1", "openvino-genai==2026.4.1.0", "numpy"),),
+    "openvino": (
+        ("openvino==2026.4.1", "openvino-genai==2026.4.1.0", "numpy"),
+        ("starlette==1.10.0", "uvicorn==0.54.0"),
+    ),
     "genai": (
         ("torch==2.13.0",),
         ("transformers==5.23.0", "onnxruntime==1.31.1", "onnxruntime-genai==0.18.0", "onnx-ir", "gguf"),
@@ -24,7 +27,8 @@ PACKAGES: dict[str, tuple[tuple[str, ...], ...]] = {
         ("torch==2.13.0", "torchvision==0.28.0"),
         ("optimum-intel[openvino]==2.2.0", "optimum==2.3.0", "transformers==5.5.4", "nncf==3.4.0"),
     ),
-    "llama.cpp": (("llama-cpp-python==0.3.36", "numpy"),),  # compiles llama.cpp: about 10 minutes
+    "llama.cpp": (("llama-cpp-python[server]==0.3.36", "numpy"),),  # compiles llama.cpp: about 10 minutes
+    "guidellm": (("torch==2.13.0",), ("guidellm==0.8.1",)),
 }
 # Its products on AMX end the process (0.3.36 on a Xeon of model 167, prompts of two and more tokens).
 _VARIABLES = {"llama.cpp": {"CMAKE_ARGS": "-DCMAKE_C_FLAGS=-mno-amx-int8 -DCMAKE_CXX_FLAGS=-mno-amx-int8"}}
