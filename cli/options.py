@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from ..errors import UsageError
 from ..plain_json import plain_json
 from ..reports import human_bytes as human_bytes
 
@@ -69,6 +70,31 @@ def selftest_options(command: Callable[..., Any]) -> Callable[..., Any]:
         help="Begin no further check of the self-test after this time; 0 compares the demo model only.",
     )
     return testing(report(limit(command)))
+
+
+def kernel_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that prepare the CPU kernels."""
+    building = click.option(
+        "--build-kernels", "building", is_flag=True, help="Build carryall's CPU kernels with a C++ compiler."
+    )
+    tuning = click.option(
+        "--autotune",
+        "tuning",
+        is_flag=True,
+        help="Measure the fastest instruction set and number of threads.",
+    )
+    return building(tuning(command))
+
+
+def check_exclusive(flags: Mapping[str, bool]) -> None:
+    """Check that at most one of these flags is given.
+
+    Raises:
+        UsageError: two are.
+    """
+    given = [name for name, is_given in flags.items() if is_given]
+    if len(given) > 1:
+        raise UsageError(f"{given[0]} excludes {given[1]}")
 
 
 def tell_notes(notes: Sequence[str], *, quiet: bool) -> None:

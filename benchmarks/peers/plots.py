@@ -121,7 +121,7 @@ def int8_peak() -> float:
     """Return int8 operations a second of onnxruntime's product of matrices of 2,048 x 2,048, best of 5."""
     size, rng = _PEAK_SIZE, np.random.default_rng(0)
     weights = ir.tensor(rng.integers(-127, 127, (size, size), np.int8))
-    x = ir.Input("x", shape=ir.Shape([size, size]), type=ir.TensorType(ir.DataType.UINT8))
+    x = ir.val("x", ir.DataType.UINT8, [size, size])
     product = ir.node("MatMulInteger", [x, ir.Value(name="w", const_value=weights)])
     product.outputs[0].type = ir.TensorType(ir.DataType.INT32)
     graph = ir.Graph(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.padding import Padding
@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ...providers.host.doctor import Diagnosis, KernelFacts, ProviderReport
+from ...providers.host.tuning import Tuning
 from ..options import human_bytes
 
 if TYPE_CHECKING:  # it imports the exporter
@@ -86,6 +87,7 @@ def _machine(found: Diagnosis) -> Table:
         "accelerators": ", ".join(found.accelerators) or "none found",
         **({"libraries": ", ".join(_loadable(found.libraries))} if found.libraries else {}),
         "CPU kernels": kernels_text(found.kernels),
+        "autotune": tuning_text(found.kernels.tuning),
         "cache": f"{human_bytes(found.cache.size)} in {found.cache.folder}, "
         f"{human_bytes(found.cache.free)} free there",
         "python": found.python,
@@ -98,6 +100,21 @@ def _machine(found: Diagnosis) -> Table:
 def kernels_text(facts: KernelFacts) -> str:
     """Return the instruction set and the file of the CPU kernels, or why there are none."""
     return f"{facts.isa}, in {facts.path}" if facts.missing is None else f"none: {facts.missing}"
+
+
+def tuning_text(found: Tuning | None) -> str:
+    """Return what was measured to be the fastest, beside the others in percent of the default's speed."""
+    if found is None:
+        return "not measured: carryall doctor --autotune"
+
+    def beside(gains: Mapping[Any, Sequence[float]]) -> str:
+        texts = [f"{name} {' and '.join(f'{gain:.0%}' for gain in both)}" for name, both in gains.items()]
+        return ", ".join(texts)
+
+    return (
+        f"{found.isa} of {beside(found.isas)}; {found.threads} threads of "
+        f"{beside(found.thread_counts)} (a decoding step and a prompt, relative to the default)"
+    )
 
 
 def _loadable(libraries: Mapping[str, bool]) -> list[str]:

@@ -21,11 +21,11 @@ from ...errors import CarryallError, UsageError
 from ...storage.root import cache_root
 from .. import get_provider, provider_names
 from ..base import Provider
-from ..native.library import kernel_library
 from ..ort import ort
 from . import libraries, machine, nvidia
 from .accelerators import accelerators
 from .machine import memory_bandwidth
+from .tuning import Tuning, stored_tuning, tuned_kernels
 
 __all__ = ["Diagnosis", "ProviderReport", "diagnose", "memory_bandwidth"]
 
@@ -63,6 +63,7 @@ class KernelFacts:
     path: str | None  # the file of the library; None if it cannot be used
     isa: str | None  # the instruction set that it uses
     missing: str | None  # why it cannot be used, and the remedy
+    tuning: Tuning | None = None  # what `carryall doctor --autotune` measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,10 +172,10 @@ def _libraries() -> dict[str, bool]:
 def kernel_facts() -> KernelFacts:
     """Return the facts of the library of CPU kernels."""
     try:
-        found = kernel_library()
+        found = tuned_kernels()
     except CarryallError as error:
         return KernelFacts(path=None, isa=None, missing=str(error))
-    return KernelFacts(path=str(found.path), isa=found.isa, missing=None)
+    return KernelFacts(path=str(found.path), isa=found.isa, missing=None, tuning=stored_tuning())
 
 
 def _kernel_steps(kernels: KernelFacts) -> list[str]:

@@ -77,6 +77,7 @@ def load(path: Path) -> ctypes.CDLL:
         functions = ctypes.CDLL(str(path))
         functions.carryall_layout_version.restype = ctypes.c_int64
         functions.carryall_isa.restype = ctypes.c_char_p
+        functions.carryall_prefer_isa.argtypes = [ctypes.c_char_p]
         functions.carryall_supported_isa.restype = ctypes.c_char_p
         functions.carryall_supported_isa.argtypes = [ctypes.c_int64]
     except (OSError, AttributeError) as error:

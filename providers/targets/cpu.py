@@ -22,7 +22,8 @@ from ...graph_opt.lower.products.blocked_weight import BlockedWeight, blocked_we
 from ...options import Checked
 from ..base import Runner, RunnerConfig
 from ..host import machine
-from ..native.library import BUILD, PORTABLE, UNPROVEN, find_library, kernel_library
+from ..host.tuning import Tuning, stored_tuning, tuned_kernels
+from ..native.library import BUILD, PORTABLE, UNPROVEN, find_library
 from ..ort import ort
 from ..ort.device_memory import Device
 from ..ort.explicit import OrtExplicitSession
@@ -98,7 +99,7 @@ class CpuProvider(OrtProvider):
         if kernels == "auto":
             kernels = CARRYALL if _has_fast_kernels() else "onnxruntime"
         if kernels == CARRYALL:
-            kernel_library()
+            tuned_kernels()
         if memory == "paged" and kernels != CARRYALL:
             raise UsageError(f"kv_memory=paged needs carryall's kernels; {BUILD}")
         if memory == "auto":
@@ -173,15 +174,27 @@ class CpuProvider(OrtProvider):
         if options["kernels"] == "onnxruntime" or (options["kernels"] == "auto" and find_library() is None):
             return
         try:
-            settings.register_custom_ops_library(str(kernel_library().path))
+            settings.register_custom_ops_library(str(tuned_kernels().path))
         except ort.runtime_errors() as error:
             raise ProviderUnavailableError(
                 f"the CPU kernels cannot be used: {ort.one_line(error)}"
             ) from error
 
+    def autotune(self) -> Tuning:
+        """Measure the fastest instruction set of carryall's kernels and number of threads, and keep them.
+
+        Raises:
+            ProviderUnavailableError: the kernels are not built.
+            UsageError: ``CARRYALL_KERNELS_ISA`` forces an instruction set, or the cache cannot be used.
+        """
+        from ..host.autotune import tune
+
+        return tune(lambda path, threads: self.session(path, RunnerConfig(num_threads=threads)))
+
     def num_threads(self) -> int:
-        """Return the number of physical cores that this process may use."""
-        return machine.usable_cores()
+        """Return the threads that ``carryall doctor --autotune`` found, or one for each usable core."""
+        tuned = stored_tuning()
+        return machine.usable_cores() if tuned is None else tuned.threads
 
     def kernels_for(self, options: Mapping[str, Any]) -> Kernels:
         """Return the abilities of onnxruntime's kernels, and of carryall's if they are chosen."""
@@ -191,7 +204,7 @@ class CpuProvider(OrtProvider):
 
 def _has_fast_kernels() -> bool:
     """Whether carryall's kernels are there for this CPU, and proven to be faster than onnxruntime's."""
-    return find_library() is not None and kernel_library().isa not in (PORTABLE, *UNPROVEN)
+    return find_library() is not None and tuned_kernels().isa not in (PORTABLE, *UNPROVEN)
 
 
 def _blocks_suffice(graph: ir.Graph) -> bool:

@@ -26,6 +26,9 @@ CARRYALL_EXPORT const char* carryall_isa() {
   return kernels == nullptr ? "" : kernels->name;
 }
 
+// Uses an instruction set from now on, unless CARRYALL_KERNELS_ISA names one; returns 1 if this processor lacks it.
+CARRYALL_EXPORT int carryall_prefer_isa(const char* isa) { return prefer_kernels(isa) ? 0 : 1; }
+
 // The name of instruction set `index` that this processor supports, the fastest first; empty after the last one.
 CARRYALL_EXPORT const char* carryall_supported_isa(int64_t index) {
   for (const Kernels* const* each = kAllKernels; *each != nullptr; each++)

@@ -1,5 +1,6 @@
 #include "linear.h"
 
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 
@@ -85,8 +86,19 @@ void read_row(const Weights& w, int64_t index, float* y) {
   }
 }
 
+namespace {
+std::atomic<const Kernels*> preferred{nullptr};
+}
+
+bool prefer_kernels(const char* isa) {
+  const Kernels* kernels = choose_kernels(isa);
+  if (kernels != nullptr) preferred = kernels;
+  return kernels != nullptr;
+}
+
 const Kernels* choose_kernels(const char* isa) {
   if (isa == nullptr) isa = getenv("CARRYALL_KERNELS_ISA");
+  if ((isa == nullptr || *isa == 0) && preferred != nullptr) return preferred;
   for (const Kernels* const* each = kAllKernels; *each != nullptr; each++) {
     if (isa != nullptr && *isa != 0 && strcmp(isa, (*each)->name) != 0) continue;
     if ((*each)->supported()) return *each;

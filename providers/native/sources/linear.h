@@ -50,4 +50,7 @@ void read_row(const Weights& weights, int64_t index, float* y);
 // processor supports. Returns nullptr if there are none of that name, or the processor does not support them.
 const Kernels* choose_kernels(const char* isa);
 
+// Chooses an instruction set for the calls that name none; returns whether this processor has it.
+bool prefer_kernels(const char* isa);
+
 }  // namespace carryall

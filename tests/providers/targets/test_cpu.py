@@ -153,7 +153,7 @@ def test_kernels_are_chosen_by_the_library(monkeypatch: pytest.MonkeyPatch) -> N
         settled(kernels="carryall")
     library = KernelLibrary(Path("kernels.so"), "avx2", ("avx2", "portable"))
     monkeypatch.setattr(cpu, "find_library", lambda: library.path)
-    monkeypatch.setattr(cpu, "kernel_library", lambda: library)
+    monkeypatch.setattr(cpu, "tuned_kernels", lambda: library)
     assert settled(wide_products="on") == {
         "kernels": "carryall",
         "wide_products": "on",
@@ -162,7 +162,7 @@ def test_kernels_are_chosen_by_the_library(monkeypatch: pytest.MonkeyPatch) -> N
     assert settled(kv_memory="paged")["kv_memory"] == "paged"
     assert settled(kernels="onnxruntime", wide_products="off")["kernels"] == "onnxruntime"
     slow = dataclasses.replace(library, isa="portable")
-    monkeypatch.setattr(cpu, "kernel_library", lambda: slow)
+    monkeypatch.setattr(cpu, "tuned_kernels", lambda: slow)
     assert settled(wide_products="off")["kernels"] == "onnxruntime"
     assert settled(kernels="carryall")["kernels"] == "carryall"
     assert settled(kernels="carryall")["kv_memory"] == "slots"
@@ -176,7 +176,7 @@ def test_large_heads_and_windows_of_some_layers_stay_in_slots(
 ) -> None:
     library = KernelLibrary(Path("kernels.so"), "avx2", ("avx2", "portable"))
     monkeypatch.setattr(cpu, "find_library", lambda: library.path)
-    monkeypatch.setattr(cpu, "kernel_library", lambda: library)
+    monkeypatch.setattr(cpu, "tuned_kernels", lambda: library)
     cache = f"float[B, 1, P, {size}]"
     inputs = f"float[B, S, {size}] q, {cache} k, {cache} v, bool[S, T] m, bool[S, T] n"
     made = graph(f"""g ({inputs}) => (float[B, S, {size}] y) {{
