@@ -22,6 +22,7 @@ Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
 Levels = npt.NDArray[np.int8] | npt.NDArray[np.uint8]
 
+_PIECE = 1 << 22  # weights decoded to floats at a time
 _ONE, _FOUR, _ZERO = b"\x00\x3c", b"\x00\x44", b"\x00\x00"  # 1, 4 and 0 as little-endian float16
 
 
@@ -150,21 +151,33 @@ def take_apart(data: Bytes, type_name: str) -> Blocks:
     """
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
+    per_block, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[type_name]]
+    rows = max(1, _PIECE * block_bytes // (per_block * data.shape[1]))
+    pieces = [
+        _parts(data[start : start + rows], type_name, block_bytes) for start in range(0, len(data), rows)
+    ]
+    levels, scales, minima = zip(*pieces, strict=True)
     layout = LAYOUTS[type_name]
-    blocks = data.reshape(-1, GGML_QUANT_SIZES[GGMLQuantizationType[type_name]][1])
+    return Blocks(
+        np.concatenate(levels),
+        np.concatenate(scales),
+        None if layout.zero_levels is None else np.concatenate(minima),
+    )
+
+
+def _parts(data: Bytes, type_name: str, block_bytes: int) -> tuple[Levels, Floats, Floats]:
+    """Return levels, scales and minima of some rows; no minima for types without them."""
+    layout = LAYOUTS[type_name]
+    blocks, shape = data.reshape(-1, block_bytes), (len(data), -1)
     kept = layout.kept_bits or {}
-    levels = _decoded(blocks, type_name, layout.unit_scales, keep=kept)
-    scales = _decoded(blocks, type_name, layout.unit_levels, drop=kept)
-    shape = (len(data), -1)
     stored = np.int8 if layout.zero_levels is None else np.uint8
     first = np.s_[:: layout.block_size]
-    return Blocks(
-        cast(Levels, levels.astype(stored).reshape(shape)),
-        (scales.reshape(-1)[first] / np.float32(layout.unit)).reshape(shape),
-        None
-        if layout.zero_levels is None
-        else _decoded(blocks, type_name, layout.zero_levels).reshape(-1)[first].reshape(shape),
-    )
+    levels = _decoded(blocks, type_name, layout.unit_scales, keep=kept).astype(stored).reshape(shape)
+    scales = _decoded(blocks, type_name, layout.unit_levels, drop=kept).reshape(-1)[first]
+    minima = np.empty(0, np.float32)
+    if layout.zero_levels is not None:
+        minima = _decoded(blocks, type_name, layout.zero_levels).reshape(-1)[first].reshape(shape).copy()
+    return cast(Levels, levels), (scales / np.float32(layout.unit)).reshape(shape), minima
 
 
 def _decoded(

@@ -264,3 +264,11 @@ def test_names_that_occur_twice_are_refused(checkpoint: Path) -> None:
         len(header).to_bytes(8, "little") + header + content[8 + length :]
     )
     assert_refused(checkpoint, CheckpointError, "model.safetensors", "a name occurs twice")
+
+
+def test_a_tensor_in_two_shards_is_refused(tmp_path: Path) -> None:
+    folder = write_sharded("llama", tmp_path / "checkpoint")
+    first, second = sorted(folder.glob("model-*.safetensors"))
+    name, tensor = next(iter(load_file(first).items()))
+    save_file({**load_file(second), name: tensor}, second)
+    assert_refused(folder, CheckpointError, name, first.name, second.name)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
@@ -9,6 +11,7 @@ from gguf.quants import dequantize
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from carryall.exporter.gguf import blocks
 from carryall.exporter.gguf.blocks import LAYOUTS, take_apart
 
 # Offsets of float16 numbers in a block, and of MXFP4's exponent.
@@ -39,8 +42,7 @@ def random_blocks(type_name: str, count: int, seed: int) -> np.ndarray:
 @given(seed=st.integers(0, 2**32 - 1))
 def test_the_parts_give_the_same_floats(type_name: str, seed: int) -> None:
     rows, blocks_per_row = 6, 3
-    blocks = random_blocks(type_name, rows * blocks_per_row, seed)
-    data = blocks.reshape(rows, -1)
+    data = random_blocks(type_name, rows * blocks_per_row, seed).reshape(rows, -1)
     parts, size = take_apart(data, type_name), LAYOUTS[type_name].block_size
 
     stored = LAYOUTS[type_name].scale_dtype
@@ -61,3 +63,25 @@ def test_levels_fit_the_stored_type(type_name: str) -> None:
     assert low <= levels.min()
     assert levels.max() < low + (1 << layout.bits)
     assert len(np.unique(levels)) > 3
+
+
+@pytest.mark.parametrize("type_name", LAYOUTS)
+def test_a_matrix_in_pieces_has_the_same_parts(type_name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = random_blocks(type_name, 7 * 2, 1).reshape(7, -1)
+    whole = take_apart(data, type_name)
+    monkeypatch.setattr(blocks, "_PIECE", 3 * 2 * 256)
+    for found, expected in zip(take_apart(data, type_name), whole, strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_memory_is_that_of_the_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocks, "_PIECE", 1 << 14)
+    data = random_blocks("Q4_1", 1024 * 64, 0).reshape(1024, -1)
+    take_apart(data[:1], "Q4_1")  # imports
+    tracemalloc.start()
+    parts = take_apart(data, "Q4_1")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert parts.minima is not None
+    held = parts.levels.nbytes + parts.scales.nbytes + parts.minima.nbytes
+    assert peak < 2 * held + 12 * 4 * blocks._PIECE

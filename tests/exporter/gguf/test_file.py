@@ -189,3 +189,15 @@ def test_unsupported_files_are_refused(
     with pytest.raises(UnsupportedModelError, match=message):
         export_package(tmp_path / "m.gguf", tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_tensor_in_two_shards_is_refused(tmp_path: Path) -> None:
+    write_gguf("llama", tmp_path / "m.gguf", split=5)
+    paths = sorted(tmp_path.glob("*.gguf"))
+    again = b"blk.0.attn_q.weight"
+    owner = next(path for path in paths if again in path.read_bytes())
+    other = next(path for path in paths if path != owner and b"blk.1.attn_q.weight" in path.read_bytes())
+    content = other.read_bytes().replace(b"blk.1.attn_q.weight", again)
+    other.write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"attn_q\.weight' occurs twice"):
+        GgufFile(paths[0])

@@ -42,17 +42,14 @@ def test_an_axis_of_size_zero_is_refused(valid: Path) -> None:
         read_header(memoryview(content), PATH)
 
 
-@given(data=st.data())
-@QUIET
-def test_changed_bytes_are_read_or_refused(
-    valid: Path, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def check_changed_bytes(valid: Path, data: st.DataObject, folder: Path) -> None:
+    """Read every tensor of a file with changed bytes; the only errors allowed are those of checkpoints."""
     content, header = bytearray(valid.read_bytes()), 6000
     for _ in range(data.draw(st.integers(1, 4))):
         begin = data.draw(st.integers(0, header))
         patch = data.draw(st.sampled_from([b"\xff" * 8, b"\x00" * 8, b"\xff", b"\x00", b"\x80", b"\x09"]))
         content[begin : begin + len(patch)] = patch
-    path = tmp_path_factory.getbasetemp() / "changed.gguf"
+    path = folder / "changed.gguf"
     path.write_bytes(content)
     with contextlib.suppress(CheckpointError, UnsupportedModelError):
         file = GgufFile(path)
@@ -60,6 +57,23 @@ def test_changed_bytes_are_read_or_refused(
         tokenizer_files(file.metadata, config["vocab_size"])
         for tensor in file.tensors.values():
             assert tensor.read(lambda array: array).shape == tensor.shape
+
+
+@given(data=st.data())
+@QUIET
+def test_changed_bytes_are_read_or_refused(
+    valid: Path, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    check_changed_bytes(valid, data, tmp_path_factory.getbasetemp())
+
+
+@pytest.mark.slow
+@given(data=st.data())
+@settings(QUIET, max_examples=5_000)
+def test_many_changed_bytes_are_read_or_refused(
+    valid: Path, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    check_changed_bytes(valid, data, tmp_path_factory.getbasetemp())
 
 
 @pytest.mark.parametrize(
