@@ -47,6 +47,19 @@ def test_a_tied_head_is_reshaped_to_the_wanted_rows() -> None:
     assert_same(model, graph(f"{AFTER} {{ {NORM} {CHOOSE} {gemm.format('c')} {wanted} }}", **constants))
 
 
+def test_both_products_of_a_head_with_block_minima_read_the_wanted_rows() -> None:
+    constants = {
+        **CONSTANTS,
+        "blocks": np.array([0, 0, 2, 2]),
+        "minima": np.ones((2, 2), np.float32),
+    }
+    split = """p = Reshape({0}, blocks) s = ReduceSum <keepdims = 0> (p, last) m = MatMul({0}, w)
+        o = MatMul(s, minima) logits = Add(m, o)"""
+    model = graph(f"{BEFORE} {{ {NORM} {split.format('h')} }}", **constants)
+    assert apply(SelectLogitsPass(), model) == []
+    assert_same(model, graph(f"{AFTER} {{ {NORM} {CHOOSE} {split.format('c')} }}", **constants))
+
+
 def test_a_graph_without_logits_is_no_decoder() -> None:
     with pytest.raises(GraphError, match="no output 'logits'"):
         SelectLogitsPass()(graph("g (float[B] x) => (float[B] y) { y = Neg(x) }"))
