@@ -19,10 +19,11 @@ _ALIGNMENT = 4096  # of large tensors, so that runtimes can map them
 
 
 class _Written(ir.LazyTensor):
-    """Writes a tensor through the file's ``write``, which reports errors.
+    """Writes a tensor by system calls whose errors are reported at once.
 
     ``ndarray.tofile`` (NumPy 2.4) writes through a buffer of C, whose last 4096 bytes it flushes without
-    looking at the result: on a full disk these bytes are lost without an error.
+    looking at the result: on a full disk these bytes are lost without an error. And bytes that are still in a
+    buffer of Python fail again when the file is closed; onnx_ir then leaves the files of other threads open.
     """
 
     def __init__(self, tensor: ir.TensorProtocol) -> None:
@@ -36,9 +37,16 @@ class _Written(ir.LazyTensor):
             tensor = tensor.raw()
         if sys.byteorder == "little" and isinstance(tensor, ir.Tensor) and tensor.dtype.bitwidth >= 8:
             array = np.ascontiguousarray(tensor.numpy())  # without the copy that ``tobytes`` makes
-            file.write(array.reshape(-1).view(np.uint8))
+            _write(file, memoryview(array.reshape(-1).view(np.uint8)))
         else:
-            file.write(tensor.tobytes())
+            _write(file, memoryview(tensor.tobytes()))
+
+
+def _write(file: Any, content: memoryview) -> None:
+    """Write all bytes at the file's position, past its empty buffer."""
+    file.flush()
+    while content:
+        content = content[file.raw.write(content) :]
 
 
 def save_checked(model: ir.Model, path: Path, **options: Any) -> None:

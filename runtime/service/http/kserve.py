@@ -61,6 +61,12 @@ async def _body(request: Request) -> bytes:
     return await read_bytes(request, config.max_body_bytes, config.body_timeout_seconds)
 
 
+async def _document(request: Request) -> Json:
+    """Return the JSON object in the body; a large one is parsed in a thread, beside running streams."""
+    body = await _body(request)
+    return read_object(body) if len(body) <= SMALL else await asyncio.to_thread(read_object, body)
+
+
 async def live(request: Request) -> Response:
     """Handle ``GET /v2/health/live``: return 200 while the process runs."""
     return Response(status_code=200)
@@ -127,14 +133,14 @@ def _json_size(request: Request) -> int | None:
 
 async def generate(request: Request) -> Response:
     """Handle ``POST /v2/models/{model}/generate``: return the complete text."""
-    wanted = _text_request(request, read_object(await _body(request)), stream=False)
+    wanted = _text_request(request, await _document(request), stream=False)
     answer = await while_connected(request.receive, _inference(request).run(wanted))
     return json_response(_text_document(answer))
 
 
 async def generate_stream(request: Request) -> Response:
     """Handle ``POST /v2/models/{model}/generate_stream``: stream the text as server-sent events."""
-    wanted = _text_request(request, read_object(await _body(request)), stream=True)
+    wanted = _text_request(request, await _document(request), stream=True)
 
     async def pieces() -> AsyncGenerator[bytes, None]:
         async with aclosing(_inference(request).responses(wanted)) as responses:
@@ -192,7 +198,7 @@ def _text_document(response: InferenceResponse) -> Json:
 
 async def index(request: Request) -> Response:
     """Handle ``POST /v2/repository/index``: list all models, or only ready ones with ``ready``."""
-    only_ready = read_object(await _body(request)).get("ready", False)
+    only_ready = (await _document(request)).get("ready", False)
     statuses = _inference(request).models.models()
     return json_response(
         [
@@ -205,7 +211,7 @@ async def index(request: Request) -> Response:
 
 async def load(request: Request) -> Response:
     """Handle ``POST /v2/repository/models/{model}/load``: load a model."""
-    if parameters := read_object(await _body(request)).get("parameters"):
+    if parameters := (await _document(request)).get("parameters"):
         raise UnsupportedTaskError(f"a load request cannot set parameters; remove {parameters}")
     await _inference(request).models.load(request.path_params["model"])
     return Response(status_code=200)
@@ -229,7 +235,7 @@ def _region(region: Region) -> Json:
 
 async def register(request: Request) -> Response:
     """Handle ``POST /v2/systemsharedmemory/region/{region}/register``: register a region."""
-    document = read_object(await _body(request))
+    document = await _document(request)
     key, offset, size = document.get("key"), document.get("offset", 0), document.get("byte_size")
     if not (isinstance(key, str) and type(offset) is int and type(size) is int and min(offset, size) >= 0):
         raise RequestError("'key' must be a string; 'offset' and 'byte_size' must be integers of at least 0")

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from ....errors import RequestError
+from ...process.large_json import SMALL
 from ...types.outputs import Logprob
 from ...types.sampling_params import SamplingParams
 from ..core.deltas import collect
@@ -202,6 +203,8 @@ def _options(request: InferenceRequest) -> Mapping[str, Any]:
     """Return the input ``sampling_parameters``, else the request parameters."""
     if "sampling_parameters" in request.inputs:
         text = _text(request, "sampling_parameters")
+        if len(text) > SMALL:  # parsed between the steps of running streams
+            raise RequestError(f"sampling_parameters has {len(text):,} characters, more than {SMALL:,}")
         try:
             options = json.loads(text)
         except (ValueError, RecursionError) as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -15,6 +16,7 @@ from null_llm import null_llm
 from tensor_models import SAMPLES, echo_model, mixed_repository, sum_model
 
 from carryall.runtime.api.async_llm import AsyncLLM
+from carryall.runtime.service.http import kserve
 from carryall.runtime.service.http.kserve import JSON_SIZE
 from carryall.runtime.service.kserve.tensors import TYPES, from_raw, to_raw
 from carryall.runtime.types.sampling_params import SamplingParams
@@ -217,3 +219,28 @@ def test_facts() -> None:
         assert await get("/systemsharedmemory/status") == []
 
     run(scenario, sum=sum_model())
+
+
+def test_large_bodies_are_parsed_beside_running_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a thread, so that the loop that sends streams goes on."""
+    own, seen = kserve.read_object, []
+
+    def read(body: bytes) -> dict[str, Any]:
+        seen.append(threading.current_thread() is threading.main_thread())
+        return own(body)
+
+    monkeypatch.setattr(kserve, "read_object", read)
+    paths = ["models/toy/generate", "models/toy/generate_stream", "repository/index"]
+    paths += ["repository/models/toy/load", "systemsharedmemory/region/one/register"]
+
+    async def scenario(served: HttpServed, _: AsyncLLM) -> None:
+        for path in paths:
+            for size in (10, 100_000):
+                await served.client.post(f"/v2/{path}", json={"text_input": 5, "x": "y" * size})
+        fields = {"text_input": "x", "sampling_parameters": " " * 70_000 + "{}"}
+        refused = await served.client.post("/v2/models/toy/generate", json=fields)
+        assert refused.status_code == 400
+        assert "sampling_parameters has 70,002 characters, more than 65,536" in refused.text
+
+    run(scenario)
+    assert seen == [True, False] * len(paths) + [False]
