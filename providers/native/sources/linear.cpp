@@ -10,6 +10,9 @@ namespace {
 constexpr int64_t kRowBytes = 384 << 10;   // quantized rows of a task, which stay in the second-level cache
 constexpr int64_t kTaskWork = 64 << 10;    // smallest number of products of a task; starting one takes about 1 us
 constexpr int64_t kMostTasks = 128;        // of one kind
+constexpr int64_t kMostRows = 256;         // of a task: rows and outputs that one task reads and writes stay near
+constexpr int64_t kManyTiles = 16;         // of a task: read the rows again less often, if enough tasks remain
+constexpr int64_t kEnoughTasks = 32;
 
 int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 int64_t larger(int64_t a, int64_t b) { return a < b ? b : a; }
@@ -40,11 +43,11 @@ Workspace::~Workspace() { free(memory_); }
 void Job::plan_quantize() { row_step = larger(parts(count, kMostTasks), parts(kTaskWork, rows.width)); }
 
 void Job::plan_multiply() {
-  const int64_t pieces = larger(1, parts(count * rows.width, kRowBytes));
-  row_step = larger(1, parts(count, pieces));
-  const int64_t tile_work = larger(1, smaller(row_step, count)) * kColumns * rows.width;
-  const int64_t most = larger(1, kMostTasks / pieces);
-  tile_step = larger(parts(weights->tiles(), most), parts(kTaskWork, tile_work));
+  const int64_t pieces = larger(parts(count, kMostRows), parts(count * rows.width, kRowBytes));
+  row_step = parts(parts(count, pieces), kRowGroup) * kRowGroup;
+  const int64_t tile_work = smaller(row_step, count) * kColumns * rows.width, tiles = weights->tiles();
+  const int64_t most = larger(1, kMostTasks / pieces), enough = pieces * tiles / kEnoughTasks;
+  tile_step = larger(larger(parts(tiles, most), parts(kTaskWork, tile_work)), smaller(enough, kManyTiles));
 }
 
 void quantize_task(void* job, size_t index) {
