@@ -19,6 +19,7 @@ from .kv_selection import chosen_rows
 
 Array = npt.NDArray[Any]
 _LANES = 16  # positions of a group
+_PAIRED = 2 * _LANES  # positions, or elements of a head, of a tile of pairs
 _ELEMENTS = {
     "float32": np.dtype(np.float32),
     "bfloat16": np.dtype(ml_dtypes.bfloat16),
@@ -35,12 +36,14 @@ class BlockShape:
         size: positions.
         row_bytes: bytes of a position in one head.
         window: the sliding window in tokens, including the token itself; 0 is none.
+        paired: whether the kernel holds pairs of bfloat16, see its ``attention.h``.
     """
 
     heads: int
     size: int
     row_bytes: int
     window: int = 0
+    paired: bool = False
 
     @property
     def bytes_per_token(self) -> int:
@@ -71,7 +74,10 @@ class BlockMemory:
     @property
     def layout(self) -> str:
         """What ``read`` returns, for ``RunnerInfo.kv_layout``."""
-        shapes = (f"{name} {list(cache.shape[1:])}" for name, cache in self.caches.items())
+        shapes = (
+            f"{name} {list(cache.shape[1:])}{' in pairs' if self.shapes[name].paired else ''}"
+            for name, cache in self.caches.items()
+        )
         return f"carryall blocks 1 {self._type}: {'; '.join(shapes)}"
 
     def copy_block(self, source: int, target: int) -> None:
@@ -109,11 +115,16 @@ class BlockMemory:
         """Return indices into ``_views`` of rows [heads, n] of a sequence."""
         size, heads = self.shapes[name].size, np.arange(len(rows))[:, None]
         within = rows % size
-        return np.array(blocks)[rows // size], heads, within // _LANES, within % _LANES
+        block = np.array(blocks)[rows // size]
+        if self.shapes[name].paired:
+            return block, heads, within // _PAIRED, within % _PAIRED // _LANES, within % _LANES
+        return block, heads, within // _LANES, within % _LANES
 
     def _views(self, name: str, *, keys: bool) -> list[Array]:
         """Return views [blocks, heads, groups, lanes, ...] of a cache: elements, and scales of int8 rows."""
         cache, element = self.caches[name], _ELEMENTS[self._type]
+        if self.shapes[name].paired:
+            return [_pairs(cache, 2 if self._type == "float32" else 1, keys=keys)]
         groups = cache.reshape(*cache.shape[:2], -1, _LANES * cache.shape[3])
         scales = 4 * _LANES if self._type == "int8" else 0
         content = groups[..., scales:].view(element)
@@ -133,4 +144,17 @@ class BlockMemory:
             return np.empty((shape.heads, held, 0), np.float32)
         places = self._places(name, blocks, np.tile(np.arange(held), (shape.heads, 1)))
         found = [view[places].astype(np.float32) for view in self._views(name, keys=True)]
+        if shape.paired:  # [..., width / 32, planes, 16, 2]
+            return found[0].sum(-3).swapaxes(-1, -2).reshape(*places[0].shape, -1)
         return found[0] if len(found) == 1 else found[0] * found[1][..., None]
+
+
+def _pairs(cache: npt.NDArray[np.uint8], planes: int, *, keys: bool) -> Array:
+    """Return a view [blocks, heads, size / 32, 2, 16, elements of a position ...] of a cache of pairs."""
+    flat = cache.reshape(*cache.shape[:2], -1).view(ml_dtypes.bfloat16)
+    width = cache.shape[3] // (2 * planes)
+    tile = (planes, _LANES, _LANES, 2)
+    lead = (*cache.shape[:2], cache.shape[2] // _PAIRED)
+    if keys:
+        return np.moveaxis(flat.reshape(*lead, 2, width // _PAIRED, *tile), 7, 4)
+    return np.moveaxis(flat.reshape(*lead, width // _LANES, *tile), (7, 5), (3, 4))

@@ -26,6 +26,7 @@ EXACT = ("-ffp-contract=off",)
 _AVX2 = ("-mavx2", "-mfma")
 _AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni")
 _AMX = (*_AVX512, "-mamx-tile", "-mamx-int8")
+_AMX_BF16 = (*_AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-bf16")
 _SHARED = (
     "cpu",
     "linear",
@@ -46,6 +47,7 @@ _X86: _Flags = {
     "avx512vnni": _AVX512,
     "attention_avx512": _AVX512,
     "amx": _AMX,
+    "attention_amx": _AMX_BF16,
 }
 _ARM: _Flags = {"dotprod": ("-march=armv8.2-a+dotprod",), "attention_neon": ()}
 _OF_MACHINE: dict[str, _Flags] = {"x86_64": _X86, "amd64": _X86, "aarch64": _ARM, "arm64": _ARM}

@@ -66,6 +66,22 @@ def kernel_library() -> KernelLibrary:
     return KernelLibrary(path, isa, tuple(supported))
 
 
+def stores_pairs(head_size: int, block_size: int, cache_type: int) -> bool:
+    """Return whether the kernels in use hold keys and values in pairs, see ``sources/attention.h``.
+
+    Args:
+        head_size: elements of a head.
+        block_size: positions of a block.
+        cache_type: 0 for float32, 1 for bfloat16, 2 for int8.
+
+    Raises:
+        ProviderUnavailableError: see ``kernel_library``.
+    """
+    library = kernel_library()
+    functions = load(library.path)
+    return bool(functions.carryall_stores_pairs(library.isa.encode(), head_size, block_size, cache_type))
+
+
 @functools.cache
 def load(path: Path) -> ctypes.CDLL:
     """Load a library and declare its functions.
@@ -80,6 +96,7 @@ def load(path: Path) -> ctypes.CDLL:
         functions.carryall_prefer_isa.argtypes = [ctypes.c_char_p]
         functions.carryall_supported_isa.restype = ctypes.c_char_p
         functions.carryall_supported_isa.argtypes = [ctypes.c_int64]
+        functions.carryall_stores_pairs.argtypes = [ctypes.c_char_p, *[ctypes.c_int64] * 3]
     except (OSError, AttributeError) as error:
         raise ProviderUnavailableError(f"{path} cannot be loaded: {error}; {BUILD} again") from error
     return functions

@@ -22,7 +22,7 @@ from ...contract import (
     is_past,
 )
 from ...errors import GraphError, ProviderRuntimeError, UsageError
-from ...graph_opt.lower.attention.native_attention import CACHE_TYPE
+from ...graph_opt.lower.attention.native_attention import CACHE_TYPE, CACHE_TYPES, width_of
 from ...graph_opt.lower.pipelines.ort_paged import TABLE
 from ..base import KVEviction, RunnerConfig, RunnerInfo
 from ..kv.block_memory import BlockMemory, BlockShape
@@ -30,6 +30,7 @@ from ..kv.block_pool import BlockPool
 from ..kv.kv_memory import TRIM_STEP
 from ..kv.slot_graph import stated_number
 from ..lora import LoraInputs, LoraPlaces, lora_facts, lora_modules
+from ..native.library import stores_pairs
 from ..runners.explicit_runner import known_size
 from ..runners.paged_runner import Logits, PagedBatch, PagedRunner
 from . import ort
@@ -86,7 +87,7 @@ def read_host_paged_graph(session: Any, source: str) -> HostPagedGraph:
     inputs = {value.name: value for value in session.get_inputs()}
     outputs = {value.name: value for value in session.get_outputs()}
     shapes = {
-        name: _block_shape(value.shape, windows.get(name, 0))
+        name: _block_shape(value.shape, windows.get(name, 0), facts[CACHE_TYPE])
         for name, value in inputs.items()
         if is_past(name)
     }
@@ -105,9 +106,10 @@ def read_host_paged_graph(session: Any, source: str) -> HostPagedGraph:
     )
 
 
-def _block_shape(shape: Sequence[int], window: int) -> BlockShape:
+def _block_shape(shape: Sequence[int], window: int, cache_type: str) -> BlockShape:
     _, heads, size, row_bytes = shape
-    return BlockShape(heads, size, row_bytes, window)
+    paired = stores_pairs(width_of(row_bytes, cache_type), size, CACHE_TYPES[cache_type])
+    return BlockShape(heads, size, row_bytes, window, paired)
 
 
 @dataclass(slots=True)

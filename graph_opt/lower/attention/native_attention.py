@@ -49,6 +49,11 @@ def row_bytes(head_size: int, cache_type: str) -> int:
     return {"float32": 4 * width, "bfloat16": 2 * width, "int8": width + 4}[cache_type]
 
 
+def width_of(row_bytes: int, cache_type: str) -> int:
+    """Return the elements of a row of so many bytes."""
+    return {"float32": row_bytes // 4, "bfloat16": row_bytes // 2, "int8": row_bytes - 4}[cache_type]
+
+
 class NativeAttentionPass(GraphPass):
     """Rewrite every PagedAttention of ``pipelines/native_paged.py``'s first form.
 

@@ -247,6 +247,6 @@ void multiply_amx(const Weights& w, const Rows& rows, const float* bias, int64_t
 
 }  // namespace
 
-const Kernels kAmx = {"amx", has_amx, quantize, multiply_amx, &kAvx512Attention};
+const Kernels kAmx = {"amx", has_amx, quantize, multiply_amx, &kAmxAttention};
 
 }  // namespace carryall

@@ -77,7 +77,7 @@ AttentionJob::AttentionJob(const Attention& attention, const AttentionKernels& k
   write_step_ = larger(1, kWriteWork / (sizes.kv_heads * sizes.size));
   for (int64_t r = 0; r < attention.rows; r++)
     items_count_ += sizes.kv_heads *
-                    parts((attention.begins[r + 1] - attention.begins[r]) * sizes.shared(), kItemQueries);
+                    parts((attention.begins[r + 1] - attention.begins[r]) * sizes.shared(), kernels.item_queries(sizes));
   auto* items = static_cast<AttentionItem*>(malloc(sizeof(AttentionItem) * static_cast<size_t>(items_count_ + 1)));
   if (items == nullptr) return;
   int64_t all = 0, floats = 0;
@@ -113,12 +113,13 @@ AttentionJob::~AttentionJob() {
 
 void AttentionJob::place_items(AttentionItem* items, int64_t* all) const {
   const AttentionSizes& sizes = attention_.sizes;
+  const int64_t most = kernels_.item_queries(sizes);
   AttentionItem* next = items;
   for (int64_t r = 0; r < attention_.rows; r++) {
     const int64_t queries = (attention_.begins[r + 1] - attention_.begins[r]) * sizes.shared();
-    for (int64_t first = 0; first < queries; first += kItemQueries)
+    for (int64_t first = 0; first < queries; first += most)
       for (int64_t head = 0; head < sizes.kv_heads; head++) {
-        const int64_t count = smaller(kItemQueries, queries - first);
+        const int64_t count = smaller(most, queries - first);
         const int64_t oldest = attention_.past[r] + first / sizes.shared();
         const int64_t newest = attention_.past[r] + (first + count - 1) / sizes.shared();
         const int64_t seen = sizes.window > 0 ? larger(0, oldest - sizes.window + 1) : 0;

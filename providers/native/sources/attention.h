@@ -7,6 +7,11 @@
 //   keys    float32 or bfloat16 [width, 16];  int8: 16 float32 scales, then [width, 16]
 //   values  float32 or bfloat16 [16, width];  int8: 16 float32 scales, then [16, width]
 // `width` is the head size, rounded up to a multiple of 16.
+//
+// Kernels whose `paired` says so hold float32 and bfloat16 otherwise, in tiles of 16 lines of 16 pairs of bfloat16. A
+// float is a high tile and a low one behind it, whose sum it is, with an error of 2^-17:
+//   keys    of 16 positions: [width / 32] tiles; lines are elements i and i + 16, columns positions
+//   values  of 32 positions: [width / 16] tiles; lines are positions i and i + 16, columns elements
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -17,9 +22,10 @@ namespace carryall {
 
 constexpr int64_t kCacheLayout = 1;
 constexpr int64_t kGroupPositions = 16;
+constexpr int64_t kPairPositions = 32;       // of a tile of pairs of values
 constexpr int64_t kTilePositions = 64;       // scores computed at a time
 constexpr int64_t kPartPositions = 256;      // a partial softmax; parts begin at multiples of it
-constexpr int64_t kItemQueries = 48;         // queries that share the keys and values they read
+constexpr int64_t kItemQueries = 48;         // queries that share the keys and values they read; AMX takes more
 constexpr int64_t kLargestHead = 256;
 
 enum class CacheType : int64_t { float32 = 0, bfloat16 = 1, int8 = 2 };
@@ -92,9 +98,11 @@ struct AttentionKernels {
   // See gate.h.
   void (*exponentials)(const float* x, int64_t count, float shift, float* y);
   void (*gate)(const Gate& by, const float* g, const float* u, int64_t count, float* y);
+  int64_t (*item_queries)(const AttentionSizes& sizes);  // the most of an item
+  bool (*paired)(const AttentionSizes& sizes);           // whether the cache holds pairs
 };
 
-extern const AttentionKernels kPortableAttention, kAvx2Attention, kAvx512Attention, kNeonAttention;
+extern const AttentionKernels kPortableAttention, kAvx2Attention, kAvx512Attention, kAmxAttention, kNeonAttention;
 
 // One run. First all `write` tasks, then all `attend` tasks, then all `finish` tasks.
 class AttentionJob {

@@ -1,52 +1,12 @@
-#include <immintrin.h>
+#include "attention_avx512.h"
 
 #include <type_traits>
 
 #include "attention_kernel.h"
 
 namespace carryall {
-namespace {
 
-struct Vector {
-  __m512 x;
-  static constexpr int kTogether = 4, kQueries = 6;  // 24 sums, 4 operands and a query are 29 of 32 registers
-
-  static Vector all(float a) { return {_mm512_set1_ps(a)}; }
-  static Vector load(const float* a) { return {_mm512_loadu_ps(a)}; }
-  static void store(float* y, Vector a) { _mm512_storeu_ps(y, a.x); }
-  static Vector from_int8(const int8_t* a) {
-    return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(a))))};
-  }
-  static Vector from_bfloat16(const uint16_t* a) {
-    const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(a)));
-    return {_mm512_castsi512_ps(_mm512_slli_epi32(wide, 16))};
-  }
-  // 2^n of n + 1.5 * 2^23.
-  static Vector power_of_2(Vector shifted) {
-    const __m512i n = _mm512_sub_epi32(_mm512_castps_si512(shifted.x), _mm512_set1_epi32(0x4b400000 - 127));
-    return {_mm512_castsi512_ps(_mm512_slli_epi32(n, 23))};
-  }
-  float largest() const { return _mm512_reduce_max_ps(x); }
-};
-
-inline Vector add(Vector a, Vector b) { return {_mm512_add_ps(a.x, b.x)}; }
-inline Vector subtract(Vector a, Vector b) { return {_mm512_sub_ps(a.x, b.x)}; }
-inline Vector multiply(Vector a, Vector b) { return {_mm512_mul_ps(a.x, b.x)}; }
-inline Vector divide(Vector a, Vector b) { return {_mm512_div_ps(a.x, b.x)}; }
-inline Vector fused(Vector a, Vector b, Vector c) { return {_mm512_fmadd_ps(a.x, b.x, c.x)}; }
-inline Vector maximum(Vector a, Vector b) { return {_mm512_max_ps(a.x, b.x)}; }  // b if one is NaN
-inline Vector minimum(Vector a, Vector b) { return {_mm512_min_ps(a.x, b.x)}; }
-inline Vector zero_if_less(Vector a, Vector b, Vector y) {
-  return {_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a.x, b.x, _CMP_NLT_UQ), y.x)};
-}
-inline Vector only_lanes(Vector a, int64_t first, int64_t last, float other) {
-  const uint32_t below = first <= 0 ? 0 : first >= 16 ? 0xffff : (1u << first) - 1;
-  const uint32_t end = last <= 0 ? 0 : last >= 16 ? 0xffff : (1u << last) - 1;
-  return {_mm512_mask_mov_ps(_mm512_set1_ps(other), static_cast<__mmask16>(end & ~below), a.x)};
-}
-
-}  // namespace
-
-const AttentionKernels kAvx512Attention = {write_rows, attend<Vector>, finish<Vector>, exponentials<Vector>, gate<Vector>};
+const AttentionKernels kAvx512Attention = {write_rows<Vector>, attend<Vector>, finish<Vector>, exponentials<Vector>, gate<Vector>,
+                                           item_queries, never_paired};
 
 }  // namespace carryall

@@ -6,34 +6,12 @@
 // parts of 256, and parts in order. A tile without a position that the query sees changes nothing. So its result
 // depends on no other query, no cut into tasks, no block size and no instruction set.
 #pragma once
-#include "attention_rows.h"
-#include "gate.h"
+#include "attention_state.h"
 
 namespace carryall {
 namespace {
 
-constexpr float kLowest = -3.0e38f;  // below every score that matters; differences of two are finite
 constexpr int64_t kGroups = kTilePositions / kGroupPositions;
-
-template <class V>
-inline float exponential_of(float x) {
-  float y[16];
-  V::store(y, exponential(V::all(x)));
-  return y[0];
-}
-
-// cap * tanh(x / cap), with tanh(y) = 1 - 2 / (e^2y + 1).
-template <class V>
-inline V capped(V x, float cap) {
-  const V e = exponential(multiply(x, V::all(2.0f / cap)));
-  const V one = V::all(1.0f);
-  return multiply(V::all(cap), subtract(one, divide(V::all(2.0f), add(e, one))));
-}
-
-// A running softmax of `count` queries: the maximum score, the sum of weights, and the weighted sum of values.
-struct State {
-  float *most, *sum, *result;  // [count], [count], [count, width]
-};
 
 template <int kRows, int kVectors, class V>
 inline void multiply_keys(const float* queries, int64_t width, int64_t size, const float* const* groups, float* scores) {
@@ -177,12 +155,6 @@ struct Scratch {
   float factors[kItemQueries], most[2 * kItemQueries], sum[2 * kItemQueries];
 };
 
-inline void clear(const State& state, int64_t count, int64_t width) {
-  for (int64_t m = 0; m < count; m++) state.most[m] = kLowest;
-  memset(state.sum, 0, sizeof(float) * static_cast<size_t>(count));
-  memset(state.result, 0, sizeof(float) * static_cast<size_t>(count * width));
-}
-
 // Computes the state of one part.
 template <class V>
 inline void attend_part(const Attention& a, const AttentionItem& item, int64_t part, Scratch<V>* memory,
@@ -229,44 +201,6 @@ inline void attend_part(const Attention& a, const AttentionItem& item, int64_t p
     for (int i = 0; i < 16; i++) state.sum[m] += memory->sums[16 * m + i];
 }
 
-// Adds the state of the next part to that of those before.
-template <class V>
-inline void merge(const State& all, const State& next, int64_t count, int64_t width) {
-  for (int64_t m = 0; m < count; m++) {
-    const float most = next.most[m] > all.most[m] ? next.most[m] : all.most[m];
-    const float before = exponential_of<V>(all.most[m] - most), after = exponential_of<V>(next.most[m] - most);
-    all.most[m] = most;
-    all.sum[m] = all.sum[m] * before + next.sum[m] * after;
-    float *to = all.result + m * width, *from = next.result + m * width;
-    for (int64_t i = 0; i < width; i += 16)
-      V::store(to + i, fused(V::load(from + i), V::all(after), multiply(V::load(to + i), V::all(before))));
-  }
-}
-
-template <class V>
-inline void write_outputs(const Attention& a, const AttentionItem& item, const State& state) {
-  const AttentionSizes& s = a.sizes;
-  const int64_t width = s.width(), shared = s.shared();
-  for (int64_t m = 0; m < item.count; m++) {
-    const int64_t query = item.first + m, head = item.head * shared + query % shared;
-    float sum = state.sum[m], factor = 1.0f;
-    if (a.sinks != nullptr) {
-      const float sink = a.sinks[head], most = sink > state.most[m] ? sink : state.most[m];
-      factor = exponential_of<V>(state.most[m] - most);
-      sum = sum * factor + exponential_of<V>(sink - most);
-    }
-    factor /= sum;
-    float* y = a.output + ((a.begins[item.row] + query / shared) * s.heads + head) * s.size;
-    for (int64_t i = 0; i < s.size; i++) y[i] = state.result[m * width + i] * factor;
-  }
-}
-
-inline State part_state(const Attention& a, const AttentionItem& item, int64_t part) {
-  const int64_t width = a.sizes.width();
-  float* first = item.states + (part - item.first_part) * item.count * (width + 2);
-  return {first, first + item.count, first + 2 * item.count};
-}
-
 template <class V>
 void attend(const Attention& a, const AttentionItem& item, int64_t first_part, int64_t last_part) {
   const AttentionSizes& s = a.sizes;
@@ -275,15 +209,15 @@ void attend(const Attention& a, const AttentionItem& item, int64_t first_part, i
   for (int64_t m = 0; m < count; m++) {
     const int64_t query = item.first + m, token = a.begins[item.row] + query / shared;
     const float* x = a.query + token * a.query_step + (item.head * shared + query % shared) * s.size;
-    rotate(a, token, x, s.scale, memory.queries + m * width);
+    rotate<V>(a, token, x, s.scale, memory.queries + m * width);
   }
   if (item.states != nullptr) {
     for (int64_t part = first_part; part < last_part; part++)
       attend_part<V>(a, item, part, &memory, part_state(a, item, part));
     return;
   }
-  const State all = {memory.most, memory.sum, memory.results};
-  const State next = {memory.most + count, memory.sum + count, memory.results + count * width};
+  const State all = {memory.most, memory.sum, memory.results, width};
+  const State next = {memory.most + count, memory.sum + count, memory.results + count * width, width};
   clear(all, count, width);
   for (int64_t part = first_part; part < last_part; part++) {
     attend_part<V>(a, item, part, &memory, next);
@@ -292,17 +226,8 @@ void attend(const Attention& a, const AttentionItem& item, int64_t first_part, i
   write_outputs<V>(a, item, all);
 }
 
-template <class V>
-void finish(const Attention& a, const AttentionItem& item) {
-  const int64_t width = a.sizes.width();
-  alignas(64) float results[kItemQueries * kLargestHead];
-  float most[kItemQueries], sum[kItemQueries];
-  const State all = {most, sum, results};
-  clear(all, item.count, width);
-  for (int64_t part = item.first_part; part < item.last_part; part++)
-    merge<V>(all, part_state(a, item, part), item.count, width);
-  write_outputs<V>(a, item, all);
-}
+inline int64_t item_queries(const AttentionSizes&) { return kItemQueries; }
+inline bool never_paired(const AttentionSizes&) { return false; }
 
 }  // namespace
 }  // namespace carryall

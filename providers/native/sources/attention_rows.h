@@ -8,6 +8,7 @@ namespace carryall {
 namespace {
 
 // Copies a head of `size` floats times `factor`, rotated by the angles of token `token`.
+template <class V>
 inline void rotate(const Attention& a, int64_t token, const float* x, float factor, float* y) {
   const AttentionSizes& s = a.sizes;
   const int64_t half = s.rotary / 2;
@@ -21,7 +22,14 @@ inline void rotate(const Attention& a, int64_t token, const float* x, float fact
         y[2 * i + 1] = (second * c[i] + first * n[i]) * factor;
       }
     } else {
-      for (int64_t i = 0; i < half; i++) {
+      int64_t i = 0;
+      for (; i + 16 <= half; i += 16) {
+        const V first = V::load(x + i), second = V::load(x + i + half), f = V::all(factor);
+        const V cosine = V::load(c + i), sine = V::load(n + i);
+        V::store(y + i, multiply(subtract(multiply(first, cosine), multiply(second, sine)), f));
+        V::store(y + i + half, multiply(add(multiply(second, cosine), multiply(first, sine)), f));
+      }
+      for (; i < half; i++) {
         const float first = x[i], second = x[i + half];
         y[i] = (first * c[i] - second * n[i]) * factor;
         y[i + half] = (second * c[i] + first * n[i]) * factor;
@@ -56,20 +64,31 @@ inline void store_row(const AttentionSizes& s, const float* x, uint8_t* group, i
   }
 }
 
-inline void write_rows(const Attention& a, int64_t first, int64_t last) {
+// Calls `store(key, value, row, head, position)` for each KV head of tokens [first, last), whose keys are rotated.
+template <class V, class Store>
+inline void each_new_row(const Attention& a, int64_t first, int64_t last, const Store& store) {
   const AttentionSizes& s = a.sizes;
-  float rotated[kLargestHead];
+  alignas(64) float rotated[kLargestHead];
   int64_t row = 0;
   for (int64_t token = first; token < last; token++) {
     while (a.begins[row + 1] <= token) row++;
-    const int64_t position = a.past[row] + token - a.begins[row], lane = position % kGroupPositions;
+    const int64_t position = a.past[row] + token - a.begins[row];
     for (int64_t head = 0; head < s.kv_heads; head++) {
       const int64_t offset = token * a.kv_step + head * s.size;
-      rotate(a, token, a.key + offset, 1.0f, rotated);
-      store_row(s, rotated, a.group(a.keys, row, head, position), lane, lane, kGroupPositions);
-      store_row(s, a.value + offset, a.group(a.values, row, head, position), lane, lane * s.width(), 1);
+      rotate<V>(a, token, a.key + offset, 1.0f, rotated);
+      store(rotated, a.value + offset, row, head, position);
     }
   }
+}
+
+template <class V>
+void write_rows(const Attention& a, int64_t first, int64_t last) {
+  const AttentionSizes& s = a.sizes;
+  each_new_row<V>(a, first, last, [&](const float* key, const float* value, int64_t row, int64_t head, int64_t position) {
+    const int64_t lane = position % kGroupPositions;
+    store_row(s, key, a.group(a.keys, row, head, position), lane, lane, kGroupPositions);
+    store_row(s, value, a.group(a.values, row, head, position), lane, lane * s.width(), 1);
+  });
 }
 
 // Returns a group of keys [width, 16] or values [16, width] as floats: in the cache, or converted to `memory`.

@@ -71,7 +71,8 @@ bool has_amx() {
 #if defined(__linux__)
   static const bool usable = [] {
     const uint32_t features = cpuid(7, 0).d;
-    if (!has_avx512vnni() || !bit(features, 24) || !bit(features, 25) || !saves(kTiles)) return false;  // TILE, INT8
+    const bool tiles = bit(features, 22) && bit(features, 24) && bit(features, 25);  // BF16, TILE, INT8
+    if (!has_avx512vnni() || !tiles || !bit(cpuid(7, 1).a, 5) || !saves(kTiles)) return false;  // AVX512_BF16
     constexpr long kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, for all threads
     return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
   }();

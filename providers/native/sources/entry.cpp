@@ -36,6 +36,16 @@ CARRYALL_EXPORT const char* carryall_supported_isa(int64_t index) {
   return "";
 }
 
+// Whether the instruction set holds keys and values of heads of `size` in pairs, see attention.h; 0 if there is none.
+CARRYALL_EXPORT int carryall_stores_pairs(const char* isa, int64_t size, int64_t block, int64_t cache_type) {
+  AttentionSizes sizes;
+  sizes.size = size;
+  sizes.block = block;
+  sizes.cache = static_cast<CacheType>(cache_type);
+  const Kernels* kernels = choose_kernels(isa);
+  return kernels != nullptr && kernels->attention->paired(sizes);
+}
+
 // Computes y [count, outputs] from x [count, inputs] in tasks of row_step rows and tile_step tiles; returns 0, or 1
 // and a message.
 CARRYALL_EXPORT int carryall_linear(const char* isa, const float* x, int64_t count, const uint8_t* data, int64_t bytes,

@@ -1,8 +1,12 @@
-"""Paged attention of every instruction set against NumPy, bit by bit against each other, and its refusals."""
+"""Paged attention of every instruction set against NumPy, bit by bit against each other, and its refusals.
+
+AMX computes float32 as pairs of bfloat16: its results are near the others', its own are equal for any cut.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +36,7 @@ CASES = st.fixed_dictionaries(
         "block": st.sampled_from([16, 32, 48, 64]),
     }
 )
+EXACT, PAIRS = 3e-6, 3e-5  # 2^-16 = 1.5e-5 is what products of pairs leave out; values are up to 4
 
 
 def made(rng: np.random.Generator, rows: Any, rotary: int, size: int, **options: Any) -> Case:
@@ -45,14 +50,17 @@ def test_every_instruction_set_gives_the_bits_of_the_reference(
     library: Path, seed: int, options: dict[str, Any], separate: int
 ) -> None:
     case = made(np.random.default_rng(seed), **options)
+    reference = attention(case)
     expected = filled(library, "portable", case, np.random.default_rng(seed), separate=0)
     for isa in isas(library):
         found = filled(library, isa, case, np.random.default_rng(seed + 1), separate=separate)
-        np.testing.assert_array_equal(found, expected, isa)
-    # Rounding to int8 or bfloat16 may go the other way after a rotation in float32.
-    tolerance = {FLOAT32: 3e-6, BFLOAT16: 2e-2, INT8: 4e-2}[case.cache] if case.rotary else 3e-6
-    tolerance += 2e-7 * case.softcap  # scores are rounded at the size of the cap
-    np.testing.assert_allclose(expected, attention(case), rtol=tolerance, atol=tolerance)
+        own = filled(library, isa, case, np.random.default_rng(seed), separate=0)
+        np.testing.assert_array_equal(found, own if isa == "amx" else expected, isa)
+        near = PAIRS if isa == "amx" else EXACT
+        # Rounding to int8 or bfloat16 may go the other way after a rotation in float32.
+        tolerance = {FLOAT32: near, BFLOAT16: 2e-2, INT8: 4e-2}[case.cache] if case.rotary else near
+        tolerance += 2e-7 * case.softcap  # scores are rounded at the size of the cap
+        np.testing.assert_allclose(found, reference, rtol=tolerance, atol=tolerance, err_msg=isa)
 
 
 @pytest.mark.parametrize("cache", [FLOAT32, BFLOAT16, INT8])
@@ -90,18 +98,37 @@ def test_a_token_does_not_depend_on_pieces_and_rows_beside_it(library: Path, cac
         np.testing.assert_array_equal(np.concatenate(found), expected, isa)
 
 
-def test_scores_far_apart_and_values_that_are_not_finite(library: Path) -> None:
-    """A NaN reaches its own sequence only, and no later token's value reaches an earlier query."""
+@pytest.mark.parametrize("cache", [FLOAT32, BFLOAT16, INT8])
+@pytest.mark.parametrize(("size", "block"), [(16, 16), (64, 32)])
+def test_scores_far_apart_and_values_that_are_not_finite(
+    library: Path, size: int, block: int, cache: int
+) -> None:
+    """A NaN reaches its own sequence only; what fills unused memory, NaN too, reaches none."""
     rng = np.random.default_rng(1)
-    case = random_case(rng, heads=(2, 1), size=16, lengths=[20, 20], past=[50, 50])
-    case.query *= 1e4
-    clean = filled(library, "portable", case, np.random.default_rng(2))
-    np.testing.assert_allclose(clean, attention(case), rtol=1e-3, atol=1e-3)
-    case.values[0][5] = np.nan
+    options: dict[str, Any] = {"size": size, "block": block, "cache": cache}
+    case = random_case(rng, heads=(2, 1), lengths=[20, 20], past=[50, 50], **options)
+    case.query *= 1e3
+    reference = attention(case)
+    spoiled = dataclasses.replace(case, values=[case.values[0].copy(), case.values[1]])
+    spoiled.values[0][5] = np.nan
     for isa in isas(library):
-        found = filled(library, isa, case, np.random.default_rng(3))
+        clean = filled(library, isa, case, np.random.default_rng(2))
+        # Scores of thousands, whose error becomes a factor of a weight.
+        np.testing.assert_allclose(clean, reference, rtol=5e-2, atol=5e-2, err_msg=isa)
+        found = filled(library, isa, spoiled, np.random.default_rng(3))
         assert np.isnan(found[:20]).all()
         np.testing.assert_array_equal(found[20:], clean[20:])
+
+
+def test_amx_splits_floats_where_the_processor_has_it(library: Path) -> None:
+    """Its results are not those of bfloat16 alone, whose error is 100 times as large."""
+    if "amx" not in isas(library):
+        pytest.skip("this processor has no AMX with bfloat16; its attention was not run")
+    case = random_case(np.random.default_rng(4), heads=(9, 3), size=64, lengths=[70], past=[300], block=32)
+    found = filled(library, "amx", case, np.random.default_rng(0))
+    exact = filled(library, "portable", case, np.random.default_rng(0))
+    assert (found != exact).any()
+    np.testing.assert_allclose(found, exact, rtol=PAIRS, atol=PAIRS / 10)
 
 
 def small() -> Case:

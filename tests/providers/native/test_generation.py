@@ -76,7 +76,8 @@ def test_a_bfloat16_cache_takes_half_the_memory_and_is_near_float32() -> None:
     found, sizes = {}, {}
     for kind in ("float32", "bfloat16", "int8"):
         options = {**OWN, "kv_memory": "paged", "kv_cache": kind}
-        loaded = load_model("demo", quantize="int4-fast", max_slots=2, provider_options=options)
+        # Float weights: activations rounded to int8 turn any difference into 1 %.
+        loaded = load_model("demo", max_slots=2, provider_options=options)
         found[kind] = loaded.runner.forward([Row(0, PROMPT, 0, num_logits=8)])[0].copy()
         sizes[kind] = loaded.runner.info.kv_bytes_per_token
         loaded.close()
