@@ -14,6 +14,9 @@ import onnx_ir as ir
 from .decoder_inputs import LOWEST
 from .region import Array, Region, close, region
 
+_MAKING_MASKS = frozenset({"Add", "Sub", "Mul", "Cast", "Not", "Where", "Expand", "Unsqueeze", "Max", "Min"})
+_MAX_MASKS = 8  # values upstream of a mask that are tried as the mask
+
 
 class MaskKind(Enum):
     """How a mask encodes the keys that a token attends to."""
@@ -26,7 +29,11 @@ class MaskKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """Candidate: attention of ``query`` on ``key`` and ``value``, all [batch, heads, length, head_dim]."""
+    """Candidate: attention of ``query`` on ``key`` and ``value``, all [batch, heads, length, head_dim].
+
+    ``query`` and ``output`` may be [batch, length, heads * head_dim] instead. ``sinks`` holds a score per
+    query head whose key has no value, in any shape.
+    """
 
     query: ir.Value
     key: ir.Value
@@ -34,11 +41,15 @@ class Proposal:
     masks: tuple[ir.Value, ...]
     output: ir.Value
     causal: bool = False
+    sinks: ir.Value | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Meaning:
-    """The parameters of softmax(softcap(scale * q k) + masks) v; softcap 0 means none."""
+    """The parameters of softmax(softcap(scale * q k) + masks) v; softcap 0 means none.
+
+    With sinks, the softmax is over the scores and the head's sink, and the sink's weight is dropped.
+    """
 
     scale: float
     softcap: float
@@ -50,7 +61,8 @@ Heads = tuple[int, int]  # number of heads, head_dim
 
 def meaning(found: Proposal, query: Heads, key: Heads, value: Heads) -> Meaning | str:
     """Return the scale, softcap and masks with which a candidate is attention, or why it is not."""
-    part = region([found.query, found.key, found.value, *found.masks], found.output)
+    sinks = () if found.sinks is None else (found.sinks,)
+    part = region([found.query, found.key, found.value, *found.masks, *sinks], found.output)
     if isinstance(part, str):
         return part
     if query[0] % key[0] or query[1] != key[1] or key[0] != value[0]:
@@ -61,14 +73,17 @@ def meaning(found: Proposal, query: Heads, key: Heads, value: Heads) -> Meaning 
     tokens = len(arrays[0][0, 0])
     causal = np.tri(5, dtype=np.bool_) if found.causal else np.ones((tokens, 5), np.bool_)
     forms = [list(_forms(mask, rng, tokens)) for mask in found.masks]
+    scores = [rng.standard_normal(tuple(x.shape or ())).astype(np.float32) for x in sinks]
+    fed = [_joined(arrays[0]) if _is_joined(found.query) else arrays[0], *arrays[1:]]
     for chosen in product(*forms):
         seen = reduce(np.logical_and, (form.seen for form in chosen), causal[None, None])
         bias = sum((form.bias for form in chosen), np.zeros(1, np.float32))
-        result = part(*arrays, *(form.content for form in chosen))
+        result = part(*fed, *(form.content for form in chosen), *scores)
         if part.failure is not None:
             return part.failure
         for scale, cap in _factors(query[1], _numbers(part)):
-            if close(result, _attention(arrays, seen, bias, scale, cap)):
+            wanted = _attention(arrays, seen, bias, scale, cap, *scores)
+            if close(result, _joined(wanted) if _is_joined(found.output) else wanted):
                 return Meaning(scale, cap, tuple(form.kind for form in chosen))
     return "the nodes around its softmax do not compute attention with a known scale and mask"
 
@@ -116,11 +131,41 @@ def _factors(size: int, numbers: list[float]) -> Iterator[tuple[float, float]]:
     yield from ((scale, cap) for cap in caps for scale in scales)
 
 
-def _attention(arrays: list[Array], seen: Array, bias: Array, scale: float, cap: float) -> Array:
+def mask_candidates(mask: ir.Value) -> list[ir.Value]:
+    """Return a mask and the values that it is computed from, as candidates for the mask, nearest first."""
+    found: dict[ir.Value, None] = {}
+    waiting = [mask]
+    while waiting and len(found) < _MAX_MASKS:
+        value = waiting.pop(0)
+        node = value.producer()
+        if value in found or value.const_value is not None or value.shape is None or len(value.shape) < 2:
+            continue
+        found[value] = None
+        if node is not None and node.op_type in _MAKING_MASKS and not node.domain:
+            waiting += [operand for operand in node.inputs if operand is not None]
+    return list(found)
+
+
+def _is_joined(value: ir.Value) -> bool:
+    """Return whether a value is [batch, length, heads * head_dim]."""
+    return value.shape is not None and len(value.shape) == 3
+
+
+def _joined(array: Array) -> Array:
+    """Convert [batch, heads, length, head_dim] into [batch, length, heads * head_dim]."""
+    return array.swapaxes(1, 2).reshape(array.shape[0], array.shape[2], -1)
+
+
+def _attention(
+    arrays: list[Array], seen: Array, bias: Array, scale: float, cap: float, sinks: Array | None = None
+) -> Array:
     query, key, value = (array.astype(np.float64) for array in arrays)
     groups = query.shape[1] // key.shape[1]
     key, value = np.repeat(key, groups, 1), np.repeat(value, groups, 1)
     scores = scale * query @ key.swapaxes(-1, -2)
     scores = np.where(seen, (cap * np.tanh(scores / cap) if cap else scores) + bias, -np.inf)
     weights = np.exp(scores - scores.max(-1, keepdims=True))
-    return np.asarray(weights / weights.sum(-1, keepdims=True) @ value, np.float32)
+    total = weights.sum(-1, keepdims=True)
+    if sinks is not None:
+        total += np.exp(sinks.reshape(1, -1, 1, 1) - scores.max(-1, keepdims=True))
+    return np.asarray(weights / total @ value, np.float32)

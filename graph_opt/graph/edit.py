@@ -123,6 +123,17 @@ def replace(old: ir.Value, new: ir.Value) -> None:
     old.replace_all_uses_with(new, replace_graph_outputs=True)
 
 
+def replace_but_shapes(graph: ir.Graph, old: ir.Value, new: ir.Value) -> None:
+    """Replace a cache for all consumers but Shape nodes, because an attention's mask may depend on those."""
+    producer = old.producer()
+    new.type, new.shape = old.type, old.shape
+    shapes = [use for use in old.uses() if use.node.op_type == "Shape" and not use.node.domain]
+    replace(old, new)
+    for node, index in shapes:
+        node.replace_input_with(index, old)
+    remove_unused(graph, producer)
+
+
 def inherit(new: ir.Value, old: ir.Value) -> None:
     """Copy type and shape of ``old`` to ``new`` where they are None. () is a shape, that of a scalar."""
     new.type = old.type if new.type is None else new.type

@@ -53,6 +53,7 @@ class Kernels:
         float_attention: GroupQueryAttention computes in fp32 too.
         sliding_window: GroupQueryAttention supports ``local_window_size``.
         softcap: GroupQueryAttention supports ``softcap``.
+        head_sink: GroupQueryAttention supports ``head_sink``.
         norms_in_attention: GroupQueryAttention normalises the heads of q and k itself.
         experts: capabilities of MoE and QMoE.
         branchwise_norms: BranchwiseRMSNorm exists, which normalises heads without a reshape.
@@ -87,6 +88,7 @@ class Kernels:
     float_attention: bool = True
     sliding_window: bool = True
     softcap: bool = True
+    head_sink: bool = True
     norms_in_attention: bool = False
     experts: ExpertKernels = ExpertKernels()
     branchwise_norms: bool = False
@@ -154,6 +156,7 @@ DIRECTML = Kernels(
     half_types=(ir.DataType.FLOAT16,),
     sliding_window=False,
     softcap=False,
+    head_sink=False,
     matmul_bias=False,
     matmul_zero_points=True,
     matmul_whole_blocks=True,
@@ -175,6 +178,7 @@ WEBGPU = Kernels(
     int8_kv=False,
     half_types=(ir.DataType.FLOAT16,),
     softcap=False,
+    head_sink=False,
     padded_prompts=False,
     dequantize_blocks=False,
 )

@@ -19,6 +19,7 @@ from ...graph_opt.lower.pipelines.paged import DOMAIN, OPERATOR
 from ...storage.root import cache_root
 
 KEY_CACHE_INPUT, VALUE_CACHE_INPUT = 3, 4
+_SINKS = 10  # index of our operator's input
 
 
 class OpenVinoSession:
@@ -128,7 +129,7 @@ def _free_caches(model: Any) -> None:
 
 def _paged_attention(node: Any) -> list[Any]:
     """Convert our PagedAttention to OpenVINO's operator, with its optional features disabled."""
-    operands = [node.get_input(index) for index in range(10)]
+    operands = [node.get_input(index) for index in range(node.get_input_size())]
     off = _constant(0, np.int32)
     floats, ints, bytes_ = (_empty(kind) for kind in (np.float32, np.int32, np.uint8))
     scale = _constant(node.get_attribute("scale"), np.float32)
@@ -142,7 +143,7 @@ def _paged_attention(node: Any) -> list[Any]:
             ints,  # score aggregation window
             *(ints, ints, floats),  # cache rotation
             *(floats, off, off),  # XAttention
-            _empty(np.float32, (0, 0, 0, 0)),  # sinks
+            _by_head(operands[_SINKS]) if len(operands) > _SINKS else _empty(np.float32, (0, 0, 0, 0)),
             *(off, ints, ints, ints),  # adaptive eviction
             *(ints, bytes_, ints),  # token types and query-query bias
         ]
@@ -152,6 +153,11 @@ def _paged_attention(node: Any) -> list[Any]:
     for part in "kv":
         facts[f"num_{part}_heads"], facts[f"{part}_head_size"] = heads, size
     return [attention.output(0)]
+
+
+def _by_head(sinks: Any) -> Any:
+    """Return sinks [heads] as [1, heads, 1, 1]."""
+    return ops.reshape(sinks, np.array([1, -1, 1, 1]), special_zero=False).output(0)
 
 
 def _constant(value: float, dtype: npt.DTypeLike) -> Any:

@@ -13,6 +13,7 @@ import onnx_ir as ir
 
 from ...contract import EXPLICIT_KV, SEQLENS_K
 from ...errors import ProviderUnavailableError, UsageError
+from ...graph_opt.analysis.sink_attention import SinkAttention, sink_attentions
 from ...graph_opt.graph.edit import nodes_of, static_size
 from ...graph_opt.lower.attention.native_attention import LARGEST_HEAD
 from ...graph_opt.lower.kernels import CPU, Kernels
@@ -210,12 +211,15 @@ def _has_fast_kernels() -> bool:
 def _blocks_suffice(graph: ir.Graph) -> bool:
     """Whether carryall's kernel has the head size, and all layers have the same window, or none.
 
-    Attention of several operators fits no kernel.
+    Attention of several operators fits no kernel, except attention with sinks.
     """
     nodes = list(nodes_of(graph, "Attention"))
-    masks = {node.inputs[3] for node in nodes if len(node.inputs) > 3}
-    sizes = [static_size(value, 3) or 0 for node in nodes for value in node.inputs[4:6]]
-    return bool(nodes) and len(masks) < 2 and max(sizes, default=0) <= LARGEST_HEAD
+    others = [found for found in sink_attentions(graph) if isinstance(found, SinkAttention)]
+    masks = {node.inputs[3] for node in nodes if len(node.inputs) > 3} | {found.mask for found in others}
+    caches = [value for node in nodes for value in node.inputs[4:6]]
+    caches += [value for found in others for value in (found.keys, found.values)]
+    largest = max((static_size(value, 3) or 0 for value in caches), default=0)
+    return bool(nodes or others) and len(masks) < 2 and largest <= LARGEST_HEAD
 
 
 def _wide_products_pay(graph: Callable[[], ir.Model], *, own: bool) -> bool:

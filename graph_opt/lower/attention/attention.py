@@ -26,6 +26,9 @@ from ...graph.edit import (
 )
 from ...passes.base import GraphPass
 from ..kernels import Kernels
+from .sink_attention import has_sinks, sinks_of
+
+HEAD_SINK = 11  # index of GroupQueryAttention's input
 
 
 class GroupQueryAttentionPass(GraphPass):
@@ -76,6 +79,8 @@ class GroupQueryAttentionPass(GraphPass):
         return f"the kernel has no sliding window; choose a context length of at most {meaning.window}"
 
     def _kernel_misfit(self, node: ir.Node) -> str | None:
+        if has_sinks(node) and not self.kernels.head_sink:
+            return "the kernel has no sinks"
         capped = float_attribute(node, "softcap", 0.0) != 0
         return "the kernel does not support softcap" if capped and not self.kernels.softcap else None
 
@@ -93,6 +98,9 @@ class GroupQueryAttentionPass(GraphPass):
             attributes |= {"do_rotary": 1, "rotary_interleaved": int_attribute(query_rope, "interleaved", 0)}
         lengths = [_int32_input(graph, SEQLENS_K, ["batch"]), _int32_input(graph, TOTAL_SEQUENCE_LENGTH, [])]
         inputs = [query, key, value, past_key, past_value, *lengths, *tables]
+        sinks = sinks_of(graph, node, past_key.dtype if past_key is not None else None)
+        if sinks is not None:
+            inputs += [None] * (HEAD_SINK - len(inputs)) + [sinks]
         lowered = insert(node, "GroupQueryAttention", inputs, attributes, domain=MICROSOFT, num_outputs=3)
         lowered.name = node.name
         for old, new in zip(node.outputs, lowered.outputs, strict=True):

@@ -33,6 +33,7 @@ LAYOUT = 1  # version of the caches; the kernels refuse others
 BLOCK_SIZE = 32  # positions
 LARGEST_HEAD = 256
 _GROUP = 16
+_SINKS = 11  # index of the operator's input
 # The attribute ``cache_type``, and the bytes of a row of `width` elements.
 CACHE_TYPES: Mapping[str, int] = {"float32": 0, "bfloat16": 1, "int8": 2}
 CACHE_TYPE = "paged_cache_type"  # metadata key: which of these
@@ -89,7 +90,7 @@ class NativeAttentionPass(GraphPass):
         """Rewrite the nodes, then the types of the cache inputs."""
         positions = next((value for value in graph.inputs if value.name == POSITION_IDS), None)
         for node in nodes_of(graph, OPERATOR, DOMAIN):
-            query, key, value, keys, values, begins, past, cos, sin, table = node.inputs
+            query, key, value, keys, values, begins, past, cos, sin, table, *sinks = node.inputs
             size = static_size(keys, 3) or 0
             if size > LARGEST_HEAD:
                 raise UnsupportedAttentionError(
@@ -98,6 +99,8 @@ class NativeAttentionPass(GraphPass):
             operands = [query, key, value, keys, values, begins, past, table]
             if cos is not None:
                 operands += [_float(graph, cos), _float(graph, sin), positions]
+            if sinks:
+                operands += [None] * (_SINKS - len(operands)) + [_float(graph, sinks[0])]
             lowered = insert(node, OPERATOR, operands, self._attributes(node, size, cos), domain=DOMAIN)
             lowered.name = node.name
             replace(node.outputs[0], lowered.outputs[0])

@@ -42,10 +42,11 @@ from ...graph.edit import (
 )
 from ...graph.lazy import Array
 from ...passes.base import GraphPass
+from .attention import HEAD_SINK
 
 _MIN_QUERIES = 16  # queries per row; for fewer the int8 kernel is as fast
 _NO_SINK = np.float32(-1e30)
-_SINK, _NUM_INPUTS = 11, 14  # index of GroupQueryAttention's head sink, and its number of inputs
+_NUM_INPUTS = 14  # of GroupQueryAttention with scales
 _KERNEL = ("num_heads", "kv_num_heads", "scale", "softcap", "local_window_size")
 
 
@@ -188,8 +189,8 @@ def _int8(graph: ir.Graph, node: ir.Node, stem: str) -> ir.Graph:
     """Return a branch with the node itself, with a head sink that selects the kernel for whole score rows."""
     branch, inputs = _Branch(stem), list(node.inputs)
     heads = int_attribute(node, "num_heads", 0)
-    if inputs[_SINK] is None:
-        inputs[_SINK] = shared_constant(graph, f"prompt.no_sink_{heads}", np.full(heads, _NO_SINK))
+    if inputs[HEAD_SINK] is None:
+        inputs[HEAD_SINK] = shared_constant(graph, f"prompt.no_sink_{heads}", np.full(heads, _NO_SINK))
     attributes = {name: attribute.value for name, attribute in node.attributes.items()}
     return branch.graph(branch.add(node.op_type, inputs, attributes, node.domain, 3).outputs)
 
@@ -224,7 +225,7 @@ def _row(graph: ir.Graph, node: ir.Node, caches: Sequence[ir.Value], stem: str) 
     none = shared_constant(graph, "prompt.none", np.zeros((1, 0, _width(node)), np.float32))
     attributes = {name: node.attributes[name].value for name in _KERNEL if name in node.attributes}
     operands: list[ir.Value | None] = [query, none, none, *held, length, total]
-    operands += [None] * (_SINK - len(operands)) + [node.inputs[_SINK]]
+    operands += [None] * (HEAD_SINK - len(operands)) + [node.inputs[HEAD_SINK]]
     attended = branch.op(node.op_type, *operands, domain=node.domain, **attributes)
     return ir.Graph(inputs, [attended], nodes=branch.nodes, name=stem)
 

@@ -18,8 +18,8 @@ TABLES: dict[str, list[str | int]] = {
     PAST: ["rows"],
     TABLE: ["rows", "blocks_per_row"],
 }
-# Between PAST and TABLE: cosines and sines.
-FORM = PagedForm(domain=DOMAIN, tables=TABLES, gap=2, softcap=True, rotary=True, flat=False)
+# Between PAST and TABLE: cosines and sines. Behind TABLE: sinks.
+FORM = PagedForm(domain=DOMAIN, tables=TABLES, gap=2, softcap=True, rotary=True, flat=False, sinks=10)
 
 
 def native_paged_passes(

@@ -43,6 +43,7 @@ from ...passes.normalize.float_compute import FloatComputePass
 from ..attention.attention import rope_misfit
 from ..attention.kv_int8 import CacheScales, TakeCacheScalesPass
 from ..attention.rope_tables import RopeTablesPass
+from ..attention.sink_attention import SinkAttentionPass, has_sinks, sinks_of
 from ..outputs.logits import SelectLogitsPass
 from ..outputs.wanted_rows import WantedRowsPass
 from ..products.arithmetic_dequantize import ArithmeticDequantizePass
@@ -81,6 +82,7 @@ class PagedForm:
         softcap: whether it supports softcap.
         rotary: whether it applies rotary embeddings.
         flat: whether query, key and value are [tokens, heads * size], else [tokens, 1, heads * size].
+        sinks: index of its input for sinks; 0 if it has none.
     """
 
     domain: str = DOMAIN
@@ -91,6 +93,7 @@ class PagedForm:
     softcap: bool = False
     rotary: bool = False
     flat: bool = True
+    sinks: int = 0
 
     def nodes(self, graph: ir.Graph) -> list[ir.Node]:
         """Return the nodes of the operator."""
@@ -103,7 +106,7 @@ class PagedForm:
         return ir.Shape(shape)
 
 
-_PLAIN = PagedForm()
+_PLAIN = PagedForm(sinks=10)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +191,10 @@ class PagedAttentionPass(GraphPass):
             axis = shared_constant(graph, "paged.sequence_axis", np.array([1], np.int64))
             parts = [insert(node, "Squeeze", [part, axis]).outputs[0] for part in parts]
         operands = [*parts, *caches, *tables[:-1], *rest, tables[-1]]
+        sinks = sinks_of(graph, node, caches[0].dtype)
+        if sinks is not None:
+            operands += [None] * (self.form.sinks + 1 - len(operands))
+            operands[self.form.sinks] = sinks
         outputs = 3 if self.form.outputs else 1
         lowered = insert(node, OPERATOR, operands, attributes, domain=self.form.domain, num_outputs=outputs)
         lowered.name = node.name
@@ -323,7 +330,7 @@ def paged_passes(context_length: int, *, explicit: bool = False) -> list[ir.pass
         TakeCacheScalesPass(scales, required=False),
         FloatComputePass(),
         common.ShapeInferencePass(),
-        DecomposeAttentionPass() if explicit else CappedAttentionPass(),
+        *([DecomposeAttentionPass()] if explicit else [CappedAttentionPass(), SinkAttentionPass()]),
         PagedAttentionPass(context_length, scales),
         RopeTablesPass(context_length),
         common.RemoveUnusedNodesPass(),
@@ -372,6 +379,8 @@ def _check(node: ir.Node, form: PagedForm) -> None:
         )
     if float_attribute(node, "softcap", 0.0) and not form.softcap:
         raise _unsupported(node, "has a softcap, which PagedAttention lacks")
+    if has_sinks(node) and not form.sinks:
+        raise _unsupported(node, "has sinks, which PagedAttention lacks")
 
 
 def _unsupported(node: ir.Node, why: str) -> UnsupportedAttentionError:

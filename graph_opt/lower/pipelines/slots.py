@@ -15,6 +15,7 @@ from ..attention.attention import GroupQueryAttentionPass
 from ..attention.kv_int8 import KV_CACHE_MODES, CacheScales, Int8CachePass, TakeCacheScalesPass
 from ..attention.norms_in_attention import NormsInAttentionPass
 from ..attention.prompt_attention import PromptAttentionPass
+from ..attention.sink_attention import SinkAttentionPass
 from ..attention.slot_inputs import SlotInputsPass
 from ..kernels import CPU, Kernels
 from ..norms.branchwise_norms import BranchwiseNormsPass
@@ -100,6 +101,8 @@ def slot_passes(options: SlotOptions) -> list[ir.passes.PassBase]:
     ]
     int8_kv = kernels.int8_kv and options.kv_cache != "float32"
     int8_kv = int8_kv and not (options.paged or options.explicit)
+    if not options.explicit and (options.paged or kernels.head_sink):
+        passes.append(SinkAttentionPass())
     if options.paged and kernels.paged_attention:
         passes += native_paged_passes(options.context_length, scales, options.kv_cache)
     elif options.paged:

@@ -12,7 +12,7 @@ from dataclasses import replace as changed
 import numpy as np
 import onnx_ir as ir
 
-from ...analysis.attention_values import MaskKind, Meaning, Proposal, meaning
+from ...analysis.attention_values import MaskKind, Meaning, Proposal, mask_candidates, meaning
 from ...analysis.decoder_inputs import LOWEST
 from ...analysis.head_layout import head_sizes, join_heads, split_heads
 from ...graph.edit import (
@@ -21,6 +21,7 @@ from ...graph.edit import (
     nodes_of,
     remove_unused,
     replace,
+    replace_but_shapes,
     shared_constant,
     sole_consumer,
 )
@@ -29,9 +30,7 @@ from ..base import GraphPass
 _SCALING = frozenset({"Mul", "Div"})
 _PASSING = _SCALING | {"Transpose", "Reshape", "Expand", "Unsqueeze", "Squeeze", "Cast", "Identity"}
 _AROUND_SCORES = frozenset({"Add", "Sub", "Mul", "Div", "Tanh", "Cast", "Where", "Max"})
-_MAKING_MASKS = frozenset({"Add", "Sub", "Mul", "Cast", "Not", "Where", "Expand", "Unsqueeze", "Max", "Min"})
 _KEYS = [0, 2, 3, 1]
-_MAX_MASKS = 8  # values upstream of a mask that are tried as the mask
 _MAX_ADDED = 2  # masks added one after the other, such as a causal and a padding mask
 
 
@@ -109,7 +108,7 @@ class FuseAttentionPass(GraphPass):
         replace(found.output, split_heads(last, fused.outputs[0], heads, size))
         remove_unused(graph, last)
         for old, new in pairs:
-            _replace_cache(graph, old, new)
+            replace_but_shapes(graph, old, new)
 
     def _sum_masks(self, graph: ir.Graph, before: ir.Node, masks: list[ir.Value]) -> ir.Value | None:
         """Return the sum of additive masks, bounded below by the lowest float32; written once."""
@@ -181,26 +180,13 @@ def _around_softmax(node: ir.Node) -> list[Proposal] | str:
     found = Proposal(query, key, value, (), _result(weights))
     if not masks:
         return [found]
-    forms = [mask for mask in _upstream(masks[0]) if all(mask in set(_upstream(x)) for x in masks[1:])]
+    forms = [
+        mask for mask in mask_candidates(masks[0]) if all(mask in set(mask_candidates(x)) for x in masks[1:])
+    ]
     proposals = [changed(found, masks=(mask,)) for mask in forms]
     if len(masks) == _MAX_ADDED:
         proposals.append(changed(found, masks=tuple(masks)))
     return proposals or f"{len(masks)} values are added to its scores"
-
-
-def _upstream(mask: ir.Value) -> list[ir.Value]:
-    """Return a mask and the values that it is computed from, as candidates, nearest first."""
-    found: dict[ir.Value, None] = {}
-    waiting = [mask]
-    while waiting and len(found) < _MAX_MASKS:
-        value = waiting.pop(0)
-        node = value.producer()
-        if value in found or value.const_value is not None or value.shape is None or len(value.shape) < 2:
-            continue
-        found[value] = None
-        if node is not None and node.op_type in _MAKING_MASKS and not node.domain:
-            waiting += [operand for operand in node.inputs if operand is not None]
-    return list(found)
 
 
 def _around_attention(node: ir.Node) -> list[Proposal] | str:
@@ -298,14 +284,3 @@ def _appended(value: ir.Value) -> tuple[ir.Value, ir.Value] | None:
     if node.attributes["axis"].as_int() not in (2, -2) or past is None or new is None:
         return None
     return (past, new) if past.is_graph_input() else None
-
-
-def _replace_cache(graph: ir.Graph, old: ir.Value, new: ir.Value) -> None:
-    """Make all consumers but Shape nodes read the new cache; the attention's mask may depend on those."""
-    producer = old.producer()
-    new.shape = old.shape
-    shapes = [use for use in old.uses() if use.node.op_type == "Shape" and not use.node.domain]
-    replace(old, new)
-    for node, index in shapes:
-        node.replace_input_with(index, old)
-    remove_unused(graph, producer)
