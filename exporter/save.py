@@ -37,7 +37,7 @@ class _Written(ir.LazyTensor):
             tensor = tensor.raw()
         if sys.byteorder == "little" and isinstance(tensor, ir.Tensor) and tensor.dtype.bitwidth >= 8:
             array = np.ascontiguousarray(tensor.numpy())  # without the copy that ``tobytes`` makes
-            _write(file, memoryview(array.reshape(-1).view(np.uint8)))
+            _write(file, array.reshape(-1).view(np.uint8).data)
         else:
             _write(file, memoryview(tensor.tobytes()))
 

@@ -174,7 +174,7 @@ def _parts(data: Bytes, type_name: str, block_bytes: int) -> tuple[Levels, Float
     first = np.s_[:: layout.block_size]
     levels = _decoded(blocks, type_name, layout.unit_scales, keep=kept).astype(stored).reshape(shape)
     scales = _decoded(blocks, type_name, layout.unit_levels, drop=kept).reshape(-1)[first]
-    minima = np.empty(0, np.float32)
+    minima: Floats = np.empty(0, np.float32)
     if layout.zero_levels is not None:
         minima = _decoded(blocks, type_name, layout.zero_levels).reshape(-1)[first].reshape(shape).copy()
     return cast(Levels, levels), (scales / np.float32(layout.unit)).reshape(shape), minima

@@ -73,7 +73,7 @@ def meaning(found: Proposal, query: Heads, key: Heads, value: Heads) -> Meaning 
     tokens = len(arrays[0][0, 0])
     causal = np.tri(5, dtype=np.bool_) if found.causal else np.ones((tokens, 5), np.bool_)
     forms = [list(_forms(mask, rng, tokens)) for mask in found.masks]
-    scores = [rng.standard_normal(tuple(x.shape or ())).astype(np.float32) for x in sinks]
+    scores = [rng.standard_normal((x.shape or ir.Shape(())).numpy()).astype(np.float32) for x in sinks]
     fed = [_joined(arrays[0]) if _is_joined(found.query) else arrays[0], *arrays[1:]]
     for chosen in product(*forms):
         seen = reduce(np.logical_and, (form.seen for form in chosen), causal[None, None])

@@ -191,7 +191,7 @@ class PagedAttentionPass(GraphPass):
             axis = shared_constant(graph, "paged.sequence_axis", np.array([1], np.int64))
             parts = [insert(node, "Squeeze", [part, axis]).outputs[0] for part in parts]
         operands = [*parts, *caches, *tables[:-1], *rest, tables[-1]]
-        sinks = sinks_of(graph, node, caches[0].dtype)
+        sinks = sinks_of(graph, node, None if caches[0] is None else caches[0].dtype)
         if sinks is not None:
             operands += [None] * (self.form.sinks + 1 - len(operands))
             operands[self.form.sinks] = sinks

@@ -18,6 +18,7 @@ from tensor_models import SAMPLES, echo_model, mixed_repository, sum_model
 from carryall.runtime.api.async_llm import AsyncLLM
 from carryall.runtime.service.http import kserve
 from carryall.runtime.service.http.kserve import JSON_SIZE
+from carryall.runtime.service.kserve.documents import read_object
 from carryall.runtime.service.kserve.tensors import TYPES, from_raw, to_raw
 from carryall.runtime.types.sampling_params import SamplingParams
 
@@ -223,7 +224,7 @@ def test_facts() -> None:
 
 def test_large_bodies_are_parsed_beside_running_streams(monkeypatch: pytest.MonkeyPatch) -> None:
     """In a thread, so that the loop that sends streams goes on."""
-    own, seen = kserve.read_object, []
+    own, seen = read_object, list[bool]()
 
     def read(body: bytes) -> dict[str, Any]:
         seen.append(threading.current_thread() is threading.main_thread())
