@@ -110,7 +110,20 @@ class BankedMemory(DeviceMemory):
         for name, values in self._caches.items():
             spec = self._specs[name]
             for value, slots in zip(values, self._buffers(), strict=True):
-                value.update_inplace(np.zeros((slots, spec.heads, self.length, spec.width), spec.dtype))
+                if slots == 1:
+                    self._fill(name, value, np.zeros((1, spec.heads, self.length, spec.width), spec.dtype))
+        try:
+            for slot in range(self.slots):
+                if self._buffers()[self._place(slot)[0]] > 1:  # no zeros of a whole bank on the host
+                    self._copy((-1, 0), self._place(slot))
+        except ProviderRuntimeError as error:  # devices limit the size of a buffer that a kernel binds
+            raise ProviderRuntimeError(f"{error}. Lower bank, max_slots or context_length.") from error
+
+    def _fill(self, name: str, value: Any, array: Array) -> None:
+        try:
+            value.update_inplace(array)
+        except ort.runtime_errors() as error:
+            raise self._no_memory(name, array.nbytes, error) from error
 
     def _stage(self, slot: int) -> None:
         if self._staged != slot:

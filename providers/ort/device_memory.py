@@ -236,11 +236,13 @@ class DeviceMemory(SlotMemory):
         try:
             return self._device.allocate(shape, dtype)
         except ort.runtime_errors() as error:
-            size = int(np.prod(shape)) * dtype.itemsize / 2**30
-            raise ProviderRuntimeError(
-                f"{self._device.name}:{self._device.index} has no memory for '{name}' ({size:.2f} GiB): "
-                f"{ort.one_line(error)}. Lower max_slots or context_length."
-            ) from error
+            raise self._no_memory(name, int(np.prod(shape)) * dtype.itemsize, error) from error
+
+    def _no_memory(self, name: str, size: int, error: BaseException) -> ProviderRuntimeError:
+        return ProviderRuntimeError(
+            f"{self._device.name}:{self._device.index} has no memory for '{name}' ({size / 2**30:.2f} GiB): "
+            f"{ort.one_line(error)}. Lower max_slots or context_length."
+        )
 
 
 class _Rebinding(BoundRun):

@@ -297,6 +297,11 @@ def load_error(error: BaseException, model: str, providers: list[str]) -> Carrya
             f"some nodes of {model} cannot run on {', '.join(providers)} and would fall back to the CPU. "
             "Lower the model for this provider, or allow the fallback."
         )
+    if "cannot use the graph capture feature" in text:
+        return ProviderUnavailableError(
+            f"runs of {model} cannot be captured, because some of its nodes run on the CPU beside "
+            f"{', '.join(providers)}; switch the option that captures runs off"
+        )
     if type(error).__name__ == "EPFail" or _STARTS in text:
         return ProviderUnavailableError(f"{', '.join(providers)} failed while loading {model}: {text}")
     too_new = "official support for domain ai.onnx is till opset" in text

@@ -29,8 +29,8 @@ class SlotPolicy:
             runs exactly the used slots. Devices that replay captured runs need few sizes.
         bank: slots [0, bank), [bank, 2 bank), ... are the only decode runs of several rows, and each run is
             padded to the whole bank. 0 for any runs.
-        capture: capture decode runs in buckets once and replay them; only the content of their inputs may
-            change.
+        capture: capture decode runs in buckets, or in banks, once and replay them; only the content of their
+            inputs may change.
         prompts_on_cache: whether several tokens of a row may run on top of cached ones. If not, only new
             prompts run in one piece, and rows that continue a cache run token by token.
     """
@@ -51,7 +51,7 @@ class SlotPolicy:
 
     def captures(self, first: int, count: int) -> bool:
         """Whether a decode run over these slots is captured."""
-        return self.capture and first == 0 and count in self.buckets
+        return self.capture and (self.bank > 0 or (first == 0 and count in self.buckets))
 
     def pieces(self, start: int, size: int) -> Iterator[tuple[int, int]]:
         """Yield chunks [begin, end) of ``size`` tokens after ``start`` cached ones."""

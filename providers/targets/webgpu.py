@@ -57,6 +57,8 @@ class WebGpuOptions(Checked):
             the whole bank.
         prefill_chunk: most tokens of a prompt in one run; 0 is 512 on hardware and 16 in software.
         kv_cache_bytes: maximum size of the KV cache in bytes; fewer slots are offered if it holds no more.
+        graph_capture: record the commands of each decode run once and replay them; every node must have a
+            kernel of the plugin, and no attention a sliding window.
     """
 
     device: int = option(0, least=0)
@@ -64,6 +66,7 @@ class WebGpuOptions(Checked):
     bank: int = option(8, least=1)
     prefill_chunk: int = option(0, least=0)
     kv_cache_bytes: int = option(4 * 2**30, least=1)
+    graph_capture: bool = False
 
 
 class WebGpuProvider(OrtProvider):
@@ -101,6 +104,10 @@ class WebGpuProvider(OrtProvider):
             raise UsageError(f"there is no adapter {options['device']}, only {len(adapters)}")
         return [adapters[options["device"]]]
 
+    def provider_options(self, options: Mapping[str, Any], *, generating: bool) -> dict[str, str]:
+        """Return options of the execution provider; ``generating`` for a runner, else for other sessions."""
+        return {"enableGraphCapture": "1"} if generating and options["graph_capture"] else {}
+
     def resolve_options(self, config: RunnerConfig, graph: Callable[[], ir.Model]) -> RunnerConfig:
         """Decide ``compute=auto`` by the adapter.
 
@@ -125,6 +132,12 @@ class WebGpuProvider(OrtProvider):
         session = self._open(model, config, generating=True)
         options = self.checked_options(config.options)
         graph = read_slot_graph(session, str(model))
+        if options["graph_capture"] and any(spec.window for spec in graph.caches.values()):
+            # The plugin replays the window's place of the captured run, without an error (version 0.4.0).
+            raise ProviderUnavailableError(
+                f"captured runs of {model} would be wrong, because its attention has a sliding window; "
+                "use graph_capture=false"
+            )
         device = self.cache_memory(session, graph.caches, str(model))
         host_inputs = {value.name for value in session.get_inputs()} - device_inputs(session).keys()
 
@@ -144,7 +157,9 @@ class WebGpuProvider(OrtProvider):
             )
 
         chunk = options["prefill_chunk"] or (_SOFTWARE_CHUNK if self.is_software(options) else _CHUNK)
-        policy = SlotPolicy(bank=options["bank"], prefill_chunk=chunk, max_scores=2**40)
+        policy = SlotPolicy(
+            bank=options["bank"], prefill_chunk=chunk, max_scores=2**40, capture=options["graph_capture"]
+        )
         runner = SlotRunner(session, config, str(model), memory=memory, policy=policy)
         if graph.hidden_size is None and chunk > _SOFTWARE_CHUNK:
             check_agreement(runner, f"{self.name}, {model},", _REMEDY, chunk=chunk, half=graph.is_half)

@@ -144,6 +144,6 @@ def _ranges(model: ir.Model) -> dict[str, float]:
     with tempfile.TemporaryDirectory(prefix="carryall-") as folder:
         path = Path(folder) / "model.onnx"
         ir.save(model, path, external_data="model.onnx.data")
-        tokens = np.random.default_rng(0).integers(1, FAMILIES["llama"]["vocab_size"], CONTEXT)
+        tokens = np.random.default_rng(0).integers(1, static_size(model.graph.outputs[0], 2) or 2, CONTEXT)
         values = ActivationReader(path, names).read(tokens)
     return {name: float(np.abs(value).max()) for name, value in values.items()}

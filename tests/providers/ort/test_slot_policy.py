@@ -80,3 +80,5 @@ def test_buckets(slots: int, sizes: tuple[int, ...]) -> None:
     assert policy.captures(0, sizes[-1])
     assert not policy.captures(1, sizes[0])
     assert not SlotPolicy(buckets=sizes).captures(0, sizes[-1])
+    assert SlotPolicy(bank=4, capture=True).captures(8, 4)
+    assert not SlotPolicy(bank=4).captures(8, 4)

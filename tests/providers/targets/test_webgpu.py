@@ -16,6 +16,7 @@ from slot_models import save_slot_model
 from tiny_models import write_tiny
 
 from carryall import LLM, SamplingParams
+from carryall.contract import SLIDING_WINDOWS
 from carryall.errors import GraphError, ProviderRuntimeError, ProviderUnavailableError, UsageError
 from carryall.exporter.demo import demo_path
 from carryall.exporter.save import save_model
@@ -186,6 +187,51 @@ def test_half_precision_is_computed_or_refused(device: WebGpuProvider, tmp_path:
     expected = logits_of(get_provider("cpu"), make, CONTEXT, {})
     error = difference(logits_of(device, make, CONTEXT, options), expected)
     assert 1e-6 < error < 0.01
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["float", "int4", "int8"])
+@pytest.mark.parametrize("family", ["llama", "smollm3", "phi3"])
+def test_captured_runs_give_the_same_bits(device: WebGpuProvider, family: str, form: str) -> None:
+    make = functools.partial(self_test_decoder, family, form)
+    captured, plain = (logits_of(device, make, CONTEXT, {"graph_capture": on}) for on in (True, False))
+    np.testing.assert_array_equal(captured, plain)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("family", "reason"), [("mistral", "sliding window; use graph_capture=false"), ("gpt2", "run on the CPU")]
+)
+def test_runs_that_cannot_be_captured_are_refused(device: WebGpuProvider, family: str, reason: str) -> None:
+    """The plugin replays windows wrongly without an error, and refuses graphs with nodes on the CPU."""
+    make = functools.partial(self_test_decoder, family, "float")
+    with pytest.raises(ProviderUnavailableError, match=reason):
+        logits_of(device, make, CONTEXT, {"graph_capture": True})
+
+
+def test_captured_windows_are_refused(tmp_path: Path) -> None:
+    model = save_slot_model(tmp_path / "model.onnx")
+    windowed = ir.load(model)
+    windowed.metadata_props[SLIDING_WINDOWS] = '{"past_key_values.1.key": 4}'
+    ir.save(windowed, model)
+    with pytest.raises(ProviderUnavailableError, match="sliding window; use graph_capture=false"):
+        WebGpuOnCpu().runner(model, RunnerConfig(max_slots=2, options={"graph_capture": True}))
+
+
+def test_decode_runs_of_banks_and_of_the_stage_are_captured(tmp_path: Path) -> None:
+    """A prompt is not; each captured run has a number of its own."""
+    model, tokens = save_slot_model(tmp_path / "model.onnx"), np.arange(8)
+    runner: Any = WebGpuOnCpu().runner(model, RunnerConfig(max_slots=5, options={"graph_capture": True}))
+    runner.forward([Row(0, tokens, 0), Row(1, tokens, 0), Row(4, tokens, 0)])
+    runner.forward([Row(4, tokens[:1], 8)])
+    runner.forward([Row(0, tokens[:1], 8), Row(1, tokens[:1], 8)])
+    graphs = {
+        key: run.options.get_run_config_entry("gpu_graph_id")
+        for key, run in runner._bindings.items()
+        if key[0] == "decode"
+    }
+    assert graphs == {("decode", 4, 1): "1", ("decode", 0, 3): "2"}
+    runner.close()
 
 
 @pytest.mark.slow
