@@ -80,7 +80,7 @@ class QuantizationRecipe:
     promote: float | None = _setting(
         None,
         "With int4: additional bytes, as a share, to store the kinds of layers whose rounding costs most in "
-        "8 bits.  [default: int4 0.05, int4-fast 0]",
+        "8 bits.  [default: int4 0.12, int4-fast 0]",
         least=0,
         most=1,
     )
@@ -124,7 +124,7 @@ class QuantizationRecipe:
     )
     calibration_tokens: int | None = _setting(
         None,
-        "Number of tokens of the text to use.  [default: 8192; awq and gptq 65536]",
+        "Number of tokens of the text to use.  [default: 8192; awq and gptq 16384]",
         least=MIN_TOKENS,
         most=1 << 30,
     )

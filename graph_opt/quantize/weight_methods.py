@@ -134,7 +134,7 @@ INT4 = WeightOnlyMethod(
     symmetric=False,
     algorithm="awq+gptq",
     outliers=True,
-    promote=0.05,
+    promote=0.12,
     settings=_SETTINGS | {"promote"},
 )
 INT4_FAST = WeightOnlyMethod(
