@@ -37,7 +37,14 @@ every folder may raise these.
 
 from __future__ import annotations
 
-DEBUG_VARIABLE = "CARRYALL_DEBUG"  # if set, errors show tracebacks, and graphs are checked after every pass
+import os
+
+DEBUG_VARIABLE = "CARRYALL_DEBUG"
+
+
+def is_debugging() -> bool:
+    """Return whether errors show tracebacks and graphs are checked after every pass."""
+    return os.environ.get(DEBUG_VARIABLE, "") not in ("", "0")
 
 
 class CarryallError(Exception):

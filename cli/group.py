@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 import click
 
-from ..errors import DEBUG_VARIABLE, CarryallError, UsageError
+from ..errors import DEBUG_VARIABLE, CarryallError, UsageError, is_debugging
 
 # The verbs with one line of help each, so that `carryall --help` imports none of them.
 SECTIONS: dict[str, dict[str, str]] = {
@@ -129,7 +129,7 @@ def _shortage(error: Exception) -> str:
 
 def _fail(message: str, code: int) -> NoReturn:
     """Print one line to stderr (and the traceback, if CARRYALL_DEBUG is set), then exit."""
-    if os.environ.get(DEBUG_VARIABLE):
+    if is_debugging():
         traceback.print_exc()
     _tell("error: " + _one_line(message))
     _end(code)

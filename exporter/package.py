@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -269,7 +270,7 @@ def check_paths(source: Path, out: Path, config: RawConfig | None = None) -> Raw
     """
     check_name(out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise OutputExistsError(f"{out} is not empty; choose another folder or delete it")
+        raise _not_empty(out)
     config = read_config(source) if config is None else config
     _read_bos_eos(source, config)
     if not (source / TOKENIZER_FILE).is_file():
@@ -300,20 +301,37 @@ def new_folder(out: Path) -> Iterator[Path]:
     """Create a temporary folder beside ``out``; rename it to ``out`` at the end, delete it on any failure.
 
     Without a failure, the folder survives a power cut.
+
+    Raises:
+        OutputExistsError: another process has filled ``out`` meanwhile.
+        OSError: a file cannot be written.
     """
     out.parent.mkdir(parents=True, exist_ok=True)
     folder = out.parent / f".{out.name}.{uuid.uuid4().hex[:8]}"
     try:
         folder.mkdir()
         yield folder
-        if out.exists():
-            out.rmdir()
-        publish(folder, out)
+        _publish(folder, out)
     except BaseException as error:
         shutil.rmtree(folder, ignore_errors=True)
         if isinstance(error, OSError):
             hide_scratch(error, folder, out)
         raise
+
+
+def _publish(folder: Path, out: Path) -> None:
+    try:
+        if out.exists():
+            out.rmdir()
+        publish(folder, out)
+    except OSError as error:
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+            raise _not_empty(out) from error
+        raise
+
+
+def _not_empty(out: Path) -> OutputExistsError:
+    return OutputExistsError(f"{out} is not empty; choose another folder or delete it")
 
 
 def fingerprint(source: Path) -> str:

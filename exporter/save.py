@@ -18,12 +18,30 @@ _MAX_IN_FLIGHT_BYTES = 256 << 20
 _ALIGNMENT = 4096  # of large tensors, so that runtimes can map them
 
 
+class _Unbuffered:
+    """A file past its buffer: a write is whole, or an error at once.
+
+    Bytes that wait in a buffer of Python fail again when the file is closed, and onnx_ir then leaves the
+    files of other threads open.
+    """
+
+    def __init__(self, file: Any) -> None:
+        file.flush()
+        self._raw = file.raw
+        self.fileno, self.flush, self.tell, self.seek = file.fileno, file.flush, file.raw.tell, file.raw.seek
+
+    def write(self, content: Any) -> None:
+        """Write all bytes at the file's position."""
+        rest = memoryview(content)
+        while rest:
+            rest = rest[self._raw.write(rest) :]
+
+
 class _Written(ir.LazyTensor):
-    """Writes a tensor by system calls whose errors are reported at once.
+    """Writes a tensor by calls that report errors.
 
     ``ndarray.tofile`` (NumPy 2.4) writes through a buffer of C, whose last 4096 bytes it flushes without
-    looking at the result: on a full disk these bytes are lost without an error. And bytes that are still in a
-    buffer of Python fail again when the file is closed; onnx_ir then leaves the files of other threads open.
+    looking at the result: on a full disk these bytes are lost without an error.
     """
 
     def __init__(self, tensor: ir.TensorProtocol) -> None:
@@ -35,18 +53,14 @@ class _Written(ir.LazyTensor):
         tensor: ir.TensorProtocol = self
         while isinstance(tensor, ir.LazyTensor):
             tensor = tensor.raw()
-        if sys.byteorder == "little" and isinstance(tensor, ir.Tensor) and tensor.dtype.bitwidth >= 8:
+        target = _Unbuffered(file)
+        if isinstance(tensor, ir.ExternalTensor):
+            tensor.tofile(target)  # by the kernel's own copying
+        elif sys.byteorder == "little" and isinstance(tensor, ir.Tensor) and tensor.dtype.bitwidth >= 8:
             array = np.ascontiguousarray(tensor.numpy())  # without the copy that ``tobytes`` makes
-            _write(file, array.reshape(-1).view(np.uint8).data)
+            target.write(array.reshape(-1).view(np.uint8).data)
         else:
-            _write(file, memoryview(tensor.tobytes()))
-
-
-def _write(file: Any, content: memoryview) -> None:
-    """Write all bytes at the file's position, past its empty buffer."""
-    file.flush()
-    while content:
-        content = content[file.raw.write(content) :]
+            target.write(tensor.tobytes())
 
 
 def save_checked(model: ir.Model, path: Path, **options: Any) -> None:
@@ -60,8 +74,8 @@ def save_checked(model: ir.Model, path: Path, **options: Any) -> None:
     wrapped: dict[int, _Written] = {}
     try:
         for value, tensor in zip(found, before, strict=True):
-            if tensor is None or tensor.dtype == ir.DataType.STRING or isinstance(tensor, ir.ExternalTensor):
-                continue  # ``ExternalTensor`` copies files with calls that report errors
+            if tensor is None or tensor.dtype == ir.DataType.STRING:
+                continue
             value.const_value = wrapped.setdefault(id(tensor), _Written(tensor))
         ir.save(model, path, **options)
     finally:

@@ -26,6 +26,6 @@ def unusable(error: OSError) -> UsageError:
     """Return the error for a cache folder that cannot be used; it names the environment variable to set."""
     root = cache_root()
     stated = f"{CACHE_VARIABLE}={root}" if os.environ.get(CACHE_VARIABLE) else f"the cache folder {root}"
-    no_folder = root.exists() and not root.is_dir()
+    no_folder = os.path.exists(root) and not os.path.isdir(root)  # pathlib's raise for too long names
     reason = os.strerror(errno.ENOTDIR) if no_folder else error.strerror or str(error)
     return UsageError(f"{stated} cannot be used: {reason}; set {CACHE_VARIABLE} to a folder you can write to")

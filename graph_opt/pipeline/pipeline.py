@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import onnx_ir as ir
 
-from ...errors import DEBUG_VARIABLE, CarryallError, GraphError, UsageError
+from ...errors import CarryallError, GraphError, UsageError, is_debugging
 from ..graph.checker import complaint
 from ..graph.graph_facts import count_operators, describe_tensor, initializers, weights_by_type
 from ..graph.lazy import map_weights
@@ -48,7 +47,7 @@ def run(
     """
     _check_names(disable, passes)
     map_weights(model)
-    debug = debug or bool(os.environ.get(DEBUG_VARIABLE))
+    debug = debug or is_debugging()
     counts = count_operators(model)
     report = Report(before=counts, disabled=sorted(disable), weights_before=weights_by_type(model))
     _measure_errors(report, model, originals)

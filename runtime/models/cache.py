@@ -59,7 +59,7 @@ def cached_folder(
     """
     limit = limit_bytes()
     folder = cache_root() / kind / key
-    if folder.exists():
+    if _exists(folder):
         wrong = _damage(folder)
         if wrong is None:
             _mark_used(folder)
@@ -84,6 +84,13 @@ def cached_folder(
         shutil.rmtree(scratch, ignore_errors=True)
     _evict(folder.parent, limit)
     return folder
+
+
+def _exists(folder: Path) -> bool:
+    try:
+        return folder.exists()
+    except OSError as error:  # a parent that may not be searched, or a name that is too long
+        raise unusable(error) from error
 
 
 def limit_bytes() -> float:

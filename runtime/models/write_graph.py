@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -76,15 +77,19 @@ def check_output(source: Path, out: Path) -> None:
     """
     check_name(out)
     if out.suffix == ".onnx":
-        for path in (out, _data_file(out)):
-            if path.exists():
-                raise OutputExistsError(f"{path} exists; choose another name or delete it")
+        _check_missing([out, _data_file(out)])
         if not out.absolute().parent.is_dir():
             raise UsageError(f"there is no folder {out.parent} to write {out.name} to")
     elif _folder(source).is_file():
         raise UsageError(f"{source} is an ONNX file, so the output must be one too: name it {out}.onnx")
     else:
         check_paths(_folder(source), out)
+
+
+def _check_missing(paths: Iterable[Path]) -> None:
+    for path in paths:
+        if path.exists():
+            raise OutputExistsError(f"{path} exists; choose another name or delete it")
 
 
 def _folder(source: Path) -> Path:
@@ -111,6 +116,7 @@ def _write_file(model: ir.Model, out: Path) -> None:
 def _publish_all(folder: Path, out: Path) -> None:
     """Move the files of a temporary folder beside ``out``: the weights, then the graph; all or none."""
     files = sorted(folder.iterdir(), reverse=True)  # the weights' file first
+    _check_missing(out.with_name(file.name) for file in files)  # another process may have written them
     try:
         for file in files:
             publish(file, out.with_name(file.name))

@@ -50,8 +50,6 @@ COMMANDS = {
 VARIABLE = re.compile(r"report\.html|\.job/|kv/")
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="names of open files come from /proc"),
-    # onnx_ir leaves files that it could not write to the garbage collector.
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore:unclosed file"),
 ]
 
 

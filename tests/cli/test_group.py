@@ -90,11 +90,13 @@ def test_an_unknown_option_is_wrong_use() -> None:
     assert done.stderr.startswith("error: No such option '--colour'")
 
 
-@pytest.mark.parametrize(("args", "environment"), [(["--debug"], {}), ([], {"CARRYALL_DEBUG": "1"})])
-def test_debug_shows_the_traceback(args: list[str], environment: dict[str, str]) -> None:
-    done = run(*args, "exprot", **environment)
+@pytest.mark.parametrize(
+    ("args", "value", "shown"), [(["--debug"], "", True), ([], "1", True), ([], "0", False), ([], "", False)]
+)
+def test_debug_shows_the_traceback(args: list[str], value: str, shown: bool) -> None:
+    done = run(*args, "exprot", CARRYALL_DEBUG=value)
     assert done.returncode == 2
-    assert "Traceback" in done.stderr
+    assert ("Traceback" in done.stderr) == shown
 
 
 def test_without_arguments_the_help_is_shown() -> None:

@@ -11,9 +11,16 @@ import onnx
 import pytest
 from tiny_models import write_tiny
 
-from carryall.errors import CheckpointError, PackageError
+from carryall.errors import CheckpointError, OutputExistsError, PackageError
 from carryall.exporter.export import export_package
-from carryall.exporter.package import COPIED_FILES, Package, check_paths, fingerprint, write_package
+from carryall.exporter.package import (
+    COPIED_FILES,
+    Package,
+    check_paths,
+    fingerprint,
+    new_folder,
+    write_package,
+)
 from carryall.storage.manifest import make_manifest
 
 
@@ -186,3 +193,15 @@ def test_invalid_token_ids_are_refused_before_any_work(tmp_path: Path, tokens: d
         match=f"'{next(iter(tokens))}' in config.json or generation_config.json must be a token id",
     ):
         check_paths(source, tmp_path / "package")
+
+
+def test_two_exports_to_one_folder_leave_the_first(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    second = new_folder(out)
+    second.__enter__()
+    with new_folder(out) as first:
+        (first / "name").write_text("first")
+    with pytest.raises(OutputExistsError, match="out is not empty; choose another"):
+        second.__exit__(None, None, None)
+    assert (out / "name").read_text() == "first"
+    assert list(tmp_path.iterdir()) == [out]

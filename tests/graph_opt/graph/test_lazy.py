@@ -140,6 +140,21 @@ def test_weights_in_files_are_mapped_before_threads_share_them(tmp_path: Path) -
     lazy.map_weights(ir.load(tmp_path / "m.onnx"))  # the reader reports the missing file
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows does not rename over a mapped file")
+def test_mapped_weights_keep_their_file_when_it_is_replaced(tmp_path: Path) -> None:
+    """Renaming another file over it, as every writer does; a file truncated in place ends a process."""
+    text = '<ir_version: 10, opset_import: ["" : 21]> g (float[4096] x) => (float[4096] y) { y = Add(x, w) }'
+    for name, value in (("m", 1.0), ("new", 2.0)):
+        model = ir.from_onnx_text(text, initializers=[ir.tensor(np.full(4096, value, np.float32), name="w")])
+        ir.save(model, tmp_path / f"{name}.onnx", external_data=f"{name}.data", size_threshold_bytes=0)
+    model = ir.load(tmp_path / "m.onnx")
+    lazy.map_weights(model)
+    (tmp_path / "new.data").replace(tmp_path / "m.data")
+    tensor = model.graph.initializers["w"].const_value
+    assert tensor is not None
+    np.testing.assert_array_equal(tensor.numpy(), np.ones(4096, np.float32))
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="counts the open files in /proc")
 def test_the_weights_of_a_file_keep_one_file_open(tmp_path: Path) -> None:
     """A model may have more weights than a process may open files."""

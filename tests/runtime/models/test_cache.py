@@ -163,16 +163,16 @@ def test_the_code_is_known_by_content_wherever_it_lies(
         cache._code.cache_clear()
 
 
-@pytest.mark.parametrize("kind", ["file", "below a file", "read-only"])
+@pytest.mark.parametrize("kind", ["file", "below a file", "read-only", "long name"])
 def test_a_cache_that_cannot_be_used_is_one_line_that_names_the_variable(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place = tmp_path / "place"
+    place = tmp_path / ("place" * 60 if kind == "long name" else "place")
     if kind == "read-only":
         place.mkdir(mode=0o500)
         if os.access(place, os.W_OK):
             pytest.skip("this user may write everywhere")
-    else:
+    elif kind != "long name":
         place.write_text("")
     place = place / "below" if kind == "below a file" else place
     monkeypatch.setenv("CARRYALL_CACHE", str(place))
