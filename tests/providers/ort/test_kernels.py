@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -67,19 +69,26 @@ QUICK = [
 MARKS = {case: pytest.mark.long if number % 3 == 0 else () for number, case in enumerate(QUICK)}
 
 
+@functools.cache
+def _portable(family: str, form: str) -> ir.Model:
+    """Return a decoder, exported once for all targets."""
+    with tempfile.TemporaryDirectory() as folder:
+        return decoder(family, form, Path(folder))
+
+
 @pytest.mark.parametrize(
     ("target", "family", "form"),
     [pytest.param(*case, marks=MARKS.get(case, pytest.mark.slow)) for case in EVERYTHING],
 )
-def test_every_node_has_a_kernel(target: str, family: str, form: str, tmp_path: Path) -> None:
+def test_every_node_has_a_kernel(target: str, family: str, form: str) -> None:
     chosen = TARGETS[target]
     config = RunnerConfig(context_length=CONTEXT, options=chosen.options)
-    portable, passes = decoder(family, form, tmp_path), chosen.provider.passes(config)
+    model, passes = _portable(family, form).clone(), chosen.provider.passes(config)
     if target in NO_WINDOWS and "sliding_window" in FAMILIES[family]:
         with pytest.raises(UnsupportedAttentionError, match="window"):
-            pipeline.run(portable, passes)
+            pipeline.run(model, passes)
         return
-    model = pipeline.run(portable, passes)[0]
+    model = pipeline.run(model, passes)[0]
     found = misfits(model, chosen.table, CPU)
     if target in NO_MIXTURES and any("OneHot" in reason for reason in found):
         assert all("OneHot has no kernel" in reason or "TopK has no kernel" in reason for reason in found)

@@ -13,6 +13,7 @@ import pytest
 from onnxruntime.capi import onnxruntime_pybind11_state as state
 from slot_models import CONTEXT, VOCAB, reference_logits, save_slot_model
 
+from carryall.contract import NUM_TOKENS
 from carryall.errors import GraphError, ProviderRuntimeError, UsageError
 from carryall.providers.base import Row, RunnerConfig
 from carryall.providers.ort import slot_runner
@@ -219,6 +220,21 @@ def test_more_bindings_than_are_kept(runner: slot_runner.SlotRunner, monkeypatch
             tokens = sequence(5, slot + 10 * round_)
             runner.forward([Row(slot, tokens[:4], 0)])
             check(runner.forward([Row(slot, tokens[4:], 4)])[0], tokens)
+
+
+@pytest.mark.parametrize("ids", [[VOCAB], [3, -1], [2**40]])
+def test_token_ids_without_an_embedding_are_refused(model: Path, tmp_path: Path, ids: list[int]) -> None:
+    """CUDA's Gather returns zeros for them, without an error."""
+    stated = ir.load(model)
+    stated.metadata_props[NUM_TOKENS] = str(VOCAB)
+    ir.save(stated, tmp_path / "model.onnx")
+    runner = CpuProvider().runner(tmp_path / "model.onnx", RunnerConfig(max_slots=1, num_threads=1))
+    tokens = sequence(5, 0)
+    runner.forward([Row(0, tokens[:4], 0)])
+    with pytest.raises(ProviderRuntimeError, match="outside the vocabulary"):
+        runner.forward([Row(0, np.array(ids), 4)])
+    check(runner.forward([Row(0, tokens[4:], 4)])[0], tokens)
+    runner.close()
 
 
 def test_captured_runs_are_kept(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

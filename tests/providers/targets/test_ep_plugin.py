@@ -1,4 +1,4 @@
-"""Real plugin providers: WebGPU on Vulkan in software, ggml on the CPU, and Qualcomm's simulator of its NPU.
+"""Real plugins: WebGPU on Vulkan in software, ggml and OpenVINO on the CPU, Qualcomm's simulator of its NPU.
 
 The plugins are downloaded from PyPI; for the device of WebGPU see ``software_gpu``.
 """
@@ -21,6 +21,14 @@ pytestmark = pytest.mark.slow
 
 WEBGPU = ("onnxruntime-ep-webgpu==0.4.0", "onnxruntime_ep_webgpu/libonnxruntime_providers_webgpu.so")
 GGML = ("onnxruntime-ggml==0.2.0", "onnxruntime_ggml/lib/libonnxruntime_ggml.so")
+OPENVINO = (
+    "onnxruntime-ep-openvino==1.8.1",
+    "onnxruntime_ep_openvino/libonnxruntime_providers_openvino_plugin.so",
+)
+RTX = (
+    "onnxruntime-ep-nv-tensorrt-rtx-cu13==0.5.0",
+    "onnxruntime_ep_nv_tensorrt_rtx/libonnxruntime_providers_nv_tensorrt_rtx.so",
+)
 QNN = ("onnxruntime-qnn==2.7.0", "onnxruntime_qnn/libonnxruntime_providers_qnn.so")
 # This plugin's attention of 32 new tokens and more is wrong on software devices, depending on the head size.
 WRONG = "computes wrong results here: logits of"
@@ -31,7 +39,7 @@ from carryall import LLM, SamplingParams
 model, provider, *options = sys.argv[1:]
 params = SamplingParams(temperature=0, max_tokens=6)
 prompts = ["hello", "a b c", "the quick brown fox jumps over the lazy dog"]
-options = dict(option.split("=") for option in options)
+options = dict(option.split("=", 1) for option in options)
 options = {name: int(value) if value.isdigit() else value for name, value in options.items()}
 with LLM(model, provider=provider, max_slots=2, provider_options=options) as llm:
     print(json.dumps([result.outputs[0].token_ids for result in llm.generate(prompts, params)]))
@@ -146,3 +154,40 @@ def test_any_model_on_the_simulator_of_qnn(tmp_path: Path) -> None:
     twice = python(f"{ONE_RUN}\n", qnn, "settings=")
     assert "ProviderUnavailableError" in twice.stderr
     assert "Could not determine default backend path" in twice.stderr
+
+
+def test_decoders_and_any_model_on_openvinos_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By default it computes in the device's own precision, bf16 where the processor has it."""
+    monkeypatch.setenv("CARRYALL_CACHE", str(tmp_path / "cache"))
+    openvino = plugin(*OPENVINO)
+    package = export_package(write_tiny("qwen3", tmp_path / "checkpoint"), tmp_path / "package").path
+    expected = json.loads(python(GENERATE, package, "cpu").stdout)
+    exact = 'load_config={"CPU":{"INFERENCE_PRECISION_HINT":"f32"}}'
+    done = python(GENERATE, package, f"ep:{openvino}", f"settings={exact}")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == expected
+    done = python(ONE_RUN, openvino, f"settings={exact}")
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_plugin_that_lacks_a_library_says_so_each_time() -> None:
+    """TensorRT for RTX needs NVIDIA's driver; where there is one, its package is no subject of this test."""
+    code = """
+import sys
+from pathlib import Path
+from carryall.errors import ProviderUnavailableError
+from carryall.providers.ort.plugins import plugin_devices
+for _ in range(3):
+    try:
+        plugin_devices(Path(sys.argv[1]))
+    except ProviderUnavailableError as error:
+        print(error)
+"""
+    done = python(code, plugin(*RTX))
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    if not lines:
+        pytest.skip("NVIDIA's driver is installed")
+    assert len(lines) == 3
+    assert len(set(lines)) == 1
+    assert "libcuda" in lines[0] or "has no device on this machine" in lines[0]
