@@ -10,7 +10,7 @@
 // The cache holds floats and bfloat16 as the instruction reads them (see attention.h), because to convert 64 positions
 // takes twice as long as AVX-512 takes to multiply them by three queries, which is what a decoding step does. Keys and
 // values of int8 are converted for all queries of an item.
-#include "attention_avx512.h"
+#include "attention_tiles.h"
 
 #include <cmath>
 #include <type_traits>
@@ -20,151 +20,11 @@
 namespace carryall {
 namespace {
 
-constexpr int64_t kAmxQueries = 96;                      // of an item
-constexpr int64_t kRegisterRows = 16, kTwo = 32;         // queries of one and of two tile registers
-constexpr int64_t kTileBytes = 1024;                     // 16 lines of 64 bytes: 16 rows, or 16 pairs of rows
-constexpr int64_t kStep = kPairPositions;                // elements or positions that one instruction multiplies
+constexpr int64_t kAmxQueries = 96;            // of an item
+constexpr int64_t kTwo = 2 * kRegisterRows;    // queries of two tile registers
+constexpr int64_t kStep = kPairPositions;      // elements or positions that one instruction multiplies
 constexpr int64_t kPartSteps = kPartPositions / kStep;
 constexpr int64_t kPartGroups = kPartPositions / kGroupPositions;
-
-struct Configuration {
-  uint8_t palette = 1, start_row = 0, reserved[14] = {};
-  uint16_t column_bytes[16] = {};
-  uint8_t rows[16] = {};
-};
-
-// GCC's intrinsics do not say that they read memory: what was written there must not stay in registers.
-inline void written(const void* data) { __asm__ volatile("" ::"r"(data) : "memory"); }
-
-// Registers 0 to 3 hold results, 4 and 5 rows of the first operand, 6 and 7 those of the second.
-void configure(int64_t rows) {
-  Configuration wanted;
-  for (int i = 0; i < 8; i++) {
-    wanted.column_bytes[i] = 64;
-    wanted.rows[i] = static_cast<uint8_t>(i >= 6 ? kRegisterRows : rows);
-  }
-  written(&wanted);
-  _tile_loadconfig(&wanted);
-}
-
-#define CARRYALL_LOAD(number, data) _tile_loadd(number, data, 64)
-
-// Multiplies 32 rows by 2 columns of tiles. `a` is [2, a_row bytes], each [steps, 2 (high, low), 1 KB]; b(column, step)
-// is the high tile, followed by the low one if `kSplit`.
-template <bool kSplit, class Operand>
-inline void multiply_two(const uint8_t* a, int64_t a_row, const Operand& b, int64_t steps, float* y, int64_t y_step) {
-  _tile_zero(0);
-  _tile_zero(1);
-  _tile_zero(2);
-  _tile_zero(3);
-  written(a);
-  for (int64_t k = 0; k < steps; k++, a += 2 * kTileBytes) {
-    const uint8_t *left = b(0, k), *right = b(1, k);
-    CARRYALL_LOAD(4, a);
-    CARRYALL_LOAD(6, left);
-    _tile_dpbf16ps(0, 4, 6);
-    CARRYALL_LOAD(5, a + a_row);
-    _tile_dpbf16ps(1, 5, 6);
-    CARRYALL_LOAD(7, right);
-    _tile_dpbf16ps(2, 4, 7);
-    _tile_dpbf16ps(3, 5, 7);
-    CARRYALL_LOAD(4, a + kTileBytes);
-    _tile_dpbf16ps(0, 4, 6);
-    CARRYALL_LOAD(5, a + a_row + kTileBytes);
-    _tile_dpbf16ps(1, 5, 6);
-    _tile_dpbf16ps(2, 4, 7);
-    _tile_dpbf16ps(3, 5, 7);
-    if (!kSplit) continue;
-    CARRYALL_LOAD(4, a);
-    CARRYALL_LOAD(6, left + kTileBytes);
-    _tile_dpbf16ps(0, 4, 6);
-    CARRYALL_LOAD(5, a + a_row);
-    _tile_dpbf16ps(1, 5, 6);
-    CARRYALL_LOAD(7, right + kTileBytes);
-    _tile_dpbf16ps(2, 4, 7);
-    _tile_dpbf16ps(3, 5, 7);
-  }
-  _tile_stored(0, y, 4 * y_step);
-  _tile_stored(1, y + kRegisterRows * y_step, 4 * y_step);
-  _tile_stored(2, y + 16, 4 * y_step);
-  _tile_stored(3, y + kRegisterRows * y_step + 16, 4 * y_step);
-}
-
-// Multiplies up to 16 rows by 2 columns of tiles, with the same order of products.
-template <bool kSplit, class Operand>
-inline void multiply_one(const uint8_t* a, const Operand& b, int64_t steps, float* y, int64_t y_step) {
-  _tile_zero(0);
-  _tile_zero(1);
-  written(a);
-  for (int64_t k = 0; k < steps; k++, a += 2 * kTileBytes) {
-    const uint8_t *left = b(0, k), *right = b(1, k);
-    CARRYALL_LOAD(4, a);
-    CARRYALL_LOAD(5, a + kTileBytes);
-    CARRYALL_LOAD(6, left);
-    _tile_dpbf16ps(0, 4, 6);
-    CARRYALL_LOAD(7, right);
-    _tile_dpbf16ps(1, 4, 7);
-    _tile_dpbf16ps(0, 5, 6);
-    _tile_dpbf16ps(1, 5, 7);
-    if (!kSplit) continue;
-    CARRYALL_LOAD(6, left + kTileBytes);
-    _tile_dpbf16ps(0, 4, 6);
-    CARRYALL_LOAD(7, right + kTileBytes);
-    _tile_dpbf16ps(1, 4, 7);
-  }
-  _tile_stored(0, y, 4 * y_step);
-  _tile_stored(1, y + 16, 4 * y_step);
-}
-
-inline __m512i bits(__m512 x) { return _mm512_castps_si512(x); }
-inline __m512 upper(__m512i x) {
-  return _mm512_castsi512_ps(_mm512_and_si512(x, _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
-}
-
-// The upper halves of two vectors, side by side.
-inline __m512i paired(__m512i x, __m512i y) {
-  const __m512i upper_of_x = _mm512_set4_epi32(0x0f0e0f0e, 0x0b0a0b0a, 0x07060706, 0x03020302);
-  return _mm512_mask_shuffle_epi8(y, 0x3333333333333333ull, x, upper_of_x);
-}
-
-// Rounded to bfloat16 in the upper half, ties to even, as `to_bfloat16` does.
-inline __m512i rounded(__m512 x) {
-  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits(x), 16), _mm512_set1_epi32(1));
-  const __m512i up = _mm512_add_epi32(bits(x), _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
-  const __m512i quiet = _mm512_or_si512(bits(x), _mm512_set1_epi32(0x400000));
-  return _mm512_mask_mov_epi32(up, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), quiet);
-}
-inline __m512i low(__m512 x) { return rounded(_mm512_sub_ps(x, upper(rounded(x)))); }
-
-// Stores 32 floats of a row of queries as high and low parts, element i beside element i + 16.
-inline void split_queries(__m512 x, __m512 y, uint8_t* high) {
-  _mm512_store_si512(high, paired(rounded(x), rounded(y)));
-  _mm512_store_si512(high + kTileBytes, paired(low(x), low(y)));
-}
-
-// The same of weights, with fewer operations: ties are rounded away from zero, and a NaN may become another number,
-// which the sum of weights does not.
-inline void split_weights(__m512 x, __m512 y, uint8_t* high) {
-  const __m512i half = _mm512_set1_epi32(0x8000);
-  const __m512i a = _mm512_add_epi32(bits(x), half), b = _mm512_add_epi32(bits(y), half);
-  const __m512 p = _mm512_sub_ps(x, upper(a)), q = _mm512_sub_ps(y, upper(b));
-  _mm512_store_si512(high, paired(a, b));
-  _mm512_store_si512(high + kTileBytes, paired(_mm512_add_epi32(bits(p), half), _mm512_add_epi32(bits(q), half)));
-}
-
-// e^x for x <= 0 with an error of 1e-7 (1 + |x|), 0 below -87 and in lanes outside of the mask; keeps a NaN.
-inline __m512 falling_exponential(__m512 x, __mmask16 mask) {
-  const __m512 log2e = _mm512_set1_ps(1.44269504f), shift = _mm512_set1_ps(12582912.0f);
-  mask = _mm512_mask_cmp_ps_mask(mask, x, _mm512_set1_ps(-87.0f), _CMP_NLT_UQ);
-  const __m512 n = _mm512_sub_ps(_mm512_fmadd_ps(x, log2e, shift), shift);
-  const __m512 f = _mm512_fmsub_ps(x, log2e, n);
-  __m512 p = _mm512_fmadd_ps(_mm512_set1_ps(1.326472731307149e-3f), f, _mm512_set1_ps(9.671512991189957e-3f));
-  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(5.550733581185341e-2f));
-  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(2.4022242426872253e-1f));
-  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(6.931470036506653e-1f));
-  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1.0f));
-  return _mm512_maskz_scalef_ps(mask, p, n);
-}
 
 struct Memory {
   alignas(64) uint8_t queries[kAmxQueries * kLargestHead * 4];
