@@ -12,6 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from .decoder_inputs import LOWEST
+from .probe import contract_feed
 from .region import Array, Region, close, region
 
 _MAKING_MASKS = frozenset({"Add", "Sub", "Mul", "Cast", "Not", "Where", "Expand", "Unsqueeze", "Max", "Min"})
@@ -32,7 +33,7 @@ class Proposal:
     """Candidate: attention of ``query`` on ``key`` and ``value``, all [batch, heads, length, head_dim].
 
     ``query`` and ``output`` may be [batch, length, heads * head_dim] instead. ``sinks`` holds a score per
-    query head whose key has no value, in any shape.
+    query head whose key has no value, in any shape. The nodes may read the shapes of ``sized`` graph inputs.
     """
 
     query: ir.Value
@@ -42,6 +43,7 @@ class Proposal:
     output: ir.Value
     causal: bool = False
     sinks: ir.Value | None = None
+    sized: tuple[ir.Value, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,10 @@ Heads = tuple[int, int]  # number of heads, head_dim
 def meaning(found: Proposal, query: Heads, key: Heads, value: Heads) -> Meaning | str:
     """Return the scale, softcap and masks with which a candidate is attention, or why it is not."""
     sinks = () if found.sinks is None else (found.sinks,)
-    part = region([found.query, found.key, found.value, *found.masks, *sinks], found.output)
+    given = contract_feed(found.sized, past=2, new=3)
+    ends = [value for value in found.sized if value.name in given]
+    inputs = [found.query, found.key, found.value, *found.masks, *sinks, *ends]
+    part = region(inputs, found.output, in_float=bool(sinks))
     if isinstance(part, str):
         return part
     if query[0] % key[0] or query[1] != key[1] or key[0] != value[0]:
@@ -78,7 +83,7 @@ def meaning(found: Proposal, query: Heads, key: Heads, value: Heads) -> Meaning 
     for chosen in product(*forms):
         seen = reduce(np.logical_and, (form.seen for form in chosen), causal[None, None])
         bias = sum((form.bias for form in chosen), np.zeros(1, np.float32))
-        result = part(*fed, *(form.content for form in chosen), *scores)
+        result = part(*fed, *(form.content for form in chosen), *scores, *given.values())
         if part.failure is not None:
             return part.failure
         for scale, cap in _factors(query[1], _numbers(part)):

@@ -13,10 +13,11 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from ..graph.edit import hold_in_memory, weight
+from ..graph.edit import hold_in_memory, nodes_of, weight
 
 Array = npt.NDArray[Any]
 _GRAPHS = frozenset({ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS})
+_HALF = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
 _MAX_NODES = 96
 _MAX_CONSTANT = 1 << 16  # elements; excludes weight matrices
 
@@ -30,7 +31,10 @@ class Region:
         output: ir.Value,
         nodes: Sequence[ir.Node],
         constants: Sequence[ir.Value],
+        *,
+        in_float: bool = False,
     ) -> None:
+        self.in_float = in_float
         self.inputs, self.output, self.nodes, self.constants = inputs, output, nodes, constants
         self.failure: str | None = None
 
@@ -66,6 +70,8 @@ def _evaluate(parts: Sequence[Region], arrays: Sequence[Array]) -> list[Array]:
     )
     graph = view.clone()
     hold_in_memory(graph)
+    if any(part.in_float for part in parts):
+        _widen(graph)
     from onnx.reference import ReferenceEvaluator  # slow to import
 
     evaluator = ReferenceEvaluator(ir.to_proto(ir.Model(graph, ir_version=11)))
@@ -75,13 +81,27 @@ def _evaluate(parts: Sequence[Region], arrays: Sequence[Array]) -> list[Array]:
     return [np.asarray(one) for one in found]
 
 
-def region(inputs: Sequence[ir.Value], output: ir.Value, *, max_nodes: int = _MAX_NODES) -> Region | str:
+def _widen(graph: ir.Graph) -> None:
+    """Replace 16-bit floats by float32 in constants and casts."""
+    for value in graph.initializers.values():
+        if value.const_value is not None and value.const_value.dtype in _HALF:
+            value.const_value = ir.tensor(value.const_value.numpy().astype(np.float32), name=value.name)
+            value.type = ir.TensorType(ir.DataType.FLOAT)
+    for node in nodes_of(graph, "Cast"):
+        if node.attributes["to"].as_int() in _HALF:
+            node.attributes.add(ir.AttrInt64("to", ir.DataType.FLOAT.value))
+
+
+def region(
+    inputs: Sequence[ir.Value], output: ir.Value, *, max_nodes: int = _MAX_NODES, in_float: bool = False
+) -> Region | str:
     """Return the region between ``inputs`` and ``output``, or why there is none.
 
     Args:
         inputs: the only values, besides small constants, that the result may depend on.
         output: the result.
         max_nodes: maximum number of nodes.
+        in_float: evaluate nodes of 16-bit types in float32.
     """
     ends = set(inputs)
     order: dict[ir.Node, None] = {}
@@ -110,7 +130,7 @@ def region(inputs: Sequence[ir.Value], output: ir.Value, *, max_nodes: int = _MA
             stack.extend((operand, False) for operand in node.inputs if operand is not None)
     if not order:
         return "it is empty"
-    return Region(inputs, output, list(order), list(constants))
+    return Region(inputs, output, list(order), list(constants), in_float=in_float)
 
 
 def close(found: Array, expected: Array, tolerance: float = 2e-5) -> bool:

@@ -126,8 +126,9 @@ def _proven(
         _result(last.outputs[0], heads * value[1]),
         "it adds no mask [batch, heads, length, total]",
     )
+    sized = () if last.graph is None else tuple(last.graph.inputs)
     for sink, mask in product(sinks, dict.fromkeys(masks)):
-        found = Proposal(query, keys, values, (mask,), output, sinks=sink)
+        found = Proposal(query, keys, values, (mask,), output, sinks=sink, sized=sized)
         known = meaning(found, (heads, key[1]), key, value)
         if isinstance(known, Meaning) and known.masks[0] in (MaskKind.ADDED, MaskKind.SEEN):
             return SinkAttention(query, keys, values, mask, sink, output, known)

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import onnx_ir as ir
+from onnx_ir.passes import common
 
-from ...contract import EXPLICIT_KV, SEQLENS_K
+from ...contract import EXPLICIT_KV, SEQLENS_K, is_past
 from ...errors import ProviderUnavailableError, UsageError
 from ...graph_opt.analysis.sink_attention import SinkAttention, sink_attentions
 from ...graph_opt.graph.edit import nodes_of, static_size
@@ -104,7 +105,7 @@ class CpuProvider(OrtProvider):
         if memory == "paged" and kernels != CARRYALL:
             raise UsageError(f"kv_memory=paged needs carryall's kernels; {BUILD}")
         if memory == "auto":
-            paged = kernels == CARRYALL and _has_fast_kernels() and _blocks_suffice(graph().graph)
+            paged = kernels == CARRYALL and _has_fast_kernels() and _blocks_suffice(graph())
             memory = "paged" if paged else "slots"
         if wide == "auto":
             wide = "on" if _wide_products_pay(graph, own=kernels == CARRYALL) else "off"
@@ -208,18 +209,24 @@ def _has_fast_kernels() -> bool:
     return find_library() is not None and tuned_kernels().isa not in (PORTABLE, *UNPROVEN)
 
 
-def _blocks_suffice(graph: ir.Graph) -> bool:
+def _blocks_suffice(model: ir.Model) -> bool:
     """Whether carryall's kernel has the head size, and all layers have the same window, or none.
 
     Attention of several operators fits no kernel, except attention with sinks.
     """
-    nodes = list(nodes_of(graph, "Attention"))
-    others = [found for found in sink_attentions(graph) if isinstance(found, SinkAttention)]
+    nodes = list(nodes_of(model.graph, "Attention"))
+    caches = [value for value in model.graph.inputs if is_past(value.name)]
+    others = _with_sinks(model) if len(caches) > 2 * len(nodes) else []
     masks = {node.inputs[3] for node in nodes if len(node.inputs) > 3} | {found.mask for found in others}
-    caches = [value for node in nodes for value in node.inputs[4:6]]
-    caches += [value for found in others for value in (found.keys, found.values)]
     largest = max((static_size(value, 3) or 0 for value in caches), default=0)
     return bool(nodes or others) and len(masks) < 2 and largest <= LARGEST_HEAD
+
+
+def _with_sinks(model: ir.Model) -> list[SinkAttention]:
+    """Return the attentions with sinks of a model that must not be changed."""
+    inferred = model.clone()
+    common.ShapeInferencePass()(inferred)
+    return [found for found in sink_attentions(inferred.graph) if isinstance(found, SinkAttention)]
 
 
 def _wide_products_pay(graph: Callable[[], ir.Model], *, own: bool) -> bool:

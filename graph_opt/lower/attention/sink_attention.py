@@ -1,7 +1,7 @@
 """Rewrite attention with sinks as ``Attention``, for targets whose kernels have sinks.
 
-``Attention`` has no input for sinks, so the node holds them in ``meta`` until the lowering of attention, the
-next pass. A target without sinks keeps the nodes of the portable graph.
+``Attention`` has no input for sinks, so the node holds them in ``meta`` until attention is lowered. No pass
+in between may remove unused initializers. A target without sinks keeps the nodes of the portable graph.
 """
 
 from __future__ import annotations

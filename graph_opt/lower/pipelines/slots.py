@@ -95,14 +95,16 @@ def slot_passes(options: SlotOptions) -> list[ir.passes.PassBase]:
     passes: list[ir.passes.PassBase] = [
         RequireDynamicSequencePass(),
         TakeCacheScalesPass(scales, required=scaled),
-        *_precision_passes(options),
+        *_float_passes(options),
         common.ShapeInferencePass(),
-        TokenRangePass(),
     ]
-    int8_kv = kernels.int8_kv and options.kv_cache != "float32"
-    int8_kv = int8_kv and not (options.paged or options.explicit)
     if not options.explicit and (options.paged or kernels.head_sink):
         passes.append(SinkAttentionPass())
+    if options.compute is not None:
+        passes += [HalfPrecisionPass(options.compute), common.ShapeInferencePass()]
+    passes.append(TokenRangePass())
+    int8_kv = kernels.int8_kv and options.kv_cache != "float32"
+    int8_kv = int8_kv and not (options.paged or options.explicit)
     if options.paged and kernels.paged_attention:
         passes += native_paged_passes(options.context_length, scales, options.kv_cache)
     elif options.paged:
@@ -160,13 +162,11 @@ def slot_passes(options: SlotOptions) -> list[ir.passes.PassBase]:
     return [*passes, OlderOpsetPass(kernels.opset)]
 
 
-def _precision_passes(options: SlotOptions) -> list[ir.passes.PassBase]:
+def _float_passes(options: SlotOptions) -> list[ir.passes.PassBase]:
     passes: list[ir.passes.PassBase] = [Float8WeightsPass()]
     dynamic = not options.kernels.dynamic_quantize_matmul
     static = not options.kernels.matmul_integer_to_float
     if dynamic or static:
         passes.append(WeightOnlyProductsPass(dynamic=dynamic, static=static))
-    passes.append(FloatComputePass(keep=() if options.compute is None else options.kernels.half_types))
-    if options.compute is not None:
-        passes.append(HalfPrecisionPass(options.compute))
-    return passes
+    keep = () if options.compute is None else options.kernels.half_types
+    return [*passes, FloatComputePass(keep=keep)]

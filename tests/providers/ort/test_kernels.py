@@ -13,9 +13,12 @@ import onnx_ir as ir
 import pytest
 from kernel_table import KernelTable, misfits
 from lowered_forms import CONTEXT, FAMILIES, FORMS, decoder
+from tiny_models import write_tiny
 
 from carryall.errors import UnsupportedAttentionError
+from carryall.exporter.export import export_model
 from carryall.graph_opt.pipeline import pipeline
+from carryall.graph_opt.quantize.formats.half import HalfPrecisionPass
 from carryall.providers.base import Provider, RunnerConfig
 from carryall.providers.targets.cpu import CpuProvider
 from carryall.providers.targets.cuda import CudaProvider
@@ -94,6 +97,24 @@ def test_every_node_has_a_kernel(target: str, family: str, form: str) -> None:
         assert all("OneHot has no kernel" in reason or "TopK has no kernel" in reason for reason in found)
     else:
         assert found == []
+
+
+@pytest.mark.parametrize("stored", ["float32", "float16"])
+@pytest.mark.parametrize("target", ["cpu", "cuda", "cuda-bf16", "cuda-paged"])
+def test_sinks_are_an_input_of_the_kernel(target: str, stored: str, tmp_path: Path) -> None:
+    """All of CUDA's kernels take sinks of the type of the query."""
+    chosen = TARGETS[target]
+    config = RunnerConfig(context_length=CONTEXT, options=chosen.options)
+    portable = export_model(write_tiny("gpt_oss", tmp_path / "checkpoint", **FAMILIES["llama"]))
+    halved = [HalfPrecisionPass(ir.DataType.FLOAT16)] if stored == "float16" else []
+    model = pipeline.run(portable, [*halved, *chosen.provider.passes(config)])[0]
+    nodes = [node for node in model.graph if node.op_type in ("GroupQueryAttention", "PagedAttention")]
+    assert len(nodes) == 2
+    for node in nodes:
+        assert node.inputs[11] is not None
+        assert node.inputs[3] is not None
+        assert node.inputs[11].dtype == node.inputs[3].dtype
+    assert misfits(model, chosen.table, CPU) == []
 
 
 NBITS = "y = com.microsoft.MatMulNBits<K = 16, N = 4, bits = {}, block_size = {}>(x, w, s)"
