@@ -9,6 +9,7 @@ import onnx_ir as ir
 import pytest
 
 from carryall.errors import OutputExistsError
+from carryall.exporter.save import save_checked
 from carryall.runtime.models import write_graph
 from carryall.runtime.models.write_graph import write_single_file
 
@@ -19,10 +20,9 @@ def test_a_file_that_another_process_wrote_meanwhile_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "out.onnx"
-    save = write_graph.save_checked
 
     def slow(*arguments: Any, **options: Any) -> None:
-        save(*arguments, **options)
+        save_checked(*arguments, **options)
         out.write_text("of another process")
 
     monkeypatch.setattr(write_graph, "save_checked", slow)
