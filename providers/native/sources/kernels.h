@@ -5,25 +5,28 @@
 
 namespace carryall {
 
-// Quantized rows of inputs: values in [-127, 127], a scale and the sum of values for each row and block.
+// Quantized rows of inputs: values in [-127, 127], and for each row and block a sum and a scale. Blocks of 4 bits share the
+// scale of 64 inputs, so that their products are multiplied by it once: their own rounding is much coarser.
 // Memory for rows up to the next multiple of kRowGroup exists; its content has no meaning.
-constexpr int64_t kRowGroup = 16;
+constexpr int64_t kRowGroup = 16, kSharedScale = 64;
 
 struct Rows {
   int8_t* values = nullptr;   // [rows, width]
-  float* scales = nullptr;    // [rows, blocks]
+  float* scales = nullptr;    // [rows, shares]
   int32_t* sums = nullptr;    // [rows, blocks]
-  int64_t width = 0, blocks = 0;
+  int64_t width = 0, blocks = 0, shares = 0;
+  int64_t share = 1;          // blocks with one scale
 };
 
 struct Kernels {
   const char* name;
   bool (*supported)();
-  // Quantizes one row of `inputs` floats: scale = max |x| / 127 in each block, rounded to nearest even. A block
-  // below 1e-35 becomes 0; a block with an infinity or NaN gets the scale NaN.
+  // Quantizes one row of `inputs` floats: scale = max |x| / 127 of the blocks that share it, rounded to nearest even.
+  // Blocks below 1e-35 become 0; blocks with an infinity or NaN get the scale NaN.
   void (*quantize)(const float* x, int64_t inputs, int64_t block, Rows rows, int64_t row);
   // Computes columns of tiles [first_tile, last_tile) of y [rows, outputs] for rows [first_row, last_row):
-  // the sum over blocks, in their order, of row scale * column scale * integer product. bias may be null.
+  // the sum over scales of the row, in their order, of scale * (the sum over their blocks, in their order, of
+  // column scale * integer product). bias may be null.
   void (*multiply)(const Weights& weights, const Rows& rows, const float* bias, int64_t first_row, int64_t last_row,
                    int64_t first_tile, int64_t last_tile, float* y);
   const AttentionKernels* attention;

@@ -23,19 +23,21 @@ int64_t parts(int64_t all, int64_t step) { return (all + step - 1) / step; }
 Workspace::Workspace(const Weights& weights, int64_t count) {
   // Tasks begin at any row, so that the last group of 16 may begin just before the end.
   const int64_t rows = count + kRowGroup;
-  const int64_t values = parts(rows * weights.width(), kLine) * kLine, factors = rows * weights.blocks();
-  memory_ = malloc(static_cast<size_t>(values + factors * 8 + kLine));
+  const int64_t values = parts(rows * weights.width(), kLine) * kLine, blocks = weights.blocks();
+  const int64_t share = weights.bits == 4 ? larger(1, kSharedScale / weights.block) : 1, shares = parts(blocks, share);
+  memory_ = malloc(static_cast<size_t>(values + rows * (shares + blocks) * 4 + kLine));
   const auto start = (reinterpret_cast<uintptr_t>(memory_) + kLine - 1) / kLine * kLine;
   rows_.values = reinterpret_cast<int8_t*>(start);
   rows_.scales = reinterpret_cast<float*>(start + static_cast<uintptr_t>(values));
-  rows_.sums = reinterpret_cast<int32_t*>(start + static_cast<uintptr_t>(values + factors * 4));
+  rows_.sums = reinterpret_cast<int32_t*>(start + static_cast<uintptr_t>(values + rows * shares * 4));
   rows_.width = weights.width();
-  rows_.blocks = weights.blocks();
+  rows_.blocks = blocks;
+  rows_.shares = shares;
+  rows_.share = share;
   if (memory_ == nullptr) return;
   // Arithmetic on whatever the memory held may be very slow (denormal numbers).
-  const size_t used = static_cast<size_t>(count * rows_.blocks), spare = static_cast<size_t>(kRowGroup * rows_.blocks);
-  memset(rows_.scales + used, 0, spare * sizeof(float));
-  memset(rows_.sums + used, 0, spare * sizeof(int32_t));
+  memset(rows_.scales + count * shares, 0, static_cast<size_t>(kRowGroup * shares) * sizeof(float));
+  memset(rows_.sums + count * blocks, 0, static_cast<size_t>(kRowGroup * blocks) * sizeof(int32_t));
 }
 
 Workspace::~Workspace() { free(memory_); }

@@ -2,7 +2,7 @@
 // own flags: everything here is in an anonymous namespace, so that the linker never merges two of them.
 //
 // Every row goes through the same operations in the same order, whatever the rows beside it: integer sums are exact,
-// and floats are added block by block with a fused multiply-add. So a row's result depends on no other row.
+// and floats are added block by block with fused multiply-adds. So a row's result depends on no other row.
 #pragma once
 #include <cstring>
 
@@ -14,11 +14,16 @@ namespace {
 
 void quantize(const float* x, int64_t inputs, int64_t block, Rows rows, int64_t row) {
   int8_t* values = rows.values + row * rows.width;
-  for (int64_t b = 0; b < rows.blocks; b++) {
-    const int64_t start = b * block;
-    const int64_t count = inputs - start < block ? inputs - start : block;
-    quantize_block(x + start, count, block, values + start, rows.scales + row * rows.blocks + b,
-                   rows.sums + row * rows.blocks + b);
+  int32_t* sums = rows.sums + row * rows.blocks;
+  for (int64_t s = 0; s < rows.shares; s++) {
+    const int64_t first = s * rows.share, end = first + rows.share < rows.blocks ? first + rows.share : rows.blocks;
+    const int64_t stop = end * block < inputs ? end * block : inputs;
+    const Rounding how = rounding(largest_magnitude(x + first * block, stop - first * block));
+    rows.scales[row * rows.shares + s] = how.scale;
+    for (int64_t b = first; b < end; b++) {
+      const int64_t start = b * block, count = inputs - start < block ? inputs - start : block;
+      sums[b] = round_block(x + start, count, block, how, values + start);
+    }
   }
 }
 
@@ -29,7 +34,7 @@ struct Part {
   const int8_t* values;   // of the first row
   const float* scales;
   const int32_t* sums;
-  int64_t width, blocks;
+  int64_t width, blocks, shares, share;
   const float* bias;      // of the tile, or nullptr
   float* y;               // of the first row and the tile's first column
   int64_t columns;        // valid ones, 1 to 16
@@ -53,33 +58,36 @@ void multiply_part(const Part& part) {
     for (int m = 0; m < kCount; m++) result[m] = Isa::load(spare + lane);
     const uint8_t* block = part.tile;
     const uint8_t* points = part.tile + blocks * block_bytes + lane;
-    for (int64_t b = 0; b < blocks; b++, block += block_bytes, points += kColumns) {
-      Int sums[kCount][kSums];
-      if (w.offsets == Offsets::zero_points) {
-        const Int zeros = Isa::subtract(Isa::widened(points), Isa::integers(kOwn));
-        for (int m = 0; m < kCount; m++) sums[m][0] = Isa::negative_product(zeros, part.sums[m * blocks + b]);
-      } else {
-        for (int m = 0; m < kCount; m++) sums[m][0] = Isa::integers(-zero * part.sums[m * blocks + b]);
-      }
-      for (int m = 0; m < kCount; m++)
-        for (int s = 1; s < kSums; s++) sums[m][s] = Isa::integers(0);
-      const int8_t* values = part.values + b * w.block;
-      for (int64_t unit = 0; unit < value_bytes; unit += kUnit, values += 16)
-        Isa::template accumulate<kBits, kCount, kSums>(sums, block + unit + 4 * lane, values, part.width);
-      const float* scales = reinterpret_cast<const float*>(block + value_bytes) + lane;
-      const Float scale = Isa::load(scales);
-      for (int m = 0; m < kCount; m++) {
-        for (int s = 1; s < kSums; s++) sums[m][0] = Isa::add(sums[m][0], sums[m][s]);
-        const Float both = Isa::multiply(scale, Isa::floats(part.scales[m * blocks + b]));
-        result[m] = Isa::fused(Isa::converted(sums[m][0]), both, result[m]);
-      }
-      if (w.offsets == Offsets::minima) {
-        const Float minima = Isa::load(scales + kColumns);
+    for (int64_t s = 0, b = 0; s < part.shares; s++) {
+      Float sum[kCount];  // over the blocks of one scale of the row
+      for (int m = 0; m < kCount; m++) sum[m] = Isa::floats(0);
+      const int64_t end = b + part.share < blocks ? b + part.share : blocks;
+      for (; b < end; b++, block += block_bytes, points += kColumns) {
+        Int sums[kCount][kSums];
+        if (w.offsets == Offsets::zero_points) {
+          const Int zeros = Isa::subtract(Isa::widened(points), Isa::integers(kOwn));
+          for (int m = 0; m < kCount; m++) sums[m][0] = Isa::negative_product(zeros, part.sums[m * blocks + b]);
+        } else {
+          for (int m = 0; m < kCount; m++) sums[m][0] = Isa::integers(-zero * part.sums[m * blocks + b]);
+        }
+        for (int m = 0; m < kCount; m++)
+          for (int t = 1; t < kSums; t++) sums[m][t] = Isa::integers(0);
+        const int8_t* values = part.values + b * w.block;
+        for (int64_t unit = 0; unit < value_bytes; unit += kUnit, values += 16)
+          Isa::template accumulate<kBits, kCount, kSums>(sums, block + unit + 4 * lane, values, part.width);
+        const float* scales = reinterpret_cast<const float*>(block + value_bytes) + lane;
+        const Float scale = Isa::load(scales);
         for (int m = 0; m < kCount; m++) {
-          const float total = part.scales[m * blocks + b] * static_cast<float>(part.sums[m * blocks + b]);
-          result[m] = Isa::fused(minima, Isa::floats(total), result[m]);
+          for (int t = 1; t < kSums; t++) sums[m][0] = Isa::add(sums[m][0], sums[m][t]);
+          sum[m] = Isa::fused(Isa::converted(sums[m][0]), scale, sum[m]);
+        }
+        if (w.offsets == Offsets::minima) {
+          const Float minima = Isa::load(scales + kColumns);
+          for (int m = 0; m < kCount; m++)
+            sum[m] = Isa::fused(minima, Isa::floats(static_cast<float>(part.sums[m * blocks + b])), sum[m]);
         }
       }
+      for (int m = 0; m < kCount; m++) result[m] = Isa::fused(sum[m], Isa::floats(part.scales[m * part.shares + s]), result[m]);
     }
     for (int m = 0; m < kCount; m++) {
       float* y = part.y + m * w.outputs + lane;
@@ -111,7 +119,8 @@ void multiply(const Weights& w, const Rows& rows, const float* bias, int64_t fir
       // Groups of nearly equal size: 13 rows are 7 and 6, not 12 and 1.
       const int64_t row = first_row + count * group / groups, end = first_row + count * (group + 1) / groups;
       const Part part{&w, w.data + tile * w.tile_bytes(), rows.values + row * rows.width,
-                      rows.scales + row * rows.blocks, rows.sums + row * rows.blocks, rows.width, rows.blocks,
+                      rows.scales + row * rows.shares, rows.sums + row * rows.blocks, rows.width, rows.blocks,
+                      rows.shares, rows.share,
                       bias == nullptr ? nullptr : bias + column, y + row * w.outputs + column,
                       left < kColumns ? left : kColumns};
       if (w.bits == 4) choose_count<Isa, 4, Isa::kRows>(part, end - row);

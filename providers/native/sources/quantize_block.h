@@ -21,31 +21,50 @@ inline float float_of(uint32_t bits) {
   return x;
 }
 
-inline void quantize_block(const float* x, int64_t count, int64_t block, int8_t* values, float* scale, int32_t* sum) {
-  // As integers, magnitudes are ordered like the floats, and every NaN is larger than infinity.
+// How values of at most the magnitude `most` are rounded; the scale is 0 below kTiny, and NaN if one is not finite.
+struct Rounding {
+  float scale, inverse;
+  bool zero;  // all values become 0
+};
+
+// As integers, magnitudes are ordered like the floats, and every NaN is larger than infinity.
+inline int32_t largest_magnitude(const float* x, int64_t count) {
   int32_t largest = 0;
   for (int64_t i = 0; i < count; i++) {
     const int32_t magnitude = static_cast<int32_t>(bits_of(x[i]) & 0x7fffffffu);
     largest = magnitude > largest ? magnitude : largest;
   }
+  return largest;
+}
+
+inline Rounding rounding(int32_t largest) {
   const float most = float_of(static_cast<uint32_t>(largest));
-  const bool finite = largest < 0x7f800000;
-  *scale = !finite ? float_of(0x7fc00000u) : most < kTiny ? 0.0f : most / 127.0f;
-  *sum = 0;
-  if (!finite || most < kTiny) {
+  if (largest >= 0x7f800000) return {float_of(0x7fc00000u), 0.0f, true};
+  if (most < kTiny) return {0.0f, 0.0f, true};
+  return {most / 127.0f, 127.0f / most, false};
+}
+
+// Returns the sum of the rounded values.
+inline int32_t round_block(const float* x, int64_t count, int64_t block, const Rounding& how, int8_t* values) {
+  if (how.zero) {
     memset(values, 0, static_cast<size_t>(block));
-    return;
+    return 0;
   }
-  const float inverse = 127.0f / most;
   const float shift = 12582912.0f;  // 1.5 * 2^23: adding it rounds to the nearest even integer
   int32_t total = 0;
   for (int64_t i = 0; i < count; i++) {
-    const int32_t value = static_cast<int32_t>(bits_of(x[i] * inverse + shift) - bits_of(shift));
+    const int32_t value = static_cast<int32_t>(bits_of(x[i] * how.inverse + shift) - bits_of(shift));
     values[i] = static_cast<int8_t>(value);
     total += value;
   }
   memset(values + count, 0, static_cast<size_t>(block - count));
-  *sum = total;
+  return total;
+}
+
+inline void quantize_block(const float* x, int64_t count, int64_t block, int8_t* values, float* scale, int32_t* sum) {
+  const Rounding how = rounding(largest_magnitude(x, count));
+  *scale = how.scale;
+  *sum = round_block(x, count, block, how, values);
 }
 
 }  // namespace

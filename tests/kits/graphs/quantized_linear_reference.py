@@ -12,6 +12,7 @@ from carryall.graph_opt.lower.products.tiles import MINIMA, ZERO_POINTS, pack_ti
 Floats = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
 TINY = np.float32(1e-35)
+SHARED = 64  # inputs that share a scale, with 4 bits and if their blocks are not larger
 
 
 @dataclass(frozen=True)
@@ -78,27 +79,40 @@ def random_weight(
 
 
 def quantized_linear(x: Floats, weight: Weight, bias: Floats | None) -> Floats:
-    """Return x [rows, inputs] @ W + bias [rows, outputs]: blocks in order, each one fused multiply-add."""
-    blocks = weight.scales.shape[1]
-    padded = np.pad(x, ((0, 0), (0, blocks * weight.block - x.shape[1]))).reshape(len(x), blocks, -1)
-    largest = np.abs(padded).max(2)
-    with np.errstate(all="ignore"):
-        scales = np.where(largest < TINY, np.float32(0), largest / np.float32(127)).astype(np.float32)
-        inverse = np.where(largest < TINY, np.float32(0), np.float32(127) / largest).astype(np.float32)
-        scales[~np.isfinite(largest)] = np.nan
-        inverse[~np.isfinite(largest)] = 0
-        scaled = padded * inverse[..., None]
-    values = np.rint(np.where(np.isfinite(largest)[..., None], scaled, 0)).astype(np.int64)
+    """Return x [rows, inputs] @ W + bias [rows, outputs]: blocks in order, fused multiply-adds.
+
+    Blocks of 4 bits share scales of 64 inputs, and are added before they are multiplied by them.
+    """
+    blocks, block, share = weight.scales.shape[1], weight.block, 1
+    if weight.bits == 4:
+        share = max(1, SHARED // block)
+    padded = np.pad(x, ((0, 0), (0, blocks * block - x.shape[1])))
     centred = weight.values.astype(np.int64) - weight.zeros[..., None]
     result = np.zeros((len(x), weight.outputs), np.float32)
     result += 0 if bias is None else bias
-    for b in range(blocks):
-        products = (values[:, b] @ centred[:, b].T).astype(np.float32)
-        result = _fused(products, scales[:, b, None] * weight.scales[None, :, b], result)
-        if weight.minima is not None:
-            totals = scales[:, b] * values[:, b].sum(1).astype(np.float32)
-            result = _fused(weight.minima[None, :, b], totals[:, None], result)
+    for first in range(0, blocks, share):
+        scales, values = _rounded(padded[:, first * block : (first + share) * block])
+        added = np.zeros_like(result)
+        for b, inputs in enumerate(np.split(values, values.shape[1] // block, axis=1), first):
+            products = (inputs @ centred[:, b].T).astype(np.float32)
+            added = _fused(products, weight.scales[None, :, b], added)
+            if weight.minima is not None:
+                totals = inputs.sum(1).astype(np.float32)
+                added = _fused(weight.minima[None, :, b], totals[:, None], added)
+        result = _fused(added, scales[:, None], result)
     return result
+
+
+def _rounded(x: Floats) -> tuple[Floats, npt.NDArray[np.int64]]:
+    """Return a scale for each row, and the values rounded with it."""
+    largest = np.abs(x).max(1)
+    finite = np.isfinite(largest)
+    with np.errstate(all="ignore"):
+        scales = np.where(largest < TINY, np.float32(0), largest / np.float32(127)).astype(np.float32)
+        inverse = np.where(largest < TINY, np.float32(0), np.float32(127) / largest).astype(np.float32)
+        scaled = np.where(finite[:, None], x * inverse[:, None], 0)
+    scales[~finite] = np.nan
+    return scales, np.rint(scaled).astype(np.int64)
 
 
 def _fused(a: Floats, b: Floats, c: Floats) -> Floats:

@@ -16,7 +16,7 @@ from carryall.runtime.models.loading import load_model
 from carryall.runtime.types.sampling_params import SamplingParams
 
 Logits = npt.NDArray[np.float32]
-PAGED = {"kernels": "carryall", "kv_memory": "paged", "wide_products": "off"}
+PAGED = {"kernels": "carryall", "kv_memory": "paged"}
 TEXT = np.random.default_rng(0).integers(5, 200, 300)
 OTHER = np.random.default_rng(1).integers(5, 200, 300)
 

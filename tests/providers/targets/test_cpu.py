@@ -161,6 +161,12 @@ def test_kernels_are_chosen_by_the_library(monkeypatch: pytest.MonkeyPatch) -> N
     }
     assert settled(kv_memory="paged")["kv_memory"] == "paged"
     assert settled(kernels="onnxruntime", wide_products="off")["kernels"] == "onnxruntime"
+    vnni = dataclasses.replace(
+        machine.describe_machine(), features=("avx2", "avx512_vnni"), memory_available=10_000
+    )
+    monkeypatch.setattr(machine, "describe_machine", lambda: vnni)
+    assert settled()["wide_products"] == "off"  # one copy of the weights serves prompts too
+    assert settled(kernels="onnxruntime")["wide_products"] == "on"
     slow = dataclasses.replace(library, isa="portable")
     monkeypatch.setattr(cpu, "tuned_kernels", lambda: slow)
     assert settled(wide_products="off")["kernels"] == "onnxruntime"
