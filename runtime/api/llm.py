@@ -141,7 +141,7 @@ class LLM(TextModel):
             RequestError: as for ``generate``.
         """
         listed = [messages] if messages and isinstance(messages[0], Mapping) else messages
-        options = {
+        options: dict[str, Any] = {
             "add_generation_prompt": add_generation_prompt,
             "chat_template": chat_template,
             "tool_style": tool_style,
