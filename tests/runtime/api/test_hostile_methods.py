@@ -16,7 +16,7 @@ from carryall.errors import CarryallError
 
 P = SamplingParams(max_tokens=1, temperature=0)
 USER = [{"role": "user", "content": "x"}]
-VALUES = (
+VALUES: tuple[Any, ...] = (
     *(None, 5, -1, 1.5, float("nan"), True, 2**70, b"x", "", "\ud800", object(), {"a": 1}, np.zeros((2, 2))),
     *([], [None], [5], [[5]], [b"x"], [-1], [2**70], ["x", None], ["\ud800"], (one for one in [None])),
 )
