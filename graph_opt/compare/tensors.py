@@ -25,6 +25,7 @@ from .tally import KEYS, OutputResult, Tally
 # The noise of a slice of one element is a single draw of its rounding error: one time in 16 it is less than a
 # tenth of another draw; the largest of 8 is so once in 5 million times.
 _MOST_NOISES = 8
+_MOST_TIMES = 100  # an error larger than this multiple of the largest noise is none of rounding
 
 
 class Side:
@@ -166,7 +167,7 @@ def _results(
     noises: dict[str, Tally] = {}
     magnitudes: Mapping[str, float] | None = None
     for seed in range(_MOST_NOISES):
-        if not any(_may_be_rounding(one) for one in results.values()):
+        if not any(_may_be_rounding(one, noises.get(name)) for name, one in results.items()):
             break
         _add_noises(noises, reference, samples, seed)
         magnitudes = output_magnitudes(reference.model) if magnitudes is None else magnitudes
@@ -178,8 +179,10 @@ def _results(
     return results | {name: replace(nothing, reason=reason) for name, reason in absent.items()}
 
 
-def _may_be_rounding(result: OutputResult) -> bool:
-    return result.kind == "float" and result.reason is not None and np.isfinite(result.max_rel)
+def _may_be_rounding(result: OutputResult, noise: Tally | None) -> bool:
+    if result.kind != "float" or result.reason is None or not np.isfinite(result.max_rel):
+        return False
+    return noise is None or result.max_abs <= _MOST_TIMES * noise.max_abs
 
 
 def _add_noises(noises: dict[str, Tally], reference: Side, samples: Sequence[Sample], seed: int) -> None:

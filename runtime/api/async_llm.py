@@ -137,7 +137,7 @@ class AsyncLLM(TextModel):
         lora: str | None = None,
     ) -> RequestStream:
         """Queue a request; return a stream to read or cancel it. See ``generate``."""
-        params = params or self._requests.default_params(None)
+        params = self._requests.default_params(None) if params is None else params
         make = functools.partial(
             self._requests.group,
             prompt,

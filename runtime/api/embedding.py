@@ -25,7 +25,7 @@ def check_pooling(pooling: str) -> None:
     Raises:
         RequestError: there is no such pooling.
     """
-    if pooling not in ("last", "mean"):
+    if not isinstance(pooling, str) or pooling not in ("last", "mean"):
         raise RequestError(f"pooling must be 'last' or 'mean', not {pooling!r}")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...errors import EngineClosedError, UsageError
+from ...options import shown
 from ..engine.engine import EngineConfig
 from ..engine.requests.request_group import RequestGroup
 from ..engine.sampling.beam_search import BeamSearchOptions
@@ -20,6 +21,7 @@ from ..process.at_exit import NATIVE
 from ..process.fair_lock import FairLock
 from ..process.uninterrupted import uninterrupted
 from ..text.chat_template import Message
+from ..types.arguments import checked_arguments, fits
 from ..types.outputs import RequestOutput
 from ..types.sampling_params import SamplingParams
 from .beam_search import beam_search
@@ -105,6 +107,7 @@ class LLM(TextModel):
         listed = listed_prompts(prompts)
         return self._run(listed, self._params(sampling_params, len(listed), _DEFAULT_MAX_TOKENS), lora)
 
+    @checked_arguments
     def chat(
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
@@ -138,7 +141,7 @@ class LLM(TextModel):
             RequestError: as for ``generate``.
         """
         listed = [messages] if messages and isinstance(messages[0], Mapping) else messages
-        options = {
+        options: dict[str, Any] = {
             "add_generation_prompt": add_generation_prompt,
             "chat_template": chat_template,
             "tool_style": tool_style,
@@ -156,7 +159,9 @@ class LLM(TextModel):
 
         Closing the generator cancels the request. ``lora`` is the name of a LoRA adapter.
         """
-        params = sampling_params or self._requests.default_params(_DEFAULT_MAX_TOKENS)
+        params = sampling_params
+        if params is None:
+            params = self._requests.default_params(_DEFAULT_MAX_TOKENS)
         group = self._requests.group(prompt, params, lora=lora)
         try:
             self._add([group])
@@ -185,6 +190,8 @@ class LLM(TextModel):
             UsageError: the prefix cache is off; beams share KV through it.
             ProviderRuntimeError: the model failed to run.
         """
+        if not isinstance(options, BeamSearchOptions | None):
+            raise UsageError(f"options must be BeamSearchOptions, not {shown(options)}")
         if not self._engine.config.prefix_cache:
             raise UsageError("beam search needs the prefix cache; load the model without prefix_cache=False")
         return beam_search(
@@ -196,6 +203,7 @@ class LLM(TextModel):
             self._requests.tokenizer if self._requests.has_tokenizer else None,
         )
 
+    @checked_arguments
     def score(
         self, texts: str | Sequence[str], continuations: str | Sequence[str]
     ) -> list[ContinuationScore]:
@@ -208,6 +216,7 @@ class LLM(TextModel):
         """
         return self._ask(score_questions(self._requests, texts, continuations))
 
+    @checked_arguments
     def rerank(
         self,
         query: str,
@@ -286,6 +295,10 @@ class LLM(TextModel):
     def _run(
         self, prompts: Sequence[Prompt], params: Sequence[SamplingParams], lora: Loras = None
     ) -> list[RequestOutput]:
+        if not fits(lora, Loras):
+            raise UsageError(
+                f"lora must be the name of an adapter, or a list of names and None, not {shown(lora)}"
+            )
         loras = [lora] * len(prompts) if lora is None or isinstance(lora, str) else list(lora)
         if len(loras) != len(prompts):
             raise UsageError(f"{len(loras)} loras for {len(prompts)} prompts; pass one, or one for each")
@@ -307,6 +320,10 @@ class LLM(TextModel):
     def _params(self, params: Params, count: int, max_tokens: int | None) -> list[SamplingParams]:
         if params is None:
             params = self._requests.default_params(max_tokens)
+        if not isinstance(params, SamplingParams | Iterable) or isinstance(params, str | bytes | Mapping):
+            raise UsageError(
+                f"sampling_params must be SamplingParams, or a list of them, not {shown(params)}"
+            )
         listed = [params] * count if isinstance(params, SamplingParams) else list(params)
         if len(listed) != count:
             raise UsageError(f"{len(listed)} sampling_params for {count} prompts; pass one, or one for each")

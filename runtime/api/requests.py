@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, cast
 
 from ...errors import InvalidSamplingError, RequestError, UsageError
+from ...options import shown
 from ..engine.adapters import AdapterSet
 from ..engine.requests.request import Grammar, Request
 from ..engine.requests.request_group import RequestGroup, sample_params
@@ -99,6 +100,10 @@ class RequestFactory:
             raise RequestError(f"the priority must be a whole number, not {priority!r}")
         if timeout is not None and not (isinstance(timeout, int | float) and timeout >= 0.0):
             raise RequestError(f"the timeout must be a number of seconds, not {timeout!r}")
+        if not isinstance(params, SamplingParams):
+            raise RequestError(f"sampling parameters must be SamplingParams, not {shown(params)}")
+        if not isinstance(lora, str | None):
+            raise RequestError(f"lora must be the name of an adapter, not {shown(lora)}")
         adapter = None if lora is None else self.adapters.get(lora)
         prompt = plain_prompt(prompt)
         text = prompt if isinstance(prompt, str) else None

@@ -9,6 +9,7 @@ from typing import Any
 from ..engine.engine import Engine
 from ..text.chat_template import Message
 from ..text.tokenizer import Tokenizer
+from ..types.arguments import checked_arguments
 from .requests import ChatPrompt, RequestFactory
 
 
@@ -18,15 +19,20 @@ class TextModel:
     _requests: RequestFactory
     _engine: Engine
 
+    @checked_arguments
     def render_chat(
         self,
         messages: Sequence[Message],
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template: str | None = None,
+        tool_style: str | None = None,
         **options: Any,
     ) -> ChatPrompt:
         """Render a conversation to a prompt; see ``RequestFactory.chat_prompt``."""
-        return self._requests.chat_prompt(messages, tools=tools, **options)
+        return self._requests.chat_prompt(
+            messages, tools=tools, chat_template=chat_template, tool_style=tool_style, **options
+        )
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of a text."""

@@ -84,8 +84,10 @@ class Tokenizer:
         """Return the token ids of a text.
 
         Raises:
-            RequestError: the text has a lone surrogate.
+            RequestError: it is no text, or has a lone surrogate.
         """
+        if not isinstance(text, str):
+            raise RequestError(f"a text to tokenize must be a str, not {shown(text)}")
         try:
             text.encode()
         except UnicodeEncodeError as error:
@@ -101,12 +103,19 @@ class Tokenizer:
         return found
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Return the text of token ids; bytes that form no character become U+FFFD."""
-        with NATIVE:
-            if len(token_ids) <= _LONG_TEXT:
-                return str(self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens))
-            with _LONG:
-                return str(self._tokenizer.decode_batch([token_ids], skip_special_tokens)[0])
+        """Return the text of token ids; bytes that form no character become U+FFFD.
+
+        Raises:
+            RequestError: they are not integers of at least 0.
+        """
+        try:
+            with NATIVE:
+                if len(token_ids) <= _LONG_TEXT:
+                    return str(self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens))
+                with _LONG:
+                    return str(self._tokenizer.decode_batch([token_ids], skip_special_tokens)[0])
+        except (TypeError, OverflowError) as error:
+            raise RequestError(f"token ids must be a list of integers of at least 0: {error}") from error
 
     @cached_property
     def coverage(self) -> Coverage | None:
