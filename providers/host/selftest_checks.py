@@ -98,7 +98,7 @@ def logits_of(provider: Provider, make_model: ModelMaker, context: int, options:
     """Lower and open a model, and return the logits [n, vocab_size] of prompts, decode steps and copies."""
     config = RunnerConfig(max_slots=SLOTS, context_length=context, options=dict(options))
     with opened(provider, make_model, config) as (runner, _):
-        return _drive(runner)
+        return drive(runner)
 
 
 @contextmanager
@@ -118,8 +118,15 @@ def opened(provider: Provider, make_model: ModelMaker, config: RunnerConfig) -> 
             runner.close()
 
 
-def _drive(runner: Runner) -> Logits:
-    """Run two sequences together and alone, a copy of a prefix, and a prompt that reuses a slot."""
+def drive(runner: Runner) -> Logits:
+    """Run two sequences together and alone, a copy of a prefix, and a prompt that reuses a slot.
+
+    Args:
+        runner: with ``SLOTS`` slots and a context of 64 tokens.
+
+    Returns:
+        The logits of all steps, [n, vocab_size].
+    """
     vocab = runner.info.num_tokens or runner.info.vocab_size
     first, second, third = np.random.default_rng(0).integers(1, vocab, (3, 48))
     found: list[Logits] = []

@@ -23,9 +23,10 @@ from carryall.exporter.save import save_model
 from carryall.graph_opt.pipeline import pipeline
 from carryall.providers import get_provider
 from carryall.providers.base import Row, RunnerConfig
-from carryall.providers.host.selftest_checks import difference, logits_of
+from carryall.providers.host.selftest_checks import SLOTS, difference, drive, logits_of
 from carryall.providers.targets import webgpu
 from carryall.providers.targets.webgpu import WebGpuProvider
+from carryall.runtime.models.loading import load_model
 from carryall.runtime.tasks.selftest_models import decoder as self_test_decoder
 
 
@@ -173,6 +174,21 @@ def test_layers_on_three_providers_write_what_the_cpu_writes(
             found.append([result.outputs[0].token_ids for result in llm.generate(prompts, params)])
     assert found[1] == found[0]
     assert found[2] == found[0]
+
+
+@pytest.mark.slow
+def test_layers_on_three_providers_keep_the_contract(
+    device: WebGpuProvider, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Joint steps, sequences alone, copies of prefixes and reused slots, as in the self-test."""
+    monkeypatch.setenv("CARRYALL_CACHE", str(tmp_path / "cache"))
+    model = write_tiny("qwen3", tmp_path / "model", num_hidden_layers=3, hidden_size=256, head_dim=64)
+    found = []
+    for provider in ("cpu", "webgpu:0-0,cpu:1-1,openvino:2-2"):
+        runner = load_model(str(model), provider=provider, max_slots=SLOTS, context_length=64).runner
+        found.append(drive(runner))
+        runner.close()
+    assert difference(found[1], found[0]) < 1e-4
 
 
 @pytest.mark.slow
