@@ -1,6 +1,7 @@
 """CPU time of decode steps and prompts with KV in slots and in blocks, both on carryall's kernels, in turns.
 
     python benchmarks/decoders/kv_memory.py MODEL --rounds 25
+    python benchmarks/decoders/kv_memory.py MODEL --isas avx512vnni amx   # both in blocks
 
 The kernels must be built (``carryall doctor --build-kernels``). Both runners have one thread, whose CPU time
 is measured, so that other work on the machine counts little. Reported are minima over the rounds, and their
@@ -10,12 +11,14 @@ ratio.
 from __future__ import annotations
 
 import argparse
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from carryall.providers.base import Row, Runner
+from carryall.providers.native.library import ISA_VARIABLE
 from carryall.runtime.models.loading import load_model
 
 BATCHES, CONTEXTS, PROMPTS = (1, 8, 32), (64, 256, 1024), (256, 1024)
@@ -31,25 +34,38 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=25)
     parser.add_argument("--wide-products", default="auto", choices=("auto", "on", "off"))
     parser.add_argument("--kv-cache", default="auto", choices=("auto", "int8", "float32"), help="of blocks")
+    parser.add_argument(
+        "--isas", nargs=2, help="compare instruction sets of the kernels, not kinds of memory"
+    )
+    parser.add_argument("--prompts", nargs="+", type=int, default=PROMPTS, help="lengths in tokens")
     asked = parser.parse_args()
-    runners = []
-    for memory in MEMORIES:
+    runners, labels = [], asked.isas or MEMORIES
+    for label in labels:
+        memory = "paged" if asked.isas else label
+        if asked.isas:
+            os.environ[ISA_VARIABLE] = label
         options = {"kernels": "carryall", "wide_products": asked.wide_products, "kv_memory": memory}
         if memory == "paged":
             options["kv_cache"] = asked.kv_cache
         loaded = load_model(
-            asked.model, max_slots=32, context_length=2048, num_threads=1, provider_options=options
+            asked.model,
+            max_slots=32,
+            context_length=max(2048, *asked.prompts),
+            num_threads=1,
+            provider_options=options,
         )
         runners.append(loaded.runner)
-    tokens = np.random.default_rng(0).integers(5, runners[0].info.vocab_size - 5, max(PROMPTS))
+    tokens = np.random.default_rng(0).integers(5, runners[0].info.vocab_size - 5, max(asked.prompts))
+    for length in asked.prompts:
+        _compare(
+            f"prompt of {length}", labels, runners, [Row(0, tokens[:length], 0)], max(3, asked.rounds // 5)
+        )
     for batch in BATCHES:
         for context in CONTEXTS:
             for runner in runners:
                 _fill(runner, tokens[:context], batch)
             rows = [Row(slot, tokens[:1], context) for slot in range(batch)]
-            _compare(f"decode, batch {batch}, context {context}", runners, rows, asked.rounds)
-    for length in PROMPTS:
-        _compare(f"prompt of {length}", runners, [Row(0, tokens[:length], 0)], max(3, asked.rounds // 5))
+            _compare(f"decode, batch {batch}, context {context}", labels, runners, rows, asked.rounds)
 
 
 def _fill(runner: Runner, tokens: np.ndarray, batch: int) -> None:
@@ -59,7 +75,7 @@ def _fill(runner: Runner, tokens: np.ndarray, batch: int) -> None:
         runner.forward([Row(slot, tokens, 0)])
 
 
-def _compare(name: str, runners: list[Runner], rows: list[Row], rounds: int) -> None:
+def _compare(name: str, labels: Sequence[str], runners: list[Runner], rows: list[Row], rounds: int) -> None:
     def timed(work: Callable[[], object]) -> float:
         start = time.thread_time()
         work()
@@ -69,9 +85,7 @@ def _compare(name: str, runners: list[Runner], rows: list[Row], rounds: int) -> 
     for _ in range(rounds):
         for index, runner in enumerate(runners):
             seconds[index] = min(seconds[index], timed(lambda runner=runner: runner.forward(rows)))  # type: ignore[misc]
-    shown = ", ".join(
-        f"{memory} {1e3 * value:.1f} ms" for memory, value in zip(MEMORIES, seconds, strict=True)
-    )
+    shown = ", ".join(f"{label} {1e3 * value:.1f} ms" for label, value in zip(labels, seconds, strict=True))
     print(f"{name}: {shown}, ratio {seconds[0] / seconds[1]:.2f}", flush=True)
 
 
