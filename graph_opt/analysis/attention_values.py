@@ -11,6 +11,8 @@ from itertools import product
 import numpy as np
 import onnx_ir as ir
 
+from ..graph.edit import weight
+from ..graph.lazy import shape_of
 from .decoder_inputs import LOWEST
 from .probe import contract_feed
 from .region import Array, Region, close, region
@@ -33,7 +35,8 @@ class Proposal:
     """Candidate: attention of ``query`` on ``key`` and ``value``, all [batch, heads, length, head_dim].
 
     ``query`` and ``output`` may be [batch, length, heads * head_dim] instead. ``sinks`` holds a score per
-    query head whose key has no value, in any shape. The nodes may read the shapes of ``sized`` graph inputs.
+    query head whose key has no value: an initializer of any shape. The nodes may read the shapes of the graph
+    inputs ``sized``.
     """
 
     query: ir.Value
@@ -78,7 +81,9 @@ def meaning(found: Proposal, query: Heads, key: Heads, value: Heads) -> Meaning 
     tokens = len(arrays[0][0, 0])
     causal = np.tri(5, dtype=np.bool_) if found.causal else np.ones((tokens, 5), np.bool_)
     forms = [list(_forms(mask, rng, tokens)) for mask in found.masks]
-    scores = [rng.standard_normal((x.shape or ir.Shape(())).numpy()).astype(np.float32) for x in sinks]
+    scores = [
+        rng.standard_normal(shape_of(x)).astype(np.float32) for x in map(weight, sinks) if x is not None
+    ]
     fed = [_joined(arrays[0]) if _is_joined(found.query) else arrays[0], *arrays[1:]]
     for chosen in product(*forms):
         seen = reduce(np.logical_and, (form.seen for form in chosen), causal[None, None])

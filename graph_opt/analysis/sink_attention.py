@@ -8,7 +8,6 @@ evaluation.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
@@ -62,15 +61,13 @@ def sink_attentions(graph: ir.Graph) -> Iterator[SinkAttention | tuple[ir.Node, 
         scores = [value for value in between if value.producer() in products]
         if len(scores) != 1:
             continue
-        first = scores[0].producer()
-        if first is None:
-            continue
+        first = next(other for other in products if other.outputs[0] is scores[0])
         keys, around = products[first], _operands(scores[0], between)
-        query = _query(first, head_sizes(keys))
+        query = _query(first.inputs[0], head_sizes(keys))
         heads = 0 if query is None else query[1]
-        stored = [x for x in map(_stored, around) if x is not None]
+        stored = dict.fromkeys(x for x in map(_stored, around) if x is not None)
         varying = [x for x in around if _stored(x) is None]
-        sinks = [x for x in dict.fromkeys(stored) if math.prod((x.shape or ir.Shape(())).numpy()) == heads]
+        sinks = [x for x in stored if (tensor := weight(x)) is not None and tensor.size == heads]
         if query is not None and sinks:
             yield _proven(node, (query[0], keys, values), heads, varying, sinks)
 
@@ -136,11 +133,11 @@ def _proven(
     return last, reason
 
 
-def _query(scores: ir.Node, key: tuple[int, int] | None) -> tuple[ir.Value, int] | None:
+def _query(value: ir.Value | None, key: tuple[int, int] | None) -> tuple[ir.Value, int] | None:
     """Return the query [batch, length, heads * size] or [batch, heads, length, size], and its heads."""
-    value, passing = scores.inputs[0], _PASSING | _SCALING
     if value is None or key is None:
         return None
+    passing = _PASSING | _SCALING
     joined = _farthest_joined(value, None, passing)
     width = static_size(joined, 2)
     if joined is not None and width is not None and width % key[1] == 0:

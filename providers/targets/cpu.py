@@ -214,8 +214,10 @@ def _blocks_suffice(model: ir.Model) -> bool:
     Attention of several operators fits no kernel, except attention with sinks.
     """
     nodes = list(nodes_of(model.graph, "Attention"))
-    caches = [value for value in model.graph.inputs if is_past(value.name)]
-    others = _with_sinks(model) if len(caches) > 2 * len(nodes) else []
+    past = [value for value in model.graph.inputs if is_past(value.name)]
+    others = _with_sinks(model) if len(past) > 2 * len(nodes) else []
+    caches = [value for node in nodes for value in node.inputs[4:6]]
+    caches += [value for found in others for value in (found.keys, found.values)]
     masks = {node.inputs[3] for node in nodes if len(node.inputs) > 3} | {found.mask for found in others}
     largest = max((static_size(value, 3) or 0 for value in caches), default=0)
     return bool(nodes or others) and len(masks) < 2 and largest <= LARGEST_HEAD
