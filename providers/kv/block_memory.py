@@ -145,7 +145,8 @@ class BlockMemory:
         places = self._places(name, blocks, np.tile(np.arange(held), (shape.heads, 1)))
         found = [view[places].astype(np.float32) for view in self._views(name, keys=True)]
         if shape.paired:  # [..., width / 32, planes, 16, 2]
-            return found[0].sum(-3).swapaxes(-1, -2).reshape(*places[0].shape, -1)
+            summed: Array = found[0].sum(-3).swapaxes(-1, -2).reshape(*places[0].shape, -1)
+            return summed
         return found[0] if len(found) == 1 else found[0] * found[1][..., None]
 
 
