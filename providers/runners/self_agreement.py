@@ -40,7 +40,8 @@ def check_agreement(runner: Runner, source: str, remedy: str, *, chunk: int, hal
         (first, _logits(runner, tokens[:first], 1), pieces[:first], "one by one"),
         (count, _logits(runner, tokens, count, last), pieces[-last:], f"in pieces of {_PIECE}"),
     ):
-        difference = float(np.abs(one - other).max() / np.abs(other).max())
+        largest = np.maximum(np.abs(one), np.abs(other)).max()
+        difference = float(np.abs(one - other).max() / largest) if largest else 0.0
         if not difference <= worst:  # NaN compares as wrong
             raise ProviderUnavailableError(
                 f"{source} computes wrong results here: logits of {length} tokens at once and {how} "

@@ -23,6 +23,9 @@ struct Configuration {
   uint8_t rows[16] = {};
 };
 
+// Keeps stores in front of tile loads, of which GCC 12 does not know that they read memory.
+inline void written(const void* data) { __asm__ volatile("" : : "r"(data) : "memory"); }
+
 // Registers 0 to 3 hold products, 4 and 5 activations, 6 and 7 weights; `step` inputs at a time.
 void configure(int64_t step) {
   Configuration wanted;
@@ -30,6 +33,7 @@ void configure(int64_t step) {
     wanted.column_bytes[i] = static_cast<uint16_t>(i == 4 || i == 5 ? step : kLine);
     wanted.rows[i] = static_cast<uint8_t>(i >= 6 ? step / 4 : kGroup);
   }
+  written(&wanted);
   _tile_loadconfig(&wanted);
 }
 
@@ -247,6 +251,7 @@ void multiply_amx(const Weights& w, const Rows& rows, const float* bias, int64_t
       const int64_t last = first + chunk < rows.blocks ? first + chunk : rows.blocks;
       for (int64_t t = 0; t < tiles; t++)
         unpack(w, data + t * w.tile_bytes(), first, last, bytes + t * (last - first) * w.block * kColumns);
+      written(bytes);
       const Panel panel{&w, &rows, bias == nullptr ? nullptr : bias + column, data, bytes,
                         y + column, first_row, last_row, tiles, first, last, w.outputs - column};
       const bool one = w.block <= kLine, inexact = w.bits == 8 && w.offsets != Offsets::middle;

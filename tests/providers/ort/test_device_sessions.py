@@ -96,7 +96,7 @@ def test_wrong_kernels_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
                 host.numpy()[...] = 0
 
     monkeypatch.setattr(DeviceSession, "run_with_iobinding", forgetful)
-    with pytest.raises(ProviderUnavailableError, match=r"32 tokens at once .* differ.*lowering=standard"):
+    with pytest.raises(ProviderUnavailableError, match=r"16 tokens at once .* differ.*lowering=standard"):
         PassThroughProvider("CPU").runner(model, SLOTS)
 
 
