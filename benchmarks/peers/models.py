@@ -87,22 +87,35 @@ def carryall_model(folder: Path, model: str) -> Path:
 
 def genai_model(folder: Path, model: str) -> Path:
     """The int4 form of onnxruntime-genai's builder for the CPU."""
-    builder = [str(python_of(folder, "genai")), "-m", "onnxruntime_genai.models.builder"]
-    options = ["-p", "int4", "-e", "cpu", "--extra_options", "int4_accuracy_level=4", "int4_block_size=32"]
     source = checkpoint(folder, model)
-    return _once(
-        folder / "genai" / model, lambda out: run([*builder, "-m", str(source), "-o", str(out), *options])
-    )
+
+    def build(out: Path) -> None:
+        builder = [str(python_of(folder, "genai")), "-m", "onnxruntime_genai.models.builder"]
+        options = [
+            "-p",
+            "int4",
+            "-e",
+            "cpu",
+            "--extra_options",
+            "int4_accuracy_level=4",
+            "int4_block_size=32",
+        ]
+        run([*builder, "-m", str(source), "-o", str(out), *options])
+
+    return _once(folder / "genai" / model, build)
 
 
 def openvino_model(folder: Path, model: str) -> Path:
     """The int4 form of optimum-intel, with groups of 128, or of 64 where 128 does not divide the sizes."""
-    tool = python_of(folder, "optimum").with_name("optimum-cli")
-    group = "64" if model == REAL else "128"
-    options = ["--task", "text-generation-with-past", "--weight-format", "int4", "--group-size", group]
     source = checkpoint(folder, model)
-    command = [str(tool), "export", "openvino", "-m", str(source), *options]
-    return _once(folder / "openvino" / model, lambda out: run([*command, str(out)]))
+
+    def convert(out: Path) -> None:
+        tool = python_of(folder, "optimum").with_name("optimum-cli")
+        group = "64" if model == REAL else "128"
+        options = ["--task", "text-generation-with-past", "--weight-format", "int4", "--group-size", group]
+        run([str(tool), "export", "openvino", "-m", str(source), *options, str(out)])
+
+    return _once(folder / "openvino" / model, convert)
 
 
 def llamacpp_model(folder: Path, model: str) -> Path | None:
