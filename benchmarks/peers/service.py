@@ -60,7 +60,7 @@ def _llamacpp(folder: Path, port: int) -> list[str]:
     model = str(models.llamacpp_model(folder, models.REAL))
     command = [str(python_of(folder, "llama.cpp")), "-m", "llama_cpp.server", "--model", model]
     # Its default context of 2,048 tokens suffices; it answers one request at a time.
-    return [*command, "--model_alias", "model", "--port", str(port)]
+    return [*command, "--model_alias", "model", "--interrupt_requests", "false", "--port", str(port)]
 
 
 def _openvino(folder: Path, port: int) -> list[str]:
@@ -128,6 +128,7 @@ def loaded(folder: Path, server: Server, url: str, streams: int, requests: int) 
     tool = str(python_of(folder, "guidellm").with_name("guidellm"))
     with tempfile.TemporaryDirectory() as out:
         backend = f"kind=openai_http,target={url},model={server.model},request_format=/v1/completions"
+        backend += ",validate_backend=false"  # by /health, which not all of them have
         command = [tool, "run", "--disable-console", "--backend", backend]
         command += ["--tokenizer", f"kind=hf_auto,model={models.checkpoint(folder, models.REAL)}"]
         command += ["--data", f"kind=synthetic_text,prompt_tokens={_PROMPT},output_tokens={_NEW}"]
