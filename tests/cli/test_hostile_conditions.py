@@ -57,7 +57,7 @@ VERBS = {
     "cache prune": "cache prune --max-size 1TB",
     "cache clear": "cache clear --yes",
     "doctor": "doctor -q",
-    "doctor --selftest": "doctor --selftest -q",
+    "doctor --selftest": "doctor --selftest --selftest-limit 0 -q",
     "demo": "demo --json",
     "families": "families",
     "help": "--help",
