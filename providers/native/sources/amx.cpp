@@ -2,6 +2,7 @@
 // more than it saves, and AVX-512 VNNI computes them, as it does the last rows if they fill little of a register.
 #include <immintrin.h>
 
+#include "amx_configuration.h"
 #include "cpu.h"
 #include "products.h"
 
@@ -16,26 +17,6 @@ constexpr int64_t kGroup = kRowGroup;     // rows of a tile register
 constexpr int64_t kUnpacked = 128 << 10;   // bytes of weights that are unpacked at a time
 constexpr int64_t kMostBlock = 256;       // inputs
 constexpr int64_t kMostBlocks = kUnpacked / (16 * 16);  // of them
-
-struct Configuration {
-  uint8_t palette = 1, start_row = 0, reserved[14] = {};
-  uint16_t column_bytes[16] = {};
-  uint8_t rows[16] = {};
-};
-
-// Keeps stores in front of tile loads, of which GCC 12 does not know that they read memory.
-inline void written(const void* data) { __asm__ volatile("" : : "r"(data) : "memory"); }
-
-// Registers 0 to 3 hold products, 4 and 5 activations, 6 and 7 weights; `step` inputs at a time.
-void configure(int64_t step) {
-  Configuration wanted;
-  for (int i = 0; i < 8; i++) {
-    wanted.column_bytes[i] = static_cast<uint16_t>(i == 4 || i == 5 ? step : kLine);
-    wanted.rows[i] = static_cast<uint8_t>(i >= 6 ? step / 4 : kGroup);
-  }
-  written(&wanted);
-  _tile_loadconfig(&wanted);
-}
 
 // Writes blocks [first, last) of a tile as signed bytes: relative to the zero point in 4 bits, to 128 in 8 bits.
 void unpack(const Weights& w, const uint8_t* tile, int64_t first, int64_t last, int8_t* bytes) {
@@ -243,7 +224,7 @@ void multiply_amx(const Weights& w, const Rows& rows, const float* bias, int64_t
   alignas(64) int8_t bytes[kUnpacked + kMostBlock * kColumns];
   const int64_t step = w.block < kLine ? w.block : kLine, room = kUnpacked / (w.block * kColumns);
   const int64_t chunk = room < rows.blocks ? room : rows.blocks, most = room / chunk;
-  configure(step);
+  configure(kGroup, step);
   for (int64_t tile = first_tile; tile < last_tile; tile += most) {
     const int64_t tiles = tile + most < last_tile ? most : last_tile - tile, column = tile * kColumns;
     const uint8_t* data = w.data + tile * w.tile_bytes();

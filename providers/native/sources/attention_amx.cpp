@@ -259,7 +259,7 @@ void attend_amx(const Attention& a, const AttentionItem& item, int64_t first_par
   Memory memory;
   Run run(a, item, &memory);
   const State all = {memory.most, memory.sum, memory.results, width};
-  configure(item.count < kRegisterRows ? item.count : kRegisterRows);
+  configure(item.count < kRegisterRows ? item.count : kRegisterRows, 64);
   run.read_queries();
   clear(all, item.count, width);
   for (int64_t part = first_part; part < last_part; part++) {

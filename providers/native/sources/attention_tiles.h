@@ -1,5 +1,6 @@
 // Products of AMX tiles of bfloat16, and floats as pairs of it. Included by attention_amx.cpp.
 #pragma once
+#include "amx_configuration.h"
 #include "attention_avx512.h"
 
 namespace carryall {
@@ -7,26 +8,6 @@ namespace {
 
 constexpr int64_t kRegisterRows = 16;  // queries of a tile register
 constexpr int64_t kTileBytes = 1024;   // 16 lines of 64 bytes: 16 rows, or 16 pairs of rows
-
-struct Configuration {
-  uint8_t palette = 1, start_row = 0, reserved[14] = {};
-  uint16_t column_bytes[16] = {};
-  uint8_t rows[16] = {};
-};
-
-// GCC's intrinsics do not say that they read memory: what was written there must not stay in registers.
-inline void written(const void* data) { __asm__ volatile("" ::"r"(data) : "memory"); }
-
-// Registers 0 to 3 hold results, 4 and 5 rows of the first operand, 6 and 7 those of the second.
-void configure(int64_t rows) {
-  Configuration wanted;
-  for (int i = 0; i < 8; i++) {
-    wanted.column_bytes[i] = 64;
-    wanted.rows[i] = static_cast<uint8_t>(i >= 6 ? kRegisterRows : rows);
-  }
-  written(&wanted);
-  _tile_loadconfig(&wanted);
-}
 
 #define CARRYALL_LOAD(number, data) _tile_loadd(number, data, 64)
 
