@@ -124,6 +124,21 @@ class LatentConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KeyValueConfig:
+    """The keys and values of a layer.
+
+    Args:
+        heads: number of heads of keys and of values.
+        size: elements of a head, of queries too.
+        owner: the layer that computes and caches them: the layer itself or an earlier one.
+    """
+
+    heads: int
+    size: int
+    owner: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderConfig:
     """The configuration of a decoder, in one form for all families.
 
@@ -141,6 +156,8 @@ class DecoderConfig:
         latent: latent attention; None for attention without compression.
         unused_layers: number of layers behind the decoder's in the checkpoint, for speculation.
         norm_first: whether norms are in front of attention and of the feed-forward layer, not behind them.
+        key_values: per layer, its keys and values; empty if every layer has its own, of equal sizes. Layers
+            that read the cache of another follow all that have one.
     """
 
     model_type: str
@@ -172,6 +189,13 @@ class DecoderConfig:
     norm_first: bool = True
     latent: LatentConfig | None = None
     unused_layers: int = 0
+    key_values: tuple[KeyValueConfig, ...] = ()
+
+    def key_value(self, layer: int) -> KeyValueConfig:
+        """Return the keys and values of ``layer``."""
+        if self.key_values:
+            return self.key_values[layer]
+        return KeyValueConfig(heads=self.num_kv_heads, size=self.head_dim, owner=layer)
 
     @property
     def q_size(self) -> int:

@@ -5,7 +5,7 @@ Weight names are those of the checkpoint, relative to the current scope.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -194,9 +194,11 @@ def plain_mlp(net: Decoder, names: tuple[str, str], x: ir.Value, *, bias: bool =
         return linear(net, names[1], x, inner, hidden, bias=bias)
 
 
-def head_norm(net: Decoder, name: str, x: ir.Value, num_heads: int, *, view: View | None = None) -> ir.Value:
-    """Apply ``rms_norm`` to each head of x [batch, sequence, heads * head_dim]."""
-    size = net.config.head_dim
+def head_norm(
+    net: Decoder, name: str, x: ir.Value, num_heads: int, *, view: View | None = None, size: int | None = None
+) -> ir.Value:
+    """Apply ``rms_norm`` to each head of x [batch, sequence, heads * size], by default head_dim."""
+    size = size or net.config.head_dim
     with net.scope(name):
         heads = net.op("Reshape", x, net.ints(0, 0, num_heads, size))
     normed = rms_norm(net, name, heads, size, view=view)
@@ -268,20 +270,15 @@ def attention(net: Decoder, layer: int, q: ir.Value, k: ir.Value, v: ir.Value) -
     q is [batch, sequence, num_heads * head_dim]; k and v are [batch, sequence, num_kv_heads * head_dim]. The
     result has the shape of q.
     """
-    c = net.config
-    q, k = _rotate(net, layer, q, c.num_heads), _rotate(net, layer, k, c.num_kv_heads)
-    cap = {} if c.attention_softcap is None else {"softcap": c.attention_softcap}
-    out, key, value = net.ops(
-        "Attention",
-        *(q, k, v, net.mask(layer), *net.past[layer]),
-        num_outputs=3,
-        q_num_heads=c.num_heads,
-        kv_num_heads=c.num_kv_heads,
-        scale=c.attention_scale,
-        **cap,
-    )
+    net.set_new(layer, _rotate(net, layer, k, net.config.key_value(layer).heads), v)
+    out, key, value = _attend(net, layer, q)
     net.set_present(layer, key, value)
     return out
+
+
+def attention_to_owner(net: Decoder, layer: int, q: ir.Value) -> ir.Value:
+    """Like ``attention``, with the keys, values and cache of the earlier layer that owns them."""
+    return _attend(net, layer, q)[0]
 
 
 def attention_with_sinks(
@@ -343,11 +340,27 @@ def activation(net: Decoder, x: ir.Value) -> ir.Value:
             raise UnsupportedModelError(f"activation '{name}' is not supported; supported: {known}")
 
 
+def _attend(net: Decoder, layer: int, q: ir.Value) -> Sequence[ir.Value]:
+    """Write ``Attention``; return its output, and the present keys and values."""
+    c, (k, v, *past) = net.config, net.key_values(layer)
+    cap = {} if c.attention_softcap is None else {"softcap": c.attention_softcap}
+    return net.ops(
+        "Attention",
+        *(_rotate(net, layer, q, c.num_heads), k, v, net.mask(layer), *past),
+        num_outputs=3,
+        q_num_heads=c.num_heads,
+        kv_num_heads=c.key_value(layer).heads,
+        scale=c.attention_scale,
+        **cap,
+    )
+
+
 def _rotate(net: Decoder, layer: int, x: ir.Value, num_heads: int) -> ir.Value:
     config = net.config.ropes[layer]
     if config is None:
         return x
-    options = {} if config.rotary_dim == net.config.head_dim else {"rotary_embedding_dim": config.rotary_dim}
+    whole = config.rotary_dim == net.config.key_value(layer).size
+    options = {} if whole else {"rotary_embedding_dim": config.rotary_dim}
     if config.interleaved:
         options["interleaved"] = 1
     return net.op("RotaryEmbedding", x, *net.rope(config), num_heads=num_heads, **options)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from typing import Any
 
 from rich.console import Console
@@ -39,10 +40,10 @@ def _summary(facts: dict[str, Any]) -> list[tuple[str, str]]:
         rows.append(("context", f"{facts['context_length']:,} tokens"))
     if facts["kv_cache"]:
         cache = facts["kv_cache"]
-        heads = (
-            f"{cache['layers']} layers x {cache['kv_heads']} heads x {cache['head_dim']}, {cache['dtype']}"
-        )
-        rows.append(("KV cache", f"{heads}: {human_bytes(cache['bytes_per_token'])} per token"))
+        counts = Counter(map(tuple, cache["heads_by_layer"]))
+        sizes = [f"{layers} layers x {heads} heads x {size}" for (heads, size), layers in counts.items()]
+        text = f"{' + '.join(sizes)}, {cache['dtype']}: {human_bytes(cache['bytes_per_token'])} per token"
+        rows.append(("KV cache", text))
     quantization = facts["quantization"]
     rows.append(("quantized", _quantization(quantization) if quantization else "no"))
     rows.append(("passes", ", ".join(facts["passes"]) or "none"))
