@@ -38,6 +38,8 @@ def _check_layers(config: DecoderConfig) -> None:
     }
     if config.key_values:
         facts["keys and values"] = config.key_values
+    if config.mlp_widths:
+        facts["widths of feed-forward layers"] = config.mlp_widths
     for name, values in facts.items():
         if len(values) != config.num_layers:
             raise CheckpointError(

@@ -36,7 +36,6 @@ class Decoder(GraphWriter):
         self.past = [(self._kv_input(layer, "key"), self._kv_input(layer, "value")) for layer in owners]
         self._packed: dict[str, ir.Value] = {}
         self._ordered: dict[tuple[ir.Value, ir.Value], ir.Value] = {}
-        self._new: dict[int, tuple[ir.Value, ir.Value]] = {}
         self._present: dict[int, tuple[ir.Value, ir.Value]] = {}
         self._masks: dict[int | None, ir.Value] = {}
         self._ropes: dict[RopeConfig, tuple[ir.Value, ir.Value]] = {}
@@ -68,18 +67,13 @@ class Decoder(GraphWriter):
             self._ordered[x, order] = self.op("Gather", x, order, axis=-1)
         return self._ordered[x, order]
 
-    def set_new(self, layer: int, key: ir.Value, value: ir.Value) -> None:
-        """Keep the keys and values of ``layer``'s new tokens, [batch, sequence, kv_heads * head_dim]."""
-        self._new[layer] = (key, value)
-
-    def key_values(self, layer: int) -> tuple[ir.Value, ir.Value, ir.Value, ir.Value]:
-        """Return new keys and values that ``layer`` attends to, and the past ones: its own or its owner's."""
-        owner = self.config.key_value(layer).owner
-        return (*self._new[owner], *self.past[owner])
-
     def set_present(self, layer: int, key: ir.Value, value: ir.Value) -> None:
         """Set the present key and value of ``layer``, [batch, kv_heads, total, head_dim]."""
         self._present[layer] = (key, value)
+
+    def present_of_owner(self, layer: int) -> tuple[ir.Value, ir.Value]:
+        """Return the present key and value of the layer whose cache ``layer`` reads."""
+        return self._present[self.config.key_value(layer).owner]
 
     def rope(self, config: RopeConfig) -> tuple[ir.Value, ir.Value]:
         """Return the cosines and sines of ``config``; layers with equal configurations share them."""

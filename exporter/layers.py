@@ -5,7 +5,7 @@ Weight names are those of the checkpoint, relative to the current scope.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import onnx_ir as ir
@@ -173,6 +173,12 @@ def rms_norm(
         return net.op("RMSNormalization", x, weight, axis=-1, epsilon=epsilon)
 
 
+def plain_rms_norm(net: Decoder, x: ir.Value, size: int) -> ir.Value:
+    """Write RMSNormalization without a weight over the last axis, of ``size`` elements."""
+    ones = net.constant(np.ones(size), np.float32, f"ones_{size}")
+    return net.op("RMSNormalization", x, ones, axis=-1, epsilon=net.config.norm_eps)
+
+
 def layer_norm(net: Decoder, name: str, x: ir.Value, *, bias: bool = True) -> ir.Value:
     """Write LayerNormalization (https://arxiv.org/abs/1607.06450) over the last axis."""
     size = net.config.hidden_size
@@ -270,15 +276,27 @@ def attention(net: Decoder, layer: int, q: ir.Value, k: ir.Value, v: ir.Value) -
     q is [batch, sequence, num_heads * head_dim]; k and v are [batch, sequence, num_kv_heads * head_dim]. The
     result has the shape of q.
     """
-    net.set_new(layer, _rotate(net, layer, k, net.config.key_value(layer).heads), v)
-    out, key, value = _attend(net, layer, q)
+    c, kv_heads = net.config, net.config.key_value(layer).heads
+    q, k = _rotate(net, layer, q, c.num_heads), _rotate(net, layer, k, kv_heads)
+    out, key, value = net.ops(
+        "Attention",
+        *(q, k, v, net.mask(layer), *net.past[layer]),
+        num_outputs=3,
+        q_num_heads=c.num_heads,
+        kv_num_heads=kv_heads,
+        **_scores(net),
+    )
     net.set_present(layer, key, value)
     return out
 
 
 def attention_to_owner(net: Decoder, layer: int, q: ir.Value) -> ir.Value:
-    """Like ``attention``, with the keys, values and cache of the earlier layer that owns them."""
-    return _attend(net, layer, q)[0]
+    """Rotate q as ``attention`` does, and attend to the keys and values of the layer's owner."""
+    heads, size = net.config.num_heads, net.config.key_value(layer).size
+    q = net.op("Reshape", _rotate(net, layer, q, heads), net.ints(0, 0, heads, size))
+    q = net.op("Transpose", q, perm=[0, 2, 1, 3])
+    out = net.op("Attention", q, *net.present_of_owner(layer), net.mask(layer), **_scores(net))
+    return net.op("Reshape", net.op("Transpose", out, perm=[0, 2, 1, 3]), net.ints(0, 0, heads * size))
 
 
 def attention_with_sinks(
@@ -312,12 +330,12 @@ def attention_with_sinks(
 
 def gated_mlp(net: Decoder, layer: int, x: ir.Value) -> ir.Value:
     """Write the gated feed-forward layer down(act(gate(x)) * up(x)), https://arxiv.org/abs/2002.05202."""
-    c = net.config
+    c, width = net.config, net.config.mlp_width(layer)
     with net.scope("mlp"):
-        gate = linear(net, "gate_proj", x, c.hidden_size, c.intermediate_size, bias=c.mlp_bias)
-        up = linear(net, "up_proj", x, c.hidden_size, c.intermediate_size, bias=c.mlp_bias)
+        gate = linear(net, "gate_proj", x, c.hidden_size, width, bias=c.mlp_bias)
+        up = linear(net, "up_proj", x, c.hidden_size, width, bias=c.mlp_bias)
         product = net.op("Mul", activation(net, gate), up)
-        return linear(net, "down_proj", product, c.intermediate_size, c.hidden_size, bias=c.mlp_bias)
+        return linear(net, "down_proj", product, width, c.hidden_size, bias=c.mlp_bias)
 
 
 def activation(net: Decoder, x: ir.Value) -> ir.Value:
@@ -340,19 +358,10 @@ def activation(net: Decoder, x: ir.Value) -> ir.Value:
             raise UnsupportedModelError(f"activation '{name}' is not supported; supported: {known}")
 
 
-def _attend(net: Decoder, layer: int, q: ir.Value) -> Sequence[ir.Value]:
-    """Write ``Attention``; return its output, and the present keys and values."""
-    c, (k, v, *past) = net.config, net.key_values(layer)
-    cap = {} if c.attention_softcap is None else {"softcap": c.attention_softcap}
-    return net.ops(
-        "Attention",
-        *(_rotate(net, layer, q, c.num_heads), k, v, net.mask(layer), *past),
-        num_outputs=3,
-        q_num_heads=c.num_heads,
-        kv_num_heads=c.key_value(layer).heads,
-        scale=c.attention_scale,
-        **cap,
-    )
+def _scores(net: Decoder) -> dict[str, float]:
+    """Return the attributes of ``Attention`` that change its scores."""
+    cap = net.config.attention_softcap
+    return {"scale": net.config.attention_scale, **({} if cap is None else {"softcap": cap})}
 
 
 def _rotate(net: Decoder, layer: int, x: ir.Value, num_heads: int) -> ir.Value:

@@ -118,9 +118,9 @@ def _attentions(graph: ir.Graph) -> list[ir.Node]:
 
 
 def _cache(node: ir.Node) -> int | None:
-    """Return the number of the cache that an attention reads."""
-    past = node.inputs[4] if len(node.inputs) > 4 else None
-    found = None if past is None else _CACHE.fullmatch(str(past.name))
+    """Return the number of the cache that an attention reads: a past, or the present of another layer."""
+    names = [str(value.name) for value in [*node.inputs[4:5], *node.inputs[1:2]] if value is not None]
+    found = next(filter(None, map(_CACHE.fullmatch, names)), None)
     return None if found is None else int(found[1])
 
 
