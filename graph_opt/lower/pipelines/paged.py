@@ -299,7 +299,10 @@ class FlatLogitsPass(GraphPass):
             return
         wanted = next(value for value in graph.inputs if value.name == LOGITS_POSITIONS)
         wanted.shape = ir.Shape(["wanted"])
+        indices = {use.node.outputs[0] for use in wanted.uses()}
         for gather in nodes_of(graph, "GatherND"):
+            if gather.inputs[1] not in indices:  # traces gather the weights of experts
+                continue
             rows = insert(gather, "Gather", [gather.inputs[0], wanted], {"axis": 0}).outputs[0]
             replace(gather.outputs[0], rows)
             remove_unused(graph, gather)

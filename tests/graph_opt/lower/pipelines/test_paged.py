@@ -14,7 +14,7 @@ from tiny_models import write_tiny
 
 from carryall.errors import GraphError
 from carryall.exporter.export import export_package
-from carryall.graph_opt.graph.edit import nodes_of
+from carryall.graph_opt.graph.edit import insert, nodes_of, replace, shared_constant
 from carryall.graph_opt.lower.outputs.logits import SelectLogitsPass
 from carryall.graph_opt.lower.pipelines.paged import (
     DOMAIN,
@@ -78,6 +78,20 @@ def test_a_deep_mixture_of_experts_is_lowered_in_time_linear_in_its_layers(tmp_p
     model = package.load()
     passes = [PagedAttentionPass(CONTEXT), PagedInputsPass(), SelectLogitsPass(), FlatLogitsPass()]
     assert len(list(nodes_of(run(model, passes)[0].graph, OPERATOR, DOMAIN))) == 16
+
+
+def test_a_gather_in_the_model_is_not_taken_for_that_of_the_logits(tmp_path: Path) -> None:
+    """Traces of experts gather their weights by GatherND, as the selection of logits does."""
+    model = portable("llama", tmp_path)
+    embedding = next(nodes_of(model.graph, "Gather"))
+    last = shared_constant(model.graph, "last", np.array([-1], np.int64))
+    index = insert(embedding, "Unsqueeze", [embedding.inputs[1], last]).outputs[0]
+    looked_up = insert(embedding, "GatherND", [embedding.inputs[0], index]).outputs[0]
+    replace(embedding.outputs[0], looked_up)
+    graph = run(model, paged_passes(CONTEXT))[0].graph
+    (left,) = nodes_of(graph, "GatherND")
+    assert left.outputs[0] is looked_up
+    assert "Gather" in {node.op_type for node in graph}
 
 
 def test_softcap_is_refused_by_name(tmp_path: Path) -> None:
