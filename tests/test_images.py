@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -17,6 +18,15 @@ from images import ROOT, Image, builder
 
 SECONDS = 120.0
 MEGABYTES = 700
+CUDA_MEGABYTES = 3300
+CUDA_BYTES = 8_000_000_000
+# What onnxruntime's provider links to, but for the driver.
+LIBRARIES = """
+import ctypes, onnxruntime
+onnxruntime.preload_dlls()
+for name in ("cublasLt", "cublas", "cudnn", "cudart"):
+    assert name in open("/proc/self/maps").read(), name
+"""
 
 
 def healthy(image: Image, host: Host) -> bool:
@@ -62,7 +72,7 @@ def test_the_image_for_the_cpu_serves_without_privileges_on_read_only_files() ->
         assert not healthy(image, host)
         with image.start(host) as service:
             wait_until_healthy(image, host, service)
-            (process,) = host.processes("carryall")
+            (process,) = host.processes("bin/carryall")
             assert set(status(process, "Uid")) == {image.config["User"]}
             assert status(process, "CapEff") == ["0" * 16]
             with openai.OpenAI(base_url=f"http://{host.address}:8000/v1", api_key="none") as client:
@@ -71,3 +81,18 @@ def test_the_image_for_the_cpu_serves_without_privileges_on_read_only_files() ->
             assert answer.usage.completion_tokens > 0
             os.kill(int(process.name), signal.SIGTERM)
             assert service.wait(SECONDS) == 0
+
+
+@pytest.mark.slow
+def test_the_image_for_cuda_is_complete_and_names_the_driver_that_is_missing() -> None:
+    if shutil.disk_usage("/var/tmp").free < CUDA_BYTES:
+        pytest.skip(f"the image for CUDA needs {CUDA_BYTES / 1e9:.0f} GB in /var/tmp")
+    with container("Dockerfile.cuda") as (image, host):
+        assert image.megabytes() < CUDA_MEGABYTES
+        with image.start(host) as service:
+            out, _ = service.communicate(timeout=SECONDS)
+        told = "error: provider 'cuda' is not available: cannot load libcuda.so.1"
+        assert (service.returncode, out.splitlines()[-1].startswith(told)) == (1, True), out
+        with image.start(host, entry=["python", "-c", LIBRARIES]) as check:
+            out, _ = check.communicate(timeout=SECONDS)
+        assert (check.returncode, out) == (0, "")

@@ -71,7 +71,7 @@ def deploy(spec: ReplicaSpec) -> str:
         serve.run(front.bind(replicas.bind(spec, packed), server), name=NAME, route_prefix="/")
     except RuntimeError as error:
         reason = _reason(serve)
-        serve.delete(NAME)
+        remove()
         raise ServiceUnavailableError(f"Ray Serve cannot start the replicas: {reason}") from error
     return f"{server.host}:{port}"
 
@@ -105,7 +105,8 @@ def remove() -> None:
     from ray import serve
 
     serve.delete(NAME)
-    serve.shutdown()
+    if not serve.status().applications:  # none of others; the next deployment may choose another address
+        serve.shutdown()
     ray.shutdown()
 
 

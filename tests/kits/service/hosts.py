@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-_PREFIX = "10.213.77."
+# Networks of tests at the same time must differ.
+_PREFIX = f"10.213.{os.getpid() % 250}."
 _SECONDS = 60.0
 
 
@@ -28,8 +29,15 @@ class Host:
     def __init__(self, network: str, number: int) -> None:
         self.address = f"{_PREFIX}{number}"
         self._name, self._port = f"{network}-{number}", f"{network}p{number}"
-        prepare = f"hostname {self._name} && mount -t tmpfs tmpfs /tmp && mount -t tmpfs tmpfs /dev/shm"
-        inside = f"{prepare} && exec bash -c 'while sleep 1; do :; done'"
+        names = f"127.0.0.1 localhost\\n{self.address} {self._name}\\n"
+        inside = f"""
+            hostname {self._name}
+            mount -t tmpfs tmpfs /tmp
+            mount -t tmpfs tmpfs /dev/shm
+            printf '{names}' > /tmp/hosts
+            mount --bind /tmp/hosts /etc/hosts
+            exec bash -c 'while sleep 1; do :; done'
+        """
         spaces = ["unshare", "--mount", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc"]
         _ip("netns", "add", self._name)
         _ip("link", "add", self._port, "type", "veth", "peer", "name", "eth0", "netns", self._name)
@@ -39,8 +47,9 @@ class Host:
             _ip("-n", self._name, "link", "set", device, "up")
         # A test that is killed leaves no processes.
         command = ["setpriv", "--pdeathsig", "KILL", "ip", "netns", "exec", self._name, *spaces]
-        self._outer = subprocess.Popen([*command, "sh", "-c", inside])
+        self._outer = subprocess.Popen([*command, "sh", "-ec", inside])
         self._init = self._first_process()
+        self._started: list[subprocess.Popen[str]] = []
 
     def _first_process(self) -> str:
         """The process with the number 1 of the host, once its /tmp is mounted."""
@@ -56,7 +65,9 @@ class Host:
     def start(self, *command: str | Path, **options: Any) -> subprocess.Popen[str]:
         """Start a command on the host."""
         enter = ["nsenter", "--target", self._init, "--mount", "--uts", "--pid", "--net", "--"]
-        return subprocess.Popen([*enter, *command], text=True, **options)
+        process: subprocess.Popen[str] = subprocess.Popen([*enter, *command], text=True, **options)
+        self._started.append(process)
+        return process
 
     def run(self, *command: str | Path, **options: Any) -> str:
         """What a command on the host prints; fails if the command does."""
@@ -65,11 +76,11 @@ class Host:
         assert process.returncode == 0, out
         return out
 
-    def processes(self, name: str) -> list[Path]:
-        """The processes with a name, as folders of /proc."""
-        space = os.readlink(f"/proc/{self._init}/ns/pid")
-        here = [path for path in Path("/proc").glob("[0-9]*") if _of_space(path) == space]
-        return [path for path in here if (path / "comm").read_text() == f"{name}\n"]
+    def processes(self, text: str) -> list[Path]:
+        """The processes whose command line has a text, as folders of /proc."""
+        space = _of_process(self._init, "pid")
+        here = [path for path in Path("/proc").glob("[0-9]*") if _of_process(path.name, "pid") == space]
+        return [path for path in here if text in (path / "cmdline").read_bytes().decode(errors="replace")]
 
     def lose_power(self) -> None:
         """End the host: no packet and no process is left, and nobody is told."""
@@ -77,7 +88,8 @@ class Host:
             return
         _ip("link", "delete", self._port)
         self._outer.kill()  # --kill-child ends the first process, which ends all others
-        self._outer.wait(_SECONDS)
+        for process in (self._outer, *self._started):
+            process.wait(_SECONDS)
         _ip("netns", "delete", self._name)
 
 
@@ -120,9 +132,10 @@ class Network:
         return made
 
 
-def _of_space(process: Path) -> str:
+def _of_process(process: str, kind: str) -> str:
+    """The namespace of a process."""
     try:
-        return os.readlink(process / "ns/pid")
+        return os.readlink(f"/proc/{process}/ns/{kind}")
     except OSError:  # it ended meanwhile
         return ""
 
