@@ -88,7 +88,8 @@ class Host:
             return
         _ip("link", "delete", self._port)
         self._outer.kill()  # --kill-child ends the first process, which ends all others
-        for process in (self._outer, *self._started):
+        ended: list[subprocess.Popen[Any]] = [self._outer, *self._started]
+        for process in ended:
             process.wait(_SECONDS)
         _ip("netns", "delete", self._name)
 
