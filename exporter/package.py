@@ -22,7 +22,7 @@ from ..graph_opt.graph.onnx_files import read_onnx
 from ..progress import Progress
 from ..storage.hashes import content_key
 from ..storage.manifest import MISSING, UNREADABLE, find_damage, make_manifest
-from ..storage.paths import check_name
+from ..storage.paths import check_place
 from ..storage.scratch import folder_beside
 from ..storage.writing import publish, writing
 from .config import (
@@ -267,8 +267,9 @@ def check_paths(source: Path, out: Path, config: RawConfig | None = None) -> Raw
         OutputExistsError: ``out`` is not empty.
         ModelNotFoundError: ``source`` is not a checkpoint.
         CheckpointError: ``source`` has no tokenizer, or its configuration is invalid.
+        OSError: ``out`` cannot be created.
     """
-    check_name(out)
+    check_place(out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise _not_empty(out)
     config = read_config(source) if config is None else config

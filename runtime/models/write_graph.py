@@ -16,7 +16,7 @@ from ...graph_opt.graph.half_scales import narrowed_scales
 from ...graph_opt.graph.map_types import restore_map_types
 from ...graph_opt.graph.saving import save_checked
 from ...progress import Progress
-from ...storage.paths import check_name
+from ...storage.paths import check_place
 from ...storage.scratch import folder_beside
 from ...storage.writing import publish, writing
 from .context import optional_config
@@ -75,8 +75,9 @@ def check_output(source: Path, out: Path) -> None:
         OutputExistsError: ``out`` exists.
         UsageError: ``source`` is an ONNX file, but ``out`` does not end in ``.onnx``; or the folder of
             ``out`` does not exist.
+        OSError: ``out`` cannot be created.
     """
-    check_name(out)
+    check_place(out)
     if out.suffix == ".onnx":
         _check_missing([out, _data_file(out)])
         if not out.absolute().parent.is_dir():

@@ -76,6 +76,36 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(
     assert list(disk.iterdir()) == []
 
 
+@pytest.mark.parametrize("writer", WRITERS)
+@pytest.mark.parametrize("number", [errno.ENOTDIR, errno.EACCES])
+def test_an_output_that_cannot_be_created_is_refused_before_any_work(
+    number: int,
+    writer: str,
+    tiny_checkpoint: Path,
+    tiny_package: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    place = tmp_path / "place"
+    if number == errno.ENOTDIR:
+        place.touch()
+    else:
+        place.mkdir()
+        access = os.access
+        monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != place and access(path, mode))
+
+    def work(*_: object, **__: object) -> None:
+        pytest.fail("work before the check")
+
+    monkeypatch.setattr("carryall.runtime.tasks.export.export_model", work)
+    monkeypatch.setattr("carryall.graph_opt.pipeline.pipeline.run", work)
+    below = place if writer == "optimize a file" else place / "a/b"
+    result = run(*WRITERS[writer](tiny_checkpoint, tiny_package, below / "out"))
+    expected = f"error: [Errno {number}] {os.strerror(number)}: '{place}'\n"
+    assert (result.exit_code, result.stderr) == (1, expected)
+    assert list(tmp_path.rglob("*")) == [place]
+
+
 def test_a_full_disk_under_the_cache_is_one_line(
     disk: Path, tiny_checkpoint: Path, tiny_package: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
