@@ -53,16 +53,21 @@ def damage(change: str | dict[str, object]) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        *("", "[]", "{}", "\x00", "[" * 100_000),
-        *({"threads": threads} for threads in (-1, 0, 1.5, True, "2", float("inf"), 10**6, None)),
-        *({"isa": isa} for isa in (None, 1, "\udcff", "a\0b")),
-        *({"isas": isas} for isas in ([], {"avx2": 1}, {"avx2": ["x"]}, {"avx2": [float("nan")]})),
-        *({"thread_counts": counts} for counts in ({"x": [1.0]}, {"2": None}, {"2": [float("inf")]})),
-    ],
-)
+DAMAGES: list[str | dict[str, object]] = [
+    *("", "[]", "{}", "\x00", "[" * 100_000),
+    *({"threads": threads} for threads in (-1, 0, 1.5, True, "2", float("inf"), 10**6, None)),
+    *({"isa": isa} for isa in (None, 1, "\udcff", "a\0b")),
+    {"isas": []},
+    {"isas": {"avx2": 1}},
+    {"isas": {"avx2": ["x"]}},
+    {"isas": {"avx2": [float("nan")]}},
+    {"thread_counts": {"x": [1.0]}},
+    {"thread_counts": {"2": None}},
+    {"thread_counts": {"2": [float("inf")]}},
+]
+
+
+@pytest.mark.parametrize("change", DAMAGES)
 def test_a_damaged_file_means_the_defaults(change: str | dict[str, object]) -> None:
     expected = CpuProvider().num_threads()
     damage(change)
