@@ -53,10 +53,12 @@ def damage(change: str | dict[str, object]) -> None:
     )
 
 
+NO_COUNTS: list[object] = [-1, 0, 1.5, True, "2", float("inf"), 10**6, None]
+NO_NAMES: list[object] = [None, 1, "\udcff", "a\0b"]
 DAMAGES: list[str | dict[str, object]] = [
     *("", "[]", "{}", "\x00", "[" * 100_000),
-    *({"threads": threads} for threads in (-1, 0, 1.5, True, "2", float("inf"), 10**6, None)),
-    *({"isa": isa} for isa in (None, 1, "\udcff", "a\0b")),
+    *({"threads": threads} for threads in NO_COUNTS),
+    *({"isa": isa} for isa in NO_NAMES),
     {"isas": []},
     {"isas": {"avx2": 1}},
     {"isas": {"avx2": ["x"]}},
