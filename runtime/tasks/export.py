@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 import onnx_ir as ir
 
 from ...errors import UsageError
-from ...exporter.adapter import merge_adapter
+from ...exporter.adapter import adapter_fingerprint, merge_adapter
 from ...exporter.config import context_lengths, read_config
 from ...exporter.encoders.export import is_encoder
 from ...exporter.export import check_float, export_model, opened
@@ -149,7 +149,9 @@ def export(
             tensors = merge_adapter(safetensors_of(folder) if tensors is None else tensors, Path(adapter))
         model = export_model(folder, tensors=tensors) if via is None else trace(path, traced)
         model, made = run(model, before)
-        content = " ".join(fingerprint(Path(each)) for each in (path, adapter) if each is not None)
+        content = fingerprint(path)
+        if adapter is not None:
+            content += f" {adapter_fingerprint(Path(adapter))}"
         found = _Quantized(model)
         if quantize is not None:
             length = context_lengths(read_config(folder))[1]
