@@ -7,7 +7,6 @@ Between two stages only the live values are stored, and only one stage's weights
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ import onnx_ir as ir
 from ....contract import INPUT_IDS
 from ....errors import GraphError, MissingExtraError
 from ....progress import Progress
+from ....storage.scratch import scratch_folder
 from ...graph.edit import nodes_of, weight
 from ...graph.lazy import Array, shape_of
 from ..algorithms.blockwise import Floats
@@ -88,8 +88,8 @@ def calibrate_stages(
     shapes = {str(value.name): tuple(value.shape or ()) for value in model.graph.inputs}
     fed = [fresh_sequence(shapes, tokens, start) for tokens, start in read]
     replaced = dict(substitutes or {})
-    with tempfile.TemporaryDirectory() as folder:
-        waiting = Waiting(Path(folder), max_bytes)
+    with scratch_folder() as folder:
+        waiting = Waiting(folder, max_bytes)
         for number, source in enumerate(route.sources):
             sample = waiting.take(0)
             segment = _Segment(model, route, number, fed[0], sample[0])
