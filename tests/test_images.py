@@ -20,13 +20,6 @@ SECONDS = 120.0
 MEGABYTES = 700
 CUDA_MEGABYTES = 3300
 CUDA_BYTES = 8_000_000_000
-# What onnxruntime's provider links to, but for the driver.
-LIBRARIES = """
-import ctypes, onnxruntime
-onnxruntime.preload_dlls()
-for name in ("cublasLt", "cublas", "cudnn", "cudart"):
-    assert name in open("/proc/self/maps").read(), name
-"""
 
 
 def healthy(image: Image, host: Host) -> bool:
@@ -84,7 +77,7 @@ def test_the_image_for_the_cpu_serves_without_privileges_on_read_only_files() ->
 
 
 @pytest.mark.slow
-def test_the_image_for_cuda_is_complete_and_names_the_driver_that_is_missing() -> None:
+def test_the_image_for_cuda_names_the_driver_that_is_missing() -> None:
     if shutil.disk_usage("/var/tmp").free < CUDA_BYTES:
         pytest.skip(f"the image for CUDA needs {CUDA_BYTES / 1e9:.0f} GB in /var/tmp")
     with container("Dockerfile.cuda") as (image, host):
@@ -93,6 +86,3 @@ def test_the_image_for_cuda_is_complete_and_names_the_driver_that_is_missing() -
             out, _ = service.communicate(timeout=SECONDS)
         told = "error: provider 'cuda' is not available: cannot load libcuda.so.1"
         assert (service.returncode, out.splitlines()[-1].startswith(told)) == (1, True), out
-        with image.start(host, entry=["python", "-c", LIBRARIES]) as check:
-            out, _ = check.communicate(timeout=SECONDS)
-        assert (check.returncode, out) == (0, "")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,7 +17,6 @@ from ...errors import ServiceUnavailableError
 from ..batch.workers.cluster import ray_module, unpacked
 from ..engine.config import EngineConfig
 from ..models.config import ModelConfig
-from ..process.turns import quick_turns
 from ..service.core.config import ServerConfig
 from ..service.core.repository import ModelRepository
 from ..service.core.served_model import load_served_model
@@ -81,8 +79,6 @@ class Replica:
         self._models.observers.add(RequestLog(content=spec.server.log_content))
         self._app = make_app(self._models, Inference.of(self._models, spec.server))
         self._loading: asyncio.Task[None] | None = None
-        self._turns = ExitStack()
-        self._turns.enter_context(quick_turns())
 
     async def check_health(self) -> None:
         """Load the model at the first call; Ray Serve sends requests after that.
@@ -103,7 +99,6 @@ class Replica:
 
     def close(self) -> None:
         """Free the model."""
-        self._turns.close()
         self._models.close()
 
     async def answer(self, scope: dict[str, Any], body: bytes) -> AsyncGenerator[Message, None]:
