@@ -1,8 +1,9 @@
 """Find scales of 4-bit blocks that are small multiples of one scale for a group of blocks.
 
-The quantizer makes such scales (``graph_opt/quantize/algorithms/grouped.py``). In units of its group's scale every weight
-is a signed byte: ``(value - zero point) * multiple``. So kernels add the integer products of a whole group before they
-scale them. Any float16 scales with this property are found: the group's scale is their greatest common divisor.
+The quantizer makes such scales (``graph_opt/quantize/algorithms/grouped.py``). In units of its group's scale
+every weight is a signed byte: ``(value - zero point) * multiple``. So kernels add the integer products of a
+whole group before they scale them. Any float16 scales with this property are found: the group's scale is
+their greatest common divisor.
 """
 
 from __future__ import annotations
@@ -12,11 +13,10 @@ from typing import NamedTuple
 import numpy as np
 import onnx_ir as ir
 
-from ...graph.half_scales import Widened
+from ...graph.half_scales import GROUP_SIZE, Widened
 from ...graph.lazy import Array, packed_bytes, shape_of, unpack_nibbles
 from .blocked_weight import BlockedWeight
 
-GROUP_SIZE = "carryall.group_size"  # in `meta` of scales that are not computed yet: inputs of a group
 _SIZES = (256, 192, 128, 64)
 _LARGEST = 127  # magnitude of a weight in units of its group's scale
 _UNIT = 2.0**-24  # float16 values are multiples of it

@@ -99,9 +99,7 @@ def offsets_of(found: BlockedWeight, minima: ir.TensorProtocol | None) -> int:
     return MIDDLE if found.zero_points is None else ZERO_POINTS
 
 
-def packed_tiles(
-    found: BlockedWeight, minima: ir.TensorProtocol | None, groups_of: int = 0
-) -> ir.LazyTensor:
+def packed_tiles(found: BlockedWeight, minima: ir.TensorProtocol | None, groups_of: int = 0) -> ir.LazyTensor:
     """Return the tiles of a weight; they are computed when they are written.
 
     Args:

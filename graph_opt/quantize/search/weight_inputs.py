@@ -82,6 +82,7 @@ class WeightInputs:
 
     def _rounded(self, name: str, form: BlockFormat) -> Floats:
         matrix = self._weights[name]
+        form = form.fitted(matrix.shape[self._axes[name]]) or form
         if self._axes[name] == 0:
             return dequantize(round_to_nearest(matrix, form), form)
         return np.ascontiguousarray(dequantize(round_to_nearest(matrix.T, form), form).T)

@@ -106,6 +106,9 @@ struct Strip {
     Products open{-1, 0, 1};  // computed, not added
     for (int64_t tile = first; tile < last; tile += kTiles) {
       const int8_t* bytes = panel.bytes + tile * tile_bytes;
+      const float* y = panel.y + row * panel.weights->outputs + tile * kColumns;
+      for (int64_t r = 0; r < kRows * kGroup && r < panel.last_row - row; r++, y += panel.weights->outputs)
+        for (int t = 0; t < kTiles; t++) __builtin_prefetch(y + t * kColumns, 1);
       for (int64_t u = 0; u < units; u++) {
         const int64_t start = u * unit, end = start + unit < inputs ? start + unit : inputs;
         _tile_zero(0);

@@ -43,7 +43,7 @@ def linear(
         bias: [outputs].
         steps: rows and tiles of a task.
         shift: bytes by which each array is moved off its alignment, a multiple of 4.
-        sizes: wrong values of ``inputs``, ``outputs``, ``bits``, ``block``, ``offsets``, ``group`` or ``bytes``.
+        sizes: wrong values of the sizes of the weight, or of ``bytes``.
 
     Raises:
         ValueError: the kernels refuse the arguments.

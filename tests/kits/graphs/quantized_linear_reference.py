@@ -107,7 +107,7 @@ def grouped_weight(
 def quantized_linear(x: Floats, weight: Weight, bias: Floats | None) -> Floats:
     """Return x [rows, inputs] @ W + bias [rows, outputs]: blocks in order, fused multiply-adds.
 
-    Blocks of 4 bits share scales of their group or of 64 inputs, and are added before they are multiplied by them.
+    Blocks of 4 bits share scales of their group, or of 64 inputs, and are added before they are multiplied.
     """
     blocks, block, share = weight.scales.shape[1], weight.block, 1
     if weight.bits == 4:

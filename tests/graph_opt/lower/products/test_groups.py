@@ -10,9 +10,8 @@ import pytest
 from decoded_tiles import attributes, decoded
 from graph_asserts import apply, graph
 
-from carryall.graph_opt.graph.half_scales import Widened
+from carryall.graph_opt.graph.half_scales import GROUP_SIZE, Widened
 from carryall.graph_opt.graph.lazy import lazy
-from carryall.graph_opt.lower.products.groups import GROUP_SIZE
 from carryall.graph_opt.lower.products.quantized_linear import QuantizedLinearPass
 
 K, N, BLOCK = 320, 20, 32

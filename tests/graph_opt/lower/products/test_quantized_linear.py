@@ -7,7 +7,6 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
-import onnx_ir as ir
 import pytest
 from decoded_tiles import attributes, decoded
 from graph_asserts import apply, graph
