@@ -217,7 +217,7 @@ def _spread(of_groups: Array, form: BlockFormat, blocks: int) -> Array:
     return np.repeat(of_groups, form.group_size // form.block_size, 0)[:blocks]
 
 
-def _rounded(units: Floats) -> Floats:
+def _rounded(units: Array) -> Floats:
     """Return units whose products with multiples are exact in float16."""
     mantissas, exponents = np.frexp(units)
     short = np.ldexp(np.rint(np.ldexp(mantissas, _UNIT_BITS)), exponents - _UNIT_BITS)
