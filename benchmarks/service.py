@@ -21,6 +21,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from carryall import AsyncLLM, SamplingParams
+from carryall.runtime.process.turns import quick_turns
 from carryall.runtime.service.core.config import ServerConfig
 from carryall.runtime.service.core.repository import ModelRepository
 from carryall.runtime.service.core.served_model import ServedModel, load_served_model
@@ -104,7 +105,8 @@ async def compare(arguments: argparse.Namespace) -> None:
         alone["busy"], busy = time.process_time() - busy, time.process_time()
         command = [sys.executable, __file__, "--client", address, "--requests", str(shape[0])]
         command += ["--concurrency", str(shape[1]), "--tokens", str(shape[2]), "-"]
-        done = await asyncio.to_thread(subprocess.run, command, stdout=subprocess.PIPE, check=True)
+        with quick_turns():  # as ``serve`` does
+            done = await asyncio.to_thread(subprocess.run, command, stdout=subprocess.PIPE, check=True)
         told = json.loads(done.stdout)
         served = told | {"client": told["busy"], "busy": time.process_time() - busy}
         if number >= 0:  # the first round warms up

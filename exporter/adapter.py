@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from ..errors import CheckpointError, ModelNotFoundError, UnsupportedModelError, UsageError
 from ..storage.hashes import content_key
+from ..storage.paths import check_name
 from ..storage.stored_tensor import Array, Packed, StoredTensor
 from .config import integer, number, read_json
 from .safetensors_files import SafetensorsTensor, safetensors_in
@@ -231,6 +232,7 @@ def _sorted_out(
 
 
 def _read(folder: Path) -> tuple[dict[str, Any], dict[str, SafetensorsTensor]]:
+    check_name(folder / CONFIG)
     if not (folder / CONFIG).is_file():
         raise ModelNotFoundError(f"{folder} is not a LoRA adapter: it has no {CONFIG}")
     settings = read_json(folder / CONFIG)

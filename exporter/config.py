@@ -30,6 +30,9 @@ _HEADS = (1, 2**14)
 _RANGES: Mapping[str, tuple[int, int]] = {
     **dict.fromkeys(("num_hidden_layers", "n_layer"), (1, MAX_LAYERS)),
     **dict.fromkeys(("num_attention_heads", "n_head", "num_key_value_heads", "head_dim"), _HEADS),
+    **dict.fromkeys(("num_global_key_value_heads", "global_head_dim"), _HEADS),
+    "hidden_size_per_layer_input": (0, 2**20),
+    "vocab_size_per_layer_input": (1, 2**27),
     **dict.fromkeys(("hidden_size", "n_embd"), (1, 2**20)),
     **dict.fromkeys(("intermediate_size", "n_inner", "moe_intermediate_size"), (1, 2**22)),
     **dict.fromkeys(LENGTH_KEYS, (1, MAX_POSITIONS)),
@@ -48,7 +51,8 @@ _SHOWN = 40  # characters of a value in a message
 class RopeConfig:
     """One rotary position embedding. Which fields are used depends on ``rope_type``; see ``rope.py``.
 
-    ``interleaved`` rotates pairs of adjacent elements instead of elements of both halves.
+    ``interleaved`` rotates pairs of adjacent elements instead of elements of both halves. ``proportional``
+    turns only the first ``turning_dim`` of ``rotary_dim`` elements: the frequencies of the others are 0.
     """
 
     rope_type: str
@@ -68,6 +72,7 @@ class RopeConfig:
     short_factor: tuple[float, ...] = ()
     long_factor: tuple[float, ...] = ()
     interleaved: bool = False
+    turning_dim: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +129,36 @@ class LatentConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KeyValueConfig:
+    """The keys and values of a layer.
+
+    Args:
+        heads: number of heads of keys and of values.
+        size: elements of a head, of queries too.
+        owner: the layer that computes and caches them: the layer itself or an earlier one.
+        one_projection: whether one projection gives both keys and values.
+    """
+
+    heads: int
+    size: int
+    owner: int
+    one_projection: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerInputConfig:
+    """Embeddings of each layer beside those of the decoder (per-layer embeddings of Gemma).
+
+    Args:
+        vocab_size: rows of their table.
+        width: elements for each layer.
+    """
+
+    vocab_size: int
+    width: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderConfig:
     """The configuration of a decoder, in one form for all families.
 
@@ -141,6 +176,10 @@ class DecoderConfig:
         latent: latent attention; None for attention without compression.
         unused_layers: number of layers behind the decoder's in the checkpoint, for speculation.
         norm_first: whether norms are in front of attention and of the feed-forward layer, not behind them.
+        key_values: per layer, its keys and values; empty if every layer has its own, of equal sizes. Layers
+            that read the cache of another follow all that have one.
+        mlp_widths: per layer, its intermediate size; empty if it is ``intermediate_size`` in all.
+        layer_input: embeddings of each layer; None for none.
     """
 
     model_type: str
@@ -172,6 +211,19 @@ class DecoderConfig:
     norm_first: bool = True
     latent: LatentConfig | None = None
     unused_layers: int = 0
+    key_values: tuple[KeyValueConfig, ...] = ()
+    mlp_widths: tuple[int, ...] = ()
+    layer_input: LayerInputConfig | None = None
+
+    def key_value(self, layer: int) -> KeyValueConfig:
+        """Return the keys and values of ``layer``."""
+        if self.key_values:
+            return self.key_values[layer]
+        return KeyValueConfig(heads=self.num_kv_heads, size=self.head_dim, owner=layer)
+
+    def mlp_width(self, layer: int) -> int:
+        """Return the intermediate size of ``layer``'s feed-forward layer."""
+        return self.mlp_widths[layer] if self.mlp_widths else self.intermediate_size
 
     @property
     def q_size(self) -> int:
@@ -289,10 +341,13 @@ def rope_config(
     head_dim = integer(raw, "head_dim", integer(raw, "hidden_size") // integer(raw, "num_attention_heads"))
     partial = number(parameters, "partial_rotary_factor", number(raw, "partial_rotary_factor", 1.0))
     optional = ("low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")
+    rope_type = parameters.get("rope_type", parameters.get("type", "default"))
+    turning = int(head_dim * partial)
     return RopeConfig(
-        rope_type=parameters.get("rope_type", parameters.get("type", "default")),
+        rope_type=rope_type,
         theta=number(parameters, "rope_theta", number(raw, "rope_theta", 10_000.0)),
-        rotary_dim=int(head_dim * partial),
+        rotary_dim=head_dim if rope_type == "proportional" else turning,
+        turning_dim=turning,
         max_position_embeddings=max_positions,
         # The top-level key takes precedence over the one in the rope's parameters.
         original_max_position_embeddings=integer(

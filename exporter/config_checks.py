@@ -24,11 +24,7 @@ def check_config(config: DecoderConfig) -> None:
     for name, cap in (("attn", config.attention_softcap), ("final", config.final_softcap)):
         if cap is not None:
             _number(f"{name}_logit_softcapping", cap, 1e-3, 1e9)
-    if config.num_heads % config.num_kv_heads:
-        raise CheckpointError(
-            f"config.json: num_attention_heads {config.num_heads} must be a multiple of "
-            f"num_key_value_heads {config.num_kv_heads}"
-        )
+    _check_key_values(config)
     if not isinstance(config.hidden_act, str):
         raise CheckpointError(f"config.json: 'hidden_act' must be a name, found {config.hidden_act!r}")
     _check_layers(config)
@@ -40,6 +36,10 @@ def _check_layers(config: DecoderConfig) -> None:
         "rotary embeddings": config.ropes,
         "feed-forward layers": config.experts,
     }
+    if config.key_values:
+        facts["keys and values"] = config.key_values
+    if config.mlp_widths:
+        facts["widths of feed-forward layers"] = config.mlp_widths
     for name, values in facts.items():
         if len(values) != config.num_layers:
             raise CheckpointError(
@@ -48,12 +48,33 @@ def _check_layers(config: DecoderConfig) -> None:
     for window in config.windows:
         if window is not None:
             _number("sliding_window", window, 1, 2**31 - 1, whole=True)
-    for rope in {id(rope): rope for rope in config.ropes}.values():  # most layers share one
+    sized = {(id(rope), config.key_value(layer).size): rope for layer, rope in enumerate(config.ropes)}
+    for (_, size), rope in sized.items():  # most layers share one
         if rope is not None:
-            _check_rope(rope, config.head_dim)
+            _check_rope(rope, size)
     for experts in {id(experts): experts for experts in config.experts}.values():
         if experts is not None:
             _check_experts(experts)
+
+
+def _check_key_values(config: DecoderConfig) -> None:
+    found = [config.key_value(layer) for layer in range(config.num_layers)]
+    for heads in {one.heads for one in found}:
+        if config.num_heads % heads:
+            raise CheckpointError(
+                f"config.json: num_attention_heads {config.num_heads} must be a multiple of "
+                f"num_key_value_heads {heads}"
+            )
+    owners = {one.owner for one in found}
+    if owners != set(range(len(owners))):
+        raise CheckpointError("config.json: layers with keys and values of their own must come first")
+    for layer, one in enumerate(found):
+        owner = found[one.owner]
+        if (owner.heads, owner.size) != (one.heads, one.size):
+            raise CheckpointError(
+                f"config.json: layer {layer} has {one.heads} KV heads of {one.size}, and layer {one.owner}, "
+                f"whose keys and values it reads, has {owner.heads} of {owner.size}"
+            )
 
 
 def _check_rope(rope: RopeConfig, head_dim: int) -> None:

@@ -32,10 +32,8 @@ class Decoder(GraphWriter):
         self.input_ids = self.input(INPUT_IDS, ir.DataType.INT64, tokens)
         self.attention_mask = self.input(ATTENTION_MASK, ir.DataType.INT64, ("batch", TOTAL))
         self.position_ids = self.input(POSITION_IDS, ir.DataType.INT64, tokens)
-        self.past = [
-            (self._kv_input(past_name(layer, "key")), self._kv_input(past_name(layer, "value")))
-            for layer in range(config.num_layers)
-        ]
+        owners = sorted({config.key_value(layer).owner for layer in range(config.num_layers)})
+        self.past = [(self._kv_input(layer, "key"), self._kv_input(layer, "value")) for layer in owners]
         self._packed: dict[str, ir.Value] = {}
         self._ordered: dict[tuple[ir.Value, ir.Value], ir.Value] = {}
         self._present: dict[int, tuple[ir.Value, ir.Value]] = {}
@@ -73,6 +71,10 @@ class Decoder(GraphWriter):
         """Set the present key and value of ``layer``, [batch, kv_heads, total, head_dim]."""
         self._present[layer] = (key, value)
 
+    def present_of_owner(self, layer: int) -> tuple[ir.Value, ir.Value]:
+        """Return the present key and value of the layer whose cache ``layer`` reads."""
+        return self._present[self.config.key_value(layer).owner]
+
     def rope(self, config: RopeConfig) -> tuple[ir.Value, ir.Value]:
         """Return the cosines and sines of ``config``; layers with equal configurations share them."""
         if config not in self._ropes:
@@ -93,14 +95,15 @@ class Decoder(GraphWriter):
         self.output(logits, LOGITS, ir.DataType.FLOAT, ("batch", "sequence", self.config.vocab_size))
         for layer, values in sorted(self._present.items()):
             for value, kind in zip(values, ("key", "value"), strict=True):
-                self.output(value, present_name(layer, kind), ir.DataType.FLOAT, self._kv_shape(TOTAL))
+                self.output(value, present_name(layer, kind), ir.DataType.FLOAT, self._kv_shape(layer, TOTAL))
         return self.model()
 
-    def _kv_input(self, name: str) -> ir.Value:
-        return self.input(name, ir.DataType.FLOAT, self._kv_shape(PAST))
+    def _kv_input(self, layer: int, kind: str) -> ir.Value:
+        return self.input(past_name(layer, kind), ir.DataType.FLOAT, self._kv_shape(layer, PAST))
 
-    def _kv_shape(self, length: str) -> tuple[Any, ...]:
-        return ("batch", self.config.num_kv_heads, length, self.config.head_dim)
+    def _kv_shape(self, layer: int, length: str) -> tuple[Any, ...]:
+        sizes = self.config.key_value(layer)
+        return ("batch", sizes.heads, length, sizes.size)
 
     def _write_mask(self, window: int | None) -> ir.Value:
         """Return the mask [batch, 1, sequence, total]: 0 where a query may attend, else the lowest float32.

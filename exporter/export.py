@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import json
 import pkgutil
-import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ import onnx_ir as ir
 from ..contract import CONTEXT_LENGTH
 from ..errors import CheckpointError, UnsupportedModelError, UsageError
 from ..progress import Progress
+from ..storage.scratch import scratch_folder
 from ..storage.stored_tensor import StoredTensor
 from . import models
 from .config import CONFIG_FILE, DecoderConfig, RawConfig, context_lengths, read_config
@@ -223,8 +223,7 @@ def opened(
         yield (source, None, None) if found is None else (source, found.tensors, found.record)
         return
     file = GgufFile(source)
-    with tempfile.TemporaryDirectory(prefix="carryall-") as name:
-        folder = Path(name)
+    with scratch_folder() as folder:
         config = file.config
         for path, content in {
             "config.json": json.dumps(config),

@@ -173,6 +173,12 @@ def rms_norm(
         return net.op("RMSNormalization", x, weight, axis=-1, epsilon=epsilon)
 
 
+def plain_rms_norm(net: Decoder, x: ir.Value, size: int) -> ir.Value:
+    """Write RMSNormalization without a weight over the last axis, of ``size`` elements."""
+    ones = net.constant(np.ones(size), np.float32, f"ones_{size}")
+    return net.op("RMSNormalization", x, ones, axis=-1, epsilon=net.config.norm_eps)
+
+
 def layer_norm(net: Decoder, name: str, x: ir.Value, *, bias: bool = True) -> ir.Value:
     """Write LayerNormalization (https://arxiv.org/abs/1607.06450) over the last axis."""
     size = net.config.hidden_size
@@ -194,9 +200,11 @@ def plain_mlp(net: Decoder, names: tuple[str, str], x: ir.Value, *, bias: bool =
         return linear(net, names[1], x, inner, hidden, bias=bias)
 
 
-def head_norm(net: Decoder, name: str, x: ir.Value, num_heads: int, *, view: View | None = None) -> ir.Value:
-    """Apply ``rms_norm`` to each head of x [batch, sequence, heads * head_dim]."""
-    size = net.config.head_dim
+def head_norm(
+    net: Decoder, name: str, x: ir.Value, num_heads: int, *, view: View | None = None, size: int | None = None
+) -> ir.Value:
+    """Apply ``rms_norm`` to each head of x [batch, sequence, heads * size], by default head_dim."""
+    size = size or net.config.head_dim
     with net.scope(name):
         heads = net.op("Reshape", x, net.ints(0, 0, num_heads, size))
     normed = rms_norm(net, name, heads, size, view=view)
@@ -268,20 +276,27 @@ def attention(net: Decoder, layer: int, q: ir.Value, k: ir.Value, v: ir.Value) -
     q is [batch, sequence, num_heads * head_dim]; k and v are [batch, sequence, num_kv_heads * head_dim]. The
     result has the shape of q.
     """
-    c = net.config
-    q, k = _rotate(net, layer, q, c.num_heads), _rotate(net, layer, k, c.num_kv_heads)
-    cap = {} if c.attention_softcap is None else {"softcap": c.attention_softcap}
+    c, kv_heads = net.config, net.config.key_value(layer).heads
+    q, k = _rotate(net, layer, q, c.num_heads), _rotate(net, layer, k, kv_heads)
     out, key, value = net.ops(
         "Attention",
         *(q, k, v, net.mask(layer), *net.past[layer]),
         num_outputs=3,
         q_num_heads=c.num_heads,
-        kv_num_heads=c.num_kv_heads,
-        scale=c.attention_scale,
-        **cap,
+        kv_num_heads=kv_heads,
+        **_scores(net),
     )
     net.set_present(layer, key, value)
     return out
+
+
+def attention_to_owner(net: Decoder, layer: int, q: ir.Value) -> ir.Value:
+    """Rotate q as ``attention`` does, and attend to the keys and values of the layer's owner."""
+    heads, size = net.config.num_heads, net.config.key_value(layer).size
+    q = net.op("Reshape", _rotate(net, layer, q, heads), net.ints(0, 0, heads, size))
+    q = net.op("Transpose", q, perm=[0, 2, 1, 3])
+    out = net.op("Attention", q, *net.present_of_owner(layer), net.mask(layer), **_scores(net))
+    return net.op("Reshape", net.op("Transpose", out, perm=[0, 2, 1, 3]), net.ints(0, 0, heads * size))
 
 
 def attention_with_sinks(
@@ -315,12 +330,12 @@ def attention_with_sinks(
 
 def gated_mlp(net: Decoder, layer: int, x: ir.Value) -> ir.Value:
     """Write the gated feed-forward layer down(act(gate(x)) * up(x)), https://arxiv.org/abs/2002.05202."""
-    c = net.config
+    c, width = net.config, net.config.mlp_width(layer)
     with net.scope("mlp"):
-        gate = linear(net, "gate_proj", x, c.hidden_size, c.intermediate_size, bias=c.mlp_bias)
-        up = linear(net, "up_proj", x, c.hidden_size, c.intermediate_size, bias=c.mlp_bias)
+        gate = linear(net, "gate_proj", x, c.hidden_size, width, bias=c.mlp_bias)
+        up = linear(net, "up_proj", x, c.hidden_size, width, bias=c.mlp_bias)
         product = net.op("Mul", activation(net, gate), up)
-        return linear(net, "down_proj", product, c.intermediate_size, c.hidden_size, bias=c.mlp_bias)
+        return linear(net, "down_proj", product, width, c.hidden_size, bias=c.mlp_bias)
 
 
 def activation(net: Decoder, x: ir.Value) -> ir.Value:
@@ -343,11 +358,18 @@ def activation(net: Decoder, x: ir.Value) -> ir.Value:
             raise UnsupportedModelError(f"activation '{name}' is not supported; supported: {known}")
 
 
+def _scores(net: Decoder) -> dict[str, float]:
+    """Return the attributes of ``Attention`` that change its scores."""
+    cap = net.config.attention_softcap
+    return {"scale": net.config.attention_scale, **({} if cap is None else {"softcap": cap})}
+
+
 def _rotate(net: Decoder, layer: int, x: ir.Value, num_heads: int) -> ir.Value:
     config = net.config.ropes[layer]
     if config is None:
         return x
-    options = {} if config.rotary_dim == net.config.head_dim else {"rotary_embedding_dim": config.rotary_dim}
+    whole = config.rotary_dim == net.config.key_value(layer).size
+    options = {} if whole else {"rotary_embedding_dim": config.rotary_dim}
     if config.interleaved:
         options["interleaved"] = 1
     return net.op("RotaryEmbedding", x, *net.rope(config), num_heads=num_heads, **options)

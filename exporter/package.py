@@ -6,7 +6,6 @@ import errno
 import json
 import os
 import shutil
-import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -23,8 +22,9 @@ from ..graph_opt.graph.onnx_files import read_onnx
 from ..progress import Progress
 from ..storage.hashes import content_key
 from ..storage.manifest import MISSING, UNREADABLE, find_damage, make_manifest
-from ..storage.paths import check_name
-from ..storage.writing import hide_scratch, publish, writing
+from ..storage.paths import check_place
+from ..storage.scratch import folder_beside
+from ..storage.writing import publish, writing
 from .config import (
     CONFIG_FILE,
     GENERATION_FILE,
@@ -267,8 +267,9 @@ def check_paths(source: Path, out: Path, config: RawConfig | None = None) -> Raw
         OutputExistsError: ``out`` is not empty.
         ModelNotFoundError: ``source`` is not a checkpoint.
         CheckpointError: ``source`` has no tokenizer, or its configuration is invalid.
+        OSError: ``out`` cannot be created.
     """
-    check_name(out)
+    check_place(out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise _not_empty(out)
     config = read_config(source) if config is None else config
@@ -307,16 +308,9 @@ def new_folder(out: Path) -> Iterator[Path]:
         OSError: a file cannot be written.
     """
     out.parent.mkdir(parents=True, exist_ok=True)
-    folder = out.parent / f".{out.name}.{uuid.uuid4().hex[:8]}"
-    try:
-        folder.mkdir()
+    with folder_beside(out, out) as folder:
         yield folder
         _publish(folder, out)
-    except BaseException as error:
-        shutil.rmtree(folder, ignore_errors=True)
-        if isinstance(error, OSError):
-            hide_scratch(error, folder, out)
-        raise
 
 
 def _publish(folder: Path, out: Path) -> None:

@@ -18,7 +18,7 @@ from ..graph_opt.graph.half_scales import Widened
 from ..graph_opt.graph.lazy import SharedComputation, lazy, pack_nibbles
 from ..storage.stored_tensor import Array, Packed
 from .graph import GraphWriter
-from .weights import shape_through
+from .weights import shape_through, warn_unless_finite
 
 View = Callable[[Array], Array]
 
@@ -41,6 +41,9 @@ def packed_weight(
 
     def compute() -> tuple[Array, ...]:
         parts = packed.read()
+        for floats in (parts.scales, parts.minima):
+            if floats is not None:
+                warn_unless_finite(floats, name)
         levels = np.ascontiguousarray(view(parts.levels))
         arrays = [
             pack_nibbles(levels) if packed.bits == 4 else levels,

@@ -66,6 +66,12 @@ def linear_frequencies(config: RopeConfig) -> Floats:
     return default_frequencies(config) / _factor(config)
 
 
+def proportional_frequencies(config: RopeConfig) -> Floats:
+    """Return the linear frequencies of the first ``turning_dim`` elements, and 0 for the others (Gemma 4)."""
+    turns = np.arange(config.rotary_dim // 2) < config.turning_dim // 2
+    return default_frequencies(config) * turns / (1.0 if config.factor is None else config.factor)
+
+
 def llama3_frequencies(config: RopeConfig) -> Floats:
     """Return the frequencies of Llama 3.1 (https://arxiv.org/abs/2407.21783).
 
@@ -143,6 +149,7 @@ _FREQUENCIES: dict[str, Callable[[GraphWriter, RopeConfig, ir.Value], ir.Value]]
     "default": _static(default_frequencies),
     "linear": _static(linear_frequencies),
     "dynamic": _dynamic,
+    "proportional": _static(proportional_frequencies),
     "llama3": _static(llama3_frequencies),
     "yarn": _static(yarn_frequencies),
     "longrope": _longrope,

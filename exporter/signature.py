@@ -12,19 +12,37 @@ from ..errors import GraphError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderSignature:
-    """Sizes of a decoder graph with the value names of docs/contract.md, portable or lowered."""
+    """Sizes of a decoder graph with the value names of docs/contract.md, portable or lowered.
 
-    num_layers: int
-    num_kv_heads: int
-    head_dim: int
+    Args:
+        caches: number and size of the heads in each cache of keys, in the order of the layers that have one.
+        vocab_size: columns of the logits.
+        kv_dtype: element type of the caches.
+    """
+
+    caches: tuple[tuple[int, int], ...]
     vocab_size: int
     kv_dtype: ir.DataType
 
     @property
+    def num_layers(self) -> int:
+        """Number of layers with a cache."""
+        return len(self.caches)
+
+    @property
+    def num_kv_heads(self) -> int:
+        """Number of KV heads of the layer that has the most."""
+        return max(heads for heads, _ in self.caches)
+
+    @property
+    def head_dim(self) -> int:
+        """Elements of the largest head."""
+        return max(size for _, size in self.caches)
+
+    @property
     def kv_bytes_per_token(self) -> int:
         """Bytes of one token's keys and values over all layers."""
-        bits = 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.kv_dtype.bitwidth
-        return bits // 8
+        return 2 * sum(heads * size for heads, size in self.caches) * self.kv_dtype.bitwidth // 8
 
     @classmethod
     def of(cls, model: ir.Model) -> DecoderSignature:
@@ -33,22 +51,21 @@ class DecoderSignature:
         Raises:
             GraphError: the graph has no KV cache inputs or no logits, or their shape or dtype is unknown.
         """
-        caches = [value for value in model.graph.inputs if PAST_KEY.fullmatch(value.name or "")]
+        found = [(PAST_KEY.fullmatch(value.name or ""), value) for value in model.graph.inputs]
+        caches = {int(match[1]): value for match, value in found if match is not None}
         logits = next((value for value in model.graph.outputs if value.name == LOGITS), None)
         if logits is None or not caches:
             raise GraphError(
                 "the graph is not a decoder with an explicit KV cache: "
                 f"the input {past_name(0, 'key')} or the output {LOGITS} is missing"
             )
-        cache = caches[0]
-        if cache.dtype is None:
-            raise GraphError(f"input {cache.name} has no element type")
+        ordered = [caches[layer] for layer in sorted(caches)]
+        if ordered[0].dtype is None:
+            raise GraphError(f"input {ordered[0].name} has no element type")
         return cls(
-            num_layers=len(caches),
-            num_kv_heads=_static(cache, 1),
-            head_dim=_static(cache, 3),
+            caches=tuple((_static(cache, 1), _static(cache, 3)) for cache in ordered),
             vocab_size=_static(logits, -1),
-            kv_dtype=cache.dtype,
+            kv_dtype=ordered[0].dtype,
         )
 
 

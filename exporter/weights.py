@@ -114,9 +114,14 @@ def shape_through(
 
 def _read(stored: StoredTensor, view: Callable[[Array], Array], name: str) -> npt.NDArray[np.float32]:
     result = stored.read(view)
+    warn_unless_finite(result, name)
+    return result
+
+
+def warn_unless_finite(values: Array, name: str) -> None:
+    """Warn if floats hold NaN or infinity."""
     # NaN and infinity survive a sum; the exact look is only worth it then.
     with np.errstate(over="ignore", invalid="ignore"):
-        suspicious = result.ndim > 0 and not np.isfinite(result.sum())
-    if suspicious and not np.isfinite(result).all():
-        warnings.warn(f"tensor '{name}' holds NaN or infinity", WeightWarning, stacklevel=2)
-    return result
+        suspicious = values.ndim > 0 and not np.isfinite(values.sum())
+    if suspicious and not np.isfinite(values).all():
+        warnings.warn(f"tensor '{name}' holds NaN or infinity", WeightWarning, stacklevel=3)

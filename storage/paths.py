@@ -46,6 +46,23 @@ def check_name(path: Path) -> None:
             raise UsageError(f"{path} is not a valid file name: {error.strerror}") from error
 
 
+def check_place(out: Path) -> None:
+    """Check, before any work, that an output can be created: its name, and the folder above it.
+
+    Raises:
+        UsageError: the name is invalid.
+        OSError: the nearest folder above that exists is a file, or this user may not write to it.
+    """
+    check_name(out)
+    place = out.parent
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    if not place.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(place))
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(place))
+
+
 def check_utf8(path: str | Path) -> None:
     """Check that a path can be encoded in UTF-8; C++ libraries cannot open other paths.
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -43,23 +41,6 @@ def _is_scratch_of(found: Path, path: Path) -> bool:
     """Return whether a name is that of a temporary file or folder that a library makes beside ``path``."""
     beside = found if found.parent == path.parent else found.parent
     return beside.parent == path.parent and beside.name.startswith(f".{path.name}.")
-
-
-@contextmanager
-def folder_beside(out: Path) -> Iterator[Path]:
-    """Make a temporary folder beside ``out``, and delete it at the end.
-
-    An OSError in the block names the folder of ``out`` in its place.
-    """
-    folder = out.parent / f".{out.name}.{uuid.uuid4().hex[:8]}"
-    try:
-        folder.mkdir()
-        yield folder
-    except OSError as error:
-        hide_scratch(error, folder, out.parent)
-        raise
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def hide_scratch(error: OSError, scratch: Path, final: Path) -> None:

@@ -12,14 +12,17 @@ from ...runtime.models.cache_entries import CacheEntry, cache_entries
 from ..options import SECONDS, human_bytes, print_json
 
 
-def tell_removed(removed: Sequence[CacheEntry], *, as_json: bool) -> None:
-    """Print which entries were deleted."""
+def tell_removed(removed: Sequence[CacheEntry], temporary_bytes: int, *, as_json: bool) -> None:
+    """Print which entries were deleted, and the size of deleted temporary files."""
     freed = sum(entry.size for entry in removed)
     left = sum(entry.size for entry in cache_entries())
     if as_json:
-        print_json({"removed": list(map(entry_facts, removed)), "freed_bytes": freed, "left_bytes": left})
+        facts = {"freed_bytes": freed, "freed_temporary_bytes": temporary_bytes, "left_bytes": left}
+        print_json({"removed": list(map(entry_facts, removed)), **facts})
         return
     click.echo(f"deleted {count_text(removed)}, {human_bytes(freed)}; {human_bytes(left)} left")
+    if temporary_bytes:
+        click.echo(f"deleted temporary files of ended processes, {human_bytes(temporary_bytes)}")
 
 
 def entry_facts(entry: CacheEntry) -> dict[str, Any]:

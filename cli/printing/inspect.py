@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from typing import Any
 
 from rich.console import Console
@@ -39,10 +40,8 @@ def _summary(facts: dict[str, Any]) -> list[tuple[str, str]]:
         rows.append(("context", f"{facts['context_length']:,} tokens"))
     if facts["kv_cache"]:
         cache = facts["kv_cache"]
-        heads = (
-            f"{cache['layers']} layers x {cache['kv_heads']} heads x {cache['head_dim']}, {cache['dtype']}"
-        )
-        rows.append(("KV cache", f"{heads}: {human_bytes(cache['bytes_per_token'])} per token"))
+        sizes = f"{_heads(cache['heads_by_layer'])}, {cache['dtype']}"
+        rows.append(("KV cache", f"{sizes}: {human_bytes(cache['bytes_per_token'])} per token"))
     quantization = facts["quantization"]
     rows.append(("quantized", _quantization(quantization) if quantization else "no"))
     rows.append(("passes", ", ".join(facts["passes"]) or "none"))
@@ -55,6 +54,14 @@ def _summary(facts: dict[str, Any]) -> list[tuple[str, str]]:
             ("files", ", ".join(f"{name} {human_bytes(size)}" for name, size in facts["files"].items()))
         )
     return [(label, text) for label, text in rows if text]
+
+
+def _heads(by_layer: list[list[int]]) -> str:
+    counts = Counter(map(tuple, by_layer))
+    return " + ".join(
+        f"{layers} layer{'s' * (layers > 1)} x {heads} heads x {size}"
+        for (heads, size), layers in counts.items()
+    )
 
 
 def _quantization(record: dict[str, Any]) -> str:

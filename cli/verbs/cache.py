@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ...runtime.models.cache_entries import cache_entries, prune, remove_entries
+from ...runtime.models.cache_entries import cache_entries, prune, remove_entries, sweep_temporary
 from ...storage.root import cache_root
 from ..options import BYTES, SECONDS, amount, human_bytes, json_option, print_json
 from ..printing.cache import about_text, age_text, count_text, entry_facts, tell_removed
@@ -58,7 +58,7 @@ def clear(yes: bool, as_json: bool) -> None:
     if entries and not yes:
         size = human_bytes(sum(entry.size for entry in entries))
         click.confirm(f"Delete {count_text(entries)}, {size}, in {cache_root()}?", abort=True, err=True)
-    tell_removed(remove_entries(entries), as_json=as_json)
+    tell_removed(remove_entries(entries), sweep_temporary(), as_json=as_json)
 
 
 @command.command("prune")
@@ -78,11 +78,12 @@ def clear(yes: bool, as_json: bool) -> None:
 def prune_entries(max_size: float | None, older_than: float | None, as_json: bool) -> None:
     """Delete the least recently used entries. Those used within the last hour stay.
 
-    Without an option, the cache is reduced to $CARRYALL_CACHE_GB gigabytes, by default 32.
+    Without an option, the cache is reduced to $CARRYALL_CACHE_GB gigabytes, by default 32. Temporary files
+    that killed processes left in the cache and in the folder of temporary files ($TMPDIR) are deleted too.
 
     \b
     Examples:
         carryall cache prune --max-size 10GB
         carryall cache prune --older-than 30d
     """
-    tell_removed(prune(max_size, older_than), as_json=as_json)
+    tell_removed(prune(max_size, older_than), sweep_temporary(), as_json=as_json)

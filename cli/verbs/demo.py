@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path
-
 import click
 from rich.console import Console
 from rich.rule import Rule
@@ -14,6 +11,7 @@ from ...runtime.api.llm import LLM
 from ...runtime.models.loading import check_available
 from ...runtime.types.outputs import RequestOutput
 from ...runtime.types.sampling_params import SamplingParams
+from ...storage.scratch import scratch_folder
 from ..demo_steps import run_steps
 from ..generation import open_model, speed, stream_text
 from ..options import json_option, print_json
@@ -38,8 +36,8 @@ def command(prompt: str, as_json: bool) -> None:
     """
     check_available("cpu")
     console = Console(highlight=False, quiet=as_json)
-    with tempfile.TemporaryDirectory(prefix="carryall-demo-") as folder:
-        steps = run_steps(Path(folder), quiet=as_json)
+    with scratch_folder() as folder:
+        steps = run_steps(folder, quiet=as_json)
         show_steps(console, steps)
         loaded = open_model(str(steps[-1].package), quiet=True)
         with LLM(loaded) as llm:

@@ -88,6 +88,7 @@ def _kv_cache(model: ir.Model) -> dict[str, Any] | None:
         "layers": signature.num_layers,
         "kv_heads": signature.num_kv_heads,
         "head_dim": signature.head_dim,
+        "heads_by_layer": [list(sizes) for sizes in signature.caches],
         "dtype": signature.kv_dtype.name,
         "bytes_per_token": signature.kv_bytes_per_token,
     }

@@ -189,9 +189,6 @@ def _decoded(
     drop: Mapping[int, bytes] | None = None,
 ) -> Floats:
     """Return the decoded blocks with some bytes overwritten and some bits kept or cleared."""
-    from gguf import GGMLQuantizationType
-    from gguf.quants import dequantize
-
     patched = blocks.copy()
     for offset, content in patches.items():
         patched[:, offset : offset + len(content)] = _row(content)
@@ -199,7 +196,16 @@ def _decoded(
         for offset, mask in (masks or {}).items():
             bits = ~_row(mask) if invert else _row(mask)
             patched[:, offset : offset + len(mask)] &= bits
-    result: Floats = dequantize(patched, GGMLQuantizationType[type_name])
+    return decode(patched, type_name)
+
+
+def decode(blocks: Bytes, type_name: str) -> Floats:
+    """Return the floats of blocks [rows, bytes]; those of scales that are not finite are NaN or infinite."""
+    from gguf import GGMLQuantizationType
+    from gguf.quants import dequantize
+
+    with np.errstate(over="ignore", invalid="ignore"):
+        result: Floats = dequantize(blocks, GGMLQuantizationType[type_name])
     return result
 
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from ...errors import CheckpointError, MissingExtraError, UnsupportedModelError
 from ...storage.stored_tensor import Array, Packed, StoredTensor
 from .architectures import Architecture, architecture, config_of, tensor_name
-from .blocks import LAYOUTS, take_apart
+from .blocks import LAYOUTS, decode, take_apart
 from .header import Header, TensorInfo, damaged, read_header
 
 GGUF_SUFFIX = ".gguf"
@@ -155,14 +155,11 @@ class GgufTensor:
 
     def read(self, view: Callable[[Array], Array]) -> Array:
         """Return the view of the tensor, float32."""
-        from gguf import GGMLQuantizationType
-        from gguf.quants import dequantize
-
         if self._info.type_name in FLOATS:
             array = _array(self._data, self._info).astype(np.float32)
             array = array if self._order is None else array[self._order]
         else:
-            array = dequantize(self._rows(), GGMLQuantizationType[self._info.type_name]).reshape(self.shape)
+            array = decode(self._rows(), self._info.type_name).reshape(self.shape)
         return np.ascontiguousarray(view(array - self._offset if self._offset else array), np.float32)
 
     def _rows(self) -> npt.NDArray[np.uint8]:

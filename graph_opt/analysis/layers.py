@@ -5,6 +5,7 @@
     second   ``hidden_states`` -> layer k .. -> head -> logits
 
 Each part keeps the input ``input_ids`` for its shape, so that lowerings and runners treat it as a decoder.
+What depends on token ids but on no attention, such as embeddings of each layer, every part computes again.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-from ...contract import HIDDEN_STATES, INPUT_IDS, LOGITS, PAST, PRESENT
+from ...contract import HIDDEN_STATES, LOGITS, PAST, PRESENT
 from ...errors import GraphError, UsageError
 from ..graph.edit import insert, nodes_of, replace, static_size, weight
 from ..passes.base import GraphPass
@@ -36,7 +37,7 @@ class LayerRange:
 
 
 def num_layers(graph: ir.Graph) -> int:
-    """Return the number of layers with a KV cache."""
+    """Return the number of layers with attention to a KV cache."""
     return len(_attentions(graph))
 
 
@@ -70,6 +71,7 @@ class KeepLayersPass(GraphPass):
             raise UsageError(
                 f"layers {first}-{last} do not exist; the model has layers 0-{len(attentions) - 1}"
             )
+        _check_owners(attentions, self.layers)
         begin = None if first == 0 else _layer_input(graph, attentions, first)
         end = None if last == len(attentions) - 1 else _layer_input(graph, attentions, last + 1)
         if end is not None:
@@ -97,19 +99,44 @@ def _redirect_cache_shapes(graph: ir.Graph, layers: LayerRange) -> None:
 
 
 def _attentions(graph: ir.Graph) -> list[ir.Node]:
-    """Return the Attention of each layer, ordered by the layer number of its cache."""
-    found = {}
+    """Return the Attention of each layer in order: the first reader of each cache, then the other readers."""
+    owners: dict[int, ir.Node] = {}
+    readers = []
     for node in nodes_of(graph, "Attention"):
-        past = node.inputs[4] if len(node.inputs) > 4 else None
-        cache = None if past is None else _CACHE.fullmatch(str(past.name))
+        cache = _cache(node)
         if cache is None:
             raise GraphError(f"attention {node.name} does not read a cache, so its layer number is unknown")
-        found[int(cache[1])] = node
-    if sorted(found) != list(range(len(found))):
+        if cache in owners:
+            readers.append(node)
+        else:
+            owners[cache] = node
+    if sorted(owners) != list(range(len(owners))):
         raise GraphError(
-            f"the layers with caches are {sorted(found)}; they must be numbered from 0 without gaps"
+            f"the layers with caches are {sorted(owners)}; they must be numbered from 0 without gaps"
         )
-    return [found[layer] for layer in sorted(found)]
+    return [*(owners[layer] for layer in sorted(owners)), *readers]
+
+
+def _cache(node: ir.Node) -> int | None:
+    """Return the number of the cache that an attention reads: a past, or the present of another layer."""
+    names = [str(value.name) for value in [*node.inputs[4:5], *node.inputs[1:2]] if value is not None]
+    found = next(filter(None, map(_CACHE.fullmatch, names)), None)
+    return None if found is None else int(found[1])
+
+
+def _check_owners(attentions: list[ir.Node], layers: LayerRange) -> None:
+    """Refuse to separate a layer from the one whose cache it reads.
+
+    Raises:
+        UsageError: the range has one of them only.
+    """
+    for layer, node in enumerate(attentions):
+        owner = _cache(node)
+        if owner is not None and (owner in layers) != (layer in layers):
+            raise UsageError(
+                f"layers {layers.first}-{layers.last} cannot be a part: layer {layer} reads the keys and "
+                f"values of layer {owner}"
+            )
 
 
 def _layer_input(graph: ir.Graph, attentions: list[ir.Node], layer: int) -> ir.Value:
@@ -118,7 +145,7 @@ def _layer_input(graph: ir.Graph, attentions: list[ir.Node], layer: int) -> ir.V
     That is the last value between the two attentions that is the only live one.
     """
     hidden_states, inside = None, False
-    for node, live in _live_values(graph):
+    for node, live in _live_values(graph, set(attentions)):
         if node is attentions[layer]:
             break
         inside = inside or node is attentions[layer - 1]
@@ -129,22 +156,17 @@ def _layer_input(graph: ir.Graph, attentions: list[ir.Node], layer: int) -> ir.V
     return hidden_states
 
 
-def _live_values(graph: ir.Graph) -> Iterator[tuple[ir.Node, set[ir.Value]]]:
-    """Yield each node with the live values after it: computed from the embedding and read by later nodes."""
+def _live_values(graph: ir.Graph, attentions: set[ir.Node]) -> Iterator[tuple[ir.Node, set[ir.Value]]]:
+    """Yield each node with the live values after it: computed from attention and read by later nodes."""
     uses_left: dict[ir.Value, int] = {}
     for node in graph:
-        looked_up = node.op_type == "Gather" and any(_is_ids(value) for value in node.inputs)
-        depends = looked_up or any(value in uses_left for value in node.inputs if value is not None)
+        depends = node in attentions or any(value in uses_left for value in node.inputs if value is not None)
         for value in node.inputs:
             if value is not None and value in uses_left:
                 uses_left[value] -= 1
         if depends:
             uses_left |= {value: len(value.uses()) for value in node.outputs}
         yield node, {value for value, uses in uses_left.items() if uses}
-
-
-def _is_ids(value: ir.Value | None) -> bool:
-    return value is not None and value.is_graph_input() and value.name == INPUT_IDS
 
 
 def _make_output(graph: ir.Graph, states: ir.Value) -> None:

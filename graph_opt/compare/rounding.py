@@ -16,6 +16,7 @@ import onnx_ir as ir
 
 from ..graph.lazy import Array, lazy, shape_of
 from ..graph.load import load_model
+from ..graph.saving import save_files
 
 _FLOATS = {ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE}
 
@@ -30,7 +31,7 @@ def write_rounded(model: Path, path: Path, *, seed: int = 0) -> None:
             if tensor is not None and tensor.dtype in _FLOATS and tensor.size > 1:
                 number += 1
                 value.const_value = _rounded(tensor, str(value.name), [seed, number])
-    ir.save(found, path, external_data=f"{path.name}.data")
+    save_files(found, path)
 
 
 def rounded_feed(feed: Mapping[str, Array], *, seed: int = 0) -> dict[str, Array]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -13,6 +12,7 @@ import numpy as np
 
 from ...errors import GraphError, UsageError
 from ...progress import Progress
+from ...storage.scratch import scratch_folder
 from ..graph.lazy import Array
 from .bars import Bars
 from .magnitudes import output_magnitudes
@@ -187,8 +187,8 @@ def _may_be_rounding(result: OutputResult, noise: Tally | None) -> bool:
 
 def _add_noises(noises: dict[str, Tally], reference: Side, samples: Sequence[Sample], seed: int) -> None:
     """Compare the reference with itself after rounding each weight and input."""
-    with tempfile.TemporaryDirectory() as folder:
-        copy = Path(folder, "rounded.onnx")
+    with scratch_folder() as folder:
+        copy = folder / "rounded.onnx"
         write_rounded(reference.model, copy, seed=seed)
         rounded = Side(copy, reference.name)
         for number, sample in enumerate(samples):

@@ -7,7 +7,6 @@ named tensors.
 from __future__ import annotations
 
 import itertools
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,10 +18,12 @@ import onnx_ir as ir
 from ...contract import INPUT_IDS, LOGITS, POSITION_IDS
 from ...errors import GraphError, UsageError
 from ...progress import Progress
+from ...storage.scratch import scratch_folder
 from ..analysis.probe import fixed_tokens, has_caches
 from ..graph.edit import static_size
 from ..graph.lazy import Array
 from ..graph.load import load_model
+from ..graph.saving import save_files
 from ..passes.normalize.lower_opset import LowerOpsetPass
 from ..passes.normalize.raise_opset import TARGET
 from .bars import Bars, rounds_activations
@@ -242,12 +243,12 @@ def _has_tokens(samples: Sequence[Sample]) -> bool:
 @contextmanager
 def _files(reference: Path | ir.Model, candidate: Path | ir.Model) -> Iterator[tuple[Path, Path]]:
     """Yield the files of both; graphs are written to a temporary folder."""
-    with tempfile.TemporaryDirectory() as folder:
+    with scratch_folder() as folder:
         found = []
         for name, given in (("reference", reference), ("candidate", candidate)):
-            path, model = Path(folder, f"{name}.onnx"), _runnable(given)
+            path, model = folder / f"{name}.onnx", _runnable(given)
             if isinstance(model, ir.Model):
-                ir.save(model, path, external_data=f"{path.name}.data")
+                save_files(model, path)
             found.append(path if isinstance(model, ir.Model) else model)
         yield found[0], found[1]
 

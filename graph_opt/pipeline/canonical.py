@@ -6,6 +6,7 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from ..passes.cache.add_cache import AddCachePass
+from ..passes.cache.batch_axis import BatchAxisPass
 from ..passes.cache.free_tokens import FreeTokensPass
 from ..passes.cache.lift_static_cache import LiftStaticCachePass
 from ..passes.cleanup.drop_guards import DropGuardsPass
@@ -80,6 +81,7 @@ def canonical_passes() -> list[ir.passes.PassBase]:
         AddCachePass(),
         CanonicalMaskPass(),
         FreeTokensPass(),
+        BatchAxisPass(),
         SimplifyShapesPass(),
         *_clean_up(),
     ]

@@ -9,7 +9,6 @@ import ctypes
 import functools
 import math
 import os
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -19,8 +18,10 @@ import numpy as np
 import onnx_ir as ir
 
 from ...errors import UsageError
+from ...graph_opt.graph.saving import save_files
 from ...graph_opt.lower.products.quantized_linear import DOMAIN
 from ...graph_opt.lower.products.tiles import COLUMNS, LAYOUT, MIDDLE, tile_bytes
+from ...storage.scratch import scratch_folder
 from ..native.library import ISA_VARIABLE, PORTABLE, kernel_library, load
 from . import machine
 from .tuning import Tuning, hardware_threads, store_tuning
@@ -51,9 +52,9 @@ def tune(open_session: Callable[[Path, int], Any]) -> Tuning:
         _times({isa: functools.partial(_product, load(library.path), isa) for isa in isas}), isas[0]
     )
     default = machine.usable_cores()
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "products.onnx")
-        ir.save(_products(), path)
+    with scratch_folder() as folder:
+        path = folder / "products.onnx"
+        save_files(_products(), path)
         sessions = {count: open_session(path, count) for count in _candidates(default)}
         by_count = _relative(
             _times({count: functools.partial(_run, session) for count, session in sessions.items()}), default

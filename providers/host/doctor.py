@@ -7,18 +7,18 @@ import importlib.metadata
 import platform
 import re
 import shutil
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
 from ...errors import CarryallError, UsageError
+from ...graph_opt.graph.saving import save_files
 from ...storage.root import cache_root
+from ...storage.scratch import scratch_folder
 from .. import get_provider, provider_names
 from ..base import Provider
 from ..ort import ort
@@ -226,9 +226,9 @@ def _try(name: str) -> ProviderReport:
 def _selftest(provider: Provider) -> ProviderReport:
     """Open a model of one matrix product, run it, and compare with NumPy."""
     x, w = np.arange(6, dtype=np.float32).reshape(2, 3), np.ones((3, 2), np.float32)
-    with tempfile.TemporaryDirectory(prefix="carryall-", ignore_cleanup_errors=True) as folder:
-        path = Path(folder) / "selftest.onnx"
-        ir.save(ir.from_onnx_text(_SELFTEST), path)
+    with scratch_folder() as folder:
+        path = folder / "selftest.onnx"
+        save_files(ir.from_onnx_text(_SELFTEST), path)
         start = time.perf_counter()
         try:
             session = provider.session(path)

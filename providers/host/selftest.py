@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,7 +13,9 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from ...graph_opt.graph.saving import save_files
 from ...graph_opt.pipeline.pipeline import run
+from ...storage.scratch import scratch_folder
 from ..base import Provider, Row, Runner, RunnerConfig
 
 SLOTS = 3
@@ -75,10 +76,10 @@ def selftest(
         reference = provider
     given = np.array(prompt, np.int64)
     config = RunnerConfig(max_slots=SLOTS, context_length=len(given) + new_tokens, options=options or {})
-    with tempfile.TemporaryDirectory(prefix="carryall-", ignore_cleanup_errors=True) as folder:
-        expected = _expected(reference, make_model, given, new_tokens, Path(folder) / "reference", config)
+    with scratch_folder() as folder:
+        expected = _expected(reference, make_model, given, new_tokens, folder / "reference", config)
         tokens = np.concatenate([given, expected.argmax(axis=1)])
-        path = _lowered(provider, make_model, config, Path(folder) / "model")
+        path = _lowered(provider, make_model, config, folder / "model")
         start = time.perf_counter()
         runner = provider.runner(path, config)
         loaded = time.perf_counter()
@@ -128,7 +129,7 @@ def _lowered(
 ) -> Path:
     model, _ = run(make_model(), provider.passes(config))
     folder.mkdir()
-    ir.save(model, folder / "model.onnx", external_data="model.onnx.data")
+    save_files(model, folder / "model.onnx")
     return folder / "model.onnx"
 
 

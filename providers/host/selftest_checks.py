@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -17,7 +16,9 @@ import onnx_ir as ir
 
 from ...errors import CarryallError, ProviderRuntimeError
 from ...graph_opt.graph.onnx_files import read_onnx
+from ...graph_opt.graph.saving import save_files
 from ...graph_opt.pipeline.pipeline import run
+from ...storage.scratch import scratch_folder
 from ..base import Provider, Row, Runner, RunnerConfig
 
 Logits = npt.NDArray[np.float32]
@@ -105,12 +106,11 @@ def logits_of(provider: Provider, make_model: ModelMaker, context: int, options:
 def opened(provider: Provider, make_model: ModelMaker, config: RunnerConfig) -> Iterator[tuple[Runner, Path]]:
     """Lower a portable model for a provider and open it; yield the runner and the lowered file."""
     config = provider.resolve_options(config, make_model)
-    with tempfile.TemporaryDirectory(prefix="carryall-", ignore_cleanup_errors=True) as folder:
-        path = Path(folder) / "model.onnx"
-        ir.save(run(make_model(), provider.passes(config))[0], path, external_data="model.onnx.data")
+    with scratch_folder() as folder:
+        path = folder / "model.onnx"
+        save_files(run(make_model(), provider.passes(config))[0], path)
         for name, passes in provider.companions(config).items():
-            lowered = run(make_model(), passes)[0]
-            ir.save(lowered, path.with_name(name), external_data=f"{name}.data")
+            save_files(run(make_model(), passes)[0], path.with_name(name))
         runner = provider.runner(path, config)
         try:
             yield runner, path

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -37,11 +38,25 @@ def stored_tuning() -> Tuning | None:
     """Return what was measured on this machine with these kernels, None if nothing was."""
     try:
         content = json.loads(_path().read_text(encoding="utf-8"))
-        counts = {int(count): list(map(float, gains)) for count, gains in content["thread_counts"].items()}
-        isas = {str(isa): list(map(float, gains)) for isa, gains in content["isas"].items()}
-        return Tuning(str(content["isa"]), int(content["threads"]), isas, counts)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        counts = {int(count): _gains(gains) for count, gains in content["thread_counts"].items()}
+        isas = {isa: _gains(gains) for isa, gains in content["isas"].items()}
+        found = Tuning(content["isa"], content["threads"], isas, counts)
+        return found if _is_possible(found) else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None  # nothing was measured, or the file is damaged: the defaults
+
+
+def _gains(found: Sequence[float]) -> list[float]:
+    gains = list(map(float, found))
+    if not all(map(math.isfinite, gains)):
+        raise ValueError(f"a gain is not finite: {gains}")
+    return gains
+
+
+def _is_possible(found: Tuning) -> bool:
+    most = max(hardware_threads(), machine.usable_cores())
+    counted = type(found.threads) is int and 1 <= found.threads <= most
+    return counted and isinstance(found.isa, str) and found.isa.isascii() and found.isa.isprintable()
 
 
 def store_tuning(found: Tuning) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ...errors import ProviderUnavailableError
 from ...storage.root import cache_root, unusable
+from ...storage.scratch import folder_beside
 from .compiler import CompilerError, compile_library, library_name, output_of, required_compiler, sources_key
 
 
@@ -37,7 +38,11 @@ def build_library(
             described = output_of([*compiler, "--version"], "its version")
             key = hashlib.sha256(" ".join([*compiler, described, *extra]).encode()).hexdigest()[:8]
             target = cache_root() / "kernels" / f"{sources_key()}-{key}" / library_name()
-        compile_library(compiler, target, extra=extra, machine=machine)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with folder_beside(target, target.parent) as folder:
+            made = folder / target.name
+            compile_library(compiler, made, extra=extra, machine=machine)
+            made.replace(target)
     except CompilerError as error:
         raise ProviderUnavailableError(str(error)) from error
     except OSError as error:

@@ -95,8 +95,13 @@ def installed_library(package: Path = SOURCES.parent) -> Path:
 
 def find_compiler() -> list[str] | None:
     """Return the command of a C++ compiler: ``$CXX``, the system's, or ziglang's; None if there is none."""
-    if stated := shlex.split(os.environ.get("CXX", "")):
-        return stated
+    stated = os.environ.get("CXX", "")
+    try:
+        words = shlex.split(stated)
+    except ValueError:  # a quotation without its end: the error of the start shows it
+        words = [stated]
+    if words:
+        return words
     for name in ("c++", "g++", "clang++"):
         if (path := shutil.which(name)) is not None:
             return [path]
@@ -155,6 +160,8 @@ def _build(
         else []
     )
     output_of([*compiler, "-shared", *static, *extra, *objects, "-o", str(out)], "linking")
+    if not out.is_file():
+        raise CompilerError(f"the compiler {shlex.join(compiler)} made no file")
     return out
 
 

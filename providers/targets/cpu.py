@@ -14,6 +14,7 @@ from onnx_ir.passes import common
 
 from ...contract import EXPLICIT_KV, SEQLENS_K, is_past
 from ...errors import ProviderUnavailableError, UsageError
+from ...graph_opt.analysis.cache_owner import owner_of
 from ...graph_opt.analysis.sink_attention import SinkAttention, sink_attentions
 from ...graph_opt.graph.edit import nodes_of, static_size
 from ...graph_opt.lower.attention.native_attention import LARGEST_HEAD
@@ -68,8 +69,9 @@ class CpuOptions(Checked):
         kv_memory: ``paged``: KV in blocks that sequences allocate as they grow, and share if their first
             tokens are equal; all rows of a step are one run. It needs carryall's kernels, which then compute
             attention too. ``slots``: a buffer of context length for each sequence, and onnxruntime's
-            attention. ``auto`` is ``paged`` with carryall's kernels, except for heads of more than 256, and
-            for models with a sliding window in some layers only, whose KV behind windows blocks cannot free.
+            attention. ``auto`` is ``paged`` with carryall's kernels, except for heads of more than 512, and
+            for models with a sliding window in some layers only, whose KV behind windows blocks cannot free,
+            unless layers share caches, for which slots have no kernel.
     """
 
     spinning: bool = True
@@ -211,16 +213,18 @@ def _has_fast_kernels() -> bool:
 def _blocks_suffice(model: ir.Model) -> bool:
     """Whether carryall's kernel has the head size, and all layers have the same window, or none.
 
-    Attention of several operators fits no kernel, except attention with sinks.
+    Attention of several operators fits no kernel, except attention with sinks. Slots have no kernel for
+    layers that read the cache of another, so such models have blocks with any windows.
     """
     nodes = list(nodes_of(model.graph, "Attention"))
     past = [value for value in model.graph.inputs if is_past(value.name)]
     others = _with_sinks(model) if len(past) > 2 * len(nodes) else []
-    caches = [value for node in nodes for value in node.inputs[4:6]]
+    caches: list[ir.Value | None] = [value for node in nodes for value in node.inputs[4:6]]
     caches += [value for found in others for value in (found.keys, found.values)]
     masks = {node.inputs[3] for node in nodes if len(node.inputs) > 3} | {found.mask for found in others}
     largest = max((static_size(value, 3) or 0 for value in caches), default=0)
-    return bool(nodes or others) and len(masks) < 2 and largest <= LARGEST_HEAD
+    uniform = len(masks) < 2 or any(owner_of(node) is not None for node in nodes)
+    return bool(nodes or others) and uniform and largest <= LARGEST_HEAD
 
 
 def _with_sinks(model: ir.Model) -> list[SinkAttention]:

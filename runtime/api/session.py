@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ import onnx
 import onnx_ir as ir
 
 from ...errors import ModelNotFoundError, UsageError
+from ...graph_opt.graph.saving import save_files
 from ...options import shown
 from ...providers import get_provider, has_argument
 from ...providers.captures import no_capture
@@ -32,6 +32,7 @@ from ...providers.placement import (
     weight_bytes_by_node,
 )
 from ...storage.paths import check_name, check_utf8
+from ...storage.scratch import scratch_folder
 from ..types.arguments import fits
 
 ort.load_onnxruntime("InferenceSession")  # reports a missing or duplicate wheel with the remedy
@@ -221,8 +222,7 @@ def _readable(model: object) -> Iterator[object]:
     if not isinstance(model, ir.Model):
         yield model
         return
-    # onnxruntime keeps external data mapped, and Windows does not delete mapped files.
-    with tempfile.TemporaryDirectory(prefix="carryall-", ignore_cleanup_errors=True) as folder:
-        path = os.path.join(folder, "model.onnx")
-        ir.save(model, path, external_data="model.onnx.data")
-        yield path
+    with scratch_folder() as folder:
+        path = folder / "model.onnx"
+        save_files(model, path)
+        yield str(path)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-import tempfile
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 from ...errors import UsageError
 from ...options import shown
+from ...storage.scratch import scratch_folder
 from ..types.arguments import checked_arguments
 from .execute import OpenExecutor, Outcome, execute
 from .execute import retry_failed as drop_failed
@@ -208,8 +208,8 @@ def run(
     stack = contextlib.ExitStack()
     try:
         if output is None:
-            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="carryall-batch-"))
-            output = Path(folder) / "results.jsonl"
+            folder = stack.enter_context(scratch_folder())
+            output = folder / "results.jsonl"
         paths = JobPaths.of(str(output), options.get("errors"), options.get("job"))
         names, requests = _inputs(source, paths.folder)
         try:

@@ -7,7 +7,7 @@ import socket
 from dataclasses import replace
 from typing import Any
 
-from ...errors import MissingExtraError, UsageError
+from ...errors import MissingExtraError, ServiceUnavailableError, UsageError
 from ..batch.workers.cluster import LOCAL, connect, ship
 from ..service.core.config import ServerConfig
 from .replica import Front, Replica, ReplicaSpec
@@ -30,6 +30,7 @@ def deploy(spec: ReplicaSpec) -> str:
     Raises:
         MissingExtraError: Ray Serve is not installed.
         UsageError: there is no cluster, or an option cannot be used with it.
+        ServiceUnavailableError: the replicas do not start.
     """
     server = spec.server
     for name in _UNSUPPORTED:
@@ -56,12 +57,22 @@ def deploy(spec: ReplicaSpec) -> str:
         ray_actor_options={"num_cpus": 1, "num_gpus": server.replica_gpus},
         request_router_config=RequestRouterConfig(request_router_class=_ROUTER),
     )
-    # It only passes bytes on, so it does not take a processor from the replicas.
+    # It only passes bytes on, so it does not take a processor from the replicas. Ray spreads the copies over
+    # the nodes, and a node's proxy prefers the one beside it: a lost node stops no other.
     front = serve.deployment(
-        Front, name="front", max_ongoing_requests=_FRONT_REQUESTS, ray_actor_options={"num_cpus": 0}
+        Front,
+        name="front",
+        num_replicas=sum(node["Alive"] for node in ray.nodes()),
+        max_ongoing_requests=_FRONT_REQUESTS,
+        ray_actor_options={"num_cpus": 0},
     )
     packed = None if archive is None else ray.put(archive)
-    serve.run(front.bind(replicas.bind(spec, packed), server), name=NAME, route_prefix="/")
+    try:
+        serve.run(front.bind(replicas.bind(spec, packed), server), name=NAME, route_prefix="/")
+    except RuntimeError as error:
+        reason = _reason(serve)
+        remove()
+        raise ServiceUnavailableError(f"Ray Serve cannot start the replicas: {reason}") from error
     return f"{server.host}:{port}"
 
 
@@ -80,13 +91,22 @@ def _check_resources(ray: Any, server: ServerConfig) -> None:
             )
 
 
+def _reason(serve: Any) -> str:
+    """Return the last line of what Ray Serve tells about a deployment that failed."""
+    parts = serve.status().applications[NAME].deployments.values()
+    told = "\n".join(part.message for part in parts if part.status == "DEPLOY_FAILED")
+    errors = [line.strip() for line in told.splitlines() if "Error" in line]
+    return errors[-1] if errors else "see the logs in /tmp/ray"
+
+
 def remove() -> None:
     """End the deployment, and leave the cluster; running requests may finish first."""
     import ray
     from ray import serve
 
     serve.delete(NAME)
-    serve.shutdown()
+    if not serve.status().applications:  # none of others; the next deployment may choose another address
+        serve.shutdown()
     ray.shutdown()
 
 

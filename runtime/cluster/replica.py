@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,18 +14,27 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from ..batch.workers.cluster import unpacked
+from ...errors import ServiceUnavailableError
+from ..batch.workers.cluster import ray_module, unpacked
 from ..engine.config import EngineConfig
 from ..models.config import ModelConfig
+from ..process.turns import quick_turns
 from ..service.core.config import ServerConfig
 from ..service.core.repository import ModelRepository
 from ..service.core.served_model import load_served_model
 from ..service.http.app import make_app
 from ..service.http.bodies import read_bytes
-from ..service.http.errors import error_response
+from ..service.http.errors import described, error_json, error_response
+from ..service.http.sse import event
 from ..service.kserve.inference import Inference
 from ..service.telemetry.request_log import RequestLog
 from .affinity import affinity_key
+
+_log = logging.getLogger(__name__)
+
+# A request has no effects beside its answer, so another replica can take it while no byte of that was sent.
+_REPLICAS_TRIED = 3
+_LOST = ServiceUnavailableError("the replica that answered was lost; send the request again")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +61,15 @@ class Replica:
 
     Args:
         spec: what to serve.
-        archive: tar archive of the model's folder; None if the node finds the model itself.
+        packed: Ray's reference of the tar archive of the model's folder, which Ray Serve does not replace by
+            its value; None if the node finds the model itself.
     """
 
-    def __init__(self, spec: ReplicaSpec, archive: bytes | None) -> None:
+    def __init__(self, spec: ReplicaSpec, packed: Any) -> None:
         model = spec.model
-        if archive is not None:
-            model = replace(model, model=str(unpacked(spec.archive_name, archive)))
+        if packed is not None:
+            folder = unpacked(spec.archive_name, ray_module().get(packed))
+            model = replace(model, model=str(folder))
 
         def load() -> Any:
             return load_served_model(
@@ -68,6 +81,8 @@ class Replica:
         self._models.observers.add(RequestLog(content=spec.server.log_content))
         self._app = make_app(self._models, Inference.of(self._models, spec.server))
         self._loading: asyncio.Task[None] | None = None
+        self._turns = ExitStack()
+        self._turns.enter_context(quick_turns())
 
     async def check_health(self) -> None:
         """Load the model at the first call; Ray Serve sends requests after that.
@@ -88,6 +103,7 @@ class Replica:
 
     def close(self) -> None:
         """Free the model."""
+        self._turns.close()
         self._models.close()
 
     async def answer(self, scope: dict[str, Any], body: bytes) -> AsyncGenerator[Message, None]:
@@ -132,21 +148,44 @@ class Front:
 
 
 class _Relayed(Response):
-    """The messages of a replica."""
+    """The messages of a replica, or of another one if the first is lost before it answers."""
 
     def __init__(self, replicas: Any, key: str, body: bytes) -> None:
         super().__init__()
         self._replicas, self._key, self._request_body = replicas, key, body
+        self._start: Message | None = None  # of the response, once a replica answers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the response to an ASGI connection."""
+        lost = ray_module().exceptions.RayActorError
+        for _ in range(_REPLICAS_TRIED):
+            try:
+                await self._relay(scope, send)
+                return
+            except lost as error:
+                _log.warning("a replica was lost while it answered: %s", error)
+                if self._start is not None:
+                    await self._break_off(scope["path"], send, error)
+                    return
+        await error_response(Request(scope), _LOST)(scope, receive, send)
+
+    async def _relay(self, scope: Scope, send: Send) -> None:
         kept = ("type", "http_version", "method", "scheme", "path", "raw_path", "query_string", "headers")
         sent = {name: scope[name] for name in kept if name in scope}
         options = {"session_id": self._key} if self._key else {}
         answer = self._replicas.options(stream=True, **options).answer.remote(sent, self._request_body)
         try:
             async for message in answer:
+                self._start = self._start or message
                 await send(message)
         except asyncio.CancelledError:
             answer.cancel()
             raise
+
+    async def _break_off(self, path: str, send: Send, error: Exception) -> None:
+        """End a stream with an error event; what has begun otherwise can only be cut off."""
+        headers = dict(self._start["headers"]) if self._start else {}
+        if not headers.get(b"content-type", b"").startswith(b"text/event-stream"):
+            raise error
+        last = event(error_json(path, *described(_LOST)))
+        await send({"type": "http.response.body", "body": last, "more_body": False})

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx_ir as ir
 
 from ...errors import UsageError
-from ...exporter.package import DATA_FILE, MODEL_FILE, Package
+from ...exporter.package import MODEL_FILE, Package
+from ...graph_opt.graph.saving import save_files
 from ...graph_opt.passes.base import GraphPass
 from ...graph_opt.pipeline.pipeline import run
 from ...graph_opt.quantize.algorithms.rotate import RotatePass
@@ -116,7 +116,7 @@ def _layer_errors(
         rescaled, _ = run(load_graph(source)[0], moved)
         reference = scratch / "rescaled" / MODEL_FILE
         reference.parent.mkdir()
-        ir.save(rescaled, reference, external_data=DATA_FILE)
+        save_files(rescaled, reference)
     quantized = Package.open(out).model_path if out.is_dir() else out
     return layer_errors(reference, quantized, measured.longest_window(), phase(progress, "evaluate"))
 

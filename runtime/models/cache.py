@@ -20,12 +20,14 @@ from typing import Any
 from ...errors import UsageError
 from ...storage.manifest import find_damage, make_manifest, read_manifest
 from ...storage.root import cache_root, unusable
-from ...storage.writing import hide_scratch, writing
+from ...storage.scratch import folder_beside
+from ...storage.writing import writing
 
 _log = logging.getLogger(__name__)
 
 RECORD = "entry.json"
-_ABANDONED_SECONDS = 24 * 3600
+_DELETED = ".deleted"
+_KEPT_NAME = 40  # characters; a longer name could not be made longer
 IN_USE_SECONDS = 3600  # an entry returned within this time may still have files to be opened
 _DEFAULT_LIMIT_GB = 32.0
 _PACKAGE_ROOT = Path(__file__).resolve().parents[2]
@@ -66,22 +68,16 @@ def cached_folder(
             return folder
         _log.warning("cache entry %s is damaged and is built again: %s", folder, wrong)
         discard(folder)
-    scratch = folder.parent / f".{key}.{uuid.uuid4().hex[:8]}"
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        _sweep(folder.parent)
-        scratch.mkdir()
-    except OSError as error:
-        raise unusable(error) from error
-    try:
+    with contextlib.ExitStack() as stack:
+        try:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            sweep_deleted(folder.parent)
+            scratch = stack.enter_context(folder_beside(folder, folder))
+        except OSError as error:
+            raise unusable(error) from error
         build(scratch)
         _write_record(scratch, kind, key, about or {})
         _publish(scratch, folder)
-    except OSError as error:
-        hide_scratch(error, scratch, folder)
-        raise
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
     _evict(folder.parent, limit)
     return folder
 
@@ -135,24 +131,27 @@ def _publish(scratch: Path, folder: Path) -> None:
             raise
 
 
-def _sweep(parent: Path) -> None:
-    """Delete partial folders that killed processes left."""
-    for path in parent.glob(".*"):
-        with contextlib.suppress(FileNotFoundError):  # another process deleted it
-            if time.time() - path.stat().st_mtime > _ABANDONED_SECONDS:
-                shutil.rmtree(path, ignore_errors=True)
+def sweep_deleted(parent: Path) -> None:
+    """Delete what ``discard`` had renamed when its process was killed."""
+    for path in parent.glob(f".*{_DELETED}"):
+        _remove(path)
 
 
 def discard(folder: Path) -> None:
     """Rename a folder, then delete it, so that no process opens a partial one."""
-    doomed = folder.parent / f".{folder.name}.{uuid.uuid4().hex[:8]}"
+    doomed = folder.parent / f".{folder.name[:_KEPT_NAME]}.{uuid.uuid4().hex[:8]}{_DELETED}"
     # FileNotFoundError: another process was faster. PermissionError: its files are open, on Windows.
     with contextlib.suppress(FileNotFoundError, PermissionError):
         folder.rename(doomed)
-    if doomed.is_dir():
-        shutil.rmtree(doomed, ignore_errors=True)
+    _remove(doomed)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
     else:
-        doomed.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)
 
 
 def _write_record(folder: Path, kind: str, key: str, about: Mapping[str, Any]) -> None:

@@ -11,10 +11,11 @@ from typing import Any
 
 from ...storage.hashes import forget_missing_folders
 from ...storage.root import cache_root, unusable
-from .cache import IN_USE_SECONDS, RECORD, discard, limit_bytes, read_entry
+from ...storage.scratch import sweep
+from .cache import IN_USE_SECONDS, RECORD, discard, limit_bytes, read_entry, sweep_deleted
 
 # Folders of the cache that hold entries; other files in the cache folder are left alone.
-KINDS = ("packages", "lowered", "fastest", "calibration", "openvino", "tensorrt")
+KINDS = ("packages", "lowered", "fastest", "calibration", "openvino", "tensorrt", "shipped")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,18 @@ def remove_entries(entries: Sequence[CacheEntry]) -> list[CacheEntry]:
         discard(entry.path)
     forget_missing_folders()
     return [entry for entry in entries if not entry.path.exists()]
+
+
+def sweep_temporary() -> int:
+    """Delete what killed processes left in the cache and in the folder of temporary files.
+
+    Returns:
+        The size of the temporary folders in bytes.
+    """
+    folders = [cache_root() / kind for kind in KINDS]
+    for folder in folders:
+        sweep_deleted(folder)
+    return sum(map(sweep, [None, *folders]))
 
 
 def prune(max_bytes: float | None = None, max_age: float | None = None) -> list[CacheEntry]:

@@ -14,7 +14,8 @@ import numpy as np
 import onnx_ir as ir
 
 from ...errors import UsageError
-from ...exporter.package import DATA_FILE, MODEL_FILE
+from ...exporter.package import MODEL_FILE
+from ...graph_opt.graph.saving import save_files
 from ...graph_opt.passes.base import GraphPass
 from ...graph_opt.pipeline.pipeline import run
 from ...graph_opt.quantize.algorithms.blockwise import BlockFormat, Floats
@@ -241,7 +242,7 @@ class FloatModel:
             return self._source.path
         folder = self._scratch / "float"
         folder.mkdir()
-        ir.save(self._model.clone(), folder / MODEL_FILE, external_data=DATA_FILE)
+        save_files(self._model.clone(), folder / MODEL_FILE)
         return folder / MODEL_FILE
 
     @cached_property

@@ -9,8 +9,9 @@ import onnx_ir as ir
 
 from ...exporter.config import context_lengths, read_config
 from ...exporter.export import export_model
-from ...exporter.package import DATA_FILE, MODEL_FILE, Package, fingerprint
+from ...exporter.package import MODEL_FILE, Package, fingerprint
 from ...graph_opt.graph.load import load_model, read_model
+from ...graph_opt.graph.saving import save_files
 from .context import optional_config, stated_lengths
 from .find import side_folder
 from .float_model import FloatSource
@@ -49,7 +50,7 @@ def graph_file(name: str, scratch: Path) -> Path:
     if Package.is_package(path):
         return Package.open(path).model_path
     scratch.mkdir()
-    ir.save(export_model(path), scratch / MODEL_FILE, external_data=DATA_FILE)
+    save_files(export_model(path), scratch / MODEL_FILE)
     return scratch / MODEL_FILE
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -32,6 +31,7 @@ from ...graph_opt.pipeline.pipeline import run
 from ...graph_opt.quantize.recipe import QuantizationRecipe
 from ...progress import Progress
 from ...storage.hashes import content_key
+from ...storage.scratch import scratch_folder
 from .cache import cache_key, cached_folder
 from .context import ContextLengths, optional_config, stated_lengths
 from .find import find_model, side_folder
@@ -267,8 +267,8 @@ def _quantizing(
     if method is None:
         yield [], None
         return
-    with tempfile.TemporaryDirectory() as scratch:
-        yield method.passes(FloatModel(source, load(), None, Path(scratch), progress=progress))
+    with scratch_folder() as scratch:
+        yield method.passes(FloatModel(source, load(), None, scratch, progress=progress))
 
 
 def _cached(

@@ -11,13 +11,14 @@ import onnx_ir as ir
 from ...contract import CONTEXT_LENGTH
 from ...errors import OutputExistsError, UsageError
 from ...exporter.package import TOKENIZER_FILE, Package, check_paths, write_package
-from ...exporter.save import save_checked
 from ...graph_opt.graph import graph_facts
 from ...graph_opt.graph.half_scales import narrowed_scales
 from ...graph_opt.graph.map_types import restore_map_types
+from ...graph_opt.graph.saving import save_checked
 from ...progress import Progress
-from ...storage.paths import check_name
-from ...storage.writing import folder_beside, publish, writing
+from ...storage.paths import check_place
+from ...storage.scratch import folder_beside
+from ...storage.writing import publish, writing
 from .context import optional_config
 from .find import side_folder
 
@@ -74,8 +75,9 @@ def check_output(source: Path, out: Path) -> None:
         OutputExistsError: ``out`` exists.
         UsageError: ``source`` is an ONNX file, but ``out`` does not end in ``.onnx``; or the folder of
             ``out`` does not exist.
+        OSError: ``out`` cannot be created.
     """
-    check_name(out)
+    check_place(out)
     if out.suffix == ".onnx":
         _check_missing([out, _data_file(out)])
         if not out.absolute().parent.is_dir():
@@ -106,7 +108,7 @@ def _data_file(out: Path) -> Path:
 def _write_file(model: ir.Model, out: Path) -> None:
     """Write graph and weights to a temporary folder beside ``out``, then move the weights, then the graph."""
     data = _data_file(out)
-    with folder_beside(out) as folder:
+    with folder_beside(out, out.parent) as folder:
         with writing(folder / data.name), narrowed_scales(model):
             save_checked(model, folder / out.name, external_data=data.name)
             restore_map_types(model, folder / out.name)
@@ -145,7 +147,7 @@ def write_single_file(model: ir.Model, out: Path, *, at_most: int) -> int:
     """
     stored = sum(tensor.nbytes for tensor in graph_facts.initializers(model))
     data = _data_file(out).name if stored > _MAX_INLINE_BYTES else None
-    with folder_beside(out) as folder:
+    with folder_beside(out, out.parent) as folder:
         with writing(folder / out.name):
             save_checked(model, folder / out.name, external_data=data)
         size = sum(file.stat().st_size for file in folder.iterdir())

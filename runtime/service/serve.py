@@ -12,6 +12,7 @@ from starlette.routing import BaseRoute
 
 from ...errors import EngineClosedError, UsageError
 from ..process.open_files import raise_open_files, warn_of_refused_connections
+from ..process.turns import quick_turns
 from .access.admission import Admission
 from .access.policy import Policy
 from .core.config import ServerConfig
@@ -113,7 +114,7 @@ async def serve(
         addresses = Addresses(
             http=await http.start() if http else None, grpc=await grpc.start() if grpc else None
         )
-        with stop_signal() as stop, on_hangup(reload):
+        with stop_signal() as stop, on_hangup(reload), quick_turns():
             if await _unless(stop, _task(models.load_all())):
                 for part in parts:
                     await part.start(inference.models)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -13,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 import onnx_ir as ir
 
 from ...errors import UsageError
-from ...exporter.adapter import merge_adapter
+from ...exporter.adapter import adapter_fingerprint, merge_adapter
 from ...exporter.config import context_lengths, read_config
 from ...exporter.encoders.export import is_encoder
 from ...exporter.export import check_float, export_model, opened
@@ -30,6 +29,7 @@ from ...graph_opt.quantize.left_float import LeftFloat, float_matrices, left_flo
 from ...graph_opt.quantize.recipe import QuantizationRecipe
 from ...progress import Progress, phase
 from ...reports import Report, human_bytes
+from ...storage.scratch import scratch_folder
 from ..models.find import find_model
 from ..models.float_model import FloatModel, FloatSource
 from ..types.arguments import checked_arguments
@@ -131,8 +131,8 @@ def export(
         quantize = QuantizationRecipe(quantize)
     start = time.perf_counter()
     with (
-        tempfile.TemporaryDirectory() as scratch,
-        tempfile.TemporaryDirectory() as traced,
+        scratch_folder() as scratch,
+        scratch_folder() as traced,
         opened(path) as opened_source,
     ):
         folder, tensors, stored = opened_source
@@ -147,14 +147,16 @@ def export(
         before: list[ir.passes.PassBase] = [] if via is None else [*portable_passes()]
         if adapter is not None:
             tensors = merge_adapter(safetensors_of(folder) if tensors is None else tensors, Path(adapter))
-        model = export_model(folder, tensors=tensors) if via is None else trace(path, Path(traced))
+        model = export_model(folder, tensors=tensors) if via is None else trace(path, traced)
         model, made = run(model, before)
-        content = " ".join(fingerprint(Path(each)) for each in (path, adapter) if each is not None)
+        content = fingerprint(path)
+        if adapter is not None:
+            content += f" {adapter_fingerprint(Path(adapter))}"
         found = _Quantized(model)
         if quantize is not None:
             length = context_lengths(read_config(folder))[1]
             facts = FloatSource(name=str(path), folder=folder, context_length=length, key=lambda: content)
-            found = _quantized(model, facts, quantize, Path(scratch), progress)
+            found = _quantized(model, facts, quantize, scratch, progress)
         if found.record is not None and found.left is not None:
             warn_of_much_float(str(out), found.record, found.left)
         write = partial(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,10 +20,11 @@ from ...errors import (
     UsageError,
     VerificationError,
 )
-from ...exporter.package import DATA_FILE, MODEL_FILE
+from ...exporter.package import MODEL_FILE
 from ...graph_opt.compare.bars import Bars
 from ...graph_opt.compare.report import VerifyReport
 from ...graph_opt.compare.verify import verify as verify_graphs
+from ...graph_opt.graph.saving import save_files
 from ...graph_opt.graph.weight_errors import float_weights
 from ...graph_opt.passes.base import pass_name
 from ...graph_opt.pipeline import pipeline
@@ -33,6 +33,7 @@ from ...graph_opt.pipeline.report import Report as PassesReport
 from ...progress import Progress, phase
 from ...providers.base import Provider
 from ...reports import Report
+from ...storage.scratch import scratch_folder
 from ..evaluate.provider_decoder import verify_with_provider
 from ..models.graphs import graph_file, load_graph, stated_context
 from ..models.model_source import locate_model
@@ -169,9 +170,9 @@ class _Check:
     def __call__(self, original: Path, graph: ir.Model, provider: Provider | None = None) -> VerifyReport:
         """Compare on the CPU; if onnxruntime cannot run the graph there, through the provider."""
         names = (self.source, "the optimized graph")
-        with tempfile.TemporaryDirectory() as folder:
-            changed = Path(folder, MODEL_FILE)
-            ir.save(graph, changed, external_data=DATA_FILE)
+        with scratch_folder() as folder:
+            changed = folder / MODEL_FILE
+            save_files(graph, changed)
             try:
                 return verify_graphs(
                     original,
@@ -200,8 +201,8 @@ def _verify(job: Job, graph: ir.Model, report: PassesReport, check: _Check) -> V
     Raises:
         VerificationError: they differ by more than the bars; the message names the first pass at fault.
     """
-    with tempfile.TemporaryDirectory() as scratch:
-        original = graph_file(job.source, Path(scratch, "original"))
+    with scratch_folder() as scratch:
+        original = graph_file(job.source, scratch / "original")
         found = check(original, graph, job.provider())
         if not found.passed:
             culprit = first_failing_pass(job.make_enabled, report, lambda half: check.fails(original, half))

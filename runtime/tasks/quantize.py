@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import tempfile
 import time
 import warnings
 from dataclasses import dataclass, field
@@ -23,6 +22,7 @@ from ...graph_opt.quantize.left_float import LeftFloat, float_matrices, left_flo
 from ...graph_opt.quantize.recipe import NO_METHOD, QuantizationRecipe
 from ...progress import Progress, phase
 from ...reports import Report, human_bytes
+from ...storage.scratch import scratch_folder
 from ..evaluate.quantization_cost import check_measurable, measure_cost, summary
 from ..models.float_model import FloatModel
 from ..models.graphs import float_source, load_graph
@@ -150,12 +150,12 @@ def quantize(
     graph, package = load_graph(source)
     _check(graph, source, recipe)
     matrices, before = float_matrices(graph), _weight_bytes(graph)
-    with tempfile.TemporaryDirectory() as scratch:
+    with scratch_folder() as scratch:
         measured = FloatModel(
             float_source(source, graph),
             graph,
             None if recipe.calibration is None else Path(recipe.calibration),
-            Path(scratch),
+            scratch,
             tokens=recipe.calibration_tokens,
             progress=progress,
         )
@@ -181,7 +181,7 @@ def quantize(
         )
         if file is not None:
             with left_without_report(out, file):
-                cost = measure_cost(source, out, passes, measured, Path(scratch), progress)
+                cost = measure_cost(source, out, passes, measured, scratch, progress)
                 found = dataclasses.replace(found, cost=cost)
                 done.facts |= {"source": source, "target": str(out), **found.to_dict()}
                 write_report(done, file)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +10,7 @@ import onnx_ir as ir
 
 from ...contract import is_past
 from ...graph_opt.graph.edit import nodes_of, static_size
+from ...graph_opt.graph.saving import save_files
 from ...graph_opt.pipeline import pipeline
 from ...graph_opt.quantize.algorithms.blockwise import BlockFormat
 from ...graph_opt.quantize.calibration.activations import ActivationReader
@@ -19,6 +18,7 @@ from ...graph_opt.quantize.formats.dynamic_int8 import DynamicQuantizationPass
 from ...graph_opt.quantize.formats.kv_cache import QuantizeKVPass
 from ...graph_opt.quantize.formats.static_int8 import StaticQuantizationPass
 from ...graph_opt.quantize.formats.weight_only import WeightOnlyQuantizationPass
+from ...storage.scratch import scratch_folder
 from .random_model import random_model
 
 CONTEXT = 64  # tokens
@@ -141,9 +141,9 @@ def _ranges(model: ir.Model) -> dict[str, float]:
     """Return the largest magnitude of each input of a product, measured on random tokens."""
     products = {str(node.inputs[0].name) for node in nodes_of(model.graph, "MatMul") if node.inputs[0]}
     names = sorted(products - set(model.graph.initializers))
-    with tempfile.TemporaryDirectory(prefix="carryall-") as folder:
-        path = Path(folder) / "model.onnx"
-        ir.save(model, path, external_data="model.onnx.data")
+    with scratch_folder() as folder:
+        path = folder / "model.onnx"
+        save_files(model, path)
         tokens = np.random.default_rng(0).integers(1, static_size(model.graph.outputs[0], 2) or 2, CONTEXT)
         values = ActivationReader(path, names).read(tokens)
     return {name: float(np.abs(value).max()) for name, value in values.items()}

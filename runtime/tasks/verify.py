@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from ...graph_opt.compare.report import VerifyReport
 from ...graph_opt.compare.verify import verify as verify_graphs
 from ...progress import Progress, phase
 from ...reports import Report
+from ...storage.scratch import scratch_folder
 from ..models.find import side_folder
 from ..models.graphs import graph_file, stated_context
 from ..models.model_source import locate_model
@@ -111,8 +111,8 @@ def verify(
         raise UsageError(f"steps must be from 1 to {MOST_STEPS}, not {steps}")
     names = str(reference), str(candidate)
     prompts = None if prompt is None else [_tokenize(side_folder(locate_model(reference)), prompt)]
-    with tempfile.TemporaryDirectory() as scratch:
-        files = graph_file(names[0], Path(scratch, "a")), graph_file(names[1], Path(scratch, "b"))
+    with scratch_folder() as scratch:
+        files = graph_file(names[0], scratch / "a"), graph_file(names[1], scratch / "b")
         found = verify_graphs(
             *files,
             Path(inputs) if isinstance(inputs, str) else inputs,

@@ -12,15 +12,18 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 import pytest
 from click.testing import CliRunner, Result
 from faults import Fault, faulty
+from onnx import numpy_helper
 
 from carryall.cli import carryall
 from carryall.exporter.save import save_model
@@ -73,6 +76,36 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(
     assert list(disk.iterdir()) == []
 
 
+@pytest.mark.parametrize("writer", WRITERS)
+@pytest.mark.parametrize("number", [errno.ENOTDIR, errno.EACCES])
+def test_an_output_that_cannot_be_created_is_refused_before_any_work(
+    number: int,
+    writer: str,
+    tiny_checkpoint: Path,
+    tiny_package: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    place = tmp_path / "place"
+    if number == errno.ENOTDIR:
+        place.touch()
+    else:
+        place.mkdir()
+        access = os.access
+        monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != place and access(path, mode))
+
+    def work(*_: object, **__: object) -> None:
+        pytest.fail("work before the check")
+
+    monkeypatch.setattr("carryall.runtime.tasks.export.export_model", work)
+    monkeypatch.setattr("carryall.graph_opt.pipeline.pipeline.run", work)
+    below = place if writer == "optimize a file" else place / "a/b"
+    result = run(*WRITERS[writer](tiny_checkpoint, tiny_package, below / "out"))
+    expected = f"error: [Errno {number}] {os.strerror(number)}: '{place}'\n"
+    assert (result.exit_code, result.stderr) == (1, expected)
+    assert list(tmp_path.rglob("*")) == [place]
+
+
 def test_a_full_disk_under_the_cache_is_one_line(
     disk: Path, tiny_checkpoint: Path, tiny_package: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -86,6 +119,43 @@ def test_a_full_disk_under_the_cache_is_one_line(
         assert "/." not in result.stderr.replace("...", ""), "no temporary name"
         assert list((cache / kind).iterdir()) == []
     shutil.rmtree(cache)
+
+
+TEMPORARY = {
+    "verify": "verify CHECKPOINT PACKAGE --steps 2",
+    "optimize --verify": "optimize PACKAGE OUT/x -q --verify",
+    "quantize": "quantize PACKAGE OUT/x --method int4 -q",
+    "export int4": "export CHECKPOINT OUT/x --quantize int4 -q",
+    "a graph": "quantize GRAPH OUT/x.onnx --method int8-dynamic -q",
+    "demo": "demo",
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("command", TEMPORARY)
+def test_a_full_temporary_folder_is_one_line_that_names_its_variable(
+    command: str,
+    disk: Path,
+    tiny_checkpoint: Path,
+    tiny_package: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(disk))
+    weight = numpy_helper.from_array(np.ones((256, 256), np.float32), "w")
+    text = '<ir_version: 10, opset_import: ["":21]> g (float[n,256] x) => (float[n,256] y) {y = MatMul(x, w)}'
+    graph = onnx.parser.parse_model(text)
+    graph.graph.initializer.append(weight)
+    onnx.save(graph, tmp_path / "graph.onnx")
+    names = {"GRAPH": tmp_path / "graph.onnx", "CHECKPOINT": tiny_checkpoint, "PACKAGE": tiny_package}
+    given = TEMPORARY[command].replace("OUT", str(tmp_path / "out"))
+    (tmp_path / "out").mkdir()
+    result = run(*(names.get(word, word) for word in given.split()))
+    assert (result.exit_code, result.stderr.count("\n")) == (1, 1), result.output
+    advice = "(TMPDIR chooses the folder of temporary files)"
+    assert result.stderr == f"error: [Errno {errno.ENOSPC}] {FULL} {advice}: '{disk}'\n"
+    assert list(disk.iterdir()) == []
+    assert list((tmp_path / "out").iterdir()) == []
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")

@@ -22,6 +22,7 @@ from carryall.errors import (
     UsageError,
 )
 from carryall.exporter.adapter import adapter_rank, read_adapter
+from carryall.exporter.package import Package
 
 Array = npt.NDArray[Any]
 Q, DOWN = "model.layers.0.self_attn.q_proj", "model.layers.1.mlp.down_proj"
@@ -151,6 +152,19 @@ def test_incomplete_pickled_and_foreign_adapters_are_refused(tmp_path: Path) -> 
         export(base, tmp_path / "out", adapter=tmp_path / "lora")
     with pytest.raises(ModelNotFoundError, match=r"is not a LoRA adapter: it has no adapter_config\.json"):
         export(base, tmp_path / "out", adapter=base)
+    with pytest.raises(UsageError, match="is not a valid file name"):
+        export(base, tmp_path / "out", adapter="x" * 300)
+
+
+def test_measurements_of_one_scale_are_not_taken_for_another(tmp_path: Path) -> None:
+    """The record's source is the key of cached measurements."""
+    base = write_tiny("llama", tmp_path / "base")
+    sources = set()
+    for alpha in (6, 7):
+        write_adapter(tmp_path / f"lora{alpha}", {Q: (32, 32)}, lora_alpha=alpha)
+        report = export(base, tmp_path / f"out{alpha}", adapter=tmp_path / f"lora{alpha}")
+        sources.add(Package.open(report.path).record.source)
+    assert len(sources) == 2
 
 
 def test_a_quantized_base_is_refused(tmp_path: Path) -> None:

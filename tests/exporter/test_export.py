@@ -143,7 +143,7 @@ def test_a_transformation_is_applied_before_writing(tmp_path: Path) -> None:
 def test_signature(tmp_path: Path) -> None:
     signature = DecoderSignature.of(export_model(write_tiny("qwen3", tmp_path)))
     assert signature == DecoderSignature(
-        num_layers=2, num_kv_heads=2, head_dim=16, vocab_size=260, kv_dtype=ir.DataType.FLOAT
+        caches=((2, 16), (2, 16)), vocab_size=260, kv_dtype=ir.DataType.FLOAT
     )
     assert signature.kv_bytes_per_token == 2 * 2 * 2 * 16 * 4
 

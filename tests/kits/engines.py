@@ -56,9 +56,11 @@ class CachedDecoder:
     def __init__(self, run: Run, signature: DecoderSignature, batch: int) -> None:
         self.run = run
         self.mask = np.zeros((batch, 0), np.int64)
-        empty = np.zeros((batch, signature.num_kv_heads, 0, signature.head_dim), np.float32)
-        names = [f"{layer}.{kind}" for layer in range(signature.num_layers) for kind in ("key", "value")]
-        self.past: Feeds = {f"past_key_values.{name}": empty for name in names}
+        self.past: Feeds = {
+            f"past_key_values.{layer}.{kind}": np.zeros((batch, heads, 0, size), np.float32)
+            for layer, (heads, size) in enumerate(signature.caches)
+            for kind in ("key", "value")
+        }
 
     def __call__(self, input_ids: Array, attention_mask: Array) -> Array:
         """Logits [batch, sequence, vocab] of new tokens [batch, sequence]; a 0 in the mask marks padding."""

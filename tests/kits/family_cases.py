@@ -184,6 +184,23 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {"rope_interleave": False, "q_lora_rank": "null", "norm_topk_prob": False, "attention_bias": True},
     ),
     "gpt_oss": ("gpt_oss", {}),
+    "gemma4_text": ("gemma4_text", {"seed": 1}),
+    "gemma4_text-experts-one-projection": (
+        "gemma4_text",
+        {
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+            "num_kv_shared_layers": 0,
+            "use_double_wide_mlp": False,
+            "hidden_size_per_layer_input": 0,
+            "final_logit_softcapping": "null",
+            "enable_moe_block": True,
+            "num_experts": 6,
+            "top_k_experts": 2,
+            "moe_intermediate_size": 16,
+        },
+    ),
+    "gemma4": ("gemma4", {"seed": 1}),
 }
 
 # The ropes of these cases depend on the longest position of a run, so a prompt in pieces differs from the
@@ -191,7 +208,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 LENGTH_DEPENDENT = {"llama-dynamic", "phi3"}
 
 # Cases that share the golden file of another, because transformers would need additional, unused weights.
-GOLDEN_OF = {"gemma3": "gemma3_text"}
+GOLDEN_OF = {"gemma3": "gemma3_text", "gemma4": "gemma4_text"}
 
 
 def write_case(name: str, folder: Path) -> Path:

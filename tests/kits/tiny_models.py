@@ -163,11 +163,12 @@ def random_weights(
 ) -> dict[str, npt.NDArray[Any]]:
     """Return the tensors of a checkpoint with this configuration, with transformers' names."""
     rng = np.random.default_rng(seed)
-    is_gemma = config["model_type"].startswith("gemma")  # it stores norms less one and scales the embedding
+    is_gemma = config["model_type"].startswith("gemma")  # it scales the embedding
+    less_one = is_gemma and not config["model_type"].startswith("gemma4")  # of the weights of norms
     weights = {}
     for name, shape in _SHAPES[config["model_type"]](config).items():
         values = rng.standard_normal(shape) * (0.1 if is_gemma and "embed" in name else 0.4)
-        if len(shape) == 1 and name.endswith("weight") and not is_gemma:
+        if len(shape) == 1 and name.endswith(("weight", "scalar", "scale")) and not less_one:
             values += 1
         weights[name] = values.astype(np.float32).astype(dtype)
     return weights

@@ -13,6 +13,7 @@ import onnx_ir as ir
 
 from ....contract import CONTEXT_LENGTH, POSITION_IDS, SEQLENS_K, SLIDING_WINDOWS, TOTAL_SEQUENCE_LENGTH
 from ...analysis import probe
+from ...analysis.cache_owner import owner_of
 from ...graph.edit import (
     MICROSOFT,
     add_initializer,
@@ -56,7 +57,11 @@ class GroupQueryAttentionPass(GraphPass):
     def rewrite(self, graph: ir.Graph) -> None:
         """Rewrite every attention that the kernel can compute."""
         self._meanings, self._tables = {}, {}
+        readers = {node for node in nodes_of(graph, "Attention") if owner_of(node) is not None}
         for node in nodes_of(graph, "Attention"):
+            if node in readers:
+                self.refuse(node, "it reads the cache of another layer")
+                continue
             meaning = _misfit(node) or self._kernel_misfit(node) or self._meaning(graph, node)
             if isinstance(meaning, str):
                 self.refuse(node, meaning)

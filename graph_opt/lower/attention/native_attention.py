@@ -27,11 +27,12 @@ from ...graph.edit import (
 from ...graph.lazy import lazy, shape_of
 from ...passes.base import GraphPass
 from .kv_int8 import CacheScales
+from .shared_cache import reads_only
 
 DOMAIN, OPERATOR = "carryall", "PagedAttention"
 LAYOUT = 1  # version of the caches; the kernels refuse others
 BLOCK_SIZE = 32  # positions
-LARGEST_HEAD = 256
+LARGEST_HEAD = 512
 _GROUP = 16
 _SINKS = 11  # index of the operator's input
 # The attribute ``cache_type``, and the bytes of a row of `width` elements.
@@ -89,6 +90,7 @@ class NativeAttentionPass(GraphPass):
     def rewrite(self, graph: ir.Graph) -> None:
         """Rewrite the nodes, then the types of the cache inputs."""
         positions = next((value for value in graph.inputs if value.name == POSITION_IDS), None)
+        caches: dict[ir.Value | None, tuple[int, int]] = {}  # head size and window
         for node in nodes_of(graph, OPERATOR, DOMAIN):
             query, key, value, keys, values, begins, past, cos, sin, table, *sinks = node.inputs
             size = static_size(keys, 3) or 0
@@ -96,18 +98,21 @@ class NativeAttentionPass(GraphPass):
                 raise UnsupportedAttentionError(
                     f"attention {node.name} has heads of {size}; carryall's kernel has up to {LARGEST_HEAD}"
                 )
-            operands = [query, key, value, keys, values, begins, past, table]
+            shared = reads_only(node)
+            operands = [query, *([None] * 2 if shared else [key, value]), keys, values, begins, past, table]
             if cos is not None:
                 operands += [_float(graph, cos), _float(graph, sin), positions]
             if sinks:
                 operands += [None] * (_SINKS - len(operands)) + [_float(graph, sinks[0])]
-            lowered = insert(node, OPERATOR, operands, self._attributes(node, size, cos), domain=DOMAIN)
+            attributes = self._attributes(node, size, cos) | {"reads_only": int(shared)}
+            lowered = insert(node, OPERATOR, operands, attributes, domain=DOMAIN)
             lowered.name = node.name
             replace(node.outputs[0], lowered.outputs[0])
             remove_unused(graph, node)
-            for cache in (keys, values):
-                self._retype(cache, size, int_attribute(lowered, "window", 0))
+            caches |= dict.fromkeys((keys, values), (size, int_attribute(lowered, "window", 0)))
             self.fired += 1
+        for cache, (size, window) in caches.items():  # last, because several nodes may read a cache
+            self._retype(cache, size, window)
 
     def _attributes(self, node: ir.Node, size: int, cos: ir.Value | None) -> dict[str, int | float]:
         return {

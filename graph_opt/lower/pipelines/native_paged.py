@@ -8,6 +8,7 @@ from onnx_ir.passes import common
 from ..attention.kv_int8 import CacheScales
 from ..attention.native_attention import NativeAttentionPass
 from ..attention.rope_tables import RopeTablesPass
+from ..attention.shared_cache import SharedCachePass
 from ..outputs.hidden_states import LastHiddenStatePass
 from ..outputs.logits import SelectLogitsPass
 from .ort_paged import BEGINS, PAST, TABLE
@@ -34,6 +35,7 @@ def native_paged_passes(
         cache_type: ``float32``, ``bfloat16`` or ``int8``; ``auto`` is int8 if there are scales.
     """
     return [
+        SharedCachePass(),
         PagedAttentionPass(context_length, scales, FORM),
         RopeTablesPass(context_length),
         common.RemoveUnusedNodesPass(),

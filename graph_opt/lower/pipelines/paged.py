@@ -43,6 +43,7 @@ from ...passes.normalize.float_compute import FloatComputePass
 from ..attention.attention import rope_misfit
 from ..attention.kv_int8 import CacheScales, TakeCacheScalesPass
 from ..attention.rope_tables import RopeTablesPass
+from ..attention.shared_cache import SharedCachePass
 from ..attention.sink_attention import SinkAttentionPass, has_sinks, sinks_of
 from ..outputs.logits import SelectLogitsPass
 from ..outputs.wanted_rows import WantedRowsPass
@@ -202,6 +203,7 @@ class PagedAttentionPass(GraphPass):
         if self.form.flat:
             attended = insert(node, "Unsqueeze", [attended, axis]).outputs[0]
         replace(node.outputs[0], attended)
+        lowered.meta.update(node.meta)
         if self.form.outputs:
             for old, new in zip(node.outputs[1:3], lowered.outputs[1:], strict=True):
                 replace(old, new)
@@ -297,7 +299,10 @@ class FlatLogitsPass(GraphPass):
             return
         wanted = next(value for value in graph.inputs if value.name == LOGITS_POSITIONS)
         wanted.shape = ir.Shape(["wanted"])
+        indices = {use.node.outputs[0] for use in wanted.uses()}
         for gather in nodes_of(graph, "GatherND"):
+            if gather.inputs[1] not in indices:  # traces gather the weights of experts
+                continue
             rows = insert(gather, "Gather", [gather.inputs[0], wanted], {"axis": 0}).outputs[0]
             replace(gather.outputs[0], rows)
             remove_unused(graph, gather)
@@ -330,6 +335,7 @@ def paged_passes(context_length: int, *, explicit: bool = False) -> list[ir.pass
         TakeCacheScalesPass(scales, required=False),
         FloatComputePass(),
         common.ShapeInferencePass(),
+        SharedCachePass(),
         *([DecomposeAttentionPass()] if explicit else [CappedAttentionPass(), SinkAttentionPass()]),
         PagedAttentionPass(context_length, scales),
         RopeTablesPass(context_length),
@@ -345,11 +351,12 @@ def paged_passes(context_length: int, *, explicit: bool = False) -> list[ir.pass
 
 def _is_shaped_by(node: ir.Node, value: ir.Value) -> bool:
     """Return whether the shape input of a Reshape is computed from a node that reads ``value``."""
-    stack = [node.inputs[1]]
+    stack, seen = [node.inputs[1]], set[ir.Node]()
     while stack:
         producer = stack.pop()
         source = producer.producer() if producer is not None else None
-        if source is not None:
+        if source is not None and source not in seen:
+            seen.add(source)
             if value in source.inputs:
                 return True
             stack.extend(source.inputs)

@@ -27,6 +27,7 @@ from ...passes.base import GraphPass
 from ...passes.normalize.float_compute import FloatComputePass
 from ...quantize.formats.half import HalfPrecisionPass
 from ..attention.rope_tables import RopeTablesPass
+from ..attention.shared_cache import SharedCachePass
 from ..older_opset import DecomposeNormsPass, OlderOpsetPass
 from ..products.block_minima import SplitMinimaPass
 from ..products.dequantize_weights import DequantizeWeightsPass, is_signed
@@ -90,6 +91,7 @@ def standard_passes(
         TokenRangePass(),
         RopeTablesPass(context_length),
         common.RemoveUnusedNodesPass(),
+        SharedCachePass(),
         DecomposeRotaryPass(),
         DecomposeAttentionPass(),
         common.ShapeInferencePass(),

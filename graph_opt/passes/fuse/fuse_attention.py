@@ -13,6 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ...analysis.attention_values import MaskKind, Meaning, Proposal, mask_candidates, meaning
+from ...analysis.cache_owner import owner_of
 from ...analysis.decoder_inputs import LOWEST
 from ...analysis.head_layout import head_sizes, join_heads, split_heads
 from ...graph.edit import (
@@ -196,6 +197,8 @@ def _around_attention(node: ir.Node) -> list[Proposal] | str:
         return "it has no query, key or value"
     if len(node.outputs) > 1:
         return "it has more than one output"
+    if owner_of(node) is not None:
+        return "its keys and values are those of another layer"
     causal = bool(int_attribute(node, "is_causal", 0))
     if causal and (_appended(_source(key)) is not None or mask is not None):
         return "it has is_causal together with a mask or a cache appended outside of it"

@@ -61,6 +61,8 @@ def largest_activations(
     largest: dict[str, Floats] = {}
     for values in read_windows(ActivationReader(model, names), windows, context_length, progress):
         for name, value in values.items():
+            if not value.size:  # no token of the window was routed to this expert
+                continue
             magnitude = np.abs(value).reshape(-1, value.shape[-1]).max(axis=0)
             largest[name] = np.maximum(magnitude, largest.get(name, magnitude))
     return largest

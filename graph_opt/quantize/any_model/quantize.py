@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,8 +13,10 @@ import onnx_ir as ir
 
 from ....errors import UsageError
 from ....progress import Progress as Progress
+from ....storage.scratch import scratch_folder
 from ...graph.lazy import Array
 from ...graph.onnx_files import read_onnx
+from ...graph.saving import save_files
 from .dynamic import DynamicGraphPass
 from .half_graph import HalfGraphPass, check_kernels, half_type, values_beyond
 from .layers import find_layers
@@ -152,23 +154,16 @@ class _Source:
         calibration: samples for calibration.
         held_out: samples for measuring the result.
         report: the report, filled step by step.
-        scratch: the temporary folder.
     """
 
     path: Path
     calibration: Sequence[Feed]
     held_out: Sequence[Feed]
     report: GraphQuantizationReport
-    scratch: tempfile.TemporaryDirectory[str]
-
-    def __enter__(self) -> _Source:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.scratch.cleanup()
 
 
-def _prepared(model: ir.Model, samples: Samples | None, method: str) -> _Source:
+@contextmanager
+def _prepared(model: ir.Model, samples: Samples | None, method: str) -> Iterator[_Source]:
     before = weight_bytes(model)
     model = prepare(model)
     found = samples or generated_samples(model.graph)
@@ -176,14 +171,10 @@ def _prepared(model: ir.Model, samples: Samples | None, method: str) -> _Source:
     report = GraphQuantizationReport(method=method, samples=found.origin, bytes_before=before)
     if found.generated:
         report.notes.append("warning: no samples were given; ranges and errors are those of random tensors")
-    scratch = tempfile.TemporaryDirectory(prefix="carryall-int8-")
-    path = Path(scratch.name, "float.onnx")
-    try:
-        ir.save(model, path, external_data="float.onnx.data")
-    except BaseException:
-        scratch.cleanup()
-        raise
-    return _Source(path, calibration, held_out, report, scratch)
+    with scratch_folder() as folder:
+        path = folder / "float.onnx"
+        save_files(model, path)
+        yield _Source(path, calibration, held_out, report)
 
 
 def _finished(

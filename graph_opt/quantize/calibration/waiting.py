@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ....storage.writing import writing
 from ...graph.lazy import Array
 
 Values = dict[str, Array]
@@ -38,7 +39,10 @@ class Waiting:
             self._held[index] = list(results)
             return
         self._names[index] = [list(values) for values in results]
-        with self._path(index).open("wb") as file:
+        # NumPy fills a file that was opened for reading too by ``write``, which reports a full disk, other
+        # files by ``tofile``, which may lose the last bytes without an error.
+        path = self._path(index)
+        with writing(path), path.open("w+b") as file:
             for values in results:
                 for array in values.values():
                     np.save(file, array)

@@ -7,7 +7,6 @@ Between two stages only the live values are stored, and only one stage's weights
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +15,10 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from ....contract import INPUT_IDS
 from ....errors import GraphError, MissingExtraError
 from ....progress import Progress
+from ....storage.scratch import scratch_folder
 from ...graph.edit import nodes_of, weight
 from ...graph.lazy import Array, shape_of
 from ..algorithms.blockwise import Floats
@@ -41,7 +42,8 @@ class Stage:
         source: the value.
         weights: initializers; [in, out] for a MatMul, [out, in] for a transposed Gemm.
         moments: E[y y^T] of the value y in the quantized version, [in, in].
-        drift: E[y (x - y)^T] with the float model's value x, [in, in]; None if x = y.
+        drift: E[y (x - y)^T] with the float model's value x, [in, in]; None if x = y, or if x and y may be of
+            different tokens, as in experts.
     """
 
     source: ir.Value
@@ -86,8 +88,8 @@ def calibrate_stages(
     shapes = {str(value.name): tuple(value.shape or ()) for value in model.graph.inputs}
     fed = [fresh_sequence(shapes, tokens, start) for tokens, start in read]
     replaced = dict(substitutes or {})
-    with tempfile.TemporaryDirectory() as folder:
-        waiting = Waiting(Path(folder), max_bytes)
+    with scratch_folder() as folder:
+        waiting = Waiting(folder, max_bytes)
         for number, source in enumerate(route.sources):
             sample = waiting.take(0)
             segment = _Segment(model, route, number, fed[0], sample[0])
@@ -143,11 +145,16 @@ class _Segment:
 
     def __init__(self, model: ir.Model, route: _Route, number: int, fed: Values, held: Values) -> None:
         before, outputs = route.live(number - 1), route.live(number)
-        graph = ir.convenience.extract(
-            model.graph, [*model.graph.inputs, *before], [value for value in outputs if value not in before]
-        )
-        self.names = [str(value.name) for value in graph.outputs]
+        new = [value for value in outputs if value not in before]
+        self.names = [str(value.name) for value in new]
         self.kept = [str(value.name) for value in outputs if value in before]
+        self.weights: dict[str, ir.TensorProtocol | None] = {}
+        if new:
+            self._open(
+                model, ir.convenience.extract(model.graph, [*model.graph.inputs, *before], new), fed | held
+            )
+
+    def _open(self, model: ir.Model, graph: ir.Graph, samples: Values) -> None:
         matrices = [value for value in graph.initializers.values() if is_matrix(value)]
         self.weights = {str(value.name): value.const_value for value in matrices}
         for value in matrices:
@@ -158,7 +165,6 @@ class _Segment:
         inputs = [value for value in graph.inputs if value.uses()] + matrices
         graph.inputs.clear()
         graph.inputs.extend(inputs)
-        samples = {**fed, **held}
         for value in inputs:
             name = str(value.name)
             kind = ir.DataType.FLOAT if name in self.weights else ir.DataType.from_numpy(samples[name].dtype)
@@ -179,6 +185,8 @@ class _Segment:
         Raises:
             GraphError: a value holds NaN or infinity.
         """
+        if not self.names:  # one node has several results: the inputs of experts
+            return {name: values[name] for name in self.kept}
         everything = {**values, **matrices}
         feed = {name: everything[name] for name in self._inputs}
         results = dict(zip(self.names, self._session.run(self.names, feed), strict=True))
@@ -193,21 +201,28 @@ class _Segment:
 def _advance(
     segment: _Segment, fed: Sequence[Values], waiting: Waiting, replaced: Mapping[str, Floats], source: str
 ) -> tuple[Floats, Floats | None]:
-    """Run every window through the segment in all versions; return moments and drift at its end."""
+    """Run every window through the segment in all versions; return moments and drift at its end.
+
+    The moments of an expert that no token was routed to are those of independent inputs of equal size.
+    """
     matrices = [segment.matrices({})]
     if waiting.versions > 1:
         matrices.append(segment.matrices(replaced))
     moments, drift, count = np.zeros((), np.float32), np.zeros((), np.float32), 0
+    same_tokens = len(matrices) > 1
     for index, inputs in enumerate(fed):
         pairs = zip(waiting.take(index), matrices, strict=True)
         results = [segment.run({**inputs, **values}, weights) for values, weights in pairs]
         x, y = (_rows(values[source]) for values in (results[0], results[-1]))
         weighted = _weighted(y)
         moments = moments + weighted.T @ y
-        drift = drift + (weighted.T @ (x - y) if len(results) > 1 else 0)
+        same_tokens = same_tokens and len(x) == len(y) == inputs[INPUT_IDS].size
+        drift = drift + (weighted.T @ (x - y) if same_tokens else 0)
         count += len(y)
         waiting.put(index, results)
-    return moments / np.float32(count), drift / np.float32(count) if len(matrices) > 1 else None
+    if not count:
+        return np.eye(len(moments), dtype=np.float32), None
+    return moments / np.float32(count), drift / np.float32(count) if same_tokens else None
 
 
 def _weighted(rows: Floats) -> Floats:
@@ -215,6 +230,8 @@ def _weighted(rows: Floats) -> Floats:
 
     Its squares then sum up to those of ``_FIRST_SHARE`` of the tokens, or more.
     """
+    if not len(rows):
+        return rows
     squares = np.einsum("ti,ti->t", rows, rows)
     least = _FIRST_SHARE * len(rows) * float(np.median(squares))
     weighted: Floats = rows.copy()

@@ -26,7 +26,7 @@ bool wrong(char* message, size_t length, const char* what, int64_t row, int64_t 
 const char* AttentionSizes::complaint() const {
   if (heads < 1 || heads > 4096 || kv_heads < 1 || heads % kv_heads != 0)
     return "num_heads is not a multiple of kv_num_heads, or not in [1, 4096]";
-  if (size < 1 || size > kLargestHead) return "head_size is not in [1, 256]";
+  if (size < 1 || size > kLargestHead) return "head_size is not in [1, 512]";
   if (block < 16 || block > 4096 || block % 16 != 0) return "block_size is not a multiple of 16 in [16, 4096]";
   if (window < 0 || window > kMostPositions) return "window is not in [0, 2^30]";
   if (rotary < 0 || rotary > size || rotary % 2 != 0) return "rotary_dim is not an even number up to head_size";

@@ -27,13 +27,13 @@ constexpr int64_t kPartSteps = kPartPositions / kStep;
 constexpr int64_t kPartGroups = kPartPositions / kGroupPositions;
 
 struct Memory {
-  alignas(64) uint8_t queries[kAmxQueries * kLargestHead * 4];
+  alignas(64) uint8_t queries[kAmxQueries * kWideHead * 4];
   alignas(64) uint8_t weights[kTwo * kPartPositions * 4];
-  alignas(64) uint8_t values[kPartPositions * kLargestHead * 4];  // with zeros, or converted
-  alignas(64) uint8_t keys[kPartPositions * kLargestHead * 2];    // converted ones
+  alignas(64) uint8_t values[kPartPositions * kWideHead * 4];  // with zeros, or converted
+  alignas(64) uint8_t keys[kPartPositions * kWideHead * 2];    // converted ones
   alignas(64) float scores[kTwo * kPartPositions];
-  alignas(64) float results[kAmxQueries * kLargestHead];
-  alignas(64) float next[kTwo * kLargestHead];
+  alignas(64) float results[kAmxQueries * kWideHead];
+  alignas(64) float next[kTwo * kWideHead];
   alignas(64) float key_scales[kPartPositions], value_scales[kPartPositions];  // of an int8 cache
   float most[kAmxQueries + kTwo], sum[kAmxQueries + kTwo];
 };
@@ -87,7 +87,7 @@ class Run {
 
 void Run::read_queries() {
   const int64_t shared = s_.shared(), steps = s_.width() / kStep;
-  alignas(64) float x[kLargestHead] = {};
+  alignas(64) float x[kWideHead] = {};
   for (int64_t m = 0; m < item_.count; m++) {
     const int64_t query = item_.first + m, token = a_.begins[item_.row] + query / shared;
     rotate<Vector>(a_, token, a_.query + token * a_.query_step + (item_.head * shared + query % shared) * s_.size,
@@ -247,9 +247,11 @@ void copy(const State& from, int64_t count, int64_t width, const State& to) {
     memcpy(to.result + m * to.step, from.result + m * from.step, sizeof(float) * static_cast<size_t>(width));
 }
 
-bool fits(const AttentionSizes& s) { return s.width() % kStep == 0 && s.block % kStep == 0; }
+bool fits(const AttentionSizes& s) {
+  return s.width() <= kWideHead && s.width() % kStep == 0 && s.block % kStep == 0;
+}
 
-int64_t item_queries_amx(const AttentionSizes& s) { return fits(s) ? kAmxQueries : kItemQueries; }
+int64_t item_queries_amx(const AttentionSizes& s) { return fits(s) ? kAmxQueries : item_queries(s); }
 
 bool paired_amx(const AttentionSizes& s) { return fits(s) && s.cache != CacheType::int8; }
 
@@ -304,7 +306,7 @@ template <bool kSplit>
 void write_pairs(const Attention& a, int64_t first, int64_t last) {
   constexpr int64_t kBytes = kSplit ? 2 * kTileBytes : kTileBytes;
   const AttentionSizes& s = a.sizes;
-  alignas(64) float k[kLargestHead] = {}, v[kLargestHead] = {};
+  alignas(64) float k[kWideHead] = {}, v[kWideHead] = {};
   const size_t bytes = sizeof(float) * static_cast<size_t>(s.size);
   each_new_row<Vector>(a, first, last, [&](const float* key, const float* value, int64_t row, int64_t head, int64_t position) {
     memcpy(k, key, bytes);  // zeros follow

@@ -146,8 +146,8 @@ inline void for_rows(int64_t count, const Work& work) {
 
 template <class V>
 struct Scratch {
-  alignas(64) float queries[kItemQueries * kLargestHead];
-  alignas(64) float results[2 * kItemQueries * kLargestHead];
+  alignas(64) float queries[kItemQueries * kWideHead];
+  alignas(64) float results[2 * kItemQueries * kWideHead];
   alignas(64) float scores[kItemQueries * kTilePositions];
   alignas(64) float sums[kItemQueries * 16];
   alignas(64) float keys[kTilePositions * kLargestHead];  // converted ones
@@ -226,7 +226,10 @@ void attend(const Attention& a, const AttentionItem& item, int64_t first_part, i
   write_outputs<V>(a, item, all);
 }
 
-inline int64_t item_queries(const AttentionSizes&) { return kItemQueries; }
+inline int64_t item_queries(const AttentionSizes& s) {
+  static_assert(kLargestHead <= 2 * kWideHead, "queries and results of an item must fit into Scratch");
+  return s.width() > kWideHead ? kItemQueries / 2 : kItemQueries;
+}
 inline bool never_paired(const AttentionSizes&) { return false; }
 
 }  // namespace

@@ -1,7 +1,7 @@
 // The operator PagedAttention: writes the keys and values of new tokens into the cache, then attends to it.
 //
 //   0 query    float [..., heads * size], or with keys and values behind it [..., (heads + 2 * kv_heads) * size]
-//   1 key      float [..., kv_heads * size], absent if the query holds it
+//   1 key      float [..., kv_heads * size], absent if the query holds it, or with reads_only
 //   2 value    the same
 //   3 keys     uint8 [blocks, kv_heads, block_size, row_bytes], written in place (see attention.h)
 //   4 values   the same
@@ -15,8 +15,8 @@
 //  -> float [..., heads * size]
 //
 // Attributes: layout, num_heads, kv_num_heads, head_size, block_size, window (0 is none), rotary_dim, interleaved,
-// cache_type (0 float32, 1 bfloat16, 2 int8), scale, softcap (0 is none). A block that a row writes must be no other
-// row's.
+// cache_type (0 float32, 1 bfloat16, 2 int8), scale, softcap (0 is none), reads_only (1 if an earlier node writes the
+// cache). A block that a row writes must be no other row's.
 #include <cstdio>
 #include <initializer_list>
 #include <new>
@@ -35,12 +35,13 @@ struct Node {
   const OrtApi* api;
   const AttentionKernels* kernels;
   AttentionSizes sizes;
+  bool reads_only;
 };
 
 enum Input : size_t { kQuery, kKey, kValue, kKeys, kValues, kBegins, kPast, kTable, kCosines, kSines, kPosition, kSinks, kInputs };
 
 OrtStatus* create(const OrtCustomOp*, const OrtApi* api, const OrtKernelInfo* info, void** kernel) {
-  int64_t layout, type;
+  int64_t layout, type, reads_only;
   AttentionSizes s;
   CARRYALL_TRY(attribute(api, info, "layout", &layout));
   CARRYALL_TRY(check_layout(api, "the KV cache has", layout, kCacheLayout));
@@ -54,12 +55,13 @@ OrtStatus* create(const OrtCustomOp*, const OrtApi* api, const OrtKernelInfo* in
   CARRYALL_TRY(attribute(api, info, "cache_type", &type));
   CARRYALL_TRY(attribute(api, info, "scale", &s.scale));
   CARRYALL_TRY(attribute(api, info, "softcap", &s.softcap));
+  CARRYALL_TRY(attribute(api, info, "reads_only", &reads_only));
   s.cache = static_cast<CacheType>(type);
   if (const char* complaint = s.complaint()) return failure(api, kInvalidArgument, complaint);
   const Kernels* kernels = choose_kernels(nullptr);
   if (kernels == nullptr)
     return failure(api, kInvalidArgument, "CARRYALL_KERNELS_ISA names no instruction set of this processor");
-  *kernel = new (std::nothrow) Node{api, kernels->attention, s};
+  *kernel = new (std::nothrow) Node{api, kernels->attention, s, reads_only != 0};
   return *kernel == nullptr ? failure(api, kFail, "out of memory") : nullptr;
 }
 
@@ -68,16 +70,18 @@ bool ends_with(const Tensor& tensor, int64_t axis) {
 }
 
 // Sets query, key, value and tokens; returns what is wrong with their shapes.
-const char* read_tokens(const Tensor* inputs, Attention* a) {
+const char* read_tokens(const Tensor* inputs, bool reads_only, Attention* a) {
   const AttentionSizes& s = a->sizes;
   const int64_t query = s.heads * s.size, kv = s.kv_heads * s.size;
-  const bool packed = inputs[kKey].data == nullptr && inputs[kValue].data == nullptr;
+  const bool none = inputs[kKey].data == nullptr && inputs[kValue].data == nullptr;
+  const bool packed = none && !reads_only;
   a->query_step = packed ? query + 2 * kv : query;
   if (inputs[kQuery].rank < 1 || inputs[kQuery].dimensions[inputs[kQuery].rank - 1] != a->query_step)
     return packed ? "the last axis of the query is not that of all heads of query, key and value"
                   : "the last axis of the query is not that of all heads";
   a->tokens = inputs[kQuery].elements / a->query_step;
   a->query = static_cast<const float*>(inputs[kQuery].data);
+  if (reads_only) return none ? nullptr : "a node that reads the cache of another has no keys and values";
   a->kv_step = packed ? a->query_step : kv;
   if (packed) {
     a->key = a->query + query;
@@ -133,8 +137,10 @@ const char* read_optional(const Tensor* inputs, Attention* a) {
   return nullptr;
 }
 
-OrtStatus* run_job(const OrtApi* api, OrtKernelContext* context, AttentionJob* job, bool serial) {
-  if (serial) {
+OrtStatus* run_job(const OrtApi* api, OrtKernelContext* context, AttentionJob* job, bool reads_only, bool serial) {
+  if (reads_only) {
+    // an earlier node has written the keys and values of these tokens
+  } else if (serial) {
     for (size_t task = 0; task < job->write_tasks(); task++) AttentionJob::write(job, task);
   } else {
     CARRYALL_TRY(run_tasks(api, context, AttentionJob::write, job->write_tasks(), job));
@@ -154,7 +160,7 @@ OrtStatus* compute(void* kernel, OrtKernelContext* context) {
   for (size_t i = 0; i < given && i < kInputs; i++) CARRYALL_TRY(read_tensor(api, context, i, inputs + i));
   Attention a;
   a.sizes = node.sizes;
-  const char* complaint = read_tokens(inputs, &a);
+  const char* complaint = read_tokens(inputs, node.reads_only, &a);
   if (complaint == nullptr) complaint = read_cache(inputs, &a);
   if (complaint == nullptr) complaint = read_optional(inputs, &a);
   if (complaint != nullptr) return failure(api, kInvalidArgument, complaint);
@@ -166,7 +172,7 @@ OrtStatus* compute(void* kernel, OrtKernelContext* context) {
   if (a.tokens == 0) return nullptr;
   AttentionJob job(a, *node.kernels, kSeparate);
   if (!job.valid()) return failure(api, kFail, "out of memory for attention");
-  return run_job(api, context, &job, a.tokens * a.sizes.kv_heads * a.sizes.size < kSerial);
+  return run_job(api, context, &job, node.reads_only, a.tokens * a.sizes.kv_heads * a.sizes.size < kSerial);
 }
 
 }  // namespace

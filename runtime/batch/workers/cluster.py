@@ -6,7 +6,6 @@ import functools
 import hashlib
 import io
 import tarfile
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +17,8 @@ import filelock
 
 from ....errors import CarryallError, MissingExtraError, ProviderRuntimeError, UsageError
 from ....storage.paths import check_name
+from ....storage.root import cache_root, unusable
+from ...models.cache import cached_folder
 from ..inputs.lines import BatchLine
 from ..jobs.journal import Answer
 from .pool import Give, Take, Worker, WorkerLost, WorkerPool
@@ -26,7 +27,7 @@ from .worker import WorkerSpec, open_worker
 # Lines of one call. Slots run empty at the end of a call, so a call should have many lines.
 _CALL_LINES = 512
 _WAIT_SECONDS = 0.2
-_MODELS = "carryall-batch-models"
+_KIND, _FOLDER, _LOCK = "shipped", "model", "shipped.lock"
 
 LOCAL = "local"
 
@@ -122,17 +123,28 @@ def _without_owner(entry: tarfile.TarInfo) -> tarfile.TarInfo:
 
 
 def unpacked(name: str, archive: bytes) -> Path:
-    """Return the folder of an archive on this node; the first actor that needs it unpacks it."""
-    root = Path(tempfile.gettempdir()) / _MODELS
-    root.mkdir(exist_ok=True)
-    folder = root / name
-    with filelock.FileLock(root / f"{name}.lock"):
-        if not folder.is_dir():
-            scratch = Path(tempfile.mkdtemp(dir=root))
-            with tarfile.open(fileobj=io.BytesIO(archive)) as opened:
-                opened.extractall(scratch, filter="data")
-            scratch.rename(folder)
-    return folder
+    """Return the folder of an archive in the cache of this node; the first actor that needs it unpacks it.
+
+    Raises:
+        UsageError: the cache cannot be used.
+        OSError: a file cannot be written, for instance on a full disk.
+    """
+
+    def build(folder: Path) -> None:
+        with tarfile.open(fileobj=io.BytesIO(archive)) as opened:
+            opened.extractall(folder / _FOLDER, filter="data")
+
+    root = cache_root()
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        lock = filelock.FileLock(root / _LOCK)
+        lock.acquire()  # one actor writes; the others wait for it
+    except OSError as error:
+        raise unusable(error) from error
+    try:
+        return cached_folder(_KIND, name, build) / _FOLDER
+    finally:
+        lock.release()
 
 
 class ModelActor:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from ....errors import UsageError
 from ....options import Checked, option
 
+_ENDPOINT = re.compile(r"https?://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}/?")
 # The settings that SIGHUP reloads (docs/serving.md).
 RELOADED = (
     "any_model_name",
@@ -110,3 +112,7 @@ class ServerConfig(Checked):
             raise UsageError("tls_client_ca has no meaning without tls_certificate and tls_key")
         if self.ray is None and (self.replicas > 1 or self.replica_gpus):
             raise UsageError("replicas and replica_gpus have no meaning without ray")
+        if self.otel_endpoint is not None and not _ENDPOINT.fullmatch(self.otel_endpoint):
+            raise UsageError(
+                f"otel_endpoint is {self.otel_endpoint!r}; it must be http://HOST:PORT or https://HOST:PORT"
+            )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 import time
 from pathlib import Path
 
@@ -48,6 +49,28 @@ def test_an_empty_cache_is_reported_as_empty(own_cache: Path) -> None:
     assert (result.exit_code, result.stdout) == (0, f"{own_cache}: 0 entries, 0 B\n")
     assert run("clear").exit_code == 0
     assert run("prune").stdout == "deleted 0 entries, 0 B; 0 B left\n"
+
+
+@pytest.mark.parametrize("verb", [["prune"], ["clear", "--yes"]])
+def test_what_killed_processes_left_is_deleted(
+    verb: list[str], own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    def leave(parent: Path, name: str) -> None:
+        (parent / name).mkdir(parents=True)
+        (parent / name / "weights").write_bytes(bytes(1500))
+        (parent / f"{name}.lock").touch()
+
+    for _ in range(2):
+        leave(tmp_path, "carryall.01234567")
+        leave(own_cache / "lowered", ".carryall.01234567")
+        shown = run(*verb).stdout.splitlines()
+        assert shown[1:] == ["deleted temporary files of ended processes, 3.0 kB"]
+    leave(tmp_path, "carryall.01234567")
+    assert json.loads(run(*verb, "--json").stdout)["freed_temporary_bytes"] == 1500
+    assert list(tmp_path.iterdir()) == [own_cache]
+    assert list((own_cache / "lowered").iterdir()) == []
 
 
 def test_entries_are_listed_with_size_age_and_origin(three: list[Path], own_cache: Path) -> None:

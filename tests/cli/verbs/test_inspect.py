@@ -37,6 +37,7 @@ def test_a_package_shows_its_contract_and_sizes(package: Path) -> None:
         "layers": layers,
         "kv_heads": config["num_key_value_heads"],
         "head_dim": head_dim,
+        "heads_by_layer": [[config["num_key_value_heads"], head_dim]] * layers,
         "dtype": "FLOAT",
         "bytes_per_token": 2 * 4 * layers * config["num_key_value_heads"] * head_dim,
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,9 @@ from safetensors.numpy import save_file
 from tiny_gguf import write_gguf
 from tiny_models import write_tiny
 
-from carryall.errors import CheckpointError, UnsupportedModelError
+from carryall.errors import CheckpointError, UnsupportedModelError, WeightWarning
 from carryall.exporter.export import export_package
-from carryall.exporter.gguf.file import GgufFile
+from carryall.exporter.gguf.file import GgufFile, GgufTensor
 
 WIDE: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "head_dim": None}
 TYPES = ("F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
@@ -124,6 +125,21 @@ def test_scales_and_minima_are_stored_in_16_bits(tmp_path: Path, kind: str) -> N
     sizes = stored_sizes(export_package(tmp_path / "m.gguf", tmp_path / "out").path)
     blocks = sum(matrix.size for matrix in held.values() if matrix.ndim == 2) // 32
     assert sizes["FLOAT16"] == blocks * 2 * (2 if kind.endswith("_1") else 1)
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_1"])
+def test_blocks_without_finite_scales_are_warned_of(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "m.gguf"
+    write_gguf("llama", path, types=kind, hidden_size=64, intermediate_size=96)
+    name = "model.layers.0.mlp.down_proj.weight"
+    tensor = GgufFile(path).tensors[name]
+    assert isinstance(tensor, GgufTensor)
+    content = bytearray(path.read_bytes())
+    content[tensor._info.begin : tensor._info.begin + 2] = np.float16(np.inf).tobytes()
+    path.write_bytes(content)
+    assert not np.isfinite(GgufFile(path).tensors[name].read(lambda array: array)).all()
+    with pytest.warns(WeightWarning, match=rf"tensor '{re.escape(name)}' holds NaN or infinity"):
+        export_package(path, tmp_path / "package")
 
 
 @pytest.mark.parametrize(("kind", "stored"), [("Q4_1", "UINT4"), ("Q5_1", "UINT8")])

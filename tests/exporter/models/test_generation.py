@@ -46,6 +46,23 @@ def test_greedy_tokens_equal_transformers(case: str, provider: str, tmp_path: Pa
     check(case, provider, tmp_path / "checkpoint")
 
 
+def test_layers_that_share_a_cache_run_in_kernels(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    if find_library() is None:
+        pytest.skip("the CPU kernels are not built")
+    with caplog.at_level(logging.WARNING, "carryall"):
+        check("gemma4_text", "cpu", tmp_path / "checkpoint")
+    assert not [record for record in caplog.records if "one by one" in record.getMessage()]
+
+
+def test_layers_that_share_a_cache_run_without_kernels_for_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "carryall"):
+        check("gemma4_text", "cpu", tmp_path / "checkpoint", {"kv_memory": "slots"})
+    (record,) = [record for record in caplog.records if "one by one" in record.getMessage()]
+    assert "reads the cache of another layer" in record.getMessage()
+
+
 @pytest.mark.parametrize("memory", ["paged", "slots"])
 def test_attention_with_sinks_runs_in_kernels(
     memory: str, tmp_path: Path, caplog: pytest.LogCaptureFixture

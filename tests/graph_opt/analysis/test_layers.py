@@ -80,6 +80,21 @@ def test_parts_in_sequence_equal_the_whole(case: str, tmp_path: Path) -> None:
         np.testing.assert_allclose(joined[name], array, rtol=1e-5, atol=1e-5, err_msg=name)
 
 
+def test_a_layer_stays_with_the_one_whose_cache_it_reads(tmp_path: Path) -> None:
+    """Each part computes the embeddings of its layers from the token ids."""
+    path = package("gemma4_text", tmp_path)
+    given = feeds(path)
+    whole = evaluate(path, given)
+    first_results = evaluate(loaded(part(path, 0, 0)), given)
+    states = first_results.pop("logits")
+    joined = first_results | evaluate(loaded(part(path, 1, 4)), {**given, HIDDEN_STATES: states})
+    assert joined.keys() == whole.keys()
+    for name, array in whole.items():
+        np.testing.assert_allclose(joined[name], array, rtol=1e-5, atol=1e-5, err_msg=name)
+    with pytest.raises(UsageError, match="layer 3 reads the keys and values of layer 2"):
+        part(path, 0, 2)
+
+
 def test_a_part_holds_its_own_weights_and_caches(tmp_path: Path) -> None:
     path = package("llama", tmp_path)
     first, second = part(path, 0, 0).graph, part(path, 1, 1).graph

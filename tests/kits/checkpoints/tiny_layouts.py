@@ -214,6 +214,77 @@ def _gpt_oss(config: Mapping[str, Any]) -> Shapes:
     return decoder(config, lambda _: layer)
 
 
+def _gemma4(config: Mapping[str, Any], prefix: str = "model.") -> Shapes:
+    hidden, width = config["hidden_size"], config.get("hidden_size_per_layer_input", 256)
+    count = config["num_hidden_layers"]
+    own = count - config.get("num_kv_shared_layers", 0)
+
+    def layer(i: int) -> Shapes:
+        full, one = config["layer_types"][i] == "full_attention", config.get("attention_k_eq_v", False)
+        size = config["global_head_dim"] if full else config["head_dim"]
+        kv_heads = (full and one and config["num_global_key_value_heads"]) or config["num_key_value_heads"]
+        sizes = {**config, "head_dim": size, "num_key_value_heads": kv_heads}
+        if i >= own and config.get("use_double_wide_mlp"):
+            sizes["intermediate_size"] *= 2
+        shapes = attention(sizes) | gated_mlp(sizes) | {"layer_scalar": (1,)}
+        shapes |= modules(self_attn__q_norm=(size,), self_attn__k_norm=(size,))
+        shapes |= norms(config, "input", "post_attention", "pre_feedforward", "post_feedforward")
+        unused = ("k_proj", "v_proj", "k_norm") if i >= own else ("v_proj",) if full and one else ()
+        for name in unused:
+            del shapes[f"self_attn.{name}.weight"]
+        if width:
+            shapes |= modules(
+                per_layer_input_gate=(width, hidden),
+                per_layer_projection=(hidden, width),
+                post_per_layer_input_norm=(hidden,),
+            )
+        return shapes | (_gemma4_experts(config) if config.get("enable_moe_block") else {})
+
+    shapes = decoder(config, layer, prefix=prefix)
+    if width:
+        shapes[f"{prefix}embed_tokens_per_layer.weight"] = (config["vocab_size"], count * width)
+        shapes[f"{prefix}per_layer_model_projection.weight"] = (count * width, hidden)
+        shapes[f"{prefix}per_layer_projection_norm.weight"] = (width,)
+    return shapes
+
+
+def _gemma4_experts(config: Mapping[str, Any]) -> Shapes:
+    hidden, count, inner = config["hidden_size"], config["num_experts"], config["moe_intermediate_size"]
+    names = ("post_feedforward_layernorm_1", "post_feedforward_layernorm_2", "pre_feedforward_layernorm_2")
+    return {
+        "router.scale": (hidden,),
+        "router.per_expert_scale": (count,),
+        "router.proj.weight": (count, hidden),
+        "experts.gate_up_proj": (count, 2 * inner, hidden),
+        "experts.down_proj": (count, hidden, inner),
+        **{f"{name}.weight": (hidden,) for name in names},
+    }
+
+
+def _gemma4_seeing(config: Mapping[str, Any]) -> Shapes:
+    shapes = _gemma4(config["text_config"], "model.language_model.")
+    return {**shapes, "model.vision_tower.std_bias": (8,), "model.embed_vision.norm.weight": (8,)}
+
+
+_GEMMA4: Config = {
+    **{key: value for key, value in _BASE.items() if key != "rope_parameters"},
+    "num_hidden_layers": 5,
+    "head_dim": 8,
+    "global_head_dim": 16,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "sliding_window": 5,
+    "layer_types": [
+        *("sliding_attention", "full_attention", "sliding_attention"),
+        *("sliding_attention", "full_attention"),
+    ],
+    "num_kv_shared_layers": 2,
+    "use_double_wide_mlp": True,
+    "hidden_size_per_layer_input": 6,
+    "vocab_size_per_layer_input": 260,
+    "final_logit_softcapping": 3.0,
+    "tie_word_embeddings": True,
+}
+
 _FEW = {key: _BASE[key] for key in ("vocab_size", "hidden_size")}
 
 _LATENT: Config = {
@@ -295,6 +366,8 @@ LAYOUTS: dict[str, tuple[Config, Callable[[Mapping[str, Any]], Shapes]]] = {
         },
         _deepseek,
     ),
+    "gemma4_text": (_GEMMA4, _gemma4),
+    "gemma4": ({"text_config": {"model_type": "gemma4_text", **_GEMMA4}}, _gemma4_seeing),
     "gpt_oss": (
         {
             **_BASE,

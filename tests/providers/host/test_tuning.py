@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from carryall.providers.native.library import ISA_VARIABLE
 from carryall.providers.targets.cpu import CpuProvider
 from carryall.storage.root import cache_root
 
-FOUND = Tuning("avx2", 3, {"amx": [1.0, 1.0], "avx2": [1.5, 1.25]}, {2: [1.0, 1.0], 3: [1.25, 1.5]})
+FOUND = Tuning("avx2", 1, {"amx": [1.0, 1.0], "avx2": [1.5, 1.25]}, {2: [1.0, 1.0], 1: [1.25, 1.5]})
 
 
 @pytest.fixture(autouse=True)
@@ -39,17 +40,41 @@ def test_a_result_is_kept_for_this_machine_and_these_kernels(monkeypatch: pytest
     assert stored_tuning() is None
     store_tuning(FOUND)
     assert stored_tuning() == FOUND
-    assert CpuProvider().num_threads() == 3
+    assert CpuProvider().num_threads() == 1
     monkeypatch.setattr(tuning, "sources_key", lambda: "others")
     assert stored_tuning() is None
 
 
-@pytest.mark.parametrize("damage", ["", "[]", "{}", '{"isa": "avx2", "threads": "x"}', "\x00"])
-def test_a_damaged_file_means_the_defaults(damage: str) -> None:
+def damage(change: str | dict[str, object]) -> None:
     store_tuning(FOUND)
     (path,) = (cache_root() / "tuning").iterdir()
-    path.write_text(damage)
+    path.write_text(
+        change if isinstance(change, str) else json.dumps({**json.loads(path.read_text()), **change})
+    )
+
+
+NO_COUNTS: list[object] = [-1, 0, 1.5, True, "2", float("inf"), 10**6, None]
+NO_NAMES: list[object] = [None, 1, "\udcff", "a\0b"]
+DAMAGES: list[str | dict[str, object]] = [
+    *("", "[]", "{}", "\x00", "[" * 100_000),
+    *({"threads": threads} for threads in NO_COUNTS),
+    *({"isa": isa} for isa in NO_NAMES),
+    {"isas": []},
+    {"isas": {"avx2": 1}},
+    {"isas": {"avx2": ["x"]}},
+    {"isas": {"avx2": [float("nan")]}},
+    {"thread_counts": {"x": [1.0]}},
+    {"thread_counts": {"2": None}},
+    {"thread_counts": {"2": [float("inf")]}},
+]
+
+
+@pytest.mark.parametrize("change", DAMAGES)
+def test_a_damaged_file_means_the_defaults(change: str | dict[str, object]) -> None:
+    expected = CpuProvider().num_threads()
+    damage(change)
     assert stored_tuning() is None
+    assert CpuProvider().num_threads() == expected
 
 
 def test_a_cache_that_cannot_be_used_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

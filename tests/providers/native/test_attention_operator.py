@@ -29,6 +29,7 @@ ATTRIBUTES = {
     "cache_type": "0",
     "scale": "0.25",
     "softcap": "0.0",
+    "reads_only": "0",
 }
 TEXT = """g (float[T, Q] q, float[T, K] k, float[T, K] v, uint8[B, 2, 16, R] keys, uint8[B, 2, 16, R] values,
     int32[N1] begins, int32[N] past, int32[N, M] table, float[P, H] cos, float[P, H] sin, int64[T] at,
@@ -88,6 +89,18 @@ def test_the_reference_any_number_of_threads_and_packed_operands(tmp_path: Path)
     feeds["q"] = np.concatenate([feeds["q"], feeds.pop("k"), feeds.pop("v")], axis=1)
     unused = {"k": np.zeros((431, 32), np.float32), "v": np.zeros((431, 32), np.float32)}
     np.testing.assert_array_equal(packed.run(None, feeds | unused)[0], found)
+
+
+def test_a_node_that_reads_only_attends_to_what_an_earlier_one_wrote(tmp_path: Path) -> None:
+    feeds = made([40, 30, 1])[1]
+    (expected,) = session(tmp_path).run(None, feeds)
+    written = {name: feeds[name].copy() for name in ("keys", "values")}
+    reader = session(tmp_path, OPERANDS.replace("q, k, v", "q, , "), reads_only="1")
+    np.testing.assert_array_equal(reader.run(None, feeds)[0], expected)
+    for name, array in written.items():
+        np.testing.assert_array_equal(feeds[name], array)
+    with pytest.raises(ort.runtime_errors(), match="has no keys and values"):
+        session(tmp_path, reads_only="1").run(None, feeds)
 
 
 def test_another_layout_is_refused_with_its_version(tmp_path: Path) -> None:

@@ -47,6 +47,12 @@ def test_compilers_are_tried_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     assert compiler.find_compiler() == [sys.executable, "-m", "ziglang", "c++"]
 
 
+def test_a_command_that_cannot_be_split_is_one_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", 'c++ "-O2')
+    with pytest.raises(ProviderUnavailableError, match="the compiler 'c\\+\\+ \"-O2' cannot be started"):
+        build.build_library()
+
+
 @pytest.mark.parametrize(
     ("script", "message"),
     [
@@ -55,6 +61,7 @@ def test_compilers_are_tried_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
             "failed on its version: x.cpp:1: error: no",
         ),
         ("#!/bin/sh\nexit 3", "failed on its version: exit code 3"),
+        ("#!/bin/sh\nexit 0", "made no file"),
         (None, "cannot be started: No such file"),
     ],
 )

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,32 @@ def test_replicas_that_would_wait_forever_are_refused(
     spec = ReplicaSpec("toy", ModelConfig(model="demo"), EngineConfig(), ServerConfig(ray="local", **options))
     with pytest.raises(UsageError, match=message):
         deployment.deploy(spec)
+
+
+MESSAGE = """The deployment failed to start 3 times in a row. Error:
+ray::ServeReplica:carryall:replica.initialize_and_get_metadata()
+  raise RuntimeError(traceback.format_exc()) from None
+RuntimeError: Traceback (most recent call last):
+carryall.errors.ModelNotFoundError: no model 'no/such-model'
+See the logs for more information.
+"""
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        (MESSAGE, "carryall.errors.ModelNotFoundError: no model 'no/such-model'"),
+        ("It failed.", "see the logs in /tmp/ray"),
+    ],
+)
+def test_the_reason_of_a_failed_deployment_is_its_last_error(message: str, reason: str) -> None:
+    part = types.SimpleNamespace(status="DEPLOY_FAILED", message=message)
+    fine = types.SimpleNamespace(status="HEALTHY", message="RuntimeError: an old one")
+    application = types.SimpleNamespace(deployments={"replica": part, "front": fine})
+    serve = types.SimpleNamespace(
+        status=lambda: types.SimpleNamespace(applications={"carryall": application})
+    )
+    assert deployment._reason(serve) == reason
 
 
 @pytest.mark.parametrize("option", [{"models": "m"}, {"batch_folder": "b"}, {"shared_memory": True}])

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import sys
+import types
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 import httpx2
+import pytest
 from starlette.requests import Request
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from carryall.runtime.cluster.replica import Front, Replica, ReplicaSpec
 from carryall.runtime.engine.config import EngineConfig
@@ -17,11 +21,16 @@ from carryall.runtime.models.config import ModelConfig
 from carryall.runtime.service.core.config import ServerConfig
 
 
+class RayActorError(Exception):
+    """What Ray raises for a lost replica."""
+
+
 class Handle:
-    """A handle of one replica that notes the options of each call."""
+    """A handle of one replica that notes the options of each call, and loses the replica if it is told to."""
 
     def __init__(self, replica: Replica) -> None:
         self.calls: list[dict[str, Any]] = []
+        self.lose_after: list[int] = []  # for each coming call, how many messages are sent before the loss
         self._replica = replica
         self.answer = self
 
@@ -29,8 +38,20 @@ class Handle:
         self.calls.append(options)
         return self
 
-    def remote(self, scope: dict[str, Any], body: bytes) -> Any:
-        return self._replica.answer(scope, body)
+    async def remote(self, scope: dict[str, Any], body: bytes) -> AsyncIterator[Message]:
+        count = self.lose_after.pop(0) if self.lose_after else None
+        async with aclosing(self._replica.answer(scope, body)) as messages:
+            async for message in messages:
+                if count == 0:
+                    raise RayActorError
+                count = count and count - 1
+                yield message
+
+
+@pytest.fixture(autouse=True)
+def ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    errors = types.SimpleNamespace(RayActorError=RayActorError)
+    monkeypatch.setitem(sys.modules, "ray", types.SimpleNamespace(exceptions=errors))
 
 
 @asynccontextmanager
@@ -38,7 +59,9 @@ async def front() -> AsyncIterator[tuple[httpx2.AsyncClient, Handle, Replica]]:
     """A client of a front, the handle that the front calls, and the replica behind it."""
     model = ModelConfig(model="demo", provider="null")
     server = ServerConfig(ray="local", http_port=0, max_body_bytes=10_000)
+    before = sys.getswitchinterval()
     replica = Replica(ReplicaSpec("toy", model, EngineConfig(), server), None)
+    assert sys.getswitchinterval() < before
     await replica.check_health()
     handle = Handle(replica)
     called = Front(handle, server)
@@ -52,6 +75,7 @@ async def front() -> AsyncIterator[tuple[httpx2.AsyncClient, Handle, Replica]]:
             yield client, handle, replica
         finally:
             replica.close()
+            assert sys.getswitchinterval() == before
 
 
 def test_answers_streams_and_errors_pass_through() -> None:
@@ -73,6 +97,38 @@ def test_answers_streams_and_errors_pass_through() -> None:
             keys = [call.get("session_id") for call in handle.calls]
             assert keys[0] == keys[1] != ""
             assert keys[2:] == ["s", None]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_another_replica_answers_when_one_is_lost_before_its_first_byte(stream: bool) -> None:
+    async def scenario() -> None:
+        async with front() as (client, handle, _):
+            ask = {"prompt": "def f(x):", "max_tokens": 4, "temperature": 0, "stream": stream}
+            handle.lose_after = [0, 0]
+            answer = await client.post("/v1/completions", json=ask)
+            assert (answer.status_code, len(handle.calls)) == (200, 3)
+            handle.lose_after = [0, 0, 0]
+            refused = await client.post("/v1/completions", json=ask)
+            assert (refused.status_code, "lost" in refused.json()["error"]["message"]) == (503, True)
+            assert int(refused.headers["retry-after"]) >= 1
+
+    asyncio.run(scenario())
+
+
+def test_a_stream_whose_replica_is_lost_ends_with_an_error_and_a_whole_answer_is_cut_off() -> None:
+    async def scenario() -> None:
+        async with front() as (client, handle, _):
+            ask = {"prompt": "def f(x):", "max_tokens": 20, "ignore_eos": True}
+            handle.lose_after = [2]
+            stream = await client.post("/v1/completions", json={**ask, "stream": True})
+            events = [line.removeprefix("data: ") for line in stream.text.split("\n\n") if line]
+            assert (len(events), len(handle.calls)) == (2, 1)
+            assert "lost" in json.loads(events[-1])["error"]["message"]
+            handle.lose_after = [1]
+            with pytest.raises(RayActorError):
+                await client.post("/v1/completions", json=ask)
 
     asyncio.run(scenario())
 

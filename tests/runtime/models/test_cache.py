@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -12,7 +13,7 @@ import pytest
 
 from carryall.errors import UsageError
 from carryall.runtime.models import cache
-from carryall.runtime.models.cache import cache_key, cached_folder
+from carryall.runtime.models.cache import cache_key, cached_folder, discard, sweep_deleted
 from carryall.storage.root import cache_root
 
 
@@ -89,13 +90,26 @@ def test_a_failed_build_leaves_nothing_behind(own_cache: Path) -> None:
     assert list((own_cache / "kind").iterdir()) == []
 
 
-def test_temporary_folders_of_killed_processes_are_removed_after_a_day(own_cache: Path) -> None:
-    for name, age in ((".old.1234", 25 * 3600), (".new.1234", 3600)):
+def test_folders_of_killed_processes_are_deleted_by_the_next_build(own_cache: Path) -> None:
+    for name in (".carryall.01234567", ".entry.89abcdef.deleted"):
         (own_cache / "kind" / name).mkdir(parents=True)
         (own_cache / "kind" / name / "half").write_text("x")
-        os.utime(own_cache / "kind" / name, (time.time() - age,) * 2)
+    (own_cache / "kind/.carryall.01234567.lock").touch()
+    (own_cache / "kind/.file.89abcdef.deleted").touch()
     cached_folder("kind", "key", Builder())
-    assert sorted(path.name for path in (own_cache / "kind").iterdir()) == [".new.1234", "key"]
+    assert [path.name for path in (own_cache / "kind").iterdir()] == ["key"]
+
+
+def test_a_killed_deletion_leaves_no_entry(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = cached_folder("kind", "k" * 250, Builder())
+    monkeypatch.setattr(shutil, "rmtree", lambda *_, **__: None)
+    discard(folder)
+    assert not folder.exists()
+    monkeypatch.undo()
+    monkeypatch.setenv("CARRYALL_CACHE", str(own_cache))
+    assert len(list((own_cache / "kind").iterdir())) == 1
+    sweep_deleted(own_cache / "kind")
+    assert list((own_cache / "kind").iterdir()) == []
 
 
 def test_concurrent_builders_agree_on_one_folder(own_cache: Path) -> None:

@@ -9,7 +9,7 @@ import onnx_ir as ir
 import pytest
 
 from carryall.errors import OutputExistsError
-from carryall.exporter.save import save_checked
+from carryall.graph_opt.graph.saving import save_checked
 from carryall.runtime.models import write_graph
 from carryall.runtime.models.write_graph import write_single_file
 

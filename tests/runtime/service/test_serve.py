@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 
@@ -36,7 +37,7 @@ def number(request: pytest.FixtureRequest) -> Iterator[signal.Signals]:
 
 
 def test_a_signal_drains_and_ends(number: signal.Signals) -> None:
-    before = signal.getsignal(number)
+    before, turns = signal.getsignal(number), sys.getswitchinterval()
 
     async def scenario() -> list[pb.GenerateResponse]:
         ready: asyncio.Future[Addresses] = asyncio.get_running_loop().create_future()
@@ -47,6 +48,7 @@ def test_a_signal_drains_and_ends(number: signal.Signals) -> None:
                 sampling = sampling_pb2.SamplingOptions(max_tokens=100, ignore_eos=True)
                 call = stub.Generate(pb.GenerateRequest(text="x", sampling=sampling))
                 first = await call.read()
+                assert sys.getswitchinterval() < turns
                 signal.raise_signal(number)
                 messages = [first, *await read(call)]
             assert await asyncio.wait_for(service, 10)
@@ -54,7 +56,7 @@ def test_a_signal_drains_and_ends(number: signal.Signals) -> None:
 
     messages = asyncio.run(scenario())
     assert messages[-1].usage.completion_tokens == 100  # not cut short
-    assert signal.getsignal(number) is before
+    assert (signal.getsignal(number), sys.getswitchinterval()) == (before, turns)
 
 
 def test_a_second_signal_does_what_it_did_before() -> None:

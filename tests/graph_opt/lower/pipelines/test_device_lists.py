@@ -97,7 +97,7 @@ def lower(model: ir.Model, kernels: Kernels, compute: ir.DataType | None) -> ir.
 
 def portable(family: str, folder: Path, **overrides: Any) -> tuple[GraphRunner, ir.Model]:
     """Return the expected logits and a model to lower."""
-    checkpoint = write_tiny(family, folder / "checkpoint", **{**FAMILIES[family], **overrides})
+    checkpoint = write_tiny(family, folder / "checkpoint", **{**FAMILIES.get(family, {}), **overrides})
     path = save(export_model(checkpoint), folder / "portable.onnx")
     return PortableRunner(path), export_model(checkpoint)
 
@@ -158,6 +158,13 @@ def test_tensorrt_graphs_compute_the_model(family: str, compute: ir.DataType | N
     assert not {"Attention", "RMSNormalization", "RotaryEmbedding"} & {node.op_type for node in model.graph}
     lowered = PortableRunner(save(model, tmp_path / "lowered.onnx"))
     assert worst(expected, lowered) < (1e-5 if compute is None else 1e-2)
+
+
+def test_a_tensorrt_graph_computes_layers_that_share_a_cache(tmp_path: Path) -> None:
+    expected, model = portable("gemma4_text", tmp_path)
+    pipeline.run(model, standard_passes(CONTEXT), debug=True)
+    assert "Attention" not in {node.op_type for node in model.graph}
+    assert worst(expected, PortableRunner(save(model, tmp_path / "lowered.onnx"))) < 1e-5
 
 
 def test_captured_runs_compute_positions_on_the_device(tmp_path: Path) -> None:

@@ -14,12 +14,15 @@ from tiny_models import write_tiny
 
 from carryall.errors import GraphError
 from carryall.exporter.export import export_package
-from carryall.graph_opt.graph.edit import nodes_of
+from carryall.graph_opt.graph.edit import insert, nodes_of, replace, shared_constant
+from carryall.graph_opt.lower.outputs.logits import SelectLogitsPass
 from carryall.graph_opt.lower.pipelines.paged import (
     DOMAIN,
     OPERATOR,
     TABLES,
+    FlatLogitsPass,
     PagedAttentionPass,
+    PagedInputsPass,
     paged_passes,
 )
 from carryall.graph_opt.lower.products.arithmetic_dequantize import ArithmeticDequantizePass
@@ -55,6 +58,40 @@ def test_windows_and_sizes_become_attributes(tmp_path: Path) -> None:
 
 def test_no_shape_is_read_from_activations(tmp_path: Path) -> None:
     assert not list(nodes_of(lowered("qwen3", tmp_path).graph, "Shape"))
+
+
+def test_layers_without_a_cache_read_the_blocks_of_their_owner(tmp_path: Path) -> None:
+    graph = lowered("gemma4_text", tmp_path).graph
+    caches = [
+        [str(value and value.name) for value in n.inputs[3:5]] for n in nodes_of(graph, OPERATOR, DOMAIN)
+    ]
+    assert caches[:3] == [[f"past_key_values.{i}.{kind}" for kind in ("key", "value")] for i in range(3)]
+    assert caches[3:] == [caches[2], caches[1]]
+
+
+def test_a_deep_mixture_of_experts_is_lowered_in_time_linear_in_its_layers(tmp_path: Path) -> None:
+    """Its Reshape nodes read shapes of the residual stream, which has 2^32 paths through these layers."""
+    package = export_package(
+        write_tiny("qwen3_moe", tmp_path / "checkpoint", num_hidden_layers=16, mlp_only_layers=[]),
+        tmp_path / "package",
+    )
+    model = package.load()
+    passes = [PagedAttentionPass(CONTEXT), PagedInputsPass(), SelectLogitsPass(), FlatLogitsPass()]
+    assert len(list(nodes_of(run(model, passes)[0].graph, OPERATOR, DOMAIN))) == 16
+
+
+def test_a_gather_in_the_model_is_not_taken_for_that_of_the_logits(tmp_path: Path) -> None:
+    """Traces of experts gather their weights by GatherND, as the selection of logits does."""
+    model = portable("llama", tmp_path)
+    embedding = next(nodes_of(model.graph, "Gather"))
+    last = shared_constant(model.graph, "last", np.array([-1], np.int64))
+    index = insert(embedding, "Unsqueeze", [embedding.inputs[1], last]).outputs[0]
+    looked_up = insert(embedding, "GatherND", [embedding.inputs[0], index]).outputs[0]
+    replace(embedding.outputs[0], looked_up)
+    graph = run(model, paged_passes(CONTEXT))[0].graph
+    (left,) = nodes_of(graph, "GatherND")
+    assert left.outputs[0] is looked_up
+    assert "Gather" in {node.op_type for node in graph}
 
 
 def test_softcap_is_refused_by_name(tmp_path: Path) -> None:

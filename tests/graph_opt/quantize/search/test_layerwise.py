@@ -5,6 +5,7 @@ from __future__ import annotations
 import tracemalloc
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -83,6 +84,43 @@ def test_later_stages_use_the_substituted_weights(tmp_path: Path) -> None:
     np.testing.assert_allclose(behind.drift, behind.moments, rtol=1e-4, atol=1e-7)  # y = x / 2
     plain = record(model)["model.layers.0.mlp.down_proj.weight"]
     np.testing.assert_allclose(4 * behind.moments, plain.moments, rtol=1e-4, atol=1e-6)
+
+
+def test_experts_get_the_inputs_of_the_tokens_routed_to_them(tmp_path: Path) -> None:
+    """No drift: other weights route other tokens to an expert. An expert without tokens has equal inputs."""
+    options: dict[str, Any] = {"num_experts": 6, "num_experts_per_tok": 1, "mlp_only_layers": []}
+    model = export_model(write_tiny("qwen3_moe", tmp_path / "checkpoint", **options))
+    router = model.graph.initializers["model.layers.1.mlp.gate.weight"]
+    assert router.const_value is not None
+    twins = router.const_value.numpy().copy()
+    twins[:, 5] = twins[:, 4]  # of two equal scores, TopK takes the first
+    router.const_value = ir.tensor(twins, name=router.name)
+    names = [f"model.layers.1.mlp.experts.{index}.gate_proj.weight" for index in range(6)]
+    plain = record(model)
+    for name in names[:5]:
+        expected = expert_moments(model, tmp_path, str(plain[name].source.name))
+        np.testing.assert_allclose(plain[name].moments, expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_array_equal(plain[names[5]].moments, np.eye(32))
+    changed = model.graph.initializers["model.layers.0.self_attn.q_proj.weight"]
+    assert changed.const_value is not None
+    stages = record(model, {str(changed.name): 0.5 * changed.const_value.numpy().astype(np.float32)})
+    assert stages["model.layers.1.mlp.gate.weight"].drift is not None
+    assert all(stages[name].drift is None for name in names)
+
+
+def expert_moments(model: ir.Model, folder: Path, source: str) -> Floats:
+    """``reference_moments`` of an expert's inputs [tokens routed to it, hidden]."""
+    ir.save(model, folder / "float.onnx")
+    reader = ActivationReader(folder / "float.onnx", [source])
+    total, count = np.zeros((32, 32), np.float32), 0
+    for index, tokens in enumerate(WINDOWS):
+        rows = reader.read(tokens, 14 * index // 2)[source]
+        if len(rows):
+            energies = np.sum(rows * rows, axis=1)
+            first = max(1.0, len(rows) / 16 * np.median(energies) / energies[0])
+            total = total + rows[1:].T @ rows[1:] + first * np.outer(rows[0], rows[0])
+        count += len(rows)
+    return total / np.float32(count)
 
 
 @pytest.mark.long

@@ -22,8 +22,7 @@ from carryall.runtime.batch.workers.cluster import connect, ship, unpacked
 
 
 def test_a_folder_travels_as_an_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "node"))
-    (tmp_path / "node").mkdir()
+    monkeypatch.setenv("CARRYALL_CACHE", str(tmp_path / "node"))
     model = tmp_path / "model"
     (model / "sub").mkdir(parents=True)
     (model / "a").write_bytes(b"1")

@@ -108,6 +108,23 @@ def test_many_that_wait_for_a_first_token_outweigh_few_streams() -> None:
     assert among > 4 * alone
 
 
+def test_a_backlog_of_prompts_may_slow_streams_more_than_a_single_prompt() -> None:
+    def tokens(waiting: int) -> int:
+        scheduler = Scheduler(SlotTable(8), 512, stretch=2.25)
+        for number in range(5):
+            scheduler.add(make_request(f"stream {number}", 5))
+        drive(scheduler, 3)
+        scheduler.add(make_request("first", 2000))
+        drive(scheduler, 3)  # learns what prompts cost
+        for number in range(waiting - 1):
+            scheduler.add(make_request(str(number), 2000))
+        return sum(drive(scheduler, 4))
+
+    one, two, three = (tokens(waiting) for waiting in (1, 2, 3))
+    assert two == one  # 1 of 7 requests waits beside another
+    assert three > 1.3 * one
+
+
 @pytest.mark.parametrize("per_token", [5e-324, 1e-310, 1e-30])
 def test_a_token_that_seems_to_cost_nothing_sets_no_limit(
     per_token: float, monkeypatch: pytest.MonkeyPatch

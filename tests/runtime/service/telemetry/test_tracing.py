@@ -14,8 +14,9 @@ from http_serving import http_serving
 from null_llm import null_llm
 from otlp_collector import Collected, attributes, collector
 
-from carryall.errors import MissingExtraError, ProviderRuntimeError
+from carryall.errors import MissingExtraError, ProviderRuntimeError, UsageError
 from carryall.proto import generation_pb2 as pb
+from carryall.runtime.service.core.config import ServerConfig
 from carryall.runtime.service.telemetry import tracing
 from carryall.runtime.service.telemetry.tracing import Tracing
 
@@ -107,3 +108,14 @@ def test_missing_libraries_name_the_extra(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace.export", None)
     with pytest.raises(MissingExtraError, match=r"carryall\[otel\]"):
         Tracing.to("http://127.0.0.1:1")
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    ["", "abc", "127.0.0.1:4317", "grpc://a:1", "http://a", "http://a:b", "http://\udcff:1", "http://a b:1"],
+)
+def test_an_endpoint_is_a_url_with_a_port(endpoint: str) -> None:
+    with pytest.raises(UsageError, match=r"^otel_endpoint is '.*'; it must be http://HOST:PORT or https://"):
+        ServerConfig(otel_endpoint=endpoint)
+    for good in ("http://127.0.0.1:4317", "https://[::1]:4317/", "http://collector.example:4317"):
+        assert ServerConfig(otel_endpoint=good).otel_endpoint == good

@@ -1,0 +1,88 @@
+"""Write ONNX files so that every byte that cannot be written is an error."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from ...storage.writing import writing
+
+
+class _Unbuffered:
+    """A file past its buffer: a write is whole, or an error at once.
+
+    Bytes that wait in a buffer of Python fail again when the file is closed, and onnx_ir then leaves the
+    files of other threads open.
+    """
+
+    def __init__(self, file: Any) -> None:
+        file.flush()
+        self._raw = file.raw
+        self.fileno, self.flush, self.tell, self.seek = file.fileno, file.flush, file.raw.tell, file.raw.seek
+
+    def write(self, content: Any) -> None:
+        """Write all bytes at the file's position."""
+        rest = memoryview(content)
+        while rest:
+            rest = rest[self._raw.write(rest) :]
+
+
+class _Written(ir.LazyTensor):
+    """Writes a tensor by calls that report errors.
+
+    ``ndarray.tofile`` (NumPy 2.4) writes through a buffer of C, whose last 4096 bytes it flushes without
+    looking at the result: on a full disk these bytes are lost without an error.
+    """
+
+    def __init__(self, tensor: ir.TensorProtocol) -> None:
+        shape = ir.Shape(tensor.shape.numpy())
+        super().__init__(lambda: tensor, dtype=tensor.dtype, shape=shape, name=tensor.name)
+
+    def tofile(self, file: Any) -> None:
+        """Write the bytes of the tensor."""
+        tensor: ir.TensorProtocol = self
+        while isinstance(tensor, ir.LazyTensor):
+            tensor = tensor.raw()
+        target = _Unbuffered(file)
+        if isinstance(tensor, ir.ExternalTensor):
+            tensor.tofile(target)  # by the kernel's own copying
+        elif sys.byteorder == "little" and isinstance(tensor, ir.Tensor) and tensor.dtype.bitwidth >= 8:
+            array = np.ascontiguousarray(tensor.numpy())  # without the copy that ``tobytes`` makes
+            target.write(array.reshape(-1).view(np.uint8).data)
+        else:
+            target.write(tensor.tobytes())
+
+
+def save_checked(model: ir.Model, path: Path, **options: Any) -> None:
+    """Call ``ir.save`` so that every byte that cannot be written is an error.
+
+    Raises:
+        OSError: a file cannot be written.
+    """
+    found = [value for graph in model.graphs() for value in graph.initializers.values()]
+    before = [value.const_value for value in found]
+    wrapped: dict[int, _Written] = {}
+    try:
+        for value, tensor in zip(found, before, strict=True):
+            if tensor is None or tensor.dtype == ir.DataType.STRING:
+                continue
+            value.const_value = wrapped.setdefault(id(tensor), _Written(tensor))
+        ir.save(model, path, **options)
+    finally:
+        for value, tensor in zip(found, before, strict=True):
+            value.const_value = tensor
+
+
+def save_files(model: ir.Model, path: Path) -> None:
+    """Write a graph to ``path`` and its weights to ``path`` + ``.data``.
+
+    Raises:
+        OSError: a file cannot be written.
+    """
+    data = path.with_name(f"{path.name}.data")
+    with writing(data):
+        save_checked(model, path, external_data=data.name)

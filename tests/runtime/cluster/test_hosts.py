@@ -1,0 +1,198 @@
+"""``carryall serve --ray`` on a Ray cluster of several hosts, one of which loses its power."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from subprocess import DEVNULL, PIPE
+from typing import Any
+
+import openai
+import pytest
+from hosts import Host, Network, network
+
+SECONDS = 300.0
+EVERY = "0.0.0.0"  # noqa: S104 -- in the network of the test
+PYTHON = sys.executable
+PROGRAMS = Path(PYTHON).parent
+ENVIRONMENT = {
+    **os.environ,
+    "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    # A cluster that others reach needs a secret; each host has it.
+    "RAY_AUTH_MODE": "token",
+    "RAY_AUTH_TOKEN": "c" * 64,
+    # For a busy machine; see docs/deploy.md.
+    "RAY_worker_niceness": "0",
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
+    # By default Ray waits up to 65 s for a host that is silent.
+    "RAY_health_check_period_ms": "1000",
+    "RAY_health_check_timeout_ms": "1000",
+}
+EXPORT = """
+from pathlib import Path
+from carryall.exporter.demo import demo_path
+from carryall.exporter.export import export_package
+export_package(demo_path("pycoder"), Path("/tmp/toy"))
+"""
+CPUS = "import ray; ray.init('auto', log_to_driver=False); print(ray.cluster_resources().get('CPU', 0))"
+REPLICA = "ServeReplica:carryall:replica"
+WORDS = "def function_{}(first, second, third):\n    return first + second + third"
+
+
+def until(found: Callable[[], Any]) -> Any:
+    """What a function finds, once that is true."""
+    end = time.monotonic() + SECONDS
+    while not (value := found()):
+        assert time.monotonic() < end, "it took too long"
+        time.sleep(1)
+    return value
+
+
+def join(host: Host, *arguments: str) -> None:
+    """Start Ray on a host."""
+    command: list[str | Path] = [
+        PROGRAMS / "ray",
+        "start",
+        "--block",
+        "--node-ip-address",
+        host.address,
+        *arguments,
+    ]
+    host.start(*command, "--object-store-memory", "100000000", env=ENVIRONMENT, stdout=DEVNULL)
+
+
+@pytest.fixture
+def cluster() -> Iterator[tuple[Host, list[Host]]]:
+    """A head without processors, and two hosts with two each."""
+    pytest.importorskip("ray.serve")
+    with network() as net:
+        yield started(net)
+
+
+def started(net: Network) -> tuple[Host, list[Host]]:
+    head, *others = (net.host() for _ in range(3))
+    join(head, "--head", "--num-cpus", "0", "--include-dashboard", "false")
+    until(lambda: cpus(head) is not None)
+    for one in others:
+        join(one, "--address", f"{head.address}:6379", "--num-cpus", "2")
+    until(lambda: cpus(head) == 4)
+    return head, others
+
+
+def cpus(host: Host) -> float | None:
+    """The processors of the cluster; None while there is no cluster."""
+    with host.start(PYTHON, "-c", CPUS, env=ENVIRONMENT, stdout=PIPE, stderr=PIPE) as asked:
+        out, _ = asked.communicate(timeout=SECONDS)
+    return float(out) if asked.returncode == 0 else None
+
+
+@contextmanager
+def served(head: Host) -> Iterator[None]:
+    """A service of two replicas of a model whose files only the head has."""
+    head.run(PYTHON, "-c", EXPORT, env=ENVIRONMENT)
+    command: list[str | Path] = [
+        PROGRAMS / "carryall",
+        "serve",
+        "/tmp/toy",
+        "--ray",
+        "auto",
+        "--replicas",
+        "2",
+    ]
+    with head.start(*command, "--host", EVERY, "--json", env=ENVIRONMENT, stdout=PIPE) as process:
+        assert process.stdout is not None
+        line = next((line for line in process.stdout if line.startswith("{")), "")
+        assert json.loads(line)["http"] == f"{EVERY}:8000", "the command ended before it served"
+        yield
+        (leader,) = head.processes("bin/carryall")
+        os.kill(int(leader.name), 15)
+        assert process.wait(SECONDS) == 0
+
+
+def cached(host: Host, text: str, session: str | None = None) -> int:
+    """How many tokens of a text the replica that answered had in its cache."""
+    headers = {"x-session-id": session} if session else {}
+    with openai.OpenAI(
+        base_url=f"http://{host.address}:8000/v1", api_key="none", max_retries=0, timeout=SECONDS
+    ) as client:
+        answer = client.completions.create(model="toy", prompt=text, max_tokens=2, extra_headers=headers)
+    assert answer.usage
+    assert answer.usage.prompt_tokens_details
+    return answer.usage.prompt_tokens_details.cached_tokens or 0
+
+
+class Caller:
+    """Sends a request of its session each second, and notes the seconds of each answer."""
+
+    def __init__(self, host: Host, session: str) -> None:
+        self.seconds: list[float] = []
+        self.errors: list[Exception] = []
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(host, session))
+        self._thread.start()
+
+    def _run(self, host: Host, session: str) -> None:
+        while not self._ended.wait(1):
+            start = time.monotonic()
+            try:
+                cached(host, WORDS, session)
+            except Exception as error:  # noqa: BLE001 -- the test asserts that there are none
+                self.errors.append(error)
+            self.seconds.append(time.monotonic() - start)
+
+    def go_on(self) -> None:
+        """Wait for three more answers."""
+        count = len(self.seconds) + 3
+        until(lambda: len(self.seconds) >= count)
+
+    def end(self) -> None:
+        """Wait for the last answer."""
+        self._ended.set()
+        self._thread.join(SECONDS)
+
+
+@pytest.mark.slow
+def test_replicas_on_several_hosts_survive_the_loss_of_one(cluster: tuple[Host, list[Host]]) -> None:
+    head, (lost, left) = cluster
+    absent = head.start(
+        PROGRAMS / "carryall", "serve", "no/such-model", "--ray", "auto",
+        env={**ENVIRONMENT, "HF_HUB_OFFLINE": "1"}, stdout=PIPE, stderr=PIPE,
+    )  # fmt: skip
+    _, err = absent.communicate(timeout=SECONDS)
+    assert absent.returncode == 1
+    assert err.splitlines()[-1].startswith("error: Ray Serve cannot start the replicas: "), err
+    assert "no/such-model" in err.splitlines()[-1]
+    assert "Traceback" not in err
+
+    with served(head):
+        assert [len(host.processes(REPLICA)) for host in (head, lost, left)] == [0, 1, 1]
+        # A conversation finds its replica through the address of any host.
+        for number, first in enumerate((head, lost, left, head)):
+            text = WORDS.format(number)
+            cold = cached(first, text)
+            assert min(cached(host, text) for host in (head, lost, left)) > cold
+        sessions = [f"s{number}" for number in range(12)]
+        seen = [cached(head, "class Unknown:\n    value = 1\n", session) for session in sessions]
+        assert seen.count(min(seen)) == 2, seen  # once on each host
+
+        callers = [Caller(host, session) for session in sessions[:4] for host in (head, left)]
+        for caller in callers:
+            caller.go_on()
+        lost.lose_power()
+        until(lambda: len(left.processes(REPLICA)) == 2)
+        for caller in callers:
+            caller.go_on()
+        for caller in callers:
+            caller.end()
+        assert [error for caller in callers for error in caller.errors] == []
+        slowest = [max(caller.seconds) for caller in callers]
+        print("slowest answer of each caller, in seconds:", [f"{each:.1f}" for each in slowest])
+        assert max(slowest) < 60
+        assert cached(left, WORDS, "s0") > 0
