@@ -16,6 +16,7 @@ import onnx_ir as ir
 from .edit import int_attribute, nodes_of, weight
 from .lazy import shape_of
 
+GROUP_SIZE = "group_size"  # in `meta` of scales that are not computed yet: inputs whose scales have one unit
 _SCALE = 1  # the input of DequantizeLinear
 _HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -43,7 +42,7 @@ class IntegerMethod(Method):
         form = BlockFormat(
             bits=8, block_size=recipe.block_size or _BLOCK_SIZE, symmetric=recipe.symmetric is not False
         )
-        record: dict[str, Any] = {"method": self.name, **dataclasses.asdict(form)}
+        record: dict[str, Any] = {"method": self.name, **form.facts()}
         before: list[GraphPass] = []
         factors = {}
         if recipe.smooth:

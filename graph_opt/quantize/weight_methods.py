@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from .algorithms import hqq, kquant
 from .algorithms.blockwise import BlockFormat, Quantizer, round_to_nearest
+from .algorithms.grouped import grouped
 from .algorithms.rotate import HEAD_TURN, RotatePass
 from .algorithms.smooth import SmoothQuantPass
 from .formats.weight_only import Forms, WeightOnlyQuantizationPass
@@ -20,12 +21,13 @@ if TYPE_CHECKING:
     from .search.budget import Plan
 
 UNCALIBRATED: dict[str, Quantizer] = {
-    "rtn": round_to_nearest,
-    "hqq": hqq.quantize,
-    "kquant": kquant.quantize,
+    "rtn": grouped(round_to_nearest),
+    "hqq": grouped(hqq.quantize),
+    "kquant": grouped(kquant.quantize),
 }
 ALGORITHMS = (*UNCALIBRATED, *CALIBRATED)
 FLOAT = "float"
+GROUP = 128  # inputs whose 4-bit blocks have multiples of one scale
 _SETTINGS = frozenset(
     {"block_size", "symmetric", "algorithm", "embedding", "rotate", "smooth", "budget", "max_kl"}
 )
@@ -62,14 +64,16 @@ class WeightOnlyMethod(Method):
     def forms(self, recipe: QuantizationRecipe) -> Forms:
         """Return the formats of the weights, before a budget mixes them."""
         symmetric = self.symmetric if recipe.symmetric is None else recipe.symmetric
+        size = recipe.block_size or self.block_size
+        shared = self.bits == 4 and not symmetric and size < GROUP
         form = BlockFormat(
-            bits=self.bits, block_size=recipe.block_size or self.block_size, symmetric=symmetric
+            bits=self.bits, block_size=size, symmetric=symmetric, group_size=GROUP if shared else 0
         )
         bits = EMBEDDING_BITS[recipe.embedding or self.embedding]
-        overrides = {HEAD_TURN: dataclasses.replace(form, bits=8)}  # small, and read by every logit
+        overrides = {HEAD_TURN: form.wide() if form.bits == 4 else form}  # small, and read by every logit
         if bits not in (4, 8):
             return Forms(form, overrides=overrides, float_embedding=True)
-        return Forms(form, None if bits == form.bits else dataclasses.replace(form, bits=bits), overrides)
+        return Forms(form, None if bits == form.bits else _of_embedding(form, bits), overrides)
 
     def passes(self, recipe: QuantizationRecipe, measured: Measurements | None) -> Made:
         """See ``Method``."""
@@ -78,7 +82,7 @@ class WeightOnlyMethod(Method):
         before: list[GraphPass] = [RotatePass()] if rotate else []
         if smooth:
             before.append(SmoothQuantPass(self.measurements(measured).smoothing(norms=False)))
-        record: dict[str, Any] = {"method": self.name, **dataclasses.asdict(forms.form)}
+        record: dict[str, Any] = {"method": self.name, **forms.form.facts()}
         record |= {"algorithm": algorithm, "embedding_bits": _embedding_bits(forms)}
         record |= {name: True for name, done in (("rotate", rotate), ("smooth", smooth)) if done}
         if self.needs_measurements(recipe) or recipe.budget is not None or recipe.max_kl is not None:
@@ -97,7 +101,7 @@ class WeightOnlyMethod(Method):
             embedding=forms.embedding,
             overrides=forms.overrides,
             float_embedding=forms.float_embedding,
-            quantizer=UNCALIBRATED.get(algorithm, round_to_nearest),
+            quantizer=UNCALIBRATED.get(algorithm, UNCALIBRATED["rtn"]),
             calibrated=calibrated,
         )
         return [*before, quantizer], record
@@ -119,6 +123,11 @@ class WeightOnlyMethod(Method):
             return self.measurements(measured).plan(forms, recipe.budget, recipe.max_kl)
         share = self._promote(recipe)
         return self.measurements(measured).promoted(forms, share) if share else None
+
+
+def _of_embedding(form: BlockFormat, bits: int) -> BlockFormat:
+    """Return the format of an embedding that has other bits than the layers."""
+    return form.wide() if bits == 8 else dataclasses.replace(form, bits=bits)
 
 
 def _embedding_bits(forms: Forms) -> int:

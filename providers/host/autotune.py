@@ -111,7 +111,7 @@ def _tiles() -> np.ndarray[Any, np.dtype[np.uint8]]:
 def _product(functions: ctypes.CDLL, isa: str, rows: int) -> None:
     x, y = np.ones((rows, _SIZE), np.float32), np.empty((rows, _SIZE), np.float32)
     tiles, message = _tiles(), ctypes.create_string_buffer(200)
-    sizes = (_SIZE, _SIZE, _BITS, _BLOCK, MIDDLE, rows, _SIZE)
+    sizes = (_SIZE, _SIZE, _BITS, _BLOCK, MIDDLE, 0, rows, _SIZE)
     functions.carryall_linear(
         isa.encode(),
         x.ctypes.data_as(ctypes.c_void_p),
@@ -135,6 +135,7 @@ def _products() -> ir.Model:
         "outputs": _SIZE,
         "bits": _BITS,
         "block_size": _BLOCK,
+        "group_size": 0,
         "offsets": MIDDLE,
     }
     value: ir.Value = x

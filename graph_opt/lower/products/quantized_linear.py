@@ -16,6 +16,7 @@ from ...graph.lazy import Array, lazy, unpack_nibbles
 from ...passes.base import GraphPass
 from .block_minima import weight_with_minima
 from .blocked_weight import BlockedWeight, blocked_weight, packed_tensors
+from .groups import group_size, grouped_scales
 from .matmul_nbits import added_bias, around_reshapes, unsupported_axes
 from .tiles import BLOCKS, COLUMNS, LAYOUT, MIDDLE, MINIMA, ZERO_POINTS, pack_tiles, tile_bytes
 
@@ -27,7 +28,7 @@ class QuantizedLinearPass(GraphPass):
 
     def __init__(self) -> None:
         super().__init__()
-        self._tiles: dict[ir.Node, ir.Value] = {}
+        self._tiles: dict[ir.Node, tuple[ir.Value, int]] = {}
 
     def rewrite(self, graph: ir.Graph) -> None:
         """Lower MatMul, Gemm with a transposed weight, and Gather."""
@@ -48,9 +49,10 @@ class QuantizedLinearPass(GraphPass):
         self, graph: ir.Graph, node: ir.Node, found: BlockedWeight, minima: ir.TensorProtocol | None
     ) -> None:
         if found.node not in self._tiles:
-            name = f"{found.stem}.tiles"
-            self._tiles[found.node] = add_initializer(graph, name, packed_tiles(found, minima))
-        tiles = self._tiles[found.node]
+            size = 0 if minima is not None else group_size(found)
+            tensor = packed_tiles(found, minima, size)
+            self._tiles[found.node] = add_initializer(graph, f"{found.stem}.tiles", tensor), size
+        tiles, size = self._tiles[found.node]
         operands: list[ir.Value | None] = [node.inputs[1], tiles]
         op_type, output, bias = "QuantizedRows", node.outputs[0], None
         if node.op_type != "Gather":
@@ -64,6 +66,7 @@ class QuantizedLinearPass(GraphPass):
             "outputs": found.outputs,
             "bits": found.bits,
             "block_size": found.block_size,
+            "group_size": size,
             "offsets": offsets_of(found, minima),
         }
         lowered = insert(output.producer() or node, op_type, operands, attributes, domain=DOMAIN)
@@ -96,15 +99,22 @@ def offsets_of(found: BlockedWeight, minima: ir.TensorProtocol | None) -> int:
     return MIDDLE if found.zero_points is None else ZERO_POINTS
 
 
-def packed_tiles(found: BlockedWeight, minima: ir.TensorProtocol | None) -> ir.LazyTensor:
-    """Return the tiles of a weight; they are computed when they are written."""
-    size = tile_bytes(found.inputs, found.bits, found.block_size, offsets_of(found, minima))
+def packed_tiles(found: BlockedWeight, minima: ir.TensorProtocol | None, groups_of: int = 0) -> ir.LazyTensor:
+    """Return the tiles of a weight; they are computed when they are written.
+
+    Args:
+        found: the weight.
+        minima: its minima, if it has any.
+        groups_of: its ``group_size``; 0 stores a scale for each block.
+    """
+    size = tile_bytes(found.inputs, found.bits, found.block_size, offsets_of(found, minima), groups_of)
 
     def compute() -> Array:
         values, scales, *points = (tensor.numpy() for tensor in packed_tensors(found))
         zeros = _zero_points(points[0], found) if points else None
         if minima is None:
-            return pack_tiles(values, scales, zeros, bits=found.bits)
+            groups = grouped_scales(found, groups_of) if groups_of else None
+            return pack_tiles(values, scales, zeros, bits=found.bits, groups=groups)
         added = minima.numpy().astype(np.float32)
         added = added[:, 0].T if found.axis == 0 else added[:, :, 0]
         middle = np.float32(1 << (found.bits - 1)) if zeros is None else zeros.astype(np.float32)

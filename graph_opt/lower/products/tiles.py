@@ -1,6 +1,6 @@
 """Pack blocked weights into tiles of 16 outputs, the layout of carryall's own kernels.
 
-The layout, version 1, is described in ``providers/native/sources/layout.h``: kernels of every instruction set
+The layout, version 2, is described in ``providers/native/sources/layout.h``: kernels of every instruction set
 read it as it is stored, for any number of rows.
 """
 
@@ -9,23 +9,34 @@ from __future__ import annotations
 import numpy as np
 
 from ...graph.lazy import Array
+from .groups import GroupedScales
 
-LAYOUT = 1
+LAYOUT = 2
 COLUMNS = 16  # outputs of a tile
 BLOCKS = (16, 32, 64, 128, 256)
 MIDDLE, ZERO_POINTS, MINIMA = 0, 1, 2  # what the unsigned values are relative to
 
 
-def tile_bytes(inputs: int, bits: int, block_size: int, offsets: int) -> int:
+def tile_bytes(inputs: int, bits: int, block_size: int, offsets: int, group_size: int = 0) -> int:
     """Return the bytes of one tile."""
     blocks = -(-inputs // block_size)
-    factors = 128 if offsets == MINIMA else 64
-    points = -(-blocks * COLUMNS // 64) * 64 if offsets == ZERO_POINTS else 0
-    return blocks * (COLUMNS * block_size * bits // 8 + factors) + points
+    factors = 0 if group_size else 128 if offsets == MINIMA else 64
+    end = blocks * (COLUMNS * block_size * bits // 8 + factors)
+    if group_size:
+        end += -(-blocks * block_size // group_size) * 64 + blocks * COLUMNS
+    if offsets == ZERO_POINTS:
+        end += blocks * COLUMNS
+    return -(-end // 64) * 64
 
 
 def pack_tiles(
-    values: Array, scales: Array, zero_points: Array | None = None, minima: Array | None = None, *, bits: int
+    values: Array,
+    scales: Array,
+    zero_points: Array | None = None,
+    minima: Array | None = None,
+    *,
+    bits: int,
+    groups: GroupedScales | None = None,
 ) -> Array:
     """Return the tiles of a weight, uint8 [tiles, bytes].
 
@@ -36,29 +47,36 @@ def pack_tiles(
         zero_points: uint8 [outputs, blocks]; None is the middle of the range, or 0 with minima.
         minima: float32 [outputs, blocks], added to each value of a block.
         bits: 4 or 8.
+        groups: the same scales as multiples of those of groups of blocks.
     """
-    outputs, blocks = scales.shape
+    outputs, blocks = values.shape[:2]
     offsets = MINIMA if minima is not None else MIDDLE if zero_points is None else ZERO_POINTS
     block_size = values.shape[2] * 8 // bits
+    group_size = 0 if groups is None else groups.group_size
     tiles = np.zeros(
-        (-(-outputs // COLUMNS), tile_bytes(blocks * block_size, bits, block_size, offsets)), np.uint8
+        (-(-outputs // COLUMNS), tile_bytes(blocks * block_size, bits, block_size, offsets, group_size)),
+        np.uint8,
     )
     value_bytes = COLUMNS * block_size * bits // 8
-    block_bytes = value_bytes + (128 if offsets == MINIMA else 64)
-    inner = tiles[:, : blocks * block_bytes].reshape(len(tiles), blocks, block_bytes)
+    block_bytes = value_bytes + (0 if group_size else 128 if offsets == MINIMA else 64)
+    end = blocks * block_bytes
+    inner = tiles[:, :end].reshape(len(tiles), blocks, block_bytes)
     lines = (
         _lines(values)
         if bits == 4
         else np.ascontiguousarray(values).reshape(outputs, blocks, -1).view(np.uint32)
     )
     inner[..., :value_bytes] = _by_tile(lines).view(np.uint8).reshape(len(tiles), blocks, value_bytes)
-    for first, factor in ((value_bytes, scales), (value_bytes + 64, minima)):
+    factors = () if groups else ((value_bytes, scales), (value_bytes + 64, minima))
+    for first, factor in factors:
         if factor is not None:
             floats = _by_tile(factor.astype(np.float32, copy=False)[..., None])
             inner[..., first : first + 64] = floats.view(np.uint8).reshape(len(tiles), blocks, 64)
-    if zero_points is not None:
-        points = _by_tile(zero_points[..., None]).reshape(len(tiles), blocks * COLUMNS)
-        tiles[:, blocks * block_bytes :][:, : points.shape[1]] = points
+    for part in (*((groups.scales, groups.multiples) if groups else ()), zero_points):
+        if part is not None:
+            stored = np.ascontiguousarray(_by_tile(part[..., None])).view(np.uint8).reshape(len(tiles), -1)
+            tiles[:, end : end + stored.shape[1]] = stored
+            end += stored.shape[1]
     return tiles
 
 

@@ -16,8 +16,8 @@ import numpy as np
 import onnx_ir as ir
 
 from ...graph.edit import weight
-from .blockwise import BlockFormat, Floats, Quantized, choose_scales, dequantize, levels_of, round_to_nearest
-from .refine import fit_scales
+from .blockwise import BlockFormat, Floats, Quantized, dequantize, levels_of, round_to_nearest
+from .grouped import refitted, starting_scales
 
 _POWERS = tuple(step / 10 for step in range(11))
 _COLUMNS = 256  # columns of each weight that the search uses
@@ -63,10 +63,10 @@ def quantize(weight: Floats, form: BlockFormat, moments: Floats, drift: Floats |
         GraphError: the matrix holds NaN or infinity.
     """
     del drift
-    scales, zero_points = choose_scales(weight, form, np.diagonal(moments).copy())
-    result = levels_of(weight, form, scales, zero_points)
-    levels = result.values.astype(np.float32) - np.repeat(zero_points, form.block_size, 0)
-    return result._replace(scales=fit_scales(weight, levels, scales, moments))
+    found = starting_scales(weight, form, np.diagonal(moments).copy())
+    result = levels_of(weight, form, found.scales, found.zero_points)
+    levels = result.values.astype(np.float32) - np.repeat(found.zero_points, form.block_size, 0)
+    return result._replace(scales=refitted(weight, levels, found, moments, form).scales)
 
 
 def _normalised(scale: Floats) -> Floats:

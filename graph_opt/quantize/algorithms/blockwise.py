@@ -34,6 +34,7 @@ class BlockFormat:
         bits: 4 or 8.
         block_size: number of consecutive inputs that share a scale: a power of two, 16 to 256.
         symmetric: signed values without zero point, else unsigned values with one.
+        group_size: inputs whose blocks have multiples of one scale, see ``grouped.py``; 0 for free scales.
 
     Raises:
         UsageError: a value is not supported.
@@ -42,6 +43,7 @@ class BlockFormat:
     bits: int = 4
     block_size: int = 32
     symmetric: bool = True
+    group_size: int = 0
 
     def __post_init__(self) -> None:
         if self.bits not in (4, 8):
@@ -58,6 +60,16 @@ class BlockFormat:
         """
         sizes = [size for size in BLOCK_SIZES if size <= self.block_size and inputs % size == 0]
         return dataclasses.replace(self, block_size=sizes[-1]) if sizes else None
+
+    def wide(self) -> BlockFormat:
+        """Return the format of layers of the same model that get 8 bits: blocks of 64 are fast."""
+        return BlockFormat(bits=8, block_size=max(self.block_size, 64), symmetric=True)
+
+    def facts(self) -> dict[str, int | bool]:
+        """Return the fields, as a package records them."""
+        return {
+            name: value for name, value in dataclasses.asdict(self).items() if name != "group_size" or value
+        }
 
     @property
     def dtype(self) -> ir.DataType:

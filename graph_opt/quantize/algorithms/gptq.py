@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from .blockwise import BlockFormat, Floats, Quantized, choose_scales
-from .refine import descend, fit_scales
+from .blockwise import BlockFormat, Floats, Quantized
+from .grouped import Scales, refitted, starting_scales
+from .refine import descend
 
 _DAMPING = 0.02  # share of the mean of the diagonal of the moments that is added to the diagonal
 _COLUMNS = 1024  # columns rounded at a time
@@ -47,26 +48,24 @@ def quantize(weight: Floats, form: BlockFormat, moments: Floats, drift: Floats |
         target = np.array(weight[:, columns], np.float32)
         if correction is not None:
             target += correction @ target
-        scales, zero_points = choose_scales(target, form, importance)
+        found = starting_scales(target, form, importance)
         levels = np.empty_like(target)
         blocks = order // form.block_size
-        levels[order] = _round(target[order], scales[blocks], zero_points[blocks], factor, form)
-        scales = _refine(target, levels, scales, zero_points, damped, form)
+        levels[order] = _round(target[order], found.scales[blocks], found.zero_points[blocks], factor, form)
+        found = _refine(target, levels, found, damped, form)
         values[:, columns] = levels
-        parts.append((scales, zero_points))
+        parts.append((found.scales, found.zero_points))
     scales, zero_points = (np.concatenate(part, axis=1) for part in zip(*parts, strict=True))
     return Quantized(values, scales, None if form.symmetric else zero_points.astype(stored))
 
 
-def _refine(
-    target: Floats, levels: Floats, scales: Floats, zero_points: Floats, moments: Floats, form: BlockFormat
-) -> Floats:
+def _refine(target: Floats, levels: Floats, found: Scales, moments: Floats, form: BlockFormat) -> Scales:
     """Improve ``levels`` in place and return better scales."""
-    zero = np.repeat(zero_points, form.block_size, 0)
+    zero = np.repeat(found.zero_points, form.block_size, 0)
     for _ in range(_ROUNDS):
-        scales = fit_scales(target, levels - zero, scales, moments)
-        descend(target, levels, np.repeat(scales, form.block_size, 0), zero, moments, form)
-    return fit_scales(target, levels - zero, scales, moments)
+        found = refitted(target, levels - zero, found, moments, form)
+        descend(target, levels, np.repeat(found.scales, form.block_size, 0), zero, moments, form)
+    return refitted(target, levels - zero, found, moments, form)
 
 
 def _round(left: Floats, scale: Floats, zero: Floats, factor: Floats, form: BlockFormat) -> Floats:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from ...graph.lazy import Array
 from .blockwise import BlockFormat, Floats
 
 _PANEL = 128  # inputs whose changes are propagated to the others at once
@@ -26,30 +27,39 @@ def fit_scales(target: Floats, levels: Floats, scales: Floats, moments: Floats) 
         scales: the current scales, [blocks, out].
         moments: E[x x^T], [in, in].
     """
-    blocks, outputs = scales.shape
-    width = max(1, _SYSTEM_BYTES // (8 * blocks * blocks))
     parts = [
         _fit(target[:, columns], levels[:, columns], scales[:, columns], moments)
-        for columns in (slice(start, start + width) for start in range(0, outputs, width))
+        for columns in column_parts(*scales.shape)
     ]
     return np.concatenate(parts, axis=1)
 
 
 def _fit(target: Floats, levels: Floats, scales: Floats, moments: Floats) -> Floats:
-    blocks, outputs = scales.shape
-    cut = levels.reshape(blocks, -1, outputs)
-    systems = np.empty((outputs, blocks, blocks))
-    for index, part in enumerate(cut):
-        inputs = slice(index * len(part), (index + 1) * len(part))
-        spread = (moments[:, inputs] @ part).reshape(cut.shape)
-        systems[:, index] = np.einsum("bin,bin->nb", cut, spread)
-    aims = np.einsum("bin,bin->nb", cut, (moments @ target).reshape(cut.shape))
+    systems, aims = block_systems(target, levels, len(scales), moments)
     diagonal = np.einsum("nbb->nb", systems)
     ridge = _RIDGE * diagonal + max(1e-12 * float(diagonal.mean()), 1e-30)
     diagonal += ridge
     solved = np.linalg.solve(systems, (aims + ridge * scales.T)[..., None])[..., 0]
     result: Floats = np.ascontiguousarray(solved.T, np.float32)
     return result
+
+
+def column_parts(blocks: int, outputs: int) -> list[slice]:
+    """Return slices of columns whose linear systems fit in memory."""
+    width = max(1, _SYSTEM_BYTES // (8 * blocks * blocks))
+    return [slice(start, start + width) for start in range(0, outputs, width)]
+
+
+def block_systems(target: Floats, levels: Floats, blocks: int, moments: Floats) -> tuple[Array, Array]:
+    """Return A [out, blocks, blocks] and b [out, blocks] of the error s^T A s - 2 b^T s of scales s."""
+    outputs = levels.shape[1]
+    cut = levels.reshape(blocks, -1, outputs)
+    systems = np.empty((outputs, blocks, blocks))
+    for index, part in enumerate(cut):
+        inputs = slice(index * len(part), (index + 1) * len(part))
+        spread = (moments[:, inputs] @ part).reshape(cut.shape)
+        systems[:, index] = np.einsum("bin,bin->nb", cut, spread)
+    return systems, np.einsum("bin,bin->nb", cut, (moments @ target).reshape(cut.shape))
 
 
 def descend(

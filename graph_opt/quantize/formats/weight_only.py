@@ -12,7 +12,7 @@ import onnx_ir as ir
 from ....contract import INPUT_IDS
 from ....errors import GraphError
 from ...graph.edit import add_initializer, insert, int_attribute, nodes_of, weight
-from ...graph.half_scales import Widened
+from ...graph.half_scales import GROUP_SIZE, Widened
 from ...graph.lazy import Array, SharedComputation, lazy, pack_nibbles, shape_of
 from ...passes.base import GraphPass
 from ..algorithms.blockwise import BLOCK_SIZES, BlockFormat, Quantized, Quantizer, round_to_nearest
@@ -183,10 +183,9 @@ def _parts(
     shape = shape_of(source)
     blocks = [size // form.block_size if i == axis else size for i, size in enumerate(shape)]
     shared = SharedComputation(compute)
-    parts = [
-        lazy(lambda: shared.part(0), form.dtype, shape),
-        Widened(lazy(lambda: shared.part(1), ir.DataType.FLOAT16, blocks)),
-    ]
+    half = lazy(lambda: shared.part(1), ir.DataType.FLOAT16, blocks)
+    half.meta[GROUP_SIZE] = form.group_size
+    parts = [lazy(lambda: shared.part(0), form.dtype, shape), Widened(half)]
     if not form.symmetric:
         parts.append(lazy(lambda: shared.part(2), form.dtype, blocks))
     return parts

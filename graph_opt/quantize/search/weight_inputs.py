@@ -46,7 +46,7 @@ class WeightInputs:
             for value in graph.initializers.values()
             if value not in wanted and is_matrix(value) and value.const_value is not None
         }
-        self._axes = {str(value.name): summed_axis(value) for value in wanted}
+        self._axes = {str(value.name): summed_axis(value) or 0 for value in wanted}
         self._weights: dict[str, Array] = {}
         for value in wanted:
             if value.const_value is not None:
@@ -82,7 +82,9 @@ class WeightInputs:
 
     def _rounded(self, name: str, form: BlockFormat) -> Floats:
         matrix = self._weights[name]
-        if self._axes[name] == 0:
+        axis = self._axes[name]
+        form = form.fitted(matrix.shape[axis]) or form
+        if axis == 0:
             return dequantize(round_to_nearest(matrix, form), form)
         return np.ascontiguousarray(dequantize(round_to_nearest(matrix.T, form), form).T)
 

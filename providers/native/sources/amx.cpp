@@ -2,7 +2,8 @@
 // more than it saves, and AVX-512 VNNI computes them, as it does the last rows if they fill little of a register.
 #include <immintrin.h>
 
-#include "amx_configuration.h"
+#include "amx_blocks.h"
+#include "amx_units.h"
 #include "cpu.h"
 #include "products.h"
 
@@ -12,232 +13,37 @@ namespace {
 // Measured on a Xeon (family 6, model 167) with 576 x 3,072 and 1,024 x 3,072, one thread: with 4 bits AMX takes 1.1 times
 // as long as VNNI for 10 rows and 0.9 times for 12; with 8 bits 1.1 times for 12 and 0.95 times for 16. Sixteen more rows
 // take as long as 4 or 5 rows with VNNI.
-constexpr int64_t kFewRows = 12, kFewRowsOfBytes = 15, kFewLastRows = 4;
-constexpr int64_t kGroup = kRowGroup;     // rows of a tile register
-constexpr int64_t kUnpacked = 128 << 10;   // bytes of weights that are unpacked at a time
-constexpr int64_t kMostBlock = 256;       // inputs
-constexpr int64_t kMostBlocks = kUnpacked / (16 * 16);  // of them
-
-// Writes blocks [first, last) of a tile as signed bytes: relative to the zero point in 4 bits, to 128 in 8 bits.
-void unpack(const Weights& w, const uint8_t* tile, int64_t first, int64_t last, int8_t* bytes) {
-  const uint8_t* points = tile + w.blocks() * w.block_bytes() + first * kColumns;
-  for (int64_t b = first; b < last; b++, points += kColumns) {
-    const uint8_t* lines = tile + b * w.block_bytes();
-    const uint8_t* end = lines + w.value_bytes();
-    if (w.bits == 8) {
-      for (; lines < end; lines += kLine, bytes += kLine)
-        _mm512_store_si512(bytes, _mm512_xor_si512(_mm512_loadu_si512(lines), _mm512_set1_epi8(-128)));
-      continue;
-    }
-    __m512i zero = _mm512_set1_epi8(w.offsets == Offsets::minima ? 0 : 8);
-    if (w.offsets == Offsets::zero_points) {
-      const __m512i wide = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(points)));
-      zero = _mm512_mullo_epi32(wide, _mm512_set1_epi32(0x01010101));
-    }
-    const __m512i mask = _mm512_set1_epi8(15);
-    for (; lines < end; lines += kLine, bytes += 2 * kLine) {
-      const __m512i line = _mm512_loadu_si512(lines);
-      const __m512i high = _mm512_and_si512(_mm512_srli_epi16(line, 4), mask);
-      _mm512_store_si512(bytes, _mm512_sub_epi8(_mm512_and_si512(line, mask), zero));
-      _mm512_store_si512(bytes + kLine, _mm512_sub_epi8(high, zero));
-    }
-  }
-}
-
-// `begin` computes the products of 16 rows with one block, `end` stores them. Macros, because the intrinsics take literal
-// numbers only. kOne: a block is one step of inputs.
-#define CARRYALL_BLOCK(name, sums, activations, weights)                                                          \
-  struct name {                                                                                                  \
-    template <bool kOne>                                                                                         \
-    CARRYALL_INLINE static void begin(const int8_t* values, int64_t width, const int8_t* bytes, int64_t block) { \
-      _tile_zero(sums);                                                                                          \
-      for (int64_t k = 0; k < (kOne ? 1 : block); k += kLine) {                                                  \
-        _tile_loadd(activations, values + k, width);                                                             \
-        _tile_loadd(weights, bytes + k * kColumns, kLine);                                                       \
-        _tile_dpbssd(sums, activations, weights);                                                                \
-      }                                                                                                          \
-    }                                                                                                            \
-    CARRYALL_INLINE static void end(int32_t* products) { _tile_stored(sums, products, kLine); }                  \
-  };
-CARRYALL_BLOCK(Even, 0, 4, 6)
-CARRYALL_BLOCK(Odd, 1, 5, 7)
-
-// Blocks [first, last) of the inputs of some tiles, for some rows; weights are unpacked.
-struct Panel {
-  const Weights* weights;
-  const Rows* rows;
-  const float* bias;    // of the first tile, or nullptr
-  const uint8_t* data;  // the first tile
-  const int8_t* bytes;  // [tiles, last - first, block * 16]
-  float* y;             // of the first tile's first column, row 0
-  int64_t first_row, last_row, tiles, first, last, columns;  // columns: valid ones from the first tile on
-};
-
-// Scales and sums of 16 rows, so that those of a block lie side by side.
-struct Group {
-  alignas(kLine) float scales[kMostBlocks * kGroup];  // [shares, 16]
-  alignas(kLine) int32_t sums[kMostBlocks * kGroup];  // [blocks, 16]
-
-  void read(const Panel& p, int64_t row) {
-    const Rows& from = *p.rows;
-    const int64_t begin = p.first / from.share, end = (p.last + from.share - 1) / from.share;
-    for (int64_t r = 0; r < kGroup; r++) {
-      const float* own = from.scales + (row + r) * from.shares;
-      for (int64_t s = begin; s < end; s++) scales[(s - begin) * kGroup + r] = own[s];
-    }
-    if (p.weights->offsets == Offsets::middle) return;
-    for (int64_t r = 0; r < kGroup; r++) {
-      const int32_t* own = from.sums + (row + r) * from.blocks;
-      for (int64_t b = p.first; b < p.last; b++) sums[(b - p.first) * kGroup + r] = own[b];
-    }
-  }
-};
-
-// What the addition of a block reads.
-struct Addend {
-  const float* stored;    // scales of the columns, then minima
-  const uint8_t* points;  // zero points, or nullptr
-  const float* scales;    // of the rows
-  const int32_t* sums;
-
-  CARRYALL_INLINE void next(int64_t block_bytes) {
-    stored = reinterpret_cast<const float*>(reinterpret_cast<const uint8_t*>(stored) + block_bytes);
-    points += kColumns;
-    sums += kGroup;
-  }
-};
-
-// Adds the products with one block to `added`: to the sum over the blocks that share scales of the rows, if they do, else,
-// multiplied by them, to the results.
-template <bool kShared, bool kInexact, bool kMinima>
-CARRYALL_INLINE void add_block(const Addend& from, bool zero_points, const int32_t* products, __m512 (&added)[kGroup]) {
-  const __m512 scale = _mm512_loadu_ps(from.stored), minima = kMinima ? _mm512_loadu_ps(from.stored + kColumns) : scale;
-  __m512i less = _mm512_set1_epi32(128);  // products with unpacked weights of 8 bits are relative to 128
-  if (kInexact && zero_points) {
-    const __m128i points = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from.points));
-    less = _mm512_and_si512(_mm512_sub_epi32(less, _mm512_cvtepu8_epi32(points)), _mm512_set1_epi32(0xffff));
-  }
-#pragma GCC unroll 16
-  for (int r = 0; r < kGroup; r++) {
-    __m512i product = _mm512_load_si512(products + r * kColumns);
-    // The sum of a block fits into the low 16 bits, as does `less`, whose high ones are 0.
-    if (kInexact) product = _mm512_dpwssd_epi32(product, less, _mm512_set1_epi32(from.sums[r]));
-    const __m512 start = kShared ? added[r] : _mm512_setzero_ps();
-    __m512 sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(product), scale, start);
-    if (kMinima) sum = _mm512_fmadd_ps(minima, _mm512_cvtepi32_ps(_mm512_set1_epi32(from.sums[r])), sum);
-    added[r] = kShared ? sum : _mm512_fmadd_ps(sum, _mm512_set1_ps(from.scales[r]), added[r]);
-  }
-}
-
-// Adds the sums over blocks, multiplied by the scales of the rows, to the results [16, 16], and begins new sums.
-CARRYALL_INLINE void add_sums(const float* scales, float* results, __m512 (&sums)[kGroup]) {
-#pragma GCC unroll 16
-  for (int r = 0; r < kGroup; r++) {
-    float* result = results + r * kColumns;
-    _mm512_store_ps(result, _mm512_fmadd_ps(sums[r], _mm512_set1_ps(scales[r]), _mm512_load_ps(result)));
-    sums[r] = _mm512_setzero_ps();
-  }
-}
-
-template <bool kOne, bool kShared, bool kInexact, bool kMinima>
-void add_panel(const Panel& p) {
-  alignas(kLine) int32_t products[2][kGroup * kColumns];
-  alignas(kLine) float results[kGroup * kColumns];
-  Group group;
-  const Weights& w = *p.weights;
-  const int64_t width = p.rows->width, block = w.block, unpacked = block * kColumns, count = p.last - p.first;
-  const int64_t block_bytes = w.block_bytes(), share = p.rows->share;
-  const bool zero_points = w.offsets == Offsets::zero_points;
-  const auto values_of = [&](int64_t row) { return p.rows->values + row * width + p.first * block; };
-  // Blocks are computed two ahead, then those of the next tile. The last ones, which nobody adds, are any memory.
-  const int8_t *values = values_of(p.first_row), *bytes = p.bytes;
-  Even::begin<kOne>(values, width, bytes, block);
-  Odd::begin<kOne>(values + block, width, bytes + unpacked, block);
-  Even::end(products[0]);
-  for (int64_t row = p.first_row; row < p.last_row; row += kGroup) {
-    const int64_t rows = p.last_row - row < kGroup ? p.last_row - row : kGroup;
-    group.read(p, row);
-    for (int64_t tile = 0; tile < p.tiles; tile++) {
-      const bool last_tile = tile + 1 == p.tiles;
-      const int8_t* next_bytes = last_tile ? p.bytes : p.bytes + (tile + 1) * count * unpacked;
-      const int8_t* next_values = values_of(last_tile && row + kGroup < p.last_row ? row + kGroup : row);
-      const int64_t left_columns = p.columns - tile * kColumns, columns = left_columns < kColumns ? left_columns : kColumns;
-      const __mmask16 valid = static_cast<__mmask16>((1 << columns) - 1);
-      float* y = p.y + row * w.outputs + tile * kColumns;
-      for (int64_t r = 0; r < rows; r++) __builtin_prefetch(y + r * w.outputs, 1);
-      __m512 start = _mm512_setzero_ps();
-      if (p.bias != nullptr) start = _mm512_maskz_loadu_ps(valid, p.bias + tile * kColumns);
-      for (int64_t r = 0; r < rows; r++) {
-        if (p.first > 0) start = _mm512_maskz_loadu_ps(valid, y + r * w.outputs);
-        _mm512_store_ps(results + r * kColumns, start);
-      }
-      __m512 added[kGroup];
-#pragma GCC unroll 16
-      for (int r = 0; r < kGroup; r++) added[r] = kShared ? _mm512_setzero_ps() : _mm512_load_ps(results + r * kColumns);
-      const uint8_t* data = p.data + tile * w.tile_bytes();
-      Addend from{reinterpret_cast<const float*>(data + p.first * block_bytes + w.value_bytes()),
-                  data + p.rows->blocks * block_bytes + p.first * kColumns, group.scales, group.sums};
-      int64_t open = share;
-      const auto add = [&](const int32_t* block_products) __attribute__((always_inline)) {
-        add_block<kShared, kInexact, kMinima>(from, zero_points, block_products, added);
-        from.next(block_bytes);
-        if (--open > 0) return;
-        if (kShared) add_sums(from.scales, results, added);
-        from.scales += kGroup;
-        open = share;
-      };
-      for (int64_t left = count; left > 0; left -= 2) {
-        values = left > 2 ? values + 2 * block : next_values;
-        bytes = left > 2 ? bytes + 2 * unpacked : next_bytes;
-        Even::begin<kOne>(values, width, bytes, block);
-        Odd::end(products[1]);
-        add(products[0]);
-        Odd::begin<kOne>(values + block, width, bytes + unpacked, block);
-        Even::end(products[0]);
-        if (left > 1) add(products[1]);
-      }
-      if (kShared && open < share) add_sums(from.scales, results, added);
-#pragma GCC unroll 16
-      for (int r = 0; r < kGroup; r++)
-        if (!kShared) _mm512_store_ps(results + r * kColumns, added[r]);
-      for (int64_t r = 0; r < rows; r++)
-        _mm512_mask_storeu_ps(y + r * w.outputs, valid, _mm512_load_ps(results + r * kColumns));
-    }
-  }
-}
-
-template <bool kOne, bool kInexact>
-void add_any(const Panel& p) {
-  const bool minima = p.weights->offsets == Offsets::minima;
-  if constexpr (kOne && !kInexact)
-    if (p.rows->share > 1) return minima ? add_panel<true, true, false, true>(p) : add_panel<true, true, false, false>(p);
-  return minima ? add_panel<kOne, false, kInexact, true>(p) : add_panel<kOne, false, kInexact, false>(p);
-}
+constexpr int64_t kFewRows = 12, kFewRowsOfBytes = 15, kFewRowsOfUnits = 8, kFewLastRows = 4;
 
 void multiply_amx(const Weights& w, const Rows& rows, const float* bias, int64_t first_row, int64_t last_row,
                   int64_t first_tile, int64_t last_tile, float* y) {
-  const int64_t count = last_row - first_row, few = w.bits == 4 ? kFewRows : kFewRowsOfBytes;
+  const int64_t count = last_row - first_row, unit = unit_of(w);
+  const int64_t few = unit > 0 ? kFewRowsOfUnits : w.bits == 4 ? kFewRows : kFewRowsOfBytes;
   const int64_t left = count < few ? count : count % kGroup <= kFewLastRows ? count % kGroup : 0;
   if (left > 0) kAvx512Vnni.multiply(w, rows, bias, last_row - left, last_row, first_tile, last_tile, y);
   if (left == count) return;
   last_row -= left;
   alignas(64) int8_t bytes[kUnpacked + kMostBlock * kColumns];
-  const int64_t step = w.block < kLine ? w.block : kLine, room = kUnpacked / (w.block * kColumns);
-  const int64_t chunk = room < rows.blocks ? room : rows.blocks, most = room / chunk;
+  const int64_t room = kUnpacked / (w.block * kColumns), whole = unit > 0 ? room - room % (unit / w.block) : room;
+  const int64_t chunk = whole < rows.blocks ? whole : rows.blocks;
+  const int64_t tile_bytes = unpacked_bytes(chunk * w.block), fitting = kUnpacked / tile_bytes;
+  const int64_t most = fitting > 1 ? fitting / 2 * 2 : 1, step = unit > 0 || w.block > kLine ? kLine : w.block;
   configure(kGroup, step);
   for (int64_t tile = first_tile; tile < last_tile; tile += most) {
     const int64_t tiles = tile + most < last_tile ? most : last_tile - tile, column = tile * kColumns;
     const uint8_t* data = w.data + tile * w.tile_bytes();
     for (int64_t first = 0; first < rows.blocks; first += chunk) {
-      const int64_t last = first + chunk < rows.blocks ? first + chunk : rows.blocks;
-      for (int64_t t = 0; t < tiles; t++)
-        unpack(w, data + t * w.tile_bytes(), first, last, bytes + t * (last - first) * w.block * kColumns);
+      const int64_t last = first + chunk < rows.blocks ? first + chunk : rows.blocks, inputs = (last - first) * w.block;
+      const int64_t of_tile = unit > 0 ? unpacked_bytes(inputs) : inputs * kColumns;
+      for (int64_t t = 0; t < tiles; t++) {
+        int8_t* to = bytes + t * of_tile;
+        unpack(w, data + t * w.tile_bytes(), first, last, to);
+        memset(to + inputs * kColumns, 0, static_cast<size_t>(of_tile - inputs * kColumns));
+      }
       written(bytes);
       const Panel panel{&w, &rows, bias == nullptr ? nullptr : bias + column, data, bytes,
                         y + column, first_row, last_row, tiles, first, last, w.outputs - column};
-      const bool one = w.block <= kLine, inexact = w.bits == 8 && w.offsets != Offsets::middle;
-      if (inexact) one ? add_any<true, true>(panel) : add_any<false, true>(panel);
-      else one ? add_any<true, false>(panel) : add_any<false, false>(panel);
+      unit > 0 ? multiply_units(panel, unit) : multiply_blocks(panel);
     }
   }
   _tile_release();

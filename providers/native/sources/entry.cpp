@@ -50,9 +50,9 @@ CARRYALL_EXPORT int carryall_stores_pairs(const char* isa, int64_t size, int64_t
 // and a message.
 CARRYALL_EXPORT int carryall_linear(const char* isa, const float* x, int64_t count, const uint8_t* data, int64_t bytes,
                                     const float* bias, int64_t inputs, int64_t outputs, int64_t bits, int64_t block,
-                                    int64_t offsets, int64_t row_step, int64_t tile_step, float* y, char* message,
-                                    int64_t size) {
-  const Weights weights{data, inputs, outputs, bits, block, static_cast<Offsets>(offsets)};
+                                    int64_t offsets, int64_t group, int64_t row_step, int64_t tile_step, float* y,
+                                    char* message, int64_t size) {
+  const Weights weights{data, inputs, outputs, bits, block, static_cast<Offsets>(offsets), group};
   if (const char* wrong = weights.complaint()) return complain(wrong, message, size);
   if (bytes != weights.bytes()) return complain("the weights have a wrong number of bytes", message, size);
   const Kernels* kernels = choose_kernels(isa);

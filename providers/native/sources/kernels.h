@@ -6,7 +6,8 @@
 namespace carryall {
 
 // Quantized rows of inputs: values in [-127, 127], and for each row and block a sum and a scale. Blocks of 4 bits share the
-// scale of 64 inputs, so that their products are multiplied by it once: their own rounding is much coarser.
+// scale of their group, or of 64 inputs, so that their products are multiplied by it once: their own rounding is much
+// coarser.
 // Memory for rows up to the next multiple of kRowGroup exists; its content has no meaning.
 constexpr int64_t kRowGroup = 16, kSharedScale = 64;
 
@@ -26,7 +27,8 @@ struct Kernels {
   void (*quantize)(const float* x, int64_t inputs, int64_t block, Rows rows, int64_t row);
   // Computes columns of tiles [first_tile, last_tile) of y [rows, outputs] for rows [first_row, last_row):
   // the sum over scales of the row, in their order, of scale * (the sum over their blocks, in their order, of
-  // column scale * integer product). bias may be null.
+  // column scale * integer product); with groups, of scale * (column scale * (the sum of multiple * integer product)).
+  // bias may be null.
   void (*multiply)(const Weights& weights, const Rows& rows, const float* bias, int64_t first_row, int64_t last_row,
                    int64_t first_tile, int64_t last_tile, float* y);
   const AttentionKernels* attention;

@@ -1,19 +1,23 @@
-// The layout of quantized weights, version 1. It does not depend on the instruction set.
+// The layout of quantized weights, version 2. It does not depend on the instruction set.
 //
 // A tile holds 16 outputs. Within a tile, block after block of inputs; within a block:
 //   values  4 bits: 64 bytes for 8 inputs. Byte 4 c + i has input i of output c in its low nibble, input i + 4
 //                   in its high nibble.
 //           8 bits: 64 bytes for 4 inputs. Byte 4 c + i has input i of output c.
-//   scales  16 float32
+//   scales  16 float32, only without groups
 //   minima  16 float32, only with Offsets::minima
-// With Offsets::zero_points the tile ends with 16 bytes per block, padded to a multiple of 64 bytes. Values are
-// unsigned. Missing inputs and outputs are stored as zeros.
+// With groups, the scale of a block is a multiple (0 to 15) of the scale of its group, and the magnitude of a value
+// relative to its zero point, times the multiple, is at most 127. After the blocks follow
+//   scales       16 float32 per group
+//   multiples    16 bytes per block
+// With Offsets::zero_points 16 bytes per block follow. A tile is padded to a multiple of 64 bytes. Values are unsigned.
+// Missing inputs and outputs are stored as zeros.
 #pragma once
 #include <cstdint>
 
 namespace carryall {
 
-constexpr int64_t kLayoutVersion = 1;
+constexpr int64_t kLayoutVersion = 2;
 constexpr int64_t kColumns = 16;  // outputs of a tile
 constexpr int64_t kLine = 64;     // bytes
 constexpr int64_t kLargest = int64_t{1} << 24;  // of inputs and of outputs; keeps every product below in 63 bits
@@ -27,15 +31,23 @@ struct Weights {
   const uint8_t* data = nullptr;
   int64_t inputs = 0, outputs = 0, bits = 0, block = 0;
   Offsets offsets = Offsets::middle;
+  int64_t group = 0;  // inputs with a common scale, or 0: each block has its own
 
   CARRYALL_INLINE int64_t blocks() const { return (inputs + block - 1) / block; }
   CARRYALL_INLINE int64_t width() const { return blocks() * block; }  // inputs with the padding of the last block
   CARRYALL_INLINE int64_t tiles() const { return (outputs + kColumns - 1) / kColumns; }
   CARRYALL_INLINE int64_t value_bytes() const { return kColumns * block * bits / 8; }
-  CARRYALL_INLINE int64_t block_bytes() const { return value_bytes() + kLine * (offsets == Offsets::minima ? 2 : 1); }
+  CARRYALL_INLINE int64_t block_bytes() const {
+    return value_bytes() + kLine * (group > 0 ? 0 : offsets == Offsets::minima ? 2 : 1);
+  }
+  CARRYALL_INLINE int64_t groups() const { return group > 0 ? (width() + group - 1) / group : 0; }
+  // Positions in a tile.
+  CARRYALL_INLINE int64_t group_scales() const { return blocks() * block_bytes(); }
+  CARRYALL_INLINE int64_t multiples() const { return group_scales() + groups() * kLine; }
+  CARRYALL_INLINE int64_t points() const { return multiples() + (group > 0 ? blocks() * kColumns : 0); }
   CARRYALL_INLINE int64_t tile_bytes() const {
-    const int64_t points = offsets == Offsets::zero_points ? (blocks() * kColumns + kLine - 1) / kLine * kLine : 0;
-    return blocks() * block_bytes() + points;
+    const int64_t end = points() + (offsets == Offsets::zero_points ? blocks() * kColumns : 0);
+    return (end + kLine - 1) / kLine * kLine;
   }
   CARRYALL_INLINE int64_t bytes() const { return tiles() * tile_bytes(); }
 
@@ -47,6 +59,9 @@ struct Weights {
     if (block < 16 || block > 256 || (block & (block - 1)) != 0) return "block_size is not 16, 32, 64, 128 or 256";
     const int64_t kind = static_cast<int64_t>(offsets);
     if (kind < 0 || kind > 2) return "offsets is not 0, 1 or 2";
+    if (group == 0) return nullptr;
+    if (group < 64 || group > 256 || group % 64 != 0) return "group_size is not 0, 64, 128, 192 or 256";
+    if (group % block != 0 || bits != 4 || offsets == Offsets::minima) return "these weights have no groups";
     return nullptr;
   }
 };

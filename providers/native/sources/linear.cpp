@@ -24,7 +24,8 @@ Workspace::Workspace(const Weights& weights, int64_t count) {
   // Tasks begin at any row, so that the last group of 16 may begin just before the end.
   const int64_t rows = count + kRowGroup;
   const int64_t values = parts(rows * weights.width(), kLine) * kLine, blocks = weights.blocks();
-  const int64_t share = weights.bits == 4 ? larger(1, kSharedScale / weights.block) : 1, shares = parts(blocks, share);
+  const int64_t shared = weights.group > 0 ? weights.group : weights.bits == 4 ? kSharedScale : 1;
+  const int64_t share = larger(1, shared / weights.block), shares = parts(blocks, share);
   memory_ = malloc(static_cast<size_t>(values + rows * (shares + blocks) * 4 + kLine));
   const auto start = (reinterpret_cast<uintptr_t>(memory_) + kLine - 1) / kLine * kLine;
   rows_.values = reinterpret_cast<int8_t*>(start);
@@ -70,12 +71,14 @@ void multiply_task(void* job, size_t index) {
 void read_row(const Weights& w, int64_t index, float* y) {
   const int64_t column = index % kColumns;
   const uint8_t* tile = w.data + index / kColumns * w.tile_bytes();
-  const uint8_t* points = tile + w.blocks() * w.block_bytes() + column;
+  const uint8_t *points = tile + w.points() + column, *multiples = tile + w.multiples() + column;
   for (int64_t b = 0; b < w.blocks(); b++) {
     const uint8_t* block = tile + b * w.block_bytes();
-    const uint8_t* factors = block + w.value_bytes() + column * 4;
+    const uint8_t* factors = w.group > 0 ? tile + w.group_scales() + b * w.block / w.group * kLine : block + w.value_bytes();
+    factors += column * 4;
     float scale, minimum = 0;
     memcpy(&scale, factors, sizeof scale);
+    if (w.group > 0) scale *= static_cast<float>(multiples[b * kColumns]);
     if (w.offsets == Offsets::minima) memcpy(&minimum, factors + kLine, sizeof minimum);
     const int zero = w.offsets == Offsets::zero_points ? points[b * kColumns]
                      : w.offsets == Offsets::minima    ? 0

@@ -5,7 +5,7 @@
 // PagedAttention    see attention_operator.cpp
 // QuantizedExperts  see experts_operator.cpp
 //
-// Attributes of the first two, integers: layout, inputs, outputs, bits, block_size, offsets (see layout.h).
+// Attributes of the first two, integers: layout, inputs, outputs, bits, block_size, group_size, offsets (see layout.h).
 #include <cstdio>
 #include <new>
 
@@ -30,6 +30,7 @@ OrtStatus* create(const OrtCustomOp*, const OrtApi* api, const OrtKernelInfo* in
   CARRYALL_TRY(attribute(api, info, "outputs", &w.outputs));
   CARRYALL_TRY(attribute(api, info, "bits", &w.bits));
   CARRYALL_TRY(attribute(api, info, "block_size", &w.block));
+  CARRYALL_TRY(attribute(api, info, "group_size", &w.group));
   CARRYALL_TRY(attribute(api, info, "offsets", &offsets));
   w.offsets = static_cast<Offsets>(offsets);
   if (const char* complaint = w.complaint()) return failure(api, kInvalidArgument, complaint);

@@ -51,15 +51,16 @@ void multiply_part(const Part& part) {
   // What the unsigned values are relative to, if it is the same for all of them.
   const int zero = (w.offsets == Offsets::minima ? 0 : kBits == 8 ? 128 : 8) - kOwn;
   const int64_t block_bytes = w.block_bytes(), value_bytes = w.value_bytes(), blocks = part.blocks;
+  const bool grouped = w.group > 0;
   float spare[kColumns] = {};
   if (part.bias != nullptr) memcpy(spare, part.bias, sizeof(float) * static_cast<size_t>(part.columns));
   for (int64_t lane = 0; lane < kColumns; lane += Isa::kLanes) {
     Float result[kCount];
     for (int m = 0; m < kCount; m++) result[m] = Isa::load(spare + lane);
     const uint8_t* block = part.tile;
-    const uint8_t* points = part.tile + blocks * block_bytes + lane;
+    const uint8_t *points = part.tile + w.points() + lane, *multiples = part.tile + w.multiples() + lane;
     for (int64_t s = 0, b = 0; s < part.shares; s++) {
-      Float sum[kCount];  // over the blocks of one scale of the row
+      Float sum[kCount];  // over the blocks of one scale of the row; with groups an integer below 2^24
       for (int m = 0; m < kCount; m++) sum[m] = Isa::floats(0);
       const int64_t end = b + part.share < blocks ? b + part.share : blocks;
       for (; b < end; b++, block += block_bytes, points += kColumns) {
@@ -76,7 +77,7 @@ void multiply_part(const Part& part) {
         for (int64_t unit = 0; unit < value_bytes; unit += kUnit, values += 16)
           Isa::template accumulate<kBits, kCount, kSums>(sums, block + unit + 4 * lane, values, part.width);
         const float* scales = reinterpret_cast<const float*>(block + value_bytes) + lane;
-        const Float scale = Isa::load(scales);
+        const Float scale = grouped ? Isa::converted(Isa::widened(multiples + b * kColumns)) : Isa::load(scales);
         for (int m = 0; m < kCount; m++) {
           for (int t = 1; t < kSums; t++) sums[m][0] = Isa::add(sums[m][0], sums[m][t]);
           sum[m] = Isa::fused(Isa::converted(sums[m][0]), scale, sum[m]);
@@ -86,6 +87,10 @@ void multiply_part(const Part& part) {
           for (int m = 0; m < kCount; m++)
             sum[m] = Isa::fused(minima, Isa::floats(static_cast<float>(part.sums[m * blocks + b])), sum[m]);
         }
+      }
+      if (grouped) {
+        const Float scale = Isa::load(reinterpret_cast<const float*>(part.tile + w.group_scales() + s * kLine) + lane);
+        for (int m = 0; m < kCount; m++) sum[m] = Isa::multiply(sum[m], scale);
       }
       for (int m = 0; m < kCount; m++) result[m] = Isa::fused(sum[m], Isa::floats(part.scales[m * part.shares + s]), result[m]);
     }

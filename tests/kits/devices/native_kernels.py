@@ -43,7 +43,7 @@ def linear(
         bias: [outputs].
         steps: rows and tiles of a task.
         shift: bytes by which each array is moved off its alignment, a multiple of 4.
-        sizes: wrong values of ``inputs``, ``outputs``, ``bits``, ``block``, ``offsets`` or ``bytes``.
+        sizes: wrong values of the sizes of the weight, or of ``bytes``.
 
     Raises:
         ValueError: the kernels refuse the arguments.
@@ -58,6 +58,7 @@ def linear(
         "bits": weight.bits,
         "block": weight.block,
         "offsets": weight.offsets,
+        "group": weight.group_size,
         "bytes": packed.nbytes,
     }
     size = {name: ctypes.c_int64(value) for name, value in (right | dict(sizes or {})).items()}

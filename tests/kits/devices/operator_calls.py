@@ -10,7 +10,9 @@ import numpy.typing as npt
 from operator_host import Call
 from paged_attention_reference import BFLOAT16, FLOAT32, INT8, Case, attention, random_case
 from quantized_experts_reference import Experts, quantized_experts, random_experts
-from quantized_linear_reference import Weight, quantized_linear, random_weight
+from quantized_linear_reference import Weight, grouped_weight, quantized_linear, random_weight
+
+from carryall.graph_opt.lower.products.tiles import LAYOUT
 
 
 @dataclass
@@ -30,7 +32,8 @@ class Known:
 def linear_attributes(weight: Weight) -> dict[str, int | float]:
     """Return the attributes of a product with a weight."""
     sizes = {"inputs": weight.inputs, "outputs": weight.outputs, "bits": weight.bits}
-    return {"layout": 1, **sizes, "block_size": weight.block, "offsets": weight.offsets}
+    blocks = {"block_size": weight.block, "group_size": weight.group_size, "offsets": weight.offsets}
+    return {"layout": LAYOUT, **sizes, **blocks}
 
 
 def random_linear(rng: np.random.Generator, **options: Any) -> Known:
@@ -38,6 +41,8 @@ def random_linear(rng: np.random.Generator, **options: Any) -> Known:
     bits, block = int(rng.choice([4, 8])), int(rng.choice([16, 32, 64, 128, 256]))
     outputs, inputs = int(rng.integers(1, 70)), 2 * int(rng.integers(1, 200))
     weight = random_weight(rng, outputs, inputs, bits, block, int(rng.integers(0, 3)))
+    if bits == 4 and block <= 64 and rng.random() < 0.5:
+        weight = grouped_weight(rng, outputs, inputs, block, 128, int(rng.integers(0, 2)))
     x = rng.standard_normal((int(rng.integers(1, 40)), inputs)).astype(np.float32)
     bias = rng.standard_normal(outputs).astype(np.float32) if rng.random() < 0.5 else None
     call = Call("QuantizedLinear", linear_attributes(weight), [x, weight.tiles(), bias], **options)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from carryall.graph_opt.lower.products.groups import GroupedScales
 from carryall.graph_opt.lower.products.tiles import MINIMA, ZERO_POINTS, pack_tiles
 
 Floats = npt.NDArray[np.float32]
@@ -17,7 +19,10 @@ SHARED = 64  # inputs that share a scale, with 4 bits and if their blocks are no
 
 @dataclass(frozen=True)
 class Weight:
-    """A random weight: unsigned values [outputs, blocks, block], and factors [outputs, blocks]."""
+    """A random weight: unsigned values [outputs, blocks, block], and factors [outputs, blocks].
+
+    With ``groups`` the scales are the multiples of theirs.
+    """
 
     inputs: int
     bits: int
@@ -25,6 +30,12 @@ class Weight:
     scales: Floats
     zero_points: Bytes | None
     minima: Floats | None
+    groups: GroupedScales | None = None
+
+    @property
+    def group_size(self) -> int:
+        """The attribute ``group_size``."""
+        return 0 if self.groups is None else self.groups.group_size
 
     @property
     def outputs(self) -> int:
@@ -54,7 +65,9 @@ class Weight:
         values = self.values
         if self.bits == 4:
             values = values[..., 0::2] | (values[..., 1::2] << np.uint8(4))
-        return pack_tiles(values, self.scales, self.zero_points, self.minima, bits=self.bits)
+        return pack_tiles(
+            values, self.scales, self.zero_points, self.minima, bits=self.bits, groups=self.groups
+        )
 
     def floats(self) -> npt.NDArray[np.float64]:
         """The weight that it stands for, [outputs, inputs]."""
@@ -78,14 +91,27 @@ def random_weight(
     return Weight(inputs, bits, values, scales, points, minima)
 
 
+def grouped_weight(
+    rng: np.random.Generator, outputs: int, inputs: int, block: int, group: int, offsets: int
+) -> Weight:
+    """Return a weight of 4 bits whose scales are multiples of those of groups."""
+    plain = random_weight(rng, outputs, inputs, 4, block, offsets)
+    blocks = plain.scales.shape[1]
+    scales = rng.uniform(0.01, 1, (outputs, -(-blocks * block // group))).astype(np.float32)
+    farthest = np.maximum(plain.zeros, 15 - plain.zeros)
+    multiples = rng.integers(0, 127 // farthest + 1).clip(0, 15).astype(np.uint8)
+    own = np.repeat(scales, group // block, 1)[:, :blocks] * multiples
+    return dataclasses.replace(plain, scales=own, groups=GroupedScales(scales, multiples, group))
+
+
 def quantized_linear(x: Floats, weight: Weight, bias: Floats | None) -> Floats:
     """Return x [rows, inputs] @ W + bias [rows, outputs]: blocks in order, fused multiply-adds.
 
-    Blocks of 4 bits share scales of 64 inputs, and are added before they are multiplied by them.
+    Blocks of 4 bits share scales of their group, or of 64 inputs, and are added before they are multiplied.
     """
     blocks, block, share = weight.scales.shape[1], weight.block, 1
     if weight.bits == 4:
-        share = max(1, SHARED // block)
+        share = max(1, (weight.group_size or SHARED) // block)
     padded = np.pad(x, ((0, 0), (0, blocks * block - x.shape[1])))
     centred = weight.values.astype(np.int64) - weight.zeros[..., None]
     result = np.zeros((len(x), weight.outputs), np.float32)
@@ -95,10 +121,13 @@ def quantized_linear(x: Floats, weight: Weight, bias: Floats | None) -> Floats:
         added = np.zeros_like(result)
         for b, inputs in enumerate(np.split(values, values.shape[1] // block, axis=1), first):
             products = (inputs @ centred[:, b].T).astype(np.float32)
-            added = _fused(products, weight.scales[None, :, b], added)
+            factors = weight.scales if weight.groups is None else weight.groups.multiples
+            added = _fused(products, factors[None, :, b], added)
             if weight.minima is not None:
                 totals = inputs.sum(1).astype(np.float32)
                 added = _fused(weight.minima[None, :, b], totals[:, None], added)
+        if weight.groups is not None:
+            added = added * weight.groups.scales[None, :, first // share]
         result = _fused(added, scales[:, None], result)
     return result
 

@@ -111,7 +111,7 @@ def test_another_layout_is_refused(library: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("carryall.providers.native.library.installed_library", lambda: library)
     assert kernel_library().path == library
     monkeypatch.setattr("carryall.providers.native.library.LAYOUT", 9)
-    with pytest.raises(ProviderUnavailableError, match="layout version 1, not 9"):
+    with pytest.raises(ProviderUnavailableError, match="layout version 2, not 9"):
         kernel_library()
 
 

@@ -9,7 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from native_kernels import isas, linear
-from quantized_linear_reference import quantized_linear, random_weight
+from quantized_linear_reference import Weight, grouped_weight, quantized_linear, random_weight
+
+from carryall.graph_opt.lower.products.tiles import MINIMA
 
 SHAPES = st.fixed_dictionaries(
     {
@@ -20,6 +22,7 @@ SHAPES = st.fixed_dictionaries(
         "bits": st.sampled_from([4, 8]),
         "block": st.sampled_from([16, 32, 64, 128, 256]),
         "offsets": st.integers(0, 2),
+        "group": st.sampled_from([0, 64, 128, 192, 256]),
         "biased": st.booleans(),
         "row_step": st.one_of(st.integers(1, 30), st.just(100)),
         "tile_step": st.integers(1, 6),
@@ -32,7 +35,7 @@ SHAPES = st.fixed_dictionaries(
 @given(SHAPES)
 def test_every_instruction_set_gives_the_bits_of_the_reference(library: Path, case: dict[str, int]) -> None:
     rng = np.random.default_rng(case["seed"])
-    weight = random_weight(rng, case["outputs"], case["inputs"], case["bits"], case["block"], case["offsets"])
+    weight = _weight(rng, case)
     x = (rng.standard_normal((case["rows"], case["inputs"])) * 10.0 ** rng.integers(-3, 3)).astype(np.float32)
     bias = rng.standard_normal(case["outputs"]).astype(np.float32) if case["biased"] else None
     expected = linear(library, "portable", x, weight, bias)
@@ -45,14 +48,22 @@ def test_every_instruction_set_gives_the_bits_of_the_reference(library: Path, ca
     np.testing.assert_allclose(expected, reference, rtol=1e-6, atol=1e-6 * largest)
 
 
+def _weight(rng: np.random.Generator, case: dict[str, int]) -> Weight:
+    """Return a grouped weight if the case can have one."""
+    outputs, inputs, block, group = (case[name] for name in ("outputs", "inputs", "block", "group"))
+    if group >= block and group % block == 0 and case["bits"] == 4 and case["offsets"] != MINIMA:
+        return grouped_weight(rng, outputs, inputs, block, group, case["offsets"])
+    return random_weight(rng, outputs, inputs, case["bits"], block, case["offsets"])
+
+
 def test_a_row_does_not_depend_on_the_rows_beside_it(library: Path) -> None:
     rng = np.random.default_rng(1)
     x = rng.standard_normal((30, 192)).astype(np.float32)
-    weight = random_weight(rng, 50, 192, 4, 32, 1)
-    for isa in isas(library):
-        whole = linear(library, isa, x, weight)
-        for first, last in ((0, 1), (3, 5), (7, 30), (29, 30)):
-            np.testing.assert_array_equal(linear(library, isa, x[first:last], weight), whole[first:last])
+    for weight in (random_weight(rng, 50, 192, 4, 32, 1), grouped_weight(rng, 50, 192, 32, 128, 1)):
+        for isa in isas(library):
+            whole = linear(library, isa, x, weight)
+            for first, last in ((0, 1), (3, 5), (7, 30), (29, 30)):
+                np.testing.assert_array_equal(linear(library, isa, x[first:last], weight), whole[first:last])
 
 
 def test_the_largest_integer_sums_do_not_overflow(library: Path) -> None:
@@ -108,6 +119,9 @@ def test_the_result_is_near_the_product_of_floats(library: Path) -> None:
         ({"block": 48}, "block_size is not 16, 32, 64, 128 or 256"),
         ({"block": 512}, "block_size"),
         ({"offsets": 3}, "offsets is not 0, 1 or 2"),
+        ({"group": 96}, "group_size is not 0, 64, 128, 192 or 256"),
+        ({"group": 64, "bits": 8}, "these weights have no groups"),
+        ({"group": 64, "block": 128}, "these weights have no groups"),
         ({"inputs": 0}, "inputs is not in"),
         ({"outputs": 1 << 40}, "outputs is not in"),
         ({"outputs": 17}, "wrong number of bytes"),

@@ -10,23 +10,33 @@ import numpy.typing as npt
 import onnx_ir as ir
 import pytest
 from graph_asserts import graph
-from quantized_linear_reference import Weight, quantized_linear, random_weight
+from quantized_linear_reference import Weight, grouped_weight, quantized_linear, random_weight
 
 from carryall.errors import GraphError, ProviderUnavailableError
+from carryall.graph_opt.lower.products.tiles import LAYOUT
 from carryall.providers.base import RunnerConfig
 from carryall.providers.ort import ort
 from carryall.providers.targets.cpu import CpuProvider
 
 K, N = 160, 70
-ATTRIBUTES = "layout = {layout}, inputs = {inputs}, outputs = {outputs}, bits = {bits}, block_size = {block}"
+ATTRIBUTES = (
+    "layout = {layout}, inputs = {inputs}, outputs = {outputs}, bits = {bits}, block_size = {block}, "
+    "group_size = {group}, offsets = {offsets}"
+)
 
 
-def model(op: str, weight: Weight, text: str, layout: int = 1, **arrays: Any) -> ir.Model:
+def model(op: str, weight: Weight, text: str, layout: int = LAYOUT, **arrays: Any) -> ir.Model:
     facts = ATTRIBUTES.format(
-        layout=layout, inputs=weight.inputs, outputs=weight.outputs, bits=weight.bits, block=weight.block
+        layout=layout,
+        inputs=weight.inputs,
+        outputs=weight.outputs,
+        bits=weight.bits,
+        block=weight.block,
+        group=weight.group_size,
+        offsets=weight.offsets,
     )
     made = graph(
-        text.replace("OP", f"carryall.{op} <{facts}, offsets = {weight.offsets}>"),
+        text.replace("OP", f"carryall.{op} <{facts}>"),
         **{"t": weight.tiles(), **arrays},
     )
     made.graph.opset_imports["carryall"] = 1
@@ -49,12 +59,16 @@ def _library(kernels_of_this_machine: Path) -> None:
     """Every test of this module needs the library."""
 
 
-@pytest.mark.parametrize(("bits", "block", "offsets"), [(4, 32, 1), (8, 128, 0), (4, 64, 2)])
+@pytest.mark.parametrize(
+    ("bits", "block", "offsets", "group"), [(4, 32, 1, 0), (8, 128, 0, 0), (4, 64, 2, 0), (4, 32, 1, 128)]
+)
 def test_any_batch_and_any_number_of_threads_give_the_same_bits(
-    tmp_path: Path, bits: int, block: int, offsets: int
+    tmp_path: Path, bits: int, block: int, offsets: int, group: int
 ) -> None:
     rng = np.random.default_rng(0)
     weight = random_weight(rng, N, K, bits, block, offsets)
+    if group:
+        weight = grouped_weight(rng, N, K, block, group, offsets)
     bias = rng.standard_normal(N).astype(np.float32)
     x = rng.standard_normal((3, 50, K)).astype(np.float32)
     made = model("QuantizedLinear", weight, BIASED, b=bias)
@@ -101,8 +115,8 @@ def test_ids_outside_of_the_vocabulary_are_refused(tmp_path: Path, wrong: int) -
 
 def test_another_layout_is_refused_with_its_version(tmp_path: Path) -> None:
     weight = random_weight(np.random.default_rng(4), N, K, 4, 32, 0)
-    with pytest.raises(GraphError, match="layout version 2; these kernels read version 1"):
-        session(tmp_path, model("QuantizedLinear", weight, LINEAR, layout=2))
+    with pytest.raises(GraphError, match="layout version 1; these kernels read version 2"):
+        session(tmp_path, model("QuantizedLinear", weight, LINEAR, layout=1))
 
 
 def test_weights_and_inputs_of_wrong_sizes_are_refused(tmp_path: Path) -> None:

@@ -7,12 +7,11 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
-import onnx_ir as ir
 import pytest
+from decoded_tiles import attributes, decoded
 from graph_asserts import apply, graph
 
 from carryall.graph_opt.lower.products.quantized_linear import QuantizedLinearPass
-from carryall.graph_opt.lower.products.tiles import LAYOUT
 
 K, N, BLOCK = 48, 22, 16
 RNG = np.random.default_rng(0)
@@ -22,39 +21,6 @@ VALUES = RNG.integers(0, 16, (K, N))
 LINEAR = f"g (float[B, S, {K}] x) => (float[B, S, {N}] y)"
 DEQUANTIZED = f"w = DequantizeLinear <axis = 0, block_size = {BLOCK}> (q, s)"
 Arrays = dict[str, npt.NDArray[Any]]
-
-
-def attributes(node: ir.Node) -> dict[str, int]:
-    return {name: value.as_int() for name, value in node.attributes.items()}
-
-
-def decoded(node: ir.Node) -> npt.NDArray[np.float32]:
-    """Return the weight [outputs, inputs] that the tiles of a node hold, read element by element."""
-    tiles = node.inputs[1]
-    assert tiles is not None
-    assert tiles.const_value is not None
-    data, facts = tiles.const_value.numpy(), attributes(node)
-    assert facts["layout"] == LAYOUT
-    bits, size, blocks = facts["bits"], facts["block_size"], -(-facts["inputs"] // facts["block_size"])
-    value_bytes = 16 * size * bits // 8
-    block_bytes = value_bytes + (128 if facts["offsets"] == 2 else 64)
-    result = np.empty((facts["outputs"], facts["inputs"]), np.float32)
-    for n in range(facts["outputs"]):
-        tile, c = data[n // 16], n % 16
-        for k in range(facts["inputs"]):
-            block, i = tile[k // size * block_bytes :], k % size
-            if bits == 8:
-                value = int(block[i // 4 * 64 + 4 * c + i % 4])
-            else:
-                value = int(block[i // 8 * 64 + 4 * c + i % 4]) >> (4 * (i % 8 // 4)) & 15
-            factors = block[value_bytes:block_bytes].view(np.float32)
-            zero = {0: 1 << (bits - 1), 2: 0}.get(facts["offsets"])
-            if zero is None:
-                zero = int(tile[blocks * block_bytes + k // size * 16 + c])
-            result[n, k] = np.float32(value - zero) * factors[c]
-            if facts["offsets"] == 2:
-                result[n, k] += factors[16 + c]
-    return result
 
 
 def spread(factors: npt.NDArray[Any]) -> npt.NDArray[Any]:

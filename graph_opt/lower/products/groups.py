@@ -1,0 +1,87 @@
+"""Find scales of 4-bit blocks that are small multiples of one scale for a group of blocks.
+
+The quantizer makes such scales (``graph_opt/quantize/algorithms/grouped.py``). In units of its group's scale
+every weight is a signed byte: ``(value - zero point) * multiple``. So kernels add the integer products of a
+whole group before they scale them. Any float16 scales with this property are found: the group's scale is
+their greatest common divisor.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import onnx_ir as ir
+
+from ...graph.half_scales import GROUP_SIZE, Widened
+from ...graph.lazy import Array, packed_bytes, shape_of, unpack_nibbles
+from .blocked_weight import BlockedWeight
+
+_SIZES = (256, 192, 128, 64)
+_LARGEST = 127  # magnitude of a weight in units of its group's scale
+_UNIT = 2.0**-24  # float16 values are multiples of it
+_SAMPLE = 16  # outputs looked at first
+
+
+class GroupedScales(NamedTuple):
+    """Scales float32 [outputs, groups], multiples uint8 [outputs, blocks], and the inputs of a group."""
+
+    scales: Array
+    multiples: Array
+    group_size: int
+
+
+def group_size(found: BlockedWeight) -> int:
+    """Return the inputs of the groups of a weight, 0 if its blocks have no common scales."""
+    if found.bits != 4 or not isinstance(found.scales, Widened):
+        return 0
+    half = found.scales.half
+    if half.dtype != ir.DataType.FLOAT16:
+        return 0
+    if isinstance(half, ir.LazyTensor):  # reading would quantize the weight
+        return int(half.meta.get(GROUP_SIZE, 0))
+    scales, zeros = _scales_and_zeros(found)
+    for size in _SIZES:
+        blocks = size // found.block_size
+        if blocks < 2 or size % found.block_size:
+            continue
+        if all(_split(scales[:end], zeros[:end], blocks) is not None for end in (_SAMPLE, None)):
+            return size
+    return 0
+
+
+def grouped_scales(found: BlockedWeight, size: int) -> GroupedScales:
+    """Return the scales of a weight whose ``group_size`` is ``size``.
+
+    Raises:
+        ValueError: its scales are not multiples of common ones.
+    """
+    parts = _split(*_scales_and_zeros(found), size // found.block_size)
+    if parts is None:
+        raise ValueError(f"the scales of {found.stem} are not multiples of one scale for {size} inputs")
+    return GroupedScales(*parts, size)
+
+
+def _scales_and_zeros(found: BlockedWeight) -> tuple[Array, Array]:
+    """Return float32 scales and uint8 zero points, [outputs, blocks]."""
+    scales = found.scales.numpy()
+    outputs_first = np.ascontiguousarray(scales.T) if found.axis == 0 else scales
+    if found.zero_points is None:
+        return outputs_first, np.full(outputs_first.shape, 8, np.uint8)
+    zeros = unpack_nibbles(packed_bytes(found.zero_points), shape_of(found.zero_points))
+    return outputs_first, np.ascontiguousarray(zeros.T) if found.axis == 0 else zeros
+
+
+def _split(scales: Array, zeros: Array, blocks: int) -> tuple[Array, Array] | None:
+    """Return the scales of groups and the multiples of blocks, None if there are none."""
+    integers = scales.astype(np.float64) / _UNIT
+    if not np.isfinite(integers).all() or (integers < 0).any() or (integers != np.rint(integers)).any():
+        return None
+    missing = -scales.shape[1] % blocks
+    whole = np.pad(integers.astype(np.int64), ((0, 0), (0, missing))).reshape(len(scales), -1, blocks)
+    divisors = np.gcd.reduce(whole, axis=2, keepdims=True)
+    multiples = (whole // np.maximum(divisors, 1)).reshape(len(scales), -1)[:, : scales.shape[1]]
+    farthest = np.maximum(zeros, 15 - zeros).astype(np.int64)
+    if (multiples * farthest > _LARGEST).any():
+        return None
+    return (divisors[..., 0] * _UNIT).astype(np.float32), multiples.astype(np.uint8)
