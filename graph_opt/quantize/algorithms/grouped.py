@@ -81,8 +81,9 @@ def refitted(target: Floats, levels: Floats, found: Scales, moments: Floats, for
     most = _most_multiples(found.zero_points, form)
     per_group = form.group_size // form.block_size
     for columns in column_parts(*scales.shape):
-        fit = _GroupFit(target[:, columns], levels[:, columns], len(scales), moments)
-        fit.start(found.scales[:, columns].T, found.multiples[:, columns].T, most[:, columns].T, per_group)
+        systems, aims = block_systems(target[:, columns], levels[:, columns], len(scales), moments)
+        start = found.scales[:, columns].T, found.multiples[:, columns].T, most[:, columns].T
+        fit = _GroupFit(systems, aims, *start, per_group)
         for _ in range(_SWEEPS):
             fit.fit_multiples()
             fit.fit_units()
@@ -93,14 +94,13 @@ def refitted(target: Floats, levels: Floats, found: Scales, moments: Floats, for
 class _GroupFit:
     """Some columns, [columns, blocks]: coordinate descent on multiples and units."""
 
-    def __init__(self, target: Floats, levels: Floats, blocks: int, moments: Floats) -> None:
-        self._systems, self._aims = block_systems(target, levels, blocks, moments)
-
-    def start(self, scales: Array, multiples: Array, most: Array, per_group: int) -> None:
+    def __init__(
+        self, systems: Array, aims: Array, scales: Array, multiples: Array, most: Array, per_group: int
+    ) -> None:
         self.scales, self.multiples = scales.astype(np.float64), multiples.astype(np.float64)
-        self._most, self._per_group = most, per_group
+        self._systems, self._most, self._per_group = systems, most, per_group
         self._units = (self.scales / self.multiples)[:, ::per_group]
-        self._slope = self._aims - np.einsum("nij,nj->ni", self._systems, self.scales)
+        self._slope = aims - np.einsum("nij,nj->ni", systems, self.scales)
 
     def fit_multiples(self) -> None:
         """Move each multiple to its best value."""
