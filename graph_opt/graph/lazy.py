@@ -21,6 +21,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 Array = npt.NDArray[Any]
+PARTS = "parts"  # in `meta` of concatenated tensors: what they are made of
 
 
 def lazy(compute: Callable[[], Array], dtype: ir.DataType, shape: Sequence[int]) -> ir.LazyTensor:
@@ -121,7 +122,9 @@ def concat_last(tensors: Sequence[ir.TensorProtocol]) -> ir.LazyTensor:
             return packed_bytes(tensor).reshape(*shape_of(tensor)[:-1], -1)
         return tensor.numpy()
 
-    return lazy(lambda: np.concatenate([rows(tensor) for tensor in tensors], axis=-1), first.dtype, shape)
+    result = lazy(lambda: np.concatenate([rows(tensor) for tensor in tensors], axis=-1), first.dtype, shape)
+    result.meta[PARTS] = tuple(tensors)
+    return result
 
 
 class SharedComputation:

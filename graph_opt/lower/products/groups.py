@@ -14,7 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ...graph.half_scales import GROUP_SIZE, Widened
-from ...graph.lazy import Array, packed_bytes, shape_of, unpack_nibbles
+from ...graph.lazy import PARTS, Array, packed_bytes, shape_of, unpack_nibbles
 from .blocked_weight import BlockedWeight
 
 _SIZES = (256, 192, 128, 64)
@@ -33,13 +33,10 @@ class GroupedScales(NamedTuple):
 
 def group_size(found: BlockedWeight) -> int:
     """Return the inputs of the groups of a weight, 0 if its blocks have no common scales."""
-    if found.bits != 4 or not isinstance(found.scales, Widened):
+    if found.bits != 4:
         return 0
-    half = found.scales.half
-    if half.dtype != ir.DataType.FLOAT16:
-        return 0
-    if isinstance(half, ir.LazyTensor):  # reading would quantize the weight
-        return int(half.meta.get(GROUP_SIZE, 0))
+    if (stated := _stated_size(found.scales)) is not None:
+        return stated
     scales, zeros = _scales_and_zeros(found)
     for size in _SIZES:
         blocks = size // found.block_size
@@ -48,6 +45,18 @@ def group_size(found: BlockedWeight) -> int:
         if all(_split(scales[:end], zeros[:end], blocks) is not None for end in (_SAMPLE, None)):
             return size
     return 0
+
+
+def _stated_size(scales: ir.TensorProtocol) -> int | None:
+    """Return the size that scales state which are not computed yet; None if reading them costs little."""
+    if isinstance(scales, Widened):
+        scales = scales.half
+    if not isinstance(scales, ir.LazyTensor):
+        return None
+    if (parts := scales.meta.get(PARTS)) is not None:
+        sizes = {_stated_size(part) for part in parts}
+        return sizes.pop() if len(sizes) == 1 else 0
+    return int(scales.meta.get(GROUP_SIZE, 0))
 
 
 def grouped_scales(found: BlockedWeight, size: int) -> GroupedScales:

@@ -12,6 +12,7 @@ from graph_asserts import apply, graph
 
 from carryall.graph_opt.graph.half_scales import GROUP_SIZE, Widened
 from carryall.graph_opt.graph.lazy import lazy
+from carryall.graph_opt.lower.products.merge import MergeProjectionsPass
 from carryall.graph_opt.lower.products.quantized_linear import QuantizedLinearPass
 
 K, N, BLOCK = 320, 20, 32
@@ -69,6 +70,32 @@ def test_a_weight_that_exceeds_a_byte_in_units_of_its_group_has_no_groups() -> N
     node = lowered(ir.tensor(scales))
     POINTS[0, 0] = before
     assert attributes(node)["group_size"] == 0
+
+
+def test_merged_products_keep_their_groups() -> None:
+    """Scales of merged weights are lazy; those of stored ones are read, others state their groups."""
+    scales = scales_of(128)
+    points = POINTS.astype(ml_dtypes.uint4)
+    for computed in (True, False):
+        model = graph(
+            f"""g (float[B, S, {K}] x) => (float[B, S, {N}] y, float[B, S, {N}] t) {{
+            w = DequantizeLinear <axis = 0, block_size = {BLOCK}> (q, s, z) y = MatMul(x, w)
+            v = DequantizeLinear <axis = 0, block_size = {BLOCK}> (r, u, o) t = MatMul(x, v) }}""",
+            **{name: VALUES.astype(ml_dtypes.uint4) for name in "qr"},
+            **{name: scales.astype(np.float32) for name in "su"},
+            **dict.fromkeys("zo", points),
+        )
+        for name in "su":
+            half: ir.TensorProtocol = ir.tensor(scales)
+            if not computed:
+                half = lazy(lambda: scales, ir.DataType.FLOAT16, scales.shape)
+                half.meta[GROUP_SIZE] = 128
+            model.graph.initializers[name].const_value = Widened(half)
+        assert apply(MergeProjectionsPass(), model) == []
+        assert apply(QuantizedLinearPass(), model) == []
+        node = next(node for node in model.graph if node.op_type == "QuantizedLinear")
+        assert attributes(node)["group_size"] == 128
+        np.testing.assert_array_equal(decoded(node), np.concatenate([expected(scales)] * 2))
 
 
 def test_scales_that_are_not_computed_yet_are_not_read() -> None:
