@@ -35,6 +35,7 @@ _SHARED = (
     "operators",
     "attention_operator",
     "experts_operator",
+    "gate_operator",
     "entry",
     "portable",
     "attention_portable",

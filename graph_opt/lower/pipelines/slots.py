@@ -33,6 +33,7 @@ from ..products.merge import MergeProjectionsPass, PackedQKVPass
 from ..products.moe import FusedExpertsPass
 from ..products.quantized_experts import QuantizedExpertsPass
 from ..products.quantized_linear import QuantizedLinearPass
+from ..products.silu_and_mul import SiluAndMulPass
 from ..products.static_int8 import StaticProductsPass
 from ..products.weight_only_products import WeightOnlyProductsPass
 from ..products.wide_products import WideProductsPass
@@ -145,6 +146,8 @@ def slot_passes(options: SlotOptions) -> list[ir.passes.PassBase]:
         passes.append(SkipNormPass())
     if kernels.quick_gelu:
         passes.append(RulePass("QuickGelu", [QuickGelu()]))
+    if kernels.quantized_linear and kernels.quick_gelu:
+        passes.append(SiluAndMulPass())
     if not kernels.standard_gelu:
         passes.append(MicrosoftGeluPass())
     if options.wide_products:

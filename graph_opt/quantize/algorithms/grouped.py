@@ -29,7 +29,7 @@ from .refine import block_systems, column_parts, fit_scales
 
 _MOST = 15  # of the multiples
 _LARGEST = 127  # magnitude of a weight in units of its group's scale
-_TOPS = tuple(6 + step / 2 for step in range(19))  # multiples tried for the largest scale of a group
+_TOPS = tuple(4 + 0.3 * step for step in range(37))  # multiples tried for the largest scale of a group
 _UNIT_BITS = 7  # significant bits of a unit: with 4 of a multiple, products are exact in float16
 _FLOAT16_STEP = 2.0**-24
 _SWEEPS = 2  # of fitting multiples and units

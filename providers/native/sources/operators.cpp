@@ -4,6 +4,7 @@
 // QuantizedRows     ids int64 [...], weights uint8 -> float [..., inputs]
 // PagedAttention    see attention_operator.cpp
 // QuantizedExperts  see experts_operator.cpp
+// SiluAndMul        see gate_operator.cpp
 //
 // Attributes of the first two, integers: layout, inputs, outputs, bits, block_size, group_size, offsets (see layout.h).
 #include <cstdio>
@@ -133,7 +134,8 @@ OrtCustomOp rows_operator() {
 // The domain lives as long as the process: sessions keep pointers to it.
 struct Domain {
   OrtCustomOpDomain* domain = nullptr;
-  OrtCustomOp operators[4] = {linear_operator(), rows_operator(), attention_operator(), experts_operator()};
+  OrtCustomOp operators[5] = {linear_operator(), rows_operator(), attention_operator(), experts_operator(),
+                              gate_operator()};
 };
 
 OrtStatus* add_domain(OrtSessionOptions* options, const OrtApi* api) {

@@ -101,5 +101,6 @@ inline OrtCustomOp common() {
 
 OrtCustomOp attention_operator();
 OrtCustomOp experts_operator();
+OrtCustomOp gate_operator();
 
 }  // namespace carryall

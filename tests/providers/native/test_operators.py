@@ -138,3 +138,38 @@ def test_no_rows_give_no_rows(tmp_path: Path) -> None:
     opened = session(tmp_path, model("QuantizedLinear", weight, LINEAR))
     empty: npt.NDArray[np.float32] = opened.run(None, {"x": np.ones((1, 0, K), np.float32)})[0]
     assert empty.shape == (1, 0, N)
+
+
+def gate(path: Path, threads: int = 2) -> Any:
+    made = graph("g (float[B, S, W] x) => (float[B, S, H] y) { y = carryall.SiluAndMul(x) }")
+    made.graph.opset_imports["carryall"] = 1
+    return session(path, made, threads)
+
+
+@pytest.mark.parametrize("width", [1, 16, 50, 1536])
+def test_the_gate_of_a_mlp(tmp_path: Path, width: int) -> None:
+    x = (np.random.default_rng(5).standard_normal((2, 40, 2 * width)) * 4).astype(np.float32)
+    x[0, 0, 0], x[1, 39, -1] = 200, -200
+    one, two = gate(tmp_path, 1), gate(tmp_path, 2)
+    whole = one.run(None, {"x": x})[0]
+    exact = x.astype(np.float64)
+    expected = exact[..., :width] / (1 + np.exp(-exact[..., :width])) * exact[..., width:]
+    np.testing.assert_allclose(whole, expected, rtol=2e-6, atol=1e-30)
+    np.testing.assert_array_equal(two.run(None, {"x": x})[0], whole)
+    np.testing.assert_array_equal(one.run(None, {"x": x[1:, 7:9]})[0], whole[1:, 7:9])
+
+
+def test_a_gate_without_two_halves_is_refused(tmp_path: Path) -> None:
+    opened = gate(tmp_path)
+    with pytest.raises(ort.runtime_errors(), match="two halves"):
+        opened.run(None, {"x": np.ones((1, 2, 7), np.float32)})
+    assert opened.run(None, {"x": np.ones((1, 0, 8), np.float32)})[0].shape == (1, 0, 4)
+
+
+def test_the_gate_gives_nan_for_nan(tmp_path: Path) -> None:
+    x = np.ones((1, 1, 64), np.float32)
+    x[0, 0, 3], x[0, 0, 40] = np.nan, np.inf
+    (found,) = gate(tmp_path).run(None, {"x": x})
+    assert np.isnan(found[0, 0, 3])
+    assert np.isinf(found[0, 0, 8])
+    assert np.isfinite(np.delete(found[0, 0], [3, 8])).all()
