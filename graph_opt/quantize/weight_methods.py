@@ -27,7 +27,7 @@ UNCALIBRATED: dict[str, Quantizer] = {
 }
 ALGORITHMS = (*UNCALIBRATED, *CALIBRATED)
 FLOAT = "float"
-GROUP = 128  # inputs whose 4-bit blocks have multiples of one scale
+GROUP = 64  # inputs whose 4-bit blocks have multiples of one scale
 _SETTINGS = frozenset(
     {"block_size", "symmetric", "algorithm", "embedding", "rotate", "smooth", "budget", "max_kl"}
 )

@@ -18,7 +18,7 @@ from .refine import descend
 _DAMPING = 0.02  # share of the mean of the diagonal of the moments that is added to the diagonal
 _COLUMNS = 1024  # columns rounded at a time
 _PANEL = 128  # inputs whose errors are propagated to later inputs at once
-_ROUNDS = 3  # rounds of refinement; more have nearly no effect
+_ROUNDS = 2  # rounds of refinement; more have nearly no effect
 
 
 def quantize(weight: Floats, form: BlockFormat, moments: Floats, drift: Floats | None = None) -> Quantized:
