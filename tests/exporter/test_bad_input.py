@@ -72,7 +72,7 @@ def test_config_without_a_size(checkpoint: Path) -> None:
 
 def test_unknown_family(checkpoint: Path) -> None:
     edit_config(checkpoint, model_type="mamba")
-    assert_refused(checkpoint, UnsupportedModelError, "'mamba'", "gemma3_text, glm4, gpt2, ", "--via optimum")
+    assert_refused(checkpoint, UnsupportedModelError, "'mamba'", "gemma4_text, glm4, gpt2, ", "--via optimum")
 
 
 def test_unknown_rope_type(checkpoint: Path) -> None:

@@ -65,7 +65,7 @@ def choices(runner: WeightInputs, progress: Progress | None = None) -> dict[str,
     for number, (name, form) in enumerate(runner.forms.items()):
         size = runner.sizes[name]
         divergence = runner.divergence({name: form})
-        ladder = [form] if form.bits == 8 else [form, form.wide()]
+        ladder = [form] if form.bits == 8 else [form, runner.wide(name)]
         errors = [max(runner.error(name, step), 1e-30) for step in ladder]
         found[name] = [
             Choice(
@@ -115,7 +115,7 @@ def promote(runner: WeightInputs, share: float, progress: Progress | None = None
             members.setdefault(layer_pattern(name), []).append(name)
     for number, (kind, names) in enumerate(members.items()):
         forms = {name: runner.forms[name] for name in names}
-        wide = {name: form.wide() for name, form in forms.items()}
+        wide = {name: runner.wide(name) for name in names}
         narrow_bits, wide_bits = (_total_bits(runner, each) for each in (forms, wide))
         found[kind] = [
             Choice(forms[names[0]], narrow_bits, runner.divergence(forms)),
@@ -130,7 +130,7 @@ def promote(runner: WeightInputs, share: float, progress: Progress | None = None
     chosen = {kind: steps[levels[kind]] for kind, steps in found.items()}
     weights = sum(runner.sizes.values()) + sum(runner.float_sizes.values())
     return Plan(
-        {name: runner.forms[name].wide() for kind in found if levels[kind] for name in members[kind]},
+        {name: runner.wide(name) for kind in found if levels[kind] for name in members[kind]},
         (fixed + sum(choice.bits for choice in chosen.values())) / weights,
         sum(choice.divergence for choice in chosen.values()),
     )

@@ -76,15 +76,18 @@ class WeightInputs:
             count += len(expected)
         return max(0.0, total / count)
 
+    def wide(self, name: str) -> BlockFormat:
+        """Return the format of a weight in 8 bits."""
+        form = self.forms[name]
+        return form.wide().fitted(self._weights[name].shape[self._axes[name]]) or form.wide()
+
     def error(self, name: str, form: BlockFormat) -> float:
         """Return the squared error of a weight rounded to ``form``."""
         return float(np.square(self._rounded(name, form) - self._weights[name]).sum(dtype=np.float64))
 
     def _rounded(self, name: str, form: BlockFormat) -> Floats:
         matrix = self._weights[name]
-        axis = self._axes[name]
-        form = form.fitted(matrix.shape[axis]) or form
-        if axis == 0:
+        if self._axes[name] == 0:
             return dequantize(round_to_nearest(matrix, form), form)
         return np.ascontiguousarray(dequantize(round_to_nearest(matrix.T, form), form).T)
 

@@ -45,6 +45,7 @@ def test_the_record_says_what_was_done(kv_package: Path, tmp_path: Path) -> None
         "bits": 4,
         "block_size": 16,
         "symmetric": False,
+        "group_size": 64,
         "algorithm": "kquant",
         "embedding_bits": 8,
         "kv_cache": "int8",
@@ -125,13 +126,14 @@ def test_gptq_with_zero_points_and_an_embedding_in_int8(tiny_package: Path, tmp_
         "bits": 4,
         "block_size": 16,
         "symmetric": False,
+        "group_size": 64,
         "algorithm": "gptq",
         "embedding_bits": 8,
         "kv_cache": "int8",
         "recipe": {"method": "int4-fast", "block_size": 16, "algorithm": "gptq", "kv": "int8"},
     }
     types = {name: value.dtype for name, value in package.load().graph.initializers.items()}
-    assert types["model.embed_tokens.weight.values"] == ir.DataType.UINT8
+    assert types["model.embed_tokens.weight.values"] == ir.DataType.INT8
     assert types["model.layers.0.mlp.down_proj.weight.values"] == ir.DataType.UINT4
     plain = tmp_path / "plain"
     symmetric = (
@@ -170,7 +172,7 @@ def test_the_default_rotates_smooths_and_widens_the_most_sensitive_layers(
     wide = set(package.record.quantization["mixed"]["int8"])
     weights = package.load().graph.initializers
     projections = [name.removesuffix(".values") for name in weights if name.endswith("_proj.weight.values")]
-    expected = {name: ir.DataType.UINT8 if name in wide else ir.DataType.UINT4 for name in projections}
+    expected = {name: ir.DataType.INT8 if name in wide else ir.DataType.UINT4 for name in projections}
     assert {name: weights[f"{name}.values"].dtype for name in projections} == expected
     assert 0 < len(wide) < len(projections)
     kinds = {name.replace(".0.", ".N.").replace(".1.", ".N.") for name in wide}

@@ -69,6 +69,7 @@ def attention_attributes(case: Case) -> dict[str, int | float]:
         "rotary_dim": case.rotary,
         "interleaved": case.interleaved,
         "cache_type": case.cache,
+        "reads_only": 0,
         "scale": float(case.scale),
         "softcap": float(case.softcap),
     }

@@ -175,7 +175,7 @@ def test_kernels_are_chosen_by_the_library(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize(
-    ("size", "second", "memory"), [(256, "m", "paged"), (320, "m", "slots"), (256, "n", "slots")]
+    ("size", "second", "memory"), [(512, "m", "paged"), (576, "m", "slots"), (256, "n", "slots")]
 )
 def test_large_heads_and_windows_of_some_layers_stay_in_slots(
     monkeypatch: pytest.MonkeyPatch, size: int, second: str, memory: str
