@@ -89,6 +89,8 @@ def _layer_types(raw: RawConfig) -> Sequence[str]:
     """Return the kind of each layer; the last one is always global."""
     count = integer(raw, "num_hidden_layers")
     types = raw.get("layer_types") or [SLIDING if (layer + 1) % _PATTERN else FULL for layer in range(count)]
+    if not isinstance(types, list) or len(types) != count or not all(isinstance(kind, str) for kind in types):
+        raise CheckpointError(f"config.json: layer_types must name {count} layers, found {types!r}")
     return [*types[:-1], FULL]
 
 
