@@ -75,6 +75,13 @@ def test_unknown_family(checkpoint: Path) -> None:
     assert_refused(checkpoint, UnsupportedModelError, "'mamba'", "gemma4_text, glm4, gpt2, ", "--via optimum")
 
 
+@pytest.mark.parametrize("types", [["full_attention"], ["full_attention"] * 9, "full_attention", [1] * 5])
+def test_layer_types_that_do_not_name_each_layer(tmp_path: Path, types: object) -> None:
+    folder = write_tiny("gemma4_text", tmp_path / "checkpoint")
+    edit_config(folder, layer_types=types)
+    assert_refused(folder, CheckpointError, "layer_types", "5 layers")
+
+
 def test_unknown_rope_type(checkpoint: Path) -> None:
     edit_config(checkpoint, rope_parameters={"rope_type": "spiral"})
     assert_refused(checkpoint, UnsupportedModelError, "'spiral'", "llama3", "yarn")
