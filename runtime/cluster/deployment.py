@@ -96,7 +96,7 @@ def _reason(serve: Any) -> str:
     parts = serve.status().applications[NAME].deployments.values()
     told = "\n".join(part.message for part in parts if part.status == "DEPLOY_FAILED")
     errors = [line.strip() for line in told.splitlines() if "Error" in line]
-    return errors[-1] if errors else "see the logs in /tmp/ray"
+    return errors[-1] if errors else "see the logs of Ray"
 
 
 def remove() -> None:

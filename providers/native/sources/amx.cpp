@@ -11,8 +11,8 @@ namespace carryall {
 namespace {
 
 // Measured on a Xeon (family 6, model 167) with 576 x 3,072 and 1,024 x 3,072, one thread: with 4 bits AMX takes 1.1 times
-// as long as VNNI for 10 rows and 0.9 times for 12; with 8 bits 1.1 times for 12 and 0.95 times for 16. Sixteen more rows
-// take as long as 4 or 5 rows with VNNI.
+// as long as VNNI for 10 rows and 0.9 times for 12; with 8 bits 1.1 times for 12 and 0.95 times for 16; with units of 64
+// inputs 1.05 times for 8 and 0.73 times for 12. Sixteen more rows take as long as 4 or 5 rows with VNNI.
 constexpr int64_t kFewRows = 12, kFewRowsOfBytes = 15, kFewRowsOfUnits = 8, kFewLastRows = 4;
 
 void multiply_amx(const Weights& w, const Rows& rows, const float* bias, int64_t first_row, int64_t last_row,

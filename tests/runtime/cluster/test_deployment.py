@@ -78,7 +78,7 @@ See the logs for more information.
     ("message", "reason"),
     [
         (MESSAGE, "carryall.errors.ModelNotFoundError: no model 'no/such-model'"),
-        ("It failed.", "see the logs in /tmp/ray"),
+        ("It failed.", "see the logs of Ray"),
     ],
 )
 def test_the_reason_of_a_failed_deployment_is_its_last_error(message: str, reason: str) -> None:
