@@ -22,7 +22,6 @@
 #include <new>
 
 #include "attention.h"
-#include "linear.h"
 #include "ort_kernel.h"
 
 namespace carryall {
@@ -58,9 +57,8 @@ OrtStatus* create(const OrtCustomOp*, const OrtApi* api, const OrtKernelInfo* in
   CARRYALL_TRY(attribute(api, info, "reads_only", &reads_only));
   s.cache = static_cast<CacheType>(type);
   if (const char* complaint = s.complaint()) return failure(api, kInvalidArgument, complaint);
-  const Kernels* kernels = choose_kernels(nullptr);
-  if (kernels == nullptr)
-    return failure(api, kInvalidArgument, "CARRYALL_KERNELS_ISA names no instruction set of this processor");
+  const Kernels* kernels = nullptr;
+  CARRYALL_TRY(find_kernels(api, &kernels));
   *kernel = new (std::nothrow) Node{api, kernels->attention, s, reads_only != 0};
   return *kernel == nullptr ? failure(api, kFail, "out of memory") : nullptr;
 }

@@ -49,9 +49,8 @@ OrtStatus* create(const OrtCustomOp*, const OrtApi* api, const OrtKernelInfo* in
   s.out.inputs = s.width;
   s.in.outputs = s.width > 0 && s.width <= kLargest ? 2 * s.padded() : 0;
   if (const char* complaint = s.complaint()) return failure(api, kInvalidArgument, complaint);
-  const Kernels* kernels = choose_kernels(nullptr);
-  if (kernels == nullptr)
-    return failure(api, kInvalidArgument, "CARRYALL_KERNELS_ISA names no instruction set of this processor");
+  const Kernels* kernels = nullptr;
+  CARRYALL_TRY(find_kernels(api, &kernels));
   *kernel = new (std::nothrow) Node{api, kernels, s};
   return *kernel == nullptr ? failure(api, kFail, "out of memory") : nullptr;
 }

@@ -5,7 +5,6 @@
 #include <cstring>
 #include <new>
 
-#include "linear.h"
 #include "ort_kernel.h"
 
 namespace carryall {
@@ -27,9 +26,8 @@ struct Job {
 };
 
 OrtStatus* create(const OrtCustomOp*, const OrtApi* api, const OrtKernelInfo*, void** kernel) {
-  const Kernels* kernels = choose_kernels(nullptr);
-  if (kernels == nullptr)
-    return failure(api, kInvalidArgument, "CARRYALL_KERNELS_ISA names no instruction set of this processor");
+  const Kernels* kernels = nullptr;
+  CARRYALL_TRY(find_kernels(api, &kernels));
   *kernel = new (std::nothrow) Node{api, kernels};
   return *kernel == nullptr ? failure(api, kFail, "out of memory") : nullptr;
 }

@@ -10,7 +10,6 @@
 #include <cstdio>
 #include <new>
 
-#include "linear.h"
 #include "ort_kernel.h"
 
 namespace carryall {
@@ -35,9 +34,8 @@ OrtStatus* create(const OrtCustomOp*, const OrtApi* api, const OrtKernelInfo* in
   CARRYALL_TRY(attribute(api, info, "offsets", &offsets));
   w.offsets = static_cast<Offsets>(offsets);
   if (const char* complaint = w.complaint()) return failure(api, kInvalidArgument, complaint);
-  const Kernels* kernels = choose_kernels(nullptr);
-  if (kernels == nullptr)
-    return failure(api, kInvalidArgument, "CARRYALL_KERNELS_ISA names no instruction set of this processor");
+  const Kernels* kernels = nullptr;
+  CARRYALL_TRY(find_kernels(api, &kernels));
   *kernel = new (std::nothrow) Node{api, kernels, w};
   return *kernel == nullptr ? failure(api, kFail, "out of memory") : nullptr;
 }

@@ -2,6 +2,7 @@
 #pragma once
 #include <cstdio>
 
+#include "linear.h"
 #include "ort_api.h"
 
 namespace carryall {
@@ -77,6 +78,13 @@ inline OrtStatus* run_tasks(const OrtApi* api, OrtKernelContext* context, void (
         api, kKernelContextParallelFor, context, task, count, pieces, job);
   task(job, 0);
   return nullptr;
+}
+
+// Finds the kernels of this processor, or those that a variable names.
+inline OrtStatus* find_kernels(const OrtApi* api, const Kernels** found) {
+  *found = choose_kernels(nullptr);
+  if (*found != nullptr) return nullptr;
+  return failure(api, kInvalidArgument, "CARRYALL_KERNELS_ISA names no instruction set of this processor");
 }
 
 inline int zero(const OrtCustomOp*) { return 0; }
