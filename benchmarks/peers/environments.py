@@ -21,7 +21,14 @@ PACKAGES: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "genai": (
         ("torch==2.13.0",),
-        ("transformers==5.23.0", "onnxruntime==1.31.1", "onnxruntime-genai==0.18.0", "onnx-ir", "gguf"),
+        (
+            "transformers==5.23.0",
+            "accelerate",
+            "onnxruntime==1.31.1",
+            "onnxruntime-genai==0.18.0",
+            "onnx-ir",
+            "gguf",
+        ),
     ),
     "optimum": (
         ("torch==2.13.0", "torchvision==0.28.0"),

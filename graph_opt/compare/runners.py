@@ -31,6 +31,7 @@ from ...contract import (
 )
 from ...errors import GraphError, MissingExtraError, UsageError
 from ...storage.paths import check_utf8
+from ..graph.integer_sums import exact_sums
 from ..graph.lazy import Array
 from ..graph.load import load_model, read_model
 from ..passes.importing.lift_attention import attended_sizes
@@ -50,7 +51,7 @@ def open_session(model: Path, name: str | None = None) -> Any:
 
     onnxruntime's extended fusions are disabled, because some change results: that to SkipLayerNormalization
     ignores the axis (1.31). They stay enabled for graphs with quantized weights, which would otherwise be
-    dequantized at every run.
+    dequantized at every run, and for graphs whose integer sums are exact with them only.
 
     Args:
         model: the ONNX file.
@@ -67,11 +68,16 @@ def open_session(model: Path, name: str | None = None) -> Any:
     check_utf8(model)
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4  # errors are raised too
-    if not any(node.op_type == "DequantizeLinear" for node in read_model(model).graph.all_nodes()):
+    source, entries = exact_sums(model)
+    if not (
+        entries or any(node.op_type == "DequantizeLinear" for node in read_model(model).graph.all_nodes())
+    ):
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
     options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")  # fp32 activations
+    for entry in entries.items():
+        options.add_session_config_entry(*entry)
     try:
-        return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        return onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime's error types are not importable by a stable name
         said = str(error).replace(str(model), name or str(model))
         raise GraphError(f"onnxruntime's CPU provider cannot run {name or model}: {said}") from error

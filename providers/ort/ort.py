@@ -19,6 +19,7 @@ from ...errors import (
     ProviderRuntimeError,
     ProviderUnavailableError,
 )
+from ...graph_opt.graph.integer_sums import exact_sums
 from ...storage.paths import check_utf8
 from ..captures import no_capture
 from ..placement import (
@@ -227,7 +228,9 @@ def open_session(
     strictness = _strictness(onnxruntime)
     if execution_provider != CPU and (on_fallback is None or strictness[0] == RECORD):
         options.add_session_config_entry(*strictness)
-    source = model if isinstance(model, bytes) else str(model)
+    source, entries = exact_sums(model)
+    for entry in entries.items():
+        options.add_session_config_entry(*entry)
     try:
         with quiet_logger(), no_capture():
             session = onnxruntime.InferenceSession(source, sess_options=options, enable_fallback=0, **asked)

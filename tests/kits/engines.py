@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from carryall.exporter.signature import DecoderSignature
+from carryall.graph_opt.graph.integer_sums import exact_sums
 
 Array = npt.NDArray[Any]
 Feeds = dict[str, Array]
@@ -22,7 +23,10 @@ def onnxruntime(model: Path) -> Run:
 
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1
-    session = ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
+    source, entries = exact_sums(model)
+    for entry in entries.items():
+        options.add_session_config_entry(*entry)
+    session = ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
     return lambda feeds: list(session.run(None, feeds))
 
 

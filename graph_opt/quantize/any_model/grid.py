@@ -11,7 +11,7 @@ import onnx_ir as ir
 from ....errors import GraphError
 from ...graph.lazy import Array
 
-# Levels of weights. -128 is not used, so that the sum of two products with uint8 fits in 16 bits.
+# Levels of weights. -128 is not used: the negative of each level is a level.
 LOWEST, HIGHEST = -127, 127
 _SMALLEST_SCALE = 1e-30  # it and its reciprocal are normal float32 numbers
 _MAX_INT32 = float(2**31 - 1)

@@ -13,6 +13,7 @@ import onnx_ir as ir
 from ....contract import ATTENTION_MASK, INPUT_IDS, POSITION_IDS, is_past
 from ....errors import GraphError, MissingExtraError, UsageError
 from ....progress import Progress
+from ...graph.integer_sums import prepare_sums
 from ...graph.lazy import Array
 from ...graph.onnx_files import read_onnx
 
@@ -44,7 +45,10 @@ class ActivationReader:
         options.add_session_config_entry(
             "session.model_external_initializers_file_folder_path", str(model.parent)
         )
-        proto = ir.to_proto(_with_outputs(changed or read_onnx(model), self.names))
+        graph = _with_outputs(changed or read_onnx(model), self.names)
+        for entry in prepare_sums(graph).items():
+            options.add_session_config_entry(*entry)
+        proto = ir.to_proto(graph)
         self._session: Any = onnxruntime.InferenceSession(
             proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
         )

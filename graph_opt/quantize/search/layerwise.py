@@ -20,6 +20,7 @@ from ....errors import GraphError, MissingExtraError
 from ....progress import Progress
 from ....storage.scratch import scratch_folder
 from ...graph.edit import nodes_of, weight
+from ...graph.integer_sums import prepare_sums
 from ...graph.lazy import Array, shape_of
 from ..algorithms.blockwise import Floats
 from ..calibration.activations import Tokens, fresh_sequence, placed
@@ -302,5 +303,7 @@ def open_session(model: ir.Model, folder: Path | None = None) -> Any:
     options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")  # fp32 activations
     if folder is not None:
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
+    for entry in prepare_sums(model).items():
+        options.add_session_config_entry(*entry)
     proto = ir.to_proto(model).SerializeToString()
     return onnxruntime.InferenceSession(proto, options, providers=["CPUExecutionProvider"])

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 import pytest
 from graph_asserts import graph
+from processor import needs_vnni
 from slot_models import CONTEXT, save_slot_model
 
 from carryall.errors import MissingExtraError, ProviderUnavailableError, UsageError
@@ -59,6 +60,7 @@ def test_options_are_checked(model: Path) -> None:
         CpuProvider().session(model, RunnerConfig(options={"spinning": "yes"}))
 
 
+@needs_vnni
 @pytest.mark.long
 def test_wide_products_read_prompts_and_count_nothing_twice() -> None:
     """Prefill and wide steps run in the second graph, on the same caches as the first."""

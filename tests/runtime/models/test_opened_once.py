@@ -8,6 +8,7 @@ from typing import Any
 
 import onnx_ir as ir
 import pytest
+from processor import needs_vnni
 from tiny_models import write_tiny
 
 from carryall import LLM, SamplingParams
@@ -61,7 +62,8 @@ def package(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("options", "lowered"), [({}, 1), ({"provider_options": {"wide_products": "on"}}, 2)]
+    ("options", "lowered"),
+    [({}, 1), pytest.param({"provider_options": {"wide_products": "on"}}, 2, marks=needs_vnni)],
 )
 def test_a_graph_is_read_once_and_once_more_for_each_lowered_file(
     options: dict[str, Any], lowered: int, package: Path, loads: Counter[str]

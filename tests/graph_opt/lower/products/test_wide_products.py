@@ -6,12 +6,12 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
-import onnxruntime
 import pytest
 from graph_asserts import apply, graph
 
 from carryall.graph_opt.lower.products.wide_products import WideProductsPass
 from carryall.graph_opt.quantize.formats.integer_products import quantize_columns
+from carryall.providers.ort.ort import CPU, open_session
 
 K, N, BLOCK = 64, 10, 16
 RNG = np.random.default_rng(0)
@@ -31,8 +31,7 @@ def lowered() -> ir.Model:
 
 def run(model: ir.Model, x: Floats) -> Floats:
     content = ir.to_proto(model).SerializeToString()
-    session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
-    result: Floats = session.run(None, {"x": x})[0]
+    result: Floats = open_session(content, CPU).run(None, {"x": x})[0]
     return result
 
 

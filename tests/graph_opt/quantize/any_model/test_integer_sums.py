@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from integer_oracle import conv_sums, dynamic_levels, levels_of
 
+from carryall.graph_opt.graph.integer_sums import exact_sums
 from carryall.graph_opt.quantize.any_model.dynamic import DynamicGraphPass
 from carryall.graph_opt.quantize.any_model.grid import grid
 from carryall.graph_opt.quantize.any_model.static import StaticGraphPass, quantized_values
@@ -94,9 +95,10 @@ def parse(inputs: str, body: str, **arrays: Array) -> ir.Model:
 def run_ort(model: ir.Model, feed: dict[str, Array]) -> list[Array]:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
-    session = onnxruntime.InferenceSession(
-        ir.to_proto(model).SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
+    source, entries = exact_sums(ir.to_proto(model).SerializeToString())
+    for entry in entries.items():
+        options.add_session_config_entry(*entry)
+    session = onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
     return [np.asarray(one) for one in session.run(None, feed)]
 
 

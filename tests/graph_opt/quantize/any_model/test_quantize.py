@@ -16,6 +16,7 @@ import pytest
 from graph_asserts import evaluate, graph
 
 from carryall.errors import GraphError, UsageError
+from carryall.graph_opt.graph.integer_sums import exact_sums
 from carryall.graph_opt.quantize.any_model.grid import grid
 from carryall.graph_opt.quantize.any_model.layers import find_layers
 from carryall.graph_opt.quantize.any_model.options import IntegerOptions
@@ -69,9 +70,10 @@ def run(model: ir.Model, feed: Mapping[str, Array]) -> list[Array]:
     options.log_severity_level = 3
     proto = ir.to_proto(model)
     onnx.checker.check_model(proto, full_check=True)
-    session = onnxruntime.InferenceSession(
-        proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
+    source, entries = exact_sums(proto.SerializeToString())
+    for entry in entries.items():
+        options.add_session_config_entry(*entry)
+    session = onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
     return [np.asarray(one) for one in session.run(None, dict(feed))]
 
 
