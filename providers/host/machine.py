@@ -20,6 +20,8 @@ _X86_FEATURES = (
     *("avx2", "f16c", "fma", "avx_vnni"),
     *("avx512f", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16"),
 )
+_X86 = frozenset({"x86_64", "amd64", "i686", "x86"})  # names of the platform, in lower case
+VNNI = frozenset({"avx_vnni", "avx512_vnni"})
 _ARM_FEATURES = ("asimd", "asimddp", "i8mm", "bf16", "sve", "sve2")
 
 
@@ -49,6 +51,15 @@ def describe_machine() -> Machine:
         memory_total=total,
         memory_available=available,
     )
+
+
+def has_exact_byte_sums() -> bool:
+    """Whether kernels add products uint8 x int8 without saturation: on x86 that takes VNNI.
+
+    An x86 processor whose features are unknown counts as one without.
+    """
+    on_x86 = platform.machine().lower() in _X86
+    return not on_x86 or bool(VNNI & set(describe_machine().features))
 
 
 def usable_cores() -> int:

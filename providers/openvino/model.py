@@ -17,9 +17,12 @@ from openvino.op import _PagedAttentionExtension as PagedAttentionExtension
 from ...errors import GraphError, ModelNotFoundError, ProviderUnavailableError
 from ...graph_opt.lower.pipelines.paged import DOMAIN, OPERATOR
 from ...storage.root import cache_root
+from ..host.machine import has_exact_byte_sums
 
 KEY_CACHE_INPUT, VALUE_CACHE_INPUT = 3, 4
 _SINKS = 10  # index of our operator's input
+# Compute quantized tensors in integers. Without VNNI the CPU plugin's sums of them saturate (2026.4).
+_INTEGER_PRODUCTS = "LP_TRANSFORMS_MODE"
 
 
 class OpenVinoSession:
@@ -67,6 +70,8 @@ def _core() -> Any:
     """
     core = openvino.Core()
     core.add_extension(ConversionExtension(OPERATOR, DOMAIN, _paged_attention))
+    if not has_exact_byte_sums() and "CPU" in core.available_devices:
+        core.set_property("CPU", {_INTEGER_PRODUCTS: False})
     return core
 
 

@@ -46,7 +46,6 @@ OWN_POLICY = SlotPolicy(prefill_chunk=_WIDE_CHUNK)
 CARRYALL = "carryall"  # the value of ``kernels``
 _NARROW_BITS = 4  # for 8-bit weights, int8 activations lose more than the rounding of the weights did
 _SHARE = 0.25  # of the available memory that the second copy of the weights may take
-_VNNI = frozenset({"avx_vnni", "avx512_vnni"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,8 +141,7 @@ class CpuProvider(OrtProvider):
         """Open the graph for runs of many tokens, if ``wide_products`` is on, else return None."""
         if config.options.get("wide_products") != "on":
             return None
-        features = machine.describe_machine().features
-        if "avx2" in features and not _VNNI & set(features):
+        if not machine.has_exact_byte_sums():
             raise ProviderUnavailableError(
                 "wide_products needs VNNI instructions, which this CPU lacks: int8 sums would overflow"
             )
@@ -239,7 +237,7 @@ def _wide_products_pay(graph: Callable[[], ir.Model]) -> bool:
     facts = machine.describe_machine()
     size = wide_bytes(graph().graph)
     fits = 2 * size <= facts.memory_available * _SHARE
-    wide = size > 0 and fits and bool(_VNNI & set(facts.features))
+    wide = size > 0 and fits and bool(machine.VNNI & set(facts.features))
     if wide:
         message = "wide_products is on: prompts are computed in int8, which takes %d MB more memory"
         _log.info(message, size // 10**6)

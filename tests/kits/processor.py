@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from carryall.providers.host.machine import describe_machine
+from carryall.providers.host.machine import has_exact_byte_sums
 
-_FEATURES = set(describe_machine().features)
-HAS_VNNI = not {"avx2"} & _FEATURES or bool({"avx_vnni", "avx512_vnni"} & _FEATURES)
-needs_vnni = pytest.mark.skipif(not HAS_VNNI, reason="this x86 processor has no VNNI")
+needs_vnni = pytest.mark.skipif(not has_exact_byte_sums(), reason="this x86 processor has no VNNI")

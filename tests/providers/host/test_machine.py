@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -103,6 +104,24 @@ def test_a_system_without_proc_reveals_less(fake_system: Path, monkeypatch: pyte
     found = machine.describe_machine()
     assert found.features == ()
     assert found.memory_available > 0  # psutil knows other systems too
+
+
+@pytest.mark.parametrize(
+    ("kind", "flags", "exact"),
+    [
+        ("x86_64", "avx2 avx_vnni", True),
+        ("AMD64", "avx2 avx512_vnni", True),
+        ("x86_64", "avx2 avx512f", False),
+        ("AMD64", "", False),  # Windows: the features are unknown
+        ("aarch64", "asimd", True),
+    ],
+)
+def test_byte_sums_are_exact_with_vnni(
+    kind: str, flags: str, exact: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: kind)
+    monkeypatch.setattr(machine, "_cpuinfo", lambda key: flags if key == "flags" else "")
+    assert machine.has_exact_byte_sums() is exact
 
 
 def test_memory_bandwidth_is_plausible() -> None:

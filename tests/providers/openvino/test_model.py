@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -17,6 +18,18 @@ graph (float[n, 2] x) => (float[n, 2] doubled, float[n, 2] squared)
 {
     doubled = Add(x, x)
     squared = Mul(x, x)
+}
+"""
+
+
+QUANTIZED = """
+<ir_version: 10, opset_import: ["" : 21]>
+graph (float[4, 64] x) => (float[4, 24] y)
+{
+    q = QuantizeLinear(x, one, zero)
+    d = DequantizeLinear(q, one, zero)
+    v = DequantizeLinear<axis = 1>(w, scales)
+    y = MatMul(d, v)
 }
 """
 
@@ -63,3 +76,19 @@ def test_files_that_are_no_models(tmp_path: Path) -> None:
     (tmp_path / "text.onnx").write_text("no protobuf")
     with pytest.raises(GraphError, match=r"text\.onnx"):
         read(core, tmp_path / "text.onnx")
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8])
+def test_sums_of_bytes_are_exact(dtype: type[np.integer[Any]], tmp_path: Path) -> None:
+    """On x86 processors without VNNI OpenVINO's own sums saturate: two products exceed 16 bits."""
+    rng = np.random.default_rng(0)
+    largest = np.iinfo(dtype).max
+    x = rng.integers(largest - 20, largest, (4, 64)).astype(np.float32)
+    w = rng.integers(100, 128, (64, 24)).astype(np.int8)
+    arrays = {"one": np.float32(1), "zero": dtype(0), "scales": np.ones(24, np.float32), "w": w}
+    constants = [ir.tensor(np.asarray(array), name=name) for name, array in arrays.items()]
+    ir.save(ir.from_onnx_text(QUANTIZED, initializers=constants), tmp_path / "quantized.onnx")
+    core = open_core("CPU")
+    settings = {"INFERENCE_PRECISION_HINT": "f32"}
+    session = OpenVinoSession(compile_model(core, read(core, tmp_path / "quantized.onnx"), "CPU", settings))
+    np.testing.assert_allclose(session.run(None, {"x": x})[0], x @ w.astype(np.float32), rtol=1e-6)
