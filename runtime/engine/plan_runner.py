@@ -80,10 +80,13 @@ class PlanRunner:
 
     def _run_one_by_one(self, plan: StepPlan, error: ProviderRuntimeError) -> StepResult:
         """Run each row alone and without proposed tokens, to find the rows at fault."""
-        _log.warning("a step of %d rows failed: %s", len(plan.rows), error)
+        retry = len(plan.rows) > 1 or any(plan.proposed)
+        # Without a retry this is the error of the only request, which its caller gets.
+        _log.log(
+            logging.WARNING if retry else logging.INFO, "a step of %d rows failed: %s", len(plan.rows), error
+        )
         logits: list[Logits] = []
         faults: dict[int, ProviderRuntimeError] = {}
-        retry = len(plan.rows) > 1 or any(plan.proposed)
         plan.remove_proposals()
         for i, row in enumerate(plan.rows):
             outcome = self._run_row(row) if retry else error

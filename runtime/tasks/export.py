@@ -19,7 +19,7 @@ from ...exporter.export import check_float, export_model, opened
 from ...exporter.gguf.file import GGUF_SUFFIX
 from ...exporter.layouts.transformers_js import arrange
 from ...exporter.optimum import trace
-from ...exporter.package import Package, check_paths, fingerprint, new_folder, write_package
+from ...exporter.package import Package, check_paths, check_tokenizer, fingerprint, new_folder, write_package
 from ...exporter.safetensors_files import safetensors_of
 from ...graph_opt.graph import graph_facts
 from ...graph_opt.passes.base import GraphPass, pass_name
@@ -139,6 +139,7 @@ def export(
         if quantize is not None:
             check_float(path, stored)
         config = check_paths(folder, out)  # before any work
+        check_tokenizer(folder)
         if via is None and is_encoder(config):
             options = {"quantize": quantize is not None, "adapter": adapter is not None}
             check_encoder_options(config["model_type"], {**options, "layout": layout != "carryall"})

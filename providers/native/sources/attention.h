@@ -126,7 +126,7 @@ class AttentionJob {
 
   const Attention& attention_;
   const AttentionKernels& kernels_;
-  int64_t write_step_, items_count_ = 0, tasks_count_ = 0;
+  int64_t write_step_ = 1, items_count_ = 0, tasks_count_ = 0;
   bool separated_ = false;
   void* memory_ = nullptr;
   AttentionItem* items_ = nullptr;

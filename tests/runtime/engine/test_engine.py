@@ -116,6 +116,22 @@ def test_a_batch_failure_that_no_single_row_repeats_fails_no_request() -> None:
     assert run(engine, requests) == [alone(request) for request in mixed(4)]
 
 
+def test_a_request_alone_gets_its_error_without_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    request = make_request("0", [1, 2, 3], GREEDY)
+    engine, runner = make_engine()
+    runner.before_forward = FailWhen({2})
+    run(engine, [request])
+    assert request.error == "device fell over"
+    assert [record for record in caplog.records if record.levelname == "WARNING"] == []
+
+
+def test_a_step_that_is_tried_again_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    engine, runner = make_engine()
+    runner.before_forward = FailWhen({20})
+    run(engine, [make_request("0", [1, 20, 3], GREEDY), make_request("1", [1, 2, 3], GREEDY)])
+    assert "a step of 2 rows failed: device fell over" in caplog.messages
+
+
 def test_logits_that_are_no_numbers_fail_only_their_request() -> None:
     requests = mixed(3)
     engine, runner = make_engine()

@@ -15,7 +15,7 @@ import pytest
 from tiny_models import write_tiny
 
 import carryall
-from carryall.errors import CarryallError, UsageError, VerificationError
+from carryall.errors import CarryallError, CheckpointError, UsageError, VerificationError
 from carryall.exporter.demo import CALIBRATION_TEXT
 from carryall.exporter.package import Package
 from carryall.graph_opt.compare.bars import Bars
@@ -188,3 +188,11 @@ def test_outputs_are_tables_in_a_notebook() -> None:
     table = ET.fromstring(found._repr_html_())  # noqa: S314 -- what notebooks call
     texts = ["".join(cell.itertext()) for row in table.iter("tr") for cell in row]
     assert texts == ["prompt", "a <b>", "stop, 1 tokens", "x & y"]
+
+
+def test_a_broken_tokenizer_is_refused_before_any_work(tmp_path: Path) -> None:
+    source = write_tiny("llama", tmp_path / "checkpoint")
+    (source / "tokenizer.json").write_text("{")
+    with pytest.raises(CheckpointError, match=r"tokenizers .* cannot read .*tokenizer\.json"):
+        carryall.export(source, tmp_path / "package")
+    assert list(tmp_path.iterdir()) == [source]
