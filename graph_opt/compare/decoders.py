@@ -168,7 +168,9 @@ class Comparer:
         alike = all(
             _near(there, here)
             for row, one in zip(rows, alone, strict=True)
-            for there, here in zip(self.first.cache(row).values(), self.first.cache(one).values(), strict=True)
+            for there, here in zip(
+                self.first.cache(row).values(), self.first.cache(one).values(), strict=True
+            )
         )
         self.inputs.append(f"{len(rows)} sequences of {', '.join(map(str, lengths))} tokens in one batch")
         for number in range(plan.batch_steps + 1):

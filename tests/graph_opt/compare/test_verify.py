@@ -81,7 +81,7 @@ def without_padding(model: ir.Model) -> None:
 
 
 def counted_positions(model: ir.Model) -> None:
-    """Compute past, past + 1, ... for all rows, as a trace does: padding shifts the angles of a row's keys."""
+    """Compute past, past + 1, ... for all rows, as a trace does: padding shifts the keys' angles."""
     graph = model.graph
     positions = next(value for value in graph.inputs if value.name == "position_ids")
     mask = next(value for value in graph.inputs if value.name == "attention_mask")
