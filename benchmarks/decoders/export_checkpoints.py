@@ -12,18 +12,27 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer, models
 
-HIDDEN, WIDTH, HEADS, VOCAB = 2048, 8192, 16, 32_000
+
+class Shape(NamedTuple):
+    """Sizes of a llama-shaped model: one key and value head for each query head, a tied head."""
+
+    hidden: int
+    width: int
+    heads: int
+    vocab: int
+
+
+SHAPES = {
+    "small": Shape(2048, 8192, 16, 32_000),
+    "0.6b": Shape(1024, 3072, 16, 151_936),  # 28 layers: hidden size, width and vocabulary of Qwen3-0.6B
+    "7b": Shape(4096, 11_008, 32, 32_000),  # 32 layers: those of Llama-2-7B
+}
 GROUP = 128  # inputs that share a scale in AWQ and GPTQ
 FORMATS = ("bf16", "gguf", "gptq", "awq")
 _PIECE = 1 << 20  # values that are drawn once and repeated
 _RNG = np.random.default_rng(0)
 _CONFIG = {
     "model_type": "llama",
-    "hidden_size": HIDDEN,
-    "intermediate_size": WIDTH,
-    "num_attention_heads": HEADS,
-    "num_key_value_heads": HEADS,
-    "vocab_size": VOCAB,
     "max_position_embeddings": 4096,
     "rms_norm_eps": 1e-5,
     "tie_word_embeddings": True,
@@ -59,35 +68,44 @@ class Stored(NamedTuple):
         return math.prod(self.shape) * {"BF16": 2, "F16": 2, "I32": 4}[self.dtype]
 
 
-def shapes(layers: int) -> dict[str, tuple[int, ...]]:
+def shapes(sizes: Shape, layers: int) -> dict[str, tuple[int, ...]]:
     """Return the shapes of all weights."""
+    hidden, width = sizes.hidden, sizes.width
     found: dict[str, tuple[int, ...]] = {
-        "model.embed_tokens.weight": (VOCAB, HIDDEN),
-        "model.norm.weight": (HIDDEN,),
+        "model.embed_tokens.weight": (sizes.vocab, hidden),
+        "model.norm.weight": (hidden,),
     }
     for layer in range(layers):
         scope = f"model.layers.{layer}"
-        found |= {f"{scope}.self_attn.{one}_proj.weight": (HIDDEN, HIDDEN) for one in "qkvo"}
-        found |= {f"{scope}.mlp.{one}_proj.weight": (WIDTH, HIDDEN) for one in ("gate", "up")}
-        found[f"{scope}.mlp.down_proj.weight"] = (HIDDEN, WIDTH)
-        found |= {f"{scope}.{one}_layernorm.weight": (HIDDEN,) for one in ("input", "post_attention")}
+        found |= {f"{scope}.self_attn.{one}_proj.weight": (hidden, hidden) for one in "qkvo"}
+        found |= {f"{scope}.mlp.{one}_proj.weight": (width, hidden) for one in ("gate", "up")}
+        found[f"{scope}.mlp.down_proj.weight"] = (hidden, width)
+        found |= {f"{scope}.{one}_layernorm.weight": (hidden,) for one in ("input", "post_attention")}
     return found
 
 
-def write_checkpoint(folder: Path, layers: int, kind: str) -> tuple[Path, int]:
+def write_checkpoint(folder: Path, sizes: Shape, layers: int, kind: str) -> tuple[Path, int]:
     """Write a checkpoint of one of ``FORMATS``; return MODEL and its bytes of weights."""
     folder.mkdir(parents=True)
     if kind == "gguf":
-        return folder / "model.gguf", _write_gguf(folder / "model.gguf", layers)
+        return folder / "model.gguf", _write_gguf(folder / "model.gguf", sizes, layers)
     settings = {"quant_method": kind, "bits": 4, "group_size": GROUP, "version": "gemm", "sym": False}
     quantized = {} if kind == "bf16" else {"quantization_config": settings}
-    (folder / "config.json").write_text(json.dumps({**_CONFIG, **quantized, "num_hidden_layers": layers}))
+    numbers = {
+        "hidden_size": sizes.hidden,
+        "intermediate_size": sizes.width,
+        "num_attention_heads": sizes.heads,
+        "num_key_value_heads": sizes.heads,
+        "vocab_size": sizes.vocab,
+        "num_hidden_layers": layers,
+    }
+    (folder / "config.json").write_text(json.dumps({**_CONFIG, **quantized, **numbers}))
     Tokenizer(models.BPE({"a": 0}, [])).save(str(folder / "tokenizer.json"))
-    return folder, _write_safetensors(folder / "model.safetensors", layers, kind)
+    return folder, _write_safetensors(folder / "model.safetensors", shapes(sizes, layers), kind)
 
 
-def _write_safetensors(path: Path, layers: int, kind: str) -> int:
-    tensors = {name: stored for weight in shapes(layers).items() for name, stored in _parts(*weight, kind)}
+def _write_safetensors(path: Path, weights: dict[str, tuple[int, ...]], kind: str) -> int:
+    tensors = {name: stored for weight in weights.items() for name, stored in _parts(*weight, kind)}
     header, end = {}, 0
     for name, stored in tensors.items():
         begin, end = end, end + stored.size
@@ -117,25 +135,25 @@ def _parts(name: str, shape: tuple[int, ...], kind: str) -> Iterator[tuple[str, 
         yield f"{stem}.g_idx", Stored("I32", (inputs,), order.tobytes())
 
 
-def _write_gguf(path: Path, layers: int) -> int:
+def _write_gguf(path: Path, model: Shape, layers: int) -> int:
     """Write matrices in blocks of Q4_1, norms in F32."""
     import gguf
 
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_block_count(layers)
     writer.add_context_length(4096)
-    writer.add_embedding_length(HIDDEN)
-    writer.add_feed_forward_length(WIDTH)
-    writer.add_head_count(HEADS)
+    writer.add_embedding_length(model.hidden)
+    writer.add_feed_forward_length(model.width)
+    writer.add_head_count(model.heads)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("default")
-    writer.add_token_list(["a", "b", "ab", *(f"t{index}" for index in range(3, VOCAB))])
+    writer.add_token_list(["a", "b", "ab", *(f"t{index}" for index in range(3, model.vocab))])
     writer.add_token_merges(["a b"])
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
     sizes: list[tuple[int, bytes]] = []
-    for name, shape in shapes(layers).items():
+    for name, shape in shapes(model, layers).items():
         count, is_norm = math.prod(shape), len(shape) == 1
         size = 4 * count if is_norm else count // 32 * 20
         kind = gguf.GGMLQuantizationType.F32 if is_norm else gguf.GGMLQuantizationType.Q4_1

@@ -1,6 +1,7 @@
 """Measure the memory of exporting a synthetic checkpoint over its number of layers: a table.
 
-    python benchmarks/decoders/export_memory.py FOLDER [--layers 8 18] [--quantize int8-fast] [--format gptq]
+    python benchmarks/decoders/export_memory.py FOLDER [--shape 7b] [--layers 8 18] [--quantize int8-fast] \\
+        [--format gptq]
 
 Writes FOLDER/<layers>, a llama-shaped checkpoint of random weights in bfloat16, GGUF's Q4_1, or 4 bits of
 GPTQ or AWQ, exports it in a process of its own, and deletes both. "anonymous" is the largest memory of that
@@ -20,7 +21,7 @@ import sys
 import time
 from pathlib import Path
 
-from export_checkpoints import FORMATS, shapes, write_checkpoint
+from export_checkpoints import FORMATS, SHAPES, shapes, write_checkpoint
 
 _ANONYMOUS = re.compile(r"RssAnon:\s*(\d+) kB")
 
@@ -50,18 +51,20 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("folder", type=Path)
+    parser.add_argument("--shape", choices=SHAPES, default="small")
     parser.add_argument("--layers", type=int, nargs="+", default=[8, 18])
     parser.add_argument("--quantize")
     parser.add_argument("--format", choices=FORMATS, default="bf16")
     arguments = parser.parse_args()
     options = ["--quantize", arguments.quantize] if arguments.quantize else []
-    largest = 4 * max(math.prod(shape) for shape in shapes(1).values())
+    sizes = SHAPES[arguments.shape]
+    largest = 4 * max(math.prod(shape) for shape in shapes(sizes, 1).values())
     print("| checkpoint GB | largest tensor as float32, MB | anonymous MB | processor s |")
     print("| ---: | ---: | ---: | ---: |")
     for layers in arguments.layers:
         folder = arguments.folder / str(layers)
         try:
-            model, size = write_checkpoint(folder / "checkpoint", layers, arguments.format)
+            model, size = write_checkpoint(folder / "checkpoint", sizes, layers, arguments.format)
             command = [sys.executable, "-m", "carryall", "export", "--quiet", *options]
             seconds, peak = peak_of([*command, str(model), str(folder / "out")])
         finally:

@@ -33,6 +33,7 @@ from ..passes.importing.token_names import TokenNamesPass
 from ..passes.normalize.canonical_mask import CanonicalMaskPass
 from ..passes.normalize.fold_constants import FoldConstantsPass
 from ..passes.normalize.fold_transposes import FoldTransposesPass
+from ..passes.normalize.heads_axis import HeadsAxisPass
 from ..passes.normalize.lower_opset import WriteSwishPass
 from ..passes.normalize.move_qdq import MoveQDQPass
 from ..passes.normalize.norm_before_transpose import NormBeforeTransposePass
@@ -67,6 +68,7 @@ def canonical_passes() -> list[ir.passes.PassBase]:
         GemmToMatMulPass(),
         TiedHeadPass(),
         MoveQDQPass(),
+        HeadsAxisPass(),
         FoldTransposesPass(),
         SimplifyShapesPass(),
         SplitProjectionsPass(),

@@ -181,6 +181,7 @@ def test_an_adapter_cannot_be_traced(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of peft: deprecated names; layers that the adapter leaves out
 def test_weights_equal_those_that_peft_merges(tmp_path: Path) -> None:
     """Needs torch, transformers and peft."""
     peft = pytest.importorskip("peft")

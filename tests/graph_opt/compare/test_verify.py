@@ -80,6 +80,47 @@ def without_padding(model: ir.Model) -> None:
         use.node.replace_input_with(use.idx, ones.outputs[0])
 
 
+def counted_positions(model: ir.Model) -> None:
+    """Compute past, past + 1, ... for all rows, as a trace does: padding shifts the keys' angles."""
+    graph = model.graph
+    positions = next(value for value in graph.inputs if value.name == "position_ids")
+    mask = next(value for value in graph.inputs if value.name == "attention_mask")
+    tokens = next(value for value in graph.inputs if value.name == "input_ids")
+    zero, one = (add_initializer(graph, f"count.{n}", np.array(n)) for n in (0, 1))
+    first = add_initializer(graph, "count.first", np.array([0]))
+    new, total = (ir.node("Shape", [value], {"start": 1, "end": 2}) for value in (tokens, mask))
+    sizes = [ir.node("Squeeze", [node.outputs[0], first]) for node in (new, total)]
+    past = ir.node("Sub", [sizes[1].outputs[0], sizes[0].outputs[0]])
+    counted = ir.node("Range", [past.outputs[0], sizes[1].outputs[0], one])
+    row = ir.node("Unsqueeze", [counted.outputs[0], zero])
+    rows = ir.node("Expand", [row.outputs[0], ir.node("Shape", [tokens]).outputs[0]])
+    shape = rows.inputs[1].producer() if rows.inputs[1] is not None else None
+    assert shape is not None
+    graph.insert_before(graph[0], [new, total, *sizes, past, counted, row, shape, rows])
+    for use in list(positions.uses()):
+        use.node.replace_input_with(use.idx, rows.outputs[0])
+    graph.inputs.remove(positions)
+
+
+def wrong_values(model: ir.Model) -> None:
+    weight = model.graph.initializers["model.layers.1.self_attn.v_proj.weight"]
+    assert weight.const_value is not None
+    weight.const_value = ir.tensor(weight.const_value.numpy() * np.float32(1.1), name=weight.name)
+
+
+def test_keys_of_padded_rows_may_have_other_angles(tmp_path: Path) -> None:
+    """Attention depends on differences of positions, so the logits are equal and the rotated keys are not."""
+    checkpoint = write_tiny("llama", tmp_path / "checkpoint")
+    reference, candidate, wrong = (export_model(checkpoint) for _ in range(3))
+    counted_positions(reference)
+    found = verify.verify(reference, candidate)
+    found.check()
+    assert any("in one batch" in line for line in found.inputs)
+    assert any("caches of the batch" in note for note in found.notes)
+    wrong_values(wrong)
+    assert not verify.verify(reference, wrong).passed
+
+
 def wider_window(model: ir.Model) -> None:
     """Increase every constant of the mask that equals the window by one."""
     for value in model.graph.initializers.values():
