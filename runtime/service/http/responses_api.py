@@ -1,4 +1,4 @@
-"""OpenAI's endpoints ``/v1/responses``: create, stream, retrieve, continue, cancel and delete."""
+"""OpenAI's endpoints ``/v1/responses``: create, stream, retrieve, compact, cancel and delete."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from ....errors import CarryallError, RequestError
 from ..core.caller import caller_name
 from ..core.handler import LLMHandler
 from .errors import described
+from .openai import compaction
 from .openai.reading import text_field
 from .openai.responses import KNOWN, ResponseAsk, ResponseBuilder, read_response
 from .response_store import ResponseStore, StoredResponse
@@ -40,11 +41,7 @@ class ResponsesApi:
         service = service_of(request)
         body, headers = await service.known_body(request, KNOWN)
         handler = service.llm(request, body.get("model"))
-        before: list[Json] = []
-        if (previous := text_field("previous_response_id", body.get("previous_response_id"))) is not None:
-            before = self._store.get(previous, caller_name()).turns
-        read = read_response(body, handler.model.defaults, before)
-        ask = dataclasses.replace(read, request=service.admission.admitted(read.request))
+        ask = self._read(service, handler, body)
         builder = ResponseBuilder(ask, handler.model.info.model)
         if ask.background:
             return json_response(self._in_background(handler, ask, builder, caller_name()), headers)
@@ -58,6 +55,24 @@ class ResponsesApi:
         await while_connected(request.receive, self._run(handler, ask, builder))
         self._keep(ask, builder, caller_name())
         return json_response(builder.response, headers)
+
+    async def compact(self, request: Request) -> Response:
+        """Handle ``POST /v1/responses/compact``: summarize a conversation in one item."""
+        service = service_of(request)
+        body, headers = await service.known_body(request, compaction.KNOWN)
+        body = compaction.summary_body(body)
+        handler = service.llm(request, body["model"])
+        ask = self._read(service, handler, body)
+        builder = ResponseBuilder(ask, handler.model.info.model)
+        await while_connected(request.receive, self._run(handler, ask, builder))
+        return json_response(compaction.compacted(builder.response), headers)
+
+    def _read(self, service: HttpService, handler: LLMHandler, body: Json) -> ResponseAsk:
+        before: list[Json] = []
+        if (previous := text_field("previous_response_id", body.get("previous_response_id"))) is not None:
+            before = self._store.get(previous, caller_name()).turns
+        read = read_response(body, handler.model.defaults, before)
+        return dataclasses.replace(read, request=service.admission.admitted(read.request))
 
     async def _run(self, handler: LLMHandler, ask: ResponseAsk, builder: ResponseBuilder) -> None:
         async with aclosing(handler.generate(ask.request)) as deltas:
@@ -143,6 +158,7 @@ def routes(service: HttpService) -> list[Route]:
     api = ResponsesApi(service)
     return [
         Route("/v1/responses", api.create, methods=["POST"]),
+        Route("/v1/responses/compact", api.compact, methods=["POST"]),
         Route("/v1/responses/{id}", api.retrieve),
         Route("/v1/responses/{id}", api.delete, methods=["DELETE"]),
         Route("/v1/responses/{id}/input_items", api.items),

@@ -13,6 +13,7 @@ from .....errors import RequestError
 from ...core.answer_parts import AnswerParts, TextPart
 from ...core.messages import Conversation, Delta, GenerationRequest, Usage
 from ...core.tool_choice import CallDelta, calls_schema
+from .compaction import summary_turns
 from .reading import (
     Json,
     bool_field,
@@ -79,7 +80,7 @@ def read_response(body: Mapping[str, Any], defaults: Mapping[str, Any], before: 
     if "format" in text:
         options["structured_output"] = _form(text["format"])
     items = _items(given.get("input", []))
-    turns = [*before, *_joined(_turn(item) for item in items)]
+    turns = [*before, *_joined(turn for item in items for turn in _turns(item))]
     if not turns:
         raise RequestError("'input' must be a string or a list of at least 1 item")
     instructions = text_field("instructions", given.get("instructions"))
@@ -184,6 +185,11 @@ def _items(given: Any) -> list[Json]:
     if isinstance(given, str):
         return [{"type": "message", "role": "user", "content": given}]
     return objects_field("input", given)
+
+
+def _turns(item: Json) -> list[Json]:
+    """Return an item of the input as messages for chat templates."""
+    return summary_turns(item) if item.get("type") == "compaction" else [_turn(item)]
 
 
 def _turn(item: Json) -> Json:

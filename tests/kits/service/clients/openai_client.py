@@ -52,8 +52,7 @@ def chat_tools() -> None:
         messages=TURNS,
         tools=TOOLS,
         tool_choice="required",
-        parallel_tool_calls=False,
-        temperature=0,
+        **ONE_CALL,
     )
     (call,) = answer.choices[0].message.tool_calls or []
     assert call.function.name == "weather"
@@ -69,8 +68,7 @@ def chat_tools_stream() -> None:
         messages=TURNS,
         tools=TOOLS,
         tool_choice="required",
-        parallel_tool_calls=False,
-        temperature=0,
+        **ONE_CALL,
     ) as stream:
         kinds = {event.type for event in stream}
         final = stream.get_final_completion()

@@ -74,7 +74,7 @@ def common(module: Any, client: Any) -> str:
     echoed = client.infer("brain", [tensor(module, "INPUT0", "BF16", brains)]).as_numpy("OUTPUT0")
     np.testing.assert_array_equal(echoed, brains)
     refused(lambda: client.infer("no", sums(module)), "no model 'no'")
-    refused(lambda: client.infer("sum", sums(module)[:1]), "the inputs are A, B")
+    refused(lambda: client.infer("sum", sums(module)[:1]), "the inputs must be A, B")
     refused(lambda: client.get_model_metadata("no"), "no model 'no'")
     text = client.infer("toy", texts(module, "def f(x):", stream=False)).as_numpy("text_output")
     client.unload_model("toy")
@@ -97,7 +97,7 @@ def through_shared_memory(module: Any, client: Any) -> None:
         client.infer("sum", inputs, outputs=[wanted])
         found = shared_memory.get_contents_as_numpy(handle, np.float32, list(A.shape), 2 * size)
         np.testing.assert_array_equal(found, A + B)
-        refused(lambda: client.register_system_shared_memory("region", key, size), "registered already")
+        refused(lambda: client.register_system_shared_memory("region", key, size), "already registered")
         client.unregister_system_shared_memory("region")
     finally:
         shared_memory.destroy_shared_memory_region(handle)

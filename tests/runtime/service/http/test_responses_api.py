@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from http_serving import http_serving
 from null_llm import null_llm
 
+from carryall.runtime.service.http.openai.compaction import summary_turns
 from carryall.runtime.types.sampling_params import SamplingParams
 
 TOOL: Any = {
@@ -89,6 +91,49 @@ def test_a_stored_response_is_found_continued_and_deleted() -> None:
                 await client.responses.create(input="x", **options)
             with pytest.raises(openai.NotFoundError, match="keeps the latest 2"):
                 await client.responses.create(input="x", previous_response_id=first.id, **options)
+
+    asyncio.run(scenario())
+
+
+def test_a_conversation_is_compacted_and_continued_from_the_summary() -> None:
+    async def scenario() -> None:
+        async with null_llm() as llm, http_serving(llm) as served:
+            client = served.openai()
+            first = await client.responses.create(model="toy", input="Hi", max_output_tokens=4)
+            short = await client.responses.compact(model="toy", previous_response_id=first.id, input="More")
+            (item,) = short.output
+            assert (short.object, item.type) == ("response.compaction", "compaction")
+            assert short.usage.output_tokens > 0
+            summary = base64.b64decode(item.encrypted_content).decode()
+            said = f"[user]Hi[assistant]{first.output_text}[user]More[user]"
+            assert short.usage.input_tokens > len(llm.encode(said, add_special_tokens=False))
+            turns = [item.model_dump(exclude_none=True), {"role": "user", "content": "Go on"}]
+            after = await client.responses.create(model="toy", input=turns, max_output_tokens=2)
+            question, answer = summary_turns(turns[0])
+            assert answer == {"role": "assistant", "content": summary}
+            prompt = f"[user]{question['content']}[assistant]{summary}[user]Go on"
+            assert after.usage.input_tokens == len(llm.encode(prompt, add_special_tokens=False))
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"input": "Hi"}, "'model' must name a model"),
+        ({"model": "toy"}, "there is no conversation"),
+        ({"model": "toy", "input": 3}, "'input' must be a string or a list"),
+        ({"model": "toy", "input": [{"type": "compaction", "encrypted_content": "?"}]}, "the service made"),
+        ({"model": "toy", "input": [{"type": "compaction"}]}, "the service made"),
+        ({"model": "toy", "input": "a", "previous_response_id": "no"}, "there is no response 'no'"),
+    ],
+)
+def test_a_conversation_that_cannot_be_compacted(body: dict[str, Any], message: str) -> None:
+    async def scenario() -> None:
+        async with null_llm() as llm, http_serving(llm) as served:
+            answer = await served.client.post("/v1/responses/compact", json=body)
+            assert answer.status_code == (404 if "previous_response_id" in body else 400)
+            assert message in answer.json()["error"]["message"]
 
     asyncio.run(scenario())
 
