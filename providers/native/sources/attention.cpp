@@ -1,5 +1,6 @@
 #include "attention.h"
 
+#include <atomic>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -7,6 +8,8 @@
 
 #if defined(__linux__)
 #include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 #endif
 
 namespace carryall {
@@ -36,8 +39,8 @@ constexpr size_t kStackBytes = 1 << 20;  // `attend` takes 420 kB, with AMX 680 
 // The stack of the main thread grows when it is used. Where the limit of addresses forbids that (ulimit -v), the kernel
 // ends the process; so it grows here, after a look for room. Returns false without room.
 bool reserve_stack() {
-  static thread_local bool reserved = false;
-  if (reserved) return true;
+  static std::atomic<bool> reserved{false};  // not thread_local: its memory, taken at the first use, may be missing too
+  if (reserved || syscall(SYS_gettid) != getpid()) return true;
   void* room = mmap(nullptr, kStackBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (room == MAP_FAILED) return false;
   munmap(room, kStackBytes);
