@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import os
 import signal
 
 import click
@@ -44,6 +45,8 @@ def command(chosen: Chosen, as_json: bool, quiet: bool) -> None:
         carryall serve --config service.toml
     """
     try:
+        # gRPC prints an error that it also raises; the variable is read when it is imported.
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")
         from ...runtime.batch.online.routes import BatchService
         from ...runtime.service.serve import Addresses, serve
     except ModuleNotFoundError as error:

@@ -92,6 +92,15 @@ def test_a_taken_port_for_http_is_named_too() -> None:
     assert "--http-port" in result.stderr
 
 
+@pytest.mark.long
+def test_grpc_prints_nothing_of_its_own_about_a_taken_port() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        ports = ["--http-port", "none", "--grpc-port", str(taken.getsockname()[1])]
+        command = [sys.executable, "-m", "carryall", "serve", "no-such-model", *ports]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert [line.partition(":")[0] for line in done.stderr.splitlines()] == ["error"]
+
+
 def test_a_model_that_is_not_there_is_one_line() -> None:
     result = CliRunner().invoke(carryall, ["serve", "no-such-model", *FREE])
     assert (result.exit_code, result.stdout) == (2, "")
