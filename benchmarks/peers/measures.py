@@ -101,7 +101,7 @@ def run(contestants: Sequence[Contestant], plan: Plan, keep: Keep) -> tuple[list
 
 def decode_and_prompts(workers: Sequence[Worker], plan: Plan) -> Iterator[list[Figure]]:
     """Yield the rates of each round; the first round warms up and is not recorded."""
-    works: list[tuple[str, Callable[[Worker, int], float]]] = [
+    works: list[tuple[str, Callable[[Worker, int], float | None]]] = [
         (decode_name(prompt, batch), _slope(prompt, batch)) for prompt, batch in plan.decode
     ]
     works += [(prompt_name(tokens), _prompt(tokens)) for tokens in plan.prompts]
@@ -111,21 +111,28 @@ def decode_and_prompts(workers: Sequence[Worker], plan: Plan) -> Iterator[list[F
             for worker in [*workers[first:], *workers[:first]]:
                 time.sleep(_SETTLE_SECONDS)
                 rate = measure(worker, 1000 + number)
-                rates.append(Figure(name, worker.name, "tokens/s", rate, number))
+                if rate is not None:
+                    rates.append(Figure(name, worker.name, "tokens/s", rate, number))
         if number >= 0:
             yield rates
         print(f"round {number + 1} of {plan.rounds}", file=sys.stderr, flush=True)
 
 
-def _slope(prompt: int, batch: int) -> Callable[[Worker, int], float]:
-    def measure(worker: Worker, seed: int) -> float:
+def _slope(prompt: int, batch: int) -> Callable[[Worker, int], float | None]:
+    def measure(worker: Worker, seed: int) -> float | None:
         short, long = (_seconds(worker.measure(Work(prompt, new, batch), seed)) for new in (SHORT, LONG))
-        return batch * (LONG - SHORT) / max(long - short, 1e-9)
+        if long <= short:
+            print(
+                f"{worker.name}: no rate on {prompt} cached: the prompt's time varies by more",
+                file=sys.stderr,
+            )
+            return None
+        return batch * (LONG - SHORT) / (long - short)
 
     return measure
 
 
-def _prompt(tokens: int) -> Callable[[Worker, int], float]:
+def _prompt(tokens: int) -> Callable[[Worker, int], float | None]:
     def measure(worker: Worker, seed: int) -> float:
         return tokens / float(worker.measure(Work(tokens, 1, 1), seed)["prefill_s"])
 

@@ -9,6 +9,7 @@ from typing import Any
 import onnx_ir as ir
 
 from ...contract import POSITION_IDS
+from .half_scales import Widened
 
 _GQA_TABLES = (7, 8)  # the inputs cos_cache and sin_cache
 _NUMBER = re.compile(r"(?<=[A-Za-z_./])\d+")
@@ -38,10 +39,15 @@ def initializers(model: ir.Model) -> list[ir.TensorProtocol]:
     return sorted((t for t in tensors if t is not None), key=lambda t: (-t.nbytes, t.name or ""))
 
 
+def stored(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
+    """Return the tensor as a file has it: scales that are float32 in memory may have 16 bits."""
+    return tensor.half if isinstance(tensor, Widened) else tensor
+
+
 def weights_by_type(model: ir.Model) -> dict[str, dict[str, int]]:
     """Return the number of tensors and bytes of each element type, largest first."""
     found: dict[str, dict[str, int]] = defaultdict(lambda: {"tensors": 0, "bytes": 0})
-    for tensor in initializers(model):
+    for tensor in map(stored, initializers(model)):
         entry = found[tensor.dtype.name]
         entry["tensors"] += 1
         entry["bytes"] += tensor.nbytes
@@ -101,4 +107,5 @@ def describe_value(value: ir.Value) -> dict[str, Any]:
 def describe_tensor(tensor: ir.TensorProtocol) -> dict[str, Any]:
     """Return name, element type, shape and bytes of a weight."""
     shape = [int(size) for size in tensor.shape.numpy()]
-    return {"name": tensor.name, "dtype": tensor.dtype.name, "shape": shape, "bytes": tensor.nbytes}
+    kept = stored(tensor)
+    return {"name": tensor.name, "dtype": kept.dtype.name, "shape": shape, "bytes": kept.nbytes}

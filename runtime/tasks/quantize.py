@@ -213,4 +213,4 @@ def _check(model: ir.Model, source: str, recipe: QuantizationRecipe) -> None:
 
 
 def _weight_bytes(model: ir.Model) -> int:
-    return sum(tensor.nbytes for tensor in graph_facts.initializers(model))
+    return sum(graph_facts.stored(tensor).nbytes for tensor in graph_facts.initializers(model))

@@ -13,6 +13,7 @@ from graph_asserts import apply, canonical, evaluate, graph
 from carryall.errors import GraphError
 from carryall.exporter.save import save_model
 from carryall.graph_opt.graph.edit import hold_in_memory
+from carryall.graph_opt.graph.graph_facts import describe_tensor, initializers, weights_by_type
 from carryall.graph_opt.graph.half_scales import Widened, narrowed_scales, widen_scales
 from carryall.graph_opt.graph.load import load_model
 from carryall.graph_opt.quantize.algorithms.blockwise import BlockFormat
@@ -68,6 +69,18 @@ def test_a_file_has_float16_and_memory_has_the_same_in_float32(
     hold_in_memory(loaded.graph)
     for left, right in zip(evaluate(loaded, {"x": X}), before, strict=True):
         np.testing.assert_array_equal(left, right)
+
+
+def test_sizes_are_told_as_the_file_has_them(tmp_path: Path) -> None:
+    model = quantized(block_size=16)
+    facts = weights_by_type(model)
+    assert "FLOAT" not in facts
+    assert facts["FLOAT16"] == {"tensors": 2, "bytes": 2 * (64 // 16) * 8 * 2}
+    (scales,) = (tensor for tensor in initializers(model) if tensor.name == "w.scales")
+    told = describe_tensor(scales)
+    assert (told["name"], told["dtype"], told["bytes"]) == ("w.scales", "FLOAT16", (64 // 16) * 8 * 2)
+    with narrowed_scales(model):
+        assert weights_by_type(model) == facts
 
 
 def test_a_failed_write_leaves_the_graph_as_it_was() -> None:
