@@ -69,9 +69,8 @@ def open_session(model: Path, name: str | None = None) -> Any:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4  # errors are raised too
     source, entries = exact_sums(model)
-    if not (
-        entries or any(node.op_type == "DequantizeLinear" for node in read_model(model).graph.all_nodes())
-    ):
+    quantized = any(node.op_type == "DequantizeLinear" for node in read_model(model).graph.all_nodes())
+    if not (quantized or entries):
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
     options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")  # fp32 activations
     for entry in entries.items():
