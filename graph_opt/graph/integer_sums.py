@@ -22,19 +22,26 @@ import onnx_ir as ir
 from google.protobuf.message import DecodeError
 
 from ...errors import GraphError
-from .edit import add_initializer, nodes_of, weight
+from .edit import add_initializer, weight
 from .lazy import shape_of
 from .load import read_model
 
 _ENTRY = ("session.x64quantprecision", "1")
 _MIDDLE = np.uint8(128)
-# Inputs with the weight and its zero point.
+# Inputs with a weight and its zero point.
 _WEIGHTS = {
-    "DequantizeLinear": (0, 2),
-    "MatMulInteger": (1, 3),
-    "QLinearMatMul": (3, 5),
-    "QLinearConv": (3, 5),
+    "DequantizeLinear": [(0, 2)],
+    "DynamicQuantizeLSTM": [(1, 9), (2, 11)],
+    "DynamicQuantizeMatMul": [(1, 3)],
+    "MatMulInteger": [(1, 3)],
+    "MatMulIntegerToFloat": [(1, 5)],
+    "QAttention": [(1, 7)],
+    "QGemm": [(3, 5)],
+    "QLinearConv": [(3, 5)],
+    "QLinearMatMul": [(3, 5)],
 }
+# Operators whose weights are always changed here; the two of an LSTM must have the same type.
+_STAYING = ("DynamicQuantizeLSTM", "QLinearMatMul")
 _FOLDER = "session.model_external_initializers_file_folder_path"
 # Parts of the names of operators whose kernels saturate, or that are fused to such ones.
 _OPERATORS = ("QuantizeLinear", "MatMulInteger", "QLinear", "DynamicQuantize", "QGemm", "QAttention")
@@ -76,28 +83,34 @@ def prepare_sums(model: ir.Model) -> dict[str, str]:
 
 def _ease_conversion(model: ir.Model) -> bool:
     """Change the weights that onnxruntime cannot convert, and zero points that are missing or shared."""
-    changed = False
-    graphs = list(model.graphs())
-    for node in (node for graph in graphs for op_type in _WEIGHTS for node in nodes_of(graph, op_type)):
-        at, zero_at = _WEIGHTS[node.op_type]
-        stored, zero = node.inputs[at], node.inputs[zero_at] if len(node.inputs) > zero_at else None
-        values, zeros = weight(stored), weight(zero)
-        if stored is None or values is None or values.dtype != ir.DataType.INT8 or (zero and zeros is None):
-            continue
-        dequantizes, stays = node.op_type == "DequantizeLinear", node.op_type == "QLinearMatMul"
-        readers = max(len(stored.uses()), len(node.outputs[0].uses()) if dequantizes else 0)
-        shape = shape_of(zeros) if zeros is not None else _scale_shape(node) if dequantizes else ()
-        offsets = np.zeros(shape, np.int8) if zeros is None else zeros.numpy()
-        if stays or readers > 1:
-            unsigned = values.numpy().view(np.uint8) ^ _MIDDLE
-            _replace(node, at, f"{values.name}.uint8", unsigned)
-            _replace(node, zero_at, f"{values.name}.zero_points", offsets.view(np.uint8) ^ _MIDDLE)
-        elif (dequantizes and zero is None) or (zero is not None and len(zero.uses()) > 1):
-            _replace(node, zero_at, f"{values.name}.zero_points", offsets)
-        else:
-            continue
-        changed = True
-    return changed
+    nodes = [node for graph in model.graphs() for node in graph if _is_product(node)]
+    # A list: each weight must be changed.
+    return any([_ease(node, at, zero_at) for node in nodes for at, zero_at in _WEIGHTS[node.op_type]])
+
+
+def _is_product(node: ir.Node) -> bool:
+    return node.op_type in _WEIGHTS and node.domain in ("", "com.microsoft")
+
+
+def _ease(node: ir.Node, at: int, zero_at: int) -> bool:
+    """Change one weight of a node; return whether that was necessary."""
+    stored, zero = node.inputs[at], node.inputs[zero_at] if len(node.inputs) > zero_at else None
+    values, zeros = weight(stored), weight(zero)
+    if stored is None or values is None or values.dtype != ir.DataType.INT8 or (zero and zeros is None):
+        return False
+    dequantizes = node.op_type == "DequantizeLinear"
+    readers = max(len(stored.uses()), len(node.outputs[0].uses()) if dequantizes else 0)
+    shape = shape_of(zeros) if zeros is not None else _scale_shape(node) if dequantizes else ()
+    offsets = np.zeros(shape, np.int8) if zeros is None else zeros.numpy()
+    if node.op_type in _STAYING or readers > 1:
+        unsigned = values.numpy().view(np.uint8) ^ _MIDDLE
+        _replace(node, at, f"{values.name}.uint8", unsigned)
+        _replace(node, zero_at, f"{values.name}.zero_points", offsets.view(np.uint8) ^ _MIDDLE)
+    elif (dequantizes and zero is None) or (zero is not None and len(zero.uses()) > 1):
+        _replace(node, zero_at, f"{values.name}.zero_points", offsets)
+    else:
+        return False
+    return True
 
 
 def _scale_shape(node: ir.Node) -> tuple[int, ...]:

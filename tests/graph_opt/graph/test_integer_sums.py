@@ -84,6 +84,47 @@ def test_sums_are_exact_wherever_a_session_is_opened(case: tuple[Path, Array]) -
         np.testing.assert_array_equal(session.run(None, {"x": X})[0], expected)
 
 
+CONTRIB = {
+    "MatMulIntegerToFloat": "com.microsoft.MatMulIntegerToFloat(x, {w}, one, one, zero, {z})",
+    "DynamicQuantizeMatMul": "com.microsoft.DynamicQuantizeMatMul(f, {w}, one, {z})",
+    "QGemm": "com.microsoft.QGemm(x, one, zero, {w}, one, {z})",
+    "DynamicQuantizeLSTM": """com.microsoft.DynamicQuantizeLSTM<hidden_size = 6>(
+        f3, {w}3, {w}r, , , , , , small, {z}1, small, {z}1)""",
+}
+
+
+@pytest.mark.parametrize("op_type", CONTRIB)
+def test_operators_of_onnxruntime_may_share_zero_points(op_type: str, tmp_path: Path) -> None:
+    """Two weights with one zero point, as after merging equal constants."""
+    first, second = np.random.default_rng(2).integers(-127, 128, (2, 64, 24)).astype(np.int8)
+    arrays = {"one": np.float32(1), "zero": np.uint8(0), "small": np.full(1, 0.01, np.float32)}
+    for name, weights in (("a", first), ("b", second)):
+        arrays |= {name: weights, f"{name}3": weights[None], f"{name}r": weights[None, :6]}
+
+    def write(path: Path, arrays: dict[str, Any]) -> Path:
+        body = " ".join(
+            f"{result} = {CONTRIB[op_type].format(w=w, z='z')}" for result, w in (("p", "a"), ("q", "b"))
+        )
+        text = f"""<ir_version: 10, opset_import: ["" : 17, "com.microsoft" : 1]> g (uint8[4, 64] x)
+            => (float y) <int64[3] s = {{1, 4, 64}}>
+            {{ f = Cast<to = 1>(x) f3 = Reshape(f, s) {body} y = Add(p, q) }}"""
+        used = set(re.findall(r"\w+", body))
+        tensors = [ir.tensor(np.asarray(array), name=name) for name, array in arrays.items() if name in used]
+        ir.save(ir.from_onnx_text(text, initializers=tensors), path)
+        return path
+
+    middle = np.uint8(128)
+    unsigned = {
+        name: array.view(np.uint8) ^ middle if array.dtype == np.int8 else array
+        for name, array in arrays.items()
+    }
+    exact = write(tmp_path / "u8.onnx", {**unsigned, "z": middle, "z1": np.full(1, middle)})
+    path = write(tmp_path / "s8.onnx", {**arrays, "z": np.int8(0), "z1": np.zeros(1, np.int8)})
+    expected = onnxruntime.InferenceSession(exact, providers=["CPUExecutionProvider"]).run(None, {"x": X})[0]
+    for session in (ort.open_session(path, ort.CPU), open_session(path)):
+        np.testing.assert_array_equal(session.run(None, {"x": X})[0], expected)
+
+
 def test_the_file_stays_and_no_weight_is_copied(case: tuple[Path, Array]) -> None:
     path, _ = case
     before = path.read_bytes()
