@@ -37,7 +37,7 @@ def run_job(spec: BatchSpec, *, restart: bool, as_json: bool, quiet: bool) -> in
 
 @contextlib.contextmanager
 def stopping() -> Iterator[Any]:
-    """Let Ctrl-C and SIGTERM stop a job between two steps; a second Ctrl-C ends it at once.
+    """Let Ctrl-C and SIGTERM stop a job between two steps; a second one ends it at once.
 
     Yields:
         The event that the signals set, and a function that returns the exit code, 0 without a signal.
@@ -47,7 +47,7 @@ def stopping() -> Iterator[Any]:
 
     def handle(number: int, frame: FrameType | None) -> None:
         if stop.is_set():
-            raise KeyboardInterrupt
+            raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
         received.append(number)
         stop.set()
 

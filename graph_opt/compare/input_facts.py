@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
 
 from ...contract import PAST, PRESENT
 from ..graph.edit import constant, int_attribute, static_size
+from .index_bounds import Axis, IndexBounds
 
 # Operators whose result has the values of their first input, in another shape or type.
 _PASSING = frozenset(
     {"Cast", "Expand", "Flatten", "Identity", "Reshape", "Slice", "Squeeze", "Tile", "Transpose", "Unsqueeze"}
 )
-_LOOKUPS = frozenset({"Gather", "GatherElements", "GatherBlockQuantized"})
+# Operators whose result has values of these inputs, and maybe others, none above their maximum.
+_JOINING: Mapping[str, Collection[int]] = {
+    "Clip": (0,),
+    "Concat": range(1 << 31),
+    "Gather": (0,),
+    "GatherElements": (0,),
+    "GatherND": (0,),
+    "Max": range(1 << 31),
+    "Min": range(1 << 31),
+    "Split": (0,),
+    "Where": (1, 2),
+}
+_NEUTRAL = frozenset({"Equal", "Shape", "Size"})  # say nothing about what an input means
 _MASK = re.compile(r"(^|[_./])mask$|attention_mask|padding_mask")
 _SEGMENTS = re.compile(r"token_type|segment")
 _POSITIONS = re.compile(r"position_ids|positions?$")
@@ -30,7 +43,8 @@ class InputFacts:
     Attributes:
         value: the input.
         role: ``mask``, ``segments``, ``positions``, ``lengths``, ``rate``, ``state``, ``image`` or "".
-        bound: exclusive upper bound of indices: the size of the table that they index.
+        bound: exclusive upper bound of indices: the size of the tensor that they index.
+        below: axes of inputs whose sizes are further bounds.
         choices: constants that the input is compared with.
         fed_by: the output that holds the next value of this state.
         preferred: values to use in some runs.
@@ -42,38 +56,75 @@ class InputFacts:
     choices: tuple[int, ...] = ()
     fed_by: str | None = None
     preferred: tuple[int, ...] = ()
+    below: tuple[Axis, ...] = ()
 
     @property
     def name(self) -> str:
         """The input's name."""
         return str(self.value.name)
 
+    @property
+    def is_index(self) -> bool:
+        """Whether the input indexes another tensor."""
+        return self.bound is not None or bool(self.below)
+
+    def limit(self, shapes: Mapping[str, Sequence[int]]) -> int | None:
+        """Return the exclusive upper bound of indices for shapes of the inputs, None if there is none."""
+        sizes = [shapes[name][axis] + more for name, axis, more in self.below]
+        return min(sizes if self.bound is None else [*sizes, self.bound], default=None)
+
 
 def input_facts(graph: ir.Graph) -> list[InputFacts]:
     """Return the facts about each input without a default value."""
-    return [_facts(graph, value) for value in graph.inputs if not value.is_initializer()]
+    bounds = IndexBounds(graph)
+    return [_facts(graph, value, bounds) for value in graph.inputs if not value.is_initializer()]
 
 
-def _facts(graph: ir.Graph, value: ir.Value) -> InputFacts:
-    bounds: list[int] = []
+def _facts(graph: ir.Graph, value: ir.Value, bounds: IndexBounds) -> InputFacts:
     choices: set[int] = set()
     if value.dtype is not None and value.dtype.is_integer():
-        for handed, index, node in readers(value):
-            bounds += _bound(node, index)
+        for handed, _, node in readers(value):
             choices |= _compared_with(node, handed)
+    known = _index_bounds(value, bounds)
     fed_by = _next_state(graph, value)
-    role = "state" if fed_by is not None else _role(value)
-    return InputFacts(value, role, min(bounds, default=None), tuple(sorted(choices)), fed_by)
+    return InputFacts(
+        value,
+        role="state" if fed_by is not None else _role(value),
+        bound=min((size for size in known if isinstance(size, int)), default=None),
+        choices=tuple(sorted(choices)),
+        fed_by=fed_by,
+        below=tuple(dict.fromkeys(size for size in known if not isinstance(size, int))),
+    )
 
 
-def readers(value: ir.Value) -> Iterator[tuple[ir.Value, int, ir.Node]]:
-    """Yield the nodes that read the values of an input, also through passing operators."""
+def _index_bounds(value: ir.Value, bounds: IndexBounds) -> list[int | Axis]:
+    """Return the bounds of an input of integers, or of floats that are only used as indices."""
+    if value.dtype is None or not (value.dtype.is_integer() or value.dtype.is_floating_point()):
+        return []
+    found: list[int | Axis] = []
+    for _, index, node in readers(value, _JOINING):
+        here = bounds.of(node, index)
+        other_use = not here and node.op_type not in _NEUTRAL and not _passes(node, index, _JOINING)
+        if other_use and value.dtype.is_floating_point():
+            return []
+        found += here
+    return found
+
+
+def _passes(node: ir.Node, index: int, joining: Mapping[str, Collection[int]]) -> bool:
+    return (node.op_type in _PASSING and index == 0) or index in joining.get(node.op_type, ())
+
+
+def readers(
+    value: ir.Value, joining: Mapping[str, Collection[int]] | None = None
+) -> Iterator[tuple[ir.Value, int, ir.Node]]:
+    """Yield the nodes that read the values of an input, also through passing and given joining operators."""
     waiting, seen = [value], {value}
     while waiting:
         current = waiting.pop()
         for use in current.uses():
             yield current, use.idx, use.node
-            if use.node.op_type in _PASSING and use.idx == 0:
+            if _passes(use.node, use.idx, joining or {}):
                 new = [output for output in use.node.outputs if output not in seen]
                 seen.update(new)
                 waiting += new
@@ -87,28 +138,6 @@ def table_readers(value: ir.Value) -> list[ir.Value]:
         if node.op_type == "Gather" and index == 1 and not int_attribute(node, "axis", 0)
     )
     return [table for table in dict.fromkeys(found) if table is not None]
-
-
-def _bound(node: ir.Node, index: int) -> list[int]:
-    if node.op_type in _LOOKUPS and index == 1:
-        size = _table_size(node.inputs[0], int_attribute(node, "axis", 0))
-        return [] if size is None else [size]
-    if node.op_type == "OneHot" and index == 0:
-        depth = constant(node.inputs[1])
-        return [] if depth is None else [int(depth.reshape(-1)[0])]
-    return []
-
-
-def _table_size(table: ir.Value | None, axis: int) -> int | None:
-    if table is None:
-        return None
-    if table.const_value is not None:
-        return int(table.const_value.shape.numpy()[axis])
-    size = static_size(table, axis)
-    node = table.producer()
-    if size is None and node is not None and node.op_type in {"DequantizeLinear", "Cast", "Identity"}:
-        return _table_size(node.inputs[0], axis)
-    return size
 
 
 def _compared_with(node: ir.Node, value: ir.Value) -> set[int]:

@@ -33,7 +33,7 @@ _SIZES = (
 )
 _BATCHES = (2, 1)
 _TEXT_LENGTHS = (512, 256, 128, 64, 32)
-_SMALL_INTEGERS = 10  # exclusive upper bound of integers of unknown meaning; 2 if the reference refuses it
+_LIMITS = (10, 2, 1)  # exclusive upper bounds of integers of unknown meaning, tried in order
 _SAMPLE_RATE = 16000
 _LENGTH_NAME = re.compile("seq|len|token|time|frame|width|height|past", re.IGNORECASE)
 _WORDS = np.array(["the", "quick", "brown", "fox", "7", "3.14", "a", "no"], object)
@@ -60,7 +60,7 @@ class Sizes:
     batch: int
     image: int
     other: int
-    limit: int = _SMALL_INTEGERS
+    limit: int = _LIMITS[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +113,7 @@ def sample_inputs(
             raise UsageError(
                 f"no input can be generated for {one.name} of type {one.value.type}; give --inputs"
             )
-    sizes = _fitting_sizes(facts, run, seed)
-    samples = _chain(facts, [sizes] * len(_STYLES), run, seed)
+    sizes, samples = _first_samples(facts, run, seed)
     if any(not isinstance(size, int) or size < 0 for one in facts for size in one.value.shape or ()):
         samples += _other_sizes(facts, sizes, run, seed, longest)
     if has_trees(graph):
@@ -137,23 +136,23 @@ def _tree_rows(facts: Sequence[InputFacts], sizes: Sizes, run: Run, seed: int) -
     return samples
 
 
-def _fitting_sizes(facts: Sequence[InputFacts], run: Run, seed: int) -> Sizes:
-    """Return the first sizes with which the reference runs and returns non-empty outputs."""
+def _first_samples(facts: Sequence[InputFacts], run: Run, seed: int) -> tuple[Sizes, list[Sample]]:
+    """Return samples of the first sizes with which the reference runs and returns non-empty outputs."""
     refusal, empty = "", None
-    tried: dict[str, Sizes] = {}  # by resulting shapes, to try each once
-    for sizes in _tried(facts):
+    tried: set[str] = set()  # resulting shapes, to try each once
+    for sizes in _tried():
         key = repr((_shapes(facts, sizes), sizes.limit))
         if key in tried:
             continue
-        tried[key] = sizes
+        tried.add(key)
         try:
-            found = run(_feed(facts, sizes, 0, seed))
+            samples = _chain(facts, [sizes] * len(_STYLES), run, seed)
         except GraphError as error:
             refusal = refusal or str(error)
             continue
-        if any(array.size for array in found.values()):
-            return sizes
-        empty = empty or sizes
+        if any(array.size for array in (samples[0].expected or {}).values()):
+            return sizes, samples
+        empty = empty or (sizes, samples)
     if empty is not None:
         return empty
     names = ", ".join(one.name for one in facts)
@@ -162,11 +161,11 @@ def _fitting_sizes(facts: Sequence[InputFacts], run: Run, seed: int) -> Sizes:
     )
 
 
-def _tried(facts: Sequence[InputFacts]) -> list[Sizes]:
+def _tried() -> list[Sizes]:
     """Return the sizes to try."""
     return [
         Sizes(batch, image, other, limit)
-        for limit in (_SMALL_INTEGERS, 2)
+        for limit in _LIMITS
         for image, other in _SIZES
         for batch in _BATCHES
     ]
@@ -180,7 +179,7 @@ def _other_sizes(
     grown = [(image + 32, other + 3), (2 * image, 2 * other), (image, other)]
     tried = [(batch, *one) for batch, one in itertools.product((sizes.batch + 1, sizes.batch), grown)]
     samples = _first_that_runs(facts, sizes, tried, run, seed + 1)
-    if any(one.bound is not None for one in facts):  # tokens: use lengths of real texts
+    if any(one.is_index for one in facts):  # tokens: use lengths of real texts
         longer = [(1, sizes.image, length) for length in _TEXT_LENGTHS if sizes.other < length <= longest]
         samples += _first_that_runs(facts, sizes, longer, run, seed + 2)
     return samples
@@ -299,7 +298,7 @@ def _sample(
         return np.zeros(shape, dtype.numpy())
     if dtype == ir.DataType.BOOL:
         return rng.random(shape) < 0.5
-    if dtype.is_integer():
+    if dtype.is_integer() or facts.is_index:
         return _integers(facts, shape, shapes, sizes, number, rng).astype(dtype.numpy())
     return _STYLES[number % len(_STYLES)](rng, shape).astype(dtype.numpy())
 
@@ -326,30 +325,40 @@ def _integers(
     number: int,
     rng: np.random.Generator,
 ) -> Array:
-    if facts.choices and facts.role != "mask" and facts.bound is None:
+    limit = facts.limit(shapes)
+    if facts.choices and facts.role != "mask" and limit is None:
         choices = [*facts.choices[::-1]]
         return np.full(shape, choices[number % len(choices)]) if not shape else rng.choice(choices, shape)
-    if facts.role == "rate":
+    named = _integers_of_role(facts.role, shape, shapes, number, rng)
+    if limit is None:
+        unknown = 256 if facts.value.dtype == ir.DataType.UINT8 else sizes.limit
+        return rng.integers(0, unknown, shape) if named is None else named
+    if named is None:
+        return _indices(facts, shape, max(limit, 1), rng)
+    return named % max(limit, 1) if facts.role == "positions" else np.minimum(named, max(limit - 1, 0))
+
+
+def _integers_of_role(
+    role: str, shape: list[int], shapes: Mapping[str, list[int]], number: int, rng: np.random.Generator
+) -> Array | None:
+    """Return what inputs of this role usually hold, None for an unknown role."""
+    if role == "rate":
         return np.full(shape, _SAMPLE_RATE)
-    if facts.role == "positions" and shape:
-        return np.broadcast_to(np.arange(shape[-1]) % (facts.bound or shape[-1]), shape)
-    if facts.role == "lengths":
+    if role == "positions" and shape:
+        return np.broadcast_to(np.arange(shape[-1]), shape)
+    if role == "lengths":
         longest = max([size for other in shapes.values() for size in other[1:2]], default=1)
-        return (
-            np.full(shape, longest) if number % 2 == 0 else rng.integers(longest // 2 + 1, longest + 1, shape)
-        )
-    if facts.role == "segments":
-        return np.broadcast_to((np.arange(shape[-1]) >= shape[-1] // 2) & (number > 0), shape)
-    if facts.bound is None and facts.value.dtype == ir.DataType.UINT8:
-        return rng.integers(0, 256, shape)
-    return _indices(facts, shape, max(facts.bound or sizes.limit, 1), rng)
+        if number % 2 == 0:
+            return np.full(shape, longest)
+        return rng.integers(longest // 2 + 1, longest + 1, shape)
+    if role == "segments":
+        return np.broadcast_to((np.arange(shape[-1]) >= shape[-1] // 2) & (number > 0), shape).astype(int)
+    return None
 
 
 def _indices(facts: InputFacts, shape: Sequence[int], limit: int, rng: np.random.Generator) -> Array:
     """Draw integers below a limit, with as few repetitions as possible, preferred ones first."""
     count = int(np.prod(shape))
-    if facts.bound is None:
-        return rng.integers(0, limit, shape)
     places = rng.permutation(count)
     values = np.concatenate([rng.permutation(limit) for _ in range(-(-count // limit))])[:count]
     preferred = rng.permutation(np.array(facts.preferred, np.int64))[: (count + 1) // 2]

@@ -84,8 +84,8 @@ def prepare_sums(model: ir.Model) -> dict[str, str]:
 def _ease_conversion(model: ir.Model) -> bool:
     """Change the weights that onnxruntime cannot convert, and zero points that are missing or shared."""
     nodes = [node for graph in model.graphs() for node in graph if _is_product(node)]
-    # A list: each weight must be changed.
-    return any([_ease(node, at, zero_at) for node in nodes for at, zero_at in _WEIGHTS[node.op_type]])
+    changes = [_ease(node, at, zero_at) for node in nodes for at, zero_at in _WEIGHTS[node.op_type]]
+    return any(changes)
 
 
 def _is_product(node: ir.Node) -> bool:

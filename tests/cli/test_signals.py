@@ -14,6 +14,7 @@ from pathlib import Path
 import grpc
 import pytest
 
+from carryall.cli.batch_run import stopping
 from carryall.proto import generation_pb2 as pb
 from carryall.proto import sampling_pb2, service_pb2_grpc
 
@@ -89,6 +90,20 @@ def test_batch(numbers: list[int], tmp_path: Path) -> None:
     wait_for_output(process)
     code, _ = end(process, numbers)
     assert code in INTERRUPTED
+
+
+@pytest.mark.parametrize(
+    ("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)]
+)
+def test_the_second_signal_ends_a_batch_job_at_once(number: int, error: type[BaseException]) -> None:
+    """Its exit code tells which signal it was: 130 or 143."""
+    with stopping() as (stop, code):
+        signal.raise_signal(number)
+        assert stop.is_set()
+        assert code() == 128 + number
+        with pytest.raises(error) as ended:
+            signal.raise_signal(number)
+    assert getattr(ended.value, "code", 128 + number) == 128 + number
 
 
 @pytest.mark.long

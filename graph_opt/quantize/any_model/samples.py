@@ -111,11 +111,11 @@ def generated_samples(graph: ir.Graph, *, count: int = _GENERATED, seed: int = 0
         stacklevel=2,
     )
     rng = np.random.default_rng(seed)
-    bounds = {one.name: one.bound or _INTEGERS for one in input_facts(graph)}
+    facts = input_facts(graph)
 
     def feed() -> Feed:
-        values = [(str(value.name), value) for value in _needed(graph)]
-        return {name: _random_tensor(value, rng, min(_INTEGERS, bounds[name])) for name, value in values}
+        shapes = {one.name: _plausible_shape(one.value.shape or ir.Shape(())) for one in facts}
+        return {one.name: _random_tensor(one.value, rng, one.limit(shapes)) for one in facts}
 
     feeds = [feed() for _ in range(count)]
     return Samples(feeds, f"{count} random samples", generated=True)
@@ -180,7 +180,7 @@ def _image_input(graph: ir.Graph, source: Path) -> ir.Value:
     return inputs[0]
 
 
-def _random_tensor(value: ir.Value, rng: np.random.Generator, high: int) -> Array:
+def _random_tensor(value: ir.Value, rng: np.random.Generator, limit: int | None) -> Array:
     kind = value.dtype
     if not isinstance(value.type, ir.TensorType) or kind in (None, ir.DataType.STRING) or value.shape is None:
         raise UsageError(
@@ -191,8 +191,9 @@ def _random_tensor(value: ir.Value, rng: np.random.Generator, high: int) -> Arra
     shape = _plausible_shape(value.shape)
     if kind == ir.DataType.BOOL:
         return np.ones(shape, bool)
-    if kind.is_integer():
-        return rng.integers(0, 2 if "mask" in str(value.name) else high, shape).astype(kind.numpy())
+    if kind.is_integer() or limit is not None:
+        high = 2 if "mask" in str(value.name) else _INTEGERS
+        return rng.integers(0, min(high, max(limit or high, 1)), shape).astype(kind.numpy())
     if len(shape) == 4 and (shape[1] in (1, 3, 4) or shape[3] in (1, 3, 4)):
         return _smooth_image(shape, rng).astype(kind.numpy())
     return rng.standard_normal(shape).astype(kind.numpy())
