@@ -138,6 +138,8 @@ def _render(source: str, variables: Mapping[str, Any], most: int) -> str:
         raise ChatTemplateError(
             f"syntax error in line {error.lineno} of the chat template: {error}"
         ) from error
+    except SyntaxError as error:  # of the Python code that Jinja makes of the template
+        raise ChatTemplateError(f"the chat template cannot be compiled: {error.msg}") from error
     except (jinja2.TemplateError, *_FAULTS) as error:
         raise ChatTemplateError(f"the chat template refuses this conversation: {error}") from error
     return "".join(pieces)

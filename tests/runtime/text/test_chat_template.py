@@ -63,6 +63,8 @@ def test_a_template_s_own_refusal_is_reported() -> None:
     ("source", "words"),
     [
         ("{% for m in %}", "syntax error in line 1"),
+        ("{% macro f(a, a) %}{% endmacro %}", "cannot be compiled: duplicate argument"),
+        ("{% if x %}" * 110 + "{% endif %}" * 110, "cannot be compiled: too many"),
         ("{{ messages[0].content.x.y }}", "refuses this conversation"),
         ("{{ 1 / 0 }}", "division by zero"),
         ("{{ messages | map('nope') | list }}", "No filter named"),
