@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -90,11 +92,51 @@ def test_a_compiler_that_fails_late_leaves_nothing(tmp_path: Path, monkeypatch: 
     assert [path for path in (tmp_path / "cache").rglob("*") if path.is_file()] == []
 
 
-def test_a_library_of_other_sources_is_not_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    library = tmp_path / "cache" / "kernels" / f"{compiler.sources_key()}-0" / compiler.library_name()
-    library.parent.mkdir(parents=True)
-    library.touch()
-    assert build.built_library() == library
+@pytest.fixture
+def built(monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file in place of a library that was built."""
+
+    def compile_nothing(command: object, made: Path, **options: object) -> None:
+        made.write_bytes(b"a library")
+
+    monkeypatch.setattr(build, "required_compiler", lambda: ["c++"])
+    monkeypatch.setattr(build, "output_of", lambda command, what: "1.0")
+    monkeypatch.setattr(build, "compile_library", compile_nothing)
+    return build.build_library()
+
+
+def swap(path: Path, content: bytes) -> None:
+    """Change a file, but not its size and its time of modification."""
+    before = path.stat()
+    path.write_bytes(content)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "changed": (lambda path: swap(path, b"A library"), "differs from the recorded sha256"),
+    "cut": (lambda path: path.write_bytes(b"a lib"), "has 5 bytes instead of 9"),
+    "a folder": (lambda path: (path.unlink(), path.mkdir()), "is not a regular file"),
+    "no record": (lambda path: path.with_name("library.json").unlink(), "library.json cannot be read"),
+    "no JSON": (lambda path: path.with_name("library.json").write_text("{"), "library.json cannot be read"),
+    "another record": (lambda path: path.with_name("library.json").write_text("{}"), "is not of"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_library_is_not_loaded_and_built_again(damage: str, built: Path) -> None:
+    change, words = DAMAGES[damage]
+    assert build.built_library() == built
+    change(built)
+    with pytest.raises(ProviderUnavailableError, match=f"are damaged: .*{words}.*; build them again with"):
+        build.built_library()
+    if built.is_dir():
+        built.rmdir()
+    assert build.build_library() == built
+    assert build.built_library() == built
+
+
+def test_a_library_of_other_sources_is_not_found(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert build.built_library() == built
     monkeypatch.setattr(build, "sources_key", lambda: "0" * 16)
     assert build.built_library() is None
 
