@@ -7,10 +7,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 
 def pytest_configure() -> None:
-    """Set Python's default handler of SIGINT, which nohup and background jobs ignore."""
+    """Set Python's default handler of SIGINT, which nohup and background jobs ignore; bound no times.
+
+    On a machine with other load, hypothesis would refuse tests that take longer than it expects.
+    """
+    settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("any machine")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

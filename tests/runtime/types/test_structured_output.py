@@ -66,7 +66,11 @@ def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
         yield llm
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=25,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 @given(seed=st.integers(0, 2**32), form=st.sampled_from(FORMS))
 def test_the_output_has_the_form_whatever_the_seed(llm: LLM, seed: int, form: dict[str, Any]) -> None:
     (output,) = llm.generate("go", options(seed, form))
