@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from ...contract import PAST, PRESENT
+from ..analysis.index_bounds import Axis, IndexBounds
 from ..graph.edit import constant, int_attribute, static_size
-from .index_bounds import Axis, IndexBounds
 
 # Operators whose result has the values of their first input, in another shape or type.
 _PASSING = frozenset(

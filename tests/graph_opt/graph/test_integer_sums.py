@@ -97,7 +97,11 @@ CONTRIB = {
 def test_operators_of_onnxruntime_may_share_zero_points(op_type: str, tmp_path: Path) -> None:
     """Two weights with one zero point, as after merging equal constants."""
     first, second = np.random.default_rng(2).integers(-127, 128, (2, 64, 24)).astype(np.int8)
-    arrays = {"one": np.float32(1), "zero": np.uint8(0), "small": np.full(1, 0.01, np.float32)}
+    arrays: dict[str, Any] = {
+        "one": np.float32(1),
+        "zero": np.uint8(0),
+        "small": np.full(1, 0.01, np.float32),
+    }
     for name, weights in (("a", first), ("b", second)):
         arrays |= {name: weights, f"{name}3": weights[None], f"{name}r": weights[None, :6]}
 

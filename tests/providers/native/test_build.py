@@ -115,7 +115,10 @@ def swap(path: Path, content: bytes) -> None:
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "changed": (lambda path: swap(path, b"A library"), "differs from the recorded sha256"),
     "cut": (lambda path: path.write_bytes(b"a lib"), "has 5 bytes instead of 9"),
-    "a folder": (lambda path: (path.unlink(), path.mkdir()), "is not a regular file"),
+    "a folder": (
+        lambda path: path.rename(f"{path}.old").with_name(path.name).mkdir(),
+        "is not a regular file",
+    ),
     "no record": (lambda path: path.with_name("library.json").unlink(), "library.json cannot be read"),
     "no JSON": (lambda path: path.with_name("library.json").write_text("{"), "library.json cannot be read"),
     "another record": (lambda path: path.with_name("library.json").write_text("{}"), "is not of"),

@@ -8,9 +8,9 @@ from functools import cached_property
 
 import onnx_ir as ir
 
-from ..analysis.probe_sizes import axis_name
-from ..analysis.shape_facts import ShapeFacts
 from ..graph.edit import constant, int_attribute, static_size
+from .probe_sizes import axis_name
+from .shape_facts import ShapeFacts
 
 Axis = tuple[str, int, int]  # an input's name, the index of one of its axes, and a number to add to its size
 _STANDARD = ("", "ai.onnx", "ai.onnx.ml")
