@@ -35,7 +35,7 @@ def kv_key() -> bytes:
         return hashlib.blake2b(stated.encode("utf-8", "surrogateescape"), digest_size=_BYTES).digest()
     path = cache_root() / _FILE
     try:
-        if not path.exists():
+        if not path.exists() and not path.is_symlink():
             _make(path)
         return _read(path)
     except PermissionError as error:
@@ -65,9 +65,14 @@ def _make(path: Path) -> None:
 
 
 def _read(path: Path) -> bytes:
-    with path.open("rb") as file:
-        mode = os.fstat(file.fileno()).st_mode
-        key = file.read(_BYTES + 1)
+    try:
+        with path.open("rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            key = file.read(_BYTES + 1)
+    except PermissionError:
+        raise
+    except OSError as error:  # a folder, or a link to nothing
+        raise UsageError(f"{path} cannot be read: {error.strerror}; delete it") from error
     if os.name != "nt" and stat.S_IMODE(mode) & 0o077:
         raise UsageError(f"{path} can be read by other users: chmod 600 {path}, or delete it")
     if len(key) != _BYTES:

@@ -60,6 +60,18 @@ def test_a_damaged_or_shared_key_file_is_refused(own_cache: Path) -> None:
         kv_key()
 
 
+@pytest.mark.parametrize("kind", ["a folder", "a link to nothing"])
+def test_a_key_file_that_is_no_file_is_named(kind: str, own_cache: Path) -> None:
+    own_cache.mkdir()
+    key = own_cache / "kv.key"
+    if kind == "a folder":
+        key.mkdir()
+    else:
+        key.symlink_to("nothing")
+    with pytest.raises(UsageError, match=r"kv\.key cannot be read: .*; delete it"):
+        kv_key()
+
+
 def test_an_unusable_cache_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("CARRYALL_CACHE", str(tmp_path / "file"))
