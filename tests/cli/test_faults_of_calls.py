@@ -40,8 +40,8 @@ COMMANDS = {
     "quantize": "quantize in/package out/x --method fp16 -q",
     "verify": "verify in/package in/package --steps 2",
     "run": "run in/package def -q --max-tokens 2",
-    "write KV": "run in/package PROMPT -q --max-tokens 2 --prefix-cache-dir out/kv --prefix-cache-bytes 0",
-    "read KV": "run in/package PROMPT -q --max-tokens 2 --prefix-cache-dir in/kv --prefix-cache-bytes 0",
+    "write KV": "run in/package PROMPT -q --max-tokens 2 --prefix-cache-dir out/kv",
+    "read KV": "run in/package PROMPT -q --max-tokens 2 --prefix-cache-dir in/kv",
     "batch run": "batch run in/lines.jsonl -o out/results.jsonl --model in/package -q",
     "batch merge": "batch merge in/done.jsonl -o out/results.jsonl",
     "batch report": "batch report in/done.jsonl -o out/report.html",
@@ -133,6 +133,7 @@ def undisturbed(command: str, sandbox: Path) -> dict[str, bytes]:
     fresh(sandbox)
     if command == "read KV" and not (sandbox / "in/kv").exists():
         assert run("write KV").exit_code == 0
+        assert list((sandbox / "out/kv").rglob("*.kv"))
         shutil.copytree(sandbox / "out/kv", sandbox / "in/kv")
     if command in ("batch merge", "batch report") and not (sandbox / "in/done.jsonl").exists():
         assert run("batch run").exit_code == 0
