@@ -7,10 +7,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 
 def pytest_configure() -> None:
-    """Set Python's default handler of SIGINT, which nohup and background jobs ignore."""
+    """Set Python's default handler of SIGINT, which nohup and background jobs ignore.
+
+    Hypothesis has no limits of time: on a busy machine, an example may take any.
+    """
+    settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("untimed")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("cli", "client", "exporter", "graph_opt", "proto", "providers", "runtime", "storage")
@@ -242,3 +243,9 @@ def test_a_wrong_direction_would_be_seen(tmp_path: Path, monkeypatch: pytest.Mon
     assert set(imports(bad)) == {".runtime.api.llm.LLM", ".exporter.demo"}
     with pytest.raises(AssertionError, match="bad"):
         test_no_import_points_upward("exporter")
+
+
+def test_no_property_has_a_limit_of_time() -> None:
+    """On a busy machine, hypothesis' 200 ms would fail any test at random; see ``conftest.py``."""
+    assert settings.default is not None
+    assert settings.default.deadline is None
