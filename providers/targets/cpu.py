@@ -227,6 +227,8 @@ def _blocks_suffice(model: ir.Model) -> bool:
 def _with_sinks(model: ir.Model) -> list[SinkAttention]:
     """Return the attentions with sinks of a model that must not be changed."""
     inferred = model.clone()
+    # onnxruntime-genai's builder states other shapes of Constant nodes than they have.
+    common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(inferred)
     common.ShapeInferencePass()(inferred)
     return [found for found in sink_attentions(inferred.graph) if isinstance(found, SinkAttention)]
 
