@@ -129,6 +129,10 @@ class GraphError(CarryallError):
 class UnsupportedAttentionError(GraphError):
     """No kernel of the target computes the attention of a graph on KV in place."""
 
+    def refusal(self) -> UnsupportedAttentionError:
+        """Return the error for a target that has no other way to compute it, with the remedy."""
+        return UnsupportedAttentionError(f"{self}; the providers cpu and openvino compute it, more slowly")
+
 
 class VerificationError(GraphError):
     """Two graphs differ by more than the stated bar."""

@@ -3,12 +3,13 @@
     python benchmarks/quality/quality.py FOLDER --onnxruntime PYTHON --nncf PYTHON --markdown FILE \\
         --chart FILE.svg
     python benchmarks/quality/quality.py FOLDER --stage speed draw --chart docs/quality.svg
+    python benchmarks/quality/quality.py FOLDER --model MODEL --text FILE --only 'carryall-int[48]$' ...
 
-Every tool quantizes the embedded model's portable graph in its own process. Wall time, processor time and
-peak memory are those of the process, imports included. One evaluator runs all graphs without lowering on the
-embedded model's held-out text. carryall's graphs are evaluated and timed once more after lowering for the
-CPU. Results are kept in FOLDER/quality.json: a result in this file is not measured again, unless --again
-names it.
+Every tool quantizes the model's portable graph in its own process, by default the embedded model's. Wall
+time, processor time and peak memory are those of the process, imports included. One evaluator runs all graphs
+without lowering on a text, by default the embedded model's held-out text. carryall's graphs are evaluated and
+timed once more after lowering for the CPU. Results are kept in FOLDER/quality.json: a result in this file is
+not measured again, unless --again names it.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -26,6 +28,9 @@ from typing import Any
 
 from quality_methods import METHODS, Method
 
+from carryall.exporter.demo import demo_path
+
+HELD_OUT = demo_path() / "heldout.txt"
 STAGES = ("quantize", "evaluate", "speed", "draw")
 Results = dict[str, dict[str, Any]]
 
@@ -37,7 +42,11 @@ def main() -> None:
     results: Results = json.loads(file.read_text()) if file.exists() else {}
     for key in options.again:
         results.pop(key, None)
-    chosen = [method for method in METHODS if getattr(options, method.tool, sys.executable)]
+    chosen = [
+        method
+        for method in METHODS
+        if getattr(options, method.tool, sys.executable) and re.search(options.only, method.key)
+    ]
 
     def keep(method: Method, facts: dict[str, Any]) -> None:
         results.setdefault(method.key, {}).update(facts)
@@ -46,12 +55,13 @@ def main() -> None:
 
     if "quantize" in options.stage:  # first, because a child's peak memory includes its parent's at the fork
         pythons = {"carryall": sys.executable, "onnxruntime": options.onnxruntime, "nncf": options.nncf}
-        quantize(chosen, options.folder, pythons, results, keep)
-    done = [method for method in METHODS if "error" not in results.get(method.key, {"error": ""})]
+        quantize(chosen, options.folder, options.model, pythons, results, keep)
+    done = [method for method in chosen if "error" not in results.get(method.key, {"error": ""})]
     if "evaluate" in options.stage:
-        from quality_measure import evaluate
+        from quality_measure import Windows, evaluate
 
-        evaluate(done, options.folder, options.tokens, results, keep)
+        windows = Windows(options.text, options.tokens, options.window, options.stride)
+        evaluate(done, options.folder, windows, results, keep)
     if "speed" in options.stage:
         from quality_measure import speed
 
@@ -63,6 +73,7 @@ def main() -> None:
 def quantize(
     methods: list[Method],
     folder: Path,
+    model: str,
     pythons: dict[str, str],
     results: Results,
     keep: Callable[[Method, dict[str, Any]], None],
@@ -70,7 +81,7 @@ def quantize(
     """Write the quantized graph of every method, with its cost and size."""
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / "float").exists():
-        subprocess.run([sys.executable, "-m", "carryall", "export", "demo", folder / "float"], check=True)
+        subprocess.run([sys.executable, "-m", "carryall", "export", model, folder / "float"], check=True)
         subprocess.run([sys.executable, Path(__file__).with_name("quality_windows.py"), folder], check=True)
     for method in methods:
         if "seconds" in results.get(method.key, {}):
@@ -122,9 +133,14 @@ def _options() -> argparse.Namespace:
     parser.add_argument("folder", type=Path, help="folder of models and results")
     parser.add_argument("--stage", nargs="+", choices=STAGES, default=STAGES)
     parser.add_argument("--again", nargs="+", default=[], metavar="KEY", help="measure these results again")
+    parser.add_argument("--model", default="demo", help="MODEL of float weights that all tools quantize")
+    parser.add_argument("--only", default="", metavar="REGEX", help="methods whose key has a match")
     parser.add_argument("--onnxruntime", metavar="PYTHON", help="interpreter with onnx, onnxruntime, torch")
     parser.add_argument("--nncf", metavar="PYTHON", help="interpreter with nncf and openvino")
-    parser.add_argument("--tokens", type=int, default=8192, help="number of tokens of the held-out text")
+    parser.add_argument("--text", type=Path, default=HELD_OUT, help="text that is evaluated")
+    parser.add_argument("--tokens", type=int, default=8192, help="number of tokens of the text")
+    parser.add_argument("--window", type=int, default=512, help="tokens of a window")
+    parser.add_argument("--stride", type=int, default=256, help="distance between windows")
     parser.add_argument("--rounds", type=int, default=5, help="rounds of the speed measurement")
     parser.add_argument("--markdown", type=Path)
     parser.add_argument("--chart", type=Path)

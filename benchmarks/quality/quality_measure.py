@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,7 +13,6 @@ from portable_model import PortableModel
 from quality_methods import Method
 
 from carryall.errors import CarryallError
-from carryall.exporter.demo import demo_path
 from carryall.providers.base import Row, Runner, RunnerInfo
 from carryall.runtime.engine.engine import Engine, EngineConfig
 from carryall.runtime.evaluate.evaluation import Prediction, predict
@@ -21,8 +21,17 @@ from carryall.runtime.models.loading import load_model
 from carryall.runtime.text.tokenizer import Tokenizer
 
 Keep = Callable[[Method, dict[str, Any]], None]
-_WINDOW, _STRIDE = 512, 256
 _WORK = Workload(batch=1, prompt_tokens=256, new_tokens=64)
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """The first ``tokens`` tokens of a file, scored in windows of ``window`` tokens, ``stride`` apart."""
+
+    file: Path
+    tokens: int
+    window: int
+    stride: int
 
 
 class RecordedModel:
@@ -47,14 +56,18 @@ class RecordedModel:
 
 
 def evaluate(
-    methods: Sequence[Method], folder: Path, count: int, results: dict[str, dict[str, Any]], keep: Keep
+    methods: Sequence[Method],
+    folder: Path,
+    windows: Windows,
+    results: dict[str, dict[str, Any]],
+    keep: Keep,
 ) -> None:
     """Evaluate the graphs without lowering, and carryall's also after lowering for the CPU."""
     loaded = load_model(folder / "float", max_slots=1)
     info: RunnerInfo = loaded.runner.info
     loaded.runner.close()
-    text = (demo_path() / "heldout.txt").read_text()
-    tokens = np.array(Tokenizer(folder / "float").encode(text)[:count], np.int64)
+    text = windows.file.read_text(encoding="utf-8")
+    tokens = np.array(Tokenizer(folder / "float").encode(text)[: windows.tokens], np.int64)
     reference = RecordedModel(PortableModel(folder / "float" / "model.onnx", info))
 
     def evaluated(runner: Any) -> Prediction:
@@ -62,14 +75,14 @@ def evaluate(
         return predict(
             cast(Runner, runner),
             tokens,
-            window=_WINDOW,
-            stride=_STRIDE,
+            window=windows.window,
+            stride=windows.stride,
             reference=cast(Runner, reference),
         )
 
     for method in methods:
         known = results[method.key]
-        if known.get("tokens") == count:
+        if known.get("tokens") == windows.tokens:
             continue
         try:
             facts = _facts(evaluated(PortableModel(method.file(folder), info)))
@@ -80,7 +93,7 @@ def evaluate(
             runner = load_model(folder / method.key, max_slots=1).runner
             facts["lowered"] = _facts(evaluated(runner))
             runner.close()
-        keep(method, {**facts, "tokens": count})
+        keep(method, {**facts, "tokens": windows.tokens})
 
 
 def speed(methods: Sequence[Method], folder: Path, rounds: int, keep: Keep) -> None:

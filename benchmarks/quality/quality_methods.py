@@ -91,6 +91,7 @@ def _static() -> list[Method]:
 METHODS = [
     Method("defaults", "int4", "carryall", ()),
     Method("defaults", "int8", "carryall", ("--method", "int8")),
+    Method("smaller", "int4/64, promoted", "carryall", ("--block-size", "64", "--promote", "0.05")),
     *_blocks(32),
     *_blocks(128),
     Method("int8 weights", "int8/32", "carryall", ("--method", "int8-fast")),

@@ -39,6 +39,7 @@ from ..passes.importing.lift_attention import attended_sizes
 Tokens = npt.NDArray[np.int64]
 Logits = npt.NDArray[np.float32]
 _TOKENS = {INPUT_IDS, ATTENTION_MASK, POSITION_IDS}
+_HALF = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 _CACHE_TYPES: dict[str, Any] = {
     "tensor(float)": np.float32,
     "tensor(float16)": np.float16,
@@ -79,7 +80,11 @@ def open_session(model: Path, name: str | None = None) -> Any:
         return onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime's error types are not importable by a stable name
         said = str(error).replace(str(model), name or str(model))
-        raise GraphError(f"onnxruntime's CPU provider cannot run {name or model}: {said}") from error
+        advice = ""
+        weights = read_model(model).graph.initializers.values()
+        if "NOT_IMPLEMENTED" in said and any(value.dtype in _HALF for value in weights):
+            advice = "; it lacks kernels for 16-bit floats, so give a graph whose weights are float32"
+        raise GraphError(f"onnxruntime's CPU provider cannot run {name or model}: {said}{advice}") from error
 
 
 @contextmanager

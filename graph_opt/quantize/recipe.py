@@ -59,18 +59,21 @@ class QuantizationRecipe:
     )
     symmetric: bool | None = _setting(
         None,
-        "Symmetric (without zero points) or asymmetric weights.  [default: int4 asymmetric, int8 symmetric]",
+        "Symmetric (without zero points) or asymmetric weights.  [default: int8-fast symmetric; others "
+        "asymmetric]",
     )
     algorithm: str | None = _setting(
         None,
         "Rounding algorithm. rtn: round to nearest. kquant, hqq: with fitted ranges. awq, gptq: minimise the "
-        "error of products on a calibration text; they take minutes.  [default: int4 kquant, int8 rtn]",
+        "error of products on a calibration text; they take minutes.  [default: int4, int8 awq+gptq; "
+        "int4-fast kquant; int8-fast rtn]",
         choices=ALGORITHMS,
     )
     rotate: bool | None = _setting(
         None,
         "With int4, int8: rotate the residual stream, which makes channels equally large, so that rounding "
-        "activations to int8 loses less. The float results do not change.  [default: yes]",
+        "activations to int8 loses less. The float results do not change.  [default: int4, int8 yes; "
+        "others no]",
     )
     embedding: str | None = _setting(
         None,

@@ -6,6 +6,7 @@ which stay on the device and are inputs of the next run.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -13,12 +14,14 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from ...contract import ATTENTION_MASK, HIDDEN_STATES, INPUT_IDS, LOGITS_POSITIONS, POSITION_IDS
+from ...contract import ATTENTION_MASK, EXPLICIT_KV, HIDDEN_STATES, INPUT_IDS, LOGITS_POSITIONS, POSITION_IDS
 from ...errors import GraphError, ProviderRuntimeError, UsageError
 from ..base import LoraMatrices, Row, RunnerConfig, RunnerInfo, check_rows
 from ..captures import no_capture
 from ..kv.kv_memory import KVSpec
 from ..lora import LoraPlaces, lora_facts
+
+_log = logging.getLogger(__name__)
 
 Logits = npt.NDArray[np.float32]
 
@@ -70,6 +73,12 @@ class ExplicitSession(Protocol):
 
     def from_host(self, array: npt.NDArray[Any]) -> Any:
         """Return a value with the content of a contiguous array, which must not change afterwards."""
+
+
+def warn_of_explicit_kv(metadata: Mapping[str, str]) -> None:
+    """Log why a target that has attention kernels runs a graph without them; ``metadata`` is the graph's."""
+    reason = metadata.get(EXPLICIT_KV, "the graph has explicit KV")
+    _log.warning("sequences run one by one and copy their KV at each step, which is slower: %s", reason)
 
 
 class ExplicitRunner:

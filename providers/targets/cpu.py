@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-from ...contract import EXPLICIT_KV, SEQLENS_K, is_past
+from ...contract import SEQLENS_K, is_past
 from ...errors import ProviderUnavailableError, UsageError
 from ...graph_opt.analysis.cache_owner import owner_of
 from ...graph_opt.analysis.sink_attention import SinkAttention, sink_attentions
@@ -34,7 +34,7 @@ from ..ort.host_paged import host_paged_runner, is_host_paged
 from ..ort.provider import OrtProvider, is_paged
 from ..ort.slot_policy import SlotPolicy
 from ..ort.slot_runner import SlotRunner
-from ..runners.explicit_runner import ExplicitRunner
+from ..runners.explicit_runner import ExplicitRunner, warn_of_explicit_kv
 
 _log = logging.getLogger(__name__)
 
@@ -152,8 +152,7 @@ class CpuProvider(OrtProvider):
         return slot_passes(dataclasses.replace(self._slot_options(config), explicit=True, paged=False))
 
     def _explicit_runner(self, session: Any, model: Path, config: RunnerConfig) -> Runner:
-        reason = session.get_modelmeta().custom_metadata_map.get(EXPLICIT_KV, "the graph has explicit KV")
-        _log.warning("sequences run one by one and copy their KV at each step, which is slower: %s", reason)
+        warn_of_explicit_kv(session.get_modelmeta().custom_metadata_map)
         device = Device(name="cpu", index=0)
         return ExplicitRunner(OrtExplicitSession(session, device, str(model)), config, str(model))
 
@@ -228,6 +227,8 @@ def _blocks_suffice(model: ir.Model) -> bool:
 def _with_sinks(model: ir.Model) -> list[SinkAttention]:
     """Return the attentions with sinks of a model that must not be changed."""
     inferred = model.clone()
+    # onnxruntime-genai's builder states other shapes of Constant nodes than they have.
+    common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(inferred)
     common.ShapeInferencePass()(inferred)
     return [found for found in sink_attentions(inferred.graph) if isinstance(found, SinkAttention)]
 

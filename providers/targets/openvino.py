@@ -28,7 +28,7 @@ from ..host import machine
 from ..kv.block_pool import BlockPool
 from ..kv.kv_memory import TRIM_STEP, KVSpec
 from ..lora import LoraPlaces, lora_facts, lora_modules
-from ..runners.explicit_runner import ExplicitGraph, ExplicitRunner, known_size
+from ..runners.explicit_runner import ExplicitGraph, ExplicitRunner, known_size, warn_of_explicit_kv
 from ..runners.paged_runner import PagedRunner
 
 _PROPERTIES = {
@@ -183,6 +183,7 @@ class OpenVinoProvider(Provider):
         """Open a graph with decomposed attention, whose caches are inputs and outputs."""
         from ..openvino.sessions import OpenVinoExplicitSession
 
+        warn_of_explicit_kv(facts.metadata)
         _, compiled = self._compile(model, config, facts)
         graph = ExplicitGraph(
             facts.inputs,
@@ -232,6 +233,7 @@ class _Facts:
         embedding_size: as in ``RunnerInfo``.
         caches: shapes of explicit KV; empty if the cache is paged.
         layers: the layers of a paged cache.
+        metadata: all metadata of the graph.
     """
 
     inputs: frozenset[str]
@@ -245,6 +247,7 @@ class _Facts:
     embedding_size: int
     layers: list[PagedLayer]
     lora_modules: Mapping[str, tuple[int, int]]
+    metadata: Mapping[str, str]
 
 
 def _facts(path: Path, config: RunnerConfig) -> _Facts:
@@ -284,6 +287,7 @@ def _facts(path: Path, config: RunnerConfig) -> _Facts:
         embedding_size=static_size(outputs.get(LAST_HIDDEN_STATE), -1) or 0,
         layers=paged_layers(model),
         lora_modules=lora_modules({name: list(value.shape or ()) for name, value in inputs.items()}),
+        metadata=model.metadata_props,
     )
 
 

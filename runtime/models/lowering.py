@@ -110,7 +110,7 @@ def lowered_model(
     def explicit(error: UnsupportedAttentionError) -> ir.Model:
         own = provider.explicit_passes(config)
         if own is None:
-            raise error
+            raise error.refusal() from error
         model, _ = run(files.load(), [*first, *own])
         model.metadata_props[EXPLICIT_KV] = str(error)
         return model

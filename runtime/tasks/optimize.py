@@ -139,7 +139,7 @@ def optimize(
         explicit = dataclasses.replace(job, explicit=True)
         again, other = explicit.make()
         if list(map(pass_name, other)) == list(map(pass_name, chosen)):
-            raise  # the target has no other passes
+            raise error.refusal() from error  # the target has no other passes
         job, chosen = explicit, other
         graph, done = pipeline.run(again, chosen, disable=disable, debug=debug, originals=originals)
         graph.metadata_props[EXPLICIT_KV] = str(error)

@@ -391,7 +391,7 @@ def _check(node: ir.Node, form: PagedForm) -> None:
 
 
 def _unsupported(node: ir.Node, why: str) -> UnsupportedAttentionError:
-    return UnsupportedAttentionError(f"attention {node.name} {why}; use a provider with slots, such as cpu")
+    return UnsupportedAttentionError(f"attention {node.name} {why}")
 
 
 def _drop(graph: ir.Graph, value: ir.Value) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -15,6 +16,9 @@ from carryall.cli import carryall
 from carryall.errors import UsageError
 from carryall.exporter.demo import CALIBRATION_TEXT
 from carryall.exporter.package import Package
+from carryall.graph_opt.quantize.methods import METHODS
+from carryall.graph_opt.quantize.recipe import QuantizationRecipe
+from carryall.graph_opt.quantize.weight_methods import WeightOnlyMethod
 from carryall.runtime.models.loading import load_model
 
 
@@ -286,3 +290,24 @@ def test_fewer_tokens_are_read_if_asked_for(tiny_package: Path, tmp_path: Path) 
         "quantize", tiny_package, tmp_path / "no", "--method", "int4-fast", "--calibration-tokens", 600
     )
     assert "calibration has no effect here" in " ".join(result.stderr.split())
+
+
+@pytest.mark.parametrize("method", ["int4", "int4-fast", "int8", "int8-fast"])
+def test_the_help_states_the_defaults_of_the_method(method: str) -> None:
+    made = METHODS[method]
+    assert isinstance(made, WeightOnlyMethod)
+    yes_or_no = "yes" if made.outliers else "no"
+    assert stated_default("algorithm", method) == made.algorithm
+    assert stated_default("symmetric", method) == ("symmetric" if made.symmetric else "asymmetric")
+    assert stated_default("rotate", method) == stated_default("smooth", method) == yes_or_no
+
+
+def stated_default(setting: str, method: str) -> str:
+    """The default in a help such as ``[default: int4, int8 yes; others no]``."""
+    (one,) = (field for field in dataclasses.fields(QuantizationRecipe) if field.name == setting)
+    _, _, defaults = one.metadata["help"].rstrip("]").partition("[default: ")
+    found = {}
+    for clause in defaults.split("; "):
+        *names, value = clause.replace(",", "").split()
+        found |= dict.fromkeys(names, value)
+    return found.get(method, found.get("others", ""))

@@ -4,12 +4,14 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 import pytest
+from graph_asserts import graph
 from tiny_models import write_tiny
 
-from carryall.errors import MissingExtraError, VerificationError
+from carryall.errors import GraphError, MissingExtraError, VerificationError
 from carryall.exporter.export import export_model
 from carryall.graph_opt.compare import runners, verify
 from carryall.graph_opt.compare.bars import Bars
@@ -139,3 +141,10 @@ def test_wrong_masks_are_caught(family: str, change: Callable[[ir.Model], None],
     assert found.tokens is not None
     assert found.tokens.kl > 1e-3
     assert not found.passed
+
+
+def test_16_bit_products_without_a_kernel_are_named(tmp_path: Path) -> None:
+    text = "g (bfloat16[1, 2] x) => (bfloat16[1, 2] y) { y = MatMul(x, w) }"
+    ir.save(graph(text, w=np.eye(2, dtype=ml_dtypes.bfloat16)), tmp_path / "bf16.onnx")
+    with pytest.raises(GraphError, match="lacks kernels for 16-bit floats, so give a graph whose weights"):
+        runners.open_session(tmp_path / "bf16.onnx")

@@ -202,3 +202,17 @@ def test_paged_kv_needs_carryalls_kernels(monkeypatch: pytest.MonkeyPatch, other
         CpuProvider().resolve_options(
             RunnerConfig(options={"kv_memory": "paged", **other}), lambda: product(np.int8)
         )
+
+
+def test_wrong_shapes_of_constants_are_not_reported(caplog: pytest.LogCaptureFixture) -> None:
+    """onnxruntime-genai's builder states a scalar for constants of rank 1."""
+    made = graph(
+        """g (float[1, 2, 3, 4] past_key_values.0.key) => (float[1, 2, N, 4] y)
+        { c = Constant <value_ints = [1, 2, -1, 4]> () y = Reshape("past_key_values.0.key", c) }""".replace(
+            '"', ""
+        ).replace("past_key_values.0.key", "past")
+    )
+    made.graph.inputs[0].name = "past_key_values.0.key"
+    made.graph[0].outputs[0].shape = ir.Shape([])
+    assert not cpu._blocks_suffice(made)
+    assert not caplog.records

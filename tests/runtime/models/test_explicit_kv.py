@@ -78,11 +78,31 @@ def test_optimize_for_the_cpu_keeps_explicit_kv_and_the_results(alibi: Path, tmp
     assert greedy(tmp_path / "copy" / "out.onnx", "cpu", 2) == greedy(alibi, "cpu", 2)
 
 
-def test_openvino_generates_the_same_tokens(alibi: Path) -> None:
-    assert greedy(alibi, "openvino", 2) == greedy(alibi, "cpu", 2)
+def test_openvino_generates_the_same_tokens_and_says_why_it_is_slower(
+    alibi: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    expected = greedy(alibi, "cpu", 2)
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, "carryall"):
+        assert greedy(alibi, "openvino", 2) == expected
+    (line,) = [record.getMessage() for record in caplog.records if "slower" in record.getMessage()]
+    assert "the mask adds a bias to visible keys" in line
+    assert "use a provider" not in line
+
+
+def test_openvino_says_that_a_softcap_makes_it_slower(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("CARRYALL_CACHE", str(tmp_path / "cache"))
+    folder = write_tiny("gemma2", tmp_path / "tiny")
+    with caplog.at_level(logging.WARNING, "carryall"):
+        greedy(folder, "openvino", 1)
+    (line,) = [record.getMessage() for record in caplog.records if "slower" in record.getMessage()]
+    assert "softcap" in line
 
 
 def test_a_target_without_explicit_kv_says_why(alibi: Path) -> None:
     config = RunnerConfig(context_length=64)
-    with pytest.raises(UnsupportedAttentionError, match="adds a bias to visible keys"):
+    match = "adds a bias to visible keys.*the providers cpu and openvino compute it"
+    with pytest.raises(UnsupportedAttentionError, match=match):
         lowered_model(resolve_model(alibi), get_provider("cuda"), config)
