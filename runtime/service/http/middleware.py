@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import ipaddress
 import logging
 import time
@@ -129,6 +130,7 @@ def _without_port(host: str) -> str:
     return host.partition(":")[0]
 
 
+@functools.lru_cache(maxsize=64)  # bounded, since clients choose the names
 def _is_loopback(host: str) -> bool:
     if host == "localhost":
         return True
