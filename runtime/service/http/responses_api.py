@@ -20,8 +20,8 @@ from .errors import described
 from .middleware import enter_caller
 from .openai import compaction
 from .openai.reading import text_field
+from .openai.response_store import ResponseStore, StoredResponse
 from .openai.responses import KNOWN, ResponseAsk, ResponseBuilder, read_response
-from .response_store import ResponseStore, StoredResponse
 from .responses_socket import ResponsesSocket, Turn
 from .service import HttpService, json_response, service_of
 from .sse import event, streamed, while_connected

@@ -20,7 +20,7 @@ from ....plain_json import plain_json
 from ...process.faults import log_fault
 from .bodies import json_object
 from .errors import described, openai_error
-from .response_store import UnknownResponseError
+from .openai.response_store import UnknownResponseError
 
 Json = dict[str, Any]
 

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Any
 
-from ....errors import UnknownModelError
+from .....errors import UnknownModelError
 
 Json = dict[str, Any]
 
