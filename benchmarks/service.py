@@ -58,26 +58,30 @@ async def bare(llm: AsyncLLM, count: int, concurrency: int, tokens: int) -> dict
     return await measured(count, concurrency, one)
 
 
-async def client(host: str, count: int, concurrency: int, tokens: int) -> dict[str, Any]:
-    """Requests over HTTP, a connection each."""
+async def client(host: str, count: int, concurrency: int, tokens: int, *, keep: bool) -> dict[str, Any]:
+    """Requests over HTTP, on a new connection each or, with ``keep``, on one connection a stream."""
     name, _, port = host.partition(":")
+    free: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
 
     async def one(number: int) -> float:
         body = json.dumps({"prompt": PROMPT.format(n=number), "max_tokens": tokens, "temperature": 0,
                            "ignore_eos": True, "stream": True})  # fmt: skip
         head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Length: {len(body)}\r\n\r\n"
         start, first = time.perf_counter(), 0.0
-        reader, writer = await asyncio.open_connection(name, int(port))
+        reader, writer = free.pop() if free else await asyncio.open_connection(name, int(port))
         writer.write((head + body).encode())
         tail = b""
-        while b"[DONE]" not in tail:
+        while not tail.endswith(b"\r\n0\r\n\r\n"):  # the last chunk
             piece = await reader.read(65536)
             if not piece:
                 raise SystemExit(f"the service ended a stream: {tail!r}")
             tail = tail[-8:] + piece
             if not first and b"data: " in tail:
                 first = time.perf_counter() - start
-        writer.close()
+        if keep:
+            free.append((reader, writer))
+        else:
+            writer.close()
         return first
 
     return await measured(count, concurrency, one)
@@ -99,14 +103,17 @@ async def compare(arguments: argparse.Namespace) -> None:
     await models.load_all()
     rounds: list[tuple[dict[str, Any], dict[str, Any]]] = []
     for number in range(-1, arguments.rounds):
-        busy = time.process_time()
+        busy, loop = time.process_time(), time.thread_time()
         alone = await bare(loaded[0].llm, *shape)
-        alone["busy"], busy = time.process_time() - busy, time.process_time()
+        alone |= {"busy": time.process_time() - busy, "loop": time.thread_time() - loop}
+        busy, loop = time.process_time(), time.thread_time()
         command = [sys.executable, __file__, "--client", address, "--requests", str(shape[0])]
         command += ["--concurrency", str(shape[1]), "--tokens", str(shape[2]), "-"]
+        command += ["--keep-alive"] if arguments.keep_alive else []
         done = await asyncio.to_thread(subprocess.run, command, stdout=subprocess.PIPE, check=True)
         told = json.loads(done.stdout)
         served = told | {"client": told["busy"], "busy": time.process_time() - busy}
+        served["loop"] = time.thread_time() - loop
         if number >= 0:  # the first round warms up
             rounds.append((alone, served))
     ratios = [alone["seconds"] / served["seconds"] for alone, served in rounds]
@@ -124,6 +131,10 @@ async def compare(arguments: argparse.Namespace) -> None:
     print(f"processor time of this process: {statistics.median(whole):.0f} us a token for the engine, "
           f"{statistics.median(extra):+.0f} us for the service "
           f"(rounds: {', '.join(f'{each:+.0f}' for each in extra)})")  # fmt: skip
+    loops = [[1e6 * each["loop"] / tokens for each in both] for both in rounds]
+    of_engine, of_service = (statistics.median(side) for side in zip(*loops, strict=True))
+    print(f"of it the event loop's thread: {of_engine:.0f} us a token for the engine's readers, "
+          f"{of_service:.0f} us with the service")  # fmt: skip
     await server.stop()
     models.close()
 
@@ -136,12 +147,13 @@ def main() -> None:
     parser.add_argument("--concurrency", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--keep-alive", action="store_true", help="reuse connections")
     parser.add_argument("--client", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.client:
         shape = (arguments.requests, arguments.concurrency, arguments.tokens)
         busy = time.process_time()
-        found = asyncio.run(client(arguments.client, *shape))
+        found = asyncio.run(client(arguments.client, *shape, keep=arguments.keep_alive))
         print(json.dumps(found | {"busy": time.process_time() - busy}))
     else:
         asyncio.run(compare(arguments))

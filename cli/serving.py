@@ -15,12 +15,14 @@ if TYPE_CHECKING:
     from .load_options import Chosen
 
 
-def announce(model: Any, provider: str, http: str | None, grpc: str | None, *, as_json: bool) -> None:
+def announce(
+    model: Any, provider: str, http: str | None, grpc: str | None, *, as_json: bool, tls: bool = False
+) -> None:
     """Print the addresses of a service that accepts requests, as one line of text or of JSON."""
     if as_json:
         print_json({"event": "ready", "http": http, "grpc": grpc, "model": str(model), "provider": provider})
         return
-    doors = [f"http://{http}"] if http else []
+    doors = [f"{'https' if tls else 'http'}://{http}"] if http else []
     doors += [f"gRPC on {grpc}"] if grpc else []
     click.echo(f"{model} ({provider}): {', '.join(doors)}, Ctrl-C stops")
 

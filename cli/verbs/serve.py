@@ -72,7 +72,8 @@ def command(chosen: Chosen, as_json: bool, quiet: bool) -> None:
         return served
 
     def on_ready(addresses: Addresses) -> None:
-        announce(chosen.model.model, provider, addresses.http, addresses.grpc, as_json=as_json)
+        tls = chosen.server.tls_certificate is not None
+        announce(chosen.model.model, provider, addresses.http, addresses.grpc, as_json=as_json, tls=tls)
 
     if chosen.server.ray is not None:
         serve_on_cluster(chosen, name, lambda http: on_ready(Addresses(http=http)))

@@ -16,6 +16,13 @@ import threading
 _MAX_WAIT = 10.0  # seconds; a device that hangs must not keep the process alive for ever
 
 
+class _Own(threading.local):
+    """Whether the calling thread is a daemon, asked once a thread: a decoded token passes the gate."""
+
+    def __init__(self) -> None:
+        self.daemon = threading.current_thread().daemon
+
+
 class Gate:
     """A context manager around native calls. It affects daemon threads only; others are joined at exit."""
 
@@ -23,15 +30,16 @@ class Gate:
         self._changed = threading.Condition()
         self._inside = 0
         self._shut = False
+        self._thread = _Own()
 
     def __enter__(self) -> None:
-        if threading.current_thread().daemon:
+        if self._thread.daemon:
             with self._changed:
                 self._changed.wait_for(lambda: not self._shut)  # never returns once the process ends
                 self._inside += 1
 
     def __exit__(self, *_: object) -> None:
-        if threading.current_thread().daemon:
+        if self._thread.daemon:
             with self._changed:
                 self._inside -= 1
                 self._changed.notify_all()

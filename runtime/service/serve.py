@@ -11,6 +11,7 @@ from typing import Any, Protocol, TypeVar
 from starlette.routing import BaseRoute
 
 from ...errors import EngineClosedError, UsageError
+from ..process.garbage import lasting_objects
 from ..process.open_files import raise_open_files, warn_of_refused_connections
 from .access.admission import Admission
 from .access.policy import Policy
@@ -113,7 +114,7 @@ async def serve(
         addresses = Addresses(
             http=await http.start() if http else None, grpc=await grpc.start() if grpc else None
         )
-        with stop_signal() as stop, on_hangup(reload):
+        with stop_signal() as stop, on_hangup(reload), lasting_objects():
             if await _unless(stop, _task(models.load_all())):
                 for part in parts:
                     await part.start(inference.models)

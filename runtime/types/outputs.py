@@ -119,13 +119,10 @@ class CompletionOutput(_Lazy):
         index: int = 0,
     ) -> Self:
         """Return an output whose other fields are made when they are read."""
-        return cls._of(
-            record,
-            index=index,
-            finish_reason=finish_reason,
-            stop_reason=stop_reason,
-            cumulative_logprob=cumulative_logprob,
-        )
+        made = cls._of(record)  # without keywords, since each token makes one
+        made.index, made.finish_reason, made.stop_reason = index, finish_reason, stop_reason
+        made.cumulative_logprob = cumulative_logprob
+        return made
 
     def catch_up(self) -> None:
         """Make the text now, in the calling thread, if it is missing.

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ....errors import CarryallError, ServiceUnavailableError
+from ...process.garbage import exclude_newer
 from .background import in_daemon_thread
 from .encoder import EncoderHandler
 from .handler import LLMHandler
@@ -149,6 +150,7 @@ class Entry:
                 self.encoder = EncoderHandler(self.name, loaded)
             else:
                 self.tensor = loaded
+            exclude_newer()
             self.state, self.evicted, self.used = "ready", False, time.monotonic()
 
     async def unload(self, grace_seconds: float) -> bool:
@@ -172,6 +174,7 @@ class Entry:
                 # Running requests hold their own reference.
                 tensor, self.tensor = self.tensor, None
                 await asyncio.to_thread(tensor.close)
+            exclude_newer()
             self.state, self.reason = "unloaded", ""
             return drained
 

@@ -23,7 +23,15 @@ async def read_object(request: Request, most_bytes: int, most_seconds: float) ->
         HTTPException: the body exceeds ``most_bytes`` (413) or is incomplete after ``most_seconds`` (408),
             or the client disconnected (400).
     """
-    raw = await read_bytes(request, most_bytes, most_seconds)
+    return await json_object(await read_bytes(request, most_bytes, most_seconds))
+
+
+async def json_object(raw: bytes) -> Json:
+    """Return the JSON object in a body or a message.
+
+    Raises:
+        RequestError: it is not a JSON object.
+    """
     try:
         if len(raw) <= SMALL:
             body = json.loads(raw, parse_constant=_reject_constant)

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import ipaddress
 import logging
 import time
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ....errors import RateLimitError
+from ..access.api_keys import ApiKeys
 from ..access.policy import Policy
-from ..core.caller import CALLER, Caller
+from ..core.caller import CALLER
 from ..core.request_context import enter
-from .errors import error_json, retry_after
+from .errors import described, error_json, retry_after
 
 _log = logging.getLogger(__name__)
 
@@ -35,7 +38,7 @@ class RequestIds:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one ASGI connection."""
-        if scope["type"] != "http":
+        if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
         name = enter(Headers(scope=scope))
@@ -43,11 +46,12 @@ class RequestIds:
 
         async def send_with_id(message: Message) -> None:
             nonlocal status, complete
-            if message["type"] == "http.response.start":
-                status = message["status"]
+            kind = message["type"].removeprefix("websocket.")
+            if kind in ("http.response.start", "accept"):
+                status = message.get("status", 101)
                 MutableHeaders(scope=message)["X-Request-Id"] = name
             await send(message)
-            complete = message["type"] == "http.response.body" and not message.get("more_body")
+            complete = kind == "close" or (kind == "http.response.body" and not message.get("more_body"))
 
         try:
             await self._app(scope, receive, send_with_id)
@@ -57,7 +61,7 @@ class RequestIds:
         finally:
             if _log.isEnabledFor(logging.INFO):
                 seconds = time.monotonic() - start
-                method, path = scope["method"], scope["path"]
+                method, path = scope.get("method", "WEBSOCKET"), scope["path"]
                 fields = {"method": method, "path": path, "status": status, "seconds": round(seconds, 4)}
                 _log.info("%s %s %s %d %.3f s", name, method, path, status, seconds, extra={"fields": fields})
 
@@ -81,41 +85,55 @@ class Callers:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one ASGI connection."""
-        if scope["type"] != "http":
+        if scope["type"] == "lifespan":  # the server's own; all others come from clients
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        more: dict[str, str] = {}
-        refusal = self._refusal(headers)
-        caller: Caller | None = None
-        if refusal is None and self._keys is not None and scope["path"] not in _OPEN:
-            caller = self._keys.find(_key_of(headers))
-            if caller is None:
-                refusal = (401, "a valid API key is required: Authorization: Bearer KEY, or x-api-key: KEY")
-                more = {"WWW-Authenticate": "Bearer"}
-            else:
-                try:
-                    caller.budgets.count_request()
-                except RateLimitError as error:
-                    refusal, more = (429, str(error)), {"Retry-After": retry_after(error)}
-        if refusal is not None:
-            status, message = refusal
-            answer = JSONResponse(error_json(scope["path"], status, message), status, more)
-            await answer(scope, receive, send)
+        try:
+            self._check_origin(headers)
+            CALLER.set(None)  # safe: each request runs in its own task
+            if scope["path"] not in _OPEN:
+                # A WebSocket counts a request for each of its messages instead.
+                enter_caller(self._keys, headers, counted=scope["type"] == "http")
+        except (HTTPException, RateLimitError) as error:
+            status, message, code = described(error)
+            more = dict(getattr(error, "headers", None) or {})
+            if status == 429:
+                more["Retry-After"] = retry_after(error)
+            await JSONResponse(error_json(scope["path"], status, message, code), status, more)(
+                scope, receive, send
+            )
             return
-        CALLER.set(caller)  # safe: each request runs in its own task
         await self._app(scope, receive, send)
 
-    def _refusal(self, headers: Headers) -> tuple[int, str] | None:
+    def _check_origin(self, headers: Headers) -> None:
         host = headers.get("host", "")
         if self._loopback and not _is_loopback(_without_port(host)):
-            return 403, f"the service listens on a loopback address and refuses the host {host!r}; see --host"
+            told = f"the service listens on a loopback address and refuses the host {host!r}; see --host"
+            raise HTTPException(403, told)
         origin = headers.get("origin")
         if origin is None or origin in self._origins or "*" in self._origins:
-            return None
-        if origin.partition("://")[2] == host:
-            return None
-        return 403, f"the origin {origin!r} is not allowed; allow it with --cors-origin"
+            return
+        if origin.partition("://")[2] != host:
+            raise HTTPException(403, f"the origin {origin!r} is not allowed; allow it with --cors-origin")
+
+
+def enter_caller(keys: ApiKeys | None, headers: Headers, *, counted: bool = True) -> None:
+    """Find the caller of the current request by its API key, and count the request; None keys accept all.
+
+    Raises:
+        HTTPException: there is no such key.
+        RateLimitError: the requests of the key are used up.
+    """
+    if keys is None:
+        return
+    caller = keys.find(_key_of(headers))
+    if caller is None:
+        told = "a valid API key is required: Authorization: Bearer KEY, or x-api-key: KEY"
+        raise HTTPException(401, told, {"WWW-Authenticate": "Bearer"})
+    if counted:
+        caller.budgets.count_request()
+    CALLER.set(caller)
 
 
 def _key_of(headers: Headers) -> str | None:
@@ -129,6 +147,7 @@ def _without_port(host: str) -> str:
     return host.partition(":")[0]
 
 
+@functools.lru_cache(maxsize=64)  # bounded, since clients choose the names
 def _is_loopback(host: str) -> bool:
     if host == "localhost":
         return True

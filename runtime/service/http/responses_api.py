@@ -10,16 +10,19 @@ from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route, WebSocketRoute
+from starlette.websockets import WebSocket
 
 from ....errors import CarryallError, RequestError
 from ..core.caller import caller_name
 from ..core.handler import LLMHandler
 from .errors import described
+from .middleware import enter_caller
 from .openai import compaction
 from .openai.reading import text_field
+from .openai.response_store import ResponseStore, StoredResponse
 from .openai.responses import KNOWN, ResponseAsk, ResponseBuilder, read_response
-from .response_store import ResponseStore, StoredResponse
+from .responses_socket import ResponsesSocket, Turn
 from .service import HttpService, json_response, service_of
 from .sse import event, streamed, while_connected
 
@@ -46,12 +49,12 @@ class ResponsesApi:
         if ask.background:
             return json_response(self._in_background(handler, ask, builder, caller_name()), headers)
         if ask.stream:
-            pieces = self._events(handler, ask, builder, caller_name())
+            groups = self._events(handler, ask, builder, caller_name())
 
             def late(error: Exception) -> bytes:
                 return _event_bytes(builder.end_with("failed", _error(error)))
 
-            return streamed(request, pieces, headers=headers, late_error=late)
+            return streamed(request, _as_bytes(groups), headers=headers, late_error=late)
         await while_connected(request.receive, self._run(handler, ask, builder))
         self._keep(ask, builder, caller_name())
         return json_response(builder.response, headers)
@@ -67,10 +70,30 @@ class ResponsesApi:
         await while_connected(request.receive, self._run(handler, ask, builder))
         return json_response(compaction.compacted(builder.response), headers)
 
-    def _read(self, service: HttpService, handler: LLMHandler, body: Json) -> ResponseAsk:
+    async def connect(self, socket: WebSocket) -> None:
+        """Handle a WebSocket at ``/v1/responses``."""
+        await socket.accept()
+        await ResponsesSocket(socket, _SocketTurns(self, socket)).run()
+
+    def start(self, socket: WebSocket, body: Json, own: ResponseStore) -> Turn:
+        """Start a turn of a WebSocket; ``own`` holds the last response of the connection."""
+        service = service_of(socket)
+        body, _ = service.split(body, KNOWN)
+        handler = service.llm(socket, body.get("model"))
+        ask = self._read(service, handler, body, own)
+        builder = ResponseBuilder(ask, handler.model.info.model)
+        return Turn(
+            self._events(handler, ask, builder, caller_name(), own),
+            lambda error: builder.end_with("failed", _error(error)),
+        )
+
+    def _read(
+        self, service: HttpService, handler: LLMHandler, body: Json, own: ResponseStore | None = None
+    ) -> ResponseAsk:
         before: list[Json] = []
         if (previous := text_field("previous_response_id", body.get("previous_response_id"))) is not None:
-            before = self._store.get(previous, caller_name()).turns
+            store = own if own is not None and previous in own else self._store
+            before = store.get(previous, caller_name()).turns
         read = read_response(body, handler.model.defaults, before)
         return dataclasses.replace(read, request=service.admission.admitted(read.request))
 
@@ -81,21 +104,30 @@ class ResponsesApi:
                     pass
 
     async def _events(
-        self, handler: LLMHandler, ask: ResponseAsk, builder: ResponseBuilder, owner: str | None
-    ) -> AsyncGenerator[bytes, None]:
+        self,
+        handler: LLMHandler,
+        ask: ResponseAsk,
+        builder: ResponseBuilder,
+        owner: str | None,
+        own: ResponseStore | None = None,
+    ) -> AsyncGenerator[list[Json], None]:
         first = list(builder.begin())
         async with aclosing(handler.generate(ask.request)) as deltas:
             async for delta in deltas:
                 events = [*first, *builder.of(delta)]
                 first = []
                 if delta.usage is not None:  # store it before the client can request it by id
-                    self._keep(ask, builder, owner)
-                yield b"".join(map(_event_bytes, events))
+                    self._keep(ask, builder, owner, own)
+                yield events
 
-    def _keep(self, ask: ResponseAsk, builder: ResponseBuilder, owner: str | None) -> None:
+    def _keep(
+        self, ask: ResponseAsk, builder: ResponseBuilder, owner: str | None, own: ResponseStore | None = None
+    ) -> None:
+        stored = StoredResponse(builder.response, [*ask.turns, *builder.turns()], ask.items, owner)
         if ask.store:
-            turns = [*ask.turns, *builder.turns()]
-            self._store.add(StoredResponse(builder.response, turns, ask.items, owner))
+            self._store.add(stored)
+        if own is not None:
+            own.add(stored)
 
     def _in_background(
         self, handler: LLMHandler, ask: ResponseAsk, builder: ResponseBuilder, owner: str | None
@@ -144,6 +176,28 @@ class ResponsesApi:
         return self._store.get(request.path_params["id"], caller_name())
 
 
+class _SocketTurns:
+    """The turns of one WebSocket; see ``Turns``. It keeps the last response, whether stored or not."""
+
+    def __init__(self, api: ResponsesApi, socket: WebSocket) -> None:
+        self._api, self._socket = api, socket
+        self._policy = service_of(socket).admission.policy
+        self._own = ResponseStore(1)
+
+    def start(self, body: Json) -> Turn:
+        enter_caller(self._policy.keys, self._socket.headers)  # the key may have been removed since
+        return self._api.start(self._socket, body, self._own)
+
+    def forget(self, previous: Any) -> None:
+        self._own.drop(previous)
+
+
+async def _as_bytes(groups: AsyncGenerator[list[Json], None]) -> AsyncGenerator[bytes, None]:
+    async with aclosing(groups):
+        async for events in groups:
+            yield b"".join(map(_event_bytes, events))
+
+
 def _event_bytes(one: Json) -> bytes:
     return event(one, one["type"])
 
@@ -153,11 +207,12 @@ def _error(error: Exception) -> Json:
     return {"code": code or ("server_error" if status >= 500 else "invalid_prompt"), "message": message}
 
 
-def routes(service: HttpService) -> list[Route]:
+def routes(service: HttpService) -> list[BaseRoute]:
     """Return the routes."""
     api = ResponsesApi(service)
     return [
         Route("/v1/responses", api.create, methods=["POST"]),
+        WebSocketRoute("/v1/responses", api.connect),
         Route("/v1/responses/compact", api.compact, methods=["POST"]),
         Route("/v1/responses/{id}", api.retrieve),
         Route("/v1/responses/{id}", api.delete, methods=["DELETE"]),

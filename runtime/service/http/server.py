@@ -67,7 +67,9 @@ class HttpServer:
                 server_header=False,
                 proxy_headers=False,  # the service does not use the client's address
                 timeout_graceful_shutdown=CLOSING_SECONDS,
-                ws="none",
+                ws="websockets-sansio",
+                ws_max_size=config.max_body_bytes,
+                ws_per_message_deflate=False,  # a small message must not become a large one
                 http=limited(config.body_timeout_seconds),
             )
         )

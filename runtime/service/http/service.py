@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from starlette.requests import Request
+from starlette.requests import HTTPConnection, Request
 from starlette.responses import JSONResponse, Response
 
 from ....errors import RequestError
@@ -43,7 +43,7 @@ class HttpService:
         """Return the view of the models that applies the current caller's permissions."""
         return self.inference.models
 
-    def llm(self, request: Request, name: Any, adapter: Any = None) -> LLMHandler:
+    def llm(self, request: HTTPConnection, name: Any, adapter: Any = None) -> LLMHandler:
         """Return the handler of the model ``name``, with one of its adapters; None is the default model.
 
         Raises:
@@ -66,7 +66,11 @@ class HttpService:
         Raises:
             RequestError: a field is unknown and the service runs with ``--strict``.
         """
-        body, unknown = known_fields(await self.body(request), known, strict=self.config.strict)
+        return self.split(await self.body(request), known)
+
+    def split(self, given: Json, known: Collection[str]) -> tuple[Json, dict[str, str]]:
+        """Return the known fields of a body, and a header that lists the ignored ones; see ``known_body``."""
+        body, unknown = known_fields(given, known, strict=self.config.strict)
         # Clients choose field names freely, but a header may hold only printable ASCII.
         names = ", ".join(name.encode("ascii", "replace").decode() for name in unknown if name.isprintable())
         return body, {IGNORED_HEADER: names[:500]} if names else {}
@@ -78,7 +82,7 @@ def _model_name(given: Any) -> str | None:
     return given
 
 
-def service_of(request: Request) -> HttpService:
+def service_of(request: HTTPConnection) -> HttpService:
     """Return the service that the request's application serves."""
     service: HttpService = request.app.state.service
     return service

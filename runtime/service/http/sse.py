@@ -130,7 +130,7 @@ def streamed(
         media_type: the media type of the body.
         late_error: formats an error after the first piece; None formats an event in the API's error format.
     """
-    path = request.url.path
+    path = request.scope["path"]  # ``request.url`` parses the whole address
 
     def as_event(error: Exception) -> bytes:
         return event(error_json(path, *described(error)))

@@ -8,7 +8,7 @@ inference extension (docs/proposals/003-model-server-protocol). Metrics that vLL
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -37,6 +37,31 @@ _LONG = (
 )
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
 
+_HISTOGRAMS: dict[str, tuple[str, str, tuple[float, ...]]] = {
+    "first_token": (
+        "vllm:time_to_first_token_seconds",
+        "Seconds from arrival to the first token.",
+        _SECONDS,
+    ),
+    "between": ("vllm:inter_token_latency_seconds", "Seconds between tokens.", _BETWEEN),
+    "per_token": (
+        "vllm:request_time_per_output_token_seconds",
+        "Mean seconds per output token of a request.",
+        _BETWEEN,
+    ),
+    "latency": ("vllm:e2e_request_latency_seconds", "Seconds from arrival to the last token.", _LONG),
+    "queued": ("vllm:request_queue_time_seconds", "Seconds in the queue.", _LONG),
+    "prefill": ("vllm:request_prefill_time_seconds", "Seconds of prefill.", _LONG),
+    "decode": (
+        "vllm:request_decode_time_seconds",
+        "Seconds from the first to the last token.",
+        _LONG,
+    ),
+    "prompts": ("vllm:request_prompt_tokens", "Tokens per prompt.", _TOKENS),
+    "outputs": ("vllm:request_generation_tokens", "Tokens per answer.", _TOKENS),
+    "choices": ("vllm:request_params_n", "Continuations per prompt.", (1, 2, 5, 10, 20)),
+    "limits": ("vllm:request_params_max_tokens", "max_tokens of requests.", _TOKENS),
+}
 _GAUGES: dict[str, tuple[str, Callable[[EngineStats], float]]] = {
     "vllm:num_requests_running": ("Requests that hold a slot.", lambda stats: stats.running),
     "vllm:num_requests_waiting": ("Requests in the queue.", lambda stats: stats.waiting),
@@ -83,30 +108,11 @@ class Metrics:
         self._registry.register(_Engines(models))
         ProcessCollector(registry=self._registry)
 
-        def histogram(name: str, text: str, buckets: Iterable[float]) -> Histogram:
-            return Histogram(name, text, _LABELS, registry=self._registry, buckets=tuple(buckets))
-
-        self.first_token = histogram(
-            "vllm:time_to_first_token_seconds", "Seconds from arrival to the first token.", _SECONDS
-        )
-        self.between = histogram("vllm:inter_token_latency_seconds", "Seconds between tokens.", _BETWEEN)
-        self.per_token = histogram(
-            "vllm:request_time_per_output_token_seconds",
-            "Mean seconds per output token of a request.",
-            _BETWEEN,
-        )
-        self.latency = histogram(
-            "vllm:e2e_request_latency_seconds", "Seconds from arrival to the last token.", _LONG
-        )
-        self.queued = histogram("vllm:request_queue_time_seconds", "Seconds in the queue.", _LONG)
-        self.prefill = histogram("vllm:request_prefill_time_seconds", "Seconds of prefill.", _LONG)
-        self.decode = histogram(
-            "vllm:request_decode_time_seconds", "Seconds from the first to the last token.", _LONG
-        )
-        self.prompts = histogram("vllm:request_prompt_tokens", "Tokens per prompt.", _TOKENS)
-        self.outputs = histogram("vllm:request_generation_tokens", "Tokens per answer.", _TOKENS)
-        self.choices = histogram("vllm:request_params_n", "Continuations per prompt.", (1, 2, 5, 10, 20))
-        self.limits = histogram("vllm:request_params_max_tokens", "max_tokens of requests.", _TOKENS)
+        self._histograms = {
+            key: Histogram(name, text, _LABELS, registry=self._registry, buckets=buckets)
+            for key, (name, text, buckets) in _HISTOGRAMS.items()
+        }
+        self._of: dict[str, dict[str, Histogram]] = {}
         self.ended = Counter(
             "vllm:request_success",
             "Finished requests, by reason.",
@@ -119,6 +125,12 @@ class Metrics:
         """See ``Observer``."""
         return _Request(self, model, request)
 
+    def of(self, model: str) -> dict[str, Histogram]:
+        """Return the histograms of one model, looked up once: labels cost more than an observation."""
+        if model not in self._of:
+            self._of[model] = {key: one.labels(model, _ENGINE) for key, one in self._histograms.items()}
+        return self._of[model]
+
     def text(self) -> bytes:
         """Return all metrics in Prometheus' text format."""
         return generate_latest(self._registry)
@@ -128,8 +140,8 @@ class _Request:
     """Follows one request; see ``RequestObserver``."""
 
     def __init__(self, metrics: Metrics, model: str, request: GenerationRequest) -> None:
-        self._metrics, self._labels, self._asked = metrics, (model, _ENGINE), request
-        self._between = metrics.between.labels(*self._labels)  # looked up once, used for each token
+        self._metrics, self._model, self._asked = metrics, model, request
+        self._own = metrics.of(model)
         self._arrival = time.monotonic()
         self._before: float | None = None  # time of the latest token
         self._tokens = 0
@@ -142,11 +154,11 @@ class _Request:
         now = time.monotonic()
         if delta.token_ids:
             if self._before is None:
-                self._metrics.first_token.labels(*self._labels).observe(now - self._arrival)
+                self._own["first_token"].observe(now - self._arrival)
             else:
                 mean = (now - self._before) / len(delta.token_ids)
                 for _ in delta.token_ids:  # a delta may hold several tokens
-                    self._between.observe(mean)
+                    self._own["between"].observe(mean)
             self._before = now
         self._tokens += len(delta.token_ids)
         self._prompt_tokens = delta.prompt_tokens
@@ -155,28 +167,28 @@ class _Request:
 
     def ended(self, error: BaseException | None) -> None:
         """See ``RequestObserver``."""
-        metrics, labels = self._metrics, self._labels
+        own = self._own
         # vLLM's reason for a client that disconnected.
-        metrics.ended.labels(*labels, self._reason or "abort").inc()
-        metrics.choices.labels(*labels).observe(self._asked.params.n)
+        self._metrics.ended.labels(self._model, _ENGINE, self._reason or "abort").inc()
+        own["choices"].observe(self._asked.params.n)
         if self._asked.params.max_tokens is not None:
-            metrics.limits.labels(*labels).observe(self._asked.params.max_tokens)
+            own["limits"].observe(self._asked.params.max_tokens)
         if self._before is None or self._reason is None:
             return
-        metrics.latency.labels(*labels).observe(time.monotonic() - self._arrival)
-        metrics.prompts.labels(*labels).observe(self._prompt_tokens)
-        metrics.outputs.labels(*labels).observe(self._tokens)
+        own["latency"].observe(time.monotonic() - self._arrival)
+        own["prompts"].observe(self._prompt_tokens)
+        own["outputs"].observe(self._tokens)
         times = self._times
         if times is None or times.first_scheduled is None or times.first_token is None:
             return
-        metrics.queued.labels(*labels).observe(times.first_scheduled - times.arrival)
-        metrics.prefill.labels(*labels).observe(times.first_token - times.first_scheduled)
+        own["queued"].observe(times.first_scheduled - times.arrival)
+        own["prefill"].observe(times.first_token - times.first_scheduled)
         if times.finished is None:
             return
         decode = times.finished - times.first_token
-        metrics.decode.labels(*labels).observe(decode)
+        own["decode"].observe(decode)
         if self._tokens > 1:
-            metrics.per_token.labels(*labels).observe(decode / (self._tokens - 1))
+            own["per_token"].observe(decode / (self._tokens - 1))
 
 
 class _Engines(Collector):

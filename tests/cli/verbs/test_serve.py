@@ -11,9 +11,12 @@ import sys
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import grpc
 import pytest
+import trustme
+from certificates import write_certificate
 from click.testing import CliRunner
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
@@ -43,6 +46,15 @@ def service(*arguments: str) -> Iterator[subprocess.Popen[str]]:
     finally:
         process.kill()
         process.communicate()
+
+
+@pytest.mark.long
+def test_the_ready_line_of_an_encrypted_service_says_https(tmp_path: Path) -> None:
+    certificate, key = write_certificate(trustme.CA(), tmp_path)
+    files = "--tls-certificate", str(certificate), "--tls-key", str(key)
+    with service("demo", "--http-port", "0", "--grpc-port", "none", *files) as process:
+        assert process.stdout is not None
+        assert "https://127.0.0.1:" in process.stdout.readline()
 
 
 @pytest.mark.long

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from carryall.runtime.process.garbage import lasting_objects
+from carryall.runtime.process.garbage import exclude_newer, lasting_objects
 
 
 class Cycle:
@@ -56,3 +56,22 @@ def test_blocks_overlap() -> None:
 def test_a_failed_block_ends_too() -> None:
     with pytest.raises(ZeroDivisionError), lasting_objects():
         raise ZeroDivisionError
+
+
+def test_inside_a_block_dropped_objects_are_freed_and_newer_ones_excluded() -> None:
+    older = made()
+    with lasting_objects():
+        newer = Cycle()
+        kept = weakref.ref(newer)
+        exclude_newer()
+        assert older() is None
+        del newer
+        gc.collect()
+        assert kept() is not None
+        exclude_newer()
+        assert kept() is None
+
+
+def test_outside_of_blocks_nothing_is_excluded() -> None:
+    exclude_newer()
+    assert gc.get_freeze_count() == 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,6 +81,7 @@ def read_response(body: Mapping[str, Any], defaults: Mapping[str, Any], before: 
         options["structured_output"] = _form(text["format"])
     items = _items(given.get("input", []))
     turns = [*before, *_joined(turn for item in items for turn in _turns(item))]
+    _check_calls(turns)
     if not turns:
         raise RequestError("'input' must be a string or a list of at least 1 item")
     instructions = text_field("instructions", given.get("instructions"))
@@ -210,6 +211,15 @@ def _turn(item: Json) -> Json:
             role = "system" if role == "developer" else role
             return {"role": role, "content": _text(item.get("content", ""))}
     raise RequestError(f"an item of 'input' of type {item.get('type')!r} is not supported: {item!r:.100}")
+
+
+def _check_calls(turns: Sequence[Json]) -> None:
+    """Check that each result of a function follows its call, as chat templates expect."""
+    called = set[str]()
+    for turn in turns:
+        called.update(call["id"] for call in turn.get("tool_calls", ()))
+        if turn["role"] == "tool" and turn["tool_call_id"] not in called:
+            raise RequestError(f"there is no function call '{turn['tool_call_id']}' before its output")
 
 
 def _text(content: Any) -> str:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
+import weakref
 from collections.abc import Callable
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 from grpc_serving import INFO
@@ -18,6 +20,7 @@ from carryall.errors import (
     ServiceUnavailableError,
     UnknownModelError,
 )
+from carryall.runtime.process.garbage import lasting_objects
 from carryall.runtime.service.core.deltas import collect
 from carryall.runtime.service.core.messages import GenerationRequest
 from carryall.runtime.service.core.repository import ModelRepository, public_name
@@ -83,6 +86,32 @@ def test_a_model_that_fails_to_load_says_so_and_may_be_loaded_again() -> None:
                 models.llm()
             await models.load("toy")
             assert (await collect(models.llm().generate(ASK))).usage.completion_tokens == 3
+
+    asyncio.run(scenario())
+
+
+class Weights(dict[str, Any]):
+    """What a model holds in a reference cycle."""
+
+
+def test_unloading_frees_what_was_excluded_from_garbage_collection() -> None:
+    async def scenario() -> None:
+        held: list[weakref.ref[Weights]] = []
+
+        def load() -> ServedModel:
+            weights = Weights()
+            weights["own"] = weights
+            held.append(weakref.ref(weights))
+            return ServedModel(llm, INFO, weights)
+
+        async with null_llm() as llm:
+            models = ModelRepository.of_one("toy", load)
+            with lasting_objects():
+                await models.load("toy")
+                frozen = gc.get_freeze_count()
+                await models.unload("toy")
+                assert frozen > 0
+                assert held[0]() is None
 
     asyncio.run(scenario())
 

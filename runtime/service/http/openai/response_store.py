@@ -7,7 +7,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Any
 
-from ....errors import UnknownModelError
+from .....errors import UnknownModelError
 
 Json = dict[str, Any]
 
@@ -67,6 +67,14 @@ class ResponseStore:
             )
         self._stored.move_to_end(name)
         return found
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._stored
+
+    def drop(self, name: Any) -> None:
+        """Remove a response, if it is there; its task goes on."""
+        if isinstance(name, str):
+            self._stored.pop(name, None)
 
     def remove(self, name: str, owner: str | None) -> None:
         """Remove a response and cancel its task.
