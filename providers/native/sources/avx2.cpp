@@ -1,47 +1,224 @@
-// AVX2 without VNNI. maddubs adds two products of 16 bits with saturation, which no product here reaches:
-// 4 bits: 8 sums of 2 * 15 * 127 = 30,480. 8 bits, as signed values: 2 * 128 * 127 = 32,512.
-#include "avx2.h"
+// AVX2 without VNNI. Both halves of a tile are computed together, so that activations are read once for its 16 outputs.
+// maddubs multiplies unsigned by signed bytes and adds two products in 16 bits with saturation, which none here reaches:
+// 4 bits: the products of 32 inputs add up, 16 of them in a sum: 16 * 15 * 127 = 30,480.
+// 8 bits, as |w| and x with the sign of w: 2 * 128 * 127 = 32,512.
+#include <immintrin.h>
+
 #include "cpu.h"
+#include "products.h"
 
 namespace carryall {
 namespace {
 
-struct Avx2 : Avx2Base {
-  static constexpr int kByteOffset = 128;  // |w| and x with the sign of w: values of 8 bits become signed first
+using Int = __m256i;
+using Float = __m256;
+constexpr int kHalves = 2, kLanes = 8, kHalf = kLine / kHalves;
 
-  static Int pairs(Int sixteen) { return _mm256_madd_epi16(sixteen, _mm256_set1_epi16(1)); }
+// Written out, because compilers that reorder integer sums make all products first and run out of registers.
+inline void add(Int& sum, Int x) { asm("vpaddd %1, %0, %0" : "+x"(sum) : "x"(x)); }
+inline void add_pairs(Int& sum, Int x) { asm("vpaddw %1, %0, %0" : "+x"(sum) : "x"(x)); }
 
-  template <int kBits, int kCount, int kSums>
-  static inline void accumulate(Int (&sums)[kCount][kSums], const uint8_t* lines, const int8_t* values,
-                                int64_t width) {
-    if constexpr (kBits == 4) {
-      const Int first = bytes(lines), second = bytes(lines + kLine);
-      const Int a = low(first), b = high(first), c = low(second), d = high(second);
-#pragma GCC unroll 16
-      for (int m = 0; m < kCount; m++) {
-        const int8_t* x = values + m * width;
-        const Int ab = _mm256_add_epi16(_mm256_maddubs_epi16(a, four(x)), _mm256_maddubs_epi16(b, four(x + 4)));
-        const Int cd = _mm256_add_epi16(_mm256_maddubs_epi16(c, four(x + 8)), _mm256_maddubs_epi16(d, four(x + 12)));
-        sums[m][0] = add(sums[m][0], pairs(_mm256_add_epi16(ab, cd)));
-      }
-    } else {
-#pragma GCC unroll 4
-      for (int k = 0; k < 16; k += 4, lines += kLine) {
-        const Int line = _mm256_xor_si256(bytes(lines), _mm256_set1_epi8(-128));
-        const Int magnitude = _mm256_abs_epi8(line);
-        const int s = k / 4 % kSums;
-#pragma GCC unroll 16
-        for (int m = 0; m < kCount; m++) {
-          const Int x = _mm256_sign_epi8(four(values + m * width + k), line);
-          sums[m][s] = add(sums[m][s], pairs(_mm256_maddubs_epi16(magnitude, x)));
-        }
+inline Int bytes(const uint8_t* x) { return _mm256_loadu_si256(reinterpret_cast<const Int*>(x)); }
+inline Int widened(const uint8_t* x) {
+  return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(x)));
+}
+inline Int four(const int8_t* x) {
+  int32_t all;
+  memcpy(&all, x, sizeof all);
+  return _mm256_set1_epi32(all);
+}
+
+// The addresses of rows; hidden, so that they are not computed again for every input.
+template <int kCount>
+struct Starts {
+  const int8_t* of[kCount];
+  CARRYALL_INLINE Starts(const int8_t* values, int64_t width) {
+    for (int m = 0; m < kCount; m++) {
+      of[m] = values + m * width;
+      asm("" : "+r"(of[m]));
+    }
+  }
+};
+
+// Sums of 16 bits over the products of `kInputs` inputs with 4 bits, two sums an output.
+template <int kInputs, int kCount>
+CARRYALL_INLINE void sum_pairs(Int (&pairs)[kCount][kHalves], const uint8_t* lines, const Starts<kCount>& rows) {
+  const Int mask = _mm256_set1_epi8(15);
+#pragma GCC unroll 8
+  for (int k = 0; k < kInputs; k += 4) {
+    Int nibbles[kHalves];
+    for (int h = 0; h < kHalves; h++) {
+      const Int line = bytes(lines + k / 8 * kLine + h * kHalf);
+      nibbles[h] = _mm256_and_si256(k % 8 == 0 ? line : _mm256_srli_epi16(line, 4), mask);
+    }
+#pragma GCC unroll 8
+    for (int m = 0; m < kCount; m++) {
+      const Int x = four(rows.of[m] + k);
+      for (int h = 0; h < kHalves; h++) {
+        const Int product = _mm256_maddubs_epi16(nibbles[h], x);
+        if (k == 0) pairs[m][h] = product;
+        else add_pairs(pairs[m][h], product);
       }
     }
+  }
+}
+
+// Adds factor * products of a block with 4 bits to the sums; a factor is two equal numbers of 16 bits.
+template <int kInputs, int kCount>
+CARRYALL_INLINE void add_nibbles(Int (&sums)[kCount][kHalves], const uint8_t* lines, const int8_t* values, const Part& part,
+                                 const Int (&factors)[kHalves]) {
+  for (int64_t k = 0; k < part.weights->block; k += kInputs, lines += kInputs * kColumns / 2) {
+    Int pairs[kCount][kHalves];
+    sum_pairs<kInputs>(pairs, lines, Starts<kCount>(values + k, part.width));
+#pragma GCC unroll 8
+    for (int m = 0; m < kCount; m++)
+      for (int h = 0; h < kHalves; h++) add(sums[m][h], _mm256_madd_epi16(pairs[m][h], factors[h]));
+  }
+}
+
+// Adds the products of a block with 8 bits, less 128, to the sums.
+template <int kCount>
+CARRYALL_INLINE void add_bytes(Int (&sums)[kCount][kHalves], const uint8_t* lines, const int8_t* values, const Part& part) {
+  const Starts<kCount> rows(values, part.width);
+  for (int64_t k = 0; k < part.weights->block; k += 4, lines += kLine) {
+    Int line[kHalves], magnitude[kHalves];
+    for (int h = 0; h < kHalves; h++) {
+      line[h] = _mm256_xor_si256(bytes(lines + h * kHalf), _mm256_set1_epi8(-128));
+      magnitude[h] = _mm256_abs_epi8(line[h]);
+    }
+#pragma GCC unroll 8
+    for (int m = 0; m < kCount; m++) {
+      const Int x = four(rows.of[m] + k);
+      for (int h = 0; h < kHalves; h++) {
+        const Int pairs = _mm256_maddubs_epi16(magnitude[h], _mm256_sign_epi8(x, line[h]));
+        add(sums[m][h], _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+      }
+    }
+  }
+}
+
+template <int kBits, int kCount>
+class Tile {
+ public:
+  explicit Tile(const Part& p)
+      : part_(p), weights_(*p.weights), offsets_(weights_.offsets), block_bytes_(weights_.block_bytes()),
+        points_(p.tile + weights_.points()), multiples_(p.tile + weights_.multiples()),
+        group_scales_(p.tile + weights_.group_scales()) {
+    float bias[kColumns] = {};
+    if (p.bias != nullptr) memcpy(bias, p.bias, sizeof(float) * static_cast<size_t>(p.columns));
+    for (int m = 0; m < kCount; m++)
+      for (int h = 0; h < kHalves; h++) result_[m][h] = _mm256_loadu_ps(bias + kLanes * h);
+  }
+
+  // Adds the blocks [b, end) of group s: their integer sums, times the multiples, are scaled once.
+  CARRYALL_INLINE void add_group(int64_t s, int64_t b, int64_t end) {
+    Int sums[kCount][kHalves] = {};
+    for (; b < end; b++) {
+      Int factors[kHalves], zeros[kHalves];
+      for (int h = 0; h < kHalves; h++) {
+        const Int multiple = widened(multiples_ + b * kColumns + kLanes * h);
+        factors[h] = _mm256_or_si256(multiple, _mm256_slli_epi32(multiple, 16));
+        zeros[h] = _mm256_mullo_epi16(zero(b, h), multiple);
+      }
+      add_block(sums, b, factors, zeros);
+    }
+    const float* scales = reinterpret_cast<const float*>(group_scales_ + s * kLine);
+    Float scaled[kCount][kHalves];
+    for (int m = 0; m < kCount; m++)
+      for (int h = 0; h < kHalves; h++)
+        scaled[m][h] = _mm256_mul_ps(_mm256_cvtepi32_ps(sums[m][h]), _mm256_loadu_ps(scales + kLanes * h));
+    add_scaled(scaled, s);
+  }
+
+  // Adds the blocks [b, end) of scale s of the row, each with its own scale.
+  CARRYALL_INLINE void add_blocks(int64_t s, int64_t b, int64_t end) {
+    const Int ones[kHalves] = {_mm256_set1_epi16(1), _mm256_set1_epi16(1)};
+    Float scaled[kCount][kHalves] = {};
+    for (; b < end; b++) {
+      const Int zeros[kHalves] = {zero(b, 0), zero(b, 1)};
+      Int sums[kCount][kHalves] = {};
+      add_block(sums, b, ones, zeros);
+      const float* scales = reinterpret_cast<const float*>(part_.tile + b * block_bytes_ + weights_.value_bytes());
+      for (int m = 0; m < kCount; m++)
+        for (int h = 0; h < kHalves; h++)
+          scaled[m][h] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sums[m][h]), _mm256_loadu_ps(scales + kLanes * h), scaled[m][h]);
+      if (offsets_ != Offsets::minima) continue;
+      for (int m = 0; m < kCount; m++) {
+        const Float total = _mm256_set1_ps(static_cast<float>(part_.sums[m * part_.blocks + b]));
+        for (int h = 0; h < kHalves; h++)
+          scaled[m][h] = _mm256_fmadd_ps(_mm256_loadu_ps(scales + kColumns + kLanes * h), total, scaled[m][h]);
+      }
+    }
+    add_scaled(scaled, s);
+  }
+
+  void store() const {
+    for (int m = 0; m < kCount; m++) {
+      float *y = part_.y + m * weights_.outputs, some[kColumns];
+      float* to = part_.columns == kColumns ? y : some;
+      for (int h = 0; h < kHalves; h++) _mm256_storeu_ps(to + kLanes * h, result_[m][h]);
+      if (to == some) memcpy(y, some, sizeof(float) * static_cast<size_t>(part_.columns));
+    }
+  }
+
+ private:
+  // What the values of block b in the products are relative to, in the lower 16 bits; the upper ones are 0.
+  CARRYALL_INLINE Int zero(int64_t b, int h) const {
+    constexpr int kMiddle = kBits == 8 ? 128 : 8, kOwn = kBits == 8 ? 128 : 0;  // add_bytes subtracts 128
+    const Int lower = _mm256_set1_epi32(0xffff), own = _mm256_set1_epi32(kOwn);
+    if (offsets_ == Offsets::zero_points)
+      return _mm256_and_si256(_mm256_sub_epi32(widened(points_ + b * kColumns + kLanes * h), own), lower);
+    return _mm256_and_si256(_mm256_sub_epi32(_mm256_set1_epi32(offsets_ == Offsets::middle ? kMiddle : 0), own), lower);
+  }
+
+  // Adds factor * products - zero * (sum of the row's values) of block b.
+  CARRYALL_INLINE void add_block(Int (&sums)[kCount][kHalves], int64_t b, const Int (&factors)[kHalves],
+                                 const Int (&zeros)[kHalves]) const {
+    const int8_t* values = part_.values + b * weights_.block;
+    const uint8_t* lines = part_.tile + b * block_bytes_;
+    if constexpr (kBits == 8) add_bytes(sums, lines, values, part_);
+    else if (weights_.block == 16) add_nibbles<16>(sums, lines, values, part_, factors);
+    else add_nibbles<32>(sums, lines, values, part_, factors);
+    if (offsets_ == (kBits == 8 ? Offsets::middle : Offsets::minima)) return;  // zero is 0
+    for (int m = 0; m < kCount; m++) {
+      const Int total = _mm256_set1_epi32(part_.sums[m * part_.blocks + b]);
+      for (int h = 0; h < kHalves; h++) sums[m][h] = _mm256_sub_epi32(sums[m][h], _mm256_madd_epi16(zeros[h], total));
+    }
+  }
+
+  CARRYALL_INLINE void add_scaled(const Float (&scaled)[kCount][kHalves], int64_t s) {
+    for (int m = 0; m < kCount; m++) {
+      const Float factor = _mm256_set1_ps(part_.scales[m * part_.shares + s]);
+      for (int h = 0; h < kHalves; h++) result_[m][h] = _mm256_fmadd_ps(scaled[m][h], factor, result_[m][h]);
+    }
+  }
+
+  const Part& part_;
+  const Weights& weights_;
+  const Offsets offsets_;
+  const int64_t block_bytes_;
+  const uint8_t *const points_, *const multiples_, *const group_scales_;
+  Float result_[kCount][kHalves];
+};
+
+struct BothHalves {
+  static constexpr int kRows = 4;
+
+  template <int kBits, int kCount>
+  static void run(const Part& part) {
+    Tile<kBits, kCount> tile(part);
+    for (int64_t s = 0, b = 0; s < part.shares; s++) {
+      const int64_t end = b + part.share < part.blocks ? b + part.share : part.blocks;
+      if (kBits == 4 && part.weights->group > 0) tile.add_group(s, b, end);
+      else tile.add_blocks(s, b, end);
+      b = end;
+    }
+    tile.store();
   }
 };
 
 }  // namespace
 
-const Kernels kAvx2 = {"avx2", has_avx2, quantize, multiply<Avx2>, &kAvx2Attention};
+const Kernels kAvx2 = {"avx2", has_avx2, quantize, multiply<BothHalves>, &kAvx2Attention};
 
 }  // namespace carryall

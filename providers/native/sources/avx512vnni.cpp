@@ -63,6 +63,6 @@ struct Avx512 {
 
 }  // namespace
 
-const Kernels kAvx512Vnni = {"avx512vnni", has_avx512vnni, quantize, multiply<Avx512>, &kAvx512Attention};
+const Kernels kAvx512Vnni = {"avx512vnni", has_avx512vnni, quantize, multiply<OneRegister<Avx512>>, &kAvx512Attention};
 
 }  // namespace carryall

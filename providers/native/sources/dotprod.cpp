@@ -55,6 +55,6 @@ struct Dotprod {
 
 }  // namespace
 
-const Kernels kDotprod = {"dotprod", has_dotprod, quantize, multiply<Dotprod>, &kNeonAttention};
+const Kernels kDotprod = {"dotprod", has_dotprod, quantize, multiply<OneRegister<Dotprod>>, &kNeonAttention};
 
 }  // namespace carryall

@@ -81,6 +81,6 @@ bool always() { return true; }
 
 }  // namespace
 
-const Kernels kPortable = {"portable", always, quantize, multiply<Portable>, &kPortableAttention};
+const Kernels kPortable = {"portable", always, quantize, multiply<OneRegister<Portable>>, &kPortableAttention};
 
 }  // namespace carryall

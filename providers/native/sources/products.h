@@ -108,16 +108,24 @@ void multiply_part(const Part& part) {
   }
 }
 
-template <class Isa, int kBits, int kCount>
+// The columns of a tile, one register of them after the other.
+template <class Isa>
+struct OneRegister {
+  static constexpr int kRows = Isa::kRows;
+  template <int kBits, int kCount>
+  static void run(const Part& part) { multiply_part<Isa, kBits, kCount>(part); }
+};
+
+template <class Product, int kBits, int kCount>
 inline void choose_count(const Part& part, int64_t count) {
-  if (count == kCount) return multiply_part<Isa, kBits, kCount>(part);
-  if constexpr (kCount > 1) choose_count<Isa, kBits, kCount - 1>(part, count);
+  if (count == kCount) return Product::template run<kBits, kCount>(part);
+  if constexpr (kCount > 1) choose_count<Product, kBits, kCount - 1>(part, count);
 }
 
-template <class Isa>
+template <class Product>
 void multiply(const Weights& w, const Rows& rows, const float* bias, int64_t first_row, int64_t last_row,
               int64_t first_tile, int64_t last_tile, float* y) {
-  const int64_t count = last_row - first_row, groups = (count + Isa::kRows - 1) / Isa::kRows;
+  const int64_t count = last_row - first_row, groups = (count + Product::kRows - 1) / Product::kRows;
   for (int64_t tile = first_tile; tile < last_tile; tile++) {
     const int64_t column = tile * kColumns, left = w.outputs - column;
     for (int64_t group = 0; group < groups; group++) {
@@ -128,8 +136,8 @@ void multiply(const Weights& w, const Rows& rows, const float* bias, int64_t fir
                       rows.shares, rows.share,
                       bias == nullptr ? nullptr : bias + column, y + row * w.outputs + column,
                       left < kColumns ? left : kColumns};
-      if (w.bits == 4) choose_count<Isa, 4, Isa::kRows>(part, end - row);
-      else choose_count<Isa, 8, Isa::kRows>(part, end - row);
+      if (w.bits == 4) choose_count<Product, 4, Product::kRows>(part, end - row);
+      else choose_count<Product, 8, Product::kRows>(part, end - row);
     }
   }
 }
