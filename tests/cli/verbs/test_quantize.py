@@ -306,7 +306,7 @@ def stated_default(setting: str, method: str) -> str:
     """The default in a help such as ``[default: int4, int8 yes; others no]``."""
     (one,) = (field for field in dataclasses.fields(QuantizationRecipe) if field.name == setting)
     _, _, defaults = one.metadata["help"].rstrip("]").partition("[default: ")
-    found = {}
+    found: dict[str, str] = {}
     for clause in defaults.split("; "):
         *names, value = clause.replace(",", "").split()
         found |= dict.fromkeys(names, value)
