@@ -139,7 +139,7 @@ async def text_embeddings(request: Request) -> Response:
 
 
 async def list_models(request: Request) -> Response:
-    """Handle ``GET /v1/models``: list the models that are ready."""
+    """Handle ``GET /v1/models``: list the models that requests may name."""
     return json_response({"object": "list", "data": list(_models_json(request).values())})
 
 
@@ -156,10 +156,10 @@ _STARTED = int(time.time())
 
 
 def _models_json(request: Request) -> dict[str, Json]:
-    """Return the ready models that the caller may use, by each of their names."""
+    """Return the models that the caller's requests may name, by each of their names."""
     found: dict[str, Json] = {}
     for status in service_of(request).admission.models():
-        if status.state != "ready" or status.kind == "tensor":
+        if not status.on_request or status.kind == "tensor":
             continue
         facts: Json = {
             "object": "model",
