@@ -11,8 +11,8 @@ from typing import Any
 def give_back_freed() -> None:
     """Return memory that was freed, and that the C library keeps for itself, to the operating system.
 
-    glibc keeps freed memory in its arenas, so that a process stays as large as it was although a model is gone.
-    Other C libraries have no such call; there, it does nothing.
+    glibc keeps freed memory in its arenas: without this call, a process stays as large as it was although a
+    model is gone. With other C libraries, it does nothing.
     """
     if (trim := _malloc_trim()) is not None:
         trim(0)

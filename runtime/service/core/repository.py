@@ -44,8 +44,8 @@ class ModelRepository:
     """Models by name, each in one or several versions.
 
     A request that names no version goes to a ready version with a weight, by chance in proportion to the
-    weights, else to the newest ready version. ``NAME:VERSION`` names a version. A version that was unloaded to
-    free memory counts as ready: a request that it gets loads it again.
+    weights, else to the newest ready version. ``NAME:VERSION`` names a version. A version that was unloaded
+    to free memory counts as ready: a request that it gets loads it again.
 
     Args:
         loaders: the loaders of each model, by name. A plain function loads a language model.
@@ -102,7 +102,7 @@ class ModelRepository:
 
     @property
     def ready(self) -> bool:
-        """Return whether at least one model accepts requests, and those of startup are not loading any more."""
+        """Return whether a model accepts requests, and those of startup are not loading any more."""
         states = [entry.state for entry in self.entries]
         return "ready" in states and (self._started or "loading" not in states)
 
