@@ -96,8 +96,8 @@ class ChatTemplate:
         if tools and "tools" not in source and not self._warned:
             self._warned = True
             _log.warning(
-                "the chat template has no place for tools: the model does not see those of requests, and calls "
-                "one only if tool_choice demands it. Give another template with --chat-template"
+                "the chat template has no place for tools: the model does not see those of requests, and "
+                "calls one only if tool_choice demands it. Give another template with --chat-template"
             )
         given = {
             **self._special_tokens,
