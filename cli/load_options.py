@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import logging
 import os
 import tomllib
 from collections.abc import Callable, Collection, Mapping
@@ -30,6 +31,8 @@ from ..storage.texts import read_text
 from .declared_options import declared_option
 
 Command = Callable[..., Any]
+
+_log = logging.getLogger(__name__)
 
 # Fields of LoRA adapters, for verbs that measure the model itself.
 LORA_FIELDS = ("loras", "max_loras", "max_lora_rank", "lora_modules")
@@ -123,12 +126,23 @@ def _reread(given: Mapping[str, Any]) -> Callable[[], ServerConfig] | None:
         if ctx.get_parameter_source(name) in (sources.COMMANDLINE, sources.ENVIRONMENT)
     }
 
+    began = read_file(path)
+
     def reread() -> ServerConfig:
-        values = read_file(path).get("server", {})
+        file = read_file(path)
+        later = [name for table in TABLES for name in _changed(began.get(table, {}), file.get(table, {}))]
+        if later:
+            _log.warning("these settings change after a restart only: %s", ", ".join(later))
+        values = file.get("server", {})
         read = {name: None if value == "none" else value for name, value in values.items()}
         return ServerConfig(**{**read, **fixed})
 
     return reread
+
+
+def _changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    """Return the names whose values differ, or that only one of them has."""
+    return [name for name in {**before, **after} if before.get(name) != after.get(name)]
 
 
 def _is_given(declaration: Option) -> bool:

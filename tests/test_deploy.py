@@ -193,7 +193,8 @@ async def scraped(served: Any, url: str) -> None:
                     "/v1/completions", prompt="x", max_tokens=20, ignore_eos=True, stream=True
                 )
                 try:
-                    if len(await value("rate(vllm:generation_tokens_total[10s])")) == 1:
+                    ready = (await client.get("/-/ready")).status_code == 200  # 503 before
+                    if ready and len(await value("rate(vllm:generation_tokens_total[10s])")) == 1:
                         break
                 except httpx2.TransportError:
                     pass

@@ -64,7 +64,11 @@ async def load(url: str, until: float, counts: Counts) -> None:
             for _ in range(50):
                 if time.monotonic() >= until:
                     return
-                await one(client, counts)
+                try:
+                    await one(client, counts)
+                except httpx2.TransportError as error:  # such as a connection that both sides end at once
+                    counts.add(type(error).__name__)
+                    break
 
 
 async def sample(process: psutil.Process, until: float, counts: Counts) -> None:
@@ -80,6 +84,15 @@ async def sample(process: psutil.Process, until: float, counts: Counts) -> None:
         }
         counts.samples.append(found)
         print(json.dumps({**found, "answers": counts.statuses}), flush=True)
+
+
+def wrong_answers(statuses: dict[str, int]) -> list[str]:
+    """Return the errors of the server, and the broken connections if they are more than 1 in 1,000."""
+    found = [f"{n} answers with status {status}" for status, n in statuses.items() if status.startswith("5")]
+    broken = {name: n for name, n in statuses.items() if name.endswith("Error")}
+    if 1000 * sum(broken.values()) > sum(statuses.values()):
+        found.append(f"broken connections: {broken}")
+    return found
 
 
 def faults(samples: list[dict[str, float]], most_mib: float) -> list[str]:
@@ -121,8 +134,7 @@ def main(arguments: list[str]) -> int:
             ready = process.stdout.readline() if process.stdout else "{}"
             url = f"http://{json.loads(ready)['http']}"
             counts = asyncio.run(soak(url, psutil.Process(process.pid), given.minutes, given.streams))
-            wrong = faults(counts.samples, given.most_mib)
-            wrong += [f"{n} answers with status {s}" for s, n in counts.statuses.items() if s.startswith("5")]
+            wrong = faults(counts.samples, given.most_mib) + wrong_answers(counts.statuses)
         finally:
             process.terminate()
     print(json.dumps({"answers": counts.statuses, "faults": wrong}))

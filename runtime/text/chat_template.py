@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import keyword
+import logging
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from .template_sandbox import SANDBOX
 from .tokenizer import read_optional_json
 
 Message = Mapping[str, Any]
+
+_log = logging.getLogger(__name__)
 
 _MAX_SOURCE = 1_000_000
 _DEFAULT, _WITH_TOOLS = "default", "tool_use"
@@ -44,6 +47,7 @@ class ChatTemplate:
     def __init__(self, templates: Mapping[str, str], special_tokens: Mapping[str, str]) -> None:
         self._templates = dict(templates)
         self._special_tokens = dict(special_tokens)
+        self._warned = False
 
     @classmethod
     def from_folder(cls, folder: Path, special_tokens: Mapping[str, str]) -> ChatTemplate:
@@ -89,6 +93,12 @@ class ChatTemplate:
             PromptTooLongError: the prompt has more than ``max_size`` characters.
         """
         source = self.source(template, with_tools=bool(tools))
+        if tools and "tools" not in source and not self._warned:
+            self._warned = True
+            _log.warning(
+                "the chat template has no place for tools: the model does not see those of requests, and "
+                "calls one only if tool_choice demands it. Give another template with --chat-template"
+            )
         given = {
             **self._special_tokens,
             **variables,

@@ -272,6 +272,25 @@ def test_none_switches_off_what_has_a_default(
     assert (found[0].server.grpc_port, found[0].server.http_port) == (None, 8000)
 
 
+def test_changed_options_of_the_model_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = tmp_path / "service.toml"
+    file.write_text("[model]\ncontext_length = 64\n[engine]\nmax_slots = 2\n[server]\nmax_choices = 3\n")
+    found: list[Chosen] = []
+
+    @click.command()
+    @config_options(tables=SERVER_TABLES)
+    def command(chosen: Chosen) -> None:
+        found.append(chosen)
+
+    CliRunner().invoke(command, ["m", "--config", str(file)], catch_exceptions=False)
+    assert found[0].reread is not None
+    file.write_text("[model]\ncontext_length = 65\n[engine]\nmax_queue = 3\n[server]\nmax_choices = 4\n")
+    assert found[0].reread().max_choices == 4
+    (record,) = caplog.records
+    names = "context_length, max_slots, max_queue"
+    assert record.getMessage() == f"these settings change after a restart only: {names}"
+
+
 def test_the_file_is_read_again_and_flags_and_variables_stay(tmp_path: Path) -> None:
     file = tmp_path / "service.toml"
     file.write_text('[server]\nmax_choices = 3\nmax_logprobs = 3\nmax_body_bytes = "1MB"\n')

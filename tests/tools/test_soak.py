@@ -36,6 +36,15 @@ def test_growth_is_found_after_the_warm_up() -> None:
     assert faults(samples(lambda n: 300, lambda n: 20)[:1], 32) == ["the run was too short for 2 samples"]
 
 
+def test_errors_of_the_server_and_many_broken_connections_are_found() -> None:
+    wrong = module().wrong_answers
+    assert wrong({"200": 2000, "400": 10, "ReadError": 2, "vanished": 3}) == []
+    assert wrong({"200": 2000, "500": 1}) == ["1 answers with status 500"]
+    assert wrong({"200": 2000, "ReadError": 2, "ConnectError": 1}) == [
+        "broken connections: {'ReadError': 2, 'ConnectError': 1}"
+    ]
+
+
 @pytest.mark.slow
 def test_a_short_run(capsys: pytest.CaptureFixture[str]) -> None:
     soak = module()

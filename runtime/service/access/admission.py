@@ -32,7 +32,7 @@ class Admission:
 
     @property
     def ready(self) -> bool:
-        """Return whether at least one model accepts requests and none is loading."""
+        """Return whether the service accepts requests; see ``ModelRepository.ready``."""
         return self._models.ready
 
     def models(self) -> list[ModelStatus]:

@@ -56,8 +56,7 @@ class ApiKeys:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._stamp = self._modified()
-        self._keys = _read(path)
-        self._callers = {digest: _caller(name, key) for digest, (name, key) in self._keys.items()}
+        self._callers = {digest: _caller(name, key) for digest, (name, key) in _read(path).items()}
 
     def find(self, key: str | None) -> Caller | None:
         """Return the owner of a key, or None if the key is unknown."""
@@ -79,7 +78,7 @@ class ApiKeys:
         return next((caller for caller in self._callers.values() if caller.name == name), None)
 
     def reload(self) -> None:
-        """Read the file again. A key with unchanged limits keeps what is left of its budgets."""
+        """Read the file again. What a key has used of its limits stays used, also if they change."""
         self._stamp = self._modified()
         try:
             keys = _read(self._path)
@@ -88,11 +87,12 @@ class ApiKeys:
             return
         callers = {}
         for digest, (name, key) in keys.items():
-            before = next((old for own, old in self._keys.values() if own == name), None)
             made, kept = _caller(name, key), self.named(name)
-            same = before is not None and _limits(before) == _limits(key)
-            callers[digest] = dataclasses.replace(made, budgets=kept.budgets) if same and kept else made
-        self._keys, self._callers = keys, callers
+            if kept is not None:
+                kept.budgets.change_to(made.budgets)  # running requests count for them too
+                made = dataclasses.replace(made, budgets=kept.budgets)
+            callers[digest] = made
+        self._callers = callers
 
     def _modified(self) -> tuple[int, int]:
         try:
@@ -102,12 +102,9 @@ class ApiKeys:
         return stat.st_mtime_ns, stat.st_size
 
 
-def _limits(key: ApiKey) -> tuple[int | None, int | None, int | None]:
-    return key.requests_per_minute, key.tokens_per_minute, key.tokens_per_day
-
-
 def _caller(name: str, key: ApiKey) -> Caller:
-    return Caller(name, key.models, key.admin, Budgets(*_limits(key)))
+    budgets = Budgets(key.requests_per_minute, key.tokens_per_minute, key.tokens_per_day)
+    return Caller(name, key.models, key.admin, budgets)
 
 
 def _read(path: Path) -> dict[str, tuple[str, ApiKey]]:

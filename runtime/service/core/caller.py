@@ -22,7 +22,7 @@ class Bucket:
     """
 
     def __init__(self, capacity: int, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._capacity, self._per_second, self._clock = float(capacity), capacity / seconds, clock
+        self.capacity, self._per_second, self._clock = capacity, capacity / seconds, clock
         self._level, self._at = float(capacity), clock()
 
     def wait(self) -> float:
@@ -35,9 +35,14 @@ class Bucket:
         self._refill()
         self._level -= units
 
+    def take_over(self, before: Bucket) -> None:
+        """Take over what is left in a bucket that this one replaces, and add what the capacity grew by."""
+        before._refill()
+        self._level = min(self.capacity, before._level + max(0, self.capacity - before.capacity))
+
     def _refill(self) -> None:
         now = self._clock()
-        self._level = min(self._capacity, self._level + (now - self._at) * self._per_second)
+        self._level = min(self.capacity, self._level + (now - self._at) * self._per_second)
         self._at = now
 
 
@@ -60,7 +65,7 @@ class Budgets:
     ) -> None:
         def buckets(limits: dict[str, tuple[int | None, float]]) -> dict[str, Bucket]:
             return {
-                f"{limit} {unit}": Bucket(limit, seconds, clock)
+                unit: Bucket(limit, seconds, clock)
                 for unit, (limit, seconds) in limits.items()
                 if limit is not None
             }
@@ -69,6 +74,13 @@ class Budgets:
         self._tokens = buckets(
             {"tokens a minute": (tokens_per_minute, _MINUTE), "tokens a day": (tokens_per_day, _DAY)}
         )
+
+    def change_to(self, other: Budgets) -> None:
+        """Take over the limits of others; what is used of a limit that both have stays used."""
+        for new, old in ((other._requests, self._requests), (other._tokens, self._tokens)):
+            for unit in new.keys() & old.keys():
+                new[unit].take_over(old[unit])
+        self._requests, self._tokens = other._requests, other._tokens
 
     @property
     def counts_tokens(self) -> bool:
@@ -100,9 +112,11 @@ class Budgets:
 
 
 def _check(buckets: dict[str, Bucket]) -> None:
-    for limit, bucket in buckets.items():
+    for unit, bucket in buckets.items():
         if wait := bucket.wait():
-            error = RateLimitError(f"this API key allows {limit}, and they are used up; retry later")
+            error = RateLimitError(
+                f"this API key allows {bucket.capacity} {unit}, and they are used up; retry later"
+            )
             error.retry_after = wait
             raise error
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ....errors import CarryallError, ServiceUnavailableError
+from ...process.freed_memory import give_back_freed
 from ...process.garbage import exclude_newer
 from .background import in_daemon_thread
 from .encoder import EncoderHandler
@@ -35,6 +36,7 @@ class ModelStatus:
         aliases: other names that requests may use.
         only: whether the model has no other version.
         loras: the folders of its LoRA adapters, by name.
+        evicted: whether it was unloaded to free memory, and the next request loads it.
     """
 
     name: str
@@ -46,6 +48,12 @@ class ModelStatus:
     aliases: tuple[str, ...] = ()
     only: bool = True
     loras: Mapping[str, str] = field(default_factory=dict)
+    evicted: bool = False
+
+    @property
+    def on_request(self) -> bool:
+        """Return whether requests may name it: it is ready, or the next request loads it again."""
+        return self.state == "ready" or self.evicted
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +183,8 @@ class Entry:
                 tensor, self.tensor = self.tensor, None
                 await asyncio.to_thread(tensor.close)
             exclude_newer()
-            self.state, self.reason = "unloaded", ""
+            await asyncio.to_thread(give_back_freed)
+            self.state, self.reason, self.evicted = "unloaded", "", False
             return drained
 
     async def drain(self, grace_seconds: float) -> bool:

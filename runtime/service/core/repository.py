@@ -44,7 +44,8 @@ class ModelRepository:
     """Models by name, each in one or several versions.
 
     A request that names no version goes to a ready version with a weight, by chance in proportion to the
-    weights, else to the newest ready version. ``NAME:VERSION`` names a version.
+    weights, else to the newest ready version. ``NAME:VERSION`` names a version. A version that was unloaded
+    to free memory counts as ready: a request that it gets loads it again.
 
     Args:
         loaders: the loaders of each model, by name. A plain function loads a language model.
@@ -65,6 +66,7 @@ class ModelRepository:
         self.observers = Observers()  # of all requests
         self._aliases = dict(aliases or {})
         self._grace_seconds = grace_seconds
+        self._started = False
         self._given_default = default
         self._tasks: set[asyncio.Task[None]] = set()
         self._entries = {name: self._made(name, _listed(given)) for name, given in loaders.items()}
@@ -87,6 +89,7 @@ class ModelRepository:
                 aliases=tuple(alias for alias, name in self._aliases.items() if name == entry.name),
                 only=len(versions) == 1,
                 loras=entry.loras,
+                evicted=entry.evicted,
             )
             for versions in self._entries.values()
             for entry in versions
@@ -99,9 +102,9 @@ class ModelRepository:
 
     @property
     def ready(self) -> bool:
-        """Return whether at least one model accepts requests and none is loading."""
+        """Return whether a model accepts requests, and those of startup are not loading any more."""
         states = [entry.state for entry in self.entries]
-        return "ready" in states and "loading" not in states
+        return "ready" in states and (self._started or "loading" not in states)
 
     def base_of(self, name: str | None) -> Entry | None:
         """Return the model that has a LoRA adapter of this name; None if there is no such adapter."""
@@ -242,6 +245,7 @@ class ModelRepository:
                 failures.append(error)
         if failures and len(failures) == len(wanted):
             raise failures[0]
+        self._started = True
 
     async def load(self, name: str, version: str = "") -> None:
         """Load a model, or one version of it, if it is not loaded.
@@ -335,17 +339,14 @@ class ModelRepository:
         """
         own, version = self.resolved(name, version)
         versions = [entry for entry in self._entries[own] if version in ("", entry.version)]
-        ready = [entry for entry in versions if entry.state == "ready"]
+        ready = [entry for entry in versions if entry.state == "ready" or entry.evicted]
         weighted = [entry for entry in ready if entry.loader.weight > 0]
-        if len(weighted) > 1:
-            weights = [entry.loader.weight for entry in weighted]
-            return random.choices(weighted, weights)[0].use()  # noqa: S311 -- no secret
-        entry = (weighted or ready[-1:] or versions[-1:])[0]
+        weights = [entry.loader.weight for entry in weighted] or None
+        (entry,) = random.choices(weighted or ready[-1:] or versions[-1:], weights)  # noqa: S311 -- no secret
         if entry.evicted and entry.state == "unloaded":
             task = asyncio.create_task(self._load_again(entry))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
-            entry.evicted = False
             raise ServiceUnavailableError(f"the model '{own}' is loading again; retry later")
         return entry.use()
 
@@ -353,6 +354,7 @@ class ModelRepository:
         try:
             await entry.load()
         except CarryallError as error:
+            entry.evicted = False
             _log.warning("the model %a cannot be loaded again: %s", entry.name, _encodable(str(error)))
 
     def _made(self, name: str, loaders: Sequence[ModelLoader]) -> list[Entry]:

@@ -31,8 +31,9 @@ from .middleware import wrapped
 from .service import HttpService
 from .sse import ClientGone
 
+# A request tries the routes in this order: those of most requests come first.
 _ROUTERS = (
-    *(playground_page, health, openai_api, responses_api, anthropic, ollama, tgi, utility, kserve),
+    *(openai_api, responses_api, anthropic, ollama, tgi, health, playground_page, utility, kserve),
     openapi,
 )
 

@@ -272,13 +272,10 @@ async def embed(request: Request) -> Response:
 
 
 async def tags(request: Request) -> Response:
-    """Handle ``GET /api/tags``: list the models that are loaded."""
+    """Handle ``GET /api/tags``: list the models that requests may name."""
     models = service_of(request).admission.models()
     names = [
-        name
-        for one in models
-        if one.kind != "tensor" and one.state == "ready"
-        for name in (one.name, *one.aliases)
+        name for one in models if one.kind != "tensor" and one.on_request for name in (one.name, *one.aliases)
     ]
     return json_response({"models": [_model(name) for name in names]})
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing
 from typing import Any
 
@@ -21,7 +21,7 @@ from .openai import chat, completions, embeddings
 from .openai.chunks import ChatChunks, CompletionChunks
 from .openai.reading import bool_field, text_field
 from .service import HttpService, json_response, service_of, with_defaults
-from .sse import event, streamed, while_connected
+from .sse import LastPiece, event, streamed, while_connected
 
 Json = dict[str, Any]
 _DONE = event("[DONE]")
@@ -40,14 +40,9 @@ async def chat_completions(request: Request) -> Response:
         result = await while_connected(request.receive, collect(handler.generate(asked)))
         return json_response(chat.chat_response(asked, result, model), headers)
 
-    async def pieces() -> AsyncGenerator[bytes, None]:
-        chunks = ChatChunks(asked, model, options)
-        async with aclosing(handler.generate(asked)) as deltas:
-            async for delta in deltas:
-                yield b"".join([event(chunk) for chunk in chunks.of(delta)])
-        yield b"".join([event(chunk) for chunk in chunks.last()]) + _DONE
-
-    return streamed(request, pieces(), headers=headers)
+    chunks = ChatChunks(asked, model, options)
+    pieces = _events(handler, [asked], lambda _, delta: chunks.of(delta), chunks.last)
+    return streamed(request, pieces, headers=headers)
 
 
 async def text_completions(request: Request) -> Response:
@@ -63,14 +58,34 @@ async def text_completions(request: Request) -> Response:
         results = await while_connected(request.receive, _all(handler, ask.requests))
         return json_response(completions.completions_response(ask, results, prompts, model), headers)
 
-    async def pieces() -> AsyncGenerator[bytes, None]:
-        chunks = CompletionChunks(ask, prompts, model)
-        async with aclosing(_merged(handler, ask.requests)) as deltas:
-            async for position, delta in deltas:
-                yield b"".join([event(chunk) for chunk in chunks.of(position, delta)])
-        yield b"".join([event(chunk) for chunk in chunks.last()]) + _DONE
+    chunks = CompletionChunks(ask, prompts, model)
+    return streamed(request, _events(handler, ask.requests, chunks.of, chunks.last), headers=headers)
 
-    return streamed(request, pieces(), headers=headers)
+
+async def _events(
+    handler: LLMHandler,
+    requests: list[GenerationRequest],
+    of: Callable[[int, Delta], Iterator[Json]],
+    last: Callable[[], Iterator[Json]],
+) -> AsyncGenerator[bytes, None]:
+    """Yield the events of requests. The end of the last request and that of the stream are one piece.
+
+    Args:
+        handler: answers the requests.
+        requests: the requests.
+        of: returns the chunks of a delta of the request at a position.
+        last: returns the chunks after all requests.
+    """
+    left, end = len(requests), b""
+    async with aclosing(_merged(handler, requests)) as deltas:
+        async for position, delta in deltas:
+            piece = b"".join([event(chunk) for chunk in of(position, delta)])
+            left -= delta.usage is not None  # only the last delta of a request has it
+            if left:
+                yield piece
+            else:
+                end = piece
+    yield LastPiece(end + b"".join([event(chunk) for chunk in last()]) + _DONE)
 
 
 async def _echoed(handler: LLMHandler, asked: GenerationRequest) -> completions.Echo:
@@ -139,7 +154,7 @@ async def text_embeddings(request: Request) -> Response:
 
 
 async def list_models(request: Request) -> Response:
-    """Handle ``GET /v1/models``: list the models that are ready."""
+    """Handle ``GET /v1/models``: list the models that requests may name."""
     return json_response({"object": "list", "data": list(_models_json(request).values())})
 
 
@@ -156,10 +171,10 @@ _STARTED = int(time.time())
 
 
 def _models_json(request: Request) -> dict[str, Json]:
-    """Return the ready models that the caller may use, by each of their names."""
+    """Return the models that the caller's requests may name, by each of their names."""
     found: dict[str, Json] = {}
     for status in service_of(request).admission.models():
-        if status.state != "ready" or status.kind == "tensor":
+        if not status.on_request or status.kind == "tensor":
             continue
         facts: Json = {
             "object": "model",

@@ -12,6 +12,7 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 MOST_HEAD_BYTES = 64 * 2**10
+_CONFIRM_SECONDS = 0.05
 
 
 class LimitedProtocol(HttpToolsProtocol):
@@ -40,6 +41,13 @@ class LimitedProtocol(HttpToolsProtocol):
         """Stop the time."""
         self._stop()
         super().connection_lost(exc)
+
+    def shutdown(self) -> None:
+        """End the connection, at once if it is idle."""
+        super().shutdown()
+        if self.transport.is_closing() and not self.transport.get_write_buffer_size():
+            # Over TLS, the transport would wait for the client to confirm the end.
+            self.loop.call_later(_CONFIRM_SECONDS, self.transport.abort)
 
     def data_received(self, data: bytes) -> None:
         """Read data, unless the head is too large."""

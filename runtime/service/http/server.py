@@ -21,6 +21,9 @@ _log = logging.getLogger(__name__)
 
 CLOSING_SECONDS = 1
 _WATCH_SECONDS = 5.0
+# Longer than load balancers (60 s) and clients (5 s) keep idle connections: if both sides end one at the same
+# moment, a request may be lost.
+_KEEP_ALIVE_SECONDS = 65
 _BACKLOG = 2048
 
 
@@ -67,6 +70,7 @@ class HttpServer:
                 server_header=False,
                 proxy_headers=False,  # the service does not use the client's address
                 timeout_graceful_shutdown=CLOSING_SECONDS,
+                timeout_keep_alive=_KEEP_ALIVE_SECONDS,
                 ws="websockets-sansio",
                 ws_max_size=config.max_body_bytes,
                 ws_per_message_deflate=False,  # a small message must not become a large one

@@ -62,11 +62,16 @@ def event(data: Json | str, name: str | None = None) -> bytes:
     return f"{head}data: {text}\n\n".encode()
 
 
+class LastPiece(bytes):
+    """A piece after which a stream has no further one, so that the end of the response is sent with it."""
+
+
 class StreamedAnswer(Response):
     """A response that is sent piece by piece. An error before the first piece has its own status code.
 
     Args:
-        pieces: generates the pieces of the body; closed when the client disconnects.
+        pieces: generates the pieces of the body, the last one perhaps as ``LastPiece``; closed when the
+            client disconnects.
         late_error: returns the bytes that report an error after the first piece.
         media_type: the media type of the response.
         headers: additional headers.
@@ -100,14 +105,17 @@ class StreamedAnswer(Response):
 
     async def _send_all(self, send: Send) -> None:
         async with aclosing(self._pieces) as pieces:
-            first = await anext(pieces, b"")
+            piece: bytes | None = await anext(pieces, b"")
             self._begun = True
             start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
             await send(start)
-            await send({"type": "http.response.body", "body": first, "more_body": True})
             try:
-                async for piece in pieces:
-                    await send({"type": "http.response.body", "body": piece, "more_body": True})
+                while piece is not None:
+                    more = not isinstance(piece, LastPiece)
+                    await send({"type": "http.response.body", "body": piece, "more_body": more})
+                    if not more:
+                        return
+                    piece = await anext(pieces, None)
             except OSError:
                 raise
             except Exception as error:  # noqa: BLE001 -- every error must be reported to the client

@@ -38,6 +38,7 @@ PACKAGES = {
 }
 SECONDS = 300
 CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,unsupported_method"
+CHECKS += ",response_schema_conformance,response_headers_conformance"
 
 pytestmark = pytest.mark.slow
 
@@ -161,7 +162,8 @@ def test_schemathesis(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with demo_service(tmp_path) as url:
             command = [str(python.with_name("schemathesis")), "run", f"{url}/openapi.json", "--no-color"]
-            command += ["--phases", "examples,fuzzing", "--seed", "1", "--no-shrink", "--workers", "2"]
+            command += ["--phases", "examples,coverage,fuzzing,stateful", "--seed", "1", "--no-shrink"]
+            command += ["--workers", "2"]
             command += ["--max-examples", os.environ.get("CARRYALL_SCHEMATHESIS_EXAMPLES", "6")]
             command += ["--max-time", str(SECONDS - 100), "--request-timeout", "30", "--continue-on-failure"]
             # Without its models, the service would refuse the rest.

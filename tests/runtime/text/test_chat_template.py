@@ -49,6 +49,17 @@ def test_tojson_escapes_nothing_and_tools_are_passed() -> None:
     assert render("{{ tools is none }}") == "True"
 
 
+def test_a_template_without_tools_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    template = ChatTemplate({"default": "{{ messages[0].content }}", "tool_use": "{{ tools }}"}, {})
+    template.render(MESSAGES)
+    template.render(MESSAGES, tools=[{"name": "f"}])
+    assert not caplog.records
+    for _ in range(2):
+        template.render(MESSAGES, tools=[{"name": "f"}], template="default")
+    (record,) = caplog.records
+    assert "the chat template has no place for tools" in record.getMessage()
+
+
 def test_dates_and_extra_variables() -> None:
     assert render("{{ strftime_now('%Y') }}") == time.strftime("%Y")
     assert render("{{ enable_thinking }}", enable_thinking=False) == "False"

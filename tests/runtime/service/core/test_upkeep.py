@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import platform
 import shutil
+import threading
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -170,8 +172,10 @@ def test_the_least_recently_used_idle_model_goes_and_comes_back(
             while len(ready()) > limit:
                 await asyncio.sleep(0.005)
         assert ready() == "ac"
+        assert [one.name for one in models.models() if one.on_request] == ["a", "b", "c"]
         with pytest.raises(ServiceUnavailableError, match="'b' is loading again; retry later"):
             models.tensor("b")
+        assert models.ready  # the others go on
         async with asyncio.timeout(10):
             while ready() != "ab":  # c is the oldest now
                 await asyncio.sleep(0.005)
@@ -180,6 +184,74 @@ def test_the_least_recently_used_idle_model_goes_and_comes_back(
         await models.unload("a")
         with pytest.raises(ServiceUnavailableError, match="not loaded; load it first"):
             models.tensor("a")  # an operator unloaded it: it stays
+
+    asyncio.run(scenario())
+
+
+def test_an_evicted_version_keeps_its_requests(tmp_path: Path) -> None:
+    for number in (1, 2):
+        write_sum(tmp_path / "adder" / str(number) / "model.onnx", number)
+    (tmp_path / "adder" / "config.toml").write_text('versions = "all"\n')
+
+    async def scenario() -> None:
+        models = ModelRepository(scan(tmp_path))
+        await models.load_all()
+        models.tensor("adder", "1")  # version 2 was used less recently
+        assert await models.evict_idle()
+        with pytest.raises(ServiceUnavailableError, match="loading again"):
+            models.tensor("adder")  # and not an answer of version 1
+        async with asyncio.timeout(10):
+            while versions(models)[1][2] != "ready":
+                await asyncio.sleep(0.005)
+        assert times(models) == 3
+        models.tensor("adder", "1")
+        assert await models.evict_idle()
+        await models.unload("adder", "2")  # now by an operator: it stays
+        assert times(models) == 2
+
+    asyncio.run(scenario())
+
+
+def test_the_service_is_ready_while_a_model_is_loaded_again() -> None:
+    release = threading.Event()
+
+    async def scenario() -> None:
+        loads = {"fast": lambda: None, "slow": lambda: release.wait(10)}
+        models = ModelRepository(
+            {name: ModelLoader(load, kind="tensor", wanted=name == "fast") for name, load in loads.items()}
+        )
+        await models.load_all()
+        loading = asyncio.create_task(models.load("slow"))
+        async with asyncio.timeout(10):
+            while versions(models)[1][2] != "loading":
+                await asyncio.sleep(0.005)
+        assert models.ready
+        release.set()
+        await loading
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc keeps freed memory in arenas")
+def test_an_unloaded_model_gives_its_memory_back() -> None:
+    class Blocks:
+        """A model of many small blocks, between which some are kept by others."""
+
+        def __init__(self) -> None:
+            self.blocks = [bytes(1000) for _ in range(100_000)]
+
+        def close(self) -> None:
+            kept.extend(self.blocks[::100])
+            self.blocks.clear()
+
+    kept: list[bytes] = []
+
+    async def scenario() -> None:
+        models = ModelRepository({"toy": ModelLoader(Blocks, kind="tensor")})
+        await models.load_all()
+        before = used_memory()
+        await models.unload("toy")
+        assert before - used_memory() > 50 * 2**20
 
     asyncio.run(scenario())
 

@@ -71,6 +71,28 @@ def test_https_is_served_and_certificates_are_renewed(
     asyncio.run(scenario())
 
 
+def test_idle_connections_do_not_delay_the_stop(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    own, own_file = authority(tmp_path, "own.pem")
+    certificate, key = write_certificate(own, tmp_path)
+
+    def idle(port: int) -> ssl.SSLSocket:
+        """A connection after one request, whose client reads nothing more."""
+        plain = socket.create_connection(("127.0.0.1", port))
+        connection = trusting(own_file).wrap_socket(plain, server_hostname="localhost")
+        connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert connection.recv(4096).startswith(b"HTTP/1.1 200")
+        return connection
+
+    async def scenario() -> None:
+        async with null_llm() as llm, http_serving(llm, **settings(certificate, key)) as served:
+            port = int(served.url.rpartition(":")[2])
+            with await asyncio.to_thread(idle, port):
+                await served.server.stop()
+
+    asyncio.run(scenario())
+    assert "exceeded" not in caplog.text  # uvicorn's error of a stop that took CLOSING_SECONDS
+
+
 def test_clients_show_certificates_of_the_present_authority(tmp_path: Path) -> None:
     own, own_file = authority(tmp_path, "own.pem")
     first, clients_file = authority(tmp_path, "clients.pem")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
 from typing import Any
 
 import numpy as np
@@ -141,6 +142,39 @@ def test_a_chat_is_streamed_in_openai_s_chunks() -> None:
             assert end.choices[0].finish_reason == "length"
             assert (usage.choices, usage.usage.completion_tokens) == ([], 12)
             assert chunks[1].usage is None
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [
+        ("completions", {"prompt": ["ab", "cd"]}),
+        ("completions", {"prompt": "ab", "n": 2}),
+        ("chat/completions", {"messages": [{"role": "user", "content": "ab"}]}),
+    ],
+)
+def test_the_last_text_and_the_end_are_one_chunk(path: str, asked: Any) -> None:
+    async def chunks(host: str) -> list[bytes]:
+        """The chunks of the transfer encoding."""
+        body = json.dumps({**asked, "max_tokens": 5, "ignore_eos": True, "stream": True})
+        head = f"POST /v1/{path} HTTP/1.1\r\nHost: {host}\r\nContent-Length: {len(body)}\r\n\r\n"
+        reader, writer = await asyncio.open_connection(*host.split(":"))
+        writer.write((head + body).encode())
+        await reader.readuntil(b"\r\n\r\n")
+        found = []
+        while size := int(await reader.readline(), 16):
+            found.append((await reader.readexactly(size + 2))[:-2])
+        writer.close()
+        return found
+
+    async def scenario() -> None:
+        async with null_llm(step_seconds=0.005) as llm, http_serving(llm) as served:
+            *earlier, last = await chunks(served.url.removeprefix("http://"))
+            assert earlier
+            assert not any(b"[DONE]" in one for one in earlier)
+            assert b'"finish_reason":"length"' in last
+            assert last.endswith(b"data: [DONE]\n\n")
 
     asyncio.run(scenario())
 

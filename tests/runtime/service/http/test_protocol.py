@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
 
+import pytest
 from http_serving import HttpServed, http_serving
 from null_llm import null_llm
 
@@ -44,6 +45,18 @@ async def sent_until_closed(reader: Any, writer: Any, pieces: Iterable[bytes], p
             break
         await asyncio.sleep(pause)
     return sent
+
+
+@pytest.mark.long
+def test_an_idle_connection_outlasts_the_pools_of_clients() -> None:
+    async def scenario() -> None:
+        async with null_llm() as llm, http_serving(llm) as served, connection(served) as (reader, writer):
+            for pause in (6, 0):  # httpx keeps idle connections for 5 s
+                writer.write(GET + b"\r\n")
+                assert (await answer(reader)).startswith(b"HTTP/1.1 200")
+                await asyncio.sleep(pause)
+
+    asyncio.run(scenario())
 
 
 def test_a_slow_head_ends_its_connection() -> None:
