@@ -56,9 +56,9 @@ def narrowed_scales(model: ir.Model) -> Iterator[None]:
 def _widens_scale(cast: ir.Node) -> bool:
     stored, scale = cast.inputs[0], cast.outputs[0]
     half = weight(stored)
-    if stored is None or half is None or half.dtype not in _HALVES or not _only_scales(scale):
+    if stored is None or half is None or len(stored.uses()) > 1:
         return False
-    if len(stored.uses()) > 1:
+    if half.dtype not in _HALVES or not _only_scales(scale):
         return False
     return int_attribute(cast, "to", 0) == ir.DataType.FLOAT and not scale.is_graph_output()
 
@@ -86,7 +86,8 @@ def _remove_casts(graph: ir.Graph, casts: Iterable[ir.Node]) -> None:
     exchanged: dict[ir.Value, ir.Value] = {}
     for cast in casts:
         stored, old, half = cast.inputs[0], cast.outputs[0], weight(cast.inputs[0])
-        assert stored is not None and half is not None  # noqa: S101 -- the callers chose such casts
+        assert stored is not None  # noqa: S101 -- the callers chose such casts
+        assert half is not None  # noqa: S101
         wide = _value(str(old.name), Widened(half))
         for use in list(old.uses()):
             use.node.replace_input_with(use.idx, wide)
