@@ -23,6 +23,8 @@ def link_stays_inside(path: Path, folder: Path) -> bool:
     The hub's cache links ``snapshots/REVISION/FILE`` to ``blobs/HASH`` (huggingface_hub, "Understand
     caching").
     """
+    if path.parent == folder and not path.is_symlink():
+        return True  # the usual case, asked for every weight
     own = folder.resolve()
     blobs = [place.parent / "blobs" for place in own.parents if place.name == "snapshots"]
     target = path.resolve()

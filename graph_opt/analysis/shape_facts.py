@@ -7,7 +7,7 @@ sizes (``probe_sizes.py``) is taken as a fact.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy.typing as npt
@@ -49,6 +49,7 @@ class ShapeFacts:
     def __init__(self, graph: ir.Graph, *, far: bool = True, decoder: bool = True) -> None:
         follows = decoder and any(value.name == INPUT_IDS for value in graph.inputs)
         self._axes = _AXES if follows else {}
+        self._inferred: dict[tuple[object, ...], dict[str, onnx.TypeProto]] = {}
         self._imports = [
             onnx.OperatorSetIdProto(domain=name, version=number)
             for name, number in graph.opset_imports.items()
@@ -206,32 +207,51 @@ class ShapeFacts:
             schema = onnx.defs.get_schema(node.op_type, self._version, node.domain)
         except SchemaError:
             return
-        proto = ir.serde.serialize_node(node)
+        proto = _nameless(node)
         if node.op_type == "STFT" and "onesided" not in node.attributes:
             proto.attribute.append(onnx.AttributeProto(name="onesided", type=onnx.AttributeProto.INT, i=1))
-        results = [self._infer_once(node, schema, proto, index) for index in range(len(PROBES))]
+        form = proto.SerializeToString(deterministic=True)
+        results = [self._infer_once(node, schema, proto, form, index) for index in range(len(PROBES))]
         self._fits &= all(results) or not any(results)
-        for output in node.outputs:
-            found = [result.get(str(output.name)) for result in results]
+        for place, output in enumerate(node.outputs):
+            found = [result.get(f"y{place}") for result in results]
             shapes = [_shape_of(type_) for type_ in found if type_ is not None]
             known = tuple(shape for shape in shapes if shape is not None)
             if found[0] is not None and len(known) == len(PROBES):
                 self._note(output, known, found[0].tensor_type.elem_type)
 
     def _infer_once(
-        self, node: ir.Node, schema: onnx.defs.OpSchema, proto: onnx.NodeProto, index: int
+        self, node: ir.Node, schema: onnx.defs.OpSchema, proto: onnx.NodeProto, form: bytes, index: int
     ) -> dict[str, onnx.TypeProto]:
-        types: dict[str, onnx.TypeProto] = {}
-        data: dict[str, onnx.TensorProto] = {}
-        for value in node.inputs:
-            if value is None:
-                continue
-            name = str(value.name)
-            shape = self._shapes[value][index]
-            types[name] = _type_of(self._types[value], shape)
-            content = self._operand(value, index)
-            if content is not None:
-                data[name] = onnx.numpy_helper.from_array(content, name)
+        """Return the types of the outputs, once for all nodes that are alike: those of each layer are."""
+        operands = {
+            f"x{place}": (self._types[value], self._shapes[value][index], self._operand(value, index))
+            for place, value in enumerate(node.inputs)
+            if value is not None
+        }
+        key = (
+            form,
+            *(
+                (name, element, shape, None if content is None else content.tobytes())
+                for name, (element, shape, content) in operands.items()
+            ),
+        )
+        if key not in self._inferred:
+            self._inferred[key] = self._infer_types(schema, proto, operands)
+        return self._inferred[key]
+
+    def _infer_types(
+        self,
+        schema: onnx.defs.OpSchema,
+        proto: onnx.NodeProto,
+        operands: Mapping[str, tuple[int, Sequence[int], Array | None]],
+    ) -> dict[str, onnx.TypeProto]:
+        types = {name: _type_of(element, shape) for name, (element, shape, _) in operands.items()}
+        data = {
+            name: onnx.numpy_helper.from_array(content, name)
+            for name, (_, _, content) in operands.items()
+            if content is not None
+        }
         try:
             return onnx.shape_inference.infer_node_outputs(
                 schema, proto, types, data, opset_imports=self._imports
@@ -244,6 +264,17 @@ class ShapeFacts:
             ValueError,
         ):
             return {}  # ONNX has no shape inference for this operator
+
+
+def _nameless(node: ir.Node) -> onnx.NodeProto:
+    """Return a node whose inputs are named x0, x1, ... and whose outputs y0, y1, ..."""
+    proto = ir.serde.serialize_node(node)
+    for field in ("name", "doc_string", "metadata_props"):
+        proto.ClearField(field)
+    for letter, names in {"x": proto.input, "y": proto.output}.items():
+        for place, name in enumerate(names):
+            names[place] = f"{letter}{place}" if name else ""
+    return proto
 
 
 def _type_of(element: int, shape: Sequence[int]) -> onnx.TypeProto:

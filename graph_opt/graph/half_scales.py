@@ -7,7 +7,7 @@ values are equal: quantization rounds them to float16 first, and imported checkp
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 import numpy as np
@@ -39,12 +39,7 @@ class Widened(ir.LazyTensor):
 def widen_scales(model: ir.Model) -> None:
     """Replace every ``Cast`` of a stored 16-bit scale by a float32 initializer; no data is read."""
     for graph in model.graphs():
-        for cast in nodes_of(graph, "Cast"):
-            half, scale = weight(cast.inputs[0]), cast.outputs[0]
-            if half is None or half.dtype not in _HALVES or not _only_scales(scale):
-                continue
-            if int_attribute(cast, "to", 0) == ir.DataType.FLOAT and not scale.is_graph_output():
-                _replace(graph, cast, half)
+        _remove_casts(graph, [cast for cast in nodes_of(graph, "Cast") if _widens_scale(cast)])
 
 
 @contextmanager
@@ -55,10 +50,17 @@ def narrowed_scales(model: ir.Model) -> Iterator[None]:
         yield
     finally:
         for graph, casts in changed:
-            for cast in casts:
-                half = weight(cast.inputs[0])
-                assert half is not None  # noqa: S101 -- ``_narrow`` made it
-                _replace(graph, cast, half)
+            _remove_casts(graph, casts)
+
+
+def _widens_scale(cast: ir.Node) -> bool:
+    stored, scale = cast.inputs[0], cast.outputs[0]
+    half = weight(stored)
+    if stored is None or half is None or len(stored.uses()) > 1:
+        return False
+    if half.dtype not in _HALVES or not _only_scales(scale):
+        return False
+    return int_attribute(cast, "to", 0) == ir.DataType.FLOAT and not scale.is_graph_output()
 
 
 def _only_scales(value: ir.Value) -> bool:
@@ -79,19 +81,23 @@ def _adds_minima(node: ir.Node) -> bool:
     return dequantize is not None and dequantize.op_type == "DequantizeLinear"
 
 
-def _replace(graph: ir.Graph, cast: ir.Node, half: ir.TensorProtocol) -> None:
-    """Replace a cast by an initializer with the name of its result, at the place of the stored one."""
-    stored, old = cast.inputs[0], cast.outputs[0]
-    assert stored is not None  # noqa: S101 -- it has a tensor
-    wide = _value(str(old.name), Widened(half))
-    for use in list(old.uses()):
-        use.node.replace_input_with(use.idx, wide)
-    graph.remove(cast, safe=True)
-    _exchange(graph, stored, wide)
+def _remove_casts(graph: ir.Graph, casts: Iterable[ir.Node]) -> None:
+    """Replace casts of initializers by initializers with the names of their results."""
+    exchanged: dict[ir.Value, ir.Value] = {}
+    for cast in casts:
+        stored, old, half = cast.inputs[0], cast.outputs[0], weight(cast.inputs[0])
+        assert stored is not None  # noqa: S101 -- the callers chose such casts
+        assert half is not None  # noqa: S101
+        wide = _value(str(old.name), Widened(half))
+        for use in list(old.uses()):
+            use.node.replace_input_with(use.idx, wide)
+        graph.remove(cast, safe=True)
+        exchanged[stored] = wide
+    _exchange(graph, exchanged)
 
 
 def _narrow(graph: ir.Graph) -> list[ir.Node]:
-    casts = []
+    casts, exchanged = [], dict[ir.Value, ir.Value]()
     for wide in list(graph.initializers.values()):
         tensor = wide.const_value
         if not isinstance(tensor, Widened) or wide.is_graph_output() or not _only_scales(wide):
@@ -102,9 +108,11 @@ def _narrow(graph: ir.Graph) -> list[ir.Node]:
         graph.insert_before(next(node for node in graph if any(node is user for user, _ in users)), cast)
         for node, index in users:
             node.replace_input_with(index, cast.outputs[0])
-        _exchange(graph, wide, stored)
-        cast.outputs[0].name = wide.name
+        exchanged[wide] = stored
         casts.append(cast)
+    _exchange(graph, exchanged)
+    for wide, cast in zip(exchanged, casts, strict=True):
+        cast.outputs[0].name = wide.name
     return casts
 
 
@@ -114,9 +122,11 @@ def _value(name: str, tensor: ir.TensorProtocol) -> ir.Value:
     return ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=shape, const_value=tensor)
 
 
-def _exchange(graph: ir.Graph, old: ir.Value, new: ir.Value) -> None:
-    """Replace an initializer in its place: threads that write them rely on their order."""
-    order = [new if value is old else value for value in graph.initializers.values()]
+def _exchange(graph: ir.Graph, exchanged: Mapping[ir.Value, ir.Value]) -> None:
+    """Replace initializers, each in its place: threads that write them rely on their order."""
+    if not exchanged:
+        return
+    order = [exchanged.get(value, value) for value in graph.initializers.values()]
     graph.initializers.clear()
     for value in order:
         graph.register_initializer(value)

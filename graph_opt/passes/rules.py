@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
 import onnx_ir as ir
@@ -10,7 +11,7 @@ import onnx_ir as ir
 from .base import GraphPass, Refusal
 
 if TYPE_CHECKING:
-    from onnxscript.rewriter import RewriteRule
+    from onnxscript.rewriter import RewriteRule, RewriteRuleSet
 
 
 class Rule(Protocol):
@@ -37,17 +38,21 @@ class RulePass(GraphPass):
     """Apply rules wherever they match; at each node the first matching rule."""
 
     def __init__(self, name: str, rules: Sequence[Rule]) -> None:
-        from onnxscript.rewriter import RewriteRuleSet  # slow to import
-
         super().__init__()
         self.name = name
-        self._rules = RewriteRuleSet([self._adapt(rule) for rule in rules])
+        self._rules = rules
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Rewrite ``model``, including subgraphs and functions."""
         self.fired, self.refusals = 0, []
-        self.fired = self._rules.apply_to_model(model)
+        self.fired = self._rule_set.apply_to_model(model)
         return ir.passes.PassResult(model, modified=self.fired > 0)
+
+    @cached_property
+    def _rule_set(self) -> RewriteRuleSet:
+        from onnxscript.rewriter import RewriteRuleSet  # slow to import, and a cached model needs no rules
+
+        return RewriteRuleSet([self._adapt(rule) for rule in self._rules])
 
     def _adapt(self, rule: Rule) -> RewriteRule:
         from onnxscript.rewriter import MatchResult, RewriteRule

@@ -13,8 +13,13 @@ namespace {
 
 constexpr int64_t kGroups = kTilePositions / kGroupPositions;
 
-template <int kRows, int kVectors, class V>
-inline void multiply_keys(const float* queries, int64_t width, int64_t size, const float* const* groups, float* scores) {
+// Asks for a line of memory that is read soon. Hardware does not foresee where the next block lies.
+inline void fetch(const uint8_t* line) { __builtin_prefetch(line, 0, 2); }
+
+// Scores of some queries and groups of keys. If `kFetch`, asks for the groups `later`, a line for each element.
+template <bool kFetch, int kRows, int kVectors, class V>
+inline void multiply_keys(const float* queries, int64_t width, int64_t size, const float* const* groups,
+                          const uint8_t* const* later, float* scores) {
   V sums[kRows][kVectors];
 #pragma GCC unroll 8
   for (int m = 0; m < kRows; m++)
@@ -22,6 +27,10 @@ inline void multiply_keys(const float* queries, int64_t width, int64_t size, con
     for (int v = 0; v < kVectors; v++) sums[m][v] = V::all(0.0f);
   for (int64_t d = 0; d < size; d++) {
     V keys[kVectors];
+    if constexpr (kFetch) {
+#pragma GCC unroll 8
+      for (int v = 0; v < kVectors; v++) fetch(later[v] + d * kLine);
+    }
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; v++) keys[v] = V::load(groups[v] + d * kGroupPositions);
 #pragma GCC unroll 8
@@ -38,9 +47,10 @@ inline void multiply_keys(const float* queries, int64_t width, int64_t size, con
 }
 
 // Adds values of positions [first, last) of a tile to columns of the results, which are scaled by `factors` before.
-template <int kRows, int kVectors, class V>
+// If `kFetch`, asks for a line of `later` for each position and 16 columns.
+template <bool kFetch, int kRows, int kVectors, class V>
 inline void add_values(const float* weights, const float* factors, const float* const* groups, int64_t first,
-                       int64_t last, int64_t width, float* results) {
+                       int64_t last, int64_t width, const uint8_t* later, float* results) {
   V sums[kRows][kVectors];
 #pragma GCC unroll 8
   for (int m = 0; m < kRows; m++)
@@ -50,6 +60,10 @@ inline void add_values(const float* weights, const float* factors, const float* 
   for (int64_t n = first; n < last; n++) {
     const float* row = groups[n / kGroupPositions] + n % kGroupPositions * width;
     V values[kVectors];
+    if constexpr (kFetch) {
+#pragma GCC unroll 8
+      for (int v = 0; v < kVectors; v++) fetch(later + (v * kTilePositions + n) * kLine);
+    }
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; v++) values[v] = V::load(row + 16 * v);
 #pragma GCC unroll 8
@@ -69,34 +83,42 @@ inline void add_values(const float* weights, const float* factors, const float* 
 struct Tile {
   const float* keys[kGroups];
   const float* values[kGroups];
-  int64_t first, last;  // positions that any query of the item sees
+  const uint8_t* own_values[kGroups];  // as they are cached
+  const uint8_t* next_keys[kGroups];   // of the next tile
+  int64_t first, last;                 // positions that any query of the item sees
 };
 
-template <int kRows, class V>
+template <bool kFetch, int kRows, class V>
 inline void score_rows(const Tile& tile, const float* queries, int64_t width, int64_t size, float* scores) {
   const int64_t begin = tile.first / kGroupPositions, end = (tile.last + 15) / kGroupPositions;
   int64_t group = begin;
   for (; group + V::kTogether <= end; group += V::kTogether)
-    multiply_keys<kRows, V::kTogether, V>(queries, width, size, tile.keys + group, scores + group * kGroupPositions);
+    multiply_keys<kFetch, kRows, V::kTogether, V>(queries, width, size, tile.keys + group, tile.own_values + group,
+                                                  scores + group * kGroupPositions);
   for (; group < end; group++)
-    multiply_keys<kRows, 1, V>(queries, width, size, tile.keys + group, scores + group * kGroupPositions);
+    multiply_keys<kFetch, kRows, 1, V>(queries, width, size, tile.keys + group, tile.own_values + group,
+                                       scores + group * kGroupPositions);
 }
 
-template <int kRows, class V>
+template <bool kFetch, int kRows, class V>
 inline void value_rows(const Tile& tile, const float* weights, const float* factors, int64_t width, float* results) {
   const float* groups[kGroups];
+  const uint8_t* later;
   int64_t column = 0;
   const auto shifted = [&] {
     for (int64_t g = tile.first / kGroupPositions; g < (tile.last + 15) / kGroupPositions; g++)
       groups[g] = tile.values[g] + column;
+    const int64_t line = column / 16 * kTilePositions;  // of [kGroups, width] lines of keys
+    later = tile.next_keys[line / width] + line % width * kLine;
   };
   for (; column + 16 * V::kTogether <= width; column += 16 * V::kTogether) {
     shifted();
-    add_values<kRows, V::kTogether, V>(weights, factors, groups, tile.first, tile.last, width, results + column);
+    add_values<kFetch, kRows, V::kTogether, V>(weights, factors, groups, tile.first, tile.last, width, later,
+                                               results + column);
   }
   for (; column < width; column += 16) {
     shifted();
-    add_values<kRows, 1, V>(weights, factors, groups, tile.first, tile.last, width, results + column);
+    add_values<kFetch, kRows, 1, V>(weights, factors, groups, tile.first, tile.last, width, later, results + column);
   }
 }
 
@@ -128,11 +150,15 @@ inline float weigh(const AttentionSizes& s, const Tile& tile, int64_t first, int
   return factor;
 }
 
-// Calls `work` with 1 to kRows queries at a time, groups of nearly equal size.
+// Calls `work` with 1 to kRows queries at a time, groups of nearly equal size, and whether these are all: then they wait
+// for memory, else they share what they read.
 template <int kRows, class Work>
-inline void choose_rows(int64_t row, int64_t count, const Work& work) {
-  if (count == kRows) return work(row, std::integral_constant<int, kRows>());
-  if constexpr (kRows > 1) choose_rows<kRows - 1>(row, count, work);
+inline void choose_rows(int64_t row, int64_t count, bool all, const Work& work) {
+  if (count == kRows) {
+    if (all) return work(row, std::integral_constant<int, kRows>(), std::true_type());
+    return work(row, std::integral_constant<int, kRows>(), std::false_type());
+  }
+  if constexpr (kRows > 1) choose_rows<kRows - 1>(row, count, all, work);
 }
 
 template <class V, class Work>
@@ -140,7 +166,7 @@ inline void for_rows(int64_t count, const Work& work) {
   const int64_t groups = (count + V::kQueries - 1) / V::kQueries;
   for (int64_t g = 0; g < groups; g++) {
     const int64_t row = count * g / groups;
-    choose_rows<V::kQueries>(row, count * (g + 1) / groups - row, work);
+    choose_rows<V::kQueries>(row, count * (g + 1) / groups - row, groups == 1, work);
   }
 }
 
@@ -174,12 +200,13 @@ inline void attend_part(const Attention& a, const AttentionItem& item, int64_t p
     for (int64_t g = tile.first / kGroupPositions; g < (tile.last + 15) / kGroupPositions; g++) {
       const int64_t position = base + g * kGroupPositions, place = g * kGroupPositions * width;
       const uint8_t* keys = a.group(a.keys, item.row, item.head, position);
-      const uint8_t* values = a.group(a.values, item.row, item.head, position);
+      const int64_t next = position + kTilePositions;
       tile.keys[g] = read_group<V>(s, keys, true, memory->keys + place);
-      tile.values[g] = read_group<V>(s, values, false, memory->values + place);
+      tile.own_values[g] = a.group(a.values, item.row, item.head, position);
+      tile.next_keys[g] = next > newest ? keys : a.group(a.keys, item.row, item.head, next);
     }
-    for_rows<V>(count, [&](int64_t m, auto rows) {
-      score_rows<decltype(rows)::value, V>(tile, memory->queries + m * width, width, s.size,
+    for_rows<V>(count, [&](int64_t m, auto rows, auto fetched) {
+      score_rows<decltype(fetched)::value, decltype(rows)::value, V>(tile, memory->queries + m * width, width, s.size,
                                            memory->scores + m * kTilePositions);
     });
     for (int64_t m = 0; m < count; m++) {
@@ -192,8 +219,10 @@ inline void attend_part(const Attention& a, const AttentionItem& item, int64_t p
       else
         memset(scores, 0, sizeof(float) * static_cast<size_t>(kTilePositions));
     }
-    for_rows<V>(count, [&](int64_t m, auto rows) {
-      value_rows<decltype(rows)::value, V>(tile, memory->scores + m * kTilePositions, memory->factors + m, width,
+    for (int64_t g = tile.first / kGroupPositions; g < (tile.last + 15) / kGroupPositions; g++)
+      tile.values[g] = read_group<V>(s, tile.own_values[g], false, memory->values + g * kGroupPositions * width);
+    for_rows<V>(count, [&](int64_t m, auto rows, auto fetched) {
+      value_rows<decltype(fetched)::value, decltype(rows)::value, V>(tile, memory->scores + m * kTilePositions, memory->factors + m, width,
                                            state.result + m * width);
     });
   }

@@ -27,6 +27,8 @@ void quantize(const float* x, int64_t inputs, int64_t block, Rows rows, int64_t 
   }
 }
 
+constexpr int64_t kAheadBytes = 10 << 10;  // how far ahead memory is asked for: about its latency times its bandwidth
+
 // One tile's columns for `count` rows.
 struct Part {
   const Weights* weights;
@@ -35,6 +37,7 @@ struct Part {
   const float* scales;
   const int32_t* sums;
   int64_t width, blocks, shares, share;
+  const uint8_t* later;   // a tile that is read soon, to be asked for meanwhile; or nullptr
   const float* bias;      // of the tile, or nullptr
   float* y;               // of the first row and the tile's first column
   int64_t columns;        // valid ones, 1 to 16
@@ -126,14 +129,18 @@ template <class Product>
 void multiply(const Weights& w, const Rows& rows, const float* bias, int64_t first_row, int64_t last_row,
               int64_t first_tile, int64_t last_tile, float* y) {
   const int64_t count = last_row - first_row, groups = (count + Product::kRows - 1) / Product::kRows;
+  const int64_t ahead = kAheadBytes / w.tile_bytes() + 1;
+  // Hardware foresees one stream of lines, but not that zero points, multiples and scales lie behind the values.
+  const bool several = w.tile_bytes() > w.blocks() * w.block_bytes();
   for (int64_t tile = first_tile; tile < last_tile; tile++) {
     const int64_t column = tile * kColumns, left = w.outputs - column;
     for (int64_t group = 0; group < groups; group++) {
       // Groups of nearly equal size: 13 rows are 7 and 6, not 12 and 1.
       const int64_t row = first_row + count * group / groups, end = first_row + count * (group + 1) / groups;
+      const bool asks = several && group == 0 && tile + ahead < w.tiles();
       const Part part{&w, w.data + tile * w.tile_bytes(), rows.values + row * rows.width,
                       rows.scales + row * rows.shares, rows.sums + row * rows.blocks, rows.width, rows.blocks,
-                      rows.shares, rows.share,
+                      rows.shares, rows.share, asks ? w.data + (tile + ahead) * w.tile_bytes() : nullptr,
                       bias == nullptr ? nullptr : bias + column, y + row * w.outputs + column,
                       left < kColumns ? left : kColumns};
       if (w.bits == 4) choose_count<Product, 4, Product::kRows>(part, end - row);

@@ -136,3 +136,17 @@ def test_a_scale_beyond_float16_is_an_error() -> None:
     assert scales is not None
     with pytest.raises(GraphError, match=r"weight w has a scale of .*; float16 ends at 65504"):
         scales.numpy()
+
+
+def test_a_stored_scale_with_several_uses_stays_as_it_is() -> None:
+    text = """g (float[B, 64] x) => (float[B, 8] y, float[B, 8] z) {
+        a = Cast <to = 1> (s) b = Cast <to = 1> (s)
+        left = DequantizeLinear <axis = 0, block_size = 32> (w, a) y = MatMul (x, left)
+        right = DequantizeLinear <axis = 0, block_size = 32> (v, b) z = MatMul (x, right) }"""
+    weights = {name: RNG.integers(-128, 128, (64, 8)).astype(np.int8) for name in "wv"}
+    model = graph(text, **weights, s=RNG.random((2, 8)).astype(np.float16))
+    before, as_given = evaluate(model, {"x": X}), canonical(model)
+    widen_scales(model)
+    assert canonical(model) == as_given
+    for left, right in zip(evaluate(model, {"x": X}), before, strict=True):
+        np.testing.assert_array_equal(left, right)
