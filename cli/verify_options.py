@@ -25,7 +25,7 @@ _OPTIONS = (
         "--max-kl",
         type=number(0),
         help="Bar of decoders: maximum KL divergence, in nats. "
-        f"[default: {MAX_KL_FLOAT:g}; {MAX_KL_ROUNDED:g} if a graph rounds its activations, or by a simulation of it]",
+        f"[default: {MAX_KL_FLOAT:g}; {MAX_KL_ROUNDED:g} if a graph rounds its activations]",
     ),
     click.option(
         "--max-error",
