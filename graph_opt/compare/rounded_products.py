@@ -17,6 +17,7 @@ import onnx_ir as ir
 
 from ...storage.scratch import scratch_folder
 from ..graph.edit import add_initializer, insert, int_attribute
+from ..graph.lazy import Array
 from ..graph.load import load_model
 from ..graph.saving import save_files
 from .report import VerifyReport
@@ -93,7 +94,7 @@ def _compute_in_floats(products: list[ir.Node]) -> None:
 
 
 def _constants(graph: ir.Graph) -> dict[str, ir.Value]:
-    held = {
+    held: dict[str, Array] = {
         "axis": np.array([-1], np.int64),
         "tiny": np.array(_TINY, np.float32),
         "largest": np.array(_LARGEST, np.float32),

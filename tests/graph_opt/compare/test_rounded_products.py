@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -26,7 +27,7 @@ CONFIDENT = 10  # factor of the logits
 def sensitive_decoder(folder: Path) -> ir.Model:
     """Return a decoder in Q4_1 whose results depend much on the rounding of its activations."""
     file = folder / "model.gguf"
-    sizes = {"hidden_size": 64, "intermediate_size": 128}
+    sizes: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 128}
     write_gguf("llama", file, types="Q4_1", max_position_embeddings=CONTEXT, **sizes)
     model = load_model(export_package(file, folder / "package").path / "model.onnx")
     for name, value in model.graph.initializers.items():

@@ -155,7 +155,8 @@ def blocked_decoder(folder: Path) -> ir.Model:
     """Return a decoder in Q4_1, whose products the CPU computes with rounded activations."""
     file, package = folder / "model.gguf", folder / "package"
     if not package.exists():
-        sizes = {"hidden_size": 64, "intermediate_size": 128, "max_position_embeddings": CONTEXT}
+        sizes: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 128}
+        sizes["max_position_embeddings"] = CONTEXT
         write_gguf("llama", file, types="Q4_1", **sizes)
         export_package(file, package)
     return ir.external_data.load_to_model(load_model(package / "model.onnx"))
