@@ -49,7 +49,7 @@ class VerifyReport:
         exact: the comparison of the candidate with its products in float32; None if it does not round them to
             int8, or if the caller set a limit.
         simulated: the effect of rounding alone: the tokens of the candidate with simulated rounding. None if
-            its effect is below ``max_kl``, or if ``exact`` is None.
+            the candidate is within ``max_kl``, or ``exact`` is None or failed.
     """
 
     reference: str

@@ -42,23 +42,26 @@ def rounded_products(model: ir.Model) -> list[ir.Node]:
 
 
 def judge_rounding(
-    found: VerifyReport, candidate: Path, compare: Callable[[Path, ir.Model], VerifyReport]
+    found: VerifyReport,
+    files: tuple[Path, Path],
+    compare: Callable[[Path, Path, ir.Model], VerifyReport],
 ) -> VerifyReport:
     """Add to a report what the candidate computes without rounding, and, if needed, what rounding alone does.
 
     Args:
-        found: the comparison of the candidate.
-        candidate: its ONNX file.
-        compare: compares the reference with another file.
+        found: the comparison of both files.
+        files: the reference and the candidate.
+        compare: compares two files, the second of which holds the given graph.
     """
     with scratch_folder() as folder:
-        path = folder / "exact.onnx"
-        found = replace(found, exact=compare(path, _write_without_rounding(candidate, path)))
-        if found.tokens is None or found.tokens.kl <= (found.bars.max_kl or 0.0):
+        exact, simulated = folder / "exact.onnx", folder / "simulated.onnx"
+        found = replace(found, exact=compare(files[0], exact, _write_without_rounding(files[1], exact)))
+        wrong = found.exact is None or not found.exact.passed
+        if wrong or found.tokens is None or found.tokens.kl <= (found.bars.max_kl or 0.0):
             return found
-        path = folder / "simulated.onnx"
-        simulated = compare(path, _write_with_simulated_rounding(candidate, path))
-        return replace(found, simulated=simulated.tokens)
+        # Equal to the reference, and faster: lowered.
+        rounding = compare(exact, simulated, _write_with_simulated_rounding(files[1], simulated))
+        return replace(found, simulated=rounding.tokens)
 
 
 def _write_without_rounding(model: Path, path: Path) -> ir.Model:

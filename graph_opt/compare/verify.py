@@ -132,8 +132,10 @@ def _compare_decoders(
     open_candidate: Opener,
     progress: Progress | None,
 ) -> VerifyReport:
-    def compare(candidate: Path, model: ir.Model, progress: Progress | None = None) -> VerifyReport:
-        first = runner(files[0], slots=plan.slots, max_length=plan.max_length, name=names[0])
+    def compare(
+        reference: Path, candidate: Path, model: ir.Model, progress: Progress | None = None
+    ) -> VerifyReport:
+        first = runner(reference, slots=plan.slots, max_length=plan.max_length, name=names[0])
         second = open_candidate(candidate, slots=plan.slots, max_length=plan.max_length, name=names[1])
         _check_vocabularies(first.vocab_size, second.vocab_size)
         comparer = Comparer(first, second, plan.width)
@@ -141,11 +143,11 @@ def _compare_decoders(
         rounded = any(map(rounds_activations, (models[0], model)))
         return decoder_report(comparer, names, bars, rounded=rounded)
 
-    found = compare(files[1], models[1], progress)
+    found = compare(*files, models[1], progress)
     rounds = [bool(rounded_products(model)) for model in models]
     if rounds != [False, True] or open_candidate is not runner or (bars.max_kl or bars.max_error) is not None:
         return found
-    return judge_rounding(found, files[1], compare)
+    return judge_rounding(found, files, compare)
 
 
 def _check_vocabularies(*sizes: int | str) -> None:
