@@ -9,7 +9,7 @@ from typing import Any
 
 from ..errors import MissingExtraError, ModelNotFoundError
 from ..storage.paths import stays_inside
-from .genai_config import GENAI_FILE
+from .config.genai import GENAI_FILE
 from .gguf.file import shard_stem
 
 _HUB_ID = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?(:(?P<part>[\w./ -]+))?")

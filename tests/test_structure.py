@@ -24,6 +24,7 @@ options logs plain_json progress reports
 storage
 proto exporter.demo exporter.gguf exporter.quantized graph_opt.graph
 client
+exporter.config
 exporter graph_opt.passes
 exporter.layouts exporter.encoders exporter.models.llama_like
 exporter.models.layer_norm

@@ -11,8 +11,10 @@ import numpy as np
 
 from ...contract import LOGITS
 from ...errors import VerificationError
-from .bars import Bars
+from .bars import MAX_KL_FLOAT, Bars
 from .tally import KEYS, OutputResult
+
+_ROUNDINGS = 3  # the mean divergence of another kernel with the same rounding, as a multiple
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +46,10 @@ class VerifyReport:
         tokens: the comparison of tokens, for decoders.
         inputs: description of the inputs, one line per run.
         notes: limits of the comparison.
+        exact: the comparison of the candidate with its products in float32; None if it does not round them to
+            int8, or if the caller set a limit.
+        simulated: the effect of rounding alone: the tokens of the candidate with simulated rounding. None if
+            the candidate is within ``max_kl``, or ``exact`` is None or failed.
     """
 
     reference: str
@@ -53,16 +59,33 @@ class VerifyReport:
     tokens: TokenResult | None = None
     inputs: tuple[str, ...] = ()
     notes: tuple[str, ...] = field(default=())
+    exact: VerifyReport | None = None
+    simulated: TokenResult | None = None
 
     @property
     def failures(self) -> tuple[str, ...]:
         """The differences above the tolerances, as text; empty if there are none."""
-        found = []
-        if self.tokens is not None and not self.tokens.kl <= (self.bars.max_kl or 0.0):
-            found.append(f"KL {self.tokens.kl:.2g} is above the limit {self.bars.max_kl:g} (--max-kl)")
+        found = (
+            [] if self.exact is None else [f"{one}, with products in float32" for one in self.exact.failures]
+        )
+        if self.tokens is not None:
+            found += self._token_failures(self.tokens)
         broken = [(name, one) for name, one in self.outputs.items() if one.reason is not None and one.judged]
         broken.sort(key=lambda item: -np.nan_to_num(item[1].max_rel, nan=np.inf))
         return (*found, *(f"output {name} {one.reason}" for name, one in broken))
+
+    def _token_failures(self, tokens: TokenResult) -> list[str]:
+        if self.simulated is None:
+            if tokens.kl <= (self.bars.max_kl or 0.0):
+                return []
+            return [f"KL {tokens.kl:.2g} is above the limit {self.bars.max_kl:g} (--max-kl)"]
+        limit = _ROUNDINGS * self.simulated.mean_kl + MAX_KL_FLOAT
+        if tokens.mean_kl <= limit:
+            return []
+        return [
+            f"mean KL {tokens.mean_kl:.2g} is above {limit:.2g}, {_ROUNDINGS} times the effect of rounding "
+            "activations to int8 (--max-kl sets a limit for the largest KL instead)"
+        ]
 
     @property
     def passed(self) -> bool:
@@ -111,6 +134,8 @@ class VerifyReport:
             "outputs": {name: one.to_dict() for name, one in self.outputs.items()},
             "inputs": list(self.inputs),
             "notes": list(self.notes),
+            "exact": None if self.exact is None else self.exact.to_dict(),
+            "simulated": None if self.simulated is None else asdict(self.simulated),
             "failures": list(self.failures),
         }
 
@@ -125,6 +150,13 @@ class VerifyReport:
         for name, one in self.outputs.items():
             lines += [f"{name}: {remark}" for remark in _remarks(name, one)]
         lines += self.notes
+        if self.exact is not None and self.exact.tokens is not None:
+            lines.append(f"with products in float32: {self.exact._tokens_line(self.exact.tokens)}")  # noqa: SLF001
+        if self.simulated is not None:
+            lines.append(
+                f"rounding activations to int8 alone: KL {self.simulated.kl:.2g} at most, "
+                f"{self.simulated.mean_kl:.2g} on average; the mean may be {_ROUNDINGS} times as large"
+            )
         return "\n".join(lines)
 
     def _main(self) -> list[OutputResult]:

@@ -19,6 +19,9 @@ from ..graph.load import load_model
 from ..graph.saving import save_files
 
 _FLOATS = {ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE}
+# Kernels compute a sigmoid as 1/2 plus an odd function: a result of 1e-6 has the rounding error of 1/2.
+_MAGNITUDES = {"Sigmoid": 1.0, "HardSigmoid": 1.0}
+_MOVES = {"Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"}
 
 
 def write_rounded(model: Path, path: Path, *, seed: int = 0) -> None:
@@ -59,3 +62,17 @@ def _moved(array: Array, rng: np.random.Generator) -> Array:
     step = np.spacing(np.abs(array))
     moved: Array = (array + np.where(np.isfinite(array) & (array != 0), signs * step, 0)).astype(array.dtype)
     return moved
+
+
+def output_magnitudes(model: Path) -> dict[str, float]:
+    """Return the magnitude of the numbers that outputs are computed from, where it is not their own."""
+    found = {str(output.name): _producer(output) for output in load_model(model).graph.outputs}
+    return {name: _MAGNITUDES[kind] for name, kind in found.items() if kind in _MAGNITUDES}
+
+
+def _producer(value: ir.Value) -> str | None:
+    """Return the operator that computed a value, before operators that only move elements."""
+    node = value.producer()
+    while node is not None and node.op_type in _MOVES and node.inputs[0] is not None:
+        node = node.inputs[0].producer()
+    return None if node is None else node.op_type

@@ -15,9 +15,8 @@ from ...progress import Progress
 from ...storage.scratch import scratch_folder
 from ..graph.lazy import Array
 from .bars import Bars
-from .magnitudes import output_magnitudes
 from .report import VerifyReport
-from .rounding import rounded_feed, write_rounded
+from .rounding import output_magnitudes, rounded_feed, write_rounded
 from .runners import open_session, running
 from .sample_inputs import Sample
 from .tally import KEYS, OutputResult, Tally

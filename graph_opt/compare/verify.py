@@ -32,6 +32,7 @@ from .given_inputs import given_samples, token_rows
 from .input_facts import input_facts
 from .reach import mask_reach
 from .report import VerifyReport
+from .rounded_products import judge_rounding, rounded_products
 from .runners import is_decoder, open_session, runner
 from .sample_inputs import Sample, sample_inputs
 from .tables import changed_rows
@@ -131,14 +132,27 @@ def _compare_decoders(
     open_candidate: Opener,
     progress: Progress | None,
 ) -> VerifyReport:
-    first = runner(files[0], slots=plan.slots, max_length=plan.max_length, name=names[0])
-    second = open_candidate(files[1], slots=plan.slots, max_length=plan.max_length, name=names[1])
-    if first.vocab_size != second.vocab_size and {type(first.vocab_size), type(second.vocab_size)} == {int}:
-        sizes = f"{first.vocab_size} and {second.vocab_size}"
-        raise UsageError(f"the models have different vocabulary sizes: {sizes} tokens")
-    comparer = Comparer(first, second, plan.width)
-    comparer.run(plan, progress)
-    return decoder_report(comparer, names, bars, rounded=any(map(rounds_activations, models)))
+    def compare(
+        reference: Path, candidate: Path, model: ir.Model, progress: Progress | None = None
+    ) -> VerifyReport:
+        first = runner(reference, slots=plan.slots, max_length=plan.max_length, name=names[0])
+        second = open_candidate(candidate, slots=plan.slots, max_length=plan.max_length, name=names[1])
+        _check_vocabularies(first.vocab_size, second.vocab_size)
+        comparer = Comparer(first, second, plan.width)
+        comparer.run(plan, progress)
+        rounded = any(map(rounds_activations, (models[0], model)))
+        return decoder_report(comparer, names, bars, rounded=rounded)
+
+    found = compare(*files, models[1], progress)
+    rounds = [bool(rounded_products(model)) for model in models]
+    if rounds != [False, True] or open_candidate is not runner or (bars.max_kl or bars.max_error) is not None:
+        return found
+    return judge_rounding(found, files, compare)
+
+
+def _check_vocabularies(*sizes: int | str) -> None:
+    if all(isinstance(size, int) for size in sizes) and len(set(sizes)) > 1:
+        raise UsageError(f"the models have different vocabulary sizes: {sizes[0]} and {sizes[1]} tokens")
 
 
 def _plan(

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from ...contract import CONTEXT_LENGTH
 from ...errors import CheckpointError
 from ...exporter.config import CONFIG_FILE, context_lengths, read_config, read_json, states_length
-from ...exporter.genai_config import GENAI_FILE
+from ...exporter.config.genai import GENAI_FILE
 from ...graph_opt.graph.graph_facts import position_limit
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from ...errors import CarryallWarning, ModelNotFoundError
 from ...exporter.config import CONFIG_FILE, read_json
+from ...exporter.config.genai import GENAI_FILE, graph_name
 from ...exporter.demo import NAMES, demo_path
-from ...exporter.genai_config import GENAI_FILE, graph_name
 from ...exporter.gguf.file import GGUF_SUFFIX, shard_paths
 from ...exporter.hub import download, is_hub_id
 from ...exporter.package import MODEL_FILE, TOKENIZER_FILE, Package

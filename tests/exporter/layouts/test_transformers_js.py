@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 import pytest
 from click.testing import CliRunner
+from processor import needs_vnni
 from tiny_models import write_tiny
 from transformers_js import library
 
@@ -99,7 +100,12 @@ def test_the_command(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", [None, "int4", "int8", "int8-dynamic"])
+@pytest.mark.parametrize(
+    # onnxruntime-node adds 8-bit products with saturation without VNNI; its option against that fails for
+    # weights that products share.
+    "method",
+    [None, "int4", "int8", pytest.param("int8-dynamic", marks=needs_vnni)],
+)
 def test_it_writes_the_tokens_of_carryall(
     method: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,16 +14,19 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import onnx
 import onnx_ir as ir
 import pytest
 from forests import FEATURES, forest
 from mutations import mutate
 from small_graphs import POSITIONS, VOCABULARY, binary_head, cnn, encoder
+from tiny_gguf import write_gguf
 from tiny_models import write_tiny
 
 from carryall.errors import CarryallError
-from carryall.exporter.export import export_model
+from carryall.exporter.export import export_model, export_package
 from carryall.graph_opt.compare.verify import verify
+from carryall.graph_opt.graph.load import load_model
 from carryall.graph_opt.lower.pipelines.slots import SlotOptions, slot_passes
 from carryall.graph_opt.pipeline.pipeline import run
 from carryall.graph_opt.pipeline.pipelines import portable_passes
@@ -101,6 +104,20 @@ def on_tokens(path: Path) -> list[list[Array]]:
     return [_logits(opened, rng.integers(0, 260, length)) for length in (1, 5, 14, 23, 31, 44)]
 
 
+def on_tokens_in_floats(path: Path) -> list[list[Array]]:
+    """``on_tokens`` with products in float32: the rounding of activations hides most mutations."""
+    model = onnx.load(path)
+    for node in model.graph.node:
+        for attribute in node.attribute:
+            if attribute.name == "accuracy_level":
+                attribute.i = 1
+    exact = path.with_suffix(".exact.onnx")
+    onnx.save(model, exact)
+    found = on_tokens(exact)
+    exact.unlink()
+    return found
+
+
 def _logits(opened: Any, tokens: Array) -> list[Array]:
     inputs = {value.name: value for value in opened.get_inputs()}
     slots = "seqlens_k" in inputs
@@ -134,6 +151,17 @@ def decoder(family: str, folder: Path, **overrides: Any) -> ir.Model:
     return export_model(checkpoint)
 
 
+def blocked_decoder(folder: Path) -> ir.Model:
+    """Return a decoder in Q4_1, whose products the CPU computes with rounded activations."""
+    file, package = folder / "model.gguf", folder / "package"
+    if not package.exists():
+        sizes: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 128}
+        sizes["max_position_embeddings"] = CONTEXT
+        write_gguf("llama", file, types="Q4_1", **sizes)
+        export_package(file, package)
+    return ir.external_data.load_to_model(load_model(package / "model.onnx"))
+
+
 CASES = {
     "encoder": Case(lambda _: encoder(), False, on_texts),
     "binary head": Case(lambda _: binary_head(), False, on_texts),
@@ -141,6 +169,7 @@ CASES = {
     "trees": Case(lambda _: forest(), False, on_rows),
     "decoder": Case(lambda folder: decoder("mistral", folder), False, on_tokens, True),
     "lowered decoder": Case(lambda folder: decoder("llama", folder, head_dim=16), True, on_tokens, True),
+    "rounded decoder": Case(blocked_decoder, True, on_tokens_in_floats, True),
 }
 
 

@@ -46,7 +46,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
             found[str(path)] += 1
         return read_text(path, *args, **options)
 
-    monkeypatch.setattr("carryall.exporter.config.read_text", counted)
+    monkeypatch.setattr("carryall.exporter.config.files.read_text", counted)
     return found
 
 

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..errors import CheckpointError
-from ..storage.paths import stays_inside
+from ...errors import CheckpointError
+from ...storage.paths import stays_inside
 
 GENAI_FILE = "genai_config.json"
 _TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")

@@ -1,0 +1,34 @@
+"""A checkpoint's config.json: its files, its values, and ``DecoderConfig``, one form for all families."""
+
+from .context import context_lengths, states_length
+from .decoder import decoder_config, layer_windows, rope_config
+from .files import CONFIG_FILE, GENERATION_FILE, read_config, read_generation_config, read_json
+from .types import DecoderConfig, ExpertsConfig, KeyValueConfig, LatentConfig, LayerInputConfig, RopeConfig
+from .values import LENGTH_KEYS, MAX_LAYERS, MAX_POSITIONS, RawConfig, integer, mapping, number, with_defaults
+
+__all__ = [
+    "CONFIG_FILE",
+    "GENERATION_FILE",
+    "LENGTH_KEYS",
+    "MAX_LAYERS",
+    "MAX_POSITIONS",
+    "DecoderConfig",
+    "ExpertsConfig",
+    "KeyValueConfig",
+    "LatentConfig",
+    "LayerInputConfig",
+    "RawConfig",
+    "RopeConfig",
+    "context_lengths",
+    "decoder_config",
+    "integer",
+    "layer_windows",
+    "mapping",
+    "number",
+    "read_config",
+    "read_generation_config",
+    "read_json",
+    "rope_config",
+    "states_length",
+    "with_defaults",
+]

@@ -1,0 +1,195 @@
+"""The configuration of a decoder, in one form for all families."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RopeConfig:
+    """One rotary position embedding. Which fields are used depends on ``rope_type``; see ``rope.py``.
+
+    ``interleaved`` rotates pairs of adjacent elements instead of elements of both halves. ``proportional``
+    turns only the first ``turning_dim`` of ``rotary_dim`` elements: the frequencies of the others are 0.
+    """
+
+    rope_type: str
+    theta: float
+    rotary_dim: int
+    max_position_embeddings: int
+    original_max_position_embeddings: int
+    factor: float | None = None
+    attention_factor: float | None = None
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    truncate: bool = True
+    short_factor: tuple[float, ...] = ()
+    long_factor: tuple[float, ...] = ()
+    interleaved: bool = False
+    turning_dim: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertsConfig:
+    """A sparse mixture of experts.
+
+    Args:
+        scope: the layer's name in the checkpoint.
+        count: number of experts.
+        per_token: number of experts that each token is routed to (top-k).
+        width: intermediate size of an expert.
+        normalize: whether the routing weights of a token are scaled to sum to 1.
+        names: names of an expert's gate, up and down projections in the checkpoint.
+        shared: intermediate size of the shared expert, which every token uses and a sigmoid gate scales; 0
+            for none.
+        groups: number of groups of experts; a token's experts are those of its best groups.
+        groups_per_token: number of groups that each token's experts come from.
+        scale: factor of the routing weights.
+        alpha: factor inside the sigmoid of an expert's SiLU.
+        limit: bound of an expert's gate and up projections.
+    """
+
+    scope: str
+    count: int
+    per_token: int
+    width: int
+    normalize: bool
+    names: tuple[str, str, str]
+    shared: int = 0
+    groups: int = 1
+    groups_per_token: int = 1
+    scale: float = 1.0
+    alpha: float = 1.0
+    limit: float = math.inf
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentConfig:
+    """Multi-head latent attention (DeepSeek-V2, https://arxiv.org/abs/2405.04434, section 2.1).
+
+    Args:
+        query_rank: width of the compressed queries; None if they are not compressed.
+        key_value_rank: width of the compressed keys and values.
+        rotary: elements of a key head with a rotary embedding, which all heads share.
+        plain: elements of a key head without one.
+        value: elements of a value head.
+    """
+
+    query_rank: int | None
+    key_value_rank: int
+    rotary: int
+    plain: int
+    value: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyValueConfig:
+    """The keys and values of a layer.
+
+    Args:
+        heads: number of heads of keys and of values.
+        size: elements of a head, of queries too.
+        owner: the layer that computes and caches them: the layer itself or an earlier one.
+        one_projection: whether one projection gives both keys and values.
+    """
+
+    heads: int
+    size: int
+    owner: int
+    one_projection: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerInputConfig:
+    """Embeddings of each layer beside those of the decoder (per-layer embeddings of Gemma).
+
+    Args:
+        vocab_size: rows of their table.
+        width: elements for each layer.
+    """
+
+    vocab_size: int
+    width: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderConfig:
+    """The configuration of a decoder, in one form for all families.
+
+    Args:
+        windows: per layer, the size of its sliding attention window; None for full attention.
+        ropes: per layer, its rotary embedding; None for none.
+        experts: per layer, its mixture of experts; None for one feed-forward layer.
+        embedding_scale: factor of the embeddings.
+        residual_scale: factor of the output of attention and of the feed-forward layer.
+        logits_scale: factor of the logits.
+        parallel_residual: whether attention and the feed-forward layer read the same residual sum.
+        alibi_slopes: per query head, the factor of a key's position that is added to its score (ALiBi,
+            https://arxiv.org/abs/2108.12409); empty for none.
+        embedding_width: width of the embedding if it is projected to the hidden size; None if it is not.
+        latent: latent attention; None for attention without compression.
+        unused_layers: number of layers behind the decoder's in the checkpoint, for speculation.
+        norm_first: whether norms are in front of attention and of the feed-forward layer, not behind them.
+        key_values: per layer, its keys and values; empty if every layer has its own, of equal sizes. Layers
+            that read the cache of another follow all that have one.
+        mlp_widths: per layer, its intermediate size; empty if it is ``intermediate_size`` in all.
+        layer_input: embeddings of each layer; None for none.
+    """
+
+    model_type: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_position_embeddings: int
+    hidden_act: str
+    norm_eps: float
+    tie_word_embeddings: bool
+    attention_bias: bool
+    mlp_bias: bool
+    attention_scale: float
+    attention_softcap: float | None
+    final_softcap: float | None
+    windows: tuple[int | None, ...]
+    ropes: tuple[RopeConfig | None, ...]
+    experts: tuple[ExpertsConfig | None, ...]
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    logits_scale: float = 1.0
+    parallel_residual: bool = False
+    alibi_slopes: tuple[float, ...] = ()
+    embedding_width: int | None = None
+    norm_first: bool = True
+    latent: LatentConfig | None = None
+    unused_layers: int = 0
+    key_values: tuple[KeyValueConfig, ...] = ()
+    mlp_widths: tuple[int, ...] = ()
+    layer_input: LayerInputConfig | None = None
+
+    def key_value(self, layer: int) -> KeyValueConfig:
+        """Return the keys and values of ``layer``."""
+        if self.key_values:
+            return self.key_values[layer]
+        return KeyValueConfig(heads=self.num_kv_heads, size=self.head_dim, owner=layer)
+
+    def mlp_width(self, layer: int) -> int:
+        """Return the intermediate size of ``layer``'s feed-forward layer."""
+        return self.mlp_widths[layer] if self.mlp_widths else self.intermediate_size
+
+    @property
+    def q_size(self) -> int:
+        """Width of all query heads together."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        """Width of all key (or value) heads together."""
+        return self.num_kv_heads * self.head_dim
