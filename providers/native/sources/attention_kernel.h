@@ -200,10 +200,12 @@ inline void attend_part(const Attention& a, const AttentionItem& item, int64_t p
     for (int64_t g = tile.first / kGroupPositions; g < (tile.last + 15) / kGroupPositions; g++) {
       const int64_t position = base + g * kGroupPositions, place = g * kGroupPositions * width;
       const uint8_t* keys = a.group(a.keys, item.row, item.head, position);
-      const int64_t next = position + kTilePositions;
       tile.keys[g] = read_group<V>(s, keys, true, memory->keys + place);
       tile.own_values[g] = a.group(a.values, item.row, item.head, position);
-      tile.next_keys[g] = next > newest ? keys : a.group(a.keys, item.row, item.head, next);
+    }
+    for (int64_t g = 0; g < kGroups; g++) {  // all of them: any may be asked for
+      const int64_t next = base + kTilePositions + g * kGroupPositions;
+      tile.next_keys[g] = a.group(a.keys, item.row, item.head, next > newest ? base + tile.first : next);
     }
     for_rows<V>(count, [&](int64_t m, auto rows, auto fetched) {
       score_rows<decltype(fetched)::value, decltype(rows)::value, V>(tile, memory->queries + m * width, width, s.size,
@@ -222,8 +224,8 @@ inline void attend_part(const Attention& a, const AttentionItem& item, int64_t p
     for (int64_t g = tile.first / kGroupPositions; g < (tile.last + 15) / kGroupPositions; g++)
       tile.values[g] = read_group<V>(s, tile.own_values[g], false, memory->values + g * kGroupPositions * width);
     for_rows<V>(count, [&](int64_t m, auto rows, auto fetched) {
-      value_rows<decltype(fetched)::value, decltype(rows)::value, V>(tile, memory->scores + m * kTilePositions, memory->factors + m, width,
-                                           state.result + m * width);
+      value_rows<decltype(fetched)::value, decltype(rows)::value, V>(
+          tile, memory->scores + m * kTilePositions, memory->factors + m, width, state.result + m * width);
     });
   }
   for (int64_t m = 0; m < count; m++)
