@@ -102,7 +102,6 @@ class Tile {
  public:
   explicit Tile(const Part& p)
       : part_(p), weights_(*p.weights), offsets_(weights_.offsets), block_bytes_(weights_.block_bytes()),
-        lines_((weights_.tile_bytes() / weights_.blocks() + kLine - 1) / kLine),
         points_(p.tile + weights_.points()), multiples_(p.tile + weights_.multiples()),
         group_scales_(p.tile + weights_.group_scales()) {
     float bias[kColumns] = {};
@@ -177,7 +176,7 @@ class Tile {
                                  const Int (&zeros)[kHalves]) const {
     const int8_t* values = part_.values + b * weights_.block;
     const uint8_t* lines = part_.tile + b * block_bytes_;
-    fetch_later(b);
+    fetch_later(part_, b);
     if constexpr (kBits == 8) add_bytes(sums, lines, values, part_);
     else if (weights_.block == 16) add_nibbles<16>(sums, lines, values, part_, factors);
     else add_nibbles<32>(sums, lines, values, part_, factors);
@@ -186,13 +185,6 @@ class Tile {
       const Int total = _mm256_set1_epi32(part_.sums[m * part_.blocks + b]);
       for (int h = 0; h < kHalves; h++) sums[m][h] = _mm256_sub_epi32(sums[m][h], _mm256_madd_epi16(zeros[h], total));
     }
-  }
-
-  // Asks for a share of the lines of a later tile.
-  CARRYALL_INLINE void fetch_later(int64_t b) const {
-    if (part_.later == nullptr) return;
-    const uint8_t* line = part_.later + b * lines_ * kLine;
-    for (int64_t i = 0; i < lines_; i++, line += kLine) _mm_prefetch(reinterpret_cast<const char*>(line), _MM_HINT_T1);
   }
 
   CARRYALL_INLINE void add_scaled(const Float (&scaled)[kCount][kHalves], int64_t s) {
@@ -205,7 +197,7 @@ class Tile {
   const Part& part_;
   const Weights& weights_;
   const Offsets offsets_;
-  const int64_t block_bytes_, lines_;
+  const int64_t block_bytes_;
   const uint8_t *const points_, *const multiples_, *const group_scales_;
   Float result_[kCount][kHalves];
 };

@@ -7,8 +7,6 @@
 namespace carryall {
 namespace {
 
-constexpr int64_t kAhead = 2048;  // bytes; few rows wait for memory, and tiles follow each other in it
-
 struct Avx512 {
   using Int = __m512i;
   using Float = __m512;
@@ -41,7 +39,6 @@ struct Avx512 {
 #pragma GCC unroll 4
     for (int k = 0; k < 16; k += kStep, lines += kLine) {
       const Int line = _mm512_loadu_si512(lines);
-      if (kCount <= 4) _mm_prefetch(reinterpret_cast<const char*>(lines + kAhead), _MM_HINT_T0);
       if constexpr (kBits == 4) {
         const Int mask = _mm512_set1_epi8(15);
         const Int low = _mm512_and_si512(line, mask), high = _mm512_and_si512(_mm512_srli_epi16(line, 4), mask);

@@ -38,10 +38,18 @@ struct Part {
   const int32_t* sums;
   int64_t width, blocks, shares, share;
   const uint8_t* later;   // a tile that is read soon, to be asked for meanwhile; or nullptr
+  int64_t later_lines;    // of it, that are asked for with each block
   const float* bias;      // of the tile, or nullptr
   float* y;               // of the first row and the tile's first column
   int64_t columns;        // valid ones, 1 to 16
 };
+
+// Asks for a share of the lines of a later tile, into the second-level cache.
+CARRYALL_INLINE void fetch_later(const Part& part, int64_t b) {
+  if (part.later == nullptr) return;
+  const uint8_t* line = part.later + b * part.later_lines * kLine;
+  for (int64_t i = 0; i < part.later_lines; i++, line += kLine) __builtin_prefetch(line, 0, 2);
+}
 
 template <class Isa, int kBits, int kCount>
 void multiply_part(const Part& part) {
@@ -67,6 +75,7 @@ void multiply_part(const Part& part) {
       for (int m = 0; m < kCount; m++) sum[m] = Isa::floats(0);
       const int64_t end = b + part.share < blocks ? b + part.share : blocks;
       for (; b < end; b++, block += block_bytes, points += kColumns) {
+        if (lane == 0) fetch_later(part, b);
         Int sums[kCount][kSums];
         if (w.offsets == Offsets::zero_points) {
           const Int zeros = Isa::subtract(Isa::widened(points), Isa::integers(kOwn));
@@ -129,7 +138,7 @@ template <class Product>
 void multiply(const Weights& w, const Rows& rows, const float* bias, int64_t first_row, int64_t last_row,
               int64_t first_tile, int64_t last_tile, float* y) {
   const int64_t count = last_row - first_row, groups = (count + Product::kRows - 1) / Product::kRows;
-  const int64_t ahead = kAheadBytes / w.tile_bytes() + 1;
+  const int64_t ahead = kAheadBytes / w.tile_bytes() + 1, lines = (w.tile_bytes() / w.blocks() + kLine - 1) / kLine;
   // Hardware foresees one stream of lines, but not that zero points, multiples and scales lie behind the values.
   const bool several = w.tile_bytes() > w.blocks() * w.block_bytes();
   for (int64_t tile = first_tile; tile < last_tile; tile++) {
@@ -140,7 +149,7 @@ void multiply(const Weights& w, const Rows& rows, const float* bias, int64_t fir
       const bool asks = several && group == 0 && tile + ahead < w.tiles();
       const Part part{&w, w.data + tile * w.tile_bytes(), rows.values + row * rows.width,
                       rows.scales + row * rows.shares, rows.sums + row * rows.blocks, rows.width, rows.blocks,
-                      rows.shares, rows.share, asks ? w.data + (tile + ahead) * w.tile_bytes() : nullptr,
+                      rows.shares, rows.share, asks ? w.data + (tile + ahead) * w.tile_bytes() : nullptr, lines,
                       bias == nullptr ? nullptr : bias + column, y + row * w.outputs + column,
                       left < kColumns ? left : kColumns};
       if (w.bits == 4) choose_count<Product, 4, Product::kRows>(part, end - row);
