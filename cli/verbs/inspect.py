@@ -14,6 +14,7 @@ from ...exporter.package_record import PackageRecord
 from ...exporter.signature import DecoderSignature
 from ...graph_opt.graph import graph_facts
 from ...runtime.models.context import optional_config, stated_lengths
+from ...runtime.models.facts import GraphFacts
 from ...runtime.models.find import side_folder
 from ...runtime.models.graphs import load_graph
 from ...runtime.models.model_source import locate_model
@@ -74,7 +75,7 @@ def describe(name: str, model: ir.Model, package: Package | None) -> dict[str, A
 def _context_length(record: PackageRecord | None, config: dict[str, Any], model: ir.Model) -> int | None:
     if record is not None:
         return record.context_length
-    found = stated_lengths(config, lambda: model)
+    found = stated_lengths(config, GraphFacts.of(model))
     return None if found is None else found.longest
 
 
