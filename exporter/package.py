@@ -42,14 +42,21 @@ class Package:
         self.record = record
 
     @classmethod
-    def open(cls, path: Path) -> Package:
+    def open(cls, path: Path, *, read_graph: bool = True) -> Package:
         """Open a package and check the size and sha256 of each file; hashes of unchanged files are cached.
+
+        Args:
+            path: the folder.
+            read_graph: check the places of the weights too, see ``load``; False leaves that to ``graph``, for
+                callers that may know from an earlier time what the graph holds.
 
         Raises:
             PackageError: a file is missing or damaged, or the format version is not supported.
         """
         package = cls.unchecked(path)
         package.check()
+        if read_graph:
+            _ = package.graph
         return package
 
     @classmethod

@@ -67,7 +67,8 @@ def _cached(
     record = None if method is None else method.to_dict()
     key = cache_key(name=_package_name(source), content=content, quantization=record)
     about = {"model": str(source), "quantization": record and record["method"]}
-    return Package.open(cached_folder("packages", key, build, about) / _package_name(source))
+    folder = cached_folder("packages", key, build, about) / _package_name(source)
+    return Package.open(folder, read_graph=False)
 
 
 def _package_name(source: Path) -> str:

@@ -197,7 +197,7 @@ def resolve_model(
             if path.is_dir():
                 _refuse_encoder(path, str(optional_config(path).get("model_type")))
             raise
-    package = Package.open(path)
+    package = Package.open(path, read_graph=False)
     _refuse_encoder(path, package.record.model_type)
     if quantize is not None:
         package = quantized_package(package, quantize, progress)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...storage.cache import cache_key, cached_folder
+from .cache import cache_key, cached_folder
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 _FILE = "measured.npz"
