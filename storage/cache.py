@@ -206,6 +206,7 @@ def _damage(folder: Path) -> str | None:
     return next((f"{name} {wrong}" for name, wrong in find_damage(folder, files)), None)
 
 
+@functools.cache
 def _versions() -> dict[str, str]:
     versions = {}
     for name in _LIBRARIES:
@@ -218,8 +219,11 @@ def _versions() -> dict[str, str]:
 def _code() -> str:
     """Return a hash of the code that writes graphs, since a checkout's version does not change with it."""
     digest = hashlib.sha256()
-    for name in _GRAPH_CODE:
-        for path in sorted((_PACKAGE_ROOT / name).rglob("*.py")):
-            content = hashlib.sha256(path.read_bytes()).hexdigest()
-            digest.update(f"{path.relative_to(_PACKAGE_ROOT).as_posix()} {content}\n".encode())
+    for folder in (folder for name in _GRAPH_CODE for folder in sorted(os.walk(_PACKAGE_ROOT / name))):
+        for name in sorted(name for name in folder[2] if name.endswith(".py")):
+            path = os.path.join(folder[0], name)
+            with open(path, "rb") as file:
+                content = file.read()
+            digest.update(f"{os.path.relpath(path, _PACKAGE_ROOT)} {len(content)}\n".encode())
+            digest.update(content)
     return digest.hexdigest()

@@ -9,12 +9,12 @@ import click
 import onnx_ir as ir
 
 from ...errors import GraphError
+from ...exporter.facts import GraphFacts
 from ...exporter.package import Package
 from ...exporter.package_record import PackageRecord
 from ...exporter.signature import DecoderSignature
 from ...graph_opt.graph import graph_facts
 from ...runtime.models.context import optional_config, stated_lengths
-from ...runtime.models.facts import GraphFacts
 from ...runtime.models.find import side_folder
 from ...runtime.models.graphs import load_graph
 from ...runtime.models.model_source import locate_model

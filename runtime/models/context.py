@@ -10,7 +10,7 @@ from ...contract import CONTEXT_LENGTH
 from ...errors import CheckpointError
 from ...exporter.config import CONFIG_FILE, context_lengths, read_config, read_json, states_length
 from ...exporter.config.genai import GENAI_FILE
-from .facts import GraphFacts
+from ...exporter.facts import GraphFacts
 
 
 class ContextLengths(NamedTuple):

@@ -8,11 +8,11 @@ import onnx_ir as ir
 
 from ...exporter.config import context_lengths, read_config
 from ...exporter.export import export_model
+from ...exporter.facts import GraphFacts
 from ...exporter.package import MODEL_FILE, Package, fingerprint
 from ...graph_opt.graph.load import load_model, read_model
 from ...graph_opt.graph.saving import save_files
 from .context import optional_config, stated_lengths
-from .facts import GraphFacts
 from .find import side_folder
 from .float_model import FloatSource
 from .model_source import locate_model

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import GraphError, PackageError, UnsupportedModelError, UsageError
 from ...exporter.encoders.names import is_encoder
+from ...exporter.facts import GraphFacts
 from ...exporter.gguf.file import GGUF_SUFFIX
 from ...exporter.package import COPIED_FILES, Package, external_tensors
 from ...progress import Progress
@@ -21,7 +22,6 @@ from ...storage.paths import link_stays_inside
 from ...storage.remembered import remembered
 from .context import ContextLengths, optional_config, stated_lengths
 from .exported import exported_package, quantized_package
-from .facts import GraphFacts
 from .find import find_model, side_folder
 
 if TYPE_CHECKING:

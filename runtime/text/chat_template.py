@@ -8,13 +8,10 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jinja2
-
 from ...errors import ChatTemplateError, PackageError, PromptTooLongError
 from ...options import shown
 from ...storage.texts import read_text
 from .template_budget import MAX_SIZE
-from .template_sandbox import SANDBOX
 from .tokenizer import read_optional_json
 
 Message = Mapping[str, Any]
@@ -130,6 +127,10 @@ class ChatTemplate:
 
 
 def _render(source: str, variables: Mapping[str, Any], most: int) -> str:
+    import jinja2  # models that only continue text start faster without it
+
+    from .template_sandbox import SANDBOX
+
     if len(source) > _MAX_SOURCE:
         raise ChatTemplateError(f"the chat template has {len(source)} characters, more than {_MAX_SOURCE}")
     pieces: list[str] = []
@@ -165,6 +166,10 @@ def check_variables(variables: Mapping[str, Any], reserved: Collection[str]) -> 
     Raises:
         ChatTemplateError: a name is not an identifier, or is reserved.
     """
+    if not variables:
+        return
+    from .template_sandbox import SANDBOX
+
     for name in variables:
         if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
             raise ChatTemplateError(f"{name!r} cannot be a chat template variable: it is not an identifier")

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
-from ...contract import CONTEXT_LENGTH, LOGITS_POSITIONS, SEQLENS_K
-from ...errors import GraphError
-from ...exporter.signature import DecoderSignature
+from ..contract import CONTEXT_LENGTH, LOGITS_POSITIONS, SEQLENS_K
+from ..errors import GraphError
+from .signature import DecoderSignature
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -51,7 +51,7 @@ class GraphFacts:
     @classmethod
     def of(cls, model: ir.Model) -> Self:
         """Return the facts of a graph."""
-        from ...graph_opt.graph.graph_facts import position_limit
+        from ..graph_opt.graph.graph_facts import position_limit
 
         return cls(
             lowered=any(value.name in _LOWERED_INPUTS for value in model.graph.inputs),
