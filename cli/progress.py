@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-
-import rich.progress as bars
-from rich.console import Console
+from typing import TYPE_CHECKING
 
 from ..progress import Progress, silence
+
+if TYPE_CHECKING:
+    import rich.progress as bars
 
 FIRST_LINE_SECONDS = 2.0
 NEXT_LINE_SECONDS = 10.0
@@ -22,24 +23,15 @@ def progress(label: str, *, quiet: bool = False) -> Iterator[Progress]:
     Yields:
         The callback for the work.
     """
-    console = Console(stderr=True)
     if quiet:
         yield silence
-    elif not console.is_terminal:
-        yield _PlainLines(label)
-    else:
-        columns = (
-            bars.TextColumn("{task.description:<9}"),
-            bars.BarColumn(bar_width=40),
-            bars.TaskProgressColumn(),
-            bars.TimeElapsedColumn(),
-        )
-        bar = _Bar(bars.Progress(*columns, console=console), label)
-        try:
-            yield bar
-            bar.fill()
-        finally:
-            bar.stop()
+        return
+    shown = _Shown(label)
+    try:
+        yield shown
+        shown.fill()
+    finally:
+        shown.stop()
 
 
 @contextmanager
@@ -68,38 +60,76 @@ class _Phases:
         self._tell(done, total, "")
 
 
-class _Bar:
-    """A bar that appears at the first call, so that cached work shows nothing."""
+class _Shown:
+    """A bar or lines from the first call on: cached work shows nothing, and does not import rich."""
 
+    def __init__(self, label: str) -> None:
+        self._label, self._begun = label, time.monotonic()
+        self._shown: _Bar | _PlainLines | None = None
+
+    def __call__(self, done: int, total: int, name: str, /) -> None:
+        if self._shown is None:
+            self._shown = _bar(self._label) or _PlainLines(self._label, self._begun)
+        self._shown(done, total, name)
+
+    def fill(self) -> None:
+        """Show the work as complete; the last small steps may not have been reported."""
+        if isinstance(self._shown, _Bar):
+            self._shown.fill()
+
+    def stop(self) -> None:
+        """Stop the bar."""
+        if isinstance(self._shown, _Bar):
+            self._shown.stop()
+
+
+def _bar(label: str) -> _Bar | None:
+    """Start a bar, if stderr is a terminal."""
+    import rich.progress as bars
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        return None
+    columns = (
+        bars.TextColumn("{task.description:<9}"),
+        bars.BarColumn(bar_width=40),
+        bars.TaskProgressColumn(),
+        bars.TimeElapsedColumn(),
+    )
+    return _Bar(bars.Progress(*columns, console=console), label)
+
+
+class _Bar:
     def __init__(self, bar: bars.Progress, label: str) -> None:
         self._bar = bar
         self._task = bar.add_task(label, total=None)
         self._total: int | None = None
+        bar.start()
 
     def __call__(self, done: int, total: int, name: str, /) -> None:
         self._total = total
-        self._bar.start()
         self._bar.update(self._task, completed=done, total=total)
 
     def fill(self) -> None:
-        """Show the work as complete; the last small steps may not have been reported."""
         if self._total is not None:
             self._bar.update(self._task, completed=self._total)
 
     def stop(self) -> None:
-        """Stop the bar."""
         self._bar.stop()
 
 
 class _PlainLines:
     """Prints a line after 2 s, and then every 10 s."""
 
-    def __init__(self, label: str) -> None:
+    def __init__(self, label: str, begun: float) -> None:
         self._label = label
-        self._next = time.monotonic() + FIRST_LINE_SECONDS
+        self._next = begun + FIRST_LINE_SECONDS
 
     def __call__(self, done: int, total: int, name: str, /) -> None:
         now = time.monotonic()
         if now >= self._next:
             self._next = now + NEXT_LINE_SECONDS
+            from rich.console import Console
+
             Console(stderr=True).print(f"{self._label}: {100 * done // max(total, 1)} %")

@@ -24,7 +24,8 @@ from .config_checks import check_config, check_layer_count
 from .decoder import Decoder
 from .gguf.file import GGUF_SUFFIX, GgufFile
 from .gguf.tokenizer import tokenizer_files
-from .package import Package, check_paths, check_tokenizer, fingerprint, write_package
+from .package import Package, fingerprint
+from .package_writing import check_paths, check_tokenizer, write_package
 from .quantized.formats import QuantizedCheckpoint, read_quantized
 from .safetensors_files import safetensors_of
 from .weights import Checkpoint, WeightWarning

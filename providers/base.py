@@ -380,12 +380,22 @@ class Provider(abc.ABC):
         """
         return dataclasses.asdict(checked(self.options, given, f"provider '{self.name}'"))
 
-    def resolve_options(self, config: RunnerConfig, graph: Callable[[], ir.Model]) -> RunnerConfig:
+    def graph_facts(self, graph: ir.Model) -> dict[str, Any]:
+        """Return what ``resolve_options`` needs of a portable graph, as JSON values; nothing by default.
+
+        The result is kept beside the prepared model, so that it loads without reading its graph.
+
+        Args:
+            graph: the portable graph, which must not be changed.
+        """
+        return {}
+
+    def resolve_options(self, config: RunnerConfig, facts: Callable[[], Mapping[str, Any]]) -> RunnerConfig:
         """Replace automatic options by values for this machine and model, for ``passes`` and ``runner``.
 
         Args:
             config: the caller's options.
-            graph: returns the portable graph, which must not be changed.
+            facts: returns the result of ``graph_facts``.
 
         Raises:
             UsageError: an option is not allowed.

@@ -7,12 +7,10 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import onnx
-import onnx_ir as ir
-
-from ..graph_opt.graph.load import read_model as read_file
+if TYPE_CHECKING:
+    import onnx_ir as ir
 
 # The session configuration entry that records the placement; onnxruntime 1.24 and newer.
 RECORD = "session.record_ep_graph_assignment_info"
@@ -180,6 +178,11 @@ def _reasons(
 
 def read_model(model: object) -> ir.Model:
     """Return a model given as a path, bytes, ``ModelProto`` or ``ir.Model``; it must not be changed."""
+    import onnx
+    import onnx_ir as ir
+
+    from ..graph_opt.graph.load import read_model as read_file
+
     if isinstance(model, ir.Model):
         return model
     if isinstance(model, bytes):

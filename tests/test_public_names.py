@@ -6,10 +6,13 @@ import importlib
 import pkgutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+from tiny_models import write_tiny
 
 import carryall
+from carryall.exporter.export import export_package
 
 HEAVY = (
     *("onnxruntime", "openvino", "grpc", "torch", "transformers", "rich.progress"),
@@ -42,6 +45,10 @@ def test_all_is_true_wherever_it_stands(name: str) -> None:
     assert [item for item in exported if not hasattr(module, item)] == []
 
 
+# What reads and changes graphs.
+OPTIMIZER = ("onnx_ir", "onnx", "onnxscript", "sympy", "carryall.graph_opt.pipeline.pipeline")
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
     "code",
@@ -58,3 +65,43 @@ def test_light_imports_stay_light(code: str) -> None:
     program = f"import sys\n{code}\nprint([name for name in {HEAVY!r} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A checkpoint, its package, and the package's ONNX file, all prepared in the cache."""
+    checkpoint = write_tiny("llama", tmp_path_factory.mktemp("models") / "checkpoint")
+    package = export_package(checkpoint, checkpoint.with_name("package")).path
+    models = {"checkpoint": checkpoint, "package": package, "file": package / "model.onnx"}
+    for model in models.values():
+        carryall.LLM(model, max_slots=1).close()
+    return models
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("form", ["checkpoint", "package", "file"])
+def test_a_prepared_model_runs_without_the_optimizer(form: str, prepared: dict[str, Path]) -> None:
+    program = (
+        "import sys\n"
+        "from carryall import LLM, SamplingParams\n"
+        "llm = LLM(sys.argv[1], max_slots=1)\n"
+        "(output,) = llm.generate([[1, 2, 3]], SamplingParams(max_tokens=2, ignore_eos=True))\n"
+        f"print(len(output.outputs[0].token_ids), [name for name in {OPTIMIZER!r} if name in sys.modules])"
+    )
+    command = [sys.executable, "-c", program, str(prepared[form])]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "2 []"
+
+
+@pytest.mark.long
+def test_run_prints_text_without_the_optimizer() -> None:
+    program = (
+        "import sys\n"
+        "from click.testing import CliRunner\n"
+        "from carryall.cli import carryall\n"
+        "done = CliRunner().invoke(carryall, ['run', 'demo', 'def f(', '--max-tokens', '2'])\n"
+        f"print(done.exit_code, [name for name in {(*OPTIMIZER, 'rich')!r} if name in sys.modules])"
+    )
+    carryall.LLM("demo", max_slots=1).close()
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "0 []"

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from ...runtime.models.cache_entries import CacheEntry, cache_entries
+from ...storage.cache_entries import CacheEntry, cache_entries
 from ..options import SECONDS, human_bytes, print_json
 
 

@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ...runtime.models.cache_entries import cache_entries, prune, remove_entries, sweep_temporary
+from ...storage.cache_entries import cache_entries, prune, remove_entries, sweep_temporary
 from ...storage.root import cache_root
 from ..options import BYTES, SECONDS, amount, human_bytes, json_option, print_json
 from ..printing.cache import about_text, age_text, count_text, entry_facts, tell_removed

@@ -10,7 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from ...exporter import export
-from ...exporter.encoders.export import encoder_families, encoder_family
+from ...exporter.encoders.export import encoder_family
+from ...exporter.encoders.names import encoder_families
 from ..options import json_option, print_json
 
 

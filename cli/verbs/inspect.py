@@ -9,6 +9,7 @@ import click
 import onnx_ir as ir
 
 from ...errors import GraphError
+from ...exporter.facts import GraphFacts
 from ...exporter.package import Package
 from ...exporter.package_record import PackageRecord
 from ...exporter.signature import DecoderSignature
@@ -74,7 +75,7 @@ def describe(name: str, model: ir.Model, package: Package | None) -> dict[str, A
 def _context_length(record: PackageRecord | None, config: dict[str, Any], model: ir.Model) -> int | None:
     if record is not None:
         return record.context_length
-    found = stated_lengths(config, lambda: model)
+    found = stated_lengths(config, GraphFacts.of(model))
     return None if found is None else found.longest
 
 

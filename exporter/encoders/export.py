@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import pkgutil
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,8 +17,8 @@ from ..config import MAX_LAYERS, MAX_POSITIONS, RawConfig, read_config
 from ..weights import Checkpoint
 from . import families
 from .encoder import Encoder, EncoderConfig
+from .names import CLASSIFIER, is_classifier, known_name
 
-_CLASSIFIER = "ForSequenceClassification"
 # Architectures whose head is left out: the encoder in them is the whole model.
 _ENCODERS = ("Model", "ForMaskedLM", "ForPreTraining")
 
@@ -43,21 +42,6 @@ class EncoderFamily(Protocol):
 
     def classify(self, net: Encoder, raw: RawConfig, states: ir.Value, base: str) -> ir.Value:
         """Write the classification head and return the logits; ``base`` prefixes the encoder's tensors."""
-
-
-def encoder_families() -> list[str]:
-    """Return every ``model_type`` of an encoder that can be exported, sorted."""
-    return sorted(module.name.replace("_", "-") for module in pkgutil.iter_modules(families.__path__))
-
-
-def is_encoder(raw: RawConfig) -> bool:
-    """Return whether a config.json describes an encoder that can be exported."""
-    return _known_name(raw) in encoder_families()
-
-
-def is_classifier(raw: RawConfig) -> bool:
-    """Return whether a config.json describes a model for sequence classification."""
-    return any(str(name).endswith(_CLASSIFIER) for name in raw.get("architectures") or [])
 
 
 def encoder_family(model_type: str) -> EncoderFamily:
@@ -85,7 +69,7 @@ def export_encoder(
         CheckpointError: a weight is missing or does not match the configuration.
     """
     raw = read_config(source) if config is None else config
-    family = encoder_family(_known_name(raw))
+    family = encoder_family(known_name(raw))
     normalised = _config(family, raw)
     checkpoint = Checkpoint(source, tensors)
     _check_layers(normalised, checkpoint)
@@ -114,10 +98,6 @@ def label_names(raw: RawConfig) -> list[str]:
     return [str(names.get(str(number), f"LABEL_{number}")) for number in range(count)]
 
 
-def _known_name(raw: RawConfig) -> str:
-    return str(raw["model_type"]).replace("_", "-")
-
-
 def _labels(raw: RawConfig) -> int:
     """Return the number of labels; 0 for a model without a classification head.
 
@@ -130,7 +110,7 @@ def _labels(raw: RawConfig) -> int:
     other = [name for name in names if not name.endswith(_ENCODERS)]
     if other:
         raise UnsupportedModelError(
-            f"architecture '{other[0]}' is not supported; supported: *{_CLASSIFIER}, "
+            f"architecture '{other[0]}' is not supported; supported: *{CLASSIFIER}, "
             + ", ".join(f"*{name}" for name in _ENCODERS)
         )
     return 0

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import onnx_ir as ir
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertKernels:
@@ -84,7 +82,7 @@ class Kernels:
     matmul_integer_to_float: bool = True
     int8_kv: bool = True
     float_prompts: bool = False
-    half_types: tuple[ir.DataType, ...] = ()
+    half_types: tuple[str, ...] = ()
     float_attention: bool = True
     sliding_window: bool = True
     softcap: bool = True
@@ -127,7 +125,7 @@ CUDA = Kernels(
     accuracy_level=0,
     dynamic_quantize_matmul=False,
     matmul_integer_to_float=False,
-    half_types=(ir.DataType.FLOAT16, ir.DataType.BFLOAT16),
+    half_types=("fp16", "bf16"),
     float_attention=False,
     norms_in_attention=True,
     experts=ExpertKernels(
@@ -153,7 +151,7 @@ DIRECTML = Kernels(
     dynamic_quantize_matmul=False,
     matmul_integer_to_float=False,
     int8_kv=False,
-    half_types=(ir.DataType.FLOAT16,),
+    half_types=("fp16",),
     sliding_window=False,
     softcap=False,
     head_sink=False,
@@ -176,7 +174,7 @@ WEBGPU = Kernels(
     dynamic_quantize_matmul=False,
     matmul_integer_to_float=False,
     int8_kv=False,
-    half_types=(ir.DataType.FLOAT16,),
+    half_types=("fp16",),
     softcap=False,
     head_sink=False,
     padded_prompts=False,

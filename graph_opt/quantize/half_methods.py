@@ -34,3 +34,4 @@ class HalfMethod(Method):
 
 FP16 = HalfMethod("fp16", "16-bit floats with 5 exponent bits", HALF_TYPES["fp16"])
 BF16 = HalfMethod("bf16", "16-bit floats with 8 exponent bits, as float32 has", HALF_TYPES["bf16"])
+METHODS = {method.name: method for method in (FP16, BF16)}

@@ -82,3 +82,4 @@ INT8_DYNAMIC = IntegerMethod(
 INT8_STATIC = IntegerMethod(
     "int8-static", "8-bit weights and activations, ranges calibrated", True, _SETTINGS | {"calibrator"}
 )
+METHODS = {method.name: method for method in (INT8_DYNAMIC, INT8_STATIC)}

@@ -169,3 +169,4 @@ INT8_FAST = WeightOnlyMethod(
     symmetric=True,
     algorithm="rtn",
 )
+METHODS = {method.name: method for method in (INT4, INT4_FAST, INT8, INT8_FAST)}

@@ -12,14 +12,13 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-import onnx_ir as ir
 
 from ...contract import TOTAL_SEQUENCE_LENGTH, present_of
 from ...errors import ProviderRuntimeError, ProviderUnavailableError
 from .. import captures
 from ..kv.kv_memory import KVSpec
 from . import ort
-from .slot_memory import Array, BoundRun, SlotMemory, shared_value
+from .slot_memory import BFLOAT16, Array, BoundRun, SlotMemory, shared_value
 
 # CUDA's kernels read only this input from host memory (onnxruntime's contrib_ops/cuda/bert/
 # group_query_attention.cc: InputMemoryType(OrtMemTypeCPUInput, 6)).
@@ -297,7 +296,7 @@ def slots_that_fit(free: int, slot_bytes: int, wanted: int, remedy: str) -> int:
 
 
 def _element_type(dtype: np.dtype[Any]) -> Any:
-    return ir.DataType.BFLOAT16.value if dtype == ml_dtypes.bfloat16 else dtype.type
+    return BFLOAT16 if dtype == ml_dtypes.bfloat16 else dtype.type
 
 
 def _graph_options(graph_id: int | None) -> Any:
@@ -308,6 +307,8 @@ def _graph_options(graph_id: int | None) -> Any:
 
 def _copy_model(specs: Mapping[str, KVSpec], length: int) -> bytes:
     """Return a serialized graph that copies one slot of every cache to its output."""
+    import onnx_ir as ir
+
     inputs, nodes = [], []
     for name, spec in specs.items():
         shape = [1, spec.heads, length, spec.width]

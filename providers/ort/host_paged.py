@@ -22,8 +22,7 @@ from ...contract import (
     is_past,
 )
 from ...errors import GraphError, ProviderRuntimeError, UsageError
-from ...graph_opt.lower.attention.native_attention import CACHE_TYPE, CACHE_TYPES, width_of
-from ...graph_opt.lower.pipelines.ort_paged import TABLE
+from ...graph_opt.lower.paged_kv import CACHE_TYPE, CACHE_TYPES, TABLE, width_of
 from ..base import KVEviction, RunnerConfig, RunnerInfo
 from ..kv.block_memory import BlockMemory, BlockShape
 from ..kv.block_pool import BlockPool

@@ -89,6 +89,11 @@ def _listed(wheels: Mapping[str, str]) -> str:
 
 
 @functools.cache
+def _conflict() -> str | None:
+    return wheel_conflict(installed_wheels())
+
+
+@functools.cache
 def load_onnxruntime(what: str, extra: str = "cpu") -> ModuleType:
     """Import onnxruntime.
 
@@ -100,7 +105,7 @@ def load_onnxruntime(what: str, extra: str = "cpu") -> ModuleType:
         MissingExtraError: no onnxruntime wheel is installed.
         ProviderUnavailableError: several wheels are installed, or its libraries cannot be loaded.
     """
-    conflict = wheel_conflict(installed_wheels())
+    conflict = _conflict()
     if conflict is not None:
         raise ProviderUnavailableError(conflict)
     try:

@@ -21,7 +21,7 @@ from ...contract import (
     is_past,
 )
 from ...errors import GraphError, ProviderRuntimeError
-from ...graph_opt.lower.pipelines.ort_paged import BEGINS, BOUNDS, PAST, TABLE
+from ...graph_opt.lower.paged_kv import BEGINS, BOUNDS, PAST, TABLE
 from ..base import KVEviction
 from ..kv.kv_memory import KVSpec
 from ..kv.slot_graph import TYPES, stated_number

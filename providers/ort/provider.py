@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
-
-import onnx_ir as ir
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...errors import CarryallError, ProviderUnavailableError, UsageError
 from ...graph_opt.lower.kernels import Kernels
-from ...graph_opt.lower.pipelines.any_graph import graph_passes
-from ...graph_opt.lower.pipelines.slots import SlotOptions, slot_passes
-from ...graph_opt.quantize.formats.half_pass import HALF_TYPES
 from ..base import Provider, Runner, RunnerConfig
 from . import ort
 from .slot_runner import SlotRunner
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+    from ...graph_opt.lower.pipelines.slots import SlotOptions
 
 
 class OrtProvider(Provider):
@@ -34,10 +34,14 @@ class OrtProvider(Provider):
 
     def passes(self, config: RunnerConfig) -> list[ir.passes.PassBase]:
         """Return the passes that lower a portable decoder graph to slots, in order."""
+        from ...graph_opt.lower.pipelines.slots import slot_passes
+
         return slot_passes(self._slot_options(config))
 
     def model_passes(self) -> list[ir.passes.PassBase]:
         """Return the passes that lower any other portable graph to the kernels of this target, in order."""
+        from ...graph_opt.lower.pipelines.any_graph import graph_passes
+
         return graph_passes(self.kernels)
 
     def session(self, model: Path, options: RunnerConfig | None = None) -> Any:
@@ -72,6 +76,8 @@ class OrtProvider(Provider):
         return self.kernels
 
     def _slot_options(self, config: RunnerConfig) -> SlotOptions:
+        from ...graph_opt.lower.pipelines.slots import SlotOptions
+
         if config.context_length is None:
             raise UsageError("lowering needs RunnerConfig.context_length: rope tables have that length")
         options = self.checked_options(config.options)
@@ -124,4 +130,6 @@ def is_paged(options: Mapping[str, Any]) -> bool:
 
 def compute_type(name: str | None) -> ir.DataType | None:
     """Return the dtype of the option ``compute``; None for fp32, or if a target has no such option."""
+    from ...graph_opt.quantize.formats.half_pass import HALF_TYPES
+
     return None if name in (None, "fp32") else HALF_TYPES[name]

@@ -14,7 +14,6 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
-import onnx_ir as ir
 
 from ...contract import present_of
 from ...errors import ProviderRuntimeError
@@ -23,6 +22,8 @@ from ..kv.kv_memory import KVMemory, KVSpec
 from . import ort
 
 Array = npt.NDArray[Any]
+
+BFLOAT16 = 16  # the number of the element type in ONNX (TensorProto.DataType)
 
 
 @dataclass(slots=True)
@@ -218,5 +219,5 @@ def shared_value(array: Array) -> Any:
     """Return an ``OrtValue`` that shares the array's memory, so that it sees later changes in place."""
     value = ort.load_onnxruntime("a slot runner").OrtValue
     if array.dtype == ml_dtypes.bfloat16:
-        return value.ortvalue_from_numpy_with_onnx_type(array.view(np.uint16), ir.DataType.BFLOAT16.value)
+        return value.ortvalue_from_numpy_with_onnx_type(array.view(np.uint16), BFLOAT16)
     return value.ortvalue_from_numpy(array)

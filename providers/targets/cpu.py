@@ -7,21 +7,11 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-import onnx_ir as ir
-from onnx_ir.passes import common
-
-from ...contract import SEQLENS_K, is_past
+from ...contract import SEQLENS_K
 from ...errors import ProviderUnavailableError, UsageError
-from ...graph_opt.analysis.cache_owner import owner_of
-from ...graph_opt.analysis.sink_attention import SinkAttention, sink_attentions
-from ...graph_opt.graph.edit import nodes_of, static_size
-from ...graph_opt.lower.attention.native_attention import LARGEST_HEAD
 from ...graph_opt.lower.kernels import CPU, Kernels
-from ...graph_opt.lower.pipelines.slots import slot_passes
-from ...graph_opt.lower.products.block_minima import weight_with_minima
-from ...graph_opt.lower.products.blocked_weight import BlockedWeight, blocked_weight
 from ...options import Checked
 from ..base import Runner, RunnerConfig
 from ..host import machine
@@ -36,6 +26,9 @@ from ..ort.slot_policy import SlotPolicy
 from ..ort.slot_runner import SlotRunner
 from ..runners.explicit_runner import ExplicitRunner, warn_of_explicit_kv
 
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
 _log = logging.getLogger(__name__)
 
 _WIDE = "wide.onnx"
@@ -44,7 +37,6 @@ _WIDE_CHUNK = 512  # tokens; 7 % faster than 128, with fewer short last chunks (
 WIDE_POLICY = SlotPolicy(narrow_rows=_NARROW, narrow_tokens=_NARROW, prefill_chunk=_WIDE_CHUNK)
 OWN_POLICY = SlotPolicy(prefill_chunk=_WIDE_CHUNK)
 CARRYALL = "carryall"  # the value of ``kernels``
-_NARROW_BITS = 4  # for 8-bit weights, int8 activations lose more than the rounding of the weights did
 _SHARE = 0.25  # of the available memory that the second copy of the weights may take
 
 
@@ -88,7 +80,13 @@ class CpuProvider(OrtProvider):
     kernels = CPU
     options: ClassVar[type[Any]] = CpuOptions
 
-    def resolve_options(self, config: RunnerConfig, graph: Callable[[], ir.Model]) -> RunnerConfig:
+    def graph_facts(self, graph: ir.Model) -> dict[str, Any]:
+        """Return whether blocks suffice for the caches, and the size of a second copy of the weights."""
+        from ...graph_opt.lower.pipelines.cpu_facts import blocks_suffice, wide_bytes
+
+        return {"blocks_suffice": blocks_suffice(graph), "wide_bytes": wide_bytes(graph.graph)}
+
+    def resolve_options(self, config: RunnerConfig, facts: Callable[[], Mapping[str, Any]]) -> RunnerConfig:
         """Decide ``kernels=auto`` by the library, ``wide_products=auto`` by weights, CPU and free memory.
 
         ``kv_memory=auto`` follows the kernels.
@@ -105,10 +103,10 @@ class CpuProvider(OrtProvider):
         if memory == "paged" and kernels != CARRYALL:
             raise UsageError(f"kv_memory=paged needs carryall's kernels; {BUILD}")
         if memory == "auto":
-            paged = kernels == CARRYALL and _has_fast_kernels() and _blocks_suffice(graph())
+            paged = kernels == CARRYALL and _has_fast_kernels() and facts()["blocks_suffice"]
             memory = "paged" if paged else "slots"
         if wide == "auto":
-            wide = "on" if kernels != CARRYALL and _wide_products_pay(graph) else "off"
+            wide = "on" if kernels != CARRYALL and _wide_products_pay(facts) else "off"
         settled = {"kernels": kernels, "wide_products": wide, "kv_memory": memory}
         return dataclasses.replace(config, options={**config.options, **settled})
 
@@ -116,6 +114,8 @@ class CpuProvider(OrtProvider):
         """Return the graph for runs of many tokens, if ``wide_products`` is on."""
         if config.options.get("wide_products") != "on":
             return {}
+        from ...graph_opt.lower.pipelines.slots import slot_passes
+
         options = dataclasses.replace(self._slot_options(config), wide_products=True)
         return {_WIDE: slot_passes(options)}
 
@@ -149,6 +149,8 @@ class CpuProvider(OrtProvider):
 
     def explicit_passes(self, config: RunnerConfig) -> list[ir.passes.PassBase]:
         """Return the passes that keep attention and caches as they are, in order."""
+        from ...graph_opt.lower.pipelines.slots import slot_passes
+
         return slot_passes(dataclasses.replace(self._slot_options(config), explicit=True, paged=False))
 
     def _explicit_runner(self, session: Any, model: Path, config: RunnerConfig) -> Runner:
@@ -207,62 +209,15 @@ def _has_fast_kernels() -> bool:
     return find_library() is not None and tuned_kernels().isa not in (PORTABLE, *UNPROVEN)
 
 
-def _blocks_suffice(model: ir.Model) -> bool:
-    """Whether carryall's kernel has the head size, and all layers have the same window, or none.
-
-    Attention of several operators fits no kernel, except attention with sinks. Slots have no kernel for
-    layers that read the cache of another, so such models have blocks with any windows.
-    """
-    nodes = list(nodes_of(model.graph, "Attention"))
-    past = [value for value in model.graph.inputs if is_past(value.name)]
-    others = _with_sinks(model) if len(past) > 2 * len(nodes) else []
-    caches: list[ir.Value | None] = [value for node in nodes for value in node.inputs[4:6]]
-    caches += [value for found in others for value in (found.keys, found.values)]
-    masks = {node.inputs[3] for node in nodes if len(node.inputs) > 3} | {found.mask for found in others}
-    largest = max((static_size(value, 3) or 0 for value in caches), default=0)
-    uniform = len(masks) < 2 or any(owner_of(node) is not None for node in nodes)
-    return bool(nodes or others) and uniform and largest <= LARGEST_HEAD
-
-
-def _with_sinks(model: ir.Model) -> list[SinkAttention]:
-    """Return the attentions with sinks of a model that must not be changed."""
-    inferred = model.clone()
-    # onnxruntime-genai's builder states other shapes of Constant nodes than they have.
-    common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(inferred)
-    common.ShapeInferencePass()(inferred)
-    return [found for found in sink_attentions(inferred.graph) if isinstance(found, SinkAttention)]
-
-
-def _wide_products_pay(graph: Callable[[], ir.Model]) -> bool:
+def _wide_products_pay(facts: Callable[[], Mapping[str, Any]]) -> bool:
     """Whether a second graph pays beside onnxruntime's kernels."""
-    facts = machine.describe_machine()
-    size = wide_bytes(graph().graph)
-    fits = 2 * size <= facts.memory_available * _SHARE
-    wide = size > 0 and fits and bool(machine.VNNI & set(facts.features))
+    here, size = machine.describe_machine(), facts()["wide_bytes"]
+    fits = 2 * size <= here.memory_available * _SHARE
+    wide = size > 0 and fits and bool(machine.VNNI & set(here.features))
     if wide:
         message = "wide_products is on: prompts are computed in int8, which takes %d MB more memory"
         _log.info(message, size // 10**6)
     return wide
-
-
-def wide_bytes(graph: ir.Graph) -> int:
-    """Return the bytes of the second copy of a portable graph's weights; 0 if it would not pay.
-
-    It does not pay if most weights are not int4, or for a mixture of experts, whose experts see few tokens
-    each and run in one operator on the stored weights.
-    """
-    found = [_blocked(node.inputs[1]) for node in nodes_of(graph, "MatMul")]
-    weights = [one for one in found if isinstance(one, BlockedWeight)]
-    if any(nodes_of(graph, "TopK")):
-        return 0
-    narrow = sum(one.inputs * one.outputs for one in weights if one.bits == _NARROW_BITS)
-    every = sum(one.inputs * one.outputs for one in weights)
-    return every if 2 * narrow > every else 0
-
-
-def _blocked(value: ir.Value | None) -> BlockedWeight | str | None:
-    added = weight_with_minima(value)
-    return blocked_weight(value) if added is None else added.blocked
 
 
 PROVIDER = CpuProvider

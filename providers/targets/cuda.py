@@ -15,7 +15,7 @@ from ...errors import ProviderUnavailableError
 from ...graph_opt.graph.edit import constant, nodes_of
 from ...graph_opt.graph.load import read_model
 from ...graph_opt.lower.kernels import CUDA
-from ...graph_opt.lower.pipelines.ort_paged import block_size
+from ...graph_opt.lower.paged_kv import block_size
 from ...options import Checked, option
 from ..base import Runner, RunnerConfig, RunnerInfo
 from ..host import libraries, nvidia
@@ -85,7 +85,7 @@ class CudaProvider(NvidiaProvider):
     block_size = staticmethod(block_size)
     options: ClassVar[type[Any]] = CudaOptions
 
-    def resolve_options(self, config: RunnerConfig, graph: Callable[[], ir.Model]) -> RunnerConfig:
+    def resolve_options(self, config: RunnerConfig, facts: Callable[[], Mapping[str, Any]]) -> RunnerConfig:
         """Decide ``kv_cache=auto`` and ``fused_experts=auto`` by the device's compute capability.
 
         Raises:

@@ -108,7 +108,7 @@ class WebGpuProvider(OrtProvider):
         """Return options of the execution provider; ``generating`` for a runner, else for other sessions."""
         return {"enableGraphCapture": "1"} if generating and options["graph_capture"] else {}
 
-    def resolve_options(self, config: RunnerConfig, graph: Callable[[], ir.Model]) -> RunnerConfig:
+    def resolve_options(self, config: RunnerConfig, facts: Callable[[], Mapping[str, Any]]) -> RunnerConfig:
         """Decide ``compute=auto`` by the adapter.
 
         Raises:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import UsageError
 from ...exporter.config import CONFIG_FILE, read_config
-from ...exporter.encoders.export import is_classifier, is_encoder
 from ...exporter.encoders.modules import MODULES_FILE
+from ...exporter.encoders.names import is_classifier, is_encoder
 from ...exporter.package import Package
 from ..text.tokenizer import TOKENIZER_FILE
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
-
-import onnx_ir as ir
 
 from ...contract import CONTEXT_LENGTH
 from ...errors import CheckpointError
 from ...exporter.config import CONFIG_FILE, context_lengths, read_config, read_json, states_length
 from ...exporter.config.genai import GENAI_FILE
-from ...graph_opt.graph.graph_facts import position_limit
+from ...exporter.facts import GraphFacts
 
 
 class ContextLengths(NamedTuple):
@@ -38,24 +36,22 @@ def optional_config(folder: Path) -> dict[str, Any]:
     return read_config(folder) if (folder / GENAI_FILE).is_file() else {}
 
 
-def stated_lengths(config: Mapping[str, Any], graph: Callable[[], ir.Model]) -> ContextLengths | None:
+def stated_lengths(config: Mapping[str, Any], facts: GraphFacts) -> ContextLengths | None:
     """Return the context lengths of an ONNX file; None if nothing states them.
 
     Args:
         config: the content of the config.json beside it; may be empty.
-        graph: returns the graph. Its position tables bound the lengths, as some exporters write a default
-            into genai_config.json.
+        facts: of the graph. Its position tables bound the lengths, as some exporters write a default into
+            genai_config.json.
 
     Raises:
         CheckpointError: ``config`` is invalid.
-        GraphError: the graph cannot be read.
     """
-    limit = position_limit(graph().graph)
+    limit, text = facts.position_limit, facts.stated_length
     found: ContextLengths | None = None
     if states_length(config):
         found = ContextLengths(*context_lengths(config))
-    elif CONTEXT_LENGTH in graph().metadata_props:
-        text = graph().metadata_props[CONTEXT_LENGTH]
+    elif text is not None:
         if not text.isdecimal():
             raise CheckpointError(f"the graph's metadata '{CONTEXT_LENGTH}' is not a number: {text!r}")
         found = ContextLengths(int(text), int(text))

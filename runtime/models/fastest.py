@@ -17,7 +17,7 @@ from ...progress import Progress
 from ...providers import get_provider, provider_names
 from ...providers.base import Provider, Row, Runner, RunnerConfig
 from ...providers.host.machine import describe_machine
-from .cache import cache_key, cached_folder
+from ...storage.cache import cache_key, cached_folder
 from .lowering import lowered_model
 from .model_source import SourceModel
 

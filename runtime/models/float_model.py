@@ -32,9 +32,9 @@ from ...graph_opt.quantize.search.ranges import input_histograms
 from ...graph_opt.quantize.search.sensitivity import Rounding, float_inputs, product_errors
 from ...graph_opt.quantize.search.weight_inputs import WeightInputs
 from ...progress import Progress, phase
+from ...storage.cached_arrays import Arrays, cached_arrays
 from ..text.tokenizer import TOKENIZER_FILE, Tokenizer
 from .calibration import MAX_TOKENS, calibration_windows
-from .measurements import Arrays, cached_arrays
 
 LAYER_TOKENS = 16384  # AWQ and GPTQ estimate second moments, which needs many more tokens than channels
 _PLAN_WINDOWS, _PLAN_WINDOW = 4, 192  # windows, and tokens of each, that measure the sensitivity of weights

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 from pathlib import Path
 
 import onnx_ir as ir
 
 from ...exporter.config import context_lengths, read_config
 from ...exporter.export import export_model
+from ...exporter.facts import GraphFacts
 from ...exporter.package import MODEL_FILE, Package, fingerprint
 from ...graph_opt.graph.load import load_model, read_model
 from ...graph_opt.graph.saving import save_files
@@ -79,7 +79,7 @@ def default_context_length(name: str, model: ir.Model) -> int | None:
     path = locate_model(name)
     if Package.is_package(path):
         return Package.open(path).record.default_context_length
-    found = stated_lengths(optional_config(side_folder(path)), lambda: model)
+    found = stated_lengths(optional_config(side_folder(path)), GraphFacts.of(model))
     return None if found is None else found.default
 
 
@@ -98,7 +98,6 @@ def stated_context(*names: str) -> int | None:
         elif path.is_dir():
             found.append(context_lengths(read_config(path))[1])
         else:
-            graph = read_model(path)
-            known = stated_lengths(optional_config(folder), functools.partial(lambda model: model, graph))
+            known = stated_lengths(optional_config(folder), GraphFacts.of(read_model(path)))
             found += [] if known is None else [known.default]
     return min(found, default=None)

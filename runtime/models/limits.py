@@ -36,7 +36,7 @@ def check_memory(source: SourceModel, max_slots: int, context_length: int) -> No
     Raises:
         UsageError: the minimum exceeds the available memory.
     """
-    sizes = source.signature
+    sizes = source.facts.sizes
     if sizes is None:  # not a decoder: the provider reports what is wrong with the graph
         return
     available, table = machine.memory()[1], sizes.head_dim * _FLOAT

@@ -10,8 +10,6 @@ from typing import Any
 
 from ...errors import CarryallError, ProviderUnavailableError, UsageError
 from ...exporter.adapter import adapter_rank
-from ...graph_opt.lower.outputs.hidden_states import HiddenStatesPass
-from ...graph_opt.quantize.algorithms.layer_changes import LayerChanges
 from ...options import shown
 from ...progress import Progress
 from ...providers import get_provider
@@ -72,11 +70,12 @@ def load_model(
         config = dataclasses.replace(config, on_fallback=fallbacks.append)
     where = name if choice is None else choice.provider
     if not is_split(where):
-        config = get_provider(where).resolve_options(config, lambda: source.graph)
+        provider = get_provider(where)
+        config = provider.resolve_options(config, lambda: source.provider_facts(provider))
     loaded = _opened(source, where, config, asked, progress)
     loaded.choice, loaded.fallbacks = choice, fallbacks
     if asked.adapters_at_once:
-        _load_adapters(loaded, asked, LayerChanges.of(source.graph.graph))
+        _load_adapters(loaded, asked, source)
     if asked.speculative is not None:
         draft = {"provider": first_provider(where), "device": device, "num_threads": asked.num_threads}
         loaded.proposer = _proposer(loaded, asked, slots, draft, progress)
@@ -189,19 +188,21 @@ def _largest_rank(config: ModelConfig) -> int:
     return max([RunnerConfig().max_lora_rank, *(adapter_rank(Path(one)) for one in config.loras.values())])
 
 
-def _load_adapters(loaded: LoadedModel, config: ModelConfig, changes: LayerChanges) -> None:
+def _load_adapters(loaded: LoadedModel, config: ModelConfig, source: SourceModel) -> None:
     """Load the adapters that the options name; on errors, the runner is closed.
 
     Raises:
         UsageError: the provider cannot run adapters.
         CarryallError: see ``AdapterSet.load``.
     """
+    from ...graph_opt.quantize.algorithms.layer_changes import LayerChanges
+
     try:
         if not loaded.runner.info.max_loras:
             raise UsageError(
                 f"provider '{loaded.provider}' cannot run LoRA adapters; choose cpu, or omit loras"
             )
-        loaded.adapters = AdapterSet(loaded.runner.info, changes.adapted)
+        loaded.adapters = AdapterSet(loaded.runner.info, LayerChanges.of(source.graph.graph).adapted)
         for name, folder in config.loras.items():
             loaded.adapters.load(name, folder)
     except CarryallError:
@@ -248,6 +249,8 @@ def _open(
 def _encoder(source: SourceModel, provider: str, config: RunnerConfig, progress: Progress | None) -> Runner:
     if is_split(provider):
         raise UsageError("a split model cannot compute embeddings; load it on one provider")
+    from ...graph_opt.lower.outputs.hidden_states import HiddenStatesPass
+
     target = get_provider(provider)
     return target.runner(lowered_model(source, target, config, progress, change=HiddenStatesPass()), config)
 

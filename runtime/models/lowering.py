@@ -1,26 +1,21 @@
-"""Lower a portable model to the graph that a provider runs; the result is cached."""
+"""Find the graph that a provider runs for a model, in the cache if it was lowered before."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import onnx_ir as ir
-
-from ...contract import EXPLICIT_KV
-from ...errors import UnsupportedAttentionError, UsageError
+from ...errors import UsageError
 from ...exporter.package import MODEL_FILE
-from ...exporter.save import save_model
-from ...graph_opt.lower.pipelines.lora import LoraPass
-from ...graph_opt.passes.base import GraphPass
-from ...graph_opt.pipeline.pipeline import run
-from ...graph_opt.pipeline.pipelines import portable_passes
-from ...graph_opt.quantize.algorithms import layer_changes
 from ...progress import Progress
 from ...providers.base import Provider, RunnerConfig
-from .cache import cache_key, cached_folder
+from ...storage.cache import cache_key, cached_folder, intact_folder
 from .model_source import SourceModel
+
+if TYPE_CHECKING:
+    from ...graph_opt.passes.base import GraphPass
 
 
 def with_context(config: RunnerConfig, files: SourceModel) -> RunnerConfig:
@@ -41,12 +36,15 @@ def with_context(config: RunnerConfig, files: SourceModel) -> RunnerConfig:
     return dataclasses.replace(config, context_length=wanted)
 
 
-def lora_branches(files: SourceModel, modules: Collection[str]) -> LoraPass:
+def lora_branches(files: SourceModel, modules: Collection[str]) -> GraphPass:
     """Return the pass that adds branches for LoRA adapters to a model.
 
     Raises:
         UsageError: quantization has changed the inputs of the linear layers without a record of the change.
     """
+    from ...graph_opt.lower.pipelines.lora import LoraPass
+    from ...graph_opt.quantize.algorithms import layer_changes
+
     record = {} if files.package is None else files.package.record.quantization or {}
     changes = [name for name in ("rotate", "smooth") if record.get(name)]
     changes += ["awq"] if "awq" in str(record.get("algorithm")) else []
@@ -80,11 +78,8 @@ def lowered_model(
     Raises:
         UsageError: ``change`` is given for a model that is already lowered or is not lowered at all.
     """
-    passes = provider.passes(config)
-    if change is not None and (files.lowered or not passes):
-        raise UsageError(f"{files.name} is not lowered for {provider.name}, so {change.name} is not possible")
-    if not passes or files.lowered:
-        return files.model_path
+    if files.lowered:
+        return _unlowered(files, provider, change)
     key = cache_key(
         model=files.content_key,
         provider=provider.name,
@@ -92,28 +87,23 @@ def lowered_model(
         options=config.options,
         **({"change": change.name} if change is not None else {}),
     )
-    first = [*portable_passes(), *([change] if change is not None else [])]
+    found = intact_folder("lowered", key)
+    if found is not None:
+        return found / MODEL_FILE
+    if not provider.passes(config):
+        return _unlowered(files, provider, change)
 
     def build(folder: Path) -> None:
+        from .building import build_lowered
+
         with files.unchanged():
-            write(folder)
-
-    def write(folder: Path) -> None:
-        for file, own in {MODEL_FILE: passes, **provider.companions(config)}.items():
-            try:
-                model, _ = run(files.load(), [*first, *own])
-            except UnsupportedAttentionError as error:
-                save_model(explicit(error), folder / MODEL_FILE, progress)
-                return
-            save_model(model, folder / file, progress)
-
-    def explicit(error: UnsupportedAttentionError) -> ir.Model:
-        own = provider.explicit_passes(config)
-        if own is None:
-            raise error.refusal() from error
-        model, _ = run(files.load(), [*first, *own])
-        model.metadata_props[EXPLICIT_KV] = str(error)
-        return model
+            build_lowered(files.load, folder, provider, config, change, progress)
 
     about = {"model": files.name, "provider": provider.name, "context_length": config.context_length}
     return cached_folder("lowered", key, build, about) / MODEL_FILE
+
+
+def _unlowered(files: SourceModel, provider: Provider, change: GraphPass | None) -> Path:
+    if change is not None:
+        raise UsageError(f"{files.name} is not lowered for {provider.name}, so {change.name} is not possible")
+    return files.model_path

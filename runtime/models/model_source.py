@@ -2,42 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import onnx_ir as ir
-
-from ...contract import LOGITS_POSITIONS, SEQLENS_K
 from ...errors import GraphError, PackageError, UnsupportedModelError, UsageError
-from ...exporter.config import context_lengths, read_config
-from ...exporter.encoders.export import is_encoder
-from ...exporter.export import export_model, export_package
+from ...exporter.encoders.names import is_encoder
+from ...exporter.facts import GraphFacts
 from ...exporter.gguf.file import GGUF_SUFFIX
-from ...exporter.package import (
-    COPIED_FILES,
-    Package,
-    external_tensors,
-    fingerprint,
-    write_package,
-)
-from ...exporter.signature import DecoderSignature
-from ...graph_opt.graph.load import check_loaded, load_model, read_model
-from ...graph_opt.passes.base import GraphPass, pass_name
-from ...graph_opt.pipeline.pipeline import run
-from ...graph_opt.quantize.recipe import QuantizationRecipe
+from ...exporter.package import COPIED_FILES, Package, external_tensors
 from ...progress import Progress
+from ...providers.base import Provider
+from ...storage.cache import cache_key
 from ...storage.hashes import content_key
-from ...storage.scratch import scratch_folder
-from .cache import cache_key, cached_folder
+from ...storage.remembered import remembered
 from .context import ContextLengths, optional_config, stated_lengths
+from .exported import exported_package, quantized_package
 from .find import find_model, side_folder
-from .float_model import FloatModel, FloatSource
 
-_LOWERED_INPUTS = (SEQLENS_K, LOGITS_POSITIONS, "block_indices")
+if TYPE_CHECKING:
+    import onnx_ir as ir
 
 
 @dataclass(frozen=True)
@@ -74,7 +61,7 @@ class SourceModel:
             GraphError: the file is not a valid ONNX graph.
         """
         if self.package is None:
-            return stated_lengths(self.config, lambda: self.graph)
+            return stated_lengths(self.config, self.facts)
         record = self.package.record
         return ContextLengths(record.context_length, record.default_context_length)
 
@@ -85,22 +72,42 @@ class SourceModel:
         Raises:
             GraphError: the file is not a valid ONNX graph.
         """
+        from ...graph_opt.graph.load import check_loaded, read_model
+
         model = read_model(self.model_path) if self.package is None else self.package.graph
         check_loaded(model, self.model_path)
         return model
 
     @cached_property
-    def signature(self) -> DecoderSignature | None:
-        """The sizes of the decoder; None if the graph is not a decoder."""
-        try:
-            return DecoderSignature.of(self.graph)
-        except GraphError:
-            return None
+    def facts(self) -> GraphFacts:
+        """Facts of the graph, from the cache if it was read before.
 
-    @cached_property
+        Raises:
+            GraphError: the file is not a valid ONNX graph.
+        """
+        return GraphFacts.from_json(self._remembered(lambda: GraphFacts.of(self.graph).to_json()))
+
+    @property
     def lowered(self) -> bool:
         """Whether the graph was already lowered for a provider."""
-        return any(value.name in _LOWERED_INPUTS for value in self.graph.graph.inputs)
+        return self.facts.lowered
+
+    def provider_facts(self, provider: Provider) -> Mapping[str, Any]:
+        """Return what a provider needs of the graph to choose its options, from the cache if possible.
+
+        Raises:
+            GraphError: the file is not a valid ONNX graph.
+        """
+        return self._remembered(lambda: provider.graph_facts(self.graph), provider=provider.name)
+
+    def _remembered(self, read: Callable[[], dict[str, Any]], **of: str) -> dict[str, Any]:
+        """Return what was read of the graph; equal files have equal facts."""
+
+        def compute() -> dict[str, Any]:
+            with self.unchanged():
+                return read()
+
+        return remembered(cache_key(facts_of=self.content_key, **of), compute)
 
     def load(self) -> ir.Model:
         """Load another copy of the graph, which passes may change.
@@ -108,6 +115,8 @@ class SourceModel:
         Raises:
             GraphError: the file is not a valid ONNX graph.
         """
+        from ...graph_opt.graph.load import load_model
+
         return load_model(self.model_path)
 
     @cached_property
@@ -119,8 +128,14 @@ class SourceModel:
         """
         if self.package is not None:
             return tuple(name for name in self.package.record.files if name not in COPIED_FILES)
-        tensors = external_tensors(self.graph)
-        return self.model_path.name, *sorted({str(tensor.location) for tensor in tensors})
+        name, folder = self.model_path.name, self.model_path.parent
+        known = remembered(cache_key(weight_files_of=self._hash([name])), self._weight_files)["files"]
+        if not all((folder / file).is_file() for file in known):
+            known = self._weight_files()["files"]  # says what is wrong with them
+        return name, *known
+
+    def _weight_files(self) -> dict[str, Any]:
+        return {"files": sorted({str(tensor.location) for tensor in external_tensors(self.graph)})}
 
     @cached_property
     def content_key(self) -> str:
@@ -129,11 +144,11 @@ class SourceModel:
         Raises:
             GraphError: a file cannot be read, or the graph is not valid.
         """
-        return self._read_content_key()
+        return self._hash(self.graph_files)
 
-    def _read_content_key(self) -> str:
+    def _hash(self, names: Iterable[str]) -> str:
         try:
-            return content_key(self.model_path.parent, self.graph_files)
+            return content_key(self.model_path.parent, names)
         except OSError as error:
             raise GraphError(f"{error.filename} cannot be read: {error.strerror}") from error
 
@@ -146,7 +161,7 @@ class SourceModel:
         """
         before = self.content_key
         yield
-        if self._read_content_key() != before:
+        if self._hash(self.graph_files) != before:
             raise PackageError(f"{self.model_path} or its weights changed while they were read; try again")
 
 
@@ -168,22 +183,23 @@ def resolve_model(
         PackageError: the package is damaged.
         GraphError: the package's graph is not valid.
     """
-    method = None if quantize is None else QuantizationRecipe(quantize)
     path = find_model(model)
     if path.suffix == ".onnx" and path.is_file():
-        if method is not None:
+        if quantize is not None:
             raise UsageError(f"{path} is an ONNX file; quantize it first: carryall quantize {path} OUT")
         return _onnx_file(str(model), path)
     if not Package.is_package(path):
         try:
-            return _package_files(str(model), _exported(path, method, progress))
+            return _package_files(str(model), exported_package(path, quantize, progress))
         except UnsupportedModelError:
             if path.is_dir():
                 _refuse_encoder(path, str(optional_config(path).get("model_type")))
             raise
-    package = Package.open(path)
+    package = Package.open(path, read_graph=False)
     _refuse_encoder(path, package.record.model_type)
-    return _package_files(str(model), package if method is None else _quantized(package, method, progress))
+    if quantize is not None:
+        package = quantized_package(package, quantize, progress)
+    return _package_files(str(model), package)
 
 
 def _refuse_encoder(folder: Path, model_type: str) -> None:
@@ -204,84 +220,7 @@ def locate_model(model: str | Path) -> Path:
         ModelNotFoundError: and the others of ``find_model``.
     """
     path = find_model(model)
-    return _exported(path, None, None).path if path.suffix.lower() == GGUF_SUFFIX else path
-
-
-def _exported(source: Path, method: QuantizationRecipe | None, progress: Progress | None) -> Package:
-    """Return the package of a checkpoint folder; export it unless that is cached."""
-    if method is not None and source.is_file():  # a GGUF file has no folder with a tokenizer
-        return _quantized(_exported(source, None, progress), method, progress)
-    content = fingerprint(source)
-
-    def build(folder: Path) -> None:
-        length = None if method is None else context_lengths(read_config(source))[1]
-        facts = FloatSource(name=str(source), folder=source, context_length=length, key=lambda: content)
-        with _quantizing(method, facts, lambda: export_model(source), progress) as (passes, record):
-            export_package(
-                source,
-                folder / _package_name(source),
-                transform=lambda model: run(model, passes)[0],
-                quantization=record,
-                passes=tuple(map(pass_name, passes)),
-                progress=progress,
-            )
-
-    return _cached(source, content, method, build)
-
-
-def _quantized(package: Package, method: QuantizationRecipe, progress: Progress | None) -> Package:
-    """Return a quantized copy of a package; quantize it unless that is cached."""
-    if package.record.quantization is not None:
-        raise UsageError(f"{package.path} is already quantized: {package.record.quantization}")
-
-    facts = FloatSource(
-        name=str(package.path),
-        folder=package.path,
-        context_length=package.record.default_context_length,
-        key=lambda: package.content_hash,
-        path=package.model_path,
-    )
-
-    def build(folder: Path) -> None:
-        with _quantizing(method, facts, package.load, progress) as (passes, record):
-            write_package(
-                run(load_model(package.model_path), passes)[0],
-                package.path,
-                folder / package.path.name,
-                quantization=record,
-                passes=(*package.record.passes, *map(pass_name, passes)),
-                progress=progress,
-            )
-
-    return _cached(package.path, package.content_hash, method, build)
-
-
-@contextmanager
-def _quantizing(
-    method: QuantizationRecipe | None,
-    source: FloatSource,
-    load: Callable[[], ir.Model],
-    progress: Progress | None,
-) -> Iterator[tuple[list[GraphPass], dict[str, Any] | None]]:
-    """Yield the passes of a recipe and their record; the measurements they read exist inside of the block."""
-    if method is None:
-        yield [], None
-        return
-    with scratch_folder() as scratch:
-        yield method.passes(FloatModel(source, load(), None, scratch, progress=progress))
-
-
-def _cached(
-    source: Path, content: str, method: QuantizationRecipe | None, build: Callable[[Path], None]
-) -> Package:
-    record = None if method is None else method.to_dict()
-    key = cache_key(name=_package_name(source), content=content, quantization=record)
-    about = {"model": str(source), "quantization": record and record["method"]}
-    return Package.open(cached_folder("packages", key, build, about) / _package_name(source))
-
-
-def _package_name(source: Path) -> str:
-    return source.stem if source.is_file() else source.name
+    return exported_package(path).path if path.suffix.lower() == GGUF_SUFFIX else path
 
 
 def _package_files(name: str, package: Package) -> SourceModel:

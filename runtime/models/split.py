@@ -7,10 +7,10 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ...contract import PAST_KEY
 from ...errors import CarryallError, UsageError
-from ...graph_opt.analysis.layers import KeepLayersPass, LayerRange
 from ...options import declared
 from ...progress import Progress
 from ...providers import get_provider, has_argument
@@ -19,6 +19,9 @@ from ...providers.runners.process_runner import ProcessRunner
 from ...providers.runners.split_runner import SplitRunner
 from .lowering import lowered_model
 from .model_source import SourceModel
+
+if TYPE_CHECKING:
+    from ...graph_opt.analysis.layers import LayerRange
 
 _PART = re.compile(
     r"(?P<provider>\w+)(?P<process>@process)?(:(?P<device>[\w.]+))?:(?P<first>\d+)-(?P<last>\d+)"
@@ -93,6 +96,8 @@ def parse_split(text: str, num_layers: int) -> list[SplitPart]:
     Raises:
         UsageError: the text is malformed, or layers are missing, repeated or unknown.
     """
+    from ...graph_opt.analysis.layers import LayerRange
+
     parts = []
     for piece in text.split(","):
         found = _PART.fullmatch(piece.strip())
@@ -145,6 +150,8 @@ def split_runner(
 
 
 def _lower(files: SourceModel, part: SplitPart, config: RunnerConfig, progress: Progress | None) -> Path:
+    from ...graph_opt.analysis.layers import KeepLayersPass
+
     provider = get_provider(part.provider)
     return lowered_model(files, provider, config, progress, change=KeepLayersPass(part.layers))
 

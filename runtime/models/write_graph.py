@@ -10,7 +10,8 @@ import onnx_ir as ir
 
 from ...contract import CONTEXT_LENGTH
 from ...errors import OutputExistsError, UsageError
-from ...exporter.package import TOKENIZER_FILE, Package, check_paths, write_package
+from ...exporter.package import TOKENIZER_FILE, Package
+from ...exporter.package_writing import check_paths, write_package
 from ...graph_opt.graph import graph_facts
 from ...graph_opt.graph.half_scales import narrowed_scales
 from ...graph_opt.graph.map_types import restore_map_types

@@ -14,12 +14,13 @@ import onnx_ir as ir
 from ...errors import UsageError
 from ...exporter.adapter import adapter_fingerprint, merge_adapter
 from ...exporter.config import context_lengths, read_config
-from ...exporter.encoders.export import is_encoder
+from ...exporter.encoders.names import is_encoder
 from ...exporter.export import check_float, export_model, opened
 from ...exporter.gguf.file import GGUF_SUFFIX
 from ...exporter.layouts.transformers_js import arrange
 from ...exporter.optimum import trace
-from ...exporter.package import Package, check_paths, check_tokenizer, fingerprint, new_folder, write_package
+from ...exporter.package import Package, fingerprint
+from ...exporter.package_writing import check_paths, check_tokenizer, new_folder, write_package
 from ...exporter.safetensors_files import safetensors_of
 from ...graph_opt.graph import graph_facts
 from ...graph_opt.passes.base import GraphPass, pass_name

@@ -12,7 +12,8 @@ from ...errors import UsageError
 from ...exporter.config import LENGTH_KEYS, RawConfig
 from ...exporter.encoders.export import export_encoder
 from ...exporter.encoders.modules import side_files
-from ...exporter.package import Package, fingerprint, write_package
+from ...exporter.package import Package, fingerprint
+from ...exporter.package_writing import write_package
 from ...progress import Progress, phase
 
 

@@ -8,13 +8,9 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jinja2
-
 from ...errors import ChatTemplateError, PackageError, PromptTooLongError
 from ...options import shown
 from ...storage.texts import read_text
-from .template_budget import MAX_SIZE
-from .template_sandbox import SANDBOX
 from .tokenizer import read_optional_json
 
 Message = Mapping[str, Any]
@@ -75,7 +71,7 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         template: str | None = None,
-        max_size: int = MAX_SIZE,
+        max_size: int | None = None,
         **variables: Any,
     ) -> str:
         """Return the prompt text of a conversation, including its special tokens.
@@ -85,7 +81,8 @@ class ChatTemplate:
             tools: JSON schemas of functions that the model may call.
             add_generation_prompt: append the header of the assistant's answer.
             template: the name of another template, or Jinja source.
-            max_size: maximum number of characters of the prompt.
+            max_size: maximum number of characters of the prompt; None and larger numbers take the limit of
+                ``template_budget``.
             variables: further variables of the template, such as ``enable_thinking``.
 
         Raises:
@@ -106,7 +103,7 @@ class ChatTemplate:
             "tools": [dict(tool) for tool in tools] if tools else None,
             "add_generation_prompt": add_generation_prompt,
         }
-        return _render(source, given, min(max_size, MAX_SIZE))
+        return _render(source, given, max_size)
 
     def source(self, template: str | None, *, with_tools: bool) -> str:
         """Return the source of a template by its name; Jinja source is returned as it is.
@@ -129,7 +126,13 @@ class ChatTemplate:
         return self._templates[template]
 
 
-def _render(source: str, variables: Mapping[str, Any], most: int) -> str:
+def _render(source: str, variables: Mapping[str, Any], max_size: int | None) -> str:
+    import jinja2  # models that only continue text start faster without it
+
+    from .template_budget import MAX_SIZE
+    from .template_sandbox import SANDBOX
+
+    most = MAX_SIZE if max_size is None else min(max_size, MAX_SIZE)
     if len(source) > _MAX_SOURCE:
         raise ChatTemplateError(f"the chat template has {len(source)} characters, more than {_MAX_SOURCE}")
     pieces: list[str] = []
@@ -165,6 +168,10 @@ def check_variables(variables: Mapping[str, Any], reserved: Collection[str]) -> 
     Raises:
         ChatTemplateError: a name is not an identifier, or is reserved.
     """
+    if not variables:
+        return
+    from .template_sandbox import SANDBOX
+
     for name in variables:
         if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
             raise ChatTemplateError(f"{name!r} cannot be a chat template variable: it is not an identifier")

@@ -32,7 +32,8 @@ def test_long_work_outside_a_terminal_writes_plain_lines(
 
 
 def test_a_terminal_gets_a_bar(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "Console", lambda **_: Console(stderr=True, force_terminal=True, width=90))
+    terminal = Console(stderr=True, force_terminal=True, width=90)
+    monkeypatch.setattr("rich.console.Console", lambda **_: terminal)
     work()
     out, err = capsys.readouterr()
     assert out == ""

@@ -13,14 +13,8 @@ from tiny_models import write_tiny
 
 from carryall.errors import CheckpointError, OutputExistsError, PackageError
 from carryall.exporter.export import export_package
-from carryall.exporter.package import (
-    COPIED_FILES,
-    Package,
-    check_paths,
-    fingerprint,
-    new_folder,
-    write_package,
-)
+from carryall.exporter.package import COPIED_FILES, Package, fingerprint
+from carryall.exporter.package_writing import check_paths, new_folder, write_package
 from carryall.storage.manifest import make_manifest
 
 

@@ -6,7 +6,6 @@ The operator and its caches: ``attention_operator.cpp`` and ``attention.h`` in `
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 
 import numpy as np
 import onnx_ir as ir
@@ -26,34 +25,14 @@ from ...graph.edit import (
 )
 from ...graph.lazy import lazy, shape_of
 from ...passes.base import GraphPass
+from ..paged_kv import CACHE_TYPE, CACHE_TYPES, LARGEST_HEAD, row_bytes
 from .kv_int8 import CacheScales
 from .shared_cache import reads_only
 
 DOMAIN, OPERATOR = "carryall", "PagedAttention"
 LAYOUT = 1  # version of the caches; the kernels refuse others
 BLOCK_SIZE = 32  # positions
-LARGEST_HEAD = 512
-_GROUP = 16
 _SINKS = 11  # index of the operator's input
-# The attribute ``cache_type``, and the bytes of a row of `width` elements.
-CACHE_TYPES: Mapping[str, int] = {"float32": 0, "bfloat16": 1, "int8": 2}
-CACHE_TYPE = "paged_cache_type"  # metadata key: which of these
-
-
-def cache_width(head_size: int) -> int:
-    """Return the elements of a row in the cache."""
-    return -(-head_size // _GROUP) * _GROUP
-
-
-def row_bytes(head_size: int, cache_type: str) -> int:
-    """Return the bytes of a position in one head of a cache."""
-    width = cache_width(head_size)
-    return {"float32": 4 * width, "bfloat16": 2 * width, "int8": width + 4}[cache_type]
-
-
-def width_of(row_bytes: int, cache_type: str) -> int:
-    """Return the elements of a row of so many bytes."""
-    return {"float32": row_bytes // 4, "bfloat16": row_bytes // 2, "int8": row_bytes - 4}[cache_type]
 
 
 class NativeAttentionPass(GraphPass):

@@ -11,7 +11,7 @@ from ..attention.rope_tables import RopeTablesPass
 from ..attention.shared_cache import SharedCachePass
 from ..outputs.hidden_states import LastHiddenStatePass
 from ..outputs.logits import SelectLogitsPass
-from .ort_paged import BEGINS, PAST, TABLE
+from ..paged_kv import BEGINS, PAST, TABLE
 from .paged import DOMAIN, FlatLogitsPass, PagedAttentionPass, PagedForm, PagedInputsPass
 
 TABLES: dict[str, list[str | int]] = {

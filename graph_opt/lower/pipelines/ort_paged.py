@@ -15,12 +15,9 @@ from ...graph.edit import MICROSOFT
 from ..attention.kv_int8 import CacheScales
 from ..attention.rope_tables import RopeTablesPass
 from ..outputs.logits import SelectLogitsPass
+from ..paged_kv import BEGINS, BOUNDS, PAST, TABLE
 from .paged import FlatLogitsPass, PagedAttentionPass, PagedForm, PagedInputsPass
 
-BEGINS, PAST, TABLE = "cumulative_sequence_length", "past_seqlens", "block_table"
-# [max new tokens of a row, max tokens of a row] in host memory. Without it, the kernel synchronises with the
-# device in every layer to compute them.
-BOUNDS = "attention_metadata"
 TABLES: dict[str, list[str | int]] = {
     BEGINS: ["rows_and_one"],
     PAST: ["rows"],
@@ -48,8 +45,3 @@ def ort_paged_passes(context_length: int, scales: CacheScales) -> list[ir.passes
         SelectLogitsPass(),
         FlatLogitsPass(FORM),
     ]
-
-
-def block_size(head_size: int) -> int:
-    """Return the smallest number of tokens per block that FlashAttention's paged kernel supports."""
-    return 256 if head_size <= 64 else 128 if head_size <= 128 else 64

@@ -11,6 +11,7 @@ from ....errors import UsageError
 from ...passes.normalize.float_compute import FloatComputePass
 from ...passes.rules import RulePass
 from ...quantize.formats.half import HalfPrecisionPass
+from ...quantize.formats.half_pass import HALF_TYPES
 from ..attention.attention import GroupQueryAttentionPass
 from ..attention.kv_int8 import KV_CACHE_MODES, CacheScales, Int8CachePass, TakeCacheScalesPass
 from ..attention.norms_in_attention import NormsInAttentionPass
@@ -171,5 +172,5 @@ def _float_passes(options: SlotOptions) -> list[ir.passes.PassBase]:
     static = not options.kernels.matmul_integer_to_float
     if dynamic or static:
         passes.append(WeightOnlyProductsPass(dynamic=dynamic, static=static))
-    keep = () if options.compute is None else options.kernels.half_types
+    keep = () if options.compute is None else [HALF_TYPES[name] for name in options.kernels.half_types]
     return [*passes, FloatComputePass(keep=keep)]

@@ -6,10 +6,13 @@ read it as it is stored, for any number of rows.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
-from ...graph.lazy import Array
-from .groups import GroupedScales
+if TYPE_CHECKING:
+    from ...graph.lazy import Array
+    from .groups import GroupedScales
 
 LAYOUT = 2
 COLUMNS = 16  # outputs of a tile

@@ -13,7 +13,7 @@ import onnx_ir as ir
 from ....contract import ATTENTION_MASK, INPUT_IDS, POSITION_IDS, is_past
 from ....errors import GraphError, MissingExtraError, UsageError
 from ....progress import Progress
-from ...graph.integer_sums import prepare_sums
+from ...graph.integer_weights import prepare_sums
 from ...graph.lazy import Array
 from ...graph.onnx_files import read_onnx
 

@@ -20,7 +20,7 @@ from ....errors import GraphError, MissingExtraError
 from ....progress import Progress
 from ....storage.scratch import scratch_folder
 from ...graph.edit import nodes_of, weight
-from ...graph.integer_sums import prepare_sums
+from ...graph.integer_weights import prepare_sums
 from ...graph.lazy import Array, shape_of
 from ..algorithms.blockwise import Floats
 from ..calibration.activations import Tokens, fresh_sequence, placed

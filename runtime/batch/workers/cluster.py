@@ -16,9 +16,9 @@ from typing import Any
 import filelock
 
 from ....errors import CarryallError, MissingExtraError, ProviderRuntimeError, UsageError
+from ....storage.cache import cached_folder
 from ....storage.paths import check_name
 from ....storage.root import cache_root, unusable
-from ...models.cache import cached_folder
 from ..inputs.lines import BatchLine
 from ..jobs.journal import Answer
 from .pool import Give, Take, Worker, WorkerLost, WorkerPool

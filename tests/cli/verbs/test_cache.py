@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from carryall.cli import carryall
-from carryall.runtime.models.cache import cached_folder
+from carryall.storage.cache import cached_folder
 
 
 @pytest.fixture(autouse=True)

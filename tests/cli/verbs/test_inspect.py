@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from carryall.cli import carryall
 from carryall.exporter.demo import demo_path
-from carryall.exporter.encoders.export import encoder_families
+from carryall.exporter.encoders.names import encoder_families
 from carryall.exporter.export import export_package, families
 
 

@@ -14,7 +14,8 @@ from onnx.reference import ReferenceEvaluator
 from tiny_encoders import CASES, CLASSIFIER, tokens, write_tiny_encoder
 
 from carryall.errors import CheckpointError, UnsupportedModelError, WeightWarning
-from carryall.exporter.encoders.export import encoder_families, export_encoder, label_names
+from carryall.exporter.encoders.export import export_encoder, label_names
+from carryall.exporter.encoders.names import encoder_families
 
 ort = pytest.importorskip("onnxruntime")
 STATES = "last_hidden_state"

@@ -10,7 +10,7 @@ from native_attention import Cache, run
 from native_kernels import isas
 from paged_attention_reference import attention, random_case
 
-from carryall.graph_opt.lower.attention.native_attention import CACHE_TYPES
+from carryall.graph_opt.lower.paged_kv import CACHE_TYPES
 from carryall.providers.base import KVEviction
 from carryall.providers.kv.block_memory import BlockMemory, BlockShape
 

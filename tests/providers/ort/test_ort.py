@@ -34,8 +34,10 @@ def model(tmp_path: Path) -> Path:
 @pytest.fixture
 def fresh_import() -> Iterator[None]:
     ort.load_onnxruntime.cache_clear()
+    ort._conflict.cache_clear()
     yield
     ort.load_onnxruntime.cache_clear()
+    ort._conflict.cache_clear()
 
 
 def test_a_session_has_only_the_asked_provider(model: Path) -> None:

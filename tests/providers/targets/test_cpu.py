@@ -99,6 +99,11 @@ PRODUCT = """g (float[1, S, 64] x) => (float[1, S, 8] y) {
     y = MatMul(x, w) }"""
 
 
+def resolved(config: RunnerConfig, model: ir.Model) -> RunnerConfig:
+    provider = CpuProvider()
+    return provider.resolve_options(config, lambda: provider.graph_facts(model))
+
+
 def product(dtype: npt.DTypeLike) -> ir.Model:
     return graph(PRODUCT, q=np.zeros((64, 8)).astype(dtype), s=np.ones((2, 8), np.float32))
 
@@ -122,20 +127,18 @@ def test_wide_products_are_chosen_by_weights_cpu_and_memory(
 ) -> None:
     here = dataclasses.replace(machine.describe_machine(), features=features, memory_available=memory)
     monkeypatch.setattr(machine, "describe_machine", lambda: here)
-    settled = CpuProvider().resolve_options(RunnerConfig(), lambda: product(dtype))
+    settled = resolved(RunnerConfig(), product(dtype))
     assert settled.options == {"kernels": "onnxruntime", "wide_products": chosen, "kv_memory": "slots"}
     for mode in ("on", "off"):
         asked = RunnerConfig(options={"wide_products": mode})
-        assert CpuProvider().resolve_options(asked, lambda: product(dtype)).options["wide_products"] == mode
+        assert resolved(asked, product(dtype)).options["wide_products"] == mode
 
 
 def test_wide_products_has_three_modes() -> None:
     with pytest.raises(
         UsageError, match="wide_products of provider 'cpu' must be one of auto, on, off, not 'yes'"
     ):
-        CpuProvider().resolve_options(
-            RunnerConfig(options={"wide_products": "yes"}), lambda: product(np.int8)
-        )
+        resolved(RunnerConfig(options={"wide_products": "yes"}), product(np.int8))
 
 
 def test_lowering_needs_the_context_length() -> None:
@@ -149,7 +152,7 @@ def test_lowering_needs_the_context_length() -> None:
 def test_kernels_are_chosen_by_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     def settled(**options: str) -> dict[str, str]:
         config = RunnerConfig(options=dict(options))
-        return CpuProvider().resolve_options(config, lambda: product(ml_dtypes.int4)).options
+        return resolved(config, product(ml_dtypes.int4)).options
 
     with pytest.raises(ProviderUnavailableError, match="doctor --build-kernels"):
         settled(kernels="carryall")
@@ -192,16 +195,14 @@ def test_large_heads_and_windows_of_some_layers_stay_in_slots(
             y, ok, ov = Attention <q_num_heads = 1, kv_num_heads = 1> (x, q, q, {second}, k, v)
         }}""")
     config = RunnerConfig(options={"wide_products": "off"})
-    assert CpuProvider().resolve_options(config, lambda: made).options["kv_memory"] == memory
+    assert resolved(config, made).options["kv_memory"] == memory
 
 
 @pytest.mark.parametrize("other", [{"kernels": "onnxruntime"}, {}], ids=str)
 def test_paged_kv_needs_carryalls_kernels(monkeypatch: pytest.MonkeyPatch, other: dict[str, str]) -> None:
     monkeypatch.setattr(cpu, "find_library", lambda: None)
     with pytest.raises(UsageError, match="kv_memory=paged needs carryall's kernels; build them with"):
-        CpuProvider().resolve_options(
-            RunnerConfig(options={"kv_memory": "paged", **other}), lambda: product(np.int8)
-        )
+        resolved(RunnerConfig(options={"kv_memory": "paged", **other}), product(np.int8))
 
 
 def test_wrong_shapes_of_constants_are_not_reported(caplog: pytest.LogCaptureFixture) -> None:
@@ -214,5 +215,5 @@ def test_wrong_shapes_of_constants_are_not_reported(caplog: pytest.LogCaptureFix
     )
     made.graph.inputs[0].name = "past_key_values.0.key"
     made.graph[0].outputs[0].shape = ir.Shape([])
-    assert not cpu._blocks_suffice(made)
+    assert not CpuProvider().graph_facts(made)["blocks_suffice"]
     assert not caplog.records

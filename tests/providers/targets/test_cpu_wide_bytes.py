@@ -8,7 +8,7 @@ import pytest
 from tiny_gguf import write_gguf
 
 from carryall.exporter.export import export_package
-from carryall.providers.targets.cpu import wide_bytes
+from carryall.graph_opt.lower.pipelines.cpu_facts import wide_bytes
 
 SIZES = {"hidden_size": 64, "intermediate_size": 96}
 

@@ -11,7 +11,7 @@ import pytest
 from tiny_models import write_tiny
 
 from carryall.exporter.export import export_model
-from carryall.exporter.package import write_package
+from carryall.exporter.package_writing import write_package
 from carryall.graph_opt.pipeline.pipeline import run
 from carryall.graph_opt.quantize.formats.kv_cache import QuantizeKVPass
 from carryall.providers import get_provider

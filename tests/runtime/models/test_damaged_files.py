@@ -24,10 +24,10 @@ from carryall.exporter.export import export_package
 from carryall.exporter.package import Package
 from carryall.providers import get_provider
 from carryall.providers.base import RunnerConfig
-from carryall.runtime.models.cache import cached_folder
 from carryall.runtime.models.lowering import lowered_model, with_context
 from carryall.runtime.models.model_source import resolve_model
 from carryall.storage import hashes
+from carryall.storage.cache import cached_folder
 
 PROMPT = "def f(x):"
 FILES = (
@@ -176,7 +176,8 @@ def lowered(case: Case, package: Path) -> Path:
     """Return the cache folder of a package's lowered graph."""
     files = resolve_model(package)
     provider = get_provider("cpu")
-    config = with_context(provider.resolve_options(RunnerConfig(max_slots=1), lambda: files.graph), files)
+    config = provider.resolve_options(RunnerConfig(max_slots=1), lambda: files.provider_facts(provider))
+    config = with_context(config, files)
     return lowered_model(files, provider, config).parent
 
 

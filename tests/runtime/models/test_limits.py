@@ -33,7 +33,7 @@ def test_four_threads_a_core_are_the_most() -> None:
 
 def test_slots_must_fit_into_memory() -> None:
     source = resolve_model("draft")
-    sizes = source.signature
+    sizes = source.facts.sizes
     assert sizes is not None
     slot = 64 * sizes.kv_bytes_per_token + 4 * sizes.vocab_size
     most = 5 * 10**8 // slot

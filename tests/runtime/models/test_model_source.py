@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -239,3 +240,30 @@ def test_context_length_is_the_model_s_default_or_within_its_limit(checkpoint: P
     for wrong in (129, -1):
         with pytest.raises(UsageError, match=rf"context_length {wrong} is not in \[1, 128\]"):
             with_context(RunnerConfig(context_length=wrong), files)
+
+
+@pytest.mark.parametrize("place", ["nothing", "pipe", "folder"])
+def test_weights_that_are_no_file_are_refused_though_the_graph_is_known(place: str, package: Path) -> None:
+    model, weights = package / "model.onnx", package / "model.onnx.data"
+    assert resolve_model(model).facts.sizes is not None
+    weights.unlink()
+    if place == "pipe":  # reading it would block
+        os.mkfifo(weights)
+    elif place == "folder":
+        weights.mkdir()
+    with pytest.raises(GraphError, match=r"model\.onnx\.data"):
+        _ = resolve_model(model).facts
+
+
+def test_facts_belong_to_the_content_of_graph_and_weights(
+    package: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, weights = package / "model.onnx", package / "model.onnx.data"
+    before = resolve_model(model).facts
+    graph = SourceModel.graph
+    monkeypatch.setattr(SourceModel, "graph", property(lambda _: pytest.fail("the graph was read")))
+    assert resolve_model(model).facts == before
+    monkeypatch.setattr(SourceModel, "graph", graph)
+    weights.write_bytes(weights.read_bytes()[:-64])
+    with pytest.raises(GraphError, match=str(weights.name)):
+        _ = resolve_model(model).facts

@@ -133,7 +133,8 @@ def test_kv_in_blocks_is_the_choice_where_all_layers_have_the_same_window(
 ) -> None:
     def settled(folder: Path) -> str:
         config = RunnerConfig(options={"kernels": "carryall"})
-        chosen = CpuProvider().resolve_options(config, lambda: ir.load(folder / "model.onnx"))
+        provider, graph = CpuProvider(), ir.load(folder / "model.onnx")
+        chosen = provider.resolve_options(config, lambda: provider.graph_facts(graph))
         return str(chosen.options["kv_memory"])
 
     assert settled(package(tmp_path, layer_types=NO_WINDOWS)) == "paged"

@@ -18,7 +18,8 @@ from carryall.exporter.export import export_package
 from carryall.graph_opt.compare.runners import PortableRunner
 from carryall.graph_opt.graph.edit import MICROSOFT, nodes_of
 from carryall.graph_opt.lower.kernels import CUDA
-from carryall.graph_opt.lower.pipelines.ort_paged import TABLES, block_size
+from carryall.graph_opt.lower.paged_kv import block_size
+from carryall.graph_opt.lower.pipelines.ort_paged import TABLES
 from carryall.graph_opt.lower.pipelines.slots import SlotOptions, slot_passes
 from carryall.graph_opt.pipeline.pipeline import run
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from carryall.errors import UsageError
-from carryall.runtime.models import cache
-from carryall.runtime.models.cache import cache_key, cached_folder, discard, sweep_deleted
+from carryall.storage import cache
+from carryall.storage.cache import cache_key, cached_folder, discard, sweep_deleted
 from carryall.storage.root import cache_root
 
 

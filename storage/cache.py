@@ -17,11 +17,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from ...errors import UsageError
-from ...storage.manifest import find_damage, make_manifest, read_manifest
-from ...storage.root import cache_root, unusable
-from ...storage.scratch import folder_beside
-from ...storage.writing import writing
+from ..errors import UsageError
+from .manifest import find_damage, make_manifest, read_manifest
+from .root import cache_root, unusable
+from .scratch import folder_beside
+from .writing import writing
 
 _log = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ _DELETED = ".deleted"
 _KEPT_NAME = 40  # characters; a longer name could not be made longer
 IN_USE_SECONDS = 3600  # an entry returned within this time may still have files to be opened
 _DEFAULT_LIMIT_GB = 32.0
-_PACKAGE_ROOT = Path(__file__).resolve().parents[2]
+_PACKAGE_ROOT = Path(__file__).resolve().parents[1]
 _GRAPH_CODE = ("exporter", "graph_opt", "providers")
 _LIBRARIES = ("carryall", "onnx", "onnx-ir", "onnxruntime", "onnxruntime-gpu", "openvino")
 
@@ -60,14 +60,10 @@ def cached_folder(
         OSError: a file cannot be written, for instance on a full disk; the partial folder is deleted.
     """
     limit = limit_bytes()
+    found = intact_folder(kind, key)
+    if found is not None:
+        return found
     folder = cache_root() / kind / key
-    if _exists(folder):
-        wrong = _damage(folder)
-        if wrong is None:
-            _mark_used(folder)
-            return folder
-        _log.warning("cache entry %s is damaged and is built again: %s", folder, wrong)
-        discard(folder)
     with contextlib.ExitStack() as stack:
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
@@ -80,6 +76,24 @@ def cached_folder(
         _publish(scratch, folder)
     _evict(folder.parent, limit)
     return folder
+
+
+def intact_folder(kind: str, key: str) -> Path | None:
+    """Return the folder of a key; None if it is missing, or was damaged and is deleted.
+
+    Raises:
+        UsageError: the cache folder cannot be used.
+    """
+    folder = cache_root() / kind / key
+    if not _exists(folder):
+        return None
+    wrong = _damage(folder)
+    if wrong is None:
+        _mark_used(folder)
+        return folder
+    _log.warning("cache entry %s is damaged and is built again: %s", folder, wrong)
+    discard(folder)
+    return None
 
 
 def _exists(folder: Path) -> bool:
@@ -192,6 +206,7 @@ def _damage(folder: Path) -> str | None:
     return next((f"{name} {wrong}" for name, wrong in find_damage(folder, files)), None)
 
 
+@functools.cache
 def _versions() -> dict[str, str]:
     versions = {}
     for name in _LIBRARIES:
@@ -204,8 +219,11 @@ def _versions() -> dict[str, str]:
 def _code() -> str:
     """Return a hash of the code that writes graphs, since a checkout's version does not change with it."""
     digest = hashlib.sha256()
-    for name in _GRAPH_CODE:
-        for path in sorted((_PACKAGE_ROOT / name).rglob("*.py")):
-            content = hashlib.sha256(path.read_bytes()).hexdigest()
-            digest.update(f"{path.relative_to(_PACKAGE_ROOT).as_posix()} {content}\n".encode())
+    for folder in (folder for name in _GRAPH_CODE for folder in sorted(os.walk(_PACKAGE_ROOT / name))):
+        for name in sorted(name for name in folder[2] if name.endswith(".py")):
+            path = os.path.join(folder[0], name)
+            with open(path, "rb") as file:
+                content = file.read()
+            digest.update(f"{os.path.relpath(path, _PACKAGE_ROOT)} {len(content)}\n".encode())
+            digest.update(content)
     return digest.hexdigest()

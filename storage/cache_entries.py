@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...storage.hashes import forget_missing_folders
-from ...storage.root import cache_root, unusable
-from ...storage.scratch import sweep
 from .cache import IN_USE_SECONDS, RECORD, discard, limit_bytes, read_entry, sweep_deleted
+from .hashes import forget_missing_folders
+from .remembered import FACTS
+from .root import cache_root, unusable
+from .scratch import sweep
 
 # Folders of the cache that hold entries; other files in the cache folder are left alone.
-KINDS = ("packages", "lowered", "fastest", "calibration", "openvino", "tensorrt", "shipped")
+KINDS = ("packages", "lowered", FACTS, "fastest", "calibration", "openvino", "tensorrt", "shipped")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,40 @@
+"""The interface of paged graphs: names of their inputs, and the rows of carryall's own caches.
+
+Runners read it too, so this module does not import onnx_ir.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+BEGINS, PAST, TABLE = "cumulative_sequence_length", "past_seqlens", "block_table"
+# [max new tokens of a row, max tokens of a row] in host memory. Without it, the kernel synchronises with the
+# device in every layer to compute them.
+BOUNDS = "attention_metadata"
+
+LARGEST_HEAD = 512  # of carryall's kernel
+# Its attribute ``cache_type``, and the bytes of a row of `width` elements.
+CACHE_TYPES: Mapping[str, int] = {"float32": 0, "bfloat16": 1, "int8": 2}
+CACHE_TYPE = "paged_cache_type"  # metadata key: which of these
+_GROUP = 16
+
+
+def cache_width(head_size: int) -> int:
+    """Return the elements of a row in the cache."""
+    return -(-head_size // _GROUP) * _GROUP
+
+
+def row_bytes(head_size: int, cache_type: str) -> int:
+    """Return the bytes of a position in one head of a cache."""
+    width = cache_width(head_size)
+    return {"float32": 4 * width, "bfloat16": 2 * width, "int8": width + 4}[cache_type]
+
+
+def width_of(row_bytes: int, cache_type: str) -> int:
+    """Return the elements of a row of so many bytes."""
+    return {"float32": row_bytes // 4, "bfloat16": row_bytes // 2, "int8": row_bytes - 4}[cache_type]
+
+
+def block_size(head_size: int) -> int:
+    """Return the smallest number of tokens per block that FlashAttention's paged kernel supports."""
+    return 256 if head_size <= 64 else 128 if head_size <= 128 else 64

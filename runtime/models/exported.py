@@ -1,0 +1,75 @@
+"""Packages in the cache: exported checkpoints and GGUF files, and quantized copies of packages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ...errors import UsageError
+from ...exporter.package import Package, fingerprint
+from ...progress import Progress
+from ...storage.cache import cache_key, cached_folder
+
+if TYPE_CHECKING:
+    from ...graph_opt.quantize.recipe import QuantizationRecipe
+
+
+def exported_package(source: Path, quantize: str | None = None, progress: Progress | None = None) -> Package:
+    """Return the package of a checkpoint folder or GGUF file; export it unless that is cached.
+
+    Args:
+        source: the folder or file.
+        quantize: the quantization method; None does not quantize.
+        progress: called for every tensor written.
+    """
+    if quantize is not None and source.is_file():  # a GGUF file has no folder with a tokenizer
+        return quantized_package(exported_package(source, progress=progress), quantize, progress)
+    method, content = _recipe(quantize), fingerprint(source)
+
+    def build(folder: Path) -> None:
+        from .building import build_export
+
+        build_export(source, folder / _package_name(source), method, content, progress)
+
+    return _cached(source, content, method, build)
+
+
+def quantized_package(package: Package, quantize: str, progress: Progress | None = None) -> Package:
+    """Return a quantized copy of a package; quantize it unless that is cached.
+
+    Raises:
+        UsageError: the package is already quantized.
+    """
+    method = _recipe(quantize)
+    if package.record.quantization is not None:
+        raise UsageError(f"{package.path} is already quantized: {package.record.quantization}")
+
+    def build(folder: Path) -> None:
+        from .building import build_quantized
+
+        build_quantized(package, folder / package.path.name, method, progress)
+
+    return _cached(package.path, package.content_hash, method, build)
+
+
+def _recipe(quantize: str | None) -> QuantizationRecipe | None:
+    if quantize is None:
+        return None
+    from ...graph_opt.quantize.recipe import QuantizationRecipe
+
+    return QuantizationRecipe(quantize)
+
+
+def _cached(
+    source: Path, content: str, method: QuantizationRecipe | None, build: Callable[[Path], None]
+) -> Package:
+    record = None if method is None else method.to_dict()
+    key = cache_key(name=_package_name(source), content=content, quantization=record)
+    about = {"model": str(source), "quantization": record and record["method"]}
+    folder = cached_folder("packages", key, build, about) / _package_name(source)
+    return Package.open(folder, read_graph=False)
+
+
+def _package_name(source: Path) -> str:
+    return source.stem if source.is_file() else source.name

@@ -1,0 +1,57 @@
+"""Small JSON objects that are computed once and kept in the cache."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ..errors import UsageError
+from .root import cache_root
+from .writing import write_whole
+
+FACTS = "facts"  # the folder in the cache
+
+
+def remembered(key: str, compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Return the JSON object that ``compute`` returned for this key before; compute it if it is not known.
+
+    A file holds the object with its key and its sha256, so what is damaged or misplaced is computed again. If
+    the cache cannot be written, every process computes for itself.
+
+    Args:
+        key: see ``cache_key``; it must contain everything that the result depends on.
+        compute: returns the object.
+    """
+    path = cache_root() / FACTS / f"{key}.json"
+    known = _read(path, key)
+    if known is None:
+        known = compute()
+        with contextlib.suppress(OSError, UsageError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(path, json.dumps({"facts": known, "sha256": _digest(key, known)}, indent=1))
+    return known
+
+
+def _read(path: Path, key: str) -> dict[str, Any] | None:
+    """Return the object of a file, None if it is missing or damaged."""
+    if not path.is_file():  # reading a pipe would block
+        return None
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        known, digest = content["facts"], content["sha256"]
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return None
+    if digest != _digest(key, known) or not isinstance(known, dict):
+        return None
+    with contextlib.suppress(OSError):  # a cache that cannot be written
+        os.utime(path)  # ``carryall cache prune`` deletes what was not used
+    return known
+
+
+def _digest(key: str, known: object) -> str:
+    return hashlib.sha256(json.dumps([key, known], sort_keys=True).encode()).hexdigest()
