@@ -34,11 +34,12 @@ def check_texts(model: ir.Model, name: str) -> None:
 
 def _parts(model: ir.Model) -> Iterator[Any]:
     yield model
-    for graph in (*model.graphs(), *model.functions.values()):
+    yield from model.functions.values()
+    for graph in model.graphs():
         yield graph
         for value in (*graph.inputs, *graph.outputs):
             yield from (value, value.type)
-    bodies = (model.graph, *model.functions.values())
+    bodies: list[ir.Graph | ir.Function] = [model.graph, *model.functions.values()]
     for node in (node for body in bodies for node in body.all_nodes()):
         yield node
         for value in node.outputs:
