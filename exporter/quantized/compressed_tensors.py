@@ -89,7 +89,7 @@ def _group_sizes(settings: Mapping[str, Any]) -> set[int]:
             "config.json: 'config_groups' of quantization_config must be an object of objects"
         )
     weights = [one.get("weights") or {} for one in groups.values()]
-    sizes = {one.get("group_size") for one in weights if isinstance(one, dict)}
+    sizes = [one.get("group_size") for one in weights if isinstance(one, dict)]
     return {size for size in sizes if isinstance(size, int) and size > 0}
 
 

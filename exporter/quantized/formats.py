@@ -52,14 +52,17 @@ def read_quantized(config: Mapping[str, Any], tensors: Mapping[str, RawTensor]) 
         tensors: the stored tensors by name.
 
     Raises:
-        CheckpointError: a tensor is missing, doubled, or its shape does not fit the others.
+        CheckpointError: a tensor is missing, doubled, or its shape does not fit the others; or a setting
+            has another type.
         UnsupportedModelError: the quantization is not supported.
     """
     settings = config.get("quantization_config")
     if settings is None:
         return None
-    method = settings.get("quant_method") if isinstance(settings, dict) else settings
-    if method not in _READERS:
+    if not isinstance(settings, dict):
+        raise CheckpointError(f"config.json: 'quantization_config' must be an object, found {settings!r}")
+    method = settings.get("quant_method")
+    if not isinstance(method, str) or method not in _READERS:
         raise UnsupportedModelError(
             f"checkpoints quantized by {method!r} are not supported; supported: {', '.join(sorted(_READERS))}"
         )

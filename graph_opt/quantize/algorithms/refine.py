@@ -56,9 +56,10 @@ def block_systems(target: Floats, levels: Floats, blocks: int, moments: Floats) 
     cut = levels.reshape(blocks, -1, outputs)
     systems = np.empty((outputs, blocks, blocks))
     for index, part in enumerate(cut):
-        inputs = slice(index * len(part), (index + 1) * len(part))
-        spread = (moments[:, inputs] @ part).reshape(cut.shape)
-        systems[:, index] = np.einsum("bin,bin->nb", cut, spread)
+        begin, end = index * len(part), (index + 1) * len(part)
+        spread = (moments[:end, begin:end] @ part).reshape(index + 1, *part.shape)
+        row = np.einsum("bin,bin->nb", cut[: index + 1], spread)
+        systems[:, index, : index + 1] = systems[:, : index + 1, index] = row  # symmetric, as the moments
     return systems, np.einsum("bin,bin->nb", cut, (moments @ target).reshape(cut.shape))
 
 

@@ -7,6 +7,7 @@ Between two stages only the live values are stored, and only one stage's weights
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -215,10 +216,11 @@ def _advance(
         pairs = zip(waiting.take(index), matrices, strict=True)
         results = [segment.run({**inputs, **values}, weights) for values, weights in pairs]
         x, y = (_rows(values[source]) for values in (results[0], results[-1]))
-        weighted = _weighted(y)
-        moments = moments + weighted.T @ y
+        roots = _roots(y)
+        y = y * roots
+        moments = moments + y.T @ y  # a product with itself takes half the time
         same_tokens = same_tokens and len(x) == len(y) == inputs[INPUT_IDS].size
-        drift = drift + (weighted.T @ (x - y) if same_tokens else 0)
+        drift = drift + (y.T @ (x * roots - y) if same_tokens else 0)
         count += len(y)
         waiting.put(index, results)
     if not count:
@@ -226,19 +228,16 @@ def _advance(
     return moments / np.float32(count), drift / np.float32(count) if same_tokens else None
 
 
-def _weighted(rows: Floats) -> Floats:
-    """Return the rows [tokens, in] of a window, the first times its weight.
+def _roots(rows: Floats) -> Floats:
+    """Return the square roots of the weights of a window's rows [tokens, in], [tokens, 1].
 
-    Its squares then sum up to those of ``_FIRST_SHARE`` of the tokens, or more.
+    The weighted squares of the first row sum up to those of ``_FIRST_SHARE`` of the tokens, or more.
     """
-    if not len(rows):
-        return rows
+    roots: Floats = np.ones((len(rows), 1), np.float32)
     squares = np.einsum("ti,ti->t", rows, rows)
-    least = _FIRST_SHARE * len(rows) * float(np.median(squares))
-    weighted: Floats = rows.copy()
-    if 0 < squares[0] < least:
-        weighted[0] *= np.float32(least / squares[0])
-    return weighted
+    if len(rows) and squares[0] > 0:
+        roots[0] = max(1.0, math.sqrt(_FIRST_SHARE * len(rows) * float(np.median(squares) / squares[0])))
+    return roots
 
 
 def _rows(value: Array) -> Floats:

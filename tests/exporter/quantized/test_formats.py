@@ -285,6 +285,7 @@ def test_damaged_checkpoints_are_refused_by_tensor(
         ({"quant_method": "compressed-tensors"}, CheckpointError, "'config_groups'"),
         ({"quant_method": "fp8", "weight_block_size": [8]}, CheckpointError, "'weight_block_size'"),
         ({"quant_method": "bitsandbytes"}, CheckpointError, "quantized by bitsandbytes, but none is"),
+        ({"quant_method": ["gptq"]}, UnsupportedModelError, r"quantized by \['gptq'\] are not supported"),
     ],
 )
 def test_settings_that_are_not_supported_are_named(
@@ -295,6 +296,24 @@ def test_settings_that_are_not_supported_are_named(
     config["quantization_config"] |= changes
     (checkpoint / "config.json").write_text(json.dumps(config))
     with pytest.raises(error, match=words):
+        export_package(checkpoint, tmp_path / "out")
+
+
+@pytest.mark.parametrize("settings_", ["gptq", [1], 3])
+def test_settings_must_be_an_object(settings_: Any, tmp_path: Path) -> None:
+    checkpoint, _ = tiny.write_quantized(tmp_path, *CASES["gptq-4-32"])
+    config = json.loads((checkpoint / "config.json").read_text())
+    (checkpoint / "config.json").write_text(json.dumps(config | {"quantization_config": settings_}))
+    with pytest.raises(CheckpointError, match="'quantization_config' must be an object, found"):
+        export_package(checkpoint, tmp_path / "out")
+
+
+def test_a_group_size_of_another_type_is_refused(tmp_path: Path) -> None:
+    settings_, quantize_ = CASES["packed-4-32"]
+    weights = {"num_bits": 4, "group_size": [32], "type": "int"}
+    changed = {**settings_, "config_groups": {"group_0": {"weights": weights}}}
+    checkpoint, _ = tiny.write_quantized(tmp_path, changed, quantize_)
+    with pytest.raises(CheckpointError, match=r"no group_size of quantization_config gives \(none\)"):
         export_package(checkpoint, tmp_path / "out")
 
 

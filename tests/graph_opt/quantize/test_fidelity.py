@@ -27,7 +27,7 @@ def test_calibration_beats_rounding_at_every_block_size(block_size: int, tmp_pat
     for algorithm in ("rtn", "awq", "gptq"):
         out = tmp_path / algorithm
         options = ["--method", "int4-fast", "--block-size", block_size, "--quiet"]
-        options += [] if algorithm == "rtn" else ["--algorithm", algorithm, "--calibration", text]
+        options += ["--algorithm", algorithm, *([] if algorithm == "rtn" else ["--calibration", text])]
         run("quantize", "demo", out, *options)
         options = ["--reference", "demo", "--max-tokens", 6000, "--prompts", 0, "--window", 512, "--json"]
         divergence[algorithm] = json.loads(run("eval", out, *options))["mean_kl"]
