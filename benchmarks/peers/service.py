@@ -113,7 +113,7 @@ def serving(server: Server, folder: Path) -> Iterator[str]:
 
 
 def _answers(url: str, model: str) -> bool:
-    """Whether a service completes a prompt; this also warms it up, since some compile in their first request."""
+    """Whether a service completes a prompt, which also warms it up: some compile in their first request."""
     body = {"model": model, "prompt": "warm up " * (_PROMPT // 2), "max_tokens": _NEW}
     asked = urllib.request.Request(  # noqa: S310 -- our own server
         f"{url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}

@@ -83,8 +83,9 @@ def _call(call: Any) -> str:
 def _text(content: Any) -> str:
     """Return the text of a content: a text, None, or a list of parts of type ``text``."""
     parts = content if isinstance(content, list) else [{"text": content or ""}]
-    texts = [part.get("text") if isinstance(part, Mapping) else part for part in parts]
-    if not all(isinstance(text, str) for text in texts):
+    found = [part.get("text") if isinstance(part, Mapping) else part for part in parts]
+    texts = [text for text in found if isinstance(text, str)]
+    if len(texts) < len(found):
         raise ChatTemplateError(f"the content of a message must be text, not {content!r:.100}")
     return "".join(texts)
 

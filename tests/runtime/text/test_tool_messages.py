@@ -38,7 +38,7 @@ def test_without_tools_a_plain_conversation_stays_as_it_is() -> None:
 
 
 def test_past_calls_are_text_that_the_parser_reads_back() -> None:
-    turns = [
+    turns: list[dict[str, Any]] = [
         ASK,
         {"role": "assistant", "content": None, "tool_calls": [call({"zone": "é"}), call('{"zone": "b"}')]},
         {"role": "tool", "tool_call_id": "1", "content": "12:00"},
