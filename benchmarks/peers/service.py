@@ -5,8 +5,9 @@
 
 FOLDER is that of ``compare.py``. All services run SmolLM2 in their engine's 4-bit form, at their defaults,
 behind OpenAI's /v1/completions; guidellm keeps some streams open, with prompts of 256 tokens and 64 new
-ones. A table of tokens a second and of percentiles of latency goes to FOLDER/results/service.md, all figures
-to service.json. OpenVINO GenAI has no server of its own: ``workers/ov_server.py`` is the least one.
+ones. Each service answers one request before it is measured. A table of tokens a second and of percentiles of
+latency goes to FOLDER/results/service.md, all figures to service.json. OpenVINO GenAI has no server of its
+own: ``workers/ov_server.py`` is the least one.
 """
 
 from __future__ import annotations
@@ -101,7 +102,7 @@ def serving(server: Server, folder: Path) -> Iterator[str]:
                 if process.poll() is not None:
                     log.seek(0)
                     raise RuntimeError(f"{server.name} ended:\n{log.read()[-2000:].decode()}")
-                if _answers(url):
+                if _answers(url, server.model):
                     break
                 time.sleep(1)
             else:
@@ -111,11 +112,17 @@ def serving(server: Server, folder: Path) -> Iterator[str]:
             process.terminate()
 
 
-def _answers(url: str) -> bool:
+def _answers(url: str, model: str) -> bool:
+    """Whether a service completes a prompt, which also warms it up: some compile in their first request."""
+    body = {"model": model, "prompt": "warm up " * (_PROMPT // 2), "max_tokens": _NEW}
+    asked = urllib.request.Request(  # noqa: S310 -- our own server
+        f"{url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
     try:
-        with urllib.request.urlopen(f"{url}/v1/models", timeout=5):  # noqa: S310 -- our own server
+        with urllib.request.urlopen(asked, timeout=_READY_SECONDS) as answer:  # noqa: S310
+            answer.read()
             return True
-    except OSError:
+    except OSError:  # it does not listen yet, or its model is loading (503)
         return False
 
 

@@ -16,7 +16,10 @@ from ..progress import phases
 from ..sections import SectionedCommand
 
 # Evaluation uses the runner without an engine, so these options do not apply.
-_NO_ENGINE = (*declared(EngineConfig), "speculative", "num_speculative_tokens", "chat_template", *LORA_FIELDS)
+_NO_ENGINE = (
+    *declared(EngineConfig),
+    *("speculative", "num_speculative_tokens", "chat_template", "tool_prompt", *LORA_FIELDS),
+)
 
 
 @click.command("eval", cls=SectionedCommand)

@@ -210,7 +210,8 @@ class RequestFactory:
             **variables,
         )
         source = template.source(chat_template, with_tools=bool(tools))
-        new_parser = functools.partial(message_parser, source, text, tools=bool(tools), style=tool_style)
+        style = tool_style or (template.tool_style(chat_template) if tools else None)
+        new_parser = functools.partial(message_parser, source, text, tools=bool(tools), style=style)
         new_parser()  # raises now if the style is unknown
         # The template itself writes the special tokens.
         return ChatPrompt(self.encode(text, add_special_tokens=False), new_parser)

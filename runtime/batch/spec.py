@@ -20,7 +20,7 @@ from .workers.worker import WorkerSpec
 
 # Loading options that the answers depend on. The other options change where and how fast the model runs.
 _ANSWER_OPTIONS = (
-    *("context_length", "kv_cache_dtype", "chat_template"),
+    *("context_length", "kv_cache_dtype", "chat_template", "tool_prompt"),
     *("context_shift", "attention_sinks", "kv_eviction_tokens"),
 )
 

@@ -38,6 +38,7 @@ class ModelConfig(Checked):
             the same tokenizer. It changes the speed, not the result.
         num_speculative_tokens: maximum tokens proposed at a time; by default the limit of the method.
         chat_template: a file with a Jinja chat template, in place of the checkpoint's own.
+        tool_prompt: describe the tools of a chat in a message if the chat template has no place for them.
         loras: LoRA adapters of PEFT that requests choose by name, each a folder. May be repeated.
         max_loras: maximum number of adapters that are resident at once; requests for others wait for a place.
             By default the number of adapters in ``loras``; with 0, the model has no branches for adapters.
@@ -63,6 +64,7 @@ class ModelConfig(Checked):
     speculative: str | None = None
     num_speculative_tokens: int | None = option(None, least=1)
     chat_template: Path | None = None
+    tool_prompt: bool = True
     loras: Mapping[str, Any] = option({}, flags=("--lora",))
     max_loras: int | None = option(None, least=0)
     max_lora_rank: int | None = option(None, least=1)

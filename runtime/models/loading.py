@@ -216,10 +216,11 @@ def _opened(
     """Open a model on a provider, with the tokenizer, template and defaults of its folder."""
     tokenizer = Tokenizer(source.folder) if (source.folder / TOKENIZER_FILE).is_file() else None
     special_tokens = tokenizer.special_tokens if tokenizer else {}
+    tool_prompt = asked.tool_prompt
     if asked.chat_template is None:
-        chat_template = ChatTemplate.from_folder(source.folder, special_tokens)
+        chat_template = ChatTemplate.from_folder(source.folder, special_tokens, tool_prompt=tool_prompt)
     else:
-        chat_template = ChatTemplate.from_file(asked.chat_template, special_tokens)
+        chat_template = ChatTemplate.from_file(asked.chat_template, special_tokens, tool_prompt=tool_prompt)
     defaults = GenerationDefaults.from_folder(source.folder, lambda: source.config)
     runner, identity, graphs = _open(source, provider, config, asked.lora_modules, progress)
     loaded = LoadedModel(source.name, runner, tokenizer, chat_template, defaults, identity, graphs=graphs)

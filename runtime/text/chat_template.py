@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import keyword
 import logging
 from collections.abc import Collection, Mapping, Sequence
@@ -12,6 +13,7 @@ from ...errors import ChatTemplateError, PackageError, PromptTooLongError
 from ...options import shown
 from ...storage.texts import read_text
 from .tokenizer import read_optional_json
+from .tool_messages import as_text
 
 Message = Mapping[str, Any]
 
@@ -38,26 +40,34 @@ class ChatTemplate:
     Args:
         templates: Jinja source by name: ``default``, and ``tool_use`` for conversations with tools.
         special_tokens: texts by role, such as ``bos_token``.
+        tool_prompt: describe tools in a message if a template has no place for them.
     """
 
-    def __init__(self, templates: Mapping[str, str], special_tokens: Mapping[str, str]) -> None:
+    def __init__(
+        self, templates: Mapping[str, str], special_tokens: Mapping[str, str], *, tool_prompt: bool = True
+    ) -> None:
         self._templates = dict(templates)
         self._special_tokens = dict(special_tokens)
-        self._warned = False
+        self._tool_prompt = tool_prompt
+        self._told = False
 
     @classmethod
-    def from_folder(cls, folder: Path, special_tokens: Mapping[str, str]) -> ChatTemplate:
+    def from_folder(
+        cls, folder: Path, special_tokens: Mapping[str, str], *, tool_prompt: bool = True
+    ) -> ChatTemplate:
         """Read ``chat_template.jinja``, else ``chat_template.json``, else ``tokenizer_config.json``."""
-        return cls(_read_templates(folder), special_tokens)
+        return cls(_read_templates(folder), special_tokens, tool_prompt=tool_prompt)
 
     @classmethod
-    def from_file(cls, path: Path, special_tokens: Mapping[str, str]) -> ChatTemplate:
+    def from_file(
+        cls, path: Path, special_tokens: Mapping[str, str], *, tool_prompt: bool = True
+    ) -> ChatTemplate:
         """Read one template from a file, for conversations with and without tools.
 
         Raises:
             UsageError: the file cannot be read, or is not UTF-8 text.
         """
-        return cls({_DEFAULT: read_text(path)}, special_tokens)
+        return cls({_DEFAULT: read_text(path)}, special_tokens, tool_prompt=tool_prompt)
 
     @property
     def names(self) -> list[str]:
@@ -90,20 +100,41 @@ class ChatTemplate:
             PromptTooLongError: the prompt has more than ``max_size`` characters.
         """
         source = self.source(template, with_tools=bool(tools))
-        if tools and "tools" not in source and not self._warned:
-            self._warned = True
-            _log.warning(
-                "the chat template has no place for tools: the model does not see those of requests, and "
-                "calls one only if tool_choice demands it. Give another template with --chat-template"
-            )
+        plain = [_plain(message) for message in messages]
+        if "tools" not in source:
+            self._tell(tools)
+            if self._tool_prompt:
+                plain = as_text(plain, tools or (), system=_takes_system(source))
         given = {
             **self._special_tokens,
             **variables,
-            "messages": [_plain(message) for message in messages],
+            "messages": plain,
             "tools": [dict(tool) for tool in tools] if tools else None,
             "add_generation_prompt": add_generation_prompt,
         }
         return _render(source, given, max_size)
+
+    def _tell(self, tools: Sequence[Mapping[str, Any]] | None) -> None:
+        """Log once that a template has no place for the tools of requests."""
+        if not tools or self._told:
+            return
+        self._told = True
+        if self._tool_prompt:
+            _log.info("the chat template has no place for tools: a message describes those of requests")
+        else:
+            _log.warning(
+                "the chat template has no place for tools, and tool_prompt is off: the model does not see "
+                "those of requests, and calls one only if tool_choice demands it"
+            )
+
+    def tool_style(self, template: str | None) -> str | None:
+        """The format of tool calls, a name from ``parsers.registry.STYLES``; None if the source tells it.
+
+        Raises:
+            ChatTemplateError: there is no such template.
+        """
+        described = self._tool_prompt and "tools" not in self.source(template, with_tools=True)
+        return "hermes" if described else None
 
     def source(self, template: str | None, *, with_tools: bool) -> str:
         """Return the source of a template by its name; Jinja source is returned as it is.
@@ -156,6 +187,17 @@ def _render(source: str, variables: Mapping[str, Any], max_size: int | None) -> 
     except (jinja2.TemplateError, *_FAULTS) as error:
         raise ChatTemplateError(f"the chat template refuses this conversation: {error}") from error
     return "".join(pieces)
+
+
+@functools.lru_cache(maxsize=16)
+def _takes_system(source: str) -> bool:
+    """Return whether a template writes system messages; some refuse them, and some leave them out."""
+    mark = "carryall-system"
+    talk = [{"role": "system", "content": mark}, {"role": "user", "content": "hello"}]
+    try:
+        return mark in _render(source, {"messages": talk, "add_generation_prompt": True}, MAX_SIZE)
+    except ChatTemplateError:
+        return False
 
 
 def check_variables(variables: Mapping[str, Any], reserved: Collection[str]) -> None:

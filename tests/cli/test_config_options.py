@@ -26,8 +26,11 @@ WITHOUT = {
     "chat": {"max_queue"},
     "serve": set[str](),
     "batch": {"max_queue", "max_step_slowdown", "logits_processors"},  # prompts first; a job is JSON
-    "bench": {"max_queue", "max_slots", "chat_template", *LORA},
-    "eval": {*declared(EngineConfig), "speculative", "num_speculative_tokens", "chat_template", *LORA},
+    "bench": {"max_queue", "max_slots", "chat_template", "tool_prompt", *LORA},
+    "eval": {
+        *declared(EngineConfig),
+        *("speculative", "num_speculative_tokens", "chat_template", "tool_prompt", *LORA),
+    },
 }
 
 

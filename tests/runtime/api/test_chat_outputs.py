@@ -20,7 +20,9 @@ from carryall.runtime.text.chat_template import ChatTemplate
 from carryall.runtime.types.outputs import RequestOutput
 from carryall.runtime.types.sampling_params import SamplingParams
 
-HERMES = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}{# <tool_call> <think></think> #}"
+HERMES = (
+    "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}{# tools <tool_call> <think></think> #}"
+)
 TOOLS = [{"type": "function", "function": {"name": "now", "parameters": {}}}]
 ASK = [{"role": "user", "content": "time?"}]
 ANSWER = (

@@ -49,15 +49,38 @@ def test_tojson_escapes_nothing_and_tools_are_passed() -> None:
     assert render("{{ tools is none }}") == "True"
 
 
-def test_a_template_without_tools_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
-    template = ChatTemplate({"default": "{{ messages[0].content }}", "tool_use": "{{ tools }}"}, {})
-    template.render(MESSAGES)
-    template.render(MESSAGES, tools=[{"name": "f"}])
-    assert not caplog.records
+def test_tools_are_described_where_the_template_has_no_place_for_them() -> None:
+    source = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    template = ChatTemplate({"default": source, "tool_use": "{{ tools }}{{ messages[0].role }}"}, {})
+    tools = [{"name": "f<é>"}]
+    assert template.render(MESSAGES, tools=tools).endswith("user")  # this template has a place
+    assert template.tool_style(None) is None
+    assert "[system]You can call these functions" in template.render(
+        MESSAGES, tools=tools, template="default"
+    )
+    assert template.tool_style("default") == "hermes"
+    assert template.render(MESSAGES, template="default") == "[user]2 < 3 & é[assistant]yes"
+
+
+@pytest.mark.parametrize(
+    "refusal", ["{{ raise_exception('no system') if messages[0].role == 'system' }}", "{{ 'quiet' }}"]
+)
+def test_templates_without_system_messages_describe_tools_to_the_user(refusal: str) -> None:
+    source = (
+        refusal + "{% for m in messages if m.role != 'system' %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    )
+    text = render(source, tools=[{"name": "f"}])
+    assert "[user]You can call these functions" in text
+    assert "</tool_call>\n\n2 < 3" in text
+
+
+def test_a_template_that_hides_tools_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    template = ChatTemplate({"default": "{{ messages[0].content }}"}, {}, tool_prompt=False)
     for _ in range(2):
-        template.render(MESSAGES, tools=[{"name": "f"}], template="default")
+        assert template.render(MESSAGES, tools=[{"name": "f"}]) == MESSAGES[0]["content"]
     (record,) = caplog.records
     assert "the chat template has no place for tools" in record.getMessage()
+    assert template.tool_style(None) is None
 
 
 def test_dates_and_extra_variables() -> None:
