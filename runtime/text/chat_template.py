@@ -195,7 +195,7 @@ def _takes_system(source: str) -> bool:
     mark = "carryall-system"
     talk = [{"role": "system", "content": mark}, {"role": "user", "content": "hello"}]
     try:
-        return mark in _render(source, {"messages": talk, "add_generation_prompt": True}, MAX_SIZE)
+        return mark in _render(source, {"messages": talk, "add_generation_prompt": True}, None)
     except ChatTemplateError:
         return False
 
