@@ -144,7 +144,7 @@ void multiply(const Weights& w, const Rows& rows, const float* bias, int64_t fir
   for (int64_t tile = first_tile; tile < last_tile; tile++) {
     const int64_t column = tile * kColumns, left = w.outputs - column;
     for (int64_t group = 0; group < groups; group++) {
-      // Groups of nearly equal size: 13 rows are 7 and 6, not 12 and 1.
+      // Groups of nearly equal size: 9 rows are 5 and 4, not 8 and 1.
       const int64_t row = first_row + count * group / groups, end = first_row + count * (group + 1) / groups;
       const bool asks = several && group == 0 && tile + ahead < w.tiles();
       const Part part{&w, w.data + tile * w.tile_bytes(), rows.values + row * rows.width,
