@@ -119,7 +119,8 @@ def test_a_stream_whose_replica_is_lost_ends_with_an_error_and_a_whole_answer_is
         async with front() as (client, handle, _):
             ask = {"prompt": "def f(x):", "max_tokens": 20, "ignore_eos": True}
             handle.lose_after = [2]
-            stream = await client.post("/v1/completions", json={**ask, "stream": True})
+            endless = {**ask, "max_tokens": 100000, "stream": True}  # it must not end within its first piece
+            stream = await client.post("/v1/completions", json=endless)
             events = [line.removeprefix("data: ") for line in stream.text.split("\n\n") if line]
             assert (len(events), len(handle.calls)) == (2, 1)
             assert "lost" in json.loads(events[-1])["error"]["message"]

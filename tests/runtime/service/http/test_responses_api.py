@@ -12,6 +12,7 @@ from http_serving import http_serving
 from null_llm import null_llm
 
 from carryall.runtime.service.http.openai.compaction import summary_turns
+from carryall.runtime.text.tool_messages import as_text
 from carryall.runtime.types.sampling_params import SamplingParams
 
 TOOL: Any = {
@@ -190,8 +191,21 @@ def test_a_demanded_call_is_made_and_its_result_goes_back(choice: Any) -> None:
             after = await client.responses.create(
                 input=[result], previous_response_id=whole.id, max_output_tokens=3, **options
             )
-            prompt = llm.encode("[user]Hi[assistant][tool]dry", add_special_tokens=False)
-            assert after.usage.input_tokens == len(prompt)
+            function = {"name": call.name, "arguments": json.loads(call.arguments)}
+            messages = [
+                {"role": "user", "content": "Hi"},
+                {"role": "assistant", "content": None, "tool_calls": [{"function": function}]},
+                {"role": "tool", "content": "dry"},
+            ]
+            shown = [
+                {
+                    "type": "function",
+                    "function": {k: v for k, v in TOOL.items() if k not in ("type", "strict")},
+                }
+            ]
+            told = as_text(messages, shown, system=True)  # the template has no place for tools
+            text = "".join(f"[{one['role']}]{one['content']}" for one in told)
+            assert after.usage.input_tokens == len(llm.encode(text, add_special_tokens=False))
 
     asyncio.run(scenario())
 
