@@ -192,7 +192,7 @@ def test_a_demanded_call_is_made_and_its_result_goes_back(choice: Any) -> None:
                 input=[result], previous_response_id=whole.id, max_output_tokens=3, **options
             )
             function = {"name": call.name, "arguments": json.loads(call.arguments)}
-            messages = [
+            messages: list[dict[str, Any]] = [
                 {"role": "user", "content": "Hi"},
                 {"role": "assistant", "content": None, "tool_calls": [{"function": function}]},
                 {"role": "tool", "content": "dry"},
