@@ -31,7 +31,7 @@ NOBODY = 65534
 # Tests of what differs most between machines.
 CORE = (
     "tests/storage",
-    "tests/runtime/models/test_cache.py",
+    "tests/storage/test_cache.py",
     "tests/runtime/engine/kv/tiers/test_tiers.py",
     "tests/cli/test_full_disk.py",
     "tests/cli/test_signals.py",
