@@ -9,12 +9,6 @@ namespace {
 
 constexpr int64_t kMostUnits = kUnpacked / (64 * kColumns);  // of a panel
 
-// Inputs of a unit; 0 if the weights have none.
-inline int64_t unit_of(const Weights& w) {
-  const bool fits = w.bits == 4 ? w.offsets != Offsets::minima : w.offsets == Offsets::middle;
-  return w.group > 0 ? w.group : fits && w.block >= kLine ? w.block : 0;
-}
-
 // Bytes of the unpacked weights of a tile: whole registers of 64 inputs.
 inline int64_t unpacked_bytes(int64_t inputs) { return (inputs + kLine - 1) / kLine * kLine * kColumns; }
 

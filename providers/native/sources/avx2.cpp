@@ -176,7 +176,7 @@ class Tile {
                                  const Int (&zeros)[kHalves]) const {
     const int8_t* values = part_.values + b * weights_.block;
     const uint8_t* lines = part_.tile + b * block_bytes_;
-    fetch_later(part_, b);
+    part_.later.fetch(b);
     if constexpr (kBits == 8) add_bytes(sums, lines, values, part_);
     else if (weights_.block == 16) add_nibbles<16>(sums, lines, values, part_, factors);
     else add_nibbles<32>(sums, lines, values, part_, factors);

@@ -1,8 +1,8 @@
 // AVX-512 VNNI: 16 outputs a register, 8 rows a pass: their integer sums, sums of a group and results are 24 of 32 registers.
 #include <immintrin.h>
 
+#include "avx512_units.h"
 #include "cpu.h"
-#include "products.h"
 
 namespace carryall {
 namespace {
@@ -24,12 +24,6 @@ struct Avx512 {
   static Int negative_product(Int a, int b) { return _mm512_mullo_epi32(a, _mm512_set1_epi32(-b)); }
   static Int widened(const uint8_t* x) {
     return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(x)));
-  }
-
-  static Int four(const int8_t* x) {
-    int32_t all;
-    memcpy(&all, x, sizeof all);
-    return _mm512_set1_epi32(all);
   }
 
   template <int kBits, int kCount, int kSums>
@@ -58,8 +52,14 @@ struct Avx512 {
   }
 };
 
+void multiply_avx512(const Weights& w, const Rows& rows, const float* bias, int64_t first_row, int64_t last_row,
+                     int64_t first_tile, int64_t last_tile, float* y) {
+  if (unpacks(w, last_row - first_row)) multiply_units(w, rows, bias, first_row, last_row, first_tile, last_tile, y);
+  else multiply<OneRegister<Avx512>>(w, rows, bias, first_row, last_row, first_tile, last_tile, y);
+}
+
 }  // namespace
 
-const Kernels kAvx512Vnni = {"avx512vnni", has_avx512vnni, quantize, multiply<OneRegister<Avx512>>, &kAvx512Attention};
+const Kernels kAvx512Vnni = {"avx512vnni", has_avx512vnni, quantize, multiply_avx512, &kAvx512Attention};
 
 }  // namespace carryall

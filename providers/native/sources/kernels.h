@@ -15,6 +15,7 @@ struct Rows {
   int8_t* values = nullptr;   // [rows, width]
   float* scales = nullptr;    // [rows, shares]
   int32_t* sums = nullptr;    // [rows, blocks]
+  int32_t* starts = nullptr;  // [rows, shares]: -128 times the sum, at which products with raised weights begin
   int64_t width = 0, blocks = 0, shares = 0;
   int64_t share = 1;          // blocks with one scale
 };

@@ -26,11 +26,12 @@ Workspace::Workspace(const Weights& weights, int64_t count) {
   const int64_t values = parts(rows * weights.width(), kLine) * kLine, blocks = weights.blocks();
   const int64_t shared = weights.group > 0 ? weights.group : weights.bits == 4 ? kSharedScale : 1;
   const int64_t share = larger(1, shared / weights.block), shares = parts(blocks, share);
-  memory_ = malloc(static_cast<size_t>(values + rows * (shares + blocks) * 4 + kLine));
+  memory_ = malloc(static_cast<size_t>(values + rows * (2 * shares + blocks) * 4 + kLine));
   const auto start = (reinterpret_cast<uintptr_t>(memory_) + kLine - 1) / kLine * kLine;
   rows_.values = reinterpret_cast<int8_t*>(start);
   rows_.scales = reinterpret_cast<float*>(start + static_cast<uintptr_t>(values));
   rows_.sums = reinterpret_cast<int32_t*>(start + static_cast<uintptr_t>(values + rows * shares * 4));
+  rows_.starts = rows_.sums + rows * blocks;
   rows_.width = weights.width();
   rows_.blocks = blocks;
   rows_.shares = shares;

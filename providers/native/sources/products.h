@@ -20,14 +20,38 @@ void quantize(const float* x, int64_t inputs, int64_t block, Rows rows, int64_t 
     const int64_t stop = end * block < inputs ? end * block : inputs;
     const Rounding how = rounding(largest_magnitude(x + first * block, stop - first * block));
     rows.scales[row * rows.shares + s] = how.scale;
+    int32_t total = 0;
     for (int64_t b = first; b < end; b++) {
       const int64_t start = b * block, count = inputs - start < block ? inputs - start : block;
-      sums[b] = round_block(x + start, count, block, how, values + start);
+      total += sums[b] = round_block(x + start, count, block, how, values + start);
     }
+    rows.starts[row * rows.shares + s] = -128 * total;
   }
 }
 
 constexpr int64_t kAheadBytes = 10 << 10;  // how far ahead memory is asked for: about its latency times its bandwidth
+
+// Asks for a share of a tile that is read soon with each of `steps` steps, into the second-level cache.
+class Later {
+ public:
+  // Hardware foresees one stream of lines, but not that zero points, multiples and scales lie behind the values.
+  CARRYALL_INLINE Later(const Weights& w, int64_t tile, int64_t steps) {
+    tile += kAheadBytes / w.tile_bytes() + 1;
+    if (w.tile_bytes() == w.blocks() * w.block_bytes() || tile >= w.tiles()) return;
+    data_ = w.data + tile * w.tile_bytes();
+    lines_ = (w.tile_bytes() / steps + kLine - 1) / kLine;
+  }
+  CARRYALL_INLINE Later() = default;  // asks for nothing
+
+  CARRYALL_INLINE void fetch(int64_t step) const {
+    const uint8_t* line = data_ + step * lines_ * kLine;
+    for (int64_t i = 0; i < lines_; i++, line += kLine) __builtin_prefetch(line, 0, 2);
+  }
+
+ private:
+  const uint8_t* data_ = nullptr;
+  int64_t lines_ = 0;
+};
 
 // One tile's columns for `count` rows.
 struct Part {
@@ -37,19 +61,11 @@ struct Part {
   const float* scales;
   const int32_t* sums;
   int64_t width, blocks, shares, share;
-  const uint8_t* later;   // a tile that is read soon, to be asked for meanwhile; or nullptr
-  int64_t later_lines;    // of it, that are asked for with each block
+  Later later;            // in steps of a block
   const float* bias;      // of the tile, or nullptr
   float* y;               // of the first row and the tile's first column
   int64_t columns;        // valid ones, 1 to 16
 };
-
-// Asks for a share of the lines of a later tile, into the second-level cache.
-CARRYALL_INLINE void fetch_later(const Part& part, int64_t b) {
-  if (part.later == nullptr) return;
-  const uint8_t* line = part.later + b * part.later_lines * kLine;
-  for (int64_t i = 0; i < part.later_lines; i++, line += kLine) __builtin_prefetch(line, 0, 2);
-}
 
 template <class Isa, int kBits, int kCount>
 void multiply_part(const Part& part) {
@@ -75,7 +91,7 @@ void multiply_part(const Part& part) {
       for (int m = 0; m < kCount; m++) sum[m] = Isa::floats(0);
       const int64_t end = b + part.share < blocks ? b + part.share : blocks;
       for (; b < end; b++, block += block_bytes, points += kColumns) {
-        if (lane == 0) fetch_later(part, b);
+        if (lane == 0) part.later.fetch(b);
         Int sums[kCount][kSums];
         if (w.offsets == Offsets::zero_points) {
           const Int zeros = Isa::subtract(Isa::widened(points), Isa::integers(kOwn));
@@ -138,18 +154,15 @@ template <class Product>
 void multiply(const Weights& w, const Rows& rows, const float* bias, int64_t first_row, int64_t last_row,
               int64_t first_tile, int64_t last_tile, float* y) {
   const int64_t count = last_row - first_row, groups = (count + Product::kRows - 1) / Product::kRows;
-  const int64_t ahead = kAheadBytes / w.tile_bytes() + 1, lines = (w.tile_bytes() / w.blocks() + kLine - 1) / kLine;
-  // Hardware foresees one stream of lines, but not that zero points, multiples and scales lie behind the values.
-  const bool several = w.tile_bytes() > w.blocks() * w.block_bytes();
   for (int64_t tile = first_tile; tile < last_tile; tile++) {
     const int64_t column = tile * kColumns, left = w.outputs - column;
+    const Later later(w, tile, rows.blocks);
     for (int64_t group = 0; group < groups; group++) {
       // Groups of nearly equal size: 9 rows are 5 and 4, not 8 and 1.
       const int64_t row = first_row + count * group / groups, end = first_row + count * (group + 1) / groups;
-      const bool asks = several && group == 0 && tile + ahead < w.tiles();
       const Part part{&w, w.data + tile * w.tile_bytes(), rows.values + row * rows.width,
                       rows.scales + row * rows.shares, rows.sums + row * rows.blocks, rows.width, rows.blocks,
-                      rows.shares, rows.share, asks ? w.data + (tile + ahead) * w.tile_bytes() : nullptr, lines,
+                      rows.shares, rows.share, group == 0 ? later : Later(),
                       bias == nullptr ? nullptr : bias + column, y + row * w.outputs + column,
                       left < kColumns ? left : kColumns};
       if (w.bits == 4) choose_count<Product, 4, Product::kRows>(part, end - row);
