@@ -9,9 +9,16 @@ from typing import Any
 import onnx_ir as ir
 
 from ...contract import POSITION_IDS
+from .edit import MICROSOFT, nodes_of, weight
 from .half_scales import Widened
 
 _GQA_TABLES = (7, 8)  # the inputs cos_cache and sin_cache
+_INTEGER_PRODUCTS = (
+    ("MatMulInteger", ""),
+    ("MatMulNBits", MICROSOFT),
+    ("GatherBlockQuantized", MICROSOFT),
+    ("QMoE", MICROSOFT),
+)
 _NUMBER = re.compile(r"(?<=[A-Za-z_./])\d+")
 
 
@@ -109,3 +116,9 @@ def describe_tensor(tensor: ir.TensorProtocol) -> dict[str, Any]:
     shape = [int(size) for size in tensor.shape.numpy()]
     kept = stored(tensor)
     return {"name": tensor.name, "dtype": kept.dtype.name, "shape": shape, "bytes": kept.nbytes}
+
+
+def has_quantized_weights(graph: ir.Graph) -> bool:
+    """Return whether a weight of the graph is quantized."""
+    dequantized = any(weight(node.inputs[0]) is not None for node in nodes_of(graph, "DequantizeLinear"))
+    return dequantized or any(any(nodes_of(graph, *product)) for product in _INTEGER_PRODUCTS)

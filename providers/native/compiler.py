@@ -26,7 +26,8 @@ EXACT = ("-ffp-contract=off",)
 _AVX2 = ("-mavx2", "-mfma")
 _AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni")
 _AMX = (*_AVX512, "-mamx-tile", "-mamx-int8")
-_AMX_BF16 = (*_AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-bf16")
+_AVX512_BF16 = (*_AVX512, "-mavx512bf16")
+_AMX_BF16 = (*_AVX512_BF16, "-mamx-tile", "-mamx-bf16")
 _SHARED = (
     "cpu",
     "linear",
@@ -47,6 +48,7 @@ _X86: _Flags = {
     "avxvnni": (*_AVX2, "-mavxvnni"),
     "avx512vnni": _AVX512,
     "attention_avx512": _AVX512,
+    "attention_avx512bf16": _AVX512_BF16,
     "amx": _AMX,
     "attention_amx": _AMX_BF16,
 }

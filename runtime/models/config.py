@@ -30,8 +30,9 @@ class ModelConfig(Checked):
         ep_library: an ONNX Runtime plugin library to run on, in place of ``provider``.
         allow_fallback: run nodes that the provider cannot run on the CPU, and report them.
         quantize: quantize the weights with this method, in the cache; by default they are not changed.
-        kv_cache_dtype: type of the KV cache; by default int8 if the model has scales for it. ``bfloat16`` is
-            for carryall's CPU kernels only.
+        kv_cache_dtype: type of the KV cache; by default int8 if the model has scales for it, else the
+            provider's choice. ``bfloat16`` is for carryall's CPU kernels, which choose it if weights are
+            quantized.
         context_length: maximum tokens of a sequence, prompt and output together; by default the model's own.
         num_threads: CPU threads; 0 lets the provider choose.
         speculative: speculative decoding with ``prompt-lookup``, or ``draft:MODEL`` with a smaller model of

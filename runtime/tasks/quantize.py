@@ -17,7 +17,6 @@ from ...graph_opt.pipeline import pipeline
 from ...graph_opt.pipeline.report import Report as PassesReport
 from ...graph_opt.quantize.formats.half import is_half
 from ...graph_opt.quantize.formats.kv_cache import has_quantized_kv
-from ...graph_opt.quantize.formats.weight_only import has_quantized_weights
 from ...graph_opt.quantize.left_float import LeftFloat, float_matrices, left_float
 from ...graph_opt.quantize.recipe import NO_METHOD, QuantizationRecipe
 from ...progress import Progress, phase
@@ -204,7 +203,7 @@ def warn_of_much_float(name: str, record: dict[str, Any], left: LeftFloat) -> No
 
 def _check(model: ir.Model, source: str, recipe: QuantizationRecipe) -> None:
     """Raise UsageError if the model is already quantized."""
-    if recipe.method != NO_METHOD and has_quantized_weights(model.graph):
+    if recipe.method != NO_METHOD and graph_facts.has_quantized_weights(model.graph):
         raise UsageError(f"{source} is already quantized; start from the float model")
     if is_half(model.graph):
         raise UsageError(f"{source} already has 16-bit weights; start from the float model")

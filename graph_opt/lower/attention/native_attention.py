@@ -23,6 +23,7 @@ from ...graph.edit import (
     static_size,
     weight,
 )
+from ...graph.graph_facts import has_quantized_weights
 from ...graph.lazy import lazy, shape_of
 from ...passes.base import GraphPass
 from ..paged_kv import CACHE_TYPE, CACHE_TYPES, LARGEST_HEAD, row_bytes
@@ -40,7 +41,8 @@ class NativeAttentionPass(GraphPass):
 
     Args:
         cache_type: a key of ``CACHE_TYPES``, or ``auto``.
-        scales: ``auto`` is int8 if it is not empty, else float32.
+        scales: ``auto`` is int8 if it is not empty, else bfloat16 if weights are quantized, else float32.
+            Products with quantized weights round activations to 8 bits, which costs far more.
 
     Raises:
         UnsupportedAttentionError: the kernel has no such head size, or no attention is one operator.
@@ -56,7 +58,8 @@ class NativeAttentionPass(GraphPass):
         """Rewrite ``model``; store the type of the caches and the sliding windows in its metadata."""
         self._windows = {}
         if self._asked == "auto":
-            self._type = "int8" if self._scales.by_cache else "float32"
+            rounded = "bfloat16" if has_quantized_weights(model.graph) else "float32"
+            self._type = "int8" if self._scales.by_cache else rounded
         result = super().call(model)
         if not result.modified:
             raise UnsupportedAttentionError(

@@ -11,19 +11,12 @@ import onnx_ir as ir
 
 from ....contract import INPUT_IDS
 from ....errors import GraphError
-from ...graph.edit import MICROSOFT, add_initializer, insert, int_attribute, nodes_of, weight
+from ...graph.edit import add_initializer, insert, int_attribute, weight
 from ...graph.half_scales import GROUP_SIZE, Widened
 from ...graph.lazy import Array, SharedComputation, lazy, pack_nibbles, shape_of
 from ...passes.base import GraphPass
 from ..algorithms.blockwise import BLOCK_SIZES, BlockFormat, Quantized, Quantizer, round_to_nearest
 from .routers import is_router
-
-_INTEGER_PRODUCTS = (
-    ("MatMulInteger", ""),
-    ("MatMulNBits", MICROSOFT),
-    ("GatherBlockQuantized", MICROSOFT),
-    ("QMoE", MICROSOFT),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,12 +133,6 @@ class WeightOnlyQuantizationPass(GraphPass):
 
 _FLOATS = frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
 _SMALL = ("scales", "zero_points")
-
-
-def has_quantized_weights(graph: ir.Graph) -> bool:
-    """Return whether a weight of the graph is quantized."""
-    dequantized = any(weight(node.inputs[0]) is not None for node in nodes_of(graph, "DequantizeLinear"))
-    return dequantized or any(any(nodes_of(graph, *product)) for product in _INTEGER_PRODUCTS)
 
 
 def summed_axis(value: ir.Value) -> int | None:

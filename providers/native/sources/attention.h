@@ -103,7 +103,8 @@ struct AttentionKernels {
   bool (*paired)(const AttentionSizes& sizes);           // whether the cache holds pairs
 };
 
-extern const AttentionKernels kPortableAttention, kAvx2Attention, kAvx512Attention, kAmxAttention, kNeonAttention;
+extern const AttentionKernels kPortableAttention, kAvx2Attention, kAvx512Attention, kAvx512Bf16Attention,
+    kAmxAttention, kNeonAttention;
 
 // One run. First all `write` tasks, then all `attend` tasks, then all `finish` tasks.
 class AttentionJob {

@@ -61,5 +61,6 @@ void multiply_avx512(const Weights& w, const Rows& rows, const float* bias, int6
 }  // namespace
 
 const Kernels kAvx512Vnni = {"avx512vnni", has_avx512vnni, quantize, multiply_avx512, &kAvx512Attention};
+const Kernels kAvx512Bf16 = {"avx512bf16", has_avx512bf16, quantize, multiply_avx512, &kAvx512Bf16Attention};
 
 }  // namespace carryall

@@ -67,12 +67,17 @@ bool has_avx512vnni() {
   return has;
 }
 
+bool has_avx512bf16() {
+  static const bool has = has_avx512vnni() && bit(cpuid(7, 1).a, 5);
+  return has;
+}
+
 bool has_amx() {
 #if defined(__linux__)
   static const bool usable = [] {
     const uint32_t features = cpuid(7, 0).d;
     const bool tiles = bit(features, 22) && bit(features, 24) && bit(features, 25);  // BF16, TILE, INT8
-    if (!has_avx512vnni() || !tiles || !bit(cpuid(7, 1).a, 5) || !saves(kTiles)) return false;  // AVX512_BF16
+    if (!has_avx512bf16() || !tiles || !saves(kTiles)) return false;
     constexpr long kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, for all threads
     return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
   }();
@@ -82,7 +87,7 @@ bool has_amx() {
 #endif
 }
 
-const Kernels* const kAllKernels[] = {&kAmx, &kAvx512Vnni, &kAvxVnni, &kAvx2, &kPortable, nullptr};
+const Kernels* const kAllKernels[] = {&kAmx, &kAvx512Bf16, &kAvx512Vnni, &kAvxVnni, &kAvx2, &kPortable, nullptr};
 
 #elif defined(__aarch64__)
 

@@ -12,6 +12,7 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float32]
 Integers = npt.NDArray[np.int32]
 FLOAT32, BFLOAT16, INT8 = 0, 1, 2
+_PART = 256  # positions of a partial softmax
 
 
 @dataclass
@@ -106,8 +107,13 @@ def random_case(
     )
 
 
-def attention(case: Case) -> npt.NDArray[np.float64]:
-    """Return the result [tokens, heads * size]."""
+def attention(case: Case, *, rounded: bool = False) -> npt.NDArray[np.float64]:
+    """Return the result [tokens, heads * size].
+
+    Args:
+        case: the run.
+        rounded: round queries and weights to bfloat16, weights relative to the largest of 256 positions.
+    """
     found = []
     group = case.heads // case.kv_heads
     for row, (length, past) in enumerate(zip(case.lengths, case.past, strict=True)):
@@ -116,7 +122,8 @@ def attention(case: Case) -> npt.NDArray[np.float64]:
         keys, values = case.keys[row].copy(), case.values[row]
         keys[past:] = _rotated(case, keys[past:], own)
         stored, added = (_stored(case, part).repeat(group, axis=1) for part in (keys, values))
-        scores = np.einsum("qhd,khd->hqk", query.astype(np.float64), stored) * case.scale
+        scaled = query.astype(np.float64) * case.scale
+        scores = np.einsum("qhd,khd->hqk", _bfloat16(scaled) if rounded else scaled, stored)
         if case.softcap:
             scores = case.softcap * np.tanh(scores / case.softcap)
         back = (past + np.arange(length))[:, None] - np.arange(past + length)
@@ -126,6 +133,8 @@ def attention(case: Case) -> npt.NDArray[np.float64]:
         most = np.maximum(scores.max(axis=-1, initial=-np.inf), sinks[:, None])[..., None]
         weights = np.exp(scores - most)
         total = weights.sum(axis=-1, keepdims=True) + np.exp(sinks[:, None, None] - most)
+        if rounded:
+            weights = _rounded_weights(scores) * np.exp(_largest_of_parts(scores) - most)
         found.append(
             np.einsum("hqk,khd->qhd", weights / total, added).reshape(length, case.heads * case.size)
         )
@@ -147,10 +156,26 @@ def _rotated(case: Case, x: Floats, tokens: slice) -> Floats:
     return y
 
 
+def _bfloat16(x: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+    return x.astype(np.float32).astype(ml_dtypes.bfloat16).astype(np.float64)
+
+
+def _largest_of_parts(scores: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Return the largest score of the part of each position; 0 where none is seen."""
+    parts = [scores[..., first : first + _PART] for first in range(0, scores.shape[-1], _PART)]
+    largest = [np.broadcast_to(part.max(axis=-1, keepdims=True), part.shape) for part in parts]
+    found = np.concatenate(largest, axis=-1)
+    return np.where(np.isinf(found), 0.0, found)
+
+
+def _rounded_weights(scores: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    return _bfloat16(np.exp(scores - _largest_of_parts(scores)))
+
+
 def _stored(case: Case, x: Floats) -> npt.NDArray[np.float64]:
     """Return what the cache holds of float rows."""
     if case.cache == BFLOAT16:
-        return x.astype(ml_dtypes.bfloat16).astype(np.float64)
+        return _bfloat16(x)
     if case.cache == INT8:
         most = np.abs(x).max(axis=-1, keepdims=True)
         rounded: npt.NDArray[np.float64] = np.rint(x * (127 / most)).astype(np.float64) * (most / 127)

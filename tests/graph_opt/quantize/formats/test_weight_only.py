@@ -10,7 +10,7 @@ from graph_asserts import apply, canonical, evaluate, graph
 from carryall.errors import GraphError
 from carryall.graph_opt.graph.lazy import lazy
 from carryall.graph_opt.quantize.algorithms.blockwise import BlockFormat
-from carryall.graph_opt.quantize.formats.weight_only import WeightOnlyQuantizationPass, has_quantized_weights
+from carryall.graph_opt.quantize.formats.weight_only import WeightOnlyQuantizationPass
 
 RNG = np.random.default_rng(0)
 W = RNG.standard_normal((32, 8)).astype(np.float32)
@@ -130,16 +130,3 @@ def test_a_damaged_weight_is_named() -> None:
     assert content is not None
     with pytest.raises(GraphError, match="weight w cannot be quantized: it holds NaN or infinity"):
         content.numpy()
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "y = com.microsoft.MatMulNBits <K = 32, N = 8, bits = 4, block_size = 32> (x, w, scales)",
-        "y = com.microsoft.GatherBlockQuantized <block_size = 32> (w, x, scales)",
-        "y = MatMulInteger(x, w)",
-    ],
-)
-def test_products_of_onnxruntime_are_quantized(text: str) -> None:
-    assert has_quantized_weights(graph(f"g (float[B, 32] x) => (float[B, 8] y) {{ {text} }}", w=W).graph)
-    assert not has_quantized_weights(graph(LINEAR, w=W).graph)
