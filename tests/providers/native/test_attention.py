@@ -1,7 +1,7 @@
 """Paged attention of every instruction set against NumPy, bit by bit against each other, and its refusals.
 
-AMX computes float32 as pairs of bfloat16, AVX-512 BF16 rounds queries and weights to it. Their results are near
-the others'; their own are equal for any cut.
+AMX computes float32 as pairs of bfloat16, AVX-512 BF16 rounds queries and weights to it. Their results are
+near those of the others; their own are equal for any cut.
 """
 
 from __future__ import annotations
