@@ -7,6 +7,7 @@
 namespace carryall {
 namespace {
 
+constexpr float kShift = 12582912.0f;  // 1.5 * 2^23: adding it rounds to the nearest even integer
 constexpr float kTiny = 1e-35f;  // 127 / kTiny is finite
 
 inline uint32_t bits_of(float x) {
@@ -50,14 +51,13 @@ inline int32_t round_block(const float* x, int64_t count, int64_t block, const R
     memset(values, 0, static_cast<size_t>(block));
     return 0;
   }
-  const float shift = 12582912.0f;  // 1.5 * 2^23: adding it rounds to the nearest even integer
   int32_t total = 0;
   for (int64_t i = 0; i < count; i++) {
-    const int32_t value = static_cast<int32_t>(bits_of(x[i] * how.inverse + shift) - bits_of(shift));
+    const int32_t value = static_cast<int32_t>(bits_of(x[i] * how.inverse + kShift) - bits_of(kShift));
     values[i] = static_cast<int8_t>(value);
     total += value;
   }
-  memset(values + count, 0, static_cast<size_t>(block - count));
+  if (count < block) memset(values + count, 0, static_cast<size_t>(block - count));
   return total;
 }
 
