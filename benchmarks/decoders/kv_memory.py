@@ -2,6 +2,7 @@
 
     python benchmarks/decoders/kv_memory.py MODEL --rounds 25
     python benchmarks/decoders/kv_memory.py MODEL --isas avx512vnni amx   # both in blocks
+    python benchmarks/decoders/kv_memory.py MODEL --kv-caches float32 bfloat16   # both in blocks
 
 The kernels must be built (``carryall doctor --build-kernels``). Both runners have one thread, whose CPU time
 is measured, so that other work on the machine counts little. Reported are minima over the rounds, and their
@@ -17,6 +18,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from carryall.graph_opt.lower.paged_kv import CACHE_TYPES
 from carryall.providers.base import Row, Runner
 from carryall.providers.native.library import ISA_VARIABLE
 from carryall.runtime.models.loading import load_model
@@ -33,20 +35,20 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("--rounds", type=int, default=25)
     parser.add_argument("--wide-products", default="auto", choices=("auto", "on", "off"))
-    parser.add_argument("--kv-cache", default="auto", choices=("auto", "int8", "float32"), help="of blocks")
-    parser.add_argument(
-        "--isas", nargs=2, help="compare instruction sets of the kernels, not kinds of memory"
-    )
+    parser.add_argument("--kv-cache", default="auto", choices=("auto", *CACHE_TYPES), help="of blocks")
+    compared = parser.add_mutually_exclusive_group()
+    compared.add_argument("--isas", nargs=2, help="compare instruction sets, not kinds of memory")
+    compared.add_argument("--kv-caches", nargs=2, choices=CACHE_TYPES, help="compare types of the cache")
     parser.add_argument("--prompts", nargs="+", type=int, default=PROMPTS, help="lengths in tokens")
     asked = parser.parse_args()
-    runners, labels = [], asked.isas or MEMORIES
+    runners, labels = [], asked.isas or asked.kv_caches or MEMORIES
     for label in labels:
-        memory = "paged" if asked.isas else label
+        memory = label if labels is MEMORIES else "paged"
         if asked.isas:
             os.environ[ISA_VARIABLE] = label
         options = {"kernels": "carryall", "wide_products": asked.wide_products, "kv_memory": memory}
         if memory == "paged":
-            options["kv_cache"] = asked.kv_cache
+            options["kv_cache"] = label if asked.kv_caches else asked.kv_cache
         loaded = load_model(
             asked.model,
             max_slots=32,
