@@ -127,6 +127,7 @@ AttentionJob::AttentionJob(const Attention& attention, const AttentionKernels& k
   int64_t task = 0;
   for (int64_t i = items_count_ - 1; i >= 0; i--) {  // the last queries of a row see most positions
     AttentionItem& item = items[i];
+    item.after = i > 0 ? items + i - 1 : nullptr;
     if (!separated_) {
       tasks_[task++] = {i, item.first_part, item.last_part};
       continue;
@@ -154,7 +155,7 @@ void AttentionJob::place_items(AttentionItem* items, int64_t* all) const {
         const int64_t oldest = attention_.past[r] + first / sizes.shared();
         const int64_t newest = attention_.past[r] + (first + count - 1) / sizes.shared();
         const int64_t seen = sizes.window > 0 ? larger(0, oldest - sizes.window + 1) : 0;
-        *next = {r, head, first, count, seen / kPartPositions, newest / kPartPositions + 1, nullptr};
+        *next = {r, head, first, count, seen / kPartPositions, newest / kPartPositions + 1, nullptr, nullptr};
         *all += next->last_part - next->first_part;
         next++;
       }

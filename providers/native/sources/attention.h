@@ -78,6 +78,7 @@ struct AttentionItem {
   int64_t row, head, first, count;
   int64_t first_part, last_part;  // that any of its queries sees
   float* states;                  // of its parts, if they are separate tasks: count * (width + 2) floats each
+  const AttentionItem* after;     // of the next task, which the same thread takes most of the time; or nullptr
 };
 
 struct AttentionTask {

@@ -14,7 +14,10 @@ namespace {
 constexpr int64_t kGroups = kTilePositions / kGroupPositions;
 
 // Asks for a line of memory that is read soon. Hardware does not foresee where the next block lies.
-inline void fetch(const uint8_t* line) { __builtin_prefetch(line, 0, 2); }
+inline void fetch(const uint8_t* line) {
+  __builtin_prefetch(line, 0, 2);
+  __asm__ volatile("");  // else GCC leaves out functions that do nothing but ask
+}
 
 // Scores of some queries and groups of keys. If `kFetch`, asks for the groups `later`, a line for each element.
 template <bool kFetch, int kRows, int kVectors, class V>

@@ -129,6 +129,7 @@ class Run {
   }
   template <bool kSplit>
   State attend(int64_t first, int64_t count);
+  void fetch_keys(const AttentionItem& item) const;
   const uint8_t* convert_keys(const uint8_t* group, int64_t index);
   const uint8_t* convert_values(int64_t step, Range range);
   const uint8_t* only_seen(const uint8_t* values, int64_t step, Range range);
@@ -154,6 +155,16 @@ void Run<Engine>::read_queries() {
     uint8_t* to = memory_.queries + m / 16 * steps * 2 * kTileBytes + m % 16 * 64;
     for (int64_t k = 0; k < steps; k++)
       split_queries<Engine::kLow>(_mm512_load_ps(x + kStep * k), _mm512_load_ps(x + kStep * k + 16), to + k * 2 * kTileBytes);
+  }
+}
+
+// Asks for the keys of the first part of an item.
+template <class Engine>
+void Run<Engine>::fetch_keys(const AttentionItem& item) const {
+  const int64_t first = item.first_part * kPartPositions, newest = a_.past[item.row] + (item.first + item.count - 1) / s_.shared();
+  for (int64_t position = first; position <= smaller(newest, first + kPartPositions - 1); position += kGroupPositions) {
+    const uint8_t* keys = a_.group(a_.keys, item.row, item.head, position);
+    for (int64_t i = 0; i < s_.group_bytes(); i += kLine) fetch(keys + i);
   }
 }
 
@@ -229,6 +240,7 @@ void Run<Engine>::read_part(int64_t part) {
     values_[k] = convert ? convert_values(k, range) : all ? values : only_seen(values, k, range);
   }
   if (!Engine::kFetches) return;
+  if (part == item_.first_part) fetch_keys(item_);
   const int64_t newest = past_ + (item_.first + item_.count - 1) / s_.shared();
   for (int64_t g = 0; g < kPartGroups; g++) {
     const int64_t next = base_ + kPartPositions + 16 * g;
@@ -298,6 +310,8 @@ State Run<Engine>::attend(int64_t first, int64_t count) {
   Engine::template multiply<kSplit>(queries, row, count, 2 * (seen.last - seen.first), keys, later_values, steps,
                                     memory_.scores + kStep * seen.first, kPartPositions);
   for (int64_t m = 0; m < count; m++) weigh(first, m, seen);
+  if (Engine::kFetches && item_.after != nullptr && base_ + kPartPositions >= item_.last_part * kPartPositions)
+    fetch_keys(*item_.after);
   const auto values = [&](int64_t column, int64_t step) { return values_[seen.first + step] + column * kBytes; };
   const auto later_keys = [&](int64_t column, int64_t step) {
     const int64_t tile = (seen.first + step) * (width / 16) + column;

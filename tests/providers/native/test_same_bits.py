@@ -26,7 +26,7 @@ def _library(kernels_of_this_machine: Path) -> None:
     """Every test of this module needs the library."""
 
 
-@pytest.fixture(params=["float32", pytest.param("bfloat16", marks=pytest.mark.long), "int8"])
+@pytest.fixture(params=["bfloat16", pytest.param("float32", marks=pytest.mark.long), "int8"])
 def runner(request: pytest.FixtureRequest, _library: None) -> Iterator[Runner]:
     loaded = load_model(
         "demo",
