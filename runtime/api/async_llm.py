@@ -336,7 +336,7 @@ class AsyncLLM(TextModel):
     def _publish(self, requests: Sequence[Request]) -> None:
         """Send the states of the requests' groups to their readers, with one call per event loop."""
         batches: dict[asyncio.AbstractEventLoop, dict[RequestStream, RequestOutput]] = {}
-        urgent: set[asyncio.AbstractEventLoop] = set()
+        urgent: dict[asyncio.AbstractEventLoop, list[RequestStream]] = {}
         for stream in dict.fromkeys(self._streams[request.request_id] for request in requests):
             fault = stream.group.fault
             if fault is not None:
@@ -345,13 +345,13 @@ class AsyncLLM(TextModel):
             else:
                 batches.setdefault(stream.loop, {})[stream] = stream.group.snapshot()
                 if stream.group.finished or not stream.begun:
-                    urgent.add(stream.loop)
+                    urgent.setdefault(stream.loop, []).append(stream)
                 stream.begun = True
             if stream.group.finished:
                 self._remove(stream)
         for loop, batch in batches.items():
             try:
-                self._delivery(loop).post(batch, urgent=loop in urgent)
+                self._delivery(loop).post(batch, urgent.get(loop, ()))
             except RuntimeError:  # the loop is closed
                 self._forget(loop)
 

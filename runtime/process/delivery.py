@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Generic, TypeVar
 
 K = TypeVar("K")
@@ -23,7 +23,7 @@ class Delivery(Generic[K, V]):
     After the readers ran, the loop rests: states that arrive meanwhile wait, and newer ones replace them. The
     rest is in proportion to the time that the readers took, so that they take at most ``_SHARE`` of the time:
     few readers of a slow model get each state at once, many readers of a fast model get several tokens in
-    one. Urgent states end the rest.
+    one. Urgent states end the rest, and come before the others.
 
     Args:
         loop: the event loop of the readers.
@@ -38,15 +38,21 @@ class Delivery(Generic[K, V]):
         self._resting = False
         self._timer: asyncio.TimerHandle | None = None  # ends the rest; belongs to the loop
 
-    def post(self, states: Mapping[K, V], *, urgent: bool) -> None:
+    def post(self, states: Mapping[K, V], urgent: Collection[K] = ()) -> None:
         """Hand over states; called in any thread.
+
+        Args:
+            states: the state of each reader.
+            urgent: the readers whose states are urgent.
 
         Raises:
             RuntimeError: the loop is closed.
         """
         with self._lock:
             self._states.update(states)
-            wake = not self._called and (urgent or not self._resting)
+            if urgent:
+                self._states = {**{reader: states[reader] for reader in urgent}, **self._states}
+            wake = not self._called and (bool(urgent) or not self._resting)
             self._called = self._called or wake
         if wake or self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._flush)

@@ -42,6 +42,9 @@ class LLMHandler:
     Args:
         on_engine_lost: called when a request fails because the engine is closed.
         observers: observes the requests.
+
+    Attributes:
+        last_ended: when the latest request ended, in seconds of ``time.monotonic``.
     """
 
     def __init__(
@@ -55,6 +58,7 @@ class LLMHandler:
         self._observers = observers
         self._mean_seconds = 1.0  # mean duration of a request, queueing included
         self._active = 0
+        self.last_ended = 0.0
         self._streams: set[RequestStream] = set()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -254,6 +258,7 @@ class LLMHandler:
             raise
         finally:
             self._active -= 1
+            self.last_ended = time.monotonic()
             if not self._active:
                 self._idle.set()
 

@@ -89,8 +89,7 @@ class Entry:
         new_handler: makes a handler of a language model's requests.
 
     Attributes:
-        used: when a request last used it, in seconds of ``time.monotonic``.
-        evicted: whether it was unloaded to free memory; the next request loads it again.
+        evicted: whether it is unloaded to free memory; the next request loads it again.
     """
 
     def __init__(self, name: str, loader: ModelLoader, new_handler: Callable[[Entry], LLMHandler]) -> None:
@@ -100,8 +99,8 @@ class Entry:
         self.model: ServedModel | None = None
         self.tensor: TensorModel | None = None
         self.encoder: EncoderHandler | None = None
-        self.used = 0.0
         self.evicted = False
+        self._used = 0.0  # when the latest request came, in seconds of ``time.monotonic``
         self._new_handler = new_handler
         self._changing = asyncio.Lock()
         self.handler = new_handler(self)
@@ -121,17 +120,24 @@ class Entry:
         """Return the number of requests in progress; those of tensor models are not counted."""
         return self.handler.active + (self.encoder.active if self.encoder else 0)
 
+    @property
+    def last_used(self) -> float:
+        """Return when the latest request came or ended, in seconds of ``time.monotonic``."""
+        return max(self._used, self.handler.last_ended)
+
     def use(self) -> Entry:
         """Note that a request uses the model, and return it.
 
         Raises:
             ServiceUnavailableError: the model is not loaded, or has failed.
         """
-        self.used = time.monotonic()
+        self._used = time.monotonic()
         if self.state == "failed":
             raise ServiceUnavailableError(f"the model '{self.name}' has failed: {self.reason}")
         if self.state == "unloaded":
             raise ServiceUnavailableError(f"the model '{self.name}' is not loaded; load it first")
+        if self.state == "unloading":
+            raise ServiceUnavailableError(f"the model '{self.name}' is being unloaded; load it first")
         return self
 
     async def load(self) -> None:
@@ -159,16 +165,20 @@ class Entry:
             else:
                 self.tensor = loaded
             exclude_newer()
-            self.state, self.evicted, self.used = "ready", False, time.monotonic()
+            self.state, self.evicted, self._used = "ready", False, time.monotonic()
 
-    async def unload(self, grace_seconds: float) -> bool:
+    async def unload(self, grace_seconds: float, *, evict: bool = False) -> bool:
         """Refuse new requests, wait for those in progress, and free the model.
+
+        Args:
+            grace_seconds: how long running requests may continue.
+            evict: the next request loads it again.
 
         Returns:
             Whether all requests ended within the grace period.
         """
         async with self._changing:
-            drained = True
+            drained, self.evicted = True, evict
             if self.model is not None:
                 self.state = "unloading"
                 drained = await self.handler.drain(grace_seconds)
@@ -184,7 +194,7 @@ class Entry:
                 await asyncio.to_thread(tensor.close)
             exclude_newer()
             await asyncio.to_thread(give_back_freed)
-            self.state, self.reason, self.evicted = "unloaded", "", False
+            self.state, self.reason = "unloaded", ""
             return drained
 
     async def drain(self, grace_seconds: float) -> bool:

@@ -68,7 +68,7 @@ class ModelRepository:
         self._grace_seconds = grace_seconds
         self._started = False
         self._given_default = default
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._loading_again: dict[Entry, asyncio.Task[None]] = {}
         self._entries = {name: self._made(name, _listed(given)) for name, given in loaders.items()}
 
     @classmethod
@@ -300,14 +300,15 @@ class ModelRepository:
     async def evict_idle(self) -> bool:
         """Unload the least recently used model without requests in progress; the next request loads it.
 
+        A model with LoRA adapters stays, because those loaded at run time would be lost.
+
         Returns:
             Whether a model was unloaded. The most recently used one is kept.
         """
-        ready = sorted((one for one in self.entries if one.state == "ready"), key=lambda one: one.used)
+        ready = sorted((one for one in self.entries if one.state == "ready"), key=lambda one: one.last_used)
         for entry in ready[:-1]:
-            if not entry.active:
-                await entry.unload(self._grace_seconds)
-                entry.evicted = True
+            if not entry.active and not entry.loras:
+                await entry.unload(self._grace_seconds, evict=True)
                 _log.warning("the model %a is unloaded to free memory", entry.name)
                 return True
         return False
@@ -343,10 +344,10 @@ class ModelRepository:
         weighted = [entry for entry in ready if entry.loader.weight > 0]
         weights = [entry.loader.weight for entry in weighted] or None
         (entry,) = random.choices(weighted or ready[-1:] or versions[-1:], weights)  # noqa: S311 -- no secret
-        if entry.evicted and entry.state == "unloaded":
-            task = asyncio.create_task(self._load_again(entry))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+        if entry.evicted and entry.state in ("unloading", "unloaded"):
+            if entry not in self._loading_again:
+                task = self._loading_again[entry] = asyncio.create_task(self._load_again(entry))
+                task.add_done_callback(lambda _: self._loading_again.pop(entry))
             raise ServiceUnavailableError(f"the model '{own}' is loading again; retry later")
         return entry.use()
 

@@ -136,7 +136,9 @@ class HttpServer:
 
 def _bound(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    bound = socket.socket(family, socket.SOCK_STREAM)
+    # asyncio switches Nagle's algorithm off only if the socket names its protocol. With it, an answer would
+    # wait for the acknowledgement of its head, which clients delay by 40 ms.
+    bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         # Without SO_REUSEADDR, a port stays unusable for about 1 minute after a restart. On Windows this
         # option would let 2 servers bind the same port, so SO_EXCLUSIVEADDRUSE replaces it.

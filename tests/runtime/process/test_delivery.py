@@ -77,7 +77,7 @@ def made(seconds: float, readers: int = 1) -> tuple[Clockwork, Delivery[Reader, 
 
 
 def post(delivery: Delivery[Reader, str], readers: list[Reader], state: str, *, urgent: bool = False) -> None:
-    delivery.post(dict.fromkeys(readers, state), urgent=urgent)
+    delivery.post(dict.fromkeys(readers, state), readers if urgent else ())
 
 
 def test_each_state_comes_at_once_if_reading_is_quick() -> None:
@@ -136,6 +136,19 @@ def test_urgent_states_end_the_rest() -> None:
     loop.run_until(1.001)
     assert readers[0].got[-1][0] == pytest.approx(1.0)
     assert readers[0].got[-1][1] == "c"
+
+
+def test_urgent_states_come_before_the_others() -> None:
+    """A first token does not wait for the readers of all running requests."""
+    loop, delivery, readers = made(seconds=0.001, readers=4)
+    post(delivery, readers[:2], "a")
+    loop.run_until(0.003)
+    post(delivery, readers[:2], "b")  # waits for the end of the rest
+    delivery.post(dict.fromkeys(readers, "c"), urgent=readers[3:])
+    order: list[int] = []
+    delivery._deliver = lambda reader, _: order.append(readers.index(reader))
+    loop.run_until(0.004)
+    assert order == [3, 0, 1, 2]
 
 
 def test_a_closed_loop_is_an_error() -> None:

@@ -13,14 +13,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+from grpc_serving import INFO
 from model_folder_kit import scan, write_sum
+from null_llm import null_llm
+from tiny_lora import write_adapter
 
 from carryall.errors import ServiceUnavailableError, UnknownModelError, UsageError
 from carryall.runtime.service.core import upkeep
+from carryall.runtime.service.core.messages import GenerationRequest
 from carryall.runtime.service.core.model_entry import ModelLoader
 from carryall.runtime.service.core.repository import ModelRepository
+from carryall.runtime.service.core.served_model import ServedModel
 from carryall.runtime.service.core.tensor_model import TensorModel
 from carryall.runtime.service.core.upkeep import Upkeep, used_memory
+from carryall.runtime.types.sampling_params import SamplingParams
 
 
 def times(models: ModelRepository, version: str = "") -> float:
@@ -184,6 +190,78 @@ def test_the_least_recently_used_idle_model_goes_and_comes_back(
         await models.unload("a")
         with pytest.raises(ServiceUnavailableError, match="not loaded; load it first"):
             models.tensor("a")  # an operator unloaded it: it stays
+
+    asyncio.run(scenario())
+
+
+def test_the_end_of_a_request_counts_as_use_and_a_model_with_adapters_stays(tmp_path: Path) -> None:
+    folder = tmp_path / "style"
+    write_adapter(folder, {"layer": (1, 1)})
+    request = GenerationRequest(prompt="x", params=SamplingParams(max_tokens=40, ignore_eos=True))
+
+    async def scenario() -> None:
+        async with null_llm(max_loras=1) as long, null_llm(max_loras=1) as short:
+            loads = {"long": lambda: ServedModel(long, INFO), "short": lambda: ServedModel(short, INFO)}
+            models = ModelRepository(loads)
+            await models.load_all()
+            running = models.llm("long").generate(request)
+            await anext(running)
+            assert [part async for part in models.llm("short").generate(request)][-1].finish_reason
+            assert [part async for part in running][-1].finish_reason == "length"
+            short.load_lora("style", folder)
+            long.load_lora("style", folder)
+            assert not await models.evict_idle()
+            short.unload_lora("style")
+            assert await models.evict_idle()
+            assert [(one.name, one.state) for one in models.models()] == [
+                ("long", "ready"), ("short", "unloaded"),
+            ]  # fmt: skip
+
+    asyncio.run(scenario())
+
+
+class Slow:
+    """An encoder whose requests and unloading wait."""
+
+    def __init__(self) -> None:
+        self.go_on, self.began = threading.Event(), threading.Event()
+
+    def embed(self, texts: list[str]) -> Any:
+        self.began.set()
+        self.go_on.wait(10)
+        return np.ones((len(texts), 2), np.float32)
+
+    def token_counts(self, texts: list[str]) -> list[int]:
+        return [1 for _ in texts]
+
+
+def test_a_model_that_is_being_unloaded_says_so_or_is_loaded_again() -> None:
+    made: list[Slow] = []
+
+    def load() -> Slow:
+        made.append(Slow())
+        return made[-1]
+
+    async def scenario() -> None:
+        models = ModelRepository({"toy": ModelLoader(load, kind="encoder")})
+        await models.load_all()
+        (entry,) = models.entries
+        for evict, message in ((False, "'toy' is being unloaded; load it first"), (True, "loading again")):
+            await models.load("toy")
+            running = asyncio.create_task(models.embedder("toy").embed(["x"]))
+            await asyncio.to_thread(made[-1].began.wait, 10)
+            unloading = asyncio.create_task(entry.unload(10, evict=evict))
+            await asyncio.sleep(0)
+            for _ in range(2):
+                with pytest.raises(ServiceUnavailableError, match=message):
+                    models.embedder("toy")
+            made[-1].go_on.set()
+            assert (await running).prompt_tokens == 1  # it was not cut
+            assert await unloading
+        async with asyncio.timeout(10):
+            while entry.state != "ready":
+                await asyncio.sleep(0.005)
+        assert len(made) == 3  # once, though two requests asked for it
 
     asyncio.run(scenario())
 

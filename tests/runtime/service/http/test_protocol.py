@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
@@ -106,5 +107,21 @@ def test_an_endless_head_is_refused() -> None:
             long = {"prompt": "x", "user": "y" * 100_000, "max_tokens": 1}
             assert (await served.post("/v1/completions", **long)).status_code == 200
             assert (await served.client.get("/health", headers={"X": "y" * 30_000})).status_code == 200
+
+    asyncio.run(scenario())
+
+
+def test_answers_do_not_wait_for_acknowledgements() -> None:
+    """With Nagle's algorithm, an answer waits for 40 ms until its head is acknowledged."""
+
+    async def scenario() -> None:
+        async with null_llm() as llm, http_serving(llm) as served, connection(served) as (reader, writer):
+            writer.write(GET + b"\r\n")
+            await answer(reader)
+            connections: Any = served.server._server.server_state.connections
+            assert connections
+            for one in connections:
+                accepted = one.transport.get_extra_info("socket")
+                assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
 
     asyncio.run(scenario())
