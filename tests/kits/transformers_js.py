@@ -12,7 +12,7 @@ import zoo
 from carryall import LLM, SamplingParams
 
 VERSION = "4.3.1"
-PROMPTS = ["# Copyright 2006 Google, Inc. All Rights Reserved.", "def __init__(self, /, **kw):"]
+PROMPTS = ["# Copyright 2006 Google, Inc. All Rights Reserved.", 'top.geometry("+%d+']
 _TIMEOUT = 500  # seconds for a download
 # Two engines round the activations of quantized products differently: their log-probabilities differ by
 # 0.21 at most (int4, int8; 29 positions, 20 tokens each). Tokens nearer than twice that prove nothing.
@@ -41,6 +41,6 @@ def clear_tokens(package: Path, count: int) -> list[list[int]]:
         answers = [result.outputs[0] for result in llm.generate(PROMPTS, params)]
     for answer in answers:
         for likely in answer.logprobs or ():
-            first, second = sorted(likely.values(), reverse=True)
+            second, first = sorted(token.logprob for token in likely.values())[-2:]
             assert first - second > _CLEAR, f"choose another prompt: a near tie before {answer.text!r}"
     return [list(answer.token_ids) for answer in answers]
