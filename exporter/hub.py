@@ -55,7 +55,9 @@ def download(hub_id: str) -> Path:
         return _fetched(hub_id, match["part"], names, fetch)
     except (OSError, HFValidationError) as error:  # all of huggingface_hub's network errors are OSErrors
         reason = str(error).strip().splitlines()[0]
-        raise ModelNotFoundError(f"cannot download '{hub_id}' from the Hugging Face hub: {reason}") from error
+        raise ModelNotFoundError(
+            f"there is no file or folder '{hub_id}', and the Hugging Face hub cannot provide it: {reason}"
+        ) from error
 
 
 def _fetched(

@@ -67,7 +67,8 @@ class RequestFactory:
         """
         if self._model.tokenizer is None:
             raise UsageError(
-                f"{self._model.name} has no tokenizer.json: pass prompts as token ids, or add the file"
+                f"{self._model.name} has no tokenizer.json: add the file, or pass prompts as token ids "
+                "(batch, serve, LLM)"
             )
         return self._model.tokenizer
 

@@ -22,6 +22,7 @@ from ..models.calibration import MOST_TEXT
 from ..models.config import ModelConfig, model_config
 from ..models.loading import LoadedModel, load_model
 from ..models.model_source import resolve_model
+from ..text.tokenizer import TOKENIZER_FILE
 from ..types.arguments import checked_arguments
 
 _LONGEST_WINDOW = 1024
@@ -200,5 +201,5 @@ def _content(text: str | Path | None, models: list[str]) -> str:
 
 def _tokens(model: LoadedModel, text: str) -> Tokens:
     if model.tokenizer is None:
-        raise UsageError(f"{model.name} has no tokenizer; evaluate a package or checkpoint")
+        raise UsageError(f"{model.name} has no {TOKENIZER_FILE}: add the file to its folder")
     return np.array(model.tokenizer.encode(text), np.int64)

@@ -11,8 +11,10 @@ from typing import Any
 
 import onnx_ir as ir
 
-from ...errors import CarryallWarning, UsageError
+from ...errors import CarryallWarning, GraphError, UsageError
 from ...graph_opt.graph import graph_facts
+from ...graph_opt.graph.edit import nodes_of
+from ...graph_opt.passes.normalize.raise_opset import RaiseOpsetPass
 from ...graph_opt.pipeline import pipeline
 from ...graph_opt.pipeline.report import Report as PassesReport
 from ...graph_opt.quantize.formats.half import is_half
@@ -29,6 +31,8 @@ from ..models.model_source import locate_model
 from ..models.write_graph import check_output, write_graph
 from ..types.arguments import checked_arguments
 from .report_file import check_report, left_without_report, write_report
+
+_OLDEST_OPSET = 21  # the first whose DequantizeLinear has blocks and 4 bits
 
 
 class QuantizationWarning(CarryallWarning):
@@ -148,6 +152,7 @@ def quantize(
     check_output(locate_model(source), out)
     graph, package = load_graph(source)
     _check(graph, source, recipe)
+    graph = _with_blocks(graph, source)
     matrices, before = float_matrices(graph), _weight_bytes(graph)
     with scratch_folder() as scratch:
         measured = FloatModel(
@@ -202,13 +207,33 @@ def warn_of_much_float(name: str, record: dict[str, Any], left: LeftFloat) -> No
 
 
 def _check(model: ir.Model, source: str, recipe: QuantizationRecipe) -> None:
-    """Raise UsageError if the model is already quantized."""
+    """Raise UsageError if the model is already quantized, or has no cache that can be."""
     if recipe.method != NO_METHOD and graph_facts.has_quantized_weights(model.graph):
         raise UsageError(f"{source} is already quantized; start from the float model")
     if is_half(model.graph):
         raise UsageError(f"{source} already has 16-bit weights; start from the float model")
     if recipe.kv is not None and has_quantized_kv(model.graph):
         raise UsageError(f"the KV cache of {source} is already quantized; start from the float model")
+    if recipe.kv is not None and not any(nodes_of(model.graph, "Attention")):
+        raise UsageError(
+            f"{source} has no Attention operator whose KV cache could be quantized; "
+            f"first run: carryall optimize {source} OUT --target portable"
+        )
+
+
+def _with_blocks(model: ir.Model, source: str) -> ir.Model:
+    """Return the model in an opset whose DequantizeLinear has blocks and 4 bits.
+
+    Raises:
+        GraphError: it has operators without an equivalent there.
+    """
+    model, report = pipeline.run(model, [RaiseOpsetPass()])
+    if model.opset_imports[""] < _OLDEST_OPSET:
+        reasons = dict.fromkeys(refusal.reason for _, refusal in report.refusals)
+        raise GraphError(
+            f"{source} cannot be quantized, which needs opset {_OLDEST_OPSET}: {'; '.join(reasons)}"
+        )
+    return model
 
 
 def _weight_bytes(model: ir.Model) -> int:

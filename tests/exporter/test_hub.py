@@ -165,13 +165,13 @@ def test_an_undecided_choice_lists_the_models(names: list[str], part: str | None
 def test_an_unknown_model_is_named(endpoint: str, tmp_path: Path) -> None:
     finished = download_elsewhere("org/absent@v2", endpoint, tmp_path / "home")
     assert finished.returncode == 1
-    assert "ModelNotFoundError: cannot download 'org/absent@v2' from the Hugging Face hub" in finished.stderr
+    assert "there is no file or folder 'org/absent@v2', and the Hugging Face hub cannot" in finished.stderr
 
 
 def test_an_unreachable_hub_is_named(tmp_path: Path) -> None:
     finished = download_elsewhere("org/tiny", "http://127.0.0.1:9", tmp_path / "home")
     assert finished.returncode == 1
-    assert "ModelNotFoundError: cannot download 'org/tiny' from the Hugging Face hub" in finished.stderr
+    assert "there is no file or folder 'org/tiny', and the Hugging Face hub cannot" in finished.stderr
 
 
 def test_without_huggingface_hub_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

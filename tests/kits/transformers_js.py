@@ -1,4 +1,4 @@
-"""transformers.js of the npm registry, downloaded on demand into the folder of the model zoo."""
+"""transformers.js of the npm registry, downloaded on demand, and the tokens that it is compared with."""
 
 from __future__ import annotations
 
@@ -9,8 +9,14 @@ from pathlib import Path
 import pytest
 import zoo
 
+from carryall import LLM, SamplingParams
+
 VERSION = "4.3.1"
+PROMPTS = ["# Copyright 2006 Google, Inc. All Rights Reserved.", 'top.geometry("+%d+']
 _TIMEOUT = 500  # seconds for a download
+# Two engines round the activations of quantized products differently: their log-probabilities differ by
+# 0.21 at most (int4, int8; 29 positions, 20 tokens each). Tokens nearer than twice that prove nothing.
+_CLEAR = 0.5
 
 
 def library() -> Path:
@@ -26,3 +32,15 @@ def library() -> Path:
         if done.returncode:
             pytest.skip(f"transformers.js cannot be installed: {done.stderr[-200:]}")
     return folder
+
+
+def clear_tokens(package: Path, count: int) -> list[list[int]]:
+    """Return carryall's ``count`` greedy tokens of each prompt; each is the clear first choice."""
+    params = SamplingParams(temperature=0, max_tokens=count, logprobs=2)
+    with LLM(package, provider="cpu", max_slots=1, context_length=64) as llm:
+        answers = [result.outputs[0] for result in llm.generate(PROMPTS, params)]
+    for answer in answers:
+        for likely in answer.logprobs or ():
+            second, first = sorted(token.logprob for token in likely.values())[-2:]
+            assert first - second > _CLEAR, f"choose another prompt: a near tie before {answer.text!r}"
+    return [list(answer.token_ids) for answer in answers]

@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes import common
 
 from ....contract import is_present
 from ....progress import Progress
+from ...graph.edit import shared_constant
 from ...graph.onnx_files import read_onnx
 from ..calibration.activations import ActivationReader, Tokens, read_windows
 from ..formats.half import reached
@@ -26,10 +28,10 @@ _STEM = ".largest_magnitude"
 def largest_magnitudes(
     model: Path, windows: Sequence[Tokens], *, context_length: int, progress: Progress | None = None
 ) -> dict[str, float]:
-    """Return the largest magnitude of every value that depends on the embedding.
+    """Return the largest finite magnitude of every value that depends on the embedding.
 
     Raises:
-        GraphError: a value is NaN or infinite.
+        GraphError: a value is NaN.
         UsageError: the text has too few tokens.
     """
     loaded = read_onnx(model)
@@ -50,15 +52,19 @@ def too_large(magnitudes: Mapping[str, float], dtype: ir.DataType) -> list[str]:
 
 
 def _add_maxima(graph: ir.Graph) -> list[str]:
-    """Add nodes that compute the largest magnitude of every value; return the names of their results."""
-    names = []
+    """Add nodes that compute the largest finite magnitude of every value; return the names of their results.
+
+    Scores of masked positions are infinite in traced graphs; 16-bit types have infinity too.
+    """
+    zero, names = shared_constant(graph, "half_range.zero", np.zeros((), np.float32)), []
     for node, _ in list(reached(graph)):
         for value in node.outputs:
             if value.dtype != ir.DataType.FLOAT or is_present(value.name):
                 continue
-            magnitudes = ir.node("Abs", [value])
-            largest = ir.node("ReduceMax", [magnitudes.outputs[0]], {"keepdims": 0})
+            magnitudes, infinite = ir.node("Abs", [value]), ir.node("IsInf", [value])
+            finite = ir.node("Where", [infinite.outputs[0], zero, magnitudes.outputs[0]])
+            largest = ir.node("ReduceMax", [finite.outputs[0]], {"keepdims": 0})
             largest.outputs[0].name = f"{value.name}{_STEM}"
-            graph.extend([magnitudes, largest])
+            graph.extend([magnitudes, infinite, finite, largest])
             names.append(largest.outputs[0].name)
     return names

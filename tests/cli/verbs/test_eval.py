@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -64,3 +65,12 @@ def test_models_of_two_vocabularies(tiny_package: Path, text: Path) -> None:
     result = run("eval", tiny_package, "--text", text, "--reference", "demo")
     assert result.exit_code == 2
     assert "260 and 4096 tokens" in result.stderr
+
+
+def test_a_missing_tokenizer_is_named(tiny_package: Path, text: Path, tmp_path: Path) -> None:
+    file = shutil.copytree(tiny_package, tmp_path / "bare") / "model.onnx"
+    (file.parent / "tokenizer.json").unlink()
+    (file.parent / "carryall.json").unlink()
+    result = run("eval", file, "--text", text)
+    assert result.exit_code == 2
+    assert "model.onnx has no tokenizer.json: add the file to its folder" in result.stderr

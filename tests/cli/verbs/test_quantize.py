@@ -5,16 +5,20 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import shutil
 from pathlib import Path
 
+import numpy as np
+import onnx
 import onnx_ir as ir
+import onnxruntime as ort
 import pytest
 from click.testing import CliRunner, Result
 
 from carryall import LLM, SamplingParams
 from carryall.cli import carryall
 from carryall.errors import UsageError
-from carryall.exporter.demo import CALIBRATION_TEXT
+from carryall.exporter.demo import CALIBRATION_TEXT, demo_path
 from carryall.exporter.package import Package
 from carryall.graph_opt.quantize.methods import METHODS
 from carryall.graph_opt.quantize.recipe import QuantizationRecipe
@@ -311,3 +315,40 @@ def stated_default(setting: str, method: str) -> str:
         *names, value = clause.replace(",", "").split()
         found |= dict.fromkeys(names, value)
     return found.get(method, found.get("others", ""))
+
+
+_OLD = """<ir_version: 8, opset_import: ["" : 18]>
+old (int64[batch, n] input_ids) => (float[batch, n, 64] logits) {
+    hidden = Gather (table, input_ids)
+    logits = MatMul (hidden, head)
+}"""
+
+
+def save_old_model(file: Path) -> None:
+    model, rng = onnx.parser.parse_model(_OLD), np.random.default_rng(0)
+    for name in ("table", "head"):
+        weight = rng.normal(size=(64, 64)).astype(np.float32)
+        model.graph.initializer.append(onnx.numpy_helper.from_array(weight, name))
+    onnx.save(model, file)
+
+
+@pytest.mark.parametrize("method", ["int4-fast", "int8-fast", "int8-dynamic"])
+def test_a_graph_of_an_older_opset(method: str, tmp_path: Path) -> None:
+    """Optimum writes opset 18, whose DequantizeLinear has no blocks."""
+    save_old_model(tmp_path / "old.onnx")
+    result = run("quantize", tmp_path / "old.onnx", tmp_path / "new.onnx", "--method", method)
+    assert result.exit_code == 0, result.output
+    onnx.checker.check_model(tmp_path / "new.onnx", full_check=True)
+    feeds = {"input_ids": np.arange(9)[None]}
+    sessions = [ort.InferenceSession(tmp_path / f"{name}.onnx") for name in ("old", "new")]
+    before, after = (session.run(None, feeds)[0] for session in sessions)
+    assert 0 < np.abs(after - before).mean() < 0.1 * np.abs(before).mean()
+
+
+def test_a_cache_that_cannot_be_quantized_is_named(tmp_path: Path) -> None:
+    file = shutil.copytree(demo_path(), tmp_path / "traced") / "model.onnx"
+    save_old_model(file)
+    result = run("quantize", file, tmp_path / "out.onnx", "--method", "none", "--kv", "int8")
+    assert result.exit_code == 2
+    assert "carryall optimize" in result.stderr
+    assert not (tmp_path / "out.onnx").exists()

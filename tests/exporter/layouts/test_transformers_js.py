@@ -13,19 +13,19 @@ import pytest
 from click.testing import CliRunner
 from processor import needs_vnni
 from tiny_models import write_tiny
-from transformers_js import library
+from transformers_js import PROMPTS, clear_tokens, library
 
-from carryall import LLM, SamplingParams, export
+from carryall import export
 from carryall.cli import carryall
 from carryall.errors import OutputExistsError
 from carryall.exporter.demo import demo_path
 from carryall.graph_opt.compare.runners import PortableRunner
 
 ort = pytest.importorskip("onnxruntime")
-PROMPTS = ["def main(", "import os"]
+TOKENS = 12
 GENERATE = """
 import { env, AutoModelForCausalLM, AutoTokenizer } from "@huggingface/transformers";
-const [folder, name, ...prompts] = process.argv.slice(2);
+const [folder, name, count, ...prompts] = process.argv.slice(2);
 env.allowRemoteModels = false;
 env.localModelPath = folder;
 const tokenizer = await AutoTokenizer.from_pretrained(name);
@@ -33,7 +33,7 @@ const model = await AutoModelForCausalLM.from_pretrained(name);
 const results = [];
 for (const prompt of prompts) {
   const inputs = tokenizer(prompt);
-  const ids = await model.generate({ ...inputs, max_new_tokens: 12, do_sample: false });
+  const ids = await model.generate({ ...inputs, max_new_tokens: Number(count), do_sample: false });
   results.push(ids.tolist()[0].slice(inputs.input_ids.dims[1]).map(Number));
 }
 console.log(JSON.stringify(results));
@@ -112,12 +112,10 @@ def test_it_writes_the_tokens_of_carryall(
     monkeypatch.setenv("CARRYALL_CACHE", str(tmp_path / "cache"))
     export(demo_path(), tmp_path / "web", quantize=method, layout="transformers.js")
     package = export(demo_path(), tmp_path / "package", quantize=method).path
-    params = SamplingParams(temperature=0, max_tokens=12)
-    with LLM(package, provider="cpu", max_slots=1, context_length=64) as llm:
-        expected = [result.outputs[0].token_ids for result in llm.generate(PROMPTS, params)]
+    expected = clear_tokens(package, TOKENS)
     script = library() / "generate.mjs"
     script.write_text(GENERATE)
-    command = ["node", str(script), str(tmp_path), "web", *PROMPTS]
+    command = ["node", str(script), str(tmp_path), "web", str(TOKENS), *PROMPTS]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1]) == expected

@@ -79,9 +79,8 @@ def test_mixtures_of_models_are_lowered_to_one_operator(
     changes: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 64, "moe_intermediate_size": 64}
     checkpoint, found = write_tiny(family, tmp_path / family, **changes), {}
     for fused in ("carryall", "onnxruntime"):
-        loaded = load_model(
-            checkpoint, quantize="int8-fast", max_slots=2, provider_options={**OWN, "kernels": fused, "kv_cache": "float32"}
-        )
+        options = {**OWN, "kernels": fused, "kv_cache": "float32"}
+        loaded = load_model(checkpoint, quantize="int8-fast", max_slots=2, provider_options=options)
         found[fused] = loaded.runner.forward([Row(0, PROMPT, 0, num_logits=8)])[0].copy()
         if fused == "carryall":  # in pieces, beside another row
             loaded.runner.forward([Row(1, PROMPT[:35], 0)])

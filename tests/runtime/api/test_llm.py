@@ -264,7 +264,7 @@ def test_without_a_tokenizer_tokens_still_work(tmp_path: Path) -> None:
     (output,) = llm.generate([1, 2, 3], GREEDY)
     assert (output.outputs[0].text, len(output.outputs[0].token_ids)) == ("", 20)
     for call in (lambda: llm.generate("text"), lambda: llm.encode("text"), lambda: llm.tokenizer):
-        with pytest.raises(UsageError, match=r"toy has no tokenizer.json"):
+        with pytest.raises(UsageError, match=r"toy has no tokenizer.json: add the file, or pass"):
             call()
     with pytest.raises(InvalidSamplingError, match="stop strings need a tokenizer"):
         llm.generate([1], greedy(stop=["x"]))
