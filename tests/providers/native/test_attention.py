@@ -48,12 +48,14 @@ def rounds(isa: str, case: Case) -> bool:
 
 
 def assert_rounded(found: Floats, case: Case) -> None:
-    """Assert that results are those of the same roundings in NumPy.
+    """Assert that results without rotary embedding are those of the same roundings in NumPy.
 
-    Float32 turns some roundings the other way, with rotary embedding of keys too.
+    A query or weight near a tie may be rounded the other way in float32, which changes the elements of one
+    head of one token. That may happen to one in 20 of these, and two of few; to one in 4 with a cap of 50,
+    at whose size scores are rounded.
     """
-    error = np.abs(found - attention(case, rounded=True))
-    assert np.quantile(error, 0.5 if case.rotary else 0.98) <= EXACT + 2e-7 * case.softcap
+    error = np.abs(found - attention(case, rounded=True)).reshape(-1, case.size).max(axis=1)
+    assert (error > EXACT + 2e-7 * case.softcap).sum() <= 2 + (0.05 + 0.004 * case.softcap) * len(error)
     assert error.max() <= 2e-2
 
 
@@ -75,7 +77,7 @@ def test_every_instruction_set_gives_the_bits_of_the_reference(
         own = filled(library, isa, case, np.random.default_rng(seed), separate=0)
         alone = isa == "amx" or rounds(isa, case)
         np.testing.assert_array_equal(found, own if alone else expected, isa)
-        if rounds(isa, case):
+        if rounds(isa, case) and not case.rotary:
             assert_rounded(found, case)
             continue
         near = PAIRS if isa == "amx" else EXACT
