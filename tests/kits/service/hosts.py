@@ -34,8 +34,9 @@ class Host:
             hostname {self._name}
             mount -t tmpfs tmpfs /tmp
             mount -t tmpfs tmpfs /dev/shm
-            printf '{names}' > /tmp/hosts
-            mount --bind /tmp/hosts /etc/hosts
+            names=$(mktemp)
+            printf '{names}' > "$names"
+            mount --bind "$names" /etc/hosts
             exec bash -c 'while sleep 1; do :; done'
         """
         spaces = ["unshare", "--mount", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc"]

@@ -36,10 +36,13 @@ ENVIRONMENT = {
     "RAY_health_check_timeout_ms": "1000",
 }
 EXPORT = """
+import tempfile
 from pathlib import Path
 from carryall.exporter.demo import demo_path
 from carryall.exporter.export import export_package
-export_package(demo_path("pycoder"), Path("/tmp/toy"))
+package = Path(tempfile.mkdtemp(), "toy")
+export_package(demo_path("pycoder"), package)
+print(package)
 """
 CPUS = "import ray; ray.init('auto', log_to_driver=False); print(ray.cluster_resources().get('CPU', 0))"
 REPLICA = "ServeReplica:carryall:replica"
@@ -98,11 +101,11 @@ def cpus(host: Host) -> float | None:
 @contextmanager
 def served(head: Host) -> Iterator[None]:
     """A service of two replicas of a model whose files only the head has."""
-    head.run(PYTHON, "-c", EXPORT, env=ENVIRONMENT)
+    package = head.run(PYTHON, "-c", EXPORT, env=ENVIRONMENT).splitlines()[-1]
     command: list[str | Path] = [
         PROGRAMS / "carryall",
         "serve",
-        "/tmp/toy",
+        package,
         "--ray",
         "auto",
         "--replicas",
