@@ -16,6 +16,7 @@ from ..errors import UsageError
 from ..runtime.batch.execute import execute, make_executor
 from ..runtime.batch.spec import BatchSpec
 from ..runtime.batch.stream import stream
+from ..runtime.process.stop_signals import stop_signals
 from ..storage.texts import read_text
 from .batch_progress import BatchProgress, show_outcome
 from .progress import progress
@@ -39,6 +40,8 @@ def run_job(spec: BatchSpec, *, restart: bool, as_json: bool, quiet: bool) -> in
 def stopping() -> Iterator[Any]:
     """Let Ctrl-C and SIGTERM stop a job between two steps; a second one ends it at once.
 
+    An ignored one stays so.
+
     Yields:
         The event that the signals set, and a function that returns the exit code, 0 without a signal.
     """
@@ -54,7 +57,7 @@ def stopping() -> Iterator[Any]:
     if threading.current_thread() is not threading.main_thread():
         yield stop, lambda: 0
         return
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, handle) for number in stop_signals()}
     try:
         yield stop, lambda: 128 + received[0] if received else 0
     finally:

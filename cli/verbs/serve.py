@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import functools
 import os
-import signal
 
 import click
 
 from ...errors import MissingExtraError, UsageError
 from ...runtime.process.at_exit import leave_threads
+from ...runtime.process.stop_signals import ending_at_interrupt
 from ...runtime.service.core.model_folder import encoder_loader, models_in
 from ...runtime.service.core.repository import ModelRepository, public_name
 from ...runtime.service.core.served_model import ServedModel, load_served_model
@@ -88,11 +88,8 @@ def command(chosen: Chosen, as_json: bool, quiet: bool) -> None:
         models = ModelRepository(scan())
     folder = chosen.server.batch_folder
     parts = [BatchService(folder, chosen.server)] if folder is not None else []
-    before = signal.signal(signal.SIGINT, signal.SIG_DFL)  # what a second Ctrl-C does: end at once
-    try:
+    with ending_at_interrupt():  # at a second Ctrl-C; the first one drains
         drained = asyncio.run(serve(models, chosen.server, on_ready, parts, chosen.reread, scan))
-    finally:
-        signal.signal(signal.SIGINT, before)
     if not drained:
         click.echo("requests that still ran after the time of --grace were cancelled", err=True)
     leave_threads(0)

@@ -8,13 +8,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from ..process.stop_signals import stop_signals
+
 
 @contextmanager
 def stop_signal() -> Iterator[asyncio.Event]:
-    """Yield an event that the first SIGTERM or SIGINT sets; then restore the previous signal handlers."""
+    """Yield an event that the first SIGTERM or SIGINT sets; then restore the previous signal handlers.
+
+    A signal that is ignored stays so.
+    """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.getsignal(number) for number in stop_signals()}
 
     def restore() -> None:
         for number, handler in before.items():

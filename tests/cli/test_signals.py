@@ -106,6 +106,33 @@ def test_the_second_signal_ends_a_batch_job_at_once(number: int, error: type[Bas
     assert getattr(ended.value, "code", 128 + number) == 128 + number
 
 
+def test_an_ignored_signal_does_not_stop_a_batch_job() -> None:
+    """As of a script's background job when Ctrl-C ends the script."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with stopping() as (stop, _):
+        signal.raise_signal(signal.SIGINT)
+        assert not stop.is_set()
+        signal.raise_signal(signal.SIGTERM)
+        assert stop.is_set()
+
+
+@pytest.mark.long
+def test_serve_in_the_background_of_a_script() -> None:
+    ignoring = ["sh", "-c", 'trap "" INT; exec "$@"', "sh", sys.executable, "-m", "carryall", "serve", "demo"]
+    process = subprocess.Popen(
+        [*ignoring, "--grpc-port", "0", "--http-port", "none", "--json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(1)
+    code, _ = end(process, [signal.SIGTERM])
+    assert code == 0
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("numbers", "grace", "codes"),
