@@ -18,6 +18,7 @@ from ..attention.norms_in_attention import NormsInAttentionPass
 from ..attention.prompt_attention import PromptAttentionPass
 from ..attention.sink_attention import SinkAttentionPass
 from ..attention.slot_inputs import SlotInputsPass
+from ..chain.chain_pass import ChainPass
 from ..kernels import CPU, Kernels
 from ..norms.branchwise_norms import BranchwiseNormsPass
 from ..norms.skip_norm import SkipNormPass
@@ -163,8 +164,10 @@ def slot_passes(options: SlotOptions) -> list[ir.passes.PassBase]:
         passes += [MicrosoftRotaryPass(), DecomposeNormsPass()]
     if options.top_logits:
         passes.append(TopLogitsPass(options.top_logits))
-    passes.append(common.RemoveUnusedNodesPass())
-    return [*passes, OlderOpsetPass(kernels.opset)]
+    passes += [common.RemoveUnusedNodesPass(), OlderOpsetPass(kernels.opset)]
+    if options.paged and kernels.paged_attention:
+        passes.append(ChainPass())
+    return passes
 
 
 def _float_passes(options: SlotOptions) -> list[ir.passes.PassBase]:

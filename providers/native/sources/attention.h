@@ -25,6 +25,7 @@ constexpr int64_t kGroupPositions = 16;
 constexpr int64_t kPairPositions = 32;       // of a tile of pairs of values
 constexpr int64_t kTilePositions = 64;       // scores computed at a time
 constexpr int64_t kPartPositions = 256;      // a partial softmax; parts begin at multiples of it
+constexpr int64_t kSeparate = 16;             // fewer items than this are cut into parts
 constexpr int64_t kItemQueries = 48;         // queries that share the keys and values they read; AMX takes more
 constexpr int64_t kLargestHead = 512;
 constexpr int64_t kWideHead = 256;           // wider heads have half as many queries, so that these fit into the stack
@@ -100,6 +101,9 @@ struct AttentionKernels {
   // See gate.h.
   void (*exponentials)(const float* x, int64_t count, float shift, float* y);
   void (*gate)(const Gate& by, const float* g, const float* u, int64_t count, float* y);
+  // See rows.h.
+  void (*add)(const float* a, const float* b, const float* bias, int64_t count, float* y);
+  void (*normalize)(const float* x, const float* weight, int64_t count, float epsilon, float* y);
   int64_t (*item_queries)(const AttentionSizes& sizes);  // the most of an item
   bool (*paired)(const AttentionSizes& sizes);           // whether the cache holds pairs
 };

@@ -28,7 +28,7 @@ void write_amx(const Attention& a, int64_t first, int64_t last) {
 
 }  // namespace
 
-const AttentionKernels kAmxAttention = {write_amx, attend_amx, finish<Vector>, exponentials<Vector>, gate<Vector>,
+const AttentionKernels kAmxAttention = {write_amx, attend_amx, finish<Vector>, exponentials<Vector>, gate<Vector>, add_rows<Vector>, normalize<Vector>,
                                         item_queries_amx, paired_amx};
 
 }  // namespace carryall

@@ -84,7 +84,7 @@ void write_dots(const Attention& a, int64_t first, int64_t last) {
 
 }  // namespace
 
-const AttentionKernels kAvx512Bf16Attention = {write_dots, attend_dots, finish<Vector>, exponentials<Vector>, gate<Vector>,
+const AttentionKernels kAvx512Bf16Attention = {write_dots, attend_dots, finish<Vector>, exponentials<Vector>, gate<Vector>, add_rows<Vector>, normalize<Vector>,
                                                item_queries_dots, paired};
 
 }  // namespace carryall

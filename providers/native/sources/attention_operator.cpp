@@ -21,13 +21,11 @@
 #include <initializer_list>
 #include <new>
 
-#include "attention.h"
-#include "ort_kernel.h"
+#include "attention_inputs.h"
 
 namespace carryall {
 namespace {
 
-constexpr int64_t kSeparate = 16;  // fewer items than this are cut into parts
 constexpr int64_t kSerial = 8192;  // floats of new keys that one thread writes faster than several
 
 struct Node {
@@ -36,8 +34,6 @@ struct Node {
   AttentionSizes sizes;
   bool reads_only;
 };
-
-enum Input : size_t { kQuery, kKey, kValue, kKeys, kValues, kBegins, kPast, kTable, kCosines, kSines, kPosition, kSinks, kInputs };
 
 OrtStatus* create(const OrtCustomOp*, const OrtApi* api, const OrtKernelInfo* info, void** kernel) {
   int64_t layout, type, reads_only;
@@ -63,10 +59,6 @@ OrtStatus* create(const OrtCustomOp*, const OrtApi* api, const OrtKernelInfo* in
   return *kernel == nullptr ? failure(api, kFail, "out of memory") : nullptr;
 }
 
-bool ends_with(const Tensor& tensor, int64_t axis) {
-  return tensor.data != nullptr && tensor.rank > 0 && tensor.dimensions[tensor.rank - 1] == axis;
-}
-
 // Sets query, key, value and tokens; returns what is wrong with their shapes.
 const char* read_tokens(const Tensor* inputs, bool reads_only, Attention* a) {
   const AttentionSizes& s = a->sizes;
@@ -87,51 +79,10 @@ const char* read_tokens(const Tensor* inputs, bool reads_only, Attention* a) {
     return nullptr;
   }
   for (size_t i : {kKey, kValue})
-    if (!ends_with(inputs[i], kv) || inputs[i].elements != a->tokens * kv)
+    if (!inputs[i].ends_with(kv) || inputs[i].elements != a->tokens * kv)
       return "key or value does not have all KV heads of each token";
   a->key = static_cast<const float*>(inputs[kKey].data);
   a->value = static_cast<const float*>(inputs[kValue].data);
-  return nullptr;
-}
-
-// Sets the caches, the rows and their block tables.
-const char* read_cache(const Tensor* inputs, Attention* a) {
-  const AttentionSizes& s = a->sizes;
-  for (size_t i : {kKeys, kValues}) {
-    const Tensor& cache = inputs[i];
-    const int64_t* shape = cache.dimensions;
-    if (cache.rank != 4 || shape[1] != s.kv_heads || shape[2] != s.block || shape[3] != s.row_bytes() ||
-        shape[0] != inputs[kKeys].dimensions[0])
-      return "a KV cache does not have the shape [blocks, kv_num_heads, block_size, bytes of a row]";
-  }
-  a->keys = static_cast<uint8_t*>(inputs[kKeys].data);
-  a->values = static_cast<uint8_t*>(inputs[kValues].data);
-  a->blocks = inputs[kKeys].dimensions[0];
-  a->rows = inputs[kPast].elements;
-  if (inputs[kPast].rank != 1 || inputs[kBegins].rank != 1 || inputs[kBegins].elements != a->rows + 1)
-    return "begins is not one longer than past";
-  if (inputs[kTable].rank != 2 || inputs[kTable].dimensions[0] != a->rows) return "table does not have one row per row";
-  a->table_width = inputs[kTable].dimensions[1];
-  a->past = static_cast<const int32_t*>(inputs[kPast].data);
-  a->begins = static_cast<const int32_t*>(inputs[kBegins].data);
-  a->table = static_cast<const int32_t*>(inputs[kTable].data);
-  return nullptr;
-}
-
-const char* read_optional(const Tensor* inputs, Attention* a) {
-  const AttentionSizes& s = a->sizes;
-  a->sinks = static_cast<const float*>(inputs[kSinks].data);
-  if (a->sinks != nullptr && inputs[kSinks].elements != s.heads) return "sinks does not have one value per head";
-  if (s.rotary == 0) return nullptr;
-  for (size_t i : {kCosines, kSines})
-    if (inputs[i].rank != 2 || !ends_with(inputs[i], s.rotary / 2) || inputs[i].elements != inputs[kCosines].elements)
-      return "cosines and sines do not have the shape [positions, rotary_dim / 2]";
-  if (inputs[kPosition].data == nullptr || inputs[kPosition].elements != a->tokens)
-    return "there is not one position per token";
-  a->cosines = static_cast<const float*>(inputs[kCosines].data);
-  a->sines = static_cast<const float*>(inputs[kSines].data);
-  a->angles = inputs[kCosines].dimensions[0];
-  a->positions = static_cast<const int64_t*>(inputs[kPosition].data);
   return nullptr;
 }
 
@@ -152,10 +103,10 @@ OrtStatus* run_job(const OrtApi* api, OrtKernelContext* context, AttentionJob* j
 OrtStatus* compute(void* kernel, OrtKernelContext* context) {
   const Node& node = *static_cast<const Node*>(kernel);
   const OrtApi* api = node.api;
-  Tensor inputs[kInputs];
+  Tensor inputs[kAttentionInputs];
   size_t given = 0;
   CARRYALL_TRY((call<OrtStatus*, const OrtKernelContext*, size_t*>(api, kKernelContextGetInputCount, context, &given)));
-  for (size_t i = 0; i < given && i < kInputs; i++) CARRYALL_TRY(read_tensor(api, context, i, inputs + i));
+  for (size_t i = 0; i < given && i < kAttentionInputs; i++) CARRYALL_TRY(read_tensor(api, context, i, inputs + i));
   Attention a;
   a.sizes = node.sizes;
   const char* complaint = read_tokens(inputs, node.reads_only, &a);
@@ -180,12 +131,8 @@ OrtCustomOp attention_operator() {
   op.CreateKernelV2 = create;
   op.KernelDestroy = [](void* kernel) { delete static_cast<Node*>(kernel); };
   op.GetName = [](const OrtCustomOp*) { return "PagedAttention"; };
-  op.GetInputTypeCount = [](const OrtCustomOp*) -> size_t { return kInputs; };
-  op.GetInputType = [](const OrtCustomOp*, size_t index) -> int {
-    if (index == kKeys || index == kValues) return kUint8;
-    if (index == kPosition) return kInt64;
-    return index >= kBegins && index <= kTable ? kInt32 : kFloat;
-  };
+  op.GetInputTypeCount = [](const OrtCustomOp*) -> size_t { return kAttentionInputs; };
+  op.GetInputType = [](const OrtCustomOp*, size_t index) -> int { return attention_type(index); };
   op.GetInputCharacteristic = [](const OrtCustomOp*, size_t index) -> int {
     return index == kKey || index == kValue || index >= kCosines ? kOptional : kRequired;
   };

@@ -3,6 +3,7 @@
 #pragma once
 #include "attention_rows.h"
 #include "gate.h"
+#include "rows.h"
 
 namespace carryall {
 namespace {

@@ -1,8 +1,6 @@
 // The operator SiluAndMul: the gate of a MLP whose products are merged.
 //
 //   x float [..., 2 * n] -> x[..., :n] * sigmoid(x[..., :n]) * x[..., n:], float [..., n]
-#include <cmath>
-#include <cstring>
 #include <new>
 
 #include "ort_kernel.h"
@@ -10,7 +8,6 @@
 namespace carryall {
 namespace {
 
-constexpr int64_t kLanes = 16;            // of the function `gate`
 constexpr int64_t kTaskValues = 8 << 10;  // results of a task, about 4 us
 
 struct Node {
@@ -34,19 +31,9 @@ OrtStatus* create(const OrtCustomOp*, const OrtApi* api, const OrtKernelInfo*, v
 
 void rows_task(void* job, size_t index) {
   const Job& j = *static_cast<const Job*>(job);
-  const Gate silu = {1, 0, INFINITY};
-  const int64_t first = static_cast<int64_t>(index) * j.step, whole = j.width / kLanes * kLanes, rest = j.width - whole;
-  for (int64_t row = first; row < first + j.step && row < j.rows; row++) {
-    const float* g = j.x + row * 2 * j.width;
-    float* y = j.y + row * j.width;
-    j.kernels->attention->gate(silu, g, g + j.width, whole, y);
-    if (rest == 0) continue;
-    float last[3][kLanes] = {};
-    memcpy(last[0], g + whole, sizeof(float) * static_cast<size_t>(rest));
-    memcpy(last[1], g + j.width + whole, sizeof(float) * static_cast<size_t>(rest));
-    j.kernels->attention->gate(silu, last[0], last[1], kLanes, last[2]);
-    memcpy(y + whole, last[2], sizeof(float) * static_cast<size_t>(rest));
-  }
+  const int64_t first = static_cast<int64_t>(index) * j.step;
+  for (int64_t row = first; row < first + j.step && row < j.rows; row++)
+    silu_and_multiply(*j.kernels->attention, j.x + row * 2 * j.width, j.width, j.y + row * j.width);
 }
 
 OrtStatus* compute(void* kernel, OrtKernelContext* context) {

@@ -18,6 +18,10 @@ struct Rows {
   int32_t* starts = nullptr;  // [rows, shares]: -128 times the sum, at which products with raised weights begin
   int64_t width = 0, blocks = 0, shares = 0;
   int64_t share = 1;          // blocks with one scale
+
+  // For `count` rows of the inputs of weights: the bytes of memory that they take, and the rows in such memory.
+  static int64_t bytes(const Weights& weights, int64_t count);
+  static Rows place(const Weights& weights, int64_t count, void* memory);
 };
 
 struct Kernels {

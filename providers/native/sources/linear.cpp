@@ -1,6 +1,7 @@
 #include "linear.h"
 
 #include <atomic>
+#include <cmath>
 #include <cstdlib>
 #include <cstring>
 
@@ -20,38 +21,51 @@ int64_t parts(int64_t all, int64_t step) { return (all + step - 1) / step; }
 
 }  // namespace
 
-Workspace::Workspace(const Weights& weights, int64_t count) {
+int64_t Rows::bytes(const Weights& weights, int64_t count) {
+  const Rows sizes = place(weights, count, nullptr);
+  const int64_t rows = count + kRowGroup, values = parts(rows * sizes.width, kLine) * kLine;
+  return values + rows * (2 * sizes.shares + sizes.blocks) * 4 + kLine;
+}
+
+Rows Rows::place(const Weights& weights, int64_t count, void* memory) {
   // Tasks begin at any row, so that the last group of 16 may begin just before the end.
   const int64_t rows = count + kRowGroup;
-  const int64_t values = parts(rows * weights.width(), kLine) * kLine, blocks = weights.blocks();
   const int64_t shared = weights.group > 0 ? weights.group : weights.bits == 4 ? kSharedScale : 1;
-  const int64_t share = larger(1, shared / weights.block), shares = parts(blocks, share);
-  memory_ = malloc(static_cast<size_t>(values + rows * (2 * shares + blocks) * 4 + kLine));
-  const auto start = (reinterpret_cast<uintptr_t>(memory_) + kLine - 1) / kLine * kLine;
-  rows_.values = reinterpret_cast<int8_t*>(start);
-  rows_.scales = reinterpret_cast<float*>(start + static_cast<uintptr_t>(values));
-  rows_.sums = reinterpret_cast<int32_t*>(start + static_cast<uintptr_t>(values + rows * shares * 4));
-  rows_.starts = rows_.sums + rows * blocks;
-  rows_.width = weights.width();
-  rows_.blocks = blocks;
-  rows_.shares = shares;
-  rows_.share = share;
-  if (memory_ == nullptr) return;
+  Rows placed;
+  placed.width = weights.width();
+  placed.blocks = weights.blocks();
+  placed.share = larger(1, shared / weights.block);
+  placed.shares = parts(placed.blocks, placed.share);
+  if (memory == nullptr) return placed;
+  const auto start = (reinterpret_cast<uintptr_t>(memory) + kLine - 1) / kLine * kLine;
+  const auto values = static_cast<uintptr_t>(parts(rows * placed.width, kLine) * kLine);
+  placed.values = reinterpret_cast<int8_t*>(start);
+  placed.scales = reinterpret_cast<float*>(start + values);
+  placed.sums = reinterpret_cast<int32_t*>(placed.scales + rows * placed.shares);
+  placed.starts = placed.sums + rows * placed.blocks;
   // Arithmetic on whatever the memory held may be very slow (denormal numbers).
-  memset(rows_.scales + count * shares, 0, static_cast<size_t>(kRowGroup * shares) * sizeof(float));
-  memset(rows_.sums + count * blocks, 0, static_cast<size_t>(kRowGroup * blocks) * sizeof(int32_t));
+  memset(placed.scales + count * placed.shares, 0, static_cast<size_t>(kRowGroup * placed.shares) * sizeof(float));
+  memset(placed.sums + count * placed.blocks, 0, static_cast<size_t>(kRowGroup * placed.blocks) * sizeof(int32_t));
+  return placed;
+}
+
+Workspace::Workspace(const Weights& weights, int64_t count)
+    : memory_(malloc(static_cast<size_t>(Rows::bytes(weights, count)))) {
+  if (memory_ != nullptr) rows_ = Rows::place(weights, count, memory_);
 }
 
 Workspace::~Workspace() { free(memory_); }
 
 void Job::plan_quantize() { row_step = larger(parts(count, kMostTasks), parts(kTaskWork, rows.width)); }
 
-void Job::plan_multiply() {
+void Job::plan_multiply() { plan_multiply(kTaskWork); }
+
+void Job::plan_multiply(int64_t task_work) {
   const int64_t pieces = larger(parts(count, kMostRows), parts(count * rows.width, kRowBytes));
   row_step = parts(parts(count, pieces), kRowGroup) * kRowGroup;
   const int64_t tile_work = smaller(row_step, count) * kColumns * rows.width, tiles = weights->tiles();
   const int64_t most = larger(1, kMostTasks / pieces), enough = pieces * tiles / kEnoughTasks;
-  tile_step = larger(larger(parts(tiles, most), parts(kTaskWork, tile_work)), smaller(enough, kManyTiles));
+  tile_step = larger(larger(parts(tiles, most), parts(task_work, tile_work)), smaller(enough, kManyTiles));
   if (count >= kRowGroup) tile_step = parts(tile_step, 2) * 2;  // AMX computes two at a time
 }
 
@@ -68,6 +82,20 @@ void multiply_task(void* job, size_t index) {
   const int64_t row = i / steps * j.row_step, tile = i % steps * j.tile_step;
   j.kernels->multiply(*j.weights, j.rows, j.bias, row, smaller(row + j.row_step, j.count), tile,
                       smaller(tile + j.tile_step, j.weights->tiles()), j.y);
+}
+
+void silu_and_multiply(const AttentionKernels& vectors, const float* x, int64_t width, float* y) {
+  constexpr int64_t kLanes = 16;  // of the function `gate`
+  const Gate silu = {1, 0, INFINITY};
+  const int64_t whole = width / kLanes * kLanes, rest = width - whole;
+  vectors.gate(silu, x, x + width, whole, y);
+  if (rest == 0) return;
+  const size_t bytes = sizeof(float) * static_cast<size_t>(rest);
+  float last[3][kLanes] = {};
+  memcpy(last[0], x + whole, bytes);
+  memcpy(last[1], x + width + whole, bytes);
+  vectors.gate(silu, last[0], last[1], kLanes, last[2]);
+  memcpy(y + whole, last[2], bytes);
 }
 
 void read_row(const Weights& w, int64_t index, float* y) {

@@ -34,6 +34,7 @@ struct Job {
 
   void plan_quantize();  // choose the steps of the next tasks
   void plan_multiply();
+  void plan_multiply(int64_t task_work);  // the smallest number of products of a task
   size_t quantize_tasks() const { return static_cast<size_t>((count + row_step - 1) / row_step); }
   size_t multiply_tasks() const {
     return quantize_tasks() * static_cast<size_t>((weights->tiles() + tile_step - 1) / tile_step);
@@ -42,6 +43,9 @@ struct Job {
 
 void quantize_task(void* job, size_t index);
 void multiply_task(void* job, size_t index);
+
+// Writes the gate of a MLP whose products are merged: y = silu(x[:width]) * x[width:].
+void silu_and_multiply(const AttentionKernels& vectors, const float* x, int64_t width, float* y);
 
 // Writes output `index` of the weights [inputs] as floats.
 void read_row(const Weights& weights, int64_t index, float* y);

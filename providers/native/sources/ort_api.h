@@ -38,6 +38,7 @@ enum Entry : size_t {
   kCustomOpDomainAdd = 27,
   kAddCustomOpDomain = 28,
   kGetTensorMutableData = 51,
+  kGetTensorElementType = 60,
   kGetDimensionsCount = 61,
   kGetDimensions = 62,
   kGetTensorShapeElementCount = 64,
@@ -64,8 +65,8 @@ inline OrtStatus* failure(const OrtApi* api, ErrorCode code, const char* message
   return call<OrtStatus*, int, const char*>(api, kCreateStatus, code, message);
 }
 
-enum ElementType : int { kFloat = 1, kUint8 = 2, kInt32 = 6, kInt64 = 7 };
-enum Characteristic : int { kRequired = 0, kOptional = 1 };
+enum ElementType : int { kAnyType = 0, kFloat = 1, kUint8 = 2, kInt32 = 6, kInt64 = 7 };
+enum Characteristic : int { kRequired = 0, kOptional = 1, kVariadic = 2 };
 
 }  // namespace carryall
 

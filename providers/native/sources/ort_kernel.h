@@ -14,6 +14,9 @@ struct Tensor {
   int64_t dimensions[kMostDimensions + 1];
   size_t rank = 0;
   int64_t elements = 0;
+  int type = 0;  // of the elements; 0 if the input is absent
+
+  bool ends_with(int64_t axis) const { return data != nullptr && rank > 0 && dimensions[rank - 1] == axis; }
 };
 
 #define CARRYALL_TRY(expression) \
@@ -39,7 +42,9 @@ inline OrtStatus* read_tensor(const OrtApi* api, const OrtKernelContext* context
                                                                               &info)));
   size_t elements = 0;
   OrtStatus* status =
-      call<OrtStatus*, const OrtTensorTypeAndShapeInfo*, size_t*>(api, kGetDimensionsCount, info, &tensor->rank);
+      call<OrtStatus*, const OrtTensorTypeAndShapeInfo*, int*>(api, kGetTensorElementType, info, &tensor->type);
+  if (status == nullptr)
+    status = call<OrtStatus*, const OrtTensorTypeAndShapeInfo*, size_t*>(api, kGetDimensionsCount, info, &tensor->rank);
   if (status == nullptr && tensor->rank > kMostDimensions)
     status = failure(api, kInvalidArgument, "a tensor has more than 16 dimensions");
   if (status == nullptr)
@@ -54,10 +59,11 @@ inline OrtStatus* read_tensor(const OrtApi* api, const OrtKernelContext* context
   return call<OrtStatus*, OrtValue*, void**>(api, kGetTensorMutableData, const_cast<OrtValue*>(value), &tensor->data);
 }
 
-inline OrtStatus* output(const OrtApi* api, OrtKernelContext* context, const int64_t* dimensions, size_t rank, float** data) {
+inline OrtStatus* output(const OrtApi* api, OrtKernelContext* context, const int64_t* dimensions, size_t rank, float** data,
+                         size_t index = 0) {
   OrtValue* value = nullptr;
   CARRYALL_TRY((call<OrtStatus*, OrtKernelContext*, size_t, const int64_t*, size_t, OrtValue**>(
-      api, kKernelContextGetOutput, context, 0, dimensions, rank, &value)));
+      api, kKernelContextGetOutput, context, index, dimensions, rank, &value)));
   return call<OrtStatus*, OrtValue*, void**>(api, kGetTensorMutableData, value, reinterpret_cast<void**>(data));
 }
 
@@ -108,6 +114,7 @@ inline OrtCustomOp common() {
 }
 
 OrtCustomOp attention_operator();
+OrtCustomOp chain_operator();
 OrtCustomOp experts_operator();
 OrtCustomOp gate_operator();
 

@@ -1,0 +1,1 @@
+"""Consecutive operators of carryall's CPU kernels as one operator."""

@@ -1,0 +1,211 @@
+"""The steps of a chain for each kind of node, by operator.
+
+A step reads and writes rows: [..., width], with leading axes that all rows of a chain share.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import onnx_ir as ir
+
+from ...graph.edit import MICROSOFT, constant, float_attribute, int_attribute, weight
+from .program import ABSENT, ADD, ATTENTION, GATE, LINEAR, NORM, PART, Program, float_bits
+
+_OWN = "carryall"
+_WEIGHTS = ("inputs", "outputs", "bits", "block_size", "group_size", "offsets")
+_SIZES = ("num_heads", "kv_num_heads", "head_size", "block_size", "window", "rotary_dim", "interleaved", "cache_type")
+_ATTENTION_INPUTS = 12
+_ROWS_RANK = 3  # [tokens, 1, width]
+_KEY, _VALUE = 1, 2  # inputs of attention that are rows
+WORK = frozenset({(_OWN, "QuantizedLinear"), (_OWN, "PagedAttention")})
+
+
+def row_inputs(node: ir.Node) -> list[ir.Value]:
+    """Return the inputs of a supported node that are rows."""
+    count = {"PagedAttention": 3, "Add": 2, "SkipSimplifiedLayerNormalization": 2}.get(node.op_type, 1)
+    return [value for value in node.inputs[:count] if value is not None]
+
+
+def same_rows(node: ir.Node) -> bool:
+    """Return whether a supported node's results are its first input, or parts of it, in the same memory."""
+    return node.op_type in ("Reshape", "Split")
+
+
+def is_supported(node: ir.Node) -> bool:
+    """Return whether a node can be a step."""
+    test = _TESTS.get((node.domain, node.op_type))
+    return test is not None and test(node)
+
+
+def widths(node: ir.Node) -> list[int]:
+    """Return the floats of a row of each result of a supported node."""
+    match node.op_type:
+        case "QuantizedLinear":
+            return [int_attribute(node, "outputs", 0)]
+        case "PagedAttention":
+            return [int_attribute(node, "num_heads", 0) * int_attribute(node, "head_size", 0)]
+        case "Split":
+            return [int(size) for size in _sizes(node)]
+        case "SiluAndMul":
+            return [_width(node.inputs[0]) // 2]
+        case _:
+            return [_width(node.inputs[0])] * len(node.outputs)
+
+
+def write(node: ir.Node, program: Program) -> None:
+    """Add the steps of a supported node to a program."""
+    _WRITERS[node.op_type](node, program)
+
+
+def _width(value: ir.Value | None) -> int:
+    """Return the floats of a row, of all its heads if it is cut into heads; 0 if they are not known."""
+    if value is None:
+        return 0
+    if value.shape is None or len(value.shape) < _ROWS_RANK:
+        node = value.producer()
+        known = node is not None and (node.domain, node.op_type) in WORK
+        return widths(node)[0] if node is not None and known else 0
+    return math.prod(size if isinstance(size, int) else 0 for size in value.shape[_ROWS_RANK - 1 :])
+
+
+def _sizes(split: ir.Node) -> list[int]:
+    found = constant(split.inputs[1]) if len(split.inputs) > 1 else None
+    return [] if found is None else [int(size) for size in found]
+
+
+def _is_rows(value: ir.Value | None) -> bool:
+    typed = value is not None and value.dtype in (ir.DataType.FLOAT, None)
+    return typed and weight(value) is None and _width(value) > 0
+
+
+def _is_split(node: ir.Node) -> bool:
+    rank = None if node.inputs[0] is None or node.inputs[0].shape is None else len(node.inputs[0].shape)
+    last = int_attribute(node, "axis", 0) in (-1, *([rank - 1] if rank else []))
+    return last and _is_rows(node.inputs[0]) and sum(_sizes(node)) == _width(node.inputs[0])
+
+
+def _is_reshape(node: ir.Node) -> bool:
+    """Return whether a Reshape cuts rows [a, b, heads * size] into heads, or puts heads together again."""
+    shape = constant(node.inputs[1])
+    if shape is None or int_attribute(node, "allowzero", 0) or not _is_rows(node.inputs[0]):
+        return False
+    target = [int(axis) for axis in shape]
+    if target[:2] != [0, 0] or any(axis < 1 for axis in target[2:]):
+        return False
+    source = node.inputs[0]
+    rank = 0 if source is None or source.shape is None else len(source.shape)
+    return (rank, len(target)) in ((3, 4), (4, 3))
+
+
+def _is_norm(node: ir.Node) -> bool:
+    scale = weight(node.inputs[1])
+    rank = None if node.inputs[0] is None or node.inputs[0].shape is None else len(node.inputs[0].shape)
+    last = int_attribute(node, "axis", -1) in (-1, *([rank - 1] if rank else []))
+    plain = scale is not None and len(scale.shape) == 1 and scale.dtype == ir.DataType.FLOAT
+    alone = all(not output.name or not output.uses() for output in node.outputs[1:])
+    return plain and last and alone and _is_rows(node.inputs[0])
+
+
+def _is_skip_norm(node: ir.Node) -> bool:
+    scale, width = weight(node.inputs[2]), _width(node.inputs[0])
+    bias = weight(node.inputs[3]) if len(node.inputs) > 3 else None
+    given = len(node.inputs) > 3 and node.inputs[3] is not None
+    unused = all(not output.uses() and not output.is_graph_output() for output in node.outputs[1:3])
+    sized = scale is not None and tuple(scale.shape.numpy()) == (width,)
+    return (
+        sized
+        and unused
+        and (not given or (bias is not None and tuple(bias.shape.numpy()) == (width,)))
+        and all(_is_rows(value) and _width(value) == width for value in node.inputs[:2])
+    )
+
+
+def _is_sum(node: ir.Node) -> bool:
+    left, right = node.inputs
+    if left is None or right is None or left.shape is None or left.shape != right.shape or len(left.shape) != 3:
+        return False
+    return _is_rows(left) and _is_rows(right)
+
+
+def _norm(node: ir.Node, program: Program) -> None:
+    x, scale = program.rows(node.inputs[0]), program.input(node.inputs[1])
+    out = program.out(node.outputs[0], widths(node)[0])
+    program.step(NORM, out, x, scale, float_bits(float_attribute(node, "epsilon", 1e-5)))
+
+
+def _skip_norm(node: ir.Node, program: Program) -> None:
+    x, other = (program.rows(value) for value in node.inputs[:2])
+    scale, bias = program.input(node.inputs[2]), program.input((*node.inputs, None)[3])
+    width = widths(node)[0]
+    total = node.outputs[3] if len(node.outputs) > 3 else None
+    read = total is not None and (total.uses() or total.is_graph_output())
+    summed = program.out(total, width) if read else program.scratch(width)
+    program.step(ADD, summed, x, other, bias)
+    out = program.out(node.outputs[0], width)
+    program.step(NORM, out, summed, scale, float_bits(float_attribute(node, "epsilon", 1e-5)))
+
+
+def _add(node: ir.Node, program: Program) -> None:
+    x, other = (program.rows(value) for value in node.inputs)
+    program.step(ADD, program.out(node.outputs[0], widths(node)[0]), x, other, ABSENT)
+
+
+def _gate(node: ir.Node, program: Program) -> None:
+    x = program.rows(node.inputs[0])
+    program.step(GATE, program.out(node.outputs[0], widths(node)[0]), x)
+
+
+def _split(node: ir.Node, program: Program) -> None:
+    x, first = program.rows(node.inputs[0]), 0
+    for output, size in zip(node.outputs, widths(node), strict=True):
+        program.step(PART, program.view(output, size), x, first)
+        first += size
+
+
+def _linear(node: ir.Node, program: Program) -> None:
+    x, tiles = program.rows(node.inputs[0]), program.input(node.inputs[1])
+    bias = program.input((*node.inputs, None)[2])
+    out = program.out(node.outputs[0], widths(node)[0])
+    program.step(LINEAR, out, x, tiles, bias, *(int_attribute(node, name, 0) for name in _WEIGHTS))
+
+
+def _attention(node: ir.Node, program: Program) -> None:
+    operands = [*node.inputs, *[None] * (_ATTENTION_INPUTS - len(node.inputs))]
+    places = [
+        program.rows(value) if value is not None and index <= _VALUE else program.input(value)
+        for index, value in enumerate(operands)
+    ]
+    out = program.out(node.outputs[0], widths(node)[0])
+    sizes = [int_attribute(node, name, 0) for name in _SIZES]
+    floats = [float_bits(float_attribute(node, name, 0.0)) for name in ("scale", "softcap")]
+    program.step(ATTENTION, out, *places, *sizes, *floats, int_attribute(node, "reads_only", 0))
+
+
+def _reshape(node: ir.Node, program: Program) -> None:
+    program.same(node.outputs[0], node.inputs[0])
+
+
+_TESTS: dict[tuple[str, str], Callable[[ir.Node], bool]] = {
+    (_OWN, "QuantizedLinear"): lambda node: True,
+    (_OWN, "PagedAttention"): lambda node: True,
+    (_OWN, "SiluAndMul"): lambda node: _is_rows(node.inputs[0]),
+    ("", "RMSNormalization"): _is_norm,
+    ("", "SimplifiedLayerNormalization"): _is_norm,
+    (MICROSOFT, "SkipSimplifiedLayerNormalization"): _is_skip_norm,
+    ("", "Add"): _is_sum,
+    ("", "Split"): _is_split,
+    ("", "Reshape"): _is_reshape,
+}
+_WRITERS: dict[str, Callable[[ir.Node, Program], None]] = {
+    "QuantizedLinear": _linear,
+    "PagedAttention": _attention,
+    "SiluAndMul": _gate,
+    "RMSNormalization": _norm,
+    "SimplifiedLayerNormalization": _norm,
+    "SkipSimplifiedLayerNormalization": _skip_norm,
+    "Add": _add,
+    "Split": _split,
+    "Reshape": _reshape,
+}

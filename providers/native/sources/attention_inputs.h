@@ -1,0 +1,62 @@
+// The inputs of attention besides the new tokens: caches, tables and what is optional.
+#pragma once
+#include <initializer_list>
+
+#include "attention.h"
+#include "ort_kernel.h"
+
+namespace carryall {
+
+enum AttentionInput : size_t {
+  kQuery, kKey, kValue, kKeys, kValues, kBegins, kPast, kTable, kCosines, kSines, kPosition, kSinks, kAttentionInputs
+};
+
+// The type of an input.
+inline ElementType attention_type(size_t index) {
+  if (index == kKeys || index == kValues) return kUint8;
+  if (index == kPosition) return kInt64;
+  return index >= kBegins && index <= kTable ? kInt32 : kFloat;
+}
+
+// Sets the caches, the rows and their block tables.
+inline const char* read_cache(const Tensor* inputs, Attention* a) {
+  const AttentionSizes& s = a->sizes;
+  for (size_t i : {kKeys, kValues}) {
+    const Tensor& cache = inputs[i];
+    const int64_t* shape = cache.dimensions;
+    if (cache.rank != 4 || shape[1] != s.kv_heads || shape[2] != s.block || shape[3] != s.row_bytes() ||
+        shape[0] != inputs[kKeys].dimensions[0])
+      return "a KV cache does not have the shape [blocks, kv_num_heads, block_size, bytes of a row]";
+  }
+  a->keys = static_cast<uint8_t*>(inputs[kKeys].data);
+  a->values = static_cast<uint8_t*>(inputs[kValues].data);
+  a->blocks = inputs[kKeys].dimensions[0];
+  a->rows = inputs[kPast].elements;
+  if (inputs[kPast].rank != 1 || inputs[kBegins].rank != 1 || inputs[kBegins].elements != a->rows + 1)
+    return "begins is not one longer than past";
+  if (inputs[kTable].rank != 2 || inputs[kTable].dimensions[0] != a->rows) return "table does not have one row per row";
+  a->table_width = inputs[kTable].dimensions[1];
+  a->past = static_cast<const int32_t*>(inputs[kPast].data);
+  a->begins = static_cast<const int32_t*>(inputs[kBegins].data);
+  a->table = static_cast<const int32_t*>(inputs[kTable].data);
+  return nullptr;
+}
+
+inline const char* read_optional(const Tensor* inputs, Attention* a) {
+  const AttentionSizes& s = a->sizes;
+  a->sinks = static_cast<const float*>(inputs[kSinks].data);
+  if (a->sinks != nullptr && inputs[kSinks].elements != s.heads) return "sinks does not have one value per head";
+  if (s.rotary == 0) return nullptr;
+  for (size_t i : {kCosines, kSines})
+    if (inputs[i].rank != 2 || !inputs[i].ends_with(s.rotary / 2) || inputs[i].elements != inputs[kCosines].elements)
+      return "cosines and sines do not have the shape [positions, rotary_dim / 2]";
+  if (inputs[kPosition].data == nullptr || inputs[kPosition].elements != a->tokens)
+    return "there is not one position per token";
+  a->cosines = static_cast<const float*>(inputs[kCosines].data);
+  a->sines = static_cast<const float*>(inputs[kSines].data);
+  a->angles = inputs[kCosines].dimensions[0];
+  a->positions = static_cast<const int64_t*>(inputs[kPosition].data);
+  return nullptr;
+}
+
+}  // namespace carryall
