@@ -96,7 +96,7 @@ void quantize_avx512(const float* x, int64_t inputs, int64_t block, Rows rows, i
 
 void multiply_avx512(const Weights& w, const Rows& rows, const float* bias, int64_t first_row, int64_t last_row,
                      int64_t first_tile, int64_t last_tile, float* y) {
-  if (unpacks(w, last_row - first_row)) multiply_units(w, rows, bias, first_row, last_row, first_tile, last_tile, y);
+  if (in_units(w, last_row - first_row)) multiply_units(w, rows, bias, first_row, last_row, first_tile, last_tile, y);
   else multiply<OneRegister<Avx512>>(w, rows, bias, first_row, last_row, first_tile, last_tile, y);
 }
 

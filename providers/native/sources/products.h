@@ -31,13 +31,16 @@ void quantize(const float* x, int64_t inputs, int64_t block, Rows rows, int64_t 
 
 constexpr int64_t kAheadBytes = 10 << 10;  // how far ahead memory is asked for: about its latency times its bandwidth
 
+constexpr int64_t kHiddenRows = 4;              // rows whose products take as long as their weights
+
 // Asks for a share of a tile that is read soon with each of `steps` steps, into the second-level cache.
 class Later {
  public:
-  // Hardware foresees one stream of lines, but not that zero points, multiples and scales lie behind the values.
-  CARRYALL_INLINE Later(const Weights& w, int64_t tile, int64_t steps) {
+  // Hardware foresees one stream of lines, but not that zero points, multiples and scales lie behind the values; and it
+  // asks too late where the products of a line take as long as the line. `always` asks for one stream too.
+  CARRYALL_INLINE Later(const Weights& w, int64_t tile, int64_t steps, bool always = false) {
     tile += kAheadBytes / w.tile_bytes() + 1;
-    if (w.tile_bytes() == w.blocks() * w.block_bytes() || tile >= w.tiles()) return;
+    if ((!always && w.tile_bytes() == w.blocks() * w.block_bytes()) || tile >= w.tiles()) return;
     data_ = w.data + tile * w.tile_bytes();
     lines_ = (w.tile_bytes() / steps + kLine - 1) / kLine;
   }
@@ -156,7 +159,7 @@ void multiply(const Weights& w, const Rows& rows, const float* bias, int64_t fir
   const int64_t count = last_row - first_row, groups = (count + Product::kRows - 1) / Product::kRows;
   for (int64_t tile = first_tile; tile < last_tile; tile++) {
     const int64_t column = tile * kColumns, left = w.outputs - column;
-    const Later later(w, tile, rows.blocks);
+    const Later later(w, tile, rows.blocks, count >= kHiddenRows);
     for (int64_t group = 0; group < groups; group++) {
       // Groups of nearly equal size: 9 rows are 5 and 4, not 8 and 1.
       const int64_t row = first_row + count * group / groups, end = first_row + count * (group + 1) / groups;
