@@ -78,18 +78,18 @@ void ChainRun::wait(uint64_t number, int64_t range, int64_t ranges, Ahead* ahead
 
 bool ChainRun::take_tasks(int64_t range) {
   std::atomic<uint64_t>& tasks = all_[range].tasks;
-  for (uint64_t seen = tasks.load(std::memory_order_acquire); static_cast<uint32_t>(seen) < seen >> 32;) {
+  int64_t taken = 0;
+  for (uint64_t seen = tasks.load(std::memory_order_acquire); static_cast<uint32_t>(seen) < seen >> 32; seen++) {
     seen = tasks.fetch_add(1, std::memory_order_acq_rel);
-    if (static_cast<uint32_t>(seen) >= seen >> 32) return false;
+    if (static_cast<uint32_t>(seen) >= seen >> 32) break;
     run_task(static_cast<int64_t>(seen & 0xffffffff));
-    const int64_t all = tasks_;
-    if (done_.fetch_add(1, std::memory_order_acq_rel) + 1 == all) {
-      advance();
-      return true;
-    }
-    seen++;
+    taken++;
   }
-  return false;
+  if (taken == 0) return false;
+  const int64_t all = tasks_;  // of this phase, which cannot end before the next line
+  if (done_.fetch_add(taken, std::memory_order_acq_rel) + taken < all) return false;
+  advance();
+  return true;
 }
 
 void ChainRun::advance() {
