@@ -1,7 +1,7 @@
 """Compute consecutive operators of carryall's CPU kernels as one operator, ``Chain``.
 
-onnxruntime begins and ends a parallel section for each operator. Most operators of a decoding step are shorter
-than that: a chain's threads enter once (``providers/native/sources/chain.h``).
+onnxruntime begins and ends a parallel section for each operator. Most operators of a decoding step are
+shorter than that: a chain's threads enter once (``providers/native/sources/chain.h``).
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ def _misfit(nodes: list[ir.Node]) -> str | None:
     if len({tuple(map(str, (shape or ())[:-1])) for shape in shapes}) > 1:
         return "its rows have different leading axes"
     views = [output for node in nodes if steps.same_rows(node) for output in node.outputs]
-    return next((f"{value.name} is read outside of it" for value in views if _read_outside(value, made)), None)
+    return next(
+        (f"{value.name} is read outside of it" for value in views if _read_outside(value, made)), None
+    )
 
 
 def _read_outside(value: ir.Value, made: set[ir.Value]) -> bool:

@@ -22,7 +22,10 @@ def convex_groups(graph: ir.Graph, wanted: Callable[[ir.Node], bool]) -> list[li
         The groups, and the nodes of each, in topological order.
     """
     missing = {node: len(_producers(node)) for node in graph}
-    ready = {kind: deque(node for node in graph if not missing[node] and wanted(node) is kind) for kind in (True, False)}
+    ready = {
+        kind: deque(node for node in graph if not missing[node] and wanted(node) is kind)
+        for kind in (True, False)
+    }
     groups: list[list[ir.Node]] = []
     while ready[True] or ready[False]:
         for kind in (False, True):

@@ -46,7 +46,7 @@ class Program:
         self._steps.append([kind, *operands])
 
     def input(self, value: ir.Value | None) -> int:
-        """Return the number of a value from outside; ABSENT for None."""
+        """Return the place of a value from outside; ABSENT for None."""
         if value is None:
             return ABSENT
         if value not in self._places:
@@ -54,8 +54,8 @@ class Program:
             self.inputs.append(value)
         return self._places[value]
 
-    def rows(self, value: ir.Value) -> int:
-        """Return the number of rows that an earlier step has written, or that come from outside."""
+    def rows(self, value: ir.Value | None) -> int:
+        """Return the place of rows that an earlier step has written, or that come from outside."""
         place = self.input(value)
         if place >= 0 and self.lead < 0:
             self.lead = place
@@ -80,7 +80,7 @@ class Program:
         self._places[value] = -1 - self._new(-width)
         return self._places[value]
 
-    def same(self, value: ir.Value, other: ir.Value) -> None:
+    def same(self, value: ir.Value, other: ir.Value | None) -> None:
         """Let a value be another name of rows."""
         self._places[value] = self.rows(other)
 

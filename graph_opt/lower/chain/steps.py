@@ -15,7 +15,16 @@ from .program import ABSENT, ADD, ATTENTION, GATE, LINEAR, NORM, PART, Program, 
 
 _OWN = "carryall"
 _WEIGHTS = ("inputs", "outputs", "bits", "block_size", "group_size", "offsets")
-_SIZES = ("num_heads", "kv_num_heads", "head_size", "block_size", "window", "rotary_dim", "interleaved", "cache_type")
+ATTENTION_SIZES = (
+    "num_heads",
+    "kv_num_heads",
+    "head_size",
+    "block_size",
+    "window",
+    "rotary_dim",
+    "interleaved",
+    "cache_type",
+)
 _ATTENTION_INPUTS = 12
 _ROWS_RANK = 3  # [tokens, 1, width]
 _KEY, _VALUE = 1, 2  # inputs of attention that are rows
@@ -124,7 +133,13 @@ def _is_skip_norm(node: ir.Node) -> bool:
 
 def _is_sum(node: ir.Node) -> bool:
     left, right = node.inputs
-    if left is None or right is None or left.shape is None or left.shape != right.shape or len(left.shape) != 3:
+    if (
+        left is None
+        or right is None
+        or left.shape is None
+        or left.shape != right.shape
+        or len(left.shape) != 3
+    ):
         return False
     return _is_rows(left) and _is_rows(right)
 
@@ -140,8 +155,10 @@ def _skip_norm(node: ir.Node, program: Program) -> None:
     scale, bias = program.input(node.inputs[2]), program.input((*node.inputs, None)[3])
     width = widths(node)[0]
     total = node.outputs[3] if len(node.outputs) > 3 else None
-    read = total is not None and (total.uses() or total.is_graph_output())
-    summed = program.out(total, width) if read else program.scratch(width)
+    if total is not None and (total.uses() or total.is_graph_output()):
+        summed = program.out(total, width)
+    else:
+        summed = program.scratch(width)
     program.step(ADD, summed, x, other, bias)
     out = program.out(node.outputs[0], width)
     program.step(NORM, out, summed, scale, float_bits(float_attribute(node, "epsilon", 1e-5)))
@@ -178,7 +195,7 @@ def _attention(node: ir.Node, program: Program) -> None:
         for index, value in enumerate(operands)
     ]
     out = program.out(node.outputs[0], widths(node)[0])
-    sizes = [int_attribute(node, name, 0) for name in _SIZES]
+    sizes = [int_attribute(node, name, 0) for name in ATTENTION_SIZES]
     floats = [float_bits(float_attribute(node, name, 0.0)) for name in ("scale", "softcap")]
     program.step(ATTENTION, out, *places, *sizes, *floats, int_attribute(node, "reads_only", 0))
 

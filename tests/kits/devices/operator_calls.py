@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,21 +13,35 @@ from paged_attention_reference import BFLOAT16, FLOAT32, INT8, Case, attention, 
 from quantized_experts_reference import Experts, quantized_experts, random_experts
 from quantized_linear_reference import Weight, grouped_weight, quantized_linear, random_weight
 
+from carryall.graph_opt.lower.chain.program import (
+    ABSENT,
+    ADD,
+    ATTENTION,
+    GATE,
+    LINEAR,
+    NORM,
+    PART,
+    VERSION,
+    float_bits,
+)
+from carryall.graph_opt.lower.chain.steps import ATTENTION_SIZES
 from carryall.graph_opt.lower.products.tiles import LAYOUT
 
 
 @dataclass
 class Known:
-    """A call, its result by NumPy, and the tolerance relative to the largest result."""
+    """A call, its first result by NumPy, the tolerance relative to the largest value, and more results."""
 
     call: Call
     expected: npt.NDArray[Any]
     tolerance: float
+    more: Sequence[npt.NDArray[Any]] = ()
 
-    def check(self, found: npt.NDArray[np.float32]) -> None:
-        """Compare an output with the expected one."""
-        absolute = self.tolerance * np.abs(self.expected).max()
-        np.testing.assert_allclose(found, self.expected, rtol=self.tolerance, atol=absolute)
+    def check(self, found: Sequence[npt.NDArray[np.float32]]) -> None:
+        """Compare the outputs with the expected ones."""
+        for one, expected in zip(found, [self.expected, *self.more], strict=True):
+            absolute = self.tolerance * np.abs(expected).max()
+            np.testing.assert_allclose(one, expected, rtol=self.tolerance, atol=absolute)
 
 
 def linear_attributes(weight: Weight) -> dict[str, int | float]:
@@ -156,7 +171,40 @@ def random_mixture(rng: np.random.Generator, **options: Any) -> Known:
     return Known(call, quantized_experts(x, scores, mixture), 1e-3)
 
 
+def random_chain(rng: np.random.Generator, **options: Any) -> Known:
+    """Return a product and an attention, their sum, a norm of its heads and a gate, as one chain."""
+    lengths = [int(rng.choice([1, 3, 40])) for _ in range(int(rng.integers(1, 4)))]
+    case = random_case(
+        rng, heads=(4, 2), size=24, lengths=lengths, past=[0] * len(lengths), rotary=0, cache=FLOAT32
+    )
+    width, tokens = 4 * 24, sum(lengths)
+    weight = random_weight(rng, width, 64, 8, 32, 0)
+    x = rng.standard_normal((tokens, 64)).astype(np.float32)
+    scale, bias = (rng.standard_normal(size).astype(np.float32) for size in (24, width))
+    attended = attention_inputs(case, rng)
+    inputs = [x, weight.tiles(), scale, bias, *attended[:8]]
+    facts = attention_attributes(case)
+    sizes = [int(facts[name]) for name in ATTENTION_SIZES]
+    floats = [float_bits(float(facts[name])) for name in ("scale", "softcap")]
+    steps = [
+        *(LINEAR, -3, 0, 1, ABSENT, 64, width, 8, 32, 0, 0),
+        *(ATTENTION, -4, *range(4, 12), *[ABSENT] * 4, *sizes, *floats, 0),
+        *(ADD, -1, -3, -4, 3),
+        *(NORM, -3, -1, 2, float_bits(1e-3)),
+        *(PART, -5, -3, 16),
+        *(GATE, -2, -5),
+    ]
+    program = np.array([VERSION, LAYOUT, 1, 0, 5, 2, 6, width, 32, width, width, -64, *steps], np.int64)
+    total = quantized_linear(x, weight, None) + attention(case) + bias
+    heads = total.astype(np.float64).reshape(tokens, 4, 24)
+    normed = (heads / np.sqrt((heads**2).mean(axis=2, keepdims=True) + 1e-3) * scale).reshape(tokens, width)
+    gate, up = normed[:, 16:48], normed[:, 48:80]
+    call = Call("Chain", {}, [program, *inputs], **options)
+    return Known(call, total, 6e-6, [gate / (1 + np.exp(-gate)) * up])
+
+
 MAKERS = {
+    "chain": random_chain,
     "linear": random_linear,
     "rows": random_rows,
     "attention": random_attention,

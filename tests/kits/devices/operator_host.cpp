@@ -4,8 +4,8 @@
 //   operator_host LIBRARY < calls > answers
 //
 // A call: name, threads, copies, attributes (name, kind, value), inputs (type, shape, bytes). Copies run at the same
-// time on one kernel, share their inputs except KV caches, and must give equal results. An answer: 0 and the output
-// (shape, floats), or 1 and a message. See operator_host.py.
+// time on one kernel, share their inputs except KV caches, and must give equal results. An answer: 0 and the
+// outputs (number; shape, floats), or 1 and a message. See operator_host.py.
 #include <dlfcn.h>
 
 #include <atomic>
@@ -27,6 +27,7 @@ struct OrtStatus {
 };
 
 struct OrtTensorTypeAndShapeInfo {
+  int type;
   std::vector<int64_t> shape;
 };
 
@@ -56,7 +57,7 @@ struct OrtKernelInfo {
 
 struct OrtKernelContext {
   std::vector<const OrtValue*> inputs;
-  OrtValue output;
+  std::vector<std::unique_ptr<OrtValue>> outputs;
   int threads = 1;
 };
 
@@ -98,8 +99,9 @@ OrtStatus* parallel_for(const OrtKernelContext* context, void (*task)(void*, siz
   return nullptr;
 }
 
-OrtStatus* create_output(OrtKernelContext* context, size_t, const int64_t* dimensions, size_t rank, OrtValue** value) {
-  OrtValue& made = context->output;
+OrtStatus* create_output(OrtKernelContext* context, size_t index, const int64_t* dimensions, size_t rank, OrtValue** value) {
+  while (context->outputs.size() <= index) context->outputs.push_back(std::make_unique<OrtValue>());
+  OrtValue& made = *context->outputs[index];
   made.type = kFloat;
   made.shape.assign(dimensions, dimensions + rank);
   made.allocate(elements(made.shape) * sizeof(float));
@@ -128,10 +130,14 @@ const OrtApi* api_table() {
     return nullptr;
   });
   set(kGetTensorTypeAndShape, [](const OrtValue* value, OrtTensorTypeAndShapeInfo** info) -> OrtStatus* {
-    *info = new OrtTensorTypeAndShapeInfo{value->shape};
+    *info = new OrtTensorTypeAndShapeInfo{value->type, value->shape};
     return nullptr;
   });
   set(kReleaseTensorTypeAndShapeInfo, [](OrtTensorTypeAndShapeInfo* info) { delete info; });
+  set(kGetTensorElementType, [](const OrtTensorTypeAndShapeInfo* info, int* type) -> OrtStatus* {
+    *type = info->type;
+    return nullptr;
+  });
   set(kGetDimensionsCount, [](const OrtTensorTypeAndShapeInfo* info, size_t* rank) -> OrtStatus* {
     *rank = info->shape.size();
     return nullptr;
@@ -216,11 +222,14 @@ void read_call(Call* call) {
 // What onnxruntime refuses before it calls a kernel: inputs that are missing or of another type.
 OrtStatus* check_types(const OrtCustomOp* op, const Call& call) {
   const size_t count = op->GetInputTypeCount(op);
-  if (call.inputs.size() > count) return fail("too many inputs");
-  for (size_t i = 0; i < count; i++) {
+  const bool variadic = op->GetInputCharacteristic(op, count - 1) == kVariadic;
+  if (call.inputs.size() > count && !variadic) return fail("too many inputs");
+  for (size_t i = 0; i < count || i < call.inputs.size(); i++) {
+    const size_t place = i < count ? i : count - 1;
     const bool absent = i >= call.inputs.size() || call.inputs[i]->type == 0;
-    if (absent && op->GetInputCharacteristic(op, i) == kRequired) return fail("a required input is missing");
-    if (!absent && call.inputs[i]->type != op->GetInputType(op, i)) return fail("an input has another type");
+    const int type = op->GetInputType(op, place);
+    if (absent && op->GetInputCharacteristic(op, place) == kRequired) return fail("a required input is missing");
+    if (!absent && type != kAnyType && call.inputs[i]->type != type) return fail("an input has another type");
   }
   return nullptr;
 }
@@ -236,6 +245,13 @@ OrtStatus* run_copy(const OrtCustomOp* op, void* kernel, const Call& call, OrtKe
   return op->KernelComputeV2(kernel, context);
 }
 
+bool equal(const std::vector<std::unique_ptr<OrtValue>>& some, const std::vector<std::unique_ptr<OrtValue>>& others) {
+  if (some.size() != others.size()) return false;
+  for (size_t i = 0; i < some.size(); i++)
+    if (some[i]->bytes != others[i]->bytes || memcmp(some[i]->data, others[i]->data, some[i]->bytes) != 0) return false;
+  return true;
+}
+
 OrtStatus* run_call(const OrtCustomOp* op, const Call& call, OrtKernelContext* first) {
   if (OrtStatus* status = check_types(op, call)) return status;
   void* kernel = nullptr;
@@ -248,12 +264,9 @@ OrtStatus* run_call(const OrtCustomOp* op, const Call& call, OrtKernelContext* f
   OrtStatus* status = run_copy(op, kernel, call, first);
   for (std::thread& other : others) other.join();
   op->KernelDestroy(kernel);
-  const OrtValue& expected = first->output;
-  for (size_t i = 0; i < contexts.size() && status == nullptr; i++) {
-    const OrtValue& found = contexts[i].output;
-    if (results[i] != nullptr || found.bytes != expected.bytes || memcmp(found.data, expected.data, found.bytes) != 0)
+  for (size_t i = 0; i < contexts.size() && status == nullptr; i++)
+    if (results[i] != nullptr || !equal(contexts[i].outputs, first->outputs))
       status = fail("runs at the same time gave different results");
-  }
   for (OrtStatus* each : results) delete each;
   return status;
 }
@@ -284,9 +297,12 @@ int main(int, char** arguments) {
       write_number(static_cast<uint32_t>(status->message.size()));
       write_bytes(status->message.data(), status->message.size());
     } else {
-      write_number(static_cast<uint32_t>(context.output.shape.size()));
-      write_bytes(context.output.shape.data(), context.output.shape.size() * sizeof(int64_t));
-      write_bytes(context.output.data, context.output.bytes);
+      write_number(static_cast<uint32_t>(context.outputs.size()));
+      for (const auto& output : context.outputs) {
+        write_number(static_cast<uint32_t>(output->shape.size()));
+        write_bytes(output->shape.data(), output->shape.size() * sizeof(int64_t));
+        write_bytes(output->data, output->bytes);
+      }
     }
     fflush(stdout);
     delete status;

@@ -88,7 +88,11 @@ class OperatorHost:
         self._process.communicate()
 
     def run(self, call: Call) -> npt.NDArray[np.float32]:
-        """Return the output of a call.
+        """Return the first output of a call; see ``outputs``."""
+        return self.outputs(call)[0]
+
+    def outputs(self, call: Call) -> list[npt.NDArray[np.float32]]:
+        """Return the outputs of a call.
 
         Raises:
             RefusedError: the operator refused the call.
@@ -102,9 +106,13 @@ class OperatorHost:
             sent.flush()
         except BrokenPipeError:
             raise self._crash() from None
-        failed, size = struct.unpack("<2I", self._read(8))
+        failed, count = struct.unpack("<2I", self._read(8))
         if failed:
-            raise RefusedError(self._read(size).decode())
+            raise RefusedError(self._read(count).decode())
+        return [self._output() for _ in range(count)]
+
+    def _output(self) -> npt.NDArray[np.float32]:
+        (size,) = struct.unpack("<I", self._read(4))
         shape = struct.unpack(f"<{size}q", self._read(8 * size))
         return np.frombuffer(self._read(4 * int(np.prod(shape))), np.float32).reshape(shape)
 

@@ -1,0 +1,153 @@
+"""A chain equals its operators bit by bit, for any rows, cut into tasks and threads; norms equal NumPy."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from native_kernels import isas
+from operator_calls import MAKERS, linear_attributes
+from operator_host import Call, OperatorHost, RefusedError, build_host
+from quantized_linear_reference import Weight, grouped_weight, random_weight
+
+from carryall.graph_opt.lower.chain.program import (
+    ABSENT,
+    ADD,
+    GATE,
+    LINEAR,
+    NORM,
+    PART,
+    VERSION,
+    float_bits,
+)
+from carryall.graph_opt.lower.products.tiles import LAYOUT
+from carryall.providers.native.compiler import find_compiler
+
+Floats = npt.NDArray[np.float32]
+HIDDEN, INNER = 96, 50
+
+
+@pytest.fixture(scope="module")
+def host_program(library: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if sys.platform == "win32":
+        pytest.skip("the host loads libraries as POSIX does")
+    try:
+        return build_host(find_compiler() or [], tmp_path_factory.mktemp("host") / "host")
+    except subprocess.CalledProcessError as error:
+        pytest.skip(f"the compiler fails: {error.stderr.splitlines()[-1]}")
+
+
+@pytest.fixture
+def host(host_program: Path, library: Path) -> Iterator[OperatorHost]:
+    with OperatorHost([str(host_program), str(library)]) as opened:
+        yield opened
+
+
+def program(widths: list[int], outputs: int, steps: list[tuple[int, ...]]) -> npt.NDArray[np.int64]:
+    header = [VERSION, LAYOUT, 1, 0, len(widths), outputs, len(steps), *widths]
+    return np.array([*header, *(number for step in steps for number in step)], np.int64)
+
+
+def facts(weight: Weight) -> tuple[int, ...]:
+    return tuple(int(value) for name, value in linear_attributes(weight).items() if name != "layout")
+
+
+def mlp(
+    rng: np.random.Generator,
+) -> tuple[list[Weight], npt.NDArray[np.int64], list[npt.NDArray[np.generic]]]:
+    """Return weights, program and inputs behind x of two products of x, a sum and a gated MLP."""
+    weights = [
+        grouped_weight(rng, HIDDEN, HIDDEN, 32, 64, 1),
+        random_weight(rng, HIDDEN, HIDDEN, 8, 64, 0),
+        random_weight(rng, 2 * INNER, HIDDEN, 4, 32, 2),
+        random_weight(rng, HIDDEN, INNER, 8, 128, 0),
+    ]
+    bias = rng.standard_normal(HIDDEN).astype(np.float32)
+    steps = [
+        (LINEAR, -2, 0, 1, ABSENT, *facts(weights[0])),
+        (LINEAR, -3, 0, 2, 5, *facts(weights[1])),
+        (ADD, -1, -2, -3, 5),
+        (LINEAR, -4, -1, 3, ABSENT, *facts(weights[2])),
+        (GATE, -5, -4),
+        (LINEAR, -2, -5, 4, ABSENT, *facts(weights[3])),
+        (ADD, -1, -1, -2, ABSENT),
+    ]
+    numbers = program([HIDDEN, HIDDEN, HIDDEN, 2 * INNER, INNER], 1, steps)
+    return weights, numbers, [*(weight.tiles() for weight in weights), bias]
+
+
+@pytest.mark.parametrize("rows", [1, 2, 7, 40, 300])
+def test_a_chain_equals_its_operators_bit_by_bit(host: OperatorHost, rows: int) -> None:
+    rng = np.random.default_rng(rows)
+    weights, numbers, inputs = mlp(rng)
+    bias = np.asarray(inputs[-1])
+    x = rng.standard_normal((rows, HIDDEN)).astype(np.float32)
+
+    def product(index: int, of: Floats, added: Floats | None = None) -> Floats:
+        operands = [of, np.asarray(inputs[index]), added]
+        return host.run(Call("QuantizedLinear", linear_attributes(weights[index]), operands))
+
+    total = (product(0, x) + product(1, x, bias)) + bias
+    expected = total + product(3, host.run(Call("SiluAndMul", {}, [product(2, total)])))
+    for threads in (1, 2, 5):
+        found = host.run(Call("Chain", {}, [numbers, x, *inputs], threads=threads, copies=2))
+        np.testing.assert_array_equal(found, expected)
+    last = host.run(Call("Chain", {}, [numbers, x[-1:], *inputs], threads=2))
+    np.testing.assert_array_equal(last, expected[-1:])
+
+
+def test_instruction_sets_give_equal_norms_near_numpy(host_program: Path, library: Path) -> None:
+    rng, found = np.random.default_rng(0), []
+    x = (rng.standard_normal((9, 3, 105)) * 50).astype(np.float32)
+    scale = rng.standard_normal(105).astype(np.float32)
+    steps = [(PART, -2, 0, 105), (NORM, -1, -2, 1, float_bits(1e-2))]
+    numbers = program([210, -210], 1, steps)
+    exact = x[:, 1:].astype(np.float64)
+    expected = exact / np.sqrt((exact**2).mean(axis=2, keepdims=True) + np.float32(1e-2)) * scale
+    for isa in isas(library):
+        with OperatorHost([str(host_program), str(library)], {"CARRYALL_KERNELS_ISA": isa}) as opened:
+            found.append(opened.run(Call("Chain", {}, [numbers, x.reshape(9, 315), scale], threads=2)))
+        np.testing.assert_allclose(found[-1], expected.reshape(9, 210), rtol=4e-7)
+        np.testing.assert_array_equal(found[-1], found[0])
+
+
+def test_leading_axes_are_those_of_the_first_rows(host: OperatorHost) -> None:
+    scale, x = np.ones(4, np.float32), np.ones((3, 1, 4), np.float32)
+    numbers = program([4], 1, [(NORM, -1, 0, 1, 0)])
+    assert host.run(Call("Chain", {}, [numbers, x, scale])).shape == (3, 1, 4)
+    assert host.run(Call("Chain", {}, [numbers, x[:0], scale])).shape == (0, 1, 4)
+
+
+@pytest.mark.parametrize(
+    ("steps", "message"),
+    [
+        ([(NORM, -1, -2, 1, 0)], "reads no rows"),
+        ([(NORM, -1, 5, 1, 0)], "reads no rows"),
+        ([(NORM, -9, 0, 1, 0)], "no register for its result"),
+        ([(PART, -1, 0, 0)], "a wrong kind of register"),
+        ([(PART, -3, 0, 3), (NORM, -1, 0, 1, 0)], "not within its rows"),
+        ([(GATE, -1, 0)], "another width"),
+        ([(NORM, -1, 0, 0, 0)], "the weight of a norm"),
+        ([(NORM, -2, 0, 1, 0)], "writes an output"),
+        ([(NORM, -1, 0, 1, 0, 7)], "goes on behind its last step"),
+        ([(NORM, -1, 0, 1)], "ends within a step"),
+        ([(77, -1, 0)], "unknown step"),
+    ],
+)
+def test_wrong_programs_are_refused(host: OperatorHost, steps: list[tuple[int, ...]], message: str) -> None:
+    scale, x = np.ones(4, np.float32), np.ones((3, 4), np.float32)
+    with pytest.raises(RefusedError, match=message):
+        host.run(Call("Chain", {}, [program([4, 4, -2], 1, steps), x, scale]))
+
+
+def test_another_version_is_refused_with_both(host: OperatorHost) -> None:
+    call = MAKERS["chain"](np.random.default_rng(0)).call
+    numbers = np.array(call.inputs[0])
+    numbers[0] = 9
+    with pytest.raises(RefusedError, match=r"layout version 9, .* these kernels read versions 1, 2, 1"):
+        host.run(Call("Chain", {}, [numbers, *call.inputs[1:]]))
