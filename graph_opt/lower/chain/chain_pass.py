@@ -48,10 +48,8 @@ def _misfit(nodes: list[ir.Node]) -> str | None:
         return "the shapes of its rows are not known, or not [tokens, 1, width]"
     if len({tuple(map(str, (shape or ())[:-1])) for shape in shapes}) > 1:
         return "its rows have different leading axes"
-    views = [output for node in nodes if steps.same_rows(node) for output in node.outputs]
-    return next(
-        (f"{value.name} is read outside of it" for value in views if _read_outside(value, made)), None
-    )
+    cut = [output for node in nodes if steps.is_part(node) for output in node.outputs]
+    return next((f"{value.name} is read outside of it" for value in cut if _read_outside(value, made)), None)
 
 
 def _read_outside(value: ir.Value, made: set[ir.Value]) -> bool:
@@ -64,7 +62,7 @@ def _replace(graph: ir.Graph, nodes: list[ir.Node], name: str) -> None:
     outputs = [
         (output, width)
         for node in nodes
-        if not steps.same_rows(node)
+        if not steps.is_part(node)
         for output, width in zip(node.outputs, steps.widths(node), strict=True)
         if _read_outside(output, made)
     ]
@@ -87,12 +85,12 @@ def _replace(graph: ir.Graph, nodes: list[ir.Node], name: str) -> None:
 
 
 def _last_reads(nodes: list[ir.Node]) -> dict[ir.Value, int]:
-    """Return the number of the last node that reads each value, or another name or part of it."""
+    """Return the number of the last node that reads each value, or a part of it."""
     last = {output: number for number, node in enumerate(nodes) for output in node.outputs}
     for number, node in enumerate(nodes):
         last |= {value: number for value in node.inputs if value in last}
     for node in reversed(nodes):
         source = node.inputs[0]
-        if steps.same_rows(node) and source in last:
+        if steps.is_part(node) and source in last:
             last[source] = max(last[source], *(last[output] for output in node.outputs))
     return last

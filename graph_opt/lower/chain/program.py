@@ -80,10 +80,6 @@ class Program:
         self._places[value] = -1 - self._new(-width)
         return self._places[value]
 
-    def same(self, value: ir.Value, other: ir.Value | None) -> None:
-        """Let a value be another name of rows."""
-        self._places[value] = self.rows(other)
-
     def end(self, node: int) -> None:
         """Free the registers that no node after number ``node`` reads."""
         for last, register in self._held:

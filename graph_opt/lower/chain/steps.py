@@ -5,12 +5,11 @@ A step reads and writes rows: [..., width], with leading axes that all rows of a
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import onnx_ir as ir
 
-from ...graph.edit import MICROSOFT, constant, float_attribute, int_attribute, weight
+from ...graph.edit import MICROSOFT, constant, float_attribute, int_attribute, static_size, weight
 from .program import ABSENT, ADD, ATTENTION, GATE, LINEAR, NORM, PART, Program, float_bits
 
 _OWN = "carryall"
@@ -26,7 +25,6 @@ ATTENTION_SIZES = (
     "cache_type",
 )
 _ATTENTION_INPUTS = 12
-_ROWS_RANK = 3  # [tokens, 1, width]
 _KEY, _VALUE = 1, 2  # inputs of attention that are rows
 WORK = frozenset({(_OWN, "QuantizedLinear"), (_OWN, "PagedAttention")})
 
@@ -37,9 +35,9 @@ def row_inputs(node: ir.Node) -> list[ir.Value]:
     return [value for value in node.inputs[:count] if value is not None]
 
 
-def same_rows(node: ir.Node) -> bool:
-    """Return whether a supported node's results are its first input, or parts of it, in the same memory."""
-    return node.op_type in ("Reshape", "Split")
+def is_part(node: ir.Node) -> bool:
+    """Return whether a supported node's results are parts of its input, in the same memory."""
+    return node.op_type == "Split"
 
 
 def is_supported(node: ir.Node) -> bool:
@@ -69,14 +67,11 @@ def write(node: ir.Node, program: Program) -> None:
 
 
 def _width(value: ir.Value | None) -> int:
-    """Return the floats of a row, of all its heads if it is cut into heads; 0 if they are not known."""
-    if value is None:
-        return 0
-    if value.shape is None or len(value.shape) < _ROWS_RANK:
-        node = value.producer()
-        known = node is not None and (node.domain, node.op_type) in WORK
-        return widths(node)[0] if node is not None and known else 0
-    return math.prod(size if isinstance(size, int) else 0 for size in value.shape[_ROWS_RANK - 1 :])
+    """Return the floats of a row; 0 if they are not known."""
+    node = None if value is None else value.producer()
+    if node is not None and (node.domain, node.op_type) in WORK:
+        return widths(node)[0]
+    return static_size(value, -1) or 0
 
 
 def _sizes(split: ir.Node) -> list[int]:
@@ -93,19 +88,6 @@ def _is_split(node: ir.Node) -> bool:
     rank = None if node.inputs[0] is None or node.inputs[0].shape is None else len(node.inputs[0].shape)
     last = int_attribute(node, "axis", 0) in (-1, *([rank - 1] if rank else []))
     return last and _is_rows(node.inputs[0]) and sum(_sizes(node)) == _width(node.inputs[0])
-
-
-def _is_reshape(node: ir.Node) -> bool:
-    """Return whether a Reshape cuts rows [a, b, heads * size] into heads, or puts heads together again."""
-    shape = constant(node.inputs[1])
-    if shape is None or int_attribute(node, "allowzero", 0) or not _is_rows(node.inputs[0]):
-        return False
-    target = [int(axis) for axis in shape]
-    if target[:2] != [0, 0] or any(axis < 1 for axis in target[2:]):
-        return False
-    source = node.inputs[0]
-    rank = 0 if source is None or source.shape is None else len(source.shape)
-    return (rank, len(target)) in ((3, 4), (4, 3))
 
 
 def _is_norm(node: ir.Node) -> bool:
@@ -200,20 +182,16 @@ def _attention(node: ir.Node, program: Program) -> None:
     program.step(ATTENTION, out, *places, *sizes, *floats, int_attribute(node, "reads_only", 0))
 
 
-def _reshape(node: ir.Node, program: Program) -> None:
-    program.same(node.outputs[0], node.inputs[0])
-
-
 _TESTS: dict[tuple[str, str], Callable[[ir.Node], bool]] = {
     (_OWN, "QuantizedLinear"): lambda node: True,
     (_OWN, "PagedAttention"): lambda node: True,
     (_OWN, "SiluAndMul"): lambda node: _is_rows(node.inputs[0]),
     ("", "RMSNormalization"): _is_norm,
     ("", "SimplifiedLayerNormalization"): _is_norm,
+    (MICROSOFT, "BranchwiseRMSNorm"): _is_norm,
     (MICROSOFT, "SkipSimplifiedLayerNormalization"): _is_skip_norm,
     ("", "Add"): _is_sum,
     ("", "Split"): _is_split,
-    ("", "Reshape"): _is_reshape,
 }
 _WRITERS: dict[str, Callable[[ir.Node, Program], None]] = {
     "QuantizedLinear": _linear,
@@ -224,5 +202,5 @@ _WRITERS: dict[str, Callable[[ir.Node, Program], None]] = {
     "SkipSimplifiedLayerNormalization": _skip_norm,
     "Add": _add,
     "Split": _split,
-    "Reshape": _reshape,
+    "BranchwiseRMSNorm": _norm,
 }

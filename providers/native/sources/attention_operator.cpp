@@ -72,7 +72,7 @@ const char* read_tokens(const Tensor* inputs, bool reads_only, Attention* a) {
   a->tokens = inputs[kQuery].elements / a->query_step;
   a->query = static_cast<const float*>(inputs[kQuery].data);
   if (reads_only) return none ? nullptr : "a node that reads the cache of another has no keys and values";
-  a->kv_step = packed ? a->query_step : kv;
+  a->key_step = a->value_step = packed ? a->query_step : kv;
   if (packed) {
     a->key = a->query + query;
     a->value = a->key + kv;

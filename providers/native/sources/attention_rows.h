@@ -74,9 +74,8 @@ inline void each_new_row(const Attention& a, int64_t first, int64_t last, const 
     while (a.begins[row + 1] <= token) row++;
     const int64_t position = a.past[row] + token - a.begins[row];
     for (int64_t head = 0; head < s.kv_heads; head++) {
-      const int64_t offset = token * a.kv_step + head * s.size;
-      rotate<V>(a, token, a.key + offset, 1.0f, rotated);
-      store(rotated, a.value + offset, row, head, position);
+      rotate<V>(a, token, a.key + token * a.key_step + head * s.size, 1.0f, rotated);
+      store(rotated, a.value + token * a.value_step + head * s.size, row, head, position);
     }
   }
 }

@@ -245,7 +245,7 @@ const char* Program::read_tokens(Step* step, const int64_t* values) const {
     return "attention has rows of another width";
   a.tokens = rows_;
   a.query = step->x.data;
-  a.query_step = a.kv_step = step->x.step;
+  a.query_step = a.key_step = a.value_step = step->x.step;
   a.output = step->out.data;
   if (packed) {
     a.key = a.query + query;
@@ -254,11 +254,12 @@ const char* Program::read_tokens(Step* step, const int64_t* values) const {
   if (none) return nullptr;
   Values key, value;
   if (!step->writes || !rows_of(values[kKey], &key) || !rows_of(values[kValue], &value) || key.width != kv ||
-      value.width != kv || key.step != value.step)
+      value.width != kv)
     return "key or value does not have all KV heads of each token";
   a.key = key.data;
   a.value = value.data;
-  a.kv_step = key.step;
+  a.key_step = key.step;
+  a.value_step = value.step;
   return nullptr;
 }
 

@@ -90,7 +90,7 @@ CARRYALL_EXPORT int carryall_attention(const char* isa, const AttentionCall* fro
   const Kernels* kernels = choose_kernels(isa);
   if (kernels == nullptr) return complain("there is no such instruction set", message, size);
   const Attention attention{sizes, from->query, from->key, from->value, sizes.heads * sizes.size,
-                            sizes.kv_heads * sizes.size, from->keys, from->values, from->blocks, from->past,
+                            sizes.kv_heads * sizes.size, sizes.kv_heads * sizes.size, from->keys, from->values, from->blocks, from->past,
                             from->begins, from->table, from->rows, from->table_width, from->tokens, from->cosines,
                             from->sines, from->positions, from->angles, from->sinks, from->output};
   if (!attention.check(message, static_cast<size_t>(size))) return 1;

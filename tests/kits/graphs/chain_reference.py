@@ -141,10 +141,6 @@ def _split_node(node: ir.Node, x: Array, sizes: Array) -> list[Array]:
     return list(np.split(x, np.cumsum(sizes)[:-1], axis=-1))
 
 
-def _reshape_node(_: ir.Node, x: Array, shape: Array) -> list[Array]:
-    return [x.reshape(*x.shape[:2], *shape[2:])]
-
-
 _STEPS: dict[int, Callable[..., Array]] = {
     ADD: _add,
     NORM: _norm,
@@ -160,7 +156,7 @@ _NODES: dict[str, Callable[..., list[Array]]] = {
     "SkipSimplifiedLayerNormalization": _skip_norm_node,
     "Add": lambda _, x, other: [x + other],
     "Split": _split_node,
-    "Reshape": _reshape_node,
+    "BranchwiseRMSNorm": _norm_node,
     "Neg": lambda _, x: [-x],
     "Chain": lambda _, program, *inputs: [
         _as_rows(inputs[int(program[3])], found) for found in run_program(program, inputs)

@@ -39,8 +39,8 @@ def skip(outs: str, operands: str) -> str:
 LAYER = f"""n0 = RMSNormalization <axis = -1, epsilon = 0.001> (x, w8)
     {linear("qkv", "n0", 8, 16)}
     q, k, v = Split <axis = -1> (qkv, s844)
-    qh = Reshape(q, heads) qn = RMSNormalization <axis = -1, epsilon = 0.1> (qh, w4) qr = Reshape(qn, joined)
-    {attention("a", "qr, k, v")}
+    qn = com.microsoft.BranchwiseRMSNorm <epsilon = 0.1, num_branches = 2> (q, w4)
+    {attention("a", "qn, k, v")}
     {linear("o", "a", 8, 8, "b8")}
     {skip("n1, u1, u2, sum1", "x, o, w8")}
     {linear("gu", "n1", 8, 12)}
@@ -64,8 +64,7 @@ def made(body: str, outputs: str) -> ir.Model:
     widths = {"qkv": 16, "k": 4, "v": 4, "gu": 12, "m": 6, "l": 10}
     model = graph(f"{HEAD} => ({outputs}) {{ {body} }}", **WEIGHTS)
     for value in (value for node in model.graph for value in node.outputs):
-        heads = value.name in ("qh", "qn")
-        value.shape = ir.Shape(["T", 1, 2, 4] if heads else ["T", 1, widths.get(str(value.name), 8)])
+        value.shape = ir.Shape(["T", 1, widths.get(str(value.name), 8)])
     return model
 
 
