@@ -3,6 +3,7 @@
 
 #include "avx512_units.h"
 #include "cpu.h"
+#include "grouped_rows.h"
 
 namespace carryall {
 namespace {
@@ -96,8 +97,9 @@ void quantize_avx512(const float* x, int64_t inputs, int64_t block, Rows rows, i
 
 void multiply_avx512(const Weights& w, const Rows& rows, const float* bias, int64_t first_row, int64_t last_row,
                      int64_t first_tile, int64_t last_tile, float* y) {
-  if (in_units(w, last_row - first_row)) multiply_units(w, rows, bias, first_row, last_row, first_tile, last_tile, y);
-  else multiply<OneRegister<Avx512>>(w, rows, bias, first_row, last_row, first_tile, last_tile, y);
+  const int64_t count = last_row - first_row;
+  const auto chosen = in_units(w, count) ? multiply_units : in_pairs(w, count) ? multiply<Pairs> : multiply<OneRegister<Avx512>>;
+  chosen(w, rows, bias, first_row, last_row, first_tile, last_tile, y);
 }
 
 }  // namespace

@@ -18,7 +18,7 @@ SHAPES = st.fixed_dictionaries(
         "seed": st.integers(0, 2**32 - 1),
         "rows": st.one_of(st.integers(1, 14), st.integers(12, 70)),  # AMX begins at 12 or 15
         "outputs": st.integers(1, 70),
-        "inputs": st.integers(1, 150).map(lambda half: 2 * half),
+        "inputs": st.one_of(st.integers(1, 150).map(lambda half: 2 * half), st.sampled_from([64, 192, 256])),
         "bits": st.sampled_from([4, 8]),
         "block": st.sampled_from([16, 32, 64, 128, 256]),
         "offsets": st.integers(0, 2),
