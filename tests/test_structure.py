@@ -42,6 +42,7 @@ graph_opt.quantize.any_model
 graph_opt.quantize
 graph_opt.lower
 graph_opt.lower.attention graph_opt.lower.norms graph_opt.lower.outputs graph_opt.lower.products
+graph_opt.lower.chain
 graph_opt.lower.pipelines
 providers
 providers.kv providers.native
