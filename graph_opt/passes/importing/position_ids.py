@@ -1,17 +1,22 @@
 """Replace positions computed inside of a graph by the input ``position_ids``.
 
-Some traces compute the positions past, past + 1, ... themselves, equal for all rows. Left-padded rows need
-other positions, so angles and position tables must read them from the input.
+Some traces compute the positions past, past + 1, ... themselves, equal for all rows, or add a constant to
+look them up in a table. Left-padded rows need other positions, so angles and position tables must read them
+from the input.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
 
 from ....contract import INPUT_IDS, POSITION_IDS
 from ...analysis.shape_facts import ShapeFacts
-from ...graph.edit import insert, shared_constant
+from ...graph.edit import insert, int_attribute, remove_unused, replace, shared_constant, sole_consumer
+from ...graph.lazy import Array
 from ..base import GraphPass
 
 
@@ -29,38 +34,92 @@ class PositionIdsPass(GraphPass):
             return
         positions = ir.val(POSITION_IDS, ir.DataType.INT64, ["batch", "sequence"])
         graph.inputs.append(positions)
-        for node, (rank, axis) in readers:
-            node.replace_input_with(_operand_index(node), _shaped(graph, node, positions, rank, axis))
+        for node, found in readers:
+            node.replace_input_with(_operand_index(node), _shaped(graph, node, positions, found))
+            if found.rank == 1:
+                _drop_reshape(node)
             self.fired += 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Counted:
+    """Positions: their rank, the axis of the tokens, and what is added to them.
+
+    Those of rank 1 are looked up, and a Reshape behind that makes [1, tokens, width] of the rows.
+    """
+
+    rank: int
+    axis: int
+    offset: int
 
 
 def _operand_index(node: ir.Node) -> int:
     return 1 if node.op_type == "Gather" else 0
 
 
-def _counted(facts: ShapeFacts, node: ir.Node) -> tuple[int, int] | None:
-    """Return the rank and token axis of the positions that a node casts to angles or looks up, else None."""
+def _counted(facts: ShapeFacts, node: ir.Node) -> _Counted | None:
+    """Return the positions that a node casts to angles or looks up, else None."""
     if node.domain or node.op_type not in ("Cast", "Gather"):
         return None
     if node.op_type == "Cast" and node.attributes["to"].as_int() != ir.DataType.FLOAT:
         return None
     contents = facts.contents(node.inputs[_operand_index(node)])
-    if contents is None or any(
-        not np.array_equal(content.reshape(-1), np.arange(probe.past, probe.total))
+    if contents is None or not all(content.size for content in contents):
+        return None
+    offsets = {
+        tuple(np.unique(content.reshape(-1) - np.arange(probe.past, probe.total)))
+        if content.size == probe.total - probe.past
+        else ()
         for content, probe in zip(contents, facts.probes, strict=True)
-    ):
+    }
+    offset = offsets.pop()
+    if offsets or len(offset) != 1 or (offset[0] and node.op_type != "Gather"):
         return None
     rank = contents[0].ndim
+    if rank == 1:
+        return _Counted(1, 0, int(offset[0])) if _is_reshaped_rows(facts, node, contents) else None
     axes = [
         axis for axis in range(1, rank) if all(content.size == content.shape[axis] for content in contents)
     ]
-    return (rank, axes[-1]) if axes else None
+    return _Counted(rank, axes[-1], int(offset[0])) if axes else None
 
 
-def _shaped(graph: ir.Graph, before: ir.Node, positions: ir.Value, rank: int, axis: int) -> ir.Value:
-    """Return positions of ``rank`` axes, with the batch on axis 0 and the tokens on ``axis``."""
-    if rank == 2:
-        return positions
-    others = np.array([other for other in range(1, rank) if other != axis], np.int64)
-    axes = shared_constant(graph, f"positions.axes_{rank}_{axis}", others)
-    return insert(before, "Unsqueeze", [positions, axes]).outputs[0]
+def _is_reshaped_rows(facts: ShapeFacts, node: ir.Node, contents: Sequence[Array]) -> bool:
+    """Return whether the only reader of a Gather makes [1, tokens, width] of its rows [tokens, width]."""
+    reader = sole_consumer(node.outputs[0]) if node.op_type == "Gather" else None
+    if reader is None or reader.op_type != "Reshape" or reader.domain or int_attribute(node, "axis", 0):
+        return False
+    rows, made = facts.shapes(node.outputs[0]), facts.shapes(reader.outputs[0])
+    if rows is None or made is None or len(rows[0]) != 2:
+        return False
+    return all(
+        shape == (1, *row) and row[0] == content.size
+        for row, shape, content in zip(rows, made, contents, strict=True)
+    )
+
+
+def _shaped(graph: ir.Graph, before: ir.Node, positions: ir.Value, found: _Counted) -> ir.Value:
+    """Return positions plus the offset, with the batch on axis 0 and the tokens on the wanted axis."""
+    value = positions
+    if found.offset:
+        added = shared_constant(graph, f"positions.offset_{found.offset}", np.array(found.offset, np.int64))
+        value = insert(before, "Add", [value, added]).outputs[0]
+        value.shape, value.dtype = positions.shape, positions.dtype
+    if found.rank <= 2:
+        return value
+    others = np.array([other for other in range(1, found.rank) if other != found.axis], np.int64)
+    axes = shared_constant(graph, f"positions.axes_{found.rank}_{found.axis}", others)
+    return insert(before, "Unsqueeze", [value, axes]).outputs[0]
+
+
+def _drop_reshape(gather: ir.Node) -> None:
+    """Let the rows [batch, tokens, width] of a Gather take the place of [1, tokens, width]."""
+    rows = gather.outputs[0]
+    reshape = sole_consumer(rows)
+    if reshape is None:
+        raise AssertionError("unreachable: _is_reshaped_rows has found the Reshape")
+    rows.shape = None
+    old = reshape.outputs[0]
+    old.shape = None
+    replace(old, rows)
+    remove_unused(gather.graph, reshape)

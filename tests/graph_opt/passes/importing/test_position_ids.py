@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import onnx_ir as ir
-from graph_asserts import apply, graph
+import pytest
+from graph_asserts import apply, evaluate, graph
 
 from carryall.graph_opt.passes.importing.position_ids import PositionIdsPass
 
@@ -17,9 +20,9 @@ GIVEN = {
 }
 
 
-def counting(body: str, extra: str = "") -> ir.Model:
+def counting(body: str, extra: str = "", **given: Any) -> ir.Model:
     inputs = f"int64[b, s] input_ids, float[b, 2, p, 4] past{extra}"
-    return graph(f"g ({inputs}) => (float[b, s, 4] y) {{ {COUNTED} {body} }}", **GIVEN)
+    return graph(f"g ({inputs}) => (float[b, s, 4] y) {{ {COUNTED} {body} }}", **(GIVEN | given))
 
 
 def inputs(model: ir.Model) -> list[str]:
@@ -39,8 +42,42 @@ def test_angles_are_computed_from_the_input() -> None:
     assert [node.op_type for node in model.graph] == ["Cast", "Cos"]
 
 
-def test_ranges_with_another_start_are_not_positions() -> None:
+def test_a_constant_that_is_added_stays_added() -> None:
     model = counting("other = Add(rows, one) y = Gather(table, other)")
+    apply(PositionIdsPass(), model)
+    assert inputs(model) == ["input_ids", "past", "position_ids"]
+    assert [node.op_type for node in model.graph] == ["Add", "Gather"]
+    feed = {"input_ids": np.zeros((2, 3), np.int64), "past": np.zeros((2, 2, 0, 4), np.float32)}
+    rows = np.arange(36, dtype=np.float32).reshape(9, 4)
+    expected = np.array([[[1], [2], [3]], [[5], [6], [7]]]) * 4 + np.arange(4)
+    changed = counting("other = Add(rows, one) y = Gather(table, other)", table=rows)
+    apply(PositionIdsPass(), changed)
+    (found,) = evaluate(changed, {**feed, "position_ids": np.array([[0, 1, 2], [4, 5, 6]])})
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_flat_positions_whose_rows_are_reshaped_read_the_input_too() -> None:
+    body = """two = Add(rows, one) flat = Reshape(two, minus) found = Gather(table, flat)
+        y = Reshape(found, whole)"""
+    model = counting(body, minus=np.array([-1]), whole=np.array([1, -1, 4]))
+    apply(PositionIdsPass(), model)
+    assert [node.op_type for node in model.graph] == ["Add", "Gather"]
+    assert inputs(model) == ["input_ids", "past", "position_ids"]
+
+
+def test_flat_positions_with_another_use_stay() -> None:
+    body = """flat = Reshape(rows, minus) found = Gather(table, flat) z = Neg(found)
+        w = Reshape(found, whole) y = Add(w, z)"""
+    model = counting(body, minus=np.array([-1]), whole=np.array([1, -1, 4]))
+    apply(PositionIdsPass(), model)
+    assert inputs(model) == ["input_ids", "past"]
+
+
+@pytest.mark.parametrize(
+    "body", ["other = Mul(rows, two) y = Gather(table, other)", "y = Gather(table, wrong)"]
+)
+def test_other_counts_are_not_positions(body: str) -> None:
+    model = counting(body, two=np.int64(2), wrong=np.array([[0, 1]]))
     apply(PositionIdsPass(), model)
     assert inputs(model) == ["input_ids", "past"]
 
