@@ -37,7 +37,7 @@ class PositionIdsPass(GraphPass):
         for node, found in readers:
             node.replace_input_with(_operand_index(node), _shaped(graph, node, positions, found))
             if found.rank == 1:
-                _drop_reshape(node)
+                _drop_reshape(graph, node)
             self.fired += 1
 
 
@@ -104,7 +104,7 @@ def _shaped(graph: ir.Graph, before: ir.Node, positions: ir.Value, found: _Count
     if found.offset:
         added = shared_constant(graph, f"positions.offset_{found.offset}", np.array(found.offset, np.int64))
         value = insert(before, "Add", [value, added]).outputs[0]
-        value.shape, value.dtype = positions.shape, positions.dtype
+        value.shape, value.dtype = positions.shape, ir.DataType.INT64
     if found.rank <= 2:
         return value
     others = np.array([other for other in range(1, found.rank) if other != found.axis], np.int64)
@@ -112,7 +112,7 @@ def _shaped(graph: ir.Graph, before: ir.Node, positions: ir.Value, found: _Count
     return insert(before, "Unsqueeze", [value, axes]).outputs[0]
 
 
-def _drop_reshape(gather: ir.Node) -> None:
+def _drop_reshape(graph: ir.Graph, gather: ir.Node) -> None:
     """Let the rows [batch, tokens, width] of a Gather take the place of [1, tokens, width]."""
     rows = gather.outputs[0]
     reshape = sole_consumer(rows)
@@ -122,4 +122,4 @@ def _drop_reshape(gather: ir.Node) -> None:
     old = reshape.outputs[0]
     old.shape = None
     replace(old, rows)
-    remove_unused(gather.graph, reshape)
+    remove_unused(graph, reshape)
