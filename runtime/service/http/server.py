@@ -25,6 +25,9 @@ _WATCH_SECONDS = 5.0
 # moment, a request may be lost.
 _KEEP_ALIVE_SECONDS = 65
 _BACKLOG = 2048
+# After this time without a sign of a client's host, the kernel ends the connection.
+_LOST_SECONDS = 120
+_PROBE_SECONDS = 60
 
 
 class _Server(uvicorn.Server):
@@ -146,6 +149,7 @@ def _bound(host: str, port: int) -> socket.socket:
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_EXCLUSIVEADDRUSE, 1)
         else:
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        _end_connections_of_lost_hosts(bound)
         bound.bind((host, port))
         bound.listen(_BACKLOG)
         bound.setblocking(False)
@@ -156,3 +160,12 @@ def _bound(host: str, port: int) -> socket.socket:
             "Choose another port or host with --http-port or --host"
         ) from error
     return bound
+
+
+def _end_connections_of_lost_hosts(bound: socket.socket) -> None:
+    """Let the kernel probe idle connections and bound its repeats; accepted sockets inherit these options."""
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    seconds = {"TCP_KEEPIDLE": _PROBE_SECONDS, "TCP_KEEPINTVL": _PROBE_SECONDS // 6, "TCP_KEEPCNT": 6}
+    for name, value in {**seconds, "TCP_USER_TIMEOUT": _LOST_SECONDS * 1000}.items():
+        if hasattr(socket, name):  # not every system has each of them
+            bound.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

@@ -13,7 +13,7 @@ import pytest
 from http_serving import HttpServed, http_serving
 from null_llm import null_llm
 
-from carryall.runtime.service.http.protocol import MOST_HEAD_BYTES
+from carryall.runtime.service.http.protocol import MOST_HEAD_BYTES, LimitedProtocol
 
 GET = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n"
 
@@ -125,3 +125,25 @@ def test_answers_do_not_wait_for_acknowledgements() -> None:
                 assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
 
     asyncio.run(scenario())
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="only Linux has TCP_USER_TIMEOUT")
+def test_connections_of_lost_hosts_are_probed_by_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = list[tuple[int, ...]]()
+    made = LimitedProtocol.connection_made
+
+    def read_options(self: LimitedProtocol, transport: Any) -> None:
+        accepted = transport.get_extra_info("socket")
+        alive = accepted.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        names = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT, socket.TCP_USER_TIMEOUT)
+        found.append((alive, *(accepted.getsockopt(socket.IPPROTO_TCP, name) for name in names)))
+        made(self, transport)
+
+    async def scenario() -> None:
+        async with http_serving(None) as served, connection(served) as (reader, writer):
+            writer.write(GET + b"\r\n")
+            await answer(reader)
+
+    monkeypatch.setattr(LimitedProtocol, "connection_made", read_options)
+    asyncio.run(scenario())
+    assert found == [(1, 60, 10, 6, 120_000)]
