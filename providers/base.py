@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import ProviderRuntimeError
 from ..options import NoOptions, checked
 
 if TYPE_CHECKING:
@@ -116,85 +115,6 @@ class BestLogits:
     logsumexp: float
     vocab_size: int
     whole: Callable[[], npt.NDArray[np.float32]]
-
-
-def _check_hidden_states(row: Row, hidden_size: int | None) -> None:
-    """Check that a row has hidden states if and only if the graph takes them, with the right shape."""
-    wanted = None if hidden_size is None else (len(row.tokens), hidden_size)
-    given = None if row.hidden_states is None else row.hidden_states.shape
-    if given != wanted:
-        raise ProviderRuntimeError(f"hidden states have shape {given}, the graph takes {wanted}")
-
-
-def _check_tokens(row: Row, known: int | None) -> None:
-    """Check that all tokens have embeddings: kernels of devices read beyond the table, or return zeros."""
-    if known is not None and (row.tokens.min() < 0 or row.tokens.max() >= known):
-        raise ProviderRuntimeError(f"slot {row.slot}: a token id is outside the vocabulary of {known}")
-
-
-def check_rows(
-    rows: Sequence[Row], info: RunnerInfo, held: Sequence[int] | npt.NDArray[Any], hidden_size: int | None
-) -> None:
-    """Check the rows of a step against the slots.
-
-    Args:
-        rows: the rows of the step.
-        info: the info of the runner.
-        held: number of tokens that each slot holds.
-        hidden_size: width of the input ``hidden_states``; None if the graph has none.
-
-    Raises:
-        ProviderRuntimeError: a row names no slot, repeats one, needs KV that its slot lacks, has arrays of a
-            wrong shape, or a token id that has no embedding.
-    """
-    if len({row.slot for row in rows}) != len(rows):
-        raise ProviderRuntimeError("a slot occurs twice in one step")
-    for row in rows:
-        if not 0 <= row.slot < info.max_slots:
-            raise ProviderRuntimeError(
-                f"there is no slot {row.slot}; the slots are 0 to {info.max_slots - 1}"
-            )
-        end = row.start + len(row.tokens)
-        fits = row.start <= held[row.slot] and row.start < end <= info.context_length
-        if not fits or row.num_logits > len(row.tokens):
-            raise ProviderRuntimeError(
-                f"row [{row.start}, {end}) with {row.num_logits} logits does not continue slot "
-                f"{row.slot}, which holds {held[row.slot]} of at most {info.context_length} tokens"
-            )
-        if row.lora is not None and not 0 <= row.lora < info.max_loras:
-            raise ProviderRuntimeError(
-                f"slot {row.slot} has the adapter of place {row.lora}; there are {info.max_loras} places"
-            )
-        _check_hidden_states(row, hidden_size)
-        _check_tokens(row, info.num_tokens)
-        states = row.last_hidden_states
-        if states is not None and states.shape != (len(row.tokens), info.embedding_size):
-            raise ProviderRuntimeError(
-                f"last_hidden_states has shape {states.shape}, not {(len(row.tokens), info.embedding_size)}"
-            )
-
-
-def rows_in_cache(
-    rows: Sequence[Row], dropped: npt.NDArray[np.int32], settled: npt.NDArray[np.int32]
-) -> list[Row]:
-    """Return rows whose ``start`` is the row in the cache, not the position in the text.
-
-    Args:
-        rows: rows whose ``start`` is a position.
-        dropped: [slots], number of tokens evicted from each slot's cache.
-        settled: [slots], KV before this position may be missing.
-
-    Raises:
-        ProviderRuntimeError: a row starts before ``settled`` of its slot.
-    """
-    for row in rows:
-        if row.start < settled[row.slot]:
-            raise ProviderRuntimeError(
-                f"slot {row.slot} has evicted tokens that a row from {row.start} needs"
-            )
-    if not dropped.any():
-        return list(rows)
-    return [dataclasses.replace(row, start=row.start - int(dropped[row.slot])) for row in rows]
 
 
 class Runner(Protocol):

@@ -15,7 +15,7 @@ from openvino.frontend.onnx import ConversionExtension
 from openvino.op import _PagedAttentionExtension as PagedAttentionExtension
 
 from ...errors import GraphError, ModelNotFoundError, ProviderUnavailableError
-from ...graph_opt.lower.pipelines.paged import DOMAIN, OPERATOR
+from ...graph_opt.lower.pipelines.paged_form import DOMAIN, OPERATOR
 from ...storage.root import cache_root
 from ..host.machine import has_exact_byte_sums
 

@@ -20,7 +20,7 @@ from ...contract import (
     present_of,
 )
 from ...errors import ProviderRuntimeError
-from ...graph_opt.lower.pipelines.paged import PagedLayer
+from ...graph_opt.lower.pipelines.paged_form import PagedLayer
 from ..base import KVEviction
 from ..kv.kv_blocks import AFFINE_BYTES, BlockLayer
 from ..lora import LoraInputs

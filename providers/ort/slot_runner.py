@@ -41,13 +41,12 @@ from ..base import (
     Row,
     RunnerConfig,
     RunnerInfo,
-    check_rows,
-    rows_in_cache,
 )
 from ..captures import no_capture
 from ..kv.kv_memory import TRIM_STEP, KVSpec
 from ..kv.slot_graph import SlotGraph, read_slot_graph
 from ..lora import lora_facts
+from ..row_checks import check_rows, rows_in_cache
 from . import ort
 from .joint_prompts import can_join, joint_feeds
 from .slot_lora import SlotLora

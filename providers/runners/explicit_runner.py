@@ -16,10 +16,11 @@ import numpy.typing as npt
 
 from ...contract import ATTENTION_MASK, EXPLICIT_KV, HIDDEN_STATES, INPUT_IDS, LOGITS_POSITIONS, POSITION_IDS
 from ...errors import GraphError, ProviderRuntimeError, UsageError
-from ..base import LoraMatrices, Row, RunnerConfig, RunnerInfo, check_rows
+from ..base import LoraMatrices, Row, RunnerConfig, RunnerInfo
 from ..captures import no_capture
 from ..kv.kv_memory import KVSpec
 from ..lora import LoraPlaces, lora_facts
+from ..row_checks import check_rows
 
 _log = logging.getLogger(__name__)
 

@@ -11,10 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ...errors import ProviderRuntimeError
-from ..base import KVEviction, LoraMatrices, Row, RunnerInfo, check_rows, rows_in_cache
+from ..base import KVEviction, LoraMatrices, Row, RunnerInfo
 from ..captures import no_capture
 from ..kv.block_pool import BlockPool, Copies
 from ..lora import LoraInputs, LoraPlaces
+from ..row_checks import check_rows, rows_in_cache
 
 Logits = npt.NDArray[np.float32]
 

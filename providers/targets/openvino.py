@@ -20,7 +20,8 @@ from ...errors import (
 from ...graph_opt.graph.edit import static_size
 from ...graph_opt.graph.onnx_files import read_onnx
 from ...graph_opt.lower.outputs.hidden_states import LastHiddenStatePass
-from ...graph_opt.lower.pipelines.paged import INT8_CACHE, TABLES, PagedLayer, paged_layers, paged_passes
+from ...graph_opt.lower.pipelines.paged import INT8_CACHE, paged_passes
+from ...graph_opt.lower.pipelines.paged_form import TABLES, PagedLayer, paged_layers
 from ...graph_opt.lower.products.arithmetic_dequantize import COMMON_BLOCK_SIZE
 from ...options import Checked, option
 from ..base import Provider, Runner, RunnerConfig, RunnerInfo

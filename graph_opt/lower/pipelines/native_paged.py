@@ -12,7 +12,8 @@ from ..attention.shared_cache import SharedCachePass
 from ..outputs.hidden_states import LastHiddenStatePass
 from ..outputs.logits import SelectLogitsPass
 from ..paged_kv import BEGINS, PAST, TABLE
-from .paged import DOMAIN, FlatLogitsPass, PagedAttentionPass, PagedForm, PagedInputsPass
+from .paged import FlatLogitsPass, PagedAttentionPass, PagedInputsPass
+from .paged_form import DOMAIN, PagedForm
 
 TABLES: dict[str, list[str | int]] = {
     BEGINS: ["rows_and_one"],

@@ -16,7 +16,8 @@ from ..attention.kv_int8 import CacheScales
 from ..attention.rope_tables import RopeTablesPass
 from ..outputs.logits import SelectLogitsPass
 from ..paged_kv import BEGINS, BOUNDS, PAST, TABLE
-from .paged import FlatLogitsPass, PagedAttentionPass, PagedForm, PagedInputsPass
+from .paged import FlatLogitsPass, PagedAttentionPass, PagedInputsPass
+from .paged_form import PagedForm
 
 TABLES: dict[str, list[str | int]] = {
     BEGINS: ["rows_and_one"],

@@ -8,8 +8,7 @@ masks and the content of rope tables are found by evaluation (``probe.py``).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -53,89 +52,12 @@ from ..products.float8_weights import Float8WeightsPass
 from ..products.weight_only_products import WeightOnlyProductsPass
 from ..require_dynamic_sequence import RequireDynamicSequencePass
 from .capped_attention import CappedAttentionPass
+from .paged_form import OPERATOR, PLAIN, PagedForm
 from .standard import DecomposeAttentionPass
 
-DOMAIN = "carryall"
-OPERATOR = "PagedAttention"
 # Metadata key: "1" if the model was calibrated for an int8 KV cache. Its scales are dropped, because paged
 # kernels with an int8 cache compute their own.
 INT8_CACHE = "int8_kv_cache"
-# The block tables and their shapes; every PagedAttention has them as inputs after its caches, in this order.
-TABLES: dict[str, list[str | int]] = {
-    "past_lens": ["rows"],
-    "subsequence_begins": ["rows_and_one"],
-    "block_indices": ["used_blocks"],
-    "block_indices_begins": ["rows_and_one"],
-    "max_context_len": [],
-}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PagedForm:
-    """The form of a target's ``PagedAttention``.
-
-    Args:
-        domain: domain of the operator.
-        tables: its integer inputs and their shapes, in order.
-        gap: number of absent inputs in front of the last table.
-        block_axis: axis of a cache that holds the positions of a block.
-        outputs: whether the caches are outputs too, in the memory of the inputs.
-        softcap: whether it supports softcap.
-        rotary: whether it applies rotary embeddings.
-        flat: whether query, key and value are [tokens, heads * size], else [tokens, 1, heads * size].
-        sinks: index of its input for sinks; 0 if it has none.
-    """
-
-    domain: str = DOMAIN
-    tables: Mapping[str, list[str | int]] = field(default_factory=lambda: TABLES)
-    gap: int = 0
-    block_axis: int = 2
-    outputs: bool = False
-    softcap: bool = False
-    rotary: bool = False
-    flat: bool = True
-    sinks: int = 0
-
-    def nodes(self, graph: ir.Graph) -> list[ir.Node]:
-        """Return the nodes of the operator."""
-        return list(nodes_of(graph, OPERATOR, self.domain))
-
-    def cache_shape(self, heads: object, size: object) -> ir.Shape:
-        """Return the shape of a paged cache of [batch, heads, length, size]."""
-        shape: list[Any] = ["blocks", heads, size]
-        shape.insert(self.block_axis, "block_size")
-        return ir.Shape(shape)
-
-
-_PLAIN = PagedForm(sinks=10)
-
-
-@dataclass(frozen=True, slots=True)
-class PagedLayer:
-    """An attention of a paged graph.
-
-    Args:
-        key: name of its key cache input.
-        value: name of its value cache input.
-        head_size: elements of a key.
-        window: number of positions that a token sees, itself included; 0 for all.
-    """
-
-    key: str
-    value: str
-    head_size: int
-    window: int
-
-
-def paged_layers(model: ir.Model) -> list[PagedLayer]:
-    """Return the layers of a graph with carryall's ``PagedAttention``."""
-    found = []
-    for node in _PLAIN.nodes(model.graph):
-        key, value = node.inputs[3:5]
-        if key is not None and value is not None:
-            window = max(0, int_attribute(node, "local_window_size", -1))
-            found.append(PagedLayer(str(key.name), str(value.name), static_size(key, 3) or 0, window))
-    return found
 
 
 class PagedAttentionPass(GraphPass):
@@ -151,7 +73,7 @@ class PagedAttentionPass(GraphPass):
     """
 
     def __init__(
-        self, context_length: int, scales: CacheScales | None = None, form: PagedForm = _PLAIN
+        self, context_length: int, scales: CacheScales | None = None, form: PagedForm = PLAIN
     ) -> None:
         super().__init__()
         self.context_length = context_length
@@ -257,7 +179,7 @@ class PagedInputsPass(GraphPass):
         GraphError: a node other than an attention reads ``attention_mask``.
     """
 
-    def __init__(self, form: PagedForm = _PLAIN) -> None:
+    def __init__(self, form: PagedForm = PLAIN) -> None:
         super().__init__()
         self.form = form
 
@@ -289,7 +211,7 @@ class FlatLogitsPass(GraphPass):
         form: the form of the target's operator.
     """
 
-    def __init__(self, form: PagedForm = _PLAIN) -> None:
+    def __init__(self, form: PagedForm = PLAIN) -> None:
         super().__init__()
         self.form = form
 

@@ -15,7 +15,8 @@ from tiny_models import write_tiny
 from carryall.exporter.export import export_package
 from carryall.graph_opt.graph.edit import nodes_of
 from carryall.graph_opt.lower.outputs.wanted_rows import WantedRowsPass
-from carryall.graph_opt.lower.pipelines.paged import OPERATOR, paged_passes
+from carryall.graph_opt.lower.pipelines.paged import paged_passes
+from carryall.graph_opt.lower.pipelines.paged_form import OPERATOR
 from carryall.graph_opt.pipeline.pipeline import run
 
 TEXT = """

@@ -17,14 +17,12 @@ from carryall.exporter.export import export_package
 from carryall.graph_opt.graph.edit import insert, nodes_of, replace, shared_constant
 from carryall.graph_opt.lower.outputs.logits import SelectLogitsPass
 from carryall.graph_opt.lower.pipelines.paged import (
-    DOMAIN,
-    OPERATOR,
-    TABLES,
     FlatLogitsPass,
     PagedAttentionPass,
     PagedInputsPass,
     paged_passes,
 )
+from carryall.graph_opt.lower.pipelines.paged_form import DOMAIN, OPERATOR, TABLES
 from carryall.graph_opt.lower.products.arithmetic_dequantize import ArithmeticDequantizePass
 from carryall.graph_opt.pipeline.pipeline import run
 
