@@ -109,20 +109,7 @@ def slot_passes(options: SlotOptions) -> list[ir.passes.PassBase]:
     passes.append(TokenRangePass())
     int8_kv = kernels.int8_kv and options.kv_cache != "float32"
     int8_kv = int8_kv and not (options.paged or options.explicit)
-    if options.paged and kernels.paged_attention:
-        passes += native_paged_passes(options.context_length, scales, options.kv_cache)
-    elif options.paged:
-        passes += ort_paged_passes(options.context_length, scales)
-    elif options.explicit:
-        passes.append(SelectLogitsPass())
-    else:
-        passes += [
-            GroupQueryAttentionPass(options.context_length, kernels),
-            common.RemoveUnusedNodesPass(),
-            SlotInputsPass(padded_prompts=kernels.padded_prompts, position_inputs=kernels.position_inputs),
-            LastHiddenStatePass(),
-            SelectLogitsPass(),
-        ]
+    passes += _attention_passes(options, scales)
     if kernels.norms_in_attention:
         passes.append(NormsInAttentionPass(scales if int8_kv else None))
     if options.fused_experts and not options.wide_products:
@@ -168,6 +155,23 @@ def slot_passes(options: SlotOptions) -> list[ir.passes.PassBase]:
     if options.paged and kernels.paged_attention:
         passes.append(ChainPass())
     return passes
+
+
+def _attention_passes(options: SlotOptions, scales: CacheScales) -> list[ir.passes.PassBase]:
+    kernels = options.kernels
+    if options.paged and kernels.paged_attention:
+        return native_paged_passes(options.context_length, scales, options.kv_cache)
+    if options.paged:
+        return ort_paged_passes(options.context_length, scales)
+    if options.explicit:
+        return [SelectLogitsPass()]
+    return [
+        GroupQueryAttentionPass(options.context_length, kernels),
+        common.RemoveUnusedNodesPass(),
+        SlotInputsPass(padded_prompts=kernels.padded_prompts, position_inputs=kernels.position_inputs),
+        LastHiddenStatePass(),
+        SelectLogitsPass(),
+    ]
 
 
 def _float_passes(options: SlotOptions) -> list[ir.passes.PassBase]:

@@ -35,7 +35,11 @@ constexpr size_t kStackBytes = 1 << 20;  // `attend` takes 420 kB, with pairs of
   volatile char pages[kStackBytes];
   for (size_t i = kStackBytes; i > 4096; i -= 4096) pages[i - 1] = 0;  // downwards, as a stack grows
 }
+#endif
 
+}  // namespace
+
+#if defined(__linux__)
 // The stack of the main thread grows when it is used. Where the limit of addresses forbids that (ulimit -v), the kernel
 // ends the process; so it grows here, after a look for room. Returns false without room.
 bool reserve_stack() {
@@ -50,8 +54,6 @@ bool reserve_stack() {
 #else
 bool reserve_stack() { return true; }
 #endif
-
-}  // namespace
 
 const char* AttentionSizes::complaint() const {
   if (heads < 1 || heads > 4096 || kv_heads < 1 || heads % kv_heads != 0)

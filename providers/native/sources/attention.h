@@ -111,6 +111,10 @@ struct AttentionKernels {
 extern const AttentionKernels kPortableAttention, kAvx2Attention, kAvx512Attention, kAvx512Bf16Attention,
     kAmxAttention, kNeonAttention;
 
+// Makes room for `attend` on the stack of the main thread, which must call this before it runs tasks; returns false
+// without room. Other threads have their stacks whole.
+bool reserve_stack();
+
 // One run. First all `write` tasks, then all `attend` tasks, then all `finish` tasks.
 class AttentionJob {
  public:

@@ -70,7 +70,8 @@ inline Vector only_lanes(Vector a, int64_t first, int64_t last, float other) {
 
 }  // namespace
 
-const AttentionKernels kAvx2Attention = {write_rows<Vector>, attend<Vector>, finish<Vector>, exponentials<Vector>, gate<Vector>, add_rows<Vector>, normalize<Vector>,
-                                           item_queries, never_paired};
+const AttentionKernels kAvx2Attention = {
+    write_rows<Vector>, attend<Vector>,    finish<Vector>, exponentials<Vector>, gate<Vector>,
+    add_rows<Vector>,   normalize<Vector>, item_queries,   never_paired};
 
 }  // namespace carryall

@@ -6,7 +6,8 @@
 
 namespace carryall {
 
-const AttentionKernels kAvx512Attention = {write_rows<Vector>, attend<Vector>, finish<Vector>, exponentials<Vector>, gate<Vector>, add_rows<Vector>, normalize<Vector>,
-                                           item_queries, never_paired};
+const AttentionKernels kAvx512Attention = {
+    write_rows<Vector>, attend<Vector>,    finish<Vector>, exponentials<Vector>, gate<Vector>,
+    add_rows<Vector>,   normalize<Vector>, item_queries,   never_paired};
 
 }  // namespace carryall

@@ -86,7 +86,8 @@ inline Vector only_lanes(const Vector& a, int64_t first, int64_t last, float oth
 
 }  // namespace
 
-const AttentionKernels kNeonAttention = {write_rows<Vector>, attend<Vector>, finish<Vector>, exponentials<Vector>, gate<Vector>, add_rows<Vector>, normalize<Vector>,
-                                           item_queries, never_paired};
+const AttentionKernels kNeonAttention = {
+    write_rows<Vector>, attend<Vector>,    finish<Vector>, exponentials<Vector>, gate<Vector>,
+    add_rows<Vector>,   normalize<Vector>, item_queries,   never_paired};
 
 }  // namespace carryall

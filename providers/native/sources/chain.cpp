@@ -32,6 +32,8 @@ bool is_attention(const Step& step) { return step.kind == StepKind::attention; }
 
 ChainRun::ChainRun(const Kernels& kernels, const Step* steps, int64_t count, int64_t rows, void* memory)
     : kernels_(kernels), steps_(steps), count_(count), rows_(rows), memory_(memory) {
+  // Any thread may begin the attention; this one may be the main thread and compute it.
+  for (int64_t i = 0; i < count && !failed_; i++) failed_ = is_attention(steps[i]) && !reserve_stack();
   advance();
 }
 
@@ -120,6 +122,7 @@ const Weights* ChainRun::next_weights() const {
 }
 
 bool ChainRun::prepare() {
+  if (failed_) return false;
   if (attention_ != nullptr) {
     for (size_t item = 0; item < attention_->finish_tasks(); item++) AttentionJob::finish(attention_, item);
     attention_->~AttentionJob();

@@ -127,6 +127,14 @@ bool Program::rows_of(int64_t value, Values* found) const {
   return width > 0 && tensor->elements == width * rows_;
 }
 
+// Sets an optional vector as long as the result.
+bool Program::read_bias(int64_t value, Step* step) const {
+  if (value == kAbsent) return true;
+  const Tensor* vector = floats(value, step->out.width);
+  if (vector != nullptr) step->vector = static_cast<const float*>(vector->data);
+  return vector != nullptr;
+}
+
 const char* Program::read_step(Step* step) {
   const int64_t kind = next(), out = next(), x = next(), index = -1 - out;
   if (kind < 0 || kind > static_cast<int64_t>(StepKind::attention)) return "the program has an unknown step";
@@ -150,11 +158,7 @@ const char* Program::read_simple(Step* step, int64_t out, int64_t x) {
       const int64_t other = next(), bias = next();
       if (step->x.width != width || !rows_of(other, &step->other) || step->other.width != width)
         return "the summands of a sum have other widths";
-      if (bias == kAbsent) return nullptr;
-      const Tensor* vector = floats(bias, width);
-      if (vector == nullptr) return "the bias of a sum has a wrong length";
-      step->vector = static_cast<const float*>(vector->data);
-      return nullptr;
+      return read_bias(bias, step) ? nullptr : "the bias of a sum has a wrong length";
     }
     case StepKind::norm: {
       const Tensor* weight = input(next());
@@ -193,11 +197,7 @@ const char* Program::read_linear(Step* step, int64_t x) {
     return "the weights of a product have a wrong number of bytes";
   if (step->x.width != w.inputs || step->out.width != w.outputs) return "a product has rows of another width";
   w.data = static_cast<const uint8_t*>(tiles->data);
-  if (bias != kAbsent) {
-    const Tensor* vector = floats(bias, w.outputs);
-    if (vector == nullptr) return "the bias of a product does not have one value for each output";
-    step->vector = static_cast<const float*>(vector->data);
-  }
+  if (!read_bias(bias, step)) return "the bias of a product does not have one value for each output";
   const bool alike = rounding_ != nullptr && rounding_->block == w.block && rounding_->group == w.group && rounding_->bits == w.bits;
   step->rounds = x != rounded_ || !alike;
   rounded_ = x;

@@ -46,6 +46,7 @@ class Program {
   const Tensor* input(int64_t value) const;
   const Tensor* floats(int64_t value, int64_t length) const;
   bool rows_of(int64_t value, Values* found) const;
+  bool read_bias(int64_t value, Step* step) const;
   const char* read_step(Step* step);
   const char* read_simple(Step* step, int64_t out, int64_t x);
   const char* read_linear(Step* step, int64_t x);
