@@ -11,13 +11,15 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from native_kernels import isas
-from operator_calls import MAKERS, linear_attributes
+from operator_calls import MAKERS, attention_attributes, attention_inputs, linear_attributes
 from operator_host import Call, OperatorHost, RefusedError, build_host
+from paged_attention_reference import BFLOAT16, FLOAT32, INT8, random_case
 from quantized_linear_reference import Weight, grouped_weight, random_weight
 
 from carryall.graph_opt.lower.chain.program import (
     ABSENT,
     ADD,
+    ATTENTION,
     GATE,
     LINEAR,
     NORM,
@@ -25,6 +27,7 @@ from carryall.graph_opt.lower.chain.program import (
     VERSION,
     float_bits,
 )
+from carryall.graph_opt.lower.chain.steps import ATTENTION_SIZES
 from carryall.graph_opt.lower.products.tiles import LAYOUT
 from carryall.providers.native.compiler import find_compiler
 
@@ -151,3 +154,27 @@ def test_another_version_is_refused_with_both(host: OperatorHost) -> None:
     numbers[0] = 9
     with pytest.raises(RefusedError, match=r"layout version 9, .* these kernels read versions 1, 2, 1"):
         host.run(Call("Chain", {}, [numbers, *call.inputs[1:]]))
+
+
+@pytest.mark.parametrize("cache", [FLOAT32, BFLOAT16, INT8])
+@pytest.mark.parametrize("lengths", [[1, 1, 1], [40, 3], [300]])
+def test_attention_in_a_chain_equals_the_operator(host: OperatorHost, cache: int, lengths: list[int]) -> None:
+    rng = np.random.default_rng(cache)
+    past = [0] * len(lengths)
+    case = random_case(
+        rng, heads=(9, 3), size=64, lengths=lengths, past=past, rotary=64, cache=cache, block=32
+    )
+    inputs = attention_inputs(case, rng)
+    attributes = attention_attributes(case)
+    expected = host.run(Call("PagedAttention", attributes, inputs))
+    packed = np.concatenate([np.asarray(part) for part in inputs[:3]], axis=1)
+    sizes = [int(attributes[name]) for name in ATTENTION_SIZES]
+    floats = [float_bits(float(attributes[name])) for name in ("scale", "softcap")]
+    places = [*range(1, 9), ABSENT]
+    whole = [(ATTENTION, -1, 0, ABSENT, ABSENT, *places, *sizes, *floats, 0)]
+    parts = [(PART, -2, 0, 0), (PART, -3, 0, 576), (PART, -4, 0, 768)]
+    cut = [*parts, (ATTENTION, -1, -2, -3, -4, *places, *sizes, *floats, 0)]
+    for numbers in (program([576], 1, whole), program([576, -576, -192, -192], 1, cut)):
+        for threads in (1, 2, 4):
+            call = Call("Chain", {}, [numbers, packed, *inputs[3:11]], threads=threads, copies=2)
+            np.testing.assert_array_equal(host.run(call), expected)
