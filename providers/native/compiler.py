@@ -55,7 +55,11 @@ _X86: _Flags = {
     "amx": _AMX,
     "attention_amx": _AMX_BF16,
 }
-_ARM: _Flags = {"dotprod": ("-march=armv8.2-a+dotprod",), "attention_neon": ()}
+_ARM: _Flags = {
+    "dotprod": ("-march=armv8.2-a+dotprod",),
+    "i8mm": ("-march=armv8.2-a+dotprod+i8mm",),
+    "attention_neon": (),
+}
 _OF_MACHINE: dict[str, _Flags] = {"x86_64": _X86, "amd64": _X86, "aarch64": _ARM, "arm64": _ARM}
 _REMEDY = "install a C++17 compiler (c++, g++ or clang++), or one from PyPI: pip install 'carryall[native]'"
 

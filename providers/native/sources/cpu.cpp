@@ -12,6 +12,8 @@
 #endif
 #elif defined(__aarch64__) && defined(__linux__)
 #include <sys/auxv.h>
+#elif defined(__aarch64__) && defined(__APPLE__)
+#include <sys/sysctl.h>
 #endif
 
 namespace carryall {
@@ -101,7 +103,19 @@ bool has_dotprod() {
 #endif
 }
 
-const Kernels* const kAllKernels[] = {&kDotprod, &kPortable, nullptr};
+bool has_i8mm() {
+#if defined(__APPLE__)
+  int has = 0;
+  size_t bytes = sizeof has;
+  return sysctlbyname("hw.optional.arm.FEAT_I8MM", &has, &bytes, nullptr, 0) == 0 && has != 0;
+#elif defined(__linux__)
+  return has_dotprod() && (getauxval(AT_HWCAP2) >> 13 & 1) != 0;  // HWCAP2_I8MM
+#else
+  return false;
+#endif
+}
+
+const Kernels* const kAllKernels[] = {&kI8mm, &kDotprod, &kPortable, nullptr};
 
 #else
 

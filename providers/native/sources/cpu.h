@@ -9,5 +9,6 @@ bool has_avx512vnni();
 bool has_avx512bf16();
 bool has_amx();  // and asks the system for its registers
 bool has_dotprod();
+bool has_i8mm();
 
 }  // namespace carryall

@@ -46,7 +46,7 @@ extern const Kernels kPortable;
 #if defined(__x86_64__) || defined(_M_X64)
 extern const Kernels kAvx2, kAvxVnni, kAvx512Vnni, kAvx512Bf16, kAmx;
 #elif defined(__aarch64__)
-extern const Kernels kDotprod;
+extern const Kernels kDotprod, kI8mm;
 #endif
 
 }  // namespace carryall

@@ -70,6 +70,13 @@ struct Part {
   int64_t columns;        // valid ones, 1 to 16
 };
 
+// For instructions that sum products of two rows in the same register: changes the sums of rows to theirs, and back.
+template <class Isa>
+struct Pairing {
+  template <class Sums>
+  CARRYALL_INLINE static void turn(Sums&) {}
+};
+
 template <class Isa, int kBits, int kCount>
 void multiply_part(const Part& part) {
   using Int = typename Isa::Int;
@@ -104,9 +111,11 @@ void multiply_part(const Part& part) {
         }
         for (int m = 0; m < kCount; m++)
           for (int t = 1; t < kSums; t++) sums[m][t] = Isa::integers(0);
+        Pairing<Isa>::turn(sums);
         const int8_t* values = part.values + b * w.block;
         for (int64_t unit = 0; unit < value_bytes; unit += kUnit, values += 16)
           Isa::template accumulate<kBits, kCount, kSums>(sums, block + unit + 4 * lane, values, part.width);
+        Pairing<Isa>::turn(sums);
         const float* scales = reinterpret_cast<const float*>(block + value_bytes) + lane;
         const Float scale = grouped ? Isa::converted(Isa::widened(multiples + b * kColumns)) : Isa::load(scales);
         for (int m = 0; m < kCount; m++) {

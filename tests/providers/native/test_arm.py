@@ -39,7 +39,7 @@ def here(library: Path, tmp_path: Path) -> Iterator[OperatorHost]:
 
 
 @pytest.mark.parametrize("kind", MAKERS)
-@pytest.mark.parametrize("isa", ["dotprod", "portable"])
+@pytest.mark.parametrize("isa", ["i8mm", "dotprod", "portable"])
 def test_the_reference_and_the_bits_of_this_machine(
     arm: list[str], here: OperatorHost, isa: str, kind: str
 ) -> None:

@@ -162,7 +162,7 @@ def test_another_layout_is_refused(library: Path, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize(
     ("machine", "source"),
-    [("x86_64", "avx512vnni"), ("AMD64", "avx2"), ("arm64", "dotprod"), ("riscv64", "portable")],
+    [("x86_64", "avx512vnni"), ("AMD64", "avx2"), ("arm64", "i8mm"), ("riscv64", "portable")],
 )
 def test_sources_of_each_machine_exist(machine: str, source: str) -> None:
     sources = compiler.flags_of_sources(machine)
