@@ -137,14 +137,12 @@ def _rows(values: ir.TensorProtocol, axis: int) -> Array:
     if _BITS[values.dtype] == 8:
         unsigned = values.numpy().view(np.uint8) ^ np.uint8(0x80 if values.dtype in _SIGNED else 0)
         return _outputs_first(unsigned, axis)
-    flip = np.uint8(0x88 if values.dtype in _SIGNED else 0)
-    if axis == 1:
-        return packed_bytes(values) ^ flip
-    if other % 2:
-        return (
-            pack_nibbles(np.ascontiguousarray(unpack_nibbles(packed_bytes(values), (size, other)).T)) ^ flip
-        )
-    return _transpose_nibbles(packed_bytes(values).reshape(size, -1)) ^ flip
+    packed = packed_bytes(values)
+    if axis == 0 and other % 2:
+        packed = pack_nibbles(np.ascontiguousarray(unpack_nibbles(packed, (size, other)).T))
+    elif axis == 0:
+        packed = _transpose_nibbles(packed.reshape(size, -1))
+    return packed ^ np.uint8(0x88) if values.dtype in _SIGNED else packed
 
 
 def _transpose_nibbles(packed: Array) -> Array:

@@ -8,6 +8,7 @@ their greatest common divisor.
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import numpy as np
@@ -83,14 +84,18 @@ def _scales_and_zeros(found: BlockedWeight) -> tuple[Array, Array]:
 
 def _split(scales: Array, zeros: Array, blocks: int) -> tuple[Array, Array] | None:
     """Return the scales of groups and the multiples of blocks, None if there are none."""
-    integers = scales.astype(np.float64) / _UNIT
-    if not np.isfinite(integers).all() or (integers < 0).any() or (integers != np.rint(integers)).any():
+    units = scales.astype(np.float32, copy=False) * np.float32(1 / _UNIT)  # exact
+    kind = np.int32 if units.max(initial=0) < 2**31 else np.int64
+    with np.errstate(invalid="ignore"):  # what is no integer differs from it
+        integers = units.astype(kind)
+    if (integers != units).any() or (integers < 0).any():
         return None
     missing = -scales.shape[1] % blocks
-    whole = np.pad(integers.astype(np.int64), ((0, 0), (0, missing))).reshape(len(scales), -1, blocks)
-    divisors = np.gcd.reduce(whole, axis=2, keepdims=True)
-    multiples = (whole // np.maximum(divisors, 1)).reshape(len(scales), -1)[:, : scales.shape[1]]
-    farthest = np.maximum(zeros, 15 - zeros).astype(np.int64)
-    if (multiples * farthest > _LARGEST).any():
+    if missing:
+        integers = np.pad(integers, ((0, 0), (0, missing)))
+    whole = integers.reshape(len(scales), -1, blocks)
+    divisors = functools.reduce(np.gcd, (whole[..., i] for i in range(blocks)))  # faster than np.gcd.reduce
+    multiples = (whole // np.maximum(divisors, 1)[..., None]).reshape(len(scales), -1)[:, : scales.shape[1]]
+    if (multiples > _LARGEST).any() or (multiples * np.maximum(zeros, 15 - zeros) > _LARGEST).any():
         return None
-    return (divisors[..., 0] * _UNIT).astype(np.float32), multiples.astype(np.uint8)
+    return (divisors * _UNIT).astype(np.float32), multiples.astype(np.uint8)

@@ -18,6 +18,7 @@ LAYOUT = 2
 COLUMNS = 16  # outputs of a tile
 BLOCKS = (16, 32, 64, 128, 256)
 MIDDLE, ZERO_POINTS, MINIMA = 0, 1, 2  # what the unsigned values are relative to
+_NEAR = 1 << 17  # bytes of values that stay in the second-level cache while they are packed
 
 
 def tile_bytes(inputs: int, bits: int, block_size: int, offsets: int, group_size: int = 0) -> int:
@@ -63,18 +64,14 @@ def pack_tiles(
     value_bytes = COLUMNS * block_size * bits // 8
     block_bytes = value_bytes + (0 if group_size else 128 if offsets == MINIMA else 64)
     end = blocks * block_bytes
-    inner = tiles[:, :end].reshape(len(tiles), blocks, block_bytes)
-    lines = (
-        _lines(values)
-        if bits == 4
-        else np.ascontiguousarray(values).reshape(outputs, blocks, -1).view(np.uint32)
-    )
-    inner[..., :value_bytes] = _by_tile(lines).view(np.uint8).reshape(len(tiles), blocks, value_bytes)
-    factors = () if groups else ((value_bytes, scales), (value_bytes + 64, minima))
-    for first, factor in factors:
+    inner = tiles[:, :end].view(np.uint32).reshape(len(tiles), blocks, -1, COLUMNS)
+    lines = value_bytes // 64
+    _write_values(inner[:, :, :lines], values, bits)
+    factors = () if groups else ((lines, scales), (lines + 1, minima))
+    for line, factor in factors:
         if factor is not None:
-            floats = _by_tile(factor.astype(np.float32, copy=False)[..., None])
-            inner[..., first : first + 64] = floats.view(np.uint8).reshape(len(tiles), blocks, 64)
+            floats = factor.astype(np.float32, copy=False)[..., None]
+            inner[:, :, line : line + 1] = _by_tile(floats).view(np.uint32)
     for part in (*((groups.scales, groups.multiples) if groups else ()), zero_points):
         if part is not None:
             stored = np.ascontiguousarray(_by_tile(part[..., None])).view(np.uint8).reshape(len(tiles), -1)
@@ -83,14 +80,27 @@ def pack_tiles(
     return tiles
 
 
-def _lines(values: Array) -> Array:
-    """Return uint32 [outputs, blocks, block_size / 8]: byte i holds the inputs i and i + 4 of 8."""
-    pairs = values.reshape(*values.shape[:2], -1, 2, 2)  # [outputs, blocks, 8 inputs, their half, byte]
-    first, second = pairs[..., 0, :], pairs[..., 1, :]
-    mixed = np.empty((*first.shape, 2), np.uint8)
-    mixed[..., 0] = (first & 15) | (second << 4)
-    mixed[..., 1] = (first >> 4) | (second & 0xF0)
-    return mixed.reshape(*values.shape[:2], -1).view(np.uint32)
+def _write_values(target: Array, values: Array, bits: int) -> None:
+    """Write values as uint32 into ``target`` [tiles, blocks, lines, 16], some tiles at a time."""
+    words = np.ascontiguousarray(values).reshape(*values.shape[:2], -1).view(np.uint32)
+    step = max(1, _NEAR // (words[:1].nbytes * COLUMNS))
+    for tile in range(0, len(target), step):
+        some = words[tile * COLUMNS : (tile + step) * COLUMNS]
+        target[tile : tile + step] = _by_tile(_interleaved(some) if bits == 4 else some)
+
+
+def _interleaved(words: Array) -> Array:
+    """Return words of 8 values of 4 bits with the values i and i + 4 in byte i, i from 0 to 3."""
+    return _spread(words & 0xFFFF) | (_spread(words >> 16) << 4)
+
+
+def _spread(words: Array) -> Array:
+    """Move each 4 of the low 16 bits into the low half of a byte."""
+    words |= words << 8
+    words &= 0x00FF00FF
+    words |= words << 4
+    words &= 0x0F0F0F0F
+    return words
 
 
 def _by_tile(array: Array) -> Array:
@@ -98,4 +108,4 @@ def _by_tile(array: Array) -> Array:
     missing = -len(array) % COLUMNS
     if missing:
         array = np.concatenate([array, np.zeros((missing, *array.shape[1:]), array.dtype)])
-    return np.ascontiguousarray(array.reshape(-1, COLUMNS, *array.shape[1:]).transpose(0, 2, 3, 1))
+    return array.reshape(-1, COLUMNS, *array.shape[1:]).transpose(0, 2, 3, 1)
