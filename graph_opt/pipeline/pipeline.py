@@ -59,7 +59,8 @@ def run(
         result = _call(pass_, model, report)
         seconds = time.perf_counter() - start
         model, old = result.model, counts
-        counts = count_operators(model)
+        if result.modified or debug:  # counting takes as long as most passes that find nothing
+            counts = count_operators(model)
         report.passes.append(_describe(pass_, seconds, result.modified, old, counts))
         if result.modified:
             _measure_errors(report, model, originals)

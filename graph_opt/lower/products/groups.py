@@ -88,14 +88,17 @@ def _split(scales: Array, zeros: Array, blocks: int) -> tuple[Array, Array] | No
     kind = np.int32 if units.max(initial=0) < 2**31 else np.int64
     with np.errstate(invalid="ignore"):  # what is no integer differs from it
         integers = units.astype(kind)
-    if (integers != units).any() or (integers < 0).any():
+    if bool((integers != units).any()) or int(integers.min(initial=0)) < 0:
         return None
     missing = -scales.shape[1] % blocks
     if missing:
         integers = np.pad(integers, ((0, 0), (0, missing)))
     whole = integers.reshape(len(scales), -1, blocks)
-    divisors = functools.reduce(np.gcd, (whole[..., i] for i in range(blocks)))  # faster than np.gcd.reduce
-    multiples = (whole // np.maximum(divisors, 1)[..., None]).reshape(len(scales), -1)[:, : scales.shape[1]]
+    # Faster than ``np.gcd.reduce`` along the last axis.
+    divisors: Array = functools.reduce(np.gcd, (whole[..., i] for i in range(blocks)))
+    multiples: Array = (whole // np.maximum(divisors, 1)[..., None]).reshape(len(scales), -1)[
+        :, : scales.shape[1]
+    ]
     if (multiples > _LARGEST).any() or (multiples * np.maximum(zeros, 15 - zeros) > _LARGEST).any():
         return None
     return (divisors * _UNIT).astype(np.float32), multiples.astype(np.uint8)

@@ -91,7 +91,9 @@ def _write_values(target: Array, values: Array, bits: int) -> None:
 
 def _interleaved(words: Array) -> Array:
     """Return words of 8 values of 4 bits with the values i and i + 4 in byte i, i from 0 to 3."""
-    return _spread(words & 0xFFFF) | (_spread(words >> 16) << 4)
+    mixed = _spread(words & 0xFFFF)
+    mixed |= _spread(words >> 16) << 4
+    return mixed
 
 
 def _spread(words: Array) -> Array:
