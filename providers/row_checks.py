@@ -21,10 +21,14 @@ def _check_hidden_states(row: Row, hidden_size: int | None) -> None:
         raise ProviderRuntimeError(f"hidden states have shape {given}, the graph takes {wanted}")
 
 
-def _check_tokens(row: Row, known: int | None) -> None:
+def _check_tokens(rows: Sequence[Row], known: int | None) -> None:
     """Check that all tokens have embeddings: kernels of devices read beyond the table, or return zeros."""
-    if known is not None and (row.tokens.min() < 0 or row.tokens.max() >= known):
-        raise ProviderRuntimeError(f"slot {row.slot}: a token id is outside the vocabulary of {known}")
+    if known is None or not rows:
+        return
+    tokens = np.concatenate([row.tokens for row in rows])
+    if tokens.min() < 0 or tokens.max() >= known:
+        wrong = next(row for row in rows if row.tokens.min() < 0 or row.tokens.max() >= known)
+        raise ProviderRuntimeError(f"slot {wrong.slot}: a token id is outside the vocabulary of {known}")
 
 
 def check_rows(
@@ -61,12 +65,12 @@ def check_rows(
                 f"slot {row.slot} has the adapter of place {row.lora}; there are {info.max_loras} places"
             )
         _check_hidden_states(row, hidden_size)
-        _check_tokens(row, info.num_tokens)
         states = row.last_hidden_states
         if states is not None and states.shape != (len(row.tokens), info.embedding_size):
             raise ProviderRuntimeError(
                 f"last_hidden_states has shape {states.shape}, not {(len(row.tokens), info.embedding_size)}"
             )
+    _check_tokens(rows, info.num_tokens)
 
 
 def rows_in_cache(

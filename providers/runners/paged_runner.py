@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -122,8 +123,9 @@ class PagedRunner:
         logits = session.run(batch)
         for row in placed:
             self._pool.lengths[row.slot] = row.start + len(row.tokens)
-        _fill_hidden_states(rows, batch)
-        ends = np.cumsum([row.num_logits for row in rows])
+        if batch.last_hidden_states is not None:
+            _fill_hidden_states(rows, batch, batch.last_hidden_states)
+        ends = itertools.accumulate(row.num_logits for row in rows)
         return [logits[end - row.num_logits : end] for row, end in zip(rows, ends, strict=True)]
 
     @property
@@ -234,23 +236,24 @@ class PagedRunner:
 
     def _batch(self, rows: Sequence[Row]) -> PagedBatch:
         """Return rows with starts in the cache as one flat batch."""
-        begins = np.concatenate([[0], np.cumsum([len(row.tokens) for row in rows])])
-        wanted = [
-            np.arange(end - row.num_logits, end) for row, end in zip(rows, begins[1:].tolist(), strict=True)
-        ]
+        lengths = [len(row.tokens) for row in rows]
+        begins = [0, *itertools.accumulate(lengths)]
         # A graph must compute at least one logit row; an unwanted one is ignored.
-        chosen = np.concatenate(wanted) if any(row.num_logits for row in rows) else np.zeros(1)
-        firsts = [row.start + int(self._dropped[row.slot]) for row in rows]
-        positions = [first + np.arange(len(row.tokens)) for first, row in zip(firsts, rows, strict=True)]
+        chosen = [
+            i for row, end in zip(rows, begins[1:], strict=True) for i in range(end - row.num_logits, end)
+        ] or [0]
+        firsts = [
+            row.start + int(self._dropped[row.slot]) - begin for row, begin in zip(rows, begins, strict=False)
+        ]
         asked = any(row.last_hidden_states is not None for row in rows)
         tokens = [row.lora for row in rows for _ in row.tokens]
         states = [row.hidden_states for row in rows if row.hidden_states is not None]
         return PagedBatch(
             input_ids=np.concatenate([row.tokens for row in rows]).astype(np.int64),
-            position_ids=np.concatenate(positions).astype(np.int64),
-            logits_positions=chosen.astype(np.int64),
+            position_ids=np.repeat(np.array(firsts, np.int64), lengths) + np.arange(begins[-1]),
+            logits_positions=np.array(chosen, np.int64),
             past_lens=np.array([row.start for row in rows], np.int32),
-            begins=begins.astype(np.int32),
+            begins=np.array(begins, np.int32),
             tables=[self._pool.tables[row.slot] for row in rows],
             hidden_states=np.concatenate(states) if states else None,
             last_hidden_states=np.empty((begins[-1], self.info.embedding_size), np.float32)
@@ -260,9 +263,8 @@ class PagedRunner:
         )
 
 
-def _fill_hidden_states(rows: Sequence[Row], batch: PagedBatch) -> None:
+def _fill_hidden_states(rows: Sequence[Row], batch: PagedBatch, states: npt.NDArray[np.float32]) -> None:
     """Copy hidden states to the rows that asked for them."""
-    states = batch.last_hidden_states
     for row, begin in zip(rows, batch.begins.tolist(), strict=False):
-        if states is not None and row.last_hidden_states is not None:
+        if row.last_hidden_states is not None:
             row.last_hidden_states[:] = states[begin : begin + len(row.tokens)]

@@ -51,7 +51,12 @@ template <class Engine>
 class Run {
  public:
   Run(const Attention& a, const AttentionItem& item, Memory<Engine>* memory)
-      : a_(a), s_(a.sizes), item_(item), memory_(*memory), past_(a.past[item.row]) {}
+      : a_(a), s_(a.sizes), item_(item), memory_(*memory), past_(a.past[item.row]) {
+    if (!Engine::kFetches || item.after == nullptr) return;
+    const AttentionItem& after = *item.after;
+    later_ = after.first_part * kPartPositions;
+    later_end_ = smaller(a.past[after.row] + (after.first + after.count - 1) / s_.shared() + 1, later_ + kPartPositions);
+  }
 
   void read_queries();
   void read_part(int64_t part);
@@ -75,7 +80,7 @@ class Run {
   }
   template <bool kSplit>
   State attend(int64_t first, int64_t count);
-  void fetch_keys(const AttentionItem& item) const;
+  void plan_fetches(Range range);
   const uint8_t* convert_keys(const uint8_t* group, int64_t index);
   const uint8_t* convert_values(int64_t step, Range range);
   const uint8_t* only_seen(const uint8_t* values, int64_t step, Range range);
@@ -87,7 +92,8 @@ class Run {
   Memory<Engine>& memory_;
   int64_t past_, base_ = 0;
   const uint8_t *keys_[kPartGroups], *values_[kPartSteps];  // of the part
-  const uint8_t* next_keys_[kPartGroups];                   // of the next part
+  const uint8_t* next_keys_[kPartGroups];                   // asked for while its values are multiplied
+  int64_t later_ = 0, later_end_ = 0;                       // positions of the item after this one that are not asked for
 };
 
 template <class Engine>
@@ -104,14 +110,22 @@ void Run<Engine>::read_queries() {
   }
 }
 
-// Asks for the keys of the first part of an item.
+// Chooses the keys to ask for while the values of the part are multiplied, a group for each of its groups: those of the
+// next part, then those of the first part of the item after this one.
 template <class Engine>
-void Run<Engine>::fetch_keys(const AttentionItem& item) const {
-  const int64_t first = item.first_part * kPartPositions, tokens = (item.first + item.count - 1) / s_.shared() + 1;
-  const int64_t end = smaller(a_.past[item.row] + tokens, first + kPartPositions);
-  for (int64_t position = first; position < end; position += kGroupPositions) {
-    const uint8_t* keys = a_.group(a_.keys, item.row, item.head, position);
-    for (int64_t i = 0; i < s_.group_bytes(); i += kLine) fetch(keys + i);
+void Run<Engine>::plan_fetches(Range range) {
+  const int64_t newest = past_ + (item_.first + item_.count - 1) / s_.shared();
+  int64_t next = base_ + kPartPositions;
+  for (int64_t g = range.first / kStep * 2; g < (range.last + kStep - 1) / kStep * 2; g++) {
+    if (next <= newest) {
+      next_keys_[g] = a_.group(a_.keys, item_.row, item_.head, next);
+      next += kGroupPositions;
+    } else if (later_ < later_end_) {
+      next_keys_[g] = a_.group(a_.keys, item_.after->row, item_.after->head, later_);
+      later_ += kGroupPositions;
+    } else {
+      next_keys_[g] = keys_[range.first / kStep * 2];
+    }
   }
 }
 
@@ -186,13 +200,7 @@ void Run<Engine>::read_part(int64_t part) {
         keys_[g] = keys_[g - 1];
     values_[k] = convert ? convert_values(k, range) : all ? values : only_seen(values, k, range);
   }
-  if (!Engine::kFetches) return;
-  if (part == item_.first_part) fetch_keys(item_);
-  const int64_t newest = past_ + (item_.first + item_.count - 1) / s_.shared();
-  for (int64_t g = 0; g < kPartGroups; g++) {
-    const int64_t next = base_ + kPartPositions + 16 * g;
-    next_keys_[g] = next > newest ? keys_[2 * (range.first / kStep)] : a_.group(a_.keys, item_.row, item_.head, next);
-  }
+  if (Engine::kFetches) plan_fetches(range);
 }
 
 // Turns the scores of query `first + row` into weights of the steps, and writes its maximum and sum.
@@ -257,8 +265,6 @@ State Run<Engine>::attend(int64_t first, int64_t count) {
   Engine::template multiply<kSplit>(queries, row, count, 2 * (seen.last - seen.first), keys, later_values, steps,
                                     memory_.scores + kStep * seen.first, kPartPositions);
   for (int64_t m = 0; m < count; m++) weigh(first, m, seen);
-  if (Engine::kFetches && item_.after != nullptr && base_ + kPartPositions >= item_.last_part * kPartPositions)
-    fetch_keys(*item_.after);
   const auto values = [&](int64_t column, int64_t step) { return values_[seen.first + step] + column * kBytes; };
   const auto later_keys = [&](int64_t column, int64_t step) {
     const int64_t tile = (seen.first + step) * (width / 16) + column;

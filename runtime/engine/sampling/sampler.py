@@ -77,6 +77,8 @@ def sample(
     Returns:
         One ``Sample`` per row; NO_TOKEN where nothing can be sampled.
     """
+    if not processors and all(state.takes_most_likely for state in states):
+        return [Sample(_most_likely(row)) for row in logits]
     changed, faults = _changed_together(logits, states, processors)
     step = max(1, GROUP_LOGITS // len(logits[0])) if logits else 1
     tokens, random_sampler = [NO_TOKEN] * len(states), RandomSampler(len(states))
