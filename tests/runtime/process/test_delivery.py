@@ -136,7 +136,8 @@ def test_urgent_states_do_not_wait_for_the_end_of_the_rest() -> None:
     post(delivery, readers, "c")
     loop.run_until(1.001)
     assert [state for _, state in readers[0].got] == ["a", "b", "c"]
-    assert [time for time, _ in readers[0].got] == pytest.approx([0.0, 0.027, 1.0])  # 2 ms of reading, and 25 ms
+    # Reading took 2 ms; then 25 ms of rest.
+    assert [time for time, _ in readers[0].got] == pytest.approx([0.0, 0.027, 1.0])
 
 
 def test_urgent_states_come_before_the_others() -> None:
