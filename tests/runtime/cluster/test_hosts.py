@@ -28,8 +28,7 @@ ENVIRONMENT = {
     # A cluster that others reach needs a secret; each host has it.
     "RAY_AUTH_MODE": "token",
     "RAY_AUTH_TOKEN": "c" * 64,
-    # See docs/deploy.md; the latter two are for a busy machine.
-    "RAY_SERVE_PROXY_USE_GRPC": "1",
+    # For a busy machine; see docs/deploy.md.
     "RAY_worker_niceness": "0",
     "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
     # By default Ray waits up to 65 s for a host that is silent.
