@@ -25,6 +25,7 @@ from typing import Any
 from workers.service_client import PROMPT, measured
 
 from carryall import AsyncLLM, SamplingParams
+from carryall.runtime.process.garbage import lasting_objects
 from carryall.runtime.service.core.config import ServerConfig
 from carryall.runtime.service.core.repository import ModelRepository
 from carryall.runtime.service.core.served_model import ServedModel, load_served_model
@@ -111,10 +112,11 @@ async def compare(arguments: argparse.Namespace) -> None:
     address = await server.start()
     await models.load_all()
     rounds: list[tuple[dict[str, Any], dict[str, Any]]] = []
-    for number in range(-1, arguments.rounds):
-        both = await bare(models.llm().model.llm, arguments), await served(address, arguments)
-        if number >= 0:  # the first round warms up
-            rounds.append(both)
+    with lasting_objects():  # as ``carryall serve`` does
+        for number in range(-1, arguments.rounds):
+            both = await bare(models.llm().model.llm, arguments), await served(address, arguments)
+            if number >= 0:  # the first round warms up
+                rounds.append(both)
     report(rounds, arguments)
     await server.stop()
     models.close()

@@ -23,7 +23,7 @@ class Delivery(Generic[K, V]):
     After the readers ran, the loop rests: states that arrive meanwhile wait, and newer ones replace them. The
     rest is in proportion to the time that the readers took, so that they take at most ``_SHARE`` of the time:
     few readers of a slow model get each state at once, many readers of a fast model get several tokens in
-    one. Urgent states end the rest, and come before the others.
+    one. Urgent states come before the others, and do not wait for the end of the rest; the others do.
 
     Args:
         loop: the event loop of the readers.
@@ -33,10 +33,10 @@ class Delivery(Generic[K, V]):
     def __init__(self, loop: asyncio.AbstractEventLoop, deliver: Callable[[K, V], None]) -> None:
         self._loop, self._deliver = loop, deliver
         self._lock = threading.Lock()
-        self._states: dict[K, V] = {}  # guarded by _lock, as are the next two
+        self._states: dict[K, V] = {}  # guarded by _lock, as are the next three
+        self._urgent: dict[K, V] = {}
         self._called = False  # whether the loop will run ``_flush``
         self._resting = False
-        self._timer: asyncio.TimerHandle | None = None  # ends the rest; belongs to the loop
 
     def post(self, states: Mapping[K, V], urgent: Collection[K] = ()) -> None:
         """Hand over states; called in any thread.
@@ -50,8 +50,7 @@ class Delivery(Generic[K, V]):
         """
         with self._lock:
             self._states.update(states)
-            if urgent:
-                self._states = {**{reader: states[reader] for reader in urgent}, **self._states}
+            self._urgent.update({reader: self._states.pop(reader) for reader in urgent})
             wake = not self._called and (bool(urgent) or not self._resting)
             self._called = self._called or wake
         if wake or self._loop.is_closed():
@@ -59,27 +58,25 @@ class Delivery(Generic[K, V]):
 
     def _flush(self) -> None:
         with self._lock:
-            states, self._states = self._states, {}
-            self._called, self._resting = False, True
-        if self._timer is not None:
-            self._timer.cancel()
+            states, self._urgent = self._urgent, {}
+            self._called, resting = False, self._resting
+            if not resting:
+                states, self._states = {**states, **self._states}, {}  # the latter are newer
+                self._resting = True
         start = self._loop.time()
         for reader, state in states.items():
             self._deliver(reader, state)
-        self._loop.call_soon(self._rest, start)  # runs after the readers, which were called before
+        if not resting:
+            self._loop.call_soon(self._rest, start)  # runs after the readers, which were called before
 
     def _rest(self, start: float) -> None:
-        now = self._loop.time()
-        seconds = min(_LONGEST_REST, (now - start) * (1 / _SHARE - 1))
-        if self._timer is not None:
-            self._timer.cancel()
+        seconds = min(_LONGEST_REST, (self._loop.time() - start) * (1 / _SHARE - 1))
         if seconds < _SHORTEST_REST:
             self._rested()
         else:
-            self._timer = self._loop.call_later(seconds, self._rested)
+            self._loop.call_later(seconds, self._rested)
 
     def _rested(self) -> None:
-        self._timer = None
         with self._lock:
             self._resting = False
             if not self._states or self._called:

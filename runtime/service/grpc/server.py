@@ -37,6 +37,8 @@ SERVICES = (SERVICE, KSERVE, VLLM)
 CLOSING_SECONDS = 0.2
 # gRPC starts a thread per core (4 to 16) for events, and a few for timers; if it cannot, it tries for ever.
 _THREADS = min(max(os.cpu_count() or 1, 4), 16) + 4
+# The connection of a host that answers no ping ends, and its requests with it.
+_PING_SECONDS, _ANSWER_SECONDS = 60.0, 20.0
 
 
 class GrpcServer:
@@ -56,6 +58,11 @@ class GrpcServer:
             ("grpc.max_receive_message_length", config.max_body_bytes),
             ("grpc.max_send_message_length", config.max_body_bytes),
             ("grpc.so_reuseport", 0),  # 1 lets a second server bind the port and get half the calls
+            ("grpc.keepalive_time_ms", int(_PING_SECONDS * 1000)),
+            # The limit of every ping (60 s by default); grpc.keepalive_timeout_ms ended no connection.
+            ("grpc.http2.ping_timeout_ms", int(_ANSWER_SECONDS * 1000)),
+            ("grpc.keepalive_permit_without_calls", 1),  # idle connections end too
+            ("grpc.http2.max_pings_without_data", 0),  # no limit: a request may wait long in the queue
         ]
         inference = inference or Inference.of(models, config)
         admission = inference.models

@@ -81,7 +81,7 @@ class Host:
         """The processes whose command line has a text, as folders of /proc."""
         space = _of_process(self._init, "pid")
         here = [path for path in Path("/proc").glob("[0-9]*") if _of_process(path.name, "pid") == space]
-        return [path for path in here if text in (path / "cmdline").read_bytes().decode(errors="replace")]
+        return [path for path in here if text in _command_line(path)]
 
     def lose_power(self) -> None:
         """End the host: no packet and no process is left, and nobody is told."""
@@ -132,6 +132,13 @@ class Network:
         made = Host(self.name, len(self.hosts) + 1)
         self.hosts.append(made)
         return made
+
+
+def _command_line(process: Path) -> str:
+    try:
+        return (process / "cmdline").read_bytes().decode(errors="replace")
+    except (FileNotFoundError, ProcessLookupError):  # it has ended
+        return ""
 
 
 def _of_process(process: str, kind: str) -> str:

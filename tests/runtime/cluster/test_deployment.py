@@ -65,6 +65,24 @@ def test_replicas_that_would_wait_forever_are_refused(
         deployment.deploy(spec)
 
 
+@pytest.mark.parametrize(("address", "by_grpc"), [("local", "1"), ("auto", None)])
+def test_the_proxy_calls_by_grpc_on_one_machine_only(
+    monkeypatch: pytest.MonkeyPatch, address: str, by_grpc: str | None
+) -> None:
+    """Calls by gRPC to a machine that fell silent fail late."""
+
+    def connect(address: str) -> Cluster:
+        raise UsageError(f"there is no Ray cluster at {address}")
+
+    monkeypatch.setenv("RAY_SERVE_PROXY_USE_GRPC", "")  # so that it is restored
+    monkeypatch.delenv("RAY_SERVE_PROXY_USE_GRPC")
+    monkeypatch.setattr(deployment, "connect", connect)
+    spec = ReplicaSpec("toy", ModelConfig(model="demo"), EngineConfig(), ServerConfig(ray=address))
+    with pytest.raises(UsageError, match="no Ray cluster"):
+        deployment.deploy(spec)
+    assert os.environ.get("RAY_SERVE_PROXY_USE_GRPC") == by_grpc
+
+
 MESSAGE = """The deployment failed to start 3 times in a row. Error:
 ray::ServeReplica:carryall:replica.initialize_and_get_metadata()
   raise RuntimeError(traceback.format_exc()) from None

@@ -121,7 +121,8 @@ def test_no_state_waits_longer_than_25_milliseconds() -> None:
     assert readers[0].got[1][0] == pytest.approx(0.035)
 
 
-def test_urgent_states_end_the_rest() -> None:
+def test_urgent_states_do_not_wait_for_the_end_of_the_rest() -> None:
+    """First tokens and ends are sent at once; the tokens of other streams do not cost more for it."""
     loop, delivery, readers = made(seconds=0.001, readers=2)
     post(delivery, readers, "a")
     loop.run_until(0.003)
@@ -130,25 +131,35 @@ def test_urgent_states_end_the_rest() -> None:
     assert [len(reader.got) for reader in readers] == [1, 1]
     post(delivery, readers[1:], "end", urgent=True)
     loop.run_until(0.005)
-    assert [[state for _, state in reader.got] for reader in readers] == [["a", "b"], ["a", "end"]]
+    assert [[state for _, state in reader.got] for reader in readers] == [["a"], ["a", "end"]]
     loop.run_until(1.0)
     post(delivery, readers, "c")
     loop.run_until(1.001)
-    assert readers[0].got[-1][0] == pytest.approx(1.0)
-    assert readers[0].got[-1][1] == "c"
+    assert [state for _, state in readers[0].got] == ["a", "b", "c"]
+    # Reading took 2 ms; then 25 ms of rest.
+    assert [time for time, _ in readers[0].got] == pytest.approx([0.0, 0.027, 1.0])
 
 
 def test_urgent_states_come_before_the_others() -> None:
     """A first token does not wait for the readers of all running requests."""
     loop, delivery, readers = made(seconds=0.001, readers=4)
-    post(delivery, readers[:2], "a")
-    loop.run_until(0.003)
-    post(delivery, readers[:2], "b")  # waits for the end of the rest
-    delivery.post(dict.fromkeys(readers, "c"), urgent=readers[3:])
     order: list[int] = []
     delivery._deliver = lambda reader, _: order.append(readers.index(reader))
-    loop.run_until(0.004)
+    delivery.post(dict.fromkeys(readers, "a"), urgent=readers[3:])
+    loop.run_until(0.001)
     assert order == [3, 0, 1, 2]
+
+
+def test_a_newer_state_replaces_an_urgent_one() -> None:
+    loop, delivery, readers = made(seconds=0.001)
+    post(delivery, readers, "first", urgent=True)
+    post(delivery, readers, "second")
+    loop.run_until(1.0)
+    assert [state for _, state in readers[0].got] == ["second"]
+    post(delivery, readers, "third")
+    post(delivery, readers, "end", urgent=True)
+    loop.run_until(2.0)
+    assert [state for _, state in readers[0].got] == ["second", "end"]
 
 
 def test_a_closed_loop_is_an_error() -> None:

@@ -89,8 +89,13 @@ def _tool_choice(given: Any) -> tuple[str, str | None]:
     )
 
 
-def _is_text_part(part: Any) -> bool:
-    return isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
+def _part_text(part: Any) -> str:
+    match part:
+        case {"type": "text", "text": str(text)}:
+            return text
+        case {"type": str(kind)} if kind != "text":
+            raise RequestError(f"content of type '{kind}' is not supported, only text")
+    raise RequestError("each part of 'content' must be an object with the strings 'type' and 'text'")
 
 
 def read_turn(message: Any) -> Json:
@@ -100,8 +105,8 @@ def read_turn(message: Any) -> Json:
         RequestError: the role is missing, or the content is not text.
     """
     content = message.get("content") if isinstance(message, dict) else None
-    if isinstance(content, list) and all(map(_is_text_part, content)):
-        content = "".join(part["text"] for part in content)
+    if isinstance(content, list):
+        content = "".join(map(_part_text, content))
     calls = message.get("tool_calls") if isinstance(message, dict) else None
     if content is None and calls:
         content = ""

@@ -129,10 +129,11 @@ def test_text_parts_are_joined() -> None:
         ("/v1/chat/completions", {"messages": []}, "at least 1 message"),
         ("/v1/chat/completions", {"messages": [{"role": "user"}]}, "each message must be"),
         ("/v1/chat/completions", {"messages": ["Hi"]}, "each message must be"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": [1]}]}, "each part of 'content'"),
         (
             "/v1/chat/completions",
             {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
-            "each message",
+            "content of type 'image_url' is not supported, only text",
         ),
         ("/v1/chat/completions", {"messages": TURNS, "tools": ["now"]}, "'tools' must be a list of objects"),
         ("/v1/chat/completions", {"messages": TURNS, "tool_choice": "required"}, "tools are: none"),
