@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from ..graph.edit import nodes_of
 from ..graph.lazy import Array
+from .dense_experts import dense_experts
 from .expert_part import ExpertPart
 from .mixture import Expert, gated_mlp
 from .stacked_experts import stacked_experts
@@ -39,4 +40,4 @@ def expert_parts(graph: ir.Graph) -> dict[ir.Value, ExpertPart]:
     """Return the candidate experts of a graph, by their result."""
     mlps = (gated_mlp(node) for node in nodes_of(graph, "Sigmoid"))
     parts: list[ExpertPart] = [SingleExpert(mlp) for mlp in mlps if mlp is not None]
-    return {part.result: part for part in (*parts, *stacked_experts(graph))}
+    return {part.result: part for part in (*parts, *stacked_experts(graph), *dense_experts(graph))}

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import onnx_ir as ir
 
-from ..analysis.region import close, region
+from ..analysis.region import region
 from ..graph.edit import int_attribute, nodes_of, weight
 from ..graph.lazy import Array
 from .expert_part import ExpertPart
-from .expert_tensors import ExpertLayer, FloatExperts
+from .expert_tensors import FloatExperts, split_experts
+from .gated_activation import Rows, gated_activation
 from .mixture import Activation
 from .write_mixture import ExpertWeights
 
-_MAX_BETWEEN = 64  # nodes between the two products of stacked experts
+MAX_BETWEEN = 64  # nodes between the two products of stacked experts
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,26 +52,27 @@ class StackedExperts(ExpertPart):
         self._gate_up, self._down = gate_up, down
         self.reads, self.result = (gate_up.x, gate_up.ids, down.ids), down.node.outputs[0]
         self.count, self._width, _ = gate_up.tensors.shape
-        self._rows = slice(0), slice(0)  # the rows of gate and of up
+        self._rows: Rows = (slice(0), slice(0))
 
     def refusal(self, boundary: Mapping[ir.Value, Array], given: Mapping[ir.Value, Array]) -> str | None:
         """Return why the nodes between the products do not compute SiLU(gate) * up, None if they do."""
         x, ids, again = (given[value] for value in self.reads)
         if not np.array_equal(ids.reshape(-1), again.reshape(-1)):
             return "its down projections use other expert ids than its gate and up projections"
-        between = region([*boundary, self._gate_up.node.outputs[0]], self._down.x, max_nodes=_MAX_BETWEEN)
+        between = region([*boundary, self._gate_up.node.outputs[0]], self._down.x, max_nodes=MAX_BETWEEN)
         if isinstance(between, str):
             return between
-        rng = np.random.default_rng(self.count)
-        hidden = rng.standard_normal((len(x), self._width)).astype(np.float32)
-        stacked = hidden[:, None] if self._gate_up.transposed else hidden[:, :, None]
-        found = between(*boundary.values(), stacked)
-        for rows in _halves(self._width):
-            gate, up = (hidden[:, each] for each in rows)
-            if close(found.reshape(len(x), -1) if len(found) else found, gate / (1 + np.exp(-gate)) * up):
-                self._rows = rows
-                return None
-        return between.failure or "its experts do not compute SiLU(gate) * up between their products"
+        shape = (len(x), 1, self._width) if self._gate_up.transposed else (len(x), self._width, 1)
+
+        def compute(hidden: Array) -> Array:
+            made = between(*boundary.values(), hidden.reshape(shape))
+            return made.reshape(len(x), -1) if made.size else made
+
+        found = gated_activation(compute, len(x), self._width, between.numbers())
+        if found is None:
+            return between.failure or "its experts do not compute SiLU(gate) * up between their products"
+        self.activation, self._rows = found
+        return None
 
     def substitute(self, given: Mapping[ir.Value, Array], factors: Array) -> Array:
         """Return the result if expert i only multiplied its tokens by ``factors[i]``."""
@@ -78,13 +82,7 @@ class StackedExperts(ExpertPart):
 
     def weights(self, graph: ir.Graph, before: ir.Node) -> list[ExpertWeights]:
         """Return the experts' weights, sliced from the stacked weights."""
-        names = (".gate", ".up")
-        gate_up, down = self._gate_up.tensors, ExpertLayer(self._down.tensors)
-        gate, up = (ExpertLayer(gate_up, rows, name) for rows, name in zip(self._rows, names, strict=True))
-        return [
-            ExpertWeights(*(layer.of(one, graph, before) for layer in (gate, up, down)))
-            for one in range(self.count)
-        ]
+        return split_experts(self._gate_up.tensors, self._rows, self._down.tensors, graph, before)
 
 
 def stacked_experts(graph: ir.Graph) -> Iterator[StackedExperts]:
@@ -92,7 +90,7 @@ def stacked_experts(graph: ir.Graph) -> Iterator[StackedExperts]:
     found = (_stacked_product(node) for node in nodes_of(graph, "MatMul"))
     products = {one.node: one for one in found if one is not None}
     for down in products.values():
-        gate_up = _product_upstream(down, products)
+        gate_up = nearest_upstream(down.x, products)
         if gate_up is not None:
             count, width, hidden = gate_up.tensors.shape
             if down.tensors.shape == (count, hidden, width // 2):
@@ -118,13 +116,11 @@ def _stacked_product(node: ir.Node) -> _StackedProduct | None:
     return None
 
 
-def _product_upstream(
-    down: _StackedProduct, products: Mapping[ir.Node, _StackedProduct]
-) -> _StackedProduct | None:
-    """Return the stacked product upstream of ``down``."""
-    stack, seen = [down.x], {down.x}
-    while stack and len(seen) < _MAX_BETWEEN:
-        node = stack.pop().producer()
+def nearest_upstream(value: ir.Value, products: Mapping[ir.Node, T]) -> T | None:
+    """Return the nearest product upstream of ``value``."""
+    stack, seen = [value], {value}
+    while stack and len(seen) < MAX_BETWEEN:
+        node = stack.pop(0).producer()
         if node is None:
             continue
         if node in products:
@@ -133,9 +129,3 @@ def _product_upstream(
         seen.update(fresh)
         stack.extend(fresh)
     return None
-
-
-def _halves(size: int) -> tuple[tuple[slice, slice], ...]:
-    """Return the possible rows of gate and up in the fused projection: two halves, or interleaved."""
-    half = size // 2
-    return (slice(half), slice(half, None)), (slice(0, None, 2), slice(1, None, 2))
