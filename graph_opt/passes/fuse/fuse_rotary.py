@@ -6,8 +6,6 @@ halves or in interleaved pairs, wholly or partially, is found by evaluation on r
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import onnx_ir as ir
 
@@ -23,23 +21,12 @@ from ...graph.edit import (
     remove_unused,
     replace,
     shared_constant,
-    sole_consumer,
     static_size,
 )
 from ..base import GraphPass
+from .rotations import Rotation, rotation, with_unrotated_part
 
-_STEPS = 8
 _POSITIONS = np.array([[3, 0, 17, 1, 250], [5, 9, 2, 31, 64]])
-
-
-@dataclass(frozen=True, slots=True)
-class _Rotation:
-    """A candidate: ``output`` is ``x`` rotated by ``cos`` and ``sin``."""
-
-    x: ir.Value
-    cos: ir.Value
-    sin: ir.Value
-    output: ir.Value
 
 
 class FuseRotaryPass(GraphPass):
@@ -53,10 +40,10 @@ class FuseRotaryPass(GraphPass):
         """Try every sum of two products, and every 4-D RotaryEmbedding."""
         self._angles = {}
         for node in nodes_of(graph, "Add"):
-            found = _rotation(node) if node.graph is graph else None
+            found = rotation(node) if node.graph is graph else None
             if found is None:
                 continue
-            reason = self._fuse(graph, _with_unrotated_part(found))
+            reason = self._fuse(graph, with_unrotated_part(found))
             if reason is None:
                 self.fired += 1
             else:
@@ -64,7 +51,7 @@ class FuseRotaryPass(GraphPass):
         for node in nodes_of(graph, "RotaryEmbedding"):
             self.fired += _join_heads_of(node)
 
-    def _fuse(self, graph: ir.Graph, found: _Rotation) -> str | None:
+    def _fuse(self, graph: ir.Graph, found: Rotation) -> str | None:
         sizes = head_sizes(found.x)
         if sizes is None:
             return "x is not [batch, heads, sequence, head_dim] with fixed heads and head_dim"
@@ -99,64 +86,7 @@ class FuseRotaryPass(GraphPass):
         return self._angles[key]
 
 
-def _rotation(node: ir.Node) -> _Rotation | None:
-    """Return the candidate rotation whose result is this sum."""
-    products = [value.producer() if value is not None else None for value in node.inputs]
-    if any(product is None or product.op_type != "Mul" or product.domain for product in products):
-        return None
-    pairs = [[value for value in product.inputs if value is not None] for product in products if product]
-    for straight, turned in (pairs, pairs[::-1]):
-        for x, cos in (straight, straight[::-1]):
-            for rotated, sin in (turned, turned[::-1]):
-                if (
-                    rotated is not x
-                    and _table_shape(cos, x)
-                    and _table_shape(sin, x)
-                    and _reaches(rotated, x)
-                ):
-                    return _Rotation(x, cos, sin, node.outputs[0])
-    return None
-
-
-def _table_shape(table: ir.Value, x: ir.Value) -> bool:
-    if table.shape is None or x.shape is None or len(table.shape) != 4 or len(x.shape) != 4:
-        return False
-    return table.shape[1] == 1 and table.shape[2:] == x.shape[2:] and x.shape[1] != 1 and table is not x
-
-
-def _reaches(value: ir.Value, x: ir.Value) -> bool:
-    stack = [(value, 0)]
-    while stack:
-        current, depth = stack.pop()
-        if current is x or _part_of(current) is x:
-            return True
-        node = current.producer()
-        if node is not None and depth < _STEPS:
-            stack.extend((operand, depth + 1) for operand in node.inputs if operand is not None)
-    return False
-
-
-def _part_of(value: ir.Value) -> ir.Value | None:
-    """Return the value of which ``value`` is a slice, else None."""
-    node = value.producer()
-    return node.inputs[0] if node is not None and node.op_type in ("Slice", "Split") else None
-
-
-def _with_unrotated_part(found: _Rotation) -> _Rotation:
-    """Extend a rotation by the part of each head that is not rotated, if there is one."""
-    whole = _part_of(found.x)
-    reader = sole_consumer(found.output)
-    if (
-        whole is None
-        or reader is None
-        or reader.op_type != "Concat"
-        or reader.outputs[0].shape != whole.shape
-    ):
-        return found
-    return _Rotation(whole, found.cos, found.sin, reader.outputs[0])
-
-
-def _is_interleaved(found: _Rotation, sizes: tuple[int, int], rotary: int) -> bool | str:
+def _is_interleaved(found: Rotation, sizes: tuple[int, int], rotary: int) -> bool | str:
     """Return True for interleaved pairs, False for halves, or why the region is not a rotation."""
     part = region([found.x, found.cos, found.sin], found.output)
     if isinstance(part, str):
