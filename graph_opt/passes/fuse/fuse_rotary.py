@@ -24,9 +24,11 @@ from ...graph.edit import (
     static_size,
 )
 from ..base import GraphPass
-from .rotations import Rotation, rotation, with_unrotated_part
+from .rotations import Rotation, rotation, rotation_of_parts, with_unrotated_part
 
 _POSITIONS = np.array([[3, 0, 17, 1, 250], [5, 9, 2, 31, 64]])
+
+_SEARCHES = {"Add": rotation, "Concat": rotation_of_parts}
 
 
 class FuseRotaryPass(GraphPass):
@@ -37,10 +39,11 @@ class FuseRotaryPass(GraphPass):
         self._angles: dict[tuple[ir.Value, bool], ir.Value | str] = {}
 
     def rewrite(self, graph: ir.Graph) -> None:
-        """Try every sum of two products, and every 4-D RotaryEmbedding."""
+        """Try every sum of two products, joined parts of x, and every 4-D RotaryEmbedding."""
         self._angles = {}
-        for node in nodes_of(graph, "Add"):
-            found = rotation(node) if node.graph is graph else None
+        for node in list(graph):
+            search = _SEARCHES.get(node.op_type) if node.graph is graph and not node.domain else None
+            found = search(node) if search is not None else None
             if found is None:
                 continue
             reason = self._fuse(graph, with_unrotated_part(found))
@@ -55,13 +58,14 @@ class FuseRotaryPass(GraphPass):
         sizes = head_sizes(found.x)
         if sizes is None:
             return "x is not [batch, heads, sequence, head_dim] with fixed heads and head_dim"
-        rotary = static_size(found.cos, -1)
-        if rotary is None or rotary % 2 or rotary > sizes[1]:
-            return f"cos has {rotary} columns for a head size of {sizes[1]}"
+        width = static_size(found.cos, -1)
+        if width is None or (width % 2 and not found.halved) or width > sizes[1] // (1 + found.halved):
+            return f"cos has {width} columns for a head size of {sizes[1]}"
+        rotary = width * (1 + found.halved)
         interleaved = _is_interleaved(found, sizes, rotary)
         if isinstance(interleaved, str):
             return interleaved
-        angles = [self._half(graph, table, interleaved) for table in (found.cos, found.sin)]
+        angles = [self._half(graph, table, interleaved, found.halved) for table in (found.cos, found.sin)]
         for angle in angles:
             if isinstance(angle, str):
                 return angle
@@ -77,12 +81,11 @@ class FuseRotaryPass(GraphPass):
         remove_unused(graph, last)
         return None
 
-    def _half(self, graph: ir.Graph, table: ir.Value, interleaved: bool) -> ir.Value | str:
-        """Return half a table, [batch, sequence, rotary / 2], or why the halves differ."""
+    def _half(self, graph: ir.Graph, table: ir.Value, interleaved: bool, halved: bool) -> ir.Value | str:
+        """Return half a table, [batch, sequence, rotary / 2], or why it is not known."""
         key = (table, interleaved)
         if key not in self._angles:
-            reason = _unequal_halves(graph, table, interleaved)
-            self._angles[key] = reason if reason is not None else _take_half(graph, table, interleaved)
+            self._angles[key] = _angles(graph, table, interleaved, halved)
         return self._angles[key]
 
 
@@ -95,7 +98,7 @@ def _is_interleaved(found: Rotation, sizes: tuple[int, int], rotary: int) -> boo
     x = rng.standard_normal((2, sizes[0], 3, sizes[1])).astype(np.float32)
     cos, sin = rng.standard_normal((2, 2, 1, 3, rotary // 2)).astype(np.float32)
     for interleaved in (False, True):
-        tables = [np.repeat(t, 2, -1) if interleaved else np.concatenate([t, t], -1) for t in (cos, sin)]
+        tables = [_table(half, found.halved, interleaved) for half in (cos, sin)]
         if close(part(x, *tables), _rotate(x, cos, sin, interleaved), 1e-6):
             return interleaved
     return "the sum of products is not a rotation"
@@ -117,8 +120,40 @@ def _rotate(x: Array, cos: Array, sin: Array, interleaved: bool) -> Array:
     return result
 
 
-def _unequal_halves(graph: ir.Graph, table: ir.Value, interleaved: bool) -> str | None:
-    """Return why the two halves of a table are not known to be equal, None if they are, by evaluation."""
+def _table(half: Array, halved: bool, interleaved: bool) -> Array:
+    if halved:
+        return half
+    return np.repeat(half, 2, -1) if interleaved else np.concatenate([half, half], -1)
+
+
+def _angles(graph: ir.Graph, table: ir.Value, interleaved: bool, halved: bool) -> ir.Value | str:
+    """Return the first half of a table, or all of a halved one, as [batch, sequence, rotary / 2]."""
+    values = _values(graph, table)
+    if isinstance(values, str):
+        return values
+    width = values.shape[-1]
+    left, right = (
+        (values[..., ::2], values[..., 1::2])
+        if interleaved
+        else (values[..., : width // 2], values[..., width // 2 :])
+    )
+    if not halved and not np.array_equal(left, right):
+        return "the two halves of cos or sin differ"
+    first = next(node for node in graph if any(value is table for value in node.inputs))
+
+    def whole(name: str, number: int) -> ir.Value:
+        return shared_constant(graph, f"rope.{name}", np.array([number], np.int64))
+
+    if not halved:
+        end = width if interleaved else width // 2
+        bounds = [whole("start", 0), whole(f"end_{end}", end), whole("axis", 3)]
+        steps = [whole("step", 2)] if interleaved else []
+        table = insert(first, "Slice", [table, *bounds, *steps]).outputs[0]
+    return insert(first, "Squeeze", [table, whole("heads", 1)]).outputs[0]
+
+
+def _values(graph: ir.Graph, table: ir.Value) -> Array | str:
+    """Return a table for ``_POSITIONS``, or why it does not depend only on positions."""
     probe = Probe(graph, table)
     unknown = {name for name in probe.input_names if name in (INPUT_IDS, LOGITS)}
     if unknown:
@@ -133,28 +168,9 @@ def _unequal_halves(graph: ir.Graph, table: ir.Value, interleaved: bool) -> str 
             sizes = (batch, static_size(value, 1) or 1, 0, static_size(value, 3) or 1)
             feed[str(value.name)] = np.zeros(sizes, np.float32)
     try:
-        values = probe(feed)
+        return probe(feed)
     except GraphError as error:
         return str(error)
-    half = values.shape[-1] // 2
-    left, right = (
-        (values[..., ::2], values[..., 1::2]) if interleaved else (values[..., :half], values[..., half:])
-    )
-    return None if np.array_equal(left, right) else "the two halves of cos or sin differ"
-
-
-def _take_half(graph: ir.Graph, table: ir.Value, interleaved: bool) -> ir.Value:
-    first = next(node for node in graph if any(value is table for value in node.inputs))
-    width = static_size(table, -1) or 0
-
-    def whole(name: str, number: int) -> ir.Value:
-        return shared_constant(graph, f"rope.{name}", np.array([number], np.int64))
-
-    end = width if interleaved else width // 2
-    bounds = [whole("start", 0), whole(f"end_{end}", end), whole("axis", 3)]
-    steps = [whole("step", 2)] if interleaved else []
-    half = insert(first, "Slice", [table, *bounds, *steps]).outputs[0]
-    return insert(first, "Squeeze", [half, whole("heads", 1)]).outputs[0]
 
 
 def _join_heads_of(node: ir.Node) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
@@ -13,12 +13,17 @@ _STEPS = 8
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """A candidate: ``output`` is ``x`` rotated by ``cos`` and ``sin``."""
+    """A candidate: ``output`` is ``x`` rotated by ``cos`` and ``sin``.
+
+    The tables are [batch, 1, sequence, width], where width is the number of rotated columns of x, or half of
+    it if ``halved``.
+    """
 
     x: ir.Value
     cos: ir.Value
     sin: ir.Value
     output: ir.Value
+    halved: bool = False
 
 
 def rotation(node: ir.Node) -> Rotation | None:
@@ -37,6 +42,25 @@ def rotation(node: ir.Node) -> Rotation | None:
                     and _reaches(rotated, x)
                 ):
                     return Rotation(x, cos, sin, node.outputs[0])
+    return None
+
+
+def rotation_of_parts(node: ir.Node) -> Rotation | None:
+    """Return the candidate whose result joins x1 * cos - x2 * sin and x2 * cos + x1 * sin, of parts of x."""
+    made = [value.producer() if value is not None else None for value in node.inputs]
+    if [part.op_type if part is not None and not part.domain else "" for part in made] != ["Sub", "Add"]:
+        return None
+    products = [value.producer() for part in made if part is not None for value in part.inputs if value]
+    pairs = [list(one.inputs) for one in products if one is not None and one.op_type == "Mul"]
+    if len(pairs) != len(products):
+        return None
+    for x1, cos in (pairs[0], pairs[0][::-1]):
+        for x2, sin in (pairs[1], pairs[1][::-1]):
+            if x1 is None or x2 is None or cos is None or sin is None:
+                continue
+            x = _part_of(x1)
+            if x is not None and x is _part_of(x2) and _table_shape(cos, x1) and _table_shape(sin, x2):
+                return Rotation(x, cos, sin, node.outputs[0], halved=True)
     return None
 
 
@@ -75,4 +99,4 @@ def with_unrotated_part(found: Rotation) -> Rotation:
         or reader.outputs[0].shape != whole.shape
     ):
         return found
-    return Rotation(whole, found.cos, found.sin, reader.outputs[0])
+    return replace(found, x=whole, output=reader.outputs[0])
