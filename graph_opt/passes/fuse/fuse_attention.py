@@ -34,7 +34,7 @@ _AROUND_SCORES = frozenset({"Add", "Sub", "Mul", "Div", "Tanh", "Cast", "Where",
 _KEYS = [0, 2, 3, 1]
 _SINKS = (
     "its scores are joined with others, such as sinks, for which Attention has no input; "
-    "targets whose kernels have sinks fuse it"
+    "with a KV cache, targets whose kernels have sinks fuse it"
 )
 _MAX_ADDED = 2  # masks added one after the other, such as a causal and a padding mask
 
