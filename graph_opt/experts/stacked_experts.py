@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ..analysis.region import region
-from ..graph.edit import int_attribute, nodes_of, weight
+from ..graph.edit import int_attribute, nodes_of, sole_consumer, weight
 from ..graph.lazy import Array
 from .expert_part import ExpertPart
 from .expert_tensors import FloatExperts, split_experts
@@ -24,20 +24,25 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class _StackedProduct:
-    """A batched product of each row with its expert's matrix, gathered by ``ids`` from [experts, ., .]."""
+    """A batched product of each row with its expert's matrix, and the expert's bias behind it.
 
-    node: ir.Node
+    Args:
+        x: the rows, [rows, 1, in] or [rows, in, 1].
+        ids: those by which matrices, and biases if there are any, are gathered.
+        tensors: matrices and biases of all experts.
+        output: the result: [rows, 1, out] or [rows, out, 1]; [rows, out] with biases.
+    """
+
     x: ir.Value
-    ids: ir.Value
-    stack: ir.Value
-    transposed: bool  # the stacked weight is [experts, in, out]
+    ids: tuple[ir.Value, ...]
+    tensors: FloatExperts
+    output: ir.Value
 
-    @property
-    def tensors(self) -> FloatExperts:
-        tensor = weight(self.stack)
-        if tensor is None:
-            raise AssertionError("unreachable: it was checked to be a weight")
-        return FloatExperts(str(self.stack.name), None, tensor, self.transposed)
+    def shaped(self, rows: Array) -> Array:
+        """Return results [rows, out] in the shape of ``output``."""
+        if len(self.ids) > 1:
+            return rows
+        return rows[:, None] if self.tensors.transposed else rows[:, :, None]
 
 
 class StackedExperts(ExpertPart):
@@ -50,22 +55,21 @@ class StackedExperts(ExpertPart):
 
     def __init__(self, gate_up: _StackedProduct, down: _StackedProduct) -> None:
         self._gate_up, self._down = gate_up, down
-        self.reads, self.result = (gate_up.x, gate_up.ids, down.ids), down.node.outputs[0]
+        self.reads, self.result = (gate_up.x, *gate_up.ids, *down.ids), down.output
         self.count, self._width, _ = gate_up.tensors.shape
         self._rows: Rows = (slice(0), slice(0))
 
     def refusal(self, boundary: Mapping[ir.Value, Array], given: Mapping[ir.Value, Array]) -> str | None:
         """Return why the nodes between the products do not compute SiLU(gate) * up, None if they do."""
-        x, ids, again = (given[value] for value in self.reads)
-        if not np.array_equal(ids.reshape(-1), again.reshape(-1)):
-            return "its down projections use other expert ids than its gate and up projections"
-        between = region([*boundary, self._gate_up.node.outputs[0]], self._down.x, max_nodes=MAX_BETWEEN)
+        x, *ids = (given[value] for value in self.reads)
+        if any(not np.array_equal(ids[0].reshape(-1), each.reshape(-1)) for each in ids[1:]):
+            return "its projections or their biases use different expert ids"
+        between = region([*boundary, self._gate_up.output], self._down.x, max_nodes=MAX_BETWEEN)
         if isinstance(between, str):
             return between
-        shape = (len(x), 1, self._width) if self._gate_up.transposed else (len(x), self._width, 1)
 
         def compute(hidden: Array) -> Array:
-            made = between(*boundary.values(), hidden.reshape(shape))
+            made = between(*boundary.values(), self._gate_up.shaped(hidden))
             return made.reshape(len(x), -1) if made.size else made
 
         found = gated_activation(compute, len(x), self._width, between.numbers())
@@ -76,9 +80,8 @@ class StackedExperts(ExpertPart):
 
     def substitute(self, given: Mapping[ir.Value, Array], factors: Array) -> Array:
         """Return the result if expert i only multiplied its tokens by ``factors[i]``."""
-        x, ids, _ = (given[value] for value in self.reads)
-        result = x.reshape(len(x), -1) * factors[ids.reshape(-1)][:, None]
-        return np.asarray(result[:, None] if self._down.transposed else result[:, :, None])
+        x, ids = given[self._gate_up.x], given[self._gate_up.ids[0]]
+        return self._down.shaped(x.reshape(len(x), -1) * factors[ids.reshape(-1)][:, None])
 
     def weights(self, graph: ir.Graph, before: ir.Node) -> list[ExpertWeights]:
         """Return the experts' weights, sliced from the stacked weights."""
@@ -87,8 +90,8 @@ class StackedExperts(ExpertPart):
 
 def stacked_experts(graph: ir.Graph) -> Iterator[StackedExperts]:
     """Yield the candidate experts of a graph."""
-    found = (_stacked_product(node) for node in nodes_of(graph, "MatMul"))
-    products = {one.node: one for one in found if one is not None}
+    nodes = nodes_of(graph, "MatMul")
+    products = {node: one for node in nodes if (one := _stacked_product(node)) is not None}
     for down in products.values():
         gate_up = nearest_upstream(down.x, products)
         if gate_up is not None:
@@ -98,22 +101,33 @@ def stacked_experts(graph: ir.Graph) -> Iterator[StackedExperts]:
 
 
 def _stacked_product(node: ir.Node) -> _StackedProduct | None:
-    for index, (chosen, x) in enumerate((node.inputs, node.inputs[::-1])):
-        gather = chosen.producer() if chosen is not None else None
-        if gather is None or x is None or gather.op_type not in ("Gather", "GatherND") or gather.domain:
+    for transposed, (chosen, x) in ((False, node.inputs), (True, node.inputs[::-1])):
+        gathered = _gathered(chosen, rank=3)
+        if gathered is None or x is None:
             continue
-        stack, ids = gather.inputs
-        tensor = weight(stack)
-        along = int_attribute(gather, "axis", 0) or int_attribute(gather, "batch_dims", 0)
-        if (
-            stack is not None
-            and ids is not None
-            and tensor is not None
-            and len(tensor.shape) == 3
-            and not along
-        ):
-            return _StackedProduct(node, x, ids, stack, transposed=index == 1)
+        stack, tensor, ids = gathered
+        squeezed = sole_consumer(node.outputs[0])
+        added = sole_consumer(squeezed.outputs[0]) if squeezed and squeezed.op_type == "Squeeze" else None
+        for value in added.inputs if added is not None and added.op_type == "Add" else ():
+            biases = _gathered(value, rank=2)
+            if added is not None and biases is not None:
+                tensors = FloatExperts(stack, biases[1], tensor, transposed)
+                return _StackedProduct(x, (ids, biases[2]), tensors, added.outputs[0])
+        return _StackedProduct(x, (ids,), FloatExperts(stack, None, tensor, transposed), node.outputs[0])
     return None
+
+
+def _gathered(value: ir.Value | None, rank: int) -> tuple[str, ir.TensorProtocol, ir.Value] | None:
+    """Return name and content of a weight [experts, ...] and the ids by which its rows are gathered."""
+    gather = value.producer() if value is not None else None
+    if gather is None or gather.op_type not in ("Gather", "GatherND") or gather.domain:
+        return None
+    stack, ids = gather.inputs
+    tensor = weight(stack)
+    along = int_attribute(gather, "axis", 0) or int_attribute(gather, "batch_dims", 0)
+    if stack is None or ids is None or tensor is None or len(tensor.shape) != rank or along:
+        return None
+    return str(stack.name), tensor, ids
 
 
 def nearest_upstream(value: ir.Value, products: Mapping[ir.Node, T]) -> T | None:
