@@ -36,7 +36,7 @@ class FuseRotaryPass(GraphPass):
 
     def __init__(self) -> None:
         super().__init__()
-        self._angles: dict[tuple[ir.Value, bool], ir.Value | str] = {}
+        self._angles: dict[tuple[ir.Value, bool, bool], ir.Value | str] = {}
 
     def rewrite(self, graph: ir.Graph) -> None:
         """Try every sum of two products, joined parts of x, and every 4-D RotaryEmbedding."""
@@ -83,7 +83,7 @@ class FuseRotaryPass(GraphPass):
 
     def _half(self, graph: ir.Graph, table: ir.Value, interleaved: bool, halved: bool) -> ir.Value | str:
         """Return half a table, [batch, sequence, rotary / 2], or why it is not known."""
-        key = (table, interleaved)
+        key = (table, interleaved, halved)
         if key not in self._angles:
             self._angles[key] = _angles(graph, table, interleaved, halved)
         return self._angles[key]
