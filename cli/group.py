@@ -90,7 +90,7 @@ class VerbGroup(click.Group):
         except OSError as error:
             from ..runtime.process.open_files import too_many_open
 
-            _fail(f"{error}{too_many_open(error)}", 1)
+            _fail(_shortage(error) or f"{error}{too_many_open(error)}", 1)
         except CarryallError as error:
             _fail(str(error), 1)
         except (MemoryError, RuntimeError, ImportError) as error:
@@ -117,14 +117,12 @@ def _end(code: int) -> NoReturn:
 
 def _shortage(error: Exception) -> str:
     """What this process has too little of, if that is the reason of an error; otherwise ""."""
+    from ..runtime.process.memory_limit import memory_exhausted
+
     text = str(error)
-    if isinstance(error, MemoryError):
-        return "the memory of this process is exhausted" + (f": {text}" if text else "")
     if isinstance(error, RuntimeError) and "can't start new thread" in text:
         return f"{text}: the limit of threads or of memory is reached ('ulimit -u', 'ulimit -v')"
-    if isinstance(error, ImportError) and ("map segment" in text or "allocate memory" in text):
-        return f"a library cannot be loaded, since the memory of this process is exhausted: {text}"
-    return ""
+    return memory_exhausted(error)
 
 
 def _fail(message: str, code: int) -> NoReturn:

@@ -123,12 +123,8 @@ def _forms(mask: ir.Value, rng: np.random.Generator, tokens: int) -> Iterator[_F
 
 def _numbers(part: Region) -> list[float]:
     """Return the scalar constants of a region, and the attributes scale and softcap of its nodes."""
-    contents = [value.const_value.numpy() for value in part.constants if value.const_value is not None]
     stated = [node.attributes.get(name) for node in part.nodes for name in ("scale", "softcap")]
-    return [
-        *(attribute.as_float() for attribute in stated if attribute is not None),
-        *(float(x.item()) for x in contents if x.size == 1 and x.dtype.kind == "f" and np.isfinite(x).all()),
-    ]
+    return [*(attribute.as_float() for attribute in stated if attribute is not None), *part.numbers()]
 
 
 def _factors(size: int, numbers: list[float]) -> Iterator[tuple[float, float]]:

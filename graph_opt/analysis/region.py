@@ -50,6 +50,13 @@ class Region:
             self.failure = f"it cannot be evaluated on probe inputs: {error}".splitlines()[0]
             return np.empty(0, np.float32)
 
+    def numbers(self) -> list[float]:
+        """Return the finite scalar float constants of the region."""
+        contents = [value.const_value.numpy() for value in self.constants if value.const_value is not None]
+        return [
+            float(x.item()) for x in contents if x.size == 1 and x.dtype.kind == "f" and np.isfinite(x).all()
+        ]
+
 
 def evaluate_together(parts: Sequence[Region], *arrays: Array) -> list[Array]:
     """Evaluate regions with the same inputs; return [] if the evaluation of one fails."""

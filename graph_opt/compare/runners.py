@@ -338,11 +338,11 @@ class SlotRunner(GraphRunner):
             TOTAL_SEQUENCE_LENGTH: np.array(ends.max(), np.int32),
             LOGITS_POSITIONS: np.broadcast_to(np.arange(widest), ids.shape).copy(),
         }
-        if POSITION_IDS in self.inputs:
-            feed[POSITION_IDS] = self._lengths[window, None] + np.arange(widest)
-        if CACHE_ROWS in self.inputs:
-            feed[CACHE_ROWS] = np.arange(len(ids))
-        logits = self._bind_and_run(feed, window)
+        feed[POSITION_IDS] = self._lengths[window, None] + np.arange(widest)
+        feed[CACHE_ROWS] = np.arange(len(ids))
+        # A graph from the middle of a lowering may still return the logits of all tokens.
+        given = {name: value for name, value in feed.items() if name in self.inputs}
+        logits = self._bind_and_run(given, window)
         for row, tokens in rows.items():
             self._lengths[row] += len(tokens)
         return {row: logits[row - first, : len(tokens)] for row, tokens in rows.items()}

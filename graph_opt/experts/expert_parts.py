@@ -1,59 +1,19 @@
-"""Find candidate experts in a traced graph.
-
-The proof that a subgraph is a mixture of experts (``fuse_experts.py``) replaces each expert by a
-multiplication with a factor, and compares the results.
-"""
+"""Find candidate experts in a traced graph."""
 
 from __future__ import annotations
 
-import abc
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 import numpy as np
 import onnx_ir as ir
 
-from ..analysis.region import close, region
-from ..graph.edit import int_attribute, nodes_of, weight
+from ..graph.edit import nodes_of
 from ..graph.lazy import Array
-from .expert_tensors import ExpertLayer, FloatExperts
-from .mixture import Activation, Expert, gated_mlp
+from .dense_experts import dense_experts
+from .expert_part import ExpertPart
+from .mixture import Expert, gated_mlp
+from .stacked_experts import stacked_experts
 from .write_mixture import ExpertWeights
-
-_MAX_BETWEEN = 64  # nodes between the two products of stacked experts
-
-
-class ExpertPart(abc.ABC):
-    """One or more experts with one result.
-
-    Attributes:
-        reads: the values that the experts read.
-        result: the value that they compute.
-        count: number of experts.
-        activation: the function between the products.
-    """
-
-    reads: tuple[ir.Value, ...]
-    result: ir.Value
-    count: int
-    activation: Activation
-
-    @abc.abstractmethod
-    def substitute(self, given: Mapping[ir.Value, Array], factors: Array) -> Array:
-        """Return the result if expert i only multiplied its tokens by ``factors[i]``."""
-
-    @abc.abstractmethod
-    def weights(self, graph: ir.Graph, before: ir.Node) -> list[ExpertWeights]:
-        """Return the experts' weights; new nodes are inserted in front of ``before``."""
-
-    def refusal(self, boundary: Mapping[ir.Value, Array], given: Mapping[ir.Value, Array]) -> str | None:
-        """Return why the candidate is not a set of gated MLPs, None if it is.
-
-        Args:
-            boundary: random tokens and scores.
-            given: the values of ``reads`` for these.
-        """
-        return None
 
 
 class SingleExpert(ExpertPart):
@@ -76,129 +36,8 @@ class SingleExpert(ExpertPart):
         return [ExpertWeights(gate, up, down)]
 
 
-@dataclass(frozen=True, slots=True)
-class _StackedProduct:
-    """A batched product of each row with its expert's matrix, gathered by ``ids`` from [experts, ., .]."""
-
-    node: ir.Node
-    x: ir.Value
-    ids: ir.Value
-    stack: ir.Value
-    transposed: bool  # the stacked weight is [experts, in, out]
-
-    @property
-    def tensors(self) -> FloatExperts:
-        tensor = weight(self.stack)
-        if tensor is None:
-            raise AssertionError("unreachable: it was checked to be a weight")
-        return FloatExperts(str(self.stack.name), None, tensor, self.transposed)
-
-
-class StackedExperts(ExpertPart):
-    """All experts in two batched products: gate and up projections in the first, down in the second.
-
-    transformers' ``batched_mm`` computes experts this way (integrations/moe.py).
-    """
-
-    activation = Activation()
-
-    def __init__(self, gate_up: _StackedProduct, down: _StackedProduct) -> None:
-        self._gate_up, self._down = gate_up, down
-        self.reads, self.result = (gate_up.x, gate_up.ids, down.ids), down.node.outputs[0]
-        self.count, self._width, _ = gate_up.tensors.shape
-        self._rows = slice(0), slice(0)  # the rows of gate and of up
-
-    def refusal(self, boundary: Mapping[ir.Value, Array], given: Mapping[ir.Value, Array]) -> str | None:
-        """Return why the nodes between the products do not compute SiLU(gate) * up, None if they do."""
-        x, ids, again = (given[value] for value in self.reads)
-        if not np.array_equal(ids.reshape(-1), again.reshape(-1)):
-            return "its down projections use other expert ids than its gate and up projections"
-        between = region([*boundary, self._gate_up.node.outputs[0]], self._down.x, max_nodes=_MAX_BETWEEN)
-        if isinstance(between, str):
-            return between
-        rng = np.random.default_rng(self.count)
-        hidden = rng.standard_normal((len(x), self._width)).astype(np.float32)
-        stacked = hidden[:, None] if self._gate_up.transposed else hidden[:, :, None]
-        found = between(*boundary.values(), stacked)
-        for rows in _halves(self._width):
-            gate, up = (hidden[:, each] for each in rows)
-            if close(found.reshape(len(x), -1) if len(found) else found, gate / (1 + np.exp(-gate)) * up):
-                self._rows = rows
-                return None
-        return between.failure or "its experts do not compute SiLU(gate) * up between their products"
-
-    def substitute(self, given: Mapping[ir.Value, Array], factors: Array) -> Array:
-        """Return the result if expert i only multiplied its tokens by ``factors[i]``."""
-        x, ids, _ = (given[value] for value in self.reads)
-        result = x.reshape(len(x), -1) * factors[ids.reshape(-1)][:, None]
-        return np.asarray(result[:, None] if self._down.transposed else result[:, :, None])
-
-    def weights(self, graph: ir.Graph, before: ir.Node) -> list[ExpertWeights]:
-        """Return the experts' weights, sliced from the stacked weights."""
-        names = (".gate", ".up")
-        gate_up, down = self._gate_up.tensors, ExpertLayer(self._down.tensors)
-        gate, up = (ExpertLayer(gate_up, rows, name) for rows, name in zip(self._rows, names, strict=True))
-        return [
-            ExpertWeights(*(layer.of(one, graph, before) for layer in (gate, up, down)))
-            for one in range(self.count)
-        ]
-
-
 def expert_parts(graph: ir.Graph) -> dict[ir.Value, ExpertPart]:
     """Return the candidate experts of a graph, by their result."""
     mlps = (gated_mlp(node) for node in nodes_of(graph, "Sigmoid"))
     parts: list[ExpertPart] = [SingleExpert(mlp) for mlp in mlps if mlp is not None]
-    return {part.result: part for part in (*parts, *_stacked_experts(graph))}
-
-
-def _stacked_experts(graph: ir.Graph) -> Iterator[StackedExperts]:
-    found = (_stacked_product(node) for node in nodes_of(graph, "MatMul"))
-    products = {one.node: one for one in found if one is not None}
-    for down in products.values():
-        gate_up = _product_upstream(down, products)
-        if gate_up is not None:
-            count, width, hidden = gate_up.tensors.shape
-            if down.tensors.shape == (count, hidden, width // 2):
-                yield StackedExperts(gate_up, down)
-
-
-def _stacked_product(node: ir.Node) -> _StackedProduct | None:
-    for index, (chosen, x) in enumerate((node.inputs, node.inputs[::-1])):
-        gather = chosen.producer() if chosen is not None else None
-        if gather is None or x is None or gather.op_type not in ("Gather", "GatherND") or gather.domain:
-            continue
-        stack, ids = gather.inputs
-        tensor = weight(stack)
-        along = int_attribute(gather, "axis", 0) or int_attribute(gather, "batch_dims", 0)
-        if (
-            stack is not None
-            and ids is not None
-            and tensor is not None
-            and len(tensor.shape) == 3
-            and not along
-        ):
-            return _StackedProduct(node, x, ids, stack, transposed=index == 1)
-    return None
-
-
-def _product_upstream(
-    down: _StackedProduct, products: Mapping[ir.Node, _StackedProduct]
-) -> _StackedProduct | None:
-    """Return the stacked product upstream of ``down``."""
-    stack, seen = [down.x], {down.x}
-    while stack and len(seen) < _MAX_BETWEEN:
-        node = stack.pop().producer()
-        if node is None:
-            continue
-        if node in products:
-            return products[node]
-        fresh = [value for value in node.inputs if value is not None and value not in seen]
-        seen.update(fresh)
-        stack.extend(fresh)
-    return None
-
-
-def _halves(size: int) -> tuple[tuple[slice, slice], ...]:
-    """Return the possible rows of gate and up in the fused projection: two halves, or interleaved."""
-    half = size // 2
-    return (slice(half), slice(half, None)), (slice(0, None, 2), slice(1, None, 2))
+    return {part.result: part for part in (*parts, *stacked_experts(graph), *dense_experts(graph))}

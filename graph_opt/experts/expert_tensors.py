@@ -11,7 +11,7 @@ import onnx_ir as ir
 from ..analysis.kernel_blocks import KernelBlocks, dequantized
 from ..graph.edit import add_initializer
 from ..graph.lazy import Array, lazy, shape_of, unpack_nibbles
-from .write_mixture import LinearWeights
+from .write_mixture import ExpertWeights, LinearWeights
 
 _LARGEST_BLOCK = 128
 _SMALLEST_BLOCK = 16  # the smallest block size of MatMulNBits
@@ -62,6 +62,19 @@ class ExpertLayer:
         size = _count(rows, shape_of(bias)[1])
         content = lazy(lambda: np.ascontiguousarray(bias.numpy()[expert, rows]), bias.dtype, (size,))
         return matrix, add_initializer(graph, f"{stem}.bias", content)
+
+
+def split_experts(
+    gate_up: ExpertTensors, parts: tuple[slice, slice], down: ExpertTensors, graph: ir.Graph, before: ir.Node
+) -> list[ExpertWeights]:
+    """Return the weights of each expert; ``parts`` are the outputs of gate and up in their common layer.
+
+    Nodes are inserted in front of ``before``.
+    """
+    gate, up = (ExpertLayer(gate_up, *part) for part in zip(parts, (".gate", ".up"), strict=True))
+    layers = gate, up, ExpertLayer(down)
+    count = down.shape[0]
+    return [ExpertWeights(*(layer.of(one, graph, before) for layer in layers)) for one in range(count)]
 
 
 @dataclass(frozen=True)

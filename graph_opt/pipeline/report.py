@@ -72,6 +72,7 @@ class Report:
         weights_before, weights_after: number and bytes of the weights by element type.
         largest: the largest weights of the result.
         weight_errors: by quantized weight, norm(quantized - original) / norm(original).
+        not_decoder: why the graph was not taken as a decoder; None if it was.
         facts: facts that the caller adds: names, versions, the result of a comparison.
     """
 
@@ -83,6 +84,7 @@ class Report:
     weights_after: dict[str, dict[str, int]] = field(default_factory=dict)
     largest: list[dict[str, Any]] = field(default_factory=list)
     weight_errors: dict[str, float] = field(default_factory=dict)
+    not_decoder: str | None = None
     facts: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -131,9 +133,11 @@ class Report:
         return "\n".join(lines) + "\n"
 
     def _explanation(self, idle: list[PassReport]) -> Iterator[str]:
-        """List the passes that changed nothing, and the near misses with their reasons."""
+        """List the passes that changed nothing, why the graph is no decoder, and the near misses."""
         if idle:
             yield f"\nPasses that changed nothing: {', '.join(dict.fromkeys(one.name for one in idle))}."
+        if self.not_decoder is not None:
+            yield f"\nOptimized as any model, not as a decoder: {self.not_decoder}."
         misses = self.near_misses
         if not misses:
             yield "\nNo near misses: no pass refused a node."

@@ -147,6 +147,7 @@ def optimize(
     if context_length is not None:
         graph.metadata_props[CONTEXT_LENGTH] = str(context_length)
     done.facts |= {"source": source, "target": target}
+    done.not_decoder = job.not_decoder
     found = _verify(job, graph, done, _Check(source, inputs, bars)) if verify else None
     names = tuple(one.name for one in done.passes)
     with contextlib.nullcontext() if file is None else pending_report(done, file, out):

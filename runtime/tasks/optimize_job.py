@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,7 +11,7 @@ import onnx_ir as ir
 from ...errors import UsageError
 from ...graph_opt.graph.load import load_model
 from ...graph_opt.passes.base import pass_name
-from ...graph_opt.pipeline.kind import generates
+from ...graph_opt.pipeline.kind import not_generating
 from ...graph_opt.pipeline.pipelines import model_passes, portable_passes
 from ...graph_opt.pipeline.plugins import load_pass
 from ...providers import get_provider, provider_names
@@ -21,7 +22,7 @@ from ..models.model_source import locate_model
 PORTABLE = "portable"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Job:
     """An optimization, from which graph and passes can be created several times.
 
@@ -49,15 +50,16 @@ class Job:
         """
         graph, _ = load_graph(self.source)
         own = [load_pass(spec) for spec in self.own]
-        if self.generates():
+        if self.not_decoder is None:
             return graph, [*portable_passes(), *own, *self._lowering(graph)]
         provider = self.provider()
         return graph, model_passes([*own, *(provider.model_passes() if provider is not None else [])])
 
-    def generates(self) -> bool:
-        """Whether the source is a decoder: a package, a checkpoint, or an ONNX file of a decoder."""
+    @functools.cached_property
+    def not_decoder(self) -> str | None:
+        """Why the source is no decoder; None for a package, a checkpoint, or an ONNX file of a decoder."""
         path = locate_model(self.source)
-        return path.is_dir() or generates(load_model(path))
+        return None if path.is_dir() else not_generating(load_model(path))
 
     def make_enabled(self) -> tuple[ir.Model, list[ir.passes.PassBase]]:
         """``make`` without the disabled passes."""

@@ -23,7 +23,7 @@ from typing import NamedTuple
 import pytest
 from click.testing import CliRunner, Result
 from faults import CALLS, NUMBERS, Fault, faulty
-from forked import ForkServer, fork_server
+from forked import ForkServer, fork_server, stop_here
 
 from carryall.cli import carryall
 from carryall.runtime.batch.jobs import writer
@@ -198,8 +198,9 @@ SYSTEM_CALLS = {
 }
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def server() -> Iterator[ForkServer]:
+    """A server of one test: after a failure, its next answer may be that of a command before."""
     with fork_server() as server:
         yield server
 
@@ -231,11 +232,6 @@ def traced(
         strace.communicate()
     with open(errors) as file:
         return code, file.read()
-
-
-def stop_here() -> None:
-    """Wait for strace."""
-    os.kill(os.getpid(), signal.SIGSTOP)
 
 
 @pytest.mark.slow

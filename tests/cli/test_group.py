@@ -39,7 +39,8 @@ def failing_verb(error: BaseException) -> click.Command:
         (
             MemoryError("Unable to allocate 9 GiB"),
             1,
-            "error: the memory of this process is exhausted: Unable to allocate 9 GiB",
+            "error: the memory of this process is exhausted: Unable to allocate 9 GiB; "
+            "end other programs, or take a smaller or quantized model",
         ),
         (
             RuntimeError("can't start new thread"),
@@ -51,7 +52,14 @@ def failing_verb(error: BaseException) -> click.Command:
             ImportError("x.so: failed to map segment from shared object"),
             1,
             "error: a library cannot be loaded, since the memory of this process is exhausted: "
-            "x.so: failed to map segment from shared object",
+            "x.so: failed to map segment from shared object; "
+            "end other programs, or take a smaller or quantized model",
+        ),
+        (
+            OSError(12, "Cannot allocate memory"),
+            1,
+            "error: the memory of this process is exhausted: [Errno 12] Cannot allocate memory; "
+            "end other programs, or take a smaller or quantized model",
         ),
         (
             OSError(28, "No space left on device", "out"),

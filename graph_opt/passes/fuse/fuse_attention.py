@@ -32,6 +32,10 @@ _SCALING = frozenset({"Mul", "Div"})
 _PASSING = _SCALING | {"Transpose", "Reshape", "Expand", "Unsqueeze", "Squeeze", "Cast", "Identity"}
 _AROUND_SCORES = frozenset({"Add", "Sub", "Mul", "Div", "Tanh", "Cast", "Where", "Max"})
 _KEYS = [0, 2, 3, 1]
+_SINKS = (
+    "its scores are joined with others, such as sinks, for which Attention has no input; "
+    "with a KV cache, targets whose kernels have sinks fuse it"
+)
 _MAX_ADDED = 2  # masks added one after the other, such as a causal and a padding mask
 
 
@@ -55,7 +59,7 @@ class FuseAttentionPass(GraphPass):
         for node in list(graph):
             if node.graph is not graph or node.domain:
                 continue
-            if node.op_type == "Softmax":
+            if node.op_type == "Softmax" and not _is_ranked(node):
                 found = _around_softmax(node)
             elif node.op_type == "Attention" and _has_no_cache(node):
                 found = _around_attention(node)
@@ -171,7 +175,26 @@ def _has_no_cache(node: ir.Node) -> bool:
     return all(value is None for value in node.inputs[4:]) and head_sizes(node.inputs[0]) is not None
 
 
+def _is_ranked(node: ir.Node) -> bool:
+    """Return whether only a TopK reads a softmax: it is that of a router of experts."""
+    reader = sole_consumer(node.outputs[0])
+    return reader is not None and reader.op_type == "TopK"
+
+
+def _has_sinks(node: ir.Node) -> bool:
+    """Return whether a softmax is over scores joined with others along their last axis."""
+    value = node.inputs[0]
+    while value is not None and (made := value.producer()) is not None:
+        if made.op_type == "Concat":
+            shape = made.outputs[0].shape
+            return shape is not None and int_attribute(made, "axis", 0) in (-1, len(shape) - 1)
+        value = made.inputs[0] if made.op_type in ("Sub", "Cast") else None
+    return False
+
+
 def _around_softmax(node: ir.Node) -> list[Proposal] | str:
+    if _has_sinks(node):
+        return _SINKS
     scores, masks = _scores_product(node.inputs[0])
     weights = _values_product(node.outputs[0])
     if scores is None or weights is None:

@@ -15,7 +15,8 @@ import numpy as np
 import onnx_ir as ir
 
 from ...analysis.region import Array, Region, close, evaluate_together, region
-from ...experts.expert_parts import ExpertPart, expert_parts
+from ...experts.expert_part import ExpertPart
+from ...experts.expert_parts import expert_parts
 from ...experts.mixture import Mixture, find_mixture
 from ...experts.write_mixture import Routing, write_mixture
 from ...graph.edit import constant, int_attribute, nodes_of, remove_unused, replace, weight
@@ -73,7 +74,7 @@ class FuseExpertsPass(GraphPass):
     """Replace every mixture of experts that is not in canonical form."""
 
     def rewrite(self, graph: ir.Graph) -> None:
-        """Try every TopK of a softmax of a MatMul or Gemm."""
+        """Try every TopK of the scores of a MatMul or Gemm, or of their softmax."""
         mixtures = [find_mixture(node) for node in nodes_of(graph, "Split")]
         done = {one.probabilities for one in mixtures if isinstance(one, Mixture)}
         parts = expert_parts(graph)
@@ -92,13 +93,13 @@ class FuseExpertsPass(GraphPass):
 
 
 def _routing(choice: ir.Node) -> _Routing | None:
-    softmax = _skip(choice.inputs[0], "Cast")
-    producer = softmax.producer() if softmax is not None else None
-    if producer is None or producer.op_type != "Softmax":
-        return None
-    scores = _skip(producer.inputs[0], "Cast")
-    router = scores.producer() if scores is not None else None
-    if scores is None or router is None or router.op_type not in ("MatMul", "Gemm"):
+    """Return the router whose scores, or their softmax, ``choice`` ranks."""
+    scores = _skip(choice.inputs[0], "Cast")
+    softmax = scores.producer() if scores is not None else None
+    if softmax is not None and softmax.op_type == "Softmax":
+        scores = _skip(softmax.inputs[0], "Cast")
+    router = _router(scores)
+    if scores is None or router is None:
         return None
     tokens, asked, matrix = (
         _skip(router.inputs[0], "Reshape"),
@@ -110,6 +111,15 @@ def _routing(choice: ir.Node) -> _Routing | None:
         return None
     hidden, count = shape_of(matrix)[:: -1 if int_attribute(router, "transB", 0) else 1]
     return _Routing(tokens, rows, scores, int(np.asarray(asked).item()), hidden, count)
+
+
+def _router(scores: ir.Value | None) -> ir.Node | None:
+    """Return the product that computes ``scores``, behind an optional bias."""
+    node = scores.producer() if scores is not None else None
+    if node is not None and node.op_type == "Add":
+        made = [value.producer() for value in node.inputs if value is not None and weight(value) is None]
+        node = made[0] if len(made) == 1 else None
+    return node if node is not None and node.op_type in ("MatMul", "Gemm") else None
 
 
 def _fuse(graph: ir.Graph, nodes: Sequence[ir.Node], routing: _Routing, parts: _Parts) -> str | None:
@@ -187,8 +197,6 @@ def _prove(output: ir.Value, routing: _Routing, parts: list[ExpertPart]) -> _Pro
     count = sum(part.count for part in parts)
     if count != routing.count:
         return f"it combines {count} experts, but its router scores {routing.count}"
-    if any(part.activation != parts[0].activation for part in parts):
-        return "its experts have different activations"
     rng = np.random.default_rng(routing.count)
     tokens, scores = _probes(rng, routing)
     factors = rng.uniform(0.5, 2.0, routing.count).astype(np.float32)
@@ -199,6 +207,8 @@ def _prove(output: ir.Value, routing: _Routing, parts: list[ExpertPart]) -> _Pro
     refusals = (part.refusal(boundary, given) for part in parts)
     if (refusal := next((one for one in refusals if one is not None), None)) is not None:
         return refusal
+    if any(part.activation != parts[0].activation for part in parts):
+        return "its experts have different activations"
     outer = region([*boundary, *(part.result for part in parts)], output, max_nodes=limit)
     if isinstance(outer, str):
         return outer

@@ -6,8 +6,6 @@ halves or in interleaved pairs, wholly or partially, is found by evaluation on r
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import onnx_ir as ir
 
@@ -23,23 +21,14 @@ from ...graph.edit import (
     remove_unused,
     replace,
     shared_constant,
-    sole_consumer,
     static_size,
 )
 from ..base import GraphPass
+from .rotations import Rotation, rotation, rotation_of_parts, with_unrotated_part
 
-_STEPS = 8
 _POSITIONS = np.array([[3, 0, 17, 1, 250], [5, 9, 2, 31, 64]])
 
-
-@dataclass(frozen=True, slots=True)
-class _Rotation:
-    """A candidate: ``output`` is ``x`` rotated by ``cos`` and ``sin``."""
-
-    x: ir.Value
-    cos: ir.Value
-    sin: ir.Value
-    output: ir.Value
+_SEARCHES = {"Add": rotation, "Concat": rotation_of_parts}
 
 
 class FuseRotaryPass(GraphPass):
@@ -47,16 +36,17 @@ class FuseRotaryPass(GraphPass):
 
     def __init__(self) -> None:
         super().__init__()
-        self._angles: dict[tuple[ir.Value, bool], ir.Value | str] = {}
+        self._angles: dict[tuple[ir.Value, bool, bool], ir.Value | str] = {}
 
     def rewrite(self, graph: ir.Graph) -> None:
-        """Try every sum of two products, and every 4-D RotaryEmbedding."""
+        """Try every sum of two products, joined parts of x, and every 4-D RotaryEmbedding."""
         self._angles = {}
-        for node in nodes_of(graph, "Add"):
-            found = _rotation(node) if node.graph is graph else None
+        for node in list(graph):
+            search = _SEARCHES.get(node.op_type) if node.graph is graph and not node.domain else None
+            found = search(node) if search is not None else None
             if found is None:
                 continue
-            reason = self._fuse(graph, _with_unrotated_part(found))
+            reason = self._fuse(graph, with_unrotated_part(found))
             if reason is None:
                 self.fired += 1
             else:
@@ -64,17 +54,18 @@ class FuseRotaryPass(GraphPass):
         for node in nodes_of(graph, "RotaryEmbedding"):
             self.fired += _join_heads_of(node)
 
-    def _fuse(self, graph: ir.Graph, found: _Rotation) -> str | None:
+    def _fuse(self, graph: ir.Graph, found: Rotation) -> str | None:
         sizes = head_sizes(found.x)
         if sizes is None:
             return "x is not [batch, heads, sequence, head_dim] with fixed heads and head_dim"
-        rotary = static_size(found.cos, -1)
-        if rotary is None or rotary % 2 or rotary > sizes[1]:
-            return f"cos has {rotary} columns for a head size of {sizes[1]}"
+        width = static_size(found.cos, -1)
+        if width is None or (width % 2 and not found.halved) or width > sizes[1] // (1 + found.halved):
+            return f"cos has {width} columns for a head size of {sizes[1]}"
+        rotary = width * (1 + found.halved)
         interleaved = _is_interleaved(found, sizes, rotary)
         if isinstance(interleaved, str):
             return interleaved
-        angles = [self._half(graph, table, interleaved) for table in (found.cos, found.sin)]
+        angles = [self._half(graph, table, interleaved, found.halved) for table in (found.cos, found.sin)]
         for angle in angles:
             if isinstance(angle, str):
                 return angle
@@ -90,73 +81,15 @@ class FuseRotaryPass(GraphPass):
         remove_unused(graph, last)
         return None
 
-    def _half(self, graph: ir.Graph, table: ir.Value, interleaved: bool) -> ir.Value | str:
-        """Return half a table, [batch, sequence, rotary / 2], or why the halves differ."""
-        key = (table, interleaved)
+    def _half(self, graph: ir.Graph, table: ir.Value, interleaved: bool, halved: bool) -> ir.Value | str:
+        """Return half a table, [batch, sequence, rotary / 2], or why it is not known."""
+        key = (table, interleaved, halved)
         if key not in self._angles:
-            reason = _unequal_halves(graph, table, interleaved)
-            self._angles[key] = reason if reason is not None else _take_half(graph, table, interleaved)
+            self._angles[key] = _angles(graph, table, interleaved, halved)
         return self._angles[key]
 
 
-def _rotation(node: ir.Node) -> _Rotation | None:
-    """Return the candidate rotation whose result is this sum."""
-    products = [value.producer() if value is not None else None for value in node.inputs]
-    if any(product is None or product.op_type != "Mul" or product.domain for product in products):
-        return None
-    pairs = [[value for value in product.inputs if value is not None] for product in products if product]
-    for straight, turned in (pairs, pairs[::-1]):
-        for x, cos in (straight, straight[::-1]):
-            for rotated, sin in (turned, turned[::-1]):
-                if (
-                    rotated is not x
-                    and _table_shape(cos, x)
-                    and _table_shape(sin, x)
-                    and _reaches(rotated, x)
-                ):
-                    return _Rotation(x, cos, sin, node.outputs[0])
-    return None
-
-
-def _table_shape(table: ir.Value, x: ir.Value) -> bool:
-    if table.shape is None or x.shape is None or len(table.shape) != 4 or len(x.shape) != 4:
-        return False
-    return table.shape[1] == 1 and table.shape[2:] == x.shape[2:] and x.shape[1] != 1 and table is not x
-
-
-def _reaches(value: ir.Value, x: ir.Value) -> bool:
-    stack = [(value, 0)]
-    while stack:
-        current, depth = stack.pop()
-        if current is x or _part_of(current) is x:
-            return True
-        node = current.producer()
-        if node is not None and depth < _STEPS:
-            stack.extend((operand, depth + 1) for operand in node.inputs if operand is not None)
-    return False
-
-
-def _part_of(value: ir.Value) -> ir.Value | None:
-    """Return the value of which ``value`` is a slice, else None."""
-    node = value.producer()
-    return node.inputs[0] if node is not None and node.op_type in ("Slice", "Split") else None
-
-
-def _with_unrotated_part(found: _Rotation) -> _Rotation:
-    """Extend a rotation by the part of each head that is not rotated, if there is one."""
-    whole = _part_of(found.x)
-    reader = sole_consumer(found.output)
-    if (
-        whole is None
-        or reader is None
-        or reader.op_type != "Concat"
-        or reader.outputs[0].shape != whole.shape
-    ):
-        return found
-    return _Rotation(whole, found.cos, found.sin, reader.outputs[0])
-
-
-def _is_interleaved(found: _Rotation, sizes: tuple[int, int], rotary: int) -> bool | str:
+def _is_interleaved(found: Rotation, sizes: tuple[int, int], rotary: int) -> bool | str:
     """Return True for interleaved pairs, False for halves, or why the region is not a rotation."""
     part = region([found.x, found.cos, found.sin], found.output)
     if isinstance(part, str):
@@ -165,7 +98,7 @@ def _is_interleaved(found: _Rotation, sizes: tuple[int, int], rotary: int) -> bo
     x = rng.standard_normal((2, sizes[0], 3, sizes[1])).astype(np.float32)
     cos, sin = rng.standard_normal((2, 2, 1, 3, rotary // 2)).astype(np.float32)
     for interleaved in (False, True):
-        tables = [np.repeat(t, 2, -1) if interleaved else np.concatenate([t, t], -1) for t in (cos, sin)]
+        tables = [_table(half, found.halved, interleaved) for half in (cos, sin)]
         if close(part(x, *tables), _rotate(x, cos, sin, interleaved), 1e-6):
             return interleaved
     return "the sum of products is not a rotation"
@@ -187,8 +120,40 @@ def _rotate(x: Array, cos: Array, sin: Array, interleaved: bool) -> Array:
     return result
 
 
-def _unequal_halves(graph: ir.Graph, table: ir.Value, interleaved: bool) -> str | None:
-    """Return why the two halves of a table are not known to be equal, None if they are, by evaluation."""
+def _table(half: Array, halved: bool, interleaved: bool) -> Array:
+    if halved:
+        return half
+    return np.repeat(half, 2, -1) if interleaved else np.concatenate([half, half], -1)
+
+
+def _angles(graph: ir.Graph, table: ir.Value, interleaved: bool, halved: bool) -> ir.Value | str:
+    """Return the first half of a table, or all of a halved one, as [batch, sequence, rotary / 2]."""
+    values = _values(graph, table)
+    if isinstance(values, str):
+        return values
+    width = values.shape[-1]
+    left, right = (
+        (values[..., ::2], values[..., 1::2])
+        if interleaved
+        else (values[..., : width // 2], values[..., width // 2 :])
+    )
+    if not halved and not np.array_equal(left, right):
+        return "the two halves of cos or sin differ"
+    first = next(node for node in graph if any(value is table for value in node.inputs))
+
+    def whole(name: str, number: int) -> ir.Value:
+        return shared_constant(graph, f"rope.{name}", np.array([number], np.int64))
+
+    if not halved:
+        end = width if interleaved else width // 2
+        bounds = [whole("start", 0), whole(f"end_{end}", end), whole("axis", 3)]
+        steps = [whole("step", 2)] if interleaved else []
+        table = insert(first, "Slice", [table, *bounds, *steps]).outputs[0]
+    return insert(first, "Squeeze", [table, whole("heads", 1)]).outputs[0]
+
+
+def _values(graph: ir.Graph, table: ir.Value) -> Array | str:
+    """Return a table for ``_POSITIONS``, or why it does not depend only on positions."""
     probe = Probe(graph, table)
     unknown = {name for name in probe.input_names if name in (INPUT_IDS, LOGITS)}
     if unknown:
@@ -203,28 +168,9 @@ def _unequal_halves(graph: ir.Graph, table: ir.Value, interleaved: bool) -> str 
             sizes = (batch, static_size(value, 1) or 1, 0, static_size(value, 3) or 1)
             feed[str(value.name)] = np.zeros(sizes, np.float32)
     try:
-        values = probe(feed)
+        return probe(feed)
     except GraphError as error:
         return str(error)
-    half = values.shape[-1] // 2
-    left, right = (
-        (values[..., ::2], values[..., 1::2]) if interleaved else (values[..., :half], values[..., half:])
-    )
-    return None if np.array_equal(left, right) else "the two halves of cos or sin differ"
-
-
-def _take_half(graph: ir.Graph, table: ir.Value, interleaved: bool) -> ir.Value:
-    first = next(node for node in graph if any(value is table for value in node.inputs))
-    width = static_size(table, -1) or 0
-
-    def whole(name: str, number: int) -> ir.Value:
-        return shared_constant(graph, f"rope.{name}", np.array([number], np.int64))
-
-    end = width if interleaved else width // 2
-    bounds = [whole("start", 0), whole(f"end_{end}", end), whole("axis", 3)]
-    steps = [whole("step", 2)] if interleaved else []
-    half = insert(first, "Slice", [table, *bounds, *steps]).outputs[0]
-    return insert(first, "Squeeze", [half, whole("heads", 1)]).outputs[0]
 
 
 def _join_heads_of(node: ir.Node) -> bool:

@@ -8,6 +8,7 @@ import shutil
 import sys
 from pathlib import Path
 
+import numpy as np
 import onnx_ir as ir
 import pytest
 from click.testing import CliRunner, Result
@@ -234,3 +235,20 @@ def test_a_model_that_cannot_be_raised_keeps_its_opset_and_the_report_says_why(t
     made = ir.load(tmp_path / "out.onnx")
     assert made.opset_imports[""] == 8
     assert [node.op_type for node in made.graph] == ["BatchNormalization"]
+
+
+def test_it_says_why_a_graph_is_optimized_as_any_model(tmp_path: Path) -> None:
+    """Attention that sees all tokens: its graph cannot have a KV cache."""
+    text = """<ir_version: 11, opset_import: ["" : 23]>
+    g (int64[B, S] input_ids) => (float[B, S, 8] logits) {
+        x = Gather(w, input_ids)
+        [attn] logits = Attention <q_num_heads = 2, kv_num_heads = 2> (x, x, x) }"""
+    weights = [ir.tensor(np.ones((4, 8), np.float32), name="w")]
+    ir.save(ir.from_onnx_text(text, initializers=weights), tmp_path / "net.onnx")
+    report = tmp_path / "report.json"
+    result = run("optimize", tmp_path / "net.onnx", tmp_path / "out.onnx", "--explain", "--report", report)
+    assert result.exit_code == 0, result.output
+    reason = "AddCache refused attn: it has no mask, so it is not causal"
+    said = f"Optimized as any model, not as a decoder: {reason}."
+    assert said in " ".join(result.stdout.split())
+    assert json.loads(report.read_text())["not_decoder"] == reason

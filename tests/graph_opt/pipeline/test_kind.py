@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from tiny_models import write_tiny
 
 from carryall.exporter.export import export_model
 from carryall.graph_opt.graph.edit import add_initializer
-from carryall.graph_opt.pipeline.kind import generates
+from carryall.graph_opt.pipeline.kind import not_generating
 
 
 def without_cache(model: ir.Model, *, causal: bool) -> ir.Model:
@@ -36,13 +37,19 @@ def without_cache(model: ir.Model, *, causal: bool) -> ir.Model:
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 def test_an_exported_decoder_is_recognised(family: str, tmp_path: Path) -> None:
     write_tiny(family, tmp_path)
-    assert generates(export_model(tmp_path))
+    assert not_generating(export_model(tmp_path)) is None
 
 
-@pytest.mark.parametrize("causal", [True, False])
-def test_a_graph_without_caches_is_a_decoder_only_if_causal(causal: bool, tmp_path: Path) -> None:
+def test_a_causal_graph_without_caches_is_a_decoder(tmp_path: Path) -> None:
     write_tiny("llama", tmp_path)
-    assert generates(without_cache(export_model(tmp_path), causal=causal)) == causal
+    assert not_generating(without_cache(export_model(tmp_path), causal=True)) is None
+
+
+def test_a_graph_that_is_not_causal_is_no_decoder(tmp_path: Path) -> None:
+    write_tiny("llama", tmp_path)
+    reason = not_generating(without_cache(export_model(tmp_path), causal=False))
+    assert reason is not None
+    assert re.fullmatch(r"AddCache refused \S+: it has no mask, so it is not causal", reason)
 
 
 def test_a_graph_with_other_inputs_is_not_a_decoder(tmp_path: Path) -> None:
@@ -50,12 +57,34 @@ def test_a_graph_with_other_inputs_is_not_a_decoder(tmp_path: Path) -> None:
     model = export_model(tmp_path)
     states = ir.val("encoder_hidden_states", ir.DataType.FLOAT, ["batch", "frames", 8])
     model.graph.inputs.append(states)
-    assert not generates(model)
+    expected = "its input encoder_hidden_states is no token ids, mask, positions or KV cache"
+    assert not_generating(model) == expected
 
 
-def test_other_graphs_are_left_as_they_are() -> None:
-    image = graph("g (float[1, 3, 8, 8] input_ids) => (float[1, 3, 8, 8] y) { y = Relu(input_ids) }")
-    names = graph("g (int64[B, S] input_ids) => (float[B, 12] logits) { c = Cast <to = 1> (input_ids) "
-                  "logits = MatMul(c, w) }", w=np.ones((4, 12), np.float32))  # fmt: skip
-    assert not generates(image)
-    assert not generates(names)
+OTHERS = {
+    "an image": (
+        "g (float[1, 3, 8, 8] x) => (float[1, 3, 8, 8] y) { y = Relu(x) }",
+        "the graph has no input input_ids and no output logits",
+    ),
+    "an embedding": (
+        "g (int64[B, S] input_ids) => (float[B, S, 2] y) { y = Gather(w, input_ids) }",
+        "the graph has no output logits",
+    ),
+    "no attention": (
+        "g (int64[B, S] input_ids) => (float[B, S, 2] logits) { logits = Gather(w, input_ids) }",
+        "it has no KV cache, and no attention to add one to",
+    ),
+    "an attention that is not fused": (
+        """g (int64[B, S] input_ids) => (float[B, S, 2] logits) {
+            x = Gather(w, input_ids) t = Transpose <perm = [0, 2, 1]> (x) s = MatMul(x, t)
+            p = Softmax(s) q = Neg(p) logits = MatMul(q, x) }""",
+        "it has no KV cache, and no attention to add one to: FuseAttention refused Softmax: there is no "
+        "product of q and k before it, or no product with v after it",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", list(OTHERS))
+def test_the_reason_names_what_a_graph_lacks(case: str) -> None:
+    text, reason = OTHERS[case]
+    assert not_generating(graph(text, w=np.ones((4, 2), np.float32))) == reason

@@ -78,6 +78,16 @@ def test_refusals_are_counted_also_if_there_are_none() -> None:
     assert "No near misses" in report([]).to_text(explain=True)
 
 
+def test_a_graph_that_is_no_decoder_is_explained_in_text_and_page() -> None:
+    found = report([])
+    assert "decoder" not in found.to_text(explain=True)
+    found.not_decoder = "AddCache refused attn: it is <not> causal"
+    line = f"Optimized as any model, not as a decoder: {found.not_decoder}."
+    assert line in found.to_text(explain=True).splitlines()
+    assert json.loads(found.to_json())["not_decoder"] == found.not_decoder
+    assert line.replace("<not>", "&lt;not&gt;") in to_html(found)
+
+
 def test_json_has_the_facts_of_the_page() -> None:
     content = json.loads(report(layers("no"), source="in", target="cpu").to_json())
     assert content["near_misses"] == [

@@ -85,6 +85,11 @@ def fork_server() -> Iterator[ForkServer]:
         server.close()
 
 
+def stop_here() -> None:
+    """Stop the child, a ``prepare`` for ``start``: another process traces it and lets it continue."""
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
 def _import_all() -> None:
     import importlib
     import pkgutil

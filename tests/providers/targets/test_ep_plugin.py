@@ -164,6 +164,8 @@ def test_decoders_and_any_model_on_openvinos_plugin(tmp_path: Path, monkeypatch:
     expected = json.loads(python(GENERATE, package, "cpu").stdout)
     exact = 'load_config={"CPU":{"INFERENCE_PRECISION_HINT":"f32"}}'
     done = python(GENERATE, package, f"ep:{openvino}", f"settings={exact}")
+    if "has no device on this machine" in done.stderr and "(Intel" not in done.stderr:
+        pytest.skip("the plugin offers Intel's devices only")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == expected
     done = python(ONE_RUN, openvino, f"settings={exact}")

@@ -19,6 +19,7 @@ from carryall.graph_opt.compare.verify import verify
 from carryall.graph_opt.graph.graph_facts import count_operators
 from carryall.graph_opt.lower.kernels import CPU, Kernels
 from carryall.graph_opt.lower.pipelines.slots import SlotOptions, slot_passes
+from carryall.graph_opt.passes.base import pass_name
 from carryall.graph_opt.pipeline import pipeline
 from carryall.graph_opt.pipeline.report import Report
 from carryall.graph_opt.quantize.algorithms.blockwise import BlockFormat
@@ -91,6 +92,16 @@ def test_lowered_equals_portable(
         return
     lower(model, kernels)
     assert worst(portable, save(model, tmp_path / "lowered.onnx")) < 1e-5
+
+
+def test_a_graph_from_the_middle_of_the_lowering_can_be_compared(tmp_path: Path) -> None:
+    """Bisection runs graphs that have slots already, but still return the logits of all tokens."""
+    portable = save(export_model(write_tiny("llama", tmp_path / "checkpoint")), tmp_path / "portable.onnx")
+    passes = slot_passes(SlotOptions(context_length=CONTEXT, kernels=CPU))
+    first = [pass_name(one) for one in passes].index("SelectLogits")
+    half = pipeline.run(ir.load(portable), passes[:first])[0]
+    assert not any(value.name == "logits_positions" for value in half.graph.inputs)
+    assert worst(portable, save(half, tmp_path / "half.onnx")) < 1e-5
 
 
 def return_to_short_context(model: ir.Model, folder: Path, portable: Path, kernels: Kernels) -> None:

@@ -138,6 +138,25 @@ def test_scores_with_another_function_stay() -> None:
     assert "Softmax" in {node.op_type for node in model.graph}
 
 
+def test_scores_joined_with_sinks_stay_with_a_reason() -> None:
+    text = f"""{CACHE} {REPEAT} {SCORES} m = Add(s, mask) j = Concat <axis = -1> (m, sinks)
+        p = Softmax <axis = -1> (j) w = Slice(p, first, last, last) y = MatMul(w, vh)"""
+    signature = (
+        f"g ({SHAPES}, float[B, 1, S, T] mask, float[B, {H}, S, 1] sinks) => (float[B, {H}, S, {D}] y)"
+    )
+    model = graph(f"{signature} {VALUES} {{ {text} }}", first=np.array([0]), last=np.array([-1]), **GIVEN)
+    common.ShapeInferencePass()(model)
+    (reason,) = apply(FuseAttentionPass(), model)
+    assert reason.startswith("its scores are joined with others, such as sinks")
+
+
+def test_a_softmax_that_a_router_ranks_is_no_near_miss() -> None:
+    text = """g (float[N, 8] x) => (float[N, 2] best, int64[N, 2] chosen) {
+        scores = MatMul(x, router) likely = Softmax(scores) best, chosen = TopK(likely, two) }"""
+    model = graph(text, router=np.ones((8, 4), np.float32), two=np.array([2]))
+    assert apply(FuseAttentionPass(), model) == []
+
+
 def test_keys_with_one_transpose_for_heads_and_product() -> None:
     text = f"""g (float[B, {H}, S, {D}] q, float[B, S, {H}, {D}] k3, float[B, {H}, S, {D}] v)
         => (float[B, {H}, S, {D}] y)

@@ -38,6 +38,12 @@ CONSTANTS: dict[str, npt.NDArray[Any]] = {
     "off_on": np.array([0, 1]),
     "column": np.array([1]),
     "nothing": np.array(0, np.float32),
+    "alpha": np.array(1.7, np.float32),
+    "beta": np.array(1, np.float32),
+    "limit": np.array(2, np.float32),
+    "lowest": np.array(-2, np.float32),
+    "turn_biases": RNG.standard_normal((EXPERTS, 2 * WIDTH)).astype(np.float32),
+    "close_biases": RNG.standard_normal((EXPERTS, HIDDEN)).astype(np.float32),
     "shared_gate": RNG.standard_normal((HIDDEN, 1)).astype(np.float32),
     **{f"n{expert}": np.array(expert) for expert in range(EXPERTS)},
 }
@@ -150,6 +156,31 @@ ROWS = """w = Gather(turns, ids)
     closed = MatMul(inner, closing)
     results = Squeeze(closed, column)"""
 
+# gpt-oss of transformers 5: biases are gathered too, gate and up are clipped
+BIASED = """w = GatherND(turns, id)
+    line = Unsqueeze(copies, column)
+    product = MatMul(line, w)
+    plain = Squeeze(product, column)
+    bias = GatherND(turn_biases, id)
+    opened = Add(plain, bias)
+    apart2 = Reshape(opened, pairs)
+    gates, ups = Split<axis = 2, num_outputs = 2>(apart2)
+    g = Squeeze(gates, two)
+    u = Squeeze(ups, two)
+    gc = Clip(g, , limit)
+    uc = Clip(u, lowest, limit)
+    scaled = Mul(gc, alpha)
+    s = Sigmoid(scaled)
+    a = Mul(gc, s)
+    shifted = Add(uc, beta)
+    p = Mul(shifted, a)
+    closing = GatherND(closes_rows, id)
+    inner = Unsqueeze(p, column)
+    closed = MatMul(inner, closing)
+    narrow = Squeeze(closed, column)
+    close_bias = GatherND(close_biases, id)
+    results = Add(narrow, close_bias)"""
+
 
 def stacked(experts: str = COLUMNS) -> ir.Model:
     """Return a mixture that multiplies each token with its expert's matrices, as torch.export writes."""
@@ -197,8 +228,9 @@ def mixtures(model: ir.Model) -> list[Mixture]:
         (gathered(), True),
         (stacked(), True),
         (stacked(ROWS), True),
+        (stacked(BIASED), True),
     ],
-    ids=["dense", "dense-unnormalized", "gathered", "stacked", "stacked-transposed"],
+    ids=["dense", "dense-unnormalized", "gathered", "stacked", "stacked-transposed", "stacked-biased"],
 )
 def test_a_trace_becomes_the_canonical_form(model: ir.Model, normalize: bool) -> None:
     x = np.random.default_rng(1).standard_normal((2, 7, HIDDEN)).astype(np.float32)
@@ -246,7 +278,15 @@ def test_a_shared_expert_stays_separate() -> None:
                     "w = ", "three = Sub(count, column) other = Sub(three, id) w = "
                 )
             ),
-            "its down projections use other expert ids",
+            "its projections or their biases use different expert ids",
+        ),
+        (
+            stacked(
+                BIASED.replace("GatherND(close_biases, id)", "GatherND(close_biases, other)").replace(
+                    "w = ", "three = Sub(count, column) other = Sub(three, id) w = ", 1
+                )
+            ),
+            "its projections or their biases use different expert ids",
         ),
     ],
 )

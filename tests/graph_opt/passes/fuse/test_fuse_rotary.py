@@ -43,6 +43,20 @@ PARTIAL = """p = Cast <to = 1> (position_ids) u = Unsqueeze(p, last) a = Mul(u, 
     rp = Concat <axis = -1> (n, left) xc = Mul(xp, cosp) rs = Mul(rp, sinp) z = Add(xc, rs)
     y = Concat <axis = -1> (z, pass)"""
 
+# transformers' gpt-oss: tables of half the width; the halves of x are rotated apart
+PARTS = f"""{ANGLES} c = Cos(a) s = Sin(a) cosp = Unsqueeze(c, i1) sinp = Unsqueeze(s, i1)
+    left = Slice(x, i0, i4, i3) right = Slice(x, i4, far, i3)
+    lc = Mul(left, cosp) rs = Mul(sinp, right) first = Sub(lc, rs)
+    rc = Mul(right, cosp) ls = Mul(left, sinp) second = Add(rc, ls)
+    y = Concat <axis = -1> (first, second)"""
+PARTIAL_PARTS = """p = Cast <to = 1> (position_ids) u = Unsqueeze(p, last) a = Mul(u, f4)
+    c = Cos(a) s = Sin(a) cos2 = Unsqueeze(c, i1) sin2 = Unsqueeze(s, i1)
+    xp = Slice(x, i0, i4, i3) pass = Slice(x, i4, far, i3)
+    left, right = Split <axis = 3, num_outputs = 2> (xp)
+    lc = Mul(left, cos2) rs = Mul(right, sin2) first = Sub(lc, rs)
+    rc = Mul(right, cos2) ls = Mul(left, sin2) second = Add(rc, ls)
+    z = Concat <axis = -1> (first, second) y = Concat <axis = -1> (z, pass)"""
+
 
 def traced(body: str) -> ir.Model:
     given = GIVEN | {"flat3": np.array([0, 0, D]), "shape4": np.array([0, H, -1, D])}
@@ -57,8 +71,10 @@ def traced(body: str) -> ir.Model:
         (HALVES, {"interleaved": 0}),
         (PAIRS, {"interleaved": 1}),
         (PARTIAL, {"interleaved": 0, "rotary_embedding_dim": 4}),
+        (PARTS, {"interleaved": 0}),
+        (PARTIAL_PARTS, {"interleaved": 0, "rotary_embedding_dim": 4}),
     ],
-    ids=["halves", "interleaved", "partial"],
+    ids=["halves", "interleaved", "partial", "parts", "partial parts"],
 )
 def test_every_written_form(body: str, expected: dict[str, int]) -> None:
     rng = np.random.default_rng(0)
@@ -80,6 +96,7 @@ def test_every_written_form(body: str, expected: dict[str, int]) -> None:
     ("body", "reason"),
     [
         (HALVES.replace("Neg(right)", "Identity(right)"), "the sum of products is not a rotation"),
+        (PARTS.replace("Sub(lc, rs)", "Sub(rs, lc)"), "the sum of products is not a rotation"),
         (
             HALVES.replace("(a, a)", "(a, twofold)").replace(
                 "a = Mul(u, f8)", "a = Mul(u, f8) twofold = Add(a, a)"
@@ -87,7 +104,7 @@ def test_every_written_form(body: str, expected: dict[str, int]) -> None:
             "the two halves of cos or sin differ",
         ),
     ],
-    ids=["no sign", "halves turned by different angles"],
+    ids=["no sign", "parts of another sign", "halves turned by different angles"],
 )
 def test_lookalikes_of_rotations_are_refused_with_a_reason(body: str, reason: str) -> None:
     assert apply(FuseRotaryPass(), traced(body)) == [reason]

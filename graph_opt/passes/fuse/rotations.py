@@ -1,0 +1,102 @@
+"""Find candidates of rotary embeddings: sums of products with tables of cos and sin."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import onnx_ir as ir
+
+from ...graph.edit import sole_consumer
+
+_STEPS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """A candidate: ``output`` is ``x`` rotated by ``cos`` and ``sin``.
+
+    The tables are [batch, 1, sequence, width], where width is the number of rotated columns of x, or half of
+    it if ``halved``.
+    """
+
+    x: ir.Value
+    cos: ir.Value
+    sin: ir.Value
+    output: ir.Value
+    halved: bool = False
+
+
+def rotation(node: ir.Node) -> Rotation | None:
+    """Return the candidate rotation whose result is this sum."""
+    products = [value.producer() if value is not None else None for value in node.inputs]
+    if any(product is None or product.op_type != "Mul" or product.domain for product in products):
+        return None
+    pairs = [[value for value in product.inputs if value is not None] for product in products if product]
+    for straight, turned in (pairs, pairs[::-1]):
+        for x, cos in (straight, straight[::-1]):
+            for rotated, sin in (turned, turned[::-1]):
+                if (
+                    rotated is not x
+                    and _table_shape(cos, x)
+                    and _table_shape(sin, x)
+                    and _reaches(rotated, x)
+                ):
+                    return Rotation(x, cos, sin, node.outputs[0])
+    return None
+
+
+def rotation_of_parts(node: ir.Node) -> Rotation | None:
+    """Return the candidate whose result joins x1 * cos - x2 * sin and x2 * cos + x1 * sin, of parts of x."""
+    made = [value.producer() if value is not None else None for value in node.inputs]
+    if [part.op_type if part is not None and not part.domain else "" for part in made] != ["Sub", "Add"]:
+        return None
+    products = [value.producer() for part in made if part is not None for value in part.inputs if value]
+    pairs = [list(one.inputs) for one in products if one is not None and one.op_type == "Mul"]
+    if len(pairs) != len(products):
+        return None
+    for x1, cos in (pairs[0], pairs[0][::-1]):
+        for x2, sin in (pairs[1], pairs[1][::-1]):
+            if x1 is None or x2 is None or cos is None or sin is None:
+                continue
+            x = _part_of(x1)
+            if x is not None and x is _part_of(x2) and _table_shape(cos, x1) and _table_shape(sin, x2):
+                return Rotation(x, cos, sin, node.outputs[0], halved=True)
+    return None
+
+
+def _table_shape(table: ir.Value, x: ir.Value) -> bool:
+    if table.shape is None or x.shape is None or len(table.shape) != 4 or len(x.shape) != 4:
+        return False
+    return table.shape[1] == 1 and table.shape[2:] == x.shape[2:] and x.shape[1] != 1 and table is not x
+
+
+def _reaches(value: ir.Value, x: ir.Value) -> bool:
+    stack = [(value, 0)]
+    while stack:
+        current, depth = stack.pop()
+        if current is x or _part_of(current) is x:
+            return True
+        node = current.producer()
+        if node is not None and depth < _STEPS:
+            stack.extend((operand, depth + 1) for operand in node.inputs if operand is not None)
+    return False
+
+
+def _part_of(value: ir.Value) -> ir.Value | None:
+    """Return the value of which ``value`` is a slice, else None."""
+    node = value.producer()
+    return node.inputs[0] if node is not None and node.op_type in ("Slice", "Split") else None
+
+
+def with_unrotated_part(found: Rotation) -> Rotation:
+    """Extend a rotation by the part of each head that is not rotated, if there is one."""
+    whole = _part_of(found.x)
+    reader = sole_consumer(found.output)
+    if (
+        whole is None
+        or reader is None
+        or reader.op_type != "Concat"
+        or reader.outputs[0].shape != whole.shape
+    ):
+        return found
+    return replace(found, x=whole, output=reader.outputs[0])

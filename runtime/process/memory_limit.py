@@ -1,0 +1,33 @@
+"""Errors of a process that gets no more memory."""
+
+from __future__ import annotations
+
+import errno
+
+from ...reports import human_bytes
+
+
+def memory_exhausted(error: Exception) -> str:
+    """What an error of too little memory means, and what to do; "" for any other error."""
+    text = str(error)
+    if isinstance(error, ImportError) and ("map segment" in text or "allocate memory" in text):
+        found = "a library cannot be loaded, since the memory of this process is exhausted"
+    elif isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
+        found = "the memory of this process is exhausted"
+    else:
+        return ""
+    limit = _address_limit()
+    advice = "end other programs, or take a smaller or quantized model"
+    if limit is not None:
+        advice = f"it may map {human_bytes(limit)}: raise that, such as with 'ulimit -v unlimited'"
+    return f"{found}{': ' if text else ''}{text}; {advice}"
+
+
+def _address_limit() -> int | None:
+    """The bytes of addresses that this process may map; None without a limit."""
+    try:
+        import resource
+    except ModuleNotFoundError:  # Windows
+        return None
+    soft = resource.getrlimit(resource.RLIMIT_AS)[0]
+    return None if soft == resource.RLIM_INFINITY else soft
