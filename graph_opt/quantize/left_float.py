@@ -15,6 +15,7 @@ from ..graph.lazy import shape_of
 from ..passes.base import Refusal
 
 MUCH = 0.1  # share of the weights' bytes above which the caller warns
+_STACKED = "has three axes, as stacked experts; `carryall optimize` splits those that it knows"
 _FLOATS = frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
 
 
@@ -76,12 +77,22 @@ def left_float(before: dict[str, int], after: ir.Model, refusals: Sequence[Refus
     """
     kept = {name: size for name, size in float_matrices(after).items() if before.get(name) == size}
     reasons = Counter(reason for refusal in refusals if (reason := _without_name(refusal.reason)) is not None)
+    stacks = sum(str(value.name) in kept and _is_stack(value) for value in after.graph.initializers.values())
+    reasons.update({_STACKED: stacks} if stacks else {})
     return LeftFloat(
         len(kept),
         len(before),
         sum(kept.values()),
         math.fsum(kept.values()) / max(1, sum(before.values())),
         dict(reasons),
+    )
+
+
+def _is_stack(value: ir.Value) -> bool:
+    """Return whether products read a weight of three axes: all of it, or matrices of chosen experts."""
+    readers = {use.node.op_type for use in value.uses()}
+    return (
+        value.shape is not None and len(value.shape) == 3 and bool(readers & {"MatMul", "Gather", "GatherND"})
     )
 
 
