@@ -18,7 +18,7 @@ from .expert_part import ExpertPart
 from .expert_tensors import FloatExperts, split_experts
 from .gated_activation import Rows, gated_activation
 from .mixture import Activation
-from .stacked_experts import MAX_BETWEEN, nearest_upstream
+from .stacked_experts import MAX_BETWEEN, pairs_of
 from .write_mixture import ExpertWeights
 
 
@@ -71,12 +71,8 @@ class DenseExperts(ExpertPart):
 def dense_experts(graph: ir.Graph) -> Iterator[DenseExperts]:
     """Yield the candidate experts of a graph."""
     products = {node: found for node in nodes_of(graph, "MatMul") if (found := _product(node)) is not None}
-    for down in products.values():
-        gate_up = nearest_upstream(down.x, products)
-        if gate_up is not None:
-            count, width, hidden = gate_up.tensors.shape
-            if down.tensors.shape == (count, hidden, width // 2):
-                yield DenseExperts(gate_up, down)
+    for pair in pairs_of(products):
+        yield DenseExperts(*pair)
 
 
 def _product(node: ir.Node) -> _Product | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 import onnx_ir as ir
@@ -19,7 +19,7 @@ from .mixture import Activation
 from .write_mixture import ExpertWeights
 
 MAX_BETWEEN = 64  # nodes between the two products of stacked experts
-T = TypeVar("T")
+P = TypeVar("P", bound="_Product")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,12 +92,8 @@ def stacked_experts(graph: ir.Graph) -> Iterator[StackedExperts]:
     """Yield the candidate experts of a graph."""
     nodes = nodes_of(graph, "MatMul")
     products = {node: one for node in nodes if (one := _stacked_product(node)) is not None}
-    for down in products.values():
-        gate_up = nearest_upstream(down.x, products)
-        if gate_up is not None:
-            count, width, hidden = gate_up.tensors.shape
-            if down.tensors.shape == (count, hidden, width // 2):
-                yield StackedExperts(gate_up, down)
+    for pair in pairs_of(products):
+        yield StackedExperts(*pair)
 
 
 def _stacked_product(node: ir.Node) -> _StackedProduct | None:
@@ -130,7 +126,27 @@ def _gathered(value: ir.Value | None, rank: int) -> tuple[str, ir.TensorProtocol
     return str(stack.name), tensor, ids
 
 
-def nearest_upstream(value: ir.Value, products: Mapping[ir.Node, T]) -> T | None:
+class _Product(Protocol):
+    """A product of rows ``x`` with the matrices of experts."""
+
+    @property
+    def x(self) -> ir.Value: ...
+
+    @property
+    def tensors(self) -> FloatExperts: ...
+
+
+def pairs_of(products: Mapping[ir.Node, P]) -> Iterator[tuple[P, P]]:
+    """Yield products whose outputs are gate and up, each with the product behind it whose inputs fit."""
+    for down in products.values():
+        gate_up = _nearest_upstream(down.x, products)
+        if gate_up is not None:
+            count, width, hidden = gate_up.tensors.shape
+            if down.tensors.shape == (count, hidden, width // 2):
+                yield gate_up, down
+
+
+def _nearest_upstream(value: ir.Value, products: Mapping[ir.Node, P]) -> P | None:
     """Return the nearest product upstream of ``value``."""
     stack, seen = [value], {value}
     while stack and len(seen) < MAX_BETWEEN:
