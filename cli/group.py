@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 import importlib
 import importlib.metadata
@@ -11,7 +10,7 @@ import signal
 import sys
 import traceback
 import warnings
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 import click
 
@@ -106,13 +105,17 @@ def _end(code: int) -> NoReturn:
         if sys.stdout is not None:
             sys.stdout.flush()
     except (OSError, ValueError) as error:  # ValueError: it is closed
-        # The interpreter flushes again, prints a traceback if that fails, and exits with 120.
         if isinstance(error, OSError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            _discard(sys.stdout)
         if not code:
             _tell(f"error: stdout: {error}")
             code = 1
     sys.exit(code)
+
+
+def _discard(stream: TextIO) -> None:
+    """Discard what a stream could not write: else the interpreter writes it again, and exits with 120."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _shortage(error: Exception) -> str:
@@ -135,8 +138,10 @@ def _fail(message: str, code: int) -> NoReturn:
 
 def _tell(line: str) -> None:
     """Print to stderr; if that cannot be written, the exit code must say enough."""
-    with contextlib.suppress(OSError):
+    try:
         click.echo(line, err=True)
+    except OSError:
+        _discard(sys.stderr)
 
 
 def _one_line(message: str) -> str:

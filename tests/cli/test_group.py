@@ -136,8 +136,10 @@ def test_the_help_lists_every_verb() -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_the_exit_code_stays_if_stderr_cannot_be_written() -> None:
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_the_exit_code_stays_if_stderr_cannot_be_written(unbuffered: str) -> None:
     command = [sys.executable, "-m", "carryall", "run", "/nosuch", "text"]
+    env = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
     with open("/dev/full", "w") as full:
-        done = subprocess.run(command, stderr=full, stdout=subprocess.PIPE, timeout=60, check=False)
+        done = subprocess.run(command, stderr=full, stdout=subprocess.PIPE, timeout=60, check=False, env=env)
     assert (done.returncode, done.stdout) == (2, b"")
