@@ -30,7 +30,7 @@ from ...contract import (
     lora_up_name,
     present_of,
 )
-from ...errors import GraphError
+from ...errors import GraphError, UsageError
 from ..lora import lora_modules
 from .kv_memory import KVSpec
 
@@ -166,3 +166,19 @@ def stated_number(session: Any, key: str, source: str) -> int | None:
     if not text.isdecimal() or int(text) < 1:
         raise GraphError(f"{source}: the metadata entry '{key}' must be a positive number, not {text!r}")
     return int(text)
+
+
+def chosen_context_length(asked: int | None, stated: int | None, source: str) -> int:
+    """Return the maximum tokens of a sequence, given the one asked for and the one the graph states.
+
+    Raises:
+        UsageError: neither is known, or ``asked`` is not positive or exceeds ``stated``.
+    """
+    if asked is not None and stated is not None and asked > stated:
+        raise UsageError(f"context length {asked} exceeds {stated}, for which {source} was lowered")
+    length = stated if asked is None else asked
+    if length is None:
+        raise UsageError(f"{source} does not state its context length; set RunnerConfig.context_length")
+    if length < 1:
+        raise UsageError(f"context length must be positive, not {length}")
+    return length

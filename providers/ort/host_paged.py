@@ -21,13 +21,13 @@ from ...contract import (
     SLIDING_WINDOWS,
     is_past,
 )
-from ...errors import GraphError, ProviderRuntimeError, UsageError
+from ...errors import GraphError, ProviderRuntimeError
 from ...graph_opt.lower.paged_kv import CACHE_TYPE, CACHE_TYPES, TABLE, width_of
 from ..base import KVEviction, RunnerConfig, RunnerInfo
 from ..kv.block_memory import BlockMemory, BlockShape
 from ..kv.block_pool import BlockPool
 from ..kv.kv_memory import TRIM_STEP
-from ..kv.slot_graph import stated_number
+from ..kv.slot_graph import chosen_context_length, stated_number
 from ..lora import LoraInputs, LoraPlaces, lora_facts, lora_modules
 from ..native.library import stores_pairs
 from ..runners.explicit_runner import known_size
@@ -228,15 +228,11 @@ def host_paged_runner(
 
     Raises:
         GraphError: the graph is damaged.
-        UsageError: the context length exceeds the graph's.
+        UsageError: the context length is not positive, or exceeds the graph's.
         ProviderRuntimeError: the address space cannot be reserved.
     """
     graph = read_host_paged_graph(session, source)
-    length = config.context_length or graph.context_length
-    if length > graph.context_length:
-        raise UsageError(
-            f"context length {length} exceeds {graph.context_length}, for which {source} was lowered"
-        )
+    length = chosen_context_length(config.context_length, graph.context_length, source)
     shapes = list(graph.shapes.values())
     blocks = config.max_slots * -(-length // shapes[0].size)
     memory = BlockMemory(graph.shapes, blocks, graph.cache_type)

@@ -1,9 +1,8 @@
 """The runner of slot graphs: decode rows run in batches, prompts in chunks, and bindings are reused.
 
-All persistent arrays are indexed by slot, so a decode run over slots [first, first + count) binds views of
-them, and a step only writes a few integers. ``lengths[slot]`` is ``seqlens_k`` of a decode run without
-change: that input is "tokens in the cache after the run, minus 1", which for one new token is the length
-before the run.
+A decode run over slots [first, first + count) binds views of ``SlotArrays``. ``lengths[slot]`` serves as
+``seqlens_k`` of a decode run: that input is "tokens in the cache after the run, minus 1", which for one new
+token is the length before the run.
 
     slots    0     1     2     3        rows: decode 0, decode 2, prompt 3
     run 1   [d     -     d]             slot 1 is a dummy row: it writes at its own next free position
@@ -26,36 +25,25 @@ from ...contract import (
     LAST_HIDDEN_STATE,
     LOGITS,
     LOGITS_POSITIONS,
-    LOGSUMEXP,
     POSITION_IDS,
     SEQLENS_K,
-    TOP_LOGITS,
-    TOP_TOKEN_IDS,
     TOTAL_SEQUENCE_LENGTH,
 )
-from ...errors import ProviderRuntimeError, UsageError
-from ..base import (
-    BestLogits,
-    KVEviction,
-    LoraMatrices,
-    Row,
-    RunnerConfig,
-    RunnerInfo,
-)
+from ...errors import ProviderRuntimeError
+from ..base import BestLogits, KVEviction, LoraMatrices, Row, RunnerConfig, RunnerInfo
 from ..captures import no_capture
 from ..kv.kv_memory import TRIM_STEP, KVSpec
-from ..kv.slot_graph import SlotGraph, read_slot_graph
+from ..kv.slot_graph import SlotGraph, chosen_context_length, read_slot_graph
 from ..lora import lora_facts
 from ..row_checks import check_rows, rows_in_cache
 from . import ort
 from .joint_prompts import can_join, joint_feeds
+from .slot_arrays import Logits, SlotArrays
+from .slot_bindings import DECODE, SlotBindings
 from .slot_lora import SlotLora
 from .slot_memory import BoundRun, HostMemory, SlotMemory
 from .slot_policy import SlotPolicy
 
-_MAX_BINDINGS = 128
-
-Logits = npt.NDArray[np.float32]
 MemoryMaker = Callable[[Mapping[str, KVSpec], int, int], SlotMemory]
 
 
@@ -87,44 +75,20 @@ class SlotRunner:
         decode_session: Any = None,
     ) -> None:
         graph = read_slot_graph(session, source)
-        context_length = _context_length(config, graph, source)
+        context_length = chosen_context_length(config.context_length, graph.context_length, source)
         self._kv = memory(graph.caches, config.max_slots, context_length)
         adapted = graph.lora_modules
         self._lora = SlotLora(adapted, config, self._kv) if adapted else None
-        self.info = RunnerInfo(
-            vocab_size=graph.vocab_size,
-            context_length=context_length,
-            max_slots=self._kv.slots,
-            kv_bytes_per_token=graph.kv_bytes_per_token,
-            batched_multi_token=False,
-            kv_layout=self._kv.layout,
-            top_logits=graph.top_logits,
-            embedding_size=graph.embedding_size,
-            num_tokens=graph.num_tokens,
-            on_device=not isinstance(self._kv, HostMemory),
-            evicts_kv=graph.takes_positions and self._kv.evicts_kv,
-            sliding_window=max(spec.window or 0 for spec in graph.caches.values()),
-            trim_step=TRIM_STEP * self._kv.trims,
-            window_bytes_per_token=sum(spec.bytes_per_token for spec in graph.caches.values() if spec.window),
-            **lora_facts(adapted, config),
-        )
+        self.info = _info(graph, config, context_length, self._kv)
         self._session = session
         self._decode_session = decode_session
         self._policy = policy or SlotPolicy()
-        self._bindings: dict[tuple[str, int, int], BoundRun] = {}
-        self._ids = np.zeros((self._kv.slots, 1), np.int64)
-        self._positions = np.zeros((self._kv.slots, 1), np.int64) if graph.takes_positions else None
-        self._lengths = np.zeros(self._kv.slots, np.int32)  # tokens in the cache
+        self._bindings = SlotBindings(self._kv, self._policy)
+        self._arrays = SlotArrays(graph, self._kv.slots)
+        self._lengths = self._arrays.lengths
         self._dropped = np.zeros(self._kv.slots, np.int32)  # evicted tokens
         self._settled = np.zeros(self._kv.slots, np.int32)  # KV before this position may be missing
-        self._total = np.zeros((), np.int32)
-        self._cache_rows = np.arange(self._kv.slots) if graph.takes_cache_rows else None
-        self._first_position = np.zeros((self._kv.slots, 1), np.int64)
         self._hidden_size = graph.hidden_size
-        hidden = (self._kv.slots, 1, graph.hidden_size or 0)
-        self._hidden = None if graph.hidden_size is None else np.zeros(hidden, np.float32)
-        self._logits = np.empty((self._kv.slots, 1, graph.vocab_size), np.float32)
-        self._best = _best_results(self._kv.slots, 1, graph.top_logits)
         self._latest: dict[int, BoundRun] = {}  # per slot, the run that computed its newest logits
 
     def forward(self, rows: Sequence[Row]) -> list[Logits]:
@@ -150,7 +114,7 @@ class SlotRunner:
             # Decode first: a prompt row in a gap then overwrites what its dummy row wrote.
             self._decode(singles, late)
             for row in rows:
-                results[row.slot] = self._logits[row.slot, : row.num_logits]
+                results[row.slot] = self._arrays.logits[row.slot, : row.num_logits]
             for group in self._groups([row for row in rows if not _is_decode(row)]):
                 if len(group) > 1:
                     results.update(self._prefill_together(group))
@@ -253,30 +217,29 @@ class SlotRunner:
         return shifted
 
     def _decode(self, rows: list[Row], late: Collection[int]) -> None:
-        for row in rows:
-            self._ids[row.slot, 0] = row.tokens[0]
-            if self._hidden is not None:
-                self._hidden[row.slot] = row.hidden_states
-        if self._positions is not None:
+        positions = self._arrays.positions
+        self._arrays.write(rows)
+        if positions is not None:
             # A dummy row's position may lie beyond the rope table, and kernels do not check it.
-            np.minimum(self._lengths + self._dropped, self.info.context_length - 1, out=self._positions[:, 0])
+            np.minimum(self._lengths + self._dropped, self.info.context_length - 1, out=positions[:, 0])
         full = self._lengths >= self.info.context_length
         for first, count in self._policy.ranges(sorted(row.slot for row in rows), full):
             longest = int(self._lengths[first : first + count].max()) + 1
             captured = self._policy.captures(first, count)
-            self._total[...] = self.info.context_length if captured else longest
-            run = self._decode_run(first, count)
+            self._arrays.total[...] = self.info.context_length if captured else longest
+            session = self._session_for(DECODE, count)
+            run = self._bindings.decode(first, count, session, partial(self._bind_decode, first, count))
             mine = [row for row in rows if first <= row.slot < first + count]
             wanted = any(row.num_logits and row.slot not in late for row in mine)
             if self._lora is not None:
                 self._lora.decode(run, mine, first, count)
             self._kv.prepare(first, count)
-            run.run(self._session_for("decode", count), () if wanted else (LOGITS,))
+            run.run(session, () if wanted else (LOGITS,))
             self._latest.update((row.slot, run) for row in mine)
 
     def _groups(self, rows: Sequence[Row]) -> Iterator[list[Row]]:
         """Yield rows of several tokens, grouped by the run that they share."""
-        able = [self._cache_rows is not None and can_join(row) for row in rows]
+        able = [self._arrays.cache_rows is not None and can_join(row) for row in rows]
         joint = [row for row, joins in zip(rows, able, strict=True) if joins]
         yield from ([row] for row, joins in zip(rows, able, strict=True) if not joins)
         # Positions of padding include evicted tokens.
@@ -289,21 +252,24 @@ class SlotRunner:
 
         KV of padding is written after a row's tokens, and overwritten by the next tokens.
         """
-        positions = None if self._positions is None else [row.start + self._dropped[row.slot] for row in rows]
+        positions = (
+            None if self._arrays.positions is None else [row.start + self._dropped[row.slot] for row in rows]
+        )
         feeds = joint_feeds(rows, positions)
         ids, wanted = feeds[INPUT_IDS], feeds[LOGITS_POSITIONS].shape[1]
         logits = np.empty((len(rows), wanted, self.info.vocab_size), np.float32)
         kind = "short" if ids.size <= self._policy.narrow_tokens else "prefill"
-        run = self._bound(kind, 0, self._kv.slots)
+        session = self._session_for(kind, len(rows))
+        run = self._bindings.caches(kind, 0, self._kv.slots, session)
         if self._lora is not None:
             feeds |= self._lora.prompt(run, rows)
         self._kv.prepare(0, self._kv.slots)
-        self._kv.bind_once(run.binding, feeds, {LOGITS: logits}).run(self._session_for(kind, len(rows)))
+        self._kv.bind_once(run.binding, feeds, {LOGITS: logits}).run(session)
         return {row.slot: found[wanted - row.num_logits :] for row, found in zip(rows, logits, strict=True)}
 
     def _prefill(self, row: Row, *, late: bool) -> Logits:
         """Run one row of many tokens in chunks; return the logits of its last ``num_logits`` tokens."""
-        size, spare = len(row.tokens), self._logits[row.slot : row.slot + 1]
+        size, spare = len(row.tokens), self._arrays.logits[row.slot : row.slot + 1]
         logits = (
             spare if row.num_logits == 1 else np.empty((1, row.num_logits, self.info.vocab_size), np.float32)
         )
@@ -321,7 +287,8 @@ class SlotRunner:
         kind = "short" if count <= self._policy.narrow_tokens else "prefill"
         states = row.last_hidden_states
         kind = kind if states is None else f"{kind}, hidden states"
-        run = self._bound(kind, row.slot, 1)
+        session = self._session_for(kind, 1)
+        run = self._bindings.caches(kind, row.slot, 1, session)
         feeds: dict[str, npt.NDArray[Any]] = {
             INPUT_IDS: np.ascontiguousarray(row.tokens[begin:end], np.int64)[None],
             SEQLENS_K: np.array([row.start + end - 1], np.int32),
@@ -330,113 +297,66 @@ class SlotRunner:
         }
         if self._lora is not None:
             feeds |= self._lora.prompt(run, [row])
-        if self._cache_rows is not None:
-            feeds[CACHE_ROWS] = self._cache_rows[:1]
-        if self._positions is not None:
+        if self._arrays.cache_rows is not None:
+            feeds[CACHE_ROWS] = self._arrays.cache_rows[:1]
+        if self._arrays.positions is not None:
             first = row.start + int(self._dropped[row.slot])
             feeds[POSITION_IDS] = np.arange(first + begin, first + end, dtype=np.int64)[None]
         if row.hidden_states is not None:
             feeds[HIDDEN_STATES] = np.ascontiguousarray(row.hidden_states[begin:end], np.float32)[None]
-        results = {LOGITS: logits, **self._best_results(row.slot, logits.shape[1])}
+        results = {LOGITS: logits, **self._arrays.best_results(row.slot, logits.shape[1])}
         if states is not None:
             results[LAST_HIDDEN_STATE] = states[None, begin:end]
         bound = self._kv.bind_once(run.binding, feeds, results, late)
         self._kv.prepare(row.slot, 1)
-        bound.run(self._session_for(kind, 1), late)
+        bound.run(session, late)
         self._latest[row.slot] = bound
 
-    def _best_results(self, slot: int, wanted: int) -> Mapping[str, npt.NDArray[Any]]:
-        """Return the arrays for the largest logits of a prompt's run: for one position the slot's own."""
-        if wanted == 1:
-            return {name: array[slot : slot + 1] for name, array in self._best.items()}
-        return _best_results(1, wanted, self.info.top_logits)
-
     def _best_of(self, slot: int) -> BestLogits:
-        return BestLogits(
-            self._best[TOP_TOKEN_IDS][slot, 0],
-            self._best[TOP_LOGITS][slot, 0],
-            float(self._best[LOGSUMEXP][slot, 0]),
-            self.info.vocab_size,
-            partial(self._fetch, slot, self._latest[slot]),
-        )
+        return self._arrays.best_of(slot, partial(self._fetch, slot, self._latest[slot]))
 
     def _fetch(self, slot: int, run: BoundRun) -> Logits:
         try:
             run.fetch(LOGITS)
         except ort.runtime_errors() as error:
             raise ProviderRuntimeError(f"logits could not be downloaded: {ort.one_line(error)}") from error
-        logits: Logits = self._logits[slot, 0]
+        logits: Logits = self._arrays.logits[slot, 0]
         return logits
 
-    def _decode_run(self, first: int, count: int) -> BoundRun:
-        key = ("decode", first, count)
-        if key not in self._bindings:
-            run, part = self._bound(*key), slice(first, first + count)
-            feeds: dict[str, npt.NDArray[Any]] = {
-                INPUT_IDS: self._ids[part],
-                SEQLENS_K: self._lengths[part],
-                TOTAL_SEQUENCE_LENGTH: self._total,
-                LOGITS_POSITIONS: self._first_position[part],
-            }
-            if self._lora is not None:
-                feeds |= self._lora.step_feeds(part)
-            if self._cache_rows is not None:
-                feeds[CACHE_ROWS] = self._cache_rows[:count]
-            if self._positions is not None:
-                feeds[POSITION_IDS] = self._positions[part]
-            if self._hidden is not None:
-                feeds[HIDDEN_STATES] = self._hidden[part]
-            results = {LOGITS: self._logits[part]} | {name: x[part] for name, x in self._best.items()}
-            capture = self._policy.captures(first, count)
-            self._bindings[key] = self._kv.bind_step(run.binding, feeds, results, capture=capture)
-        return self._bindings[key]
+    def _bind_decode(self, first: int, count: int, run: BoundRun) -> BoundRun:
+        """Bind the step's arrays of slots [first, first + count) to a run that has their caches."""
+        feeds, results = self._arrays.feeds(first, count), self._arrays.results(first, count)
+        if self._lora is not None:
+            feeds |= self._lora.step_feeds(slice(first, first + count))
+        capture = self._policy.captures(first, count)
+        return self._kv.bind_step(run.binding, feeds, results, capture=capture)
 
     def _session_for(self, kind: str, count: int) -> Any:
-        narrow = kind.startswith("short") or (kind == "decode" and count <= self._policy.narrow_rows)
+        narrow = kind.startswith("short") or (kind == DECODE and count <= self._policy.narrow_rows)
         return (self._decode_session if narrow else None) or self._session
 
-    def _bound(self, kind: str, first: int, count: int) -> BoundRun:
-        """Return an IO binding with the caches of slots [first, first + count).
 
-        Up to 128 are kept, and those of captured runs always: another binding would be captured again.
-        """
-        key = (kind, first, count)
-        if key not in self._bindings:
-            if len(self._bindings) >= _MAX_BINDINGS:
-                free = [key for key in self._bindings if not self._is_captured(*key)]
-                self._bindings.pop((free or list(self._bindings))[0])
-            binding = self._session_for(kind, count).io_binding()
-            self._kv.bind_caches(binding, first, count)
-            self._bindings[key] = BoundRun(binding)
-        return self._bindings[key]
-
-    def _is_captured(self, kind: str, first: int, count: int) -> bool:
-        return kind == "decode" and self._policy.captures(first, count)
+def _info(graph: SlotGraph, config: RunnerConfig, context_length: int, memory: SlotMemory) -> RunnerInfo:
+    specs = graph.caches.values()
+    return RunnerInfo(
+        vocab_size=graph.vocab_size,
+        context_length=context_length,
+        max_slots=memory.slots,
+        kv_bytes_per_token=graph.kv_bytes_per_token,
+        batched_multi_token=False,
+        kv_layout=memory.layout,
+        top_logits=graph.top_logits,
+        embedding_size=graph.embedding_size,
+        num_tokens=graph.num_tokens,
+        on_device=not isinstance(memory, HostMemory),
+        evicts_kv=graph.takes_positions and memory.evicts_kv,
+        sliding_window=max(spec.window or 0 for spec in specs),
+        trim_step=TRIM_STEP * memory.trims,
+        window_bytes_per_token=sum(spec.bytes_per_token for spec in specs if spec.window),
+        **lora_facts(graph.lora_modules, config),
+    )
 
 
 def _is_decode(row: Row) -> bool:
     """Whether the row may share a decode run."""
     return len(row.tokens) == 1 and row.last_hidden_states is None
-
-
-def _best_results(rows: int, wanted: int, count: int) -> dict[str, npt.NDArray[Any]]:
-    """Return arrays for the outputs that ``TopLogitsPass`` adds; none if ``count`` is 0."""
-    if not count:
-        return {}
-    return {
-        TOP_LOGITS: np.empty((rows, wanted, count), np.float32),
-        TOP_TOKEN_IDS: np.empty((rows, wanted, count), np.int64),
-        LOGSUMEXP: np.empty((rows, wanted), np.float32),
-    }
-
-
-def _context_length(config: RunnerConfig, graph: SlotGraph, source: str) -> int:
-    asked, known = config.context_length, graph.context_length
-    if asked is None and known is None:
-        raise UsageError(f"{source} does not state its context length; set RunnerConfig.context_length")
-    if asked is not None and known is not None and asked > known:
-        raise UsageError(f"context length {asked} exceeds {known}, for which {source} was lowered")
-    length = asked or known
-    if length is None or length < 1:
-        raise UsageError(f"context length must be positive, not {asked}")
-    return length

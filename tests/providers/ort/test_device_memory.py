@@ -137,7 +137,7 @@ def test_decode_runs_have_few_shapes(model: Path) -> None:
     for count in range(1, SLOTS + 1):
         runner.forward([Row(slot, sequence(1, 0), 2) for slot in range(count)])
         runner.forward([Row(slot, sequence(1, 0), 2) for slot in range(count)])
-    runs = {key[1:]: run for key, run in runner._bindings.items() if key[0] == "decode"}
+    runs = {key[1:]: run for key, run in runner._bindings.runs.items() if key[0] == "decode"}
     assert set(runs) == {(0, 1), (0, 2), (0, 4), (0, SLOTS)}
     graphs = {run.options.get_run_config_entry("gpu_graph_id") for run in runs.values()}
     assert graphs == {"1", "2", "3", "4"}

@@ -16,7 +16,7 @@ from slot_models import CONTEXT, VOCAB, reference_logits, save_slot_model
 from carryall.contract import NUM_TOKENS
 from carryall.errors import GraphError, ProviderRuntimeError, UsageError
 from carryall.providers.base import Row, RunnerConfig
-from carryall.providers.ort import slot_runner
+from carryall.providers.ort import slot_bindings, slot_runner
 from carryall.providers.ort.slot_policy import SlotPolicy
 from carryall.providers.targets.cpu import CpuProvider
 
@@ -214,7 +214,7 @@ def test_faults_of_the_device_are_typed_and_survived(
 
 
 def test_more_bindings_than_are_kept(runner: slot_runner.SlotRunner, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slot_runner, "_MAX_BINDINGS", 2)
+    monkeypatch.setattr(slot_bindings, "_MAX_BINDINGS", 2)
     for round_ in range(2):
         for slot in range(SLOTS):
             tokens = sequence(5, slot + 10 * round_)
@@ -238,15 +238,15 @@ def test_token_ids_without_an_embedding_are_refused(model: Path, tmp_path: Path,
 
 
 def test_captured_runs_are_kept(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slot_runner, "_MAX_BINDINGS", 2)
+    monkeypatch.setattr(slot_bindings, "_MAX_BINDINGS", 2)
     session = CpuProvider().session(model)
     policy = SlotPolicy(buckets=(1, 2), capture=True)
     runner = slot_runner.SlotRunner(session, RunnerConfig(max_slots=4), str(model), policy=policy)
     runner.forward([Row(0, sequence(1, 0), 0)])
-    captured = runner._bindings["decode", 0, 1]
+    captured = runner._bindings.runs["decode", 0, 1]
     for slot in range(4):
         runner.forward([Row(slot, sequence(5, slot), 0)])
-    assert runner._bindings["decode", 0, 1] is captured
+    assert runner._bindings.runs["decode", 0, 1] is captured
     runner.close()
 
 
