@@ -22,7 +22,8 @@ from ...service.core.caller import CALLER, caller_name
 from ...service.core.config import ServerConfig
 from ...service.core.handler import LOADING
 from ...service.http.service import json_response, service_of
-from .batches import KNOWN, Batch, BatchQueue
+from .batch import KNOWN, Batch
+from .batches import BatchQueue
 from .files import BATCH, FileStore, StoredFile, expiry_seconds
 from .records import MOST_LISTED, page_json
 from .served import ServedExecutor

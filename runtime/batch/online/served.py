@@ -26,7 +26,7 @@ from ..inputs.lines import EMBEDDINGS, BatchLine
 from ..jobs.journal import Answer
 from ..workers.endpoints import read_generation
 from ..workers.offline import completed, error_code, failed
-from .batches import Batch
+from .batch import Batch
 
 # Priority of all batch lines. Interactive requests should have smaller numbers.
 LOW_PRIORITY = 1_000_000

@@ -218,7 +218,7 @@ def test_a_cancelled_batch_keeps_what_is_answered(tmp_path: Path) -> None:
 def test_a_batch_that_is_late_expires_with_what_is_answered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("carryall.runtime.batch.online.batches._UNIT_SECONDS", {"h": 1})
+    monkeypatch.setattr("carryall.runtime.batch.online.batch._UNIT_SECONDS", {"h": 1})
     monkeypatch.setattr(shutil, "rmtree", lambda *_, **__: None)  # the journal goes after the last state
 
     async def scenario() -> None:
