@@ -96,15 +96,8 @@ class RequestFactory:
             RequestFailedError: the tokenizer failed.
             UnknownModelError: there is no LoRA adapter of this name.
         """
-        _check_kinds(request_id=request_id, cache_salt=cache_salt, tenant=tenant)
-        if not isinstance(priority, int):
-            raise RequestError(f"the priority must be a whole number, not {priority!r}")
-        if timeout is not None and not (isinstance(timeout, int | float) and timeout >= 0.0):
-            raise RequestError(f"the timeout must be a number of seconds, not {timeout!r}")
-        if not isinstance(params, SamplingParams):
-            raise RequestError(f"sampling parameters must be SamplingParams, not {shown(params)}")
-        if not isinstance(lora, str | None):
-            raise RequestError(f"lora must be the name of an adapter, not {shown(lora)}")
+        _check_texts(request_id=request_id, cache_salt=cache_salt, tenant=tenant)
+        _check_options(params, priority, timeout, lora)
         adapter = None if lora is None else self.adapters.get(lora)
         prompt = plain_prompt(prompt)
         text = prompt if isinstance(prompt, str) else None
@@ -112,10 +105,8 @@ class RequestFactory:
         check_token_ids(token_ids, params, self._model.runner.info.vocab_size)
         new_parser = prompt.new_parser if isinstance(prompt, ChatPrompt) else _no_parser
         tokenizer = self._model.tokenizer
-        if params.stop and tokenizer is None:
-            raise InvalidSamplingError("stop strings need a tokenizer; use stop_token_ids")
-        if any(isinstance(word, str) for word in params.bad_words) and tokenizer is None:
-            raise InvalidSamplingError("bad words as text need a tokenizer; pass their token ids")
+        if tokenizer is None:
+            _check_without_tokenizer(params)
         own = frozenset() if params.ignore_eos else self._model.defaults.end_token_ids
         name = request_id or uuid.uuid4().hex
         shared: dict[str, Any] = {
@@ -260,12 +251,31 @@ def _no_parser() -> None:
     return None
 
 
-def _check_kinds(**texts: Any) -> None:
-    """Check that values are strings or None, here and not in the engine's thread.
+# Arguments are checked here, in the caller's thread, and not in the engine's.
 
-    Raises:
-        RequestError: a value has another type.
-    """
+
+def _check_texts(**texts: Any) -> None:
+    """Raise RequestError unless all values are strings or None."""
     for name, value in texts.items():
         if not isinstance(value, str | None):
             raise RequestError(f"{name} must be a string, not {value!r}")
+
+
+def _check_options(params: Any, priority: Any, timeout: Any, lora: Any) -> None:
+    """Raise RequestError if an argument of ``RequestFactory.group`` has a wrong type."""
+    if not isinstance(priority, int):
+        raise RequestError(f"the priority must be a whole number, not {priority!r}")
+    if timeout is not None and not (isinstance(timeout, int | float) and timeout >= 0.0):
+        raise RequestError(f"the timeout must be a number of seconds, not {timeout!r}")
+    if not isinstance(params, SamplingParams):
+        raise RequestError(f"sampling parameters must be SamplingParams, not {shown(params)}")
+    if not isinstance(lora, str | None):
+        raise RequestError(f"lora must be the name of an adapter, not {shown(lora)}")
+
+
+def _check_without_tokenizer(params: SamplingParams) -> None:
+    """Raise InvalidSamplingError if an option needs a tokenizer."""
+    if params.stop:
+        raise InvalidSamplingError("stop strings need a tokenizer; use stop_token_ids")
+    if any(isinstance(word, str) for word in params.bad_words):
+        raise InvalidSamplingError("bad words as text need a tokenizer; pass their token ids")

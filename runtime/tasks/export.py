@@ -124,6 +124,7 @@ def export(
         OSError: a file cannot be written, for instance on a full disk.
     """
     path, out = find_model(source), Path(out)
+    adapter = None if adapter is None else Path(adapter)
     if (path.is_file() and path.suffix.lower() != GGUF_SUFFIX) or Package.is_package(path):
         raise UsageError(f"{source} is already exported; see 'carryall quantize' and 'carryall optimize'")
     if adapter is not None and via is not None:
@@ -131,12 +132,7 @@ def export(
     if isinstance(quantize, str):
         quantize = QuantizationRecipe(quantize)
     start = time.perf_counter()
-    with (
-        scratch_folder() as scratch,
-        scratch_folder() as traced,
-        opened(path) as opened_source,
-    ):
-        folder, tensors, stored = opened_source
+    with scratch_folder() as scratch, scratch_folder() as traced, opened(path) as (folder, tensors, stored):
         if quantize is not None:
             check_float(path, stored)
         config = check_paths(folder, out)  # before any work
@@ -146,14 +142,13 @@ def export(
             check_encoder_options(config["model_type"], {**options, "layout": layout != "carryall"})
             package, model = export_encoder_package(path, folder, out, config, progress)
             return _report(package, out, _Quantized(model), None, start)
-        before: list[ir.passes.PassBase] = [] if via is None else [*portable_passes()]
         if adapter is not None:
-            tensors = merge_adapter(safetensors_of(folder) if tensors is None else tensors, Path(adapter))
+            tensors = merge_adapter(safetensors_of(folder) if tensors is None else tensors, adapter)
         model = export_model(folder, tensors=tensors) if via is None else trace(path, traced)
-        model, made = run(model, before)
-        content = fingerprint(path)
-        if adapter is not None:
-            content += f" {adapter_fingerprint(Path(adapter))}"
+        model, made = run(model, [] if via is None else portable_passes())
+        content = (
+            fingerprint(path) if adapter is None else f"{fingerprint(path)} {adapter_fingerprint(adapter)}"
+        )
         found = _Quantized(model)
         if quantize is not None:
             length = context_lengths(read_config(folder))[1]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -133,17 +134,12 @@ def optimize(
     job = Job(source, target, tuple(passes), tuple(disable), context_length)
     graph, chosen = job.make()
     originals = _originals(graph, reference) if file is not None else None
+    run = functools.partial(pipeline.run, disable=disable, debug=debug, originals=originals)
     try:
-        graph, done = pipeline.run(graph, chosen, disable=disable, debug=debug, originals=originals)
+        graph, done = run(graph, chosen)
     except UnsupportedAttentionError as error:
-        explicit = dataclasses.replace(job, explicit=True)
-        again, other = explicit.make()
-        if list(map(pass_name, other)) == list(map(pass_name, chosen)):
-            raise error.refusal() from error  # the target has no other passes
-        job, chosen = explicit, other
-        graph, done = pipeline.run(again, chosen, disable=disable, debug=debug, originals=originals)
-        graph.metadata_props[EXPLICIT_KV] = str(error)
-        _log.warning("the graph keeps its KV as inputs and outputs, which is slower: %s", error)
+        job = dataclasses.replace(job, explicit=True)
+        graph, done = _run_explicit(job, chosen, error, run)
     if context_length is not None:
         graph.metadata_props[CONTEXT_LENGTH] = str(context_length)
     done.facts |= {"source": source, "target": target}
@@ -153,6 +149,22 @@ def optimize(
     with contextlib.nullcontext() if file is None else pending_report(done, file, out):
         write_graph(graph, location, out, passes=names, progress=phase(progress, "write"))
     return OptimizeReport(path=out, passes=done, verification=found)
+
+
+def _run_explicit(
+    job: Job,
+    tried: Sequence[ir.passes.PassBase],
+    error: UnsupportedAttentionError,
+    run: Callable[[ir.Model, Sequence[ir.passes.PassBase]], tuple[ir.Model, PassesReport]],
+) -> tuple[ir.Model, PassesReport]:
+    """Run the passes that keep KV as inputs and outputs, after those with the target's attention failed."""
+    graph, passes = job.make()
+    if list(map(pass_name, passes)) == list(map(pass_name, tried)):
+        raise error.refusal() from error  # the target has no other passes
+    graph, done = run(graph, passes)
+    graph.metadata_props[EXPLICIT_KV] = str(error)
+    _log.warning("the graph keeps its KV as inputs and outputs, which is slower: %s", error)
+    return graph, done
 
 
 def _originals(graph: ir.Model, reference: str | Path | None) -> dict[str, ir.TensorProtocol]:

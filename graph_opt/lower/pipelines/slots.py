@@ -112,34 +112,14 @@ def slot_passes(options: SlotOptions) -> list[ir.passes.PassBase]:
     passes += _attention_passes(options, scales)
     if kernels.norms_in_attention:
         passes.append(NormsInAttentionPass(scales if int8_kv else None))
-    if options.fused_experts and not options.wide_products:
-        if kernels.quantized_linear:
-            passes.append(QuantizedExpertsPass())
-        passes.append(FusedExpertsPass(kernels.experts, accuracy_level=kernels.accuracy_level))
-    passes.append(MergeProjectionsPass())
-    if kernels.quantized_linear and not options.wide_products:
-        passes.append(QuantizedLinearPass())
-    passes.append(SplitMinimaPass())
-    if kernels.branchwise_norms:
-        passes.append(BranchwiseNormsPass())
-    if kernels.dynamic_quantize_matmul:
-        passes.append(DynamicProductsPass())
-    if kernels.matmul_integer_to_float:
-        passes.append(StaticProductsPass())
+    passes += _product_passes(options)
     if int8_kv:
         passes.append(Int8CachePass(scales))
         if kernels.float_prompts:
             passes.append(PromptAttentionPass())
     if kernels.packed_qkv:
         passes.append(PackedQKVPass())
-    if kernels.skip_norm:
-        passes.append(SkipNormPass())
-    if kernels.quick_gelu:
-        passes.append(RulePass("QuickGelu", [QuickGelu()]))
-    if kernels.quantized_linear and kernels.quick_gelu:
-        passes.append(SiluAndMulPass())
-    if not kernels.standard_gelu:
-        passes.append(MicrosoftGeluPass())
+    passes += _elementwise_passes(kernels)
     if options.wide_products:
         passes.append(WideProductsPass())
         if kernels.quantized_linear:
@@ -172,6 +152,40 @@ def _attention_passes(options: SlotOptions, scales: CacheScales) -> list[ir.pass
         LastHiddenStatePass(),
         SelectLogitsPass(),
     ]
+
+
+def _product_passes(options: SlotOptions) -> list[ir.passes.PassBase]:
+    """Return the passes for experts and for products with quantized weights."""
+    kernels, passes = options.kernels, list[ir.passes.PassBase]()
+    if options.fused_experts and not options.wide_products:
+        if kernels.quantized_linear:
+            passes.append(QuantizedExpertsPass())
+        passes.append(FusedExpertsPass(kernels.experts, accuracy_level=kernels.accuracy_level))
+    passes.append(MergeProjectionsPass())
+    if kernels.quantized_linear and not options.wide_products:
+        passes.append(QuantizedLinearPass())
+    passes.append(SplitMinimaPass())
+    if kernels.branchwise_norms:
+        passes.append(BranchwiseNormsPass())
+    if kernels.dynamic_quantize_matmul:
+        passes.append(DynamicProductsPass())
+    if kernels.matmul_integer_to_float:
+        passes.append(StaticProductsPass())
+    return passes
+
+
+def _elementwise_passes(kernels: Kernels) -> list[ir.passes.PassBase]:
+    """Return the passes for norms with residual sums, and for activation functions."""
+    passes = list[ir.passes.PassBase]()
+    if kernels.skip_norm:
+        passes.append(SkipNormPass())
+    if kernels.quick_gelu:
+        passes.append(RulePass("QuickGelu", [QuickGelu()]))
+    if kernels.quantized_linear and kernels.quick_gelu:
+        passes.append(SiluAndMulPass())
+    if not kernels.standard_gelu:
+        passes.append(MicrosoftGeluPass())
+    return passes
 
 
 def _float_passes(options: SlotOptions) -> list[ir.passes.PassBase]:

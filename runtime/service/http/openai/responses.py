@@ -91,15 +91,27 @@ def read_response(body: Mapping[str, Any], defaults: Mapping[str, Any], before: 
     effort = reasoning.get("effort")
     prompt = _conversation([*system, *turns], tools, {"reasoning_effort": effort} if effort else {}, given,
                            options)  # fmt: skip
-    echo = {
-        "instructions": instructions,
+    flags = {name: bool_field(name, given.get(name, name == "store")) for name in
+             ("stream", "store", "background")}  # fmt: skip
+    if flags["background"] and (flags["stream"] or not flags["store"]):
+        raise RequestError(
+            "'background' requires 'store': true and 'stream': false; poll the response by its id"
+        )
+    echo = {**_echo(given, options, tools), "store": flags["store"], "background": flags["background"]}
+    return ResponseAsk(generation_request(prompt, options), turns, items, echo, **flags)
+
+
+def _echo(given: Mapping[str, Any], options: Json, tools: list[Json]) -> Json:
+    """Return the fields of the body that the response repeats, with the defaults of missing ones."""
+    return {
+        "instructions": given.get("instructions"),
         "max_output_tokens": given.get("max_output_tokens"),
         "metadata": _object("metadata", given.get("metadata", {})),
         "parallel_tool_calls": given.get("parallel_tool_calls", True),
         "previous_response_id": given.get("previous_response_id"),
-        "reasoning": {"effort": effort, "summary": None},
+        "reasoning": {"effort": given.get("reasoning", {}).get("effort"), "summary": None},
         "temperature": options.get("temperature", 1.0),
-        "text": {"format": text.get("format", {"type": "text"})},
+        "text": {"format": given.get("text", {}).get("format", {"type": "text"})},
         "tool_choice": given.get("tool_choice", "auto"),
         "tools": [{"description": None, "parameters": None, "strict": None, **tool} for tool in tools],
         "top_p": options.get("top_p", 1.0),
@@ -114,14 +126,6 @@ def read_response(body: Mapping[str, Any], defaults: Mapping[str, Any], before: 
         "safety_identifier": given.get("safety_identifier"),
         "prompt_cache_key": given.get("prompt_cache_key"),
     }
-    flags = {name: bool_field(name, given.get(name, name == "store")) for name in
-             ("stream", "store", "background")}  # fmt: skip
-    if flags["background"] and (flags["stream"] or not flags["store"]):
-        raise RequestError(
-            "'background' requires 'store': true and 'stream': false; poll the response by its id"
-        )
-    echo |= {"store": flags["store"], "background": flags["background"]}
-    return ResponseAsk(generation_request(prompt, options), turns, items, echo, **flags)
 
 
 def _object(name: str, value: Any) -> Json:
