@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from ml_dtypes import bfloat16
 
-from carryall.graph_opt.compare.runners import open_session
+from carryall.graph_opt.graph.session import open_session
 from carryall.providers.base import Row, RunnerInfo
 
 _PAST = "past_key_values."

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import abc
 import functools
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,71 +28,20 @@ from ...contract import (
     is_past,
     present_of,
 )
-from ...errors import GraphError, MissingExtraError, UsageError
-from ...storage.paths import check_utf8
-from ..graph.integer_sums import exact_sums
+from ...errors import GraphError, UsageError
 from ..graph.lazy import Array
-from ..graph.load import load_model, read_model
+from ..graph.load import load_model
+from ..graph.session import open_session, running
 from ..passes.importing.lift_attention import attended_sizes
 
 Tokens = npt.NDArray[np.int64]
 Logits = npt.NDArray[np.float32]
 _TOKENS = {INPUT_IDS, ATTENTION_MASK, POSITION_IDS}
-_HALF = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 _CACHE_TYPES: dict[str, Any] = {
     "tensor(float)": np.float32,
     "tensor(float16)": np.float16,
     "tensor(int8)": np.int8,
 }
-
-
-def open_session(model: Path, name: str | None = None) -> Any:
-    """Open an onnxruntime session on the CPU that computes the graph as written.
-
-    onnxruntime's extended fusions are disabled, because some change results: that to SkipLayerNormalization
-    ignores the axis (1.31). They stay enabled for graphs with quantized weights, which would otherwise be
-    dequantized at every run, and for graphs whose integer sums are exact with them only.
-
-    Args:
-        model: the ONNX file.
-        name: its name in messages; by default the path.
-
-    Raises:
-        MissingExtraError: onnxruntime is not installed.
-        GraphError: onnxruntime cannot run the graph on the CPU.
-    """
-    try:
-        import onnxruntime
-    except ImportError as error:
-        raise MissingExtraError("comparing graphs", "onnxruntime", "cpu") from error
-    check_utf8(model)
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4  # errors are raised too
-    source, entries = exact_sums(model)
-    quantized = any(node.op_type == "DequantizeLinear" for node in read_model(model).graph.all_nodes())
-    if not (quantized or entries):
-        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
-    options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")  # fp32 activations
-    for entry in entries.items():
-        options.add_session_config_entry(*entry)
-    try:
-        return onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # onnxruntime's error types are not importable by a stable name
-        said = str(error).replace(str(model), name or str(model))
-        advice = ""
-        weights = read_model(model).graph.initializers.values()
-        if "NOT_IMPLEMENTED" in said and any(value.dtype in _HALF for value in weights):
-            advice = "; it lacks kernels for 16-bit floats, so give a graph whose weights are float32"
-        raise GraphError(f"onnxruntime's CPU provider cannot run {name or model}: {said}{advice}") from error
-
-
-@contextmanager
-def running(model: Path | str) -> Iterator[None]:
-    """Convert errors of an onnxruntime run into GraphError."""
-    try:
-        yield
-    except Exception as error:  # onnxruntime's error types are not importable by a stable name
-        raise GraphError(f"onnxruntime cannot run {model}: {error}") from error
 
 
 class GraphRunner(abc.ABC):
@@ -111,7 +59,7 @@ class GraphRunner(abc.ABC):
         self.session: Any = open_session(model) if session is None else session
         self.inputs = {value.name: value for value in self.session.get_inputs()}
         self.outputs = [output.name for output in self.session.get_outputs()]
-        self.cache_names = [name for name in self.inputs if _is_cache(name)]
+        self.cache_names = [name for name in self.inputs if is_past(name)]
 
     @property
     def vocab_size(self) -> int | str:
@@ -136,8 +84,8 @@ class GraphRunner(abc.ABC):
         raise UsageError(f"{self.name} has no cache that can be set")
 
     def _check_content(self, content: Mapping[str, Array]) -> None:
-        names = {_present(name) for name in self.cache_names}
-        types = {_present(name): _CACHE_TYPES[self.inputs[name].type] for name in self.cache_names}
+        names = {present_of(name) for name in self.cache_names}
+        types = {present_of(name): _CACHE_TYPES[self.inputs[name].type] for name in self.cache_names}
         if names != set(content) or any(types[name] != one.dtype for name, one in content.items()):
             raise UsageError(f"{self.name} has a cache with other names or types")
 
@@ -181,12 +129,24 @@ class PortableRunner(GraphRunner):
 
     def forward(self, rows: Mapping[int, Tokens]) -> dict[int, Logits]:
         """See ``GraphRunner``."""
-        return {row: self._run(row, tokens) for row, tokens in rows.items()}
+        return {row: self._run({row: tokens})[row] for row, tokens in rows.items()}
 
     def forward_together(self, rows: Mapping[int, Tokens]) -> dict[int, Logits]:
         """See ``GraphRunner``: padded on the left, with the padding masked."""
         if ATTENTION_MASK not in self.inputs or SEQLENS_K in self.inputs:
             return self.forward(rows)
+        return self._run(rows)
+
+    def fill(self, row: int, content: Mapping[str, Array]) -> None:
+        """See ``GraphRunner``."""
+        self._check_content(content)
+        self._caches[row] = {name: content[present_of(name)][None] for name in self.cache_names}
+
+    def cache(self, row: int) -> dict[str, Array]:
+        """See ``GraphRunner``."""
+        return {present_of(name): content[0] for name, content in self._caches[row].items()}
+
+    def _run(self, rows: Mapping[int, Tokens]) -> dict[int, Logits]:
         pasts = [self._caches.setdefault(row, self._zero_cache(1, 0)) for row in rows]
         lengths = [past[self.cache_names[0]].shape[2] for past in pasts]
         past = {
@@ -199,6 +159,8 @@ class PortableRunner(GraphRunner):
             INPUT_IDS: np.stack([_padded(tokens, width, axis=0) for tokens in rows.values()]),
             ATTENTION_MASK: mask,
             POSITION_IDS: np.maximum(mask.cumsum(1) - 1, 0)[:, max(lengths) :],
+            SEQLENS_K: mask.sum(1, dtype=np.int32) - 1,
+            TOTAL_SEQUENCE_LENGTH: np.array(mask.shape[1], np.int32),
             LOGITS_POSITIONS: np.broadcast_to(np.arange(width), (len(rows), width)).copy(),
         }
         feed = {name: value for name, value in feed.items() if name in self.inputs} | past
@@ -207,37 +169,9 @@ class PortableRunner(GraphRunner):
         for number, row in enumerate(rows):
             kept = mask[number].astype(bool)
             self._caches[row] = {
-                name: results[_present(name)][number : number + 1][:, :, kept] for name in self.cache_names
+                name: results[present_of(name)][number : number + 1][:, :, kept] for name in self.cache_names
             }
         return {row: results[LOGITS][number, -len(rows[row]) :] for number, row in enumerate(rows)}
-
-    def fill(self, row: int, content: Mapping[str, Array]) -> None:
-        """See ``GraphRunner``."""
-        self._check_content(content)
-        self._caches[row] = {name: content[_present(name)][None] for name in self.cache_names}
-
-    def cache(self, row: int) -> dict[str, Array]:
-        """See ``GraphRunner``."""
-        return {_present(name): content[0] for name, content in self._caches[row].items()}
-
-    def _run(self, row: int, tokens: Tokens) -> Logits:
-        past = self._caches.setdefault(row, self._zero_cache(1, 0))
-        start = past[self.cache_names[0]].shape[2]
-        total = start + len(tokens)
-        feed = {
-            INPUT_IDS: tokens[None],
-            ATTENTION_MASK: np.ones((1, total), np.int64),
-            POSITION_IDS: np.arange(start, total)[None],
-            SEQLENS_K: np.array([total - 1], np.int32),
-            TOTAL_SEQUENCE_LENGTH: np.array(total, np.int32),
-            LOGITS_POSITIONS: np.arange(len(tokens))[None],
-        }
-        feed = {name: value for name, value in feed.items() if name in self.inputs} | past
-        with running(self.name):
-            results = dict(zip(self.outputs, self.session.run(None, feed), strict=True))
-        self._caches[row] = {name: results[_present(name)] for name in self.cache_names}
-        logits: Logits = results[LOGITS][0]
-        return logits
 
 
 class WholeRunner(GraphRunner):
@@ -249,12 +183,17 @@ class WholeRunner(GraphRunner):
 
     def forward(self, rows: Mapping[int, Tokens]) -> dict[int, Logits]:
         """See ``GraphRunner``."""
-        return {row: self._run(row, tokens) for row, tokens in rows.items()}
+        return {row: self._run({row: tokens})[row] for row, tokens in rows.items()}
 
     def forward_together(self, rows: Mapping[int, Tokens]) -> dict[int, Logits]:
         """See ``GraphRunner``: padded on the left, with the padding masked."""
-        if ATTENTION_MASK not in self.inputs:
-            return self.forward(rows)
+        return self._run(rows) if ATTENTION_MASK in self.inputs else self.forward(rows)
+
+    def cache(self, row: int) -> dict[str, Array]:
+        """Return {}: there is no cache."""
+        return {}
+
+    def _run(self, rows: Mapping[int, Tokens]) -> dict[int, Logits]:
         for row, tokens in rows.items():
             self._tokens[row] = np.concatenate([self._tokens.get(row, tokens[:0]), tokens])
         whole = [self._tokens[row] for row in rows]
@@ -268,23 +207,6 @@ class WholeRunner(GraphRunner):
         with running(self.name):
             logits = self.session.run([LOGITS], {name: feed[name] for name in self.inputs})[0]
         return {row: logits[number, -len(rows[row]) :] for number, row in enumerate(rows)}
-
-    def cache(self, row: int) -> dict[str, Array]:
-        """Return {}: there is no cache."""
-        return {}
-
-    def _run(self, row: int, tokens: Tokens) -> Logits:
-        ids = np.concatenate([self._tokens.get(row, tokens[:0]), tokens])
-        self._tokens[row] = ids
-        feed = {
-            INPUT_IDS: ids[None],
-            ATTENTION_MASK: np.ones((1, len(ids)), np.int64),
-            POSITION_IDS: np.arange(len(ids))[None],
-        }
-        with running(self.name):
-            results = self.session.run([LOGITS], {name: feed[name] for name in self.inputs})
-        logits: Logits = results[0][0, -len(tokens) :]
-        return logits
 
 
 class SlotRunner(GraphRunner):
@@ -314,14 +236,14 @@ class SlotRunner(GraphRunner):
         """See ``GraphRunner``."""
         self._check_content(content)
         for name in self.cache_names:
-            one = content[_present(name)]
+            one = content[present_of(name)]
             self._cache[name][row, :, : one.shape[1]] = one
             self._lengths[row] = one.shape[1]
 
     def cache(self, row: int) -> dict[str, Array]:
         """See ``GraphRunner``."""
         length = self._lengths[row]
-        return {_present(name): content[row, :, :length] for name, content in self._cache.items()}
+        return {present_of(name): content[row, :, :length] for name, content in self._cache.items()}
 
     def _run(self, rows: Mapping[int, Tokens]) -> dict[int, Logits]:
         first, last = min(rows), max(rows)
@@ -357,7 +279,7 @@ class SlotRunner(GraphRunner):
         for name in self.cache_names:
             buffer = onnxruntime.OrtValue.ortvalue_from_numpy(self._cache[name][window])
             binding.bind_ortvalue_input(name, buffer)
-            binding.bind_ortvalue_output(_present(name), buffer)
+            binding.bind_ortvalue_output(present_of(name), buffer)
         binding.bind_output(LOGITS)
         with running(self.name):
             self.session.run_with_iobinding(binding)
@@ -383,7 +305,7 @@ def is_decoder(graph: ir.Graph) -> bool:
     if logits is None or INPUT_IDS not in inputs:
         return False
     of_tokens = logits.shape is not None and len(logits.shape) == 3
-    return any(map(_is_cache, inputs)) or (inputs <= _TOKENS and of_tokens)
+    return any(map(is_past, inputs)) or (inputs <= _TOKENS and of_tokens)
 
 
 def _padded(array: Array, length: int, axis: int) -> Array:
@@ -395,11 +317,3 @@ def _padded(array: Array, length: int, axis: int) -> Array:
 def _ones(lengths: Iterable[int], width: int) -> Tokens:
     """Return a mask [rows, width] that is 1 at the last ``length`` places of each row."""
     return np.stack([np.arange(width) >= width - length for length in lengths]).astype(np.int64)
-
-
-def _is_cache(name: str) -> bool:
-    return is_past(name)
-
-
-def _present(name: str) -> str:
-    return present_of(name)

@@ -14,10 +14,10 @@ from ...errors import GraphError, UsageError
 from ...progress import Progress
 from ...storage.scratch import scratch_folder
 from ..graph.lazy import Array
+from ..graph.session import open_session, running
 from .bars import Bars
 from .report import VerifyReport
 from .rounding import output_magnitudes, rounded_feed, write_rounded
-from .runners import open_session, running
 from .sample_inputs import Sample
 from .tally import KEYS, OutputResult, Tally
 

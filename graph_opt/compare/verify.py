@@ -24,6 +24,7 @@ from ..graph.edit import static_size
 from ..graph.lazy import Array
 from ..graph.load import load_model
 from ..graph.saving import save_files
+from ..graph.session import open_session
 from ..passes.normalize.lower_opset import LowerOpsetPass
 from ..passes.normalize.raise_opset import TARGET
 from .bars import Bars, rounds_activations
@@ -33,7 +34,7 @@ from .input_facts import input_facts
 from .reach import mask_reach
 from .report import VerifyReport
 from .rounded_products import judge_rounding, rounded_products
-from .runners import is_decoder, open_session, runner
+from .runners import is_decoder, runner
 from .sample_inputs import Sample, sample_inputs
 from .tables import changed_rows
 from .tensors import Side, compare_tensors

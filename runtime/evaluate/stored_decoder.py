@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from ...graph_opt.compare.runners import Logits, PortableRunner, open_session
+from ...graph_opt.compare.runners import Logits, PortableRunner
+from ...graph_opt.graph.session import open_session
 from ...providers.base import Row
 
 

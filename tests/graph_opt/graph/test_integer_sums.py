@@ -14,8 +14,8 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 
-from carryall.graph_opt.compare.runners import open_session
 from carryall.graph_opt.graph.integer_sums import exact_sums
+from carryall.graph_opt.graph.session import open_session
 from carryall.providers.ort import ort
 from carryall.runtime.api.session import InferenceSession
 
