@@ -26,6 +26,7 @@ proto exporter.demo exporter.gguf exporter.quantized graph_opt.graph
 client
 exporter.config
 exporter graph_opt.passes
+exporter.layers
 exporter.layouts exporter.encoders exporter.models.llama_like
 exporter.models.layer_norm
 exporter.encoders.families

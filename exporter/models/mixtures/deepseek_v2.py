@@ -24,7 +24,7 @@ from ...config import (
     with_defaults,
 )
 from ...decoder import Decoder
-from ...experts import gated_mlp, sparse_mlp
+from ...layers.experts import sparse_mlp
 from ...weights import Array
 
 DEFAULTS: RawConfig = {
@@ -224,4 +224,4 @@ def in_best_groups(net: Decoder, by_group: ir.Value, scores: ir.Value, experts: 
 def shared_expert(net: Decoder, x: ir.Value, experts: ExpertsConfig) -> ir.Value:
     """Write the shared experts, which are stored as one."""
     with net.scope("shared_experts"):
-        return gated_mlp(net, x, experts.names, experts.shared)
+        return layers.gated_linear_unit(net, x, experts.names, experts.shared)

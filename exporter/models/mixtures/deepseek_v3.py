@@ -8,7 +8,7 @@ import onnx_ir as ir
 from ... import layers
 from ...config import DecoderConfig, ExpertsConfig, RawConfig, with_defaults
 from ...decoder import Decoder
-from ...experts import sparse_mlp
+from ...layers.experts import sparse_mlp
 from .deepseek_v2 import attention, in_best_groups, latent_config, shared_expert
 
 DEFAULTS: RawConfig = {

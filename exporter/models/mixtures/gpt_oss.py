@@ -17,7 +17,7 @@ from ...config import (
     with_defaults,
 )
 from ...decoder import Decoder
-from ...experts import softmax_route, sparse_mlp
+from ...layers.experts import softmax_route, sparse_mlp
 
 DEFAULTS: RawConfig = {
     "attention_bias": True,

@@ -7,7 +7,7 @@ import onnx_ir as ir
 from ... import layers
 from ...config import DecoderConfig, ExpertsConfig, RawConfig, decoder_config, integer, with_defaults
 from ...decoder import Decoder
-from ...experts import mlp
+from ...layers.experts import mlp
 from ..llama_like.llama import attention
 
 DEFAULTS: RawConfig = {

@@ -17,7 +17,7 @@ from ...config import (
     with_defaults,
 )
 from ...decoder import Decoder
-from ...experts import mlp
+from ...layers.experts import mlp
 
 DEFAULTS: RawConfig = {
     "num_experts": 60,

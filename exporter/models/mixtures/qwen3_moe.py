@@ -7,7 +7,7 @@ import onnx_ir as ir
 from ... import layers
 from ...config import DecoderConfig, RawConfig, decoder_config, integer, with_defaults
 from ...decoder import Decoder
-from ...experts import mlp
+from ...layers.experts import mlp
 from ..llama_like.qwen3 import attention
 from .qwen2_moe import experts
 

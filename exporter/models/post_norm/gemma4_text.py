@@ -26,7 +26,7 @@ from ...config import (
     with_defaults,
 )
 from ...decoder import Decoder
-from ...experts import sparse_mlp
+from ...layers.experts import sparse_mlp
 from ...weights import Array
 
 FULL, SLIDING = "full_attention", "sliding_attention"

@@ -7,15 +7,16 @@ from collections.abc import Callable
 import numpy as np
 import onnx_ir as ir
 
-from . import layers
-from .config import ExpertsConfig
-from .decoder import Decoder
+from ..config import ExpertsConfig
+from ..decoder import Decoder
+from .feed_forward import gated_linear_unit, gated_mlp
+from .projections import linear
 
 
 def mlp(net: Decoder, layer: int, x: ir.Value) -> ir.Value:
     """Write the layer's mixture of experts, or its dense feed-forward layer if it has none."""
     experts = net.config.experts[layer]
-    return layers.gated_mlp(net, layer, x) if experts is None else sparse_mlp(net, x, experts)
+    return gated_mlp(net, layer, x) if experts is None else sparse_mlp(net, x, experts)
 
 
 Route = Callable[[Decoder, ir.Value, ExpertsConfig], tuple[ir.Value, ir.Value]]
@@ -66,7 +67,7 @@ def softmax_route(
     net: Decoder, tokens: ir.Value, experts: ExpertsConfig, name: str = "gate", *, bias: bool = False
 ) -> tuple[ir.Value, ir.Value]:
     """Return the routing weights and indices of each token's experts, both [tokens, per_token]."""
-    scores = layers.linear(net, name, tokens, net.config.hidden_size, experts.count, bias=bias)
+    scores = linear(net, name, tokens, net.config.hidden_size, experts.count, bias=bias)
     likely = net.op("Softmax", scores, axis=-1)
     weights, chosen = net.ops("TopK", likely, net.ints(experts.per_token), num_outputs=2, axis=-1)
     if experts.normalize:
@@ -89,19 +90,11 @@ def _argsort(net: Decoder, numbers: ir.Value) -> ir.Value:
 def _expert(net: Decoder, x: ir.Value, index: int, experts: ExpertsConfig) -> ir.Value:
     """Write expert ``index``, applied to its tokens x [n, hidden]."""
     with net.scope(f"experts.{index}"):
-        return gated_mlp(net, x, experts.names, experts.width)
+        return gated_linear_unit(net, x, experts.names, experts.width)
 
 
 def _shared_expert(net: Decoder, x: ir.Value, experts: ExpertsConfig) -> ir.Value:
     """Write the shared expert, times sigmoid(gate(x))."""
-    share = net.op("Sigmoid", layers.linear(net, "shared_expert_gate", x, net.config.hidden_size, 1))
+    share = net.op("Sigmoid", linear(net, "shared_expert_gate", x, net.config.hidden_size, 1))
     with net.scope("shared_expert"):
-        return net.op("Mul", share, gated_mlp(net, x, experts.names, experts.shared))
-
-
-def gated_mlp(net: Decoder, x: ir.Value, names: tuple[str, str, str], width: int) -> ir.Value:
-    """Write down(act(gate(x)) * up(x))."""
-    hidden, (gate, up, down) = net.config.hidden_size, names
-    activated = layers.activation(net, layers.linear(net, gate, x, hidden, width))
-    product = net.op("Mul", activated, layers.linear(net, up, x, hidden, width))
-    return layers.linear(net, down, product, width, hidden)
+        return net.op("Mul", share, gated_linear_unit(net, x, experts.names, experts.shared))
