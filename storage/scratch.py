@@ -20,7 +20,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .writing import hide_scratch
+from .writing import hide_scratch, hiding_scratch
 
 if TYPE_CHECKING:
     import filelock
@@ -81,11 +81,8 @@ def folder_beside(out: Path, final: Path) -> Iterator[Path]:
         except OSError as error:
             error.filename = str(final)
             raise
-        try:
+        with hiding_scratch(folder, final):
             yield folder
-        except OSError as error:
-            hide_scratch(error, folder, final)
-            raise
 
 
 def sweep(parent: Path | None = None) -> int:

@@ -55,6 +55,16 @@ def hide_scratch(error: OSError, scratch: Path, final: Path) -> None:
             setattr(error, field, str(final / found.relative_to(place)))
 
 
+@contextmanager
+def hiding_scratch(scratch: Path, final: Path) -> Iterator[None]:
+    """Apply ``hide_scratch`` to an OSError of the block."""
+    try:
+        yield
+    except OSError as error:
+        hide_scratch(error, scratch, final)
+        raise
+
+
 def _probe(folder: Path) -> int:
     """Return the errno of a test write of 1 MiB into ``folder``; EIO if the write succeeds."""
     path = folder / f".probe.{os.getpid()}"
@@ -111,11 +121,8 @@ def write_whole(path: Path, text: str) -> None:
     check_target(path)
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with writing(path):
+        with hiding_scratch(scratch, path), writing(path):
             scratch.write_text(text, encoding="utf-8", errors="backslashreplace")
             publish(scratch, path)
-    except OSError as error:
-        hide_scratch(error, scratch, path)
-        raise
     finally:
         scratch.unlink(missing_ok=True)

@@ -9,6 +9,7 @@ from typing import Any
 
 import jinja2
 
+from ...reports import human_bytes
 from .report import PassReport, Report
 
 _TEMPLATE = "report_page.html"
@@ -36,15 +37,6 @@ def to_html(report: Report) -> str:
         speeds=_speeds(report.facts.get("speed")),
         verification=report.facts.get("verification"),
     )
-
-
-def human_bytes(size: float) -> str:
-    """Return a readable size in powers of 1000, such as ``14.7 MB``."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} TB"
 
 
 def _number(value: float) -> str:

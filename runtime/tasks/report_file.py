@@ -11,7 +11,7 @@ from ...errors import CarryallError, UsageError
 from ...graph_opt.pipeline.report import Report
 from ...graph_opt.pipeline.report_page import to_html
 from ...storage.paths import check_target
-from ...storage.writing import hide_scratch, write_whole, writing
+from ...storage.writing import hiding_scratch, write_whole, writing
 
 _PAGE = ".html"
 
@@ -50,19 +50,11 @@ def pending_report(report: Report, path: Path, out: Path) -> Iterator[None]:
     """
     waiting = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        try:
-            with writing(path):
-                waiting.write_text(_text(report, path), encoding="utf-8")
-        except OSError as error:
-            hide_scratch(error, waiting, path)
-            raise
+        with hiding_scratch(waiting, path), writing(path):
+            waiting.write_text(_text(report, path), encoding="utf-8")
         yield
-        with left_without_report(out, path):
-            try:
-                waiting.replace(path)
-            except OSError as error:
-                hide_scratch(error, waiting, path)
-                raise
+        with left_without_report(out, path), hiding_scratch(waiting, path):
+            waiting.replace(path)
     finally:
         waiting.unlink(missing_ok=True)
 

@@ -10,6 +10,7 @@ from ....errors import UnsupportedModelError
 from ... import layers
 from ...config import DecoderConfig, RawConfig, decoder_config, integer, layer_windows, with_defaults
 from ...decoder import Decoder
+from ..llama_like.llama import attention
 from .gemma3_text import norm
 
 DEFAULTS: RawConfig = {
@@ -58,12 +59,3 @@ def build(net: Decoder) -> ir.Value:
             x = net.op("Add", x, norm(net, "post_feedforward_layernorm", y))
     x = norm(net, "model.norm", x)
     return layers.lm_head(net, x, embedding_name="model.embed_tokens")
-
-
-def attention(net: Decoder, layer: int, x: ir.Value) -> ir.Value:
-    """Grouped-query self-attention."""
-    c = net.config
-    with net.scope("self_attn"):
-        q, k, v = layers.qkv(net, x, bias=c.attention_bias)
-        out = layers.attention(net, layer, q, k, v)
-        return layers.linear(net, "o_proj", out, c.q_size, c.hidden_size, bias=c.attention_bias)

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, cast
 
 from ....errors import MissingExtraError, UsageError
 from ....storage.paths import check_name, check_target
-from ....storage.writing import hide_scratch, publish, writing
+from ....storage.writing import hiding_scratch, publish, writing
 
 STREAM = "-"
 _COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
@@ -213,12 +213,9 @@ def replacing(name: str) -> Iterator[BinaryIO]:
     target = Path(name)
     scratch = target.with_name(f".{target.name}.partial")  # a fixed name: killed runs leave at most one file
     try:
-        with writing(target):
+        with hiding_scratch(scratch, target), writing(target):
             with scratch.open("wb") as raw, _compressed(name, raw) as stream:
                 yield stream
             publish(scratch, target)
-    except OSError as error:
-        hide_scratch(error, scratch, target)
-        raise
     finally:
         scratch.unlink(missing_ok=True)

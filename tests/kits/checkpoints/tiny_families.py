@@ -8,7 +8,7 @@ from typing import Any
 Shapes = dict[str, tuple[int, ...]]
 Config = dict[str, Any]
 
-_BASE: Config = {
+BASE: Config = {
     "vocab_size": 260,
     "hidden_size": 32,
     "intermediate_size": 48,
@@ -16,16 +16,15 @@ _BASE: Config = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "max_position_embeddings": 128,
-    "rms_norm_eps": 1e-5,
     "tie_word_embeddings": False,
     "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
 }
+_RMS = {**BASE, "rms_norm_eps": 1e-5}
 _PARTIAL = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
-_NO_RMS = {key: value for key, value in _BASE.items() if key != "rms_norm_eps"}
 
 FAMILY_CONFIGS: dict[str, Config] = {
     "gemma2": {
-        **_BASE,
+        **_RMS,
         "head_dim": 8,
         "hidden_activation": "gelu_pytorch_tanh",
         "query_pre_attn_scalar": 12,
@@ -35,9 +34,9 @@ FAMILY_CONFIGS: dict[str, Config] = {
         "final_logit_softcapping": 3.0,
         "tie_word_embeddings": True,
     },
-    "olmo2": {**_BASE, "hidden_act": "silu", "attention_bias": False},
+    "olmo2": {**_RMS, "hidden_act": "silu", "attention_bias": False},
     "granite": {
-        **_BASE,
+        **_RMS,
         "hidden_act": "silu",
         "attention_bias": False,
         "mlp_bias": False,
@@ -47,7 +46,7 @@ FAMILY_CONFIGS: dict[str, Config] = {
         "logits_scaling": 2.0,
     },
     "starcoder2": {
-        **_NO_RMS,
+        **BASE,
         "hidden_act": "gelu_pytorch_tanh",
         "norm_epsilon": 1e-5,
         "sliding_window": 5,
@@ -55,14 +54,14 @@ FAMILY_CONFIGS: dict[str, Config] = {
         "tie_word_embeddings": True,
     },
     "phi": {
-        **_NO_RMS,
+        **BASE,
         "num_key_value_heads": 4,
         "hidden_act": "gelu_new",
         "layer_norm_eps": 1e-5,
         "rope_parameters": _PARTIAL,
     },
     "gpt_neox": {
-        **{key: value for key, value in _NO_RMS.items() if key != "num_key_value_heads"},
+        **{key: value for key, value in BASE.items() if key != "num_key_value_heads"},
         "hidden_act": "gelu",
         "layer_norm_eps": 1e-5,
         "use_parallel_residual": True,

@@ -5,20 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-Shapes = dict[str, tuple[int, ...]]
-Config = dict[str, Any]
+from tiny_families import BASE, Config, Shapes
 
-_BASE: Config = {
-    "vocab_size": 260,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
-    "tie_word_embeddings": False,
-    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
-}
 _WINDOWS = {"sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"]}
 
 
@@ -267,7 +255,7 @@ def _gemma4_seeing(config: Mapping[str, Any]) -> Shapes:
 
 
 _GEMMA4: Config = {
-    **{key: value for key, value in _BASE.items() if key != "rope_parameters"},
+    **{key: value for key, value in BASE.items() if key != "rope_parameters"},
     "num_hidden_layers": 5,
     "head_dim": 8,
     "global_head_dim": 16,
@@ -285,10 +273,10 @@ _GEMMA4: Config = {
     "tie_word_embeddings": True,
 }
 
-_FEW = {key: _BASE[key] for key in ("vocab_size", "hidden_size")}
+_FEW = {key: BASE[key] for key in ("vocab_size", "hidden_size")}
 
 _LATENT: Config = {
-    **_BASE,
+    **BASE,
     "rms_norm_eps": 1e-5,
     "num_key_value_heads": 4,
     "q_lora_rank": "null",
@@ -301,26 +289,26 @@ _LATENT: Config = {
 }
 
 LAYOUTS: dict[str, tuple[Config, Callable[[Mapping[str, Any]], Shapes]]] = {
-    "ernie4_5": ({**_BASE, "head_dim": 8, "rms_norm_eps": 1e-5, "use_bias": False}, _ernie),
+    "ernie4_5": ({**BASE, "head_dim": 8, "rms_norm_eps": 1e-5, "use_bias": False}, _ernie),
     "glm4": (
         {
-            **_BASE,
+            **BASE,
             "head_dim": 8,
             "rms_norm_eps": 1e-5,
-            "rope_parameters": {**_BASE["rope_parameters"], "partial_rotary_factor": 0.5},
+            "rope_parameters": {**BASE["rope_parameters"], "partial_rotary_factor": 0.5},
         },
         _glm4,
     ),
-    "exaone4": ({**_BASE, **_WINDOWS, "head_dim": 16, "rms_norm_eps": 1e-5}, _exaone4),
+    "exaone4": ({**BASE, **_WINDOWS, "head_dim": 16, "rms_norm_eps": 1e-5}, _exaone4),
     "cohere2": (
-        {**_BASE, **_WINDOWS, "layer_norm_eps": 1e-5, "logit_scale": 0.25, "tie_word_embeddings": True},
+        {**BASE, **_WINDOWS, "layer_norm_eps": 1e-5, "logit_scale": 0.25, "tie_word_embeddings": True},
         _cohere2,
     ),
     "stablelm": (
         {
-            **_BASE,
+            **BASE,
             "layer_norm_eps": 1e-5,
-            "rope_parameters": {**_BASE["rope_parameters"], "partial_rotary_factor": 0.25},
+            "rope_parameters": {**BASE["rope_parameters"], "partial_rotary_factor": 0.25},
         },
         _stablelm,
     ),
@@ -370,7 +358,7 @@ LAYOUTS: dict[str, tuple[Config, Callable[[Mapping[str, Any]], Shapes]]] = {
     "gemma4": ({"text_config": {"model_type": "gemma4_text", **_GEMMA4}}, _gemma4_seeing),
     "gpt_oss": (
         {
-            **_BASE,
+            **BASE,
             **_WINDOWS,
             "head_dim": 16,
             "rms_norm_eps": 1e-5,
