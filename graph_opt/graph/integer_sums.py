@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import mmap
 import os
-import platform
 
-# Parts of the names of operators whose kernels saturate, or that are fused to such ones.
-OPERATORS = ("QuantizeLinear", "MatMulInteger", "QLinear", "DynamicQuantize", "QGemm", "QAttention")
+from .saturation import OPERATORS, saturates
 
 
 def exact_sums(model: str | os.PathLike[str] | bytes) -> tuple[str | bytes, dict[str, str]]:
@@ -38,8 +36,3 @@ def _may_multiply_integers(model: str | bytes) -> bool:
         return False  # it cannot be mapped
     with open(model, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         return any(content.find(name) >= 0 for name in names)
-
-
-def saturates() -> bool:
-    """Whether processors of this kind may saturate; onnxruntime knows if this one does."""
-    return platform.machine().lower() in ("x86_64", "amd64", "i686", "x86")

@@ -8,6 +8,7 @@ from typing import Any
 
 from ...errors import RequestError, UsageError
 from ..types.arguments import checked_arguments
+from .job_thread import run
 from .jobs.output import text_of
 
 
@@ -35,8 +36,6 @@ def map_table(
         UsageError: the kind of table is unknown, the table has the column already, or an option is wrong.
         RequestError: a row failed, and ``strict`` is True.
     """
-    from .api import run
-
     records, attach = _adapter(table, into)
     texts: dict[int, str | None] = {}
     count = 0
