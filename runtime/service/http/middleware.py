@@ -22,7 +22,7 @@ from .errors import described, error_json, retry_after
 
 _log = logging.getLogger(__name__)
 
-# Paths that need no API key. They reveal nothing about the content of requests.
+# Paths that need no API key to be read. They reveal nothing about the content of requests.
 _OPEN = ("/", "/health", "/health/live", "/health/ready", "/ping", "/version", "/metrics", "/v2/health/live",
          "/v2/health/ready")  # fmt: skip
 
@@ -92,7 +92,7 @@ class Callers:
         try:
             self._check_origin(headers)
             CALLER.set(None)  # safe: each request runs in its own task
-            if scope["path"] not in _OPEN:
+            if not _is_open(scope):
                 # A WebSocket counts a request for each of its messages instead.
                 enter_caller(self._keys, headers, counted=scope["type"] == "http")
         except (HTTPException, RateLimitError) as error:
@@ -116,6 +116,11 @@ class Callers:
             return
         if origin.partition("://")[2] != host:
             raise HTTPException(403, f"the origin {origin!r} is not allowed; allow it with --cors-origin")
+
+
+def _is_open(scope: Scope) -> bool:
+    """Return whether a request needs no API key. ``POST /`` generates text, so the method matters."""
+    return scope["path"] in _OPEN and scope.get("method") in ("GET", "HEAD")
 
 
 def enter_caller(keys: ApiKeys | None, headers: Headers, *, counted: bool = True) -> None:

@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from api_keys import key_file
 from http_serving import HttpServed, http_serving
 from null_llm import null_llm
 
 from carryall.errors import ProviderRuntimeError
 from carryall.runtime.api.async_llm import AsyncLLM
 
+OPEN = ("/", "/health", "/health/live", "/health/ready", "/ping", "/version", "/metrics", "/v2/health/live",
+        "/v2/health/ready")  # fmt: skip
 ENDLESS: dict[str, Any] = {"prompt": "x", "max_tokens": 4000, "ignore_eos": True}
 
 
@@ -281,6 +284,25 @@ def test_only_keys_of_the_file_are_let_in(tmp_path: Path) -> None:
             )
             assert await status(Authorization="Bearer bob-key") == 200
             assert await status(Authorization="Bearer alice-key") == 404
+
+    asyncio.run(scenario())
+
+
+def test_every_other_operation_needs_a_key(tmp_path: Path) -> None:
+    """``GET /`` is a page for everybody; ``POST /`` generates text, as in text-generation-inference."""
+
+    async def scenario() -> None:
+        async with null_llm() as llm, http_serving(llm, api_keys=key_file(tmp_path, alice="")) as served:
+            document = await served.client.get("/openapi.json", headers={"x-api-key": "alice-key"})
+            operations = {
+                (method, path) for path, methods in document.json()["paths"].items() for method in methods
+            }
+            assert {("get", path) for path in OPEN} | {("post", "/")} <= operations
+            for method, path in sorted(operations):
+                answer = await served.client.request(method, path, json={"inputs": "x", "prompt": "x"})
+                wanted = 200 if method == "get" and path in OPEN else 401
+                assert answer.status_code == wanted, (method, path)
+            assert (await served.client.head("/health")).status_code == 200
 
     asyncio.run(scenario())
 
