@@ -10,11 +10,12 @@ import signal
 import sys
 import traceback
 import warnings
-from typing import Any, NoReturn, TextIO
+from typing import Any, NoReturn
 
 import click
 
 from ..errors import DEBUG_VARIABLE, CarryallError, UsageError, is_debugging
+from .stderr import discard, lenient_stderr
 
 # The verbs with one line of help each, so that `carryall --help` imports none of them.
 SECTIONS: dict[str, dict[str, str]] = {
@@ -72,6 +73,10 @@ class VerbGroup(click.Group):
 
     def main(self, *args: Any, **extra: Any) -> NoReturn:
         """Run the command line, and end the process: 0 success, 1 failure, 2 wrong use, 130 Ctrl-C."""
+        with lenient_stderr():
+            self._main(*args, **extra)
+
+    def _main(self, *args: Any, **extra: Any) -> NoReturn:
         try:
             with warnings.catch_warnings():
                 warnings.showwarning = _show_warning  # type: ignore[assignment]
@@ -106,16 +111,11 @@ def _end(code: int) -> NoReturn:
             sys.stdout.flush()
     except (OSError, ValueError) as error:  # ValueError: it is closed
         if isinstance(error, OSError):
-            _discard(sys.stdout)
+            discard(sys.stdout)
         if not code:
-            _tell(f"error: stdout: {error}")
+            click.echo(f"error: stdout: {error}", err=True)
             code = 1
     sys.exit(code)
-
-
-def _discard(stream: TextIO) -> None:
-    """Discard what a stream could not write: else the interpreter writes it again, and exits with 120."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _shortage(error: Exception) -> str:
@@ -132,16 +132,8 @@ def _fail(message: str, code: int) -> NoReturn:
     """Print one line to stderr (and the traceback, if CARRYALL_DEBUG is set), then exit."""
     if is_debugging():
         traceback.print_exc()
-    _tell("error: " + _one_line(message))
+    click.echo("error: " + _one_line(message), err=True)
     _end(code)
-
-
-def _tell(line: str) -> None:
-    """Print to stderr; if that cannot be written, the exit code must say enough."""
-    try:
-        click.echo(line, err=True)
-    except OSError:
-        _discard(sys.stderr)
 
 
 def _one_line(message: str) -> str:
@@ -154,7 +146,7 @@ def _one_line(message: str) -> str:
 
 
 def _show_warning(message: Warning | str, *_: object) -> None:
-    _tell("warning: " + _one_line(str(message)))
+    click.echo("warning: " + _one_line(str(message)), err=True)
 
 
 def _set_debug(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:

@@ -135,11 +135,32 @@ def test_the_help_lists_every_verb() -> None:
         assert f"  {verb.ljust(8)}  {summary}" in text
 
 
+NOTES = """
+import click
+from rich.console import Console
+from carryall.cli import carryall
+
+def verb():
+    click.echo("a note", err=True)
+    Console(stderr=True).print("50 %")
+    click.echo("the result")
+
+type(carryall).get_command = lambda *_: click.Command("verb", callback=verb)
+carryall.main(["verb"])
+"""
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 @pytest.mark.parametrize("unbuffered", ["", "1"])
-def test_the_exit_code_stays_if_stderr_cannot_be_written(unbuffered: str) -> None:
-    command = [sys.executable, "-m", "carryall", "run", "/nosuch", "text"]
+@pytest.mark.parametrize(
+    ("arguments", "code", "out"),
+    [(["-m", "carryall", "run", "/nosuch", "text"], 2, b""), (["-c", NOTES], 0, b"the result\n")],
+)
+def test_the_exit_code_stays_if_stderr_cannot_be_written(
+    arguments: list[str], code: int, out: bytes, unbuffered: str
+) -> None:
+    command = [sys.executable, *arguments]
     env = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
     with open("/dev/full", "w") as full:
         done = subprocess.run(command, stderr=full, stdout=subprocess.PIPE, timeout=60, check=False, env=env)
-    assert (done.returncode, done.stdout) == (2, b"")
+    assert (done.returncode, done.stdout) == (code, out)

@@ -111,10 +111,12 @@ def served(head: Host) -> Iterator[None]:
         "--replicas",
         "2",
     ]
-    with head.start(*command, "--host", EVERY, "--json", env=ENVIRONMENT, stdout=PIPE) as process:
-        assert process.stdout is not None
-        line = next((line for line in process.stdout if line.startswith("{")), "")
-        assert json.loads(line)["http"] == f"{EVERY}:8000", "the command ended before it served"
+    # Popen's own context would wait for ever if a test fails; its network ends the host then.
+    process = head.start(*command, "--host", EVERY, "--json", env=ENVIRONMENT, stdout=PIPE)
+    assert process.stdout is not None
+    with process.stdout as lines:
+        line = next((line for line in lines if line.startswith("{")), "")
+        assert json.loads(line or "{}").get("http") == f"{EVERY}:8000", "the command ended before it served"
         yield
         (leader,) = head.processes("bin/carryall")
         os.kill(int(leader.name), 15)
@@ -140,7 +142,7 @@ class Caller:
         self.seconds: list[float] = []
         self.errors: list[Exception] = []
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, args=(host, session))
+        self._thread = threading.Thread(target=self._run, args=(host, session), daemon=True)
         self._thread.start()
 
     def _run(self, host: Host, session: str) -> None:
