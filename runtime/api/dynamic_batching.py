@@ -6,7 +6,7 @@ import asyncio
 import queue
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass
 from typing import Any
@@ -22,11 +22,28 @@ Feeds = Mapping[str, npt.NDArray[Any]]
 Results = dict[str, npt.NDArray[Any]]
 
 
+@dataclass(frozen=True, slots=True)
+class RunTime:
+    """The times of one request.
+
+    Args:
+        queued: nanoseconds until its batch ran.
+        computed: nanoseconds of the run of its batch.
+        runs: the runs that began with this request: 1 for the first request of a batch, else 0.
+    """
+
+    queued: int
+    computed: int
+    runs: int
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _Request:
     feeds: Feeds
     rows: int
     future: Future[Results]
+    on_run: Callable[[RunTime], None] | None
+    arrival: int
 
     @property
     def shape_key(self) -> tuple[object, ...]:
@@ -71,8 +88,17 @@ class DynamicBatcher:
         self._thread = threading.Thread(target=self._serve, name="carryall-batcher", daemon=True)
         self._thread.start()
 
-    def submit(self, feeds: Feeds) -> Future[Results]:
+    @property
+    def waiting(self) -> int:
+        """The number of requests in the queue."""
+        return self._queue.qsize()
+
+    def submit(self, feeds: Feeds, *, on_run: Callable[[RunTime], None] | None = None) -> Future[Results]:
         """Queue a request of one or more rows; its arrays must not change until it is done.
+
+        Args:
+            feeds: the inputs by name.
+            on_run: receives the times of a successful run, in the batcher's thread, before the future is done.
 
         Returns:
             A future of all outputs by name, with the rows of this request.
@@ -82,7 +108,7 @@ class DynamicBatcher:
             QueueFullError: ``max_queue`` requests are waiting.
             EngineClosedError: the batcher is closed.
         """
-        request = _Request(feeds, self._rows(feeds), Future())
+        request = _Request(feeds, self._rows(feeds), Future(), on_run, time.perf_counter_ns())
         with self._closing:
             if self._closed:
                 raise EngineClosedError("the batcher is closed")
@@ -96,9 +122,14 @@ class DynamicBatcher:
         """Queue a request and wait for its result."""
         return self.submit(feeds).result()
 
-    async def run_awaited(self, feeds: Feeds) -> Results:
-        """Run a request from asyncio; cancelling the task removes the request from the queue."""
-        return await asyncio.wrap_future(self.submit(feeds))
+    async def run_awaited(
+        self, feeds: Feeds, *, on_run: Callable[[RunTime], None] | None = None
+    ) -> Results:
+        """Run a request from asyncio; cancelling the task removes the request from the queue.
+
+        See ``submit`` for the arguments.
+        """
+        return await asyncio.wrap_future(self.submit(feeds, on_run=on_run))
 
     def close(self) -> None:
         """Finish all queued requests, then stop."""
@@ -155,6 +186,7 @@ class DynamicBatcher:
     def _run(self, batch: list[_Request]) -> None:
         if not batch:
             return
+        begun = time.perf_counter_ns()
         try:
             results = self._forward(batch)
         except BaseException as error:  # noqa: BLE001 -- errors belong to the requests; the thread goes on
@@ -164,9 +196,12 @@ class DynamicBatcher:
             else:
                 _fail(batch[0], error)
             return
+        computed = time.perf_counter_ns() - begun
         start = 0
         for request in batch:
             end = start + request.rows
+            if request.on_run is not None:
+                request.on_run(RunTime(begun - request.arrival, computed, int(request is batch[0])))
             _resolve(request, {name: array[start:end] for name, array in results.items()})
             start = end
 

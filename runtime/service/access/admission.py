@@ -54,6 +54,11 @@ class Admission:
         wanted = f"'{name}' version {version}" if version else f"'{name}'"
         raise UnknownModelError(f"there is no model {wanted}; there are: {there_are}")
 
+    def drawn(self, name: str, version: str = "") -> ModelStatus:
+        """Return the status of the version that answers a request; see ``find``, and the weights of versions."""
+        status = self.find(name, version)
+        return status if version else self.find(status.name, self._models.draw_version(status.name))
+
     def llm(self, name: str | None = None, version: str = "", adapter: str | None = None) -> LLMHandler:
         """Return the handler of a language model's requests; see ``ModelRepository.llm``.
 

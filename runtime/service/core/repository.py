@@ -209,6 +209,14 @@ class ModelRepository:
             raise UnsupportedTaskError(f"the model '{entry.name}' is {_WHAT[entry.loader.kind]}")
         return entry.handler
 
+    def draw_version(self, name: str) -> str:
+        """Return the version that answers a request which names none: by weight among those that are ready.
+
+        Raises:
+            UnknownModelError: there is no model of that name.
+        """
+        return self._drawn(name, "").version
+
     def tensor(self, name: str, version: str = "") -> TensorModel:
         """Return a tensor model.
 
@@ -338,18 +346,22 @@ class ModelRepository:
         Raises:
             ServiceUnavailableError: it is not ready; a model that was evicted is loaded from now on.
         """
+        entry = self._drawn(name, version)
+        if entry.evicted and entry.state in ("unloading", "unloaded"):
+            if entry not in self._loading_again:
+                task = self._loading_again[entry] = asyncio.create_task(self._load_again(entry))
+                task.add_done_callback(lambda _: self._loading_again.pop(entry))
+            raise ServiceUnavailableError(f"the model '{entry.name}' is loading again; retry later")
+        return entry.use()
+
+    def _drawn(self, name: str | None, version: str) -> Entry:
         own, version = self.resolved(name, version)
         versions = [entry for entry in self._entries[own] if version in ("", entry.version)]
         ready = [entry for entry in versions if entry.state == "ready" or entry.evicted]
         weighted = [entry for entry in ready if entry.loader.weight > 0]
         weights = [entry.loader.weight for entry in weighted] or None
         (entry,) = random.choices(weighted or ready[-1:] or versions[-1:], weights)  # noqa: S311 -- no secret
-        if entry.evicted and entry.state in ("unloading", "unloaded"):
-            if entry not in self._loading_again:
-                task = self._loading_again[entry] = asyncio.create_task(self._load_again(entry))
-                task.add_done_callback(lambda _: self._loading_again.pop(entry))
-            raise ServiceUnavailableError(f"the model '{own}' is loading again; retry later")
-        return entry.use()
+        return entry
 
     async def _load_again(self, entry: Entry) -> None:
         try:

@@ -15,7 +15,6 @@ from ..core.caller import CALLER
 from ..core.model_entry import ModelState, ModelStatus
 from ..kserve.inference import EXTENSIONS, Inference
 from ..kserve.messages import ModelFacts, TensorFacts
-from ..kserve.statistics import Duration
 from .kserve_messages import OutputPlaces, inference_request, inference_response
 from .statuses import Context, errors_as_status
 
@@ -144,15 +143,18 @@ class InferenceServicer(kserve_pb2_grpc.GRPCInferenceServiceServicer):
             return pb.ModelStatisticsResponse(model_stats=[self._statistics(status) for status in statuses])
 
     def _statistics(self, status: ModelStatus) -> pb.ModelStatistics:
-        counts = self._inference.statistics.of(status.name)
+        counts = self._inference.statistics.of(status.name, status.version)
         return pb.ModelStatistics(
             name=status.name,
             version=status.version,
             last_inference=counts.last_milliseconds,
             inference_count=counts.rows,
-            execution_count=counts.success.count,
+            execution_count=counts.runs,
             inference_stats=pb.InferStatistics(
-                success=_duration(counts.success), fail=_duration(counts.fail)
+                **{
+                    part: pb.StatisticDuration(count=one.count, ns=one.nanoseconds)
+                    for part, one in counts.durations()
+                }
             ),
         )
 
@@ -267,7 +269,3 @@ def _config(facts: ModelFacts) -> pb.ModelConfig:
         ],
         model_transaction_policy=pb.ModelTransactionPolicy(decoupled=facts.decoupled),
     )
-
-
-def _duration(duration: Duration) -> pb.StatisticDuration:
-    return pb.StatisticDuration(count=duration.count, ns=duration.nanoseconds)

@@ -13,6 +13,7 @@ from starlette.types import ASGIApp
 from ....errors import CarryallError
 from ..core.repository import ModelRepository
 from ..kserve.inference import Inference
+from ..kserve.tensor_metrics import TensorMetrics
 from ..telemetry.metrics import Metrics
 from . import (
     anthropic,
@@ -50,7 +51,8 @@ def make_app(
         inference: runs tensor requests, with the access control of all transports.
         further: additional routes.
     """
-    service = HttpService(models, Metrics(models), inference)
+    metrics = Metrics(models, [TensorMetrics(models, inference.statistics)])
+    service = HttpService(models, metrics, inference)
     handlers: dict[Any, Any] = {
         CarryallError: error_response,
         HTTPException: error_response,

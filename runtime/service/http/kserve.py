@@ -105,7 +105,8 @@ async def statistics(request: Request) -> Response:
     named = "model" in request.path_params
     statuses = [inference.models.find(*_model(request))] if named else inference.models.models()
     stats = [
-        statistics_document(one.name, one.version, inference.statistics.of(one.name)) for one in statuses
+        statistics_document(one.name, one.version, inference.statistics.of(one.name, one.version))
+        for one in statuses
     ]
     return json_response({"model_stats": stats})
 

@@ -16,7 +16,7 @@ from ....errors import RequestError
 from ...process.large_json import SMALL, parse
 from .messages import InferenceRequest, InferenceResponse, ModelFacts, TensorFacts
 from .shared_memory import SharedMemory
-from .statistics import Duration, ModelCounts
+from .statistics import ModelCounts
 from .tensors import Array, byte_elements, from_raw, from_values, to_raw, type_of
 
 Json = dict[str, Any]
@@ -200,16 +200,15 @@ def config_document(facts: ModelFacts) -> Json:
 def statistics_document(name: str, version: str, counts: ModelCounts) -> Json:
     """Return the counts and durations of a model as JSON."""
 
-    def duration(one: Duration) -> Json:
-        return {"count": one.count, "ns": one.nanoseconds}
-
     return {
         "name": name,
         "version": version,
         "last_inference": counts.last_milliseconds,
         "inference_count": counts.rows,
-        "execution_count": counts.success.count,
-        "inference_stats": {"success": duration(counts.success), "fail": duration(counts.fail)},
+        "execution_count": counts.runs,
+        "inference_stats": {
+            part: {"count": one.count, "ns": one.nanoseconds} for part, one in counts.durations()
+        },
         "batch_stats": [],
     }
 

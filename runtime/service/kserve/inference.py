@@ -15,9 +15,9 @@ from ..core.model_entry import ModelStatus
 from ..core.repository import ModelRepository
 from .messages import InferenceRequest, InferenceResponse, ModelFacts, TensorFacts
 from .shared_memory import SharedMemory
-from .statistics import Statistics
+from .statistics import Statistics, Times
 from .tensor_run import run_model
-from .tensors import type_of_onnx
+from .tensors import Array, type_of_onnx
 from .text import INPUTS, OUTPUTS, TextRequest
 
 EXTENSIONS = (
@@ -68,28 +68,35 @@ class Inference:
         Raises:
             CarryallError: see ``run``.
         """
-        status = self.models.find(request.model, request.version)
-        start, ended = time.perf_counter_ns(), False
+        status = self.models.drawn(request.model, request.version)
+        start, times, ended = time.perf_counter_ns(), None, False
         try:
             if status.kind == "encoder":
                 raise UnsupportedTaskError(
                     f"'{status.name}' is an encoder; use /v1/embeddings, /rerank, Embed or Rerank"
                 )
-            kind = self._text if status.kind == "llm" else self._tensors
-            async with aclosing(kind(request, status)) as responses:
-                async for response in responses:
-                    yield response
+            if status.kind == "tensor":
+                outputs, times = await self._tensors(request, status)
+                yield _response(request, status, outputs)
+            else:
+                async with aclosing(self._text(request, status)) as responses:
+                    async for response in responses:
+                        yield response
             ended = True
         finally:
-            self.statistics.count(status.name, time.perf_counter_ns() - start, rows(request), success=ended)
+            counts, took = self.statistics.of(status.name, status.version), time.perf_counter_ns() - start
+            if ended:
+                counts.succeeded(took, rows(request), times)
+            else:
+                counts.fail.add(took)
 
     async def _text(
         self, request: InferenceRequest, status: ModelStatus
     ) -> AsyncGenerator[InferenceResponse, None]:
-        handler = self.models.llm(status.name, request.version)
+        handler = self.models.llm(status.name, status.version)
         wanted = TextRequest(request, handler.model.defaults, self.models.admitted)
         if wanted.adapter is not None:
-            handler = self.models.llm(status.name, request.version, wanted.adapter)
+            handler = self.models.llm(status.name, status.version, wanted.adapter)
         if not wanted.stream:
             yield _response(request, status, await wanted.whole(handler))
             return
@@ -99,10 +106,9 @@ class Inference:
 
     async def _tensors(
         self, request: InferenceRequest, status: ModelStatus
-    ) -> AsyncGenerator[InferenceResponse, None]:
-        model = self.models.tensor(status.name, request.version)
-        outputs = await run_model(model, request.inputs, request.outputs)
-        yield _response(request, status, outputs)
+    ) -> tuple[dict[str, Array], Times]:
+        model = self.models.tensor(status.name, status.version)
+        return await run_model(model, request.inputs, request.outputs)
 
     def facts(self, name: str, version: str = "") -> ModelFacts:
         """Return the metadata of a model.

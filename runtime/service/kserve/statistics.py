@@ -1,8 +1,9 @@
-"""Counts and durations of requests by model."""
+"""Counts and durations of requests, by model and version."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 
@@ -19,37 +20,73 @@ class Duration:
         self.nanoseconds += nanoseconds
 
 
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Where the time of a tensor request went, in nanoseconds.
+
+    Args:
+        queue: waiting for a batch.
+        input: checking and converting the inputs.
+        infer: the run of the model, with all requests of the batch.
+        output: making the outputs.
+        runs: the runs of the model that began with this request; see ``RunTime``.
+    """
+
+    queue: int
+    input: int
+    infer: int
+    output: int
+    runs: int
+
+
 @dataclass(slots=True)
 class ModelCounts:
-    """Counts of one model since the server started.
+    """Counts of one version of a model since the server started.
 
     Args:
         success: requests that succeeded.
         fail: requests that failed or were cancelled.
+        queue, compute_input, compute_infer, compute_output: the parts of successful tensor requests; see
+            ``Times``.
         rows: inferences of successful requests; a batch counts once per row.
+        runs: runs of the model; requests of one batch share one.
         last_milliseconds: the end of the last successful request, in milliseconds since 1970.
     """
 
     success: Duration = field(default_factory=Duration)
     fail: Duration = field(default_factory=Duration)
+    queue: Duration = field(default_factory=Duration)
+    compute_input: Duration = field(default_factory=Duration)
+    compute_infer: Duration = field(default_factory=Duration)
+    compute_output: Duration = field(default_factory=Duration)
     rows: int = 0
+    runs: int = 0
     last_milliseconds: int = 0
+
+    def durations(self) -> Iterator[tuple[str, Duration]]:
+        """Yield the durations with their names in the protocol."""
+        for name in ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output"):
+            yield name, getattr(self, name)
+
+    def succeeded(self, nanoseconds: int, rows: int, times: Times | None) -> None:
+        """Count a request that succeeded; without ``times``, it counts as one run."""
+        self.success.add(nanoseconds)
+        self.rows += rows
+        self.runs += 1 if times is None else times.runs
+        self.last_milliseconds = int(time.time() * 1000)
+        if times is not None:
+            self.queue.add(times.queue)
+            self.compute_input.add(times.input)
+            self.compute_infer.add(times.infer)
+            self.compute_output.add(times.output)
 
 
 class Statistics:
-    """The counts of all models, by model name."""
+    """The counts of all models, by name and version."""
 
     def __init__(self) -> None:
-        self._models: dict[str, ModelCounts] = {}
+        self._models: dict[tuple[str, str], ModelCounts] = {}
 
-    def count(self, model: str, nanoseconds: int, rows: int, *, success: bool) -> None:
-        """Count one request with its duration and its number of rows."""
-        counts = self._models.setdefault(model, ModelCounts())
-        (counts.success if success else counts.fail).add(nanoseconds)
-        if success:
-            counts.rows += rows
-            counts.last_milliseconds = int(time.time() * 1000)
-
-    def of(self, model: str) -> ModelCounts:
-        """Return the counts of a model."""
-        return self._models.get(model, ModelCounts())
+    def of(self, model: str, version: str) -> ModelCounts:
+        """Return the counts of a version of a model."""
+        return self._models.setdefault((model, version), ModelCounts())

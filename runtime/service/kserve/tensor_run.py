@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,7 +13,9 @@ import numpy as np
 
 from ....errors import ProviderRuntimeError, RequestError
 from ....providers.ort import ort
+from ...api.dynamic_batching import RunTime
 from ..core.tensor_model import TensorModel
+from .statistics import Times
 from .tensors import Array, byte_elements
 
 _BFLOAT16 = "tensor(bfloat16)"
@@ -20,8 +23,8 @@ _BFLOAT16 = "tensor(bfloat16)"
 
 async def run_model(
     model: TensorModel, inputs: Mapping[str, Array], outputs: Sequence[str]
-) -> dict[str, Array]:
-    """Return the outputs of a model by name. The run does not block the event loop.
+) -> tuple[dict[str, Array], Times]:
+    """Return the outputs of a model by name, and the times. The run does not block the event loop.
 
     Args:
         model: the model; its batcher, if any, runs requests together.
@@ -32,6 +35,7 @@ async def run_model(
         RequestError: an input or output is missing or unknown, or an input has the wrong type or shape.
         ProviderRuntimeError: the run failed.
     """
+    start = time.perf_counter_ns()
     session = model.session
     known = {value.name: value.type for value in session.get_inputs()}
     if inputs.keys() != known.keys():
@@ -42,12 +46,13 @@ async def run_model(
             raise RequestError(f"unknown output '{name}'; the outputs are: {', '.join(types)}")
     wanted = list(outputs) or list(types)
     feeds = {name: _text(name, array) if array.dtype == object else array for name, array in inputs.items()}
+    begun, ran = time.perf_counter_ns(), list[RunTime]()
     try:
         if _BFLOAT16 in (*known.values(), *(types[name] for name in wanted)):
             results = await asyncio.to_thread(_run_values, session, wanted, feeds)
         elif model.batcher is not None and _fits(model, feeds):
-            found = await model.batcher.run_awaited(feeds)
-            return {name: found[name] for name in wanted}
+            found = await model.batcher.run_awaited(feeds, on_run=ran.append)
+            results = [found[name] for name in wanted]
         else:
             results = await session.run_awaited(wanted, feeds)
     except ProviderRuntimeError as error:  # of the batcher
@@ -56,7 +61,10 @@ async def run_model(
         raise
     except ort.runtime_errors() as error:
         raise _run_error(error) from error
-    return dict(zip(wanted, results, strict=True))
+    end = time.perf_counter_ns()
+    run = ran[0] if ran else RunTime(0, end - begun, 1)
+    times = Times(run.queued, begun - start, run.computed, end - begun - run.queued - run.computed, run.runs)
+    return dict(zip(wanted, results, strict=True)), times
 
 
 def _run_error(error: BaseException) -> RequestError | ProviderRuntimeError:

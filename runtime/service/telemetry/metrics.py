@@ -8,7 +8,7 @@ inference extension (docs/proposals/003-model-server-protocol). Metrics that vLL
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -101,11 +101,13 @@ class Metrics:
 
     Args:
         models: the repository. Its requests are observed from now on; its engines are read at each scrape.
+        further: collectors of further metrics.
     """
 
-    def __init__(self, models: ModelRepository) -> None:
+    def __init__(self, models: ModelRepository, further: Sequence[Collector] = ()) -> None:
         self._registry = CollectorRegistry()
-        self._registry.register(_Engines(models))
+        for collector in (_Engines(models), *further):
+            self._registry.register(collector)
         ProcessCollector(registry=self._registry)
 
         self._histograms = {

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from grpc_serving import INFO
+from http_serving import http_serving
 from model_folder_kit import scan, write_sum
 from null_llm import null_llm
 from tiny_lora import write_adapter
@@ -130,6 +131,24 @@ def test_requests_are_split_by_weight(tmp_path: Path) -> None:
         config.write_text("versions = [2, 3]\n")
         await Upkeep(models, lambda: scan(tmp_path)).reload()
         assert models.tensor("adder") is kept
+
+    asyncio.run(scenario())
+
+
+def test_a_response_names_the_version_that_answered(tmp_path: Path) -> None:
+    for number in (1, 2):
+        write_sum(tmp_path / "adder" / str(number) / "model.onnx", number)
+    (tmp_path / "adder" / "config.toml").write_text('versions = "all"\n[weights]\n1 = 1\n2 = 1\n')
+    body = {"inputs": [{"name": "A", "datatype": "FP32", "shape": [2], "data": [1, 1]}]}
+
+    async def scenario() -> None:
+        async with http_serving(None, ModelRepository(scan(tmp_path))) as served:
+            answers = [(await served.post("/v2/models/adder/infer", **body)).json() for _ in range(40)]
+            found = {(one["model_version"], one["outputs"][0]["data"][0]) for one in answers}
+            assert found == {("1", 2), ("2", 3)}
+            stats = (await served.client.get("/v2/models/stats")).json()["model_stats"]
+            counts = {one["version"]: one["inference_count"] for one in stats}
+            assert counts == Counter(one["model_version"] for one in answers)
 
     asyncio.run(scenario())
 
