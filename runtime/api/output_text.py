@@ -140,9 +140,10 @@ class OutputText:
             merged_calls(message.tool_calls[begin.tool_calls : end.tool_calls]),
         )
 
-    def token_text(self, token_id: int) -> str:
-        """Return the text of a single token."""
-        return self._tokenizer.decode([token_id], skip_special_tokens=False)
+    def token_text(self, token_id: int) -> tuple[str, tuple[int, ...] | None]:
+        """Return the text of a single token, and its bytes if it holds a part of a character."""
+        text = self._tokenizer.decode([token_id], skip_special_tokens=False)
+        return text, self._tokenizer.partial_bytes(token_id, text)
 
     def _decoded_at_once(self, mark: int) -> bool:
         """Decode a finished output in one call if nothing of it was decoded before; return whether it is."""

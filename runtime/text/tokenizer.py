@@ -15,6 +15,7 @@ from ...errors import PackageError, RequestError
 from ...options import shown
 from ...storage.texts import read_text
 from ..process.at_exit import NATIVE
+from .token_bytes import bytes_of_piece
 from .token_coverage import Coverage, coverage
 
 TOKENIZER_FILE = "tokenizer.json"
@@ -22,6 +23,7 @@ TOKENIZER_FILE = "tokenizer.json"
 # Characters or tokens. Shorter inputs take the library at most about 2 ms, during which it holds the GIL.
 _LONG_TEXT = 4096
 _LONG = threading.Lock()
+_REPLACED = "\ufffd"
 
 
 class Tokenizer:
@@ -116,6 +118,13 @@ class Tokenizer:
                     return str(self._tokenizer.decode_batch([token_ids], skip_special_tokens)[0])
         except (TypeError, OverflowError) as error:
             raise RequestError(f"token ids must be a list of integers of at least 0: {error}") from error
+
+    def partial_bytes(self, token_id: int, text: str) -> tuple[int, ...] | None:
+        """Return the bytes of a token that holds a part of a character; None if its ``text`` says them."""
+        if _REPLACED not in text:
+            return None
+        found = bytes_of_piece(self._tokenizer.id_to_token(token_id) or "")
+        return None if found is None else tuple(found)
 
     @cached_property
     def coverage(self) -> Coverage | None:

@@ -23,6 +23,12 @@ class Logprob:
     logprob: float
     rank: int  # in the whole vocabulary; 1 is the most likely token
     text: str
+    partial: tuple[int, ...] | None = None  # the bytes of a token that holds a part of a character
+
+    @property
+    def token_bytes(self) -> bytes:
+        """The bytes of the token; those of consecutive tokens form the text."""
+        return self.text.encode() if self.partial is None else bytes(self.partial)
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,8 +50,8 @@ class OutputText(Protocol):
     def span(self, start: int, stop: int) -> Span:
         """Return the text between two marks."""
 
-    def token_text(self, token_id: int) -> str:
-        """Return the text of a single token."""
+    def token_text(self, token_id: int) -> tuple[str, tuple[int, ...] | None]:
+        """Return the text of a single token, and its bytes if it holds a part of a character."""
 
 
 class _Mark(NamedTuple):
@@ -86,12 +86,12 @@ class History:
 
     def reported(self, logprobs: Sequence[TokenLogprob]) -> dict[int, Logprob]:
         """Return log-probabilities by token id, with the text of each token."""
-        return {one.token_id: Logprob(one.token_id, one.logprob, one.rank, self._token_text(one.token_id))
+        return {one.token_id: Logprob(one.token_id, one.logprob, one.rank, *self._token_text(one.token_id))
                 for one in logprobs}  # fmt: skip
 
-    def _token_text(self, token: int) -> str:
+    def _token_text(self, token: int) -> tuple[str, tuple[int, ...] | None]:
         if self.text is None:
-            return ""
+            return "", None
         try:
             return self.text.token_text(token)
         except Exception as error:

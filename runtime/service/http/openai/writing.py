@@ -63,7 +63,7 @@ def chat_logprobs(
 
 
 def _entry(entry: Logprob) -> Json:
-    return {"token": entry.text, "logprob": entry.logprob, "bytes": list(entry.text.encode())}
+    return {"token": entry.text, "logprob": entry.logprob, "bytes": list(entry.token_bytes)}
 
 
 def _prompt_entry(entry: Logprob) -> Json:
@@ -91,9 +91,16 @@ def completion_logprobs(
     offsets: list[int] = []
     for token, candidates in zip(token_ids, logprobs, strict=True):
         entry = candidates[token] if candidates else None
-        tokens.append(entry.text if entry else first)
+        tokens.append(_token_text(entry) if entry else first)
         own.append(entry.logprob if entry else None)
-        top.append({one.text: one.logprob for one in by_rank(candidates)} if candidates else None)
+        top.append({_token_text(one): one.logprob for one in by_rank(candidates)} if candidates else None)
         offsets.append(offset)
-        offset += len(tokens[-1])
+        offset += len(entry.text if entry else first)
     return {"tokens": tokens, "token_logprobs": own, "top_logprobs": top, "text_offset": offsets}
+
+
+def _token_text(entry: Logprob) -> str:
+    """Return a token's text; that of a part of a character has OpenAI's form, which tells the parts apart."""
+    if entry.partial is None:
+        return entry.text
+    return "bytes:" + "".join(f"\\x{byte:02x}" for byte in entry.partial)

@@ -105,9 +105,9 @@ def test_echo_gives_the_prompts_log_probabilities_as_lm_eval_reads_them(most: in
     async def scenario() -> None:
         async with null_llm() as llm, http_serving(llm) as served:
             tokens = llm.encode("def f(x): return x")
-            answer = await served.openai().completions.create(
-                model="toy", prompt=[tokens], echo=True, max_tokens=most, logprobs=1, temperature=0
-            )
+            asked: dict[str, Any] = {"model": "toy", "prompt": [tokens], "echo": True, "max_tokens": most,
+                                     "logprobs": 1, "temperature": 0}  # fmt: skip
+            answer = await served.openai().completions.create(**asked)
             (choice,) = answer.choices
             logprobs = choice.logprobs
             assert len(logprobs.tokens) == len(tokens) + most
@@ -117,6 +117,9 @@ def test_echo_gives_the_prompts_log_probabilities_as_lm_eval_reads_them(most: in
             start = len(llm.encode("def"))
             assert logprobs.token_logprobs[start : len(tokens)] == pytest.approx(score[0].token_logprobs)
             assert answer.usage.completion_tokens == most
+            stream = {"stream": True, "stream_options": {"include_usage": True}}
+            *_, last, done = await served.events("/v1/completions", **asked, **stream)
+            assert (last["usage"]["completion_tokens"], done) == (most, "[DONE]")
 
     asyncio.run(scenario())
 

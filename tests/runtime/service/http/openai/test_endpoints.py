@@ -183,6 +183,20 @@ CANDIDATES = [
 ]
 
 
+def test_tokens_that_are_parts_of_a_character_have_their_own_bytes() -> None:
+    parts = [{1: Logprob(1, -0.5, 1, "\ufffd", (0xC3,)), 2: Logprob(2, -1.0, 2, "\ufffd", (0xE2,))}]
+    result = generation(parts, token_ids=[1])
+    chat = ENDPOINTS["/v1/chat/completions"]
+    asked = chat.request({"messages": [{"role": "user", "content": "x"}], "logprobs": True, "top_logprobs": 2})
+    (entry,) = chat.response(asked, result, "m")["choices"][0]["logprobs"]["content"]
+    assert [one["bytes"] for one in (entry, *entry["top_logprobs"])] == [[0xC3], [0xC3], [0xE2]]
+    request = GenerationRequest(prompt="x", params=SamplingParams(logprobs=2))
+    body = ENDPOINTS["/v1/completions"].response(request, result, "m")
+    found = body["choices"][0]["logprobs"]
+    assert found["tokens"] == [r"bytes:\xc3"]
+    assert found["top_logprobs"] == [{r"bytes:\xc3": -0.5, r"bytes:\xe2": -1.0}]
+
+
 def test_completion_response() -> None:
     request = GenerationRequest(prompt="x", params=SamplingParams(logprobs=1))
     body = ENDPOINTS["/v1/completions"].response(request, generation(CANDIDATES), "m")
