@@ -50,9 +50,11 @@ class Admission:
         for status in reversed(found):  # the newest version first
             if name in (status.name, *status.aliases) and version in ("", status.version):
                 return status
-        there_are = ", ".join(status.name for status in found) or "none"
-        wanted = f"'{name}' version {version}" if version else f"'{name}'"
-        raise UnknownModelError(f"there is no model {wanted}; there are: {there_are}")
+        there_are = ", ".join(dict.fromkeys(status.name for status in found)) or "none"
+        versions = [status.version for status in found if name in (status.name, *status.aliases)]
+        if versions:
+            raise UnknownModelError(f"there is no model '{name}' version {version}; there are: {', '.join(versions)}")
+        raise UnknownModelError(f"there is no model '{name}'; there are: {there_are}")
 
     def drawn(self, name: str, version: str = "") -> ModelStatus:
         """Return the status of the version that answers a request; see ``find``, and the weights of versions."""

@@ -24,7 +24,7 @@ from ...api.requests import Prompt as EnginePrompt
 from ...api.scoring import RERANK_INSTRUCTION, ContinuationScore
 from ...engine.stats import EngineStats
 from ...text.chat_template import check_variables
-from .caller import CALLER, check_tokens, spend
+from .caller import CALLER, caller_name, check_tokens, spend
 from .deltas import DeltaTracker
 from .messages import Conversation, Delta, Embeddings, GenerationRequest, Prompt
 from .observer import Observer
@@ -59,7 +59,7 @@ class LLMHandler:
         self._mean_seconds = 1.0  # mean duration of a request, queueing included
         self._active = 0
         self.last_ended = 0.0
-        self._streams: set[RequestStream] = set()
+        self._streams: dict[RequestStream, str | None] = {}  # with the name of the API key
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -111,7 +111,7 @@ class LLMHandler:
                 request.timeout,
                 request.lora,
             )
-            self._streams.add(stream)
+            self._streams[stream] = caller_name()
             tracker, start = DeltaTracker(), time.monotonic()
             observer = self._observers.begin(self.model.info.model, request) if self._observers else None
             failure: BaseException | None = None
@@ -139,7 +139,7 @@ class LLMHandler:
                 failure = error
                 raise
             finally:
-                self._streams.discard(stream)
+                self._streams.pop(stream, None)
                 stream.cancel()
                 if observer is not None:
                     observer.ended(failure)
@@ -217,8 +217,10 @@ class LLMHandler:
             return await llm.rerank(query, documents, instruction=instruction, answers=answers)
 
     def abort(self, request_id: str) -> None:
-        """Cancel a request; its last delta has finish_reason "cancelled"."""
-        self.model.llm.abort(request_id)
+        """Cancel a request of the same caller; its last delta has finish_reason "cancelled"."""
+        for stream, owner in self._streams.items():
+            if stream.group.request_id == request_id and owner == caller_name():
+                self.model.llm.abort(request_id)
 
     def stats(self) -> EngineStats:
         """Return the engine's counters and gauges.

@@ -29,7 +29,7 @@ Loaders = Callable[[], ServedModel] | ModelLoader | Sequence[ModelLoader]
 
 _WHAT: dict[ModelKind, str] = {
     "llm": "a language model, not a tensor model",
-    "tensor": "a tensor model; it does not generate text",
+    "tensor": "a tensor model; it runs by /v2/models/NAME/infer or ModelInfer",
     "encoder": "an encoder; it has only embeddings and reranking",
 }
 

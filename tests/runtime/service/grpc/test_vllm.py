@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+from api_keys import key_file
 from grpc_serving import Served, code_of, read, serving
 from null_llm import null_llm
 from tiny_models import write_tiny
@@ -101,6 +102,29 @@ def test_a_request_can_be_aborted() -> None:
         assert last.complete.finish_reason == "abort"
 
     run(scenario)
+
+
+def test_a_key_cannot_abort_the_requests_of_another(tmp_path: Path) -> None:
+    keys = key_file(tmp_path, alice="", mallory="")
+    alice, mallory = ((("x-api-key", f"{name}-key"),) for name in ("alice", "mallory"))
+
+    async def scenario() -> None:
+        async with (
+            null_llm(step_seconds=0.005) as llm,
+            serving(llm, api_keys=keys) as served,
+            channel_of(served) as channel,
+        ):
+            stub: Any = vllm_engine_pb2_grpc.VllmEngineStub(channel)  # type: ignore[no-untyped-call]
+            call = stub.Generate(ask(llm.encode("x"), stream=True, max_tokens=4000), metadata=alice)
+            await call.read()
+            await stub.Abort(pb.AbortRequest(request_ids=["r"]), metadata=mallory)
+            for _ in range(20):
+                assert (await call.read()).HasField("chunk")
+            await stub.Abort(pb.AbortRequest(request_ids=["r"]), metadata=alice)
+            *_, last = await read(call)
+            assert last.complete.finish_reason == "abort"
+
+    asyncio.run(scenario())
 
 
 def test_facts() -> None:
