@@ -6,6 +6,7 @@ import asyncio
 import atexit
 import functools
 import logging
+import sys
 import threading
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -230,8 +231,14 @@ class AsyncLLM(TextModel):
             raise raised_in_thread("prepares texts", error) from error
 
     async def _ask(self, questions: Questions[T]) -> list[T]:
+        room = asyncio.Semaphore(self.most_together)
+
+        async def final(prompt: Prompt, params: SamplingParams) -> RequestOutput:
+            async with room:
+                return await self._final(prompt, params)
+
         asked = zip(questions.prompts, questions.params, strict=True)
-        tasks = [asyncio.ensure_future(self._final(*each)) for each in asked]
+        tasks = [asyncio.ensure_future(final(*each)) for each in asked]
         try:
             return questions.read(await asyncio.gather(*tasks))
         finally:
@@ -245,6 +252,12 @@ class AsyncLLM(TextModel):
             return [output async for output in stream][-1]
         finally:
             stream.cancel()
+
+    @property
+    def most_together(self) -> int:
+        """How many requests of one call should be in progress at a time: half of the queue is left to others."""
+        limit = self._engine.config.max_queue
+        return sys.maxsize if limit is None else self._engine.info.max_slots + limit // 2
 
     @property
     def max_loras(self) -> int:

@@ -97,12 +97,23 @@ async def _echoed(handler: LLMHandler, asked: GenerationRequest) -> completions.
 
 async def _all(handler: LLMHandler, requests: list[GenerationRequest]) -> list[Generation]:
     """Return the results of all requests. If one fails, cancel the others."""
-    tasks = [asyncio.ensure_future(collect(handler.generate(asked))) for asked in requests]
+    room = _room(handler, requests)
+
+    async def result(asked: GenerationRequest) -> Generation:
+        async with room:
+            return await collect(handler.generate(asked))
+
+    tasks = [asyncio.ensure_future(result(asked)) for asked in requests]
     try:
         return await asyncio.gather(*tasks)
     finally:
         for task in tasks:
             task.cancel()
+
+
+def _room(handler: LLMHandler, requests: list[GenerationRequest]) -> asyncio.Semaphore:
+    """Return a semaphore of the requests that may be in progress, since more than the queue holds are refused."""
+    return asyncio.Semaphore(max(1, handler.model.llm.most_together // requests[0].params.num_samples))
 
 
 async def _merged(
@@ -115,9 +126,10 @@ async def _merged(
                 yield 0, one
         return
     news: asyncio.Queue[tuple[int, Delta | None]] = asyncio.Queue()
+    room = _room(handler, requests)
 
     async def read(position: int, asked: GenerationRequest) -> None:
-        async with aclosing(handler.generate(asked)) as deltas:
+        async with room, aclosing(handler.generate(asked)) as deltas:
             async for delta in deltas:
                 news.put_nowait((position, delta))
 

@@ -129,6 +129,28 @@ def test_a_full_queue_asks_to_retry() -> None:
     asyncio.run(scenario())
 
 
+def test_a_call_of_many_prompts_does_not_overfill_the_queue() -> None:
+    texts = [f"text {n}" for n in range(40)]
+
+    async def scenario() -> None:
+        async with null_llm(max_slots=2, max_queue=4) as llm, http_serving(llm) as served:
+            many = {"prompt": texts, "max_tokens": 2, "temperature": 0, "ignore_eos": True}
+            answer = await served.post("/v1/completions", **many)
+            assert answer.json()["usage"]["completion_tokens"] == 80
+            whole = {one["index"]: one["text"] for one in answer.json()["choices"]}
+            streamed = dict.fromkeys(whole, "")
+            for event in (await served.events("/v1/completions", **many, stream=True))[:-1]:
+                streamed[event["choices"][0]["index"]] += event["choices"][0]["text"]
+            assert streamed == whole
+            both = await served.post("/v1/completions", **many, n=2)
+            assert len(both.json()["choices"]) == 80
+            scores = await served.post("/score", text="a b", continuations=texts)
+            assert scores.status_code == 200, scores.text
+            assert len(scores.json()["data"]) == 40
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_failing_model_is_an_error_of_the_server(stream: bool) -> None:
     def fail(rows: object) -> None:
