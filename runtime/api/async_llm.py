@@ -255,7 +255,7 @@ class AsyncLLM(TextModel):
 
     @property
     def most_together(self) -> int:
-        """How many requests of one call should be in progress at a time: half of the queue is left to others."""
+        """The most requests of one call in progress at a time: half of the queue is left to others."""
         limit = self._engine.config.max_queue
         return sys.maxsize if limit is None else self._engine.info.max_slots + limit // 2
 

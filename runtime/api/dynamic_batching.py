@@ -98,7 +98,7 @@ class DynamicBatcher:
 
         Args:
             feeds: the inputs by name.
-            on_run: receives the times of a successful run, in the batcher's thread, before the future is done.
+            on_run: receives the times of a successful run in the batcher's thread, before the future is done.
 
         Returns:
             A future of all outputs by name, with the rows of this request.
@@ -122,9 +122,7 @@ class DynamicBatcher:
         """Queue a request and wait for its result."""
         return self.submit(feeds).result()
 
-    async def run_awaited(
-        self, feeds: Feeds, *, on_run: Callable[[RunTime], None] | None = None
-    ) -> Results:
+    async def run_awaited(self, feeds: Feeds, *, on_run: Callable[[RunTime], None] | None = None) -> Results:
         """Run a request from asyncio; cancelling the task removes the request from the queue.
 
         See ``submit`` for the arguments.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -24,6 +25,7 @@ class TextSpan(NamedTuple):
     text: str
     reasoning_content: str | None
     tool_calls: list[ToolCall]
+    reasoning_tokens: int = 0  # tokens that added to the reasoning
 
 
 class _Parsed(NamedTuple):
@@ -138,7 +140,9 @@ class OutputText:
             message.content.between(begin.content, end.content),
             message.reasoning.between(begin.reasoning, end.reasoning) or None,
             merged_calls(message.tool_calls[begin.tool_calls : end.tool_calls]),
-        )
+            sum(after.reasoning > before.reasoning for before, after in
+                itertools.pairwise(self._parsed[start : min(stop, len(self._tokens)) + 1])),
+        )  # fmt: skip
 
     def token_text(self, token_id: int) -> tuple[str, tuple[int, ...] | None]:
         """Return the text of a single token, and its bytes if it holds a part of a character."""

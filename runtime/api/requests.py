@@ -170,6 +170,7 @@ class RequestFactory:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         chat_template: str | None = None,
         tool_style: str | None = None,
         **variables: Any,
@@ -180,6 +181,7 @@ class RequestFactory:
             messages: see ``ChatTemplate.render``.
             tools: see there.
             add_generation_prompt: see there.
+            continue_final_message: see there.
             chat_template: see ``template`` there.
             tool_style: the format of tool calls, a name from ``parsers.registry.STYLES``; None derives it
                 from the chat template.
@@ -197,6 +199,7 @@ class RequestFactory:
             messages,
             tools=tools,
             add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
             template=chat_template,
             max_size=self._reader.most_bytes,
             **variables,

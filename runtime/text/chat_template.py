@@ -21,6 +21,7 @@ _log = logging.getLogger(__name__)
 
 _MAX_SOURCE = 1_000_000
 _DEFAULT, _WITH_TOOLS = "default", "tool_use"
+_END = "<carryall:continue>"  # marks the place in the prompt where a message is continued
 
 # Exceptions that a template's expressions may raise on unexpected content.
 _FAULTS = (
@@ -80,6 +81,7 @@ class ChatTemplate:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         template: str | None = None,
         max_size: int | None = None,
         **variables: Any,
@@ -90,17 +92,22 @@ class ChatTemplate:
             messages: objects with ``role`` and ``content``, in order.
             tools: JSON schemas of functions that the model may call.
             add_generation_prompt: append the header of the assistant's answer.
+            continue_final_message: end the prompt within the last message, one of the assistant, so that the
+                model continues it; no header is appended.
             template: the name of another template, or Jinja source.
             max_size: maximum number of characters of the prompt; None and larger numbers take the limit of
                 ``template_budget``.
             variables: further variables of the template, such as ``enable_thinking``.
 
         Raises:
-            ChatTemplateError: there is no such template, it fails, or it tries something forbidden.
+            ChatTemplateError: there is no such template, it fails or tries something forbidden, or the last
+                message cannot be continued.
             PromptTooLongError: the prompt has more than ``max_size`` characters.
         """
         source = self.source(template, with_tools=bool(tools))
         plain = [_plain(message) for message in messages]
+        if continue_final_message:
+            plain = _marked(plain)
         if "tools" not in source:
             self._tell(tools)
             if self._tool_prompt:
@@ -110,9 +117,10 @@ class ChatTemplate:
             **variables,
             "messages": plain,
             "tools": [dict(tool) for tool in tools] if tools else None,
-            "add_generation_prompt": add_generation_prompt,
+            "add_generation_prompt": add_generation_prompt and not continue_final_message,
         }
-        return _render(source, given, max_size)
+        text = _render(source, given, max_size)
+        return _up_to_mark(text) if continue_final_message else text
 
     def _tell(self, tools: Sequence[Mapping[str, Any]] | None) -> None:
         """Log once that a template has no place for the tools of requests."""
@@ -225,6 +233,26 @@ def _plain(message: Message) -> dict[str, Any]:
     if not isinstance(message, Mapping) or "role" not in message:
         raise ChatTemplateError(f"a message must be an object with 'role' and 'content', not {message!r}")
     return dict(message)
+
+
+def _marked(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return messages with a mark at the end of the last one."""
+    last = messages[-1] if messages else {}
+    content = last.get("content")
+    if last.get("role") != "assistant" or not isinstance(content, str) or last.get("tool_calls"):
+        raise ChatTemplateError(
+            "only a last message of the assistant with text and without tool calls can be continued"
+        )
+    return [*messages[:-1], {**last, "content": content + _END}]
+
+
+def _up_to_mark(text: str) -> str:
+    before, mark, _ = text.rpartition(_END)
+    if not mark:
+        raise ChatTemplateError(
+            "the chat template leaves out the end of the last message: nothing to continue"
+        )
+    return before
 
 
 def _named(entry: object, path: Path) -> tuple[str, str]:

@@ -12,7 +12,7 @@ _PRINTED = (*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *r
 
 
 def bytes_of_piece(piece: str) -> bytes | None:
-    """Return the bytes of a vocabulary entry of a byte-level tokenizer or of a byte fallback; None of others."""
+    """Return the bytes of a vocabulary entry of a byte-level tokenizer or byte fallback; None of others."""
     if fallback := _FALLBACK.fullmatch(piece):
         return bytes([int(fallback[1], 16)])
     table = _byte_level()

@@ -94,7 +94,8 @@ class _Lazy:
         return made
 
 
-_MADE = frozenset({"text", "token_ids", "logprobs", "reasoning_content", "tool_calls", "prompt_logprobs"})
+_MADE = frozenset({"text", "token_ids", "logprobs", "reasoning_content", "tool_calls", "reasoning_tokens",
+                   "prompt_logprobs"})  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -114,6 +115,7 @@ class CompletionOutput(_Lazy):
     cumulative_logprob: float | None = None
     reasoning_content: str | None = None
     tool_calls: list[ToolCall] = field(default_factory=list)
+    reasoning_tokens: int = 0  # tokens that added to the reasoning
 
     @classmethod
     def of(
@@ -142,8 +144,8 @@ class CompletionOutput(_Lazy):
     def since(self, earlier: CompletionOutput | None) -> CompletionOutput:
         """Return what is new in this state compared with an ``earlier`` one; None returns everything.
 
-        ``text``, ``token_ids``, ``logprobs``, ``reasoning_content`` and ``tool_calls`` hold the new part, the
-        other fields their current value.
+        ``text``, ``token_ids``, ``logprobs``, ``reasoning_content``, ``tool_calls`` and ``reasoning_tokens``
+        hold the new part, the other fields their current value.
         """
         if earlier is None:
             return self
@@ -158,6 +160,7 @@ class CompletionOutput(_Lazy):
             logprobs=None if self.logprobs is None else self.logprobs[len(earlier.logprobs or ()) :],
             reasoning_content=thought or None,
             tool_calls=_calls_since(self.tool_calls, earlier.tool_calls),
+            reasoning_tokens=self.reasoning_tokens - earlier.reasoning_tokens,
         )
 
 

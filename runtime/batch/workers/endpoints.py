@@ -7,6 +7,7 @@ Completions, chat, responses and embeddings follow OpenAI's API. `/v1/rerank` fo
 from __future__ import annotations
 
 import base64
+import dataclasses
 import functools
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +19,7 @@ import numpy.typing as npt
 
 from ....errors import ProviderRuntimeError, RequestCancelled, RequestError
 from ...api.embedding import check_pooling, embedding_questions, stacked
-from ...api.requests import Prompt, RequestFactory
+from ...api.requests import RENDER_OPTIONS, Prompt, RequestFactory
 from ...api.scoring import RERANK_INSTRUCTION, ContinuationScore, Questions, rerank_questions, score_questions
 from ...engine.requests.request_group import RequestGroup
 from ...service.core.messages import Choice, Conversation, Generation, GenerationRequest, Usage
@@ -31,7 +32,6 @@ Json = dict[str, Any]
 T = TypeVar("T")
 
 # Forbidden names of template variables: they are arguments of the rendering function.
-_RESERVED = {"messages", "tools", "add_generation_prompt", "chat_template", "template", "tool_style"}
 _IGNORED = ("model", "user", "metadata", "store", "safety_identifier", "service_tier")
 
 
@@ -191,10 +191,17 @@ class Preparer:
         if not isinstance(request.prompt, Conversation):
             return request.prompt
         turns = request.prompt
-        reserved = sorted(_RESERVED & set(turns.variables))
+        reserved = sorted(RENDER_OPTIONS & set(turns.variables))
         if reserved:
             raise RequestError(f"'chat_template_kwargs' must not contain '{reserved[0]}', which is reserved")
-        return self.requests.chat_prompt(turns.messages, tools=turns.tools or None, **turns.variables)
+        rendered = self.requests.chat_prompt(
+            turns.messages,
+            tools=turns.tools or None,
+            continue_final_message=turns.continues,
+            **turns.variables,
+        )
+        # As in the service, the template's parser does not read an answer that must consist of tool calls.
+        return dataclasses.replace(rendered, new_parser=lambda: None) if turns.must_call else rendered
 
 
 _KINDS: dict[str, Callable[[Preparer, BatchLine], Work]] = {
@@ -290,6 +297,7 @@ def _generation(output: RequestOutput, number: int) -> Generation:
         prompt_tokens=len(output.prompt_token_ids),
         completion_tokens=sum(len(completion.token_ids) for completion in output.outputs),
         cached_tokens=0,
+        reasoning_tokens=sum(completion.reasoning_tokens for completion in output.outputs),
     )
     return Generation(
         request_id=output.request_id,

@@ -30,6 +30,10 @@ class Span(Protocol):
     def tool_calls(self) -> list[ToolCall]:
         """The tool calls of the answer."""
 
+    @property
+    def reasoning_tokens(self) -> int:
+        """The number of tokens that added to the reasoning."""
+
 
 class OutputText(Protocol):
     """Turns tokens into text; implemented in ``runtime/api/output_text.py``."""
@@ -129,10 +133,11 @@ class HistoryPart:
                 return {name: None}
             return {name: [history.reported(one) for one in history.logprobs[start.tokens : stop.tokens]]}
         if history.text is None:
-            return {"text": "", "reasoning_content": None, "tool_calls": []}
+            return {"text": "", "reasoning_content": None, "tool_calls": [], "reasoning_tokens": 0}
         span = history.text.span(start.text, stop.text)
         return {
             "text": span.text,
             "reasoning_content": span.reasoning_content,
             "tool_calls": span.tool_calls,
+            "reasoning_tokens": span.reasoning_tokens,
         }

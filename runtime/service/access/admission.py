@@ -53,11 +53,13 @@ class Admission:
         there_are = ", ".join(dict.fromkeys(status.name for status in found)) or "none"
         versions = [status.version for status in found if name in (status.name, *status.aliases)]
         if versions:
-            raise UnknownModelError(f"there is no model '{name}' version {version}; there are: {', '.join(versions)}")
+            raise UnknownModelError(
+                f"there is no model '{name}' version {version}; there are: {', '.join(versions)}"
+            )
         raise UnknownModelError(f"there is no model '{name}'; there are: {there_are}")
 
     def drawn(self, name: str, version: str = "") -> ModelStatus:
-        """Return the status of the version that answers a request; see ``find``, and the weights of versions."""
+        """Return the status of the version that answers a request, drawn by weight; see ``find``."""
         status = self.find(name, version)
         return status if version else self.find(status.name, self._models.draw_version(status.name))
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 
 from ....errors import ProviderRuntimeError, RequestCancelled
-from ...types.outputs import CompletionOutput, RequestOutput, merged_calls
+from ...types.outputs import CompletionOutput, RequestMetrics, RequestOutput, merged_calls
 from .messages import Choice, Delta, Generation, Usage
 
 
@@ -17,6 +17,7 @@ class DeltaTracker:
     def __init__(self) -> None:
         self._last: dict[int, CompletionOutput] = {}
         self._prompt_sent = False
+        self._reasoning_tokens = 0
 
     def advance(self, output: RequestOutput) -> Iterator[Delta]:
         """Yield what each continuation gained since the previous state.
@@ -28,16 +29,15 @@ class DeltaTracker:
             raise ProviderRuntimeError(output.error)
         for position, completion in enumerate(output.outputs, start=1):
             last = output.finished and position == len(output.outputs)
-            delta = self._delta(output, completion, _usage(output) if last else None)
+            delta = self._delta(output, completion, last=last)
             if delta is not None:
                 yield delta
 
-    def _delta(
-        self, output: RequestOutput, completion: CompletionOutput, usage: Usage | None
-    ) -> Delta | None:
+    def _delta(self, output: RequestOutput, completion: CompletionOutput, *, last: bool) -> Delta | None:
         before = self._last.get(completion.index)
         self._last[completion.index] = completion
         new = completion.since(before)
+        self._reasoning_tokens += new.reasoning_tokens
         finished = before is not None and before.finish_reason is not None
         delta = Delta(
             request_id=output.request_id,
@@ -49,8 +49,9 @@ class DeltaTracker:
             tool_calls=new.tool_calls,
             finish_reason=None if finished else completion.finish_reason,
             stop_reason=None if finished else completion.stop_reason,
-            usage=usage,
+            usage=_usage(output, self._reasoning_tokens) if last else None,
             prompt_tokens=len(output.prompt_token_ids),
+            cached_tokens=output.metrics.cached_tokens if output.metrics else 0,
         )
         if completion.index == 0 and not self._prompt_sent and (new.token_ids or completion.finish_reason):
             # The prompt's logprobs are complete with the first token. They are sent once.
@@ -60,11 +61,16 @@ class DeltaTracker:
         return delta if news or delta.finish_reason or delta.usage else None
 
 
-def _usage(output: RequestOutput) -> Usage:
+def _usage(output: RequestOutput, reasoning_tokens: int) -> Usage:
+    times = output.metrics or RequestMetrics(0.0)
+    first = times.first_token
     return Usage(
         prompt_tokens=len(output.prompt_token_ids),
         completion_tokens=sum(len(completion.token_ids) for completion in output.outputs),
-        cached_tokens=output.metrics.cached_tokens if output.metrics else 0,
+        cached_tokens=times.cached_tokens,
+        reasoning_tokens=reasoning_tokens,
+        prompt_seconds=first - times.first_scheduled if first and times.first_scheduled else 0.0,
+        decode_seconds=times.finished - first if first and times.finished else 0.0,
     )
 
 

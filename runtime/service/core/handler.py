@@ -281,6 +281,11 @@ async def _prompt(llm: AsyncLLM, prompt: Prompt) -> EnginePrompt:
     if not isinstance(prompt, Conversation):
         return prompt
     check_variables(prompt.variables, RENDER_OPTIONS)
-    rendered = await llm.render(prompt.messages, tools=prompt.tools or None, **prompt.variables)
+    rendered = await llm.render(
+        prompt.messages,
+        tools=prompt.tools or None,
+        continue_final_message=prompt.continues,
+        **prompt.variables,
+    )
     # ``tool_choice`` parses an answer that must consist of tool calls, so the template's parser is not used.
     return dataclasses.replace(rendered, new_parser=lambda: None) if prompt.must_call else rendered

@@ -25,6 +25,7 @@ class Conversation:
         must_call: the answer consists of tool calls. ``params.structured_output`` enforces it, and the
             answer's text is the calls as JSON; see ``tool_choice``.
         parallel_calls: whether an answer may hold more than one tool call.
+        continues: whether the answer continues the last message, which is one of the assistant.
     """
 
     messages: list[dict[str, Any]]
@@ -32,6 +33,7 @@ class Conversation:
     variables: dict[str, Any] = field(default_factory=dict)
     must_call: bool = False
     parallel_calls: bool = True
+    continues: bool = False
 
 
 Prompt = str | list[int] | Conversation  # list[int]: token ids
@@ -74,11 +76,23 @@ def checked_timeout(seconds: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Token counts of a finished request."""
+    """Token counts of a finished request.
+
+    Args:
+        prompt_tokens: tokens of the prompt.
+        completion_tokens: generated tokens of all continuations.
+        cached_tokens: tokens of the prompt whose KV was reused.
+        reasoning_tokens: the generated tokens that are reasoning.
+        prompt_seconds: from the start of the computation to the first token; 0 if it is not known.
+        decode_seconds: from the first to the last token; 0 if it is not known.
+    """
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
+    reasoning_tokens: int = 0
+    prompt_seconds: float = 0.0
+    decode_seconds: float = 0.0
 
 
 @dataclass(slots=True, kw_only=True)  # not frozen: that makes each of the many objects 1 us slower to create
@@ -97,6 +111,7 @@ class Delta:
     stop_reason: str | int | None = None
     usage: Usage | None = None  # in the last delta of the request
     prompt_tokens: int = 0  # length of the prompt in tokens
+    cached_tokens: int = 0  # those of them whose KV was reused
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -96,7 +96,14 @@ def read_message(body: Mapping[str, Any], defaults: Mapping[str, Any]) -> Genera
     if output.get("format") is not None:
         options["structured_output"] = _form(output["format"])
     choice, only, parallel = _tool_choice(given.get("tool_choice") or {"type": "auto"})
+    last = messages[-1]
+    # Such a message is the beginning of the answer.
+    continues = last["role"] == "assistant" and bool(last["content"]) and "tool_calls" not in last
     if choice == "required":
+        if continues:
+            raise RequestError(
+                "a forced 'tool_choice' and a last message of the assistant exclude each other; omit one"
+            )
         if options.get("structured_output") is not None:
             raise RequestError(
                 "a forced 'tool_choice' and 'output_config.format' exclude each other; omit one"
@@ -105,7 +112,7 @@ def read_message(body: Mapping[str, Any], defaults: Mapping[str, Any]) -> Genera
         prompt = Conversation(messages, tools, {**variables, "enable_thinking": False}, must_call=True)
     else:
         wanted = tools if choice == "auto" else []
-        prompt = Conversation(messages, wanted, variables, parallel_calls=parallel)
+        prompt = Conversation(messages, wanted, variables, parallel_calls=parallel, continues=continues)
     return generation_request(prompt, options)
 
 
@@ -283,7 +290,7 @@ class MessageEvents:
             yield from self._end(delta, delta.usage)
 
     def _start(self, delta: Delta) -> Json:
-        usage = {"input_tokens": delta.prompt_tokens, "output_tokens": len(delta.token_ids)}
+        usage = _usage(Usage(delta.prompt_tokens, len(delta.token_ids), delta.cached_tokens))
         message: Json = {
             "id": f"msg_{delta.request_id}",
             "type": "message",

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import functools
 import importlib.metadata
-from collections.abc import AsyncGenerator, Mapping
+import json
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import aclosing
 from typing import Any
 
@@ -146,9 +147,21 @@ async def generate_stream(request: Request) -> Response:
     async def pieces() -> AsyncGenerator[bytes, None]:
         async with aclosing(_inference(request).responses(wanted)) as responses:
             async for response in responses:
-                yield event(_text_document(response))
+                yield b"".join(map(event, _stream_documents(_text_document(response))))
 
     return streamed(request, pieces())
+
+
+def _stream_documents(document: Json) -> Iterator[Json]:
+    """Yield a part of a stream; with ``details``, once for each token, and the text with the last one."""
+    details = document.pop("details", None)
+    if details is None:
+        yield document
+        return
+    *first, last = details["logprobs"] or [None]
+    for token in first:
+        yield {**document, "text_output": "", "details": {"finish_reason": None, "token": token}}
+    yield {**document, "details": {"finish_reason": details["finish_reason"], "token": last}}
 
 
 def _text_request(request: Request, document: Json, *, stream: bool) -> InferenceRequest:
@@ -191,6 +204,8 @@ def _input(name: str, value: Any, datatype: str) -> Array:
 def _text_document(response: InferenceResponse) -> Json:
     """Return a response as JSON. An output of 1 element becomes a scalar, a larger one a list."""
     values = {name: listed(name, array) for name, array in response.outputs.items()}
+    if "details" in values:
+        values["details"] = [json.loads(one) for one in values["details"]]
     return {
         **response_head(response),
         **{name: one[0] if len(one) == 1 else one for name, one in values.items()},

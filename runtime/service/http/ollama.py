@@ -25,7 +25,7 @@ from ..core.messages import Choice, Conversation, Delta, Generation, GenerationR
 from ..core.tool_choice import CallDelta
 from .errors import described, plain_error
 from .openai.chat import read_turn
-from .openai.embeddings import read_inputs
+from .openai.embeddings import cut_vectors, read_embeddings
 from .openai.reading import bool_field, generation_request, objects_field, read_json, text_field
 from .service import HttpService, json_response, service_of
 from .sse import streamed, while_connected
@@ -50,7 +50,11 @@ async def chat(request: Request) -> Response:
     if not turns:
         return json_response({**_frame(handler), **_message({}), "done": True, "done_reason": "load"})
     tools = objects_field("tools", body.get("tools") or [])
-    asked = _asked(Conversation(turns, tools, _variables(body)), handler, body)
+    last = turns[-1]
+    # Such a message is the beginning of the answer.
+    continues = last["role"] == "assistant" and bool(last["content"]) and "tool_calls" not in last
+    talk = Conversation(turns, tools, _variables(body), continues=continues)
+    asked = _asked(talk, handler, body)
     return await _answer(request, handler, service.admission.admitted(asked), body, headers, chat_form=True)
 
 
@@ -247,9 +251,9 @@ def _end(reason: str | None, usage: Usage, start: int) -> Json:
         "total_duration": total,
         "load_duration": 0,
         "prompt_eval_count": usage.prompt_tokens,
-        "prompt_eval_duration": 0,
+        "prompt_eval_duration": int(usage.prompt_seconds * 1e9),
         "eval_count": usage.completion_tokens,
-        "eval_duration": total,
+        "eval_duration": int(usage.decode_seconds * 1e9),
     }
 
 
@@ -259,11 +263,12 @@ async def embed(request: Request) -> Response:
     known = {"model", "input", "truncate", "options", "keep_alive", "dimensions"}
     body, headers = await service.known_body(request, known)
     handler = service.embedder(_own_name(body.get("model")))
+    ask = read_embeddings({"input": body.get("input"), "dimensions": body.get("dimensions")})
     start = time.monotonic_ns()
-    found = await while_connected(request.receive, handler.embed(read_inputs(body.get("input"))))
+    found = await while_connected(request.receive, handler.embed(ask.inputs))
     answer = {
         "model": handler.name,
-        "embeddings": found.vectors.tolist(),
+        "embeddings": cut_vectors(ask, found).tolist(),
         "total_duration": time.monotonic_ns() - start,
         "load_duration": 0,
         "prompt_eval_count": found.prompt_tokens,

@@ -112,7 +112,7 @@ async def _all(handler: LLMHandler, requests: list[GenerationRequest]) -> list[G
 
 
 def _room(handler: LLMHandler, requests: list[GenerationRequest]) -> asyncio.Semaphore:
-    """Return a semaphore of the requests that may be in progress, since more than the queue holds are refused."""
+    """Return a semaphore of the requests in progress, since more than the queue holds are refused."""
     return asyncio.Semaphore(max(1, handler.model.llm.most_together // requests[0].params.num_samples))
 
 

@@ -50,10 +50,13 @@ async def either(request: Request) -> Response:
 
 async def _answer(request: Request, *, stream: bool | None) -> Response:
     service = service_of(request)
-    body, headers = await service.known_body(request, _KNOWN)
-    parameters = body.get("parameters") or {}
-    if not isinstance(parameters, dict):
-        raise RequestError(f"'parameters' must be an object, not {parameters!r}")
+    body = await service.body(request)
+    given = body.get("parameters") or {}
+    if not isinstance(given, dict):
+        raise RequestError(f"'parameters' must be an object, not {given!r}")
+    parameters = {name: value for name, value in given.items() if name in _READ}
+    unknown = {f"parameters.{name}": value for name, value in given.items() if name not in _READ}
+    body, headers = service.split({**body, **unknown}, _KNOWN)
     handler = service.llm(request, body.get("model"), parameters.get("adapter_id"))
     prompt = body.get("inputs")
     if not isinstance(prompt, str):
@@ -75,9 +78,6 @@ async def _answer(request: Request, *, stream: bool | None) -> Response:
 
 
 def _options(handler: LLMHandler, given: Mapping[str, Any]) -> Json:
-    unknown = sorted(set(given) - _READ)
-    if unknown:
-        raise RequestError(f"'parameters' has no '{unknown[0]}'; its fields: {', '.join(sorted(_READ))}")
     for name in ("watermark", "truncate", "top_n_tokens", "decoder_input_details"):
         if given.get(name):
             raise RequestError(f"'{name}' is not supported")

@@ -199,7 +199,6 @@ def config_document(facts: ModelFacts) -> Json:
 
 def statistics_document(name: str, version: str, counts: ModelCounts) -> Json:
     """Return the counts and durations of a model as JSON."""
-
     return {
         "name": name,
         "version": version,

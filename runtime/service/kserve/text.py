@@ -6,7 +6,7 @@ See https://github.com/triton-inference-server/vllm_backend (`docs/additional_ou
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -18,7 +18,7 @@ from ...types.outputs import Logprob
 from ...types.sampling_params import SamplingParams
 from ..core.deltas import collect
 from ..core.handler import LLMHandler
-from ..core.messages import Delta, GenerationRequest
+from ..core.messages import Choice, Delta, GenerationRequest
 from .messages import InferenceRequest, TensorFacts
 from .tensors import Array, byte_elements, of_bytes, type_of
 
@@ -56,6 +56,7 @@ _RESERVED = (
     "timeout",
     "adapter_id",
     "lora_name",
+    "details",
 )
 
 
@@ -83,6 +84,7 @@ class TextRequest:
             if type_of(array).name != _DATATYPES[name] or array.size != 1:
                 raise RequestError(f"input '{name}' must be {_DATATYPES[name]} with one element")
         self.flags = {name: _flag(request, name) for name in _FLAGS}
+        self.details = bool(_flag(request, "details"))
         self.stream = bool(self.flags["stream"])
         excluded = self.flags["exclude_input_in_output"]
         self.prepend = not (self.stream if excluded is None else excluded)
@@ -107,28 +109,36 @@ class TextRequest:
 
     @property
     def _wants_logprobs(self) -> bool:
-        return bool(self.flags["return_logprobs"] or self.flags["return_cumulative_logprob"])
+        asked = (self.flags["return_logprobs"], self.flags["return_cumulative_logprob"], self.details)
+        return any(asked)
 
     async def whole(self, handler: LLMHandler) -> dict[str, Array]:
         """Return all outputs after generation has ended."""
         found = await collect(handler.generate(self.generation))
         texts = [self.prompt + one.text if self.prepend else one.text for one in found.choices]
-        return self._outputs(
+        outputs = self._outputs(
             texts,
             [one.finish_reason for one in found.choices],
             [(one.token_ids, one.logprobs) for one in found.choices],
             found.usage.prompt_tokens,
         )
+        return {**outputs, **self._details(found.choices, handler.model.llm.end_token_ids)}
 
     async def parts(self, handler: LLMHandler) -> AsyncGenerator[tuple[dict[str, Array], bool], None]:
         """Yield the outputs of each delta during generation, and whether they are the last."""
         async with aclosing(handler.generate(self.generation)) as deltas:
             async for delta in deltas:
-                yield self._part(delta), delta.usage is not None
+                reason = "" if delta.finish_reason is None else str(delta.finish_reason)
+                tokens = [(delta.token_ids, delta.logprobs)]
+                outputs = self._outputs([delta.text], [reason], tokens, delta.prompt_tokens)
+                details = self._details([delta], handler.model.llm.end_token_ids)
+                yield {**outputs, **details}, delta.usage is not None
 
-    def _part(self, delta: Delta) -> dict[str, Array]:
-        reason = "" if delta.finish_reason is None else str(delta.finish_reason)
-        return self._outputs([delta.text], [reason], [(delta.token_ids, delta.logprobs)], delta.prompt_tokens)
+    def _details(self, parts: Sequence[Choice | Delta], ends: Collection[int]) -> dict[str, Array]:
+        """Return the output ``details`` if it is wanted: JSON of each part, see ``generate_rest.yaml``."""
+        if not self.details:
+            return {}
+        return {"details": of_bytes(json.dumps(_details(part, ends)).encode() for part in parts)}
 
     def _outputs(
         self,
@@ -150,6 +160,18 @@ class TextRequest:
         if self.flags["return_num_output_tokens"]:
             outputs["num_output_tokens"] = np.array([len(one[0]) for one in tokens], np.uint32)
         return outputs
+
+
+def _details(part: Choice | Delta, ends: Collection[int]) -> dict[str, Any]:
+    """Return why a text ended (None if it goes on) and its tokens, in the form of ``generate_rest.yaml``."""
+    by_string = "stop_sequence" if isinstance(part.stop_reason, str) else "eos_token"
+    return {
+        "finish_reason": by_string if part.finish_reason == "stop" else part.finish_reason,
+        "logprobs": [
+            {"id": token, "text": one[token].text, "logprob": one[token].logprob, "special": token in ends}
+            for token, one in zip(part.token_ids, part.logprobs, strict=True)
+        ],
+    }
 
 
 def _logprobs(entries: Sequence[Mapping[int, Logprob]]) -> str:

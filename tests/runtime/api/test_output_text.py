@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from text_kit import byte_level
 
 from carryall.runtime.api.output_text import OutputText
+from carryall.runtime.text.parsers.registry import message_parser
 from carryall.runtime.text.tokenizer import Tokenizer
 from carryall.runtime.types.sampling_params import SamplingParams
 
@@ -35,3 +36,16 @@ def test_the_whole_equals_its_pieces(by_bytes: Tokenizer, tokens: list[int], cut
     parts = [pieces.span(start, stop).text for start, stop in pairwise(marks)]
     assert whole.text == "".join(parts) == pieces.text
     assert [whole.span(start, stop).text for start, stop in pairwise(marks)] == parts
+
+
+@given(cuts=st.lists(st.integers(0, 30), max_size=4))
+def test_tokens_of_the_reasoning_are_counted_once(by_bytes: Tokenizer, cuts: list[int]) -> None:
+    parser = message_parser("<think></think>")
+    text = OutputText(by_bytes, [1, 2], SamplingParams(), parser)
+    for token in by_bytes.encode("<think>why</think>so", add_special_tokens=False):
+        text.push(token, check_stop=True)
+    text.end()
+    marks = sorted({0, text.mark, *(min(cut, text.mark) for cut in cuts)})
+    spans = [text.span(start, stop) for start, stop in pairwise(marks)]
+    assert "".join(span.reasoning_content or "" for span in spans) == "why"
+    assert sum(span.reasoning_tokens for span in spans) == 3

@@ -29,6 +29,37 @@ def test_messages_special_tokens_and_generation_prompt() -> None:
     assert render(source, add_generation_prompt=False).endswith("yes")
 
 
+PLAIN = (
+    "{% for m in messages %}[{{ m.role }}]{{ m.content CHANGE }};{% endfor %}"
+    "{% if add_generation_prompt %}[a]{% endif %}"
+)
+
+
+@pytest.mark.parametrize("change", ["", "| trim", ".split('</think>')[-1]"])
+@pytest.mark.parametrize("content", ["yes", "yes ", " two\nlines\n", "[user];", "e"])
+def test_the_last_message_is_continued_at_its_end(content: str, change: str) -> None:
+    template = ChatTemplate({"default": PLAIN.replace("CHANGE", change)}, {})
+    talk = [MESSAGES[0], {"role": "assistant", "content": content}]
+    text = template.render(talk, continue_final_message=True)
+    kept = content.lstrip() if "trim" in change else content
+    assert text == f"[user]2 < 3 & é;[assistant]{kept}"
+
+
+@pytest.mark.parametrize(
+    ("last", "source", "message"),
+    [
+        (MESSAGES[0], PLAIN, "only a last message of the assistant"),
+        ({"role": "assistant", "content": None}, PLAIN, "only a last message of the assistant"),
+        ({"role": "assistant", "content": "", "tool_calls": [{}]}, PLAIN, "without tool calls"),
+        (MESSAGES[1], "{{ messages[0].content }}", "leaves out the end of the last message"),
+    ],
+)
+def test_other_messages_cannot_be_continued(last: dict[str, Any], source: str, message: str) -> None:
+    template = ChatTemplate({"default": source.replace("CHANGE", "")}, {})
+    with pytest.raises(ChatTemplateError, match=message):
+        template.render([MESSAGES[0], last], continue_final_message=True)
+
+
 def test_blocks_are_trimmed_as_hugging_face_does() -> None:
     source = "{% for m in messages %}\n  {% if loop.first %}\n{{ m.role }}\n  {% endif %}\n{% endfor %}"
     assert render(source) == "user\n"

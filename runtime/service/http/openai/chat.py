@@ -63,12 +63,17 @@ def _conversation(messages: list[Any], options: Json) -> Conversation:
     tools = objects_field("tools", options.pop("tools", []))
     parallel = bool_field("parallel_tool_calls", options.pop("parallel_tool_calls", True))
     choice, only = _tool_choice(options.pop("tool_choice", "auto"))
-    add_prompt = bool_field("add_generation_prompt", options.pop("add_generation_prompt", True))
-    if bool_field("continue_final_message", options.pop("continue_final_message", False)) or not add_prompt:
-        raise RequestError("'continue_final_message' and 'add_generation_prompt': false are not supported")
+    continues = bool_field("continue_final_message", options.pop("continue_final_message", False))
+    if bool_field("add_generation_prompt", options.pop("add_generation_prompt", not continues)) == continues:
+        raise RequestError(
+            "'continue_final_message' needs 'add_generation_prompt': false, which is not supported without it"
+        )
     turns = [read_turn(message) for message in messages]
     if choice != "required":
-        return Conversation(turns, tools if choice == "auto" else [], variables, parallel_calls=parallel)
+        wanted = tools if choice == "auto" else []
+        return Conversation(turns, wanted, variables, parallel_calls=parallel, continues=continues)
+    if continues:
+        raise RequestError("a forced 'tool_choice' and 'continue_final_message' exclude each other; omit one")
     if options.get("structured_output") is not None:
         raise RequestError("a forced 'tool_choice' and 'response_format' exclude each other; omit one")
     options["structured_output"] = {"json_schema": calls_schema(tools, only, parallel=parallel)}

@@ -54,6 +54,7 @@ class _Chunks:
             prompt_tokens=sum(self._prompt_tokens.values()),
             completion_tokens=self._tokens,
             cached_tokens=sum(usage.cached_tokens for usage in self._usage.values()),
+            reasoning_tokens=sum(usage.reasoning_tokens for usage in self._usage.values()),
         )
 
 

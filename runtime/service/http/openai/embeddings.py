@@ -56,7 +56,7 @@ def read_embeddings(body: Mapping[str, Any]) -> EmbeddingsAsk:
     if dimensions is not None and (type(dimensions) is not int or dimensions < 1):
         raise RequestError(f"'dimensions' must be an integer of at least 1, not {dimensions!r}")
     return EmbeddingsAsk(
-        read_inputs(options.get("input")),
+        _inputs(options.get("input")),
         encoding,
         dimensions,
         cast(Pooling | None, pooling),
@@ -64,7 +64,7 @@ def read_embeddings(body: Mapping[str, Any]) -> EmbeddingsAsk:
     )
 
 
-def read_inputs(given: Any) -> list[str | list[int]]:
+def _inputs(given: Any) -> list[str | list[int]]:
     """Return one or several inputs as a list.
 
     Raises:
@@ -87,7 +87,7 @@ def embeddings_response(ask: EmbeddingsAsk, found: Embeddings, model: str) -> Js
     Raises:
         RequestError: ``dimensions`` exceeds the size of the model's vectors.
     """
-    vectors = _cut(found.vectors, ask.dimensions, normalize=ask.normalize)
+    vectors = cut_vectors(ask, found)
     usage = {"prompt_tokens": found.prompt_tokens, "total_tokens": found.prompt_tokens}
     data = [
         {"object": "embedding", "index": index, "embedding": encoded(vector, ask.encoding)}
@@ -96,13 +96,19 @@ def embeddings_response(ask: EmbeddingsAsk, found: Embeddings, model: str) -> Js
     return {"object": "list", "data": data, "model": model, "usage": usage}
 
 
-def _cut(vectors: npt.NDArray[np.float32], size: int | None, *, normalize: bool) -> npt.NDArray[np.float32]:
+def cut_vectors(ask: EmbeddingsAsk, found: Embeddings) -> npt.NDArray[np.float32]:
+    """Return the vectors [inputs, dimensions] that a body asks for.
+
+    Raises:
+        RequestError: ``dimensions`` exceeds the size of the model's vectors.
+    """
+    vectors, size = found.vectors, ask.dimensions
     if size is None:
         return vectors
     if size > vectors.shape[1]:
         raise RequestError(f"'dimensions' is {size}, but the model's vectors have {vectors.shape[1]}")
     cut = vectors[:, :size]
-    if normalize:
+    if ask.normalize:
         cut = cut / np.maximum(np.linalg.norm(cut, axis=1, keepdims=True), np.finfo(np.float32).tiny)
     return cut
 

@@ -160,9 +160,7 @@ def test_tensor_models_are_listed_and_have_no_text() -> None:
                 ("toy", models_pb2.MODEL_KIND_LANGUAGE, "1", MODEL_STATE_READY),
             ]
             code, details = await code_of(served.stub.Tokenize(TokenizeRequest(model="sum", text="x")))
-            assert (code, "a tensor model" in details) == (grpc.StatusCode.UNIMPLEMENTED, True), (
-                details
-            )
+            assert (code, "a tensor model" in details) == (grpc.StatusCode.UNIMPLEMENTED, True), details
             assert [one.model for one in (await served.stub.GetStats(GetStatsRequest())).models] == ["toy"]
             code, _ = await code_of(served.stub.GetStats(GetStatsRequest(model="sum")))
             assert code == grpc.StatusCode.UNIMPLEMENTED

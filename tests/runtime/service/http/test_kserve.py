@@ -148,6 +148,35 @@ def test_a_header_that_lies_is_refused(header: str) -> None:
     run(scenario, sum=sum_model())
 
 
+@pytest.mark.parametrize(("stop", "reason"), [(None, "length"), ("e", "stop_sequence")])
+def test_details_name_the_tokens_and_the_end(stop: str | None, reason: str) -> None:
+    options = {**GREEDY, "stop": stop} if stop else GREEDY
+
+    async def scenario(served: HttpServed, llm: AsyncLLM) -> None:
+        params = SamplingParams(**options, logprobs=0)
+        *_, last = [output async for output in llm.generate("def f(x):", params)]
+        expected = last.outputs[0]
+        pairs = zip(expected.token_ids, expected.logprobs or [], strict=True)
+        tokens = [
+            {
+                "id": token,
+                "text": one[token].text,
+                "logprob": pytest.approx(one[token].logprob),
+                "special": False,
+            }
+            for token, one in pairs
+        ]
+        body = {"text_input": "def f(x):", "parameters": {**options, "details": True}}
+        whole = (await served.post("/v2/models/toy/generate", **body)).json()
+        assert whole["details"] == {"finish_reason": reason, "logprobs": tokens}
+        events = await served.events("/v2/models/toy/generate_stream", **body)
+        assert [one["details"]["token"] for one in events] == tokens
+        assert [one["details"]["finish_reason"] for one in events] == [None] * (len(tokens) - 1) + [reason]
+        assert "".join(one["text_output"] for one in events) == whole["text_output"] == expected.text
+
+    run(scenario)
+
+
 @pytest.mark.long
 def test_text_at_once_and_as_it_grows() -> None:
     async def scenario(served: HttpServed, llm: AsyncLLM) -> None:

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+from encoder_kit import write_encoder
 from http_serving import HttpServed, http_serving
 from null_llm import null_llm
 
 from carryall.runtime.api.async_llm import AsyncLLM
+from carryall.runtime.api.text_encoder import TextEncoder
 from carryall.runtime.service.core.messages import Conversation, Delta, GenerationRequest, Usage
+from carryall.runtime.service.core.model_entry import ModelLoader
+from carryall.runtime.service.core.repository import ModelRepository
 from carryall.runtime.service.http import ollama
 from carryall.runtime.types.outputs import ToolCall
 from carryall.runtime.types.sampling_params import SamplingParams
@@ -47,6 +53,10 @@ def test_a_chat_is_what_the_engine_gives_whole_and_streamed() -> None:
             assert not any(piece["done"] for piece in pieces)
             assert (end["done"], end["done_reason"]) == (True, "length")
             assert (end["prompt_eval_count"], end["eval_count"]) == (len(prompt), 12)
+            durations = [end[f"{part}_duration"] for part in ("prompt_eval", "eval")]
+            assert min(durations) > 0
+            assert end["eval_duration"] > 11 * 0.005e9  # eleven steps after the first token
+            assert sum(durations) <= end["total_duration"]
             whole = await served.post("/api/chat", model="toy", messages=TURNS, options=OPTIONS, stream=False)
             assert whole.json()["message"] == {"role": "assistant", "content": text}
 
@@ -91,6 +101,25 @@ def test_models_are_listed_and_shown() -> None:
             assert "version" in (await served.client.get("/api/version")).json()
             empty = (await served.post("/api/generate", model="toy")).json()
             assert (empty["done"], empty["done_reason"]) == (True, "load")
+
+    asyncio.run(scenario())
+
+
+def test_vectors_are_cut_to_the_dimensions_that_are_asked_for(tmp_path: Path) -> None:
+    write_encoder(tmp_path)
+    models = ModelRepository({"vectors": ModelLoader(lambda: TextEncoder(tmp_path), kind="encoder")})
+
+    async def scenario() -> None:
+        async with http_serving(None, models) as served:
+            whole, cut = [
+                (await served.post("/api/embed", model="vectors", input=["a", "b"], **more)).json()[
+                    "embeddings"
+                ]
+                for more in ({}, {"dimensions": 3})
+            ]
+            for long, short in zip(whole, cut, strict=True):
+                expected = np.array(long[:3]) / np.linalg.norm(long[:3])
+                np.testing.assert_allclose(short, expected, rtol=1e-5)
 
     asyncio.run(scenario())
 

@@ -173,7 +173,7 @@ def generation(logprobs: list[dict[int, Logprob]], **options: Any) -> Generation
         "finish_reason": "length",
         "stop_reason": None,
     }
-    usage = Usage(prompt_tokens=4, completion_tokens=2, cached_tokens=3)
+    usage = Usage(prompt_tokens=4, completion_tokens=2, cached_tokens=3, reasoning_tokens=1)
     return Generation(request_id="r1", choices=[Choice(**{**choice, **options})], usage=usage)
 
 
@@ -187,7 +187,9 @@ def test_tokens_that_are_parts_of_a_character_have_their_own_bytes() -> None:
     parts = [{1: Logprob(1, -0.5, 1, "\ufffd", (0xC3,)), 2: Logprob(2, -1.0, 2, "\ufffd", (0xE2,))}]
     result = generation(parts, token_ids=[1])
     chat = ENDPOINTS["/v1/chat/completions"]
-    asked = chat.request({"messages": [{"role": "user", "content": "x"}], "logprobs": True, "top_logprobs": 2})
+    asked = chat.request(
+        {"messages": [{"role": "user", "content": "x"}], "logprobs": True, "top_logprobs": 2}
+    )
     (entry,) = chat.response(asked, result, "m")["choices"][0]["logprobs"]["content"]
     assert [one["bytes"] for one in (entry, *entry["top_logprobs"])] == [[0xC3], [0xC3], [0xE2]]
     request = GenerationRequest(prompt="x", params=SamplingParams(logprobs=2))
@@ -220,6 +222,7 @@ def test_completion_response() -> None:
         "completion_tokens": 2,
         "total_tokens": 6,
         "prompt_tokens_details": {"cached_tokens": 3},
+        "completion_tokens_details": {"reasoning_tokens": 1},
     }
 
 
