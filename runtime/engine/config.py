@@ -21,7 +21,7 @@ class EngineConfig(Checked):
         max_step_slowdown: how many times longer prompt chunks may make a step while other requests generate.
             Smaller values keep running streams smooth, larger ones finish prompts sooner; ``inf`` removes the
             limit.
-        max_queue: maximum number of waiting requests; more are refused. By default there is no limit.
+        max_queue: maximum number of waiting requests; more are refused; none is no limit.
         kv_bytes: maximum KV memory of all requests together; by default what the slots can hold.
         prefix_cache: keep the KV of finished requests, while there is room, for prompts with the same first
             tokens.

@@ -68,7 +68,7 @@ def error_json(path: str, status: int, message: str, code: str | None = None) ->
 def described(error: Exception) -> tuple[int, str, str | None]:
     """Return the HTTP status, the message and OpenAI's error code (or None) of an error."""
     if isinstance(error, CarryallError):
-        code = "model_not_found" if isinstance(error, UnknownModelError) else None
+        code = "model_not_found" if type(error) is UnknownModelError else None  # not of an unknown response
         return status_of(error).http, str(error), code
     if isinstance(error, HTTPException):
         return error.status_code, error.detail, None

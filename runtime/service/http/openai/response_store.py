@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,6 +11,8 @@ from typing import Any
 from .....errors import UnknownModelError
 
 Json = dict[str, Any]
+
+MOST_BYTES = 256 * 2**20
 
 
 class UnknownResponseError(UnknownModelError):
@@ -34,25 +37,33 @@ class StoredResponse:
     owner: str | None
     task: asyncio.Task[None] | None = field(default=None, repr=False)
 
+    def bytes(self) -> int:
+        """Return the size of input and response as JSON; earlier turns count with their own response."""
+        return len(json.dumps([self.response, self.items]))
+
 
 class ResponseStore:
     """The most recently used responses, by id.
 
     Args:
         most: the maximum number of responses.
+        most_bytes: their maximum size; a single one may be as large as a request's body.
     """
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, most: int, most_bytes: int = MOST_BYTES) -> None:
+        self._most, self._most_bytes = most, most_bytes
         self._stored: OrderedDict[str, StoredResponse] = OrderedDict()
+        self._bytes: dict[str, int] = {}
 
     def add(self, stored: StoredResponse) -> None:
-        """Store a response. If the store is full, remove the least recently used one."""
-        self._stored[stored.response["id"]] = stored
-        while len(self._stored) > self._most:
-            _, old = self._stored.popitem(last=False)
+        """Store a response. While the store is too full, remove the least recently used one."""
+        name = stored.response["id"]
+        self._stored[name], self._bytes[name] = stored, stored.bytes()
+        while len(self._stored) > self._most or sum(self._bytes.values()) > self._most_bytes:
+            old = next(iter(self._stored.values()))
             if old.task is not None:
                 old.task.cancel()
+            self.drop(old.response["id"])
 
     def get(self, name: str, owner: str | None) -> StoredResponse:
         """Return a response.
@@ -73,8 +84,8 @@ class ResponseStore:
 
     def drop(self, name: Any) -> None:
         """Remove a response, if it is there; its task goes on."""
-        if isinstance(name, str):
-            self._stored.pop(name, None)
+        if isinstance(name, str) and name in self._stored:
+            del self._stored[name], self._bytes[name]
 
     def remove(self, name: str, owner: str | None) -> None:
         """Remove a response and cancel its task.
@@ -85,4 +96,4 @@ class ResponseStore:
         found = self.get(name, owner)
         if found.task is not None:
             found.task.cancel()
-        del self._stored[name]
+        self.drop(name)
