@@ -10,6 +10,8 @@ from ....errors import ProviderRuntimeError, RequestCancelled
 from ...types.outputs import CompletionOutput, RequestMetrics, RequestOutput, merged_calls
 from .messages import Choice, Delta, Generation, Usage
 
+_CANCELLED = "the request was cancelled before it was finished"
+
 
 class DeltaTracker:
     """Turns the successive states of one request into deltas. The cost is linear in the new tokens."""
@@ -74,6 +76,21 @@ def _usage(output: RequestOutput, reasoning_tokens: int) -> Usage:
     )
 
 
+def refuse_cancelled(delta: Delta) -> None:
+    """Check that a delta does not end an answer before it is finished; HTTP's APIs have no reason for that.
+
+    Raises:
+        RequestCancelled: the request was cancelled, or its timeout has passed.
+    """
+    if delta.finish_reason in (None, "stop", "length"):
+        return
+    raise RequestCancelled(
+        "the request's timeout passed before it was finished; allow it more time, or fewer tokens"
+        if delta.stop_reason == "deadline"
+        else _CANCELLED
+    )
+
+
 async def collect(deltas: AsyncGenerator[Delta, None]) -> Generation:
     """Return the concatenation of a request's deltas, for each of its continuations.
 
@@ -84,7 +101,7 @@ async def collect(deltas: AsyncGenerator[Delta, None]) -> Generation:
         parts = [delta async for delta in deltas]
     last = parts[-1] if parts else None
     if last is None or last.usage is None:
-        raise RequestCancelled("the request was cancelled before it was finished")
+        raise RequestCancelled(_CANCELLED)
     indices = sorted({part.index for part in parts})
     return Generation(
         request_id=last.request_id,
@@ -96,13 +113,9 @@ async def collect(deltas: AsyncGenerator[Delta, None]) -> Generation:
 
 def _choice(index: int, parts: Sequence[Delta]) -> Choice:
     end = next((part for part in parts if part.finish_reason is not None), None)
-    if end is None or end.finish_reason not in ("stop", "length"):
-        late = end is not None and end.stop_reason == "deadline"
-        raise RequestCancelled(
-            "the request's timeout passed before it was finished; allow it more time, or fewer tokens"
-            if late
-            else "the request was cancelled before it was finished"
-        )
+    if end is None:
+        raise RequestCancelled(_CANCELLED)
+    refuse_cancelled(end)
     return Choice(
         index=index,
         text="".join(part.text for part in parts),

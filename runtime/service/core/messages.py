@@ -91,8 +91,8 @@ class Usage:
     completion_tokens: int
     cached_tokens: int
     reasoning_tokens: int = 0
-    prompt_seconds: float = 0.0
-    decode_seconds: float = 0.0
+    prompt_seconds: float = field(default=0.0, compare=False)
+    decode_seconds: float = field(default=0.0, compare=False)
 
 
 @dataclass(slots=True, kw_only=True)  # not frozen: that makes each of the many objects 1 us slower to create

@@ -12,7 +12,7 @@ from starlette.routing import Route
 
 from ....errors import RequestError
 from ..core.answer_parts import AnswerParts
-from ..core.deltas import collect
+from ..core.deltas import collect, refuse_cancelled
 from ..core.messages import Conversation, Delta, Generation, GenerationRequest, Usage
 from ..core.tool_choice import CallDelta, calls_schema
 from .openai.chat import understood
@@ -47,6 +47,7 @@ async def create_message(request: Request) -> Response:
         events = MessageEvents(asked, model)
         async with aclosing(handler.generate(asked)) as deltas:
             async for delta in deltas:
+                refuse_cancelled(delta)
                 yield b"".join([event(one, one["type"]) for one in events.of(delta)])
 
     def late(error: Exception) -> bytes:

@@ -19,7 +19,7 @@ from starlette.routing import Route
 
 from ....errors import ChatTemplateError, RequestError
 from ..core.answer_parts import AnswerParts
-from ..core.deltas import collect
+from ..core.deltas import collect, refuse_cancelled
 from ..core.handler import LLMHandler
 from ..core.messages import Choice, Conversation, Delta, Generation, GenerationRequest, Usage
 from ..core.tool_choice import CallDelta
@@ -148,6 +148,7 @@ async def _answer(
         lines = _Lines(handler, asked, start, chat_form=chat_form)
         async with aclosing(handler.generate(asked)) as deltas:
             async for delta in deltas:
+                refuse_cancelled(delta)
                 yield b"".join(map(_line, lines.of(delta)))
 
     def late(error: Exception) -> bytes:

@@ -14,7 +14,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from ....errors import RequestError, UnknownModelError
-from ..core.deltas import collect
+from ..core.deltas import collect, refuse_cancelled
 from ..core.handler import LLMHandler
 from ..core.messages import Delta, Generation, GenerationRequest
 from .openai import chat, completions, embeddings
@@ -79,6 +79,7 @@ async def _events(
     left, end = len(requests), b""
     async with aclosing(_merged(handler, requests)) as deltas:
         async for position, delta in deltas:
+            refuse_cancelled(delta)
             piece = b"".join([event(chunk) for chunk in of(position, delta)])
             left -= delta.usage is not None  # only the last delta of a request has it
             if left:

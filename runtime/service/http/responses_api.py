@@ -15,6 +15,7 @@ from starlette.websockets import WebSocket
 
 from ....errors import CarryallError, RequestError
 from ..core.caller import caller_name
+from ..core.deltas import refuse_cancelled
 from ..core.handler import LLMHandler
 from .errors import described
 from .middleware import enter_caller
@@ -100,6 +101,7 @@ class ResponsesApi:
     async def _run(self, handler: LLMHandler, ask: ResponseAsk, builder: ResponseBuilder) -> None:
         async with aclosing(handler.generate(ask.request)) as deltas:
             async for delta in deltas:
+                refuse_cancelled(delta)
                 for _ in builder.of(delta):
                     pass
 
@@ -114,6 +116,7 @@ class ResponsesApi:
         first = list(builder.begin())
         async with aclosing(handler.generate(ask.request)) as deltas:
             async for delta in deltas:
+                refuse_cancelled(delta)
                 events = [*first, *builder.of(delta)]
                 first = []
                 if delta.usage is not None:  # store it before the client can request it by id
@@ -204,7 +207,8 @@ def _event_bytes(one: Json) -> bytes:
 
 def _error(error: Exception) -> Json:
     status, message, code = described(error)
-    return {"code": code or ("server_error" if status >= 500 else "invalid_prompt"), "message": message}
+    codes = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
+    return {"code": code or codes.get(status, "server_error"), "message": message}
 
 
 def routes(service: HttpService) -> list[BaseRoute]:

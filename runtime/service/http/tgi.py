@@ -13,7 +13,7 @@ from starlette.routing import Route
 
 from ....errors import RequestError
 from ...types.outputs import Logprob
-from ..core.deltas import collect
+from ..core.deltas import collect, refuse_cancelled
 from ..core.handler import LLMHandler
 from ..core.messages import Delta, Generation, GenerationRequest
 from .errors import described, tgi_error
@@ -123,6 +123,7 @@ async def _events(handler: LLMHandler, asked: GenerationRequest, full: str) -> A
     count = 0
     async with aclosing(handler.generate(reported)) as deltas:
         async for delta in deltas:
+            refuse_cancelled(delta)
             if delta.index:  # with best_of, only the first choice is streamed
                 continue
             texts.append(delta.text)

@@ -16,7 +16,7 @@ from ....errors import RequestError
 from ...process.large_json import SMALL
 from ...types.outputs import Logprob
 from ...types.sampling_params import SamplingParams
-from ..core.deltas import collect
+from ..core.deltas import collect, refuse_cancelled
 from ..core.handler import LLMHandler
 from ..core.messages import Choice, Delta, GenerationRequest
 from .messages import InferenceRequest, TensorFacts
@@ -128,6 +128,7 @@ class TextRequest:
         """Yield the outputs of each delta during generation, and whether they are the last."""
         async with aclosing(handler.generate(self.generation)) as deltas:
             async for delta in deltas:
+                refuse_cancelled(delta)
                 reason = "" if delta.finish_reason is None else str(delta.finish_reason)
                 tokens = [(delta.token_ids, delta.logprobs)]
                 outputs = self._outputs([delta.text], [reason], tokens, delta.prompt_tokens)

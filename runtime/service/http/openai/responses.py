@@ -315,7 +315,7 @@ class ResponseBuilder:
             "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
             "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         }
-        status = {"length": "incomplete", "cancelled": "cancelled"}.get(reason or "", "completed")
+        status = "incomplete" if reason == "length" else "completed"
         self.response["status"] = status
         if status == "completed":
             self.response["completed_at"] = int(time.time())

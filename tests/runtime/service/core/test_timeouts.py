@@ -8,6 +8,7 @@ from typing import Any
 import grpc
 import pytest
 from grpc_serving import INFO, code_of, read, serving
+from http_serving import http_serving
 from null_llm import null_llm
 
 from carryall.errors import RequestCancelled
@@ -67,6 +68,30 @@ def test_a_whole_answer_is_refused_with_the_reason(request_of: Any) -> None:
             for _ in range(2):
                 with pytest.raises(RequestCancelled, match="timeout passed"):
                     await collect(handler.generate(request))
+            assert_free(llm)
+
+    asyncio.run(scenario())
+
+
+TALK = [{"role": "user", "content": "x"}]
+STREAMS: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": TALK, "max_tokens": TOKENS, "timeout": SECONDS},
+    "/v1/completions": {"prompt": "x", "max_tokens": TOKENS, "timeout": SECONDS},
+    "/v1/responses": {"input": "x", "max_output_tokens": TOKENS, "timeout": SECONDS},
+}
+
+
+@pytest.mark.parametrize("path", STREAMS)
+def test_a_stream_ends_with_the_error(path: str) -> None:
+    """None of these APIs has a finish reason for it, and clients refuse unknown ones."""
+
+    async def scenario() -> None:
+        async with null_llm(**SLOW) as llm, http_serving(llm) as served:
+            events = await served.events(path, stream=True, ignore_eos=True, **STREAMS[path])
+            last = events[-1].get("response", events[-1])
+            assert "timeout passed" in last["error"]["message"]
+            whole = await served.post(path, ignore_eos=True, **STREAMS[path])
+            assert (whole.status_code, "timeout passed" in whole.text) == (499, True)
             assert_free(llm)
 
     asyncio.run(scenario())
