@@ -113,7 +113,7 @@ async def collect(deltas: AsyncGenerator[Delta, None]) -> Generation:
 
 def _choice(index: int, parts: Sequence[Delta]) -> Choice:
     end = next((part for part in parts if part.finish_reason is not None), None)
-    if end is None:
+    if end is None or end.finish_reason is None:
         raise RequestCancelled(_CANCELLED)
     refuse_cancelled(end)
     return Choice(
