@@ -1,67 +1,11 @@
-// AVX2 without VNNI. Both halves of a tile are computed together, so that activations are read once for its 16 outputs.
-// maddubs multiplies unsigned by signed bytes and adds two products in 16 bits with saturation, which none here reaches:
-// 4 bits: the products of 32 inputs add up, 16 of them in a sum: 16 * 15 * 127 = 30,480.
-// 8 bits, as |w| and x with the sign of w: 2 * 128 * 127 = 32,512.
+// AVX2 without VNNI.
 #include <immintrin.h>
 
+#include "avx2_pairs.h"
 #include "cpu.h"
-#include "products.h"
 
 namespace carryall {
 namespace {
-
-using Int = __m256i;
-using Float = __m256;
-constexpr int kHalves = 2, kLanes = 8, kHalf = kLine / kHalves;
-
-// Written out, because compilers that reorder integer sums make all products first and run out of registers.
-inline void add(Int& sum, Int x) { asm("vpaddd %1, %0, %0" : "+x"(sum) : "x"(x)); }
-inline void add_pairs(Int& sum, Int x) { asm("vpaddw %1, %0, %0" : "+x"(sum) : "x"(x)); }
-
-inline Int bytes(const uint8_t* x) { return _mm256_loadu_si256(reinterpret_cast<const Int*>(x)); }
-inline Int widened(const uint8_t* x) {
-  return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(x)));
-}
-inline Int four(const int8_t* x) {
-  int32_t all;
-  memcpy(&all, x, sizeof all);
-  return _mm256_set1_epi32(all);
-}
-
-// The addresses of rows; hidden, so that they are not computed again for every input.
-template <int kCount>
-struct Starts {
-  const int8_t* of[kCount];
-  CARRYALL_INLINE Starts(const int8_t* values, int64_t width) {
-    for (int m = 0; m < kCount; m++) {
-      of[m] = values + m * width;
-      asm("" : "+r"(of[m]));
-    }
-  }
-};
-
-// Sums of 16 bits over the products of `kInputs` inputs with 4 bits, two sums an output.
-template <int kInputs, int kCount>
-CARRYALL_INLINE void sum_pairs(Int (&pairs)[kCount][kHalves], const uint8_t* lines, const Starts<kCount>& rows) {
-  const Int mask = _mm256_set1_epi8(15);
-#pragma GCC unroll 8
-  for (int k = 0; k < kInputs; k += 4) {
-    Int nibbles[kHalves];
-    for (int h = 0; h < kHalves; h++) {
-      const Int line = bytes(lines + k / 8 * kLine + h * kHalf);
-      nibbles[h] = _mm256_and_si256(k % 8 == 0 ? line : _mm256_srli_epi16(line, 4), mask);
-    }
-#pragma GCC unroll 8
-    for (int m = 0; m < kCount; m++) {
-      const Int x = four(rows.of[m] + k);
-      for (int h = 0; h < kHalves; h++) {
-        const Int product = _mm256_maddubs_epi16(nibbles[h], x);
-        if (k == 0) pairs[m][h] = product;
-        else add_pairs(pairs[m][h], product);
-      }
-    }
-  }
-}
 
 // Adds factor * products of a block with 4 bits to the sums; a factor is two equal numbers of 16 bits.
 template <int kInputs, int kCount>
@@ -76,7 +20,8 @@ CARRYALL_INLINE void add_nibbles(Int (&sums)[kCount][kHalves], const uint8_t* li
   }
 }
 
-// Adds the products of a block with 8 bits, less 128, to the sums.
+// Adds the products of a block with 8 bits, less 128, to the sums: of |w| and x with the sign of w, which in pairs of 16 bits
+// reach 2 * 128 * 127 = 32,512.
 template <int kCount>
 CARRYALL_INLINE void add_bytes(Int (&sums)[kCount][kHalves], const uint8_t* lines, const int8_t* values, const Part& part) {
   const Starts<kCount> rows(values, part.width);
@@ -104,10 +49,7 @@ class Tile {
       : part_(p), weights_(*p.weights), offsets_(weights_.offsets), block_bytes_(weights_.block_bytes()),
         points_(p.tile + weights_.points()), multiples_(p.tile + weights_.multiples()),
         group_scales_(p.tile + weights_.group_scales()) {
-    float bias[kColumns] = {};
-    if (p.bias != nullptr) memcpy(bias, p.bias, sizeof(float) * static_cast<size_t>(p.columns));
-    for (int m = 0; m < kCount; m++)
-      for (int h = 0; h < kHalves; h++) result_[m][h] = _mm256_loadu_ps(bias + kLanes * h);
+    begin<kCount>(result_, p);
   }
 
   // Adds the blocks [b, end) of group s: their integer sums, times the multiples, are scaled once.
@@ -152,14 +94,7 @@ class Tile {
     add_scaled(scaled, s);
   }
 
-  void store() const {
-    for (int m = 0; m < kCount; m++) {
-      float *y = part_.y + m * weights_.outputs, some[kColumns];
-      float* to = part_.columns == kColumns ? y : some;
-      for (int h = 0; h < kHalves; h++) _mm256_storeu_ps(to + kLanes * h, result_[m][h]);
-      if (to == some) memcpy(y, some, sizeof(float) * static_cast<size_t>(part_.columns));
-    }
-  }
+  void store() const { carryall::store<kCount>(result_, part_); }
 
  private:
   // What the values of block b in the products are relative to, in the lower 16 bits; the upper ones are 0.
@@ -199,7 +134,7 @@ class Tile {
   const Offsets offsets_;
   const int64_t block_bytes_;
   const uint8_t *const points_, *const multiples_, *const group_scales_;
-  Float result_[kCount][kHalves];
+  Results<kCount> result_;
 };
 
 struct BothHalves {
@@ -218,8 +153,13 @@ struct BothHalves {
   }
 };
 
+void multiply_avx2(const Weights& w, const Rows& rows, const float* bias, int64_t first_row, int64_t last_row,
+                   int64_t first_tile, int64_t last_tile, float* y) {
+  (in_pairs(w) ? multiply<Pairs> : multiply<BothHalves>)(w, rows, bias, first_row, last_row, first_tile, last_tile, y);
+}
+
 }  // namespace
 
-const Kernels kAvx2 = {"avx2", has_avx2, quantize, multiply<BothHalves>, &kAvx2Attention};
+const Kernels kAvx2 = {"avx2", has_avx2, quantize, multiply_avx2, &kAvx2Attention};
 
 }  // namespace carryall
