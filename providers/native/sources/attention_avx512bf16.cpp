@@ -60,7 +60,7 @@ struct Dots {
     const uint8_t* rows[kRows];
     for (int64_t m = 0; m < count; m++) rows[m] = a + m / 16 * a_row + m % 16 * kLine;
     for (int64_t c = 0; c < columns; c += 4)
-      for_rows<Vector>(count, [&](int64_t m, auto together, auto fetched) {
+      for_rows<Vector>(count, false, [&](int64_t m, auto together, auto fetched, auto) {
         constexpr int kTogether = decltype(together)::value;
         constexpr bool kFetch = decltype(fetched)::value;
         float* to = y + m * y_step;

@@ -19,9 +19,22 @@ inline void fetch(const uint8_t* line) {
   __asm__ volatile("");  // else GCC leaves out functions that do nothing but ask
 }
 
-// Scores of some queries and groups of keys. If `kFetch`, asks for the groups `later`, a line for each element.
-template <bool kFetch, int kRows, int kVectors, class V>
-inline void multiply_keys(const float* queries, int64_t width, int64_t size, const float* const* groups,
+// What a group of keys or values holds: floats, or bfloat16 as it is cached. Few queries read the cache itself; many
+// share a conversion.
+template <class V>
+struct Floats {
+  static constexpr int64_t kBytes = 4;
+  static V load(const uint8_t* group, int64_t i) { return V::load(reinterpret_cast<const float*>(group) + i); }
+};
+template <class V>
+struct Halves {
+  static constexpr int64_t kBytes = 2;
+  static V load(const uint8_t* group, int64_t i) { return V::from_bfloat16(reinterpret_cast<const uint16_t*>(group) + i); }
+};
+
+// Scores of some queries and groups of keys. If `kFetch`, asks for the groups `later`, a part for each element.
+template <bool kFetch, class Source, int kRows, int kVectors, class V>
+inline void multiply_keys(const float* queries, int64_t width, int64_t size, const uint8_t* const* groups,
                           const uint8_t* const* later, float* scores) {
   V sums[kRows][kVectors];
 #pragma GCC unroll 8
@@ -32,10 +45,10 @@ inline void multiply_keys(const float* queries, int64_t width, int64_t size, con
     V keys[kVectors];
     if constexpr (kFetch) {
 #pragma GCC unroll 8
-      for (int v = 0; v < kVectors; v++) fetch(later[v] + d * kLine);
+      for (int v = 0; v < kVectors; v++) fetch(later[v] + d * kGroupPositions * Source::kBytes);
     }
 #pragma GCC unroll 8
-    for (int v = 0; v < kVectors; v++) keys[v] = V::load(groups[v] + d * kGroupPositions);
+    for (int v = 0; v < kVectors; v++) keys[v] = Source::load(groups[v], d * kGroupPositions);
 #pragma GCC unroll 8
     for (int m = 0; m < kRows; m++) {
       const V query = V::all(queries[m * width + d]);
@@ -50,9 +63,9 @@ inline void multiply_keys(const float* queries, int64_t width, int64_t size, con
 }
 
 // Adds values of positions [first, last) of a tile to columns of the results, which are scaled by `factors` before.
-// If `kFetch`, asks for a line of `later` for each position and 16 columns.
-template <bool kFetch, int kRows, int kVectors, class V>
-inline void add_values(const float* weights, const float* factors, const float* const* groups, int64_t first,
+// If `kFetch`, asks for a part of `later` for each position and 16 columns.
+template <bool kFetch, class Source, int kRows, int kVectors, class V>
+inline void add_values(const float* weights, const float* factors, const uint8_t* const* groups, int64_t first,
                        int64_t last, int64_t width, const uint8_t* later, float* results) {
   V sums[kRows][kVectors];
 #pragma GCC unroll 8
@@ -61,14 +74,14 @@ inline void add_values(const float* weights, const float* factors, const float* 
     for (int v = 0; v < kVectors; v++)
       sums[m][v] = multiply(V::load(results + m * width + 16 * v), V::all(factors[m]));
   for (int64_t n = first; n < last; n++) {
-    const float* row = groups[n / kGroupPositions] + n % kGroupPositions * width;
+    const uint8_t* group = groups[n / kGroupPositions];
     V values[kVectors];
     if constexpr (kFetch) {
 #pragma GCC unroll 8
-      for (int v = 0; v < kVectors; v++) fetch(later + (v * kTilePositions + n) * kLine);
+      for (int v = 0; v < kVectors; v++) fetch(later + (v * kTilePositions + n) * 16 * Source::kBytes);
     }
 #pragma GCC unroll 8
-    for (int v = 0; v < kVectors; v++) values[v] = V::load(row + 16 * v);
+    for (int v = 0; v < kVectors; v++) values[v] = Source::load(group, n % kGroupPositions * width + 16 * v);
 #pragma GCC unroll 8
     for (int m = 0; m < kRows; m++) {
       const V weight = V::all(weights[m * kTilePositions + n]);
@@ -84,44 +97,44 @@ inline void add_values(const float* weights, const float* factors, const float* 
 
 // A tile of 64 positions for some queries.
 struct Tile {
-  const float* keys[kGroups];
-  const float* values[kGroups];
+  const uint8_t* keys[kGroups];    // as `Source` reads them
+  const uint8_t* values[kGroups];
   const uint8_t* own_values[kGroups];  // as they are cached
   const uint8_t* next_keys[kGroups];   // of the next tile
   int64_t first, last;                 // positions that any query of the item sees
 };
 
-template <bool kFetch, int kRows, class V>
+template <bool kFetch, class Source, int kRows, class V>
 inline void score_rows(const Tile& tile, const float* queries, int64_t width, int64_t size, float* scores) {
   const int64_t begin = tile.first / kGroupPositions, end = (tile.last + 15) / kGroupPositions;
   int64_t group = begin;
   for (; group + V::kTogether <= end; group += V::kTogether)
-    multiply_keys<kFetch, kRows, V::kTogether, V>(queries, width, size, tile.keys + group, tile.own_values + group,
+    multiply_keys<kFetch, Source, kRows, V::kTogether, V>(queries, width, size, tile.keys + group, tile.own_values + group,
                                                   scores + group * kGroupPositions);
   for (; group < end; group++)
-    multiply_keys<kFetch, kRows, 1, V>(queries, width, size, tile.keys + group, tile.own_values + group,
+    multiply_keys<kFetch, Source, kRows, 1, V>(queries, width, size, tile.keys + group, tile.own_values + group,
                                        scores + group * kGroupPositions);
 }
 
-template <bool kFetch, int kRows, class V>
+template <bool kFetch, class Source, int kRows, class V>
 inline void value_rows(const Tile& tile, const float* weights, const float* factors, int64_t width, float* results) {
-  const float* groups[kGroups];
+  const uint8_t* groups[kGroups];
   const uint8_t* later;
   int64_t column = 0;
   const auto shifted = [&] {
     for (int64_t g = tile.first / kGroupPositions; g < (tile.last + 15) / kGroupPositions; g++)
-      groups[g] = tile.values[g] + column;
-    const int64_t line = column / 16 * kTilePositions;  // of [kGroups, width] lines of keys
-    later = tile.next_keys[line / width] + line % width * kLine;
+      groups[g] = tile.values[g] + column * Source::kBytes;
+    const int64_t part = column / 16 * kTilePositions;  // of [kGroups, width] elements of keys
+    later = tile.next_keys[part / width] + part % width * kGroupPositions * Source::kBytes;
   };
   for (; column + 16 * V::kTogether <= width; column += 16 * V::kTogether) {
     shifted();
-    add_values<kFetch, kRows, V::kTogether, V>(weights, factors, groups, tile.first, tile.last, width, later,
+    add_values<kFetch, Source, kRows, V::kTogether, V>(weights, factors, groups, tile.first, tile.last, width, later,
                                                results + column);
   }
   for (; column < width; column += 16) {
     shifted();
-    add_values<kFetch, kRows, 1, V>(weights, factors, groups, tile.first, tile.last, width, later, results + column);
+    add_values<kFetch, Source, kRows, 1, V>(weights, factors, groups, tile.first, tile.last, width, later, results + column);
   }
 }
 
@@ -155,21 +168,24 @@ inline float weigh(const AttentionSizes& s, const Tile& tile, int64_t first, int
 
 // Calls `work` with 1 to kRows queries at a time, groups of nearly equal size, and whether these are all: then they wait
 // for memory, else they share what they read.
-template <int kRows, class Work>
-inline void choose_rows(int64_t row, int64_t count, bool all, const Work& work) {
+template <int kRows, class V, class Work>
+inline void choose_rows(int64_t row, int64_t count, bool all, bool halves, const Work& work) {
   if (count == kRows) {
-    if (all) return work(row, std::integral_constant<int, kRows>(), std::true_type());
-    return work(row, std::integral_constant<int, kRows>(), std::false_type());
+    constexpr std::integral_constant<int, kRows> rows;
+    if (halves) return work(row, rows, std::true_type(), Halves<V>());
+    if (all) return work(row, rows, std::true_type(), Floats<V>());
+    return work(row, rows, std::false_type(), Floats<V>());
   }
-  if constexpr (kRows > 1) choose_rows<kRows - 1>(row, count, all, work);
+  if constexpr (kRows > 1) choose_rows<kRows - 1, V>(row, count, all, halves, work);
 }
 
+// `halves`: keys and values are bfloat16; then one group has all queries.
 template <class V, class Work>
-inline void for_rows(int64_t count, const Work& work) {
+inline void for_rows(int64_t count, bool halves, const Work& work) {
   const int64_t groups = (count + V::kQueries - 1) / V::kQueries;
   for (int64_t g = 0; g < groups; g++) {
     const int64_t row = count * g / groups;
-    choose_rows<V::kQueries>(row, count * (g + 1) / groups - row, groups == 1, work);
+    choose_rows<V::kQueries, V>(row, count * (g + 1) / groups - row, groups == 1, halves, work);
   }
 }
 
@@ -195,6 +211,8 @@ inline void attend_part(const Attention& a, const AttentionItem& item, int64_t p
   const int64_t oldest = past + item.first / shared, newest = past + (item.first + count - 1) / shared;
   const int64_t seen = s.window > 0 && oldest >= s.window ? oldest - s.window + 1 : 0;
   const int64_t end = newest < (part + 1) * kPartPositions ? newest + 1 : (part + 1) * kPartPositions;
+  const bool halves = s.cache == CacheType::bfloat16 && count <= V::kQueries;  // read as they are
+  const bool converted = s.cache != CacheType::float32 && !halves;
   for (int64_t base = part * kPartPositions; base < end; base += kTilePositions) {
     if (base + kTilePositions <= seen) continue;
     Tile tile;
@@ -203,16 +221,16 @@ inline void attend_part(const Attention& a, const AttentionItem& item, int64_t p
     for (int64_t g = tile.first / kGroupPositions; g < (tile.last + 15) / kGroupPositions; g++) {
       const int64_t position = base + g * kGroupPositions, place = g * kGroupPositions * width;
       const uint8_t* keys = a.group(a.keys, item.row, item.head, position);
-      tile.keys[g] = read_group<V>(s, keys, true, memory->keys + place);
+      tile.keys[g] = converted ? read_group<V>(s, keys, true, memory->keys + place) : keys;
       tile.own_values[g] = a.group(a.values, item.row, item.head, position);
     }
     for (int64_t g = 0; g < kGroups; g++) {  // all of them: any may be asked for
       const int64_t next = base + kTilePositions + g * kGroupPositions;
       tile.next_keys[g] = a.group(a.keys, item.row, item.head, next > newest ? base + tile.first : next);
     }
-    for_rows<V>(count, [&](int64_t m, auto rows, auto fetched) {
-      score_rows<decltype(fetched)::value, decltype(rows)::value, V>(tile, memory->queries + m * width, width, s.size,
-                                           memory->scores + m * kTilePositions);
+    for_rows<V>(count, halves, [&](int64_t m, auto rows, auto fetched, auto source) {
+      score_rows<decltype(fetched)::value, decltype(source), decltype(rows)::value, V>(
+          tile, memory->queries + m * width, width, s.size, memory->scores + m * kTilePositions);
     });
     for (int64_t m = 0; m < count; m++) {
       const int64_t own = past + (item.first + m) / shared - base;
@@ -225,9 +243,10 @@ inline void attend_part(const Attention& a, const AttentionItem& item, int64_t p
         memset(scores, 0, sizeof(float) * static_cast<size_t>(kTilePositions));
     }
     for (int64_t g = tile.first / kGroupPositions; g < (tile.last + 15) / kGroupPositions; g++)
-      tile.values[g] = read_group<V>(s, tile.own_values[g], false, memory->values + g * kGroupPositions * width);
-    for_rows<V>(count, [&](int64_t m, auto rows, auto fetched) {
-      value_rows<decltype(fetched)::value, decltype(rows)::value, V>(
+      tile.values[g] = converted ? read_group<V>(s, tile.own_values[g], false, memory->values + g * kGroupPositions * width)
+                                 : tile.own_values[g];
+    for_rows<V>(count, halves, [&](int64_t m, auto rows, auto fetched, auto source) {
+      value_rows<decltype(fetched)::value, decltype(source), decltype(rows)::value, V>(
           tile, memory->scores + m * kTilePositions, memory->factors + m, width, state.result + m * width);
     });
   }

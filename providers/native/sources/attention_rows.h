@@ -90,29 +90,29 @@ void write_rows(const Attention& a, int64_t first, int64_t last) {
   });
 }
 
-// Returns a group of keys [width, 16] or values [16, width] as floats: in the cache, or converted to `memory`.
+// Converts a group of keys [width, 16] or values [16, width] to floats, and returns these.
 template <class V>
-inline const float* read_group(const AttentionSizes& s, const uint8_t* group, bool keys, float* memory) {
-  if (s.cache == CacheType::float32) return reinterpret_cast<const float*>(group);
+inline const uint8_t* read_group(const AttentionSizes& s, const uint8_t* group, bool keys, float* memory) {
   const int64_t width = s.width();
+  const auto converted = reinterpret_cast<const uint8_t*>(memory);
   if (s.cache == CacheType::bfloat16) {
     const uint16_t* from = reinterpret_cast<const uint16_t*>(group);
     for (int64_t i = 0; i < 16 * width; i += 16) V::store(memory + i, V::from_bfloat16(from + i));
-    return memory;
+    return converted;
   }
   const float* scales = reinterpret_cast<const float*>(group);
   const int8_t* from = reinterpret_cast<const int8_t*>(group) + 64;
   if (keys) {
     const V scale = V::load(scales);
     for (int64_t i = 0; i < 16 * width; i += 16) V::store(memory + i, multiply(V::from_int8(from + i), scale));
-    return memory;
+    return converted;
   }
   for (int64_t lane = 0; lane < 16; lane++) {
     const V scale = V::all(scales[lane]);
     for (int64_t i = lane * width; i < (lane + 1) * width; i += 16)
       V::store(memory + i, multiply(V::from_int8(from + i), scale));
   }
-  return memory;
+  return converted;
 }
 
 }  // namespace
