@@ -18,6 +18,7 @@ from ..graph.edit import hold_in_memory, static_size
 from ..graph.lazy import Array
 
 _BLOCKED = -1e4  # a mask entry at or below this hides its key
+_BIAS = "the mask adds a bias to visible keys"
 _PRODUCTS = frozenset({"Attention", "Gemm", "GroupQueryAttention", "MatMul"})
 _SEED = 0
 
@@ -105,9 +106,16 @@ def rope_table(graph: ir.Graph, value: ir.Value, context_length: int) -> npt.NDA
 
 @dataclass(frozen=True, slots=True)
 class MaskMeaning:
-    """A causal mask, in which a token sees at most the last ``window`` tokens, itself included."""
+    """A causal mask.
 
-    window: int | None = None  # None: no limit
+    Args:
+        window: a token sees at most so many of the last tokens, itself included; None is no limit.
+        slopes: what the score of a key loses for each token between it and the query, by head (ALiBi,
+            https://arxiv.org/abs/2108.12409); empty is nothing.
+    """
+
+    window: int | None = None
+    slopes: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,12 +152,12 @@ class _Case:
 
 
 def mask_meaning(
-    graph: ir.Graph, mask: ir.Value, context_length: int, *, padded: bool = True
+    graph: ir.Graph, mask: ir.Value, context_length: int, *, padded: bool = True, heads: int = 1
 ) -> MaskMeaning | str:
-    """Return the meaning of an additive mask [batch, 1, new, total], or why it is unknown.
+    """Return the meaning of an additive mask [batch, 1 or heads, new, total], or why it is unknown.
 
-    The window is read from the last row of the longest context. Then every entry of several probes with
-    random left padding must be as that window predicts. A graph without caches is probed without past
+    Window and slopes are read from the last row of the longest context. Then every entry of several probes
+    with random left padding must be as these predict. A graph without caches is probed without past
     tokens, and one with a fixed number of new tokens with that number.
 
     Args:
@@ -157,6 +165,7 @@ def mask_meaning(
         mask: the mask, a value of the graph.
         context_length: maximum number of tokens of a probe.
         padded: whether the mask must hide padding.
+        heads: how many there are, if heads may have slopes.
     """
     if _depends_on_activations(mask):
         return "the mask depends on activations, or on their shapes"
@@ -166,20 +175,40 @@ def mask_meaning(
         return f"the mask depends on {sorted(unknown)}"
     cached, fixed = has_caches(graph), fixed_tokens(graph)
     new = fixed or (1 if cached else context_length)
-    seen = _seen(probe, _Case([0], context_length - new if cached else 0, new))
-    if isinstance(seen, str):
-        return seen
-    count = int(seen[0, -1].sum())
-    window = None if count == seen.shape[-1] else count
+    values = _values(probe, _Case([0], context_length - new if cached else 0, new), heads)
+    if isinstance(values, str):
+        return values
+    last = values[0, :, -1]
+    count = int((last[0] > _BLOCKED).sum())
+    window = None if count == last.shape[-1] else count
+    slopes = (last[:, -1] - last[:, -count]) / max(1, count - 1)
+    if heads == 1 and slopes.any():
+        return _BIAS
     cases = _cases(window, context_length, cached, fixed)
     for case in cases if padded else map(_Case.unpadded, cases):
-        seen = _seen(probe, case)
-        if isinstance(seen, str):
-            return seen
-        expected, real = case.visible(window)
-        if (seen != expected)[real].any():
-            return f"the mask is neither causal nor a sliding window (past {case.past}, new {case.new})"
-    return MaskMeaning(window)
+        values = _values(probe, case, heads)
+        reason = values if isinstance(values, str) else _misfit(values, case, window, slopes)
+        if reason is not None:
+            return reason
+    return MaskMeaning(window, tuple(slopes.tolist()) if slopes.any() else ())
+
+
+def _misfit(
+    values: npt.NDArray[np.float64], case: _Case, window: int | None, slopes: npt.NDArray[np.float64]
+) -> str | None:
+    """Return why a mask [batch, heads, new, total] is not that of a window and slopes, None if it is."""
+    expected, real = case.visible(window)
+    seen = values > _BLOCKED
+    if (seen != expected[:, None]).transpose(0, 2, 1, 3)[real].any():
+        return f"the mask is neither causal nor a sliding window (past {case.past}, new {case.new})"
+    size = np.abs(values[seen]).max()
+    if slopes.any():
+        own = case.past + np.arange(case.new)
+        # The softmax does not change if all scores of a query do.
+        values = values - np.take_along_axis(values, own[None, None, :, None], axis=-1)
+        values = values + slopes[:, None, None] * (own[:, None] - np.arange(values.shape[-1]))
+        seen = seen & real[:, None, :, None]
+    return _BIAS if (np.abs(values[seen]) > 1e-5 * size).any() else None
 
 
 def _depends_on_activations(mask: ir.Value) -> bool:
@@ -252,17 +281,13 @@ def _cases(window: int | None, context_length: int, cached: bool, fixed: int | N
     ]
 
 
-def _seen(probe: Probe, case: _Case) -> npt.NDArray[np.bool_] | str:
-    """Evaluate one case and return which keys each query sees [batch, new, total], or why it is unknown."""
+def _values(probe: Probe, case: _Case, heads: int) -> npt.NDArray[np.float64] | str:
+    """Evaluate one case and return the mask [batch, heads, new, total], or why it is unknown."""
     values = probe(case.feed(probe.inputs))
     if values.dtype == np.bool_:
         values = np.where(values, 0.0, 2 * _BLOCKED)
-    shape = (len(case.padding), 1, case.new, case.past + case.new)
+    shape = (len(case.padding), heads, case.new, case.past + case.new)
     try:
-        values = np.broadcast_to(values, shape)[:, 0]
+        return np.broadcast_to(values.astype(np.float64), shape)
     except ValueError:
-        return f"the mask has shape {values.shape} instead of {shape} (one mask for all heads)"
-    hidden = values <= _BLOCKED
-    if not np.all(hidden | (values == 0)):
-        return "the mask adds a bias to visible keys"
-    return ~hidden
+        return f"the mask has shape {values.shape} instead of {shape}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from ...storage.root import cache_root
 from ..host.machine import has_exact_byte_sums
 
 KEY_CACHE_INPUT, VALUE_CACHE_INPUT = 3, 4
-_SINKS = 10  # index of our operator's input
+_SINKS, _SLOPES = 10, 11  # indices of our operator's optional inputs
 # Compute quantized tensors in integers. Without VNNI the CPU plugin's sums of them saturate (2026.4).
 _INTEGER_PRODUCTS = "LP_TRANSFORMS_MODE"
 
@@ -143,12 +143,12 @@ def _paged_attention(node: Any) -> list[Any]:
         [
             *operands[:9],
             *(scale, window),
-            floats,  # ALiBi slopes
+            operands[_SLOPES] if _given(operands, _SLOPES) else floats,
             operands[9],  # max_context_len
             ints,  # score aggregation window
             *(ints, ints, floats),  # cache rotation
             *(floats, off, off),  # XAttention
-            _by_head(operands[_SINKS]) if len(operands) > _SINKS else _empty(np.float32, (0, 0, 0, 0)),
+            _by_head(operands[_SINKS]) if _given(operands, _SINKS) else _empty(np.float32, (0, 0, 0, 0)),
             *(off, ints, ints, ints),  # adaptive eviction
             *(ints, bytes_, ints),  # token types and query-query bias
         ]
@@ -158,6 +158,11 @@ def _paged_attention(node: Any) -> list[Any]:
     for part in "kv":
         facts[f"num_{part}_heads"], facts[f"{part}_head_size"] = heads, size
     return [attention.output(0)]
+
+
+def _given(operands: Sequence[Any], index: int) -> bool:
+    """Return whether a node has an optional input; OpenVINO's reader puts a node in the place of an absent one."""
+    return len(operands) > index and operands[index].get_node().get_type_name() != "NullNode"
 
 
 def _by_head(sinks: Any) -> Any:

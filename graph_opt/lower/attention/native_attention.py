@@ -33,7 +33,7 @@ from .shared_cache import reads_only
 DOMAIN, OPERATOR = "carryall", "PagedAttention"
 LAYOUT = 1  # version of the caches; the kernels refuse others
 BLOCK_SIZE = 32  # positions
-_SINKS = 11  # index of the operator's input
+_SINKS = 11  # index of the operator's input; slopes follow
 
 
 class NativeAttentionPass(GraphPass):
@@ -74,7 +74,7 @@ class NativeAttentionPass(GraphPass):
         positions = next((value for value in graph.inputs if value.name == POSITION_IDS), None)
         caches: dict[ir.Value | None, tuple[int, int]] = {}  # head size and window
         for node in nodes_of(graph, OPERATOR, DOMAIN):
-            query, key, value, keys, values, begins, past, cos, sin, table, *sinks = node.inputs
+            query, key, value, keys, values, begins, past, cos, sin, table, *optional = node.inputs
             size = static_size(keys, 3) or 0
             if size > LARGEST_HEAD:
                 raise UnsupportedAttentionError(
@@ -84,8 +84,9 @@ class NativeAttentionPass(GraphPass):
             operands = [query, *([None] * 2 if shared else [key, value]), keys, values, begins, past, table]
             if cos is not None:
                 operands += [_float(graph, cos), _float(graph, sin), positions]
-            if sinks:
-                operands += [None] * (_SINKS - len(operands)) + [_float(graph, sinks[0])]
+            if optional:  # sinks, slopes
+                operands += [None] * (_SINKS - len(operands))
+                operands += [None if value is None else _float(graph, value) for value in optional]
             attributes = self._attributes(node, size, cos) | {"reads_only": int(shared)}
             lowered = insert(node, OPERATOR, operands, attributes, domain=DOMAIN)
             lowered.name = node.name

@@ -20,8 +20,10 @@ TABLES: dict[str, list[str | int]] = {
     PAST: ["rows"],
     TABLE: ["rows", "blocks_per_row"],
 }
-# Between PAST and TABLE: cosines and sines. Behind TABLE: sinks.
-FORM = PagedForm(domain=DOMAIN, tables=TABLES, gap=2, softcap=True, rotary=True, flat=False, sinks=10)
+# Between PAST and TABLE: cosines and sines. Behind TABLE: sinks, slopes.
+FORM = PagedForm(
+    domain=DOMAIN, tables=TABLES, gap=2, softcap=True, rotary=True, flat=False, sinks=10, slopes=11
+)
 
 
 def native_paged_passes(

@@ -79,7 +79,8 @@ class PagedAttentionPass(GraphPass):
         self.context_length = context_length
         self.scales = scales or CacheScales()
         self.form = form
-        self._windows: dict[ir.Value | None, int] = {}
+        self._meanings: dict[ir.Value | None, probe.MaskMeaning] = {}
+        self._slopes: dict[tuple[float, ...], ir.Value] = {}
         self._angles: dict[ir.Value, ir.Value] = {}
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
@@ -91,7 +92,7 @@ class PagedAttentionPass(GraphPass):
 
     def rewrite(self, graph: ir.Graph) -> None:
         """Rewrite every attention."""
-        self._windows, self._angles = {}, {}
+        self._meanings, self._slopes, self._angles = {}, {}, {}
         tables = [ir.val(name, ir.DataType.INT32, shape) for name, shape in self.form.tables.items()]
         for node in nodes_of(graph, "Attention"):
             _check(node, self.form)
@@ -102,7 +103,8 @@ class PagedAttentionPass(GraphPass):
 
     def _lower(self, graph: ir.Graph, node: ir.Node, tables: list[ir.Value]) -> None:
         query, key, value, _, *caches = node.inputs[:6]
-        attributes = self._attributes(graph, node, caches)
+        meaning = self._meaning(graph, node)
+        attributes = _attributes(node, caches, meaning)
         rest: list[ir.Value | None] = [None] * self.form.gap
         ropes = _ropes(node) if self.form.rotary else None
         if ropes is not None:
@@ -115,9 +117,11 @@ class PagedAttentionPass(GraphPass):
             parts = [insert(node, "Squeeze", [part, axis]).outputs[0] for part in parts]
         operands = [*parts, *caches, *tables[:-1], *rest, tables[-1]]
         sinks = sinks_of(graph, node, None if caches[0] is None else caches[0].dtype)
-        if sinks is not None:
-            operands += [None] * (self.form.sinks + 1 - len(operands))
-            operands[self.form.sinks] = sinks
+        slopes = self._slopes_of(graph, meaning)
+        for index, operand in ((self.form.sinks, sinks), (self.form.slopes, slopes)):
+            if operand is not None:
+                operands += [None] * (index + 1 - len(operands))
+                operands[index] = operand
         outputs = 3 if self.form.outputs else 1
         lowered = insert(node, OPERATOR, operands, attributes, domain=self.form.domain, num_outputs=outputs)
         lowered.name = node.name
@@ -134,19 +138,6 @@ class PagedAttentionPass(GraphPass):
                 graph.outputs.remove(present)
         remove_unused(graph, node)
 
-    def _attributes(
-        self, graph: ir.Graph, node: ir.Node, caches: Sequence[ir.Value | None]
-    ) -> dict[str, Any]:
-        head_size = static_size(caches[0], 3) or 0
-        window, cap = self._window(graph, node), float_attribute(node, "softcap", 0.0)
-        return {
-            "num_heads": int_attribute(node, "q_num_heads", 0),
-            "kv_num_heads": int_attribute(node, "kv_num_heads", 0),
-            "scale": float_attribute(node, "scale", 1 / math.sqrt(head_size)),
-            "local_window_size": window or -1,
-            **({"softcap": cap} if cap else {}),
-        }
-
     def _table(self, graph: ir.Graph, angle: ir.Value) -> ir.Value:
         if angle not in self._angles:
             content = probe.rope_table(graph, angle, self.context_length)
@@ -154,19 +145,27 @@ class PagedAttentionPass(GraphPass):
             self._angles[angle] = add_initializer(graph, f"{angle.name}_paged_table", table)
         return self._angles[angle]
 
-    def _window(self, graph: ir.Graph, node: ir.Node) -> int:
-        """Return the number of tokens that a token sees, itself included; 0 for no limit."""
+    def _meaning(self, graph: ir.Graph, node: ir.Node) -> probe.MaskMeaning:
         mask = node.inputs[3]
         if mask is None:
             if not int_attribute(node, "is_causal", 0):
                 raise _unsupported(node, "has no mask, so it is not causal")
-            return 0
-        if mask not in self._windows:
-            meaning = probe.mask_meaning(graph, mask, self.context_length)
+            return probe.MaskMeaning()
+        if mask not in self._meanings:
+            heads = int_attribute(node, "q_num_heads", 1) if self.form.slopes else 1
+            meaning = probe.mask_meaning(graph, mask, self.context_length, heads=heads)
             if isinstance(meaning, str):
                 raise _unsupported(node, f"cannot be paged: {meaning}")
-            self._windows[mask] = meaning.window or 0
-        return self._windows[mask]
+            self._meanings[mask] = meaning
+        return self._meanings[mask]
+
+    def _slopes_of(self, graph: ir.Graph, meaning: probe.MaskMeaning) -> ir.Value | None:
+        if not meaning.slopes:
+            return None
+        if meaning.slopes not in self._slopes:
+            vector = ir.tensor(np.array(meaning.slopes, np.float32))
+            self._slopes[meaning.slopes] = add_initializer(graph, "alibi_slopes", vector)
+        return self._slopes[meaning.slopes]
 
 
 class PagedInputsPass(GraphPass):
@@ -283,6 +282,20 @@ def _is_shaped_by(node: ir.Node, value: ir.Value) -> bool:
                 return True
             stack.extend(source.inputs)
     return False
+
+
+def _attributes(
+    node: ir.Node, caches: Sequence[ir.Value | None], meaning: probe.MaskMeaning
+) -> dict[str, Any]:
+    head_size = static_size(caches[0], 3) or 0
+    cap = float_attribute(node, "softcap", 0.0)
+    return {
+        "num_heads": int_attribute(node, "q_num_heads", 0),
+        "kv_num_heads": int_attribute(node, "kv_num_heads", 0),
+        "scale": float_attribute(node, "scale", 1 / math.sqrt(head_size)),
+        "local_window_size": meaning.window or -1,
+        **({"softcap": cap} if cap else {}),
+    }
 
 
 def _ropes(node: ir.Node) -> list[ir.Node] | None:

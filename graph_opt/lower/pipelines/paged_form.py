@@ -36,6 +36,7 @@ class PagedForm:
         rotary: whether it applies rotary embeddings.
         flat: whether query, key and value are [tokens, heads * size], else [tokens, 1, heads * size].
         sinks: index of its input for sinks; 0 if it has none.
+        slopes: index of its input for ALiBi's slopes; 0 if it has none.
     """
 
     domain: str = DOMAIN
@@ -47,6 +48,7 @@ class PagedForm:
     rotary: bool = False
     flat: bool = True
     sinks: int = 0
+    slopes: int = 0
 
     def nodes(self, graph: ir.Graph) -> list[ir.Node]:
         """Return the nodes of the operator."""
@@ -59,7 +61,7 @@ class PagedForm:
         return ir.Shape(shape)
 
 
-PLAIN = PagedForm(sinks=10)
+PLAIN = PagedForm(sinks=10, slopes=11)
 
 
 @dataclass(frozen=True, slots=True)

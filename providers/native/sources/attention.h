@@ -63,6 +63,7 @@ struct Attention {
   const int64_t* positions = nullptr;                // [tokens], rows of the angles; not read without rotary
   int64_t angles = 0;
   const float* sinks = nullptr;  // [heads], scores of a position without value; or nullptr
+  const float* slopes = nullptr;  // [heads], what a score loses for each position of distance (ALiBi); or nullptr
   float* output = nullptr;       // [tokens, heads, size]
 
   // Writes what is wrong with lengths, block tables and positions; returns false if something is.

@@ -8,7 +8,8 @@
 namespace carryall {
 
 enum AttentionInput : size_t {
-  kQuery, kKey, kValue, kKeys, kValues, kBegins, kPast, kTable, kCosines, kSines, kPosition, kSinks, kAttentionInputs
+  kQuery, kKey, kValue, kKeys, kValues, kBegins, kPast, kTable, kCosines, kSines, kPosition, kSinks, kSlopes,
+  kAttentionInputs
 };
 
 // The type of an input.
@@ -46,6 +47,8 @@ inline const char* read_optional(const Tensor* inputs, Attention* a) {
   const AttentionSizes& s = a->sizes;
   a->sinks = static_cast<const float*>(inputs[kSinks].data);
   if (a->sinks != nullptr && inputs[kSinks].elements != s.heads) return "sinks does not have one value per head";
+  a->slopes = static_cast<const float*>(inputs[kSlopes].data);
+  if (a->slopes != nullptr && inputs[kSlopes].elements != s.heads) return "slopes does not have one value per head";
   if (s.rotary == 0) return nullptr;
   for (size_t i : {kCosines, kSines})
     if (inputs[i].rank != 2 || !inputs[i].ends_with(s.rotary / 2) || inputs[i].elements != inputs[kCosines].elements)

@@ -139,15 +139,16 @@ inline void value_rows(const Tile& tile, const float* weights, const float* fact
 }
 
 // Turns the scores of a query into weights relative to the new maximum; returns the factor of what was summed before.
-// It sees positions [first, last) of the tile.
+// It sees positions [first, last) of the tile, and is at the last of these.
 template <class V>
-inline float weigh(const AttentionSizes& s, const Tile& tile, int64_t first, int64_t last, float* scores, float* most,
-                   float* sums) {
+inline float weigh(const AttentionSizes& s, const Tile& tile, float slope, int64_t first, int64_t last, float* scores,
+                   float* most, float* sums) {
   const int64_t begin = tile.first / kGroupPositions, end = (tile.last + 15) / kGroupPositions;
   V largest = V::all(kLowest), total = V::all(0.0f);
   for (int64_t g = begin; g < end; g++) {
     V x = V::load(scores + 16 * g);
     if (s.softcap > 0) x = capped(x, s.softcap);
+    if (slope != 0) x = sloped(x, slope, last - 1 - 16 * g);
     if (16 * g < first || 16 * g + 16 > last) x = only_lanes(x, first - 16 * g, last - 16 * g, kLowest);
     V::store(scores + 16 * g, x);
     largest = maximum(largest, x);
@@ -238,7 +239,8 @@ inline void attend_part(const Attention& a, const AttentionItem& item, int64_t p
       float* scores = memory->scores + m * kTilePositions;
       memory->factors[m] = 1.0f;
       if (own >= 0 && first < kTilePositions)
-        memory->factors[m] = weigh<V>(s, tile, first, own + 1, scores, state.most + m, memory->sums + 16 * m);
+        memory->factors[m] = weigh<V>(s, tile, slope_of(a, item, m), first, own + 1, scores, state.most + m,
+                                      memory->sums + 16 * m);
       else
         memset(scores, 0, sizeof(float) * static_cast<size_t>(kTilePositions));
     }

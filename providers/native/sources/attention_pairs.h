@@ -211,11 +211,14 @@ void Run<Engine>::weigh(int64_t first, int64_t row, Range steps) {
   float &most = memory_.most[Engine::kItem + row], &sum = memory_.sum[Engine::kItem + row];
   uint8_t* to = memory_.weights + row / 16 * kPartSteps * 2 * kTileBytes + row % 16 * 64;
   const bool scaled = s_.cache == CacheType::int8;
-  if (scaled || s_.softcap > 0)
+  const float slope = slope_of(a_, item_, first + row);
+  const int64_t own = past_ + (item_.first + first + row) / s_.shared() - base_;
+  if (scaled || s_.softcap > 0 || slope != 0)
     for (int64_t i = kStep * steps.first; i < kStep * steps.last; i += 16) {
       __m512 x = _mm512_load_ps(scores + i);
       if (scaled) x = _mm512_mul_ps(x, _mm512_load_ps(memory_.key_scales + i));
       if (s_.softcap > 0) x = capped(Vector{x}, s_.softcap).x;
+      if (slope != 0) x = sloped(Vector{x}, slope, own - i).x;
       _mm512_store_ps(scores + i, x);
     }
   // The first and the last step may be seen in part.

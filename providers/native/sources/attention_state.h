@@ -25,6 +25,19 @@ inline V capped(V x, float cap) {
   return multiply(V::all(cap), subtract(one, divide(V::all(2.0f), add(e, one))));
 }
 
+// The slope of ALiBi (arXiv:2108.12409) of a query of the item; 0 is none.
+inline float slope_of(const Attention& a, const AttentionItem& item, int64_t query) {
+  const int64_t shared = a.sizes.shared();
+  return a.slopes == nullptr ? 0.0f : a.slopes[item.head * shared + (item.first + query) % shared];
+}
+
+// Scores of 16 positions, the first of them `behind` the query, less the slope times the distance.
+template <class V>
+inline V sloped(V x, float slope, int64_t behind) {
+  alignas(64) static constexpr float kLanes[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  return fused(V::all(slope), add(V::load(kLanes), V::all(-static_cast<float>(behind))), x);
+}
+
 // The maximum score, the sum of weights and the weighted sum of values of some queries.
 struct State {
   float *most, *sum, *result;  // [count], [count], [count, step]

@@ -13,7 +13,7 @@ from family_cases import CASES, GOLDEN_OF, write_case
 from carryall import LLM, SamplingParams
 from carryall.providers.native.library import find_library
 
-# Attention without a kernel on the CPU: ALiBi, and a head of 12 elements.
+# Attention without a kernel in onnxruntime: ALiBi, and a head of 12 elements.
 FAST = ("bloom", "deepseek_v3")
 
 
@@ -34,8 +34,17 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("case", FAST)
-def test_attention_without_a_kernel_runs(case: str, tmp_path: Path) -> None:
+def test_attention_without_a_kernel_of_onnxruntime_runs(case: str, tmp_path: Path) -> None:
     check(case, "cpu", tmp_path / "checkpoint")
+
+
+@pytest.mark.parametrize("provider", ["cpu", "openvino"])
+def test_alibi_runs_in_kernels(provider: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    if provider == "cpu" and find_library() is None:
+        pytest.skip("the CPU kernels are not built")
+    with caplog.at_level(logging.WARNING, "carryall"):
+        check("falcon-alibi-sequential", provider, tmp_path / "checkpoint")
+    assert not [record for record in caplog.records if "slower" in record.getMessage()]
 
 
 @pytest.mark.slow

@@ -26,6 +26,7 @@ CONSTANTS = {
     "hidden": np.float32(-3e38),
     "window": np.int64(5),
     "bias": np.float32(0.5),
+    "slopes": np.array([0.5, 0.125], np.float32).reshape(1, 2, 1, 1),
 }
 
 
@@ -94,6 +95,25 @@ def test_a_bias_on_visible_keys_is_refused() -> None:
     assert (
         meaning(mask("visible = LessOrEqual(keys, queries)", tail)) == "the mask adds a bias to visible keys"
     )
+
+
+SLOPED = TAIL.replace("mask = Where(seen, free, hidden)", "BIAS mask = Where(seen, sloped, hidden)")
+
+
+@pytest.mark.parametrize("columns", ["keys", "distance"])
+def test_slopes_of_heads_times_positions_or_distances_are_alibi(columns: str) -> None:
+    bias = f"distance = Sub(keys, queries) c = Cast <to = 1> ({columns}) sloped = Mul(c, slopes)"
+    model = mask(f"{WINDOW} visible = And(near, young)", SLOPED.replace("BIAS", bias))
+    found = mask_meaning(model.graph, model.graph.outputs[0], CONTEXT, heads=2)
+    assert found == MaskMeaning(window=5, slopes=(0.5, 0.125))
+    assert meaning(model) == "the mask has shape (1, 2, 1, 64) instead of (1, 1, 1, 64)"
+
+
+def test_a_bias_that_is_not_proportional_to_the_distance_is_refused() -> None:
+    bias = "c = Cast <to = 1> (keys) root = Sqrt(c) sloped = Mul(root, slopes)"
+    model = mask("visible = LessOrEqual(keys, queries)", SLOPED.replace("BIAS", bias))
+    found = mask_meaning(model.graph, model.graph.outputs[0], CONTEXT, heads=2)
+    assert found == "the mask adds a bias to visible keys"
 
 
 def test_a_mask_from_an_unknown_input_is_refused() -> None:

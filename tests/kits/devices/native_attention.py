@@ -14,7 +14,8 @@ from paged_attention_reference import Case, Floats
 from carryall.providers.native.library import load
 
 _NUMBERS = ["heads", "kv_heads", "size", "block", "window", "rotary", "interleaved", "cache_type"]
-_ARRAYS = ["query", "key", "value", "keys", "values", "past", "begins", "table", "cosines", "sines", "sinks"]
+_ROWS = ["query", "key", "value", "keys", "values", "past", "begins", "table"]
+_ARRAYS = [*_ROWS, "cosines", "sines", "sinks", "slopes"]
 _COUNTS = ["blocks", "rows", "table_width", "tokens", "angles"]
 
 
@@ -77,6 +78,7 @@ def run(
         "cosines": cosines,
         "sines": sines,
         "sinks": case.sinks,
+        "slopes": case.slopes,
         "positions": case.positions,
     }
     numbers = {

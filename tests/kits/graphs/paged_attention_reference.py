@@ -47,6 +47,7 @@ class Case:
     interleaved: int = 0
     cache: int = FLOAT32
     sinks: Floats | None = None
+    slopes: Floats | None = None
     angles: tuple[Floats, Floats] | None = None
     block: int = 16
     begins: Integers = field(init=False)
@@ -80,6 +81,7 @@ def random_case(
     past: list[int],
     rotary: int = 0,
     sinks: bool = False,
+    slopes: bool = False,
     **options: Any,
 ) -> Case:
     """Return a case with normal values; angles are of unrelated positions, so that a mix-up shows."""
@@ -102,6 +104,7 @@ def random_case(
         positions=rng.integers(0, table, tokens),
         scale=size**-0.5,
         sinks=rng.standard_normal(heads[0]).astype(np.float32) if sinks else None,
+        slopes=rng.uniform(0, 1, heads[0]).astype(np.float32) ** 2 if slopes else None,
         angles=(np.cos(turns).astype(np.float32), np.sin(turns).astype(np.float32)) if rotary else None,
         **options,
     )
@@ -127,6 +130,8 @@ def attention(case: Case, *, rounded: bool = False) -> npt.NDArray[np.float64]:
         if case.softcap:
             scores = case.softcap * np.tanh(scores / case.softcap)
         back = (past + np.arange(length))[:, None] - np.arange(past + length)
+        if case.slopes is not None:
+            scores = scores - case.slopes[:, None, None].astype(np.float64) * back
         seen = (back >= 0) & (back < (case.window or 2**40))
         scores = np.where(seen, scores, -np.inf)
         sinks = np.full(case.heads, -np.inf) if case.sinks is None else case.sinks

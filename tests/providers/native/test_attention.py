@@ -30,6 +30,7 @@ CASES = st.fixed_dictionaries(
         ).filter(lambda rows: sum(length for length, _ in rows)),
         "rotary": st.sampled_from([0, 0, 2, 8]),
         "sinks": st.booleans(),
+        "slopes": st.booleans(),
         "window": st.sampled_from([0, 0, 1, 5, 64, 100]),
         "softcap": st.sampled_from([0.0, 0.0, 3.0, 50.0]),
         "interleaved": st.integers(0, 1),

@@ -33,9 +33,9 @@ ATTRIBUTES = {
 }
 TEXT = """g (float[T, Q] q, float[T, K] k, float[T, K] v, uint8[B, 2, 16, R] keys, uint8[B, 2, 16, R] values,
     int32[N1] begins, int32[N] past, int32[N, M] table, float[P, H] cos, float[P, H] sin, int64[T] at,
-    float[S] sinks)
+    float[S] sinks, float[L] slopes)
     => (float[T, 96] y) { y = carryall.PagedAttention <FACTS> (OPERANDS) }"""
-OPERANDS = "q, k, v, keys, values, begins, past, table, cos, sin, at, sinks"
+OPERANDS = "q, k, v, keys, values, begins, past, table, cos, sin, at, sinks, slopes"
 
 
 @pytest.fixture(autouse=True)
@@ -61,6 +61,7 @@ def made(lengths: list[int]) -> tuple[Case, dict[str, Any]]:
         past=[0] * len(lengths),
         rotary=8,
         sinks=True,
+        slopes=True,
     )
     cache = Cache(case, np.random.default_rng(1))
     assert case.angles is not None
@@ -77,6 +78,7 @@ def made(lengths: list[int]) -> tuple[Case, dict[str, Any]]:
         "sin": case.angles[1],
         "at": case.positions,
         "sinks": case.sinks,
+        "slopes": case.slopes,
     }
 
 
@@ -133,6 +135,7 @@ def test_wrong_attributes_are_refused(tmp_path: Path, changed: dict[str, Any], m
         ({"sin": (49, 4)}, "cosines and sines do not have the shape"),
         ({"at": (3,)}, "there is not one position per token"),
         ({"sinks": (5,)}, "sinks does not have one value per head"),
+        ({"slopes": (7,)}, "slopes does not have one value per head"),
     ],
     ids=str,
 )

@@ -61,12 +61,12 @@ def test_one_graph_holds_every_product(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert not {"MatMulNBits", "GatherBlockQuantized", "MatMul"} & set(operators)
 
 
-def test_attention_that_no_kernel_computes_keeps_explicit_kv(tmp_path: Path) -> None:
-    """The mask of ALiBi differs from head to head."""
+def test_alibi_runs_in_the_kernel_and_with_explicit_kv_in_onnxruntimes(tmp_path: Path) -> None:
     checkpoint, found = write_tiny("bloom", tmp_path / "bloom"), []
     for kernels in ("carryall", "onnxruntime"):
         loaded = load_model(checkpoint, max_slots=2, provider_options={"kernels": kernels})
-        assert isinstance(loaded.runner, ExplicitRunner)
+        assert isinstance(loaded.runner, ExplicitRunner) == (kernels == "onnxruntime")
+        loaded.runner.forward([Row(1, PROMPT[:7], 0)])
         found.append(loaded.runner.forward([Row(0, PROMPT, 0, num_logits=8)])[0].copy())
         loaded.close()
     np.testing.assert_allclose(found[0], found[1], rtol=1e-5, atol=1e-5)

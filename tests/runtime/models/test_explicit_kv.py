@@ -24,9 +24,9 @@ PROMPTS = [[5, 6, 7, 8, 9], [70, 80]]
 
 
 @pytest.fixture
-def alibi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A decoder that adds a bias to the mask, larger for later keys, as ALiBi does
-    (https://arxiv.org/abs/2108.12409); a folder of Optimum's layout.
+def biased(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A decoder whose mask adds a bias that no kernel knows: the square root of a key's position; a folder
+    of Optimum's layout.
     """
     monkeypatch.setenv("CARRYALL_CACHE", str(tmp_path / "cache"))
     folder = export_package(write_tiny("llama", tmp_path / "tiny"), tmp_path / "model").path
@@ -34,7 +34,7 @@ def alibi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     attention = next(iter(nodes_of(model.graph, "Attention")))
     mask = attention.inputs[3]
     assert mask is not None
-    table = ir.val("slopes", const_value=ir.tensor(np.arange(128, dtype=np.float32) * 0.3, name="slopes"))
+    table = ir.val("roots", const_value=ir.tensor(np.sqrt(np.arange(128, dtype=np.float32)), name="roots"))
     model.graph.register_initializer(table)
     zero = ir.val("zero", const_value=ir.tensor(np.array([0]), name="zero"))
     model.graph.register_initializer(zero)
@@ -55,36 +55,36 @@ def greedy(model: Path, provider: str, slots: int) -> list[list[int]]:
 
 
 def test_the_cpu_generates_the_tokens_of_separate_operators(
-    alibi: Path, caplog: pytest.LogCaptureFixture
+    biased: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING, "carryall"):
-        found = greedy(alibi, "cpu", 2)
-    assert found == greedy(alibi, "ep:CPU", 2)
+        found = greedy(biased, "cpu", 2)
+    assert found == greedy(biased, "ep:CPU", 2)
     (line,) = [record.getMessage() for record in caplog.records if "slower" in record.getMessage()]
     assert "the mask adds a bias to visible keys" in line
     assert "\n" not in line
 
 
-def test_optimize_for_the_cpu_keeps_explicit_kv_and_the_results(alibi: Path, tmp_path: Path) -> None:
-    report = optimize(alibi / "model.onnx", tmp_path / "out.onnx", target="cpu", verify=True)
+def test_optimize_for_the_cpu_keeps_explicit_kv_and_the_results(biased: Path, tmp_path: Path) -> None:
+    report = optimize(biased / "model.onnx", tmp_path / "out.onnx", target="cpu", verify=True)
     assert report.verification is not None
     assert report.verification.passed
     lowered = ir.load(tmp_path / "out.onnx")
     assert "adds a bias" in lowered.metadata_props["explicit_kv"]
     assert "attention_mask" in {value.name for value in lowered.graph.inputs}
-    shutil.copytree(alibi, tmp_path / "copy", ignore=shutil.ignore_patterns("*.onnx"))
+    shutil.copytree(biased, tmp_path / "copy", ignore=shutil.ignore_patterns("*.onnx"))
     for name in ("out.onnx", "out.onnx.data"):
         shutil.copy(tmp_path / name, tmp_path / "copy")
-    assert greedy(tmp_path / "copy" / "out.onnx", "cpu", 2) == greedy(alibi, "cpu", 2)
+    assert greedy(tmp_path / "copy" / "out.onnx", "cpu", 2) == greedy(biased, "cpu", 2)
 
 
 def test_openvino_generates_the_same_tokens_and_says_why_it_is_slower(
-    alibi: Path, caplog: pytest.LogCaptureFixture
+    biased: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    expected = greedy(alibi, "cpu", 2)
+    expected = greedy(biased, "cpu", 2)
     caplog.clear()
     with caplog.at_level(logging.WARNING, "carryall"):
-        assert greedy(alibi, "openvino", 2) == expected
+        assert greedy(biased, "openvino", 2) == expected
     (line,) = [record.getMessage() for record in caplog.records if "slower" in record.getMessage()]
     assert "the mask adds a bias to visible keys" in line
     assert "use a provider" not in line
@@ -101,8 +101,8 @@ def test_openvino_says_that_a_softcap_makes_it_slower(
     assert "softcap" in line
 
 
-def test_a_target_without_explicit_kv_says_why(alibi: Path) -> None:
+def test_a_target_without_explicit_kv_says_why(biased: Path) -> None:
     config = RunnerConfig(context_length=64)
     match = "adds a bias to visible keys.*the providers cpu and openvino compute it"
     with pytest.raises(UnsupportedAttentionError, match=match):
-        lowered_model(resolve_model(alibi), get_provider("cuda"), config)
+        lowered_model(resolve_model(biased), get_provider("cuda"), config)

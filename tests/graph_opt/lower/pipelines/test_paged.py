@@ -14,7 +14,7 @@ from tiny_models import write_tiny
 
 from carryall.errors import GraphError
 from carryall.exporter.export import export_package
-from carryall.graph_opt.graph.edit import insert, nodes_of, replace, shared_constant
+from carryall.graph_opt.graph.edit import insert, nodes_of, replace, shared_constant, weight
 from carryall.graph_opt.lower.outputs.logits import SelectLogitsPass
 from carryall.graph_opt.lower.pipelines.paged import (
     FlatLogitsPass,
@@ -22,7 +22,7 @@ from carryall.graph_opt.lower.pipelines.paged import (
     PagedInputsPass,
     paged_passes,
 )
-from carryall.graph_opt.lower.pipelines.paged_form import DOMAIN, OPERATOR, TABLES
+from carryall.graph_opt.lower.pipelines.paged_form import DOMAIN, OPERATOR, PLAIN, TABLES
 from carryall.graph_opt.lower.products.arithmetic_dequantize import ArithmeticDequantizePass
 from carryall.graph_opt.pipeline.pipeline import run
 
@@ -52,6 +52,17 @@ def test_windows_and_sizes_become_attributes(tmp_path: Path) -> None:
     first = {name: attribute.value for name, attribute in nodes[0].attributes.items()}
     assert (first["num_heads"], first["kv_num_heads"]) == (4, 2)
     assert first["scale"] == pytest.approx(12**-0.5)
+
+
+def test_slopes_of_alibi_become_an_input(tmp_path: Path) -> None:
+    """4 heads have the slopes 2^-2, 2^-4, 2^-6 and 2^-8 (https://arxiv.org/abs/2108.12409)."""
+    model = lowered("bloom", tmp_path)
+    assert not {"attention_mask"} & {value.name for value in model.graph.inputs}
+    (slopes,) = {node.inputs[PLAIN.slopes] for node in nodes_of(model.graph, OPERATOR, DOMAIN)}
+    assert slopes is not None
+    tensor = weight(slopes)
+    assert tensor is not None
+    np.testing.assert_allclose(tensor.numpy(), [2.0**-2, 2.0**-4, 2.0**-6, 2.0**-8], rtol=1e-6)
 
 
 def test_no_shape_is_read_from_activations(tmp_path: Path) -> None:
