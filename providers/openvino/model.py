@@ -161,7 +161,7 @@ def _paged_attention(node: Any) -> list[Any]:
 
 
 def _given(operands: Sequence[Any], index: int) -> bool:
-    """Return whether a node has an optional input; OpenVINO's reader puts a node in the place of an absent one."""
+    """Return whether a node has an optional input; OpenVINO puts a node in the place of an absent one."""
     return len(operands) > index and operands[index].get_node().get_type_name() != "NullNode"
 
 
