@@ -101,7 +101,7 @@ def is_canonical_mask(graph: ir.Graph, mask: ir.Value) -> bool:
 
 def same_computation(a: ir.Value | None, b: ir.Value | None) -> bool:
     """Return whether two values are computed by equal nodes from inputs of the same names."""
-    if a is None or b is None:
+    if a is b or a is None or b is None:
         return a is b
     one, other = a.producer(), b.producer()
     if one is None or other is None:

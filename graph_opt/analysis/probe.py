@@ -290,4 +290,5 @@ def _values(probe: Probe, case: _Case, heads: int) -> npt.NDArray[np.float64] | 
     try:
         return np.broadcast_to(values.astype(np.float64), shape)
     except ValueError:
-        return f"the mask has shape {values.shape} instead of {shape}"
+        one = " (one mask for all heads)" if heads == 1 else ""
+        return f"the mask has shape {values.shape} instead of {shape}{one}"

@@ -44,6 +44,7 @@ class OpenVinoPagedSession:
         self._held: dict[str, npt.NDArray[Any]] = {}  # the host arrays that the request reads its inputs from
         self._lora: LoraInputs | None = None  # whose matrices the request reads
         self._request = compiled.create_infer_request()
+        self._names = {name for port in compiled.inputs for name in port.get_names()}
         for name, tensor in caches.items():
             self._request.set_tensor(name, tensor)
 
@@ -51,7 +52,8 @@ class OpenVinoPagedSession:
         """See ``PagedSession``."""
         try:
             for name, array in _feeds(batch).items():
-                self._feed(name, array)
+                if name in self._names:  # traces with ALiBi may have no position_ids
+                    self._feed(name, array)
             if batch.lora is not None:
                 self._feed_lora(batch.lora)
             self._request.infer()

@@ -98,7 +98,16 @@ class SourceModel:
         Raises:
             GraphError: the file is not a valid ONNX graph.
         """
-        return self._remembered(lambda: provider.graph_facts(self.graph), provider=provider.name)
+        return self._remembered(lambda: provider.graph_facts(self._portable()), provider=provider.name)
+
+    def _portable(self) -> ir.Model:
+        """The graph in the form that lowerings read: traces have no ``Attention`` before."""
+        if self.package is not None:
+            return self.graph
+        from ...graph_opt.pipeline.pipeline import run
+        from ...graph_opt.pipeline.pipelines import portable_passes
+
+        return run(self.load(), portable_passes())[0]
 
     def _remembered(self, read: Callable[[], dict[str, Any]], **of: str) -> dict[str, Any]:
         """Return what was read of the graph; equal files have equal facts."""

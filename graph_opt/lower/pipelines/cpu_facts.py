@@ -7,6 +7,7 @@ from onnx_ir.passes import common
 
 from ....contract import is_past
 from ...analysis.cache_owner import owner_of
+from ...analysis.known_masks import same_computation
 from ...analysis.sink_attention import SinkAttention, sink_attentions
 from ...graph.edit import nodes_of, static_size
 from ..paged_kv import LARGEST_HEAD
@@ -27,9 +28,10 @@ def blocks_suffice(model: ir.Model) -> bool:
     others = _with_sinks(model) if len(past) > 2 * len(nodes) else []
     caches: list[ir.Value | None] = [value for node in nodes for value in node.inputs[4:6]]
     caches += [value for found in others for value in (found.keys, found.values)]
-    masks = {node.inputs[3] for node in nodes if len(node.inputs) > 3} | {found.mask for found in others}
+    masks = [node.inputs[3] for node in nodes if len(node.inputs) > 3] + [found.mask for found in others]
     largest = max((static_size(value, 3) or 0 for value in caches), default=0)
-    uniform = len(masks) < 2 or any(owner_of(node) is not None for node in nodes)
+    alike = all(same_computation(masks[0], mask) for mask in set(masks))
+    uniform = alike or any(owner_of(node) is not None for node in nodes)
     return bool(nodes or others) and uniform and largest <= LARGEST_HEAD
 
 

@@ -106,7 +106,9 @@ def test_slopes_of_heads_times_positions_or_distances_are_alibi(columns: str) ->
     model = mask(f"{WINDOW} visible = And(near, young)", SLOPED.replace("BIAS", bias))
     found = mask_meaning(model.graph, model.graph.outputs[0], CONTEXT, heads=2)
     assert found == MaskMeaning(window=5, slopes=(0.5, 0.125))
-    assert meaning(model) == "the mask has shape (1, 2, 1, 64) instead of (1, 1, 1, 64)"
+    assert (
+        meaning(model) == "the mask has shape (1, 2, 1, 64) instead of (1, 1, 1, 64) (one mask for all heads)"
+    )
 
 
 def test_a_bias_that_is_not_proportional_to_the_distance_is_refused() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
 from pathlib import Path
 
@@ -11,8 +12,13 @@ import pytest
 from tiny_models import write_tiny
 
 from carryall.errors import UsageError
+from carryall.exporter.export import export_package
+from carryall.graph_opt.graph.edit import nodes_of
+from carryall.graph_opt.lower.pipelines.standard import DecomposeAttentionPass
+from carryall.graph_opt.pipeline.pipeline import run
 from carryall.providers.base import Row
 from carryall.providers.runners.explicit_runner import ExplicitRunner
+from carryall.providers.runners.paged_runner import PagedRunner
 from carryall.runtime.models.loading import load_model
 
 OWN = {"kernels": "carryall", "wide_products": "off"}
@@ -67,6 +73,25 @@ def test_alibi_runs_in_the_kernel_and_with_explicit_kv_in_onnxruntimes(tmp_path:
         loaded = load_model(checkpoint, max_slots=2, provider_options={"kernels": kernels})
         assert isinstance(loaded.runner, ExplicitRunner) == (kernels == "onnxruntime")
         loaded.runner.forward([Row(1, PROMPT[:7], 0)])
+        found.append(loaded.runner.forward([Row(0, PROMPT, 0, num_logits=8)])[0].copy())
+        loaded.close()
+    np.testing.assert_allclose(found[0], found[1], rtol=1e-5, atol=1e-5)
+
+
+def test_a_graph_without_attention_operators_has_kv_in_blocks_too(tmp_path: Path) -> None:
+    """As traces have none. What is decided by the graph must be decided by its canonical form."""
+    package = export_package(write_tiny("llama", tmp_path / "tiny"), tmp_path / "package")
+    folder = tmp_path / "folder"
+    model = run(package.load(), [DecomposeAttentionPass()])[0]
+    assert not list(nodes_of(model.graph, "Attention"))
+    folder.mkdir()
+    ir.save(model, folder / "model.onnx", external_data="model.data")
+    for name in ("config.json", "tokenizer.json"):
+        shutil.copy(package.path / name, folder)
+    found = []
+    for source in (package.path, folder):
+        loaded = load_model(source, max_slots=2)
+        assert isinstance(loaded.runner, PagedRunner)
         found.append(loaded.runner.forward([Row(0, PROMPT, 0, num_logits=8)])[0].copy())
         loaded.close()
     np.testing.assert_allclose(found[0], found[1], rtol=1e-5, atol=1e-5)
