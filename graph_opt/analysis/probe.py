@@ -201,7 +201,7 @@ def _misfit(
     seen = values > _BLOCKED
     if (seen != expected[:, None]).transpose(0, 2, 1, 3)[real].any():
         return f"the mask is neither causal nor a sliding window (past {case.past}, new {case.new})"
-    size = np.abs(values[seen]).max()
+    size = np.abs(values[seen]).max(initial=0.0)
     if slopes.any():
         own = case.past + np.arange(case.new)
         # The softmax does not change if all scores of a query do.
