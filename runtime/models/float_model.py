@@ -14,6 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ...errors import UsageError
+from ...exporter.config import CONFIG_FILE
 from ...exporter.package import MODEL_FILE
 from ...graph_opt.graph.saving import save_files
 from ...graph_opt.passes.base import GraphPass
@@ -22,7 +23,6 @@ from ...graph_opt.quantize.algorithms.blockwise import BlockFormat, Floats
 from ...graph_opt.quantize.algorithms.smooth import largest_activations, smoothing_factors
 from ...graph_opt.quantize.calibration.activations import Tokens
 from ...graph_opt.quantize.calibration.calibrators import CALIBRATORS, Histogram
-from ...graph_opt.quantize.formats.half_pass import LARGEST
 from ...graph_opt.quantize.formats.kv_cache import QuantizeKVPass, kv_scales
 from ...graph_opt.quantize.formats.weight_only import Forms
 from ...graph_opt.quantize.search.budget import Plan, choices, promote, spend_bits, spend_divergence
@@ -184,12 +184,6 @@ class FloatModel:
         """
         if dtype == ir.DataType.BFLOAT16:  # bfloat16 has the range of float32
             return []
-        if not (self._source.folder / TOKENIZER_FILE).is_file():
-            raise UsageError(
-                f"fp16 overflows beyond {LARGEST[dtype]:,.0f}, so the model must first run on a text, but "
-                f"{self._source.name} has no tokenizer: add {TOKENIZER_FILE} to its folder, "
-                "or use --method bf16"
-            )
 
         def measure(tell: Progress) -> Arrays:
             largest = largest_magnitudes(
@@ -249,7 +243,8 @@ class FloatModel:
     def _context_length(self) -> int:
         if self._source.context_length is None:
             raise UsageError(
-                f"{self._source.name} does not state its context length; quantize its package instead"
+                f"{self._source.name} does not state its context length: add a {CONFIG_FILE} with "
+                f"max_position_embeddings to {self._source.folder}"
             )
         return self._source.context_length
 
@@ -258,6 +253,12 @@ class FloatModel:
         return self._read(self._tokens or MAX_TOKENS)
 
     def _read(self, max_tokens: int) -> list[Tokens]:
+        if not (self._source.folder / TOKENIZER_FILE).is_file():
+            raise UsageError(
+                f"{self._source.name} has no {TOKENIZER_FILE}, but this quantization first runs the model on a "
+                f"text: add the file to {self._source.folder}, or use one of the methods int4-fast, int8-fast, "
+                "int8-dynamic and bf16 with default settings, which read no text"
+            )
         return calibration_windows(
             Tokenizer(self._source.folder),
             self._text,

@@ -352,3 +352,36 @@ def test_a_cache_that_cannot_be_quantized_is_named(tmp_path: Path) -> None:
     assert result.exit_code == 2
     assert "carryall optimize" in result.stderr
     assert not (tmp_path / "out.onnx").exists()
+
+
+@pytest.mark.parametrize("options", [(), ("--method", "fp16"), ("--method", "none", "--kv", "int8")])
+def test_without_a_tokenizer_the_error_names_what_needs_none(
+    options: tuple[str, ...], tiny_package: Path, tmp_path: Path
+) -> None:
+    for name in ("model.onnx", "model.onnx.data", "config.json"):
+        shutil.copy(tiny_package / name, tmp_path / name)
+    result = run("quantize", tmp_path, tmp_path / "out.onnx", *options)
+    assert result.exit_code == 2
+    assert f"{tmp_path} has no tokenizer.json" in result.stderr
+    assert "use one of the methods int4-fast, int8-fast, int8-dynamic and bf16" in result.stderr
+    assert not (tmp_path / "out.onnx").exists()
+
+
+@pytest.mark.parametrize("method", ["int4-fast", "int8-fast", "int8-dynamic", "bf16"])
+def test_methods_that_read_no_text_need_no_tokenizer(method: str, tiny_package: Path, tmp_path: Path) -> None:
+    for name in ("model.onnx", "model.onnx.data"):
+        shutil.copy(tiny_package / name, tmp_path / name)
+    assert run("quantize", tmp_path, tmp_path / "out.onnx", "--method", method).exit_code == 0
+
+
+def test_without_a_context_length_the_error_names_the_key(tiny_package: Path, tmp_path: Path) -> None:
+    for name in ("model.onnx.data", "tokenizer.json"):
+        shutil.copy(tiny_package / name, tmp_path / name)
+    graph = onnx.load(tiny_package / "model.onnx", load_external_data=False)
+    del graph.metadata_props[:]
+    (tmp_path / "model.onnx").write_bytes(graph.SerializeToString())
+    result = run("quantize", tmp_path, tmp_path / "out.onnx")
+    assert result.exit_code == 2
+    assert f"add a config.json with max_position_embeddings to {tmp_path}" in result.stderr
+    (tmp_path / "config.json").write_text('{"max_position_embeddings": 64}')
+    assert run("quantize", tmp_path, tmp_path / "out.onnx").exit_code == 0
