@@ -28,8 +28,13 @@ from .safetensors_files import SafetensorsTensor, safetensors_in
 CONFIG, WEIGHTS, PICKLE = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
 _PREFIX = "base_model.model."
 _MATRICES = re.compile(r"(?P<module>.+)\.lora_(?P<embedding>embedding_)?(?P<which>[AB])(\.weight)?")
-# Values that change the result in a way that is not merged here, with the value that does not.
-_PLAIN: dict[str, Any] = {"use_dora": False, "bias": "none", "lora_bias": False, "layer_replication": None}
+# Settings of PEFT 0.21 that change the result in a way that is not computed here, unless empty or "none".
+_NOT_PLAIN = (
+    *("use_dora", "bias", "lora_bias", "layer_replication", "use_qalora", "use_bdlora"),
+    *("alora_invocation_tokens", "trainable_token_indices", "target_parameters"),
+    *("arrow_config", "kasa_config", "monteclora_config"),
+)
+_CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")  # beginnings of init_lora_weights
 # Modules whose weights a checkpoint stores as one tensor, and the linear layers of the graph, in order.
 _PARTS = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"),
@@ -239,9 +244,16 @@ def _read(folder: Path) -> tuple[dict[str, Any], dict[str, SafetensorsTensor]]:
     kind = settings.get("peft_type")
     if kind != "LORA":
         raise UnsupportedModelError(f"{folder}: adapters of type {kind!r} are not supported; supported: LORA")
-    for key, plain in _PLAIN.items():
-        if settings.get(key, plain) not in (plain, None):
+    for key in _NOT_PLAIN:
+        if settings.get(key) and settings[key] != "none":
             raise UnsupportedModelError(f"{folder}: LoRA with {key} {settings[key]!r} is not supported")
+    start = settings.get("init_lora_weights")
+    if str(start).lower().startswith(_CHANGES_BASE):
+        raise UnsupportedModelError(
+            f"{folder}: LoRA with init_lora_weights {start!r} is for a base model whose weights this start "
+            "changed; save it with PEFT as a difference from the original: "
+            "save_pretrained(DST, path_initial_model_for_weight_conversion=...)"
+        )
     if not (folder / WEIGHTS).is_file() and (folder / PICKLE).is_file():
         raise ModelNotFoundError(
             f"{folder} holds its weights as a pickle ({PICKLE}), which can run any code when opened. If you "

@@ -50,6 +50,12 @@ class GgufFile:
         self.paths = shard_paths(path)
         files = [(part, *_mapped(part)) for part in self.paths]
         self.metadata: dict[str, Any] = files[0][2].metadata
+        count = self.metadata.get("split.count", 1)
+        if len(files) == 1 and isinstance(count, int) and count > 1:
+            raise CheckpointError(
+                f"{path} is one of {count} shards, whose names end in -00001-of-{count:05}.gguf and so on; "
+                "give them these names, in one folder"
+            )
         self.architecture: Architecture = architecture(self.metadata)
         self.tensors: dict[str, StoredTensor] = {}
         self.types: set[str] = set()
@@ -104,14 +110,17 @@ class GgufFile:
             self.types.add(info.type_name)
             for index, expert in enumerate(_experts(info)):
                 name = f"model.layers.{stacked[1]}.mlp.experts.{index}.{stacked[2]}_proj.weight"
-                self.tensors[name] = GgufTensor(path, data, expert, None, 0.0)
+                self._put(name, GgufTensor(path, data, expert, None, 0.0))
             return
         name = tensor_name(info.name, self.architecture)
-        if name in self.tensors:
-            raise damaged(path, f"tensor '{info.name}' occurs twice")
         self.types.add(info.type_name)
         offset = self.architecture.norm_offset if name.endswith("norm.weight") else 0.0
-        self.tensors[name] = GgufTensor(path, data, info, self._order(info), offset)
+        self._put(name, GgufTensor(path, data, info, self._order(info), offset))
+
+    def _put(self, name: str, tensor: GgufTensor) -> None:
+        if name in self.tensors:
+            raise damaged(tensor.path, f"tensor '{tensor.stored_name}' occurs twice")
+        self.tensors[name] = tensor
 
     def _of_architecture(self, key: str, default: Any = None) -> Any:
         return self.metadata.get(f"{self.metadata['general.architecture']}.{key}", default)
@@ -137,6 +146,7 @@ class GgufTensor:
         self, path: Path, data: memoryview, info: TensorInfo, order: Order | None, offset: float
     ) -> None:
         self.path, self.shape, self.dtype = path, info.shape, np.dtype(np.float32)
+        self.stored_name = info.name
         self._data, self._info, self._order, self._offset = data, info, order, np.float32(offset)
 
     @property

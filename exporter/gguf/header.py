@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import struct
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -137,7 +138,11 @@ def read_header(data: memoryview, path: Path) -> Header:
     if len(names) != len(tensors):
         raise damaged(path, "a tensor's name occurs twice")
     start = _data_start(cursor, metadata)
-    return Header(metadata, tuple(_placed(tensor, start, cursor) for tensor in tensors))
+    placed = tuple(_placed(tensor, start, cursor) for tensor in tensors)
+    for one, after in pairwise(sorted(placed, key=lambda tensor: tensor.begin)):
+        if one.begin + one.size > after.begin:
+            raise damaged(path, f"the tensors '{one.name}' and '{after.name}' overlap")
+    return Header(metadata, placed)
 
 
 def _data_start(cursor: _Cursor, metadata: dict[str, Any]) -> int:

@@ -36,7 +36,7 @@ class Proposal:
 
     ``query`` and ``output`` may be [batch, length, heads * head_dim] instead. ``sinks`` holds a score per
     query head whose key has no value: an initializer of any shape. The nodes may read the shapes of the graph
-    inputs ``sized``.
+    inputs ``sized``. With ``whole`` there are as many queries as keys.
     """
 
     query: ir.Value
@@ -47,6 +47,7 @@ class Proposal:
     causal: bool = False
     sinks: ir.Value | None = None
     sized: tuple[ir.Value, ...] = ()
+    whole: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,8 @@ Heads = tuple[int, int]  # number of heads, head_dim
 def meaning(found: Proposal, query: Heads, key: Heads, value: Heads) -> Meaning | str:
     """Return the scale, softcap and masks with which a candidate is attention, or why it is not."""
     sinks = () if found.sinks is None else (found.sinks,)
-    given = contract_feed(found.sized, past=2, new=3)
+    tokens = 5 if found.causal or found.whole else 3
+    given = contract_feed(found.sized, past=5 - tokens, new=tokens)
     ends = [value for value in found.sized if value.name in given]
     inputs = [found.query, found.key, found.value, *found.masks, *sinks, *ends]
     part = region(inputs, found.output, in_float=bool(sinks))
@@ -76,9 +78,8 @@ def meaning(found: Proposal, query: Heads, key: Heads, value: Heads) -> Meaning 
     if query[0] % key[0] or query[1] != key[1] or key[0] != value[0]:
         return f"{query[0]} query heads of size {query[1]} cannot share {key[0]} key heads of size {key[1]}"
     rng = np.random.default_rng(0)
-    sizes = ((query, 5 if found.causal else 3), (key, 5), (value, 5))
+    sizes = ((query, tokens), (key, 5), (value, 5))
     arrays = [rng.standard_normal((2, heads, n, size)).astype(np.float32) for (heads, size), n in sizes]
-    tokens = len(arrays[0][0, 0])
     causal = np.tri(5, dtype=np.bool_) if found.causal else np.ones((tokens, 5), np.bool_)
     forms = [list(_forms(mask, rng, tokens)) for mask in found.masks]
     scores = [
@@ -162,6 +163,7 @@ def _joined(array: Array) -> Array:
     return array.swapaxes(1, 2).reshape(array.shape[0], array.shape[2], -1)
 
 
+@np.errstate(over="ignore")  # a number that is tried as the scale may be the lowest float32
 def _attention(
     arrays: list[Array], seen: Array, bias: Array, scale: float, cap: float, sinks: Array | None = None
 ) -> Array:

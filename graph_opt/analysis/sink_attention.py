@@ -1,15 +1,15 @@
-"""Find attention with sinks: several nodes around a KV cache, because ``Attention`` has no sinks.
+"""Find attention with sinks: several nodes, because ``Attention`` has no sinks.
 
 A sink is a score of a query head whose key has no value. It joins the softmax, and its weight is dropped
-(gpt-oss, https://arxiv.org/abs/2508.10925). The search starts at the products that read a cache; operands and
-masks are found by following the graph. That the nodes compute attention, and with which scale, is proven by
-evaluation.
+(gpt-oss, https://arxiv.org/abs/2508.10925). The search starts at the products that read keys and values;
+operands and masks are found by following the graph. That the nodes compute attention, and with which scale, is
+proven by evaluation.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 import numpy as np
@@ -35,7 +35,7 @@ class SinkAttention:
     """Attention with sinks; ``query`` and ``output`` as in ``Proposal``.
 
     Args:
-        keys: the key cache with the new keys, [batch, kv_heads, total, head_dim].
+        keys: the key cache with the new keys, [batch, kv_heads, total, head_dim]; only these without a cache.
         values: the same of the values.
         mask: the mask, added to the scores or true for visible keys.
         sinks: the initializer of the sinks, a score for each query head.
@@ -51,11 +51,16 @@ class SinkAttention:
     known: Meaning
 
 
-def sink_attentions(graph: ir.Graph) -> Iterator[SinkAttention | tuple[ir.Node, str]]:
-    """Yield each attention with sinks, and the last node of each near miss with the reason."""
-    caches = {node.outputs[0] for node in nodes_of(graph, "Concat") if appended(node.outputs[0])}
-    reads = {node: _passed(node.inputs[1], _PASSING) for node in nodes_of(graph, "MatMul")}
-    products = {node: cache for node, cache in reads.items() if cache in caches}
+def sink_attentions(graph: ir.Graph, *, cached: bool = True) -> Iterator[SinkAttention | tuple[ir.Node, str]]:
+    """Yield each attention with sinks, and the last node of each near miss with the reason.
+
+    Args:
+        graph: the graph.
+        cached: search for attention on a KV cache; otherwise for that of whole sequences.
+    """
+    read = _cache if cached else _heads
+    reads = {node: read(node.inputs[1]) for node in nodes_of(graph, "MatMul")}
+    products = {node: heads for node, heads in reads.items() if heads is not None}
     for node, values in products.items():
         between = _upstream(node.inputs[0], {other.outputs[0] for other in products})
         scores = [value for value in between if value.producer() in products]
@@ -69,7 +74,20 @@ def sink_attentions(graph: ir.Graph) -> Iterator[SinkAttention | tuple[ir.Node, 
         varying = [x for x in around if _stored(x) is None]
         sinks = [x for x in stored if (tensor := weight(x)) is not None and tensor.size == heads]
         if query is not None and sinks:
-            yield _proven(node, (query[0], keys, values), heads, varying, sinks)
+            found = Proposal(query[0], keys, values, (), node.outputs[0], whole=not cached)
+            yield _proven(node, found, heads, varying, sinks)
+
+
+def _cache(value: ir.Value | None) -> ir.Value | None:
+    """Return the KV cache with new keys or values that ``value`` rearranges, None if there is none."""
+    source = _passed(value, _PASSING)
+    return None if source is None or appended(source) is None else source
+
+
+def _heads(value: ir.Value | None, passing: frozenset[str] = _PASSING) -> ir.Value | None:
+    """Return the farthest value [batch, heads, length, head_dim] that ``value`` rearranges, else None."""
+    found = [each for each in _chain(value, passing) if head_sizes(each) is not None]
+    return found[-1] if found else None
 
 
 def appended(cache: ir.Value) -> tuple[ir.Value, ir.Value] | None:
@@ -99,7 +117,7 @@ def joined_source(value: ir.Value, width: int) -> ir.Value | None:
 
 def _proven(
     last: ir.Node,
-    operands: tuple[ir.Value, ir.Value, ir.Value],
+    found: Proposal,
     heads: int,
     varying: list[ir.Value],
     sinks: list[ir.Value],
@@ -108,13 +126,12 @@ def _proven(
 
     Args:
         last: the product with the values.
-        operands: query, keys and values.
+        found: the candidate without its mask and sinks.
         heads: number of query heads.
         varying: values that are computed apart from the scores and meet them; one holds the mask.
         sinks: candidates.
     """
-    query, keys, values = operands
-    key, value = head_sizes(keys), head_sizes(values)
+    key, value = head_sizes(found.key), head_sizes(found.value)
     if key is None or value is None:
         return last, "the heads of its cache are not fixed"
     masks = [form for x in varying for form in mask_candidates(x) if form.shape is not None]
@@ -125,10 +142,10 @@ def _proven(
     )
     sized = () if last.graph is None else tuple(last.graph.inputs)
     for sink, mask in product(sinks, dict.fromkeys(masks)):
-        found = Proposal(query, keys, values, (mask,), output, sinks=sink, sized=sized)
-        known = meaning(found, (heads, key[1]), key, value)
+        tried = replace(found, masks=(mask,), output=output, sinks=sink, sized=sized)
+        known = meaning(tried, (heads, key[1]), key, value)
         if isinstance(known, Meaning) and known.masks[0] in (MaskKind.ADDED, MaskKind.SEEN):
-            return SinkAttention(query, keys, values, mask, sink, output, known)
+            return SinkAttention(found.query, found.key, found.value, mask, sink, output, known)
         reason = known if isinstance(known, str) else "its mask is not added to the scores"
     return last, reason
 
@@ -142,7 +159,7 @@ def _query(value: ir.Value | None, key: tuple[int, int] | None) -> tuple[ir.Valu
     width = static_size(joined, 2)
     if joined is not None and width is not None and width % key[1] == 0:
         return joined, width // key[1]
-    apart = _passed(value, passing)
+    apart = _heads(value, passing)
     sizes = head_sizes(apart)
     return None if apart is None or sizes is None or sizes[1] != key[1] else (apart, sizes[0])
 

@@ -7,7 +7,7 @@ computes the same for a whole sequence as in pieces with a cache.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -41,6 +41,8 @@ class TokenAxes:
 
     Args:
         graph: a decoder with canonical operators where possible.
+        layers: results of layers of several nodes that process each token separately, with what they read,
+            tokens first.
 
     Attributes:
         sizes: the sets of sizes for which shapes are known.
@@ -50,16 +52,17 @@ class TokenAxes:
         Mixed: a node upstream of the logits mixes tokens.
     """
 
-    def __init__(self, graph: ir.Graph) -> None:
+    def __init__(self, graph: ir.Graph, layers: Mapping[ir.Value, Sequence[ir.Value]] | None = None) -> None:
+        layers = layers or {}
         self._facts = ShapeFacts(graph)
         self.sizes = self._facts.probes
         self.axes = {value: Axis(1) for value in graph.inputs if value.name in (INPUT_IDS, POSITION_IDS)}
         self._varying = {value for value in graph.inputs if value not in self.axes}
         logits = next(value for value in graph.outputs if value.name == LOGITS)
-        needed = _upstream(logits)
+        needed = _upstream(logits, layers)
         for node in graph:
             if node in needed:
-                self._follow(node)
+                self._follow(node, layers.get(node.outputs[0], ()))
         if self.axes.get(logits) != Axis(1):
             raise Mixed(next(iter(needed)), "the logits do not have one row per token")
 
@@ -86,7 +89,11 @@ class TokenAxes:
         if not condition:
             raise Mixed(node, f"{node.op_type} mixes tokens, or is not known to process each separately")
 
-    def _follow(self, node: ir.Node) -> None:
+    def _follow(self, node: ir.Node, reads: Sequence[ir.Value]) -> None:
+        if reads:
+            self.require(node, len({self.axes.get(value) for value in reads}) == 1)
+            self.axes[node.outputs[0]] = _rearranged(self, node, reads[0])
+            return
         operands = [value for value in _operands(node) if value is not None]
         if node.op_type == "Expand":  # an expanded constant is constant
             operands = operands[:1]
@@ -109,14 +116,15 @@ def _operands(node: ir.Node) -> Sequence[ir.Value | None]:
     return node.inputs[:_MASK] if node.op_type == "Attention" and not node.domain else node.inputs
 
 
-def _upstream(value: ir.Value) -> dict[ir.Node, None]:
+def _upstream(value: ir.Value, layers: Mapping[ir.Value, Sequence[ir.Value]]) -> dict[ir.Node, None]:
     found: dict[ir.Node, None] = {}
     waiting = [value]
     while waiting:
-        node = waiting.pop().producer()
+        current = waiting.pop()
+        node = current.producer()
         if node is not None and node not in found:
             found[node] = None
-            waiting += [operand for operand in _operands(node) if operand is not None]
+            waiting += layers.get(current) or [x for x in _operands(node) if x is not None]
     return found
 
 
@@ -221,7 +229,10 @@ def _transpose(tokens: TokenAxes, node: ir.Node) -> Axis:
 
 def _reshape(tokens: TokenAxes, node: ir.Node) -> Axis:
     """Require that the tokens stay in order on one axis, possibly merged with the batch."""
-    x = tokens.operand(node, 0)
+    return _rearranged(tokens, node, tokens.operand(node, 0))
+
+
+def _rearranged(tokens: TokenAxes, node: ir.Node, x: ir.Value) -> Axis:
     tokens.require(node, x in tokens.axes)
     before, after = tokens.shapes(x), tokens.shapes(node.outputs[0])
     for new in [*(Axis(index) for index in range(len(after[0]))), Axis(0, flat=True)]:

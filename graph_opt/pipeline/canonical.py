@@ -19,6 +19,7 @@ from ..passes.fuse.fuse_layer_norm import FuseLayerNormPass
 from ..passes.fuse.fuse_norm import FuseRMSNormPass
 from ..passes.fuse.fuse_rotary import FuseRotaryPass
 from ..passes.fuse.head_norms import HeadNormsPass
+from ..passes.fuse.sink_attention import SeparateSinksPass, SinkAttentionPass
 from ..passes.importing.contract_names import ContractNamesPass
 from ..passes.importing.lift_attention import LiftAttentionPass
 from ..passes.importing.lift_moe import LiftMoEPass
@@ -80,7 +81,9 @@ def canonical_passes() -> list[ir.passes.PassBase]:
         FuseRotaryPass(),
         FuseAttentionPass(),
         DropGuardsPass(),
+        SinkAttentionPass(cached=False),
         AddCachePass(),
+        SeparateSinksPass(),
         CanonicalMaskPass(),
         FreeTokensPass(),
         BatchAxisPass(),

@@ -255,9 +255,9 @@ class FloatModel:
     def _read(self, max_tokens: int) -> list[Tokens]:
         if not (self._source.folder / TOKENIZER_FILE).is_file():
             raise UsageError(
-                f"{self._source.name} has no {TOKENIZER_FILE}, but this quantization first runs the model on a "
-                f"text: add the file to {self._source.folder}, or use one of the methods int4-fast, int8-fast, "
-                "int8-dynamic and bf16 with default settings, which read no text"
+                f"{self._source.name} has no {TOKENIZER_FILE}, but this quantization first runs the model on "
+                f"a text: add the file to {self._source.folder}, or use one of the methods int4-fast, "
+                "int8-fast, int8-dynamic and bf16 with default settings, which read no text"
             )
         return calibration_windows(
             Tokenizer(self._source.folder),

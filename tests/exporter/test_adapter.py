@@ -40,6 +40,7 @@ def change(tensors: dict[str, Array], module: str) -> Array:
     [
         ({}, (1.5, 1.5)),
         ({"use_rslora": True}, (3.0, 3.0)),
+        ({"init_lora_weights": "gaussian", "use_dora": None, "target_parameters": []}, (1.5, 1.5)),
         ({"alpha_pattern": {"q_proj": 8}}, (2.0, 1.5)),
         ({"alpha_pattern": {r"layers\.1\..*": 2}}, (1.5, 0.5)),
     ],
@@ -122,6 +123,18 @@ def test_an_exported_adapter_equals_the_export_of_merged_weights(tmp_path: Path)
             "LoRA with use_dora True is not supported",
         ),
         ({Q: (32, 32)}, {"bias": "all"}, UnsupportedModelError, "LoRA with bias 'all' is not supported"),
+        (
+            {Q: (32, 32)},
+            {"alora_invocation_tokens": [5, 6]},
+            UnsupportedModelError,
+            r"alora_invocation_tokens \[5, 6\] is not supported",
+        ),
+        (
+            {Q: (32, 32)},
+            {"init_lora_weights": "pissa_niter_16"},
+            UnsupportedModelError,
+            "init_lora_weights 'pissa_niter_16' is for a base.*path_initial_model_for_weight_conversion",
+        ),
         ({Q: (32, 32)}, {"peft_type": "IA3"}, UnsupportedModelError, "type 'IA3' are not supported"),
         ({}, {}, CheckpointError, "holds no LoRA matrices"),
     ],

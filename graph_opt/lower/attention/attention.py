@@ -26,8 +26,8 @@ from ...graph.edit import (
     static_size,
 )
 from ...passes.base import GraphPass
+from ...passes.fuse.sink_attention import has_sinks, sinks_of
 from ..kernels import Kernels
-from .sink_attention import has_sinks, sinks_of
 
 HEAD_SINK = 11  # index of GroupQueryAttention's input
 

@@ -38,12 +38,12 @@ from ...graph.edit import (
     static_size,
 )
 from ...passes.base import GraphPass
+from ...passes.fuse.sink_attention import SinkAttentionPass, has_sinks, sinks_of
 from ...passes.normalize.float_compute import FloatComputePass
 from ..attention.attention import rope_misfit
 from ..attention.kv_int8 import CacheScales, TakeCacheScalesPass
 from ..attention.rope_tables import RopeTablesPass
 from ..attention.shared_cache import SharedCachePass
-from ..attention.sink_attention import SinkAttentionPass, has_sinks, sinks_of
 from ..outputs.logits import SelectLogitsPass
 from ..outputs.wanted_rows import WantedRowsPass
 from ..products.arithmetic_dequantize import ArithmeticDequantizePass

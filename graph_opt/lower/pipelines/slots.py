@@ -8,6 +8,7 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from ....errors import UsageError
+from ...passes.fuse.sink_attention import SinkAttentionPass
 from ...passes.normalize.float_compute import FloatComputePass
 from ...passes.rules import RulePass
 from ...quantize.formats.half import HalfPrecisionPass
@@ -16,7 +17,6 @@ from ..attention.attention import GroupQueryAttentionPass
 from ..attention.kv_int8 import KV_CACHE_MODES, CacheScales, Int8CachePass, TakeCacheScalesPass
 from ..attention.norms_in_attention import NormsInAttentionPass
 from ..attention.prompt_attention import PromptAttentionPass
-from ..attention.sink_attention import SinkAttentionPass
 from ..attention.slot_inputs import SlotInputsPass
 from ..chain.chain_pass import ChainPass
 from ..kernels import CPU, Kernels

@@ -12,13 +12,14 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from ....contract import PRESENT_CACHE, past_name, present_name
-from ...analysis.decoder_inputs import CausalMasks, first_cache, fixed_tokens, is_decoder
+from ....contract import ATTENTION_MASK, INPUT_IDS, PRESENT_CACHE, past_name, present_name
+from ...analysis.decoder_inputs import CausalMasks, find_input, first_cache, fixed_tokens, is_decoder
 from ...analysis.known_masks import joined_mask, known_meaning
 from ...analysis.probe import MaskMeaning
 from ...analysis.region import region
 from ...analysis.token_axes import Mixed, TokenAxes
-from ...graph.edit import insert, int_attribute, nodes_of, replace
+from ...experts.mixture import Mixture, find_mixture
+from ...graph.edit import insert, int_attribute, nodes_of, replace, sole_consumer
 from ..base import GraphPass
 
 _KINDS = ("key", "value")
@@ -55,7 +56,7 @@ class AddCachePass(GraphPass):
         if not nodes:
             return
         try:
-            tokens = TokenAxes(graph)
+            tokens = TokenAxes(graph, _mixtures(graph))
         except Mixed as mixed:
             self.refuse(mixed.node, f"the graph has no KV cache, and none can be added: {mixed}")
             return
@@ -73,6 +74,7 @@ class AddCachePass(GraphPass):
             self._add(graph, layers, old)
 
     def _add(self, graph: ir.Graph, layers: list[_Layer], old: dict[str, ir.Value]) -> None:
+        _read_length_of_ids(graph)
         pasts = [_pasts(number, layer) for number, layer in enumerate(layers)]
         graph.inputs.extend(past for pair in pasts for past in pair)
         masks = CausalMasks(graph)
@@ -83,6 +85,7 @@ class AddCachePass(GraphPass):
             operands = [*node.inputs[:3], masks.additive(layer.window), *past]
             made = insert(node, "Attention", operands, attributes, num_outputs=3)
             made.name = node.name
+            made.meta.update(node.meta)
             replace(node.outputs[0], made.outputs[0])
             graph.remove(node, safe=True)
             for kind, new, given in zip(_KINDS, made.outputs[1:], past, strict=True):
@@ -90,6 +93,27 @@ class AddCachePass(GraphPass):
                 new.type, new.shape = given.type, _with_length(given, "total")
                 _set_output(graph, new, name, old.get(name))
             self.fired += 1
+
+
+def _read_length_of_ids(graph: ir.Graph) -> None:
+    """Read the number of tokens from ``input_ids`` only; with a cache, ``attention_mask`` is longer."""
+    ids, mask = find_input(graph, INPUT_IDS), find_input(graph, ATTENTION_MASK)
+    given = [] if mask is None else list(mask.uses())
+    casts = [use.node.outputs[0] for use in given if use.node.op_type == "Cast"]
+    for use in [*given, *(use for value in casts for use in value.uses())]:
+        if use.node.op_type == "Shape" and not use.node.domain:
+            use.node.replace_input_with(0, ids)
+
+
+def _mixtures(graph: ir.Graph) -> dict[ir.Value, tuple[ir.Value, ...]]:
+    """Return the reshaped results of canonical mixtures of experts, with tokens and the router's scores."""
+    found = [find_mixture(node) for node in nodes_of(graph, "Split")]
+    mixtures = [(one, sole_consumer(one.result)) for one in found if isinstance(one, Mixture)]
+    return {
+        reshape.outputs[0]: (one.tokens, one.scores)
+        for one, reshape in mixtures
+        if reshape is not None and reshape.op_type == "Reshape"
+    }
 
 
 def _layer(graph: ir.Graph, tokens: TokenAxes, node: ir.Node) -> _Layer | str:

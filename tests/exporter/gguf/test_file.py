@@ -207,13 +207,31 @@ def test_unsupported_files_are_refused(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_tensor_in_two_shards_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("family", "part", "overrides"),
+    [
+        ("llama", b"attn_q.weight", {}),
+        ("qwen3_moe", b"ffn_up_exps.weight", {"mlp_only_layers": []}),
+    ],
+)
+def test_a_tensor_in_two_shards_is_refused(
+    tmp_path: Path, family: str, part: bytes, overrides: dict[str, Any]
+) -> None:
+    write_gguf(family, tmp_path / "m.gguf", split=2, **overrides)
+    paths = sorted(tmp_path.glob("*.gguf"))
+    again, moved = b"blk.0." + part, b"blk.1." + part
+    owner = next(path for path in paths if again in path.read_bytes())
+    other = next(path for path in paths if path != owner and moved in path.read_bytes())
+    other.write_bytes(other.read_bytes().replace(moved, again))
+    with pytest.raises(CheckpointError, match=rf"{part.decode()}' occurs twice"):
+        GgufFile(paths[0])
+
+
+def test_a_shard_without_the_name_of_one_is_refused(tmp_path: Path) -> None:
     write_gguf("llama", tmp_path / "m.gguf", split=5)
     paths = sorted(tmp_path.glob("*.gguf"))
-    again = b"blk.0.attn_q.weight"
-    owner = next(path for path in paths if again in path.read_bytes())
-    other = next(path for path in paths if path != owner and b"blk.1.attn_q.weight" in path.read_bytes())
-    content = other.read_bytes().replace(b"blk.1.attn_q.weight", again)
-    other.write_bytes(content)
-    with pytest.raises(CheckpointError, match=r"attn_q\.weight' occurs twice"):
-        GgufFile(paths[0])
+    paths[0].rename(tmp_path / "model.gguf")
+    with pytest.raises(
+        CheckpointError, match=rf"is one of {len(paths)} shards, whose names end in -00001-of-"
+    ):
+        GgufFile(tmp_path / "model.gguf")

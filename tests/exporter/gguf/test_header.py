@@ -42,6 +42,15 @@ def test_an_axis_of_size_zero_is_refused(valid: Path) -> None:
         read_header(memoryview(content), PATH)
 
 
+def test_tensors_that_overlap_are_refused(valid: Path) -> None:
+    content = bytearray(valid.read_bytes())
+    name = b"blk.1.attn_k.weight"
+    offset = content.index(name) + len(name) + 4 + 2 * 8 + 4  # after the dimensions and the type
+    content[offset : offset + 8] = bytes(8)
+    with pytest.raises(CheckpointError, match=r"m\.gguf is damaged: the tensors '.*' and '.*' overlap"):
+        read_header(memoryview(content), PATH)
+
+
 def check_changed_bytes(valid: Path, data: st.DataObject, folder: Path) -> None:
     """Read every tensor of a file with changed bytes; the only errors allowed are those of checkpoints."""
     content, header = bytearray(valid.read_bytes()), 6000

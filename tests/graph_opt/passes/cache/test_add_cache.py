@@ -6,9 +6,13 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 from graph_asserts import apply, evaluate, graph
+from onnx_ir.passes import common
 
 from carryall.graph_opt.analysis.token_axes import Axis, Mixed, TokenAxes
+from carryall.graph_opt.experts.write_mixture import ExpertWeights, Routing, write_mixture
+from carryall.graph_opt.graph.edit import add_initializer, insert, nodes_of
 from carryall.graph_opt.passes.cache.add_cache import AddCachePass
+from carryall.graph_opt.passes.fuse.sink_attention import SeparateSinksPass, SinkAttentionPass
 
 WIDTH = 8
 RNG = np.random.default_rng(0)
@@ -21,6 +25,11 @@ GIVEN = {
     "free": np.float32(0), "low": np.float32(-1e9), "window": np.int64(2),
     "flat": np.array([-1, WIDTH]), "heads": np.array([0, 0, 2, 4]), "end": np.array([2**62]),
     "last": np.array([-1]), "axes": np.array([2]),
+    "first_two": np.array([0, 1]), "eight": np.array([WIDTH]), "four": np.array([4]),
+    "narrow": RNG.standard_normal((WIDTH, 4)).astype(np.float32), "scaling": np.float32(0.6),
+    "sinks": np.array([-1, 0.5, 3, 9], np.float32).reshape(1, 4, 1, 1), "twice": np.array([1, 1, 2, 1, 1]),
+    "by4": np.array([0, 0, 4, 2]), "by2": np.array([0, 0, 2, 2]), "all_heads": np.array([0, 4, -1, 2]),
+    "wide": np.array([0, 0, WIDTH]),
 }  # fmt: skip
 CAUSAL = """s1 = Shape <start = 1> (input_ids) s = Squeeze(s1) keys = Range(zero, s, one)
     queries = Unsqueeze(keys, i1) order = LessOrEqual(keys, queries)"""
@@ -29,14 +38,19 @@ WHOLE = "logits = Add(y, x)"
 
 
 def decoder(
-    attention: str = ATTENTION, before: str = "q = MatMul(x, w)", after: str = WHOLE, extra: str = ""
+    attention: str = ATTENTION,
+    before: str = "q = MatMul(x, w)",
+    after: str = WHOLE,
+    extra: str = "",
+    inputs: str = "",
 ) -> ir.Model:
     body = f"""e = Gather(embed, input_ids) p = Gather(rows, position_ids) x = Add(e, p)
         {before} {attention} {after}"""
     outputs = f"float[b, s, {WIDTH}] logits{extra}"
     types = "<bool[s, s] seen, float[s, s] mask, float[b, s, 8] y>"
     return graph(
-        f"g (int64[b, s] input_ids, int64[b, s] position_ids) => ({outputs}) {types} {{ {body} }}", **GIVEN
+        f"g (int64[b, s] input_ids, int64[b, s] position_ids{inputs}) => ({outputs}) {types} {{ {body} }}",
+        **GIVEN,
     )
 
 
@@ -45,9 +59,11 @@ def feed(tokens: int, past: int = 0) -> dict[str, np.ndarray[tuple[int, ...], np
     return {"input_ids": ids, "position_ids": np.tile(np.arange(past, past + tokens), (2, 1))}
 
 
-def in_pieces(model: ir.Model, cuts: list[int]) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+def in_pieces(
+    model: ir.Model, cuts: list[int], size: int = 4
+) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
     names = [str(value.name) for value in model.graph.outputs]
-    cache = {name: np.zeros((2, 2, 0, 4), np.float32) for name in names[1:]}
+    cache = {name: np.zeros((2, 2, 0, size), np.float32) for name in names[1:]}
     found = []
     for start, stop in zip([0, *cuts], [*cuts, 7], strict=True):
         given: dict[str, Any] = {
@@ -87,6 +103,75 @@ def test_pieces_on_a_cache_equal_the_whole(before: str, attention: str) -> None:
     names = [str(value.name) for value in model.graph.inputs]
     assert names[2:] == ["past_key_values.0.key", "past_key_values.0.value", "attention_mask"]
     assert [value.name for value in model.graph.outputs] == ["logits", "present.0.key", "present.0.value"]
+    for cuts in ([], [4], [1, 2, 5]):
+        np.testing.assert_allclose(in_pieces(model, cuts), expected, rtol=1e-5, atol=1e-6)
+
+
+# transformers' eager attention of gpt-oss, without a cache: 4 query heads of 2, 2 KV heads.
+SINKS = """h = Reshape(q, by4) qt = Transpose <perm = [0, 2, 1, 3]> (h)
+    y0 = Sigmoid(x) k = MatMul(x, narrow) k4 = Reshape(k, by2) kt = Transpose <perm = [0, 2, 1, 3]> (k4)
+    v = MatMul(y0, narrow) v4 = Reshape(v, by2) vt = Transpose <perm = [0, 2, 1, 3]> (v4)
+    vu = Unsqueeze(vt, axes) vx = Expand(vu, twice) vh = Reshape(vx, all_heads)
+    ku = Unsqueeze(kt, axes) kx = Expand(ku, twice) kh = Reshape(kx, all_heads)
+    keys_t = Transpose <perm = [0, 1, 3, 2]> (kh) s0 = MatMul(qt, keys_t) sm = Mul(s0, scaling)
+    mask4 = Unsqueeze(mask, first_two) sc = Add(sm, mask4)
+    of_ids = Shape(input_ids) b0, n = Split <num_outputs = 2> (of_ids)
+    rows_of = Concat <axis = 0> (b0, four, n, i1) spread = Expand(sinks, rows_of)
+    joined = Concat <axis = -1> (sc, spread) weights = Softmax <axis = -1> (joined)
+    shares = Slice(weights, i0, last, last) o = MatMul(shares, vh) ot = Transpose <perm = [0, 2, 1, 3]> (o)
+    y = Reshape(ot, wide)"""
+
+
+def test_attention_with_sinks_receives_a_cache() -> None:
+    before = f"q = MatMul(x, w) {WINDOW}"
+    expected = evaluate(decoder(SINKS, before), feed(7))[0]
+    model = decoder(SINKS, before)
+    common.ShapeInferencePass()(model)
+    for one in (SinkAttentionPass(cached=False), AddCachePass(), SeparateSinksPass()):
+        one(model)
+        assert (one.fired, one.refusals) == (1, [])
+    assert not list(nodes_of(model.graph, "Attention"))
+    assert [value.name for value in model.graph.outputs] == ["logits", "present.0.key", "present.0.value"]
+    for cuts in ([], [4], [1, 2, 5]):
+        np.testing.assert_allclose(in_pieces(model, cuts, size=2), expected, rtol=1e-5, atol=1e-6)
+
+
+def with_mixture(model: ir.Model) -> ir.Model:
+    """Insert a canonical mixture of three experts, two of them per token, in front of the last node."""
+    last = model.graph[-1]
+    tokens = last.inputs[0]
+    assert tokens is not None
+
+    def matrix(name: str, width: int) -> ir.Value:
+        content = np.random.default_rng(len(name)).standard_normal((WIDTH, width)).astype(np.float32)
+        return add_initializer(model.graph, name, content)
+
+    scores = insert(last, "MatMul", [tokens, matrix("router", 3)]).outputs[0]
+    experts = [
+        ExpertWeights(*((matrix(f"{'e' * number}.{name}", WIDTH), None) for name in ("g", "up", "down")))
+        for number in range(1, 4)
+    ]
+    last.replace_input_with(0, write_mixture(last, tokens, Routing(scores, 2, True), experts, hidden=WIDTH))
+    return model
+
+
+def test_mixtures_of_experts_process_each_token_separately() -> None:
+    expected = evaluate(with_mixture(decoder()), feed(7))[0]
+    model = with_mixture(decoder())
+    assert apply(AddCachePass(), model) == []
+    for cuts in ([], [4], [1, 2, 5]):
+        np.testing.assert_allclose(in_pieces(model, cuts), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("source", ["attention_mask", "c"])
+def test_lengths_read_from_the_mask_are_those_of_the_tokens(source: str) -> None:
+    """Traces without a cache take attention_mask's length for that of input_ids."""
+    before = f"""q0 = MatMul(x, w) c = Cast <to = 9> (attention_mask) n = Shape <start = 1> ({source})
+        sh = Concat <axis = 0> (i0, n, eight) q = Reshape(q0, sh)"""
+
+    expected = evaluate(decoder(), feed(7))[0]
+    model = decoder(before=before, inputs=", int64[b, s] attention_mask")
+    assert apply(AddCachePass(), model) == []
     for cuts in ([], [4], [1, 2, 5]):
         np.testing.assert_allclose(in_pieces(model, cuts), expected, rtol=1e-5, atol=1e-6)
 

@@ -7,7 +7,7 @@ from graph_asserts import apply, assert_same, evaluate, graph
 from onnx_ir.passes import common
 
 from carryall.graph_opt.graph.edit import nodes_of
-from carryall.graph_opt.lower.attention.sink_attention import SinkAttentionPass, sinks_of
+from carryall.graph_opt.passes.fuse.sink_attention import SeparateSinksPass, SinkAttentionPass, sinks_of
 
 SINKS = np.array([-1.0, 0.5, 9.0, 30.0], np.float32)  # the largest take almost all weight
 SHAPES = """float[B, S, 32] q, float[B, S, 16] k, float[B, S, 16] v, float[B, 1, S, T] mask,
@@ -30,6 +30,7 @@ CONSTANTS = {
     "zero": np.array([0]),
     "factor": np.float32(0.3),
     "cap": np.float32(5),
+    "lowest": np.finfo(np.float32).min,
 }
 CACHES = """k5 = Reshape(k, new_heads) kt = Transpose <perm = [0, 2, 3, 1, 4]> (k5) k4 = Squeeze(kt, two)
     v5 = Reshape(v, new_heads) vt = Transpose <perm = [0, 2, 3, 1, 4]> (v5) v4 = Squeeze(vt, two)
@@ -61,6 +62,7 @@ ADDED = TRACED.format(masked="Add(s1, mask)")
 CAPPED = TRACED.format(masked="Add(s4, mask)").replace(
     "s = Add", "s2 = Div(s1, cap) s3 = Tanh(s2) s4 = Mul(s3, cap) s = Add"
 )
+SEEN = TRACED.format(masked="Where(visible, s1, lowest)").replace("s0 =", "visible = Less(mask, factor) s0 =")
 FUSED = """y, key, value = Attention <q_num_heads = 4, kv_num_heads = 2, scale = 0.3> (
     q, k, v, mask, past_key_values.0.key, past_key_values.0.value)"""
 
@@ -124,6 +126,25 @@ def test_sinks_are_a_vector_of_the_type_asked_for() -> None:
     assert sinks is not None
     assert sinks.const_value is not None
     np.testing.assert_array_equal(sinks.const_value.numpy(), SINKS.astype(np.float16))
+
+
+SHAPES_OF_FEED = {"q": (2, 3, 32), "k": (2, 3, 16), "v": (2, 3, 16), "mask": (2, 1, 3, 8)}
+
+
+@pytest.mark.parametrize(
+    "body", [EXPORTED, ADDED, CAPPED, SEEN], ids=["exported", "traced", "capped", "seen"]
+)
+def test_written_apart_again_it_gives_the_same_numbers(body: str) -> None:
+    rng, found = np.random.default_rng(0), model(body)
+    feed = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in SHAPES_OF_FEED.items()}
+    for name in ("past_key_values.0.key", "past_key_values.0.value"):
+        feed[name] = rng.standard_normal((2, 2, 5, 8)).astype(np.float32)
+    expected = evaluate(found, feed)
+    SinkAttentionPass()(found)
+    assert apply(SeparateSinksPass(), found) == []
+    assert not list(nodes_of(found.graph, "Attention"))
+    for got, wanted in zip(evaluate(found, feed), expected, strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)
 
 
 REFUSED = {
