@@ -192,7 +192,9 @@ def _shards(folder: Path) -> list[Path]:
     if single.is_file():
         return [single]
     if not index.is_file():
-        raise CheckpointError(f"{folder} holds neither {single.name} nor {index.name}")
+        apart = sorted(folder.glob("*.safetensors"))
+        found = f", only {apart[0].name}" if apart else ""
+        raise CheckpointError(f"{folder} holds neither {single.name} nor {index.name}{found}; add the file")
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict):
         raise CheckpointError(f"{index} has no 'weight_map' object")
@@ -202,7 +204,7 @@ def _shards(folder: Path) -> list[Path]:
     shards = [folder / name for name in sorted(set(weight_map.values()))]
     for shard in shards:
         if not shard.is_file():
-            raise CheckpointError(f"shard {shard.name} is missing in {folder}")
+            raise CheckpointError(f"shard {shard.name} is missing in {folder}; add it, or download it again")
     return shards
 
 

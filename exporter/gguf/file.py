@@ -218,7 +218,7 @@ def shard_paths(path: Path) -> list[Path]:
     paths = [path.with_name(name) for name in _shard_names(found[1], int(found[3]))]
     for part in paths:
         if not part.is_file():
-            raise CheckpointError(f"shard {part.name} is missing in {part.parent}")
+            raise CheckpointError(f"shard {part.name} is missing in {part.parent}; download it again")
     return paths
 
 

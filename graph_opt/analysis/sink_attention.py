@@ -1,9 +1,9 @@
 """Find attention with sinks: several nodes, because ``Attention`` has no sinks.
 
 A sink is a score of a query head whose key has no value. It joins the softmax, and its weight is dropped
-(gpt-oss, https://arxiv.org/abs/2508.10925). The search starts at the products that read keys and values;
-operands and masks are found by following the graph. That the nodes compute attention, and with which scale, is
-proven by evaluation.
+(gpt-oss, https://arxiv.org/abs/2508.10925). The search starts at the products that read keys and values.
+Operands and masks are found by following the graph. That the nodes compute attention, and with which scale,
+is proven by evaluation.
 """
 
 from __future__ import annotations

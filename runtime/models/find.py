@@ -18,7 +18,7 @@ from ...storage.paths import check_name
 _EMBEDDED = {"demo": NAMES[0], **{name: name for name in NAMES}}
 _ONNX_FOLDER = "onnx"  # of Transformers.js
 _SIDE_FILES = (CONFIG_FILE, GENAI_FILE, TOKENIZER_FILE)
-_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 _ADAPTER = "adapter_config.json"
 
 
@@ -41,6 +41,8 @@ def find_model(model: str | Path) -> Path:
             text = f"'{name}' is the embedded model; write ./{name} for the folder"
             warnings.warn(text, CarryallWarning, stacklevel=2)
         return demo_path(_EMBEDDED[name])
+    if path.is_file() and path.suffix.lower() in _PICKLES:
+        raise _refused_pickle(path)
     if path.is_file() and path.suffix.lower() not in (".onnx", GGUF_SUFFIX):
         raise ModelNotFoundError(f"{path} is not a model: give a folder, an .onnx or a .gguf file")
     if path.is_dir():
@@ -84,19 +86,24 @@ def _in_folder(folder: Path) -> Path:
         return found
     if (folder / _ADAPTER).is_file():
         raise ModelNotFoundError(
-            f"{folder} is a LoRA adapter, not a model; give its base model, and the adapter by --adapter"
+            f"{folder} is a LoRA adapter, not a model; give its base model as MODEL, and the adapter by --lora "
+            f"NAME={folder}, or merge it: carryall export MODEL OUT --adapter {folder}"
         )
-    pickle = next((file for pattern in _PICKLES for file in sorted(folder.glob(pattern))), None)
+    pickle = next((file for suffix in _PICKLES for file in sorted(folder.glob(f"*{suffix}"))), None)
     if pickle is not None:
-        raise ModelNotFoundError(
-            f"{folder} holds its weights as a pickle ({pickle.name}), which can run any code when opened. "
-            "If you trust it, convert it in a sandbox with transformers: AutoModelForCausalLM.from_pretrained"
-            "(SRC).save_pretrained(DST)"
-        )
+        raise _refused_pickle(pickle)
     if (folder / CONFIG_FILE).is_file():
         return folder  # the exporter reports which files are missing
     raise ModelNotFoundError(
         f"{folder} is neither a package nor a checkpoint: it has no {CONFIG_FILE}, .onnx or .gguf file"
+    )
+
+
+def _refused_pickle(file: Path) -> ModelNotFoundError:
+    return ModelNotFoundError(
+        f"{file.parent} holds its weights as a pickle ({file.name}), which can run any code when opened. "
+        "If you trust it, convert it in a sandbox with transformers: AutoModelForCausalLM.from_pretrained"
+        "(SRC).save_pretrained(DST)"
     )
 
 

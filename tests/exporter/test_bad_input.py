@@ -107,6 +107,12 @@ def test_no_weights(checkpoint: Path) -> None:
     assert_refused(checkpoint, CheckpointError, "model.safetensors.index.json")
 
 
+def test_missing_index(tmp_path: Path) -> None:
+    folder = write_sharded("llama", tmp_path / "checkpoint")
+    (folder / "model.safetensors.index.json").unlink()
+    assert_refused(folder, CheckpointError, "only model-00001-of-00002.safetensors; add the file")
+
+
 def test_missing_shard(tmp_path: Path) -> None:
     folder = write_sharded("llama", tmp_path / "checkpoint")
     (folder / "model-00002-of-00002.safetensors").unlink()

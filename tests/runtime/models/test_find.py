@@ -172,11 +172,12 @@ def test_a_folder_of_gguf_shards(tmp_path: Path) -> None:
 def test_pickles_are_refused_with_the_safe_way(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     (tmp_path / "pytorch_model.bin").write_bytes(b"x")
-    with pytest.raises(ModelNotFoundError, match=r"pickle \(pytorch_model\.bin\).*save_pretrained"):
-        find_model(tmp_path)
+    for model in (tmp_path, tmp_path / "pytorch_model.bin"):
+        with pytest.raises(ModelNotFoundError, match=r"pickle \(pytorch_model\.bin\).*save_pretrained"):
+            find_model(model)
 
 
 def test_an_adapter_is_not_a_model(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text("{}")
-    with pytest.raises(ModelNotFoundError, match="is a LoRA adapter, not a model"):
+    with pytest.raises(ModelNotFoundError, match="is a LoRA adapter, not a model.*--lora NAME=.*--adapter"):
         find_model(tmp_path)
