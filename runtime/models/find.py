@@ -86,8 +86,8 @@ def _in_folder(folder: Path) -> Path:
         return found
     if (folder / _ADAPTER).is_file():
         raise ModelNotFoundError(
-            f"{folder} is a LoRA adapter, not a model; give its base model as MODEL, and the adapter by --lora "
-            f"NAME={folder}, or merge it: carryall export MODEL OUT --adapter {folder}"
+            f"{folder} is a LoRA adapter, not a model; give its base model as MODEL, and the adapter by "
+            f"--lora NAME={folder}, or merge it: carryall export MODEL OUT --adapter {folder}"
         )
     pickle = next((file for suffix in _PICKLES for file in sorted(folder.glob(f"*{suffix}"))), None)
     if pickle is not None:

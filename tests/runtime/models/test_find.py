@@ -179,5 +179,5 @@ def test_pickles_are_refused_with_the_safe_way(tmp_path: Path) -> None:
 
 def test_an_adapter_is_not_a_model(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text("{}")
-    with pytest.raises(ModelNotFoundError, match="is a LoRA adapter, not a model.*--lora NAME=.*--adapter"):
+    with pytest.raises(ModelNotFoundError, match=r"is a LoRA adapter, not a model.*--lora NAME=.*--adapter"):
         find_model(tmp_path)
