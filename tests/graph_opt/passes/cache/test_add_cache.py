@@ -134,6 +134,10 @@ def test_attention_with_sinks_receives_a_cache() -> None:
     assert [value.name for value in model.graph.outputs] == ["logits", "present.0.key", "present.0.value"]
     for cuts in ([], [4], [1, 2, 5]):
         np.testing.assert_allclose(in_pieces(model, cuts, size=2), expected, rtol=1e-5, atol=1e-6)
+    common.ShapeInferencePass()(model)
+    lowered = SinkAttentionPass()
+    lowered(model)
+    assert (lowered.fired, lowered.refusals) == (1, [])  # kernels with sinks take the form that was written
 
 
 def with_mixture(model: ir.Model) -> ir.Model:
