@@ -7,12 +7,13 @@ pre-tokenizers and their patterns: src/llama-vocab.cpp of https://github.com/ggm
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from ...errors import CheckpointError, UnsupportedModelError
+from ...errors import CarryallWarning, CheckpointError, UnsupportedModelError
 
 _SPACE = "\u2581"  # SentencePiece's mark of a space
 _UNKNOWN, _CONTROL, _USER = 2, 3, 4  # token types; 1 is normal, 6 a byte
@@ -33,8 +34,9 @@ _TEKKEN = (
     r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
+_DEFAULT = "default"  # of files without a name
 _PATTERNS: dict[str, str] = {
-    **dict.fromkeys(("gpt-2", "gpt2", "default", "phi-2", "jina-en", "olmo", "mpt"), _GPT2),
+    **dict.fromkeys(("gpt-2", "gpt2", "phi-2", "jina-en", "olmo", "mpt"), _GPT2),
     **dict.fromkeys(("llama3", "llama-bpe", "llama-v3", "falcon3", "smaug-bpe", "dbrx", "pixtral"), _LLAMA3),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "stablelm2", "hunyuan", "megrez"), _QWEN2),
     **dict.fromkeys(("gpt-4o", "llama4", "o200k"), _O200K),
@@ -42,6 +44,10 @@ _PATTERNS: dict[str, str] = {
 }
 # Each digit is a separate piece; then GPT-2's pattern.
 _SINGLE_DIGITS = frozenset({"smollm", "starcoder", "refact", "command-r", "codeshell", "exaone"})
+# A word that is a token stays whole, and a text begins with BOS unless the file denies it.
+_WHOLE_WORDS = frozenset({"llama3", "llama-bpe", "llama-v3", "falcon3", "pixtral", "tekken"})
+# Texts of tokens that end a turn, for files without the number of theirs.
+_TURN_ENDS = ("<|eot_id|>", "<|im_end|>", "<end_of_turn>", "<|end|>")
 
 
 def tokenizer_files(metadata: Mapping[str, Any], vocab_size: int) -> dict[str, str]:
@@ -73,7 +79,8 @@ def tokenizer_files(metadata: Mapping[str, Any], vocab_size: int) -> dict[str, s
     ]
     tokenizer.add_tokens(added)
     bos = _token(metadata, tokens, "bos")
-    if bos is not None and metadata.get("tokenizer.ggml.add_bos_token", kind == "llama"):
+    begins = kind == "llama" or metadata.get("tokenizer.ggml.pre") in _WHOLE_WORDS
+    if bos is not None and metadata.get("tokenizer.ggml.add_bos_token", begins):
         number = tokens.index(bos)
         template = processors.TemplateProcessing(
             single=f"{bos} $A", pair=f"{bos} $A {bos} $B", special_tokens=[(bos, number)]
@@ -107,9 +114,15 @@ def _byte_level(metadata: Mapping[str, Any], tokens: Sequence[str]) -> Tokenizer
     if not isinstance(merges, list) or not all(isinstance(merge, str) and " " in merge for merge in merges):
         raise CheckpointError("the GGUF file has no 'tokenizer.ggml.merges' of two parts each")
     pairs = [(left, right) for left, _, right in (merge.partition(" ") for merge in merges)]
-    model = _bpe(tokens, pairs, ignore_merges=metadata.get("tokenizer.ggml.pre") in ("llama-bpe", "tekken"))
+    model = _bpe(tokens, pairs, ignore_merges=metadata.get("tokenizer.ggml.pre") in _WHOLE_WORDS)
     tokenizer = Tokenizer(model)
-    tokenizer.pre_tokenizer = _pre_tokenizer(metadata.get("tokenizer.ggml.pre", "default"))
+    if "tokenizer.ggml.pre" not in metadata:
+        text = (
+            "the GGUF file does not name its pre-tokenizer, so texts may be split into other tokens than in "
+            "training; convert the model again"
+        )
+        warnings.warn(text, CarryallWarning, stacklevel=2)
+    tokenizer.pre_tokenizer = _pre_tokenizer(metadata.get("tokenizer.ggml.pre", _DEFAULT))
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
 
@@ -119,8 +132,13 @@ def _pre_tokenizer(name: str) -> pre_tokenizers.PreTokenizer:
     if name in _SINGLE_DIGITS:
         digits = pre_tokenizers.Digits(individual_digits=True)
         return pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
+    if name == _DEFAULT:
+        parts = [r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]"]
+        return pre_tokenizers.Sequence(
+            [*(pre_tokenizers.Split(Regex(part), "isolated") for part in parts), bytes_only]
+        )
     if name not in _PATTERNS:
-        known = ", ".join(sorted({*_PATTERNS, *_SINGLE_DIGITS}))
+        known = ", ".join(sorted({*_PATTERNS, *_SINGLE_DIGITS, _DEFAULT}))
         raise UnsupportedModelError(
             f"the GGUF file has the pre-tokenizer '{name}', which is not known; these are: {known}"
         )
@@ -191,8 +209,20 @@ def _settings(metadata: Mapping[str, Any], tokens: Sequence[str]) -> dict[str, A
 
 def _ends(metadata: Mapping[str, Any], tokens: Sequence[str]) -> dict[str, Any]:
     """Return the begin token, and the end tokens of texts and turns."""
-    ends = [_token(metadata, tokens, which) for which in ("eos", "eot", "eom")]
+    ends = [_token(metadata, tokens, "eos"), _turn_end(metadata, tokens), _token(metadata, tokens, "eom")]
     numbers = list(dict.fromkeys(tokens.index(token) for token in ends if token is not None))
     bos = _token(metadata, tokens, "bos")
     found = {"bos_token_id": None if bos is None else tokens.index(bos), "eos_token_id": numbers or None}
     return {key: value for key, value in found.items() if value is not None}
+
+
+def _turn_end(metadata: Mapping[str, Any], tokens: Sequence[str]) -> str | None:
+    """Return the token that ends a turn: by its number in the metadata, else by its text."""
+    given = _token(metadata, tokens, "eot")
+    if given is not None:
+        return given
+    known = set(tokens)
+    found = [token for token in _TURN_ENDS if token in known]
+    if "<|return|>" in known and "<|end|>" in found:  # gpt-oss, where <|end|> ends a message within a turn
+        found.remove("<|end|>")
+    return found[0] if found else None
