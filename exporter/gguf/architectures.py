@@ -191,7 +191,9 @@ def config_of(metadata: Mapping[str, Any], *, tied: bool, vocab_size: int, biase
 
 def _rope(metadata: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     """Return the keys of the rotary embedding without the factors by frequency, which are tensors."""
-    kind = metadata.get(f"{prefix}.rope.scaling.type", "none")
+    factor = metadata.get(f"{prefix}.rope.scaling.factor", metadata.get(f"{prefix}.rope.scale_linear"))
+    # Files that state only a factor mean a linear one, as llama.cpp reads them.
+    kind = metadata.get(f"{prefix}.rope.scaling.type", "none" if factor is None else "linear")
     result: dict[str, Any] = {}
     rotated, size = (
         metadata.get(f"{prefix}.rope.dimension_count"),
@@ -205,7 +207,7 @@ def _rope(metadata: Mapping[str, Any], prefix: str) -> dict[str, Any]:
         result["partial_rotary_factor"] = rotated / size
     if kind in ("linear", "yarn"):
         original = metadata.get(f"{prefix}.rope.scaling.original_context_length")
-        scaling = {"rope_type": kind, "factor": metadata.get(f"{prefix}.rope.scaling.factor", 1.0)}
+        scaling = {"rope_type": kind, "factor": 1.0 if factor is None else factor}
         result["rope_scaling"] = scaling | (
             {} if original is None else {"original_max_position_embeddings": original}
         )

@@ -40,7 +40,7 @@ def read(settings: Mapping[str, Any], tensors: Tensors) -> dict[str, QuantizedTe
 
     Raises:
         CheckpointError: a tensor is missing, or its shape does not fit the others.
-        UnsupportedModelError: blocks cross rows of a matrix.
+        UnsupportedModelError: blocks cross rows of a matrix, or a matrix is not stored by rows.
     """
     found = {}
     for name in tensors:
@@ -68,6 +68,12 @@ def _int8(module: str, tensors: Tensors) -> QuantizedTensor:
     largest = with_shape(tensors, f"{module}.SCB", (outputs,))
     if weight.dtype_name != "I8":
         raise CheckpointError(f"tensor '{module}.weight' has dtype {weight.dtype_name}, but SCB is for I8")
+    order = tensors.get(f"{module}.weight_format")
+    if order is not None and order.array().any():
+        raise UnsupportedModelError(
+            f"tensor '{module}.weight' of LLM.int8() is not stored by rows; save the model again with "
+            "bitsandbytes 0.45 or newer"
+        )
     block = smaller_blocks(inputs, inputs)
 
     def levels() -> Levels:

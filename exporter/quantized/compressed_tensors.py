@@ -45,6 +45,7 @@ def read(settings: Mapping[str, Any], tensors: Tensors) -> dict[str, QuantizedTe
         CheckpointError: a tensor is missing, or its shape does not fit the others.
         UnsupportedModelError: the weights are stored in a form other than integers.
     """
+    _check_transforms(settings)
     sizes, blocks = _group_sizes(settings), _block_structure(settings)
     found: dict[str, QuantizedTensor] = {}
     for name in tensors:
@@ -54,6 +55,18 @@ def read(settings: Mapping[str, Any], tensors: Tensors) -> dict[str, QuantizedTe
         elif name.endswith(".weight_packed"):
             needed(tensors, f"{name.removesuffix('.weight_packed')}.weight_scale")
     return found
+
+
+def _check_transforms(settings: Mapping[str, Any]) -> None:
+    """Refuse rotations of activations (QuIP, SpinQuant); those of weights are part of the stored weights."""
+    schemes = (settings.get("transform_config") or {}).get("config_groups") or {}
+    places = [str(one.get("location")) for scheme in schemes.values() for one in scheme.get("apply", ())]
+    online = [place for place in places if place not in ("weight_input", "weight_output")]
+    if online:
+        raise UnsupportedModelError(
+            f"config.json: 'transform_config' of compressed-tensors transforms activations ({online[0]}), "
+            "which is not supported; use a checkpoint without it"
+        )
 
 
 def _any_weight(

@@ -19,6 +19,7 @@ from tiny_models import write_tiny
 
 from carryall.errors import CheckpointError, UnsupportedModelError, WeightWarning
 from carryall.exporter.export import export_package
+from carryall.exporter.gguf.architectures import config_of
 from carryall.exporter.gguf.file import GgufFile, GgufTensor
 
 WIDE: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "head_dim": None}
@@ -148,6 +149,13 @@ def test_types_with_minima_store_no_zero_points(tmp_path: Path, kind: str, store
     sizes = stored_sizes(export_package(tmp_path / "m.gguf", tmp_path / "out").path)
     levels = sum(matrix.size for matrix in held.values() if matrix.ndim == 2)
     assert sizes[stored] == (levels // 2 if stored == "UINT4" else levels)
+
+
+@pytest.mark.parametrize("key", ["rope.scaling.factor", "rope.scale_linear"])
+def test_a_factor_without_a_type_is_linear(key: str) -> None:
+    metadata = {"general.architecture": "llama", f"llama.{key}": 4.0}
+    config = config_of(metadata, tied=True, vocab_size=8, biased=False)
+    assert config["rope_scaling"] == {"rope_type": "linear", "factor": 4.0}
 
 
 def test_shards_are_found_from_any_of_them(tmp_path: Path) -> None:

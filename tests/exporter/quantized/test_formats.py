@@ -262,6 +262,15 @@ def test_damaged_checkpoints_are_refused_by_tensor(
     assert not (tmp_path / "out").exists()
 
 
+def test_llm_int8_in_the_order_of_a_gpu_is_refused(tmp_path: Path) -> None:
+    checkpoint, _ = tiny.write_quantized(tmp_path, *CASES["llm.int8"])
+    tensors = load_file(checkpoint / "model.safetensors")
+    tensors[f"{Q}.weight_format"] = np.array(1, np.uint8)
+    save_file(tensors, checkpoint / "model.safetensors")
+    with pytest.raises(UnsupportedModelError, match=r"q_proj\.weight' .* is not stored by rows"):
+        export_package(checkpoint, tmp_path / "out")
+
+
 @pytest.mark.parametrize(
     ("changes", "error", "words"),
     [
@@ -283,6 +292,15 @@ def test_damaged_checkpoints_are_refused_by_tensor(
         ),
         ({"quant_method": "awq", "version": "gemv"}, UnsupportedModelError, "AWQ version 'gemv'"),
         ({"quant_method": "compressed-tensors"}, CheckpointError, "'config_groups'"),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "config_groups": {},
+                "transform_config": {"config_groups": {"u": {"apply": [{"location": "input"}]}}},
+            },
+            UnsupportedModelError,
+            r"transforms activations \(input\)",
+        ),
         ({"quant_method": "fp8", "weight_block_size": [8]}, CheckpointError, "'weight_block_size'"),
         ({"quant_method": "bitsandbytes"}, CheckpointError, "quantized by bitsandbytes, but none is"),
         ({"quant_method": ["gptq"]}, UnsupportedModelError, r"quantized by \['gptq'\] are not supported"),
