@@ -79,7 +79,7 @@ def tokenizer_files(metadata: Mapping[str, Any], vocab_size: int) -> dict[str, s
     ]
     tokenizer.add_tokens(added)
     bos = _token(metadata, tokens, "bos")
-    begins = kind == "llama" or metadata.get("tokenizer.ggml.pre") in _WHOLE_WORDS
+    begins = kind == "llama" or _pre_name(metadata) in _WHOLE_WORDS
     if bos is not None and metadata.get("tokenizer.ggml.add_bos_token", begins):
         number = tokens.index(bos)
         template = processors.TemplateProcessing(
@@ -114,7 +114,7 @@ def _byte_level(metadata: Mapping[str, Any], tokens: Sequence[str]) -> Tokenizer
     if not isinstance(merges, list) or not all(isinstance(merge, str) and " " in merge for merge in merges):
         raise CheckpointError("the GGUF file has no 'tokenizer.ggml.merges' of two parts each")
     pairs = [(left, right) for left, _, right in (merge.partition(" ") for merge in merges)]
-    model = _bpe(tokens, pairs, ignore_merges=metadata.get("tokenizer.ggml.pre") in _WHOLE_WORDS)
+    model = _bpe(tokens, pairs, ignore_merges=_pre_name(metadata) in _WHOLE_WORDS)
     tokenizer = Tokenizer(model)
     if "tokenizer.ggml.pre" not in metadata:
         text = (
@@ -122,9 +122,16 @@ def _byte_level(metadata: Mapping[str, Any], tokens: Sequence[str]) -> Tokenizer
             "training; convert the model again"
         )
         warnings.warn(text, CarryallWarning, stacklevel=2)
-    tokenizer.pre_tokenizer = _pre_tokenizer(metadata.get("tokenizer.ggml.pre", _DEFAULT))
+    tokenizer.pre_tokenizer = _pre_tokenizer(_pre_name(metadata))
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
+
+
+def _pre_name(metadata: Mapping[str, Any]) -> str:
+    name = metadata.get("tokenizer.ggml.pre", _DEFAULT)
+    if not isinstance(name, str):
+        raise CheckpointError(f"the GGUF file's 'tokenizer.ggml.pre' is {name!r}, no name")
+    return name
 
 
 def _pre_tokenizer(name: str) -> pre_tokenizers.PreTokenizer:

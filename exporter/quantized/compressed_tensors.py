@@ -9,7 +9,7 @@ compressors/pack_quantized, compressors/naive_quantized.) Floats: ``float8.py``,
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -59,14 +59,22 @@ def read(settings: Mapping[str, Any], tensors: Tensors) -> dict[str, QuantizedTe
 
 def _check_transforms(settings: Mapping[str, Any]) -> None:
     """Refuse rotations of activations (QuIP, SpinQuant); those of weights are part of the stored weights."""
-    schemes = (settings.get("transform_config") or {}).get("config_groups") or {}
-    places = [str(one.get("location")) for scheme in schemes.values() for one in scheme.get("apply", ())]
+    places = _locations(settings.get("transform_config"))
     online = [place for place in places if place not in ("weight_input", "weight_output")]
     if online:
         raise UnsupportedModelError(
             f"config.json: 'transform_config' of compressed-tensors transforms activations ({online[0]}), "
             "which is not supported; use a checkpoint without it"
         )
+
+
+def _locations(value: Any) -> Iterator[str]:
+    """Yield every ``location`` in nested settings."""
+    if isinstance(value, dict) and "location" in value:
+        yield str(value["location"])
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    for one in inner:
+        yield from _locations(one)
 
 
 def _any_weight(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, pre_tokenizers
 
-from carryall.errors import CarryallWarning
+from carryall.errors import CarryallWarning, CheckpointError
 from carryall.exporter.gguf.tokenizer import tokenizer_files
 
 BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -58,6 +58,11 @@ def test_a_file_without_the_name_of_its_pre_tokenizer_is_warned_of() -> None:
         tokenizer, _ = read(pre=None)
     pieces = [piece for piece, _ in tokenizer.pre_tokenizer.pre_tokenize_str("a+b 12345 c  d")]
     assert pieces == ["a", "+", "b", "\u0120", "123", "45", "\u0120c", "\u0120", "\u0120d"]
+
+
+def test_a_pre_tokenizer_that_is_no_name_is_refused() -> None:
+    with pytest.raises(CheckpointError, match=r"'tokenizer\.ggml\.pre' is \[1\], no name"):
+        read(pre=[1])
 
 
 @pytest.mark.parametrize(
