@@ -80,15 +80,28 @@ class Tile {
       const Int zeros[kHalves] = {zero(b, 0), zero(b, 1)};
       Int sums[kCount][kHalves] = {};
       add_block(sums, b, ones, zeros);
-      const float* scales = reinterpret_cast<const float*>(part_.tile + b * block_bytes_ + weights_.value_bytes());
-      for (int m = 0; m < kCount; m++)
-        for (int h = 0; h < kHalves; h++)
-          scaled[m][h] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sums[m][h]), _mm256_loadu_ps(scales + kLanes * h), scaled[m][h]);
-      if (offsets_ != Offsets::minima) continue;
+      for (int m = 0; m < kCount; m++) add_floats(scaled[m], sums[m], m, b);
+    }
+    add_scaled(scaled, s);
+  }
+
+  // The same for blocks of 32 inputs with 4 bits, whose sums stay in registers.
+  CARRYALL_INLINE void add_narrow(int64_t s, int64_t b, int64_t end) {
+    Float scaled[kCount][kHalves] = {};
+    for (; b < end; b++) {
+      part_.later.fetch(b);
+      Int pairs[kCount][kHalves];
+      sum_pairs<32>(pairs, part_.tile + b * block_bytes_, Starts<kCount>(part_.values + b * 32, part_.width));
+      const Int zeros[kHalves] = {zero(b, 0), zero(b, 1)};
+#pragma GCC unroll 8
       for (int m = 0; m < kCount; m++) {
-        const Float total = _mm256_set1_ps(static_cast<float>(part_.sums[m * part_.blocks + b]));
-        for (int h = 0; h < kHalves; h++)
-          scaled[m][h] = _mm256_fmadd_ps(_mm256_loadu_ps(scales + kColumns + kLanes * h), total, scaled[m][h]);
+        const Int total = _mm256_set1_epi32(part_.sums[m * part_.blocks + b]);
+        Int sums[kHalves];
+        for (int h = 0; h < kHalves; h++) {
+          sums[h] = _mm256_madd_epi16(pairs[m][h], _mm256_set1_epi16(1));
+          if (offsets_ != Offsets::minima) sums[h] = _mm256_sub_epi32(sums[h], _mm256_madd_epi16(zeros[h], total));
+        }
+        add_floats(scaled[m], sums, m, b);
       }
     }
     add_scaled(scaled, s);
@@ -97,6 +110,17 @@ class Tile {
   void store() const { carryall::store<kCount>(result_, part_); }
 
  private:
+  // Adds the sums of block b times its scales, and its minima.
+  CARRYALL_INLINE void add_floats(Float (&scaled)[kHalves], const Int (&sums)[kHalves], int m, int64_t b) const {
+    const float* scales = reinterpret_cast<const float*>(part_.tile + b * block_bytes_ + weights_.value_bytes());
+    for (int h = 0; h < kHalves; h++)
+      scaled[h] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sums[h]), _mm256_loadu_ps(scales + kLanes * h), scaled[h]);
+    if (offsets_ != Offsets::minima) return;
+    const Float total = _mm256_set1_ps(static_cast<float>(part_.sums[m * part_.blocks + b]));
+    for (int h = 0; h < kHalves; h++)
+      scaled[h] = _mm256_fmadd_ps(_mm256_loadu_ps(scales + kColumns + kLanes * h), total, scaled[h]);
+  }
+
   // What the values of block b in the products are relative to, in the lower 16 bits; the upper ones are 0.
   CARRYALL_INLINE Int zero(int64_t b, int h) const {
     constexpr int kMiddle = kBits == 8 ? 128 : 8, kOwn = kBits == 8 ? 128 : 0;  // add_bytes subtracts 128
@@ -146,6 +170,7 @@ struct BothHalves {
     for (int64_t s = 0, b = 0; s < part.shares; s++) {
       const int64_t end = b + part.share < part.blocks ? b + part.share : part.blocks;
       if (kBits == 4 && part.weights->group > 0) tile.add_group(s, b, end);
+      else if (kBits == 4 && part.weights->block == 32) tile.add_narrow(s, b, end);
       else tile.add_blocks(s, b, end);
       b = end;
     }
