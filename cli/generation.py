@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from ..errors import ProviderRuntimeError, UsageError
+from ..errors import UsageError
 from ..providers.placement import Placement
 from ..runtime.api.llm import LLM
 from ..runtime.api.requests import ChatPrompt, Prompt, RequestFactory
@@ -58,12 +58,11 @@ def stream_text(
     """Yield each new piece of text, with the whole output so far; ``lora`` is the name of an adapter.
 
     Raises:
-        ProviderRuntimeError: the run failed.
+        InvalidSamplingError, ProviderRuntimeError: the request failed; see ``RequestOutput.check``.
     """
     before: CompletionOutput | None = None
     for output in llm.stream(prompt, params, lora=lora):
-        if output.error is not None:
-            raise ProviderRuntimeError(output.error)
+        output.check()
         newest = output.outputs[0] if output.outputs else None
         yield newest.since(before).text if newest is not None else "", output
         before = newest

@@ -271,6 +271,7 @@ class Engine:
         """Append a sampled token to its request; the request fails if there is none."""
         if sample.token_id == NO_TOKEN:
             why = request.sampling_error or sample.error or _NOTHING_TO_SAMPLE
+            request.invalid = request.sampling.invalid
             self._fail(request, ProviderRuntimeError(why))
             return
         try:

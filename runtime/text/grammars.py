@@ -31,6 +31,8 @@ _LIMITS = llguidance.LLParserLimits(
     step_max_items=20_000,
     verbose_errors=False,
 )
+# How the library's messages begin when one of its limits is exceeded; the limit follows.
+_EXCEEDED = re.compile("too many (items|states)|current row has|fuel|too big", re.IGNORECASE)
 # Without a limit, a weak model may fill the context with whitespace.
 _JSON_OPTIONS = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{0,20}"}
 
@@ -101,7 +103,8 @@ class GrammarMatcher:
         """Forbid all tokens that the grammar does not allow here.
 
         Raises:
-            RequestFailedError: the library gave up.
+            InvalidSamplingError: the grammar takes more work than a limit allows.
+            RequestFailedError: the library gave up for another reason.
         """
         self.prepare()
         assert self._filled is not None  # noqa: S101 -- set by ``prepare``
@@ -109,8 +112,8 @@ class GrammarMatcher:
         if error is not None:
             raise raised_in_thread("computes masks", error) from error
         if self.error:  # the library then allows the end alone, which would pass for that of the text
-            reason = self.error.splitlines()[0]
-            raise RequestFailedError(f"the grammar takes too much work, or cannot go on: {reason}")
+            _refuse_work("the grammar", self.error)
+            raise RequestFailedError(f"the grammar cannot go on: {self.error.splitlines()[0]}")
         allowed = np.unpackbits(self._mask.view(np.uint8), bitorder="little", count=len(logits))
         logits[allowed == 0] = -np.inf
 
@@ -191,8 +194,20 @@ class GrammarCompiler:
         if time.monotonic() - start > _MAX_MASK_SECONDS:
             raise InvalidSamplingError(f"{kind} is too complex: computing its first mask takes too long")
         if first.get_error():
+            _refuse_work(kind, first.get_error())
             raise InvalidSamplingError(f"{kind} cannot be met: it allows no first token")
         return GrammarMatcher(matcher, self._vocab_size)
+
+
+def _refuse_work(what: str, message: str) -> None:
+    """Check that an error message of the library is not about an exceeded limit.
+
+    Raises:
+        InvalidSamplingError: it is; the error names the limit.
+    """
+    reason = message.splitlines()[0]
+    if _EXCEEDED.search(reason):
+        raise InvalidSamplingError(f"{what} takes too much work; simplify it: {reason}")
 
 
 def _grammar(kind: str, text: str) -> str:

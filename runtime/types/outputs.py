@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 import numpy as np
 import numpy.typing as npt
 
+from ...errors import InvalidSamplingError, ProviderRuntimeError
 from ...reports import html_table
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
@@ -215,11 +216,22 @@ class RequestOutput(_Lazy):
     error: str | None = None  # set when finish_reason is "error"
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None  # one per token, None for the first
     embedding: npt.NDArray[np.float32] | None = None  # [hidden_size], only of embedding requests
+    invalid: bool = False  # whether ``error`` is a fault of the request, such as a grammar of too much work
 
     @classmethod
     def of(cls, record: Record, **fields: Any) -> Self:
         """Return an output from its fields; ``prompt_logprobs`` is made from ``record`` when it is read."""
         return cls._of(record, **fields)
+
+    def check(self) -> None:
+        """Check that the request did not fail.
+
+        Raises:
+            InvalidSamplingError: it failed by its own fault.
+            ProviderRuntimeError: it failed for another reason.
+        """
+        if self.error is not None:
+            raise (InvalidSamplingError if self.invalid else ProviderRuntimeError)(self.error)
 
     def _repr_html_(self) -> str:
         """Return the prompt and its outputs as an HTML table, for notebooks."""

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from ....errors import ProviderRuntimeError, RequestCancelled, RequestError
+from ....errors import RequestCancelled, RequestError
 from ...api.embedding import check_pooling, embedding_questions, stacked
 from ...api.requests import RENDER_OPTIONS, Prompt, RequestFactory
 from ...api.scoring import RERANK_INSTRUCTION, ContinuationScore, Questions, rerank_questions, score_questions
@@ -266,11 +266,10 @@ def _generation(output: RequestOutput, number: int) -> Generation:
     """Convert the output of a finished request.
 
     Raises:
-        ProviderRuntimeError: the request failed.
+        InvalidSamplingError, ProviderRuntimeError: the request failed; see ``RequestOutput.check``.
         RequestCancelled: the line's timeout passed.
     """
-    if output.error is not None:
-        raise ProviderRuntimeError(output.error)
+    output.check()
     choices = []
     for completion in output.outputs:
         if completion.finish_reason not in ("stop", "length"):

@@ -131,6 +131,7 @@ class Request:
         self.stop_reason: str | int | None = None
         self.error: str | None = None
         self.fault: RequestError | None = None  # set if the request itself was invalid
+        self.invalid = False  # whether it turned out to be invalid while it ran
 
         # Set by the scheduler: `slot` holds KV of tokens [0, num_computed), except `num_dropped` evicted
         # ones.
@@ -344,6 +345,7 @@ class Request:
             finished=self.finished,
             metrics=self.metrics,
             error=self.error,
+            invalid=self.invalid,
             embedding=self._embedding() if self.finish_reason == "stop" else None,
         )
 

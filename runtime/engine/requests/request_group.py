@@ -83,7 +83,9 @@ class RequestGroup:
             if self._params.num_samples > self._params.n:
                 state.outputs = self._best(state.outputs) if self.finished else []
             state.finished = self.finished
-            state.error = next((one.error for one in self.requests if one.error is not None), None)
+            failed = next((one for one in self.requests if one.error is not None), None)
+            if failed is not None:
+                state.error, state.invalid = failed.error, failed.invalid
         return state
 
     def settled(self, state: RequestOutput) -> RequestOutput:

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from ....errors import RequestError
 from ...process.faults import fault_text
 from ...types.sampling_params import SamplingParams
 from .dry import Dry
@@ -44,6 +45,7 @@ class SamplingState:
 
     Attributes:
         error: why a logits processor failed; nothing is sampled then. Empty if none did.
+        invalid: whether the request itself caused that error.
     """
 
     __slots__ = (
@@ -51,6 +53,7 @@ class SamplingState:
         "_key",
         "_mirostat",
         "error",
+        "invalid",
         "num_tokens",
         "output_token_ids",
         "params",
@@ -68,6 +71,7 @@ class SamplingState:
     ) -> None:
         self.params = params
         self.error = ""
+        self.invalid = False
         self._filters = _filters(params)
         self._mirostat = None
         if params.mirostat:
@@ -127,6 +131,7 @@ class SamplingState:
                 processor.apply(logits)
         except Exception as error:  # noqa: BLE001 -- user code and libraries may raise anything
             self.error = self.error or fault_text(type(processor).__name__, error)
+            self.invalid = isinstance(error, RequestError)
         if self.error:
             logits.fill(np.nan)
         return logits

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 
-from ....errors import ProviderRuntimeError, RequestCancelled
+from ....errors import RequestCancelled
 from ...types.outputs import CompletionOutput, RequestMetrics, RequestOutput, merged_calls
 from .messages import Choice, Delta, Generation, Usage
 
@@ -25,10 +25,9 @@ class DeltaTracker:
         """Yield what each continuation gained since the previous state.
 
         Raises:
-            ProviderRuntimeError: the request failed.
+            InvalidSamplingError, ProviderRuntimeError: the request failed; see ``RequestOutput.check``.
         """
-        if output.error is not None:
-            raise ProviderRuntimeError(output.error)
+        output.check()
         for position, completion in enumerate(output.outputs, start=1):
             last = output.finished and position == len(output.outputs)
             delta = self._delta(output, completion, last=last)
