@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Any
 
 from starlette.requests import Request
@@ -15,7 +15,7 @@ from ....errors import RequestError
 from ...types.outputs import Logprob
 from ..core.deltas import collect, refuse_cancelled
 from ..core.handler import LLMHandler
-from ..core.messages import Delta, Generation, GenerationRequest
+from ..core.messages import Delta, Generation, GenerationRequest, by_rank
 from .errors import described, tgi_error
 from .openai.reading import bool_field, generation_request
 from .service import HttpService, json_response, service_of
@@ -31,6 +31,27 @@ _READ = {*_SAME, *_NAMES, "do_sample", "details", "decoder_input_details", "retu
          "truncate", "watermark", "top_n_tokens", "adapter_id"}  # fmt: skip
 _DRAWN = ("temperature", "top_k", "top_p", "typical_p")  # setting one of these enables sampling
 _DEFAULT_TOKENS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class _Ask:
+    """The content of a request body.
+
+    Args:
+        request: the request for the engine.
+        full: the text before the continuation: the prompt if ``return_full_text`` is true, else empty.
+        details: whether to report tokens.
+        top: the number of most likely tokens to report at each position.
+        prefill: the tokens of the prompt if their log-probabilities are reported, else empty.
+        first: the text of the first of them, which has no log-probability.
+    """
+
+    request: GenerationRequest
+    full: str
+    details: bool
+    top: int
+    prefill: list[int]
+    first: str
 
 
 async def generate(request: Request) -> Response:
@@ -58,29 +79,62 @@ async def _answer(request: Request, *, stream: bool | None) -> Response:
     unknown = {f"parameters.{name}": value for name, value in given.items() if name not in _READ}
     body, headers = service.split({**body, **unknown}, _KNOWN)
     handler = service.llm(request, body.get("model"), parameters.get("adapter_id"))
-    prompt = body.get("inputs")
-    if not isinstance(prompt, str):
-        raise RequestError("'inputs' must be a string")
-    asked = service.admission.admitted(generation_request(prompt, _options(handler, parameters)))
-    details = bool_field("details", parameters.get("details") or False)
-    full = prompt if bool_field("return_full_text", parameters.get("return_full_text") or False) else ""
-    if stream if stream is not None else bool_field("stream", body.get("stream") or False):
+    streams = stream if stream is not None else bool_field("stream", body.get("stream") or False)
+    ask = await _read(service, handler, body.get("inputs"), parameters, streams=streams)
+    if streams:
 
         def late(error: Exception) -> bytes:
             return event(tgi_error(*described(error)))
 
-        return streamed(request, _events(handler, asked, full), headers=headers, late_error=late)
-    if details:
-        asked = dataclasses.replace(asked, params=dataclasses.replace(asked.params, logprobs=0))
-    result = await while_connected(request.receive, collect(handler.generate(asked)))
-    answer = _whole(result, full, asked, details=details)
+        return streamed(request, _events(handler, ask), headers=headers, late_error=late)
+    result = await while_connected(request.receive, collect(handler.generate(ask.request)))
+    answer = _whole(result, ask)
     return json_response(answer if stream is False else [answer], headers)
 
 
+async def _read(
+    service: HttpService, handler: LLMHandler, text: Any, given: Mapping[str, Any], *, streams: bool
+) -> _Ask:
+    """Return the content of a body.
+
+    Raises:
+        RequestError: a parameter is invalid or not supported.
+    """
+    if not isinstance(text, str):
+        raise RequestError("'inputs' must be a string")
+    flags = {name: bool_field(name, given.get(name) or False) for name in
+             ("details", "return_full_text", "decoder_input_details")}  # fmt: skip
+    details, prefilled = flags["details"], flags["decoder_input_details"]
+    if prefilled and streams:
+        raise RequestError("'decoder_input_details' is not supported in streams; use /generate")
+    if prefilled and not details:
+        raise RequestError("'decoder_input_details' needs 'details': true")
+    options, top = _options(handler, given), _count("top_n_tokens", given)
+    if details or streams:
+        options["logprobs"] = top
+    if prefilled:
+        options["prompt_logprobs"] = 0
+    most = _count("truncate", given, least=1)
+    tokens = (await handler.tokenize(text))[-most:] if most or prefilled else []
+    request = service.admission.admitted(generation_request(tokens or text, options))
+    first = await handler.detokenize(tokens[:1]) if prefilled else ""
+    full = text if flags["return_full_text"] else ""
+    return _Ask(request, full, details, top, tokens if prefilled else [], first)
+
+
+def _count(name: str, given: Mapping[str, Any], least: int = 0) -> int:
+    """Return a parameter that must be a number of tokens; 0 if it is missing."""
+    value = given.get(name)
+    if value is None:
+        return 0
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise RequestError(f"'{name}' must be an integer of at least {least}, not {value!r}")
+    return value
+
+
 def _options(handler: LLMHandler, given: Mapping[str, Any]) -> Json:
-    for name in ("watermark", "truncate", "top_n_tokens", "decoder_input_details"):
-        if given.get(name):
-            raise RequestError(f"'{name}' is not supported")
+    if given.get("watermark"):
+        raise RequestError("'watermark' is not supported")
     drawn = given.get("do_sample") or any(given.get(name) is not None for name in _DRAWN)
     options: Json = {"max_tokens": _DEFAULT_TOKENS, **(handler.model.defaults if drawn else {})}
     if not drawn:
@@ -99,10 +153,10 @@ def _options(handler: LLMHandler, given: Mapping[str, Any]) -> Json:
     return options
 
 
-def _whole(result: Generation, full: str, asked: GenerationRequest, *, details: bool) -> Json:
+def _whole(result: Generation, ask: _Ask) -> Json:
     choice = result.choices[0]
-    answer: Json = {"generated_text": full + choice.text}
-    if details:
+    answer: Json = {"generated_text": ask.full + choice.text}
+    if ask.details:
         tokens = [
             _token(token, entry[token].text, entry)
             for token, entry in zip(choice.token_ids, choice.logprobs, strict=True)
@@ -110,18 +164,29 @@ def _whole(result: Generation, full: str, asked: GenerationRequest, *, details: 
         answer["details"] = {
             "finish_reason": _reason(choice.finish_reason, choice.stop_reason),
             "generated_tokens": len(tokens),
-            "seed": asked.params.seed,
-            "prefill": [],
+            "seed": ask.request.params.seed,
+            "prefill": [
+                {"id": token, "text": entry[token].text, "logprob": entry[token].logprob}
+                if entry
+                else {"id": token, "text": ask.first, "logprob": None}
+                for token, entry in zip(ask.prefill, result.prompt_logprobs, strict=True)
+            ],
             "tokens": tokens,
         }
+        if ask.top:
+            answer["details"]["top_tokens"] = [_top(entry, ask.top) for entry in choice.logprobs]
     return answer
 
 
-async def _events(handler: LLMHandler, asked: GenerationRequest, full: str) -> AsyncGenerator[bytes, None]:
-    reported = dataclasses.replace(asked, params=dataclasses.replace(asked.params, logprobs=0))
+def _top(entry: Mapping[int, Logprob], most: int) -> list[Json]:
+    """Return the most likely tokens of a position, the best first."""
+    return [_token(one.token_id, one.text, entry) for one in by_rank(entry, most)]
+
+
+async def _events(handler: LLMHandler, ask: _Ask) -> AsyncGenerator[bytes, None]:
     texts: list[str] = []
     count = 0
-    async with aclosing(handler.generate(reported)) as deltas:
+    async with aclosing(handler.generate(ask.request)) as deltas:
         async for delta in deltas:
             refuse_cancelled(delta)
             if delta.index:  # with best_of, only the first choice is streamed
@@ -133,12 +198,15 @@ async def _events(handler: LLMHandler, asked: GenerationRequest, full: str) -> A
                 end = delta.finish_reason is not None and position == last
                 # A delta may hold several tokens but has one text; the last token gets it.
                 text = delta.text if position == last else ""
+                entry = delta.logprobs[position]
+                top = {"top_tokens": _top(entry, ask.top)} if ask.top else {}
                 yield event(
                     {
                         "index": count,
-                        "token": _token(token, text, delta.logprobs[position]),
-                        "generated_text": full + "".join(texts) if end else None,
-                        "details": _details(delta, count, asked) if end else None,
+                        "token": _token(token, text, entry),
+                        **top,
+                        "generated_text": ask.full + "".join(texts) if end else None,
+                        "details": _details(delta, count, ask.request) if end else None,
                     }
                 )
 

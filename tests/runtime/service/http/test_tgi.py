@@ -43,6 +43,43 @@ def test_a_continuation_is_the_greedy_one_whole_and_streamed() -> None:
     asyncio.run(scenario())
 
 
+def test_prompts_are_truncated_and_their_tokens_and_the_likeliest_ones_are_reported() -> None:
+    async def scenario() -> None:
+        async with null_llm(step_seconds=0.005) as llm, http_serving(llm) as served:
+            prompt = llm.encode(ASK["inputs"])[-3:]
+            params = SamplingParams(temperature=0, max_tokens=4, logprobs=2, prompt_logprobs=0)
+            *_, expected = [output async for output in llm.generate(prompt, params)]
+            asked = {"max_new_tokens": 4, "truncate": 3, "top_n_tokens": 2}
+            parameters = {**asked, "details": True, "decoder_input_details": True}
+            whole = (await served.post("/generate", inputs=ASK["inputs"], parameters=parameters)).json()
+            details = whole["details"]
+            assert whole["generated_text"] == expected.outputs[0].text
+            assert [one["id"] for one in details["prefill"]] == prompt
+            assert "".join(one["text"] for one in details["prefill"]) == llm.decode(prompt)
+            own = [(entry or {})[token].logprob for entry, token in zip((expected.prompt_logprobs or [])[1:],
+                                                                        prompt[1:], strict=True)]  # fmt: skip
+            assert details["prefill"][0]["logprob"] is None
+            assert [one["logprob"] for one in details["prefill"][1:]] == pytest.approx(own)
+            likeliest = [
+                [
+                    token
+                    for token, one in sorted(entry.items(), key=lambda pair: pair[1].rank)
+                    if one.rank <= 2
+                ]
+                for entry in expected.outputs[0].logprobs or []
+            ]
+            assert [[one["id"] for one in top] for top in details["top_tokens"]] == likeliest
+            events = await served.events("/generate_stream", inputs=ASK["inputs"], parameters=asked)
+            assert [one["top_tokens"] for one in events] == details["top_tokens"]
+            assert [one["token"]["id"] for one in events] == expected.outputs[0].token_ids
+            assert events[-1]["details"]["input_length"] == 3
+            long = {**asked, "truncate": 4096}  # more than there are: nothing is cut
+            answer = await served.post("/generate", inputs="a", parameters={**long, "details": True})
+            assert answer.status_code == 200
+
+    asyncio.run(scenario())
+
+
 def test_a_grammar_is_held_to() -> None:
     async def scenario() -> None:
         async with null_llm() as llm, http_serving(llm) as served:
@@ -78,6 +115,9 @@ def test_unknown_parameters_are_ignored_with_a_header_or_refused() -> None:
     [
         ({}, "'inputs' must be a string"),
         ({"inputs": "x", "parameters": {"watermark": True}}, "'watermark' is not supported"),
+        ({"inputs": "x", "parameters": {"truncate": 0}}, "'truncate' must be an integer of at least 1"),
+        ({"inputs": "x", "parameters": {"top_n_tokens": 1000, "details": True}}, "logprobs"),
+        ({"inputs": "x", "parameters": {"decoder_input_details": True}}, "needs 'details': true"),
         ({"inputs": "x", "parameters": {"grammar": "x"}}, "'grammar' must have"),
         ({"inputs": "x", "parameters": {"temperature": -1}}, "temperature"),
     ],
