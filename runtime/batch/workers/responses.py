@@ -7,7 +7,8 @@ from typing import Any
 
 from ....errors import RequestError
 from ...service.core.messages import Delta, Generation
-from ...service.http.openai.responses import KNOWN, ResponseAsk, ResponseBuilder, read_response
+from ...service.http.openai.response_builder import ResponseBuilder
+from ...service.http.openai.responses import KNOWN, ResponseAsk, read_response
 
 Json = dict[str, Any]
 
@@ -51,6 +52,8 @@ def response_body(ask: ResponseAsk, result: Generation, model: str, created: int
         index=0,
         text=choice.text,
         token_ids=choice.token_ids,
+        logprobs=choice.logprobs,
+        reasoning_tokens=result.usage.reasoning_tokens,
         reasoning=choice.reasoning,
         tool_calls=choice.tool_calls,
         finish_reason=choice.finish_reason,

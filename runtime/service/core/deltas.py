@@ -53,6 +53,7 @@ class DeltaTracker:
             usage=_usage(output, self._reasoning_tokens) if last else None,
             prompt_tokens=len(output.prompt_token_ids),
             cached_tokens=output.metrics.cached_tokens if output.metrics else 0,
+            reasoning_tokens=new.reasoning_tokens,
         )
         if completion.index == 0 and not self._prompt_sent and (new.token_ids or completion.finish_reason):
             # The prompt's logprobs are complete with the first token. They are sent once.

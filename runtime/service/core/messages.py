@@ -112,6 +112,7 @@ class Delta:
     usage: Usage | None = None  # in the last delta of the request
     prompt_tokens: int = 0  # length of the prompt in tokens
     cached_tokens: int = 0  # those of them whose KV was reused
+    reasoning_tokens: int = 0  # so many of ``token_ids``, the first ones, are reasoning
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncGenerator
+import logging
+from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import aclosing
 from typing import Any
 
@@ -14,6 +15,7 @@ from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
 from ....errors import CarryallError, RequestError
+from ...process.faults import log_fault
 from ..core.caller import caller_name
 from ..core.deltas import refuse_cancelled
 from ..core.handler import LLMHandler
@@ -21,13 +23,17 @@ from .errors import described
 from .middleware import enter_caller
 from .openai import compaction
 from .openai.reading import text_field
-from .openai.response_store import ResponseStore, StoredResponse
-from .openai.responses import KNOWN, ResponseAsk, ResponseBuilder, read_response
+from .openai.response_builder import ResponseBuilder
+from .openai.response_store import EventLog, ResponseStore, StoredResponse
+from .openai.responses import KNOWN, ResponseAsk, not_included, read_response
 from .responses_socket import ResponsesSocket, Turn
 from .service import HttpService, json_response, service_of
 from .sse import event, streamed, while_connected
 
 Json = dict[str, Any]
+
+_log = logging.getLogger(__name__)
+_DIGITS = 18  # of a sequence number at most
 
 
 class ResponsesApi:
@@ -43,12 +49,16 @@ class ResponsesApi:
     async def create(self, request: Request) -> Response:
         """Handle ``POST /v1/responses``: create a response."""
         service = service_of(request)
-        body, headers = await service.known_body(request, KNOWN)
+        given = await service.body(request)
+        body, headers = service.split({**given, **not_included(given)}, KNOWN)
         handler = service.llm(request, body.get("model"))
         ask = self._read(service, handler, body)
         builder = ResponseBuilder(ask, handler.model.info.model)
         if ask.background:
-            return json_response(self._in_background(handler, ask, builder, caller_name()), headers)
+            stored = self._in_background(handler, ask, builder, caller_name())
+            if stored.log is not None:
+                return streamed(request, stored.log.after(-1), headers=headers)
+            return json_response(stored.response, headers)
         if ask.stream:
             groups = self._events(handler, ask, builder, caller_name())
 
@@ -79,7 +89,7 @@ class ResponsesApi:
     def start(self, socket: WebSocket, body: Json, own: ResponseStore) -> Turn:
         """Start a turn of a WebSocket; ``own`` holds the last response of the connection."""
         service = service_of(socket)
-        body, _ = service.split(body, KNOWN)
+        body, _ = service.split({**body, **not_included(body)}, KNOWN)
         handler = service.llm(socket, body.get("model"))
         ask = self._read(service, handler, body, own)
         builder = ResponseBuilder(ask, handler.model.info.model)
@@ -98,12 +108,18 @@ class ResponsesApi:
         read = read_response(body, handler.model.defaults, before)
         return dataclasses.replace(read, request=service.admission.admitted(read.request))
 
-    async def _run(self, handler: LLMHandler, ask: ResponseAsk, builder: ResponseBuilder) -> None:
+    async def _run(
+        self,
+        handler: LLMHandler,
+        ask: ResponseAsk,
+        builder: ResponseBuilder,
+        note: Callable[[Iterable[Json]], object] = list,
+    ) -> None:
+        """Generate the response; ``note`` takes the events of each delta."""
         async with aclosing(handler.generate(ask.request)) as deltas:
             async for delta in deltas:
                 refuse_cancelled(delta)
-                for _ in builder.of(delta):
-                    pass
+                note(builder.of(delta))
 
     async def _events(
         self,
@@ -134,26 +150,55 @@ class ResponsesApi:
 
     def _in_background(
         self, handler: LLMHandler, ask: ResponseAsk, builder: ResponseBuilder, owner: str | None
-    ) -> Json:
-        stored = StoredResponse(builder.response, ask.turns, ask.items, owner)
+    ) -> StoredResponse:
+        log = EventLog() if ask.stream else None
+        stored = StoredResponse(builder.response, ask.turns, ask.items, owner, log=log)
+
+        def note(events: Iterable[Json]) -> None:
+            listed = list(events)
+            if log is not None:
+                pieces = [_event_bytes(one) for one in listed]
+                log.add(pieces)
+                self._store.count(stored, sum(map(len, pieces)))
 
         async def work() -> None:
             try:
-                await self._run(handler, ask, builder)
+                note(builder.begin())
+                await self._run(handler, ask, builder, note)
                 stored.turns = [*ask.turns, *builder.turns()]
             except asyncio.CancelledError:
-                builder.end_with("cancelled")
+                note([builder.end_with("cancelled")])
                 raise
-            except CarryallError as error:
-                builder.end_with("failed", _error(error))
+            except Exception as error:  # noqa: BLE001 -- every error must be reported to the client
+                if not isinstance(error, CarryallError):
+                    log_fault(_log, "-", "a response in the background", error)
+                note([builder.end_with("failed", _error(error))])
+            finally:
+                self._store.count(stored)
 
         stored.task = asyncio.create_task(work())
+        if log is not None:
+            stored.task.add_done_callback(lambda _: log.end())  # also if it was cancelled before it began
         self._store.add(stored)
-        return builder.response
+        return stored
 
     async def retrieve(self, request: Request) -> Response:
-        """Handle ``GET /v1/responses/{id}``: return a stored response."""
-        return json_response(self._stored(request).response)
+        """Handle ``GET /v1/responses/{id}``: return a stored response, or with ``stream=true`` its events.
+
+        The events after the one with the ``sequence_number`` that ``starting_after`` states are repeated,
+        then followed until the response ends.
+        """
+        stored, query = self._stored(request), request.query_params
+        if query.get("stream", "false") != "true":
+            return json_response(stored.response)
+        if stored.log is None:
+            raise RequestError(
+                "only responses created with 'background': true and 'stream': true have events"
+            )
+        after = query.get("starting_after", "-1")
+        if not after.removeprefix("-").isdecimal() or len(after) > _DIGITS:
+            raise RequestError(f"'starting_after' must be a sequence number, not {after!r}")
+        return streamed(request, stored.log.after(max(-1, int(after))))
 
     async def items(self, request: Request) -> Response:
         """Handle ``GET /v1/responses/{id}/input_items``: return the input of a stored response."""

@@ -1,18 +1,14 @@
-"""``/v1/responses``: read request bodies, and write output items and stream events."""
+"""``/v1/responses``: read request bodies."""
 
 from __future__ import annotations
 
-import json
-import time
-import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from .....errors import RequestError
-from ...core.answer_parts import AnswerParts, TextPart
-from ...core.messages import Conversation, Delta, GenerationRequest, Usage
-from ...core.tool_choice import CallDelta, calls_schema
+from ...core.messages import Conversation, GenerationRequest
+from ...core.tool_choice import calls_schema
 from .compaction import summary_turns
 from .reading import (
     Json,
@@ -29,8 +25,9 @@ KNOWN = frozenset(
     | {"temperature", "top_p", "max_output_tokens", "tools", "tool_choice", "parallel_tool_calls", "text"}
     | {"reasoning", "user", "truncation", "service_tier", "safety_identifier", "prompt_cache_key"}
     | {"stream_options", "top_k", "min_p", "seed", "stop", "ignore_eos", "priority", "timeout", "cache_salt"}
-    | {"presence_penalty", "frequency_penalty"}
+    | {"presence_penalty", "frequency_penalty", "include", "top_logprobs"}
 )
+_LOGPROBS = "message.output_text.logprobs"
 _SAME = ("temperature", "top_p", "top_k", "min_p", "seed", "stop", "ignore_eos", "user", "priority",
          "timeout", "cache_salt", "presence_penalty", "frequency_penalty")  # fmt: skip
 
@@ -44,7 +41,7 @@ class ResponseAsk:
         turns: the messages without the instructions, which a later response continues.
         items: the input items.
         echo: the fields of the body that the response repeats.
-        stream: whether to stream events.
+        stream: whether to stream events; in the background also to keep them.
         store: whether to store the response.
         background: whether to return at once and generate in the background.
     """
@@ -74,13 +71,15 @@ def read_response(body: Mapping[str, Any], defaults: Mapping[str, Any], before: 
     options |= {name: given[name] for name in _SAME if name in given}
     if "max_output_tokens" in given:
         options["max_tokens"] = given["max_output_tokens"]
+    if _LOGPROBS in _includes(given):
+        options["logprobs"] = given.get("top_logprobs", 0)
     if given.get("truncation", "disabled") not in ("disabled", "auto"):
         raise RequestError(f"'truncation' must be disabled or auto, not {given['truncation']!r}")
     text = _object("text", given.get("text", {}))
     if "format" in text:
         options["structured_output"] = _form(text["format"])
     items = _items(given.get("input", []))
-    turns = [*before, *_joined(turn for item in items for turn in _turns(item))]
+    turns = [*before, *joined_turns(turn for item in items for turn in _turns(item))]
     _check_calls(turns)
     if not turns:
         raise RequestError("'input' must be a string or a list of at least 1 item")
@@ -93,12 +92,26 @@ def read_response(body: Mapping[str, Any], defaults: Mapping[str, Any], before: 
                            options)  # fmt: skip
     flags = {name: bool_field(name, given.get(name, name == "store")) for name in
              ("stream", "store", "background")}  # fmt: skip
-    if flags["background"] and (flags["stream"] or not flags["store"]):
-        raise RequestError(
-            "'background' requires 'store': true and 'stream': false; poll the response by its id"
-        )
+    if flags["background"] and not flags["store"]:
+        raise RequestError("'background' requires 'store': true; poll the response by its id")
     echo = {**_echo(given, options, tools), "store": flags["store"], "background": flags["background"]}
     return ResponseAsk(generation_request(prompt, options), turns, items, echo, **flags)
+
+
+def not_included(body: Mapping[str, Any]) -> Json:
+    """Return the parts of a response that a body asks for, but that no model here makes.
+
+    Raises:
+        RequestError: ``include`` is not a list of strings.
+    """
+    return {f"include.{name}": True for name in _includes(body) if name != _LOGPROBS}
+
+
+def _includes(body: Mapping[str, Any]) -> list[str]:
+    given = body.get("include") or []
+    if not isinstance(given, list) or not all(isinstance(name, str) for name in given):
+        raise RequestError(f"'include' must be a list of strings, not {given!r}")
+    return given
 
 
 def _echo(given: Mapping[str, Any], options: Json, tools: list[Json]) -> Json:
@@ -120,7 +133,7 @@ def _echo(given: Mapping[str, Any], options: Json, tools: list[Json]) -> Json:
         # The specification (openresponses.org) requires these too.
         "presence_penalty": options.get("presence_penalty", 0.0),
         "frequency_penalty": options.get("frequency_penalty", 0.0),
-        "top_logprobs": 0,
+        "top_logprobs": given.get("top_logprobs", 0),
         "max_tool_calls": None,
         "service_tier": given.get("service_tier", "default"),
         "safety_identifier": given.get("safety_identifier"),
@@ -194,10 +207,10 @@ def _items(given: Any) -> list[Json]:
 
 def _turns(item: Json) -> list[Json]:
     """Return an item of the input as messages for chat templates."""
-    return summary_turns(item) if item.get("type") == "compaction" else [_turn(item)]
+    return summary_turns(item) if item.get("type") == "compaction" else [turn_of(item)]
 
 
-def _turn(item: Json) -> Json:
+def turn_of(item: Json) -> Json:
     """Return an item as a message for chat templates."""
     match item:
         case {"type": "function_call", "call_id": str(name), "name": str(function)}:
@@ -237,7 +250,7 @@ def _text(content: Any) -> str:
     return "".join(part["text"] for part in parts)
 
 
-def _joined(turns: Iterator[Json]) -> Iterator[Json]:
+def joined_turns(turns: Iterator[Json]) -> Iterator[Json]:
     """Merge consecutive assistant messages (reasoning, text, calls) into one message per answer."""
     last: Json | None = None
     for turn in turns:
@@ -253,144 +266,3 @@ def _joined(turns: Iterator[Json]) -> Iterator[Json]:
         last = turn
     if last is not None:
         yield last
-
-
-class ResponseBuilder:
-    """Convert deltas to output items and events. ``response`` is the response object so far.
-
-    Args:
-        ask: the request body to answer.
-        model: the name of the model.
-    """
-
-    def __init__(self, ask: ResponseAsk, model: str) -> None:
-        self.id = f"resp_{uuid.uuid4().hex}"
-        self._parts = AnswerParts(ask.request)
-        self._number = -1
-        self._kind: tuple[str, int] | None = (
-            None  # kind of the open item, and index of the tool call (else 0)
-        )
-        self.output: list[Json] = []
-        self.response: Json = {
-            "id": self.id,
-            "object": "response",
-            "created_at": int(time.time()),
-            "completed_at": None,
-            "status": "in_progress",
-            "error": None,
-            "incomplete_details": None,
-            "model": model,
-            "output": self.output,
-            "usage": None,
-            **ask.echo,
-        }
-
-    def begin(self) -> Iterator[Json]:
-        """Yield the first events of the stream."""
-        yield self._event("response.created", response={**self.response, "output": []})
-        yield self._event("response.in_progress", response={**self.response, "output": []})
-
-    def of(self, delta: Delta) -> Iterator[Json]:
-        """Yield the events of a delta."""
-        for part in self._parts.of(delta):
-            yield from self._call(part) if isinstance(part, CallDelta) else self._say(part)
-        if delta.usage is not None:
-            yield from self._close(cut=delta.finish_reason == "length")
-            yield from self._end(delta.finish_reason, delta.usage)
-
-    def end_with(self, status: str, error: Json | None = None) -> Json:
-        """Set the status ``failed`` or ``cancelled`` and return its event."""
-        self.response |= {"status": status, "error": error}
-        return self._event(f"response.{status}", response=self.response)
-
-    def turns(self) -> list[Json]:
-        """Return the answer as messages."""
-        return list(_joined(_turn(_with_json(item)) for item in self.output))
-
-    def _end(self, reason: str | None, usage: Usage) -> Iterator[Json]:
-        self.response["usage"] = {
-            "input_tokens": usage.prompt_tokens,
-            "input_tokens_details": {"cached_tokens": usage.cached_tokens},
-            "output_tokens": usage.completion_tokens,
-            "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
-            "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-        }
-        status = "incomplete" if reason == "length" else "completed"
-        self.response["status"] = status
-        if status == "completed":
-            self.response["completed_at"] = int(time.time())
-        if status == "incomplete":
-            self.response["incomplete_details"] = {"reason": "max_output_tokens"}
-        yield self._event(f"response.{status}", response=self.response)
-
-    def _say(self, part: TextPart) -> Iterator[Json]:
-        if part.kind == "reasoning":
-            content: Json = {"type": "reasoning_text", "text": ""}
-            item: Json = {"type": "reasoning", "id": _id("rs"), "summary": [], "content": []}
-        else:
-            content = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
-            item = {"type": "message", "id": _id("msg"), "role": "assistant", "content": []}
-        if self._kind != (part.kind, 0):
-            yield from self._open((part.kind, 0), item)
-            yield self._of_item("response.content_part.added", content_index=0, part={**content})
-            self.output[-1]["content"].append(content)
-        self.output[-1]["content"][0]["text"] += part.text
-        name = "reasoning_text" if part.kind == "reasoning" else "output_text"
-        logprobs: Json = {} if part.kind == "reasoning" else {"logprobs": []}
-        yield self._of_item(f"response.{name}.delta", content_index=0, delta=part.text, **logprobs)
-
-    def _call(self, part: CallDelta) -> Iterator[Json]:
-        if part.name is not None:
-            item = {"type": "function_call", "id": _id("fc"), "call_id": part.id, "name": part.name}
-            yield from self._open(("call", part.index), {**item, "arguments": ""})
-        if part.arguments:
-            self.output[-1]["arguments"] += part.arguments
-            yield self._of_item("response.function_call_arguments.delta", delta=part.arguments)
-
-    def _open(self, kind: tuple[str, int], item: Json) -> Iterator[Json]:
-        yield from self._close()
-        self._kind = kind
-        item["status"] = "in_progress"
-        self.output.append(item)
-        shown = {**item, "content": []} if "content" in item else {**item}
-        yield self._event("response.output_item.added", output_index=len(self.output) - 1, item=shown)
-
-    def _close(self, *, cut: bool = False) -> Iterator[Json]:
-        """Yield the events that close the open item, if there is one."""
-        if self._kind is None:
-            return
-        item, (kind, _), self._kind = self.output[-1], self._kind, None
-        item["status"] = "incomplete" if cut else "completed"
-        if kind == "call":
-            yield self._of_item(
-                "response.function_call_arguments.done", name=item["name"], arguments=item["arguments"]
-            )
-        else:
-            part = item["content"][0]
-            name = "reasoning_text" if kind == "reasoning" else "output_text"
-            logprobs: Json = {} if kind == "reasoning" else {"logprobs": []}
-            yield self._of_item(f"response.{name}.done", content_index=0, text=part["text"], **logprobs)
-            yield self._of_item("response.content_part.done", content_index=0, part=part)
-        yield self._event("response.output_item.done", output_index=len(self.output) - 1, item=item)
-
-    def _of_item(self, kind: str, **fields: Any) -> Json:
-        return self._event(kind, item_id=self.output[-1]["id"], output_index=len(self.output) - 1, **fields)
-
-    def _event(self, kind: str, **fields: Any) -> Json:
-        self._number += 1
-        return {"type": kind, "sequence_number": self._number, **fields}
-
-
-def _with_json(item: Json) -> Json:
-    """Return an item; arguments of a call that are not JSON become ``{"arguments": text}``."""
-    if item["type"] != "function_call":
-        return item
-    try:
-        read_json(item["arguments"] or "{}", "arguments")
-    except RequestError:
-        return {**item, "arguments": json.dumps({"arguments": item["arguments"]})}
-    return item
-
-
-def _id(prefix: str) -> str:
-    return f"{prefix}_{uuid.uuid4().hex}"

@@ -167,6 +167,110 @@ def test_a_response_in_the_background_is_polled_or_cancelled() -> None:
     asyncio.run(scenario())
 
 
+def test_a_stream_in_the_background_is_left_and_followed_again() -> None:
+    import openai
+
+    async def scenario() -> None:
+        async with null_llm(step_seconds=0.005) as llm, http_serving(llm) as served:
+            client = served.openai()
+            options: Any = {"model": "toy", "input": "Hi", "background": True, "stream": True}
+            options["extra_body"] = {"ignore_eos": True}
+            seen = []
+            async with await client.responses.create(max_output_tokens=40, **options) as stream:
+                async for one in stream:
+                    seen.append(one)
+                    if one.type == "response.output_text.delta":
+                        break
+            name = seen[0].response.id
+            assert (await client.responses.retrieve(name)).status == "in_progress"
+            last = seen[-1].sequence_number
+            rest = [
+                one async for one in await client.responses.retrieve(name, stream=True, starting_after=last)
+            ]
+            events = [*seen, *rest]
+            assert [one.sequence_number for one in events] == list(range(len(events)))
+            whole = await client.responses.retrieve(name)
+            assert events[-1].type == "response.incomplete"
+            assert events[-1].response == whole
+            deltas = [one.delta for one in events if one.type == "response.output_text.delta"]
+            assert "".join(deltas) == whole.output_text
+            again = [one async for one in await client.responses.retrieve(name, stream=True)]
+            assert again == events
+            assert [
+                one async for one in await client.responses.retrieve(name, stream=True, starting_after=10**6)
+            ] == []
+            plain = await client.responses.create(model="toy", input="Hi", max_output_tokens=2)
+            with pytest.raises(openai.BadRequestError, match="have events"):
+                await client.responses.retrieve(plain.id, stream=True)
+            for wrong in ("x", "1.5", "9" * 30):
+                answer = await served.client.get(f"/v1/responses/{name}?stream=true&starting_after={wrong}")
+                assert (answer.status_code, "'starting_after' must be" in answer.text) == (400, True)
+
+    asyncio.run(scenario())
+
+
+def test_followers_see_that_a_response_in_the_background_was_cancelled_or_failed() -> None:
+    async def scenario() -> None:
+        async with null_llm(step_seconds=0.005) as llm, http_serving(llm) as served:
+            client = served.openai()
+            options: Any = {"model": "toy", "input": "Hi", "background": True, "stream": True}
+            options["extra_body"] = {"ignore_eos": True}
+            stream = await client.responses.create(max_output_tokens=4000, **options)
+            first = await anext(aiter(stream))
+            await client.responses.cancel(first.response.id)
+            assert [one async for one in stream][-1].type == "response.cancelled"
+            options["extra_body"] = {"timeout": 0.01, "ignore_eos": True}
+            events = [one async for one in await client.responses.create(max_output_tokens=4000, **options)]
+            assert events[-1].type == "response.failed"
+            assert "timeout passed" in events[-1].response.error.message
+            assert (await client.responses.retrieve(events[-1].response.id)).status == "failed"
+
+    asyncio.run(scenario())
+
+
+def test_log_probabilities_are_included_if_asked_for() -> None:
+    async def scenario() -> None:
+        async with null_llm(step_seconds=0.005) as llm, http_serving(llm) as served:
+            client = served.openai()
+            options: Any = {"model": "toy", "input": "Hi", "temperature": 0, "max_output_tokens": 5}
+            included = {**options, "include": ["message.output_text.logprobs"], "top_logprobs": 2}
+            prompt = llm.encode("[user]Hi", add_special_tokens=False)
+            params = SamplingParams(temperature=0, max_tokens=5, logprobs=2)
+            *_, expected = [output async for output in llm.generate(prompt, params)]
+            tokens, entries = expected.outputs[0].token_ids, expected.outputs[0].logprobs or []
+            whole = await client.responses.create(**included)
+            found = whole.output[0].content[0].logprobs
+            assert [one.logprob for one in found] == [
+                pytest.approx(entry[token].logprob) for token, entry in zip(tokens, entries, strict=True)
+            ]
+            assert "".join(one.token for one in found) == whole.output_text
+            for one, entry in zip(found, entries, strict=True):
+                best = sorted((each for each in entry.values() if each.rank <= 2), key=lambda each: each.rank)
+                assert [top.token for top in one.top_logprobs] == [each.text for each in best]
+            assert whole.top_logprobs == 2
+            events = [one async for one in await client.responses.create(stream=True, **included)]
+            by_type = {one.type: one for one in events}
+            assert by_type["response.content_part.added"].part.logprobs == []
+            streamed = [
+                each.logprob
+                for one in events
+                if one.type == "response.output_text.delta"
+                for each in one.logprobs
+            ]
+            assert streamed == [one.logprob for one in found]
+            done = by_type["response.output_text.done"]
+            assert [each.logprob for each in done.logprobs] == streamed
+            assert events[-1].response.output[0].content[0].logprobs == found
+            without = await client.responses.create(**options)
+            assert without.output[0].content[0].logprobs == []
+            raw = await client.responses.with_raw_response.create(
+                include=["reasoning.encrypted_content"], **options
+            )
+            assert raw.headers["x-carryall-ignored-fields"] == "include.reasoning.encrypted_content"
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "weather"}])
 def test_a_demanded_call_is_made_and_its_result_goes_back(choice: Any) -> None:
@@ -219,7 +323,9 @@ def test_a_demanded_call_is_made_and_its_result_goes_back(choice: Any) -> None:
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "only text"),
         ({"tools": [{"type": "web_search"}]}, "of type 'function'"),
         ({"text": {"format": {"type": "xml"}}}, "'response_format' must have"),
-        ({"background": True, "stream": True}, "requires 'store': true"),
+        ({"background": True, "store": False}, "requires 'store': true"),
+        ({"include": "message.output_text.logprobs"}, "'include' must be a list of strings"),
+        ({"include": ["message.output_text.logprobs"], "top_logprobs": 99}, "logprobs"),
         ({"previous_response_id": "resp_x"}, "there is no response 'resp_x'"),
     ],
 )

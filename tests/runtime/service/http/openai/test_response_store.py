@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from carryall.runtime.service.http.openai.response_store import (
+    EventLog,
     ResponseStore,
     StoredResponse,
     UnknownResponseError,
@@ -33,6 +34,32 @@ def test_the_least_recently_used_go_first() -> None:
     assert kept(store) == ["c"]
     with pytest.raises(UnknownResponseError):
         store.get("c", "another")
+
+
+def test_events_count_and_are_followed() -> None:
+    async def scenario() -> None:
+        store = ResponseStore(100, most_bytes=10_000)
+        old, new = stored("a"), stored("b")
+        new.log = EventLog()
+        for one in (old, new):
+            store.add(one)
+        reader = new.log.after(0)
+        new.log.add([b"0", b"1", b"2"])
+        assert await anext(reader) == b"12"
+        later = asyncio.ensure_future(anext(reader))
+        await asyncio.sleep(0)
+        new.log.add([b"x" * 9_950])
+        store.count(new, 9_950)
+        assert kept(store) == ["b"]  # the other had to go
+        assert await later == b"x" * 9_950
+        new.log.add([b"y" * 100])
+        store.count(new, 100)
+        assert kept(store) == []
+        store.count(new)  # removed: nothing happens
+        new.log.end()
+        assert [piece async for piece in reader] == [b"y" * 100]
+
+    asyncio.run(scenario())
 
 
 def test_their_size_is_limited() -> None:
