@@ -30,11 +30,13 @@ class RunTime:
         queued: nanoseconds until its batch ran.
         computed: nanoseconds of the run of its batch.
         runs: the runs that began with this request: 1 for the first request of a batch, else 0.
+        rows: the rows of its batch.
     """
 
     queued: int
     computed: int
     runs: int
+    rows: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -195,11 +197,11 @@ class DynamicBatcher:
                 _fail(batch[0], error)
             return
         computed = time.perf_counter_ns() - begun
-        start = 0
+        start, rows = 0, sum(request.rows for request in batch)
         for request in batch:
             end = start + request.rows
             if request.on_run is not None:
-                request.on_run(RunTime(begun - request.arrival, computed, int(request is batch[0])))
+                request.on_run(RunTime(begun - request.arrival, computed, int(request is batch[0]), rows))
             _resolve(request, {name: array[start:end] for name, array in results.items()})
             start = end
 

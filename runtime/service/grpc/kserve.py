@@ -15,6 +15,7 @@ from ..core.caller import CALLER
 from ..core.model_entry import ModelState, ModelStatus
 from ..kserve.inference import EXTENSIONS, Inference
 from ..kserve.messages import ModelFacts, TensorFacts
+from ..kserve.statistics import BatchCounts, ModelCounts
 from .kserve_messages import OutputPlaces, inference_request, inference_response
 from .statuses import Context, errors_as_status
 
@@ -150,12 +151,11 @@ class InferenceServicer(kserve_pb2_grpc.GRPCInferenceServiceServicer):
             last_inference=counts.last_milliseconds,
             inference_count=counts.rows,
             execution_count=counts.runs,
-            inference_stats=pb.InferStatistics(
-                **{
-                    part: pb.StatisticDuration(count=one.count, ns=one.nanoseconds)
-                    for part, one in counts.durations()
-                }
-            ),
+            inference_stats=pb.InferStatistics(**_durations(counts)),
+            batch_stats=[
+                pb.InferBatchStatistics(batch_size=size, **_durations(batch))
+                for size, batch in sorted(counts.batches.items())
+            ],
         )
 
     async def RepositoryIndex(  # noqa: N802
@@ -235,6 +235,12 @@ class InferenceServicer(kserve_pb2_grpc.GRPCInferenceServiceServicer):
 async def _write(context: Context, writing: asyncio.Lock, message: Any) -> None:
     async with writing:  # gRPC allows one write at a time
         await context.write(message)
+
+
+def _durations(counts: ModelCounts | BatchCounts) -> dict[str, pb.StatisticDuration]:
+    return {
+        part: pb.StatisticDuration(count=one.count, ns=one.nanoseconds) for part, one in counts.durations()
+    }
 
 
 def _only_repository(name: str) -> None:

@@ -16,7 +16,7 @@ from ....errors import RequestError
 from ...process.large_json import SMALL, parse
 from .messages import InferenceRequest, InferenceResponse, ModelFacts, TensorFacts
 from .shared_memory import SharedMemory
-from .statistics import ModelCounts
+from .statistics import BatchCounts, ModelCounts
 from .tensors import Array, byte_elements, from_raw, from_values, to_raw, type_of
 
 Json = dict[str, Any]
@@ -205,11 +205,15 @@ def statistics_document(name: str, version: str, counts: ModelCounts) -> Json:
         "last_inference": counts.last_milliseconds,
         "inference_count": counts.rows,
         "execution_count": counts.runs,
-        "inference_stats": {
-            part: {"count": one.count, "ns": one.nanoseconds} for part, one in counts.durations()
-        },
-        "batch_stats": [],
+        "inference_stats": _durations(counts),
+        "batch_stats": [
+            {"batch_size": size, **_durations(batch)} for size, batch in sorted(counts.batches.items())
+        ],
     }
+
+
+def _durations(counts: ModelCounts | BatchCounts) -> Json:
+    return {part: {"count": one.count, "ns": one.nanoseconds} for part, one in counts.durations()}
 
 
 def _list(document: Mapping[str, Any], name: str) -> list[Json]:

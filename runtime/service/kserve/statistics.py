@@ -6,6 +6,8 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+_MOST_SIZES = 1024
+
 
 @dataclass(slots=True)
 class Duration:
@@ -30,6 +32,7 @@ class Times:
         infer: the run of the model, with all requests of the batch.
         output: making the outputs.
         runs: the runs of the model that began with this request; see ``RunTime``.
+        batch: the rows of the run, with all requests of the batch.
     """
 
     queue: int
@@ -37,6 +40,28 @@ class Times:
     infer: int
     output: int
     runs: int
+    batch: int
+
+
+@dataclass(slots=True)
+class BatchCounts:
+    """Runs of one batch size: times of their requests' inputs and outputs, and of the runs themselves."""
+
+    compute_input: Duration = field(default_factory=Duration)
+    compute_infer: Duration = field(default_factory=Duration)
+    compute_output: Duration = field(default_factory=Duration)
+
+    def durations(self) -> Iterator[tuple[str, Duration]]:
+        """Yield the durations with their names in the protocol."""
+        for name in ("compute_input", "compute_infer", "compute_output"):
+            yield name, getattr(self, name)
+
+    def add(self, times: Times) -> None:
+        """Add a request; each run counts once, with its first request."""
+        parts = (times.input, times.infer if times.runs else 0, times.output)
+        for (_, duration), nanoseconds in zip(self.durations(), parts, strict=True):
+            duration.count += times.runs
+            duration.nanoseconds += nanoseconds
 
 
 @dataclass(slots=True)
@@ -50,6 +75,7 @@ class ModelCounts:
             ``Times``.
         rows: inferences of successful requests; a batch counts once per row.
         runs: runs of the model; requests of one batch share one.
+        batches: counts by rows of a run; of the first 1,024 sizes, since clients choose them.
         last_milliseconds: the end of the last successful request, in milliseconds since 1970.
     """
 
@@ -61,6 +87,7 @@ class ModelCounts:
     compute_output: Duration = field(default_factory=Duration)
     rows: int = 0
     runs: int = 0
+    batches: dict[int, BatchCounts] = field(default_factory=dict)
     last_milliseconds: int = 0
 
     def durations(self) -> Iterator[tuple[str, Duration]]:
@@ -79,6 +106,8 @@ class ModelCounts:
             self.compute_input.add(times.input)
             self.compute_infer.add(times.infer)
             self.compute_output.add(times.output)
+            if times.batch in self.batches or len(self.batches) < _MOST_SIZES:
+                self.batches.setdefault(times.batch, BatchCounts()).add(times)
 
 
 class Statistics:

@@ -62,8 +62,9 @@ async def run_model(
     except ort.runtime_errors() as error:
         raise _run_error(error) from error
     end = time.perf_counter_ns()
-    run = ran[0] if ran else RunTime(0, end - begun, 1)
-    times = Times(run.queued, begun - start, run.computed, end - begun - run.queued - run.computed, run.runs)
+    run = ran[0] if ran else RunTime(0, end - begun, 1, _rows(feeds))
+    output = end - begun - run.queued - run.computed
+    times = Times(run.queued, begun - start, run.computed, output, run.runs, run.rows)
     return dict(zip(wanted, results, strict=True)), times
 
 
@@ -76,6 +77,12 @@ def _fits(model: TensorModel, feeds: Mapping[str, Array]) -> bool:
     """Return whether a batch can hold the request; others run alone."""
     rows = {array.shape[0] if array.ndim else 0 for array in feeds.values()}
     return len(rows) == 1 and 1 <= rows.pop() <= model.most_rows
+
+
+def _rows(feeds: Mapping[str, Array]) -> int:
+    """Return the first dimension of the inputs; 1 if they have none, or several."""
+    found = {array.shape[0] for array in feeds.values() if array.ndim}
+    return found.pop() if len(found) == 1 else 1
 
 
 def _text(name: str, array: Array) -> Array:

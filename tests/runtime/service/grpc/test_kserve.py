@@ -111,6 +111,9 @@ def test_a_model_computes_what_is_wanted() -> None:
         assert (stats.inference_count, stats.execution_count) == (3, 1)
         assert stats.inference_stats.success.count == 1
         assert stats.inference_stats.success.ns > 0
+        (batch,) = stats.batch_stats
+        assert (batch.batch_size, batch.compute_infer) == (3, stats.inference_stats.compute_infer)
+        assert batch.compute_infer.count == batch.compute_input.count == batch.compute_output.count == 1
 
     run(scenario, sum=sum_model())
 

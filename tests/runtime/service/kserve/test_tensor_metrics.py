@@ -59,5 +59,14 @@ def test_requests_of_a_batch_share_its_run() -> None:
             infer = stats["inference_stats"]["compute_infer"]
             assert infer["count"] == 4
             assert infer["ns"] / 1000 == found["compute_infer_duration_us", "batched"]
+            (batch,) = stats["batch_stats"]
+            assert (batch["batch_size"], batch["compute_infer"]["count"]) == (4, 1)
+            assert batch["compute_infer"]["ns"] * 4 == infer["ns"]  # each request counts the run
+            for part in ("compute_input", "compute_output"):
+                assert batch[part] == {"count": 1, "ns": stats["inference_stats"][part]["ns"]}
+            alone = (await served.client.get("/v2/models/alone/stats")).json()["model_stats"][0]
+            (batch,) = alone["batch_stats"]
+            assert batch == {"batch_size": 1, **{part: alone["inference_stats"][part] for part in
+                             ("compute_input", "compute_infer", "compute_output")}}  # fmt: skip
 
     asyncio.run(scenario())
