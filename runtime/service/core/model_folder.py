@@ -111,7 +111,7 @@ def models_in(
         if path.is_dir():
             found[path.name] = _loaders(path, common)
         elif path.suffix == ".onnx":
-            load = _tensor_load(path, model, None, warm_up=warm_up)
+            load = _tensor_load(path, model, None, engine.max_queue, warm_up=warm_up)
             found[path.stem] = [ModelLoader(load, kind="tensor", stamp=_stamp([path], _Settings()))]
     if not found:
         raise UsageError(f"{folder} has no models: it has neither folders nor .onnx files")
@@ -173,17 +173,18 @@ def _load(
         raise ModelNotFoundError(f"{path} has no .onnx file, or several; a tensor model needs exactly one")
     given = settings.batching
     batching = None if given is None else checked(Batching, given, f"[batching] of {folder / CONFIG_FILE}")
-    return _tensor_load(file, model, batching, warm_up=common.warm_up)
+    most = _changed(common.engine, settings.engine, folder).max_queue
+    return _tensor_load(file, model, batching, most, warm_up=common.warm_up)
 
 
 def _tensor_load(
-    path: Path, model: ModelConfig, batching: Batching | None, *, warm_up: bool
+    path: Path, model: ModelConfig, batching: Batching | None, max_queue: int | None, *, warm_up: bool
 ) -> Callable[[], TensorModel]:
     def load() -> TensorModel:
         from ...api.session import InferenceSession  # imports onnxruntime
 
         session = InferenceSession(path, providers=[model.provider], allow_fallback=model.allow_fallback)
-        loaded = TensorModel(session, batching)
+        loaded = TensorModel(session, batching, max_queue)
         if warm_up:
             loaded.warm_up()
         return loaded

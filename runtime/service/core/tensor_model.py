@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ....errors import QueueFullError
 from ....options import Checked, option
 
 if TYPE_CHECKING:
     from ...api.dynamic_batching import DynamicBatcher
     from ...api.session import InferenceSession
+
+MOST_WAITING = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,12 +24,12 @@ class Batching(Checked):
     Args:
         max_size: the maximum number of rows of a batch; a larger request runs alone.
         max_delay: seconds that the first request of a batch waits for others.
-        max_queue: the maximum number of waiting requests.
+        max_queue: the maximum number of requests that wait for a batch.
     """
 
     max_size: int = option(32, least=1)
     max_delay: float = option(0.002, least=0, most=60)
-    max_queue: int = option(1024, least=1)
+    max_queue: int = option(MOST_WAITING, least=1)
 
 
 class TensorModel:
@@ -33,13 +38,22 @@ class TensorModel:
     Args:
         session: the session.
         batching: how requests are batched; None runs each alone.
+        max_queue: the maximum number of requests that wait while another one runs outside of batches; None is
+            no limit.
 
     Raises:
         UsageError: an input or output has no free first axis, so requests cannot be batched.
     """
 
-    def __init__(self, session: InferenceSession, batching: Batching | None = None) -> None:
+    def __init__(
+        self,
+        session: InferenceSession,
+        batching: Batching | None = None,
+        max_queue: int | None = MOST_WAITING,
+    ) -> None:
         self.session = session
+        self._max_queue = max_queue
+        self.alone = 0  # requests in progress outside of batches
         self.batcher: DynamicBatcher | None = None
         self.most_rows = 0
         if batching is not None:
@@ -52,6 +66,21 @@ class TensorModel:
                 max_delay=batching.max_delay,
                 max_queue=batching.max_queue,
             )
+
+    @contextmanager
+    def running_alone(self) -> Iterator[None]:
+        """Count a request that runs outside of batches; not thread-safe.
+
+        Raises:
+            QueueFullError: too many are in progress.
+        """
+        if self._max_queue is not None and self.alone > self._max_queue:
+            raise QueueFullError(f"{self._max_queue} requests are waiting; retry later")
+        self.alone += 1
+        try:
+            yield
+        finally:
+            self.alone -= 1
 
     def warm_up(self) -> bool:
         """Run once on zeros, with size 1 on free axes; return whether the model could run on them."""

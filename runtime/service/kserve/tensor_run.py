@@ -33,6 +33,7 @@ async def run_model(
 
     Raises:
         RequestError: an input or output is missing or unknown, or an input has the wrong type or shape.
+        QueueFullError: too many requests of the model are in progress.
         ProviderRuntimeError: the run failed.
     """
     start = time.perf_counter_ns()
@@ -48,13 +49,16 @@ async def run_model(
     feeds = {name: _text(name, array) if array.dtype == object else array for name, array in inputs.items()}
     begun, ran = time.perf_counter_ns(), list[RunTime]()
     try:
-        if _BFLOAT16 in (*known.values(), *(types[name] for name in wanted)):
-            results = await asyncio.to_thread(_run_values, session, wanted, feeds)
-        elif model.batcher is not None and _fits(model, feeds):
+        values = _BFLOAT16 in (*known.values(), *(types[name] for name in wanted))
+        if model.batcher is not None and not values and _fits(model, feeds):
             found = await model.batcher.run_awaited(feeds, on_run=ran.append)
             results = [found[name] for name in wanted]
         else:
-            results = await session.run_awaited(wanted, feeds)
+            with model.running_alone():
+                if values:
+                    results = await asyncio.to_thread(_run_values, session, wanted, feeds)
+                else:
+                    results = await session.run_awaited(wanted, feeds)
     except ProviderRuntimeError as error:  # of the batcher
         if isinstance(error.__cause__, ort.runtime_errors()):
             raise _run_error(error.__cause__) from error

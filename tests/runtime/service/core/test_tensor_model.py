@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import grpc
 import numpy as np
 import onnx_ir as ir
 import pytest
-from grpc_serving import INFO
+from grpc_serving import INFO, code_of, serving
 from http_serving import HttpServed, http_serving
 from null_llm import null_llm
 from tensor_models import echo_model, sum_model
 
 from carryall.errors import UsageError
+from carryall.proto import kserve_pb2 as pb
+from carryall.proto.kserve_pb2_grpc import GRPCInferenceServiceStub
 from carryall.runtime.api.session import InferenceSession
 from carryall.runtime.service.core.model_entry import ModelLoader
 from carryall.runtime.service.core.repository import ModelRepository
@@ -50,6 +53,52 @@ def test_requests_run_in_batches_and_each_gets_its_rows() -> None:
                 wrong, right = await asyncio.gather(added(served, 1, 1, columns=3), added(served, 1, 5))
                 assert (wrong.status_code, "error" in wrong.json()) == (400, True)
                 assert right.json()["outputs"][0]["data"] == [6.0] * 4
+
+    asyncio.run(scenario())
+
+
+def test_a_full_queue_of_a_model_without_batches_asks_to_retry() -> None:
+    release = asyncio.Event()
+
+    class Slow(TensorModel):
+        def __init__(self) -> None:
+            super().__init__(sum_model(), max_queue=1)
+            run = self.session.run_awaited
+
+            async def waits(names: Any, feeds: Any) -> Any:
+                await release.wait()
+                return await run(names, feeds)
+
+            self.session.run_awaited = waits  # type: ignore[method-assign]
+
+    model = Slow()
+    inputs = [
+        pb.ModelInferRequest.InferInputTensor(
+            name=name, datatype="FP32", shape=[1, 4], contents=pb.InferTensorContents(fp32_contents=[1] * 4)
+        )
+        for name in "AB"
+    ]
+    infer = pb.ModelInferRequest(model_name="sum", inputs=inputs)
+
+    async def scenario() -> None:
+        async with null_llm() as llm:
+            loaders: dict[str, Any] = {"toy": lambda: ServedModel(llm, INFO)}
+            models = ModelRepository({**loaders, "sum": ModelLoader(lambda: model, kind="tensor")})
+            async with serving(llm, models) as by_grpc, http_serving(None, models) as served:
+                first = [asyncio.create_task(added(served, 1, value)) for value in range(2)]
+                while model.alone < 2:
+                    await asyncio.sleep(0.002)
+                refused = await added(served, 1, 1)
+                assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+                assert refused.json() == {"error": "1 requests are waiting; retry later"}
+                async with grpc.aio.insecure_channel(by_grpc.address) as channel:
+                    stub: Any = GRPCInferenceServiceStub(channel)  # type: ignore[no-untyped-call]
+                    code, text = await code_of(stub.ModelInfer(infer))
+                    assert (code, text) == (grpc.StatusCode.RESOURCE_EXHAUSTED, refused.json()["error"])
+                    release.set()
+                    assert [answer.status_code for answer in await asyncio.gather(*first)] == [200, 200]
+                    assert (await stub.ModelInfer(infer)).model_name == "sum"
+                assert model.alone == 0
 
     asyncio.run(scenario())
 
