@@ -54,6 +54,21 @@ class RunnerConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """The memory of a device.
+
+    Args:
+        device: the name of the device: ``cuda:0``.
+        used: bytes in use by all processes.
+        total: bytes of the device.
+    """
+
+    device: str
+    used: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
 class RunnerInfo:
     """Sizes of a loaded model, and abilities of its runner."""
 
@@ -278,6 +293,14 @@ class Provider(abc.ABC):
 
     def free_memory(self, options: Mapping[str, Any]) -> int | None:
         """Return the free memory of the device in bytes; None if it is the host's, or is not known.
+
+        Args:
+            options: given options, which may name a device.
+        """
+        return None
+
+    def device_memory(self, options: Mapping[str, Any]) -> DeviceMemory | None:
+        """Return the memory of the device; None if it is the host's, or is not known.
 
         Args:
             options: given options, which may name a device.

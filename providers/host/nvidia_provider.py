@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import CarryallError
-from ..base import RunnerConfig
+from ..base import DeviceMemory, RunnerConfig
 from ..ort.device_memory import Device
 from ..ort.provider import OrtProvider
 from . import libraries, nvidia
@@ -51,6 +51,13 @@ class NvidiaProvider(OrtProvider):
     def free_memory(self, options: Mapping[str, Any]) -> int:
         """Return the free memory of the device in bytes."""
         return nvidia.memory(self.checked_options(options)["device"])[0]
+
+    def device_memory(self, options: Mapping[str, Any]) -> DeviceMemory:
+        """Return the memory of the device."""
+        index = self.checked_options(options)["device"]
+        self.enter(index)  # this thread must not disturb captures of others
+        free, total = nvidia.memory(index)
+        return DeviceMemory(f"{self.device_name}:{index}", total - free, total)
 
     def memory_bandwidth(self, options: Mapping[str, Any]) -> float:
         """Return the bandwidth of the device's memory in bytes/s, from its clock and width."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ...providers.base import Runner
+from ...providers.base import DeviceMemory, Runner
 from ...providers.placement import Placement
 from ..engine.adapters import AdapterSet
 from ..engine.speculation.proposer import Proposer
@@ -34,6 +34,7 @@ class LoadedModel:
         fallbacks: the placement of each session that runs some nodes on the CPU by ``allow_fallback``.
         graphs: the lowered graph that runs; for a split model, one per part.
         adapters: the LoRA adapters that requests can name.
+        device_memory: returns the memory of its devices; see ``split.device_memory``.
     """
 
     name: str
@@ -49,6 +50,7 @@ class LoadedModel:
     fallbacks: list[Placement] = field(default_factory=list)
     graphs: Sequence[Path] = ()
     adapters: AdapterSet = field(default_factory=AdapterSet)
+    device_memory: Callable[[], list[DeviceMemory]] = list
 
     def close(self) -> None:
         """Close the runner and the proposer; not needed if an engine closes them."""

@@ -29,7 +29,7 @@ from .loaded import LoadedModel as LoadedModel
 from .lowering import lora_branches, lowered_model, with_context
 from .model_source import SourceModel, resolve_model
 from .speculative import make_proposer
-from .split import first_provider, is_split, name_and_device, split_runner, with_device
+from .split import device_memory, first_provider, is_split, name_and_device, split_runner, with_device
 
 
 def load_model(
@@ -225,6 +225,7 @@ def _opened(
     runner, identity, graphs = _open(source, provider, config, asked.lora_modules, progress)
     loaded = LoadedModel(source.name, runner, tokenizer, chat_template, defaults, identity, graphs=graphs)
     loaded.provider = provider
+    loaded.device_memory = functools.partial(device_memory, provider, config)
     loaded.open_encoder = functools.partial(_encoder, source, provider, config, progress)
     return loaded
 

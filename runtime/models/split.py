@@ -14,7 +14,7 @@ from ...errors import CarryallError, UsageError
 from ...options import declared
 from ...progress import Progress
 from ...providers import get_provider, has_argument
-from ...providers.base import Runner, RunnerConfig
+from ...providers.base import DeviceMemory, Runner, RunnerConfig
 from ...providers.runners.process_runner import ProcessRunner
 from ...providers.runners.split_runner import SplitRunner
 from .lowering import lowered_model
@@ -77,6 +77,29 @@ def is_split(provider: str) -> bool:
     """Whether the value of ``provider`` is a split."""
     ranges = "," in provider or _LAYERS.search(provider) is not None
     return ranges and not has_argument(provider)
+
+
+def device_memory(provider: str, config: RunnerConfig) -> list[DeviceMemory]:
+    """Return the memory of the devices on which this process runs a model; empty if it is the host's.
+
+    Args:
+        provider: the name of a provider, or a split.
+        config: options of every part.
+
+    Raises:
+        ProviderUnavailableError: a device does not answer.
+    """
+    places = [(provider, config)]
+    if is_split(provider):
+        parts = [_PART.fullmatch(piece.strip()) for piece in provider.split(",")]
+        own = [part for part in parts if part is not None and not part["process"]]
+        places = [(part["provider"], _with_own_device(config, part)) for part in own]
+    found = [get_provider(name).device_memory(at.options) for name, at in places]
+    return [one for one in found if one is not None]
+
+
+def _with_own_device(config: RunnerConfig, part: re.Match[str]) -> RunnerConfig:
+    return with_device(config, part["provider"], part["device"]) if part["device"] else config
 
 
 def first_provider(split: str) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ....errors import CarryallError, ServiceUnavailableError
+from ....providers.base import DeviceMemory
 from ...process.freed_memory import give_back_freed
 from ...process.garbage import exclude_newer
 from .background import in_daemon_thread
@@ -68,6 +69,7 @@ class ModelLoader:
         wanted: whether it is loaded at startup; otherwise on request only.
         weight: its share of the requests that name no version, relative to the other versions.
         stamp: changes when the files of the model change.
+        device_memory: returns the memory of the devices; language models know theirs.
     """
 
     load: Callable[[], Any]
@@ -76,6 +78,7 @@ class ModelLoader:
     wanted: bool = True
     weight: float = 1.0
     stamp: str = ""
+    device_memory: Callable[[], list[DeviceMemory]] = list
 
 
 class Entry:
@@ -114,6 +117,16 @@ class Entry:
     def loras(self) -> dict[str, str]:
         """Return the folders of the LoRA adapters, by name."""
         return {} if self.model is None else self.model.llm.lora_folders
+
+    def device_memory(self) -> list[DeviceMemory]:
+        """Return the memory of the devices of the model; empty for the host, or if it is not loaded.
+
+        Raises:
+            ProviderUnavailableError: a device does not answer.
+        """
+        if self.state != "ready":
+            return []
+        return self.model.device_memory() if self.model is not None else self.loader.device_memory()
 
     @property
     def active(self) -> int:

@@ -39,9 +39,11 @@ from typing import Any
 from ....errors import ModelNotFoundError, UsageError
 from ....exporter.package import Package
 from ....options import check_names, checked, declared
+from ....providers.base import DeviceMemory, RunnerConfig
 from ...api.load_encoder import OPTIONS, is_encoder_folder, load_encoder
 from ...engine.config import EngineConfig
 from ...models.config import ModelConfig
+from ...models.split import device_memory
 from .model_entry import ModelKind, ModelLoader
 from .served_model import load_served_model
 from .tensor_model import Batching, TensorModel
@@ -112,7 +114,9 @@ def models_in(
             found[path.name] = _loaders(path, common)
         elif path.suffix == ".onnx":
             load = _tensor_load(path, model, None, engine.max_queue, warm_up=warm_up)
-            found[path.stem] = [ModelLoader(load, kind="tensor", stamp=_stamp([path], _Settings()))]
+            stamp = _stamp([path], _Settings())
+            memory = _memory_of(model)
+            found[path.stem] = [ModelLoader(load, kind="tensor", stamp=stamp, device_memory=memory)]
     if not found:
         raise UsageError(f"{folder} has no models: it has neither folders nor .onnx files")
     return found
@@ -127,7 +131,16 @@ def encoder_loader(model: ModelConfig, *, warm_up: bool) -> ModelLoader | None:
     folder = Path(model.model).expanduser()
     if not folder.is_dir() or not is_encoder_folder(folder):
         return None
-    return ModelLoader(lambda: load_encoder(folder, model.provider, {}, warm_up=warm_up), kind="encoder")
+    return ModelLoader(
+        lambda: load_encoder(folder, model.provider, {}, warm_up=warm_up),
+        kind="encoder",
+        device_memory=_memory_of(model),
+    )
+
+
+def _memory_of(model: ModelConfig) -> Callable[[], list[DeviceMemory]]:
+    """Return a function that returns the memory of the devices of a session, which has no further options."""
+    return lambda: device_memory(model.provider, RunnerConfig())
 
 
 def _loaders(folder: Path, common: _Common) -> list[ModelLoader]:
@@ -148,6 +161,7 @@ def _loaders(folder: Path, common: _Common) -> list[ModelLoader]:
                 wanted=settings.load,
                 weight=weights[number],
                 stamp=_stamp(sorted(path.rglob("*")), settings),
+                device_memory=_memory_of(_changed(common.model, settings.model, folder)),
             )
         )
     return loaders

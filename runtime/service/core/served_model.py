@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import importlib.metadata
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ....errors import CarryallError, ProviderRuntimeError
 from ....progress import Progress
+from ....providers.base import DeviceMemory
 from ....providers.placement import Placement
 from ...api.async_llm import AsyncLLM
 from ...engine.engine import EngineConfig
@@ -28,6 +29,7 @@ class ServedModel:
     info: ModelInfo
     defaults: Mapping[str, Any] = field(default_factory=dict)
     fallbacks: Sequence[Placement] = ()  # see ``LoadedModel``
+    device_memory: Callable[[], list[DeviceMemory]] = list  # see ``LoadedModel``
 
 
 def load_served_model(
@@ -69,7 +71,7 @@ def load_served_model(
         raise
     if warm_up:
         asyncio.run(_warm_up(llm))
-    return ServedModel(llm, info, loaded.defaults.sampling, loaded.fallbacks)
+    return ServedModel(llm, info, loaded.defaults.sampling, loaded.fallbacks, loaded.device_memory)
 
 
 async def _warm_up(llm: AsyncLLM) -> None:

@@ -14,6 +14,7 @@ from ....errors import CarryallError
 from ..core.repository import ModelRepository
 from ..kserve.inference import Inference
 from ..kserve.tensor_metrics import TensorMetrics
+from ..telemetry.device_metrics import DeviceMetrics
 from ..telemetry.metrics import Metrics
 from . import (
     anthropic,
@@ -51,7 +52,7 @@ def make_app(
         inference: runs tensor requests, with the access control of all transports.
         further: additional routes.
     """
-    metrics = Metrics(models, [TensorMetrics(models, inference.statistics)])
+    metrics = Metrics(models, [TensorMetrics(models, inference.statistics), DeviceMetrics(models)])
     service = HttpService(models, metrics, inference)
     handlers: dict[Any, Any] = {
         CarryallError: error_response,

@@ -69,7 +69,7 @@ def test_a_full_queue_of_a_model_without_batches_asks_to_retry() -> None:
                 await release.wait()
                 return await run(names, feeds)
 
-            self.session.run_awaited = waits  # type: ignore[method-assign]
+            self.session.run_awaited = waits  # type: ignore[assignment, method-assign]
 
     model = Slow()
     inputs = [
