@@ -42,8 +42,7 @@ def _summary(facts: dict[str, Any]) -> list[tuple[str, str]]:
         cache = facts["kv_cache"]
         sizes = f"{_heads(cache['heads_by_layer'])}, {cache['dtype']}"
         rows.append(("KV cache", f"{sizes}: {human_bytes(cache['bytes_per_token'])} per token"))
-    quantization = facts["quantization"]
-    rows.append(("quantized", _quantization(quantization) if quantization else "no"))
+    rows.append(("quantized", _quantization(facts)))
     rows.append(("passes", ", ".join(facts["passes"]) or "none"))
     rows.append(("opsets", ", ".join(f"{domain or 'ai.onnx'} {v}" for domain, v in facts["opsets"].items())))
     operators = ", ".join(f"{op} {count}" for op, count in facts["operators"].items())
@@ -64,9 +63,11 @@ def _heads(by_layer: list[list[int]]) -> str:
     )
 
 
-def _quantization(record: dict[str, Any]) -> str:
-    """Return the record as text, without the recipe, which repeats it."""
-    return ", ".join(f"{name} {value}" for name, value in record.items() if name != "recipe")
+def _quantization(facts: dict[str, Any]) -> str:
+    """Return the record as text, without the recipe, which repeats it; graphs of other tools have none."""
+    if facts["quantization"] is None:
+        return "yes, without a record of the method" if facts["quantized_weights"] else "no"
+    return ", ".join(f"{name} {value}" for name, value in facts["quantization"].items() if name != "recipe")
 
 
 def _signatures(values: list[dict[str, Any]]) -> str:

@@ -59,6 +59,7 @@ def describe(name: str, model: ir.Model, package: Package | None) -> dict[str, A
         "context_length": _context_length(record, config, model),
         "parameters": graph_facts.parameter_count(model),
         "quantization": record.quantization if record else None,
+        "quantized_weights": graph_facts.has_quantized_weights(model.graph),
         "passes": list(record.passes) if record else [],
         "kv_cache": _kv_cache(model),
         "opsets": dict(model.opset_imports),

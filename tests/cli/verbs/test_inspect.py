@@ -43,6 +43,7 @@ def test_a_package_shows_its_contract_and_sizes(package: Path) -> None:
     }
     assert found["model_type"] == config["model_type"]
     assert found["quantization"] is None
+    assert found["quantized_weights"] is False
     operators = found["operators"]
     assert isinstance(operators, dict)
     assert operators["Attention"] == layers
@@ -69,6 +70,18 @@ def test_any_onnx_file_will_do(tmp_path: Path) -> None:
     assert found["operators"] == {"Relu": 1}
     assert found["kv_cache"] is None
     assert found["inputs"] == [{"name": "x", "dtype": "FLOAT", "shape": ["batch", 3]}]
+
+
+def test_weights_that_another_tool_quantized_are_reported(tmp_path: Path) -> None:
+    text = """<ir_version: 10, opset_import: ["": 21, "com.microsoft": 1]>
+        net (float[batch, 32] x) => (float[batch, 8] y)
+        <uint8[8, 1, 16] w = {WEIGHTS}, float[8] s = {1,1,1,1,1,1,1,1}> {
+            y = com.microsoft.MatMulNBits <K = 32, N = 8, bits = 4, block_size = 32> (x, w, s)
+        }"""
+    ir.save(ir.from_onnx_text(text.replace("WEIGHTS", ",".join(["136"] * 128))), tmp_path / "net.onnx")
+    assert facts(str(tmp_path / "net.onnx"))["quantized_weights"] is True
+    shown = CliRunner().invoke(carryall, ["inspect", str(tmp_path / "net.onnx")]).stdout
+    assert "yes, without a record of the method" in shown
 
 
 def test_the_text_names_what_matters(package: Path) -> None:
