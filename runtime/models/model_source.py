@@ -101,12 +101,13 @@ class SourceModel:
         return self._remembered(lambda: provider.graph_facts(self._portable()), provider=provider.name)
 
     def _portable(self) -> ir.Model:
-        """The graph in the form that lowerings read: traces have no ``Attention`` before."""
-        if self.package is not None:
-            return self.graph
+        """The graph in the form that lowerings read: traces, also quantized ones, have no ``Attention``."""
+        from ...graph_opt.graph.edit import nodes_of
         from ...graph_opt.pipeline.pipeline import run
         from ...graph_opt.pipeline.pipelines import portable_passes
 
+        if self.package is not None and any(nodes_of(self.graph.graph, "Attention")):
+            return self.graph
         return run(self.load(), portable_passes())[0]
 
     def _remembered(self, read: Callable[[], dict[str, Any]], **of: str) -> dict[str, Any]:

@@ -100,7 +100,7 @@ class QuantizeReport(Report):
         if self.left_float.weights and self.recipe.method != NO_METHOD:
             lines.append(str(self.left_float))
         others = (one.reason for one in self.passes.near_misses if not one.reason.startswith("weight "))
-        lines += [f"left float: {reason}" for reason in others]
+        lines += [f"note: {reason}" for reason in others]
         return "\n".join([*lines, summary(self.cost)] if self.cost else lines)
 
     def _done(self) -> str:

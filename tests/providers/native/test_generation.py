@@ -16,10 +16,12 @@ from carryall.exporter.export import export_package
 from carryall.graph_opt.graph.edit import nodes_of
 from carryall.graph_opt.lower.pipelines.standard import DecomposeAttentionPass
 from carryall.graph_opt.pipeline.pipeline import run
+from carryall.graph_opt.quantize.recipe import QuantizationRecipe
 from carryall.providers.base import Row
 from carryall.providers.runners.explicit_runner import ExplicitRunner
 from carryall.providers.runners.paged_runner import PagedRunner
 from carryall.runtime.models.loading import load_model
+from carryall.runtime.tasks.quantize import quantize
 
 OWN = {"kernels": "carryall", "wide_products": "off"}
 PROMPT = np.arange(5, 45)
@@ -78,7 +80,8 @@ def test_alibi_runs_in_the_kernel_and_with_explicit_kv_in_onnxruntimes(tmp_path:
     np.testing.assert_allclose(found[0], found[1], rtol=1e-5, atol=1e-5)
 
 
-def test_a_graph_without_attention_operators_has_kv_in_blocks_too(tmp_path: Path) -> None:
+@pytest.mark.parametrize("quantized", [False, True], ids=["float", "int8"])
+def test_a_graph_without_attention_operators_has_kv_in_blocks_too(tmp_path: Path, quantized: bool) -> None:
     """As traces have none. What is decided by the graph must be decided by its canonical form."""
     package = export_package(write_tiny("llama", tmp_path / "tiny"), tmp_path / "package")
     folder = tmp_path / "folder"
@@ -88,8 +91,12 @@ def test_a_graph_without_attention_operators_has_kv_in_blocks_too(tmp_path: Path
     ir.save(model, folder / "model.onnx", external_data="model.data")
     for name in ("config.json", "tokenizer.json"):
         shutil.copy(package.path / name, folder)
+    sources = [package.path, folder]
+    if quantized:
+        recipe = QuantizationRecipe(method="int8-fast")
+        sources = [quantize(source, tmp_path / f"{source.name}.int8", recipe).path for source in sources]
     found = []
-    for source in (package.path, folder):
+    for source in sources:
         loaded = load_model(source, max_slots=2)
         assert isinstance(loaded.runner, PagedRunner)
         found.append(loaded.runner.forward([Row(0, PROMPT, 0, num_logits=8)])[0].copy())
