@@ -98,7 +98,9 @@ class SourceModel:
         Raises:
             GraphError: the file is not a valid ONNX graph.
         """
-        return self._remembered(lambda: provider.graph_facts(self._portable()), provider=provider.name)
+        return self._remembered(
+            lambda: provider.graph_facts(self._portable()), provider=provider.name, form="canonical"
+        )
 
     def _portable(self) -> ir.Model:
         """The graph in the form that lowerings read: traces, also quantized ones, have no ``Attention``."""
