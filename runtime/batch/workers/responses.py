@@ -8,7 +8,7 @@ from typing import Any
 from ....errors import RequestError
 from ...service.core.messages import Delta, Generation
 from ...service.http.openai.response_builder import ResponseBuilder
-from ...service.http.openai.responses import KNOWN, ResponseAsk, read_response
+from ...service.http.openai.responses import KNOWN, ResponseAsk, not_included, read_response
 
 Json = dict[str, Any]
 
@@ -28,7 +28,7 @@ def read_line(body: Mapping[str, Any], defaults: Mapping[str, Any]) -> ResponseA
         RequestError: a field is invalid, or not supported in a batch.
     """
     given = {name: value for name, value in body.items() if value is not None}
-    for name in given:
+    for name in (*given, *not_included(given)):
         if name not in KNOWN:
             raise RequestError(f"unknown field '{name}'; known fields: {', '.join(sorted(KNOWN))}")
     for name, value in _ONLY.items():

@@ -191,7 +191,8 @@ def test_a_chat_is_answered_with_tokens_counted(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_a_response_is_the_chat_in_another_shape(tmp_path: Path) -> None:
     items = [{"role": "user", "content": [{"type": "input_text", "text": "Hi"}]}]
-    asked = {"input": items, "instructions": "Be brief.", "max_output_tokens": 4}
+    asked = {"input": items, "instructions": "Be brief.", "max_output_tokens": 4, "top_logprobs": 1,
+             "include": ["message.output_text.logprobs"]}  # fmt: skip
     chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
     schema = {"type": "object", "properties": {"a": {"enum": [1]}}, "required": ["a"],
               "additionalProperties": False}  # fmt: skip
@@ -200,10 +201,11 @@ def test_a_response_is_the_chat_in_another_shape(tmp_path: Path) -> None:
         toy_worker(tmp_path),
         [
             {"custom_id": "r", "url": "/v1/responses", "body": asked},
-            {"messages": chat, "max_tokens": 4},
+            {"messages": chat, "max_tokens": 4, "logprobs": True, "top_logprobs": 1},
             {"custom_id": "s", "url": "/v1/responses",
              "body": {"input": "x", "text": form, "max_output_tokens": 40}},
             {"custom_id": "t", "url": "/v1/responses", "body": {"input": "x", "previous_response_id": "y"}},
+            {"custom_id": "u", "url": "/v1/responses", "body": {"input": "x", "include": ["a.b"]}},
         ],
     )  # fmt: skip
     response, extracted = (Response.construct(**body(found[number])) for number in (1, 3))
@@ -212,7 +214,12 @@ def test_a_response_is_the_chat_in_another_shape(tmp_path: Path) -> None:
     usage = body(found[2])["usage"]
     assert (response.usage.input_tokens, response.usage.output_tokens) == (usage["prompt_tokens"], 4)
     assert json.loads(extracted.output_text) == {"a": 1}
+    assert (
+        body(found[1])["output"][0]["content"][0]["logprobs"]
+        == body(found[2])["choices"][0]["logprobs"]["content"]
+    )
     assert found[4].code == "invalid_request"
+    assert (found[5].code, "include.a.b" in str(found[5])) == ("invalid_request", True)
 
 
 @pytest.mark.long
