@@ -179,11 +179,11 @@ def mask_meaning(
     if isinstance(values, str):
         return values
     last = values[0, :, -1]
-    count = int((last[0] > _BLOCKED).sum())
-    window = None if count == last.shape[-1] else count
-    slopes = (last[:, -1] - last[:, -count]) / max(1, count - 1)
-    if heads == 1 and slopes.any():
-        return _BIAS
+    visible = last[0] > _BLOCKED
+    count = int(visible.sum())
+    window, slopes = None if count == len(visible) else count, np.zeros(heads)
+    if heads > 1 and count > 1 and visible[-count:].all():
+        slopes = (last[:, -1] - last[:, -count]) / (count - 1)
     cases = _cases(window, context_length, cached, fixed)
     for case in cases if padded else map(_Case.unpadded, cases):
         values = _values(probe, case, heads)
@@ -201,7 +201,8 @@ def _misfit(
     seen = values > _BLOCKED
     if (seen != expected[:, None]).transpose(0, 2, 1, 3)[real].any():
         return f"the mask is neither causal nor a sliding window (past {case.past}, new {case.new})"
-    size = np.abs(values[seen]).max(initial=0.0)
+    values = np.where(seen, values, 0.0)
+    size = np.abs(values).max(initial=0.0)
     if slopes.any():
         own = case.past + np.arange(case.new)
         # The softmax does not change if all scores of a query do.

@@ -99,8 +99,8 @@ class QuantizeReport(Report):
         lines = [f"{self.path}: {self._done()}, {sizes}"]
         if self.left_float.weights and self.recipe.method != NO_METHOD:
             lines.append(str(self.left_float))
-        others = (one.reason for one in self.passes.near_misses if not one.reason.startswith("weight "))
-        lines += [f"note: {reason}" for reason in others]
+        others = [one for one in self.passes.near_misses if not one.reason.startswith("weight ")]
+        lines += [f"not done by {one.pass_name}: {one.reason}" for one in others]
         return "\n".join([*lines, summary(self.cost)] if self.cost else lines)
 
     def _done(self) -> str:

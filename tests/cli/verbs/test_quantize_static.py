@@ -120,7 +120,7 @@ def test_values_that_fp16_cannot_hold_are_measured(tmp_path: Path) -> None:
     source = checkpoint(tmp_path / "checkpoint", name, lambda weight: np.multiply(weight, 30000, out=weight))
     result = run("quantize", source, tmp_path / "out", "--method", "fp16")
     assert result.exit_code == 0, result.output
-    assert "note: model.layers.0.mlp.down_proj/MatMul exceeds the range of FLOAT16" in result.stdout
+    assert "model.layers.0.mlp.down_proj/MatMul exceeds the range of FLOAT16" in result.stdout
     record = Package.open(tmp_path / "out").record.quantization
     assert record is not None
     assert "model.layers.0.mlp.down_proj/MatMul" in record["float"]

@@ -24,6 +24,7 @@ CONSTANTS = {
     "axes12": np.array([1, 2]),
     "free": np.float32(0),
     "hidden": np.float32(-3e38),
+    "infinite": np.float32(-np.inf),
     "window": np.int64(5),
     "bias": np.float32(0.5),
     "slopes": np.array([0.5, 0.125], np.float32).reshape(1, 2, 1, 1),
@@ -109,6 +110,24 @@ def test_slopes_of_heads_times_positions_or_distances_are_alibi(columns: str) ->
     assert (
         meaning(model) == "the mask has shape (1, 2, 1, 64) instead of (1, 1, 1, 64) (one mask for all heads)"
     )
+
+
+def test_keys_that_alibi_hides_by_minus_infinity() -> None:
+    """The difference of two of these is NaN."""
+    bias = "c = Cast <to = 1> (keys) sloped = Mul(c, slopes)"
+    tail = SLOPED.replace("BIAS", bias).replace("hidden)", "infinite)")
+    model = mask("visible = LessOrEqual(keys, queries)", tail)
+    found = mask_meaning(model.graph, model.graph.outputs[0], CONTEXT, heads=2)
+    assert found == MaskMeaning(slopes=(0.5, 0.125))
+
+
+@pytest.mark.parametrize("heads", [1, 2])
+@pytest.mark.parametrize("limit", ["zero", "queries"], ids=["all keys", "the own key"])
+def test_masks_that_hide_all_keys_or_the_own_one_are_refused(limit: str, heads: int) -> None:
+    body = f"near = LessOrEqual(keys, queries) before = Less(keys, {limit}) visible = And(near, before)"
+    model = mask(body, TAIL.replace("free, hidden)", "free, infinite)"))
+    found = mask_meaning(model.graph, model.graph.outputs[0], CONTEXT, heads=heads)
+    assert "neither causal nor a sliding window" in str(found)
 
 
 def test_a_bias_that_is_not_proportional_to_the_distance_is_refused() -> None:
