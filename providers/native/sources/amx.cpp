@@ -37,7 +37,7 @@ void multiply_amx(const Weights& w, const Rows& rows, const float* bias, int64_t
       const int64_t of_tile = unit > 0 ? unpacked_bytes(inputs) : inputs * kColumns;
       for (int64_t t = 0; t < tiles; t++) {
         int8_t* to = bytes + t * of_tile;
-        unpack(w, data + t * w.tile_bytes(), first, last, 0, reinterpret_cast<uint8_t*>(to));
+        unpack<Avx512>(w, data + t * w.tile_bytes(), first, last, 0, reinterpret_cast<uint8_t*>(to));
         memset(to + inputs * kColumns, 0, static_cast<size_t>(of_tile - inputs * kColumns));
       }
       written(bytes);

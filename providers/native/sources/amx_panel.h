@@ -3,6 +3,7 @@
 #include <immintrin.h>
 
 #include "amx_configuration.h"
+#include "avx512.h"
 #include "unpacked.h"
 
 namespace carryall {

@@ -70,6 +70,24 @@ struct Part {
   int64_t columns;        // valid ones, 1 to 16
 };
 
+// The first `columns` floats of x, then zeros; all zeros if x is nullptr.
+template <class Isa>
+CARRYALL_INLINE typename Isa::Float load_columns(const float* x, int64_t columns) {
+  if (x == nullptr) return Isa::floats(0);
+  if (columns >= Isa::kLanes) return Isa::load(x);
+  float some[Isa::kLanes] = {};
+  memcpy(some, x, sizeof(float) * static_cast<size_t>(columns));
+  return Isa::load(some);
+}
+
+template <class Isa>
+CARRYALL_INLINE void store_columns(float* y, typename Isa::Float result, int64_t columns) {
+  if (columns >= Isa::kLanes) return Isa::store(y, result);
+  float some[Isa::kLanes];
+  Isa::store(some, result);
+  memcpy(y, some, sizeof(float) * static_cast<size_t>(columns));
+}
+
 // For instructions that sum products of two rows in the same register: changes the sums of rows to theirs, and back.
 template <class Isa>
 struct Pairing {
@@ -134,17 +152,7 @@ void multiply_part(const Part& part) {
       }
       for (int m = 0; m < kCount; m++) result[m] = Isa::fused(sum[m], Isa::floats(part.scales[m * part.shares + s]), result[m]);
     }
-    for (int m = 0; m < kCount; m++) {
-      float* y = part.y + m * w.outputs + lane;
-      const int64_t valid = part.columns - lane;
-      if (valid >= Isa::kLanes) {
-        Isa::store(y, result[m]);
-      } else if (valid > 0) {
-        float last[Isa::kLanes];
-        Isa::store(last, result[m]);
-        memcpy(y, last, sizeof(float) * static_cast<size_t>(valid));
-      }
-    }
+    for (int m = 0; m < kCount; m++) if (lane < part.columns) store_columns<Isa>(part.y + m * w.outputs + lane, result[m], part.columns - lane);
   }
 }
 
