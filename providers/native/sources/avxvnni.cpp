@@ -17,7 +17,7 @@ struct AvxVnni {
   struct Float {
     __m256 left, right;
   };
-  static constexpr int kLanes = 16, kRows = 4, kByteOffset = 0;
+  static constexpr int kLanes = 16, kRows = 4, kByteOffset = 0, kRowsOfTwo = 0;
 
   static Float load(const float* x) { return {_mm256_loadu_ps(x), _mm256_loadu_ps(x + 8)}; }
   static void store(float* y, Float x) {

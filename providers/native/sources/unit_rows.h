@@ -9,33 +9,34 @@ namespace carryall {
 namespace {
 
 constexpr int kRaise = 128;
-constexpr int64_t kUnpackedBytes = 16 << 10;  // stay in the first-level cache beside the rows of a pass
+constexpr int64_t kUnpackedBytes = 24 << 10;  // of one or two tiles; stay in the first-level cache beside the rows of a pass
 
-// Rows from which unpacking takes less time than it saves. Measured with one thread, 576 x 3,072 and 1,024 x 3,072, on a Zen 4
-// and a Zen 5: groups of 64 take 1.15 of the time with 16 rows, 0.95 to 1.01 with 32, 0.87 with 256; blocks of 128 1.10 with
-// 16, 1.01 with 32, 0.96 with 64.
-constexpr int64_t kManyRows = 20, kManyRowsOfBlocks = 48, kRowsOfBytes = 3;
+// Rows from which unpacking takes less time than it saves, measured with one thread on a Zen 4 and a Zen 5: groups of 64 take
+// 1.1 of the time with 16 rows, 0.9 with 32; blocks of 128 1.10 with 16, 1.01 with 32, 0.96 with 64. Two tiles at a time read
+// each value of a row once for both; with few rows, which wait for memory, they take up to 1.4 of the time.
+constexpr int64_t kManyRows = 20, kManyRowsOfBlocks = 48, kRowsOfBytes = 3, kRowsForTwo = 16;
 
 inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+inline int64_t parts(int64_t all, int64_t step) { return (all + step - 1) / step; }
 
 inline bool in_units(const Weights& w, int64_t rows) {
   if (unit_of(w) == 0) return false;
   return rows >= (w.bits == 8 ? kRowsOfBytes : w.group > w.block ? kManyRows : kManyRowsOfBlocks);
 }
 
-// Units [first, last) of a tile: weights as bytes, and their columns for some rows.
+// Units [first, last) of one or two tiles: weights as bytes, and their columns for some rows.
 struct Units {
   const Weights* weights;
-  const uint8_t *bytes, *scales;  // scales of the first unit
-  int64_t line_step, scale_step, unit, first, last;  // line_step: bytes from one unit to the next
+  const uint8_t *bytes, *scales;  // of the first tile; scales of the first unit
+  int64_t tile_step, line_step, scale_step, unit, first, last;  // bytes from one tile, or from one unit, to the next
   const Rows* rows;
-  const float* bias;  // of the tile, or nullptr
-  float* y;           // row 0, the tile's first column
-  int64_t columns;    // valid ones, 1 to 16
+  const float* bias;  // of the first tile, or nullptr
+  float* y;           // row 0, the first tile's first column
+  int64_t columns;    // valid ones
 };
 
-template <class Isa, int kCount>
-void multiply_unpacked(const Units& units, int64_t row, const Later& later) {
+template <class Isa, int kTiles, int kCount>
+void multiply_unpacked(const Units& units, int64_t row, const Later (&later)[kTiles]) {
   using Int = typename Isa::Int;
   using Float = typename Isa::Float;
   const Rows& rows = *units.rows;
@@ -44,62 +45,90 @@ void multiply_unpacked(const Units& units, int64_t row, const Later& later) {
   const float* row_scales = rows.scales + row * rows.shares;
   const int32_t* starts = rows.starts + row * rows.shares;
   float* y = units.y + row * outputs;
-  Float result[kCount];
-  for (int m = 0; m < kCount; m++) __builtin_prefetch(y + m * outputs + kColumns, 1, 2);
-  for (int m = 0; m < kCount; m++)
-    result[m] = load_columns<Isa>(units.first > 0 ? y + m * outputs : units.bias, units.columns);
+  Float result[kTiles][kCount];
+  for (int t = 0; t < kTiles; t++)
+    for (int m = 0; m < kCount; m++) {
+      float* of = y + m * outputs + t * kColumns;
+      __builtin_prefetch(of + kTiles * kColumns, 1, 2);
+      const float* from = units.first > 0 ? of : units.bias == nullptr ? nullptr : units.bias + t * kColumns;
+      result[t][m] = load_columns<Isa>(from, units.columns - t * kColumns);
+    }
   for (int64_t s = units.first; s < units.last; s++) {
     const int64_t inputs = (s + 1) * units.unit < width ? units.unit : width - s * units.unit;
     const uint8_t* lines = units.bytes + (s - units.first) * units.line_step;
-    later.fetch(s);
-    Int sums[kCount];
-    for (int m = 0; m < kCount; m++) sums[m] = Isa::integers(starts[m * rows.shares + s]);
+    const uint8_t* scales = units.scales + (s - units.first) * units.scale_step;
+    for (int t = 0; t < kTiles; t++) later[t].fetch(s);
+    Int sums[kTiles][kCount];
+    for (int t = 0; t < kTiles; t++)
+      for (int m = 0; m < kCount; m++) sums[t][m] = Isa::integers(starts[m * rows.shares + s]);
     for (int64_t k = 0; k < inputs; k += 16, values += 16) {
 #pragma GCC unroll 4
       for (int i = 0; i < 16; i += 4, lines += kLine) {
-        const Int line = Isa::line(lines);
+        Int line[kTiles];
+        for (int t = 0; t < kTiles; t++) line[t] = Isa::line(lines + t * units.tile_step);
 #pragma GCC unroll 16
-        for (int m = 0; m < kCount; m++) sums[m] = Isa::dot(sums[m], line, values + m * width + i);
+        for (int m = 0; m < kCount; m++)
+          for (int t = 0; t < kTiles; t++) sums[t][m] = Isa::dot(sums[t][m], line[t], values + m * width + i);
       }
     }
-    const Float scale = Isa::load(reinterpret_cast<const float*>(units.scales + (s - units.first) * units.scale_step));
-    for (int m = 0; m < kCount; m++) {
-      const Float scaled = Isa::multiply(Isa::converted(sums[m]), scale);
-      result[m] = Isa::fused(scaled, Isa::floats(row_scales[m * rows.shares + s]), result[m]);
+    for (int t = 0; t < kTiles; t++) {
+      const Float scale = Isa::load(reinterpret_cast<const float*>(scales + t * units.weights->tile_bytes()));
+      for (int m = 0; m < kCount; m++) {
+        const Float scaled = Isa::multiply(Isa::converted(sums[t][m]), scale);
+        result[t][m] = Isa::fused(scaled, Isa::floats(row_scales[m * rows.shares + s]), result[t][m]);
+      }
     }
   }
-  for (int m = 0; m < kCount; m++) store_columns<Isa>(y + m * outputs, result[m], units.columns);
+  for (int t = 0; t < kTiles; t++)
+    for (int m = 0; m < kCount; m++)
+      store_columns<Isa>(y + m * outputs + t * kColumns, result[t][m], units.columns - t * kColumns);
 }
 
-template <class Isa, int kCount>
-CARRYALL_INLINE void choose_rows(const Units& units, int64_t row, int64_t count, const Later& later) {
-  if (count == kCount) return multiply_unpacked<Isa, kCount>(units, row, later);
-  if constexpr (kCount > 1) choose_rows<Isa, kCount - 1>(units, row, count, later);
+template <class Isa, int kTiles, int kCount>
+CARRYALL_INLINE void choose_rows(const Units& units, int64_t row, int64_t count, const Later (&later)[kTiles]) {
+  if (count == kCount) return multiply_unpacked<Isa, kTiles, kCount>(units, row, later);
+  if constexpr (kCount > 1) choose_rows<Isa, kTiles, kCount - 1>(units, row, count, later);
+}
+
+// Columns of kTiles tiles from `tile` on.
+template <class Isa, int kTiles>
+void multiply_tiles(const Weights& w, const Rows& rows, const float* bias, int64_t first_row, int64_t last_row, int64_t tile,
+                    float* y, uint8_t* bytes) {
+  constexpr int kRows = kTiles == 1 ? Isa::kRows : Isa::kRowsOfTwo;  // of a pass
+  constexpr int64_t kChunkBytes = kUnpackedBytes / kTiles;
+  const bool stored = w.bits == 8;  // as bytes raised by 128
+  const int64_t unit = unit_of(w), blocks = unit / w.block;
+  const int64_t chunks = stored ? 1 : parts(rows.shares * unit * kColumns, kChunkBytes), chunk = parts(rows.shares, chunks);
+  const int64_t count = last_row - first_row, passes = parts(count, kRows);
+  const int64_t scales = w.group > 0 ? w.group_scales() : w.value_bytes(), scale_step = w.group > 0 ? kLine : w.block_bytes();
+  const int64_t line_step = stored ? w.block_bytes() : unit * kColumns, tile_step = stored ? w.tile_bytes() : kChunkBytes;
+  const int64_t column = tile * kColumns, left = w.outputs - column;
+  const uint8_t* data = w.data + tile * w.tile_bytes();
+  Later later[kTiles], none[kTiles];
+  for (int t = 0; t < kTiles; t++) later[t] = Later(w, tile + t, rows.shares, stored);
+  for (int64_t first = 0; first < rows.shares; first += chunk) {
+    const int64_t last = smaller(first + chunk, rows.shares);
+    for (int t = 0; t < kTiles && !stored; t++)
+      unpack<Isa>(w, data + t * w.tile_bytes(), first * blocks, smaller(last * blocks, rows.blocks), kRaise, bytes + t * kChunkBytes);
+    const Units units{&w, stored ? data : bytes, data + scales + first * scale_step, tile_step, line_step, scale_step, unit, first, last,
+                      &rows, bias == nullptr ? nullptr : bias + column, y + column, smaller(left, kTiles * kColumns)};
+    for (int64_t pass = 0; pass < passes; pass++) {
+      const int64_t row = first_row + count * pass / passes, end = first_row + count * (pass + 1) / passes;
+      choose_rows<Isa, kTiles, kRows>(units, row, end - row, pass == 0 ? later : none);
+    }
+  }
 }
 
 template <class Isa>
 void multiply_units(const Weights& w, const Rows& rows, const float* bias, int64_t first_row, int64_t last_row,
                     int64_t first_tile, int64_t last_tile, float* y) {
   alignas(kLine) uint8_t bytes[kUnpackedBytes];
-  const bool stored = w.bits == 8;  // as bytes raised by 128
-  const int64_t unit = unit_of(w), blocks = unit / w.block, chunk = stored ? rows.shares : kUnpackedBytes / (unit * kColumns);
-  const int64_t count = last_row - first_row, passes = (count + Isa::kRows - 1) / Isa::kRows;
-  const int64_t scales = w.group > 0 ? w.group_scales() : w.value_bytes(), scale_step = w.group > 0 ? kLine : w.block_bytes();
-  const int64_t line_step = stored ? w.block_bytes() : unit * kColumns;
-  for (int64_t tile = first_tile; tile < last_tile; tile++) {
-    const int64_t column = tile * kColumns, left = w.outputs - column;
-    const uint8_t* data = w.data + tile * w.tile_bytes();
-    const Later later(w, tile, rows.shares, stored);
-    for (int64_t first = 0; first < rows.shares; first += chunk) {
-      const int64_t last = smaller(first + chunk, rows.shares);
-      if (!stored) unpack<Isa>(w, data, first * blocks, smaller(last * blocks, rows.blocks), kRaise, bytes);
-      const Units units{&w, stored ? data : bytes, data + scales + first * scale_step, line_step, scale_step, unit, first, last, &rows,
-                        bias == nullptr ? nullptr : bias + column, y + column, left < kColumns ? left : kColumns};
-      for (int64_t pass = 0; pass < passes; pass++) {
-        const int64_t row = first_row + count * pass / passes, end = first_row + count * (pass + 1) / passes;
-        choose_rows<Isa, Isa::kRows>(units, row, end - row, pass == 0 ? later : Later());
-      }
-    }
+  constexpr int kMost = Isa::kRowsOfTwo > 0 ? 2 : 1;
+  const int64_t most = last_row - first_row >= kRowsForTwo ? kMost : 1;
+  for (int64_t tile = first_tile; tile < last_tile;) {
+    const int64_t tiles = smaller(most, last_tile - tile);
+    (tiles == kMost ? multiply_tiles<Isa, kMost> : multiply_tiles<Isa, 1>)(w, rows, bias, first_row, last_row, tile, y, bytes);
+    tile += tiles;
   }
 }
 

@@ -82,11 +82,10 @@ def read_message(body: Mapping[str, Any], defaults: Mapping[str, Any]) -> Genera
         options["user"] = metadata["user_id"]
     system = _text_of("system", given.get("system", ""))
     messages: list[Json] = [{"role": "system", "content": system}] if system else []
-    turns = objects_field("messages", given.get("messages"))
+    turns = [message for turn in objects_field("messages", given.get("messages")) for message in _turns(turn)]
     if not turns:
-        raise RequestError("'messages' must have at least 1 message")
-    for turn in turns:
-        messages += _turns(turn)
+        raise RequestError("'messages' must have at least 1 message with content")
+    messages += turns
     tools = [_tool(tool) for tool in objects_field("tools", given.get("tools", []))]
     variables = _thinking(given.get("thinking"))
     output = given.get("output_config") or {}

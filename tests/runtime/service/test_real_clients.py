@@ -69,7 +69,7 @@ async def output_of(command: list[str], folder: Path, **environment: str) -> str
         env={**os.environ, "PYTHONPATH": str(CLIENTS), **environment},
     )
     out, err = await asyncio.wait_for(process.communicate(), SECONDS)
-    assert process.returncode == 0, (out.decode()[-2000:], err.decode()[-3000:])
+    assert process.returncode == 0, f"{out.decode()[-9000:]}\n{err.decode()[-3000:]}"
     return out.decode()
 
 
