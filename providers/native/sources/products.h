@@ -37,9 +37,11 @@ constexpr int64_t kHiddenRows = 4;              // rows whose products take as l
 class Later {
  public:
   // Hardware foresees one stream of lines, but not that zero points, multiples and scales lie behind the values; and it
-  // asks too late where the products of a line take as long as the line. `always` asks for one stream too.
-  CARRYALL_INLINE Later(const Weights& w, int64_t tile, int64_t steps, bool always = false) {
-    tile += kAheadBytes / w.tile_bytes() + 1;
+  // asks too late where the products of a line take as long as the line. `always` asks for one stream too. `together` tiles
+  // are computed at a time.
+  CARRYALL_INLINE Later(const Weights& w, int64_t tile, int64_t steps, bool always = false, int64_t together = 1) {
+    const int64_t ahead = kAheadBytes / w.tile_bytes() + 1;
+    tile += ahead < together ? together : ahead;
     if ((!always && w.tile_bytes() == w.blocks() * w.block_bytes()) || tile >= w.tiles()) return;
     data_ = w.data + tile * w.tile_bytes();
     lines_ = (w.tile_bytes() / steps + kLine - 1) / kLine;

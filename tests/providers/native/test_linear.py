@@ -66,6 +66,21 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(library: Path) -> None:
                 np.testing.assert_array_equal(linear(library, isa, x[first:last], weight), whole[first:last])
 
 
+@pytest.mark.parametrize("rows", [15, 21, 49])
+@pytest.mark.parametrize("inputs", [832, 1664])
+def test_tiles_that_are_unpacked_in_several_parts(library: Path, rows: int, inputs: int) -> None:
+    rng = np.random.default_rng(rows)
+    x = rng.standard_normal((rows, inputs)).astype(np.float32)
+    weights = [grouped_weight(rng, 45, inputs, 32, group, 1) for group in (64, 128)]
+    weights += [random_weight(rng, 45, inputs, 4, 128, 1), random_weight(rng, 45, inputs, 8, 64, 0)]
+    for weight in weights:
+        expected = linear(library, "portable", x, weight)
+        np.testing.assert_allclose(expected, quantized_linear(x, weight, None), rtol=1e-5, atol=1e-5)
+        for isa in isas(library):
+            for steps in ((100, 1), (100, 3), (30, 2)):
+                np.testing.assert_array_equal(linear(library, isa, x, weight, steps=steps), expected, isa)
+
+
 def test_the_largest_integer_sums_do_not_overflow(library: Path) -> None:
     """All activations 127, all values at the end of their range: 256 * 127 * 255 in 8 bits."""
     for bits, extreme in ((4, 0), (4, 15), (8, 0), (8, 255)):
