@@ -11,7 +11,7 @@ namespace {
 struct Avx512 {
   using Int = __m512i;
   using Float = __m512;
-  static constexpr int kLanes = 16, kRows = 8, kByteOffset = 0, kRowsOfTwo = 6;
+  static constexpr int kLanes = 16, kRows = 8, kByteOffset = 0, kRowsOfTwo = 7;
 
   static Float load(const float* x) { return _mm512_loadu_ps(x); }
   static void store(float* y, Float x) { _mm512_storeu_ps(y, x); }

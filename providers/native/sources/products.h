@@ -38,13 +38,14 @@ class Later {
  public:
   // Hardware foresees one stream of lines, but not that zero points, multiples and scales lie behind the values; and it
   // asks too late where the products of a line take as long as the line. `always` asks for one stream too. `together` tiles
-  // are computed at a time.
-  CARRYALL_INLINE Later(const Weights& w, int64_t tile, int64_t steps, bool always = false, int64_t together = 1) {
-    const int64_t ahead = kAheadBytes / w.tile_bytes() + 1;
+  // are computed at a time. Where rows are computed in passes, each asks for its part, so that memory is never idle.
+  CARRYALL_INLINE Later(const Weights& w, int64_t tile, int64_t steps, bool always, int64_t together, int64_t pass, int64_t passes) {
+    const int64_t ahead = kAheadBytes / w.tile_bytes() + 1, lines = w.tile_bytes() / kLine;
     tile += ahead < together ? together : ahead;
     if ((!always && w.tile_bytes() == w.blocks() * w.block_bytes()) || tile >= w.tiles()) return;
-    data_ = w.data + tile * w.tile_bytes();
-    lines_ = (w.tile_bytes() / steps + kLine - 1) / kLine;
+    const int64_t first = lines * pass / passes, last = lines * (pass + 1) / passes;
+    data_ = w.data + tile * w.tile_bytes() + first * kLine;
+    lines_ = (last - first + steps - 1) / steps;
   }
   CARRYALL_INLINE Later() = default;  // asks for nothing
 
@@ -178,13 +179,12 @@ void multiply(const Weights& w, const Rows& rows, const float* bias, int64_t fir
   const int64_t count = last_row - first_row, groups = (count + Product::kRows - 1) / Product::kRows;
   for (int64_t tile = first_tile; tile < last_tile; tile++) {
     const int64_t column = tile * kColumns, left = w.outputs - column;
-    const Later later(w, tile, rows.blocks, count >= kHiddenRows);
     for (int64_t group = 0; group < groups; group++) {
       // Groups of nearly equal size: 9 rows are 5 and 4, not 8 and 1.
       const int64_t row = first_row + count * group / groups, end = first_row + count * (group + 1) / groups;
       const Part part{&w, w.data + tile * w.tile_bytes(), rows.values + row * rows.width,
                       rows.scales + row * rows.shares, rows.sums + row * rows.blocks, rows.width, rows.blocks,
-                      rows.shares, rows.share, group == 0 ? later : Later(),
+                      rows.shares, rows.share, Later(w, tile, rows.blocks, count >= kHiddenRows, 1, group, groups),
                       bias == nullptr ? nullptr : bias + column, y + row * w.outputs + column,
                       left < kColumns ? left : kColumns};
       if (w.bits == 4) choose_count<Product, 4, Product::kRows>(part, end - row);

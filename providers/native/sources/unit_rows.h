@@ -11,10 +11,10 @@ namespace {
 constexpr int kRaise = 128;
 constexpr int64_t kUnpackedBytes = 24 << 10;  // of one or two tiles; stay in the first-level cache beside the rows of a pass
 
-// Rows from which unpacking takes less time than it saves, measured with one thread. Zen 5: groups of 64 take 1.05 of the time
+// Rows from which unpacking takes less time than it saves, measured with one thread. Zen 5: groups of 64 take 1.0 of the time
 // with 16 rows, 0.9 with 32; blocks of 128 0.95 and 0.86. Zen 4, one tile at a time: groups of 64 1.0 and 0.9, blocks of 128
 // 1.10 and 1.01. Two tiles at a time read each value of a row once for both; few rows, which wait for memory, take longer so.
-constexpr int64_t kManyRows = 20, kManyRowsOfBlocks = 32, kRowsOfBytes = 3, kRowsForTwo = 16;
+constexpr int64_t kManyRows = 14, kManyRowsOfBlocks = 32, kRowsOfBytes = 3, kRowsForTwo = 16;
 
 inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 inline int64_t parts(int64_t all, int64_t step) { return (all + step - 1) / step; }
@@ -104,8 +104,6 @@ void multiply_tiles(const Weights& w, const Rows& rows, const float* bias, int64
   const int64_t line_step = stored ? w.block_bytes() : unit * kColumns, tile_step = stored ? w.tile_bytes() : kChunkBytes;
   const int64_t column = tile * kColumns, left = w.outputs - column;
   const uint8_t* data = w.data + tile * w.tile_bytes();
-  Later later[kTiles], none[kTiles];
-  for (int t = 0; t < kTiles; t++) later[t] = Later(w, tile + t, rows.shares, stored, kTiles);
   for (int64_t first = 0; first < rows.shares; first += chunk) {
     const int64_t last = smaller(first + chunk, rows.shares);
     for (int t = 0; t < kTiles && !stored; t++)
@@ -114,7 +112,9 @@ void multiply_tiles(const Weights& w, const Rows& rows, const float* bias, int64
                       &rows, bias == nullptr ? nullptr : bias + column, y + column, smaller(left, kTiles * kColumns)};
     for (int64_t pass = 0; pass < passes; pass++) {
       const int64_t row = first_row + count * pass / passes, end = first_row + count * (pass + 1) / passes;
-      choose_rows<Isa, kTiles, kRows>(units, row, end - row, pass == 0 ? later : none);
+      Later later[kTiles];
+      for (int t = 0; t < kTiles; t++) later[t] = Later(w, tile + t, rows.shares, stored, kTiles, pass, passes);
+      choose_rows<Isa, kTiles, kRows>(units, row, end - row, later);
     }
   }
 }
