@@ -101,12 +101,8 @@ def forms(folder: Path, family: str, *chosen: str) -> list[dict[str, Any]]:
     return found
 
 
-def threads(folder: Path) -> int:
-    """Let one thread open models and capture their steps, while others do the same and run prompts.
-
-    Returns:
-        The models that it opened.
-    """
+def threads(folder: Path) -> None:
+    """Let one thread open models and capture their steps, while others do the same and run prompts."""
     model, config = lowered(folder, "llama", "float")
     other, other_config = lowered(folder, "qwen3", "int4")
     ended, faults = threading.Event(), []
@@ -135,7 +131,6 @@ def threads(folder: Path) -> int:
             worker.join()
     if faults:
         raise RuntimeError("; ".join(faults))
-    return 6
 
 
 def foreign_thread(folder: Path) -> list[Any]:

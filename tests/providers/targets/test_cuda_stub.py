@@ -48,10 +48,13 @@ def test_every_form_loads_is_placed_runs_and_is_captured(family: str) -> None:
 
 
 def test_one_thread_captures_while_others_open_run_copy_and_close() -> None:
-    """CUDA refuses a step with error 901 if another thread's call spoils its capture."""
+    """CUDA refuses a step with error 901 if another thread's call spoils its capture.
+
+    How many runs are captured depends on time: none is while another thread opens or frees a session.
+    """
     outcome = cuda_stub.run("threads", CUDA_STUB_CAPTURE_MS="20")
     assert outcome.illegal() == []
-    assert outcome.count("begin") == outcome.count("end") >= outcome.result
+    assert outcome.count("begin") == outcome.count("end") > 0
 
 
 def test_a_capture_that_another_library_spoils_fails_its_requests_only() -> None:
