@@ -67,7 +67,18 @@ def _quantization(facts: dict[str, Any]) -> str:
     """Return the record as text, without the recipe, which repeats it; graphs of other tools have none."""
     if facts["quantization"] is None:
         return "yes, without a record of the method" if facts["quantized_weights"] else "no"
-    return ", ".join(f"{name} {value}" for name, value in facts["quantization"].items() if name != "recipe")
+    record = {name: value for name, value in facts["quantization"].items() if name != "recipe"}
+    return ", ".join(f"{name} {_brief(value)}" for name, value in record.items())
+
+
+def _brief(value: Any) -> str:
+    """Return a value of the record as text, with one name for the weights of all layers."""
+    if isinstance(value, dict):
+        return f"({', '.join(f'{name} {_brief(one)}' for name, one in value.items())})"
+    if not isinstance(value, list):
+        return str(value)
+    counts = Counter(_LAYER.sub(".N.", str(one)) for one in value)
+    return " + ".join(f"{count} x {name}" if count > 1 else name for name, count in counts.items())
 
 
 def _signatures(values: list[dict[str, Any]]) -> str:

@@ -210,7 +210,7 @@ def _quantized(
     if record is None:
         return _Quantized(model, passes)
     left = left_float(matrices, model, [refusal for _, refusal in report.refusals])
-    return _Quantized(model, passes, quantized_record(record, left), left)
+    return _Quantized(model, passes, quantized_record(record, left, report), left)
 
 
 def _for_transformers_js(write: Callable[..., Package], out: Path) -> Package:

@@ -167,7 +167,7 @@ def quantize(
         graph, done = pipeline.run(graph, passes)
         left = left_float(matrices, graph, [refusal for _, refusal in done.refusals])
         earlier = (package.record.quantization if package is not None else None) or {}
-        record = {**earlier, **quantized_record(record, left)}
+        record = {**earlier, **quantized_record(record, left, done)}
         names = tuple(one.name for one in done.passes)
         tell = phase(progress, "quantize")
         write_graph(graph, locate_model(source), out, passes=names, quantization=record, progress=tell)
@@ -194,8 +194,10 @@ def quantize(
     return found
 
 
-def quantized_record(record: dict[str, Any], left: LeftFloat) -> dict[str, Any]:
-    """Return the record of a quantization with the weights that stayed float."""
+def quantized_record(record: dict[str, Any], left: LeftFloat, done: PassesReport) -> dict[str, Any]:
+    """Return the record with what the passes did: no rotation that was refused, and the weights left float."""
+    if record.get("rotate") and not any(one.fired for one in done.passes if one.name == "Rotate"):
+        record = {**record, "rotate": False}
     return {**record, "left_float": left.to_dict()} if left.weights and "method" in record else record
 
 

@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from carryall.cli import carryall
+from carryall.cli.printing.inspect import show
 from carryall.exporter.demo import demo_path
 from carryall.exporter.encoders.names import encoder_families
 from carryall.exporter.export import export_package, families
@@ -70,6 +71,17 @@ def test_any_onnx_file_will_do(tmp_path: Path) -> None:
     assert found["operators"] == {"Relu": 1}
     assert found["kv_cache"] is None
     assert found["inputs"] == [{"name": "x", "dtype": "FLOAT", "shape": ["batch", 3]}]
+
+
+def test_the_text_names_the_weights_of_all_layers_once(
+    package: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mixed = {"bits_a_weight": 5.5, "int8": ["layers.0.v_proj", "layers.1.v_proj", "lm_head"]}
+    record = {"method": "int4", "mixed": mixed, "recipe": {"method": "int4"}}
+    monkeypatch.setenv("COLUMNS", "120")
+    show("model", {**facts(str(package)), "quantization": record})
+    expected = "method int4, mixed (bits_a_weight 5.5, int8 2 x layers.N.v_proj + lm_head)"
+    assert expected in capsys.readouterr().out
 
 
 def test_weights_that_another_tool_quantized_are_reported(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 from click.testing import CliRunner, Result
+from tiny_models import write_tiny
 
 from carryall import LLM, SamplingParams
 from carryall.cli import carryall
@@ -163,6 +164,18 @@ def test_gptq_with_zero_points_and_an_embedding_in_int8(tiny_package: Path, tmp_
         for path in (out, plain)
     ]
     assert divergence[0] < 0.8 * divergence[1]
+
+
+@pytest.mark.parametrize(("family", "done"), [("llama", True), ("gpt2", False)])
+def test_the_record_says_if_the_rotation_was_refused(family: str, done: bool, tmp_path: Path) -> None:
+    write_tiny(family, tmp_path / "checkpoint")
+    method = ("--method", "int4-fast", "--block-size", 16, "--rotate")
+    result = run("quantize", tmp_path / "checkpoint", tmp_path / "out", *method)
+    assert result.exit_code == 0, result.output
+    record = Package.open(tmp_path / "out").record.quantization
+    assert record is not None
+    assert record["rotate"] is done
+    assert record["recipe"]["rotate"] is True
 
 
 @pytest.mark.long

@@ -168,7 +168,10 @@ def test_blocks_become_what_the_template_knows() -> None:
     [
         ({"messages": []}, "at least 1 message"),
         ({"messages": [{"role": "user", "content": []}]}, "at least 1 message with content"),
-        ({"system": "Be brief.", "messages": [{"role": "user", "content": []}]}, "at least 1 message with content"),
+        (
+            {"system": "Be brief.", "messages": [{"role": "user", "content": []}]},
+            "at least 1 message with content",
+        ),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "'image' is not supported"),
         ({"messages": [{"role": "robot", "content": "x"}]}, "must be user, assistant or system"),
         ({"tools": [{"name": "x"}]}, "an 'input_schema'"),
