@@ -195,7 +195,7 @@ def quantize(
 
 
 def quantized_record(record: dict[str, Any], left: LeftFloat, done: PassesReport) -> dict[str, Any]:
-    """Return the record with what the passes did: no rotation that was refused, and the weights left float."""
+    """Return the record with what the passes did: no rotation that was refused, and weights left float."""
     if record.get("rotate") and not any(one.fired for one in done.passes if one.name == "Rotate"):
         record = {**record, "rotate": False}
     return {**record, "left_float": left.to_dict()} if left.weights and "method" in record else record
