@@ -189,7 +189,9 @@ class ResponsesApi:
         then followed until the response ends.
         """
         stored, query = self._stored(request), request.query_params
-        if query.get("stream", "false") != "true":
+        if (streams := query.get("stream", "false")) not in ("true", "false"):
+            raise RequestError(f"'stream' must be true or false, not {streams!r}")
+        if streams == "false":
             return json_response(stored.response)
         if stored.log is None:
             raise RequestError(

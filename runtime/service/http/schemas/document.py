@@ -27,6 +27,7 @@ _MEDIA: dict[tuple[str, str], tuple[str, ...]] = {
     ("get", "/"): ("text/html",),
     ("get", "/metrics"): ("text/plain",),
     ("get", "/v1/files/{id}/content"): (_BYTES,),
+    ("get", "/v1/responses/{id}"): (_JSON, _EVENTS),
     **{("get", path): () for path in ("/health", "/health/live", "/health/ready", "/ping")},
     **{("get", f"/v2/{path}"): () for path in ("health/live", "health/ready", "models/{model}/ready")},
     **{
@@ -44,6 +45,12 @@ _MEDIA: dict[tuple[str, str], tuple[str, ...]] = {
     ("post", "/generate_stream"): (_EVENTS,),
     ("post", "/api/chat"): (_JSON, "application/x-ndjson"),
     ("post", "/api/generate"): (_JSON, "application/x-ndjson"),
+}
+_QUERIES: dict[tuple[str, str], dict[str, Json]] = {
+    ("get", "/v1/responses/{id}"): {
+        "stream": {"type": "boolean"},
+        "starting_after": {"type": "integer", "minimum": -1},
+    },
 }
 _UPLOAD: Json = {
     "type": "object",
@@ -100,7 +107,10 @@ def _described(one: Operation, schemas: dict[str, Json], models: list[str]) -> J
     plain = one.path.replace("/versions/{version}", "")
     words = re.findall(r"\w+", one.path)
     found: Json = {"operationId": "_".join([one.method, *words]), "summary": one.summary}
-    if parameters := [_parameter(name, models) for name in re.findall(r"{(\w+)}", one.path)]:
+    parameters = [_parameter(name, models) for name in re.findall(r"{(\w+)}", one.path)]
+    queries = _QUERIES.get((one.method, plain), {})
+    parameters += [{"name": name, "in": "query", "schema": schema} for name, schema in queries.items()]
+    if parameters:
         found["parameters"] = parameters
     media = _MEDIA.get((one.method, plain), (_JSON,))
     if (one.method, plain) == ("post", "/v1/files"):

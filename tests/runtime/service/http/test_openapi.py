@@ -58,8 +58,11 @@ def test_every_operation_is_described() -> None:
             bare = {path for path, name, one in every if name == "post" and "requestBody" not in one}
             assert bare <= NO_BODY
             for path, _, one in every:
-                named = {each["name"] for each in one.get("parameters", [])}
+                parameters = one.get("parameters", [])
+                named = {each["name"] for each in parameters if each["in"] == "path"}
                 assert named == {part[1:-1] for part in path.split("/") if part.startswith("{")}
+            retrieve = paths["/v1/responses/{id}"]["get"]["parameters"]
+            assert [one["name"] for one in retrieve if one["in"] == "query"] == ["stream", "starting_after"]
 
     asyncio.run(scenario())
 

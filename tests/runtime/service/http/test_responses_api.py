@@ -205,6 +205,8 @@ def test_a_stream_in_the_background_is_left_and_followed_again() -> None:
             for wrong in ("x", "1.5", "9" * 30):
                 answer = await served.client.get(f"/v1/responses/{name}?stream=true&starting_after={wrong}")
                 assert (answer.status_code, "'starting_after' must be" in answer.text) == (400, True)
+            answer = await served.client.get(f"/v1/responses/{name}?stream=yes")
+            assert (answer.status_code, "'stream' must be true or false" in answer.text) == (400, True)
 
     asyncio.run(scenario())
 
