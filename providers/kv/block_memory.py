@@ -20,10 +20,11 @@ from .kv_selection import chosen_rows
 Array = npt.NDArray[Any]
 _LANES = 16  # positions of a group
 _PAIRED = 2 * _LANES  # positions, or elements of a head, of a tile of pairs
+_QUAD = 4  # elements or positions whose bytes of int8 lie side by side
+_MIDDLE = 128  # a byte of int8 is a value plus this
 _ELEMENTS = {
     "float32": np.dtype(np.float32),
     "bfloat16": np.dtype(ml_dtypes.bfloat16),
-    "int8": np.dtype(np.int8),
 }
 
 
@@ -78,7 +79,7 @@ class BlockMemory:
             f"{name} {list(cache.shape[1:])}{' in pairs' if self.shapes[name].paired else ''}"
             for name, cache in self.caches.items()
         )
-        return f"carryall blocks 1 {self._type}: {'; '.join(shapes)}"
+        return f"carryall blocks 2 {self._type}: {'; '.join(shapes)}"
 
     def copy_block(self, source: int, target: int) -> None:
         """Copy a block in all caches."""
@@ -118,24 +119,28 @@ class BlockMemory:
         block = np.array(blocks)[rows // size]
         if self.shapes[name].paired:
             return block, heads, within // _PAIRED, within % _PAIRED // _LANES, within % _LANES
+        if self._type == "int8":
+            return block, heads, within // _LANES, within % _LANES // _QUAD, within % _QUAD
         return block, heads, within // _LANES, within % _LANES
 
     def _views(self, name: str, *, keys: bool) -> list[Array]:
-        """Return views [blocks, heads, groups, lanes, ...] of a cache: elements, and scales of int8 rows."""
-        cache, element = self.caches[name], _ELEMENTS[self._type]
+        """Return views of a cache that ``_places`` indexes: elements, and scales of int8 rows."""
+        cache = self.caches[name]
         if self.shapes[name].paired:
             return [_pairs(cache, 2 if self._type == "float32" else 1, keys=keys)]
         groups = cache.reshape(*cache.shape[:2], -1, _LANES * cache.shape[3])
-        scales = 4 * _LANES if self._type == "int8" else 0
-        content = groups[..., scales:].view(element)
+        if self._type == "int8":
+            scales = groups[..., : 4 * _LANES].view(np.float32)
+            return [
+                _quads(groups[..., 4 * _LANES :], keys=keys),
+                scales.reshape(*scales.shape[:-1], -1, _QUAD),
+            ]
+        content = groups.view(_ELEMENTS[self._type])
         width = content.shape[-1] // _LANES
         lead = content.shape[:-1]
-        rows = (
-            content.reshape(*lead, width, _LANES).swapaxes(-1, -2)
-            if keys
-            else content.reshape(*lead, _LANES, width)
-        )
-        return [rows, groups[..., :scales].view(np.float32)] if scales else [rows]
+        if keys:
+            return [content.reshape(*lead, width, _LANES).swapaxes(-1, -2)]
+        return [content.reshape(*lead, _LANES, width)]
 
     def _rows(self, name: str, blocks: Sequence[int], held: int) -> Array:
         """Return keys [heads, held, width] as floats; for a windowed layer [heads, held, 0]."""
@@ -144,10 +149,20 @@ class BlockMemory:
             return np.empty((shape.heads, held, 0), np.float32)
         places = self._places(name, blocks, np.tile(np.arange(held), (shape.heads, 1)))
         found = [view[places].astype(np.float32) for view in self._views(name, keys=True)]
+        if self._type == "int8":  # [..., width / 4, 4]; the transform of keys leaves angles as they are
+            return (found[0].reshape(*places[0].shape, -1) - _MIDDLE) * found[1][..., None]
         if shape.paired:  # [..., width / 32, planes, 16, 2]
             summed: Array = found[0].sum(-3)
             return summed.swapaxes(-1, -2).reshape(*places[0].shape, -1)
-        return found[0] if len(found) == 1 else found[0] * found[1][..., None]
+        return found[0]
+
+
+def _quads(groups: npt.NDArray[np.uint8], *, keys: bool) -> Array:
+    """Return a view [..., lanes / 4, 4, elements of a position ...] of groups of int8 keys or values."""
+    lead, width, quads = groups.shape[:-1], groups.shape[-1] // _LANES, _LANES // _QUAD
+    if keys:
+        return np.moveaxis(groups.reshape(*lead, width // _QUAD, quads, _QUAD, _QUAD), -4, -2)
+    return np.moveaxis(groups.reshape(*lead, width // _LANES, quads, _LANES, _QUAD), (-3, -1), (-4, -3))
 
 
 def _pairs(cache: npt.NDArray[np.uint8], planes: int, *, keys: bool) -> Array:

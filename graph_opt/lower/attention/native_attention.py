@@ -31,7 +31,7 @@ from .kv_int8 import CacheScales
 from .shared_cache import reads_only
 
 DOMAIN, OPERATOR = "carryall", "PagedAttention"
-LAYOUT = 1  # version of the caches; the kernels refuse others
+LAYOUT = 2  # version of the caches; the kernels refuse others
 BLOCK_SIZE = 32  # positions
 _SINKS = 11  # index of the operator's input; slopes follow
 

@@ -3,10 +3,11 @@
 // The new tokens of all rows (sequences) lie one after another; row r has tokens [begins[r], begins[r + 1]), at the
 // positions after its past[r] tokens in the cache. Block table[r][i] holds its positions from i * block on.
 //
-// Cache layout, version 1, [blocks, kv_heads, block, row_bytes] bytes. 16 positions are a group, of 16 * row_bytes:
-//   keys    float32 or bfloat16 [width, 16];  int8: 16 float32 scales, then [width, 16]
-//   values  float32 or bfloat16 [16, width];  int8: 16 float32 scales, then [16, width]
-// `width` is the head size, rounded up to a multiple of 16.
+// Cache layout, version 2, [blocks, kv_heads, block, row_bytes] bytes. 16 positions are a group, of 16 * row_bytes:
+//   keys    float32 or bfloat16 [width, 16];  int8: 16 float32 scales, then [width / 4, 16, 4]
+//   values  float32 or bfloat16 [16, width];  int8: 16 float32 scales, then [width / 16, 4, 16, 4]
+// `width` is the head size, rounded up to a multiple of 16. The last axis of int8 keys are elements, that of values
+// positions; a byte is a value plus 128. Keys are transformed before they are rounded, see attention_quads.h.
 //
 // Kernels whose `paired` says so hold float32 and bfloat16 otherwise, in tiles of 16 lines of 16 pairs of bfloat16. A
 // float is a high tile and a low one behind it, whose sum it is, with an error of 2^-17:
@@ -20,7 +21,7 @@
 
 namespace carryall {
 
-constexpr int64_t kCacheLayout = 1;
+constexpr int64_t kCacheLayout = 2;
 constexpr int64_t kGroupPositions = 16;
 constexpr int64_t kPairPositions = 32;       // of a tile of pairs of values
 constexpr int64_t kTilePositions = 64;       // scores computed at a time

@@ -10,25 +10,25 @@
 namespace carryall {
 namespace {
 
-int64_t item_queries_amx(const AttentionSizes& s) { return pairable(s) ? AmxTiles::kItem : item_queries(s); }
-
-bool paired_amx(const AttentionSizes& s) { return pairable(s) && s.cache != CacheType::int8; }
+int64_t item_queries_amx(const AttentionSizes& s) {
+  return pairable(s) ? AmxTiles::kItem : kAvx512Attention.item_queries(s);
+}
 
 void attend_amx(const Attention& a, const AttentionItem& item, int64_t first_part, int64_t last_part) {
-  if (!pairable(a.sizes)) return attend<Vector>(a, item, first_part, last_part);
+  if (!pairable(a.sizes)) return kAvx512Attention.attend(a, item, first_part, last_part);
   configure(item.count < kRegisterRows ? item.count : kRegisterRows, 64);
   attend_pairs<AmxTiles>(a, item, first_part, last_part);
   _tile_release();
 }
 
 void write_amx(const Attention& a, int64_t first, int64_t last) {
-  if (!paired_amx(a.sizes)) return write_rows<Vector>(a, first, last);
+  if (!pairable(a.sizes)) return kAvx512Attention.write(a, first, last);
   return a.sizes.cache == CacheType::float32 ? write_pairs<true>(a, first, last) : write_pairs<false>(a, first, last);
 }
 
 }  // namespace
 
 const AttentionKernels kAmxAttention = {write_amx, attend_amx, finish<Vector>, exponentials<Vector>, gate<Vector>, add_rows<Vector>, normalize<Vector>,
-                                        item_queries_amx, paired_amx};
+                                        item_queries_amx, pairable};
 
 }  // namespace carryall

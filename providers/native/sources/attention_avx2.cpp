@@ -2,7 +2,7 @@
 
 #include <type_traits>
 
-#include "attention_kernel.h"
+#include "quads_avx2.h"
 
 namespace carryall {
 namespace {
@@ -17,14 +17,17 @@ struct Vector {
     _mm256_storeu_ps(to, a.x);
     _mm256_storeu_ps(to + 8, a.y);
   }
-  static Vector from_int8(const int8_t* a) {
-    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(a));
-    return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)),
-            _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_unpackhi_epi64(bytes, bytes)))};
-  }
   static Vector from_bfloat16(const uint16_t* a) { return {widened(a), widened(a + 8)}; }
   // 2^n of n + 1.5 * 2^23.
   static Vector power_of_2(Vector shifted) { return {power(shifted.x), power(shifted.y)}; }
+  // Lanes `half` apart change places.
+  template <int half>
+  static Vector exchanged(Vector a) {
+    if constexpr (half == 8) return {a.y, a.x};
+    if constexpr (half == 4) return {_mm256_permute2f128_ps(a.x, a.x, 1), _mm256_permute2f128_ps(a.y, a.y, 1)};
+    constexpr int kPlaces = half == 2 ? 0x4e : 0xb1;
+    return {_mm256_permute_ps(a.x, kPlaces), _mm256_permute_ps(a.y, kPlaces)};
+  }
   float largest() const {
     const __m256 both = _mm256_max_ps(x, y);
     const __m128 four = _mm_max_ps(_mm256_castps256_ps128(both), _mm256_extractf128_ps(both, 1));
@@ -70,8 +73,6 @@ inline Vector only_lanes(Vector a, int64_t first, int64_t last, float other) {
 
 }  // namespace
 
-const AttentionKernels kAvx2Attention = {
-    write_rows<Vector>, attend<Vector>,    finish<Vector>, exponentials<Vector>, gate<Vector>,
-    add_rows<Vector>,   normalize<Vector>, item_queries,   never_paired};
+const AttentionKernels kAvx2Attention = attention_kernels<Vector, Avx2Quads<Vector>>();
 
 }  // namespace carryall

@@ -2,12 +2,10 @@
 
 #include <type_traits>
 
-#include "attention_kernel.h"
+#include "quads_avx512.h"
 
 namespace carryall {
 
-const AttentionKernels kAvx512Attention = {
-    write_rows<Vector>, attend<Vector>,    finish<Vector>, exponentials<Vector>, gate<Vector>,
-    add_rows<Vector>,   normalize<Vector>, item_queries,   never_paired};
+const AttentionKernels kAvx512Attention = attention_kernels<Vector, Avx512Quads>();
 
 }  // namespace carryall

@@ -14,9 +14,6 @@ struct Vector {
   static Vector all(float a) { return {_mm512_set1_ps(a)}; }
   static Vector load(const float* a) { return {_mm512_loadu_ps(a)}; }
   static void store(float* y, Vector a) { _mm512_storeu_ps(y, a.x); }
-  static Vector from_int8(const int8_t* a) {
-    return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(a))))};
-  }
   static Vector from_bfloat16(const uint16_t* a) {
     const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(a)));
     return {_mm512_castsi512_ps(_mm512_slli_epi32(wide, 16))};
@@ -25,6 +22,13 @@ struct Vector {
   static Vector power_of_2(Vector shifted) {
     const __m512i n = _mm512_sub_epi32(_mm512_castps_si512(shifted.x), _mm512_set1_epi32(0x4b400000 - 127));
     return {_mm512_castsi512_ps(_mm512_slli_epi32(n, 23))};
+  }
+  // Lanes `half` apart change places.
+  template <int half>
+  static Vector exchanged(Vector a) {
+    constexpr int kPlaces = half == 8 || half == 2 ? 0x4e : 0xb1;
+    if constexpr (half >= 4) return {_mm512_shuffle_f32x4(a.x, a.x, kPlaces)};
+    return {_mm512_permute_ps(a.x, kPlaces)};
   }
   float largest() const { return _mm512_reduce_max_ps(x); }
 };

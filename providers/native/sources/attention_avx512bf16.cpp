@@ -72,14 +72,16 @@ struct Dots {
 
 bool paired(const AttentionSizes& s) { return pairable(s) && s.cache == CacheType::bfloat16; }
 
-int64_t item_queries_dots(const AttentionSizes& s) { return paired(s) ? Dots::kItem : item_queries(s); }
+int64_t item_queries_dots(const AttentionSizes& s) { return paired(s) ? Dots::kItem : kAvx512Attention.item_queries(s); }
 
 void attend_dots(const Attention& a, const AttentionItem& item, int64_t first_part, int64_t last_part) {
-  return paired(a.sizes) ? attend_pairs<Dots>(a, item, first_part, last_part) : attend<Vector>(a, item, first_part, last_part);
+  const auto attend = paired(a.sizes) ? attend_pairs<Dots> : kAvx512Attention.attend;
+  attend(a, item, first_part, last_part);
 }
 
 void write_dots(const Attention& a, int64_t first, int64_t last) {
-  return paired(a.sizes) ? write_pairs<false>(a, first, last) : write_rows<Vector>(a, first, last);
+  const auto write = paired(a.sizes) ? write_pairs<false> : kAvx512Attention.write;
+  write(a, first, last);
 }
 
 }  // namespace

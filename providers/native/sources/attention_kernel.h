@@ -222,7 +222,7 @@ inline void attend_part(const Attention& a, const AttentionItem& item, int64_t p
     for (int64_t g = tile.first / kGroupPositions; g < (tile.last + 15) / kGroupPositions; g++) {
       const int64_t position = base + g * kGroupPositions, place = g * kGroupPositions * width;
       const uint8_t* keys = a.group(a.keys, item.row, item.head, position);
-      tile.keys[g] = converted ? read_group<V>(s, keys, true, memory->keys + place) : keys;
+      tile.keys[g] = converted ? read_group<V>(s, keys, memory->keys + place) : keys;
       tile.own_values[g] = a.group(a.values, item.row, item.head, position);
     }
     for (int64_t g = 0; g < kGroups; g++) {  // all of them: any may be asked for
@@ -245,7 +245,7 @@ inline void attend_part(const Attention& a, const AttentionItem& item, int64_t p
         memset(scores, 0, sizeof(float) * static_cast<size_t>(kTilePositions));
     }
     for (int64_t g = tile.first / kGroupPositions; g < (tile.last + 15) / kGroupPositions; g++)
-      tile.values[g] = converted ? read_group<V>(s, tile.own_values[g], false, memory->values + g * kGroupPositions * width)
+      tile.values[g] = converted ? read_group<V>(s, tile.own_values[g], memory->values + g * kGroupPositions * width)
                                  : tile.own_values[g];
     for_rows<V>(count, halves, [&](int64_t m, auto rows, auto fetched, auto source) {
       value_rows<decltype(fetched)::value, decltype(source), decltype(rows)::value, V>(
@@ -285,7 +285,6 @@ inline int64_t item_queries(const AttentionSizes& s) {
   static_assert(kLargestHead <= 2 * kWideHead, "queries and results of an item must fit into Scratch");
   return s.width() > kWideHead ? kItemQueries / 2 : kItemQueries;
 }
-inline bool never_paired(const AttentionSizes&) { return false; }
 
 }  // namespace
 }  // namespace carryall

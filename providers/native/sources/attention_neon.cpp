@@ -3,7 +3,7 @@
 
 #include <type_traits>
 
-#include "attention_kernel.h"
+#include "quads.h"
 
 namespace carryall {
 namespace {
@@ -25,12 +25,6 @@ struct Vector {
   static void store(float* y, const Vector& a) {
     for (int i = 0; i < 4; i++) vst1q_f32(y + 4 * i, a.x[i]);
   }
-  static Vector from_int8(const int8_t* a) {
-    const int8x16_t bytes = vld1q_s8(a);
-    const int16x8_t low = vmovl_s8(vget_low_s8(bytes)), high = vmovl_s8(vget_high_s8(bytes));
-    return {{vcvtq_f32_s32(vmovl_s16(vget_low_s16(low))), vcvtq_f32_s32(vmovl_s16(vget_high_s16(low))),
-             vcvtq_f32_s32(vmovl_s16(vget_low_s16(high))), vcvtq_f32_s32(vmovl_s16(vget_high_s16(high)))}};
-  }
   static Vector from_bfloat16(const uint16_t* a) {
     return each([&](int i) { return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(a + 4 * i), 16)); });
   }
@@ -39,6 +33,14 @@ struct Vector {
     return each([&](int i) {
       const int32x4_t n = vsubq_s32(vreinterpretq_s32_f32(shifted.x[i]), vdupq_n_s32(0x4b400000 - 127));
       return vreinterpretq_f32_s32(vshlq_n_s32(n, 23));
+    });
+  }
+  // Lanes `half` apart change places.
+  template <int half>
+  static Vector exchanged(const Vector& a) {
+    return each([&](int i) {
+      if constexpr (half >= 4) return a.x[i ^ half / 4];
+      return half == 2 ? vextq_f32(a.x[i], a.x[i], 2) : vrev64q_f32(a.x[i]);
     });
   }
   float largest() const {
@@ -86,8 +88,6 @@ inline Vector only_lanes(const Vector& a, int64_t first, int64_t last, float oth
 
 }  // namespace
 
-const AttentionKernels kNeonAttention = {
-    write_rows<Vector>, attend<Vector>,    finish<Vector>, exponentials<Vector>, gate<Vector>,
-    add_rows<Vector>,   normalize<Vector>, item_queries,   never_paired};
+const AttentionKernels kNeonAttention = attention_kernels<Vector, PlainQuads<Vector>>();
 
 }  // namespace carryall

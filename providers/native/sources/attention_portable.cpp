@@ -2,7 +2,7 @@
 #include <cmath>
 #include <type_traits>
 
-#include "attention_kernel.h"
+#include "quads.h"
 
 namespace carryall {
 namespace {
@@ -24,15 +24,17 @@ struct Vector {
     return each([&](int i) { return a[i]; });
   }
   static void store(float* y, const Vector& a) { memcpy(y, a.x, sizeof a.x); }
-  static Vector from_int8(const int8_t* a) {
-    return each([&](int i) { return static_cast<float>(a[i]); });
-  }
   static Vector from_bfloat16(const uint16_t* a) {
     return each([&](int i) { return float_of(static_cast<uint32_t>(a[i]) << 16); });
   }
   // 2^n of n + 1.5 * 2^23.
   static Vector power_of_2(const Vector& shifted) {
     return each([&](int i) { return float_of((bits_of(shifted.x[i]) - (0x4b400000 - 127)) << 23); });
+  }
+  // Lanes `half` apart change places.
+  template <int half>
+  static Vector exchanged(const Vector& a) {
+    return each([&](int i) { return a.x[i ^ half]; });
   }
   float largest() const {
     float most = x[0];
@@ -71,8 +73,6 @@ inline Vector only_lanes(const Vector& a, int64_t first, int64_t last, float oth
 
 }  // namespace
 
-const AttentionKernels kPortableAttention = {
-    write_rows<Vector>, attend<Vector>,    finish<Vector>, exponentials<Vector>, gate<Vector>,
-    add_rows<Vector>,   normalize<Vector>, item_queries,   never_paired};
+const AttentionKernels kPortableAttention = attention_kernels<Vector, PlainQuads<Vector>>();
 
 }  // namespace carryall

@@ -45,22 +45,14 @@ inline uint16_t to_bfloat16(float x) {
   return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
-// Stores a key (step 16) or a value (step 1) at place `lane` of a group.
-inline void store_row(const AttentionSizes& s, const float* x, uint8_t* group, int64_t lane, int64_t first,
-                      int64_t step) {
+// Stores a key (step 16) or a value (step 1) of a cache of floats from element `first` of a group on.
+inline void store_row(const AttentionSizes& s, const float* x, uint8_t* group, int64_t first, int64_t step) {
   if (s.cache == CacheType::float32) {
     float* to = reinterpret_cast<float*>(group) + first;
     for (int64_t i = 0; i < s.size; i++) to[i * step] = x[i];
-  } else if (s.cache == CacheType::bfloat16) {
+  } else {
     uint16_t* to = reinterpret_cast<uint16_t*>(group) + first;
     for (int64_t i = 0; i < s.size; i++) to[i * step] = to_bfloat16(x[i]);
-  } else {
-    int8_t values[kLargestHead];
-    int32_t sum;
-    const int64_t size = s.size < kLargestHead ? s.size : kLargestHead;
-    quantize_block(x, size, size, values, reinterpret_cast<float*>(group) + lane, &sum);
-    int8_t* to = reinterpret_cast<int8_t*>(group) + 64 + first;
-    for (int64_t i = 0; i < s.size; i++) to[i * step] = values[i];
   }
 }
 
@@ -85,34 +77,17 @@ void write_rows(const Attention& a, int64_t first, int64_t last) {
   const AttentionSizes& s = a.sizes;
   each_new_row<V>(a, first, last, [&](const float* key, const float* value, int64_t row, int64_t head, int64_t position) {
     const int64_t lane = position % kGroupPositions;
-    store_row(s, key, a.group(a.keys, row, head, position), lane, lane, kGroupPositions);
-    store_row(s, value, a.group(a.values, row, head, position), lane, lane * s.width(), 1);
+    store_row(s, key, a.group(a.keys, row, head, position), lane, kGroupPositions);
+    store_row(s, value, a.group(a.values, row, head, position), lane * s.width(), 1);
   });
 }
 
-// Converts a group of keys [width, 16] or values [16, width] to floats, and returns these.
+// Converts a group of keys [width, 16] or values [16, width] of bfloat16 to floats, and returns these.
 template <class V>
-inline const uint8_t* read_group(const AttentionSizes& s, const uint8_t* group, bool keys, float* memory) {
-  const int64_t width = s.width();
-  const auto converted = reinterpret_cast<const uint8_t*>(memory);
-  if (s.cache == CacheType::bfloat16) {
-    const uint16_t* from = reinterpret_cast<const uint16_t*>(group);
-    for (int64_t i = 0; i < 16 * width; i += 16) V::store(memory + i, V::from_bfloat16(from + i));
-    return converted;
-  }
-  const float* scales = reinterpret_cast<const float*>(group);
-  const int8_t* from = reinterpret_cast<const int8_t*>(group) + 64;
-  if (keys) {
-    const V scale = V::load(scales);
-    for (int64_t i = 0; i < 16 * width; i += 16) V::store(memory + i, multiply(V::from_int8(from + i), scale));
-    return converted;
-  }
-  for (int64_t lane = 0; lane < 16; lane++) {
-    const V scale = V::all(scales[lane]);
-    for (int64_t i = lane * width; i < (lane + 1) * width; i += 16)
-      V::store(memory + i, multiply(V::from_int8(from + i), scale));
-  }
-  return converted;
+inline const uint8_t* read_group(const AttentionSizes& s, const uint8_t* group, float* memory) {
+  const uint16_t* from = reinterpret_cast<const uint16_t*>(group);
+  for (int64_t i = 0; i < 16 * s.width(); i += 16) V::store(memory + i, V::from_bfloat16(from + i));
+  return reinterpret_cast<const uint8_t*>(memory);
 }
 
 }  // namespace

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from operator_host import Call
-from paged_attention_reference import BFLOAT16, FLOAT32, INT8, Case, attention, random_case
+from paged_attention_reference import BFLOAT16, FLOAT32, INT8, INT8_TOLERANCE, Case, attention, random_case
 from quantized_experts_reference import Experts, quantized_experts, random_experts
 from quantized_linear_reference import Weight, grouped_weight, quantized_linear, random_weight
 
@@ -75,7 +75,7 @@ def random_rows(rng: np.random.Generator, **options: Any) -> Known:
 def attention_attributes(case: Case) -> dict[str, int | float]:
     """Return the attributes of an attention."""
     return {
-        "layout": 1,
+        "layout": 2,
         "num_heads": case.heads,
         "kv_num_heads": case.kv_heads,
         "head_size": case.size,
@@ -121,7 +121,9 @@ def random_attention(rng: np.random.Generator, **options: Any) -> Known:
     case = random_case(rng, heads=heads, size=size, lengths=lengths, past=[0] * len(lengths), **facts)
     call = Call("PagedAttention", attention_attributes(case), attention_inputs(case, rng), **options)
     # Rounding to int8 or bfloat16 may go the other way after a rotation in float32.
-    tolerance = {FLOAT32: 6e-6, BFLOAT16: 2e-2, INT8: 4e-2}[case.cache] if case.rotary else 6e-6
+    rotated = {FLOAT32: 6e-6, BFLOAT16: 2e-2, INT8: 4e-2}
+    exact = {FLOAT32: 6e-6, BFLOAT16: 6e-6, INT8: INT8_TOLERANCE}
+    tolerance = (rotated if case.rotary else exact)[case.cache]
     return Known(call, attention(case), tolerance)
 
 
@@ -195,7 +197,7 @@ def random_chain(rng: np.random.Generator, **options: Any) -> Known:
         *(PART, -5, -3, 16),
         *(GATE, -2, -5),
     ]
-    program = np.array([VERSION, LAYOUT, 1, 0, 5, 2, 6, width, 32, width, width, -64, *steps], np.int64)
+    program = np.array([VERSION, LAYOUT, 2, 0, 5, 2, 6, width, 32, width, width, -64, *steps], np.int64)
     total = quantized_linear(x, weight, None) + attention(case) + bias
     heads = total.astype(np.float64).reshape(tokens, 4, 24)
     normed = (heads / np.sqrt((heads**2).mean(axis=2, keepdims=True) + 1e-3) * scale).reshape(tokens, width)

@@ -13,6 +13,8 @@ Floats = npt.NDArray[np.float32]
 Integers = npt.NDArray[np.int32]
 FLOAT32, BFLOAT16, INT8 = 0, 1, 2
 _PART = 256  # positions of a partial softmax
+# Of an int8 cache: a weight near a tie is rounded to its other neighbour, 1 / 32512 away.
+INT8_TOLERANCE = 1.5e-4
 
 
 @dataclass
@@ -115,17 +117,23 @@ def attention(case: Case, *, rounded: bool = False) -> npt.NDArray[np.float64]:
 
     Args:
         case: the run.
-        rounded: round queries and weights to bfloat16, weights relative to the largest of 256 positions.
+        rounded: round queries and weights to bfloat16, weights relative to the largest of 256 positions. An
+            int8 cache rounds them to 16 bits in any case.
     """
     found = []
     group = case.heads // case.kv_heads
     for row, (length, past) in enumerate(zip(case.lengths, case.past, strict=True)):
+        if not length:
+            continue
         own = slice(case.begins[row], case.begins[row + 1])
         query = _rotated(case, case.query[own].reshape(length, case.heads, case.size), own)
         keys, values = case.keys[row].copy(), case.values[row]
         keys[past:] = _rotated(case, keys[past:], own)
-        stored, added = (_stored(case, part).repeat(group, axis=1) for part in (keys, values))
         scaled = query.astype(np.float64) * case.scale
+        if case.cache == INT8:
+            spread = _spread(query.astype(np.float32) * np.float32(case.scale))
+            keys, scaled = _spread(keys), _sixteen_bits(spread, _largest(spread))
+        stored, added = (_stored(case, part).repeat(group, axis=1) for part in (keys, values))
         scores = np.einsum("qhd,khd->hqk", _bfloat16(scaled) if rounded else scaled, stored)
         if case.softcap:
             scores = case.softcap * np.tanh(scores / case.softcap)
@@ -140,6 +148,12 @@ def attention(case: Case, *, rounded: bool = False) -> npt.NDArray[np.float64]:
         total = weights.sum(axis=-1, keepdims=True) + np.exp(sinks[:, None, None] - most)
         if rounded:
             weights = _rounded_weights(scores) * np.exp(_largest_of_parts(scores) - most)
+        if case.cache == INT8:
+            # The scale of a value is a factor of its weight: both are rounded together.
+            scales = np.where(seen, _largest(values)[..., 0].T.repeat(group, axis=0)[:, None], 0.0)
+            relative = np.exp(scores - _largest_of_parts(scores)) * scales
+            kept = _sixteen_bits(relative, _largest_of_parts(scales))
+            weights = kept / np.where(scales > 0, scales, 1) * np.exp(_largest_of_parts(scores) - most)
         found.append(
             np.einsum("hqk,khd->qhd", weights / total, added).reshape(length, case.heads * case.size)
         )
@@ -177,12 +191,41 @@ def _rounded_weights(scores: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]
     return _bfloat16(np.exp(scores - _largest_of_parts(scores)))
 
 
+def _largest(x: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    found: npt.NDArray[Any] = np.abs(x).max(axis=-1, keepdims=True)
+    return found
+
+
+def _sixteen_bits(x: npt.NDArray[Any], most: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+    steps = np.float32(127 * 256) / np.where(most > 0, most, 1).astype(np.float32)
+    rounded: npt.NDArray[np.float64] = np.rint(x.astype(np.float64) * steps) / steps.astype(np.float64)
+    return rounded
+
+
+def _spread(x: npt.NDArray[Any]) -> Floats:
+    """Return the Walsh-Hadamard transform of rows with zeros up to a multiple of 16.
+
+    In float32 and with the operations of the kernel, so that the same elements are rounded up.
+    """
+    width = -(-x.shape[-1] // 16) * 16
+    piece, half = width & -width, 1
+    y = np.zeros((*x.shape[:-1], width), np.float32)
+    y[..., : x.shape[-1]] = x
+    y *= np.float32(1) / np.sqrt(np.float32(piece))
+    while half < piece:
+        pairs = y.reshape(*x.shape[:-1], width // (2 * half), 2, half)
+        first, second = pairs[..., :1, :], pairs[..., 1:, :]
+        y = np.concatenate([first + second, first - second], axis=-2).reshape(y.shape)
+        half *= 2
+    return y
+
+
 def _stored(case: Case, x: Floats) -> npt.NDArray[np.float64]:
     """Return what the cache holds of float rows."""
     if case.cache == BFLOAT16:
         return _bfloat16(x)
     if case.cache == INT8:
-        most = np.abs(x).max(axis=-1, keepdims=True)
+        most = _largest(x)
         rounded: npt.NDArray[np.float64] = np.rint(x * (127 / most)).astype(np.float64) * (most / 127)
         return rounded
     return x.astype(np.float64)

@@ -64,4 +64,4 @@ def test_blocks_are_copied_read_and_written() -> None:
     memory.write([2, 1], parts)
     assert [int(cache[2].min()) for cache in memory.caches.values()] == [5, 6]
     assert [int(cache[1].max()) for cache in memory.caches.values()] == [0, 0]
-    assert memory.layout == f"carryall blocks 1 float32: {KEY} [2, 16, 64]; {VALUE} [2, 16, 64]"
+    assert memory.layout == f"carryall blocks 2 float32: {KEY} [2, 16, 64]; {VALUE} [2, 16, 64]"

@@ -18,7 +18,7 @@ from carryall.providers.ort import ort
 from carryall.providers.targets.cpu import CpuProvider
 
 ATTRIBUTES = {
-    "layout": "1",
+    "layout": "2",
     "num_heads": "6",
     "kv_num_heads": "2",
     "head_size": "16",
@@ -106,8 +106,8 @@ def test_a_node_that_reads_only_attends_to_what_an_earlier_one_wrote(tmp_path: P
 
 
 def test_another_layout_is_refused_with_its_version(tmp_path: Path) -> None:
-    with pytest.raises(GraphError, match="KV cache has layout version 2; these kernels read version 1"):
-        session(tmp_path, layout="2")
+    with pytest.raises(GraphError, match="KV cache has layout version 1; these kernels read version 2"):
+        session(tmp_path, layout="1")
 
 
 @pytest.mark.parametrize(

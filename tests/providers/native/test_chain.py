@@ -52,7 +52,7 @@ def host(host_program: Path, library: Path) -> Iterator[OperatorHost]:
 
 
 def program(widths: list[int], outputs: int, steps: list[tuple[int, ...]]) -> npt.NDArray[np.int64]:
-    header = [VERSION, LAYOUT, 1, 0, len(widths), outputs, len(steps), *widths]
+    header = [VERSION, LAYOUT, 2, 0, len(widths), outputs, len(steps), *widths]
     return np.array([*header, *(number for step in steps for number in step)], np.int64)
 
 
@@ -152,7 +152,7 @@ def test_another_version_is_refused_with_both(host: OperatorHost) -> None:
     call = MAKERS["chain"](np.random.default_rng(0)).call
     numbers = np.array(call.inputs[0])
     numbers[0] = 9
-    with pytest.raises(RefusedError, match=r"layout version 9, .* these kernels read versions 2, 2, 1"):
+    with pytest.raises(RefusedError, match=r"layout version 9, .* these kernels read versions 2, 2, 2"):
         host.run(Call("Chain", {}, [numbers, *call.inputs[1:]]))
 
 

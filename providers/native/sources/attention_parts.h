@@ -1,0 +1,109 @@
+// The walk of an item through its parts of 256 positions, shared by kernels that multiply the queries of an item by a
+// whole part: its scores, their weights, its values. Included by one source per kernel, so in an anonymous namespace.
+//
+// A query's result depends on no other query and no cut of the work: parts begin at multiples of 256 positions, a product
+// adds its terms in a fixed order, and a position that a query does not see has the weight 0.
+#pragma once
+#include "attention_kernel.h"
+
+namespace carryall {
+namespace {
+
+constexpr int64_t kPartGroups = kPartPositions / kGroupPositions;
+
+inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+inline int64_t larger(int64_t a, int64_t b) { return a < b ? b : a; }
+
+// Groups, steps or positions [first, last).
+struct Range {
+  int64_t first, last;
+};
+
+// The positions of a part that queries of an item see, and the memory that is asked for meanwhile.
+class Part {
+ public:
+  // `fetches`: the keys of the item after this one are asked for behind those of its own next part.
+  Part(const Attention& a, const AttentionItem& item, bool fetches)
+      : a_(a), s_(a.sizes), item_(item), past_(a.past[item.row]) {
+    if (!fetches || item.after == nullptr) return;
+    const AttentionItem& after = *item.after;
+    later_ = after.first_part * kPartPositions;
+    later_end_ = smaller(a.past[after.row] + (after.first + after.count - 1) / s_.shared() + 1, later_ + kPartPositions);
+  }
+
+ protected:
+  // The positions of the part that any of the queries sees.
+  Range seen_by(int64_t first, int64_t count) const {
+    const int64_t oldest = (item_.first + first) / s_.shared(), newest = (item_.first + first + count - 1) / s_.shared();
+    const int64_t start = s_.window > 0 ? larger(0, past_ + oldest - s_.window + 1 - base_) : 0;
+    return {start, smaller(past_ + newest + 1 - base_, kPartPositions)};
+  }
+
+  // Chooses the keys to ask for while the values of some groups are multiplied, a group for each: those of the next part,
+  // then those of the first part of the item after this one.
+  void plan_fetches(Range groups, const uint8_t** next_keys) {
+    const int64_t newest = past_ + (item_.first + item_.count - 1) / s_.shared();
+    int64_t next = base_ + kPartPositions;
+    for (int64_t g = groups.first; g < groups.last; g++) {
+      if (next <= newest) {
+        next_keys[g] = a_.group(a_.keys, item_.row, item_.head, next);
+        next += kGroupPositions;
+      } else if (later_ < later_end_) {
+        next_keys[g] = a_.group(a_.keys, item_.after->row, item_.after->head, later_);
+        later_ += kGroupPositions;
+      } else {
+        next_keys[g] = a_.group(a_.keys, item_.row, item_.head, base_ + kGroupPositions * groups.first);
+      }
+    }
+  }
+
+  // Copies query `first + row` of the item, rotated and scaled, to `x`.
+  template <class V>
+  void read_query(int64_t query, float* x) const {
+    const int64_t shared = s_.shared(), all = item_.first + query, token = a_.begins[item_.row] + all / shared;
+    rotate<V>(a_, token, a_.query + token * a_.query_step + (item_.head * shared + all % shared) * s_.size, s_.scale, x);
+  }
+
+  const Attention& a_;
+  const AttentionSizes& s_;
+  const AttentionItem& item_;
+  const int64_t past_;
+  int64_t base_ = 0;
+
+ private:
+  int64_t later_ = 0, later_end_ = 0;  // positions of the item after this one that are not asked for
+};
+
+inline void copy(const State& from, int64_t count, int64_t width, const State& to) {
+  memcpy(to.most, from.most, sizeof(float) * static_cast<size_t>(count));
+  memcpy(to.sum, from.sum, sizeof(float) * static_cast<size_t>(count));
+  for (int64_t m = 0; m < count; m++)
+    memcpy(to.result + m * to.step, from.result + m * from.step, sizeof(float) * static_cast<size_t>(width));
+}
+
+// Computes parts of an item with a `Run`, kRows queries at a time. The memory has room for the states of an item in its
+// first kItem places, and behind them for those of kRows queries.
+template <class Run, class V, class Memory>
+inline void attend_parts(const Attention& a, const AttentionItem& item, int64_t first_part, int64_t last_part,
+                         Memory* memory) {
+  const int64_t width = a.sizes.width();
+  Run run(a, item, memory);
+  const State all = {memory->most, memory->sum, memory->results, width};
+  run.read_queries();
+  clear(all, item.count, width);
+  for (int64_t part = first_part; part < last_part; part++) {
+    run.read_part(part);
+    for (int64_t m = 0; m < item.count; m += Memory::kRows) {
+      const int64_t count = smaller(Memory::kRows, item.count - m);
+      const State next = run.attend(m, count);
+      if (item.states != nullptr)
+        copy(next, count, width, part_state(a, item, part).from(m));
+      else
+        merge<V>(all.from(m), next, count, width);
+    }
+  }
+  if (item.states == nullptr) write_outputs<V>(a, item, all);
+}
+
+}  // namespace
+}  // namespace carryall

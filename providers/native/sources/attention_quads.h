@@ -1,0 +1,361 @@
+// Attention on an int8 cache, in integers (attention.h). Queries, and weights of the softmax times the scales of values,
+// are rounded to 16 bits, with a scale for each query; products of 16 by 8 bits are summed exactly in 32 bits. So the
+// results are those of any instruction set, bit by bit, and few bytes of the cache are read.
+//
+// Queries and keys go through a Walsh-Hadamard transform after the rotary embedding. It leaves their products as they are
+// and spreads elements that are large in every key, which else take the resolution of the others (QuaRot,
+// arXiv:2404.00456).
+//
+// An `Engine` has
+//   kTogether, kColumns   rows and tiles of 16 columns that it multiplies at a time
+//   store(x, to)          stores 16 integers, given as floats plus kShift, as 4 quads of 8 bytes
+//   multiply<fetch, rows, columns>(a, first, b, later, steps, y, y_step)
+//                         rows by columns from `first` on: y[m][c] = a.scales[m] * (a.offsets[m] + sum of a * b), where
+//                         b(column, step) is a tile of 16 columns of 4 quads, and later(column, step) one read soon
+#pragma once
+#include <array>
+#include <cmath>
+#include <type_traits>
+
+#include "attention_parts.h"
+
+namespace carryall {
+namespace {
+
+constexpr int64_t kQuad = 4;                     // elements or positions whose bytes lie side by side
+constexpr int64_t kQuadTile = 256;               // bytes of 16 columns by 4 quads
+constexpr int64_t kQuadScales = 64;              // bytes of the scales before the tiles of a group
+constexpr int32_t kMiddle = 128;                 // a byte of the cache is a value plus this
+constexpr float kMostSixteen = 127.0f * 256.0f;  // so that the high byte of a rounded integer is at most 127
+constexpr float kLeast = 1e-32f;                 // kMostSixteen / kLeast is finite
+
+// Rows of 16-bit integers, 8 bytes a quad; offsets are -kMiddle times the sum of a row.
+struct Sixteens {
+  const uint8_t* bytes;
+  int64_t step;  // bytes from one row to the next
+  const int32_t* offsets;
+  const float* scales;
+
+  CARRYALL_INLINE Sixteens from(int64_t row) const { return {bytes + row * step, step, offsets + row, scales + row}; }
+};
+
+// e^x for x <= 0 with an error of 1e-7 (1 + |x|), 0 below -87; keeps a NaN.
+template <class V>
+inline V falling_exponential(V x) {
+  const V log2e = V::all(1.44269504f), shift = V::all(kShift), shifted = fused(x, log2e, shift);
+  const V f = fused(x, log2e, subtract(shift, shifted));
+  V p = fused(V::all(1.326472731307149e-3f), f, V::all(9.671512991189957e-3f));
+  p = fused(p, f, V::all(5.550733581185341e-2f));
+  p = fused(p, f, V::all(2.4022242426872253e-1f));
+  p = fused(p, f, V::all(6.931470036506653e-1f));
+  p = fused(p, f, V::all(1.0f));
+  return zero_if_less(x, V::all(-87.0f), multiply(p, V::power_of_2(shifted)));
+}
+
+// Adds lanes `half` apart in the first of them and subtracts them in the second.
+template <int half, class V>
+inline V butterfly(V x) {
+  alignas(64) static constexpr auto kSigns = [] {
+    std::array<float, 16> signs{};
+    for (size_t i = 0; i < signs.size(); i++) signs[i] = (i & half) != 0 ? -1.0f : 1.0f;
+    return signs;
+  }();
+  return fused(x, V::load(kSigns.data()), V::template exchanged<half>(x));
+}
+
+// Transforms a row of `width` floats, a multiple of 16, in pieces of the largest power of two that divides it.
+template <class V>
+inline void spread(float* x, int64_t width) {
+  const int64_t piece = width & -width;
+  const V factor = V::all(1.0f / std::sqrt(static_cast<float>(piece)));
+  for (int64_t i = 0; i < width; i += 16) {
+    const V pairs = butterfly<1>(multiply(V::load(x + i), factor));
+    V::store(x + i, butterfly<8>(butterfly<4>(butterfly<2>(pairs))));
+  }
+  for (int64_t half = 16; half < piece; half *= 2)
+    for (int64_t first = 0; first < width; first += 2 * half)
+      for (int64_t i = first; i < first + half; i += 16) {
+        const V a = V::load(x + i), b = V::load(x + i + half);
+        V::store(x + i, add(a, b));
+        V::store(x + i + half, subtract(a, b));
+      }
+}
+
+// The sum of 16 floats, in a fixed order.
+template <class V>
+inline float sum_of(V x) {
+  float y[16];
+  V::store(y, x);
+  for (int step = 8; step > 0; step /= 2)
+    for (int i = 0; i < step; i++) y[i] += y[i + step];
+  return y[0];
+}
+
+// 0 for NaN: then the result is NaN whatever the integers are.
+inline int32_t offset_of(float sum) { return sum == sum ? -kMiddle * static_cast<int32_t>(sum) : 0; }
+
+struct QuadMemory {
+  static constexpr int64_t kItem = 96, kRows = 48;
+  alignas(64) uint8_t queries[kItem * kLargestHead * 2];
+  alignas(64) uint8_t weights[kRows * kPartPositions * 2];
+  alignas(64) float scores[kRows * kPartPositions];
+  alignas(64) float results[kItem * kLargestHead];
+  alignas(64) float next[kRows * kLargestHead];
+  alignas(64) float key_scales[kPartPositions], value_scales[kPartPositions];
+  alignas(64) float largest_scales[kPartPositions], wrong_scales[kPartPositions];  // of values of the groups before
+  int32_t query_offsets[kItem], weight_offsets[kRows];
+  float query_scales[kItem], weight_scales[kRows];
+  float most[kItem + kRows], sum[kItem + kRows];
+};
+
+// Calls `work(row, rows)` with the number of rows as a constant.
+template <int kRows, class Work>
+inline void with_rows(int64_t row, int64_t count, const Work& work) {
+  if (count == kRows) return work(row, std::integral_constant<int, kRows>());
+  if constexpr (kRows > 1) with_rows<kRows - 1>(row, count, work);
+}
+
+// Multiplies all rows by all columns. The first rows wait for memory: they ask for what is read later.
+template <class Engine, class Operand, class Later>
+inline void multiply_quads(const Sixteens& a, int64_t count, int64_t columns, const Operand& b, const Later& later,
+                           int64_t steps, float* y, int64_t y_step) {
+  const int64_t groups = (count + Engine::kTogether - 1) / Engine::kTogether;
+  for (int64_t c = 0; c < columns;) {
+    const auto with_columns = [&](auto together) {
+      constexpr int kColumns = decltype(together)::value;
+      for (int64_t g = 0; g < groups; g++) {
+        const int64_t row = count * g / groups;
+        with_rows<Engine::kTogether>(row, count * (g + 1) / groups - row, [&](int64_t m, auto rows) {
+          constexpr int kRows = decltype(rows)::value;
+          float* to = y + m * y_step;
+          if (g == 0)
+            Engine::template multiply<true, kRows, kColumns>(a.from(m), c, b, later, steps, to, y_step);
+          else
+            Engine::template multiply<false, kRows, kColumns>(a.from(m), c, b, later, steps, to, y_step);
+        });
+      }
+      c += kColumns;
+    };
+    if (c + Engine::kColumns <= columns)
+      with_columns(std::integral_constant<int, Engine::kColumns>());
+    else
+      with_columns(std::integral_constant<int, 1>());
+  }
+}
+
+// What one call of `attend` computes with.
+template <class V, class Engine>
+class QuadRun : public Part {
+ public:
+  QuadRun(const Attention& a, const AttentionItem& item, QuadMemory* memory) : Part(a, item, true), memory_(*memory) {}
+  void read_queries();
+  void read_part(int64_t part);
+  // Computes the state of queries [first, first + count) of the item in this part.
+  State attend(int64_t first, int64_t count);
+
+ private:
+  void read_scales(Range groups);
+  void weigh(int64_t first, int64_t row, Range groups);
+
+  QuadMemory& memory_;
+  const uint8_t *keys_[kPartGroups], *values_[kPartGroups];  // tiles of the part
+  const uint8_t* next_keys_[kPartGroups];                    // asked for while its values are multiplied
+};
+
+template <class V, class Engine>
+void QuadRun<V, Engine>::read_queries() {
+  const int64_t width = s_.width();
+  alignas(64) float x[kLargestHead];
+  for (int64_t m = 0; m < item_.count; m++) {
+    read_query<V>(m, x);
+    memset(x + s_.size, 0, sizeof(float) * static_cast<size_t>(width - s_.size));
+    spread<V>(x, width);
+    const int32_t largest = largest_magnitude(x, width);
+    const float most = float_of(static_cast<uint32_t>(largest));
+    const bool finite = largest < 0x7f800000, zero = !finite || most < kLeast;
+    memory_.query_scales[m] = !finite ? float_of(0x7fc00000u) : zero ? 0.0f : most / kMostSixteen;
+    const V inverse = V::all(zero ? 0.0f : kMostSixteen / most), round = V::all(kShift);
+    V sum = V::all(0.0f);
+    for (int64_t i = 0; i < width; i += 16) {
+      const V rounded = fused(finite ? V::load(x + i) : V::all(0.0f), inverse, round);
+      sum = add(sum, subtract(rounded, round));
+      Engine::store(rounded, memory_.queries + 2 * (m * width + i));
+    }
+    memory_.query_offsets[m] = offset_of(sum_of(sum));
+  }
+}
+
+template <class V, class Engine>
+void QuadRun<V, Engine>::read_part(int64_t part) {
+  base_ = part * kPartPositions;
+  const Range range = seen_by(0, item_.count), groups = {range.first / 16, (range.last + 15) / 16};
+  for (int64_t g = groups.first; g < groups.last; g++) {
+    const int64_t position = base_ + kGroupPositions * g;
+    const uint8_t* keys = a_.group(a_.keys, item_.row, item_.head, position);
+    const uint8_t* values = a_.group(a_.values, item_.row, item_.head, position);
+    memcpy(memory_.key_scales + 16 * g, keys, kQuadScales);
+    fetch(values);
+    keys_[g] = keys + kQuadScales;
+    values_[g] = values + kQuadScales;
+  }
+  plan_fetches(groups, next_keys_);
+  for (int64_t g = groups.first; g < groups.last; g++) fetch(next_keys_[g]);
+}
+
+// Finds the largest scales of values of the groups up to each.
+template <class V, class Engine>
+void QuadRun<V, Engine>::read_scales(Range groups) {
+  V largest = V::all(0.0f), wrong = largest;
+  for (int64_t g = groups.first; g < groups.last; g++) {
+    V::store(memory_.largest_scales + 16 * g, largest);
+    V::store(memory_.wrong_scales + 16 * g, wrong);
+    const V scales = V::load(reinterpret_cast<const float*>(values_[g] - kQuadScales));
+    V::store(memory_.value_scales + 16 * g, scales);
+    largest = maximum(largest, scales);
+    wrong = fused(scales, V::all(0.0f), wrong);
+  }
+}
+
+// Turns the scores of query `first + row` into weights of the groups, and writes its maximum and sum.
+template <class V, class Engine>
+void QuadRun<V, Engine>::weigh(int64_t first, int64_t row, Range groups) {
+  const Range range = seen_by(first + row, 1);
+  float* scores = memory_.scores + row * kPartPositions;
+  uint8_t* to = memory_.weights + row * kPartPositions * 2;
+  const float slope = slope_of(a_, item_, first + row);
+  const int64_t own = past_ + (item_.first + first + row) / s_.shared() - base_;
+  // Groups that the query sees whole, between others of which it sees some positions or none.
+  const Range whole = {larger(groups.first, (range.first + 15) / 16), smaller(groups.last, range.last / 16)};
+  const auto each = [&](const auto& work) {
+    int64_t g = groups.first;
+    const auto only = [&](V x, float other) {
+      return only_lanes(x, range.first - 16 * g, range.last - 16 * g, other);
+    };
+    for (; g < smaller(whole.first, groups.last); g++) work(g, only);
+    for (; g < whole.last; g++) work(g, [](V x, float) { return x; });
+    for (; g < groups.last; g++) work(g, only);
+  };
+  V largest = V::all(kLowest), heaviest = V::all(0.0f), wrong = heaviest, total = heaviest, sum = heaviest;
+  each([&](int64_t g, const auto& only_seen) {
+    V x = multiply(V::load(scores + 16 * g), V::load(memory_.key_scales + 16 * g));
+    if (s_.softcap > 0) x = capped(x, s_.softcap);
+    if (slope != 0) x = sloped(x, slope, own - 16 * g);
+    x = only_seen(x, kLowest);
+    V::store(scores + 16 * g, x);
+    largest = maximum(largest, x);
+  });
+  const auto weigh_scale = [&](int64_t g) {
+    const V scales = V::load(memory_.value_scales + 16 * g);
+    const V seen = only_lanes(scales, range.first - 16 * g, range.last - 16 * g, 0.0f);
+    heaviest = maximum(heaviest, seen);
+    wrong = fused(seen, V::all(0.0f), wrong);
+  };
+  int64_t g = groups.first;
+  if (range.first <= 16 * g && whole.last > g) {
+    g = whole.last - 1;
+    heaviest = V::load(memory_.largest_scales + 16 * g);
+    wrong = V::load(memory_.wrong_scales + 16 * g);
+  }
+  for (; g < groups.last; g++) weigh_scale(g);
+  const float found = largest.largest(), most = found > kLowest ? found : kLowest, bound = heaviest.largest();
+  const bool zero = !(bound >= kLeast);
+  const V shift = V::all(most), inverse = V::all(zero ? 0.0f : kMostSixteen / bound), round = V::all(kShift);
+  each([&](int64_t g, const auto& only_seen) {
+    const V x = only_seen(falling_exponential(subtract(V::load(scores + 16 * g), shift)), 0.0f);
+    total = add(total, x);
+    const V scales = only_seen(V::load(memory_.value_scales + 16 * g), 0.0f);
+    const V rounded = fused(multiply(x, scales), inverse, round);
+    sum = add(sum, subtract(rounded, round));
+    Engine::store(rounded, to + 32 * g);
+  });
+  memory_.weight_scales[row] = (zero ? 0.0f : bound / kMostSixteen) + sum_of(wrong);  // NaN if a scale is
+  memory_.weight_offsets[row] = offset_of(sum_of(sum));
+  memory_.most[QuadMemory::kItem + row] = most;
+  memory_.sum[QuadMemory::kItem + row] = sum_of(total);
+}
+
+template <class V, class Engine>
+State QuadRun<V, Engine>::attend(int64_t first, int64_t count) {
+  const int64_t width = s_.width();
+  const State state = {memory_.most + QuadMemory::kItem, memory_.sum + QuadMemory::kItem, memory_.next, width};
+  const Range range = seen_by(first, count), groups = {range.first / 16, (range.last + 15) / 16};
+  if (range.first >= range.last) {
+    clear(state, count, width);
+    return state;
+  }
+  // What is read next is asked for meanwhile: the values of the part, then the keys of the next one.
+  const auto keys = [&](int64_t group, int64_t step) { return keys_[groups.first + group] + step * kQuadTile; };
+  const auto later_values = [&](int64_t group, int64_t step) { return values_[groups.first + group] + step * kQuadTile; };
+  const Sixteens queries = {memory_.queries, 2 * width, memory_.query_offsets, memory_.query_scales};
+  multiply_quads<Engine>(queries.from(first), count, groups.last - groups.first, keys, later_values, width / 16,
+                         memory_.scores + 16 * groups.first, kPartPositions);
+  read_scales(groups);
+  for (int64_t m = 0; m < count; m++) weigh(first, m, groups);
+  const auto values = [&](int64_t column, int64_t step) { return values_[groups.first + step] + column * kQuadTile; };
+  const auto later_keys = [&](int64_t column, int64_t step) {
+    return next_keys_[groups.first + step] + kQuadScales + column * kQuadTile;
+  };
+  const Sixteens weights = {memory_.weights + 32 * groups.first, 2 * kPartPositions, memory_.weight_offsets,
+                            memory_.weight_scales};
+  multiply_quads<Engine>(weights, count, width / 16, values, later_keys, groups.last - groups.first, memory_.next, width);
+  return state;
+}
+
+template <class V, class Engine>
+void attend_quads(const Attention& a, const AttentionItem& item, int64_t first_part, int64_t last_part) {
+  QuadMemory memory;
+  attend_parts<QuadRun<V, Engine>, V>(a, item, first_part, last_part, &memory);
+}
+
+template <class V>
+void write_quads(const Attention& a, int64_t first, int64_t last) {
+  const AttentionSizes& s = a.sizes;
+  const int64_t width = s.width();
+  alignas(64) int8_t bytes[kLargestHead];
+  alignas(64) float spread_key[kLargestHead];
+  each_new_row<V>(a, first, last, [&](const float* key, const float* value, int64_t row, int64_t head, int64_t position) {
+    const int64_t lane = position % kGroupPositions;
+    const auto rounded = [&](const float* x, int64_t size, uint8_t* group) {
+      float scale;
+      int32_t sum;
+      quantize_block(x, size, width, bytes, &scale, &sum);
+      memcpy(group + 4 * lane, &scale, sizeof scale);
+      for (int64_t i = 0; i < width; i++) bytes[i] = static_cast<int8_t>(bytes[i] ^ kMiddle);
+    };
+    uint8_t* keys = a.group(a.keys, row, head, position);
+    memcpy(spread_key, key, sizeof(float) * static_cast<size_t>(s.size));
+    memset(spread_key + s.size, 0, sizeof(float) * static_cast<size_t>(width - s.size));
+    spread<V>(spread_key, width);
+    rounded(spread_key, width, keys);
+    keys += kQuadScales + lane * kQuad;
+    for (int64_t i = 0; i < width; i += kQuad) memcpy(keys + 16 * i, bytes + i, kQuad);
+    uint8_t* values = a.group(a.values, row, head, position);
+    rounded(value, s.size, values);
+    values += kQuadScales + lane / kQuad * 16 * kQuad + lane % kQuad;
+    for (int64_t i = 0; i < width; i++) values[i / 16 * kQuadTile + i % 16 * kQuad] = static_cast<uint8_t>(bytes[i]);
+  });
+}
+
+// Kernels that compute an int8 cache in integers, and others with vectors of floats.
+template <class V, class Engine>
+constexpr AttentionKernels attention_kernels() {
+  return {
+      [](const Attention& a, int64_t first, int64_t last) {
+        a.sizes.cache == CacheType::int8 ? write_quads<V>(a, first, last) : write_rows<V>(a, first, last);
+      },
+      [](const Attention& a, const AttentionItem& item, int64_t first_part, int64_t last_part) {
+        a.sizes.cache == CacheType::int8 ? attend_quads<V, Engine>(a, item, first_part, last_part)
+                                         : attend<V>(a, item, first_part, last_part);
+      },
+      finish<V>,
+      exponentials<V>,
+      gate<V>,
+      add_rows<V>,
+      normalize<V>,
+      [](const AttentionSizes& s) { return s.cache == CacheType::int8 ? QuadMemory::kItem : item_queries(s); },
+      [](const AttentionSizes&) { return false; },
+  };
+}
+
+}  // namespace
+}  // namespace carryall

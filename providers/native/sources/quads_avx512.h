@@ -1,0 +1,78 @@
+// Products of quads with AVX-512 VNNI: an instruction multiplies 16 columns by a quad, of which the high and the low bytes
+// are multiplied apart. Included by attention_avx512.cpp, in an anonymous namespace.
+#pragma once
+#include "attention_avx512.h"
+#include "attention_quads.h"
+
+namespace carryall {
+namespace {
+
+inline __m512i bytes_of(const uint8_t* x) {
+  int32_t all;
+  memcpy(&all, x, sizeof all);
+  return _mm512_set1_epi32(all);
+}
+
+struct Avx512Quads {
+  static constexpr int kTogether = 6, kColumns = 2;  // 24 sums, 2 tiles and a byte of a row are 28 of 32 registers
+
+  static void store(Vector x, uint8_t* to) {
+    // Byte 1 of n + 128 is the high byte, byte 0 the low one plus 128; a lane holds a quad.
+    const __m512i middle = _mm512_set1_epi32(128);
+    const __m512i n = _mm512_xor_si512(_mm512_add_epi32(_mm512_castps_si512(x.x), middle), middle);
+    const __m512i order = _mm512_broadcast_i32x4(_mm_setr_epi8(1, 5, 9, 13, 0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1));
+    const __m512i quads = _mm512_shuffle_epi8(n, order);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to),
+                        _mm512_castsi512_si256(_mm512_maskz_compress_epi64(0x55, quads)));
+  }
+
+  template <bool kFetch, int kRows, int kWidth, class Operand, class Later>
+  static void multiply(const Sixteens& a, int64_t first, const Operand& b, const Later& later, int64_t steps, float* y,
+                       int64_t y_step) {
+    __m512i high[kRows][kWidth], low[kRows][kWidth];
+#pragma GCC unroll 8
+    for (int m = 0; m < kRows; m++)
+#pragma GCC unroll 8
+      for (int c = 0; c < kWidth; c++) {
+        high[m][c] = _mm512_setzero_si512();
+        low[m][c] = _mm512_set1_epi32(a.offsets[m]);
+      }
+    for (int64_t k = 0; k < steps; k++) {
+      const uint8_t *tiles[kWidth], *next[kWidth];
+#pragma GCC unroll 8
+      for (int c = 0; c < kWidth; c++) {
+        tiles[c] = b(first + c, k);
+        if (kFetch) next[c] = later(first + c, k);
+      }
+#pragma GCC unroll 4
+      for (int64_t quad = 0; quad < kQuad; quad++) {
+        __m512i columns[kWidth];
+#pragma GCC unroll 8
+        for (int c = 0; c < kWidth; c++) {
+          columns[c] = _mm512_loadu_si512(tiles[c] + 64 * quad);
+          if (kFetch) fetch(next[c] + 64 * quad);
+        }
+#pragma GCC unroll 8
+        for (int m = 0; m < kRows; m++) {
+          const uint8_t* row = a.bytes + m * a.step + 32 * k + 8 * quad;
+          const __m512i upper = bytes_of(row), lower = bytes_of(row + 4);
+#pragma GCC unroll 8
+          for (int c = 0; c < kWidth; c++) {
+            high[m][c] = _mm512_dpbusd_epi32(high[m][c], columns[c], upper);
+            low[m][c] = _mm512_dpbusd_epi32(low[m][c], columns[c], lower);
+          }
+        }
+      }
+    }
+#pragma GCC unroll 8
+    for (int m = 0; m < kRows; m++)
+#pragma GCC unroll 8
+      for (int c = 0; c < kWidth; c++) {
+        const __m512i sum = _mm512_add_epi32(_mm512_slli_epi32(high[m][c], 8), low[m][c]);
+        _mm512_storeu_ps(y + m * y_step + 16 * (first + c), _mm512_mul_ps(_mm512_cvtepi32_ps(sum), _mm512_set1_ps(a.scales[m])));
+      }
+  }
+};
+
+}  // namespace
+}  // namespace carryall
