@@ -63,18 +63,27 @@ _ADDRESS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-g"]
 _THREAD = ["-fsanitize=thread", "-g"]
 
 
+@pytest.fixture(scope="module", params=[_ADDRESS, _THREAD], ids=["address", "thread"])
+def sanitized(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, list[str]]:
+    """Return the library with a sanitizer, which takes minutes to compile, and its flags."""
+    if find_compiler() is None:
+        pytest.skip("there is no C++ compiler")
+    folder = tmp_path_factory.mktemp("sanitized")
+    return build_library(folder / "kernels.so", extra=request.param), request.param
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="preloads GCC's sanitizer")
+@pytest.mark.parametrize("sanitized", [_ADDRESS], ids=["address"], indirect=True)
 @pytest.mark.parametrize("script", [LINEAR, ATTENTION], ids=["linear", "attention"])
-def test_no_access_outside_of_the_arrays(tmp_path: Path, script: str) -> None:
-    compiler = find_compiler()
-    if compiler is None:
-        pytest.skip("there is no C++ compiler")
+def test_no_access_outside_of_the_arrays(sanitized: tuple[Path, list[str]], script: str) -> None:
+    compiler = find_compiler() or []
     asked = [*compiler, "-print-file-name=libasan.so"]
     preloaded = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()
     if not Path(preloaded).is_absolute():
         pytest.skip("the compiler has no address sanitizer to preload")
-    library = build_library(tmp_path / "kernels.so", extra=_ADDRESS)
     paths = [str(KITS / "devices"), str(KITS / "graphs"), *sys.path]
     environment = {
         **os.environ,
@@ -84,7 +93,7 @@ def test_no_access_outside_of_the_arrays(tmp_path: Path, script: str) -> None:
         "PYTHONMALLOC": "malloc",
     }
     done = subprocess.run(
-        [sys.executable, "-c", IMPORTS + script + END, str(library)],
+        [sys.executable, "-c", IMPORTS + script + END, str(sanitized[0])],
         env=environment,
         capture_output=True,
         text=True,
@@ -95,15 +104,14 @@ def test_no_access_outside_of_the_arrays(tmp_path: Path, script: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="needs GCC's sanitizers")
-@pytest.mark.parametrize("flags", [_ADDRESS, _THREAD], ids=["address", "thread"])
-def test_operators_in_several_threads(library: Path, tmp_path: Path, flags: list[str]) -> None:
+def test_operators_in_several_threads(
+    library: Path, tmp_path: Path, sanitized: tuple[Path, list[str]]
+) -> None:
     """Each call computes three copies at the same time on one kernel, each on three threads."""
-    compiler = find_compiler()
-    if compiler is None:
-        pytest.skip("there is no C++ compiler")
-    sanitized = build_library(tmp_path / "kernels.so", extra=flags)
+    compiler = find_compiler() or []
+    kernels, flags = sanitized
     try:
-        command = [str(build_host(compiler, tmp_path / "host", *flags)), str(sanitized)]
+        command = [str(build_host(compiler, tmp_path / "host", *flags)), str(kernels)]
     except subprocess.CalledProcessError as error:
         pytest.skip(f"the compiler has no such sanitizer: {error.stderr.splitlines()[-1]}")
     for isa in isas(library):
