@@ -9,16 +9,16 @@ from typing import Any
 import onnx_ir as ir
 
 from ...contract import POSITION_IDS
-from .edit import MICROSOFT, nodes_of, weight
+from .edit import MICROSOFT, int_attribute, nodes_of, weight
 from .half_scales import Widened
 
 _GQA_TABLES = (7, 8)  # the inputs cos_cache and sin_cache
-_INTEGER_PRODUCTS = (
-    ("MatMulInteger", ""),
-    ("MatMulNBits", MICROSOFT),
-    ("GatherBlockQuantized", MICROSOFT),
-    ("QMoE", MICROSOFT),
-)
+_INTEGER_PRODUCTS = {  # the attribute with the bits of the weights, and its default
+    ("MatMulInteger", ""): ("", 8),
+    ("MatMulNBits", MICROSOFT): ("bits", 4),
+    ("GatherBlockQuantized", MICROSOFT): ("bits", 4),
+    ("QMoE", MICROSOFT): ("expert_weight_bits", 4),
+}
 _NUMBER = re.compile(r"(?<=[A-Za-z_./])\d+")
 
 
@@ -118,7 +118,16 @@ def describe_tensor(tensor: ir.TensorProtocol) -> dict[str, Any]:
     return {"name": tensor.name, "dtype": kept.dtype.name, "shape": shape, "bytes": kept.nbytes}
 
 
+def quantized_bits(graph: ir.Graph) -> frozenset[int]:
+    """Return the numbers of bits of the quantized weights of the graph; empty if there are none."""
+    tensors = (weight(node.inputs[0]) for node in nodes_of(graph, "DequantizeLinear"))
+    bits = {tensor.dtype.bitwidth for tensor in tensors if tensor is not None}
+    for product, (name, default) in _INTEGER_PRODUCTS.items():
+        for node in nodes_of(graph, *product):
+            bits.add(int_attribute(node, name, default))
+    return frozenset(bits)
+
+
 def has_quantized_weights(graph: ir.Graph) -> bool:
     """Return whether a weight of the graph is quantized."""
-    dequantized = any(weight(node.inputs[0]) is not None for node in nodes_of(graph, "DequantizeLinear"))
-    return dequantized or any(any(nodes_of(graph, *product)) for product in _INTEGER_PRODUCTS)
+    return bool(quantized_bits(graph))

@@ -48,8 +48,8 @@ class CpuOptions(Checked):
         spinning: threads spin while they wait for work, which shortens steps and keeps idle cores busy
             briefly.
         kv_cache: ``int8``, ``bfloat16`` (half the memory of float32; needs ``kv_memory=paged``) or
-            ``float32``; ``auto`` is int8 if the model has scales for it, else bfloat16 if its weights are
-            quantized and ``kv_memory`` is ``paged``, else float32.
+            ``float32``; ``auto`` is int8 if the model has scales for it; else, with ``kv_memory=paged``,
+            int8 if weights have 4 bits and bfloat16 if they have 8; else float32.
         kernels: ``carryall`` computes products with int4 and int8 weights by carryall's own kernels, which
             must be built (``carryall doctor --build-kernels``); ``onnxruntime`` by its own. ``auto`` is
             ``carryall`` if they are there.

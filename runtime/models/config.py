@@ -31,8 +31,8 @@ class ModelConfig(Checked):
         allow_fallback: run nodes that the provider cannot run on the CPU, and report them.
         quantize: quantize the weights with this method, in the cache; by default they are not changed.
         kv_cache_dtype: type of the KV cache; by default int8 if the model has scales for it, else the
-            provider's choice. ``bfloat16`` is for carryall's CPU kernels, which choose it if weights are
-            quantized.
+            provider's choice: carryall's CPU kernels choose int8 for int4 weights and ``bfloat16``, which
+            only they have, for int8 weights.
         context_length: maximum tokens of a sequence, prompt and output together; by default the model's own.
         num_threads: CPU threads; 0 lets the provider choose.
         speculative: speculative decoding with ``prompt-lookup``, or ``draft:MODEL`` with a smaller model of

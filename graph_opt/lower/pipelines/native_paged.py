@@ -35,8 +35,7 @@ def native_paged_passes(
         context_length: maximum tokens of a sequence; the length of the rope tables.
         scales: scales of an int8 cache, filled by an earlier pass. They are dropped: the kernel computes one
             for each token and head.
-        cache_type: ``float32``, ``bfloat16`` or ``int8``; ``auto`` is int8 if there are scales, else
-            bfloat16 if weights are quantized, else float32.
+        cache_type: ``float32``, ``bfloat16`` or ``int8``; ``auto``: see ``NativeAttentionPass``.
     """
     return [
         SharedCachePass(),

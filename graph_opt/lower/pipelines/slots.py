@@ -56,8 +56,8 @@ class SlotOptions:
         context_length: maximum tokens of a sequence; the length of the rope tables.
         kernels: the capabilities of the target's kernels.
         kv_cache: ``int8``, ``bfloat16`` (carryall's own attention only) or ``float32``; ``auto`` is int8 if
-            the graph has scales and the target supports it, else, with carryall's own attention, bfloat16 if
-            weights are quantized.
+            the graph has scales and the target supports it, else, with carryall's own attention, by the bits
+            of the weights.
         compute: FLOAT16 or BFLOAT16 to convert a float graph to it; None to convert 16-bit graphs to fp32.
         wide_products: compute products with blocked weights in int8, for runs of several tokens.
         top_logits: number of top logits that the graph returns in addition to all logits; 0 for none.

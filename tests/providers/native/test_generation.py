@@ -119,6 +119,19 @@ def test_a_bfloat16_cache_takes_half_the_memory_and_is_near_float32() -> None:
     assert 0 < error["bfloat16"] < 0.01 * np.linalg.norm(found["float32"])
 
 
+@pytest.mark.parametrize(
+    ("quantized", "kind"), [(None, "float32"), ("int8-fast", "bfloat16"), ("int4-fast", "int8")]
+)
+def test_the_type_of_the_cache_follows_the_bits_of_the_weights(quantized: str | None, kind: str) -> None:
+    sizes = []
+    for asked in ("auto", kind):
+        options = {**OWN, "kv_memory": "paged", "kv_cache": asked}
+        loaded = load_model("demo", quantize=quantized, max_slots=2, provider_options=options)
+        sizes.append(loaded.runner.info.kv_bytes_per_token)
+        loaded.close()
+    assert sizes[0] == sizes[1]
+
+
 @pytest.mark.parametrize("other", [{"kv_memory": "slots"}, {"kernels": "onnxruntime", "kv_memory": "slots"}])
 def test_a_bfloat16_cache_in_slots_is_refused(other: dict[str, str]) -> None:
     options = {**OWN, "kv_cache": "bfloat16", **other}
