@@ -14,6 +14,7 @@ W = np.ones((32, 8), np.int8)
 @pytest.mark.parametrize(
     ("bits", "text"),
     [
+        (4, "y = com.microsoft.MatMulNBits <K = 32, N = 8, bits = 4, block_size = 32> (x, w, scales)"),
         (8, "y = com.microsoft.MatMulNBits <K = 32, N = 8, bits = 8, block_size = 32> (x, w, scales)"),
         (4, "y = com.microsoft.GatherBlockQuantized <block_size = 32> (w, x, scales)"),
         (8, "y = MatMulInteger(x, w)"),
@@ -31,4 +32,4 @@ def test_products_with_floats_are_not_quantized() -> None:
         "g (float[B, 32] x, float[32, 8] v) => (float[B, 8] y, float[B, 8] z) { y = MatMul(x, w) q, s, p = "
     )
     text += "DynamicQuantizeLinear(v) u = DequantizeLinear(q, s, p) z = MatMul(x, u) }"
-    assert not has_quantized_weights(graph(text, w=W).graph)
+    assert not has_quantized_weights(graph(text, w=W.astype(np.float32)).graph)
