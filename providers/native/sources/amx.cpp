@@ -1,49 +1,49 @@
 // AMX: 16 rows by 16 outputs a tile register. The weights become signed bytes once for all rows; for few rows that costs
-// more than it saves, and AVX-512 VNNI computes them, as it does the last rows if they fill little of a register.
+// more than it saves, and AVX-512 VNNI computes them.
 #include <immintrin.h>
 
-#include "amx_blocks.h"
-#include "amx_units.h"
+#include "amx_steps.h"
 #include "cpu.h"
 #include "products.h"
 
 namespace carryall {
 namespace {
 
-// Measured on a Xeon (family 6, model 167) with 576 x 3,072 and 1,024 x 3,072, one thread: with 4 bits AMX takes 1.1 times
-// as long as VNNI for 10 rows and 0.9 times for 12; with 8 bits 1.1 times for 12 and 0.95 times for 16; with units of 64
-// inputs 1.05 times for 8 and 0.73 times for 12. Sixteen more rows take as long as 4 or 5 rows with VNNI.
-constexpr int64_t kFewRows = 12, kFewRowsOfBytes = 15, kFewRowsOfUnits = 8, kFewLastRows = 4;
+// Rows from which AMX is faster than VNNI, with weights in memory, on a Xeon (family 6, model 167), one thread.
+int64_t first_rows(const Weights& w) { return w.bits == 8 ? 16 : w.group == 0 && unit_of(w) > 0 ? 8 : 12; }
+
+// Unpacks the weights of a panel. The last step is filled up with zeros to whole lines of inputs, because the values behind
+// those of a row are anything.
+void unpack_panel(const Panel& p, int8_t* bytes) {
+  const Weights& w = *p.weights;
+  const int64_t first = p.first * p.step / w.block, last = first + p.inputs / w.block, filled = p.inputs * kColumns;
+  for (int64_t t = 0; t < p.tiles; t++, bytes += p.tile_bytes) {
+    unpack<Avx512>(w, p.data + t * w.tile_bytes(), first, last, 0, reinterpret_cast<uint8_t*>(bytes));
+    memset(bytes + filled, 0, static_cast<size_t>(p.tile_bytes - filled));
+  }
+  written(bytes);
+}
 
 void multiply_amx(const Weights& w, const Rows& rows, const float* bias, int64_t first_row, int64_t last_row,
                   int64_t first_tile, int64_t last_tile, float* y) {
   const int64_t count = last_row - first_row, unit = unit_of(w);
-  const int64_t few = unit > 0 ? kFewRowsOfUnits : w.bits == 4 ? kFewRows : kFewRowsOfBytes;
-  const int64_t left = count < few ? count : count % kGroup <= kFewLastRows ? count % kGroup : 0;
-  if (left > 0) kAvx512Vnni.multiply(w, rows, bias, last_row - left, last_row, first_tile, last_tile, y);
-  if (left == count) return;
-  last_row -= left;
+  if (count < first_rows(w)) return kAvx512Vnni.multiply(w, rows, bias, first_row, last_row, first_tile, last_tile, y);
   alignas(64) int8_t bytes[kUnpacked + kMostBlock * kColumns];
-  const int64_t room = kUnpacked / (w.block * kColumns), whole = unit > 0 ? room - room % (unit / w.block) : room;
-  const int64_t chunk = whole < rows.blocks ? whole : rows.blocks;
-  const int64_t tile_bytes = unpacked_bytes(chunk * w.block), fitting = kUnpacked / tile_bytes;
-  const int64_t most = fitting > 1 ? fitting / 2 * 2 : 1, step = unit > 0 || w.block > kLine ? kLine : w.block;
-  configure(kGroup, step);
+  const int64_t step = unit > 0 ? unit : w.block, steps = parts(rows.width, step), tile_size = w.tile_bytes();
+  const int64_t room = count > kFewStrips * kGroup ? kUnpacked : kUnpackedForFew;
+  const int64_t chunk = smaller(room / (step * kColumns), steps), most = larger(1, room / (chunk * step * kColumns));
+  configure(kGroup, smaller(step, kLine));
   for (int64_t tile = first_tile; tile < last_tile; tile += most) {
-    const int64_t tiles = tile + most < last_tile ? most : last_tile - tile, column = tile * kColumns;
-    const uint8_t* data = w.data + tile * w.tile_bytes();
-    for (int64_t first = 0; first < rows.blocks; first += chunk) {
-      const int64_t last = first + chunk < rows.blocks ? first + chunk : rows.blocks, inputs = (last - first) * w.block;
-      const int64_t of_tile = unit > 0 ? unpacked_bytes(inputs) : inputs * kColumns;
-      for (int64_t t = 0; t < tiles; t++) {
-        int8_t* to = bytes + t * of_tile;
-        unpack<Avx512>(w, data + t * w.tile_bytes(), first, last, 0, reinterpret_cast<uint8_t*>(to));
-        memset(to + inputs * kColumns, 0, static_cast<size_t>(of_tile - inputs * kColumns));
-      }
-      written(bytes);
-      const Panel panel{&w, &rows, bias == nullptr ? nullptr : bias + column, data, bytes,
-                        y + column, first_row, last_row, tiles, first, last, w.outputs - column};
-      unit > 0 ? multiply_units(panel, unit) : multiply_blocks(panel);
+    const int64_t tiles = smaller(most, last_tile - tile), column = tile * kColumns, after = tile + tiles;
+    Ahead ahead(w.data + after * tile_size, smaller(tiles, w.tiles() - after) * tile_size,
+                parts(count, kGroup) * tiles * parts(steps, 2));
+    for (int64_t first = 0; first < steps; first += chunk) {
+      const int64_t last = smaller(first + chunk, steps), inputs = smaller(last * step, rows.width) - first * step;
+      const int64_t tile_bytes = (step < kLine ? inputs : parts(inputs, kLine) * kLine) * kColumns;
+      const Panel panel{&w, &rows, bias == nullptr ? nullptr : bias + column, w.data + tile * tile_size, bytes, y + column,
+                        first_row, last_row, tiles, first, last, w.outputs - column, step, inputs, tile_bytes, &ahead};
+      unpack_panel(panel, bytes);
+      multiply_panel(panel);
     }
   }
   _tile_release();

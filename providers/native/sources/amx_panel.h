@@ -1,27 +1,46 @@
-// What the products on AMX read. Included by amx.cpp, through its parts.
+// What the products on AMX read. Included by amx.cpp, through amx_steps.h.
 #pragma once
 #include <immintrin.h>
 
 #include "amx_configuration.h"
 #include "avx512.h"
+#include "integers.h"
 #include "unpacked.h"
 
 namespace carryall {
 namespace {
 
 constexpr int64_t kGroup = kRowGroup;     // rows of a tile register
-constexpr int64_t kUnpacked = 128 << 10;  // bytes of weights that are unpacked at a time
+constexpr int64_t kUnpacked = 128 << 10;  // bytes of weights that are unpacked at a time, for the second-level cache
+constexpr int64_t kFewStrips = 2, kUnpackedForFew = 24 << 10;  // for this many strips of 16 rows, for the first-level cache
 constexpr int64_t kMostBlock = 256;       // inputs
 
-// Blocks [first, last) of the inputs of some tiles, for some rows; weights are unpacked.
+// Memory that is asked for while a panel is multiplied: the tiles after its own.
+class Ahead {
+ public:
+  Ahead(const uint8_t* data, int64_t bytes, int64_t steps)
+      : line_(data), end_(data + bytes), lines_((bytes / kLine + steps - 1) / steps) {}
+  // Called in each of the steps.
+  CARRYALL_INLINE void fetch() {
+    for (int64_t i = 0; i < lines_ && line_ < end_; i++, line_ += kLine) __builtin_prefetch(line_, 0, 2);
+  }
+
+ private:
+  const uint8_t *line_, *end_;
+  int64_t lines_;
+};
+
+// Steps [first, last) of the inputs of some tiles, for some rows. A step is a unit of unpacked.h or a block.
 struct Panel {
   const Weights* weights;
   const Rows* rows;
   const float* bias;    // of the first tile, or nullptr
   const uint8_t* data;  // the first tile
-  const int8_t* bytes;  // [tiles, last - first, block * 16]
+  const int8_t* bytes;  // unpacked weights [tiles, tile_bytes]
   float* y;             // of the first tile's first column, row 0
   int64_t first_row, last_row, tiles, first, last, columns;  // columns: valid ones from the first tile on
+  int64_t step, inputs, tile_bytes;                          // inputs of a step, and of all of them
+  Ahead* ahead;
 };
 
 }  // namespace

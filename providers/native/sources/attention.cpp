@@ -10,6 +10,8 @@
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+
+#include "integers.h"
 #endif
 
 namespace carryall {
@@ -17,10 +19,6 @@ namespace {
 
 constexpr int64_t kWriteWork = 16 << 10;  // smallest number of floats of a `write` task
 constexpr int64_t kMostPositions = int64_t{1} << 30;
-
-int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
-int64_t larger(int64_t a, int64_t b) { return a < b ? b : a; }
-int64_t parts(int64_t all, int64_t step) { return (all + step - 1) / step; }
 
 bool wrong(char* message, size_t length, const char* what, int64_t row, int64_t found, int64_t limit) {
   snprintf(message, length, what, static_cast<long long>(row), static_cast<long long>(found),

@@ -73,6 +73,6 @@ inline Vector only_lanes(Vector a, int64_t first, int64_t last, float other) {
 
 }  // namespace
 
-const AttentionKernels kAvx2Attention = attention_kernels<Vector, Avx2Quads<Vector>>();
+const AttentionKernels kAvx2Attention = attention_kernels<Vector, OfRows<Avx2Quads<Vector>>>();
 
 }  // namespace carryall

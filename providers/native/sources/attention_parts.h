@@ -5,14 +5,12 @@
 // adds its terms in a fixed order, and a position that a query does not see has the weight 0.
 #pragma once
 #include "attention_kernel.h"
+#include "integers.h"
 
 namespace carryall {
 namespace {
 
 constexpr int64_t kPartGroups = kPartPositions / kGroupPositions;
-
-inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
-inline int64_t larger(int64_t a, int64_t b) { return a < b ? b : a; }
 
 // Groups, steps or positions [first, last).
 struct Range {

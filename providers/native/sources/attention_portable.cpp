@@ -73,6 +73,6 @@ inline Vector only_lanes(const Vector& a, int64_t first, int64_t last, float oth
 
 }  // namespace
 
-const AttentionKernels kPortableAttention = attention_kernels<Vector, PlainQuads<Vector>>();
+const AttentionKernels kPortableAttention = attention_kernels<Vector, OfRows<PlainQuads<Vector>>>();
 
 }  // namespace carryall

@@ -8,10 +8,12 @@
 //
 // An `Engine` has
 //   kTogether, kColumns   rows and tiles of 16 columns that it multiplies at a time
-//   store(x, to)          stores 16 integers, given as floats plus kShift, as 4 quads of 8 bytes
+//   store(x, row, i)      stores 16 integers, given as floats plus kShift, as the elements of a row from i on
 //   multiply<fetch, rows, columns>(a, first, b, later, steps, y, y_step)
 //                         rows by columns from `first` on: y[m][c] = a.scales[m] * (a.offsets[m] + sum of a * b), where
 //                         b(column, step) is a tile of 16 columns of 4 quads, and later(column, step) one read soon
+//   multiply_all(a, count, columns, b, later, steps, y, y_step)
+//                         all rows by all columns; `OfRows` makes it of `multiply`
 #pragma once
 #include <array>
 #include <cmath>
@@ -25,11 +27,12 @@ namespace {
 constexpr int64_t kQuad = 4;                     // elements or positions whose bytes lie side by side
 constexpr int64_t kQuadTile = 256;               // bytes of 16 columns by 4 quads
 constexpr int64_t kQuadScales = 64;              // bytes of the scales before the tiles of a group
+constexpr int64_t kPiece = 64;                   // elements of a row that an engine stores together
 constexpr int32_t kMiddle = 128;                 // a byte of the cache is a value plus this
 constexpr float kMostSixteen = 127.0f * 256.0f;  // so that the high byte of a rounded integer is at most 127
 constexpr float kLeast = 1e-32f;                 // kMostSixteen / kLeast is finite
 
-// Rows of 16-bit integers, 8 bytes a quad; offsets are -kMiddle times the sum of a row.
+// Rows of 16-bit integers, as the engine stores them in pieces of 64 elements; offsets are -kMiddle times the sum of a row.
 struct Sixteens {
   const uint8_t* bytes;
   int64_t step;  // bytes from one row to the next
@@ -91,6 +94,9 @@ inline float sum_of(V x) {
   return y[0];
 }
 
+// Bytes of a row of 16-bit integers.
+constexpr int64_t row_bytes(int64_t elements) { return (elements + kPiece - 1) / kPiece * kPiece * 2; }
+
 // 0 for NaN: then the result is NaN whatever the integers are.
 inline int32_t offset_of(float sum) { return sum == sum ? -kMiddle * static_cast<int32_t>(sum) : 0; }
 
@@ -115,33 +121,36 @@ inline void with_rows(int64_t row, int64_t count, const Work& work) {
   if constexpr (kRows > 1) with_rows<kRows - 1>(row, count, work);
 }
 
-// Multiplies all rows by all columns. The first rows wait for memory: they ask for what is read later.
-template <class Engine, class Operand, class Later>
-inline void multiply_quads(const Sixteens& a, int64_t count, int64_t columns, const Operand& b, const Later& later,
-                           int64_t steps, float* y, int64_t y_step) {
-  const int64_t groups = (count + Engine::kTogether - 1) / Engine::kTogether;
-  for (int64_t c = 0; c < columns;) {
-    const auto with_columns = [&](auto together) {
-      constexpr int kColumns = decltype(together)::value;
-      for (int64_t g = 0; g < groups; g++) {
-        const int64_t row = count * g / groups;
-        with_rows<Engine::kTogether>(row, count * (g + 1) / groups - row, [&](int64_t m, auto rows) {
-          constexpr int kRows = decltype(rows)::value;
-          float* to = y + m * y_step;
-          if (g == 0)
-            Engine::template multiply<true, kRows, kColumns>(a.from(m), c, b, later, steps, to, y_step);
-          else
-            Engine::template multiply<false, kRows, kColumns>(a.from(m), c, b, later, steps, to, y_step);
-        });
-      }
-      c += kColumns;
-    };
-    if (c + Engine::kColumns <= columns)
-      with_columns(std::integral_constant<int, Engine::kColumns>());
-    else
-      with_columns(std::integral_constant<int, 1>());
+// The first rows wait for memory: they ask for what is read later.
+template <class Engine>
+struct OfRows : Engine {
+  template <class Operand, class Later>
+  static void multiply_all(const Sixteens& a, int64_t count, int64_t columns, const Operand& b, const Later& later,
+                           Range steps, float* y, int64_t y_step) {
+    const int64_t groups = (count + Engine::kTogether - 1) / Engine::kTogether;
+    for (int64_t c = 0; c < columns;) {
+      const auto with_columns = [&](auto together) {
+        constexpr int kColumns = decltype(together)::value;
+        for (int64_t g = 0; g < groups; g++) {
+          const int64_t row = count * g / groups;
+          with_rows<Engine::kTogether>(row, count * (g + 1) / groups - row, [&](int64_t m, auto rows) {
+            constexpr int kRows = decltype(rows)::value;
+            float* to = y + m * y_step;
+            if (g == 0)
+              Engine::template multiply<true, kRows, kColumns>(a.from(m), c, b, later, steps, to, y_step);
+            else
+              Engine::template multiply<false, kRows, kColumns>(a.from(m), c, b, later, steps, to, y_step);
+          });
+        }
+        c += kColumns;
+      };
+      if (c + Engine::kColumns <= columns)
+        with_columns(std::integral_constant<int, Engine::kColumns>());
+      else
+        with_columns(std::integral_constant<int, 1>());
+    }
   }
-}
+};
 
 // What one call of `attend` computes with.
 template <class V, class Engine>
@@ -164,7 +173,7 @@ class QuadRun : public Part {
 
 template <class V, class Engine>
 void QuadRun<V, Engine>::read_queries() {
-  const int64_t width = s_.width();
+  const int64_t width = s_.width(), step = row_bytes(width);
   alignas(64) float x[kLargestHead];
   for (int64_t m = 0; m < item_.count; m++) {
     read_query<V>(m, x);
@@ -179,7 +188,7 @@ void QuadRun<V, Engine>::read_queries() {
     for (int64_t i = 0; i < width; i += 16) {
       const V rounded = fused(finite ? V::load(x + i) : V::all(0.0f), inverse, round);
       sum = add(sum, subtract(rounded, round));
-      Engine::store(rounded, memory_.queries + 2 * (m * width + i));
+      Engine::store(rounded, memory_.queries + m * step, i);
     }
     memory_.query_offsets[m] = offset_of(sum_of(sum));
   }
@@ -221,7 +230,7 @@ template <class V, class Engine>
 void QuadRun<V, Engine>::weigh(int64_t first, int64_t row, Range groups) {
   const Range range = seen_by(first + row, 1);
   float* scores = memory_.scores + row * kPartPositions;
-  uint8_t* to = memory_.weights + row * kPartPositions * 2;
+  uint8_t* to = memory_.weights + row * row_bytes(kPartPositions);
   const float slope = slope_of(a_, item_, first + row);
   const int64_t own = past_ + (item_.first + first + row) / s_.shared() - base_;
   // Groups that the query sees whole, between others of which it sees some positions or none.
@@ -266,7 +275,7 @@ void QuadRun<V, Engine>::weigh(int64_t first, int64_t row, Range groups) {
     const V scales = only_seen(V::load(memory_.value_scales + 16 * g), 0.0f);
     const V rounded = fused(multiply(x, scales), inverse, round);
     sum = add(sum, subtract(rounded, round));
-    Engine::store(rounded, to + 32 * g);
+    Engine::store(rounded, to, 16 * g);
   });
   memory_.weight_scales[row] = (zero ? 0.0f : bound / kMostSixteen) + sum_of(wrong);  // NaN if a scale is
   memory_.weight_offsets[row] = offset_of(sum_of(sum));
@@ -286,18 +295,17 @@ State QuadRun<V, Engine>::attend(int64_t first, int64_t count) {
   // What is read next is asked for meanwhile: the values of the part, then the keys of the next one.
   const auto keys = [&](int64_t group, int64_t step) { return keys_[groups.first + group] + step * kQuadTile; };
   const auto later_values = [&](int64_t group, int64_t step) { return values_[groups.first + group] + step * kQuadTile; };
-  const Sixteens queries = {memory_.queries, 2 * width, memory_.query_offsets, memory_.query_scales};
-  multiply_quads<Engine>(queries.from(first), count, groups.last - groups.first, keys, later_values, width / 16,
-                         memory_.scores + 16 * groups.first, kPartPositions);
+  const Sixteens queries = {memory_.queries, row_bytes(width), memory_.query_offsets, memory_.query_scales};
+  Engine::multiply_all(queries.from(first), count, groups.last - groups.first, keys, later_values, Range{0, width / 16},
+                       memory_.scores + 16 * groups.first, kPartPositions);
   read_scales(groups);
   for (int64_t m = 0; m < count; m++) weigh(first, m, groups);
-  const auto values = [&](int64_t column, int64_t step) { return values_[groups.first + step] + column * kQuadTile; };
-  const auto later_keys = [&](int64_t column, int64_t step) {
-    return next_keys_[groups.first + step] + kQuadScales + column * kQuadTile;
+  const auto values = [&](int64_t column, int64_t group) { return values_[group] + column * kQuadTile; };
+  const auto later_keys = [&](int64_t column, int64_t group) {
+    return next_keys_[group] + kQuadScales + column * kQuadTile;
   };
-  const Sixteens weights = {memory_.weights + 32 * groups.first, 2 * kPartPositions, memory_.weight_offsets,
-                            memory_.weight_scales};
-  multiply_quads<Engine>(weights, count, width / 16, values, later_keys, groups.last - groups.first, memory_.next, width);
+  const Sixteens weights = {memory_.weights, row_bytes(kPartPositions), memory_.weight_offsets, memory_.weight_scales};
+  Engine::multiply_all(weights, count, width / 16, values, later_keys, groups, memory_.next, width);
   return state;
 }
 

@@ -3,6 +3,8 @@
 #include <new>
 #include <thread>
 
+#include "integers.h"
+
 namespace carryall {
 namespace {
 
@@ -12,10 +14,6 @@ constexpr int64_t kTaskWork = 16 << 10; // smallest number of products of a task
 constexpr int64_t kAheadBytes = 256 << 10;  // of the next product that a waiting thread asks for: part of a second-level cache
 constexpr int kAheadLines = 4;          // between two looks
 constexpr int kSpins = 4000;            // about 100 us, then other programs may run
-
-int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
-int64_t larger(int64_t a, int64_t b) { return a < b ? b : a; }
-int64_t parts(int64_t all, int64_t step) { return (all + step - 1) / step; }
 
 void pause() {
 #if defined(__x86_64__)

@@ -4,15 +4,14 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "integers.h"
+
 namespace carryall {
 namespace {
 
 constexpr int64_t kPieceBytes = 384 << 10;  // quantized rows of a task, which stay in the second-level cache
 constexpr int64_t kTasks = 64;              // of one product, about
 
-int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
-int64_t larger(int64_t a, int64_t b) { return a < b ? b : a; }
-int64_t parts(int64_t all, int64_t step) { return (all + step - 1) / step; }
 int64_t piece_rows(const Weights& weights) { return larger(kRowGroup, kPieceBytes / weights.width()); }
 
 }  // namespace

@@ -5,6 +5,8 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "integers.h"
+
 namespace carryall {
 namespace {
 
@@ -14,10 +16,6 @@ constexpr int64_t kMostTasks = 128;        // of one kind
 constexpr int64_t kMostRows = 256;         // of a task: rows and outputs that one task reads and writes stay near
 constexpr int64_t kManyTiles = 16;         // of a task: read the rows again less often, if enough tasks remain
 constexpr int64_t kEnoughTasks = 32;
-
-int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
-int64_t larger(int64_t a, int64_t b) { return a < b ? b : a; }
-int64_t parts(int64_t all, int64_t step) { return (all + step - 1) / step; }
 
 }  // namespace
 

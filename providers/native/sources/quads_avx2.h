@@ -12,22 +12,22 @@ template <class V>
 struct Avx2Quads {
   static constexpr int kTogether = 3, kColumns = 1;  // 12 sums, 3 rows and a tile are 16 registers
 
-  static void store(const V& x, uint8_t* to) {
+  static void store(const V& x, uint8_t* row, int64_t first) {
     const __m256i none = _mm256_castps_si256(_mm256_set1_ps(kShift));
     const __m256i packed = _mm256_packs_epi32(_mm256_sub_epi32(_mm256_castps_si256(x.x), none),
                                               _mm256_sub_epi32(_mm256_castps_si256(x.y), none));
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm256_permute4x64_epi64(packed, 0xd8));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(row + 2 * first), _mm256_permute4x64_epi64(packed, 0xd8));
   }
 
   template <bool kFetch, int kRows, int kWidth, class Operand, class Later>
-  static void multiply(const Sixteens& a, int64_t first, const Operand& b, const Later& later, int64_t steps, float* y,
+  static void multiply(const Sixteens& a, int64_t first, const Operand& b, const Later& later, Range steps, float* y,
                        int64_t y_step) {
     __m256i sums[kRows][4];  // two for each of 4 columns
 #pragma GCC unroll 8
     for (int m = 0; m < kRows; m++)
 #pragma GCC unroll 4
       for (int v = 0; v < 4; v++) sums[m][v] = _mm256_setzero_si256();
-    for (int64_t k = 0; k < steps; k++) {
+    for (int64_t k = steps.first; k < steps.last; k++) {
       const uint8_t* tile = b(first, k);
       const uint8_t* next = kFetch ? later(first, k) : nullptr;
       for (int64_t quad = 0; quad < kQuad; quad++, tile += 64) {

@@ -1,5 +1,6 @@
 // Products of quads with AVX-512 VNNI: an instruction multiplies 16 columns by a quad, of which the high and the low bytes
-// are multiplied apart. Included by attention_avx512.cpp, in an anonymous namespace.
+// are multiplied apart. A piece of a row is its high bytes, then its low ones. Included by one source per kernel, so in an
+// anonymous namespace.
 #pragma once
 #include "attention_avx512.h"
 #include "attention_quads.h"
@@ -13,21 +14,26 @@ inline __m512i bytes_of(const uint8_t* x) {
   return _mm512_set1_epi32(all);
 }
 
+// Where the high bytes of a row lie from an element on.
+CARRYALL_INLINE int64_t place(int64_t element) { return element / kPiece * 2 * kPiece + element % kPiece; }
+
 struct Avx512Quads {
   static constexpr int kTogether = 6, kColumns = 2;  // 24 sums, 2 tiles and a byte of a row are 28 of 32 registers
 
-  static void store(Vector x, uint8_t* to) {
-    // Byte 1 of n + 128 is the high byte, byte 0 the low one plus 128; a lane holds a quad.
+  static void store(Vector x, uint8_t* row, int64_t first) {
+    // Byte 1 of n + 128 is the high byte, byte 0 the low one plus 128.
     const __m512i middle = _mm512_set1_epi32(128);
     const __m512i n = _mm512_xor_si512(_mm512_add_epi32(_mm512_castps_si512(x.x), middle), middle);
     const __m512i order = _mm512_broadcast_i32x4(_mm_setr_epi8(1, 5, 9, 13, 0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1));
-    const __m512i quads = _mm512_shuffle_epi8(n, order);
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to),
-                        _mm512_castsi512_si256(_mm512_maskz_compress_epi64(0x55, quads)));
+    const __m512i halves = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 0, 0, 0, 0, 0, 0, 0, 0);
+    const __m256i both = _mm512_castsi512_si256(_mm512_permutexvar_epi32(halves, _mm512_shuffle_epi8(n, order)));
+    __m128i* to = reinterpret_cast<__m128i*>(row + place(first));
+    _mm_storeu_si128(to, _mm256_castsi256_si128(both));
+    _mm_storeu_si128(to + kPiece / 16, _mm256_extracti128_si256(both, 1));
   }
 
   template <bool kFetch, int kRows, int kWidth, class Operand, class Later>
-  static void multiply(const Sixteens& a, int64_t first, const Operand& b, const Later& later, int64_t steps, float* y,
+  static void multiply(const Sixteens& a, int64_t first, const Operand& b, const Later& later, Range steps, float* y,
                        int64_t y_step) {
     __m512i high[kRows][kWidth], low[kRows][kWidth];
 #pragma GCC unroll 8
@@ -37,13 +43,14 @@ struct Avx512Quads {
         high[m][c] = _mm512_setzero_si512();
         low[m][c] = _mm512_set1_epi32(a.offsets[m]);
       }
-    for (int64_t k = 0; k < steps; k++) {
+    for (int64_t k = steps.first; k < steps.last; k++) {
       const uint8_t *tiles[kWidth], *next[kWidth];
 #pragma GCC unroll 8
       for (int c = 0; c < kWidth; c++) {
         tiles[c] = b(first + c, k);
         if (kFetch) next[c] = later(first + c, k);
       }
+      const uint8_t* rows = a.bytes + place(16 * k);
 #pragma GCC unroll 4
       for (int64_t quad = 0; quad < kQuad; quad++) {
         __m512i columns[kWidth];
@@ -54,8 +61,8 @@ struct Avx512Quads {
         }
 #pragma GCC unroll 8
         for (int m = 0; m < kRows; m++) {
-          const uint8_t* row = a.bytes + m * a.step + 32 * k + 8 * quad;
-          const __m512i upper = bytes_of(row), lower = bytes_of(row + 4);
+          const uint8_t* row = rows + m * a.step + kQuad * quad;
+          const __m512i upper = bytes_of(row), lower = bytes_of(row + kPiece);
 #pragma GCC unroll 8
           for (int c = 0; c < kWidth; c++) {
             high[m][c] = _mm512_dpbusd_epi32(high[m][c], columns[c], upper);

@@ -2,6 +2,7 @@
 // once for all rows, which are read until the next tile. The instruction takes unsigned bytes, so the weights are raised by
 // 128, and sums begin at -128 times the sum of the row's values.
 #pragma once
+#include "integers.h"
 #include "products.h"
 #include "unpacked.h"
 
@@ -15,9 +16,6 @@ constexpr int64_t kUnpackedBytes = 24 << 10;  // of one or two tiles; stay in th
 // with 16 rows, 0.9 with 32; blocks of 128 0.95 and 0.86. Zen 4, one tile at a time: groups of 64 1.0 and 0.9, blocks of 128
 // 1.10 and 1.01. Two tiles at a time read each value of a row once for both; few rows, which wait for memory, take longer so.
 constexpr int64_t kManyRows = 14, kManyRowsOfBlocks = 32, kRowsOfBytes = 3, kRowsForTwo = 16;
-
-inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
-inline int64_t parts(int64_t all, int64_t step) { return (all + step - 1) / step; }
 
 inline bool in_units(const Weights& w, int64_t rows) {
   if (unit_of(w) == 0) return false;
