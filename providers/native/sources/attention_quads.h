@@ -87,10 +87,12 @@ inline void spread(float* x, int64_t width) {
 // The sum of 16 floats, in a fixed order.
 template <class V>
 inline float sum_of(V x) {
+  x = add(x, V::template exchanged<8>(x));
+  x = add(x, V::template exchanged<4>(x));
+  x = add(x, V::template exchanged<2>(x));
+  x = add(x, V::template exchanged<1>(x));
   float y[16];
   V::store(y, x);
-  for (int step = 8; step > 0; step /= 2)
-    for (int i = 0; i < step; i++) y[i] += y[i + step];
   return y[0];
 }
 
