@@ -49,8 +49,12 @@ void multiply_amx(const Weights& w, const Rows& rows, const float* bias, int64_t
   _tile_release();
 }
 
+void quantize_amx(const float* x, int64_t inputs, int64_t block, Rows rows, int64_t row) {
+  kAvx512Vnni.quantize(x, inputs, block, rows, row);
+}
+
 }  // namespace
 
-const Kernels kAmx = {"amx", has_amx, quantize, multiply_amx, &kAmxAttention};
+const Kernels kAmx = {"amx", has_amx, quantize_amx, multiply_amx, &kAmxAttention};
 
 }  // namespace carryall
