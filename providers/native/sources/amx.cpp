@@ -36,7 +36,7 @@ void multiply_amx(const Weights& w, const Rows& rows, const float* bias, int64_t
   for (int64_t tile = first_tile; tile < last_tile; tile += most) {
     const int64_t tiles = smaller(most, last_tile - tile), column = tile * kColumns, after = tile + tiles;
     Ahead ahead(w.data + after * tile_size, smaller(tiles, w.tiles() - after) * tile_size,
-                parts(count, kGroup) * tiles * parts(steps, 2));
+                parts(count, kGroup) * tiles * steps);
     for (int64_t first = 0; first < steps; first += chunk) {
       const int64_t last = smaller(first + chunk, steps), inputs = smaller(last * step, rows.width) - first * step;
       const int64_t tile_bytes = (step < kLine ? inputs : parts(inputs, kLine) * kLine) * kColumns;

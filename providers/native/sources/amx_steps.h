@@ -8,33 +8,46 @@ namespace {
 
 constexpr int64_t kMostSteps = kUnpacked / (16 * kColumns);  // of a panel
 
-constexpr int64_t kAhead = 2 << 10;  // bytes of weights that are asked for ahead, from the second-level cache
+// The operands of steps one after another: of a tile, of all tiles, of all strips of 16 rows.
+class Operands {
+ public:
+  explicit Operands(const Panel& p) : p_(p), width_(p.rows->width), step_(p.step), row_(p.first_row) { begin_tile(); }
 
-// The operands of a step.
-struct Place {
-  const int8_t *values, *bytes;
-  int64_t inputs;
+  // Computes products [16, 16] of the next step; after the last one, of any. kOne: a step is at most a line of inputs.
+  template <bool kOne>
+  CARRYALL_INLINE void multiply(int32_t* products) {
+    _tile_zero(0);
+    for (int64_t k = 0; k < (kOne ? 1 : smaller(step_, left_)); k += kLine) {
+      _tile_loadd(4, values_ + k, width_);
+      _tile_loadd(6, bytes_ + k * kColumns, kLine);
+      _tile_dpbssd(0, 4, 6);
+    }
+    _tile_stored(0, products, kLine);
+    values_ += step_;
+    bytes_ += step_ * kColumns;
+    left_ -= step_;
+    if (left_ <= 0) next_tile();
+  }
+
+ private:
+  CARRYALL_INLINE void next_tile() {
+    if (++tile_ == p_.tiles) {
+      tile_ = 0;
+      if (row_ + kGroup < p_.last_row) row_ += kGroup;
+    }
+    begin_tile();
+  }
+  CARRYALL_INLINE void begin_tile() {
+    values_ = p_.rows->values + row_ * width_ + p_.first * step_;
+    bytes_ = p_.bytes + tile_ * p_.tile_bytes;
+    left_ = p_.inputs;
+  }
+
+  const Panel& p_;
+  const int64_t width_, step_;
+  const int8_t *values_, *bytes_;
+  int64_t left_, row_, tile_ = 0;
 };
-
-// `begin` computes the products of 16 rows with one step, `end` stores them. Macros, because the intrinsics take literal
-// numbers only. kOne: a step is at most a line of inputs.
-#define CARRYALL_STEP(name, sums, activations, weights)                                                          \
-  struct name {                                                                                                  \
-    template <bool kOne>                                                                                         \
-    CARRYALL_INLINE static void begin(const Place& at, int64_t width) {                                          \
-      _tile_zero(sums);                                                                                          \
-      for (int64_t k = 0; k < (kOne ? 1 : at.inputs); k += kLine) {                                              \
-        _tile_loadd(activations, at.values + k, width);                                                          \
-        _tile_loadd(weights, at.bytes + k * kColumns, kLine);                                                    \
-        for (int64_t i = 0; i < kColumns * kLine; i += kLine)                                                    \
-          __builtin_prefetch(at.bytes + k * kColumns + kAhead + i);                                              \
-        _tile_dpbssd(sums, activations, weights);                                                                \
-      }                                                                                                          \
-    }                                                                                                            \
-    CARRYALL_INLINE static void end(int32_t* products) { _tile_stored(sums, products, kLine); }                  \
-  };
-CARRYALL_STEP(Even, 0, 4, 6)
-CARRYALL_STEP(Odd, 1, 5, 7)
 
 // Scales and sums of 16 rows, so that those of a step lie side by side.
 struct Group {
@@ -45,10 +58,10 @@ struct Group {
   void read(const Panel& p, int64_t row, int64_t share, bool summed) {
     const Rows& from = *p.rows;
     const int64_t begin = p.first / share, end = (p.last + share - 1) / share;
-    for (int64_t r = 0; r < kGroup; r++) {
-      const float* own = from.scales + (row + r) * from.shares;
-      for (int64_t s = begin; s < end; s++) scales[(s - begin) * kGroup + r] = own[s];
-    }
+    const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    const __m512i of_rows = _mm512_mullo_epi32(lanes, _mm512_set1_epi32(static_cast<int>(from.shares)));
+    for (int64_t s = begin; s < end; s++)
+      _mm512_store_ps(scales + (s - begin) * kGroup, _mm512_i32gather_ps(of_rows, from.scales + row * from.shares + s, 4));
     if (!summed) return;
     for (int64_t r = 0; r < kGroup; r++) {
       const int32_t* own = from.sums + (row + r) * from.blocks;
@@ -112,21 +125,13 @@ void add_panel(const Panel& p) {
   const int64_t width = p.rows->width, count = p.last - p.first;
   const bool grouped = w.group > 0, zero_points = w.offsets == Offsets::zero_points;
   const int64_t share = kShared ? p.rows->share : 1, stored_step = grouped ? kLine : w.block_bytes();
-  const auto place = [&](int64_t row, int64_t tile, int64_t step) -> Place {
-    const int64_t first = step * p.step, left = p.inputs - first;
-    return {p.rows->values + row * width + p.first * p.step + first, p.bytes + tile * p.tile_bytes + first * kColumns,
-            left < p.step ? left : p.step};
-  };
-  // Steps are computed two ahead, then those of the next tile. The last ones, which nobody adds, are any memory.
-  Even::begin<kOne>(place(p.first_row, 0, 0), width);
-  Odd::begin<kOne>(place(p.first_row, 0, 1), width);
-  Even::end(products[0]);
+  Operands operands(p);
+  int turn = 0;
+  operands.multiply<kOne>(products[0]);
   for (int64_t row = p.first_row; row < p.last_row; row += kGroup) {
     const int64_t rows = p.last_row - row < kGroup ? p.last_row - row : kGroup;
     group.read(p, row, share, kInexact || kMinima);
     for (int64_t tile = 0; tile < p.tiles; tile++) {
-      const bool last_tile = tile + 1 == p.tiles;
-      const int64_t next_tile = last_tile ? 0 : tile + 1, next_row = last_tile && row + kGroup < p.last_row ? row + kGroup : row;
       const int64_t left_columns = p.columns - tile * kColumns, columns = left_columns < kColumns ? left_columns : kColumns;
       const __mmask16 valid = static_cast<__mmask16>((1 << columns) - 1);
       float* y = p.y + row * w.outputs + tile * kColumns;
@@ -152,16 +157,10 @@ void add_panel(const Panel& p) {
         from.scales += kGroup;
         open = share;
       };
-      for (int64_t step = 0; step < count; step += 2) {
-        const bool more = step + 2 < count;
-        const auto ahead = [&](int64_t i) { return more ? place(row, tile, step + 2 + i) : place(next_row, next_tile, i); };
+      for (int64_t step = 0; step < count; step++, turn = 1 - turn) {  // one is computed while the one before it is added
         p.ahead->fetch();
-        Even::begin<kOne>(ahead(0), width);
-        Odd::end(products[1]);
-        add(products[0]);
-        Odd::begin<kOne>(ahead(1), width);
-        Even::end(products[0]);
-        if (step + 1 < count) add(products[1]);
+        operands.multiply<kOne>(products[1 - turn]);
+        add(products[turn]);
       }
       if (kShared && open < share) add_sums(from.scales, results, added);
 #pragma GCC unroll 16
