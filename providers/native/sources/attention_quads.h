@@ -8,6 +8,7 @@
 //
 // An `Engine` has
 //   kTogether, kColumns   rows and tiles of 16 columns that it multiplies at a time
+//   kSigned               whether it subtracts kMiddle from b by itself: then it reads no offsets
 //   store(x, row, i)      stores 16 integers, given as floats plus kShift, as the elements of a row from i on
 //   multiply<fetch, rows, columns>(a, first, b, later, steps, y, y_step)
 //                         rows by columns from `first` on: y[m][c] = a.scales[m] * (a.offsets[m] + sum of a * b), where
@@ -126,6 +127,8 @@ inline void with_rows(int64_t row, int64_t count, const Work& work) {
 // The first rows wait for memory: they ask for what is read later.
 template <class Engine>
 struct OfRows : Engine {
+  static constexpr bool kSigned = false;
+
   template <class Operand, class Later>
   static void multiply_all(const Sixteens& a, int64_t count, int64_t columns, const Operand& b, const Later& later,
                            Range steps, float* y, int64_t y_step) {
@@ -166,9 +169,17 @@ class QuadRun : public Part {
 
  private:
   void read_scales(Range groups);
+  void weigh_scales(Range seen, Range groups);
   void weigh(int64_t first, int64_t row, Range groups);
 
+  // Of the weights of a query; those of the next one are the same if it sees the same positions.
+  struct Scales {
+    Range seen;
+    float inverse, rounded;  // NaN if a scale of the values is
+  };
+
   QuadMemory& memory_;
+  Scales scales_ = {};
   const uint8_t *keys_[kPartGroups], *values_[kPartGroups];  // tiles of the part
   const uint8_t* next_keys_[kPartGroups];                    // asked for while its values are multiplied
 };
@@ -189,10 +200,10 @@ void QuadRun<V, Engine>::read_queries() {
     V sum = V::all(0.0f);
     for (int64_t i = 0; i < width; i += 16) {
       const V rounded = fused(finite ? V::load(x + i) : V::all(0.0f), inverse, round);
-      sum = add(sum, subtract(rounded, round));
+      if (!Engine::kSigned) sum = add(sum, subtract(rounded, round));
       Engine::store(rounded, memory_.queries + m * step, i);
     }
-    memory_.query_offsets[m] = offset_of(sum_of(sum));
+    if (!Engine::kSigned) memory_.query_offsets[m] = offset_of(sum_of(sum));
   }
 }
 
@@ -217,6 +228,7 @@ void QuadRun<V, Engine>::read_part(int64_t part) {
 template <class V, class Engine>
 void QuadRun<V, Engine>::read_scales(Range groups) {
   V largest = V::all(0.0f), wrong = largest;
+  scales_.seen = {0, 0};
   for (int64_t g = groups.first; g < groups.last; g++) {
     V::store(memory_.largest_scales + 16 * g, largest);
     V::store(memory_.wrong_scales + 16 * g, wrong);
@@ -225,6 +237,27 @@ void QuadRun<V, Engine>::read_scales(Range groups) {
     largest = maximum(largest, scales);
     wrong = fused(scales, V::all(0.0f), wrong);
   }
+}
+
+// Finds the scale of weights times scales of values of the positions that a query sees.
+template <class V, class Engine>
+void QuadRun<V, Engine>::weigh_scales(Range seen, Range groups) {
+  V heaviest = V::all(0.0f), wrong = heaviest;
+  int64_t g = groups.first;
+  if (seen.first <= 16 * g && seen.last / 16 > g) {
+    g = smaller(groups.last, seen.last / 16) - 1;
+    heaviest = V::load(memory_.largest_scales + 16 * g);
+    wrong = V::load(memory_.wrong_scales + 16 * g);
+  }
+  for (; g < groups.last; g++) {
+    const V scales = V::load(memory_.value_scales + 16 * g);
+    const V kept = only_lanes(scales, seen.first - 16 * g, seen.last - 16 * g, 0.0f);
+    heaviest = maximum(heaviest, kept);
+    wrong = fused(kept, V::all(0.0f), wrong);
+  }
+  const float bound = heaviest.largest();
+  const bool zero = !(bound >= kLeast);
+  scales_ = {seen, zero ? 0.0f : kMostSixteen / bound, (zero ? 0.0f : bound / kMostSixteen) + sum_of(wrong)};
 }
 
 // Turns the scores of query `first + row` into weights of the groups, and writes its maximum and sum.
@@ -246,7 +279,7 @@ void QuadRun<V, Engine>::weigh(int64_t first, int64_t row, Range groups) {
     for (; g < whole.last; g++) work(g, [](V x, float) { return x; });
     for (; g < groups.last; g++) work(g, only);
   };
-  V largest = V::all(kLowest), heaviest = V::all(0.0f), wrong = heaviest, total = heaviest, sum = heaviest;
+  V largest = V::all(kLowest), total = V::all(0.0f), sum = total;
   each([&](int64_t g, const auto& only_seen) {
     V x = multiply(V::load(scores + 16 * g), V::load(memory_.key_scales + 16 * g));
     if (s_.softcap > 0) x = capped(x, s_.softcap);
@@ -255,32 +288,19 @@ void QuadRun<V, Engine>::weigh(int64_t first, int64_t row, Range groups) {
     V::store(scores + 16 * g, x);
     largest = maximum(largest, x);
   });
-  const auto weigh_scale = [&](int64_t g) {
-    const V scales = V::load(memory_.value_scales + 16 * g);
-    const V seen = only_lanes(scales, range.first - 16 * g, range.last - 16 * g, 0.0f);
-    heaviest = maximum(heaviest, seen);
-    wrong = fused(seen, V::all(0.0f), wrong);
-  };
-  int64_t g = groups.first;
-  if (range.first <= 16 * g && whole.last > g) {
-    g = whole.last - 1;
-    heaviest = V::load(memory_.largest_scales + 16 * g);
-    wrong = V::load(memory_.wrong_scales + 16 * g);
-  }
-  for (; g < groups.last; g++) weigh_scale(g);
-  const float found = largest.largest(), most = found > kLowest ? found : kLowest, bound = heaviest.largest();
-  const bool zero = !(bound >= kLeast);
-  const V shift = V::all(most), inverse = V::all(zero ? 0.0f : kMostSixteen / bound), round = V::all(kShift);
+  if (range.first != scales_.seen.first || range.last != scales_.seen.last) weigh_scales(range, groups);
+  const float found = largest.largest(), most = found > kLowest ? found : kLowest;
+  const V shift = V::all(most), inverse = V::all(scales_.inverse), round = V::all(kShift);
   each([&](int64_t g, const auto& only_seen) {
     const V x = only_seen(falling_exponential(subtract(V::load(scores + 16 * g), shift)), 0.0f);
     total = add(total, x);
     const V scales = only_seen(V::load(memory_.value_scales + 16 * g), 0.0f);
     const V rounded = fused(multiply(x, scales), inverse, round);
-    sum = add(sum, subtract(rounded, round));
+    if (!Engine::kSigned) sum = add(sum, subtract(rounded, round));
     Engine::store(rounded, to, 16 * g);
   });
-  memory_.weight_scales[row] = (zero ? 0.0f : bound / kMostSixteen) + sum_of(wrong);  // NaN if a scale is
-  memory_.weight_offsets[row] = offset_of(sum_of(sum));
+  memory_.weight_scales[row] = scales_.rounded;
+  if (!Engine::kSigned) memory_.weight_offsets[row] = offset_of(sum_of(sum));
   memory_.most[QuadMemory::kItem + row] = most;
   memory_.sum[QuadMemory::kItem + row] = sum_of(total);
 }

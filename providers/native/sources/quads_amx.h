@@ -1,5 +1,5 @@
-// Products of quads with AMX: 48 rows by 16 columns at a time, high and low bytes of the rows apart, as with AVX-512 VNNI,
-// whose rows it reads. Included by attention_amx.cpp, in an anonymous namespace.
+// Products of quads with AMX: 48 rows by 16 columns at a time, high and low bytes of the rows apart, as they are stored for
+// AVX-512 VNNI. Included by attention_amx.cpp, in an anonymous namespace.
 #pragma once
 #include "amx_configuration.h"
 #include "quads_avx512.h"
@@ -7,14 +7,15 @@
 namespace carryall {
 namespace {
 
-struct AmxQuads : OfRows<Avx512Quads> {
+struct AmxQuads : Avx512Quads {
+  static constexpr bool kSigned = true;
   static constexpr int64_t kRegister = 16;  // rows of a tile register
-  static constexpr int64_t kFew = 9;        // AVX-512 VNNI multiplies fewer rows faster
+  static constexpr int64_t kFew = 9;        // AVX-512 VNNI multiplies fewer rows of an item faster
 
   template <class Operand, class Later>
-  static void multiply_all(const Sixteens& a, int64_t count, int64_t columns, const Operand& b, const Later& later,
+  static void multiply_all(const Sixteens& a, int64_t count, int64_t columns, const Operand& b, const Later&,
                            Range steps, float* y, int64_t y_step) {
-    if (count < kFew) return OfRows<Avx512Quads>::multiply_all(a, count, columns, b, later, steps, y, y_step);
+    const __m512i middle = _mm512_set1_epi8(-128);
     const Range pieces = {steps.first / 4, (steps.last + 3) / 4};
     alignas(64) uint8_t column[kLargestHead / kPiece][kPiece * 16];
     for (int64_t c = 0; c < columns; c++) {
@@ -22,7 +23,7 @@ struct AmxQuads : OfRows<Avx512Quads> {
         uint8_t* to = column[k / 4] + k % 4 * kQuadTile;
         const bool inside = k >= steps.first && k < steps.last;  // else the rows hold anything there
         for (int64_t i = 0; i < kQuadTile; i += 64)
-          _mm512_store_si512(to + i, inside ? _mm512_loadu_si512(b(c, k) + i) : _mm512_setzero_si512());
+          _mm512_store_si512(to + i, inside ? _mm512_xor_si512(_mm512_loadu_si512(b(c, k) + i), middle) : _mm512_setzero_si512());
       }
       written(column);
       for (int64_t m = 0; m < count; m += 3 * kRegister) {
@@ -58,20 +59,20 @@ struct AmxQuads : OfRows<Avx512Quads> {
       const uint8_t* rows = a.bytes + 2 * kPiece * k;
       _tile_loadd(7, column[k], 64);
       _tile_loadd(6, rows, a.step);
-      _tile_dpbsud(0, 6, 7);
+      _tile_dpbssd(0, 6, 7);
       _tile_loadd(6, rows + kPiece, a.step);
-      _tile_dpbsud(3, 6, 7);
+      _tile_dpbssd(3, 6, 7);
       if constexpr (kRegisters > 1) {
         _tile_loadd(6, rows + block, a.step);
-        _tile_dpbsud(1, 6, 7);
+        _tile_dpbssd(1, 6, 7);
         _tile_loadd(6, rows + block + kPiece, a.step);
-        _tile_dpbsud(4, 6, 7);
+        _tile_dpbssd(4, 6, 7);
       }
       if constexpr (kRegisters > 2) {
         _tile_loadd(6, rows + 2 * block, a.step);
-        _tile_dpbsud(2, 6, 7);
+        _tile_dpbssd(2, 6, 7);
         _tile_loadd(6, rows + 2 * block + kPiece, a.step);
-        _tile_dpbsud(5, 6, 7);
+        _tile_dpbssd(5, 6, 7);
       }
     }
     _tile_stored(0, high[0], 64);
@@ -86,7 +87,7 @@ struct AmxQuads : OfRows<Avx512Quads> {
     }
     for (int64_t m = 0; m < smaller(count, kRegisters * kRegister); m++, y += y_step) {
       const __m512i upper = _mm512_load_si512(high[m / kRegister][m % kRegister]);
-      const __m512i lower = _mm512_add_epi32(_mm512_load_si512(low[m / kRegister][m % kRegister]), _mm512_set1_epi32(a.offsets[m]));
+      const __m512i lower = _mm512_load_si512(low[m / kRegister][m % kRegister]);
       const __m512i sum = _mm512_add_epi32(_mm512_slli_epi32(upper, 8), lower);
       _mm512_storeu_ps(y, _mm512_mul_ps(_mm512_cvtepi32_ps(sum), _mm512_set1_ps(a.scales[m])));
     }
