@@ -8,11 +8,12 @@
 //
 // An `Engine` has
 //   kTogether, kColumns   rows and tiles of 16 columns that it multiplies at a time
-//   kSigned               whether it subtracts kMiddle from b by itself: then it reads no offsets
+//   kSignedValues         whether it subtracts kMiddle from values by itself: then it reads no offsets of weights
 //   store(x, row, i)      stores 16 integers, given as floats plus kShift, as the elements of a row from i on
 //   multiply<fetch, rows, columns>(a, first, b, later, steps, y, y_step)
 //                         rows by columns from `first` on: y[m][c] = a.scales[m] * (a.offsets[m] + sum of a * b), where
-//                         b(column, step) is a tile of 16 columns of 4 quads, and later(column, step) one read soon
+//                         b(column, step) is a tile of 16 columns of 4 quads, and later(column, step) one read soon;
+//                         with b.kTogether the tiles of a column lie one after another
 //   multiply_all(a, count, columns, b, later, steps, y, y_step)
 //                         all rows by all columns; `OfRows` makes it of `multiply`
 #pragma once
@@ -117,6 +118,18 @@ struct QuadMemory {
   float most[kItem + kRows], sum[kItem + kRows];
 };
 
+// Tiles of the keys and of the values of some groups.
+struct Keys {
+  static constexpr bool kTogether = true;
+  const uint8_t* const* groups;
+  CARRYALL_INLINE const uint8_t* operator()(int64_t group, int64_t step) const { return groups[group] + step * kQuadTile; }
+};
+struct Values {
+  static constexpr bool kTogether = false;
+  const uint8_t* const* groups;
+  CARRYALL_INLINE const uint8_t* operator()(int64_t column, int64_t group) const { return groups[group] + column * kQuadTile; }
+};
+
 // Calls `work(row, rows)` with the number of rows as a constant.
 template <int kRows, class Work>
 inline void with_rows(int64_t row, int64_t count, const Work& work) {
@@ -127,7 +140,7 @@ inline void with_rows(int64_t row, int64_t count, const Work& work) {
 // The first rows wait for memory: they ask for what is read later.
 template <class Engine>
 struct OfRows : Engine {
-  static constexpr bool kSigned = false;
+  static constexpr bool kSignedValues = false;
 
   template <class Operand, class Later>
   static void multiply_all(const Sixteens& a, int64_t count, int64_t columns, const Operand& b, const Later& later,
@@ -200,10 +213,10 @@ void QuadRun<V, Engine>::read_queries() {
     V sum = V::all(0.0f);
     for (int64_t i = 0; i < width; i += 16) {
       const V rounded = fused(finite ? V::load(x + i) : V::all(0.0f), inverse, round);
-      if (!Engine::kSigned) sum = add(sum, subtract(rounded, round));
+      sum = add(sum, subtract(rounded, round));
       Engine::store(rounded, memory_.queries + m * step, i);
     }
-    if (!Engine::kSigned) memory_.query_offsets[m] = offset_of(sum_of(sum));
+    memory_.query_offsets[m] = offset_of(sum_of(sum));
   }
 }
 
@@ -296,11 +309,11 @@ void QuadRun<V, Engine>::weigh(int64_t first, int64_t row, Range groups) {
     total = add(total, x);
     const V scales = only_seen(V::load(memory_.value_scales + 16 * g), 0.0f);
     const V rounded = fused(multiply(x, scales), inverse, round);
-    if (!Engine::kSigned) sum = add(sum, subtract(rounded, round));
+    if (!Engine::kSignedValues) sum = add(sum, subtract(rounded, round));
     Engine::store(rounded, to, 16 * g);
   });
   memory_.weight_scales[row] = scales_.rounded;
-  if (!Engine::kSigned) memory_.weight_offsets[row] = offset_of(sum_of(sum));
+  if (!Engine::kSignedValues) memory_.weight_offsets[row] = offset_of(sum_of(sum));
   memory_.most[QuadMemory::kItem + row] = most;
   memory_.sum[QuadMemory::kItem + row] = sum_of(total);
 }
@@ -315,14 +328,14 @@ State QuadRun<V, Engine>::attend(int64_t first, int64_t count) {
     return state;
   }
   // What is read next is asked for meanwhile: the values of the part, then the keys of the next one.
-  const auto keys = [&](int64_t group, int64_t step) { return keys_[groups.first + group] + step * kQuadTile; };
+  const Keys keys = {keys_ + groups.first};
   const auto later_values = [&](int64_t group, int64_t step) { return values_[groups.first + group] + step * kQuadTile; };
   const Sixteens queries = {memory_.queries, row_bytes(width), memory_.query_offsets, memory_.query_scales};
   Engine::multiply_all(queries.from(first), count, groups.last - groups.first, keys, later_values, Range{0, width / 16},
                        memory_.scores + 16 * groups.first, kPartPositions);
   read_scales(groups);
   for (int64_t m = 0; m < count; m++) weigh(first, m, groups);
-  const auto values = [&](int64_t column, int64_t group) { return values_[group] + column * kQuadTile; };
+  const Values values = {values_};
   const auto later_keys = [&](int64_t column, int64_t group) {
     return next_keys_[group] + kQuadScales + column * kQuadTile;
   };
