@@ -20,6 +20,11 @@ struct Buffer {
   void* data = nullptr;
   size_t size = 0;
   ~Buffer() { free(data); }
+  // Its first whole line: a vector of 64 bytes that lies in two lines takes twice as long.
+  void* aligned() const {
+    const uintptr_t line = kLine, first = reinterpret_cast<uintptr_t>(data);
+    return reinterpret_cast<void*>((first + line - 1) / line * line);
+  }
 };
 
 struct Node {
@@ -42,13 +47,17 @@ class Memory {
   }
   Memory(const Memory&) = delete;
   Memory& operator=(const Memory&) = delete;
+  // Returns `size` bytes from a whole line on, or nullptr.
   void* reserve(size_t size) {
+    size += static_cast<size_t>(kLine);
     if (buffer_ == nullptr) buffer_ = new (std::nothrow) Buffer;
-    if (buffer_ == nullptr || buffer_->size >= size) return buffer_ == nullptr ? nullptr : buffer_->data;
-    free(buffer_->data);
-    buffer_->data = malloc(size);
-    buffer_->size = buffer_->data == nullptr ? 0 : size;
-    return buffer_->data;
+    if (buffer_ == nullptr) return nullptr;
+    if (buffer_->size < size) {
+      free(buffer_->data);
+      buffer_->data = malloc(size);
+      buffer_->size = buffer_->data == nullptr ? 0 : size;
+    }
+    return buffer_->data == nullptr ? nullptr : buffer_->aligned();
   }
 
  private:
@@ -80,14 +89,14 @@ OrtStatus* run(Node* node, OrtKernelContext* context, Program* program) {
   }
   Memory memory(&node->registers);
   const int64_t registers = program->register_bytes();
-  void* values = memory.reserve(static_cast<size_t>(registers + 1));
+  void* values = memory.reserve(static_cast<size_t>(registers));
   if (values == nullptr) return failure(api, kFail, "out of memory for a chain");
   program->place(outputs, values);
   if (const char* wrong = program->read_steps()) return failure(api, kInvalidArgument, wrong);
   if (program->rows() == 0) return nullptr;
   Memory rounded(&node->rounded);
   const int64_t bytes = ChainRun::rows_bytes(program->steps(), program->count(), program->rows());
-  void* rows = rounded.reserve(static_cast<size_t>(bytes + 1));
+  void* rows = rounded.reserve(static_cast<size_t>(bytes));
   if (rows == nullptr) return failure(api, kFail, "out of memory for quantized rows");
   ChainRun chain(*node->kernels, program->steps(), program->count(), program->rows(), rows);
   CARRYALL_TRY(run_tasks(api, context, ChainRun::work, kEntries, &chain));
