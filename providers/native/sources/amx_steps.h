@@ -136,7 +136,7 @@ void add_panel(const Panel& p) {
       const __mmask16 valid = static_cast<__mmask16>((1 << columns) - 1);
       float* y = p.y + row * w.outputs + tile * kColumns;
       const auto valid_in = [&](int64_t r) { return r < rows ? valid : static_cast<__mmask16>(0); };
-      for (int64_t r = 0; r < rows; r++) __builtin_prefetch(y + r * w.outputs, 1);
+      for (int64_t r = 0; r < rows; r++) __builtin_prefetch(y + r * w.outputs + kColumns, 1);  // of the next tile
       __m512 start = _mm512_setzero_ps(), added[kGroup];
       if (p.bias != nullptr) start = _mm512_maskz_loadu_ps(valid, p.bias + tile * kColumns);
 #pragma GCC unroll 16
