@@ -122,7 +122,7 @@ void add_panel(const Panel& p) {
   alignas(kLine) float results[kGroup * kColumns];
   Group group;
   const Weights& w = *p.weights;
-  const int64_t width = p.rows->width, count = p.last - p.first;
+  const int64_t count = p.last - p.first;
   const bool grouped = w.group > 0, zero_points = w.offsets == Offsets::zero_points;
   const int64_t share = kShared ? p.rows->share : 1, stored_step = grouped ? kLine : w.block_bytes();
   Operands operands(p);

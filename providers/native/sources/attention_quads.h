@@ -2,9 +2,8 @@
 // are rounded to 16 bits, with a scale for each query; products of 16 by 8 bits are summed exactly in 32 bits. So the
 // results are those of any instruction set, bit by bit, and few bytes of the cache are read.
 //
-// Queries and keys go through a Walsh-Hadamard transform after the rotary embedding. It leaves their products as they are
-// and spreads elements that are large in every key, which else take the resolution of the others (QuaRot,
-// arXiv:2404.00456).
+// Queries and keys go through a Walsh-Hadamard transform (hadamard.h) after the rotary embedding. It leaves their products as
+// they are and spreads elements that are large in every key, which else take the resolution of the others.
 //
 // An `Engine` has
 //   kTogether, kColumns   rows and tiles of 16 columns that it multiplies at a time
@@ -17,11 +16,10 @@
 //   multiply_all(a, count, columns, b, later, steps, y, y_step)
 //                         all rows by all columns; `OfRows` makes it of `multiply`
 #pragma once
-#include <array>
-#include <cmath>
 #include <type_traits>
 
 #include "attention_parts.h"
+#include "hadamard.h"
 
 namespace carryall {
 namespace {
@@ -55,35 +53,6 @@ inline V falling_exponential(V x) {
   p = fused(p, f, V::all(6.931470036506653e-1f));
   p = fused(p, f, V::all(1.0f));
   return zero_if_less(x, V::all(-87.0f), multiply(p, V::power_of_2(shifted)));
-}
-
-// Adds lanes `half` apart in the first of them and subtracts them in the second.
-template <int half, class V>
-inline V butterfly(V x) {
-  alignas(64) static constexpr auto kSigns = [] {
-    std::array<float, 16> signs{};
-    for (size_t i = 0; i < signs.size(); i++) signs[i] = (i & half) != 0 ? -1.0f : 1.0f;
-    return signs;
-  }();
-  return fused(x, V::load(kSigns.data()), V::template exchanged<half>(x));
-}
-
-// Transforms a row of `width` floats, a multiple of 16, in pieces of the largest power of two that divides it.
-template <class V>
-inline void spread(float* x, int64_t width) {
-  const int64_t piece = width & -width;
-  const V factor = V::all(1.0f / std::sqrt(static_cast<float>(piece)));
-  for (int64_t i = 0; i < width; i += 16) {
-    const V pairs = butterfly<1>(multiply(V::load(x + i), factor));
-    V::store(x + i, butterfly<8>(butterfly<4>(butterfly<2>(pairs))));
-  }
-  for (int64_t half = 16; half < piece; half *= 2)
-    for (int64_t first = 0; first < width; first += 2 * half)
-      for (int64_t i = first; i < first + half; i += 16) {
-        const V a = V::load(x + i), b = V::load(x + i + half);
-        V::store(x + i, add(a, b));
-        V::store(x + i + half, subtract(a, b));
-      }
 }
 
 // The sum of 16 floats, in a fixed order.
