@@ -16,9 +16,11 @@ from carryall.graph_opt.lower.products.tiles import MINIMA
 SHAPES = st.fixed_dictionaries(
     {
         "seed": st.integers(0, 2**32 - 1),
-        "rows": st.one_of(st.integers(1, 14), st.integers(12, 70)),  # AMX begins at 12 or 15
+        "rows": st.one_of(st.integers(1, 14), st.integers(12, 70)),  # AMX begins at 8, 12 or 16
         "outputs": st.integers(1, 70),
-        "inputs": st.one_of(st.integers(1, 150).map(lambda half: 2 * half), st.sampled_from([64, 192, 256])),
+        "inputs": st.one_of(
+            st.integers(1, 150).map(lambda half: 2 * half), st.sampled_from([64, 192, 256, 1600, 8800])
+        ),  # AMX unpacks 1,536 or 8,192 inputs at a time
         "bits": st.sampled_from([4, 8]),
         "block": st.sampled_from([16, 32, 64, 128, 256]),
         "offsets": st.integers(0, 2),
