@@ -8,6 +8,8 @@
 namespace carryall {
 namespace {
 
+constexpr int64_t kRegisterRows = 16;  // of a tile register
+
 struct Configuration {
   uint8_t palette = 1, start_row = 0, reserved[14] = {};
   uint16_t column_bytes[16] = {};

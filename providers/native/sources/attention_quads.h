@@ -210,7 +210,7 @@ void QuadRun<V, Engine>::read_part(int64_t part) {
 template <class V, class Engine>
 void QuadRun<V, Engine>::read_scales(Range groups) {
   V largest = V::all(0.0f), wrong = largest;
-  scales_.seen = {0, 0};
+  scales_.seen = {-1, -1};  // of the part before: no query sees that
   for (int64_t g = groups.first; g < groups.last; g++) {
     V::store(memory_.largest_scales + 16 * g, largest);
     V::store(memory_.wrong_scales + 16 * g, wrong);

@@ -6,8 +6,6 @@
 namespace carryall {
 namespace {
 
-constexpr int64_t kRegisterRows = 16;  // queries of a tile register
-
 #define CARRYALL_LOAD(number, data) _tile_loadd(number, data, 64)
 
 // Multiplies 32 rows by 2 columns of tiles. `a` is [2, a_row bytes], each [steps, 2 (high, low), 1 KB]; b(column, step)

@@ -10,7 +10,6 @@ namespace {
 
 struct AmxQuads : Avx512Quads {
   static constexpr bool kSignedValues = true;
-  static constexpr int64_t kRegister = 16;  // rows of a tile register
   static constexpr int64_t kFew = 9;        // AVX-512 VNNI multiplies fewer rows of an item faster
 
   template <class Operand, class Later>
@@ -27,11 +26,11 @@ struct AmxQuads : Avx512Quads {
     for (int64_t c = 0; c < columns; c++, y += 16) {
       const uint8_t* data = next;
       if (c + 1 < columns) next = column(c + 1);
-      for (int64_t m = 0; m < count; m += 3 * kRegister) {
+      for (int64_t m = 0; m < count; m += 3 * kRegisterRows) {
         const int64_t left = count - m;
         float* to = y + m * y_step;
-        if (left > 2 * kRegister) multiply_column<kSigned, 3>(a.from(m), left, pieces, data, to, y_step);
-        else if (left > kRegister) multiply_column<kSigned, 2>(a.from(m), left, pieces, data, to, y_step);
+        if (left > 2 * kRegisterRows) multiply_column<kSigned, 3>(a.from(m), left, pieces, data, to, y_step);
+        else if (left > kRegisterRows) multiply_column<kSigned, 2>(a.from(m), left, pieces, data, to, y_step);
         else multiply_column<kSigned, 1>(a.from(m), left, pieces, data, to, y_step);
       }
     }
@@ -39,7 +38,7 @@ struct AmxQuads : Avx512Quads {
 
  private:
   static constexpr int64_t kPieceSteps = kPiece / 16, kPieceBytes = kPieceSteps * kQuadTile;
-  using Sums = int32_t[kRegister][16];
+  using Sums = int32_t[kRegisterRows][16];
 
   // Copies a column, with zeros outside of `steps`, where the rows hold anything.
   template <bool kSigned, class Operand>
@@ -47,8 +46,9 @@ struct AmxQuads : Avx512Quads {
     const __m512i middle = _mm512_set1_epi8(kSigned ? -kMiddle : 0);
     for (int64_t k = kPieceSteps * pieces.first; k < kPieceSteps * pieces.last; k++) {
       const bool inside = k >= steps.first && k < steps.last;
-      for (int64_t i = kQuadTile * k; i < kQuadTile * (k + 1); i += 64)
-        _mm512_store_si512(to + i, inside ? _mm512_xor_si512(_mm512_loadu_si512(b(c, k) + i - kQuadTile * k), middle) : _mm512_setzero_si512());
+      uint8_t* tile = to + kQuadTile * k;
+      for (int64_t i = 0; i < kQuadTile; i += 64)
+        _mm512_store_si512(tile + i, inside ? _mm512_xor_si512(_mm512_loadu_si512(b(c, k) + i), middle) : _mm512_setzero_si512());
     }
     written(to);
     return to;
@@ -61,8 +61,8 @@ struct AmxQuads : Avx512Quads {
   else _tile_dpbsud(sums, 6, 7);
 #define CARRYALL_ROWS(number, high, low)                           \
   if constexpr (kRegisters > number) {                             \
-    CARRYALL_ADD(high, rows + number * kRegister * a.step)         \
-    CARRYALL_ADD(low, rows + number * kRegister * a.step + kPiece) \
+    CARRYALL_ADD(high, rows + number * kRegisterRows * a.step)         \
+    CARRYALL_ADD(low, rows + number * kRegisterRows * a.step + kPiece) \
   }
 #define CARRYALL_STORE(number, high, low)   \
   if constexpr (kRegisters > number) {      \
@@ -88,8 +88,8 @@ struct AmxQuads : Avx512Quads {
     CARRYALL_STORE(0, 0, 3)
     CARRYALL_STORE(1, 1, 4)
     CARRYALL_STORE(2, 2, 5)
-    const auto row = [](const Sums* sums, int64_t m) { return _mm512_load_si512(sums[m / kRegister][m % kRegister]); };
-    for (int64_t m = 0; m < smaller(count, kRegisters * kRegister); m++, y += y_step) {
+    const auto row = [](const Sums* sums, int64_t m) { return _mm512_load_si512(sums[m / kRegisterRows][m % kRegisterRows]); };
+    for (int64_t m = 0; m < smaller(count, kRegisters * kRegisterRows); m++, y += y_step) {
       __m512i sum = _mm512_add_epi32(_mm512_slli_epi32(row(upper, m), 8), row(lower, m));
       if (!kSigned) sum = _mm512_add_epi32(sum, _mm512_set1_epi32(a.offsets[m]));
       _mm512_storeu_ps(y, _mm512_mul_ps(_mm512_cvtepi32_ps(sum), _mm512_set1_ps(a.scales[m])));
