@@ -40,7 +40,7 @@ class Kernels:
         matmul_nbits: MatMulNBits exists for these weight widths.
         accuracy_level: MatMulNBits' ``accuracy_level``; 4 computes in int8, 1 in fp32, 0 leaves it unset.
         gather_block_quantized: GatherBlockQuantized exists.
-        gather_zero_points: it takes one zero point of 4 bits per byte.
+        gather_zero_points: it reads zero points of 4 bits as its definition says, each row padded to bytes.
         quantized_linear: carryall's own kernels are registered with the session, and preferred.
         paged_attention: PagedAttention is carryall's own, for CPUs.
         dynamic_quantize_matmul: DynamicQuantizeMatMul exists.
@@ -117,12 +117,14 @@ CPU = Kernels(
 # windows, packed QKV, rotary, q_norm_weight and k_norm_weight; head sizes divisible by 8; several new tokens
 # on a cache only at batch 1, as on the CPU. quantization/matmul_nbits.cc: fp32, fp16, bf16 (compute
 # capability 8 or higher); 2, 4, 8 bits; block size a power of 2, at least 16; a bias; no int8 activations,
-# so accuracy_level has no effect. quantization/gather_block_quantized.cc: uint8 of 4 or 8 bits to fp32,
-# fp16, bf16. moe/moe.cc: fp32, fp16, bf16; moe/moe_quantization.cc: fp16, bf16; 4 and 8 bits, block size at
-# least 32 with zero points, sizes divisible by 64, SwiGLU interleaved; ``weights_prepacked`` 0: raw weights.
+# so accuracy_level has no effect. quantization/gather_block_quantized.cu: uint8 of 4 or 8 bits to fp32,
+# fp16, bf16; 4-bit zero points are read as one sequence, rows not padded. moe/moe.cc: fp32, fp16, bf16;
+# moe/moe_quantization.cc: fp16, bf16; 4 and 8 bits, block size at least 32 with zero points, sizes divisible
+# by 64, SwiGLU interleaved; ``weights_prepacked`` 0: raw weights.
 # quantize_linear.cc: DequantizeLinear to fp32 and fp16, not bf16. No DynamicQuantizeMatMul.
 CUDA = Kernels(
     accuracy_level=0,
+    gather_zero_points=False,
     dynamic_quantize_matmul=False,
     matmul_integer_to_float=False,
     half_types=("fp16", "bf16"),

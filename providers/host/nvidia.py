@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import sys
+import weakref
 
 from ...errors import ProviderUnavailableError
 from ..ort import ort
 from . import libraries
 from .libraries import Library
+
+_log = logging.getLogger(__name__)
 
 _CUDA_WHEELS = "Install them with: pip install 'carryall[cuda]'"
 _THREAD_LOCAL = 1  # cudaStreamCaptureModeThreadLocal
@@ -88,6 +92,29 @@ def enter(index: int) -> None:
     _check(_runtime().cudaSetDevice(index), f"cudaSetDevice({index})")
 
 
+class Buffer:
+    """Memory of a device, which is freed with this object.
+
+    onnxruntime allocates the values of its Python API from an arena that grows to a power of two and that no
+    call shrinks, so a closed model's caches would keep it until the process ends.
+
+    Raises:
+        ProviderUnavailableError: there is no such device, or it has not enough memory.
+    """
+
+    def __init__(self, index: int, size: int) -> None:
+        enter(index)
+        address = ctypes.c_void_p()
+        code = _runtime().cudaMalloc(ctypes.byref(address), ctypes.c_size_t(size))
+        _check(code, "cudaMalloc")
+        self._address = address.value or 0
+        weakref.finalize(self, _free, index, self._address).atexit = False
+
+    def data_ptr(self) -> int:
+        """Return the address."""
+        return self._address
+
+
 def compute_capability(index: int) -> tuple[int, int]:
     """Return the compute capability of a device: (8, 0).
 
@@ -105,6 +132,14 @@ def memory_bandwidth(index: int) -> float:
         ProviderUnavailableError: there is no such device.
     """
     return 2 * 1e3 * _attribute(index, _MEMORY_KHZ) * _attribute(index, _MEMORY_BITS) / 8
+
+
+def _free(index: int, address: int) -> None:
+    try:
+        enter(index)
+        _check(_runtime().cudaFree(ctypes.c_void_p(address)), "cudaFree")
+    except ProviderUnavailableError as error:  # a lost device has lost its memory too
+        _log.warning("cuda:%d: %s", index, error)
 
 
 def _attribute(index: int, attribute: int) -> int:
@@ -126,6 +161,7 @@ def _check(code: int, call: str) -> None:
     """Raise ProviderUnavailableError unless a call of the CUDA runtime succeeded."""
     if code == 0:
         return
+    _runtime().cudaGetLastError()  # else the next call of onnxruntime in this thread reports it again
     describe = _runtime().cudaGetErrorString
     describe.restype = ctypes.c_char_p
     text = describe(code)

@@ -37,7 +37,12 @@ class NvidiaProvider(OrtProvider):
 
     def device(self, index: int) -> Device:
         """Return the device for ONNX Runtime's memory and bindings."""
-        return Device(name=self.device_name, index=index, enter=partial(self.enter, index))
+        enter, buffer = partial(self.enter, index), partial(self.buffer, index)
+        return Device(name=self.device_name, index=index, enter=enter, buffer=buffer)
+
+    def buffer(self, index: int, size: int) -> Any:
+        """Allocate bytes of a device for a cache; the object that owns them has ``data_ptr()``."""
+        return nvidia.Buffer(index, size)
 
     def enter(self, index: int) -> None:
         """Make this thread ready for a device."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +39,8 @@ class Device:
         updates: host arrays can be copied into device values at any time, not only by binding them to a run.
         memory: ``onnxruntime.OrtMemoryInfo`` to allocate by, of a device that has no name of its own.
         enter: makes the calling thread ready for the device; see ``ready``.
+        buffer: allocates a number of bytes for a cache and returns an object with ``data_ptr()`` that owns
+            them; raises ``ProviderUnavailableError``. By default caches are ``OrtValue``.
     """
 
     name: str
@@ -46,6 +49,7 @@ class Device:
     updates: bool = True
     memory: Any = None
     enter: Callable[[], None] | None = None
+    buffer: Callable[[int], Any] | None = None
 
     def ready(self) -> None:
         """Make the calling thread ready for the device.
@@ -213,7 +217,8 @@ class DeviceMemory(SlotMemory):
         binding = self._copier.io_binding()
         for name, spec in self._specs.items():
             zeros = np.zeros((1, spec.heads, self.length, spec.width), spec.dtype)
-            binding.bind_ortvalue_input(name, shared_value(zeros))
+            with _runtime_errors(f"clearing '{name}'"):
+                binding.bind_ortvalue_input(name, shared_value(zeros))
         self._copy_into(binding, 0)
         for slot in range(1, self.slots):
             self.copy_prefix(0, slot, self.length)
@@ -222,14 +227,18 @@ class DeviceMemory(SlotMemory):
         for name in self._specs:
             output = present_of(name)
             self._bind(binding.bind_output, binding.bind_ortvalue_output, output, name, target, 1)
-        try:
+        with _runtime_errors("copying a slot"):
             self._copier.run_with_iobinding(binding)
-        except ort.runtime_errors() as error:
-            raise ProviderRuntimeError(f"copying a slot failed: {ort.one_line(error)}") from error
 
     def _cache(self, name: str, slots: int) -> Any:
         spec = self._specs[name]
-        return self._allocate(name, (slots, spec.heads, self.length, spec.width), spec.dtype)
+        if self._device.buffer is None:
+            return self._allocate(name, (slots, spec.heads, self.length, spec.width), spec.dtype)
+        size = slots * self.length * spec.bytes_per_token
+        try:
+            return self._device.buffer(size)
+        except ProviderUnavailableError as error:
+            raise self._no_memory(name, size, error) from error
 
     def _allocate(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
         try:
@@ -293,6 +302,14 @@ def slots_that_fit(free: int, slot_bytes: int, wanted: int, remedy: str) -> int:
             f"{remedy}."
         )
     return slots
+
+
+@contextmanager
+def _runtime_errors(doing: str) -> Iterator[None]:
+    try:
+        yield
+    except ort.runtime_errors() as error:
+        raise ProviderRuntimeError(f"{doing} failed: {ort.one_line(error)}") from error
 
 
 def _element_type(dtype: np.dtype[Any]) -> Any:

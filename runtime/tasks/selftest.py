@@ -42,7 +42,8 @@ _PROMPT = range(300, 316)  # token ids in the vocabulary of the demo model
 # quantizes activations of models with quantized weights (0.03), and some targets do not quantize the
 # activations (0.11) or the KV (0.05) that others do. Wrong positions give 0.5 and more.
 _TOLERANCE = {"float": 0.01, "int4": 0.06, "int4-minima": 0.06, "int8": 0.06}
-# Of other forms, of bf16, and of quantized mixtures: rounding may choose another expert for a token (0.19).
+# Of other forms, of bf16, and of mixtures: rounding may choose another expert for a token (0.19; in fp16,
+# qwen3_moe with float weights differs by 0.059 on the CPU and on an H200).
 _COARSE = 0.25
 _OPTIONS_MODEL = ("llama", "int8-kv")  # it has what most options need
 _MEMORY_CONTEXT = 2**16  # tokens: few slots fill a device
@@ -148,7 +149,7 @@ class _Plan:
 def tolerance(family: str, form: str) -> float:
     """Return the largest allowed difference of a form, of a family of the self-test."""
     mixture = any("experts" in name for name in models.FAMILIES[family])
-    return _COARSE if mixture and form != "float" else _TOLERANCE.get(form, _COARSE)
+    return _COARSE if mixture else _TOLERANCE.get(form, _COARSE)
 
 
 @functools.cache

@@ -59,8 +59,6 @@ class QuantizedWeightsPass(GraphPass):
     def _gather_misfit(self, found: BlockedWeight) -> str | None:
         if not self.kernels.gather_block_quantized:
             return "the target has no GatherBlockQuantized"
-        if found.zero_points is not None and found.bits == 4 and not self.kernels.gather_zero_points:
-            return "the target's GatherBlockQuantized does not take these zero points"
         return None
 
     def _product_misfit(self, found: BlockedWeight) -> str | None:
@@ -102,7 +100,8 @@ class QuantizedWeightsPass(GraphPass):
         packed, scales = self._operands(graph, found)[:2]
         last = shared_constant(graph, "slots.last_axis", np.array([-1], np.int64))
         operands = [packed, node.inputs[1], insert(node, "Unsqueeze", [scales, last]).outputs[0]]
-        if found.zero_points is not None:
+        inside = found.bits == 8 or self.kernels.gather_zero_points
+        if found.zero_points is not None and inside:
             operands.append(_zero_points_per_block(graph, found, found.zero_points))
         attributes = {
             "bits": found.bits,
@@ -110,10 +109,27 @@ class QuantizedWeightsPass(GraphPass):
             "gather_axis": 0,
             "quantize_axis": 2,
         }
-        blocks = insert(node, "GatherBlockQuantized", operands, attributes, domain=MICROSOFT)
-        blocks.name = node.name
+        gathered = insert(node, "GatherBlockQuantized", operands, attributes, domain=MICROSOFT)
+        gathered.name = node.name
+        blocks = gathered.outputs[0]
+        if found.zero_points is not None and not inside:
+            offsets = _offsets_per_block(graph, found, found.zero_points)
+            added = insert(node, "Gather", [offsets, node.inputs[1]], {"axis": 0}).outputs[0]
+            blocks = insert(node, "Add", [blocks, added]).outputs[0]
         shape = shared_constant(graph, f"slots.join_{found.inputs}", np.array([0, 0, found.inputs], np.int64))
-        replace(node.outputs[0], insert(node, "Reshape", [blocks.outputs[0], shape]).outputs[0])
+        replace(node.outputs[0], insert(node, "Reshape", [blocks, shape]).outputs[0])
+
+
+def _offsets_per_block(graph: ir.Graph, found: BlockedWeight, points: ir.TensorProtocol) -> ir.Value:
+    """Register what 4-bit zero points add to values about the middle: (8 - z) * scale [N, K / block, 1]."""
+    shape = (found.outputs, found.blocks, 1)
+
+    def compute() -> Array:
+        scales = found.scales.numpy()
+        offsets = 8.0 - unpack_nibbles(packed_bytes(points), shape).astype(np.float32)
+        return (offsets * scales.astype(np.float32).reshape(shape)).astype(scales.dtype)
+
+    return add_initializer(graph, f"{found.stem}.gathered_offsets", lazy(compute, found.scales.dtype, shape))
 
 
 def _zero_points_per_block(graph: ir.Graph, found: BlockedWeight, points: ir.TensorProtocol) -> ir.Value:

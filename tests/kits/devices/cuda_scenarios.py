@@ -6,6 +6,7 @@ The last line of the output is JSON.
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import json
 import os
 import sys
@@ -179,11 +180,12 @@ def copies(folder: Path) -> list[bool]:
 def memory_at_load(folder: Path) -> dict[str, Any]:
     """Open models with ever less memory; return the slots or the error of each. Then drive one."""
     model, config = lowered(folder, "llama", "float")
+    many = dataclasses.replace(config, max_slots=2000)
     found: dict[str, Any] = {}
-    for kilobytes in (1 << 14, 5000, 4000, 3000, 1000):
+    for kilobytes in (200_000, 120_000, 90_000, 60_000, 1000):
         _stub().stub_memory(ctypes.c_size_t(kilobytes << 10))
         try:
-            runner = CudaProvider().runner(model, config)
+            runner = CudaProvider().runner(model, many)
         except CarryallError as error:
             found[str(kilobytes)] = f"{type(error).__name__}: {error}"
         else:
@@ -194,6 +196,19 @@ def memory_at_load(folder: Path) -> dict[str, Any]:
     drive(runner)
     runner.close()
     return found
+
+
+def memory_of_caches(folder: Path) -> list[int]:
+    """Use and close a model with slots of many tokens; return bytes of its KV, held more while open, left."""
+    model, config = lowered(folder, "llama", "float")
+    CudaProvider().runner(model, config).close()  # what a first use allocates for good
+    before = _used(0)
+    runner: Any = CudaProvider().runner(model, dataclasses.replace(config, max_slots=2000))
+    size = runner.info.max_slots * runner.info.context_length * runner.info.kv_bytes_per_token
+    runner.forward([Row(0, tokens(6), 0)])
+    held = _used(0) - before
+    runner.close()
+    return [size, held, _used(0) - before]
 
 
 def memory_in_a_step(folder: Path) -> list[Any]:

@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 import zoo
+from filelock import FileLock
 
 ROOT = Path(__file__).parents[3]
 SOURCE = Path(__file__).with_name("cudart_stub.cpp")
@@ -98,10 +99,15 @@ def build(wheel: Path) -> Path:
     provider = wheel / "onnxruntime" / "capi" / "libonnxruntime_providers_cuda.so"
     key = hashlib.sha256(SOURCE.read_bytes() + Path(__file__).read_bytes() + VERSION.encode()).hexdigest()
     folder = zoo.folder() / "cuda-stub" / key[:16]
-    if folder.is_dir():
-        return folder
-    wanted = _symbols(provider)
     folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{folder}.lock"):  # of several workers, one builds
+        if not folder.is_dir():
+            _build(compiler, provider, folder)
+    return folder
+
+
+def _build(compiler: str, provider: Path, folder: Path) -> None:
+    wanted = _symbols(provider)
     with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
         made = Path(scratch) / "libraries"
         made.mkdir()
@@ -113,7 +119,6 @@ def build(wheel: Path) -> Path:
         lacking = set(wanted[_RUNTIME]) - set(_symbols(made / _RUNTIME, defined=True)[_RUNTIME])
         assert not lacking, f"{SOURCE.name} lacks {', '.join(sorted(lacking))}"
         made.rename(folder)
-    return folder
 
 
 def _wheel() -> Path:

@@ -200,7 +200,7 @@ int allocate(void **address, size_t wanted) {
   size_t size = std::max(kPage, (wanted + kPage - 1) / kPage * kPage);
   size_t limit = total[current] ? total[current] : size_t{16} << 30;
   auto again = unused.lower_bound(size);
-  bool fits = again != unused.end() && again->first <= 2 * size + 4096;
+  bool fits = again != unused.end() && again->first <= size + size / 16 + 4096;
   size_t taken = fits ? again->first : size;
   if (used[current] + taken > limit || (!fits && arena_top + taken > kArena)) {
     note("full %zu", wanted);

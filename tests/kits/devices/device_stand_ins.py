@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
+import numpy as np
 import onnx_ir as ir
 from paged_attention_stand_in import PagedStandInPass
 
@@ -67,6 +68,9 @@ class _OnCpu:
 
     def enter(self, index: int) -> None:
         pass
+
+    def buffer(self, index: int, size: int) -> Any:
+        return Device(name="cpu").allocate([size], np.dtype(np.uint8))
 
     def provider_options(self, options: Mapping[str, Any], *, generating: bool) -> dict[str, str]:
         return {}

@@ -60,6 +60,7 @@ class FakeRuntime:
     def __init__(self, code: int = 0) -> None:
         self.code, self.device = code, -1
         self.cudaGetErrorString = lambda code: b"driver version is insufficient"
+        self.cudaGetLastError = lambda: self.code
 
     def cudaGetDeviceCount(self, count: Any) -> int:  # noqa: N802
         count._obj.value = 1

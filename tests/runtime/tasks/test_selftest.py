@@ -123,7 +123,12 @@ def test_carryalls_kernels_are_not_compared_with_themselves(monkeypatch: pytest.
 
 @pytest.mark.parametrize(
     ("family", "form", "bar"),
-    [("llama", "int4", 0.06), ("qwen3_moe", "float", 0.01), ("mixtral", "int4", 0.25)],
+    [
+        ("llama", "int4", 0.06),
+        ("llama", "float", 0.01),
+        ("qwen3_moe", "float", 0.25),
+        ("mixtral", "int4", 0.25),
+    ],
 )
 def test_mixtures_may_choose_other_experts(family: str, form: str, bar: float) -> None:
     assert tasks.tolerance(family, form) == bar

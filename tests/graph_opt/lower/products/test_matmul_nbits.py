@@ -6,10 +6,11 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
+import onnxruntime
 import pytest
-from graph_asserts import apply, assert_same, graph
+from graph_asserts import apply, assert_same, evaluate, graph
 
-from carryall.graph_opt.lower.kernels import CPU, Kernels
+from carryall.graph_opt.lower.kernels import CPU, CUDA, Kernels
 from carryall.graph_opt.lower.products.matmul_nbits import QuantizedWeightsPass
 
 K, N, BLOCK = 32, 6, 16
@@ -118,6 +119,33 @@ def test_an_embedding_and_its_tied_head_share_their_bytes() -> None:
     assert_same(model, graph(f"{signature} {{ {body} }}", q=packed(VALUES + 8), s=SCALES.T, **constants))
     kernels = [node for node in model.graph if node.domain]
     assert kernels[0].inputs[0] is kernels[1].inputs[1]
+
+
+EMBEDDING = f"""g (int64[B, S] input_ids) => (float[B, S, {K}] e) {{
+    w = DequantizeLinear <axis = 1, block_size = {BLOCK}> (q, s, z) e = Gather(w, input_ids) }}"""
+POINTS = RNG.integers(0, 16, (N, K // BLOCK))
+
+
+def test_zero_points_that_a_kernel_misreads_are_added_to_the_rows() -> None:
+    """CUDA's GatherBlockQuantized reads 4-bit zero points without the padding of rows."""
+    levels = (VALUES.T + 8).astype(ml_dtypes.uint4)
+    model = graph(EMBEDDING, q=levels, s=SCALES.T, z=POINTS.astype(ml_dtypes.uint4))
+    feed = {"input_ids": np.array([[0, 5, 2]])}
+    (before,) = evaluate(model, feed)
+    assert apply(QuantizedWeightsPass(CUDA), model) == []
+    body = f"""t = Unsqueeze(s, last)
+        g = com.microsoft.GatherBlockQuantized
+            <bits = 4, block_size = {BLOCK}, gather_axis = 0, quantize_axis = 2> (q, input_ids, t)
+        o = Gather <axis = 0> (offsets, input_ids) a = Add(g, o) e = Reshape(a, join)"""
+    constants = {
+        "last": np.array([-1]),
+        "join": np.array([0, 0, K]),
+        "offsets": ((8 - POINTS) * SCALES.T)[..., None].astype(np.float32),
+    }
+    signature = EMBEDDING.split("{")[0]
+    assert_same(model, graph(f"{signature} {{ {body} }}", q=packed(VALUES + 8), s=SCALES.T, **constants))
+    lowered = onnxruntime.InferenceSession(ir.to_proto(model).SerializeToString())
+    np.testing.assert_allclose(lowered.run(None, feed)[0], before, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize(
