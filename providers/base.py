@@ -68,6 +68,9 @@ class DeviceMemory:
     total: int
 
 
+STEP_TOKENS = 512  # of a step, where a runner has no other preference
+
+
 @dataclass(frozen=True, slots=True)
 class RunnerInfo:
     """Sizes of a loaded model, and abilities of its runner."""
@@ -92,6 +95,7 @@ class RunnerInfo:
     # Number of inputs and outputs of each linear layer that an adapter can change, by module.
     lora_modules: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     on_device: bool = False  # whether the model runs on a device and leaves the host's cores free
+    step_tokens: int = STEP_TOKENS  # more tokens in a step hardly save time
 
 
 @dataclass(slots=True)

@@ -9,9 +9,9 @@ import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from ...contract import TOTAL_SEQUENCE_LENGTH, present_of
@@ -19,7 +19,8 @@ from ...errors import ProviderRuntimeError, ProviderUnavailableError
 from .. import captures
 from ..kv.kv_memory import KVSpec
 from . import ort
-from .slot_memory import BFLOAT16, Array, BoundRun, SlotMemory, shared_value
+from .packed_inputs import PackedInputs
+from .slot_memory import Array, BoundRun, SlotMemory, element_type, shared_value
 
 # CUDA's kernels read only this input from host memory (onnxruntime's contrib_ops/cuda/bert/
 # group_query_attention.cc: InputMemoryType(OrtMemTypeCPUInput, 6)).
@@ -68,8 +69,8 @@ class Device:
         """Return an ``OrtValue`` in this device's memory, its content undefined."""
         make = ort.load_onnxruntime("device memory").OrtValue.ortvalue_from_shape_and_type
         if self.memory is not None:
-            return make(list(shape), _element_type(dtype), memory_info=self.memory)
-        return make(list(shape), _element_type(dtype), self.name, self.index)
+            return make(list(shape), element_type(dtype), memory_info=self.memory)
+        return make(list(shape), element_type(dtype), self.name, self.index)
 
 
 class DeviceMemory(SlotMemory):
@@ -144,16 +145,23 @@ class DeviceMemory(SlotMemory):
             run = BoundRun(binding, options=_graph_options(None))
         on_host = {name: array for name, array in feeds.items() if name in self._host_inputs}
         super().bind_once(binding, on_host, {})
-        for name, array in feeds.items():
-            if name not in on_host:
-                value = self._allocate(name, array.shape, array.dtype)
-                binding.bind_ortvalue_input(name, value)
-                run.uploads.append((value, array))
+        run.uploads += self._upload(binding, {name: feeds[name] for name in feeds if name not in on_host})
         for name, array in results.items():
             value = self._allocate(name, array.shape, array.dtype)
             binding.bind_ortvalue_output(name, value)
             run.downloads[name] = (value, array)
         return run
+
+    def _upload(self, binding: Any, feeds: Mapping[str, Array]) -> list[Callable[[], None]]:
+        """Bind values of the device to inputs; return what copies the arrays to them."""
+        if self._device.addressable:
+            packed = PackedInputs(feeds, lambda size: self._allocate("inputs", (size,), np.dtype(np.uint8)))
+            packed.bind(binding, self._device.name, self._device.index)
+            return [packed.upload]
+        values = {name: self._allocate(name, array.shape, array.dtype) for name, array in feeds.items()}
+        for name, value in values.items():
+            binding.bind_ortvalue_input(name, value)
+        return [partial(value.update_inplace, feeds[name]) for name, value in values.items()]
 
     def bind_once(
         self,
@@ -203,7 +211,7 @@ class DeviceMemory(SlotMemory):
         stride = self.length * spec.bytes_per_token
         shape = [count, spec.heads, self.length, spec.width]
         address = values[0].data_ptr() + first * stride
-        by_address(name, self._device.name, self._device.index, _element_type(spec.dtype), shape, address)
+        by_address(name, self._device.name, self._device.index, element_type(spec.dtype), shape, address)
 
     def _copy_model(self) -> bytes:
         return _copy_model(self._specs, self.length)
@@ -235,16 +243,18 @@ class DeviceMemory(SlotMemory):
         if self._device.buffer is None:
             return self._allocate(name, (slots, spec.heads, self.length, spec.width), spec.dtype)
         size = slots * self.length * spec.bytes_per_token
-        try:
-            return self._device.buffer(size)
-        except ProviderUnavailableError as error:
-            raise self._no_memory(name, size, error) from error
+        return self._made(name, size, partial(self._device.buffer, size))
 
     def _allocate(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+        size = int(np.prod(shape)) * dtype.itemsize
+        return self._made(name, size, partial(self._device.allocate, shape, dtype))
+
+    def _made(self, name: str, size: int, make: Callable[[], Any]) -> Any:
+        failures: tuple[type[BaseException], ...] = (ProviderUnavailableError, *ort.runtime_errors())
         try:
-            return self._device.allocate(shape, dtype)
-        except ort.runtime_errors() as error:
-            raise self._no_memory(name, int(np.prod(shape)) * dtype.itemsize, error) from error
+            return make()
+        except failures as error:
+            raise self._no_memory(name, size, error) from error
 
     def _no_memory(self, name: str, size: int, error: BaseException) -> ProviderRuntimeError:
         return ProviderRuntimeError(
@@ -310,10 +320,6 @@ def _runtime_errors(doing: str) -> Iterator[None]:
         yield
     except ort.runtime_errors() as error:
         raise ProviderRuntimeError(f"{doing} failed: {ort.one_line(error)}") from error
-
-
-def _element_type(dtype: np.dtype[Any]) -> Any:
-    return BFLOAT16 if dtype == ml_dtypes.bfloat16 else dtype.type
 
 
 def _graph_options(graph_id: int | None) -> Any:

@@ -7,7 +7,7 @@ For a device, inputs are copied before each run and results after it.
 from __future__ import annotations
 
 import abc
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,22 +32,22 @@ class BoundRun:
 
     Args:
         binding: binds all inputs and outputs of the graph.
-        uploads: pairs of a device value and the host array copied to it.
+        uploads: copy the inputs to the device.
         downloads: pairs of a device value and the host array that receives it, by name of the result.
         options: ``onnxruntime.RunOptions``, None for the default.
         lora: the bound rows of LoRA adapters, and their version.
     """
 
     binding: Any
-    uploads: list[tuple[Any, Array]] = field(default_factory=list)
+    uploads: list[Callable[[], None]] = field(default_factory=list)
     downloads: dict[str, tuple[Any, Array]] = field(default_factory=dict)
     options: Any = None
     lora: tuple[int, int, int] | None = None
 
     def run(self, session: Any, late: Collection[str] = ()) -> None:
         """Run once; all results except the ``late`` ones are on the host afterwards."""
-        for value, array in self.uploads:
-            value.update_inplace(array)
+        for upload in self.uploads:
+            upload()
         self._execute(session, self.options)
         for name in self.downloads.keys() - set(late):
             self.fetch(name)
@@ -221,3 +221,8 @@ def shared_value(array: Array) -> Any:
     if array.dtype == ml_dtypes.bfloat16:
         return value.ortvalue_from_numpy_with_onnx_type(array.view(np.uint16), BFLOAT16)
     return value.ortvalue_from_numpy(array)
+
+
+def element_type(dtype: np.dtype[Any]) -> Any:
+    """Return what onnxruntime's Python API takes as the type of elements."""
+    return BFLOAT16 if dtype == ml_dtypes.bfloat16 else dtype.type

@@ -30,7 +30,7 @@ from ...contract import (
     TOTAL_SEQUENCE_LENGTH,
 )
 from ...errors import ProviderRuntimeError
-from ..base import BestLogits, KVEviction, LoraMatrices, Row, RunnerConfig, RunnerInfo
+from ..base import STEP_TOKENS, BestLogits, KVEviction, LoraMatrices, Row, RunnerConfig, RunnerInfo
 from ..captures import no_capture
 from ..kv.kv_memory import TRIM_STEP, KVSpec
 from ..kv.slot_graph import SlotGraph, chosen_context_length, read_slot_graph
@@ -79,10 +79,10 @@ class SlotRunner:
         self._kv = memory(graph.caches, config.max_slots, context_length)
         adapted = graph.lora_modules
         self._lora = SlotLora(adapted, config, self._kv) if adapted else None
-        self.info = _info(graph, config, context_length, self._kv)
+        self._policy = policy or SlotPolicy()
+        self.info = _info(graph, config, context_length, self._kv, self._policy)
         self._session = session
         self._decode_session = decode_session
-        self._policy = policy or SlotPolicy()
         self._bindings = SlotBindings(self._kv, self._policy)
         self._arrays = SlotArrays(graph, self._kv.slots)
         self._lengths = self._arrays.lengths
@@ -336,7 +336,9 @@ class SlotRunner:
         return (self._decode_session if narrow else None) or self._session
 
 
-def _info(graph: SlotGraph, config: RunnerConfig, context_length: int, memory: SlotMemory) -> RunnerInfo:
+def _info(
+    graph: SlotGraph, config: RunnerConfig, context_length: int, memory: SlotMemory, policy: SlotPolicy
+) -> RunnerInfo:
     specs = graph.caches.values()
     return RunnerInfo(
         vocab_size=graph.vocab_size,
@@ -349,6 +351,7 @@ def _info(graph: SlotGraph, config: RunnerConfig, context_length: int, memory: S
         embedding_size=graph.embedding_size,
         num_tokens=graph.num_tokens,
         on_device=not isinstance(memory, HostMemory),
+        step_tokens=max(STEP_TOKENS, policy.prefill_chunk),
         evicts_kv=graph.takes_positions and memory.evicts_kv,
         sliding_window=max(spec.window or 0 for spec in specs),
         trim_step=TRIM_STEP * memory.trims,

@@ -31,6 +31,7 @@ class SplitRunner:
             max_slots=min(info.max_slots for info in infos),
             kv_bytes_per_token=sum(info.kv_bytes_per_token for info in infos),
             batched_multi_token=all(info.batched_multi_token for info in infos),
+            step_tokens=min(info.step_tokens for info in infos),
             kv_tokens=min((info.kv_tokens for info in infos if info.kv_tokens is not None), default=None),
             evicts_kv=all(info.evicts_kv for info in infos),
             sliding_window=max(info.sliding_window for info in infos),

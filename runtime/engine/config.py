@@ -17,7 +17,8 @@ class EngineConfig(Checked):
 
     Args:
         max_slots: maximum number of sequences computed at once; each slot holds the KV cache of one.
-        max_step_tokens: maximum number of tokens of one step, prompt and generated tokens together.
+        max_step_tokens: maximum number of tokens of one step, prompt and generated tokens together; none is
+            what the provider prefers: 2,048 on CUDA, 512 elsewhere.
         max_step_slowdown: how many times longer prompt chunks may make a step while other requests generate.
             Smaller values keep running streams smooth, larger ones finish prompts sooner; ``inf`` removes the
             limit.
@@ -47,7 +48,7 @@ class EngineConfig(Checked):
     """
 
     max_slots: int = option(32, least=1, most=math.inf)  # the available memory limits it at load
-    max_step_tokens: int = option(512, least=1)
+    max_step_tokens: int | None = option(None, least=1)
     max_step_slowdown: float = option(2.25, least=1)
     max_queue: int | None = option(None, least=0)
     kv_bytes: int | None = option(None, least=1, unit="bytes")

@@ -78,11 +78,7 @@ class Engine:
     ) -> None:
         self.info = info = runner.info
         self.config = config = dataclasses.replace(config or EngineConfig(), max_slots=info.max_slots)
-        if config.max_step_tokens < info.max_slots:
-            raise UsageError(
-                f"max_step_tokens is {config.max_step_tokens}, less than the {info.max_slots} slots, "
-                "each of which needs one token a step; raise max_step_tokens or lower max_slots"
-            )
+        step_tokens = _step_tokens(config, info)
         kv_tokens = _kv_tokens(config, info)
         # The last generated token needs no KV.
         self.max_length = (
@@ -99,7 +95,7 @@ class Engine:
         self._mover = KVMover(runner, _tier(config, info, identity), identity, costs)
         self._scheduler = Scheduler(
             self._slots,
-            config.max_step_tokens,
+            step_tokens,
             prefix_cache=config.prefix_cache,
             stretch=config.max_step_slowdown,
             costs=costs,
@@ -114,7 +110,7 @@ class Engine:
         self._speculator = Speculator(
             [ForcedTokens(), *([proposer] if proposer is not None else [])],
             batched=info.batched_multi_token,
-            max_step_tokens=config.max_step_tokens,
+            max_step_tokens=step_tokens,
             adaptive=config.adaptive_speculation,
         )
         parts = PolicyParts(
@@ -337,6 +333,18 @@ def _kv_tokens(config: EngineConfig, info: RunnerInfo) -> int | None:
         return info.kv_tokens
     most = config.kv_bytes // max(1, info.kv_bytes_per_token)
     return most if info.kv_tokens is None else min(most, info.kv_tokens)
+
+
+def _step_tokens(config: EngineConfig, info: RunnerInfo) -> int:
+    """Return the maximum number of tokens of a step: each slot needs one."""
+    if config.max_step_tokens is None:
+        return max(info.step_tokens, info.max_slots)
+    if config.max_step_tokens < info.max_slots:
+        raise UsageError(
+            f"max_step_tokens is {config.max_step_tokens}, less than the {info.max_slots} slots, "
+            "each of which needs one token a step; raise max_step_tokens or lower max_slots"
+        )
+    return config.max_step_tokens
 
 
 def _windows(config: EngineConfig, info: RunnerInfo) -> Windows | None:

@@ -118,7 +118,7 @@ def test_a_lost_device_fails_its_requests_with_the_reason(
     assert run(engine, requests(3)) == undisturbed
 
 
-@pytest.mark.parametrize("moment", [1, 3])
+@pytest.mark.parametrize("moment", [0, 1])
 def test_out_of_memory_during_binding_fails_no_other_request(
     model: Path, moment: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

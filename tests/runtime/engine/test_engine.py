@@ -227,6 +227,20 @@ def test_steps_too_small_for_the_slots_are_refused() -> None:
         Engine(make_runner(max_slots=4), EngineConfig(max_step_tokens=3))
 
 
+@pytest.mark.parametrize(("preferred", "steps"), [(16, 3), (512, 1), (2, 9)])
+def test_a_step_has_as_many_tokens_as_the_runner_prefers(preferred: int, steps: int) -> None:
+    """But one for each slot at least."""
+    runner = make_runner(max_slots=5)
+    runner.info = dataclasses.replace(runner.info, step_tokens=preferred)
+    engine = Engine(runner)
+    engine.add(make_request("a", 45, SamplingParams(max_tokens=1)))
+    count = 0
+    while engine.has_work:
+        engine.step()
+        count += 1
+    assert count == steps
+
+
 def test_statistics_add_up() -> None:
     engine, _ = make_engine(max_slots=2)
     requests = mixed(5)
