@@ -119,7 +119,7 @@ def opened(provider: Provider, make_model: ModelMaker, config: RunnerConfig) -> 
 
 
 def drive(runner: Runner) -> Logits:
-    """Run two sequences together and alone, a copy of a prefix, and a prompt that reuses a slot.
+    """Run two sequences together and alone, a copy of a prefix, a prompt that reuses a slot, two new prompts.
 
     Args:
         runner: with ``SLOTS`` slots and a context of 64 tokens.
@@ -147,6 +147,10 @@ def drive(runner: Runner) -> Logits:
     runner.release(0)
     step(Row(0, third[:40], 0, 2))
     step(Row(0, third[40:41], 40))
+    runner.release(0)
+    runner.release(1)
+    step(Row(0, second[:17], 0), Row(1, first[:20], 0))
+    step(Row(0, second[17:18], 17), Row(1, first[20:21], 20))
     return np.concatenate(found)
 
 

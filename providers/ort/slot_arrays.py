@@ -85,11 +85,11 @@ class SlotArrays:
         part = slice(first, first + count)
         return {LOGITS: self.logits[part]} | {name: array[part] for name, array in self._best.items()}
 
-    def best_results(self, slot: int, wanted: int) -> Mapping[str, Array]:
-        """Return the arrays for the largest logits of a prompt's run: for one position the slot's own."""
+    def best_results(self, first: int, count: int, wanted: int) -> Mapping[str, Array]:
+        """Return the arrays for the largest logits of a run of prompts: for one position the slots' own."""
         if wanted == 1:
-            return {name: array[slot : slot + 1] for name, array in self._best.items()}
-        return _best_arrays(1, wanted, self._top_logits)
+            return {name: array[first : first + count] for name, array in self._best.items()}
+        return _best_arrays(count, wanted, self._top_logits)
 
     def best_of(self, slot: int, fetch: Callable[[], Logits]) -> BestLogits:
         """Return the slot's largest logits; ``fetch`` returns all of them."""

@@ -33,6 +33,8 @@ class SlotPolicy:
             inputs may change.
         prompts_on_cache: whether several tokens of a row may run on top of cached ones. If not, only new
             prompts run in one piece, and rows that continue a cache run token by token.
+        joint_prompts: new prompts in adjacent slots share a run, within ``joint_tokens`` and ``max_padding``,
+            of a graph that takes no ``cache_rows``.
     """
 
     prefill_chunk: int = 128
@@ -48,6 +50,7 @@ class SlotPolicy:
     bank: int = 0
     capture: bool = False
     prompts_on_cache: bool = True
+    joint_prompts: bool = False
 
     def captures(self, first: int, count: int) -> bool:
         """Whether a decode run over these slots is captured."""
@@ -93,6 +96,31 @@ class SlotPolicy:
                 group = []
             if not group:
                 size = tokens
+            group.append(index)
+        if group:
+            yield group
+
+    def adjacent(self, prompts: Sequence[tuple[int, int]]) -> Iterator[list[int]]:
+        """Group new prompts of adjacent slots into joint runs, each padded to its longest prompt.
+
+        Args:
+            prompts: slot and number of tokens of each, by ascending slot.
+
+        Yields:
+            Indices of the prompts of a run.
+        """
+        group: list[int] = []
+        for index, (slot, _) in enumerate(prompts):
+            sizes = [prompts[other][1] for other in (*group, index)]
+            joins = (
+                group
+                and slot == prompts[index - 1][0] + 1
+                and max(sizes) - min(sizes) <= self.max_padding
+                and len(sizes) * max(sizes) <= self.joint_tokens
+            )
+            if group and not joins:
+                yield group
+                group = []
             group.append(index)
         if group:
             yield group

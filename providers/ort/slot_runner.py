@@ -11,6 +11,7 @@ token is the length before the run.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -117,7 +118,7 @@ class SlotRunner:
                 results[row.slot] = self._arrays.logits[row.slot, : row.num_logits]
             for group in self._groups([row for row in rows if not _is_decode(row)]):
                 if len(group) > 1:
-                    results.update(self._prefill_together(group))
+                    results.update(self._prefill_together(group, late))
                 else:
                     results[group[0].slot] = self._prefill(group[0], late=group[0].slot in late)
         except ort.runtime_errors() as error:
@@ -194,6 +195,10 @@ class SlotRunner:
             raise ProviderRuntimeError(f"the KV has another layout: {error}") from error
         self._lengths[slot] = start + length
 
+    def run_prompts_alone(self) -> None:
+        """Give each new prompt a run of its own from now on."""
+        self._policy = dataclasses.replace(self._policy, joint_prompts=False)
+
     def close(self) -> None:
         """Free all resources. The runner cannot be used afterwards."""
         with no_capture():  # a device frees the sessions
@@ -239,15 +244,25 @@ class SlotRunner:
 
     def _groups(self, rows: Sequence[Row]) -> Iterator[list[Row]]:
         """Yield rows of several tokens, grouped by the run that they share."""
-        able = [self._arrays.cache_rows is not None and can_join(row) for row in rows]
+        able = [self._may_join(row) for row in rows]
         joint = [row for row, joins in zip(rows, able, strict=True) if joins]
         yield from ([row] for row, joins in zip(rows, able, strict=True) if not joins)
-        # Positions of padding include evicted tokens.
-        extents = [(row.start + int(self._dropped[row.slot]), len(row.tokens)) for row in joint]
-        for group in self._policy.groups(extents, self.info.context_length):
+        if self._arrays.cache_rows is None:
+            joint.sort(key=lambda row: row.slot)
+            groups = self._policy.adjacent([(row.slot, len(row.tokens)) for row in joint])
+        else:
+            # Positions of padding include evicted tokens.
+            extents = [(row.start + int(self._dropped[row.slot]), len(row.tokens)) for row in joint]
+            groups = self._policy.groups(extents, self.info.context_length)
+        for group in groups:
             yield [joint[index] for index in group]
 
-    def _prefill_together(self, rows: list[Row]) -> dict[int, Logits]:
+    def _may_join(self, row: Row) -> bool:
+        if not can_join(row) or self._arrays.cache_rows is not None:
+            return can_join(row)
+        return self._policy.joint_prompts and row.start == 0 and row.num_logits <= 1
+
+    def _prefill_together(self, rows: list[Row], late: Collection[int]) -> dict[int, Logits]:
         """Run rows of several tokens in one run, padded on the right; return the logits by slot.
 
         KV of padding is written after a row's tokens, and overwritten by the next tokens.
@@ -257,14 +272,24 @@ class SlotRunner:
         )
         feeds = joint_feeds(rows, positions)
         ids, wanted = feeds[INPUT_IDS], feeds[LOGITS_POSITIONS].shape[1]
-        logits = np.empty((len(rows), wanted, self.info.vocab_size), np.float32)
+        if self._arrays.cache_rows is not None:
+            first, count = 0, self._kv.slots
+            logits = np.empty((len(rows), wanted, self.info.vocab_size), np.float32)
+        else:  # of adjacent slots, whose own arrays take the results
+            del feeds[CACHE_ROWS]
+            first, count = rows[0].slot, len(rows)
+            logits = self._arrays.logits[first : first + count]
         kind = "short" if ids.size <= self._policy.narrow_tokens else "prefill"
         session = self._session_for(kind, len(rows))
-        run = self._bindings.caches(kind, 0, self._kv.slots, session)
+        run = self._bindings.caches(kind, first, count, session)
         if self._lora is not None:
             feeds |= self._lora.prompt(run, rows)
-        self._kv.prepare(0, self._kv.slots)
-        self._kv.bind_once(run.binding, feeds, {LOGITS: logits}).run(session)
+        results = {LOGITS: logits, **self._arrays.best_results(first, count, wanted)}
+        unread = (LOGITS,) if all(row.slot in late or not row.num_logits for row in rows) else ()
+        bound = self._kv.bind_once(run.binding, feeds, results, unread)
+        self._kv.prepare(first, count)
+        bound.run(session, unread)
+        self._latest.update((row.slot, bound) for row in rows)
         return {row.slot: found[wanted - row.num_logits :] for row, found in zip(rows, logits, strict=True)}
 
     def _prefill(self, row: Row, *, late: bool) -> Logits:
@@ -304,7 +329,7 @@ class SlotRunner:
             feeds[POSITION_IDS] = np.arange(first + begin, first + end, dtype=np.int64)[None]
         if row.hidden_states is not None:
             feeds[HIDDEN_STATES] = np.ascontiguousarray(row.hidden_states[begin:end], np.float32)[None]
-        results = {LOGITS: logits, **self._arrays.best_results(row.slot, logits.shape[1])}
+        results = {LOGITS: logits, **self._arrays.best_results(row.slot, 1, logits.shape[1])}
         if states is not None:
             results[LAST_HIDDEN_STATE] = states[None, begin:end]
         bound = self._kv.bind_once(run.binding, feeds, results, late)

@@ -1,4 +1,4 @@
-"""Does a runner agree with itself? A prompt at once, in pieces and token by token gives the same logits."""
+"""Does a runner agree with itself? Equal prompts have equal logits, however they are run."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def check_agreement(runner: Runner, source: str, remedy: str, *, chunk: int, hal
         ProviderUnavailableError: logits differ by more than 1 % of the largest, 5 % in 16-bit floats.
     """
     count = min(max(chunk, _COMPARED), runner.info.context_length)
-    tokens = np.arange(1, count + 1, dtype=np.int64) * 7919 % runner.info.vocab_size
+    tokens = _tokens(runner, count)
     worst = _WORST_HALF if half else _WORST_FLOAT
     first, last = min(_PIECE, count), min(_COMPARED, count)
     pieces = _logits(runner, tokens, _PIECE)
@@ -40,13 +40,42 @@ def check_agreement(runner: Runner, source: str, remedy: str, *, chunk: int, hal
         (first, _logits(runner, tokens[:first], 1), pieces[:first], "one by one"),
         (count, _logits(runner, tokens, count, last), pieces[-last:], f"in pieces of {_PIECE}"),
     ):
-        largest = np.maximum(np.abs(one), np.abs(other)).max()
-        difference = float(np.abs(one - other).max() / largest) if largest else 0.0
+        difference = _difference(one, other)
         if not difference <= worst:  # NaN compares as wrong
             raise ProviderUnavailableError(
                 f"{source} computes wrong results here: logits of {length} tokens at once and {how} "
                 f"differ by {difference:.1%} of the largest. {remedy}"
             )
+
+
+def joint_prompts_agree(runner: Runner) -> bool:
+    """Return whether two new prompts have the same logits in one step and in a step each, within 5 %.
+
+    Args:
+        runner: the runner, none of whose slots is in use; with one slot there is nothing to compare.
+    """
+    if runner.info.max_slots < 2:
+        return True
+    longest = min(_COMPARED, runner.info.context_length)
+    prompts = [_tokens(runner, longest)[::-1].copy(), _tokens(runner, max(2, longest - 5))]
+    rows = [Row(slot, tokens, 0) for slot, tokens in enumerate(prompts)]
+    try:
+        alone = [runner.forward([row])[0].copy() for row in rows]
+        together = runner.forward(rows)
+        return all(_difference(*pair) <= _WORST_HALF for pair in zip(alone, together, strict=True))
+    finally:
+        for row in rows:
+            runner.release(row.slot)
+
+
+def _tokens(runner: Runner, count: int) -> npt.NDArray[np.int64]:
+    return np.arange(1, count + 1, dtype=np.int64) * 7919 % (runner.info.num_tokens or runner.info.vocab_size)
+
+
+def _difference(one: npt.NDArray[np.float32], other: npt.NDArray[np.float32]) -> float:
+    """Return the largest difference as a part of the largest value; NaN if one is NaN."""
+    largest = np.maximum(np.abs(one), np.abs(other)).max()
+    return float(np.abs(one - other).max() / largest) if largest else 0.0
 
 
 def _logits(

@@ -22,6 +22,7 @@ from ..host import libraries, nvidia
 from ..host.nvidia_provider import NvidiaProvider
 from ..kv.block_pool import BlockPool
 from ..kv.kv_memory import KVSpec
+from ..kv.slot_graph import read_slot_graph
 from ..lora import LoraPlaces, lora_facts
 from ..ort import ort
 from ..ort.device_memory import Device, DeviceMemory, slots_that_fit
@@ -30,6 +31,7 @@ from ..ort.provider import is_paged
 from ..ort.slot_policy import SlotPolicy, powers_of_two
 from ..ort.slot_runner import SlotRunner
 from ..runners.paged_runner import PagedRunner
+from ..runners.self_agreement import joint_prompts_agree
 
 _log = logging.getLogger(__name__)
 
@@ -41,6 +43,7 @@ _NEED_AMPERE = {"compute": "bf16", "kv_cache": "int8", "fused_experts": "on"}
 # Flash attention stores no score matrix. A host starts the kernels of a run in the time in which an H200
 # computes 1,000 tokens of a 0.6 B model.
 _PREFILL_CHUNK = 2048
+_MAX_PADDING = 64  # tokens; on slower devices they cost more than another run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +58,8 @@ class CudaOptions(Checked):
             int8 if the model has scales for it and the device the capability.
         fused_experts: compute a mixture of experts in one operator (compute capability 8); ``auto`` does if
             the device has the capability.
+        joint_prompts: compute new prompts of similar lengths together, with ``slots``; they are computed one
+            by one if the device computes other logits then, which is tried at load.
         cuda_graphs: capture decode runs, one for each power of two of the batch size, and replay them. Runs
             with sizes that depend on results, as of mixtures that are not fused, cannot be captured.
         top_logits: number of largest logits selected on the device; only these are downloaded for requests
@@ -69,6 +74,7 @@ class CudaOptions(Checked):
     compute: Literal["fp16", "bf16", "fp32"] = "fp16"
     kv_cache: Literal["auto", "int8", "float32"] = "auto"
     fused_experts: Literal["auto", "on", "off"] = "auto"
+    joint_prompts: bool = True
     cuda_graphs: bool = True
     top_logits: int = option(64, least=0)
     kv_memory: Literal["slots", "paged"] = "slots"
@@ -140,9 +146,14 @@ class CudaProvider(NvidiaProvider):
             slots = slots_that_fit(free, slot_bytes, slots, _REMEDY)
             return DeviceMemory(specs, slots, length, device=device, session_factory=self._copier(config))
 
-        return SlotRunner(
+        runner = SlotRunner(
             session, config, str(model), memory=memory, policy=decode_policy(config.max_slots, options)
         )
+        takes_tokens = read_slot_graph(session, str(model)).hidden_size is None
+        if options["joint_prompts"] and takes_tokens and not joint_prompts_agree(runner):
+            _log.warning("%s: prompts run one by one, because together they have other logits here", model)
+            runner.run_prompts_alone()
+        return runner
 
     def _paged_runner(self, model: Path, config: RunnerConfig, device: Device) -> Runner:
         # Shapes change with every step, so runs cannot be captured.
@@ -203,6 +214,9 @@ def decode_policy(slots: int, options: Mapping[str, Any]) -> SlotPolicy:
         max_scores=2**40,
         buckets=powers_of_two(slots),
         capture=options["cuda_graphs"],
+        joint_prompts=options["joint_prompts"],
+        joint_tokens=_PREFILL_CHUNK,
+        max_padding=_MAX_PADDING,
     )
 
 

@@ -92,10 +92,7 @@ class WebGpuProvider(OrtProvider):
 
     def device_descriptions(self) -> list[str]:
         """Return each adapter with its vendor, and whether it is software."""
-        return [
-            f"{index} ({adapter.device.vendor}{', software' if _is_software(adapter) else ''})"
-            for index, adapter in enumerate(_adapters())
-        ]
+        return [_name(index, adapter) for index, adapter in enumerate(_adapters())]
 
     def devices(self, options: Mapping[str, Any]) -> list[Any]:
         """Return the plugin's device to use."""
@@ -201,6 +198,13 @@ def _adapters() -> tuple[Any, ...]:
         return plugin_devices(library)
     except ProviderUnavailableError as error:
         raise ProviderUnavailableError(f"{error}. {_SOFTWARE}") from error
+
+
+def _name(index: int, adapter: Any) -> str:
+    """Return an adapter's number with what is known of it; onnxruntime may not know the vendor."""
+    known = [adapter.device.vendor] if adapter.device.vendor else []
+    known += ["software"] if _is_software(adapter) else []
+    return f"{index} ({', '.join(known)})" if known else str(index)
 
 
 def _is_software(adapter: Any) -> bool:

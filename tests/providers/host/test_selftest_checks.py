@@ -73,7 +73,7 @@ class WithoutPositions(CpuProvider):
 def test_right_and_wrong_results_are_told_apart() -> None:
     """The tolerance of float weights is 0.01, the largest is 0.2."""
     expected = logits_of(get_provider("cpu"), LLAMA, CONTEXT, {})
-    assert len(expected) == 4 + 1 + 8 + 5 + 2 + 2 + 1
+    assert len(expected) == 4 + 1 + 8 + 5 + 2 + 2 + 1 + 2 + 2
     assert difference(logits_of(CudaOnCpu(), LLAMA, CONTEXT, {}), expected) < 1e-5
     assert difference(logits_of(WithoutPositions(), LLAMA, CONTEXT, {}), expected) > 0.4
 

@@ -25,8 +25,10 @@ Tokens = npt.NDArray[np.int64]
 SLOTS = 6
 CAPTURING = SlotPolicy(buckets=powers_of_two(SLOTS), capture=True)
 ONE_BY_ONE = Device(name="cpu", addressable=False, updates=False)
+JOINT = SlotPolicy(joint_prompts=True, joint_tokens=64, max_padding=8)
 CASES = {
     "resident": (Device(name="cpu"), SlotPolicy()),
+    "joint": (Device(name="cpu"), JOINT),
     "captured": (Device(name="cpu"), CAPTURING),
     "whole-prompts": (Device(name="cpu"), SlotPolicy(prompts_on_cache=False)),
     "handles": (Device(name="cpu", addressable=False), SlotPolicy(max_hole=0, max_rows=1)),
@@ -76,6 +78,32 @@ def test_a_step_mixes_decode_prompts_chunks_and_holes(runner: SlotRunner) -> Non
         check(logits, texts[row.slot])
     for row in (Row(1, texts[1][6:], 6), Row(3, texts[3], 0, num_logits=3)):
         check(runner.forward([row])[0], texts[row.slot])
+
+
+def test_new_prompts_of_adjacent_slots_share_a_run(model: Path) -> None:
+    runner = device_runner(model, Device(name="cpu"), JOINT)
+    texts = [sequence(length, length) for length in (14, 9, 13, 20, 11)]
+    runner.forward([Row(3, texts[3][:5], 0)])
+    runner._bindings.clear()
+    rows = [
+        Row(2, texts[2], 0),
+        Row(0, texts[0][:12], 0),
+        Row(3, texts[3][5:], 5),  # on a cache
+        Row(1, texts[1], 0, num_logits=0),
+        Row(4, texts[4], 0, num_logits=2),  # wants more than its slot's array holds
+    ]
+    for row, logits in zip(rows, runner.forward(rows), strict=True):
+        assert len(logits) == row.num_logits
+        if row.num_logits:
+            check(logits, texts[row.slot][: row.start + len(row.tokens)])
+    assert {key[1:] for key in runner._bindings.runs} == {(0, 3), (3, 1), (4, 1)}
+    check(runner.forward([Row(0, texts[0][12:], 12)])[0], texts[0])  # overwrites padding
+    check(runner.forward([Row(1, texts[1][-1:], 8)])[0], texts[1])
+    runner.run_prompts_alone()
+    runner._bindings.clear()
+    runner.forward([Row(0, texts[0], 0), Row(1, texts[1], 0)])
+    assert {key[1:] for key in runner._bindings.runs} == {(0, 1), (1, 1)}
+    runner.close()
 
 
 def test_decode_goes_on_for_many_steps(runner: SlotRunner) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -82,3 +84,31 @@ def test_buckets(slots: int, sizes: tuple[int, ...]) -> None:
     assert not SlotPolicy(buckets=sizes).captures(0, sizes[-1])
     assert SlotPolicy(bank=4, capture=True).captures(8, 4)
     assert not SlotPolicy(bank=4).captures(8, 4)
+
+
+@given(
+    st.builds(
+        SlotPolicy,
+        joint_prompts=st.just(True),
+        joint_tokens=st.integers(1, 60),
+        max_padding=st.integers(0, 20),
+    ),
+    st.dictionaries(st.integers(0, 12), st.integers(2, 30)),
+)
+def test_joint_prompts_are_adjacent_and_waste_little(policy: SlotPolicy, sizes: dict[int, int]) -> None:
+    prompts = sorted(sizes.items())
+    groups = list(policy.adjacent(prompts))
+    assert [index for group in groups for index in group] == list(range(len(prompts)))
+    for group in groups:
+        slots, tokens = zip(*(prompts[index] for index in group), strict=True)
+        assert list(slots) == list(range(slots[0], slots[0] + len(slots)))
+        if len(group) > 1:
+            assert max(tokens) - min(tokens) <= policy.max_padding
+            assert len(group) * max(tokens) <= policy.joint_tokens
+    for one, other in itertools.pairwise(groups):  # no two groups could have been one
+        slots, tokens = zip(*(prompts[index] for index in (*one, other[0])), strict=True)
+        assert (
+            slots[-1] != slots[-2] + 1
+            or max(tokens) - min(tokens) > policy.max_padding
+            or len(tokens) * max(tokens) > policy.joint_tokens
+        )
