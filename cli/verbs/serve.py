@@ -51,6 +51,11 @@ def command(chosen: Chosen, as_json: bool, quiet: bool) -> None:
         from ...runtime.service.serve import Addresses, serve
     except ModuleNotFoundError as error:
         raise MissingExtraError("'carryall serve'", error.name or "grpc", "service") from error
+    except RuntimeError as error:  # generated code of gRPC is newer than grpcio
+        raise UsageError(
+            f"gRPC's packages do not fit each other: {str(error).partition('. Please')[0]}. "
+            "Install those that do with: pip install --upgrade 'carryall[service]'"
+        ) from error
 
     if chosen.model.loras and chosen.server.models is not None:
         raise UsageError("--lora needs one model; with --models, load adapters by /v1/load_lora_adapter")

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import types
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -128,3 +129,19 @@ def test_the_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     result = CliRunner().invoke(carryall, ["serve", "demo"])
     assert result.exit_code == 2
     assert "pip install 'carryall[service]'" in result.stderr
+
+
+def test_packages_of_grpc_that_do_not_fit_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As generated code says it at import."""
+
+    class Newer(types.ModuleType):
+        def __getattr__(self, name: str) -> object:
+            raise RuntimeError(
+                "The grpc package installed is at version 1.84.0, but the generated code in "
+                "health_pb2_grpc.py depends on grpcio>=1.85.1. Please upgrade your grpc module."
+            )
+
+    monkeypatch.setitem(sys.modules, "carryall.runtime.service.serve", Newer("serve"))
+    result = CliRunner().invoke(carryall, ["serve", "demo"])
+    assert result.exit_code == 2
+    assert "depends on grpcio>=1.85.1. Install those that do with: pip install --upgrade" in result.stderr
