@@ -5,9 +5,10 @@ from __future__ import annotations
 import functools
 import hashlib
 import io
-import tarfile
+import shutil
 import threading
 import time
+import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +28,7 @@ from .worker import WorkerSpec, open_worker
 # Lines of one call. Slots run empty at the end of a call, so a call should have many lines.
 _CALL_LINES = 512
 _WAIT_SECONDS = 0.2
+_COPIED_BYTES = 1 << 20
 _KIND, _FOLDER, _LOCK = "shipped", "model", "shipped.lock"
 
 LOCAL = "local"
@@ -97,7 +99,7 @@ def cluster_pool(
 
 
 def ship(model: str) -> bytes | None:
-    """Return a local folder as a tar archive; None for names that every node resolves, such as hub ids.
+    """Return a local folder as a zip archive; None for names that every node resolves, such as hub ids.
 
     Raises:
         UsageError: the model is a single file, which is not complete without its folder.
@@ -109,17 +111,13 @@ def ship(model: str) -> bytes | None:
     if not path.is_dir():
         return None
     stream = io.BytesIO()
-    with tarfile.open(fileobj=stream, mode="w") as archive:
+    with zipfile.ZipFile(stream, "w") as archive:  # not compressed: weights would hardly be smaller
         for file in sorted(path.rglob("*")):
             if file.is_file():
-                archive.add(file, str(file.relative_to(path)), filter=_without_owner)
+                entry = zipfile.ZipInfo(file.relative_to(path).as_posix())  # without the file's time
+                with file.open("rb") as source, archive.open(entry, "w", force_zip64=True) as target:
+                    shutil.copyfileobj(source, target, _COPIED_BYTES)
     return stream.getvalue()
-
-
-def _without_owner(entry: tarfile.TarInfo) -> tarfile.TarInfo:
-    entry.uid = entry.gid = entry.mtime = 0
-    entry.uname = entry.gname = ""
-    return entry
 
 
 def unpacked(name: str, archive: bytes) -> Path:
@@ -131,8 +129,8 @@ def unpacked(name: str, archive: bytes) -> Path:
     """
 
     def build(folder: Path) -> None:
-        with tarfile.open(fileobj=io.BytesIO(archive)) as opened:
-            opened.extractall(folder / _FOLDER, filter="data")
+        with zipfile.ZipFile(io.BytesIO(archive)) as opened:
+            opened.extractall(folder / _FOLDER)
 
     root = cache_root()
     try:

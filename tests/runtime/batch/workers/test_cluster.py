@@ -27,12 +27,16 @@ def test_a_folder_travels_as_an_archive(tmp_path: Path, monkeypatch: pytest.Monk
     (model / "sub").mkdir(parents=True)
     (model / "a").write_bytes(b"1")
     (model / "sub" / "b").write_bytes(b"2")
+    (model / "link").symlink_to(model / "a")  # as in the hub's cache
     archive = ship(str(model))
     assert archive is not None
     assert archive == ship(str(model))
     for _ in range(2):
         folder = unpacked("name", archive)
-        assert sorted(str(path.relative_to(folder)) for path in folder.rglob("*")) == ["a", "sub", "sub/b"]
+        found = {str(path.relative_to(folder)): path for path in folder.rglob("*")}
+        assert sorted(found) == ["a", "link", "sub", "sub/b"]
+        assert (found["link"].read_bytes(), found["sub/b"].read_bytes()) == (b"1", b"2")
+        assert not found["link"].is_symlink()
     assert ship("demo") is None
     with pytest.raises(UsageError, match="is a file"):
         ship(str(model / "a"))
