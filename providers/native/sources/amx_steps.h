@@ -1,21 +1,29 @@
 // Products on AMX, step by step: of 16 rows by a tile at a time, whose products with a step of inputs leave the registers to be
-// scaled and added while those of the next one are computed.
+// scaled and added while those of the next steps are computed.
 #pragma once
 #include "amx_panel.h"
 
 namespace carryall {
 namespace {
 
+// Steps whose products are computed before the first of them are added, of many rows: a load waits until what `tilestored` has
+// written is in the cache, since it is not forwarded. For few rows one takes less time.
+constexpr int kEarlyOfMany = 3, kEarlyOfFew = 1;
 constexpr int64_t kMostSteps = kUnpacked / (16 * kColumns);  // of a panel
 
 // The operands of steps one after another: of a tile, of all tiles, of all strips of 16 rows.
 class Operands {
  public:
-  explicit Operands(const Panel& p) : p_(p), width_(p.rows->width), step_(p.step), row_(p.first_row) { begin_tile(); }
+  explicit Operands(const Panel& p)
+      : p_(p), width_(p.rows->width), step_(p.step), row_(p.first_row),
+        steps_((p.last_row - p.first_row + kGroup - 1) / kGroup * p.tiles * (p.last - p.first)) {
+    begin_tile();
+  }
 
-  // Computes products [16, 16] of the next step; after the last one, of any. kOne: a step is at most a line of inputs.
+  // Computes products [16, 16] of the next step, if there is one. kOne: a step is at most a line of inputs.
   template <bool kOne>
   CARRYALL_INLINE void multiply(int32_t* products) {
+    if (steps_-- <= 0) return;
     _tile_zero(0);
     for (int64_t k = 0; k < (kOne ? 1 : smaller(step_, left_)); k += kLine) {
       _tile_loadd(4, values_ + k, width_);
@@ -33,7 +41,7 @@ class Operands {
   CARRYALL_INLINE void next_tile() {
     if (++tile_ == p_.tiles) {
       tile_ = 0;
-      if (row_ + kGroup < p_.last_row) row_ += kGroup;
+      row_ += kGroup;
     }
     begin_tile();
   }
@@ -46,7 +54,7 @@ class Operands {
   const Panel& p_;
   const int64_t width_, step_;
   const int8_t *values_, *bytes_;
-  int64_t left_, row_, tile_ = 0;
+  int64_t left_, row_, steps_, tile_ = 0;
 };
 
 // Scales and sums of 16 rows, so that those of a step lie side by side.
@@ -116,9 +124,9 @@ CARRYALL_INLINE void add_sums(const float* scales, float* results, __m512 (&sums
   }
 }
 
-template <bool kOne, bool kShared, bool kInexact, bool kMinima>
+template <int kEarly, bool kOne, bool kShared, bool kInexact, bool kMinima>
 void add_panel(const Panel& p) {
-  alignas(kLine) int32_t products[2][kGroup * kColumns];
+  alignas(kLine) int32_t products[kEarly + 1][kGroup * kColumns];
   alignas(kLine) float results[kGroup * kColumns];
   Group group;
   const Weights& w = *p.weights;
@@ -127,7 +135,7 @@ void add_panel(const Panel& p) {
   const int64_t share = kShared ? p.rows->share : 1, stored_step = grouped ? kLine : w.block_bytes();
   Operands operands(p);
   int turn = 0;
-  operands.multiply<kOne>(products[0]);
+  for (; turn < kEarly; turn++) operands.multiply<kOne>(products[turn]);
   for (int64_t row = p.first_row; row < p.last_row; row += kGroup) {
     const int64_t rows = p.last_row - row < kGroup ? p.last_row - row : kGroup;
     group.read(p, row, share, kInexact || kMinima);
@@ -157,9 +165,10 @@ void add_panel(const Panel& p) {
         from.scales += kGroup;
         open = share;
       };
-      for (int64_t step = 0; step < count; step++, turn = 1 - turn) {  // one is computed while the one before it is added
+      for (int64_t step = 0; step < count; step++) {
         p.ahead->fetch();
-        operands.multiply<kOne>(products[1 - turn]);
+        operands.multiply<kOne>(products[turn]);
+        turn = turn < kEarly ? turn + 1 : 0;
         add(products[turn]);
       }
       if (kShared && open < share) add_sums(from.scales, results, added);
@@ -170,19 +179,26 @@ void add_panel(const Panel& p) {
   }
 }
 
-template <bool kOne, bool kInexact>
+template <int kEarly, bool kOne, bool kInexact>
 void add_any(const Panel& p) {
   const bool minima = p.weights->offsets == Offsets::minima;
   if constexpr (kOne && !kInexact)
-    if (p.rows->share * p.weights->block > p.step) return minima ? add_panel<true, true, false, true>(p) : add_panel<true, true, false, false>(p);
-  return minima ? add_panel<kOne, false, kInexact, true>(p) : add_panel<kOne, false, kInexact, false>(p);
+    if (p.rows->share * p.weights->block > p.step)
+      return minima ? add_panel<kEarly, true, true, false, true>(p) : add_panel<kEarly, true, true, false, false>(p);
+  return minima ? add_panel<kEarly, kOne, false, kInexact, true>(p) : add_panel<kEarly, kOne, false, kInexact, false>(p);
+}
+
+template <int kEarly>
+void multiply_early(const Panel& panel) {
+  const Weights& w = *panel.weights;
+  const bool one = panel.step <= kLine, inexact = w.bits == 8 && w.offsets != Offsets::middle;
+  if (inexact) one ? add_any<kEarly, true, true>(panel) : add_any<kEarly, false, true>(panel);
+  else one ? add_any<kEarly, true, false>(panel) : add_any<kEarly, false, false>(panel);
 }
 
 inline void multiply_panel(const Panel& panel) {
-  const Weights& w = *panel.weights;
-  const bool one = panel.step <= kLine, inexact = w.bits == 8 && w.offsets != Offsets::middle;
-  if (inexact) one ? add_any<true, true>(panel) : add_any<false, true>(panel);
-  else one ? add_any<true, false>(panel) : add_any<false, false>(panel);
+  const bool many = panel.last_row - panel.first_row > kFewStrips * kGroup;
+  many ? multiply_early<kEarlyOfMany>(panel) : multiply_early<kEarlyOfFew>(panel);
 }
 
 }  // namespace
