@@ -6,6 +6,7 @@ All of it works on the device ``cpu`` too, where it is tested.
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from .slot_memory import Array, BoundRun, SlotMemory, element_type, shared_value
 # CUDA's kernels read only this input from host memory (onnxruntime's contrib_ops/cuda/bert/
 # group_query_attention.cc: InputMemoryType(OrtMemTypeCPUInput, 6)).
 _ON_HOST = frozenset({TOTAL_SEQUENCE_LENGTH})
+_log = logging.getLogger(__name__)
 _GRAPH_ID = "gpu_graph_id"  # a run option; -1 disables capture and replay
 
 
@@ -310,6 +312,15 @@ def slots_that_fit(free: int, slot_bytes: int, wanted: int, remedy: str) -> int:
             f"{free / 2**30:.2f} GiB of device memory cannot hold one sequence: its KV takes "
             f"{slot_bytes / 2**30:.2f} GiB. Lower context_length, quantize the model or its KV cache, "
             f"{remedy}."
+        )
+    if slots < wanted:
+        _log.info(
+            "%.2f GiB of device memory hold the KV of %d instead of %d slots, %.2f GiB each; a lower "
+            "context_length makes them smaller",
+            free / 2**30,
+            slots,
+            wanted,
+            slot_bytes / 2**30,
         )
     return slots
 

@@ -17,8 +17,8 @@ class EngineConfig(Checked):
 
     Args:
         max_slots: maximum number of sequences computed at once; each slot holds the KV cache of one.
-        max_step_tokens: maximum number of tokens of one step, prompt and generated tokens together; none is
-            what the provider prefers: 2,048 on CUDA, 512 elsewhere.
+        max_step_tokens: maximum number of tokens of one step, prompt and generated tokens together; by
+            default what the provider prefers: 2,048 on CUDA, 512 elsewhere.
         max_step_slowdown: how many times longer prompt chunks may make a step while other requests generate.
             Smaller values keep running streams smooth, larger ones finish prompts sooner; ``inf`` removes the
             limit.
