@@ -315,12 +315,11 @@ def slots_that_fit(free: int, slot_bytes: int, wanted: int, remedy: str) -> int:
         )
     if slots < wanted:
         _log.info(
-            "%.2f GiB of device memory hold the KV of %d instead of %d slots, %.2f GiB each; a lower "
-            "context_length makes them smaller",
+            "%.2f GiB of device memory hold %d instead of %d slots (or blocks) of KV; slots of a lower "
+            "context_length are smaller",
             free / 2**30,
             slots,
             wanted,
-            slot_bytes / 2**30,
         )
     return slots
 
