@@ -25,7 +25,7 @@ void unpack_panel(const Panel& p, int8_t* bytes) {
 }
 
 void multiply_amx(const Weights& w, const Rows& rows, const float* bias, int64_t first_row, int64_t last_row,
-                  int64_t first_tile, int64_t last_tile, float* y) {
+                  int64_t first_tile, int64_t last_tile, Outputs y) {
   const int64_t count = last_row - first_row, unit = unit_of(w);
   if (count < first_rows(w)) return kAvx512Vnni.multiply(w, rows, bias, first_row, last_row, first_tile, last_tile, y);
   alignas(64) int8_t bytes[kUnpacked + kMostBlock * kColumns];
@@ -40,7 +40,7 @@ void multiply_amx(const Weights& w, const Rows& rows, const float* bias, int64_t
     for (int64_t first = 0; first < steps; first += chunk) {
       const int64_t last = smaller(first + chunk, steps), inputs = smaller(last * step, rows.width) - first * step;
       const int64_t tile_bytes = (step < kLine ? inputs : parts(inputs, kLine) * kLine) * kColumns;
-      const Panel panel{&w, &rows, bias == nullptr ? nullptr : bias + column, w.data + tile * tile_size, bytes, y + column,
+      const Panel panel{&w, &rows, bias == nullptr ? nullptr : bias + column, w.data + tile * tile_size, bytes, {y.at(0, column), y.step},
                         first_row, last_row, tiles, first, last, w.outputs - column, step, inputs, tile_bytes, &ahead};
       unpack_panel(panel, bytes);
       multiply_panel(panel);

@@ -37,7 +37,7 @@ struct Panel {
   const float* bias;    // of the first tile, or nullptr
   const uint8_t* data;  // the first tile
   const int8_t* bytes;  // unpacked weights [tiles, tile_bytes]
-  float* y;             // of the first tile's first column, row 0
+  Outputs y;            // from the first tile's first column on
   int64_t first_row, last_row, tiles, first, last, columns;  // columns: valid ones from the first tile on
   int64_t step, inputs, tile_bytes;                          // inputs of a step, and of all of them
   Ahead* ahead;

@@ -142,14 +142,14 @@ void add_panel(const Panel& p) {
     for (int64_t tile = 0; tile < p.tiles; tile++) {
       const int64_t left_columns = p.columns - tile * kColumns, columns = left_columns < kColumns ? left_columns : kColumns;
       const __mmask16 valid = static_cast<__mmask16>((1 << columns) - 1);
-      float* y = p.y + row * w.outputs + tile * kColumns;
+      const Outputs y{p.y.at(row, tile * kColumns), p.y.step};
       const auto valid_in = [&](int64_t r) { return r < rows ? valid : static_cast<__mmask16>(0); };
-      for (int64_t r = 0; r < rows; r++) __builtin_prefetch(y + r * w.outputs + kColumns, 1);  // of the next tile
+      for (int64_t r = 0; r < rows; r++) __builtin_prefetch(y.at(r, kColumns), 1);  // of the next tile
       __m512 start = _mm512_setzero_ps(), added[kGroup];
       if (p.bias != nullptr) start = _mm512_maskz_loadu_ps(valid, p.bias + tile * kColumns);
 #pragma GCC unroll 16
       for (int r = 0; r < kGroup; r++) {
-        if (p.first > 0) start = _mm512_maskz_loadu_ps(valid_in(r), y + r * w.outputs);
+        if (p.first > 0) start = _mm512_maskz_loadu_ps(valid_in(r), y.at(r, 0));
         added[r] = kShared ? _mm512_setzero_ps() : start;
         if (kShared) _mm512_store_ps(results + r * kColumns, start);
       }
@@ -174,7 +174,7 @@ void add_panel(const Panel& p) {
       if (kShared && open < share) add_sums(from.scales, results, added);
 #pragma GCC unroll 16
       for (int r = 0; r < kGroup; r++)
-        _mm512_mask_storeu_ps(y + r * w.outputs, valid_in(r), kShared ? _mm512_load_ps(results + r * kColumns) : added[r]);
+        _mm512_mask_storeu_ps(y.at(r, 0), valid_in(r), kShared ? _mm512_load_ps(results + r * kColumns) : added[r]);
     }
   }
 }

@@ -55,7 +55,7 @@ struct AttentionSizes {
 struct Attention {
   AttentionSizes sizes;
   const float *query = nullptr, *key = nullptr, *value = nullptr;  // of the first token
-  int64_t query_step = 0, key_step = 0, value_step = 0;            // floats from one token to the next
+  int64_t query_step = 0, key_step = 0, value_step = 0, output_step = 0;  // floats from one token to the next
   uint8_t *keys = nullptr, *values = nullptr;                      // caches
   int64_t blocks = 0;                                              // of a cache
   const int32_t *past = nullptr, *begins = nullptr, *table = nullptr;

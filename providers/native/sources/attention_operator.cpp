@@ -66,6 +66,7 @@ const char* read_tokens(const Tensor* inputs, bool reads_only, Attention* a) {
   const int64_t query = s.heads * s.size, kv = s.kv_heads * s.size;
   const bool none = inputs[kKey].data == nullptr && inputs[kValue].data == nullptr;
   const bool packed = none && !reads_only;
+  a->output_step = query;
   a->query_step = packed ? query + 2 * kv : query;
   if (inputs[kQuery].rank < 1 || inputs[kQuery].dimensions[inputs[kQuery].rank - 1] != a->query_step)
     return packed ? "the last axis of the query is not that of all heads of query, key and value"

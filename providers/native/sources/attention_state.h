@@ -94,7 +94,7 @@ inline void write_outputs(const Attention& a, const AttentionItem& item, const S
       sum = sum * factor + exponential_of<V>(sink - most);
     }
     factor /= sum;
-    float* y = a.output + ((a.begins[item.row] + query / shared) * s.heads + head) * s.size;
+    float* y = a.output + (a.begins[item.row] + query / shared) * a.output_step + head * s.size;
     for (int64_t i = 0; i < s.size; i++) y[i] = state.result[m * state.step + i] * factor;
   }
 }

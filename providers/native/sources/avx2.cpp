@@ -179,7 +179,7 @@ struct BothHalves {
 };
 
 void multiply_avx2(const Weights& w, const Rows& rows, const float* bias, int64_t first_row, int64_t last_row,
-                   int64_t first_tile, int64_t last_tile, float* y) {
+                   int64_t first_tile, int64_t last_tile, Outputs y) {
   (in_pairs(w) ? multiply<Pairs> : multiply<BothHalves>)(w, rows, bias, first_row, last_row, first_tile, last_tile, y);
 }
 

@@ -71,7 +71,7 @@ CARRYALL_INLINE void begin(Results<kCount>& results, const Part& part) {
   float bias[kColumns] = {};
   if (part.bias != nullptr) memcpy(bias, part.bias, sizeof(float) * static_cast<size_t>(part.columns));
   for (int m = 0; m < kCount; m++) {
-    __builtin_prefetch(part.y + m * part.weights->outputs + kColumns, 1, 2);  // the next tile's
+    __builtin_prefetch(part.y.at(m, kColumns), 1, 2);  // the next tile's
     for (int h = 0; h < kHalves; h++) results[m][h] = _mm256_loadu_ps(bias + kLanes * h);
   }
 }
@@ -79,7 +79,7 @@ CARRYALL_INLINE void begin(Results<kCount>& results, const Part& part) {
 template <int kCount>
 CARRYALL_INLINE void store(const Results<kCount>& results, const Part& part) {
   for (int m = 0; m < kCount; m++) {
-    float *y = part.y + m * part.weights->outputs, some[kColumns];
+    float *y = part.y.at(m, 0), some[kColumns];
     float* to = part.columns == kColumns ? y : some;
     for (int h = 0; h < kHalves; h++) _mm256_storeu_ps(to + kLanes * h, results[m][h]);
     if (to == some) memcpy(y, some, sizeof(float) * static_cast<size_t>(part.columns));

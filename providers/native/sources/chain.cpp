@@ -147,7 +147,7 @@ bool ChainRun::prepare() {
   ahead_.store(next_weights(), std::memory_order_relaxed);
   if (is_product(step)) {
     kind_ = Kind::multiply;
-    job_ = {&kernels_, &step.weights, nullptr, step.vector, step.out.data, rows_, job_.rows};
+    job_ = {&kernels_, &step.weights, nullptr, step.vector, {step.out.data, step.out.step}, rows_, job_.rows};
     job_.plan_multiply(kTaskWork);
     tasks_ = static_cast<int64_t>(job_.multiply_tasks());
     return true;

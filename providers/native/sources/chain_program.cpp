@@ -14,6 +14,10 @@ constexpr int64_t kMostRegisters = 1 << 12, kMostSteps = 1 << 14;
 // The floats between registers, so that each begins on a line.
 int64_t padded(int64_t floats) { return (floats + 15) / 16 * 16; }
 
+// The floats from one row of a register to the next. Rows a multiple of 4,096 bytes apart share a set of a first-level cache,
+// which holds 8 to 12 lines, and products write 16 rows at a time.
+int64_t row_step(int64_t width) { return width % 1024 == 0 ? width + 16 : width; }
+
 }  // namespace
 
 Program::Program(const Tensor* inputs, int64_t count) : inputs_(inputs + 1), inputs_count_(count - 1) {
@@ -56,7 +60,7 @@ const char* Program::read_header() {
 
 int64_t Program::register_bytes() const {
   int64_t floats = 0;
-  for (int64_t i = outputs_; i < registers_; i++) floats += widths_[i] > 0 ? padded(widths_[i] * rows_) : 0;
+  for (int64_t i = outputs_; i < registers_; i++) floats += widths_[i] > 0 ? padded(row_step(widths_[i]) * rows_) : 0;
   return floats * static_cast<int64_t>(sizeof(float));
 }
 
@@ -71,8 +75,9 @@ void Program::place(float* const* outputs, void* memory) {
   float* free_floats = static_cast<float*>(memory);
   for (int64_t i = 0; i < registers_; i++) {
     const int64_t width = widths_[i] < 0 ? -widths_[i] : widths_[i];
-    new (values_ + i) Values{i < outputs_ ? outputs[i] : widths_[i] < 0 ? nullptr : free_floats, width, width};
-    if (i >= outputs_ && widths_[i] > 0) free_floats += padded(width * rows_);
+    const int64_t step = i < outputs_ ? width : row_step(width);
+    new (values_ + i) Values{i < outputs_ ? outputs[i] : widths_[i] < 0 ? nullptr : free_floats, width, step};
+    if (i >= outputs_ && widths_[i] > 0) free_floats += padded(step * rows_);
     written_[i] = false;
   }
 }
@@ -246,6 +251,7 @@ const char* Program::read_tokens(Step* step, const int64_t* values) const {
   a.tokens = rows_;
   a.query = step->x.data;
   a.query_step = a.key_step = a.value_step = step->x.step;
+  a.output_step = step->out.step;
   a.output = step->out.data;
   if (packed) {
     a.key = a.query + query;

@@ -60,7 +60,7 @@ CARRYALL_EXPORT int carryall_linear(const char* isa, const float* x, int64_t cou
   if (count < 1 || row_step < 1 || tile_step < 1) return complain("a size is not positive", message, size);
   const Workspace workspace(weights, count);
   if (!workspace.valid()) return complain("out of memory", message, size);
-  Job job{kernels, &weights, x, bias, y, count, workspace.rows(), row_step, tile_step};
+  Job job{kernels, &weights, x, bias, {y, outputs}, count, workspace.rows(), row_step, tile_step};
   for (size_t task = 0; task < job.quantize_tasks(); task++) quantize_task(&job, task);
   for (size_t task = job.multiply_tasks(); task > 0; task--) multiply_task(&job, task - 1);
   return 0;
@@ -90,7 +90,7 @@ CARRYALL_EXPORT int carryall_attention(const char* isa, const AttentionCall* fro
   const Kernels* kernels = choose_kernels(isa);
   if (kernels == nullptr) return complain("there is no such instruction set", message, size);
   const Attention attention{sizes, from->query, from->key, from->value, sizes.heads * sizes.size,
-                            sizes.kv_heads * sizes.size, sizes.kv_heads * sizes.size, from->keys, from->values, from->blocks, from->past,
+                            sizes.kv_heads * sizes.size, sizes.kv_heads * sizes.size, sizes.heads * sizes.size, from->keys, from->values, from->blocks, from->past,
                             from->begins, from->table, from->rows, from->table_width, from->tokens, from->cosines,
                             from->sines, from->positions, from->angles, from->sinks, from->slopes,
                             from->output};

@@ -115,7 +115,7 @@ void ExpertsJob::multiply(const Weights& weights, const Rows& rows, const float*
   chosen.data += expert * weights.bytes();
   kernels_.multiply(chosen, rows, bias == nullptr ? nullptr : bias + expert * weights.outputs, row,
                     smaller(row + piece_rows(weights), begins_[expert + 1]), tile,
-                    smaller(tile + tile_step, weights.tiles()), y);
+                    smaller(tile + tile_step, weights.tiles()), {y, weights.outputs});
 }
 
 void ExpertsJob::quantize(void* job, size_t copy) {

@@ -54,7 +54,7 @@ void multiply_pairs(const Part& part) {
       result[m] = Isa::fused(scaled, Isa::floats(part.scales[m * groups + g]), result[m]);
     }
   }
-  for (int m = 0; m < kCount; m++) store_columns<Isa>(part.y + m * w.outputs, result[m], part.columns);
+  for (int m = 0; m < kCount; m++) store_columns<Isa>(part.y.at(m, 0), result[m], part.columns);
 }
 
 // `multiply` of products.h over `multiply_pairs`.

@@ -24,18 +24,25 @@ struct Rows {
   static Rows place(const Weights& weights, int64_t count, void* memory);
 };
 
+// Rows of results in memory.
+struct Outputs {
+  float* data;
+  int64_t step;  // floats from one row to the next
+  CARRYALL_INLINE float* at(int64_t row, int64_t column) const { return data + row * step + column; }
+};
+
 struct Kernels {
   const char* name;
   bool (*supported)();
   // Quantizes one row of `inputs` floats: scale = max |x| / 127 of the blocks that share it, rounded to nearest even.
   // Blocks below 1e-35 become 0; blocks with an infinity or NaN get the scale NaN.
   void (*quantize)(const float* x, int64_t inputs, int64_t block, Rows rows, int64_t row);
-  // Computes columns of tiles [first_tile, last_tile) of y [rows, outputs] for rows [first_row, last_row):
+  // Computes columns of tiles [first_tile, last_tile) of y, rows of outputs, for rows [first_row, last_row):
   // the sum over scales of the row, in their order, of scale * (the sum over their blocks, in their order, of
   // column scale * integer product); with groups, of scale * (column scale * (the sum of multiple * integer product)).
   // bias may be null.
   void (*multiply)(const Weights& weights, const Rows& rows, const float* bias, int64_t first_row, int64_t last_row,
-                   int64_t first_tile, int64_t last_tile, float* y);
+                   int64_t first_tile, int64_t last_tile, Outputs y);
   const AttentionKernels* attention;
 };
 

@@ -27,7 +27,7 @@ struct Job {
   const Weights* weights;
   const float* x;     // [count, inputs]
   const float* bias;  // [outputs], or nullptr
-  float* y;           // [count, outputs]
+  Outputs y;          // [count, outputs]
   int64_t count;
   Rows rows;
   int64_t row_step = 0, tile_step = 0;  // rows and tiles of a task

@@ -77,7 +77,7 @@ OrtStatus* compute_linear(void* kernel, OrtKernelContext* context) {
   if (count == 0) return nullptr;
   const Workspace workspace(weights, count);
   if (!workspace.valid()) return failure(api, kFail, "out of memory for quantized rows");
-  Job job{node.kernels, &weights, static_cast<const float*>(x.data), static_cast<const float*>(bias.data), y, count,
+  Job job{node.kernels, &weights, static_cast<const float*>(x.data), static_cast<const float*>(bias.data), {y, weights.outputs}, count,
           workspace.rows()};
   job.plan_quantize();
   CARRYALL_TRY(run_tasks(api, context, quantize_task, job.quantize_tasks(), &job));

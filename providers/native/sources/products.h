@@ -69,7 +69,7 @@ struct Part {
   int64_t width, blocks, shares, share;
   Later later;            // in steps of a block
   const float* bias;      // of the tile, or nullptr
-  float* y;               // of the first row and the tile's first column
+  Outputs y;              // from the first row and the tile's first column on
   int64_t columns;        // valid ones, 1 to 16
 };
 
@@ -155,7 +155,7 @@ void multiply_part(const Part& part) {
       }
       for (int m = 0; m < kCount; m++) result[m] = Isa::fused(sum[m], Isa::floats(part.scales[m * part.shares + s]), result[m]);
     }
-    for (int m = 0; m < kCount; m++) if (lane < part.columns) store_columns<Isa>(part.y + m * w.outputs + lane, result[m], part.columns - lane);
+    for (int m = 0; m < kCount; m++) if (lane < part.columns) store_columns<Isa>(part.y.at(m, lane), result[m], part.columns - lane);
   }
 }
 
@@ -175,7 +175,7 @@ inline void choose_count(const Part& part, int64_t count) {
 
 template <class Product>
 void multiply(const Weights& w, const Rows& rows, const float* bias, int64_t first_row, int64_t last_row,
-              int64_t first_tile, int64_t last_tile, float* y) {
+              int64_t first_tile, int64_t last_tile, Outputs y) {
   const int64_t count = last_row - first_row, groups = (count + Product::kRows - 1) / Product::kRows;
   for (int64_t tile = first_tile; tile < last_tile; tile++) {
     const int64_t column = tile * kColumns, left = w.outputs - column;
@@ -185,7 +185,7 @@ void multiply(const Weights& w, const Rows& rows, const float* bias, int64_t fir
       const Part part{&w, w.data + tile * w.tile_bytes(), rows.values + row * rows.width,
                       rows.scales + row * rows.shares, rows.sums + row * rows.blocks, rows.width, rows.blocks,
                       rows.shares, rows.share, Later(w, tile, rows.blocks, count >= kHiddenRows, 1, group, groups),
-                      bias == nullptr ? nullptr : bias + column, y + row * w.outputs + column,
+                      bias == nullptr ? nullptr : bias + column, {y.at(row, column), y.step},
                       left < kColumns ? left : kColumns};
       if (w.bits == 4) choose_count<Product, 4, Product::kRows>(part, end - row);
       else choose_count<Product, 8, Product::kRows>(part, end - row);

@@ -29,7 +29,7 @@ struct Units {
   int64_t tile_step, line_step, scale_step, unit, first, last;  // bytes from one tile, or from one unit, to the next
   const Rows* rows;
   const float* bias;  // of the first tile, or nullptr
-  float* y;           // row 0, the first tile's first column
+  Outputs y;          // from the first tile's first column on
   int64_t columns;    // valid ones
 };
 
@@ -38,15 +38,14 @@ void multiply_unpacked(const Units& units, int64_t row, const Later (&later)[kTi
   using Int = typename Isa::Int;
   using Float = typename Isa::Float;
   const Rows& rows = *units.rows;
-  const int64_t outputs = units.weights->outputs, width = rows.width, start = units.first * units.unit;
+  const int64_t width = rows.width, start = units.first * units.unit;
   const int8_t* values = rows.values + row * width + start;
   const float* row_scales = rows.scales + row * rows.shares;
   const int32_t* starts = rows.starts + row * rows.shares;
-  float* y = units.y + row * outputs;
   Float result[kTiles][kCount];
   for (int t = 0; t < kTiles; t++)
     for (int m = 0; m < kCount; m++) {
-      float* of = y + m * outputs + t * kColumns;
+      float* of = units.y.at(row + m, t * kColumns);
       __builtin_prefetch(of + kTiles * kColumns, 1, 2);
       const float* from = units.first > 0 ? of : units.bias == nullptr ? nullptr : units.bias + t * kColumns;
       result[t][m] = load_columns<Isa>(from, units.columns - t * kColumns);
@@ -79,7 +78,7 @@ void multiply_unpacked(const Units& units, int64_t row, const Later (&later)[kTi
   }
   for (int t = 0; t < kTiles; t++)
     for (int m = 0; m < kCount; m++)
-      store_columns<Isa>(y + m * outputs + t * kColumns, result[t][m], units.columns - t * kColumns);
+      store_columns<Isa>(units.y.at(row + m, t * kColumns), result[t][m], units.columns - t * kColumns);
 }
 
 template <class Isa, int kTiles, int kCount>
@@ -91,7 +90,7 @@ CARRYALL_INLINE void choose_rows(const Units& units, int64_t row, int64_t count,
 // Columns of kTiles tiles from `tile` on.
 template <class Isa, int kTiles>
 void multiply_tiles(const Weights& w, const Rows& rows, const float* bias, int64_t first_row, int64_t last_row, int64_t tile,
-                    float* y, uint8_t* bytes) {
+                    Outputs y, uint8_t* bytes) {
   constexpr int kRows = kTiles == 1 ? Isa::kRows : Isa::kRowsOfTwo;  // of a pass
   constexpr int64_t kChunkBytes = kUnpackedBytes / kTiles;
   const bool stored = w.bits == 8;  // as bytes raised by 128
@@ -107,7 +106,7 @@ void multiply_tiles(const Weights& w, const Rows& rows, const float* bias, int64
     for (int t = 0; t < kTiles && !stored; t++)
       unpack<Isa>(w, data + t * w.tile_bytes(), first * blocks, smaller(last * blocks, rows.blocks), kRaise, bytes + t * kChunkBytes);
     const Units units{&w, stored ? data : bytes, data + scales + first * scale_step, tile_step, line_step, scale_step, unit, first, last,
-                      &rows, bias == nullptr ? nullptr : bias + column, y + column, smaller(left, kTiles * kColumns)};
+                      &rows, bias == nullptr ? nullptr : bias + column, {y.at(0, column), y.step}, smaller(left, kTiles * kColumns)};
     for (int64_t pass = 0; pass < passes; pass++) {
       const int64_t row = first_row + count * pass / passes, end = first_row + count * (pass + 1) / passes;
       Later later[kTiles];
@@ -119,7 +118,7 @@ void multiply_tiles(const Weights& w, const Rows& rows, const float* bias, int64
 
 template <class Isa>
 void multiply_units(const Weights& w, const Rows& rows, const float* bias, int64_t first_row, int64_t last_row,
-                    int64_t first_tile, int64_t last_tile, float* y) {
+                    int64_t first_tile, int64_t last_tile, Outputs y) {
   alignas(kLine) uint8_t bytes[kUnpackedBytes];
   constexpr int kMost = Isa::kRowsOfTwo > 0 ? 2 : 1;
   const int64_t most = last_row - first_row >= kRowsForTwo ? kMost : 1;
