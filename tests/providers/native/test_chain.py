@@ -61,16 +61,16 @@ def facts(weight: Weight) -> tuple[int, ...]:
 
 
 def mlp(
-    rng: np.random.Generator,
+    rng: np.random.Generator, hidden: int = HIDDEN, inner: int = INNER
 ) -> tuple[list[Weight], npt.NDArray[np.int64], list[npt.NDArray[np.generic]]]:
     """Return weights, program and inputs behind x of two products of x, a sum and a gated MLP."""
     weights = [
-        grouped_weight(rng, HIDDEN, HIDDEN, 32, 64, 1),
-        random_weight(rng, HIDDEN, HIDDEN, 8, 64, 0),
-        random_weight(rng, 2 * INNER, HIDDEN, 4, 32, 2),
-        random_weight(rng, HIDDEN, INNER, 8, 128, 0),
+        grouped_weight(rng, hidden, hidden, 32, 64, 1),
+        random_weight(rng, hidden, hidden, 8, 64, 0),
+        random_weight(rng, 2 * inner, hidden, 4, 32, 2),
+        random_weight(rng, hidden, inner, 8, 128, 0),
     ]
-    bias = rng.standard_normal(HIDDEN).astype(np.float32)
+    bias = rng.standard_normal(hidden).astype(np.float32)
     steps = [
         (LINEAR, -2, 0, 1, ABSENT, *facts(weights[0])),
         (LINEAR, -3, 0, 2, 5, *facts(weights[1])),
@@ -80,16 +80,22 @@ def mlp(
         (LINEAR, -2, -5, 4, ABSENT, *facts(weights[3])),
         (ADD, -1, -1, -2, ABSENT),
     ]
-    numbers = program([HIDDEN, HIDDEN, HIDDEN, 2 * INNER, INNER], 1, steps)
+    numbers = program([hidden, hidden, hidden, 2 * inner, inner], 1, steps)
     return weights, numbers, [*(weight.tiles() for weight in weights), bias]
 
 
-@pytest.mark.parametrize("rows", [1, 2, 7, 40, 300])
-def test_a_chain_equals_its_operators_bit_by_bit(host: OperatorHost, rows: int) -> None:
+# Rows of registers of 1,024 floats are not side by side.
+@pytest.mark.parametrize(
+    ("rows", "hidden", "inner"),
+    [*((rows, HIDDEN, INNER) for rows in (1, 2, 7, 40, 300)), (1, 1024, 512), (40, 1024, 512)],
+)
+def test_a_chain_equals_its_operators_bit_by_bit(
+    host: OperatorHost, rows: int, hidden: int, inner: int
+) -> None:
     rng = np.random.default_rng(rows)
-    weights, numbers, inputs = mlp(rng)
+    weights, numbers, inputs = mlp(rng, hidden, inner)
     bias = np.asarray(inputs[-1])
-    x = rng.standard_normal((rows, HIDDEN)).astype(np.float32)
+    x = rng.standard_normal((rows, hidden)).astype(np.float32)
 
     def product(index: int, of: Floats, added: Floats | None = None) -> Floats:
         operands = [of, np.asarray(inputs[index]), added]
@@ -178,3 +184,24 @@ def test_attention_in_a_chain_equals_the_operator(host: OperatorHost, cache: int
         for threads in (1, 2, 4):
             call = Call("Chain", {}, [numbers, packed, *inputs[3:11], inputs[12]], threads=threads, copies=2)
             np.testing.assert_array_equal(host.run(call), expected)
+
+
+@pytest.mark.parametrize("lengths", [[1, 1], [40, 3]])
+def test_attention_writes_rows_that_are_not_side_by_side(host: OperatorHost, lengths: list[int]) -> None:
+    rng = np.random.default_rng(0)
+    case = random_case(
+        rng, heads=(16, 4), size=64, lengths=lengths, past=[0, 0], rotary=64, cache=INT8, block=32
+    )
+    inputs, attributes = attention_inputs(case, rng), attention_attributes(case)
+    expected = host.run(Call("PagedAttention", attributes, inputs))
+    packed = np.concatenate([np.asarray(part) for part in inputs[:3]], axis=1)
+    sizes = [int(attributes[name]) for name in ATTENTION_SIZES]
+    floats = [float_bits(float(attributes[name])) for name in ("scale", "softcap")]
+    places = [*range(1, 9), ABSENT, ABSENT]
+    steps = [
+        (ATTENTION, -2, 0, ABSENT, ABSENT, *places, *sizes, *floats, 0),
+        (ADD, -1, -2, -2, ABSENT),
+    ]
+    numbers = program([1024, 1024], 1, steps)
+    found = host.run(Call("Chain", {}, [numbers, packed, *inputs[3:11]], threads=2, copies=2))
+    np.testing.assert_array_equal(found, 2 * expected)
