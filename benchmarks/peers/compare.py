@@ -34,17 +34,15 @@ class Engine:
 
     name: str
     environment: str | None
-    model: Callable[[Path, str], Path | None]
+    model: Callable[[Path, str], Path]
     decode: str
     trace: str | None
     logits: str
     settings: str = ""
 
-    def enter(self, folder: Path, model: str) -> measures.Contestant | None:
-        """Make what the engine needs; None if it cannot run the model."""
+    def enter(self, folder: Path, model: str) -> measures.Contestant:
+        """Make what the engine needs."""
         path = self.model(folder, model)
-        if path is None:
-            return None
         python = Path(sys.executable) if self.environment is None else python_of(folder, self.environment)
         location = f"{path}{self.settings}"
         return measures.Contestant(self.name, python, location, self.decode, self.trace, self.logits)
@@ -69,8 +67,7 @@ ENGINES = (
 
 def compare(folder: Path, model: str, engines: list[Engine], plan: measures.Plan) -> str:
     """Measure the engines on a model, write the results after each part and return the page."""
-    entered = [engine.enter(folder, model) for engine in engines]
-    contestants = [one for one in entered if one is not None]
+    contestants = [engine.enter(folder, model) for engine in engines]
     results = folder / "results"
     results.mkdir(exist_ok=True)
     bandwidth, peak = memory_bandwidth(), plots.int8_peak()

@@ -118,12 +118,17 @@ def openvino_model(folder: Path, model: str) -> Path:
     return _once(folder / "openvino" / model, convert)
 
 
-def llamacpp_model(folder: Path, model: str) -> Path | None:
-    """Q4_K_M of the GGUF file; None for random weights, of which there is no GGUF file."""
-    if model != REAL:
-        return None
-    command = [str(python_of(folder, "llama.cpp")), str(WORKERS / "quantize_llamacpp.py"), str(_gguf(folder))]
+def llamacpp_model(folder: Path, model: str) -> Path:
+    """Q4_K_M of the GGUF file."""
+    python = str(python_of(folder, "llama.cpp"))
+    source = _gguf(folder) if model == REAL else _float_gguf(folder, model)
+    command = [python, str(WORKERS / "quantize_llamacpp.py"), str(source)]
     return _once(folder / "llama.cpp" / f"{model}.gguf", lambda out: run([*command, str(out)]))
+
+
+def _float_gguf(folder: Path, model: str) -> Path:
+    command = [str(python_of(folder, "genai")), str(WORKERS / "make_gguf.py"), str(checkpoint(folder, model))]
+    return _once(folder / "gguf" / f"{model}.gguf", lambda out: run([*command, str(out)]))
 
 
 def _once(target: Path, make: Callable[[Path], None]) -> Path:
