@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...errors import ProviderRuntimeError, RequestError
-from ..engine.requests.request import Pooling as Pooling
+from ..engine.requests.pooled_states import Pooling as Pooling
 from ..types.outputs import RequestOutput
 from ..types.sampling_params import SamplingParams
 from .requests import PooledPrompt

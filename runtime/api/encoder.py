@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from ...errors import EngineClosedError, PromptTooLongError, RequestError, UsageError
 from ...providers.base import Row, Runner
-from ..engine.requests.request import Pooling
+from ..engine.requests.pooled_states import Pooling
 from ..process.at_exit import NATIVE
 
 _CHUNK = 128

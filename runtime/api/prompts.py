@@ -12,7 +12,7 @@ from typing import Any, TypedDict, cast
 import numpy as np
 
 from ...errors import CarryallError, PromptTooLongError, RequestError, RequestFailedError
-from ..engine.requests.request import Pooling
+from ..engine.requests.pooled_states import Pooling
 from ..engine.schedule.admission import check_prompt
 from ..text.parsers.base import MessageParser
 from ..text.tokenizer import Tokenizer

@@ -11,7 +11,8 @@ from carryall.errors import ProviderRuntimeError
 from carryall.providers.base import Row, RunnerConfig
 from carryall.providers.targets.null import NullOptions, NullRunner
 from carryall.runtime.engine.engine import Engine, EngineConfig
-from carryall.runtime.engine.requests.request import Pooling, Request
+from carryall.runtime.engine.requests.pooled_states import Pooling
+from carryall.runtime.engine.requests.request import Request
 from carryall.runtime.engine.speculation.proposer import Proposer
 from carryall.runtime.types.sampling_params import SamplingParams
 

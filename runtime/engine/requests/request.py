@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
-from typing import Literal, Protocol, Self, TypeVar
+from typing import Protocol, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,17 +18,16 @@ from ...process.faults import fault_text, log_fault
 from ...types.outputs import CompletionOutput, FinishReason, Logprob, RequestMetrics, RequestOutput
 from ...types.sampling_params import SamplingParams
 from ..sampling.logits_processors import LogitsProcessor
-from ..sampling.sampler import Sample, TokenLogprob, token_logprobs
+from ..sampling.sampler import Sample
 from ..sampling.sampling_state import SamplingState
 from .chunk import ChunkKeys, KVSalt
 from .history import History, OutputText
+from .pooled_states import PooledStates, Pooling
+from .prompt_logprobs import PromptLogprobs
 
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-# How an embedding is pooled: the hidden state of the last token, or the mean over all tokens.
-Pooling = Literal["last", "mean"]
 
 
 class RequestStatus(enum.Enum):
@@ -88,6 +87,27 @@ class Request:
         streamed: whether its tokens are read while it runs; others' prompts then delay them little.
     """
 
+    # The state of a request that has not run yet.
+    status = RequestStatus.WAITING
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+    error: str | None = None
+    fault: RequestError | None = None  # set if the request itself was invalid
+    invalid = False  # whether it turned out to be invalid while it ran
+
+    # Set by the scheduler: `slot` holds KV of tokens [0, num_computed), except `num_dropped` evicted ones.
+    arrival_index = 0
+    slot: int | None = None
+    num_computed = 0
+    num_dropped = 0
+    overtaken = 0  # how often a later request was admitted first
+    resumes = False  # preempted, and not admitted again yet
+    chunk_keys: ChunkKeys | None = None
+    stored: int | None = None  # tokens whose KV the tiers held at the last look-up, None before one
+    restorable = 0  # tokens up to which KV is restored from the tiers
+    capacity: int | None = None  # tokens at which the middle is dropped (context shift)
+    lora_place: int | None = None  # of the adapter, while the request runs
+
     def __init__(
         self,
         request_id: str,
@@ -119,44 +139,19 @@ class Request:
         self.pooling = pooling
         self.adapter = adapter
         self.streamed = streamed
-        self.lora_place: int | None = None  # set by the scheduler while the request runs
         self.max_tokens = params.max_tokens  # the engine limits it to the free part of the context
         self.end_token_ids = frozenset(end_token_ids)
         self.history = History(text, logprobs=params.logprobs is not None)
         self.output_token_ids = self.history.token_ids
         self.metrics = RequestMetrics(arrival=time.monotonic())
-
-        self.status = RequestStatus.WAITING
-        self.finish_reason: FinishReason | None = None
-        self.stop_reason: str | int | None = None
-        self.error: str | None = None
-        self.fault: RequestError | None = None  # set if the request itself was invalid
-        self.invalid = False  # whether it turned out to be invalid while it ran
-
-        # Set by the scheduler: `slot` holds KV of tokens [0, num_computed), except `num_dropped` evicted
-        # ones.
-        self.arrival_index = 0
-        self.slot: int | None = None
-        self.num_computed = 0
-        self.num_dropped = 0
-        self.overtaken = 0  # how often a later request was admitted first
-        self.resumes = False  # preempted, and not admitted again yet
-        self.chunk_keys: ChunkKeys | None = None
-        self.stored: int | None = None  # tokens whose KV the tiers held at the last look-up, None before one
-        self.restorable = 0  # tokens up to which KV is restored from the tiers
-        self.capacity: int | None = None  # tokens at which the middle is dropped (context shift)
-
         self._tokens = np.array(self.prompt_token_ids, np.int64)
         self.num_tokens = len(self._tokens)
         self.sampling = SamplingState(params, self._tokens, self.end_token_ids, bad_words, dry_breakers)
         self.awaited_grammar = grammar
         self._grammar: Grammar | None = None
         self._text = text
-        self._pooled: npt.NDArray[np.float64] | None = None  # sum of hidden states
-        self._num_pooled = 0
-        # The first prompt token has no log-probability.
-        unwanted = min(max(1, params.prompt_logprobs_start), len(self.prompt_token_ids))
-        self._prompt_logprobs: list[Sequence[TokenLogprob]] = [()] * unwanted
+        self._pooled = PooledStates(pooling)
+        self._prompt_logprobs = PromptLogprobs(self.prompt_token_ids, params)
 
     def __repr__(self) -> str:
         return f"Request({self.request_id!r}, {self.status.name}, slot={self.slot}, tokens={self.num_tokens})"
@@ -255,48 +250,33 @@ class Request:
     @property
     def awaits_prompt_logprobs(self) -> bool:
         """Whether log-probabilities of prompt tokens are missing; these tokens must be computed."""
-        wanted = self.params.prompt_logprobs is not None
-        return wanted and len(self._prompt_logprobs) < len(self.prompt_token_ids)
+        return self._prompt_logprobs.awaited
 
     @property
     def first_prompt_logits(self) -> int:
         """The position of the first prompt logits that are missing."""
-        return len(self._prompt_logprobs) - 1
+        return self._prompt_logprobs.first_logits
 
     @property
     def usable_prefix(self) -> int:
         """The number of tokens that may come from the prefix cache: at most all but the last."""
         if self.awaits_prompt_logprobs:
             return self.first_prompt_logits
-        return self._num_pooled if self.pooling == "mean" else self.num_tokens - 1
+        return self._pooled.num_tokens if self.pooling == "mean" else self.num_tokens - 1
 
     def wants_hidden_states(self, stop: int) -> bool:
         """Whether the embedding needs hidden states of a row that ends at ``stop``."""
         return self.pooling == "mean" or (self.pooling == "last" and stop == self.num_tokens)
 
     def observe_hidden_states(self, start: int, states: npt.NDArray[np.float32]) -> None:
-        """Pool hidden states [n, hidden_size] of the tokens from ``start`` on; the last one ends the request.
-
-        Tokens that were pooled before are skipped, since a preempted request is recomputed.
-        """
-        stop = start + len(states)
-        fresh = states[-1:] if self.pooling == "last" else states[max(0, self._num_pooled - start) :]
-        found = fresh.sum(axis=0, dtype=np.float64)
-        self._pooled = found if self._pooled is None else self._pooled + found
-        self._num_pooled = max(self._num_pooled, stop)
-        if stop == self.num_tokens:
+        """Pool hidden states [n, hidden_size] of the tokens from ``start`` on; the last ends the request."""
+        self._pooled.add(start, states)
+        if start + len(states) == self.num_tokens:
             self.finish("stop")
 
     def observe_prompt(self, start: int, logits: npt.NDArray[np.float32]) -> None:
-        """Record log-probabilities of the prompt tokens after ``start``, from logits [n, vocab_size].
-
-        Known ones are skipped, since a preempted request is recomputed.
-        """
-        logits = logits[self.first_prompt_logits - start :]
-        start = self.first_prompt_logits
-        tokens = self.prompt_token_ids[start + 1 : start + 1 + len(logits)]
-        counts = [self.params.prompt_logprobs or 0] * len(tokens)
-        self._prompt_logprobs += token_logprobs(list(logits[: len(tokens)]), tokens, counts)
+        """Record log-probabilities of the prompt tokens after ``start``, from logits [n, vocab_size]."""
+        self._prompt_logprobs.observe(start, logits)
 
     def append(self, sample: Sample) -> None:
         """Append a generated token, and finish the request at an end token, stop string or length limit."""
@@ -346,7 +326,7 @@ class Request:
             metrics=self.metrics,
             error=self.error,
             invalid=self.invalid,
-            embedding=self._embedding() if self.finish_reason == "stop" else None,
+            embedding=self._pooled.embedding() if self.finish_reason == "stop" else None,
         )
 
     def completion(self, index: int = 0) -> CompletionOutput:
@@ -357,14 +337,10 @@ class Request:
 
     def prompt_logprobs(self) -> list[dict[int, Logprob] | None] | None:
         """Return the known log-probabilities of the prompt tokens, None for those not asked for."""
-        if self.params.prompt_logprobs is None:
+        known = self._prompt_logprobs.known()
+        if known is None:
             return None
-        return [self.history.reported(one) if one else None for one in self._prompt_logprobs.copy()]
-
-    def _embedding(self) -> npt.NDArray[np.float32] | None:
-        if self._pooled is None:
-            return None
-        return (self._pooled / (self.num_tokens if self.pooling == "mean" else 1)).astype(np.float32)
+        return [self.history.reported(one) if one else None for one in known]
 
     def _push(self, token: int) -> None:
         if self.num_tokens == len(self._tokens):

@@ -9,7 +9,8 @@ from carryall.errors import UsageError
 from carryall.providers.base import RunnerConfig
 from carryall.providers.targets.null import NullOptions, NullRunner
 from carryall.runtime.engine.engine import Engine
-from carryall.runtime.engine.requests.request import Pooling, Request
+from carryall.runtime.engine.requests.pooled_states import Pooling
+from carryall.runtime.engine.requests.request import Request
 from carryall.runtime.types.sampling_params import SamplingParams
 
 LAST_AND_MEAN: tuple[Pooling, Pooling] = ("last", "mean")

@@ -13,7 +13,8 @@ from speculation_kit import Oracle
 
 from carryall.errors import ProviderRuntimeError
 from carryall.providers.base import KVEviction, Row
-from carryall.runtime.engine.requests.request import Pooling, Request
+from carryall.runtime.engine.requests.pooled_states import Pooling
+from carryall.runtime.engine.requests.request import Request
 from carryall.runtime.engine.speculation.prompt_lookup import PromptLookup
 from carryall.runtime.engine.speculation.proposer import Proposer
 from carryall.runtime.types.sampling_params import SamplingParams
