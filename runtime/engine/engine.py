@@ -42,6 +42,7 @@ from .speculation.forced_tokens import ForcedTokens
 from .speculation.proposer import Proposer
 from .speculation.speculator import Speculator
 from .stats import Counters, EngineStats
+from .token_limits import TokenLimits
 
 _log = logging.getLogger(__name__)
 
@@ -78,46 +79,35 @@ class Engine:
     ) -> None:
         self.info = info = runner.info
         self.config = config = dataclasses.replace(config or EngineConfig(), max_slots=info.max_slots)
-        step_tokens = _step_tokens(config, info)
-        kv_tokens = _kv_tokens(config, info)
-        # The last generated token needs no KV.
-        self.max_length = (
-            info.context_length if kv_tokens is None else min(info.context_length, kv_tokens + 1)
-        )
+        self._limits = limits = TokenLimits.of(config, info)
+        self.max_length = limits.sequence
         self.clock: Callable[[], float] = time.perf_counter
         self._runner = runner
         policy = chosen_policy(config)
         windows = _windows(config, info) if policy.frees_windows else None
-        every_slot = info.max_slots * info.context_length
-        self._kv_tokens_budget = every_slot if kv_tokens is None else min(every_slot, kv_tokens)
-        self._slots = SlotTable(info.max_slots, kv_tokens, windows)
+        self._slots = SlotTable(info.max_slots, limits.kv, windows)
         costs = PromptCosts()
         self._mover = KVMover(runner, _tier(config, info, identity), identity, costs)
         self._scheduler = Scheduler(
             self._slots,
-            step_tokens,
+            limits.step,
             prefix_cache=config.prefix_cache,
             stretch=config.max_step_slowdown,
             costs=costs,
             stored=self._mover if self._mover.active else None,
             trims_always=config.trim_windows == "always" or not config.prefix_cache,
-            adapters=AdapterPlaces(info.max_loras, cast(AdaptingRunner, runner).load_lora)
-            if info.max_loras
-            else None,
+            adapters=_adapter_places(runner),
         )
         self._operations = SlotOperations(runner, self._slots, self._mover)
         self._plans = PlanRunner(runner, config.logits_processors)
         self._speculator = Speculator(
             [ForcedTokens(), *([proposer] if proposer is not None else [])],
             batched=info.batched_multi_token,
-            max_step_tokens=step_tokens,
+            max_step_tokens=limits.step,
             adaptive=config.adaptive_speculation,
         )
         parts = PolicyParts(
-            runner=runner,
-            scheduler=self._scheduler,
-            speculator=self._speculator,
-            max_length=self.max_length,
+            runner=runner, scheduler=self._scheduler, speculator=self._speculator, max_length=limits.sequence
         )
         self._policy: KVPolicy = policy(config, parts)
         self._requests: dict[str, Request] = {}
@@ -210,7 +200,7 @@ class Engine:
             slots=self._slots.num_slots,
             kv_tokens=held,
             idle_kv_tokens=self._slots.idle_tokens,
-            kv_tokens_budget=self._kv_tokens_budget,
+            kv_tokens_budget=self._limits.kv_budget,
             kv_bytes=self._runner.kv_bytes,
             kv_bytes_budget=self.config.kv_bytes,
             preemptions=self._scheduler.preemptions,
@@ -327,32 +317,18 @@ def _has_news(request: Request, known: int) -> bool:
     return request.finished or request.num_tokens > known
 
 
-def _kv_tokens(config: EngineConfig, info: RunnerInfo) -> int | None:
-    """Return the total number of tokens that fit into the KV memory; None if only the slots limit it."""
-    if config.kv_bytes is None:
-        return info.kv_tokens
-    most = config.kv_bytes // max(1, info.kv_bytes_per_token)
-    return most if info.kv_tokens is None else min(most, info.kv_tokens)
-
-
-def _step_tokens(config: EngineConfig, info: RunnerInfo) -> int:
-    """Return the maximum number of tokens of a step: each slot needs one."""
-    if config.max_step_tokens is None:
-        return max(info.step_tokens, info.max_slots)
-    if config.max_step_tokens < info.max_slots:
-        raise UsageError(
-            f"max_step_tokens is {config.max_step_tokens}, less than the {info.max_slots} slots, "
-            "each of which needs one token a step; raise max_step_tokens or lower max_slots"
-        )
-    return config.max_step_tokens
-
-
 def _windows(config: EngineConfig, info: RunnerInfo) -> Windows | None:
     """Return how KV behind sliding windows is freed and counted; None if the runner cannot free it."""
     if not info.trim_step:
         return None
     share = Fraction(info.window_bytes_per_token, max(1, info.kv_bytes_per_token))
     return Windows(info.trim_step, info.sliding_window, share, info.trim_step * config.prefix_cache)
+
+
+def _adapter_places(runner: Runner) -> AdapterPlaces | None:
+    """Return the places of LoRA adapters; None if the runner has none."""
+    places = runner.info.max_loras
+    return AdapterPlaces(places, cast(AdaptingRunner, runner).load_lora) if places else None
 
 
 def _tier(config: EngineConfig, info: RunnerInfo, identity: str) -> Tier | None:
