@@ -89,55 +89,92 @@ async def serve(
     """
     raise_open_files()
     warn_of_refused_connections(asyncio.get_running_loop())
-    inference = Inference.of(models, config)
-    policy = inference.models.policy
-    models.observers.add(RequestLog(content=config.log_content))
-    upkeep = Upkeep(models, scan, poll_seconds=config.models_poll_seconds, memory_limit=config.memory_limit)
-    tracing = Tracing.to(config.otel_endpoint) if config.otel_endpoint else None
-    if tracing:
-        models.observers.add(tracing)
-    grpc = GrpcServer(models, config, inference) if config.grpc_port is not None else None
-    routes = [route for part in parts for route in part.routes()]
-    app = make_app(models, inference, routes)
-    http = HttpServer(app, config) if config.http_port is not None else None
-
-    def reload() -> None:
-        try:
-            _reload(policy, reread)
-        except UsageError as error:
-            _log.warning("the settings are not reloaded: %s", error)
-        upkeep.rescan()
-        if http:
-            http.reload_certificates()  # gRPC compares the files at each connection
-
+    service = _Service(models, config, parts, scan)
     try:
-        addresses = Addresses(
-            http=await http.start() if http else None, grpc=await grpc.start() if grpc else None
-        )
-        with stop_signal() as stop, on_hangup(reload), lasting_objects():
+        addresses = await service.listen()
+        with stop_signal() as stop, on_hangup(lambda: service.reload(reread)), lasting_objects():
             if await _unless(stop, _task(models.load_all())):
-                for part in parts:
-                    await part.start(inference.models)
-                if grpc:
-                    await grpc.set_serving()
-                upkeep.start()
+                await service.accept_requests()
                 on_ready(addresses)
                 if await _unless(stop, _task(models.all_lost.wait())):
                     raise EngineClosedError("the engine stopped working; the service ends")
     finally:
-        upkeep.stop()
-        if grpc:
-            await grpc.set_stopping()
-        for part in parts:
+        drained = await service.stop()
+    return drained
+
+
+class _Service:
+    """The servers of a process and the work beside them; see ``serve`` for the arguments."""
+
+    def __init__(
+        self,
+        models: ModelRepository,
+        config: ServerConfig,
+        parts: Sequence[ServicePart],
+        scan: Scan | None,
+    ) -> None:
+        self._models, self._parts = models, parts
+        self._inference = inference = Inference.of(models, config)
+        models.observers.add(RequestLog(content=config.log_content))
+        self._upkeep = Upkeep(
+            models, scan, poll_seconds=config.models_poll_seconds, memory_limit=config.memory_limit
+        )
+        self._tracing = Tracing.to(config.otel_endpoint) if config.otel_endpoint else None
+        if self._tracing:
+            models.observers.add(self._tracing)
+        self._grpc = GrpcServer(models, config, inference) if config.grpc_port is not None else None
+        routes = [route for part in parts for route in part.routes()]
+        app = make_app(models, inference, routes)
+        self._http = HttpServer(app, config) if config.http_port is not None else None
+
+    async def listen(self) -> Addresses:
+        """Bind the addresses.
+
+        Raises:
+            UsageError: an address cannot be bound.
+        """
+        return Addresses(
+            http=await self._http.start() if self._http else None,
+            grpc=await self._grpc.start() if self._grpc else None,
+        )
+
+    async def accept_requests(self) -> None:
+        """Start the background work and report as serving, after the models are loaded."""
+        for part in self._parts:
+            await part.start(self._inference.models)
+        if self._grpc:
+            await self._grpc.set_serving()
+        self._upkeep.start()
+
+    def reload(self, reread: Callable[[], ServerConfig] | None) -> None:
+        """Take over changed settings, API keys, models and certificates."""
+        try:
+            _reload(self._inference.models.policy, reread)
+        except UsageError as error:
+            _log.warning("the settings are not reloaded: %s", error)
+        self._upkeep.rescan()
+        if self._http:
+            self._http.reload_certificates()  # gRPC compares the files at each connection
+
+    async def stop(self) -> bool:
+        """Refuse new requests, wait for those in progress, and free all; works in every state.
+
+        Returns:
+            Whether all requests ended within the grace period.
+        """
+        self._upkeep.stop()
+        if self._grpc:
+            await self._grpc.set_stopping()
+        for part in self._parts:
             await part.stop()
-        drained = await models.drain(policy.config.grace_seconds)
-        for server in (grpc, http):
+        drained = await self._models.drain(self._inference.models.policy.config.grace_seconds)
+        for server in (self._grpc, self._http):
             if server:
                 await server.stop()
-        models.close()
-        if tracing:
-            await asyncio.to_thread(tracing.close)  # waits for the collector
-    return drained
+        self._models.close()
+        if self._tracing:
+            await asyncio.to_thread(self._tracing.close)  # waits for the collector
+        return drained
 
 
 def _reload(policy: Policy, reread: Callable[[], ServerConfig] | None) -> None:
