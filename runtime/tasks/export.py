@@ -26,16 +26,17 @@ from ...graph_opt.graph import graph_facts
 from ...graph_opt.passes.base import GraphPass, pass_name
 from ...graph_opt.pipeline.pipeline import run
 from ...graph_opt.pipeline.pipelines import portable_passes
-from ...graph_opt.quantize.left_float import LeftFloat, float_matrices, left_float
+from ...graph_opt.quantize.left_float import LeftFloat
 from ...graph_opt.quantize.recipe import QuantizationRecipe
 from ...progress import Progress, phase
 from ...reports import Report, human_bytes
 from ...storage.scratch import scratch_folder
 from ..models.find import find_model
-from ..models.float_model import FloatModel, FloatSource
+from ..models.float_model import FloatSource
 from ..types.arguments import checked_arguments
 from .export_encoder import check_encoder_options, export_encoder_package
-from .quantize import quantized_record, warn_of_much_float
+from .quantize import warn_of_much_float
+from .quantized_graph import float_model, quantize_graph
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,7 +154,8 @@ def export(
         if quantize is not None:
             length = context_lengths(read_config(folder))[1]
             facts = FloatSource(name=str(path), folder=folder, context_length=length, key=lambda: content)
-            found = _quantized(model, facts, quantize, scratch, progress)
+            done = quantize_graph(model, float_model(facts, model, quantize, scratch, progress), quantize)
+            found = _Quantized(done.model, done.passes, done.record, done.left)
         if found.record is not None and found.left is not None:
             warn_of_much_float(str(out), found.record, found.left)
         write = partial(
@@ -191,26 +193,6 @@ def _report(
         bytes=sum(file.stat().st_size for file in out.rglob("*") if file.is_file()),
         seconds=time.perf_counter() - start,
     )
-
-
-def _quantized(
-    model: ir.Model,
-    source: FloatSource,
-    recipe: QuantizationRecipe,
-    scratch: Path,
-    progress: Progress | None,
-) -> _Quantized:
-    """Quantize an exported graph that is not written yet."""
-    text = None if recipe.calibration is None else Path(recipe.calibration)
-    tokens = recipe.calibration_tokens
-    matrices = float_matrices(model)
-    measured = FloatModel(source, model, text, scratch, tokens=tokens, progress=progress)
-    passes, record = recipe.passes(measured)
-    model, report = run(model, passes)
-    if record is None:
-        return _Quantized(model, passes)
-    left = left_float(matrices, model, [refusal for _, refusal in report.refusals])
-    return _Quantized(model, passes, quantized_record(record, left, report), left)
 
 
 def _for_transformers_js(write: Callable[..., Package], out: Path) -> Package:

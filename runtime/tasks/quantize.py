@@ -19,17 +19,17 @@ from ...graph_opt.pipeline import pipeline
 from ...graph_opt.pipeline.report import Report as PassesReport
 from ...graph_opt.quantize.formats.half import is_half
 from ...graph_opt.quantize.formats.kv_cache import has_quantized_kv
-from ...graph_opt.quantize.left_float import LeftFloat, float_matrices, left_float
+from ...graph_opt.quantize.left_float import LeftFloat
 from ...graph_opt.quantize.recipe import NO_METHOD, QuantizationRecipe
 from ...progress import Progress, phase
 from ...reports import Report, human_bytes
 from ...storage.scratch import scratch_folder
 from ..evaluate.quantization_cost import check_measurable, measure_cost, summary
-from ..models.float_model import FloatModel
 from ..models.graphs import float_source, load_graph
 from ..models.model_source import locate_model
 from ..models.write_graph import check_output, write_graph
 from ..types.arguments import checked_arguments
+from .quantized_graph import float_model, quantize_graph
 from .report_file import check_report, left_without_report, write_report
 
 _OLDEST_OPSET = 21  # the first whose DequantizeLinear has blocks and 4 bits
@@ -146,59 +146,40 @@ def quantize(
     start = time.perf_counter()
     recipe = QuantizationRecipe(recipe) if isinstance(recipe, str) else recipe
     source, out, file = str(model), Path(out), None if report is None else Path(report)
-    check_report(file)
-    if file is not None:
-        check_measurable(source)
-    check_output(locate_model(source), out)
+    _check_files(source, out, file)
     graph, package = load_graph(source)
     _check(graph, source, recipe)
     graph = _with_blocks(graph, source)
-    matrices, before = float_matrices(graph), _weight_bytes(graph)
+    before = _weight_bytes(graph)
     with scratch_folder() as scratch:
-        measured = FloatModel(
-            float_source(source, graph),
-            graph,
-            None if recipe.calibration is None else Path(recipe.calibration),
-            scratch,
-            tokens=recipe.calibration_tokens,
-            progress=progress,
-        )
-        passes, record = recipe.passes(measured)
-        graph, done = pipeline.run(graph, passes)
-        left = left_float(matrices, graph, [refusal for _, refusal in done.refusals])
+        measured = float_model(float_source(source, graph), graph, recipe, scratch, progress)
+        done = quantize_graph(graph, measured, recipe)
         earlier = (package.record.quantization if package is not None else None) or {}
-        record = {**earlier, **quantized_record(record, left, done)}
-        names = tuple(one.name for one in done.passes)
+        record = {**earlier, **done.record}
+        names = tuple(one.name for one in done.report.passes)
         tell = phase(progress, "quantize")
-        write_graph(graph, locate_model(source), out, passes=names, quantization=record, progress=tell)
+        write_graph(done.model, locate_model(source), out, passes=names, quantization=record, progress=tell)
         found = QuantizeReport(
             path=out,
             recipe=recipe,
             quantization=record,
-            weights=(done.passes[-1].fired or 0) if recipe.method != NO_METHOD else 0,
-            kv_layers=sum(one.fired or 0 for one in done.passes if one.name == "QuantizeKV"),
-            left_float=left,
+            weights=(done.report.passes[-1].fired or 0) if recipe.method != NO_METHOD else 0,
+            kv_layers=sum(one.fired or 0 for one in done.report.passes if one.name == "QuantizeKV"),
+            left_float=done.left,
             bytes_before=before,
-            bytes_after=_weight_bytes(graph),
+            bytes_after=_weight_bytes(done.model),
             seconds=time.perf_counter() - start,
-            passes=done,
+            passes=done.report,
         )
         if file is not None:
             with left_without_report(out, file):
-                cost = measure_cost(source, out, passes, measured, scratch, progress)
+                cost = measure_cost(source, out, done.passes, measured, scratch, progress)
                 found = dataclasses.replace(found, cost=cost)
-                done.facts |= {"source": source, "target": str(out), **found.to_dict()}
-                write_report(done, file)
+                done.report.facts |= {"source": source, "target": str(out), **found.to_dict()}
+                write_report(done.report, file)
     if recipe.method != NO_METHOD:
-        warn_of_much_float(str(out), record, left)
+        warn_of_much_float(str(out), record, done.left)
     return found
-
-
-def quantized_record(record: dict[str, Any], left: LeftFloat, done: PassesReport) -> dict[str, Any]:
-    """Return the record with what the passes did: no rotation that was refused, and weights left float."""
-    if record.get("rotate") and not any(one.fired for one in done.passes if one.name == "Rotate"):
-        record = {**record, "rotate": False}
-    return {**record, "left_float": left.to_dict()} if left.weights and "method" in record else record
 
 
 def warn_of_much_float(name: str, record: dict[str, Any], left: LeftFloat) -> None:
@@ -206,6 +187,18 @@ def warn_of_much_float(name: str, record: dict[str, Any], left: LeftFloat) -> No
     if left.much and left.reasons:
         text = f"{name} is only partly {record['method']}: {left}"
         warnings.warn(text, QuantizationWarning, stacklevel=4)
+
+
+def _check_files(source: str, out: Path, report: Path | None) -> None:
+    """Check before any work what will be read and written.
+
+    Raises:
+        UsageError: there is no such model, ``out`` exists, or the report cannot be measured or written.
+    """
+    check_report(report)
+    if report is not None:
+        check_measurable(source)
+    check_output(locate_model(source), out)
 
 
 def _check(model: ir.Model, source: str, recipe: QuantizationRecipe) -> None:
