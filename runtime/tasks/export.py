@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ from ...exporter.package import Package, fingerprint
 from ...exporter.package_writing import check_paths, check_tokenizer, new_folder, write_package
 from ...exporter.safetensors_files import safetensors_of
 from ...graph_opt.graph import graph_facts
-from ...graph_opt.passes.base import GraphPass, pass_name
+from ...graph_opt.passes.base import pass_name
 from ...graph_opt.pipeline.pipeline import run
 from ...graph_opt.pipeline.pipelines import portable_passes
 from ...graph_opt.quantize.left_float import LeftFloat
@@ -31,12 +31,13 @@ from ...graph_opt.quantize.recipe import QuantizationRecipe
 from ...progress import Progress, phase
 from ...reports import Report, human_bytes
 from ...storage.scratch import scratch_folder
+from ...storage.stored_tensor import StoredTensor
 from ..models.find import find_model
 from ..models.float_model import FloatSource
 from ..types.arguments import checked_arguments
 from .export_encoder import check_encoder_options, export_encoder_package
 from .quantize import warn_of_much_float
-from .quantized_graph import float_model, quantize_graph
+from .quantized_graph import QuantizedGraph, float_model, quantize_graph
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,69 +127,107 @@ def export(
     """
     path, out = find_model(source), Path(out)
     adapter = None if adapter is None else Path(adapter)
-    if (path.is_file() and path.suffix.lower() != GGUF_SUFFIX) or Package.is_package(path):
-        raise UsageError(f"{source} is already exported; see 'carryall quantize' and 'carryall optimize'")
-    if adapter is not None and via is not None:
-        raise UsageError("adapter is merged by carryall's own exporter; omit via, or merge it with PEFT")
-    if isinstance(quantize, str):
-        quantize = QuantizationRecipe(quantize)
+    _check_source(source, path, merges=adapter is not None, traces=via is not None)
+    recipe = QuantizationRecipe(quantize) if isinstance(quantize, str) else quantize
     start = time.perf_counter()
     with scratch_folder() as scratch, scratch_folder() as traced, opened(path) as (folder, tensors, stored):
-        if quantize is not None:
+        if recipe is not None:
             check_float(path, stored)
         config = check_paths(folder, out)  # before any work
         check_tokenizer(folder)
         if via is None and is_encoder(config):
-            options = {"quantize": quantize is not None, "adapter": adapter is not None}
+            options = {"quantize": recipe is not None, "adapter": adapter is not None}
             check_encoder_options(config["model_type"], {**options, "layout": layout != "carryall"})
             package, model = export_encoder_package(path, folder, out, config, progress)
-            return _report(package, out, _Quantized(model), None, start)
-        if adapter is not None:
-            tensors = merge_adapter(safetensors_of(folder) if tensors is None else tensors, adapter)
-        model = export_model(folder, tensors=tensors) if via is None else trace(path, traced)
-        model, made = run(model, [] if via is None else portable_passes())
-        content = (
-            fingerprint(path) if adapter is None else f"{fingerprint(path)} {adapter_fingerprint(adapter)}"
-        )
-        found = _Quantized(model)
-        if quantize is not None:
-            length = context_lengths(read_config(folder))[1]
-            facts = FloatSource(name=str(path), folder=folder, context_length=length, key=lambda: content)
-            done = quantize_graph(model, float_model(facts, model, quantize, scratch, progress), quantize)
-            found = _Quantized(done.model, done.passes, done.record, done.left)
-        if found.record is not None and found.left is not None:
-            warn_of_much_float(str(out), found.record, found.left)
+            return _report(package, out, _Graph(model), start)
+        found = _built(folder, tensors, adapter) if via is None else _traced(path, traced)
+        found, content = found._replace(record=stored), _content(path, adapter)
+        if recipe is not None:
+            facts = _float_source(path, folder, content)
+            measured = float_model(facts, found.model, recipe, scratch, progress)
+            done = quantize_graph(found.model, measured, recipe)
+            warn_of_much_float(str(out), done.record, done.left)
+            found = found.quantized(done)
         write = partial(
             write_package,
             found.model,
             folder,
-            quantization=found.record or stored,
+            quantization=found.record,
             content=content,
-            passes=[*(one.name for one in made.passes), *map(pass_name, found.passes)],
+            passes=found.passes,
             progress=phase(progress, "export"),
         )
         package = write(out=out) if layout == "carryall" else _for_transformers_js(write, out)
-        return _report(package, out, found, stored, start)
+        return _report(package, out, found, start)
 
 
-class _Quantized(NamedTuple):
-    """A graph, and how it was quantized."""
+class _Graph(NamedTuple):
+    """An exported graph: the passes that changed it, its quantization, and the weights left float by it."""
 
     model: ir.Model
-    passes: Sequence[GraphPass] = ()
+    passes: Sequence[str] = ()
     record: dict[str, Any] | None = None
     left: LeftFloat | None = None
 
+    def quantized(self, done: QuantizedGraph) -> _Graph:
+        """Return the graph after a quantization."""
+        return _Graph(done.model, [*self.passes, *map(pass_name, done.passes)], done.record, done.left)
 
-def _report(
-    package: Package, out: Path, found: _Quantized, stored: dict[str, Any] | None, start: float
-) -> ExportReport:
+
+def _check_source(source: str | Path, path: Path, *, merges: bool, traces: bool) -> None:
+    """Check before any work that a source can be exported.
+
+    Args:
+        source: as the user named it.
+        path: where it is.
+        merges: whether an adapter is merged into its weights.
+        traces: whether Optimum exports it.
+
+    Raises:
+        UsageError: it is exported already, or an adapter is to be merged by Optimum.
+    """
+    if (path.is_file() and path.suffix.lower() != GGUF_SUFFIX) or Package.is_package(path):
+        raise UsageError(f"{source} is already exported; see 'carryall quantize' and 'carryall optimize'")
+    if merges and traces:
+        raise UsageError("adapter is merged by carryall's own exporter; omit via, or merge it with PEFT")
+
+
+def _built(folder: Path, tensors: Mapping[str, StoredTensor] | None, adapter: Path | None) -> _Graph:
+    """Return the graph that carryall's exporter builds, with an adapter merged into its weights.
+
+    Args:
+        folder: configuration and tokenizer of the checkpoint.
+        tensors: its weights; None for those in the folder.
+        adapter: the folder of a LoRA adapter; None for the weights as they are.
+    """
+    if adapter is not None:
+        tensors = merge_adapter(safetensors_of(folder) if tensors is None else tensors, adapter)
+    return _Graph(export_model(folder, tensors=tensors))
+
+
+def _traced(checkpoint: Path, scratch: Path) -> _Graph:
+    """Return the graph that Optimum traces, made portable; ``scratch`` holds its weights."""
+    model, made = run(trace(checkpoint, scratch), portable_passes())
+    return _Graph(model, [one.name for one in made.passes])
+
+
+def _content(path: Path, adapter: Path | None) -> str:
+    """Return a text that changes whenever the checkpoint or the adapter does."""
+    return fingerprint(path) if adapter is None else f"{fingerprint(path)} {adapter_fingerprint(adapter)}"
+
+
+def _float_source(path: Path, folder: Path, content: str) -> FloatSource:
+    length = context_lengths(read_config(folder))[1]
+    return FloatSource(name=str(path), folder=folder, context_length=length, key=lambda: content)
+
+
+def _report(package: Package, out: Path, found: _Graph, start: float) -> ExportReport:
     return ExportReport(
         path=out,
         model_type=package.record.model_type,
         parameters=graph_facts.parameter_count(found.model),
         nodes=sum(graph_facts.operators(found.model).values()),
-        quantization=found.record or stored,
+        quantization=found.record,
         left_float=found.left,
         bytes=sum(file.stat().st_size for file in out.rglob("*") if file.is_file()),
         seconds=time.perf_counter() - start,
