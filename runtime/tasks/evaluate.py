@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,6 @@ import numpy as np
 
 from ...errors import UsageError
 from ...progress import Progress, phase
-from ...providers.base import Runner
 from ...reports import Report
 from ...storage.texts import read_text
 from ..evaluate.evaluation import GreedyAgreement, Prediction, Stored, Tokens, greedy_agreement, predict
@@ -142,21 +142,14 @@ def evaluate(
     for name, value, least in (("max_tokens", max_tokens, 1), ("prompts", prompts, 0)):
         if value is not None and value < least:
             raise UsageError(f"{name} must be at least {least}, not {value}")
-    models = [model_config(model, fields)]
-    if reference is not None:
-        models.append(dataclasses.replace(models[0], model=reference, quantize=None, kv_cache_dtype=None))
+    models = _compared(model_config(model, fields), reference)
     names = [str(one.model) for one in models]
     content = _content(text, names)
-    runners: list[Runner] = []
-    notes: list[str] = []
     with contextlib.ExitStack() as stack:
-        tokens: Tokens = np.empty(0, np.int64)
-        for one in models:
-            loaded = load_model(one, max_slots=max(1, prompts), progress=phase(progress, "prepare"))
-            stack.callback(loaded.runner.close)
-            tokens = tokens if runners else _tokens(loaded, content)[:max_tokens]
-            runners.append(loaded.runner)
-            notes += load_notes(loaded)
+        loaded = [stack.enter_context(_opened(models[0], prompts, progress))]
+        tokens = _tokens(loaded[0], content)[:max_tokens]  # before the reference is loaded
+        loaded += [stack.enter_context(_opened(one, prompts, progress)) for one in models[1:]]
+        runners = [one.runner for one in loaded]
         width = window or min(_LONGEST_WINDOW, *(runner.info.context_length for runner in runners))
         found = predict(
             runners[0],
@@ -173,8 +166,23 @@ def evaluate(
         reference=names[1] if reference is not None else None,
         prediction=found,
         greedy=greedy,
-        notes=tuple(notes),
+        notes=tuple(note for one in loaded for note in load_notes(one)),
     )
+
+
+def _compared(model: ModelConfig, reference: str | Path | None) -> list[ModelConfig]:
+    """Return the evaluated model and its reference, if any: the same options, but not quantized."""
+    if reference is None:
+        return [model]
+    return [model, dataclasses.replace(model, model=reference, quantize=None, kv_cache_dtype=None)]
+
+
+@contextlib.contextmanager
+def _opened(model: ModelConfig, prompts: int, progress: Progress | None) -> Iterator[LoadedModel]:
+    """Load a model that runs so many prompts at once, and free it at the end."""
+    loaded = load_model(model, max_slots=max(1, prompts), progress=phase(progress, "prepare"))
+    with contextlib.closing(loaded.runner):
+        yield loaded
 
 
 def _stored_decoder(config: ModelConfig) -> StoredDecoder:
