@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 
 import click
 from rich.console import Console
 
 from ...errors import UsageError
-from ...providers.host.doctor import diagnose, kernel_facts
-from ...providers.native.build import build_library
-from ...providers.targets.cpu import CpuProvider
+from ...providers.host.doctor import diagnose
 from ..options import check_exclusive, json_option, kernel_options, print_json, quiet_option, selftest_options
-from ..printing.doctor import kernels_text, show, show_selftest, tuning_text
+from ..printing.doctor import show, show_selftest
+from .doctor_kernels import autotune, build_kernels
 
 
 @click.command("doctor")
@@ -68,16 +66,10 @@ def command(
     provider = provider or "cpu"
     check_exclusive({"--autotune": tuning, "--build-kernels": building, "--selftest": testing})
     if tuning:
-        with console.status("measuring the CPU kernels"):
-            fastest = CpuProvider().autotune()
-        print_json(asdict(fastest)) if as_json else click.echo(f"autotune: {tuning_text(fastest)}")
+        autotune(console, as_json=as_json)
         return
     if building:
-        with console.status("building the CPU kernels"):
-            build_library()
-        facts = kernel_facts()
-        print_json(asdict(facts)) if as_json else click.echo(f"CPU kernels: {kernels_text(facts)}")
-        ctx.exit(0 if facts.missing is None else 1)
+        ctx.exit(0 if build_kernels(console, as_json=as_json) else 1)
     if testing:
         from ...runtime.tasks.selftest import selftest_provider  # imports the exporter
 
