@@ -1,18 +1,70 @@
-"""What ``carryall serve`` prints when it is ready, and ``carryall serve --ray``."""
+"""The parts of ``carryall serve``: its packages, its models, what it prints when ready, and ``--ray``."""
 
 from __future__ import annotations
 
 import asyncio
+import functools
+import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..errors import MissingExtraError, UsageError
+from ..runtime.service.core.model_folder import encoder_loader, models_in
+from ..runtime.service.core.repository import ModelRepository
+from ..runtime.service.core.served_model import ServedModel
+from ..runtime.service.core.upkeep import Scan
 from ..runtime.service.signals import stop_signal
 from .options import print_json
 
 if TYPE_CHECKING:
     from .load_options import Chosen
+
+
+def check_packages() -> None:
+    """Import the service, whose packages are optional.
+
+    Raises:
+        MissingExtraError: a package is missing.
+        UsageError: gRPC's packages do not fit each other.
+    """
+    try:
+        # gRPC prints an error that it also raises; the variable is read when it is imported.
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+        from ..runtime.batch.online.routes import BatchService  # noqa: F401
+        from ..runtime.service.serve import serve  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise MissingExtraError("'carryall serve'", error.name or "grpc", "service") from error
+    except RuntimeError as error:  # generated code of gRPC is newer than grpcio
+        raise UsageError(
+            f"gRPC's packages do not fit each other: {str(error).partition('. Please')[0]}. "
+            "Install those that do with: pip install --upgrade 'carryall[service]'"
+        ) from error
+
+
+def served_models(
+    chosen: Chosen, name: str, load: Callable[[], ServedModel]
+) -> tuple[ModelRepository, Scan | None]:
+    """Return the models that the options name, and the function that finds those of a folder.
+
+    Args:
+        chosen: the options of the command.
+        name: the name of a single model for clients.
+        load: loads it, unless it is an encoder.
+
+    Raises:
+        UsageError: the folder of models, or a setting in it, is invalid.
+        CheckpointError: the files of an encoder are damaged.
+    """
+    server = chosen.server
+    if server.models is not None:
+        scan = functools.partial(
+            models_in, server.models, chosen.model, chosen.engine, warm_up=server.warm_up
+        )
+        return ModelRepository(scan()), scan
+    loader = encoder_loader(chosen.model, warm_up=server.warm_up) or load
+    return ModelRepository.of_one(name, loader, aliases=server.served_model_names), None
 
 
 def announce(

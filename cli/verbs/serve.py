@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import functools
-import os
 
 import click
 
-from ...errors import MissingExtraError, UsageError
+from ...errors import UsageError
 from ...runtime.process.at_exit import leave_threads
 from ...runtime.process.stop_signals import ending_at_interrupt
-from ...runtime.service.core.model_folder import encoder_loader, models_in
-from ...runtime.service.core.repository import ModelRepository, public_name
+from ...runtime.service.core.repository import public_name
 from ...runtime.service.core.served_model import ServedModel, load_served_model
 from ..generation import tell_fallbacks
 from ..load_options import SERVER_TABLES, Chosen, config_options
 from ..options import json_option, quiet_option
 from ..progress import progress
 from ..sections import SectionedCommand
-from ..serving import announce, serve_on_cluster
+from ..serving import announce, check_packages, serve_on_cluster, served_models
 
 
 @click.command("serve", cls=SectionedCommand)
@@ -44,18 +41,9 @@ def command(chosen: Chosen, as_json: bool, quiet: bool) -> None:
         carryall serve ./qwen3 --ray auto --replicas 4
         carryall serve --config service.toml
     """
-    try:
-        # gRPC prints an error that it also raises; the variable is read when it is imported.
-        os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-        from ...runtime.batch.online.routes import BatchService
-        from ...runtime.service.serve import Addresses, serve
-    except ModuleNotFoundError as error:
-        raise MissingExtraError("'carryall serve'", error.name or "grpc", "service") from error
-    except RuntimeError as error:  # generated code of gRPC is newer than grpcio
-        raise UsageError(
-            f"gRPC's packages do not fit each other: {str(error).partition('. Please')[0]}. "
-            "Install those that do with: pip install --upgrade 'carryall[service]'"
-        ) from error
+    check_packages()
+    from ...runtime.batch.online.routes import BatchService
+    from ...runtime.service.serve import Addresses, serve
 
     if chosen.model.loras and chosen.server.models is not None:
         raise UsageError("--lora needs one model; with --models, load adapters by /v1/load_lora_adapter")
@@ -83,14 +71,7 @@ def command(chosen: Chosen, as_json: bool, quiet: bool) -> None:
     if chosen.server.ray is not None:
         serve_on_cluster(chosen, name, lambda http: on_ready(Addresses(http=http)))
         return
-    loader = encoder_loader(chosen.model, warm_up=chosen.server.warm_up) or load
-    models = ModelRepository.of_one(name, loader, aliases=chosen.server.served_model_names)
-    scan = None
-    if chosen.server.models is not None:
-        scan = functools.partial(
-            models_in, chosen.server.models, chosen.model, chosen.engine, warm_up=chosen.server.warm_up
-        )
-        models = ModelRepository(scan())
+    models, scan = served_models(chosen, name, load)
     folder = chosen.server.batch_folder
     parts = [BatchService(folder, chosen.server)] if folder is not None else []
     with ending_at_interrupt():  # at a second Ctrl-C; the first one drains
