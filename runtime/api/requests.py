@@ -100,21 +100,14 @@ class RequestFactory:
         _check_options(params, priority, timeout, lora)
         adapter = None if lora is None else self.adapters.get(lora)
         prompt = plain_prompt(prompt)
-        text = prompt if isinstance(prompt, str) else None
         token_ids = self.token_ids(prompt)
         check_token_ids(token_ids, params, self._model.runner.info.vocab_size)
-        new_parser = prompt.new_parser if isinstance(prompt, ChatPrompt) else _no_parser
-        tokenizer = self._model.tokenizer
-        if tokenizer is None:
+        if self._model.tokenizer is None:
             _check_without_tokenizer(params)
-        own = frozenset() if params.ignore_eos else self._model.defaults.end_token_ids
         name = request_id or uuid.uuid4().hex
         shared: dict[str, Any] = {
-            "end_token_ids": own.union(params.stop_token_ids),
-            "bad_words": self._bad_words(params),
-            "dry_breakers": self._dry_breakers(params),
-            "grammar": self._grammar(params),
-            "prompt": text,
+            **self._token_rules(params),
+            "prompt": prompt if isinstance(prompt, str) else None,
             "priority": priority,
             "cache_salt": cache_salt,
             "tenant": tenant,
@@ -128,9 +121,7 @@ class RequestFactory:
                 f"{name}-{i}" if i else name,
                 token_ids,
                 own_params,
-                text=OutputText(tokenizer, token_ids, params, new_parser())
-                if tokenizer is not None
-                else None,
+                text=self._output_text(prompt, token_ids, params),
                 **shared,
             )
             for i, own_params in enumerate(sample_params(params))
@@ -211,6 +202,23 @@ class RequestFactory:
         # The template itself writes the special tokens.
         return ChatPrompt(self.encode(text, add_special_tokens=False), new_parser)
 
+    def _output_text(self, prompt: Prompt, token_ids: list[int], params: SamplingParams) -> OutputText | None:
+        """Return what makes the text of one output; None without a tokenizer."""
+        if self._model.tokenizer is None:
+            return None
+        parser = prompt.new_parser() if isinstance(prompt, ChatPrompt) else None
+        return OutputText(self._model.tokenizer, token_ids, params, parser)
+
+    def _token_rules(self, params: SamplingParams) -> dict[str, Any]:
+        """Return the arguments of ``Request`` that end or restrict an output by its tokens."""
+        own = frozenset() if params.ignore_eos else self._model.defaults.end_token_ids
+        return {
+            "end_token_ids": own.union(params.stop_token_ids),
+            "bad_words": self._bad_words(params),
+            "dry_breakers": self._dry_breakers(params),
+            "grammar": self._grammar(params),
+        }
+
     def _grammar(self, params: SamplingParams) -> Future[Grammar] | None:
         """Return the future of the compiled grammar of a structured output, None without one."""
         if params.structured_output is None:
@@ -248,10 +256,6 @@ class RequestFactory:
 # Names that template variables of a request must not have: parameters of the rendering functions.
 _RENDERING = frozenset(inspect.signature(ChatTemplate.render).parameters)
 RENDER_OPTIONS = _RENDERING | frozenset(inspect.signature(RequestFactory.chat_prompt).parameters)
-
-
-def _no_parser() -> None:
-    return None
 
 
 # Arguments are checked here, in the caller's thread, and not in the engine's.
