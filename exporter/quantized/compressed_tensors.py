@@ -10,12 +10,14 @@ compressors/pack_quantized, compressors/naive_quantized.) Floats: ``float8.py``,
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ...errors import CheckpointError, UnsupportedModelError
-from ...storage.stored_tensor import Array, Packed
+from ...storage.stored_tensor import Array, Packed, RawTensor
 from . import float4, float8
 from .levels import (
     Levels,
@@ -114,6 +116,64 @@ def _group_sizes(settings: Mapping[str, Any]) -> set[int]:
     return {size for size in sizes if isinstance(size, int) and size > 0}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Matrix:
+    """A stored matrix of integers [outputs, inputs].
+
+    Args:
+        words: its levels, packed in words or int8.
+        is_packed: which of both; zero points have the same form.
+        bits: the bits of a level.
+        outputs: the number of outputs.
+        inputs: the number of inputs.
+        scale: the scales.
+        groups: the number of scales of an output.
+        group: the number of inputs that share a scale.
+        zeros: the zero points; None if the levels are signed.
+        order: the inputs sorted by group; None if they already are.
+    """
+
+    words: RawTensor
+    is_packed: bool
+    bits: int
+    outputs: int
+    inputs: int
+    scale: RawTensor
+    groups: int
+    group: int
+    zeros: RawTensor | None
+    order: npt.NDArray[np.intp] | None
+
+    def tensor(self) -> QuantizedTensor:
+        """Return the matrix, which is read when it is written."""
+        packed = Packed(
+            bits=self.bits,
+            block_size=smaller_blocks(self.group, self.inputs),
+            has_zero_points=self.zeros is not None,
+            scale_dtype=scale_dtype(self.scale),
+            order=self.order,
+            read=self._read,
+        )
+        return QuantizedTensor(self.words.path, (self.outputs, self.inputs), packed)
+
+    def _read(self) -> Levels:
+        stored = self._unsigned(self.words.array(), axis=1)[:, : self.inputs]
+        stored = stored if self.order is None else stored[:, self.order]
+        scales = np.broadcast_to(floats(self.scale).reshape(-1, self.groups), (self.outputs, self.groups))
+        if self.zeros is None:
+            signed = (stored.astype(np.int16) - 2 ** (self.bits - 1)).astype(np.int8)
+            return Levels(levels=signed, scales=self._by_block(scales))
+        points = self._unsigned(self.zeros.array().reshape(-1, self.groups), axis=0)[: self.outputs]
+        return Levels(levels=stored, scales=self._by_block(scales), zero_points=self._by_block(points))
+
+    def _unsigned(self, stored: Array, axis: int) -> npt.NDArray[np.uint8]:
+        """Return stored numbers as uint8; packed ones follow each other along ``axis``."""
+        return unpack(stored, self.bits, axis) if self.is_packed else _shifted(stored)
+
+    def _by_block(self, per_group: Array) -> Array:
+        return repeated(per_group, self.group, smaller_blocks(self.group, self.inputs), self.inputs)
+
+
 def _weight(module: str, tensors: Tensors, sizes: set[int], settings: Mapping[str, Any]) -> QuantizedTensor:
     is_packed = f"{module}.weight_packed" in tensors
     name = f"{module}.weight_packed" if is_packed else f"{module}.weight"
@@ -125,45 +185,47 @@ def _weight(module: str, tensors: Tensors, sizes: set[int], settings: Mapping[st
         )
     outputs, columns = matrix_shape(tensors, name)
     bits, inputs = _packing(module, tensors, outputs, columns) if is_packed else (8, columns)
-    scale = needed(tensors, f"{module}.weight_scale")
-    groups = scale.shape[1] if len(scale.shape) == 2 else 1
-    shapes = ((outputs, groups), (outputs,), (1,)) if groups == 1 else ((outputs, groups),)
-    with_shape(tensors, f"{module}.weight_scale", *shapes)
+    scale, groups = _scale(module, tensors, outputs)
     group = _group_size(module, inputs, groups, sizes)
-    zeros = f"{module}.weight_zero_point" if f"{module}.weight_zero_point" in tensors else None
-    if zeros is not None:
-        rows = -(-outputs * bits // 32) if is_packed else outputs
-        with_shape(tensors, zeros, *(((rows, groups), (rows,)) if groups == 1 else ((rows, groups),)))
-    order = None
-    if f"{module}.weight_g_idx" in tensors:
-        index = with_shape(tensors, f"{module}.weight_g_idx", (inputs,)).array()
-        order = None if (index < 0).all() else input_order(f"{module}.weight_g_idx", index, group)
-    block, middle = smaller_blocks(group, inputs), 2 ** (bits - 1)
-
-    def levels() -> Levels:
-        stored = unpack(words.array(), bits, axis=1)[:, :inputs] if is_packed else _shifted(words.array())
-        stored = stored if order is None else stored[:, order]
-        scales = np.broadcast_to(floats(scale).reshape(-1, groups), (outputs, groups))
-        if zeros is None:
-            signed = (stored.astype(np.int16) - middle).astype(np.int8)
-            return Levels(levels=signed, scales=repeated(scales, group, block, inputs))
-        points = tensors[zeros].array().reshape(-1, groups)
-        points = unpack(points, bits, axis=0)[:outputs] if is_packed else _shifted(points)
-        return Levels(
-            levels=stored,
-            scales=repeated(scales, group, block, inputs),
-            zero_points=repeated(points, group, block, inputs),
-        )
-
-    packed = Packed(
+    zero_rows = -(-outputs * bits // 32) if is_packed else outputs
+    return _Matrix(
+        words=words,
+        is_packed=is_packed,
         bits=bits,
-        block_size=block,
-        has_zero_points=zeros is not None,
-        scale_dtype=scale_dtype(scale),
-        order=order,
-        read=levels,
-    )
-    return QuantizedTensor(words.path, (outputs, inputs), packed)
+        outputs=outputs,
+        inputs=inputs,
+        scale=scale,
+        groups=groups,
+        group=group,
+        zeros=_zero_points(module, tensors, zero_rows, groups),
+        order=_input_order(module, tensors, inputs, group),
+    ).tensor()
+
+
+def _scale(module: str, tensors: Tensors, outputs: int) -> tuple[RawTensor, int]:
+    """Return the scales and the number of groups of an output."""
+    name = f"{module}.weight_scale"
+    shape = needed(tensors, name).shape
+    groups = shape[1] if len(shape) == 2 else 1
+    shapes = ((outputs, groups), (outputs,), (1,)) if groups == 1 else ((outputs, groups),)
+    return with_shape(tensors, name, *shapes), groups
+
+
+def _zero_points(module: str, tensors: Tensors, rows: int, groups: int) -> RawTensor | None:
+    """Return the zero points; None if there are none, which means that the levels are signed."""
+    name = f"{module}.weight_zero_point"
+    if name not in tensors:
+        return None
+    return with_shape(tensors, name, *(((rows, groups), (rows,)) if groups == 1 else ((rows, groups),)))
+
+
+def _input_order(module: str, tensors: Tensors, inputs: int, group: int) -> npt.NDArray[np.intp] | None:
+    """Return the inputs sorted by group; None if they already are."""
+    name = f"{module}.weight_g_idx"
+    if name not in tensors:
+        return None
+    index = with_shape(tensors, name, (inputs,)).array()
+    return None if (index < 0).all() else input_order(name, index, group)
 
 
 def _packing(module: str, tensors: Tensors, outputs: int, columns: int) -> tuple[int, int]:
@@ -191,6 +253,6 @@ def _group_size(module: str, inputs: int, groups: int, sizes: set[int]) -> int:
     )
 
 
-def _shifted(signed: Array) -> Array:
+def _shifted(signed: Array) -> npt.NDArray[np.uint8]:
     """Return int8 as uint8, 128 higher."""
     return (signed.astype(np.int16) + 128).astype(np.uint8)
