@@ -10,6 +10,7 @@ levels then have no zero points, which means 0. Scales and minima that fit a 16-
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import onnx_ir as ir
@@ -39,25 +40,8 @@ def packed_weight(
     small = shape_through(view, (shape[0], -(-shape[1] // packed.block_size)), np.float32)
     axis = 0 if small[1] == values[1] else 1
 
-    def compute() -> tuple[Array, ...]:
-        parts = packed.read()
-        for floats in (parts.scales, parts.minima):
-            if floats is not None:
-                warn_unless_finite(floats, name)
-        levels = np.ascontiguousarray(view(parts.levels))
-        arrays = [
-            pack_nibbles(levels) if packed.bits == 4 else levels,
-            np.ascontiguousarray(view(parts.scales), packed.scale_dtype),
-        ]
-        if parts.zero_points is not None:
-            points = np.ascontiguousarray(view(parts.zero_points))
-            arrays.append(pack_nibbles(points) if packed.bits == 4 else points)
-        if parts.minima is not None:
-            minima = np.expand_dims(view(parts.minima), axis + 1)
-            arrays.append(np.ascontiguousarray(minima, packed.scale_dtype))
-        return tuple(arrays)
-
-    shared, unsigned = SharedComputation(compute), packed.has_minima or packed.has_zero_points
+    shared = SharedComputation(partial(_stored_arrays, packed, view, axis, name))
+    unsigned = packed.has_minima or packed.has_zero_points
     dtype = ir.DataType[f"{'UINT' if unsigned else 'INT'}{packed.bits}"]
     dtype = ir.DataType.FLOAT8E4M3FN if packed.is_float else dtype
     operands = [
@@ -78,6 +62,33 @@ def packed_weight(
         apart = graph.op("Reshape", dequantized, graph.ints(*blocks))
         added = graph.op("Add", apart, graph.initializer(_named(minima, f"{name}.minima")))
         return graph.op("Reshape", added, graph.ints(*values))
+
+
+def _stored_arrays(packed: Packed, view: View, axis: int, name: str) -> tuple[Array, ...]:
+    """Return values and scales, then zero points or minima if there are any, as they are stored.
+
+    Args:
+        packed: the stored matrix.
+        view: the part to write.
+        axis: the axis of the blocks in the view.
+        name: name of the weight, for warnings.
+    """
+    parts = packed.read()
+    for floats in (parts.scales, parts.minima):
+        if floats is not None:
+            warn_unless_finite(floats, name)
+    levels = np.ascontiguousarray(view(parts.levels))
+    arrays = [
+        pack_nibbles(levels) if packed.bits == 4 else levels,
+        np.ascontiguousarray(view(parts.scales), packed.scale_dtype),
+    ]
+    if parts.zero_points is not None:
+        points = np.ascontiguousarray(view(parts.zero_points))
+        arrays.append(pack_nibbles(points) if packed.bits == 4 else points)
+    if parts.minima is not None:
+        minima = np.expand_dims(view(parts.minima), axis + 1)
+        arrays.append(np.ascontiguousarray(minima, packed.scale_dtype))
+    return tuple(arrays)
 
 
 def _floats(shared: SharedComputation, part: int, packed: Packed, shape: tuple[int, ...]) -> ir.LazyTensor:
