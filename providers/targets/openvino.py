@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -140,43 +141,33 @@ class OpenVinoProvider(Provider):
         core, compiled = self._compile(model, config, facts)
         from ..openvino.sessions import OpenVinoPagedSession, make_cache
 
-        shapes = {
-            port.get_any_name(): [-1 if size.is_dynamic else size.get_length() for size in port.partial_shape]
-            for port in compiled.inputs
-            if is_past(port.get_any_name())
-        }
-        types = {port.get_any_name(): port.element_type for port in compiled.inputs}
-        block_bytes = sum(
-            shape[1] * shape[2] * shape[3] * types[name].bitwidth // 8 for name, shape in shapes.items()
-        )
-        block_size = next(shape[2] for name, shape in shapes.items() if name.endswith(".value"))
-        wanted = config.max_slots * -(-facts.context_length // block_size)
-        num_blocks = _num_blocks(settings["kv_cache_bytes"], block_bytes, wanted)
+        form = _cache_form(compiled)
+        wanted = config.max_slots * -(-facts.context_length // form.block_size)
+        num_blocks = _num_blocks(settings["kv_cache_bytes"], form.block_bytes, wanted)
         caches = {
-            name: make_cache(core, settings["device"], types[name], [num_blocks, *shape[1:]])
-            for name, shape in shapes.items()
+            name: make_cache(core, settings["device"], form.types[name], [num_blocks, *shape])
+            for name, shape in form.shapes.items()
         }
-        layout = "; ".join(f"{name} {types[name]} blocks {shape[1:]}" for name, shape in shapes.items())
         session, on_host = OpenVinoPagedSession(compiled, caches, facts.layers), settings["device"] == "CPU"
         windows = [layer.window for layer in facts.layers]
         info = RunnerInfo(
             facts.vocab_size,
             facts.context_length,
             config.max_slots,
-            block_bytes // block_size,
+            form.token_bytes,
             batched_multi_token=True,
-            kv_layout=layout if on_host else "",
+            kv_layout=form.layout if on_host else "",
             embedding_size=facts.embedding_size,
             evicts_kv=on_host and session.rows_are_whole,
             sliding_window=max(windows),
             # Layers share block tables, so blocks can be freed only if every layer has a window.
             trim_step=TRIM_STEP if all(windows) else 0,
-            window_bytes_per_token=block_bytes // block_size if all(windows) else 0,
+            window_bytes_per_token=form.token_bytes if all(windows) else 0,
             num_tokens=facts.num_tokens,
             on_device=not on_host,
             **lora_facts(facts.lora_modules, config),
         )
-        pool = BlockPool(num_blocks, block_size, config.max_slots)
+        pool = BlockPool(num_blocks, form.block_size, config.max_slots)
         loras = LoraPlaces(facts.lora_modules, config.max_loras, config.max_lora_rank)
         return PagedRunner(session, pool, info, facts.hidden_size, loras if facts.lora_modules else None)
 
@@ -298,6 +289,54 @@ def _explicit_caches(inputs: Mapping[str, ir.Value]) -> dict[str, KVSpec]:
         for name, value in inputs.items()
         if is_past(name) and value.dtype is not None
     }
+
+
+@dataclass(frozen=True, slots=True)
+class _CacheForm:
+    """How a compiled model stores its paged KV.
+
+    Args:
+        shapes: of a block of each cache, by the name of its input: heads, tokens, size of a head.
+        types: OpenVINO's types of the elements, by the same names.
+    """
+
+    shapes: Mapping[str, list[int]]
+    types: Mapping[str, Any]
+
+    @property
+    def block_size(self) -> int:
+        """The number of tokens of a block."""
+        return next(shape[1] for name, shape in self.shapes.items() if name.endswith(".value"))
+
+    @property
+    def block_bytes(self) -> int:
+        """The size of a block of all caches together."""
+        return sum(
+            math.prod(shape) * int(self.types[name].bitwidth) // 8 for name, shape in self.shapes.items()
+        )
+
+    @property
+    def token_bytes(self) -> int:
+        """The size of a token in all caches together."""
+        return self.block_bytes // self.block_size
+
+    @property
+    def layout(self) -> str:
+        """A text that changes whenever the form does."""
+        return "; ".join(f"{name} {self.types[name]} blocks {shape}" for name, shape in self.shapes.items())
+
+
+def _cache_form(compiled: Any) -> _CacheForm:
+    """Return the form of the caches of a compiled model, whose device may have chosen it."""
+    ports = {port.get_any_name(): port for port in compiled.inputs}
+    caches = {name: port for name, port in ports.items() if is_past(name)}
+    return _CacheForm(
+        shapes={
+            name: [size.get_length() for size in list(port.partial_shape)[1:]]
+            for name, port in caches.items()
+        },
+        types={name: port.element_type for name, port in caches.items()},
+    )
 
 
 def _cache_properties(settings: Mapping[str, Any], inference: str, int8_cache: bool) -> dict[str, str]:
