@@ -45,34 +45,13 @@ def deploy(spec: ReplicaSpec) -> str:
         os.environ.setdefault(_BY_GRPC, "1")
     ray = connect(address)
     _check_resources(ray, server)
-    try:
-        from ray import serve
-        from ray.serve.config import RequestRouterConfig
-    except ImportError as error:
-        raise MissingExtraError("carryall serve --ray", "ray[serve]", "ray") from error
+    serve = _ray_serve()
     archive = ship(str(spec.model.model))
     if archive is not None:
         spec = replace(spec, archive_name=hashlib.sha256(archive).hexdigest()[:32])
     port = server.http_port or _free_port(server)
     serve.start(http_options={"host": server.host, "port": port})
-    waiting = spec.engine.max_queue
-    replicas = serve.deployment(
-        Replica,
-        name="replica",
-        num_replicas=server.replicas,
-        max_ongoing_requests=_FRONT_REQUESTS if waiting is None else max(1, waiting),
-        ray_actor_options={"num_cpus": 1, "num_gpus": server.replica_gpus},
-        request_router_config=RequestRouterConfig(request_router_class=_ROUTER),
-    )
-    # It only passes bytes on, so it does not take a processor from the replicas. Ray spreads the copies over
-    # the nodes, and a node's proxy prefers the one beside it: a lost node stops no other.
-    front = serve.deployment(
-        Front,
-        name="front",
-        num_replicas=sum(node["Alive"] for node in ray.nodes()),
-        max_ongoing_requests=_FRONT_REQUESTS,
-        ray_actor_options={"num_cpus": 0},
-    )
+    replicas, front = _replicas(serve, spec), _front(serve, ray)
     packed = None if archive is None else ray.put(archive)
     try:
         serve.run(front.bind(replicas.bind(spec, packed), server), name=NAME, route_prefix="/")
@@ -81,6 +60,50 @@ def deploy(spec: ReplicaSpec) -> str:
         remove()
         raise ServiceUnavailableError(f"Ray Serve cannot start the replicas: {reason}") from error
     return f"{server.host}:{port}"
+
+
+def _ray_serve() -> Any:
+    """Import and return Ray Serve.
+
+    Raises:
+        MissingExtraError: it is not installed, or has no routers.
+    """
+    try:
+        from ray import serve
+        from ray.serve.config import RequestRouterConfig  # noqa: F401
+    except ImportError as error:
+        raise MissingExtraError("carryall serve --ray", "ray[serve]", "ray") from error
+    return serve
+
+
+def _replicas(serve: Any, spec: ReplicaSpec) -> Any:
+    """Return the deployment of the replicas."""
+    from ray.serve.config import RequestRouterConfig
+
+    waiting = spec.engine.max_queue
+    return serve.deployment(
+        Replica,
+        name="replica",
+        num_replicas=spec.server.replicas,
+        max_ongoing_requests=_FRONT_REQUESTS if waiting is None else max(1, waiting),
+        ray_actor_options={"num_cpus": 1, "num_gpus": spec.server.replica_gpus},
+        request_router_config=RequestRouterConfig(request_router_class=_ROUTER),
+    )
+
+
+def _front(serve: Any, ray: Any) -> Any:
+    """Return the deployment of the front, with a copy for each node.
+
+    It only passes bytes on, so it does not take a processor from the replicas. Ray spreads the copies over
+    the nodes, and a node's proxy prefers the one beside it: a lost node stops no other.
+    """
+    return serve.deployment(
+        Front,
+        name="front",
+        num_replicas=sum(node["Alive"] for node in ray.nodes()),
+        max_ongoing_requests=_FRONT_REQUESTS,
+        ray_actor_options={"num_cpus": 0},
+    )
 
 
 def _check_resources(ray: Any, server: ServerConfig) -> None:
