@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import functools
-import logging
 import sys
-import threading
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,23 +14,20 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from ...errors import CarryallError, EngineClosedError, RequestError, RequestFailedError
+from ...errors import EngineClosedError
 from ..engine.engine import EngineConfig
-from ..engine.requests.request import Request
 from ..engine.stats import EngineStats
-from ..process.delivery import Delivery
-from ..process.faults import fault_text, log_fault, raised_in_thread
+from ..process.faults import raised_in_thread
 from ..text.chat_template import Message
 from ..types.outputs import RequestOutput
 from ..types.sampling_params import SamplingParams
 from .embedding import Pooling, check_pooling, embedding_questions, stacked
+from .engine_thread import EngineThread
 from .prompts import ChatPrompt, Prompt, listed_prompts
 from .request_stream import RequestStream
 from .requests import RequestFactory
 from .scoring import RERANK_INSTRUCTION, ContinuationScore, Questions, rerank_questions, score_questions
 from .text_model import TextModel
-
-_log = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from ...progress import Progress
@@ -77,14 +72,7 @@ class AsyncLLM(TextModel):
         self.name = loaded.name
         self._requests = RequestFactory(loaded)
         self._text_threads = ThreadPoolExecutor(_TEXT_THREADS, "carryall-text")
-        self._wake = threading.Condition()
-        self._inbox: list[Callable[[], None]] = []  # guarded by _wake, as are the next two
-        self._streams: dict[str, RequestStream] = {}
-        self._closed: str | None = None
-        # Of the engine's thread.
-        self._deliveries: dict[asyncio.AbstractEventLoop, Delivery[RequestStream, RequestOutput]] = {}
-        self._thread = threading.Thread(target=self._work, name="carryall-engine", daemon=True)
-        self._thread.start()
+        self._thread = EngineThread(self._engine)
         atexit.register(self.shutdown)  # a device run must not outlive the interpreter
 
     async def generate(
@@ -151,14 +139,13 @@ class AsyncLLM(TextModel):
             lora=lora,
         )
         group = make() if self._requests.is_quick(prompt, params) else await self._in_thread(make)
-        stream = RequestStream(group, self._drop)
-        if not self._tell(lambda: self._add(stream)):
-            raise EngineClosedError(self._closed)
+        stream = RequestStream(group, self._thread.drop)
+        self._thread.add(stream)
         return stream
 
     def abort(self, request_id: str) -> None:
         """Cancel a request; its reader gets a last state with finish_reason "cancelled"."""
-        self._tell(lambda: self._abort(self._streams.get(request_id)))
+        self._thread.abort(request_id)
 
     async def score(
         self, texts: str | Sequence[str], continuations: str | Sequence[str]
@@ -222,9 +209,9 @@ class AsyncLLM(TextModel):
         try:
             return await loop.run_in_executor(self._text_threads, functools.partial(work, *args, **options))
         except RuntimeError as error:
-            if self._closed is None:
+            if self._thread.closed is None:
                 raise
-            raise EngineClosedError(self._closed) from error
+            raise EngineClosedError(self._thread.closed) from error
         except (Exception, asyncio.CancelledError):
             raise
         except BaseException as error:
@@ -275,134 +262,6 @@ class AsyncLLM(TextModel):
     def shutdown(self) -> None:
         """End all requests with EngineClosedError, free the model, and wait for the engine's thread."""
         atexit.unregister(self.shutdown)
-        with self._wake:
-            self._closed = self._closed or "the engine was shut down"
-            self._wake.notify()
-        self._thread.join()
+        self._thread.close()
         self._text_threads.shutdown(wait=False)
         self._requests.encoder.close()
-
-    def _drop(self, stream: RequestStream) -> None:
-        """Cancel the request of a stream; a running request with the same id is not affected."""
-        self._tell(lambda: self._abort(stream))
-
-    def _tell(self, command: Callable[[], None]) -> bool:
-        """Queue ``command`` for the engine's thread, which runs it between steps; False if it has ended."""
-        with self._wake:
-            if self._closed is None and not self._thread.is_alive():
-                self._closed = (
-                    "the engine's thread does not survive a fork; create AsyncLLM in the child process"
-                )
-            if self._closed is None:
-                self._inbox.append(command)
-                self._wake.notify()
-            return self._closed is None
-
-    # The methods below run in the engine's thread.
-
-    def _work(self) -> None:
-        try:
-            while True:
-                with self._wake:
-                    self._wake.wait_for(lambda: self._closed or self._inbox or self._engine.has_work)
-                    if self._closed is not None:
-                        return
-                    inbox, self._inbox = self._inbox, []
-                for command in inbox:
-                    command()
-                self._publish(self._engine.step())
-        except BaseException as error:
-            log_fault(_log, "-", "the engine", error)
-            with self._wake:
-                self._closed = f"the engine failed: {error!r}"
-            raise
-        finally:
-            self._end()
-
-    def _add(self, stream: RequestStream) -> None:
-        added = []
-        try:
-            for request in stream.group.requests:
-                if request.request_id in self._streams:
-                    raise RequestError(f"request id '{request.request_id}' is in use; ids must be unique")
-                self._engine.add(request)
-                added.append(request)
-        except Exception as error:  # noqa: BLE001 -- fails this request only
-            for request in added:
-                self._engine.cancel(request.request_id)
-            if not isinstance(error, CarryallError):
-                log_fault(_log, stream.group.request_id, "queueing it", error)
-                error = RequestFailedError(fault_text("queueing the request", error))
-            self._call(stream.loop, stream.fail, error)
-        else:
-            self._streams.update({request.request_id: stream for request in added})
-
-    def _abort(self, stream: RequestStream | None) -> None:
-        if stream is not None and self._streams.get(stream.group.request_id) is stream:
-            self._cancel(stream)
-            self._publish(stream.group.requests)
-
-    def _cancel(self, stream: RequestStream) -> None:
-        for request in stream.group.requests:
-            self._engine.cancel(request.request_id)
-
-    def _publish(self, requests: Sequence[Request]) -> None:
-        """Send the states of the requests' groups to their readers, with one call per event loop."""
-        batches: dict[asyncio.AbstractEventLoop, dict[RequestStream, RequestOutput]] = {}
-        urgent: dict[asyncio.AbstractEventLoop, list[RequestStream]] = {}
-        for stream in dict.fromkeys(self._streams[request.request_id] for request in requests):
-            fault = stream.group.fault
-            if fault is not None:
-                self._cancel(stream)
-                self._call(stream.loop, stream.fail, fault)
-            else:
-                batches.setdefault(stream.loop, {})[stream] = stream.group.snapshot()
-                if stream.group.finished or not stream.begun:
-                    urgent.setdefault(stream.loop, []).append(stream)
-                stream.begun = True
-            if stream.group.finished:
-                self._remove(stream)
-        for loop, batch in batches.items():
-            try:
-                self._delivery(loop).post(batch, urgent.get(loop, ()))
-            except RuntimeError:  # the loop is closed
-                self._forget(loop)
-
-    def _delivery(self, loop: asyncio.AbstractEventLoop) -> Delivery[RequestStream, RequestOutput]:
-        found = self._deliveries.get(loop)
-        if found is None:
-            kept = {known: one for known, one in self._deliveries.items() if not known.is_closed()}
-            found = Delivery(loop, RequestStream.deliver)
-            self._deliveries = {**kept, loop: found}
-        return found
-
-    def _forget(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Cancel the requests of an event loop that is closed."""
-        for stream in {stream for stream in self._streams.values() if stream.loop is loop}:
-            self._cancel(stream)
-            self._remove(stream)
-
-    def _remove(self, stream: RequestStream) -> None:
-        for request in stream.group.requests:
-            del self._streams[request.request_id]
-
-    def _call(self, loop: asyncio.AbstractEventLoop, callback: Callable[[T], None], argument: T) -> bool:
-        """Run ``callback`` in an event loop; False if that is closed."""
-        try:
-            loop.call_soon_threadsafe(callback, argument)
-        except RuntimeError:
-            return False
-        return True
-
-    def _end(self) -> None:
-        with self._wake:
-            inbox, self._inbox = self._inbox, []
-        for command in inbox:
-            try:
-                command()
-            except Exception as error:  # noqa: BLE001 -- all readers below must get an error
-                log_fault(_log, "-", "a command left over when the engine ended", error)
-        for stream in set(self._streams.values()):
-            self._call(stream.loop, stream.fail, EngineClosedError(self._closed))
-        self._streams.clear()
-        self._engine.close()

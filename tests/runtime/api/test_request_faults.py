@@ -300,10 +300,11 @@ def test_a_command_that_raises_when_the_engine_has_ended_leaves_no_reader_hangin
             raise ZeroDivisionError("a bug in a command")
 
         release = asyncio.Event()
-        with llm._wake:  # the thread waits for this lock, so none of these is processed
-            llm._inbox += [broken]
-            llm._closed = "the engine was shut down"
-            llm._wake.notify()
+        thread = llm._thread
+        with thread._wake:  # the thread waits for this lock, so none of these is processed
+            thread._inbox += [broken]
+            thread.closed = "the engine was shut down"
+            thread._wake.notify()
         release.set()
         with pytest.raises(Exception, match="was shut down"):
             async for _ in stream:
