@@ -10,9 +10,9 @@ from typing import Any, Literal
 
 from ....errors import CarryallError, ServiceUnavailableError
 from ....providers.base import DeviceMemory
+from ...process.daemon_thread import in_daemon_thread
 from ...process.freed_memory import give_back_freed
 from ...process.garbage import exclude_newer
-from .background import in_daemon_thread
 from .encoder import EncoderHandler
 from .handler import LLMHandler
 from .messages import ModelInfo

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
-from ...process.at_exit import LOADING
+from .at_exit import LOADING
 
 T = TypeVar("T")
 
