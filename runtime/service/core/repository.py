@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from ....errors import (
     UnknownModelError,
     UnsupportedTaskError,
 )
+from .catalog import Catalog
 from .encoder import EncoderHandler
 from .handler import LLMHandler
 from .model_entry import Entry, ModelKind, ModelLoader, ModelStatus
@@ -64,12 +64,11 @@ class ModelRepository:
     ) -> None:
         self.all_lost = asyncio.Event()  # set when the last working engine has failed
         self.observers = Observers()  # of all requests
-        self._aliases = dict(aliases or {})
         self._grace_seconds = grace_seconds
         self._started = False
-        self._given_default = default
         self._loading_again: dict[Entry, asyncio.Task[None]] = {}
-        self._entries = {name: self._made(name, _listed(given)) for name, given in loaders.items()}
+        entries = {name: self._made(name, _listed(given)) for name, given in loaders.items()}
+        self._catalog = Catalog(entries, dict(aliases or {}), default)
 
     @classmethod
     def of_one(cls, name: str, load: Loaders, *, aliases: Sequence[str] = ()) -> ModelRepository:
@@ -78,27 +77,12 @@ class ModelRepository:
 
     def models(self) -> list[ModelStatus]:
         """Return the status of all versions of all models, in the order of ``loaders``."""
-        return [
-            ModelStatus(
-                name=entry.name,
-                version=entry.version,
-                kind=entry.loader.kind,
-                state=entry.state,
-                reason=entry.reason,
-                info=entry.model.info if entry.model is not None else None,
-                aliases=tuple(alias for alias, name in self._aliases.items() if name == entry.name),
-                only=len(versions) == 1,
-                loras=entry.loras,
-                evicted=entry.evicted,
-            )
-            for versions in self._entries.values()
-            for entry in versions
-        ]
+        return self._catalog.statuses()
 
     @property
     def entries(self) -> list[Entry]:
         """Return all versions of all models."""
-        return [entry for versions in self._entries.values() for entry in versions]
+        return self._catalog.entries
 
     @property
     def ready(self) -> bool:
@@ -108,9 +92,7 @@ class ModelRepository:
 
     def base_of(self, name: str | None) -> Entry | None:
         """Return the model that has a LoRA adapter of this name; None if there is no such adapter."""
-        if not name or name in self._entries or name in self._aliases:
-            return None
-        return next((entry for entry in self.entries if entry.state == "ready" and name in entry.loras), None)
+        return self._catalog.base_of(name)
 
     async def load_lora(
         self, name: str, folder: str, *, base: str | None = None, replace: bool = False
@@ -130,8 +112,8 @@ class ModelRepository:
         """
         handler, other = self.llm(base), self.base_of(name)
         llm = handler.model.llm
-        taken = name in self._entries or name in self._aliases
-        if taken or (other is not None and (other.model is None or other.model.llm is not llm)):
+        taken = other is not None and (other.model is None or other.model.llm is not llm)
+        if taken or self._catalog.is_model(name):
             raise RequestError(f"the name '{name}' is that of another model; choose another name")
         try:
             await asyncio.to_thread(llm.load_lora, name, folder, replace=replace)
@@ -146,43 +128,13 @@ class ModelRepository:
         """
         entry = self.base_of(name)
         if entry is None or entry.model is None:
-            names = ", ".join(lora for entry in self.entries for lora in entry.loras) or "none"
+            names = ", ".join(self._catalog.adapters) or "none"
             raise UnknownModelError(f"there is no LoRA adapter '{name}'; there are: {names}")
         entry.model.llm.unload_lora(name)
 
     def resolved(self, name: str | None, version: str = "") -> tuple[str, str]:
-        """Return the own name and the version of what a request names; the version may be empty.
-
-        For the name of a LoRA adapter, these are name and version of its base model.
-
-        Args:
-            name: a name, an alias, or one of these with ``:VERSION``; None or an empty text is the default.
-            version: a version, as text; empty names none.
-
-        Raises:
-            UnknownModelError: there is no model of that name and version.
-            RequestError: no name is given, and there is no default.
-        """
-        wanted = name or self._default
-        base = self.base_of(wanted)
-        if base is not None:
-            return base.name, base.version
-        names = (
-            ", ".join([*self._entries, *(lora for entry in self.entries for lora in entry.loras)]) or "none"
-        )
-        if wanted is None:
-            raise RequestError(f"the request names no model; there are: {names}")
-        own = self._aliases.get(wanted, wanted)
-        if own not in self._entries and ":" in own:
-            own, _, version = own.rpartition(":")
-            own = self._aliases.get(own, own)
-        if own not in self._entries:
-            raise UnknownModelError(f"there is no model '{wanted}'; there are: {names}")
-        versions = [entry.version for entry in self._entries[own]]
-        if version and version not in versions:
-            served = f"versions {', '.join(versions)} are" if versions[1:] else f"version {versions[0]} is"
-            raise UnknownModelError(f"there is no version {version} of '{own}'; {served} served")
-        return own, version
+        """Return the own name and the version of what a request names; see ``Catalog.resolved``."""
+        return self._catalog.resolved(name, version)
 
     def llm(self, name: str | None = None, version: str = "") -> LLMHandler:
         """Return the handler of a language model's requests; see ``resolved`` for the arguments.
@@ -215,7 +167,7 @@ class ModelRepository:
         Raises:
             UnknownModelError: there is no model of that name.
         """
-        return self._drawn(name, "").version
+        return self._catalog.drawn(name).version
 
     def tensor(self, name: str, version: str = "") -> TensorModel:
         """Return a tensor model.
@@ -226,8 +178,8 @@ class ModelRepository:
             ServiceUnavailableError: the model is not loaded.
         """
         own, version = self.resolved(name, version)
-        if self._entries[own][-1].loader.kind != "tensor":
-            kind = self._entries[own][-1].loader.kind
+        kind = self._catalog.versions[own][-1].loader.kind
+        if kind != "tensor":
             raise UnsupportedTaskError(f"the model '{own}' is {_WHAT[kind]}")
         entry = self._used(own, version)
         if entry.tensor is None:
@@ -262,7 +214,7 @@ class ModelRepository:
             UnknownModelError: there is no model of that name.
             CarryallError: the model cannot be loaded; see ``load_model``.
         """
-        for entry in self._named(name, version):
+        for entry in self._catalog.named(name, version):
             await entry.load()
 
     async def unload(self, name: str, version: str = "") -> bool:
@@ -274,7 +226,7 @@ class ModelRepository:
         Raises:
             UnknownModelError: there is no model of that name.
         """
-        drained = [await entry.unload(self._grace_seconds) for entry in self._named(name, version)]
+        drained = [await entry.unload(self._grace_seconds) for entry in self._catalog.named(name, version)]
         return all(drained)
 
     async def update(self, loaders: Mapping[str, Loaders]) -> None:
@@ -283,7 +235,7 @@ class ModelRepository:
         A changed version is loaded beside the old one and replaces it. If it cannot be loaded, the old one
         stays. Versions that are gone are unloaded after the new ones are ready.
         """
-        before = self._entries
+        before = self._catalog.versions
         after = {name: self._kept_or_made(name, _listed(given)) for name, given in loaders.items()}
         for versions in after.values():
             for position, entry in enumerate(versions):
@@ -299,7 +251,7 @@ class ModelRepository:
                     if old is not None and old.state == "ready":
                         old.loader = entry.loader  # not tried again until its files change again
                         versions[position] = old
-        self._entries = after
+        self._catalog.versions = after
         kept = {id(entry) for entry in self.entries}
         for entry in [one for versions in before.values() for one in versions if id(one) not in kept]:
             await entry.unload(self._grace_seconds)
@@ -331,37 +283,19 @@ class ModelRepository:
         for entry in self.entries:
             entry.close()
 
-    @property
-    def _default(self) -> str | None:
-        llms = [name for name, versions in self._entries.items() if versions[-1].loader.kind == "llm"]
-        return self._given_default or (llms[0] if len(llms) == 1 else None)
-
-    def _named(self, name: str, version: str) -> list[Entry]:
-        own, version = self.resolved(name, version)
-        return [entry for entry in self._entries[own] if version in ("", entry.version)]
-
     def _used(self, name: str | None, version: str) -> Entry:
         """Return the version that a request uses; see the class.
 
         Raises:
             ServiceUnavailableError: it is not ready; a model that was evicted is loaded from now on.
         """
-        entry = self._drawn(name, version)
+        entry = self._catalog.drawn(name, version)
         if entry.evicted and entry.state in ("unloading", "unloaded"):
             if entry not in self._loading_again:
                 task = self._loading_again[entry] = asyncio.create_task(self._load_again(entry))
                 task.add_done_callback(lambda _: self._loading_again.pop(entry))
             raise ServiceUnavailableError(f"the model '{entry.name}' is loading again; retry later")
         return entry.use()
-
-    def _drawn(self, name: str | None, version: str) -> Entry:
-        own, version = self.resolved(name, version)
-        versions = [entry for entry in self._entries[own] if version in ("", entry.version)]
-        ready = [entry for entry in versions if entry.state == "ready" or entry.evicted]
-        weighted = [entry for entry in ready if entry.loader.weight > 0]
-        weights = [entry.loader.weight for entry in weighted] or None
-        (entry,) = random.choices(weighted or ready[-1:] or versions[-1:], weights)  # noqa: S311 -- no secret
-        return entry
 
     async def _load_again(self, entry: Entry) -> None:
         try:
@@ -375,7 +309,7 @@ class ModelRepository:
 
     def _kept_or_made(self, name: str, loaders: Sequence[ModelLoader]) -> list[Entry]:
         """Return the entries of a model; those whose files have not changed are kept."""
-        kept = {entry.version: entry for entry in self._entries.get(name, ())}
+        kept = {entry.version: entry for entry in self._catalog.versions.get(name, ())}
         entries = []
         for loader in loaders:
             old = kept.get(loader.version)
