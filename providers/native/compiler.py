@@ -27,7 +27,7 @@ _AVX2 = ("-mavx2", "-mfma")
 _AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni")
 _AMX = (*_AVX512, "-mamx-tile", "-mamx-int8")
 _AVX512_BF16 = (*_AVX512, "-mavx512bf16")
-_AMX_BF16 = (*_AMX, "-mavx512bf16", "-mamx-bf16")
+_AMX_BF16 = (*_AMX, "-mavx512vbmi", "-mavx512bf16", "-mamx-bf16")
 _SHARED = (
     "cpu",
     "linear",

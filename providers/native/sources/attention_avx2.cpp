@@ -20,6 +20,8 @@ struct Vector {
   static Vector from_bfloat16(const uint16_t* a) { return {widened(a), widened(a + 8)}; }
   // 2^n of n + 1.5 * 2^23.
   static Vector power_of_2(Vector shifted) { return {power(shifted.x), power(shifted.y)}; }
+  // a * 2^n.
+  static Vector times_power_of_2(Vector a, Vector shifted) { return {raised(a.x, shifted.x), raised(a.y, shifted.y)}; }
   // Lanes `half` apart change places.
   template <int half>
   static Vector exchanged(Vector a) {
@@ -39,6 +41,10 @@ struct Vector {
   static __m256 widened(const uint16_t* a) {
     const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(a)));
     return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
+  }
+  static __m256 raised(__m256 a, __m256 shifted) {
+    const __m256i exponents = _mm256_slli_epi32(_mm256_castps_si256(shifted), 23);
+    return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(a), exponents));
   }
   static __m256 power(__m256 shifted) {
     const __m256i n = _mm256_sub_epi32(_mm256_castps_si256(shifted), _mm256_set1_epi32(0x4b400000 - 127));

@@ -23,6 +23,11 @@ struct Vector {
     const __m512i n = _mm512_sub_epi32(_mm512_castps_si512(shifted.x), _mm512_set1_epi32(0x4b400000 - 127));
     return {_mm512_castsi512_ps(_mm512_slli_epi32(n, 23))};
   }
+  // a * 2^n.
+  static Vector times_power_of_2(Vector a, Vector shifted) {
+    const __m512i exponents = _mm512_slli_epi32(_mm512_castps_si512(shifted.x), 23);
+    return {_mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(a.x), exponents))};
+  }
   // Lanes `half` apart change places.
   template <int half>
   static Vector exchanged(Vector a) {

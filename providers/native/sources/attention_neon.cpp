@@ -35,6 +35,13 @@ struct Vector {
       return vreinterpretq_f32_s32(vshlq_n_s32(n, 23));
     });
   }
+  // a * 2^n.
+  static Vector times_power_of_2(const Vector& a, const Vector& shifted) {
+    return each([&](int i) {
+      const int32x4_t exponents = vshlq_n_s32(vreinterpretq_s32_f32(shifted.x[i]), 23);
+      return vreinterpretq_f32_s32(vaddq_s32(vreinterpretq_s32_f32(a.x[i]), exponents));
+    });
+  }
   // Lanes `half` apart change places.
   template <int half>
   static Vector exchanged(const Vector& a) {

@@ -55,11 +55,14 @@ class Part {
     }
   }
 
-  // Copies query `first + row` of the item, rotated and scaled, to `x`.
+  // Copies query `first + row` of the item, rotated and scaled, to `x`, and asks for one of a later token.
   template <class V>
   void read_query(int64_t query, float* x) const {
     const int64_t shared = s_.shared(), all = item_.first + query, token = a_.begins[item_.row] + all / shared;
-    rotate<V>(a_, token, a_.query + token * a_.query_step + (item_.head * shared + all % shared) * s_.size, s_.scale, x);
+    const float* from = a_.query + token * a_.query_step + (item_.head * shared + all % shared) * s_.size;
+    if (query + kTokensAhead * shared < item_.count)
+      for (int64_t i = 0; i < s_.size; i += kLineFloats) __builtin_prefetch(from + kTokensAhead * a_.query_step + i);
+    rotate<V>(a_, token, from, s_.scale, x);
   }
 
   const Attention& a_;

@@ -31,6 +31,10 @@ struct Vector {
   static Vector power_of_2(const Vector& shifted) {
     return each([&](int i) { return float_of((bits_of(shifted.x[i]) - (0x4b400000 - 127)) << 23); });
   }
+  // a * 2^n.
+  static Vector times_power_of_2(const Vector& a, const Vector& shifted) {
+    return each([&](int i) { return float_of(bits_of(a.x[i]) + (bits_of(shifted.x[i]) << 23)); });
+  }
   // Lanes `half` apart change places.
   template <int half>
   static Vector exchanged(const Vector& a) {

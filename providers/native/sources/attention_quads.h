@@ -8,7 +8,8 @@
 // An `Engine` has
 //   kTogether, kColumns   rows and tiles of 16 columns that it multiplies at a time
 //   kSignedValues         whether it subtracts kMiddle from values by itself: then it reads no offsets of weights
-//   store(x, row, i)      stores 16 integers, given as floats plus kShift, as the elements of a row from i on
+//   kRound                a constant that rounds a float to an integer when it is added
+//   store(x, row, i)      stores 16 integers, given as floats plus kRound, as the elements of a row from i on
 //   multiply<fetch, rows, columns>(a, first, b, later, steps, y, y_step)
 //                         rows by columns from `first` on: y[m][c] = a.scales[m] * (a.offsets[m] + sum of a * b), where
 //                         b(column, step) is a tile of 16 columns of 4 quads, and later(column, step) one read soon;
@@ -16,6 +17,7 @@
 //   multiply_all(a, count, columns, b, later, steps, y, y_step)
 //                         all rows by all columns; `OfRows` makes it of `multiply`
 #pragma once
+#include <cmath>
 #include <type_traits>
 
 #include "attention_parts.h"
@@ -31,6 +33,7 @@ constexpr int64_t kPiece = 64;                   // elements of a row that an en
 constexpr int32_t kMiddle = 128;                 // a byte of the cache is a value plus this
 constexpr float kMostSixteen = 127.0f * 256.0f;  // so that the high byte of a rounded integer is at most 127
 constexpr float kLeast = 1e-32f;                 // kMostSixteen / kLeast is finite
+constexpr float kLog2e = 1.44269504f;            // scores are multiples of log(2), so that weights are powers of 2
 
 // Rows of 16-bit integers, as the engine stores them in pieces of 64 elements; offsets are -kMiddle times the sum of a row.
 struct Sixteens {
@@ -42,17 +45,16 @@ struct Sixteens {
   CARRYALL_INLINE Sixteens from(int64_t row) const { return {bytes + row * step, step, offsets + row, scales + row}; }
 };
 
-// e^x for x <= 0 with an error of 1e-7 (1 + |x|), 0 below -87; keeps a NaN.
+// 2^x for x <= 1 with an error of 2.7e-6, a tenth of what rounding to 16 bits adds; below -120 about 2^-120. Keeps a NaN.
 template <class V>
-inline V falling_exponential(V x) {
-  const V log2e = V::all(1.44269504f), shift = V::all(kShift), shifted = fused(x, log2e, shift);
-  const V f = fused(x, log2e, subtract(shift, shifted));
-  V p = fused(V::all(1.326472731307149e-3f), f, V::all(9.671512991189957e-3f));
-  p = fused(p, f, V::all(5.550733581185341e-2f));
-  p = fused(p, f, V::all(2.4022242426872253e-1f));
-  p = fused(p, f, V::all(6.931470036506653e-1f));
-  p = fused(p, f, V::all(1.0f));
-  return zero_if_less(x, V::all(-87.0f), multiply(p, V::power_of_2(shifted)));
+inline V power_of_2(V x) {
+  const V bounded = maximum(V::all(-120.0f), x), shift = V::all(kShift), shifted = add(bounded, shift);
+  const V f = subtract(bounded, subtract(shifted, shift));
+  V p = fused(V::all(9.570102207362652e-3f), f, V::all(5.591785907745361e-2f));
+  p = fused(p, f, V::all(2.40247443318367e-1f));
+  p = fused(p, f, V::all(6.931217908859253e-1f));
+  p = fused(p, f, V::all(9.999992847442627e-1f));
+  return V::times_power_of_2(p, shifted);
 }
 
 // The sum of 16 floats, in a fixed order.
@@ -82,6 +84,7 @@ struct QuadMemory {
   alignas(64) float next[kRows * kLargestHead];
   alignas(64) float key_scales[kPartPositions], value_scales[kPartPositions];
   alignas(64) float largest_scales[kPartPositions], wrong_scales[kPartPositions];  // of values of the groups before
+  alignas(64) float factors[kPartPositions];  // scales of the values, divided by that of the rounded weights
   int32_t query_offsets[kItem], weight_offsets[kRows];
   float query_scales[kItem], weight_scales[kRows];
   float most[kItem + kRows], sum[kItem + kRows];
@@ -157,7 +160,7 @@ class QuadRun : public Part {
   // Of the weights of a query; those of the next one are the same if it sees the same positions.
   struct Scales {
     Range seen;
-    float inverse, rounded;  // NaN if a scale of the values is
+    float rounded;  // NaN if a scale of the values is
   };
 
   QuadMemory& memory_;
@@ -177,8 +180,8 @@ void QuadRun<V, Engine>::read_queries() {
     const int32_t largest = largest_magnitude(x, width);
     const float most = float_of(static_cast<uint32_t>(largest));
     const bool finite = largest < 0x7f800000, zero = !finite || most < kLeast;
-    memory_.query_scales[m] = !finite ? float_of(0x7fc00000u) : zero ? 0.0f : most / kMostSixteen;
-    const V inverse = V::all(zero ? 0.0f : kMostSixteen / most), round = V::all(kShift);
+    memory_.query_scales[m] = !finite ? float_of(0x7fc00000u) : zero ? 0.0f : most * (kLog2e / kMostSixteen);
+    const V inverse = V::all(zero ? 0.0f : kMostSixteen / most), round = V::all(Engine::kRound);
     V sum = V::all(0.0f);
     for (int64_t i = 0; i < width; i += 16) {
       const V rounded = fused(finite ? V::load(x + i) : V::all(0.0f), inverse, round);
@@ -221,7 +224,7 @@ void QuadRun<V, Engine>::read_scales(Range groups) {
   }
 }
 
-// Finds the scale of weights times scales of values of the positions that a query sees.
+// Finds the scale of weights times scales of values of the positions that a query sees, and the factors of weights.
 template <class V, class Engine>
 void QuadRun<V, Engine>::weigh_scales(Range seen, Range groups) {
   V heaviest = V::all(0.0f), wrong = heaviest;
@@ -239,10 +242,15 @@ void QuadRun<V, Engine>::weigh_scales(Range seen, Range groups) {
   }
   const float bound = heaviest.largest();
   const bool zero = !(bound >= kLeast);
-  scales_ = {seen, zero ? 0.0f : kMostSixteen / bound, (zero ? 0.0f : bound / kMostSixteen) + sum_of(wrong)};
+  scales_ = {seen, (zero ? 0.0f : bound / kMostSixteen) + sum_of(wrong)};
+  const V inverse = V::all(zero ? 0.0f : kMostSixteen / bound);
+  for (g = groups.first; g < groups.last; g++) {
+    const V scales = V::load(memory_.value_scales + 16 * g);
+    V::store(memory_.factors + 16 * g, multiply(only_lanes(scales, seen.first - 16 * g, seen.last - 16 * g, 0.0f), inverse));
+  }
 }
 
-// Turns the scores of query `first + row` into weights of the groups, and writes its maximum and sum.
+// Turns the scores of query `first + row` into weights of the groups, and writes what was subtracted from them and their sum.
 template <class V, class Engine>
 void QuadRun<V, Engine>::weigh(int64_t first, int64_t row, Range groups) {
   const Range range = seen_by(first + row, 1);
@@ -264,26 +272,25 @@ void QuadRun<V, Engine>::weigh(int64_t first, int64_t row, Range groups) {
   V largest = V::all(kLowest), total = V::all(0.0f), sum = total;
   each([&](int64_t g, const auto& only_seen) {
     V x = multiply(V::load(scores + 16 * g), V::load(memory_.key_scales + 16 * g));
-    if (s_.softcap > 0) x = capped(x, s_.softcap);
-    if (slope != 0) x = sloped(x, slope, own - 16 * g);
+    if (s_.softcap > 0) x = capped(x, s_.softcap * kLog2e);
+    if (slope != 0) x = sloped(x, slope * kLog2e, own - 16 * g);
     x = only_seen(x, kLowest);
     V::store(scores + 16 * g, x);
     largest = maximum(largest, x);
   });
   if (range.first != scales_.seen.first || range.last != scales_.seen.last) weigh_scales(range, groups);
-  const float found = largest.largest(), most = found > kLowest ? found : kLowest;
-  const V shift = V::all(most), inverse = V::all(scales_.inverse), round = V::all(kShift);
+  const float found = largest.largest(), most = found > kLowest ? std::ceil(found) : kLowest;
+  const V shift = V::all(most), round = V::all(Engine::kRound);
   each([&](int64_t g, const auto& only_seen) {
-    const V x = only_seen(falling_exponential(subtract(V::load(scores + 16 * g), shift)), 0.0f);
+    const V x = only_seen(power_of_2(subtract(V::load(scores + 16 * g), shift)), 0.0f);
     total = add(total, x);
-    const V scales = only_seen(V::load(memory_.value_scales + 16 * g), 0.0f);
-    const V rounded = fused(multiply(x, scales), inverse, round);
+    const V rounded = fused(x, V::load(memory_.factors + 16 * g), round);
     if (!Engine::kSignedValues) sum = add(sum, subtract(rounded, round));
     Engine::store(rounded, to, 16 * g);
   });
   memory_.weight_scales[row] = scales_.rounded;
   if (!Engine::kSignedValues) memory_.weight_offsets[row] = offset_of(sum_of(sum));
-  memory_.most[QuadMemory::kItem + row] = most;
+  memory_.most[QuadMemory::kItem + row] = found > kLowest ? most / kLog2e : kLowest;
   memory_.sum[QuadMemory::kItem + row] = sum_of(total);
 }
 
@@ -319,33 +326,60 @@ void attend_quads(const Attention& a, const AttentionItem& item, int64_t first_p
   attend_parts<QuadRun<V, Engine>, V>(a, item, first_part, last_part, &memory);
 }
 
+// Rounds a row of `size` floats to bytes of the cache and stores the scale.
+inline void round_row(const float* x, int64_t size, int64_t width, uint8_t* bytes, uint8_t* scale_at) {
+  float scale;
+  int32_t sum;
+  quantize_block(x, size, width, reinterpret_cast<int8_t*>(bytes), &scale, &sum);
+  memcpy(scale_at, &scale, sizeof scale);
+  for (int64_t i = 0; i < width; i++) bytes[i] ^= kMiddle;
+}
+
+// Writes the values of a head of `count` tokens, all of one quad of positions. Whole quads are stored as words.
+inline void write_values(const Attention& a, int64_t token, int64_t count, int64_t row, int64_t head, int64_t position) {
+  const int64_t width = a.sizes.width(), lane = position % kGroupPositions;
+  alignas(64) uint8_t bytes[kQuad][kLargestHead];
+  uint8_t* group = a.group(a.values, row, head, position);
+  for (int64_t j = 0; j < count; j++)
+    round_row(a.value + (token + j) * a.value_step + head * a.sizes.size, a.sizes.size, width, bytes[j], group + 4 * (lane + j));
+  uint8_t* to = group + kQuadScales + lane / kQuad * 16 * kQuad;
+  for (int64_t first = 0; first < width; first += 16, to += kQuadTile) {
+    if (count == kQuad) {
+      uint32_t words[16];
+      for (int i = 0; i < 16; i++)
+        words[i] = bytes[0][first + i] | bytes[1][first + i] << 8 | bytes[2][first + i] << 16 |
+                   static_cast<uint32_t>(bytes[3][first + i]) << 24;
+      memcpy(to, words, sizeof words);
+    } else {
+      for (int64_t j = 0; j < count; j++)
+        for (int i = 0; i < 16; i++) to[kQuad * i + lane % kQuad + j] = bytes[j][first + i];
+    }
+  }
+}
+
 template <class V>
 void write_quads(const Attention& a, int64_t first, int64_t last) {
   const AttentionSizes& s = a.sizes;
   const int64_t width = s.width();
-  alignas(64) int8_t bytes[kLargestHead];
+  alignas(64) uint8_t bytes[kLargestHead];
   alignas(64) float spread_key[kLargestHead];
-  each_new_row<V>(a, first, last, [&](const float* key, const float* value, int64_t row, int64_t head, int64_t position) {
+  each_new_row<V>(a, first, last, [&](const float* key, const float*, int64_t row, int64_t head, int64_t position) {
     const int64_t lane = position % kGroupPositions;
-    const auto rounded = [&](const float* x, int64_t size, uint8_t* group) {
-      float scale;
-      int32_t sum;
-      quantize_block(x, size, width, bytes, &scale, &sum);
-      memcpy(group + 4 * lane, &scale, sizeof scale);
-      for (int64_t i = 0; i < width; i++) bytes[i] = static_cast<int8_t>(bytes[i] ^ kMiddle);
-    };
-    uint8_t* keys = a.group(a.keys, row, head, position);
     memcpy(spread_key, key, sizeof(float) * static_cast<size_t>(s.size));
     memset(spread_key + s.size, 0, sizeof(float) * static_cast<size_t>(width - s.size));
     spread<V>(spread_key, width);
-    rounded(spread_key, width, keys);
+    uint8_t* keys = a.group(a.keys, row, head, position);
+    round_row(spread_key, width, width, bytes, keys + 4 * lane);
     keys += kQuadScales + lane * kQuad;
     for (int64_t i = 0; i < width; i += kQuad) memcpy(keys + 16 * i, bytes + i, kQuad);
-    uint8_t* values = a.group(a.values, row, head, position);
-    rounded(value, s.size, values);
-    values += kQuadScales + lane / kQuad * 16 * kQuad + lane % kQuad;
-    for (int64_t i = 0; i < width; i++) values[i / 16 * kQuadTile + i % 16 * kQuad] = static_cast<uint8_t>(bytes[i]);
   });
+  int64_t row = 0;
+  for (int64_t token = first, count; token < last; token += count) {
+    while (a.begins[row + 1] <= token) row++;
+    const int64_t position = a.past[row] + token - a.begins[row];
+    count = smaller(kQuad - position % kQuad, smaller(last, a.begins[row + 1]) - token);
+    for (int64_t head = 0; head < s.kv_heads; head++) write_values(a, token, count, row, head, position);
+  }
 }
 
 // Kernels that compute an int8 cache in integers, and others with vectors of floats.

@@ -8,6 +8,8 @@
 namespace carryall {
 namespace {
 
+constexpr int64_t kTokensAhead = 4;  // rows of queries and outputs are far apart, which hardware does not foresee
+constexpr int64_t kLineFloats = 16;
 constexpr float kLowest = -3.0e38f;  // below every score that matters; differences of two are finite
 
 template <class V>
@@ -95,6 +97,8 @@ inline void write_outputs(const Attention& a, const AttentionItem& item, const S
     }
     factor /= sum;
     float* y = a.output + (a.begins[item.row] + query / shared) * a.output_step + head * s.size;
+    if (m + kTokensAhead * shared < item.count)
+      for (int64_t i = 0; i < s.size; i += kLineFloats) __builtin_prefetch(y + kTokensAhead * a.output_step + i, 1);
     for (int64_t i = 0; i < s.size; i++) y[i] = state.result[m * state.step + i] * factor;
   }
 }

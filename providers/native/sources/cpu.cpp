@@ -77,9 +77,9 @@ bool has_avx512bf16() {
 bool has_amx() {
 #if defined(__linux__)
   static const bool usable = [] {
-    const uint32_t features = cpuid(7, 0).d;
-    const bool tiles = bit(features, 22) && bit(features, 24) && bit(features, 25);  // BF16, TILE, INT8
-    if (!has_avx512bf16() || !tiles || !saves(kTiles)) return false;
+    const Registers seven = cpuid(7, 0);
+    const bool tiles = bit(seven.d, 22) && bit(seven.d, 24) && bit(seven.d, 25);  // BF16, TILE, INT8
+    if (!has_avx512bf16() || !bit(seven.c, 1) || !tiles || !saves(kTiles)) return false;  // bit 1 of ECX: VBMI
     constexpr long kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, for all threads
     return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
   }();

@@ -12,6 +12,15 @@ struct AmxQuads : Avx512Quads {
   static constexpr bool kSignedValues = true;
   static constexpr int64_t kFew = 9;        // AVX-512 VNNI multiplies fewer rows of an item faster
 
+  // In one permutation of bytes (VBMI) instead of two.
+  static void store(Vector x, uint8_t* row, int64_t first) {
+    const __m512i n = _mm512_xor_si512(_mm512_castps_si512(x.x), _mm512_set1_epi32(128));
+    const __m256i both = _mm512_castsi512_si256(_mm512_permutexvar_epi8(_mm512_load_si512(kHighThenLow), n));
+    __m128i* to = reinterpret_cast<__m128i*>(row + place(first));
+    _mm_store_si128(to, _mm256_castsi256_si128(both));
+    _mm_store_si128(to + kPiece / 16, _mm256_extracti128_si256(both, 1));
+  }
+
   template <class Operand, class Later>
   static void multiply_all(const Sixteens& a, int64_t count, int64_t columns, const Operand& b, const Later&, Range steps,
                            float* y, int64_t y_step) {
@@ -37,6 +46,8 @@ struct AmxQuads : Avx512Quads {
   }
 
  private:
+  alignas(64) static constexpr uint8_t kHighThenLow[64] = {1, 5, 9,  13, 17, 21, 25, 29, 33, 37, 41, 45, 49, 53, 57, 61,
+                                                           0, 4, 8,  12, 16, 20, 24, 28, 32, 36, 40, 44, 48, 52, 56, 60};
   static constexpr int64_t kPieceSteps = kPiece / 16, kPieceBytes = kPieceSteps * kQuadTile;
   using Sums = int32_t[kRegisterRows][16];
 

@@ -10,6 +10,7 @@ namespace {
 
 template <class V>
 struct Avx2Quads {
+  static constexpr float kRound = kShift;
   static constexpr int kTogether = 3, kColumns = 1;  // 12 sums, 3 rows and a tile are 16 registers
 
   static void store(const V& x, uint8_t* row, int64_t first) {

@@ -18,12 +18,12 @@ inline __m512i bytes_of(const uint8_t* x) {
 CARRYALL_INLINE int64_t place(int64_t element) { return element / kPiece * 2 * kPiece + element % kPiece; }
 
 struct Avx512Quads {
+  static constexpr float kRound = kShift + 128.0f;
   static constexpr int kTogether = 6, kColumns = 2;  // 24 sums, 2 tiles and a byte of a row are 28 of 32 registers
 
   static void store(Vector x, uint8_t* row, int64_t first) {
     // Byte 1 of n + 128 is the high byte, byte 0 the low one plus 128.
-    const __m512i middle = _mm512_set1_epi32(128);
-    const __m512i n = _mm512_xor_si512(_mm512_add_epi32(_mm512_castps_si512(x.x), middle), middle);
+    const __m512i n = _mm512_xor_si512(_mm512_castps_si512(x.x), _mm512_set1_epi32(128));
     const __m512i order = _mm512_broadcast_i32x4(_mm_setr_epi8(1, 5, 9, 13, 0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1));
     const __m512i halves = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 0, 0, 0, 0, 0, 0, 0, 0);
     const __m256i both = _mm512_castsi512_si256(_mm512_permutexvar_epi32(halves, _mm512_shuffle_epi8(n, order)));

@@ -48,7 +48,7 @@ inline Rounding rounding(int32_t largest) {
 // Returns the sum of the rounded values.
 inline int32_t round_block(const float* x, int64_t count, int64_t block, const Rounding& how, int8_t* values) {
   if (how.zero) {
-    memset(values, 0, static_cast<size_t>(block));
+    for (int64_t i = 0; i < block; i++) values[i] = 0;
     return 0;
   }
   int32_t total = 0;

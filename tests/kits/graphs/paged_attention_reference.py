@@ -151,9 +151,10 @@ def attention(case: Case, *, rounded: bool = False) -> npt.NDArray[np.float64]:
         if case.cache == INT8:
             # The scale of a value is a factor of its weight: both are rounded together.
             scales = np.where(seen, _largest(values)[..., 0].T.repeat(group, axis=0)[:, None], 0.0)
-            relative = np.exp(scores - _largest_of_parts(scores)) * scales
-            kept = _sixteen_bits(relative, _largest_of_parts(scales))
-            weights = kept / np.where(scales > 0, scales, 1) * np.exp(_largest_of_parts(scores) - most)
+            # Weights are relative to the power of 2 above the largest one.
+            above = np.ceil(_largest_of_parts(scores) / np.log(2)) * np.log(2)
+            kept = _sixteen_bits(np.exp(scores - above) * scales, _largest_of_parts(scales))
+            weights = kept / np.where(scales > 0, scales, 1) * np.exp(above - most)
         found.append(
             np.einsum("hqk,khd->qhd", weights / total, added).reshape(length, case.heads * case.size)
         )
