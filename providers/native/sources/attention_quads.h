@@ -270,14 +270,20 @@ void QuadRun<V, Engine>::weigh(int64_t first, int64_t row, Range groups) {
     for (; g < groups.last; g++) work(g, only);
   };
   V largest = V::all(kLowest), total = V::all(0.0f), sum = total;
-  each([&](int64_t g, const auto& only_seen) {
-    V x = multiply(V::load(scores + 16 * g), V::load(memory_.key_scales + 16 * g));
-    if (s_.softcap > 0) x = capped(x, s_.softcap * kLog2e);
-    if (slope != 0) x = sloped(x, slope * kLog2e, own - 16 * g);
-    x = only_seen(x, kLowest);
-    V::store(scores + 16 * g, x);
-    largest = maximum(largest, x);
-  });
+  const auto find_largest = [&](const auto& changed) {
+    each([&](int64_t g, const auto& only_seen) {
+      const V x = only_seen(changed(multiply(V::load(scores + 16 * g), V::load(memory_.key_scales + 16 * g)), g), kLowest);
+      V::store(scores + 16 * g, x);
+      largest = maximum(largest, x);
+    });
+  };
+  if (s_.softcap > 0 || slope != 0)
+    find_largest([&](V x, int64_t g) {
+      if (s_.softcap > 0) x = capped(x, s_.softcap * kLog2e);
+      return slope != 0 ? sloped(x, slope * kLog2e, own - 16 * g) : x;
+    });
+  else
+    find_largest([](V x, int64_t) { return x; });
   if (range.first != scales_.seen.first || range.last != scales_.seen.last) weigh_scales(range, groups);
   const float found = largest.largest(), most = found > kLowest ? std::ceil(found) : kLowest;
   const V shift = V::all(most), round = V::all(Engine::kRound);

@@ -15,7 +15,7 @@ inline __m512i bytes_of(const uint8_t* x) {
 }
 
 // Where the high bytes of a row lie from an element on.
-CARRYALL_INLINE int64_t place(int64_t element) { return element / kPiece * 2 * kPiece + element % kPiece; }
+CARRYALL_INLINE int64_t place(int64_t element) { return element + element / kPiece * kPiece; }
 
 struct Avx512Quads {
   static constexpr float kRound = kShift + 128.0f;
