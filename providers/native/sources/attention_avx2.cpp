@@ -22,6 +22,8 @@ struct Vector {
   static Vector power_of_2(Vector shifted) { return {power(shifted.x), power(shifted.y)}; }
   // a * 2^n.
   static Vector times_power_of_2(Vector a, Vector shifted) { return {raised(a.x, shifted.x), raised(a.y, shifted.y)}; }
+  // The bits of a minus those of b.
+  static Vector bits_less(Vector a, Vector b) { return {less(a.x, b.x), less(a.y, b.y)}; }
   // Lanes `half` apart change places.
   template <int half>
   static Vector exchanged(Vector a) {
@@ -41,6 +43,9 @@ struct Vector {
   static __m256 widened(const uint16_t* a) {
     const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(a)));
     return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
+  }
+  static __m256 less(__m256 a, __m256 b) {
+    return _mm256_castsi256_ps(_mm256_sub_epi32(_mm256_castps_si256(a), _mm256_castps_si256(b)));
   }
   static __m256 raised(__m256 a, __m256 shifted) {
     const __m256i exponents = _mm256_slli_epi32(_mm256_castps_si256(shifted), 23);

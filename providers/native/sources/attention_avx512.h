@@ -28,6 +28,10 @@ struct Vector {
     const __m512i exponents = _mm512_slli_epi32(_mm512_castps_si512(shifted.x), 23);
     return {_mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(a.x), exponents))};
   }
+  // The bits of a minus those of b.
+  static Vector bits_less(Vector a, Vector b) {
+    return {_mm512_castsi512_ps(_mm512_sub_epi32(_mm512_castps_si512(a.x), _mm512_castps_si512(b.x)))};
+  }
   // Lanes `half` apart change places.
   template <int half>
   static Vector exchanged(Vector a) {

@@ -42,6 +42,12 @@ struct Vector {
       return vreinterpretq_f32_s32(vaddq_s32(vreinterpretq_s32_f32(a.x[i]), exponents));
     });
   }
+  // The bits of a minus those of b.
+  static Vector bits_less(const Vector& a, const Vector& b) {
+    return each([&](int i) {
+      return vreinterpretq_f32_s32(vsubq_s32(vreinterpretq_s32_f32(a.x[i]), vreinterpretq_s32_f32(b.x[i])));
+    });
+  }
   // Lanes `half` apart change places.
   template <int half>
   static Vector exchanged(const Vector& a) {

@@ -35,6 +35,10 @@ struct Vector {
   static Vector times_power_of_2(const Vector& a, const Vector& shifted) {
     return each([&](int i) { return float_of(bits_of(a.x[i]) + (bits_of(shifted.x[i]) << 23)); });
   }
+  // The bits of a minus those of b.
+  static Vector bits_less(const Vector& a, const Vector& b) {
+    return each([&](int i) { return float_of(bits_of(a.x[i]) - bits_of(b.x[i])); });
+  }
   // Lanes `half` apart change places.
   template <int half>
   static Vector exchanged(const Vector& a) {
