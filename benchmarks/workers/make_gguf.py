@@ -2,8 +2,8 @@
 
     python make_gguf.py CHECKPOINT OUT.gguf
 
-Runs in the environment with torch and gguf. For speed only: the tokens have no text, and the rows of a Llama's query
-and key weights keep the order of the checkpoint, which for random weights is another random model.
+Runs in the environment with torch and gguf. For speed only: the tokens have no text, and the query and key
+weights of a Llama keep the order of the checkpoint, which for random weights is another random model.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ Floats = npt.NDArray[np.float32]
 Integers = npt.NDArray[np.int32]
 FLOAT32, BFLOAT16, INT8 = 0, 1, 2
 _PART = 256  # positions of a partial softmax
-# Of an int8 cache: a weight near a tie is rounded to its other neighbour, 1 / 32512 of the power of 2 above the largest weight
-# away, so at most 2 / 32512 of that one; values are up to 4.
+# Of an int8 cache: a weight near a tie is rounded to its other neighbour, 1 / 32512 of the power of 2 above
+# the largest weight away, so at most 2 / 32512 of that one; values are up to 4.
 INT8_TOLERANCE = 2.5e-4
 
 
