@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import os
+import itertools
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -15,10 +14,9 @@ import onnx_ir as ir
 
 from ....errors import GraphError, UsageError
 from ...graph.lazy import Array
+from .panels import Part, Rounding, for_each_part, panel_of, reciprocal, scales_by_panel
 
 Floats = npt.NDArray[np.float32]
-_SHARED_SIZE = 1 << 25  # elements; larger matrices, such as embeddings, are quantized by all cores
-_PANEL_BYTES = 1 << 20  # size of a panel of columns, which fits in the L2 cache
 _SHRINKS = {4: (1.0, 0.92), 8: (1.0,)}  # ranges tried, relative to the full range, by bits
 _FINE_SHRINKS = tuple(1.08 - 0.03 * step for step in range(14))  # slower, more accurate
 
@@ -115,33 +113,17 @@ def round_to_nearest(weight: Floats, form: BlockFormat) -> Quantized:
     scales = np.empty((blocks, outputs), np.float32)
     zero_points = None if form.symmetric else np.empty((blocks, outputs), stored)
 
-    def quantize(columns: slice) -> None:
-        panel = panel_of(weight, columns, form)
-        scale, zero_point = _best(panel, form, list(_candidates(panel, form, _SHRINKS[form.bits])))
-        values[:, columns] = _rounded(panel, scale, zero_point, form).reshape(inputs, -1)
-        scales[:, columns] = scale[:, 0]
+    def quantize(part: Part) -> None:
+        panel = panel_of(weight, part, form)
+        rounding = Rounding(panel, form)
+        scale, zero_point = _best(rounding, _candidates(panel, form, _SHRINKS[form.bits]))
+        values[part.weights] = _stored(rounding, scale, zero_point)
+        scales[part.blocks] = scale[:, 0]
         if zero_points is not None:
-            zero_points[:, columns] = zero_point[:, 0]
+            zero_points[part.blocks] = zero_point[:, 0]
 
-    for_each_panel(quantize, weight)
+    for_each_part(quantize, weight, form)
     return Quantized(values, scales, zero_points)
-
-
-Choose = Callable[[Floats], tuple[Floats, Floats]]
-"""Receives a panel [blocks, block_size, columns]; returns scales and zero points [blocks, 1, columns]."""
-
-
-def scales_by_panel(weight: Floats, form: BlockFormat, choose: Choose) -> tuple[Floats, Floats]:
-    """Return the scales and zero points [in / block_size, out] that ``choose`` finds, panel by panel."""
-    shape = (len(weight) // form.block_size, weight.shape[1])
-    scales, zero_points = np.empty(shape, np.float32), np.empty(shape, np.float32)
-
-    def fill(columns: slice) -> None:
-        scale, zero_point = choose(panel_of(weight, columns, form))
-        scales[:, columns], zero_points[:, columns] = scale[:, 0], zero_point[:, 0]
-
-    for_each_panel(fill, weight)
-    return scales, zero_points
 
 
 def choose_scales(weight: Floats, form: BlockFormat, importance: Floats) -> tuple[Floats, Floats]:
@@ -159,27 +141,9 @@ def choose_scales(weight: Floats, form: BlockFormat, importance: Floats) -> tupl
         GraphError: the matrix holds NaN or infinity.
     """
     weighing = importance.reshape(-1, form.block_size, 1).astype(np.float32)
-    return scales_by_panel(weight, form, lambda panel: least_squares(panel, form, weighing))
-
-
-def for_each_panel(work: Callable[[slice], None], weight: Floats) -> None:
-    """Call ``work`` with slices of columns that fit in the L2 cache, in parallel for a large matrix."""
-    inputs, outputs = weight.shape
-    width = max(16, _PANEL_BYTES // (4 * inputs))
-    panels = [slice(start, start + width) for start in range(0, outputs, width)]
-    if weight.size < _SHARED_SIZE:
-        for columns in panels:
-            work(columns)
-        return
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for _ in pool.map(work, panels):  # re-raises a panel's exception
-            pass
-
-
-def panel_of(weight: Floats, columns: slice, form: BlockFormat) -> Floats:
-    """Return columns of the matrix as [blocks, block_size, columns]."""
-    panel = np.ascontiguousarray(weight[:, columns], np.float32)
-    return panel.reshape(len(weight) // form.block_size, form.block_size, -1)
+    return scales_by_panel(
+        weight, form, lambda panel, part: least_squares(panel, form, weighing[part.blocks[0]])
+    )
 
 
 def full_range(panel: Floats, form: BlockFormat) -> tuple[Floats, Floats]:
@@ -204,7 +168,7 @@ def least_squares(
     Raises:
         GraphError: the matrix holds NaN or infinity.
     """
-    return _best(panel, form, list(_candidates(panel, form, _FINE_SHRINKS)), importance)
+    return _best(Rounding(panel, form, importance), _candidates(panel, form, _FINE_SHRINKS))
 
 
 def levels_of(weight: Floats, form: BlockFormat, scales: Floats, zero_points: Floats) -> Quantized:
@@ -212,12 +176,11 @@ def levels_of(weight: Floats, form: BlockFormat, scales: Floats, zero_points: Fl
     stored = np.int8 if form.symmetric else np.uint8
     values = np.empty_like(weight, stored, subok=False)
 
-    def fill(columns: slice) -> None:
-        scale, zero_point = scales[:, None, columns], zero_points[:, None, columns]
-        panel = panel_of(weight, columns, form)
-        values[:, columns] = _rounded(panel, scale, zero_point, form).reshape(len(weight), -1)
+    def fill(part: Part) -> None:
+        scale, zero_point = scales[part.blocks][:, None], zero_points[part.blocks][:, None]
+        values[part.weights] = _stored(Rounding(panel_of(weight, part, form), form), scale, zero_point)
 
-    for_each_panel(fill, weight)
+    for_each_part(fill, weight, form)
     return Quantized(values, scales, None if form.symmetric else zero_points.astype(stored))
 
 
@@ -250,42 +213,24 @@ def _candidates(
         yield scale, np.clip(zero_point, 0, form.high)
 
 
-def _best(
-    panel: Floats,
-    form: BlockFormat,
-    candidates: Sequence[tuple[Floats, Floats]],
-    importance: Floats | None = None,
-) -> tuple[Floats, Floats]:
+def _best(rounding: Rounding, candidates: Iterator[tuple[Floats, Floats]]) -> tuple[Floats, Floats]:
     """Choose per block the candidate with the least squared error, and its least-squares scale.
 
     For levels q the best scale is <w, q> / <q, q>, which reduces the error |w|^2 by <w, q>^2 / <q, q>.
-    ``importance`` [blocks, block_size, 1] weights the inputs in these products.
     """
-    scale, zero_point = (part.copy() for part in candidates[0])
+    scale, zero_point = next(candidates)
     gain = np.full_like(scale, -1)
-    for tried, offset in candidates:
-        levels = _rounded(panel, tried, offset, form)
-        if not form.symmetric:
-            levels -= offset
-        weighted = levels if importance is None else levels * importance
-        product = np.einsum("bin,bin->bn", panel, weighted)[:, None]
-        fitted = product * reciprocal(np.einsum("bin,bin->bn", levels, weighted)[:, None])
+    for tried, offset in itertools.chain([(scale, zero_point)], candidates):
+        product, square = rounding.products(tried, offset)
+        fitted = product * reciprocal(square)
         better = (fitted != 0) & (fitted * product > gain)
-        np.copyto(gain, fitted * product, where=better)
-        np.copyto(scale, fitted, where=better)
-        np.copyto(zero_point, offset, where=better)
+        gain = np.where(better, fitted * product, gain)
+        scale, zero_point = np.where(better, fitted, scale), np.where(better, offset, zero_point)
     return scale, zero_point
 
 
-def _rounded(panel: Floats, scale: Floats, zero_point: Floats, form: BlockFormat) -> Floats:
-    result = panel * reciprocal(scale)
-    np.rint(result, out=result)
-    if not form.symmetric:
-        result += zero_point
-    return np.clip(result, form.low, form.high, out=result)
-
-
-def reciprocal(values: Floats) -> Floats:
-    """Return 1 / values, and 0 for 0."""
-    result: Floats = np.divide(1, values, out=np.zeros_like(values), where=values != 0)
-    return result
+def _stored(rounding: Rounding, scale: Floats, zero_point: Floats) -> Floats:
+    """Return the levels of a panel, [inputs, columns]."""
+    levels = rounding.levels(scale, zero_point)
+    levels += zero_point
+    return levels.reshape(-1, levels.shape[2])

@@ -14,22 +14,13 @@ from typing import NamedTuple
 import numpy as np
 
 from ...graph.lazy import Array
-from .blockwise import (
-    BlockFormat,
-    Floats,
-    Quantized,
-    Quantizer,
-    choose_scales,
-    for_each_panel,
-    levels_of,
-    panel_of,
-    reciprocal,
-)
+from .blockwise import BlockFormat, Floats, Quantized, Quantizer, choose_scales, levels_of
+from .panels import Part, Rounding, for_each_part, panel_of, reciprocal
 from .refine import block_systems, column_parts, fit_scales
 
 _MOST = 15  # of the multiples
 _LARGEST = 127  # magnitude of a weight in units of its group's scale
-_TOPS = tuple(4 + 0.3 * step for step in range(37))  # multiples tried for the largest scale of a group
+_FACTORS = tuple(2.4 ** (step / 14) for step in range(15))  # of the smallest unit of a group: units tried
 _UNIT_BITS = 7  # significant bits of a unit: with 4 of a multiple, products are exact in float16
 _FLOAT16_STEP = 2.0**-24
 _SWEEPS = 2  # of fitting multiples and units
@@ -51,7 +42,7 @@ def grouped(quantizer: Quantizer) -> Quantizer:
         if not form.group_size or plain.zero_points is None:
             return plain
         free = Scales(plain.scales, plain.zero_points.astype(np.float32))
-        found = share_units(weight, free, form, np.ones(len(weight), np.float32))
+        found = share_units(weight, free, form)
         return levels_of(weight, form, found.scales, found.zero_points)
 
     return quantize
@@ -127,77 +118,79 @@ class _GroupFit:
         self._slope -= np.einsum("nij,nj->ni", self._systems[:, :, blocks], change)
 
 
-def share_units(weight: Floats, free: Scales, form: BlockFormat, importance: Floats) -> Scales:
+def share_units(weight: Floats, free: Scales, form: BlockFormat, importance: Floats | None = None) -> Scales:
     """Return scales near the given ones, with common units: those with the least error of rounding.
 
     Args:
         weight: the matrix, [in, out].
         free: the best scales of single blocks.
         form: the format, with groups.
-        importance: mean squares of the inputs, [in].
+        importance: mean squares of the inputs, [in]; None for 1.
     """
-    found = Scales(*(np.empty_like(free.scales) for _ in range(3)))
-    weighing = importance.reshape(-1, form.block_size, 1).astype(np.float32)
+    scales, zero_points, multiples = (np.empty_like(free.scales) for _ in range(3))
+    weighing = None if importance is None else importance.reshape(-1, form.block_size, 1).astype(np.float32)
 
-    def choose(columns: slice) -> None:
-        panel = Panel(panel_of(weight, columns, form), weighing, form)
-        part = panel.share(free.scales[:, columns], free.zero_points[:, columns])
-        for whole, piece in zip(found, part, strict=True):
-            if whole is not None and piece is not None:
-                whole[:, columns] = piece
+    def choose(part: Part) -> None:
+        weights = None if weighing is None else weighing[part.blocks[0]]
+        rounding = Rounding(panel_of(weight, part, form), form, weights)
+        zero, near = free.zero_points[part.blocks][:, None], free.scales[part.blocks][:, None]
+        scale, multiple = _share(rounding, near, zero, form)
+        zero = _zero_points(rounding, scale, zero, multiple, form)
+        scales[part.blocks], multiples[part.blocks] = scale[:, 0], multiple[:, 0]
+        zero_points[part.blocks] = zero[:, 0]
 
-    for_each_panel(choose, weight)
-    return found
+    for_each_part(choose, weight, form)
+    return Scales(scales, zero_points, multiples)
 
 
-class Panel:
-    """Some columns of a matrix, [blocks, block_size, columns]."""
+def _share(rounding: Rounding, free: Floats, zero_points: Floats, form: BlockFormat) -> tuple[Floats, Floats]:
+    """Return scales with common units and their multiples, [blocks, 1, columns].
 
-    def __init__(self, values: Floats, weighing: Floats, form: BlockFormat) -> None:
-        self.values = values
-        self.weighing = weighing
-        self.form = form
+    Of several units, each fitted by least squares to the levels that it gives, the best is chosen.
+    """
+    free, most = np.maximum(free, 0), _most_multiples(zero_points, form)
+    firsts = np.arange(0, len(free), form.group_size // form.block_size)
+    smallest = np.maximum.reduceat(free / most, firsts)
+    gain, units, multiples = np.full_like(smallest, -1), np.zeros_like(smallest), np.ones_like(free)
+    for factor in _FACTORS:
+        tried = _spread(_rounded(smallest * np.float32(factor)), form, len(free))
+        multiple, product, square = _nearest(rounding, free, tried, zero_points, most)
+        product = np.add.reduceat(product * multiple, firsts)
+        square = np.add.reduceat(square * multiple * multiple, firsts)
+        fitted = _rounded(product * reciprocal(square))
+        gained = fitted * (2 * product - fitted * square)
+        better = (fitted > 0) & (gained > gain)
+        gain, units = np.where(better, gained, gain), np.where(better, fitted, units)
+        multiples = np.where(_spread(better, form, len(free)), multiple, multiples)
+    return multiples * _spread(units, form, len(free)), multiples
 
-    def error(self, scales: Floats, zero_points: Floats, multiples: Floats) -> Floats:
-        """Return the error of rounding of each block; infinity if a weight could exceed a byte."""
-        form, scale, zero = self.form, scales[:, None], zero_points[:, None]
-        off = np.clip(np.rint(self.values * reciprocal(scale)) + zero, form.low, form.high)
-        off -= zero
-        off *= scale
-        off -= self.values
-        error = np.einsum("bin,bin,bik->bn", off, off, self.weighing)
-        fits = multiples <= _most_multiples(zero_points, form)
-        return np.where(fits, error, np.inf)
 
-    def share(self, free: Floats, zero_points: Floats) -> Scales:
-        """Return scales with common units: of several units those whose nearest multiples cost least."""
-        per_group = self.form.group_size // self.form.block_size
-        free = np.maximum(free, 0)
-        firsts = np.arange(0, len(free), per_group)
-        largest = np.maximum.reduceat(free, firsts)
-        most = _most_multiples(zero_points, self.form)
-        best = np.full(largest.shape, np.inf, np.float32)
-        scales, multiples = np.zeros_like(free), np.ones_like(free)
-        for top in _TOPS:
-            units = _spread(_rounded(largest / np.float32(top)), self.form, len(free))
-            ratio = free * reciprocal(units)
-            below, above = (np.clip(turn(ratio), 1, most) for turn in (np.floor, np.ceil))
-            errors = [self.error(tried * units, zero_points, tried) for tried in (below, above)]
-            tried = np.where(errors[0] <= errors[1], below, above)
-            total = np.add.reduceat(np.minimum(*errors), firsts)
-            better = _spread(total < best, self.form, len(free))
-            best = np.minimum(best, total)
-            scales, multiples = np.where(better, tried * units, scales), np.where(better, tried, multiples)
-        return Scales(scales, self._zero_points(scales, zero_points, multiples), multiples)
+def _nearest(
+    rounding: Rounding, free: Floats, units: Floats, zero_points: Floats, most: Floats
+) -> tuple[Floats, Floats, Floats]:
+    """Return the better of the multiples just below and above ``free``, and the products of their levels."""
+    ratio = free * reciprocal(units)
+    below, above = (np.clip(turn(ratio), 1, most) for turn in (np.floor, np.ceil))
+    product, square = rounding.products(below * units, zero_points)
+    gain = product * (product * reciprocal(square))
+    above_product, above_square = rounding.products(above * units, zero_points)
+    better = above_product * (above_product * reciprocal(above_square)) > gain
+    product, square = np.where(better, above_product, product), np.where(better, above_square, square)
+    return np.where(better, above, below), product, square
 
-    def _zero_points(self, scales: Floats, zero_points: Floats, multiples: Floats) -> Floats:
-        """Return the best zero points at most one away."""
-        best, least = zero_points, self.error(scales, zero_points, multiples)
-        for move in (-1, 1):
-            tried = np.clip(zero_points + np.float32(move), self.form.low, self.form.high)
-            error = self.error(scales, tried, multiples)
-            best, least = np.where(error < least, tried, best), np.minimum(error, least)
-        return best
+
+def _zero_points(
+    rounding: Rounding, scales: Floats, zero_points: Floats, multiples: Floats, form: BlockFormat
+) -> Floats:
+    """Return the best zero points at most one away."""
+    best, least = zero_points, np.full_like(scales, np.inf)
+    for move in (0, -1, 1):
+        tried = np.clip(zero_points + np.float32(move), form.low, form.high)
+        product, square = rounding.products(scales, tried)
+        error = scales * (scales * square - 2 * product)
+        better = (error < least) & (multiples <= _most_multiples(tried, form))
+        best, least = np.where(better, tried, best), np.where(better, error, least)
+    return best
 
 
 def _most_multiples(zero_points: Floats, form: BlockFormat) -> Floats:

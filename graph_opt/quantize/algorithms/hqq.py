@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from .blockwise import BlockFormat, Floats, Quantized, least_squares, levels_of, reciprocal, scales_by_panel
+from .blockwise import BlockFormat, Floats, Quantized, least_squares, levels_of
+from .panels import reciprocal, scales_by_panel
 
 _NORM = 0.7
 _BETA, _GROWTH = 10.0, 1.01  # penalty and its growth per round, as published
@@ -24,7 +25,7 @@ def quantize(weight: Floats, form: BlockFormat) -> Quantized:
     Raises:
         GraphError: the matrix holds NaN or infinity.
     """
-    scales, zero_points = scales_by_panel(weight, form, lambda panel: _optimise(panel, form))
+    scales, zero_points = scales_by_panel(weight, form, lambda panel, _: _optimise(panel, form))
     return levels_of(weight, form, scales, zero_points)
 
 

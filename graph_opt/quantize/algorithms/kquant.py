@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from .blockwise import BlockFormat, Floats, Quantized, full_range, levels_of, reciprocal, scales_by_panel
+from .blockwise import BlockFormat, Floats, Quantized, full_range, levels_of
+from .panels import Rounding, inner, reciprocal, scales_by_panel
 
-_STEPS = tuple(-1.0 + 0.2 * step for step in range(26))  # levels added to the width of the range
+_STEPS = tuple(-1.0 + 0.3 * step for step in range(17))  # levels added to the width of the range
 
 
 def quantize(weight: Floats, form: BlockFormat) -> Quantized:
@@ -21,46 +22,31 @@ def quantize(weight: Floats, form: BlockFormat) -> Quantized:
     Raises:
         GraphError: the matrix holds NaN or infinity.
     """
-    scales, zero_points = scales_by_panel(weight, form, lambda panel: _fit(panel, form))
+    scales, zero_points = scales_by_panel(weight, form, lambda panel, _: _fit(panel, form))
     return levels_of(weight, form, scales, zero_points)
 
 
 def _fit(panel: Floats, form: BlockFormat) -> tuple[Floats, Floats]:
     """Return scales and zero points [blocks, 1, columns] of a panel [blocks, block_size, columns]."""
     start, zero = full_range(panel, form)
-    importance = np.sqrt(np.square(panel).mean(1, keepdims=True)) + np.abs(panel)
+    importance = np.abs(panel)
+    importance += np.sqrt(inner(panel, panel) / np.float32(form.block_size))
+    importance *= reciprocal(importance.sum(1, keepdims=True))
+    rounding, value = Rounding(panel, form, importance), inner(panel, importance)
     span = form.high if not form.symmetric else -form.low
-    best_scale, best_zero = start, zero
-    least = np.full_like(start, np.inf)
+    scale, zero_point, gain = start, zero, np.full_like(start, -1)
     for step in _STEPS:
-        tried = start * np.float32(span / (span + step))
-        levels = np.clip(np.rint(panel * reciprocal(tried)) + zero, form.low, form.high)
-        moved = zero if form.symmetric else _zero_point(panel, levels, importance, form)
-        levels -= moved
-        weighted = levels * importance
-        scale = (panel * weighted).sum(1, keepdims=True) * reciprocal(
-            (levels * weighted).sum(1, keepdims=True)
-        )
-        error = (importance * np.square(panel - _nearest(panel, scale, moved, form))).sum(1, keepdims=True)
-        better = (error < least) & (scale != 0)
-        least = np.where(better, error, least)
-        best_scale, best_zero = np.where(better, scale, best_scale), np.where(better, moved, best_zero)
-    return best_scale, best_zero
-
-
-def _zero_point(panel: Floats, levels: Floats, importance: Floats, form: BlockFormat) -> Floats:
-    """Return the rounded zero point of the weighted least-squares line through levels and weights."""
-    share = importance * reciprocal(importance.sum(1, keepdims=True))
-    level = (share * levels).sum(1, keepdims=True)
-    value = (share * panel).sum(1, keepdims=True)
-    slope = (share * (levels - level) * (panel - value)).sum(1, keepdims=True)
-    slope *= reciprocal((share * np.square(levels - level)).sum(1, keepdims=True))
-    result: Floats = np.clip(np.rint(level - value * reciprocal(slope)), form.low, form.high)
-    return result
-
-
-def _nearest(panel: Floats, scale: Floats, zero: Floats, form: BlockFormat) -> Floats:
-    result: Floats = np.clip(np.rint(panel * reciprocal(scale)) + zero, form.low, form.high)
-    result -= zero
-    result *= scale
-    return result
+        levels, weighted = rounding.weighted(start * np.float32(span / (span + step)), zero)
+        product, square = inner(panel, weighted), inner(levels, weighted)
+        moved = zero
+        if not form.symmetric:
+            level = weighted.sum(1, keepdims=True)
+            slope = (product - level * value) * reciprocal(square - level * level)
+            moved = np.clip(zero + np.rint(level - value * reciprocal(slope)), form.low, form.high)
+            move = moved - zero
+            product, square = product - move * value, square + move * (move - 2 * level)
+        fitted = product * reciprocal(square)
+        better = (fitted != 0) & (fitted * product > gain)
+        gain = np.where(better, fitted * product, gain)
+        scale, zero_point = np.where(better, fitted, scale), np.where(better, moved, zero_point)
+    return scale, zero_point

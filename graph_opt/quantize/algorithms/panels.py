@@ -1,0 +1,114 @@
+"""Matrices in panels that fit in the L2 cache, and the rounding of a panel with many scales.
+
+Shapes: a panel is [blocks, block_size, columns]; its scales and zero points are [blocks, 1, columns].
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from .blockwise import BlockFormat, Floats
+
+_SHARED_SIZE = 1 << 25  # elements; larger matrices, such as embeddings, are quantized by all cores
+_INPUTS, _COLUMNS = 256, 512  # of a panel of 512 KiB: two to four arrays of this size are in use
+
+
+class Part(NamedTuple):
+    """The place of a panel: indices of its weights in the matrix, and of its blocks in the scales."""
+
+    weights: tuple[slice, slice]
+    blocks: tuple[slice, slice]
+
+
+def for_each_part(work: Callable[[Part], None], weight: Floats, form: BlockFormat) -> None:
+    """Call ``work`` with all parts of a matrix, whole groups of blocks, in parallel for a large matrix."""
+    inputs, outputs = weight.shape
+    size, step = form.block_size, max(form.block_size, form.group_size)
+    height = max(1, _INPUTS // step) * step
+    parts = [
+        Part((slice(row, row + height), columns), (slice(row // size, (row + height) // size), columns))
+        for row in range(0, inputs, height)
+        for columns in (slice(start, start + _COLUMNS) for start in range(0, outputs, _COLUMNS))
+    ]
+    if weight.size < _SHARED_SIZE:
+        for part in parts:
+            work(part)
+        return
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for _ in pool.map(work, parts):  # re-raises a panel's exception
+            pass
+
+
+def panel_of(weight: Floats, part: Part, form: BlockFormat) -> Floats:
+    """Return a part of the matrix as a panel."""
+    panel = np.ascontiguousarray(weight[part.weights], np.float32)
+    return panel.reshape(-1, form.block_size, panel.shape[1])
+
+
+def scales_by_panel(
+    weight: Floats, form: BlockFormat, choose: Callable[[Floats, Part], tuple[Floats, Floats]]
+) -> tuple[Floats, Floats]:
+    """Return the scales and zero points [in / block_size, out] that ``choose`` finds for each panel."""
+    shape = (len(weight) // form.block_size, weight.shape[1])
+    scales, zero_points = np.empty(shape, np.float32), np.empty(shape, np.float32)
+
+    def fill(part: Part) -> None:
+        scale, zero_point = choose(panel_of(weight, part, form), part)
+        scales[part.blocks], zero_points[part.blocks] = scale[:, 0], zero_point[:, 0]
+
+    for_each_part(fill, weight, form)
+    return scales, zero_points
+
+
+class Rounding:
+    """Rounds a panel with many scales, always into the same memory: new pages cost more than the arithmetic.
+
+    Args:
+        panel: the weights.
+        form: their storage format.
+        importance: factors of squared errors, of a shape that broadcasts to the panel's; None for 1.
+    """
+
+    def __init__(self, panel: Floats, form: BlockFormat, importance: Floats | None = None) -> None:
+        self._panel, self._form, self._importance = panel, form, importance
+        self._levels = np.empty_like(panel)
+        self._weighted = self._levels if importance is None else np.empty_like(panel)
+
+    def levels(self, scales: Floats, zero_points: Floats) -> Floats:
+        """Return the nearest levels minus zero points; valid until the next call."""
+        levels = np.multiply(self._panel, reciprocal(scales), out=self._levels)
+        np.rint(levels, out=levels)
+        np.maximum(levels, self._form.low - zero_points, out=levels)
+        return np.minimum(levels, self._form.high - zero_points, out=levels)
+
+    def weighted(self, scales: Floats, zero_points: Floats) -> tuple[Floats, Floats]:
+        """Return the levels minus zero points, and their products with the importance."""
+        levels = self.levels(scales, zero_points)
+        if self._importance is not None:
+            np.multiply(levels, self._importance, out=self._weighted)
+        return levels, self._weighted
+
+    def products(self, scales: Floats, zero_points: Floats) -> tuple[Floats, Floats]:
+        """Return the weighted <w, q> and <q, q> of weights w and levels minus zero points q of each block.
+
+        The error of the levels with a scale s is |w|^2 - 2 s <w, q> + s^2 <q, q>.
+        """
+        levels, weighted = self.weighted(scales, zero_points)
+        return inner(self._panel, weighted), inner(levels, weighted)
+
+
+def inner(one: Floats, other: Floats) -> Floats:
+    """Return the inner products of the blocks of two panels, [blocks, 1, columns]."""
+    result: Floats = np.einsum("bin,bin->bn", one, other)[:, None]
+    return result
+
+
+def reciprocal(values: Floats) -> Floats:
+    """Return 1 / values, and 0 for 0."""
+    return np.reciprocal(np.where(values == 0, np.float32(np.inf), values))
