@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from ....errors import GraphError, UsageError
 from ...graph.lazy import Array
-from .panels import Part, Rounding, for_each_part, panel_of, reciprocal, scales_by_panel
+from .panels import Part, Rounding, for_each_part, panel_of, quotient, reciprocal, scales_by_panel
 
 Floats = npt.NDArray[np.float32]
 _SHRINKS = {4: (1.0, 0.92), 8: (1.0,)}  # ranges tried, relative to the full range, by bits
@@ -222,7 +222,7 @@ def _best(rounding: Rounding, candidates: Iterator[tuple[Floats, Floats]]) -> tu
     gain = np.full_like(scale, -1)
     for tried, offset in itertools.chain([(scale, zero_point)], candidates):
         product, square = rounding.products(tried, offset)
-        fitted = product * reciprocal(square)
+        fitted = quotient(product, square)
         better = (fitted != 0) & (fitted * product > gain)
         gain = np.where(better, fitted * product, gain)
         scale, zero_point = np.where(better, fitted, scale), np.where(better, offset, zero_point)

@@ -15,7 +15,7 @@ import numpy as np
 
 from ...graph.lazy import Array
 from .blockwise import BlockFormat, Floats, Quantized, Quantizer, choose_scales, levels_of
-from .panels import Part, Rounding, for_each_part, panel_of, reciprocal
+from .panels import Part, Rounding, for_each_part, panel_of, quotient, reciprocal
 from .refine import block_systems, column_parts, fit_scales
 
 _MOST = 15  # of the multiples
@@ -153,11 +153,11 @@ def _share(rounding: Rounding, free: Floats, zero_points: Floats, form: BlockFor
     smallest = np.maximum.reduceat(free / most, firsts)
     gain, units, multiples = np.full_like(smallest, -1), np.zeros_like(smallest), np.ones_like(free)
     for factor in _FACTORS:
-        tried = _spread(_rounded(smallest * np.float32(factor)), form, len(free))
+        tried = _spread(smallest * np.float32(factor), form, len(free))
         multiple, product, square = _nearest(rounding, free, tried, zero_points, most)
         product = np.add.reduceat(product * multiple, firsts)
         square = np.add.reduceat(square * multiple * multiple, firsts)
-        fitted = _rounded(product * reciprocal(square))
+        fitted = _rounded(quotient(product, square))
         gained = fitted * (2 * product - fitted * square)
         better = (fitted > 0) & (gained > gain)
         gain, units = np.where(better, gained, gain), np.where(better, fitted, units)
@@ -169,12 +169,12 @@ def _nearest(
     rounding: Rounding, free: Floats, units: Floats, zero_points: Floats, most: Floats
 ) -> tuple[Floats, Floats, Floats]:
     """Return the better of the multiples just below and above ``free``, and the products of their levels."""
-    ratio = free * reciprocal(units)
-    below, above = (np.clip(turn(ratio), 1, most) for turn in (np.floor, np.ceil))
+    below = np.clip(np.floor(free * reciprocal(units)), 1, most)
+    above = np.minimum(below + 1, most)
     product, square = rounding.products(below * units, zero_points)
-    gain = product * (product * reciprocal(square))
+    gain = product * quotient(product, square)
     above_product, above_square = rounding.products(above * units, zero_points)
-    better = above_product * (above_product * reciprocal(above_square)) > gain
+    better = above_product * quotient(above_product, above_square) > gain
     product, square = np.where(better, above_product, product), np.where(better, above_square, square)
     return np.where(better, above, below), product, square
 

@@ -11,9 +11,10 @@ from __future__ import annotations
 import numpy as np
 
 from .blockwise import BlockFormat, Floats, Quantized, full_range, levels_of
-from .panels import Rounding, inner, reciprocal, scales_by_panel
+from .panels import Rounding, inner, quotient, reciprocal, scales_by_panel
 
 _STEPS = tuple(-1.0 + 0.3 * step for step in range(17))  # levels added to the width of the range
+_FLAT = 1e-3  # variance of levels, relative to their mean square, below which rounding errors dominate it
 
 
 def quantize(weight: Floats, form: BlockFormat) -> Quantized:
@@ -34,19 +35,34 @@ def _fit(panel: Floats, form: BlockFormat) -> tuple[Floats, Floats]:
     importance *= reciprocal(importance.sum(1, keepdims=True))
     rounding, value = Rounding(panel, form, importance), inner(panel, importance)
     span = form.high if not form.symmetric else -form.low
-    scale, zero_point, gain = start, zero, np.full_like(start, -1)
+    product, square = rounding.products(start, zero)
+    scale, zero_point = quotient(product, square), zero
+    gain = scale * product
     for step in _STEPS:
         levels, weighted = rounding.weighted(start * np.float32(span / (span + step)), zero)
         product, square = inner(panel, weighted), inner(levels, weighted)
         moved = zero
         if not form.symmetric:
             level = weighted.sum(1, keepdims=True)
-            slope = (product - level * value) * reciprocal(square - level * level)
-            moved = np.clip(zero + np.rint(level - value * reciprocal(slope)), form.low, form.high)
+            moved = np.clip(zero + _crossing(level, value, product, square), form.low, form.high)
             move = moved - zero
             product, square = product - move * value, square + move * (move - 2 * level)
         fitted = product * reciprocal(square)
         better = (fitted != 0) & (fitted * product > gain)
         gain = np.where(better, fitted * product, gain)
         scale, zero_point = np.where(better, fitted, scale), np.where(better, moved, zero_point)
-    return scale, zero_point
+    return quotient(*rounding.products(scale, zero_point)), zero_point
+
+
+def _crossing(level: Floats, value: Floats, product: Floats, square: Floats) -> Floats:
+    """Return the rounded level where the weighted least-squares line through levels and weights is 0.
+
+    Args:
+        level: mean level of each block, [blocks, 1, columns].
+        value: mean weight.
+        product: mean product of level and weight.
+        square: mean square of the levels.
+    """
+    spread = square - level * level
+    slope = (product - level * value) * reciprocal(spread)
+    return np.where(spread > _FLAT * square, np.rint(level - value * reciprocal(slope)), np.float32(0))

@@ -112,3 +112,9 @@ def inner(one: Floats, other: Floats) -> Floats:
 def reciprocal(values: Floats) -> Floats:
     """Return 1 / values, and 0 for 0."""
     return np.reciprocal(np.where(values == 0, np.float32(np.inf), values))
+
+
+def quotient(product: Floats, square: Floats) -> Floats:
+    """Return the least-squares factor <w, q> / <q, q>, and 0 for levels q that are all 0."""
+    result: Floats = np.divide(product, np.maximum(square, np.float32(1e-30)))
+    return result

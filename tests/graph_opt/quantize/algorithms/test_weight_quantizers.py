@@ -61,6 +61,19 @@ def test_zeros_stay_and_bad_numbers_are_refused(algorithm: str) -> None:
         solved(algorithm, matrix, BlockFormat())
 
 
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("algorithm", [*UNCALIBRATED])
+def test_blocks_of_one_or_two_values_are_restored(algorithm: str, bits: int) -> None:
+    """No line fits one value best, and none can do with zero points between the values."""
+    rng = np.random.default_rng(0)
+    value = np.repeat(rng.lognormal(-3, 2, (8, 50)) * rng.choice([-1, 1], (8, 50)), 32, 0)
+    form = BlockFormat(bits=bits, block_size=32, symmetric=False)
+    for other in (1, 0, 1.001):
+        matrix = np.where(rng.random(value.shape) < 0.5, value, other * value).astype(np.float32)
+        found = dequantize(UNCALIBRATED[algorithm](matrix, form), form)
+        np.testing.assert_array_less(np.abs(found - matrix), np.abs(value) * 0.002)
+
+
 def test_hqq_allows_large_errors_of_outliers() -> None:
     """With heavy tails, most weights have smaller errors than by least squares."""
     matrix = np.random.default_rng(1).standard_t(3, (1024, 32)).astype(np.float32)
