@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from .blockwise import BlockFormat, Floats
 
 _SHARED_SIZE = 1 << 25  # elements; larger matrices, such as embeddings, are quantized by all cores
-_INPUTS, _COLUMNS = 256, 512  # of a panel of 512 KiB: two to four arrays of this size are in use
+_PANEL_SIZE = 1 << 17  # weights of a panel, 512 KiB: two to four arrays of this size are in use
+_COLUMNS = 512  # of a panel, at most
 
 
 class Part(NamedTuple):
@@ -28,13 +29,13 @@ class Part(NamedTuple):
 
 def for_each_part(work: Callable[[Part], None], weight: Floats, form: BlockFormat) -> None:
     """Call ``work`` with all parts of a matrix, whole groups of blocks, in parallel for a large matrix."""
-    inputs, outputs = weight.shape
     size, step = form.block_size, max(form.block_size, form.group_size)
-    height = max(1, _INPUTS // step) * step
+    across = _slices(weight.shape[1], _COLUMNS, 1)
+    down = _slices(len(weight), max(1, _PANEL_SIZE // across[0].stop // step) * step, step)
     parts = [
-        Part((slice(row, row + height), columns), (slice(row // size, (row + height) // size), columns))
-        for row in range(0, inputs, height)
-        for columns in (slice(start, start + _COLUMNS) for start in range(0, outputs, _COLUMNS))
+        Part((rows, columns), (slice(rows.start // size, rows.stop // size), columns))
+        for rows in down
+        for columns in across
     ]
     if weight.size < _SHARED_SIZE:
         for part in parts:
@@ -43,6 +44,12 @@ def for_each_part(work: Callable[[Part], None], weight: Floats, form: BlockForma
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         for _ in pool.map(work, parts):  # re-raises a panel's exception
             pass
+
+
+def _slices(length: int, most: int, step: int) -> list[slice]:
+    """Cut a length into nearly equal slices of at most ``most``, all but the last multiples of ``step``."""
+    size = -(-length // (-(-length // most) * step)) * step
+    return [slice(start, min(start + size, length)) for start in range(0, length, size)]
 
 
 def panel_of(weight: Floats, part: Part, form: BlockFormat) -> Floats:
