@@ -47,8 +47,12 @@ class DecoderSignature:
         return 2 * sum(heads * size for heads, size in self.caches) * self.kv_dtype.bitwidth // 8
 
     @classmethod
-    def of(cls, model: ir.Model) -> DecoderSignature:
+    def of(cls, model: ir.Model, *, head_dim: int | None = None) -> DecoderSignature:
         """Read the signature of ``model``.
+
+        Args:
+            model: the graph.
+            head_dim: elements of the heads of which the graph does not state the number, if that is known.
 
         Raises:
             GraphError: the graph has no KV cache inputs or no logits, or their shape or dtype is unknown.
@@ -65,14 +69,16 @@ class DecoderSignature:
         if ordered[0].dtype is None:
             raise GraphError(f"input {ordered[0].name} has no element type")
         return cls(
-            caches=tuple((_static(cache, 1), _static(cache, 3)) for cache in ordered),
+            caches=tuple((_static(cache, 1), _static(cache, 3, head_dim)) for cache in ordered),
             vocab_size=_static(logits, -1),
             kv_dtype=ordered[0].dtype,
         )
 
 
-def _static(value: ir.Value, axis: int) -> int:
+def _static(value: ir.Value, axis: int, known: int | None = None) -> int:
     size = value.shape[axis] if value.shape is not None and len(value.shape) > abs(axis) else None
+    if not isinstance(size, int) and value.shape is not None and known is not None:
+        return known
     if not isinstance(size, int):
         raise GraphError(f"axis {axis} of {value.name} must have a fixed size, found shape {value.shape}")
     return size

@@ -61,7 +61,7 @@ def describe(name: str, model: ir.Model, package: Package | None) -> dict[str, A
         "quantization": record.quantization if record else None,
         "quantized_weights": graph_facts.has_quantized_weights(model.graph),
         "passes": list(record.passes) if record else [],
-        "kv_cache": _kv_cache(model),
+        "kv_cache": _kv_cache(model, config.get("head_dim")),
         "opsets": dict(model.opset_imports),
         "nodes": sum(counts.values()),
         "operators": counts,
@@ -80,10 +80,13 @@ def _context_length(record: PackageRecord | None, config: dict[str, Any], model:
     return None if found is None else found.longest
 
 
-def _kv_cache(model: ir.Model) -> dict[str, Any] | None:
-    """Return the sizes of the KV cache, None for a graph without one."""
+def _kv_cache(model: ir.Model, head_dim: object) -> dict[str, Any] | None:
+    """Return the sizes of the KV cache, None for a graph without one.
+
+    Graphs of onnxruntime-genai leave the size of a head open; its configuration states it as ``head_dim``.
+    """
     try:
-        signature = DecoderSignature.of(model)
+        signature = DecoderSignature.of(model, head_dim=head_dim if isinstance(head_dim, int) else None)
     except GraphError:
         return None
     return {

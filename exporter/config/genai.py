@@ -27,6 +27,8 @@ def checkpoint_config(content: Mapping[str, Any], path: Path) -> dict[str, Any]:
     if not isinstance(model.get("type"), str):
         raise CheckpointError(f"{path} has no 'model.type'")
     sizes = {"max_position_embeddings": model.get("context_length"), "vocab_size": model.get("vocab_size")}
+    decoder = _object(model, "decoder", path) if "decoder" in model else {}
+    sizes["head_dim"] = decoder.get("head_size")
     tokens = {name: model.get(name) for name in _TOKENS}
     found = {"model_type": model["type"], **sizes, **tokens}
     return {name: value for name, value in found.items() if value is not None}

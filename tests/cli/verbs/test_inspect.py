@@ -96,6 +96,23 @@ def test_weights_that_another_tool_quantized_are_reported(tmp_path: Path) -> Non
     assert "yes, without a record of the method" in shown
 
 
+def test_the_head_size_of_onnxruntime_genai_is_read_from_its_configuration(tmp_path: Path) -> None:
+    cache = "float[batch, 3, past, kv_cache_dim]"
+    text = f"""<ir_version: 10, opset_import: ["": 21]>
+        net (int64[batch, n] input_ids, {cache} "past_key_values.0.key", {cache} "past_key_values.0.value")
+            => (float[batch, n, 7] logits) {{
+            shape = Shape (input_ids)  last = Constant <value_ints = [7]> ()
+            sizes = Concat <axis = 0> (shape, last)  logits = ConstantOfShape (sizes)
+        }}"""
+    ir.save(ir.from_onnx_text(text), tmp_path / "model.onnx")
+    model: dict[str, object] = {"type": "llama", "context_length": 64, "vocab_size": 7}
+    decoder = {"filename": "model.onnx", "head_size": 16}
+    (tmp_path / "genai_config.json").write_text(json.dumps({"model": {**model, "decoder": decoder}}))
+    found = facts(str(tmp_path / "model.onnx"))["kv_cache"]
+    assert isinstance(found, dict)
+    assert (found["head_dim"], found["bytes_per_token"]) == (16, 2 * 4 * 3 * 16)
+
+
 def test_the_text_names_what_matters(package: Path) -> None:
     result = CliRunner().invoke(carryall, ["inspect", str(package)], env={"COLUMNS": "120"})
     assert result.exit_code == 0
