@@ -57,18 +57,6 @@ inline V power_of_2(V x) {
   return V::times_power_of_2(p, shifted);
 }
 
-// The sum of 16 floats, in a fixed order.
-template <class V>
-inline float sum_of(V x) {
-  x = add(x, V::template exchanged<8>(x));
-  x = add(x, V::template exchanged<4>(x));
-  x = add(x, V::template exchanged<2>(x));
-  x = add(x, V::template exchanged<1>(x));
-  float y[16];
-  V::store(y, x);
-  return y[0];
-}
-
 // Bytes of a row of 16-bit integers.
 constexpr int64_t row_bytes(int64_t elements) { return (elements + kPiece - 1) / kPiece * kPiece * 2; }
 

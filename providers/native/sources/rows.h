@@ -24,6 +24,18 @@ inline void store_part(float* y, int64_t count, V x) {
   memcpy(y, part, sizeof(float) * static_cast<size_t>(count));
 }
 
+// The sum of 16 floats, in a fixed order.
+template <class V>
+inline float sum_of(V x) {
+  x = add(x, V::template exchanged<8>(x));
+  x = add(x, V::template exchanged<4>(x));
+  x = add(x, V::template exchanged<2>(x));
+  x = add(x, V::template exchanged<1>(x));
+  float y[16];
+  V::store(y, x);
+  return y[0];
+}
+
 // y = a + b, or (a + b) + bias.
 template <class V>
 void add_rows(const float* a, const float* b, const float* bias, int64_t count, float* y) {
@@ -56,11 +68,8 @@ void normalize(const float* x, const float* weight, int64_t count, float epsilon
     const V part = load_part<V>(x + whole, rest);
     sums[3] = fused(part, part, sums[3]);
   }
-  float lanes[16];
-  V::store(lanes, add(add(sums[0], sums[1]), add(sums[2], sums[3])));
-  for (int width = 8; width > 0; width /= 2)
-    for (int k = 0; k < width; k++) lanes[k] += lanes[k + width];
-  const V scale = V::all(1.0f / std::sqrt(lanes[0] / static_cast<float>(count) + epsilon));
+  const float squares = sum_of(add(add(sums[0], sums[1]), add(sums[2], sums[3])));
+  const V scale = V::all(1.0f / std::sqrt(squares / static_cast<float>(count) + epsilon));
   for (i = 0; i < whole; i += 16) V::store(y + i, multiply(multiply(V::load(x + i), scale), V::load(weight + i)));
   if (rest > 0)
     store_part(y + whole, rest, multiply(multiply(load_part<V>(x + whole, rest), scale), load_part<V>(weight + whole, rest)));
