@@ -81,10 +81,7 @@ def _context_length(record: PackageRecord | None, config: dict[str, Any], model:
 
 
 def _kv_cache(model: ir.Model, head_dim: object) -> dict[str, Any] | None:
-    """Return the sizes of the KV cache, None for a graph without one.
-
-    Graphs of onnxruntime-genai leave the size of a head open; its configuration states it as ``head_dim``.
-    """
+    """Return the sizes of the KV cache, None without one; ``head_dim`` counts if the graph leaves it open."""
     try:
         signature = DecoderSignature.of(model, head_dim=head_dim if isinstance(head_dim, int) else None)
     except GraphError:
