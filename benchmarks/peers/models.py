@@ -12,6 +12,7 @@ from pathlib import Path
 from environments import python_of, run
 
 WORKERS = Path(__file__).resolve().parents[1] / "workers"
+_TOOLS = WORKERS / "models"
 _COMMON = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 1, "tie_word_embeddings": True}
 SHAPES = {
     "qwen3-0.6b": _COMMON
@@ -59,7 +60,7 @@ def checkpoint(folder: Path, model: str) -> Path:
 
 
 def _make(folder: Path, source: Path, out: Path) -> None:
-    run([str(python_of(folder, "genai")), str(WORKERS / "make_checkpoint.py"), str(source), str(out)])
+    run([str(python_of(folder, "genai")), str(_TOOLS / "make_checkpoint.py"), str(source), str(out)])
 
 
 def _gguf(folder: Path) -> Path:
@@ -111,23 +112,38 @@ def openvino_model(folder: Path, model: str) -> Path:
 
     def convert(out: Path) -> None:
         tool = python_of(folder, "optimum").with_name("optimum-cli")
-        group = "64" if model == REAL else "128"
-        options = ["--task", "text-generation-with-past", "--weight-format", "int4", "--group-size", group]
+        options = ["--task", "text-generation-with-past", "--weight-format", "int4"]
+        options += ["--group-size", _group_size(model)]
         run([str(tool), "export", "openvino", "-m", str(source), *options, str(out)])
 
     return _once(folder / "openvino" / model, convert)
+
+
+def _group_size(model: str) -> str:
+    return "64" if model == REAL else "128"
+
+
+def vllm_model(folder: Path, model: str) -> Path:
+    """The int4 form of LLM Compressor, with the groups of OpenVINO's."""
+    source = checkpoint(folder, model)
+
+    def quantize(out: Path) -> None:
+        python = str(python_of(folder, "llm-compressor"))
+        run([python, str(_TOOLS / "quantize_vllm.py"), str(source), str(out), _group_size(model)])
+
+    return _once(folder / "vllm" / model, quantize)
 
 
 def llamacpp_model(folder: Path, model: str) -> Path:
     """Q4_K_M of the GGUF file."""
     python = str(python_of(folder, "llama.cpp"))
     source = _gguf(folder) if model == REAL else _float_gguf(folder, model)
-    command = [python, str(WORKERS / "quantize_llamacpp.py"), str(source)]
+    command = [python, str(_TOOLS / "quantize_llamacpp.py"), str(source)]
     return _once(folder / "llama.cpp" / f"{model}.gguf", lambda out: run([*command, str(out)]))
 
 
 def _float_gguf(folder: Path, model: str) -> Path:
-    command = [str(python_of(folder, "genai")), str(WORKERS / "make_gguf.py"), str(checkpoint(folder, model))]
+    command = [str(python_of(folder, "genai")), str(_TOOLS / "make_gguf.py"), str(checkpoint(folder, model))]
     return _once(folder / "gguf" / f"{model}.gguf", lambda out: run([*command, str(out)]))
 
 

@@ -76,6 +76,40 @@ def llamacpp(path: str, tokens: np.ndarray) -> Iterator[np.ndarray]:
         yield np.ctypeslib.as_array(llama_cpp.llama_get_logits(model.ctx), (model.n_vocab(),))
 
 
+def vllm(path: str, tokens: np.ndarray) -> Iterator[np.ndarray]:
+    """vLLM: a logits processor keeps the logits of a step and allows only the text's next token."""
+    import torch
+    from vllm_cpu import opened, prepare
+
+    prepare()
+    from vllm import SamplingParams
+    from vllm.v1.sample.logits_processor import LogitsProcessor
+
+    kept: list[np.ndarray] = []
+
+    class Text(LogitsProcessor):
+        def __init__(self, *_: object) -> None:
+            kept.clear()
+
+        def is_argmax_invariant(self) -> bool:
+            return False
+
+        def update_state(self, _: object) -> None:
+            pass
+
+        def apply(self, logits: torch.Tensor) -> torch.Tensor:
+            kept.append(logits[0].float().numpy().copy())
+            allowed = torch.full_like(logits, -torch.inf)
+            allowed[0, int(tokens[len(kept) % len(tokens)])] = 0
+            return allowed
+
+    llm = opened(path, logits_processors=[Text])
+    kept.clear()
+    params = SamplingParams(temperature=0, max_tokens=len(tokens), ignore_eos=True, detokenize=False)
+    llm.generate([{"prompt_token_ids": [int(tokens[0])]}], params, use_tqdm=False)
+    yield from kept
+
+
 def transformers(path: str, tokens: np.ndarray) -> Iterator[np.ndarray]:
     """The float32 model in PyTorch: the reference."""
     import torch
@@ -93,6 +127,7 @@ ENGINES = {
     "llamacpp": llamacpp,
     "openvino": openvino,
     "transformers": transformers,
+    "vllm": vllm,
 }
 
 if __name__ == "__main__":
