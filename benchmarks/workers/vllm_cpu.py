@@ -32,7 +32,8 @@ def prepare() -> None:
 def opened(path: str, **settings):  # noqa: ANN003, ANN201 -- the engine's library has no types
     """Return ``vllm.LLM`` with its defaults, a cache of 4 GiB and no tokenizer; ``settings`` replace them.
 
-    The first time it compiles the model with Inductor, which takes a minute or two; vLLM keeps the result.
+    It compiles the model with Inductor, which takes a minute or two; vLLM 0.32.0 keeps the result, but
+    fails to load it the next time.
     """
     from vllm import LLM
 
