@@ -45,7 +45,7 @@ struct Sixteens {
   CARRYALL_INLINE Sixteens from(int64_t row) const { return {bytes + row * step, step, offsets + row, scales + row}; }
 };
 
-// 2^x for x <= 1 with an error of 2.7e-6, a tenth of what rounding to 16 bits adds; below -120 about 2^-120. Keeps a NaN.
+// 2^x for x <= 1 with an error of 2.7e-6, a tenth of a step of the rounding to 16 bits; below -120 about 2^-120. Keeps a NaN.
 template <class V>
 inline V power_of_2(V x) {
   const V bounded = maximum(V::all(-120.0f), x), shift = V::all(kShift), shifted = add(bounded, shift);
