@@ -99,16 +99,21 @@ class SourceModel:
             GraphError: the file is not a valid ONNX graph.
         """
         return self._remembered(
-            lambda: provider.graph_facts(self._portable()), provider=provider.name, form="canonical"
+            lambda: provider.graph_facts(self._portable()),
+            provider=provider.name,
+            form="canonical, or lowered",
         )
 
     def _portable(self) -> ir.Model:
-        """The graph in the form that lowerings read: traces, also quantized ones, have no ``Attention``."""
+        """The graph in the form that lowerings read: traces, also quantized ones, have no ``Attention``.
+
+        A graph that is lowered already stays as it is, since no lowering will read it.
+        """
         from ...graph_opt.graph.edit import nodes_of
         from ...graph_opt.pipeline.pipeline import run
         from ...graph_opt.pipeline.pipelines import portable_passes
 
-        if self.package is not None and any(nodes_of(self.graph.graph, "Attention")):
+        if self.lowered or (self.package is not None and any(nodes_of(self.graph.graph, "Attention"))):
             return self.graph
         return run(self.load(), portable_passes())[0]
 

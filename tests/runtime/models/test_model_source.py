@@ -12,6 +12,7 @@ import pytest
 from tiny_gguf import write_gguf
 from tiny_models import write_tiny
 
+import carryall
 from carryall.errors import CheckpointError, GraphError, ModelNotFoundError, PackageError, UsageError
 from carryall.exporter.demo import demo_path
 from carryall.exporter.export import export_package
@@ -267,3 +268,13 @@ def test_facts_belong_to_the_content_of_graph_and_weights(
     weights.write_bytes(weights.read_bytes()[:-64])
     with pytest.raises(GraphError, match=str(weights.name)):
         _ = resolve_model(model).facts
+
+
+def test_a_model_that_is_lowered_for_the_cpu_needs_no_second_graph(tmp_path: Path) -> None:
+    """Without carryall's kernels, ``wide_products=auto`` asked for a graph that only a lowering writes."""
+    quantized, lowered = str(tmp_path / "int4"), str(tmp_path / "cpu")
+    carryall.quantize("demo", quantized, "int4-fast")
+    carryall.optimize(quantized, lowered, target="cpu")
+    with carryall.LLM(lowered, provider_options={"kernels": "onnxruntime"}) as llm:
+        (found,) = llm.generate(["import os"], carryall.SamplingParams(max_tokens=4, temperature=0))
+    assert len(found.outputs[0].token_ids) == 4
