@@ -71,18 +71,7 @@ def command(
     if building:
         ctx.exit(0 if build_kernels(console, as_json=as_json) else 1)
     if testing:
-        from ...runtime.tasks.selftest import selftest_provider  # imports the exporter
-
-        with console.status(f"testing {provider}") as status:
-            found_test = selftest_provider(
-                provider,
-                device,
-                time_limit=limit,
-                report=report,
-                on_check=lambda check: status.update(f"testing {provider}, {check}"),
-            )
-        print_json(found_test.to_dict()) if as_json else show_selftest(found_test)
-        ctx.exit(0 if found_test.passed else 1)
+        ctx.exit(0 if _selftest(console, provider, device, limit, report, as_json=as_json) else 1)
     with console.status("checking") as status:
         found = diagnose(lambda step: status.update(step))
     if as_json:
@@ -90,3 +79,21 @@ def command(
     else:
         show(found)
     ctx.exit(found.exit_code)
+
+
+def _selftest(
+    console: Console, provider: str, device: str | None, limit: float, report: Path | None, *, as_json: bool
+) -> bool:
+    """Test a provider, print the results, and return whether all are within the tolerances."""
+    from ...runtime.tasks.selftest import selftest_provider  # imports the exporter
+
+    with console.status(f"testing {provider}") as status:
+        found = selftest_provider(
+            provider,
+            device,
+            time_limit=limit,
+            report=report,
+            on_check=lambda check: status.update(f"testing {provider}, {check}"),
+        )
+    print_json(found.to_dict()) if as_json else show_selftest(found)
+    return found.passed

@@ -117,11 +117,16 @@ def verify(
             return _compare_decoders(files, called, plan, bars, graphs, open_candidate, progress)
         sides = Side(files[0], called[0]), Side(files[1], called[1])
         if samples is None:
-            rows = changed_rows(graphs[0].graph, graphs[1].graph)
-            longest = _WORK // max(_weight_bytes(graphs[0]), 1)
-            samples = sample_inputs(graphs[0].graph, sides[0].run, seed=seed, rows=rows, longest=longest)
+            samples = _generated_samples(graphs[0], graphs[1], sides[0], seed)
         rounded = any(map(rounds_activations, graphs))
         return compare_tensors(*sides, samples, bars, rounded=rounded, progress=progress)
+
+
+def _generated_samples(reference: ir.Model, candidate: ir.Model, side: Side, seed: int) -> list[Sample]:
+    """Return inputs that the reference accepts, with rows of the tables that the candidate changed."""
+    rows = changed_rows(reference.graph, candidate.graph)
+    longest = _WORK // max(_weight_bytes(reference), 1)
+    return sample_inputs(reference.graph, side.run, seed=seed, rows=rows, longest=longest)
 
 
 def _compare_decoders(

@@ -29,7 +29,7 @@ from ..models.graphs import float_source, load_graph
 from ..models.model_source import locate_model
 from ..models.write_graph import check_output, write_graph
 from ..types.arguments import checked_arguments
-from .quantized_graph import float_model, quantize_graph
+from .quantized_graph import QuantizedGraph, float_model, quantize_graph
 from .report_file import check_report, left_without_report, write_report
 
 _OLDEST_OPSET = 21  # the first whose DequantizeLinear has blocks and 4 bits
@@ -159,18 +159,7 @@ def quantize(
         names = tuple(one.name for one in done.report.passes)
         tell = phase(progress, "quantize")
         write_graph(done.model, locate_model(source), out, passes=names, quantization=record, progress=tell)
-        found = QuantizeReport(
-            path=out,
-            recipe=recipe,
-            quantization=record,
-            weights=(done.report.passes[-1].fired or 0) if recipe.method != NO_METHOD else 0,
-            kv_layers=sum(one.fired or 0 for one in done.report.passes if one.name == "QuantizeKV"),
-            left_float=done.left,
-            bytes_before=before,
-            bytes_after=_weight_bytes(done.model),
-            seconds=time.perf_counter() - start,
-            passes=done.report,
-        )
+        found = _report(out, recipe, done, record, before, time.perf_counter() - start)
         if file is not None:
             with left_without_report(out, file):
                 cost = measure_cost(source, out, done.passes, measured, scratch, progress)
@@ -180,6 +169,30 @@ def quantize(
     if recipe.method != NO_METHOD:
         warn_of_much_float(str(out), record, done.left)
     return found
+
+
+def _report(
+    out: Path,
+    recipe: QuantizationRecipe,
+    done: QuantizedGraph,
+    record: dict[str, Any],
+    before: int,
+    seconds: float,
+) -> QuantizeReport:
+    """Return the report of a written model, without its measured cost; ``before`` are the float bytes."""
+    passes = done.report.passes
+    return QuantizeReport(
+        path=out,
+        recipe=recipe,
+        quantization=record,
+        weights=(passes[-1].fired or 0) if recipe.method != NO_METHOD else 0,
+        kv_layers=sum(one.fired or 0 for one in passes if one.name == "QuantizeKV"),
+        left_float=done.left,
+        bytes_before=before,
+        bytes_after=_weight_bytes(done.model),
+        seconds=seconds,
+        passes=done.report,
+    )
 
 
 def warn_of_much_float(name: str, record: dict[str, Any], left: LeftFloat) -> None:
