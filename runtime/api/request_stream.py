@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future
+from contextlib import suppress
 
 from ...errors import CarryallError
+from ..engine.requests.request import Grammar
 from ..engine.requests.request_group import RequestGroup
 from ..types.outputs import RequestOutput
 
@@ -26,6 +29,31 @@ class RequestStream(AsyncIterator[RequestOutput]):
         self._latest: RequestOutput | None = None
         self._error: CarryallError | None = None
         self._ended = False
+        self._accepted = False
+
+    def accept(self) -> None:
+        """Note that the engine queued the request. Called in the event loop."""
+        grammar = self.group.requests[0].awaited_grammar
+        if grammar is None or grammar.done():
+            self._accept_grammar(grammar)
+        else:
+            grammar.add_done_callback(self._grammar_done)
+
+    def _grammar_done(self, grammar: Future[Grammar]) -> None:
+        with suppress(RuntimeError):  # the loop is closed
+            self.loop.call_soon_threadsafe(self._accept_grammar, grammar)
+
+    def _accept_grammar(self, grammar: Future[Grammar] | None) -> None:
+        if grammar is None or (not grammar.cancelled() and grammar.exception() is None):
+            self._accepted = True
+            self._wake_reader()
+
+    async def accepted(self) -> bool:
+        """Wait until the request is queued and its grammar is compiled; False if it ended before."""
+        while not (self._accepted or self._news):
+            self._waiting = self.loop.create_future()
+            await self._waiting
+        return self._accepted and self._error is None
 
     def deliver(self, output: RequestOutput) -> None:
         """Store a newer state. Called in the event loop."""
@@ -39,6 +67,9 @@ class RequestStream(AsyncIterator[RequestOutput]):
 
     def _wake(self) -> None:
         self._news = True
+        self._wake_reader()
+
+    def _wake_reader(self) -> None:
         if self._waiting is not None and not self._waiting.done():
             self._waiting.set_result(None)
 

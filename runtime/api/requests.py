@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence, Sized
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, cast
 
-from ...errors import InvalidSamplingError, RequestError, UsageError
+from ...errors import InvalidSamplingError, PromptTooLongError, RequestError, UsageError
 from ...options import shown
 from ..engine.adapters import AdapterSet
 from ..engine.requests.request import Grammar, Request
@@ -186,15 +186,22 @@ class RequestFactory:
         """
         check_variables(variables, _RENDERING)
         template = self._model.chat_template
-        text = template.render(
-            messages,
-            tools=tools,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            template=chat_template,
-            max_size=self._reader.most_bytes,
-            **variables,
-        )
+        if isinstance(messages, Sized):
+            self._reader.check_messages(len(messages))
+        most = self._reader.most_bytes
+        try:
+            text = template.render(
+                messages,
+                tools=tools,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                template=chat_template,
+                max_size=most,
+                **variables,
+            )
+        except PromptTooLongError:
+            self._reader.check_bytes(most + 1)
+            raise
         source = template.source(chat_template, with_tools=bool(tools))
         style = tool_style or (template.tool_style(chat_template) if tools else None)
         new_parser = functools.partial(message_parser, source, text, tools=bool(tools), style=style)

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...errors import InvalidSamplingError, UsageError
-from ...options import Option, check_names, declared, option
+from ...options import Option, check_names, declared, option, shown
 from .structured_output import StructuredOutput
 
 MAX_LOGPROBS = 64
@@ -211,13 +211,15 @@ def _several(value: Any) -> tuple[Any, ...]:
 
 def _functions(value: Any) -> tuple[LogitsFunction, ...]:
     if not isinstance(value, Iterable) or not all(map(callable, functions := tuple(value))):
-        raise InvalidSamplingError(f"logits_processors must be a list of functions, not {value!r}")
+        raise InvalidSamplingError(f"logits_processors must be a list of functions, not {shown(value)}")
     return functions
 
 
 def _bad_words(value: Any) -> tuple[str | tuple[int, ...], ...]:
     if isinstance(value, str) or not isinstance(value, Iterable):
-        raise InvalidSamplingError(f"bad_words must be a list of texts or of token id lists, not {value!r}")
+        raise InvalidSamplingError(
+            f"bad_words must be a list of texts or of token id lists, not {shown(value)}"
+        )
     words = tuple(word if isinstance(word, str) else _TOKEN_IDS.check(_several(word)) for word in value)
     if not all(words):
         raise InvalidSamplingError("bad_words must not be empty")
@@ -229,9 +231,9 @@ def _logit_bias(value: Any) -> dict[int, float]:
     try:
         bias = {int(token): float(number) for token, number in value.items()}
     except (AttributeError, TypeError, ValueError) as error:
-        raise InvalidSamplingError(f"logit_bias must map token ids to numbers, not {value!r}") from error
+        raise InvalidSamplingError(f"logit_bias must map token ids to numbers, not {shown(value)}") from error
     if not all(abs(number) <= _MAX_LOGIT or number == -math.inf for number in bias.values()):
-        raise InvalidSamplingError(f"logit_bias must be within {_MAX_LOGIT}, or -inf, not {value!r}")
+        raise InvalidSamplingError(f"logit_bias must be within {_MAX_LOGIT}, or -inf, not {shown(value)}")
     return bias
 
 

@@ -25,8 +25,9 @@ from ...api.scoring import RERANK_INSTRUCTION, ContinuationScore
 from ...engine.stats import EngineStats
 from ...text.chat_template import check_variables
 from .caller import CALLER, caller_name, check_tokens, spend
+from .chat import Conversation
 from .deltas import DeltaTracker
-from .messages import Conversation, Delta, Embeddings, GenerationRequest, Prompt
+from .messages import Delta, Embeddings, GenerationRequest, Prompt
 from .observer import Observer
 from .served_model import ServedModel
 
@@ -116,16 +117,22 @@ class LLMHandler:
             observer = self._observers.begin(self.model.info.model, request) if self._observers else None
             failure: BaseException | None = None
             try:
-                prompt_counted, waited = False, 0
+                begun, waited = False, 0
+                if await stream.accepted():
+                    opening = _opening(stream)
+                    spend(opening.prompt_tokens)
+                    if observer is not None:
+                        observer.delta(opening, None)
+                    yield opening
                 async for output in stream:
                     waited += 1
                     ended = output.finished or output.error is not None
-                    if waited < request.stream_interval and prompt_counted and not ended:
+                    if waited < request.stream_interval and begun and not ended:
                         continue
                     waited = 0
                     for delta in tracker.advance(output):
-                        spend(len(delta.token_ids) + (0 if prompt_counted else delta.prompt_tokens))
-                        prompt_counted = True
+                        begun = True
+                        spend(len(delta.token_ids))
                         if observer is not None:
                             observer.delta(delta, output.metrics)
                         yield delta
@@ -265,6 +272,12 @@ class LLMHandler:
                 self._idle.set()
 
 
+def _opening(stream: RequestStream) -> Delta:
+    """Return the delta that tells that a request is queued."""
+    group = stream.group
+    return Delta(request_id=group.request_id, index=0, prompt_tokens=len(group.requests[0].prompt_token_ids))
+
+
 async def _spend_on(llm: AsyncLLM, *given: str | Sequence[str]) -> None:
     """Count the tokens of texts, without the prompt around them, if the caller's tokens are limited."""
     caller = CALLER.get()
@@ -282,7 +295,7 @@ async def _prompt(llm: AsyncLLM, prompt: Prompt) -> EnginePrompt:
         return prompt
     check_variables(prompt.variables, RENDER_OPTIONS)
     rendered = await llm.render(
-        prompt.messages,
+        prompt.turns(),
         tools=prompt.tools or None,
         continue_final_message=prompt.continues,
         **prompt.variables,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ....errors import CarryallError, ProviderRuntimeError
+from ....errors import CarryallError, PromptTooLongError, ProviderRuntimeError, UsageError
 from ....progress import Progress
 from ....providers.base import DeviceMemory
 from ....providers.placement import Placement
@@ -78,13 +78,18 @@ async def _warm_up(llm: AsyncLLM) -> None:
     """Generate 2 tokens: one step of a prompt, and one of a running request.
 
     Raises:
-        CarryallError: the model failed to run.
+        CarryallError: the model failed to run, or its KV memory is too small for any prompt.
     """
     params = SamplingParams(max_tokens=2, ignore_eos=True)
     try:
         async for output in llm.generate([0], params, cache_salt="warm-up"):
             if output.error is not None:
                 raise ProviderRuntimeError(f"the model failed in its warm-up: {output.error}")
+    except PromptTooLongError as error:  # of the warm-up's one token, which nobody gave
+        llm.shutdown()
+        raise UsageError(
+            "the KV memory is too small for a prompt of 1 token and its answer; raise kv_bytes (--kv-bytes)"
+        ) from error
     except CarryallError:
         llm.shutdown()
         raise

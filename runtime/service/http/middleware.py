@@ -14,6 +14,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ....errors import RateLimitError
+from ....options import shown
 from ..access.api_keys import ApiKeys
 from ..access.policy import Policy
 from ..core.caller import CALLER
@@ -109,13 +110,15 @@ class Callers:
     def _check_origin(self, headers: Headers) -> None:
         host = headers.get("host", "")
         if self._loopback and not _is_loopback(_without_port(host)):
-            told = f"the service listens on a loopback address and refuses the host {host!r}; see --host"
+            told = f"the service listens on a loopback address and refuses the host {shown(host)}; see --host"
             raise HTTPException(403, told)
         origin = headers.get("origin")
         if origin is None or origin in self._origins or "*" in self._origins:
             return
         if origin.partition("://")[2] != host:
-            raise HTTPException(403, f"the origin {origin!r} is not allowed; allow it with --cors-origin")
+            raise HTTPException(
+                403, f"the origin {shown(origin)} is not allowed; allow it with --cors-origin"
+            )
 
 
 def _is_open(scope: Scope) -> bool:

@@ -18,15 +18,25 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from ....errors import ChatTemplateError, RequestError
+from ....options import shown
 from ..core.answer_parts import AnswerParts
+from ..core.chat import (
+    Conversation,
+    Message,
+    Text,
+    arguments_object,
+    converse,
+    objects,
+    read_message,
+    read_tools,
+)
 from ..core.deltas import collect, refuse_cancelled
 from ..core.handler import LLMHandler
-from ..core.messages import Choice, Conversation, Delta, Generation, GenerationRequest, Usage
+from ..core.messages import Choice, Delta, Generation, GenerationRequest, Usage
 from ..core.tool_choice import CallDelta
 from .errors import described, plain_error
-from .openai.chat import read_turn
 from .openai.embeddings import cut_vectors, read_embeddings
-from .openai.reading import bool_field, generation_request, objects_field, read_json, text_field
+from .openai.reading import bool_field, generation_request, text_field
 from .service import HttpService, json_response, service_of
 from .sse import streamed, while_connected
 
@@ -46,16 +56,13 @@ async def chat(request: Request) -> Response:
     service = service_of(request)
     body, headers = await service.known_body(request, _CHAT)
     handler = _llm(service, request, body)
-    turns = [read_turn(_turn(one)) for one in objects_field("messages", body.get("messages") or [])]
-    if not turns:
+    messages = [read_message(message) for message in objects("messages", body.get("messages") or [])]
+    if not messages:
         return json_response({**_frame(handler), **_message({}), "done": True, "done_reason": "load"})
-    tools = objects_field("tools", body.get("tools") or [])
-    last = turns[-1]
-    # Such a message is the beginning of the answer.
-    continues = last["role"] == "assistant" and bool(last["content"]) and "tool_calls" not in last
-    talk = Conversation(turns, tools, _variables(body), continues=continues)
+    tools = read_tools(body.get("tools") or [])
+    talk = converse(messages, {}, tools=tools, variables=_variables(body), continues=None)
     asked = _asked(talk, handler, body)
-    return await _answer(request, handler, service.admission.admitted(asked), body, headers, chat_form=True)
+    return await _answer(request, handler, service.admitted(asked, headers), body, headers, chat_form=True)
 
 
 async def generate(request: Request) -> Response:
@@ -66,18 +73,19 @@ async def generate(request: Request) -> Response:
     service = service_of(request)
     body, headers = await service.known_body(request, _GENERATE)
     handler = _llm(service, request, body)
-    for name in ("suffix", "images", "template"):
+    for name in ("suffix", "template"):
         if body.get(name):
             raise RequestError(f"'{name}' is not supported")
     prompt = text_field("prompt", body.get("prompt")) or ""
     if not prompt:
         return json_response({**_frame(handler), "response": "", "done": True, "done_reason": "load"})
     system = text_field("system", body.get("system"))
-    turns = [{"role": "system", "content": system}] if system else []
-    conversation = Conversation([*turns, {"role": "user", "content": prompt}], [], _variables(body))
+    messages = [Message("system", (Text(system),))] if system else []
+    user = read_message({"role": "user", "content": prompt, "images": body.get("images")})
+    conversation = converse([*messages, user], {}, variables=_variables(body))
     raw = bool_field("raw", body.get("raw") or False) or not await _has_template(handler, conversation)
     asked = _asked(prompt if raw else conversation, handler, body)
-    return await _answer(request, handler, service.admission.admitted(asked), body, headers, chat_form=False)
+    return await _answer(request, handler, service.admitted(asked, headers), body, headers, chat_form=False)
 
 
 async def _has_template(handler: LLMHandler, conversation: Conversation) -> bool:
@@ -96,15 +104,6 @@ def _own_name(name: Any) -> Any:
     return name.removesuffix(":latest") if isinstance(name, str) else name
 
 
-def _turn(turn: Json) -> Json:
-    if turn.get("images"):
-        raise RequestError("'images' are not supported")
-    given = {name: value for name, value in turn.items() if name not in ("images", "thinking", "tool_name")}
-    if isinstance(turn.get("tool_name"), str):
-        given["name"] = turn["tool_name"]
-    return given
-
-
 def _variables(body: Mapping[str, Any]) -> Json:
     think = body.get("think")
     if isinstance(think, str):
@@ -115,7 +114,7 @@ def _variables(body: Mapping[str, Any]) -> Json:
 def _asked(prompt: str | Conversation, handler: LLMHandler, body: Mapping[str, Any]) -> GenerationRequest:
     given = body.get("options") or {}
     if not isinstance(given, dict):
-        raise RequestError(f"'options' must be an object, not {given!r}")
+        raise RequestError(f"'options' must be an object, not {shown(given)}")
     options: Json = {"max_tokens": None, **handler.model.defaults}
     options |= {name: given[name] for name in _SAME if given.get(name) is not None}
     options |= {ours: given[theirs] for theirs, ours in _OPTIONS.items() if given.get(theirs) is not None}
@@ -131,7 +130,7 @@ def _asked(prompt: str | Conversation, handler: LLMHandler, body: Mapping[str, A
     elif isinstance(form, dict):
         options["structured_output"] = {"json_schema": form}
     elif form not in (None, ""):
-        raise RequestError(f"'format' must be \"json\" or a JSON schema, not {form!r}")
+        raise RequestError(f"'format' must be \"json\" or a JSON schema, not {shown(form)}")
     return generation_request(prompt, options)
 
 
@@ -155,7 +154,13 @@ async def _answer(
         return _line(plain_error(*described(error)))
 
     media = "application/x-ndjson"
-    return streamed(request, pieces(), headers=headers, media_type=media, late_error=late)
+
+    def ping() -> bytes:
+        """Return a line without news, since clients read every line as JSON."""
+        empty = _message({}) if chat_form else {"response": ""}
+        return _line({**_frame(handler), **empty, "done": False})
+
+    return streamed(request, pieces(), headers=headers, media_type=media, late_error=late, ping=ping)
 
 
 def _line(document: Json) -> bytes:
@@ -237,11 +242,7 @@ def _whole(handler: LLMHandler, result: Generation, start: int, *, chat_form: bo
 
 def _call(name: str, arguments: str) -> Json:
     """Return a tool call. Arguments that are not JSON become ``{"arguments": text}``."""
-    try:
-        value = read_json(arguments or "{}", "arguments")
-    except RequestError:
-        value = {"arguments": arguments}
-    return {"function": {"name": name, "arguments": value}}
+    return {"function": {"name": name, "arguments": arguments_object(arguments)}}
 
 
 def _end(reason: str | None, usage: Usage, start: int) -> Json:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from carryall.errors import ProviderRuntimeError
+from carryall.errors import ProviderRuntimeError, UsageError
 from carryall.runtime.api.async_llm import AsyncLLM
 from carryall.runtime.service.core.served_model import load_served_model
 
@@ -40,3 +40,8 @@ def test_a_model_that_cannot_run_is_not_served(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(ProviderRuntimeError, match="on fire"):
         load_served_model("demo", provider="null", warm_up=True)
     assert len(closed) == 1
+
+
+def test_too_little_kv_memory_is_told_as_such_and_not_as_a_prompt() -> None:
+    with pytest.raises(UsageError, match=r"KV memory is too small .*raise kv_bytes"):
+        load_served_model("demo", provider="null", warm_up=True, kv_bytes=1)

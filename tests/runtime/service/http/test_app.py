@@ -158,7 +158,11 @@ def test_a_failing_model_is_an_error_of_the_server(stream: bool) -> None:
 
     async def scenario() -> None:
         async with null_llm(before_forward=fail) as llm, http_serving(llm) as served:
-            answer = await served.post("/v1/completions", prompt="x", stream=stream)
+            if stream:  # it began when the request was queued
+                (failed,) = await served.events("/v1/completions", prompt="x", stream=True)
+                assert "on fire" in failed["error"]["message"]
+                return
+            answer = await served.post("/v1/completions", prompt="x")
             assert answer.status_code == 500
             assert "on fire" in answer.json()["error"]["message"]
 

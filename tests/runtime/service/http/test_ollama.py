@@ -16,7 +16,8 @@ from null_llm import null_llm
 
 from carryall.runtime.api.async_llm import AsyncLLM
 from carryall.runtime.api.text_encoder import TextEncoder
-from carryall.runtime.service.core.messages import Conversation, Delta, GenerationRequest, Usage
+from carryall.runtime.service.core.chat import Conversation
+from carryall.runtime.service.core.messages import Delta, GenerationRequest, Usage
 from carryall.runtime.service.core.model_entry import ModelLoader
 from carryall.runtime.service.core.repository import ModelRepository
 from carryall.runtime.service.http import ollama
@@ -129,7 +130,7 @@ def test_vectors_are_cut_to_the_dimensions_that_are_asked_for(tmp_path: Path) ->
     ("path", "change", "status", "message"),
     [
         ("/api/chat", {"model": "other"}, 404, "there are: toy"),
-        ("/api/chat", {"messages": [{"role": "user", "content": "x", "images": ["a"]}]}, 400, "'images'"),
+        ("/api/chat", {"messages": [{"role": "user", "content": "x", "images": ["a"]}]}, 400, "not base64"),
         ("/api/chat", {"format": "xml"}, 400, "'format' must be"),
         ("/api/chat", {"options": []}, 400, None),
         ("/api/chat", {"options": 3}, 400, "'options' must be"),
