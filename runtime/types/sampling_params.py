@@ -16,6 +16,7 @@ from ...options import Option, check_names, declared, option, shown
 from .structured_output import StructuredOutput
 
 MAX_LOGPROBS = 64
+_MAX_NUMBER = 1e6  # and not infinite, as JSON's 1e999
 MAX_SAMPLES = 256
 _MAX_COUNT = 2**31 - 1  # above any text length, and within int64
 _MAX_LOGIT = 1e30  # sums of a few such numbers are finite in float32
@@ -83,14 +84,14 @@ class SamplingParams:
         InvalidSamplingError: an option has a wrong type or is out of range.
     """
 
-    temperature: float = option(1.0, least=0, section=_TOKENS)
+    temperature: float = option(1.0, least=0, most=_MAX_NUMBER, section=_TOKENS)
     top_k: int = option(0, least=0, most=_MAX_COUNT, section=_TOKENS)
     top_p: float = option(1.0, above=0, most=1, section=_TOKENS)
     min_p: float = option(0.0, least=0, most=1, section=_TOKENS)
     typical_p: float = option(1.0, above=0, most=1, section=_TOKENS)
     mirostat: int = option(0, least=0, most=2, section=_TOKENS)
-    mirostat_tau: float = option(5.0, least=0, section=_TOKENS)
-    mirostat_eta: float = option(0.1, least=0, section=_TOKENS)
+    mirostat_tau: float = option(5.0, least=0, most=_MAX_NUMBER, section=_TOKENS)
+    mirostat_eta: float = option(0.1, least=0, most=_MAX_NUMBER, section=_TOKENS)
     xtc_probability: float = option(0.0, least=0, most=1, section=_TOKENS)
     xtc_threshold: float = option(0.1, above=0, most=1, section=_TOKENS)
     seed: int | None = option(None, least=0, section=_TOKENS)

@@ -51,7 +51,7 @@ def refuse_left_out(request: GenerationRequest, remedy: str = "remove it") -> Ge
         RequestError: a part of it is left out.
     """
     if request.left_out:
-        raise RequestError(f"what no model here can use: {', '.join(request.left_out)}; {remedy}")
+        raise RequestError(f"not supported here: {', '.join(request.left_out)}; {remedy}")
     return request
 
 

@@ -118,12 +118,6 @@ def _asked(prompt: str | Conversation, handler: LLMHandler, body: Mapping[str, A
     options: Json = {"max_tokens": None, **handler.model.defaults}
     options |= {name: given[name] for name in _SAME if given.get(name) is not None}
     options |= {ours: given[theirs] for theirs, ours in _OPTIONS.items() if given.get(theirs) is not None}
-    if isinstance(options["max_tokens"], int) and options["max_tokens"] < 0:  # -1 and -2: no limit
-        options["max_tokens"] = None
-    if isinstance(options.get("seed"), int) and options["seed"] < 0:
-        del options["seed"]
-    if isinstance(options.get("top_k"), int) and options["top_k"] < 0:
-        options["top_k"] = 0
     form = body.get("format")
     if form == "json":
         options["structured_output"] = {"json_object": True}

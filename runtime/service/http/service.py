@@ -111,7 +111,7 @@ def _list_ignored(headers: MutableMapping[str, str], names: Iterable[str]) -> No
 
 @functools.lru_cache(maxsize=256)  # bounded, since clients choose the names
 def _warn_once(name: str) -> None:
-    _log.warning("a request has %s, which no model here can use: it is left out", shown(name))
+    _log.warning("a request has %s, which is not supported here: it is left out", shown(name))
 
 
 def _model_name(given: Any) -> str | None:

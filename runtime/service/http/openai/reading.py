@@ -89,15 +89,42 @@ def generation_request(prompt: Prompt, options: Json) -> GenerationRequest:
     timeout = options.pop("timeout", None)
     if isinstance(timeout, bool) or not isinstance(timeout, int | float | None):
         raise RequestError(f"'timeout' must be a number of seconds, not {shown(timeout)}")
+    params = SamplingParams.from_dict(_without_minus_one(options))
+    left_out = prompt.left_out if isinstance(prompt, Conversation) else ()
     return GenerationRequest(
         prompt=prompt,
-        params=SamplingParams.from_dict(options),
+        params=params,
         priority=priority,
         cache_salt=salt,
         tenant=tenant,
         timeout=None if timeout is None else checked_timeout(timeout),
-        left_out=prompt.left_out if isinstance(prompt, Conversation) else (),
+        left_out=(*left_out, *_loosened(params)),
     )
+
+
+def _without_minus_one(options: Json) -> Json:
+    """Return the options without the values by which llama.cpp, vLLM, Ollama and LM Studio mean none."""
+    plain = {name: value for name, value in options.items() if type(value) is int and value < 0}
+    if "seed" in plain:
+        options["seed"] = None
+    if plain.get("top_k") == -1:
+        options["top_k"] = 0
+    if plain.get("max_tokens") in (-1, -2):  # without end, and as far as the context goes
+        options["max_tokens"] = None
+    return options
+
+
+def _loosened(params: SamplingParams) -> list[str]:
+    """Return the keywords of a JSON schema that no grammar can hold.
+
+    Raises:
+        InvalidSamplingError: the schema is not valid.
+    """
+    if params.structured_output is None or params.structured_output.json_schema is None:
+        return []
+    from ....text.json_schema import held_schema  # loads the library for grammars
+
+    return [f"schema.{name}" for name in held_schema(params.structured_output.key[1]).loosened]
 
 
 def text_field(name: str, value: Any) -> str | None:

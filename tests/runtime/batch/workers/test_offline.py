@@ -112,7 +112,7 @@ def test_lines_of_a_pipe_do_not_wait_for_a_window() -> None:
 @pytest.mark.parametrize(
     ("record", "code", "message"),
     [
-        ({"prompt": "x", "max_tokens": -1}, "invalid_request", "max_tokens"),
+        ({"prompt": "x", "max_tokens": -3}, "invalid_request", "max_tokens"),
         ({"prompt": "x", "top_q": 1}, "invalid_request", "did you mean"),
         ({"prompt": [999_999]}, "invalid_request", "outside the vocabulary"),
         ({"prompt": "x" * 5000}, "invalid_request", "the context holds 256"),

@@ -232,7 +232,7 @@ def test_log_probabilities_of_the_prompt() -> None:
         ),
         (
             pb.GenerateRequest(text="x", sampling={"temperature": float("nan")}),
-            "temperature must be a number of at least 0, not nan",
+            r"temperature must be a number of at least 0 and at most 1e\+06, not nan",
         ),
         (pb.GenerateRequest(text="x", sampling={"seed": 2**64 - 1}), "seed must be an integer of at least 0"),
         (pb.GenerateRequest(text="x", sampling={"others": {"tempo": "1"}}), "no option 'tempo'"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import re
 import threading
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from null_llm import null_llm
 from carryall.proto import generation_pb2
 from carryall.providers.base import Row
 from carryall.runtime.service.http import sse
+from carryall.runtime.service.telemetry.request_log import RequestLog
 
 IGNORED = "x-carryall-ignored-fields"
 SHELL: Any = {
@@ -355,5 +357,129 @@ def test_a_conversation_of_more_messages_than_tokens_is_refused_at_once() -> Non
             error = answer.json()["error"]
             assert error["code"] == "context_length_exceeded"
             assert "it has 60000 messages" in error["message"]
+
+    asyncio.run(scenario())
+
+
+UNIQUE: Any = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True, "maxItems": 1}}}
+SCHEMAS: list[Any] = [
+    (
+        "/v1/chat/completions",
+        {
+            "messages": USER,
+            "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": UNIQUE}},
+        },
+    ),
+    (
+        "/v1/responses",
+        {"input": "x", "text": {"format": {"type": "json_schema", "name": "x", "schema": UNIQUE}}},
+    ),
+    (
+        "/v1/messages",
+        {"messages": USER, "output_config": {"format": {"type": "json_schema", "schema": UNIQUE}}},
+    ),
+    (
+        "/v1/messages",
+        {
+            "messages": USER,
+            "tools": [{"name": "f", "input_schema": UNIQUE}],
+            "tool_choice": {"type": "any"},
+        },
+    ),
+    ("/api/chat", {"messages": USER, "format": UNIQUE, "stream": False, "options": {"num_predict": 3}}),
+]
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize(("path", "body"), SCHEMAS)
+def test_keywords_that_no_grammar_holds_are_named(path: str, body: dict[str, Any], strict: bool) -> None:
+    async def scenario() -> None:
+        async with null_llm() as llm, http_serving(llm, strict=strict) as served:
+            limit = {"/v1/responses": "max_output_tokens", "/api/chat": None}.get(path, "max_tokens")
+            answer = await served.post(path, model="toy", **body, **({limit: 3} if limit else {}))
+            if strict:
+                assert answer.status_code == 400
+                assert "schema.uniqueItems" in answer.text
+            else:
+                assert answer.status_code == 200, answer.text
+                assert answer.headers[IGNORED] == "schema.uniqueItems"
+
+    asyncio.run(scenario())
+
+
+def test_models_have_anthropic_s_shape_for_its_client() -> None:
+    from anthropic import AsyncAnthropic
+
+    async def scenario() -> None:
+        async with null_llm() as llm, http_serving(llm) as served:
+            client = AsyncAnthropic(base_url=served.url, api_key="none", max_retries=0)
+            served.closing.push_async_callback(client.close)
+            page = await client.models.list()
+            assert [(model.id, model.type, model.display_name) for model in page.data] == [
+                ("toy", "model", "toy")
+            ]
+            assert (page.has_more, page.first_id, page.last_id) == (False, "toy", "toy")
+            one = await client.models.retrieve("toy")
+            assert (one.id, one.created_at.tzinfo is not None) == ("toy", True)
+            assert (await served.openai().models.list()).data[0].object == "model"
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    "options", [{"seed": -1}, {"max_tokens": -1}, {"top_k": -1}, {"seed": -7, "top_k": -1}]
+)
+def test_minus_one_means_none(options: dict[str, Any]) -> None:
+    async def scenario() -> None:
+        async with null_llm() as llm, http_serving(llm) as served:
+            body = {"stop": ["e"], "max_tokens": 20, **options}
+            answer = await served.post("/v1/chat/completions", model="toy", messages=USER, **body)
+            assert answer.status_code == 200, answer.text
+            answer = await served.post("/v1/completions", model="toy", prompt="x", **body)
+            assert answer.status_code == 200, answer.text
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "told"),
+    [
+        ("/v1/chat/completions", '"temperature": 1e999', "not inf"),
+        ("/v1/chat/completions", '"max_tokens": -3', "max_tokens"),
+        ("/v1/messages", '"max_tokens": 1, "system": 5', "system"),
+    ],
+)
+def test_values_that_mean_nothing_are_errors(path: str, body: str, told: str) -> None:
+    async def scenario() -> None:
+        async with null_llm() as llm, http_serving(llm) as served:
+            answer = await served.client.post(path, content=f'{{"messages": {json.dumps(USER)}, {body}}}')
+            assert answer.status_code == 400
+            assert told in answer.json()["error"]["message"]
+
+    asyncio.run(scenario())
+
+
+def test_a_request_that_is_left_is_logged_with_its_prompt(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    may_run = threading.Event()
+
+    def before_forward(rows: Sequence[Row]) -> None:
+        assert may_run.wait(30)
+
+    async def scenario() -> None:
+        async with null_llm(before_forward=before_forward) as llm, http_serving(llm) as served:
+            served.models.observers.add(RequestLog(content=False))
+            try:
+                body = {"model": "toy", "messages": USER, "stream": True}
+                async with served.client.stream("POST", "/v1/chat/completions", json=body) as answer:
+                    assert answer.status_code == 200
+                async with asyncio.timeout(10):
+                    while not (lines := [r for r in caplog.records if r.name.endswith("request_log")]):
+                        await asyncio.sleep(0.01)
+            finally:
+                may_run.set()
+            fields = vars(lines[0])["fields"]
+            count = len(llm.encode("[user]x", add_special_tokens=False))
+            assert (fields["prompt_tokens"], fields["finish_reason"]) == (count, "abort")
 
     asyncio.run(scenario())
