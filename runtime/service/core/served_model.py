@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.metadata
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +20,8 @@ from ...models.config import ModelConfig
 from ...models.loading import load_for_engine
 from ...types.sampling_params import SamplingParams
 from .messages import ModelInfo
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +74,12 @@ def load_served_model(
         raise
     if warm_up:
         asyncio.run(_warm_up(llm))
-    return ServedModel(llm, info, loaded.defaults.sampling, loaded.fallbacks, loaded.device_memory)
+    if not loaded.defaults.says_how:
+        options = ", ".join(f"{option} {value}" for option, value in loaded.defaults.served.items())
+        _log.info(
+            "the model %a says nothing of sampling; requests that do not either: %s", info.model, options
+        )
+    return ServedModel(llm, info, loaded.defaults.served, loaded.fallbacks, loaded.device_memory)
 
 
 async def _warm_up(llm: AsyncLLM) -> None:

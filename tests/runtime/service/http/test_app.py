@@ -270,6 +270,30 @@ def test_pages_of_other_origins_are_refused(
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("host.docker.internal:8000", 200),
+        ("mac.local", 200),
+        ("Models.LOCALHOST.", 200),
+        ("localhost:1", 200),
+        ("[::1]:8000", 200),
+        ("internal", 403),
+        ("host.docker.internal.evil.example", 403),
+        ("notlocal", 403),
+    ],
+)
+def test_names_that_no_one_can_own_reach_a_loopback_address(host: str, status: int) -> None:
+    async def scenario() -> None:
+        async with null_llm() as llm, http_serving(llm) as served:
+            answer = await served.client.get("/v1/models", headers={"Host": host})
+            assert answer.status_code == status
+            if status == 403:
+                assert "call it as localhost or by a name in .local" in answer.json()["error"]["message"]
+
+    asyncio.run(scenario())
+
+
 def test_the_page_of_the_service_itself_is_welcome() -> None:
     async def scenario() -> None:
         async with null_llm() as llm, http_serving(llm) as served:
