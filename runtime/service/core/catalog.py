@@ -50,6 +50,7 @@ class Catalog:
                 only=len(versions) == 1,
                 loras=entry.loras,
                 evicted=entry.evicted,
+                summary=entry.model.summary if entry.model is not None else (lambda: None),
             )
             for versions in self.versions.values()
             for entry in versions

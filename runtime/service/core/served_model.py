@@ -18,6 +18,7 @@ from ...api.async_llm import AsyncLLM
 from ...engine.engine import EngineConfig
 from ...models.config import ModelConfig
 from ...models.loading import load_for_engine
+from ...models.model_source import ModelSummary
 from ...types.sampling_params import SamplingParams
 from .messages import ModelInfo
 
@@ -33,6 +34,7 @@ class ServedModel:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     fallbacks: Sequence[Placement] = ()  # see ``LoadedModel``
     device_memory: Callable[[], list[DeviceMemory]] = list  # see ``LoadedModel``
+    summary: Callable[[], ModelSummary | None] = lambda: None  # see ``LoadedModel``
 
 
 def load_served_model(
@@ -79,7 +81,9 @@ def load_served_model(
         _log.info(
             "the model %a says nothing of sampling; requests that do not either: %s", info.model, options
         )
-    return ServedModel(llm, info, loaded.defaults.served, loaded.fallbacks, loaded.device_memory)
+    return ServedModel(
+        llm, info, loaded.defaults.served, loaded.fallbacks, loaded.device_memory, loaded.summary
+    )
 
 
 async def _warm_up(llm: AsyncLLM) -> None:
