@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence, Sized
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, cast
 
-from ...errors import InvalidSamplingError, PromptTooLongError, RequestError, UsageError
+from ...errors import ChatTemplateError, InvalidSamplingError, PromptTooLongError, RequestError, UsageError
 from ...options import shown
 from ..engine.adapters import AdapterSet
 from ..engine.requests.request import Grammar, Request
@@ -191,9 +191,10 @@ class RequestFactory:
             self._reader.check_messages(len(messages))
         most = self._reader.most_bytes
         told, offered, given, mark = self._marked(messages, tools, variables)
-        try:
-            rendered = template.render(
-                told,
+
+        def render(turns: Sequence[Message]) -> str:
+            return template.render(
+                turns,
                 tools=offered,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
@@ -201,6 +202,15 @@ class RequestFactory:
                 max_size=most,
                 **given,
             )
+
+        try:
+            try:
+                rendered = render(told)
+            except ChatTemplateError:
+                # Arguments that are no JSON are texts, and some templates read only objects.
+                if (retold := _with_object_arguments(told)) is None:
+                    raise
+                rendered = render(retold)
         except PromptTooLongError:
             self._reader.check_bytes(most + 1)
             raise
@@ -279,6 +289,30 @@ class RequestFactory:
 # Names that template variables of a request must not have: parameters of the rendering functions.
 _RENDERING = frozenset(inspect.signature(ChatTemplate.render).parameters)
 RENDER_OPTIONS = _RENDERING | frozenset(inspect.signature(RequestFactory.chat_prompt).parameters)
+
+
+def _with_object_arguments(messages: Sequence[Any]) -> list[Any] | None:
+    """Return messages whose arguments of tool calls are objects, also those that are texts.
+
+    None if no arguments are texts.
+    """
+    changed = False
+
+    def told(call: Any) -> Any:
+        nonlocal changed
+        function = call.get("function") if isinstance(call, Mapping) else None
+        if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
+            return call
+        changed = True
+        return {**call, "function": {**function, "arguments": {"arguments": function["arguments"]}}}
+
+    retold = [
+        {**message, "tool_calls": [told(call) for call in message["tool_calls"]]}
+        if isinstance(message, Mapping) and isinstance(message.get("tool_calls"), list)
+        else message
+        for message in messages
+    ]
+    return retold if changed else None
 
 
 # Arguments are checked here, in the caller's thread, and not in the engine's.

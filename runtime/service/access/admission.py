@@ -6,8 +6,8 @@ import dataclasses
 
 from ....errors import AccessError, InvalidSamplingError, UnknownModelError
 from ...types.sampling_params import SamplingParams
-from ..core.adapted import AdaptedHandler
 from ..core.caller import CALLER
+from ..core.catalog import Named
 from ..core.encoder import EncoderHandler
 from ..core.handler import LLMHandler
 from ..core.messages import GenerationRequest
@@ -75,17 +75,16 @@ class Admission:
             UnknownModelError: there is no model of that name, or the caller may not use it; or the model has
                 no such adapter.
         """
-        handler = self._models.llm(*self._allowed(name, version))
+        named = self._allowed(name, version)
         if adapter is None:
-            if name is None or self._models.base_of(name) is None:
-                return handler
-            adapter = name
-        elif adapter not in (loras := handler.model.llm.loras):
+            return self._models.handler(named)
+        handler = self._models.handler(dataclasses.replace(named, adapter=None))
+        if adapter not in (loras := handler.model.llm.loras):
             names = ", ".join(loras) or "none"
             raise UnknownModelError(
                 f"the model '{handler.name}' has no LoRA adapter '{adapter}'; there are: {names}"
             )
-        return AdaptedHandler(handler, adapter)
+        return handler.adapted(adapter)
 
     def embedder(self, name: str | None = None) -> LLMHandler | EncoderHandler:
         """Return the handler of a model that makes embeddings; see ``ModelRepository.embedder``.
@@ -93,23 +92,20 @@ class Admission:
         Raises:
             UnknownModelError: there is no model of that name, or the caller may not use it.
         """
-        own, version = self._allowed(name, "")
-        if name is not None and self._models.base_of(name) is not None:
-            return AdaptedHandler(self._models.llm(own, version), name)
-        return self._models.embedder(f"{own}:{version}" if version else own)
+        return self._models.embedder(self._allowed(name, ""))
 
-    def _allowed(self, name: str | None, version: str) -> tuple[str, str]:
-        """Return the own name and the version of a model that the caller may use."""
+    def _allowed(self, name: str | None, version: str) -> Named:
+        """Return what a request names, if the caller may use it."""
         try:
-            own, version = self._models.resolved(name, version)
+            named = self._models.find(name, version)
         except UnknownModelError:
             if not self.policy.config.any_model_name:
                 raise
-            own, version = self._models.resolved(None)
+            named = self._models.find(None)
         caller = CALLER.get()
-        if caller is not None and not caller.may_use(own):
+        if caller is not None and not caller.may_use(named.name):
             raise UnknownModelError(f"there is no model '{name or ''}' that this API key may use")
-        return own, version
+        return named
 
     def tensor(self, name: str, version: str = "") -> TensorModel:
         """Return a tensor model.
@@ -146,9 +142,7 @@ class Admission:
             AccessError: the caller's key has no ``admin`` right.
         """
         _check_admin()
-        own, version = self._allowed(base, "")
-        base = f"{own}:{version}" if version else own
-        await self._models.load_lora(name, folder, base=base, replace=replace)
+        await self._models.load_lora(name, folder, base=self._allowed(base, ""), replace=replace)
 
     def unload_lora(self, name: str) -> None:
         """Forget a LoRA adapter; see ``ModelRepository.unload_lora``.

@@ -4,10 +4,26 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from ....errors import RequestError, UnknownModelError
 from ....options import shown
 from .model_entry import Entry, ModelStatus
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """What a name in a request means.
+
+    Args:
+        name: the own name of the model.
+        versions: the versions that may answer, the newest last.
+        adapter: the LoRA adapter that is named; None is the model itself.
+    """
+
+    name: str
+    versions: Sequence[Entry]
+    adapter: str | None = None
 
 
 class Catalog:
@@ -66,13 +82,12 @@ class Catalog:
             return None
         return next((entry for entry in self.entries if entry.state == "ready" and name in entry.loras), None)
 
-    def resolved(self, name: str | None, version: str = "") -> tuple[str, str]:
-        """Return the own name and the version of what a request names; the version may be empty.
-
-        For the name of a LoRA adapter, these are name and version of its base model.
+    def find(self, name: str | None, version: str = "") -> Named:
+        """Return what a request names.
 
         Args:
-            name: a name, an alias, or one of these with ``:VERSION``; None or an empty text is the default.
+            name: a name, an alias, a LoRA adapter, or one of these with ``:VERSION``; None or an empty text
+                is the default.
             version: a version, as text; empty names none.
 
         Raises:
@@ -82,7 +97,7 @@ class Catalog:
         wanted = name or self._default
         base = self.base_of(wanted)
         if base is not None:
-            return base.name, base.version
+            return Named(base.name, [base], wanted)
         names = ", ".join([*self.versions, *self.adapters]) or "none"
         if wanted is None:
             raise RequestError(f"the request names no model; there are: {names}")
@@ -94,11 +109,12 @@ class Catalog:
             own = self._in_another_case(own)
         if own not in self.versions:
             raise UnknownModelError(f"there is no model {shown(wanted)}; there are: {names}")
-        versions = [entry.version for entry in self.versions[own]]
-        if version and version not in versions:
+        entries = [entry for entry in self.versions[own] if version in ("", entry.version)]
+        if not entries:
+            versions = [entry.version for entry in self.versions[own]]
             served = f"versions {', '.join(versions)} are" if versions[1:] else f"version {versions[0]} is"
             raise UnknownModelError(f"there is no version {version} of '{own}'; {served} served")
-        return own, version
+        return Named(own, entries)
 
     def _in_another_case(self, name: str) -> str:
         """Return the model or alias that differs from a name in case only; the name if there is not one."""
@@ -106,21 +122,12 @@ class Catalog:
         same = [other for other in known if other.casefold() == name.casefold()]
         return self._aliases.get(same[0], same[0]) if len(same) == 1 else name
 
-    def named(self, name: str | None, version: str = "") -> list[Entry]:
-        """Return the versions that a request may mean; see ``resolved``."""
-        own, version = self.resolved(name, version)
-        return [entry for entry in self.versions[own] if version in ("", entry.version)]
-
-    def drawn(self, name: str | None, version: str = "") -> Entry:
+    def drawn(self, named: Named) -> Entry:
         """Return the version that answers a request, by weight among those that are ready.
 
         A version that was unloaded to free memory counts as ready. Without a ready one, it is the newest.
-
-        Raises:
-            UnknownModelError: there is no model of that name and version.
-            RequestError: no name is given, and there is no default.
         """
-        versions = self.named(name, version)
+        versions = named.versions
         ready = [entry for entry in versions if entry.state == "ready" or entry.evicted]
         weighted = [entry for entry in ready if entry.loader.weight > 0]
         weights = [entry.loader.weight for entry in weighted] or None

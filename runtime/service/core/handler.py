@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import dataclasses
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 
 from ....errors import (
     EngineClosedError,
@@ -37,6 +39,32 @@ CUT_OFF = "the service was shut down before the request was finished; retry else
 _ERROR_SECONDS = 0.5
 
 
+@dataclass(slots=True)
+class _Requests:
+    """The requests of one loaded model.
+
+    Attributes:
+        model: None while it loads.
+        refusal: why requests are refused; None accepts them.
+        mean_seconds: mean duration of a request, queueing included.
+        active: the number of requests in progress.
+        last_ended: when the latest one ended, in seconds of ``time.monotonic``.
+        streams: those that generate, with the name of the API key.
+        idle: set while none is in progress.
+    """
+
+    model: ServedModel | None = None
+    refusal: str | None = LOADING
+    mean_seconds: float = 1.0
+    active: int = 0
+    last_ended: float = 0.0
+    streams: dict[RequestStream, str | None] = field(default_factory=dict)
+    idle: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self.idle.set()
+
+
 class LLMHandler:
     """Serves requests with one engine, from `ready` until `drain`. Use it in one event loop only.
 
@@ -45,7 +73,7 @@ class LLMHandler:
         observers: observes the requests.
 
     Attributes:
-        last_ended: when the latest request ended, in seconds of ``time.monotonic``.
+        lora: the LoRA adapter of its requests; None is the base model.
     """
 
     def __init__(
@@ -53,32 +81,35 @@ class LLMHandler:
         on_engine_lost: Callable[[], None] = lambda: None,
         observers: Observer | None = None,
     ) -> None:
-        self._model: ServedModel | None = None
-        self._refusal: str | None = LOADING
+        self.lora: str | None = None
+        self._requests = _Requests()
         self._on_engine_lost = on_engine_lost
         self._observers = observers
-        self._mean_seconds = 1.0  # mean duration of a request, queueing included
-        self._active = 0
-        self.last_ended = 0.0
-        self._streams: dict[RequestStream, str | None] = {}  # with the name of the API key
-        self._idle = asyncio.Event()
-        self._idle.set()
+
+    def adapted(self, lora: str) -> LLMHandler:
+        """Return a view that answers with a LoRA adapter, under its name; both count the same requests."""
+        view = copy.copy(self)
+        view.lora = lora
+        return view
 
     def ready(self, model: ServedModel) -> None:
         """Accept requests from now on."""
-        self._model = model
-        self._refusal = None
+        self._requests.model = model
+        self._requests.refusal = None
 
     @property
     def model(self) -> ServedModel:
-        """Return the model that is served.
+        """Return the model that is served; with an adapter, under the adapter's name.
 
         Raises:
             ServiceUnavailableError: the model is still loading.
         """
-        if self._model is None:
+        model = self._requests.model
+        if model is None:
             raise ServiceUnavailableError(LOADING)
-        return self._model
+        if self.lora is None:
+            return model
+        return dataclasses.replace(model, info=dataclasses.replace(model.info, model=self.lora))
 
     @property
     def name(self) -> str:
@@ -88,7 +119,12 @@ class LLMHandler:
     @property
     def active(self) -> int:
         """Return the number of requests in progress."""
-        return self._active
+        return self._requests.active
+
+    @property
+    def last_ended(self) -> float:
+        """Return when the latest request ended, in seconds of ``time.monotonic``."""
+        return self._requests.last_ended
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Delta, None]:
         """Yield the continuation as it grows. Closing the generator cancels the request.
@@ -110,9 +146,9 @@ class LLMHandler:
                 request.cache_salt,
                 request.tenant,
                 request.timeout,
-                request.lora,
+                self.lora or request.lora,
             )
-            self._streams[stream] = caller_name()
+            self._requests.streams[stream] = caller_name()
             tracker, start = DeltaTracker(), time.monotonic()
             observer = self._observers.begin(self.model.info.model, request) if self._observers else None
             failure: BaseException | None = None
@@ -136,17 +172,17 @@ class LLMHandler:
                         if observer is not None:
                             observer.delta(delta, output.metrics)
                         yield delta
-                self._mean_seconds += (time.monotonic() - start - self._mean_seconds) / 8
+                self._requests.mean_seconds += (time.monotonic() - start - self._requests.mean_seconds) / 8
             except QueueFullError as error:
                 stats = llm.stats()
-                error.retry_after = self._mean_seconds * stats.waiting / max(1, stats.slots)
+                error.retry_after = self._requests.mean_seconds * stats.waiting / max(1, stats.slots)
                 observer = None  # the engine did not accept the request
                 raise
             except BaseException as error:
                 failure = error
                 raise
             finally:
-                self._streams.pop(stream, None)
+                self._requests.streams.pop(stream, None)
                 stream.cancel()
                 if observer is not None:
                     observer.ended(failure)
@@ -190,6 +226,7 @@ class LLMHandler:
             UnsupportedTaskError: the model cannot compute embeddings.
             ServiceUnavailableError: see ``generate``.
         """
+        self._refuse_adapter("embeddings")
         with self._in_progress() as llm:
             check_tokens()
             tokens = [await llm.token_ids(prompt) for prompt in prompts]
@@ -206,6 +243,7 @@ class LLMHandler:
         self, texts: str | Sequence[str], continuations: str | Sequence[str]
     ) -> list[ContinuationScore]:
         """Return the log-probability of each continuation; see ``LLM.score``."""
+        self._refuse_adapter("scores")
         with self._in_progress() as llm:
             await _spend_on(llm, texts, continuations)
             return await llm.score(texts, continuations)
@@ -219,13 +257,14 @@ class LLMHandler:
         answers: Sequence[str] = ("yes", "no"),
     ) -> list[float]:
         """Return the probability that each document answers the query; see ``LLM.rerank``."""
+        self._refuse_adapter("reranking")
         with self._in_progress() as llm:
             await _spend_on(llm, [query] * len(documents), documents)
             return await llm.rerank(query, documents, instruction=instruction, answers=answers)
 
     def abort(self, request_id: str) -> None:
         """Cancel a request of the same caller; its last delta has finish_reason "cancelled"."""
-        for stream, owner in self._streams.items():
+        for stream, owner in self._requests.streams.items():
             if stream.group.request_id == request_id and owner == caller_name():
                 self.model.llm.abort(request_id)
 
@@ -243,33 +282,46 @@ class LLMHandler:
         Returns:
             Whether all requests ended within ``grace_seconds``.
         """
-        self._refusal = STOPPING
+        self._requests.refusal = STOPPING
         try:
-            await asyncio.wait_for(self._idle.wait(), grace_seconds)
+            await asyncio.wait_for(self._requests.idle.wait(), grace_seconds)
         except TimeoutError:
-            for stream in self._streams:
+            for stream in self._requests.streams:
                 stream.fail(ServiceUnavailableError(CUT_OFF))
             with suppress(TimeoutError):  # time for clients to read the errors
-                await asyncio.wait_for(self._idle.wait(), _ERROR_SECONDS)
+                await asyncio.wait_for(self._requests.idle.wait(), _ERROR_SECONDS)
             return False
         return True
 
+    def _refuse_adapter(self, what: str) -> None:
+        """Check that no adapter is asked for what only a base model has.
+
+        Raises:
+            UnsupportedTaskError: one is.
+        """
+        if self.lora is not None:
+            model = self._requests.model
+            base = "" if model is None else f" '{model.info.model}'"
+            raise UnsupportedTaskError(
+                f"'{self.lora}' is a LoRA adapter, which has no {what}; name its base model{base}"
+            )
+
     @contextmanager
     def _in_progress(self) -> Iterator[AsyncLLM]:
-        if self._refusal is not None:
-            raise ServiceUnavailableError(self._refusal)
-        self._active += 1
-        self._idle.clear()
+        if self._requests.refusal is not None:
+            raise ServiceUnavailableError(self._requests.refusal)
+        self._requests.active += 1
+        self._requests.idle.clear()
         try:
             yield self.model.llm
         except EngineClosedError:
             self._on_engine_lost()
             raise
         finally:
-            self._active -= 1
-            self.last_ended = time.monotonic()
-            if not self._active:
-                self._idle.set()
+            self._requests.active -= 1
+            self._requests.last_ended = time.monotonic()
+            if not self._requests.active:
+                self._requests.idle.set()
 
 
 def _opening(stream: RequestStream) -> Delta:

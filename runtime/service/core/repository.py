@@ -15,7 +15,7 @@ from ....errors import (
     UnknownModelError,
     UnsupportedTaskError,
 )
-from .catalog import Catalog
+from .catalog import Catalog, Named
 from .encoder import EncoderHandler
 from .handler import LLMHandler
 from .model_entry import Entry, ModelKind, ModelLoader, ModelStatus
@@ -95,22 +95,21 @@ class ModelRepository:
         return self._catalog.base_of(name)
 
     async def load_lora(
-        self, name: str, folder: str, *, base: str | None = None, replace: bool = False
+        self, name: str, folder: str, *, base: Named | None = None, replace: bool = False
     ) -> None:
         """Load a LoRA adapter of a model.
 
         Args:
             name: the name in requests.
             folder: the adapter's folder on this machine.
-            base: the name of the model; None is the default model.
+            base: the model; None is the default model.
             replace: replace an adapter of this name.
 
         Raises:
-            UnknownModelError: there is no model ``base``.
             RequestError: the name is in use, or the adapter's files are damaged or do not fit.
             UsageError: the adapter cannot be loaded; see ``AdapterSet.load``.
         """
-        handler, other = self.llm(base), self.base_of(name)
+        handler, other = self.handler(base or self.find(None)), self.base_of(name)
         llm = handler.model.llm
         taken = other is not None and (other.model is None or other.model.llm is not llm)
         if taken or self._catalog.is_model(name):
@@ -132,34 +131,34 @@ class ModelRepository:
             raise UnknownModelError(f"there is no LoRA adapter '{name}'; there are: {names}")
         entry.model.llm.unload_lora(name)
 
-    def resolved(self, name: str | None, version: str = "") -> tuple[str, str]:
-        """Return the own name and the version of what a request names; see ``Catalog.resolved``."""
-        return self._catalog.resolved(name, version)
+    def find(self, name: str | None, version: str = "") -> Named:
+        """Return what a request names; see ``Catalog.find``."""
+        return self._catalog.find(name, version)
 
     def llm(self, name: str | None = None, version: str = "") -> LLMHandler:
-        """Return the handler of a language model's requests; see ``resolved`` for the arguments.
+        """Return the handler of what a request names; see ``find`` and ``handler``."""
+        return self.handler(self.find(name, version))
+
+    def handler(self, named: Named) -> LLMHandler:
+        """Return the handler of a language model's requests, with the adapter that is named.
 
         Raises:
-            UnknownModelError: there is no model of that name.
-            RequestError: no name is given, and there is no default.
             UnsupportedTaskError: it is not a language model.
             ServiceUnavailableError: the model is not loaded.
         """
-        entry = self._used(name, version)
+        entry = self._used(named)
         if entry.loader.kind != "llm":
             raise UnsupportedTaskError(f"the model '{entry.name}' is {_WHAT[entry.loader.kind]}")
-        return entry.handler
+        return entry.handler if named.adapter is None else entry.handler.adapted(named.adapter)
 
-    def embedder(self, name: str | None = None) -> LLMHandler | EncoderHandler:
-        """Return the handler of a model that makes embeddings and ranks documents; see ``llm``."""
-        entry = self._used(name, "")
-        if entry.loader.kind == "encoder":
-            if entry.encoder is None:
-                raise ServiceUnavailableError(f"the model '{entry.name}' is still loading; retry later")
-            return entry.encoder
-        if entry.loader.kind != "llm":
-            raise UnsupportedTaskError(f"the model '{entry.name}' is {_WHAT[entry.loader.kind]}")
-        return entry.handler
+    def embedder(self, named: Named) -> LLMHandler | EncoderHandler:
+        """Return the handler of a model that makes embeddings and ranks documents; see ``handler``."""
+        if named.versions[-1].loader.kind != "encoder":
+            return self.handler(named)
+        entry = self._used(named)
+        if entry.encoder is None:
+            raise ServiceUnavailableError(f"the model '{entry.name}' is still loading; retry later")
+        return entry.encoder
 
     def draw_version(self, name: str) -> str:
         """Return the version that answers a request which names none: by weight among those that are ready.
@@ -167,7 +166,7 @@ class ModelRepository:
         Raises:
             UnknownModelError: there is no model of that name.
         """
-        return self._catalog.drawn(name).version
+        return self._catalog.drawn(self.find(name)).version
 
     def tensor(self, name: str, version: str = "") -> TensorModel:
         """Return a tensor model.
@@ -177,13 +176,13 @@ class ModelRepository:
             UnsupportedTaskError: it is not a tensor model.
             ServiceUnavailableError: the model is not loaded.
         """
-        own, version = self.resolved(name, version)
-        kind = self._catalog.versions[own][-1].loader.kind
+        named = self.find(name, version)
+        kind = named.versions[-1].loader.kind
         if kind != "tensor":
-            raise UnsupportedTaskError(f"the model '{own}' is {_WHAT[kind]}")
-        entry = self._used(own, version)
+            raise UnsupportedTaskError(f"the model '{named.name}' is {_WHAT[kind]}")
+        entry = self._used(named)
         if entry.tensor is None:
-            raise ServiceUnavailableError(f"the model '{own}' is still loading; retry later")
+            raise ServiceUnavailableError(f"the model '{named.name}' is still loading; retry later")
         return entry.tensor
 
     async def load_all(self) -> None:
@@ -214,7 +213,7 @@ class ModelRepository:
             UnknownModelError: there is no model of that name.
             CarryallError: the model cannot be loaded; see ``load_model``.
         """
-        for entry in self._catalog.named(name, version):
+        for entry in self.find(name, version).versions:
             await entry.load()
 
     async def unload(self, name: str, version: str = "") -> bool:
@@ -226,7 +225,7 @@ class ModelRepository:
         Raises:
             UnknownModelError: there is no model of that name.
         """
-        drained = [await entry.unload(self._grace_seconds) for entry in self._catalog.named(name, version)]
+        drained = [await entry.unload(self._grace_seconds) for entry in self.find(name, version).versions]
         return all(drained)
 
     async def update(self, loaders: Mapping[str, Loaders]) -> None:
@@ -283,13 +282,13 @@ class ModelRepository:
         for entry in self.entries:
             entry.close()
 
-    def _used(self, name: str | None, version: str) -> Entry:
+    def _used(self, named: Named) -> Entry:
         """Return the version that a request uses; see the class.
 
         Raises:
             ServiceUnavailableError: it is not ready; a model that was evicted is loaded from now on.
         """
-        entry = self._catalog.drawn(name, version)
+        entry = self._catalog.drawn(named)
         if entry.evicted and entry.state in ("unloading", "unloaded"):
             if entry not in self._loading_again:
                 task = self._loading_again[entry] = asyncio.create_task(self._load_again(entry))

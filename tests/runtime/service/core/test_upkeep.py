@@ -22,7 +22,7 @@ from tiny_lora import write_adapter
 from carryall.errors import ServiceUnavailableError, UnknownModelError, UsageError
 from carryall.runtime.service.core import upkeep
 from carryall.runtime.service.core.messages import GenerationRequest
-from carryall.runtime.service.core.model_entry import ModelLoader
+from carryall.runtime.service.core.model_entry import Entry, ModelLoader
 from carryall.runtime.service.core.repository import ModelRepository
 from carryall.runtime.service.core.served_model import ServedModel
 from carryall.runtime.service.core.tensor_model import TensorModel
@@ -267,13 +267,13 @@ def test_a_model_that_is_being_unloaded_says_so_or_is_loaded_again() -> None:
         (entry,) = models.entries
         for evict, message in ((False, "'toy' is being unloaded; load it first"), (True, "loading again")):
             await models.load("toy")
-            running = asyncio.create_task(models.embedder("toy").embed(["x"]))
+            running = asyncio.create_task(models.embedder(models.find("toy")).embed(["x"]))
             await asyncio.to_thread(made[-1].began.wait, 10)
             unloading = asyncio.create_task(entry.unload(10, evict=evict))
             await asyncio.sleep(0)
             for _ in range(2):
                 with pytest.raises(ServiceUnavailableError, match=message):
-                    models.embedder("toy")
+                    models.embedder(models.find("toy"))
             made[-1].go_on.set()
             assert (await running).prompt_tokens == 1  # it was not cut
             assert await unloading
@@ -353,7 +353,7 @@ def test_an_unloaded_model_gives_its_memory_back() -> None:
     asyncio.run(scenario())
 
 
-def test_a_busy_model_and_the_last_one_stay(tmp_path: Path) -> None:
+def test_a_busy_model_and_the_last_one_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_sum(tmp_path / "a.onnx")
 
     async def scenario() -> None:
@@ -365,9 +365,9 @@ def test_a_busy_model_and_the_last_one_stay(tmp_path: Path) -> None:
             {name: ModelLoader(lambda: TensorModel(loaded.session), kind="tensor") for name in "xy"}
         )
         await models.load_all()
-        models.entries[0].handler._active = 1
-        assert not await models.evict_idle()
-        models.entries[0].handler._active = 0
+        with monkeypatch.context() as busy:
+            busy.setattr(Entry, "active", 1)
+            assert not await models.evict_idle()
         assert await models.evict_idle()
 
     asyncio.run(scenario())

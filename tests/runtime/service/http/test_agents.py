@@ -483,3 +483,31 @@ def test_a_request_that_is_left_is_logged_with_its_prompt(caplog: pytest.LogCapt
             assert (fields["prompt_tokens"], fields["finish_reason"]) == (count, "abort")
 
     asyncio.run(scenario())
+
+
+ITEMS = (
+    "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% for c in m.tool_calls or [] %}"
+    "{% for name, value in c.function.arguments.items() %}({{ name }}={{ value }}){% endfor %}"
+    "{% endfor %}{% endfor %}{{ tools or '' }}"
+)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"), [("", ""), ('{"a": 1}', "(a=1)"), ('{"a": "cut', '(arguments={"a": "cut)')]
+)
+def test_cut_arguments_do_not_end_a_conversation(arguments: str, told: str) -> None:
+    """Not even where the template reads objects only, as that of Qwen3-Coder."""
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    turns: Any = [
+        *USER,
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c", "content": "ok"},
+    ]
+
+    async def scenario() -> None:
+        async with null_llm(template=ITEMS) as llm, http_serving(llm) as served:
+            tokens = (await served.post("/tokenize", model="toy", messages=turns)).json()["tokens"]
+            text = f"[user]x[assistant]{told}[tool]ok"
+            assert tokens == llm.encode(text, add_special_tokens=False)
+
+    asyncio.run(scenario())

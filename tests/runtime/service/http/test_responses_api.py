@@ -30,7 +30,8 @@ TOOL: Any = {
 
 def test_a_response_is_what_the_engine_gives_whole_and_streamed() -> None:
     async def scenario() -> None:
-        async with null_llm(step_seconds=0.01) as llm, http_serving(llm) as served:
+        # Slower than the client, which reads the first events in the same loop.
+        async with null_llm(step_seconds=0.05) as llm, http_serving(llm) as served:
             client = served.openai()
             options: Any = {"model": "toy", "input": "Hi", "instructions": "S", "temperature": 0}
             options["max_output_tokens"] = 12

@@ -171,7 +171,9 @@ def test_a_client_that_vanishes_frees_its_slot() -> None:
             async with opened(served) as socket:
                 await socket.send(json.dumps({**ASK, "max_output_tokens": 3000, "ignore_eos": True}))
                 await socket.recv()
-                assert llm.stats().running == 1
+                async with asyncio.timeout(10):  # the first event tells that it is queued
+                    while not llm.stats().running:
+                        await asyncio.sleep(0.001)
             for _ in range(200):
                 if not llm.stats().running:
                     break
