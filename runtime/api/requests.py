@@ -190,27 +190,27 @@ class RequestFactory:
         if isinstance(messages, Sized):
             self._reader.check_messages(len(messages))
         most = self._reader.most_bytes
-        told, offered, given, mark = self._marked(messages, tools, variables)
+        marked_messages, marked_tools, marked_variables, mark = self._marked(messages, tools, variables)
 
         def render(turns: Sequence[Message]) -> str:
             return template.render(
                 turns,
-                tools=offered,
+                tools=marked_tools,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
                 template=chat_template,
                 max_size=most,
-                **given,
+                **marked_variables,
             )
 
         try:
             try:
-                rendered = render(told)
+                rendered = render(marked_messages)
             except ChatTemplateError:
                 # Arguments that are no JSON are texts, and some templates read only objects.
-                if (retold := _with_object_arguments(told)) is None:
+                if (with_objects := _with_object_arguments(marked_messages)) is None:
                     raise
-                rendered = render(retold)
+                rendered = render(with_objects)
         except PromptTooLongError:
             self._reader.check_bytes(most + 1)
             raise
@@ -298,7 +298,7 @@ def _with_object_arguments(messages: Sequence[Any]) -> list[Any] | None:
     """
     changed = False
 
-    def told(call: Any) -> Any:
+    def with_object(call: Any) -> Any:
         nonlocal changed
         function = call.get("function") if isinstance(call, Mapping) else None
         if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
@@ -306,13 +306,13 @@ def _with_object_arguments(messages: Sequence[Any]) -> list[Any] | None:
         changed = True
         return {**call, "function": {**function, "arguments": {"arguments": function["arguments"]}}}
 
-    retold = [
-        {**message, "tool_calls": [told(call) for call in message["tool_calls"]]}
+    rewritten = [
+        {**message, "tool_calls": [with_object(call) for call in message["tool_calls"]]}
         if isinstance(message, Mapping) and isinstance(message.get("tool_calls"), list)
         else message
         for message in messages
     ]
-    return retold if changed else None
+    return rewritten if changed else None
 
 
 # Arguments are checked here, in the caller's thread, and not in the engine's.

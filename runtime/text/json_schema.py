@@ -84,7 +84,7 @@ def _extended(schema: Any) -> Iterator[str]:
     if not isinstance(schema, dict):
         return
     branches = [item for name in _BRANCHES for item in _listed(schema.get(name))]
-    extends = isinstance(schema.get("allOf"), list) or (branches and _adds_properties(schema, own=True))
+    extends = isinstance(schema.get("allOf"), list) or (branches and _adds_properties(schema, shallow=True))
     for branch in branches if extends else ():
         if isinstance(branch, dict) and isinstance(branch.get("$ref"), str):
             yield branch["$ref"]
@@ -98,13 +98,13 @@ def _listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def _adds_properties(schema: Any, *, own: bool = False) -> bool:
-    """Return whether a schema, or with ``own`` only its own keywords, may allow properties by name."""
+def _adds_properties(schema: Any, *, shallow: bool = False) -> bool:
+    """Return whether a schema, or with ``shallow`` only its own keywords, may allow properties by name."""
     if not isinstance(schema, dict):
         return False
     if schema.get("properties") or schema.get("patternProperties"):
         return True
-    if own:
+    if shallow:
         return False
     return isinstance(schema.get("$ref"), str) or any(
         _adds_properties(item) for name in _BRANCHES for item in _listed(schema.get(name))
@@ -143,7 +143,7 @@ class _Reader:
         if closes and not extends and isinstance(held.get("properties"), dict):
             _close(held)
         # What is beside branches extends each of them, and the branches of ``allOf`` extend each other.
-        beside = _adds_properties(held, own=True)
+        beside = _adds_properties(held, shallow=True)
         for name, value in held.items():
             if name in _MAPS and isinstance(value, dict):
                 held[name] = {
@@ -255,13 +255,13 @@ def _disjoint(branches: list[Any]) -> bool:
 def _constants(branch: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
     """Return the values of required properties that may have only some, as JSON."""
     properties = branch.get("properties")
-    found: dict[str, tuple[str, ...]] = {}
+    constants: dict[str, tuple[str, ...]] = {}
     for name in _names(branch.get("required")):
         schema = properties.get(name) if isinstance(properties, dict) else None
         if isinstance(schema, dict) and ("const" in schema or isinstance(schema.get("enum"), list)):
             values = [schema["const"]] if "const" in schema else schema["enum"]
-            found[name] = tuple(json.dumps(value, sort_keys=True) for value in values)
-    return found
+            constants[name] = tuple(json.dumps(value, sort_keys=True) for value in values)
+    return constants
 
 
 def _separate_patterns(held: Json) -> None:

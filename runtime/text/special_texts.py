@@ -37,26 +37,30 @@ class SpecialTexts:
             return messages, tools, variables, ""
         mark = str(secrets.randbelow(9 * 10**23) + 10**23)  # digits pass every filter of a template
         marker = _Marker(self._pattern, mark)
-        told = [marker.message(message) for message in messages]
-        offered = None if tools is None else [marker.value(tool) for tool in tools]
-        given = {name: marker.value(value) for name, value in variables.items()}
-        return (told, offered, given, mark) if marker.found else (messages, tools, variables, "")
+        marked_messages = [marker.message(message) for message in messages]
+        marked_tools = None if tools is None else [marker.value(tool) for tool in tools]
+        marked_variables = {name: marker.value(value) for name, value in variables.items()}
+        return (
+            (marked_messages, marked_tools, marked_variables, mark)
+            if marker.marks
+            else (messages, tools, variables, "")
+        )
 
 
 class _Marker:
     def __init__(self, pattern: re.Pattern[str], mark: str) -> None:
-        self._pattern, self._put, self.found = pattern, rf"\g<1>{mark}", False
+        self._pattern, self._put, self.marks = pattern, rf"\g<1>{mark}", False
 
     def message(self, message: Any) -> Any:
         if not isinstance(message, Mapping):
             return message
-        own = ("content", "reasoning_content") if message.get("role") == "assistant" else ()
-        return {name: value if name in own else self.value(value) for name, value in message.items()}
+        unmarked = ("content", "reasoning_content") if message.get("role") == "assistant" else ()
+        return {name: value if name in unmarked else self.value(value) for name, value in message.items()}
 
     def value(self, value: Any) -> Any:
         if isinstance(value, str):
             put, count = self._pattern.subn(self._put, value)
-            self.found = self.found or count > 0
+            self.marks = self.marks or count > 0
             return put
         if isinstance(value, Mapping):
             return {self.value(name): self.value(item) for name, item in value.items()}

@@ -146,8 +146,8 @@ class Message:
 
 
 def _call_turn(call: FunctionCall) -> Json:
-    told: Json = {"type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-    return {"id": call.id, **told} if call.id else told
+    call_turn: Json = {"type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+    return {"id": call.id, **call_turn} if call.id else call_turn
 
 
 def _result_turn(result: FunctionResult, show: Callable[[Image], str]) -> Json:
@@ -230,42 +230,42 @@ _READ = {"role", "content", "tool_calls", "function_call", "tool_call_id", "tool
          "thinking", "images", "refusal", "annotations", "audio"}  # fmt: skip
 
 
-def read_message(given: Any) -> Message:
+def read_message(message: Any) -> Message:
     """Return a message in the form of OpenAI's chats, with the fields of Ollama and Anthropic.
 
     Raises:
         RequestError: the role is missing or unknown, or the content is of a kind that is not supported.
     """
-    match given:  # as most messages are
-        case {"role": ("system" | "user" | "assistant") as plain, "content": str(text)} if len(given) == 2:
+    match message:  # as most messages are
+        case {"role": ("system" | "user" | "assistant") as plain, "content": str(text)} if len(message) == 2:
             return Message(plain, (Text(text),) if text else ())
-    if not isinstance(given, dict) or not isinstance(given.get("role"), str):
+    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
         raise RequestError("each message must be an object with the strings 'role' and 'content'")
-    role = read_role(given["role"])
+    role = read_role(message["role"])
     parts: list[Part] = []
     for name in ("reasoning_content", "thinking"):
-        if isinstance(thought := given.get(name), str) and thought:
+        if isinstance(thought := message.get(name), str) and thought:
             parts.append(Reasoning(thought))
-    calls = [_past_call(call) for call in objects("tool_calls", given.get("tool_calls") or [])]
-    if isinstance(given.get("function_call"), dict):
-        calls.append(_past_call({"function": given["function_call"]}))
-    content = given.get("content")
-    if content is None and isinstance(given.get("refusal"), str):
-        content = given["refusal"]
+    calls = [_past_call(call) for call in objects("tool_calls", message.get("tool_calls") or [])]
+    if isinstance(message.get("function_call"), dict):
+        calls.append(_past_call({"function": message["function_call"]}))
+    content = message.get("content")
+    if content is None and isinstance(message.get("refusal"), str):
+        content = message["refusal"]
     if content is None and calls:
         content = ""
-    images = given.get("images") or []
+    images = message.get("images") or []
     if not isinstance(images, list):
         raise RequestError(f"'images' must be a list of base64 texts, not {_short(images)}")
     parts += map(_base64_image, images)
     parts += read_parts(content, "each message must be an object with the strings 'role' and 'content'")
-    fields = {name: value for name, value in given.items() if name not in _READ}
+    fields = {name: value for name, value in message.items() if name not in _READ}
     if role == "tool":
-        name = given.get("tool_name") or given.get("name") or ""
-        id_ = given.get("tool_call_id") or ""
-        told = tuple(part for part in parts if isinstance(part, Text | Image))
+        name = message.get("tool_name") or message.get("name") or ""
+        id_ = message.get("tool_call_id") or ""
+        content_parts = tuple(part for part in parts if isinstance(part, Text | Image))
         fields.pop("name", None)
-        return Message(role, (FunctionResult(told, str(id_), str(name)),), fields)
+        return Message(role, (FunctionResult(content_parts, str(id_), str(name)),), fields)
     return Message(role, (*parts, *calls), fields)
 
 
@@ -283,12 +283,12 @@ def joined(messages: Iterable[Message]) -> Iterator[Message]:
         yield last
 
 
-def read_parts(content: Any, told: str = "'content' must be a text or a list of parts") -> list[Part]:
+def read_parts(content: Any, error: str = "'content' must be a text or a list of parts") -> list[Part]:
     """Return a content, a text or a list of the parts of any API.
 
     Args:
         content: the value of a field.
-        told: the error message for a value of another type.
+        error: the error message for a value of another type.
 
     Raises:
         RequestError: the value has another type, or a part is malformed or of a kind that is not supported.
@@ -296,12 +296,12 @@ def read_parts(content: Any, told: str = "'content' must be a text or a list of 
     if isinstance(content, str):
         return [Text(content)] if content else []
     if not isinstance(content, list):
-        raise RequestError(told)
-    return [part for given in content for part in _part(given)]
+        raise RequestError(error)
+    return [part for item in content for part in _part(item)]
 
 
-def _part(given: Any) -> list[Part]:
-    match given:
+def _part(part: Any) -> list[Part]:
+    match part:
         case str(text):
             return [Text(text)]
         case {"type": "text" | "input_text" | "output_text" | "summary_text", "text": str(text)}:
@@ -317,9 +317,9 @@ def _part(given: Any) -> list[Part]:
         case {"type": str(kind), "tool_use_id": str(id_), **rest} if kind.endswith("tool_result"):
             return [FunctionResult(read_result(rest.get("content") or ""), id_)]
         case {"type": "document" | "search_result"}:
-            return _document(given)
+            return _document(part)
         case {"type": "image_url" | "input_image" | "image"}:
-            return [_image(given)]
+            return [_image(part)]
         case {"type": str(kind)} if kind not in ("text", "input_text", "output_text"):
             raise RequestError(f"content of type '{kind[:_MOST_SHOWN]}' is not supported, only text")
     raise RequestError("each part of 'content' must be an object with the strings 'type' and 'text'")
@@ -346,21 +346,21 @@ def _hosted_text(part: Any) -> Any:
     return part
 
 
-def _document(given: Mapping[str, Any]) -> list[Part]:
+def _document(part: Mapping[str, Any]) -> list[Part]:
     """Return the text of a document; those of other media are not read."""
-    match given:
+    match part:
         case {"source": {"type": "text", "data": str(text)}}:
             pass
         case {"source": {"type": "content", "content": content}} | {"content": content}:
             text = "".join(part.text for part in read_parts(content) if isinstance(part, Text))
         case _:
             raise RequestError("a document must be given as text; other media are not supported")
-    title = given.get("title")
+    title = part.get("title")
     return [Text(f"{title}\n\n{text}" if isinstance(title, str) and title else text)]
 
 
-def _image(given: Mapping[str, Any]) -> Image:
-    match given:
+def _image(part: Mapping[str, Any]) -> Image:
+    match part:
         case {"image_url": {"url": str(url)}} | {"image_url": str(url)}:
             return _image_at(url)
         case {"source": {"type": "base64", "data": str(data), **rest}}:
@@ -380,10 +380,10 @@ def _image_at(url: str) -> Image:
     return Image(_bytes(data), media_type)
 
 
-def _base64_image(given: Any) -> Image:
-    if not isinstance(given, str):
-        raise RequestError(f"each of 'images' must be a base64 text, not {_short(given)}")
-    return _image_at(given) if given.startswith("data:") else Image(_bytes(given))
+def _base64_image(value: Any) -> Image:
+    if not isinstance(value, str):
+        raise RequestError(f"each of 'images' must be a base64 text, not {_short(value)}")
+    return _image_at(value) if value.startswith("data:") else Image(_bytes(value))
 
 
 def _bytes(data: str) -> bytes:
@@ -402,21 +402,21 @@ def _past_call(call: Json) -> FunctionCall:
     raise RequestError("each of 'tool_calls' must have a 'function' with a string 'name'")
 
 
-def read_arguments(given: Any) -> Any:
+def read_arguments(arguments: Any) -> Any:
     """Return the arguments of a past call: an object, or the text of what is none.
 
     Models are cut in the middle of a call and write invalid JSON, and clients send it back with the history.
     An error here would end the conversation for good, so the template gets the text.
     """
-    if not isinstance(given, str):
-        return {} if given is None else given
-    if not given.strip():
+    if not isinstance(arguments, str):
+        return {} if arguments is None else arguments
+    if not arguments.strip():
         return {}
     try:
-        value = json.loads(given)
+        parsed = json.loads(arguments)
     except (ValueError, RecursionError):
-        return given
-    return value if isinstance(value, dict) else given
+        return arguments
+    return parsed if isinstance(parsed, dict) else arguments
 
 
 def arguments_object(text: str) -> Json:
@@ -431,8 +431,8 @@ def arguments_object(text: str) -> Json:
 def custom_input(text: str) -> str:
     """Return the input of a custom tool from the arguments of the function that stands for it."""
     value = read_arguments(text)
-    given = value.get("input") if isinstance(value, dict) else None
-    return given if isinstance(given, str) else text
+    text_input = value.get("input") if isinstance(value, dict) else None
+    return text_input if isinstance(text_input, str) else text
 
 
 # --- tools
@@ -475,11 +475,11 @@ class Tools:
             case {"function": {"name": str(name)}} if kind in (None, "function"):
                 self._add(tool["function"], ToolOrigin(name, namespace=namespace))
             case {"name": str(name), "input_schema": schema} if kind in (None, "custom"):
-                told = {"name": name, "parameters": schema, "description": tool.get("description")}
-                self._add(told, ToolOrigin(name, namespace=namespace))
+                function = {"name": name, "parameters": schema, "description": tool.get("description")}
+                self._add(function, ToolOrigin(name, namespace=namespace))
             case {"type": "function", "name": str(name)} if "function" not in tool:
-                told = {key: tool.get(key) for key in ("name", "description", "parameters")}
-                self._add(told, ToolOrigin(name, namespace=namespace))
+                function = {key: tool.get(key) for key in ("name", "description", "parameters")}
+                self._add(function, ToolOrigin(name, namespace=namespace))
             case {"type": str(kind)} if kind not in ("function", "custom", "namespace"):
                 if kind not in self.left_out:
                     self.left_out.append(kind)
@@ -489,10 +489,10 @@ class Tools:
                     f"an 'input_schema'), not {_short(tool)}"
                 )
 
-    def _add_custom(self, name: str, given: Mapping[str, Any]) -> None:
+    def _add_custom(self, name: str, tool: Mapping[str, Any]) -> None:
         """Add a tool whose input is a text, as a function with one string."""
-        description = str(given.get("description") or "")
-        match given.get("format"):
+        description = str(tool.get("description") or "")
+        match tool.get("format"):
             case {"type": "grammar", "grammar": {"definition": str(rules), **rest}}:
                 description += _format_told(rest.get("syntax"), rules)
             case {"type": "grammar", "definition": str(rules), **rest}:
@@ -503,19 +503,19 @@ class Tools:
             "required": ["input"],
             "additionalProperties": False,
         }
-        told = {"name": name, "description": description or None, "parameters": parameters}
-        self._add(told, ToolOrigin(name, custom=True))
+        function = {"name": name, "description": description or None, "parameters": parameters}
+        self._add(function, ToolOrigin(name, custom=True))
 
-    def _add(self, told: Json, origin: ToolOrigin) -> None:
+    def _add(self, function: Json, origin: ToolOrigin) -> None:
         taken = bool(origin.namespace) and origin.name in self.names
         name = f"{origin.namespace}__{origin.name}" if taken else origin.name
-        function = {key: value for key, value in told.items() if value is not None} | {"name": name}
-        if "parameters" in function and not isinstance(function["parameters"], dict):
+        declared = {key: value for key, value in function.items() if value is not None} | {"name": name}
+        if "parameters" in declared and not isinstance(declared["parameters"], dict):
             raise RequestError(
                 f"the parameters of the tool '{name[:_MOST_SHOWN]}' must be a JSON schema, "
-                f"not {_short(function['parameters'])}"
+                f"not {_short(declared['parameters'])}"
             )
-        self.functions.append({"type": "function", "function": function})
+        self.functions.append({"type": "function", "function": declared})
         if origin.custom or origin.namespace:
             self.origins[name] = origin
 
@@ -524,14 +524,14 @@ def _format_told(syntax: Any, rules: str) -> str:
     return f"\n\nThe input is a text of this {syntax or 'lark'} grammar:\n{rules}"
 
 
-def read_tools(given: Any) -> Tools:
+def read_tools(value: Any) -> Tools:
     """Return the tools of a request, of any API; kinds that a service cannot run are left out.
 
     Raises:
         RequestError: it is no list of objects, or a tool is malformed.
     """
     tools = Tools()
-    for tool in objects("tools", given):
+    for tool in objects("tools", value):
         tools.add(tool)
     return tools
 
@@ -554,17 +554,17 @@ class ToolChoice:
     single: bool = False
 
 
-def read_tool_choice(given: Any, left_out: Sequence[str] = ()) -> ToolChoice:
+def read_tool_choice(choice: Any, left_out: Sequence[str] = ()) -> ToolChoice:
     """Return a ``tool_choice`` of any API.
 
     Args:
-        given: the value of the field; None is ``auto``.
+        choice: the value of the field; None is ``auto``.
         left_out: see ``Tools``; the choice of such a tool leaves it to the model.
 
     Raises:
         RequestError: it is no choice.
     """
-    match given:
+    match choice:
         case None:
             return ToolChoice()
         case ("auto" | "none" | "required") as mode:
@@ -582,22 +582,22 @@ def read_tool_choice(given: Any, left_out: Sequence[str] = ()) -> ToolChoice:
         case {"type": "allowed_tools", "allowed_tools": dict(allowed)}:
             return _allowed(allowed)
         case {"type": "allowed_tools"}:
-            return _allowed(given)
+            return _allowed(choice)
         case {"type": str(kind)} if kind in left_out:
             return ToolChoice()
     raise RequestError(
         "'tool_choice' must be auto, none, required (any), a function by its name or allowed_tools, "
-        f"not {_short(given)}"
+        f"not {_short(choice)}"
     )
 
 
-def _allowed(given: Json) -> ToolChoice:
-    tools = objects("tool_choice.tools", given.get("tools"))
+def _allowed(choice: Json) -> ToolChoice:
+    tools = objects("tool_choice.tools", choice.get("tools"))
     names = frozenset(_tool_name(tool) for tool in tools if _tool_name(tool))
-    mode = given.get("mode", "auto")
+    mode = choice.get("mode", "auto")
     if not names or mode not in ("auto", "required"):
         raise RequestError(
-            f"'tool_choice.tools' must name tools and its 'mode' be auto or required, not {_short(given)}"
+            f"'tool_choice.tools' must name tools and its 'mode' be auto or required, not {_short(choice)}"
         )
     return ToolChoice(mode, names)
 
@@ -652,13 +652,13 @@ def converse(
                 f"the request's tools are: {known[:_MOST_SHOWN]}"
             )
         functions = [tool for tool in functions if tool["function"]["name"] in choice.names]
-    told = Conversation(messages, functions, dict(variables or {}), parallel_calls=parallel,
+    conversation = Conversation(messages, functions, dict(variables or {}), parallel_calls=parallel,
                         continues=continues, origins=tools.origins,
                         left_out=(*ignored, *(f"tools.{kind}" for kind in tools.left_out)))  # fmt: skip
     if choice.mode == "none":
-        return dataclasses.replace(told, tools=())
+        return dataclasses.replace(conversation, tools=())
     if choice.mode == "auto":
-        return told
+        return conversation
     if continues:
         raise RequestError(
             "a forced 'tool_choice' and a message of the assistant to continue exclude each other; omit one"
@@ -668,9 +668,12 @@ def converse(
     }
     shown_tools = tools.functions if choice.single else functions
     return dataclasses.replace(
-        told, tools=shown_tools, variables={"enable_thinking": False, **told.variables}, must_call=True,
+        conversation,
+        tools=shown_tools,
+        variables={"enable_thinking": False, **conversation.variables},
+        must_call=True,
         parallel_calls=True,
-    )  # fmt: skip
+    )
 
 
 def _can_continue(messages: Sequence[Message]) -> bool:

@@ -132,8 +132,8 @@ def rerank_response(ask: RerankAsk, scores: Sequence[float], model: str, name: s
 
 
 def _instruction(body: Mapping[str, Any]) -> str:
-    given = body.get("instruction")
-    return _required_text("instruction", RERANK_INSTRUCTION if given is None else given)
+    instruction = body.get("instruction")
+    return _required_text("instruction", RERANK_INSTRUCTION if instruction is None else instruction)
 
 
 def _required_text(name: str, value: Any) -> str:
@@ -144,13 +144,13 @@ def _required_text(name: str, value: Any) -> str:
 
 def _texts(name: str, value: Any) -> list[str]:
     """Return one or several texts as a list. Cohere's documents may be objects with a field ``text``."""
-    given = [value] if isinstance(value, str) else value
-    if not isinstance(given, list) or not given:
+    items = [value] if isinstance(value, str) else value
+    if not isinstance(items, list) or not items:
         raise RequestError(f"'{name}' must be a string or a list of strings")
-    if len(given) > MOST_TEXTS:
-        raise RequestError(f"'{name}' has {len(given)} texts; the maximum is {MOST_TEXTS}")
-    read = [item.get("text") if isinstance(item, dict) else item for item in given]
-    texts = [text for text in read if isinstance(text, str)]
-    if len(texts) < len(given):
+    if len(items) > MOST_TEXTS:
+        raise RequestError(f"'{name}' has {len(items)} texts; the maximum is {MOST_TEXTS}")
+    contents = [item.get("text") if isinstance(item, dict) else item for item in items]
+    texts = [text for text in contents if isinstance(text, str)]
+    if len(texts) < len(items):
         raise RequestError(f"'{name}' must be a string or a list of strings")
     return texts
