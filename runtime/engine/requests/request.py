@@ -181,6 +181,11 @@ class Request:
             self._grammar = self.awaited_grammar.result().copy()
             self.sampling.processors.append(self._grammar)
 
+    @property
+    def has_grammar(self) -> bool:
+        """Whether a compiled grammar restricts the output."""
+        return self._grammar is not None
+
     def prepare_sampling(self) -> None:
         """Start the part of sampling that needs no logits, in parallel with the model's run."""
         self._of_grammar(lambda grammar: grammar.prepare(), None)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from plain_sampler import ROUNDING, keep, most_likely, whole_rows_used
 
 from carryall.providers.base import BestLogits
-from carryall.runtime.engine.best_logits import best_may_suffice, sample_best
+from carryall.runtime.engine.sampling.best_logits import best_may_suffice, sample_best
 from carryall.runtime.engine.sampling.sampler import Sample, sample
 from carryall.runtime.engine.sampling.sampling_state import SamplingState
 from carryall.runtime.types.sampling_params import SamplingParams
@@ -82,7 +82,7 @@ def test_equals_sampling_from_all_logits(
     logits = random_logits(seed, spread, ties=ties)
     if not best_may_suffice(state, count):
         return
-    got = sample_best(best_of(logits, count), state)
+    (got,) = sample_best([best_of(logits, count)], [state])
     if got is not None:
         check_equal(got, sample([logits], [state])[0])
         check_reference(got, logits, state)
@@ -109,7 +109,7 @@ def test_the_usual_options_need_no_more_than_the_best(options: dict[str, Any]) -
         state = SamplingState(SamplingParams(seed=seed, **options), EMPTY)
         logits = random_logits(seed, 6.0)
         assert best_may_suffice(state, 64)
-        got = sample_best(best_of(logits, 64), state)
+        (got,) = sample_best([best_of(logits, 64)], [state])
         if got is not None:
             suffice += 1
             check_equal(got, sample([logits], [state])[0])
@@ -148,8 +148,35 @@ def test_a_batch_processor_needs_all_logits() -> None:
 
 def test_flat_rows_and_numbers_that_are_none_are_left_to_all_logits() -> None:
     state = SamplingState(SamplingParams(top_p=0.9, seed=1), EMPTY)
-    assert sample_best(best_of(random_logits(0, 0.1), 64), state) is None
+    assert sample_best([best_of(random_logits(0, 0.1), 64)], [state]) == [None]
     greedy = SamplingState(SamplingParams(temperature=0.0), EMPTY)
     broken = random_logits(0, 1.0)
     broken[5] = np.nan
-    assert sample_best(best_of(broken, 64), greedy) is None
+    assert sample_best([best_of(broken, 64)], [greedy]) == [None]
+
+
+@pytest.mark.long
+@settings(deadline=None, max_examples=60)
+@given(seed=st.integers(0, 2**31), rows=st.integers(2, 40), spread=st.sampled_from([2.0, 4.0, 6.0]))
+def test_a_row_does_not_depend_on_the_rows_beside_it(seed: int, rows: int, spread: float) -> None:
+    random = np.random.default_rng(seed)
+    choices: list[dict[str, Any]] = [
+        {"temperature": 0.0},
+        {"top_k": 40},
+        {"top_p": 0.9, "temperature": 0.7},
+        {"min_p": 0.1, "temperature": 1.3},
+        {"top_p": 0.8, "xtc_probability": 1.0, "xtc_threshold": 0.1},
+        {"top_k": 200, "top_p": 0.8, "logprobs": 3},
+    ]
+    states = [
+        SamplingState(SamplingParams(seed=seed + i, **choices[random.integers(len(choices))]), EMPTY)
+        for i in range(rows)
+    ]
+    sizes = random.choice([700, 3000], rows)
+    counts = random.choice([8, 64, 600], rows)
+    best = [
+        best_of(random_logits(seed + i, spread, vocab_size=int(size)), int(count))
+        for i, (size, count) in enumerate(zip(sizes, counts, strict=True))
+    ]
+    alone = [sample_best([row], [state])[0] for row, state in zip(best, states, strict=True)]
+    assert sample_best(best, states) == alone
