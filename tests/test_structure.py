@@ -51,7 +51,8 @@ providers.openvino
 providers.targets
 runtime.types runtime.process
 runtime.text runtime.engine.sampling
-runtime.text.parsers runtime.engine.requests
+runtime.text.parsers
+runtime.engine.requests
 runtime.engine.kv.tiers
 runtime.engine.kv
 runtime.engine.schedule
