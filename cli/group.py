@@ -25,7 +25,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "optimize": "Optimize a model's graph for a target, and show what changed.",
     },
     "Run a model": {
-        "run": "Generate text from one prompt.",
+        "run": "Ask a model one question, or talk to it.",
         "chat": "Chat with a model.",
         "serve": "Serve models over the network.",
         "batch": "Answer files of requests, every line exactly once.",
