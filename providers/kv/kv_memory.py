@@ -21,8 +21,6 @@ from ...errors import ProviderRuntimeError
 from ..base import KVEviction
 from .kv_selection import chosen_rows
 
-# Tokens behind a sliding window that are freed at a time: several pages, and a multiple of every block size.
-TRIM_STEP = 256
 # Bytes of each slot that ``release`` keeps: for short texts, freeing pages and faulting them in again takes
 # longer than the model's own work.
 KEPT_BYTES = 2**20

@@ -33,8 +33,9 @@ from ...contract import (
 from ...errors import ProviderRuntimeError
 from ..base import STEP_TOKENS, BestLogits, KVEviction, LoraMatrices, Row, RunnerConfig, RunnerInfo
 from ..captures import no_capture
-from ..kv.kv_memory import TRIM_STEP, KVSpec
+from ..kv.kv_memory import KVSpec
 from ..kv.slot_graph import SlotGraph, chosen_context_length, read_slot_graph
+from ..kv_groups import TRIM_STEP, window_groups
 from ..lora import lora_facts
 from ..row_checks import check_rows, rows_in_cache
 from . import ort
@@ -369,7 +370,9 @@ def _info(
         vocab_size=graph.vocab_size,
         context_length=context_length,
         max_slots=memory.slots,
-        kv_bytes_per_token=graph.kv_bytes_per_token,
+        kv_groups=window_groups(
+            [(spec.window or 0, spec.bytes_per_token) for spec in specs], TRIM_STEP * memory.trims
+        ),
         batched_multi_token=False,
         kv_layout=memory.layout,
         top_logits=graph.top_logits,
@@ -378,9 +381,6 @@ def _info(
         on_device=not isinstance(memory, HostMemory),
         step_tokens=max(STEP_TOKENS, policy.prefill_chunk),
         evicts_kv=graph.takes_positions and memory.evicts_kv,
-        sliding_window=max(spec.window or 0 for spec in specs),
-        trim_step=TRIM_STEP * memory.trims,
-        window_bytes_per_token=sum(spec.bytes_per_token for spec in specs if spec.window),
         **lora_facts(graph.lora_modules, config),
     )
 

@@ -19,6 +19,7 @@ from ...errors import GraphError, ProviderRuntimeError, UsageError
 from ..base import LoraMatrices, Row, RunnerConfig, RunnerInfo
 from ..captures import no_capture
 from ..kv.kv_memory import KVSpec
+from ..kv_groups import FullKV
 from ..lora import LoraPlaces, lora_facts
 from ..row_checks import check_rows
 
@@ -104,7 +105,7 @@ class ExplicitRunner:
             vocab_size=self._graph.vocab_size,
             context_length=_context_length(self._graph, config, source),
             max_slots=config.max_slots,
-            kv_bytes_per_token=sum(spec.bytes_per_token for spec in self._graph.caches.values()),
+            kv_groups=(FullKV(sum(spec.bytes_per_token for spec in self._graph.caches.values())),),
             batched_multi_token=False,
             num_tokens=self._graph.num_tokens,
             **lora_facts(self._graph.lora_modules, config),

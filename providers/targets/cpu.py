@@ -66,9 +66,7 @@ class CpuOptions(Checked):
         kv_memory: ``paged``: KV in blocks that sequences allocate as they grow, and share if their first
             tokens are equal; all rows of a step are one run. It needs carryall's kernels, which then compute
             attention too. ``slots``: a buffer of context length for each sequence, and onnxruntime's
-            attention. ``auto`` is ``paged`` with carryall's kernels, except for heads of more than 512, and
-            for models with a sliding window in some layers only, whose KV behind windows blocks cannot free,
-            unless layers share caches, for which slots have no kernel.
+            attention. ``auto`` is ``paged`` with carryall's kernels, except for heads of more than 512.
     """
 
     spinning: bool = True

@@ -20,9 +20,10 @@ from ...options import Checked, option
 from ..base import Runner, RunnerConfig, RunnerInfo
 from ..host import libraries, nvidia
 from ..host.nvidia_provider import NvidiaProvider
-from ..kv.block_pool import BlockPool
+from ..kv.block_pool import BlockTables
 from ..kv.kv_memory import KVSpec
 from ..kv.slot_graph import read_slot_graph
+from ..kv_groups import FullKV
 from ..lora import LoraPlaces, lora_facts
 from ..ort import ort
 from ..ort.device_memory import Device, DeviceMemory, slots_that_fit
@@ -172,7 +173,7 @@ class CudaProvider(NvidiaProvider):
             graph.vocab_size,
             length,
             config.max_slots,
-            graph.block_bytes // graph.block_size,
+            (FullKV(graph.block_bytes // graph.block_size),),
             batched_multi_token=True,
             num_tokens=graph.num_tokens,
             on_device=True,
@@ -180,10 +181,10 @@ class CudaProvider(NvidiaProvider):
             **lora_facts(graph.lora_modules, config),
         )
         loras = LoraPlaces(graph.lora_modules, config.max_loras, config.max_lora_rank)
-        pool = BlockPool(blocks, graph.block_size, config.max_slots)
+        tables = BlockTables(blocks, graph.block_size, config.max_slots)
         paged = OrtPagedSession(session, memory)
         return PagedRunner(
-            paged, pool, info, hidden_size=graph.hidden_size, loras=loras if graph.lora_modules else None
+            paged, tables, info, hidden_size=graph.hidden_size, loras=loras if graph.lora_modules else None
         )
 
     def compute_capability(self, index: int) -> tuple[int, int]:

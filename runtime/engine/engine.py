@@ -6,7 +6,6 @@ import dataclasses
 import logging
 import time
 from collections.abc import Callable
-from fractions import Fraction
 from pathlib import Path
 from typing import cast
 
@@ -324,8 +323,7 @@ def _windows(config: EngineConfig, info: RunnerInfo) -> Windows | None:
     """Return how KV behind sliding windows is freed and counted; None if the runner cannot free it."""
     if not info.trim_step:
         return None
-    share = Fraction(info.window_bytes_per_token, max(1, info.kv_bytes_per_token))
-    return Windows(info.trim_step, info.sliding_window, share, info.trim_step * config.prefix_cache)
+    return Windows(info.trim_step, info.kv_groups, info.trim_step * config.prefix_cache)
 
 
 def _adapter_places(runner: Runner) -> AdapterPlaces | None:

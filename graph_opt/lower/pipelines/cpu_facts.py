@@ -6,8 +6,6 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from ....contract import is_past
-from ...analysis.cache_owner import owner_of
-from ...analysis.known_masks import same_computation
 from ...analysis.sink_attention import SinkAttention, sink_attentions
 from ...graph.edit import nodes_of, static_size
 from ..paged_kv import LARGEST_HEAD
@@ -18,21 +16,17 @@ _NARROW_BITS = 4  # for 8-bit weights, int8 activations lose more than the round
 
 
 def blocks_suffice(model: ir.Model) -> bool:
-    """Whether carryall's kernel has the head size, and all layers have the same window, or none.
+    """Whether carryall's kernel has all head sizes, and there is attention as one operator.
 
-    Attention of several operators fits no kernel, except attention with sinks. Slots have no kernel for
-    layers that read the cache of another, so such models have blocks with any windows.
+    Attention of several operators fits no kernel, except attention with sinks.
     """
     nodes = list(nodes_of(model.graph, "Attention"))
     past = [value for value in model.graph.inputs if is_past(value.name)]
     others = _with_sinks(model) if len(past) > 2 * len(nodes) else []
     caches: list[ir.Value | None] = [value for node in nodes for value in node.inputs[4:6]]
     caches += [value for found in others for value in (found.keys, found.values)]
-    masks = [node.inputs[3] for node in nodes if len(node.inputs) > 3] + [found.mask for found in others]
     largest = max((static_size(value, 3) or 0 for value in caches), default=0)
-    alike = all(same_computation(masks[0], mask) for mask in set(masks))
-    uniform = alike or any(owner_of(node) is not None for node in nodes)
-    return bool(nodes or others) and uniform and largest <= LARGEST_HEAD
+    return bool(nodes or others) and largest <= LARGEST_HEAD
 
 
 def _with_sinks(model: ir.Model) -> list[SinkAttention]:

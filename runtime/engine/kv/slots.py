@@ -5,8 +5,9 @@ from __future__ import annotations
 import heapq
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from itertools import pairwise
+
+from ....providers.kv_groups import KVGroups
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +52,12 @@ class Windows:
 
     Args:
         step: number of tokens freed at a time.
-        widest: the largest window in tokens, including the token itself.
-        share: the share of a token's KV bytes in layers with windows.
+        groups: the groups of layers.
         slack: number of newest tokens whose windows stay complete, for sequences that branch there.
     """
 
     step: int
-    widest: int
-    share: Fraction
+    groups: KVGroups
     slack: int = 0
 
     def shortest(self, computed: int) -> int:
@@ -67,8 +66,8 @@ class Windows:
 
     def saved(self, shortest: int) -> int:
         """Return how much KV a slot trimmed to ``shortest`` has freed, in tokens."""
-        behind = max(0, shortest + 1 - self.widest) // self.step * self.step
-        return int(behind * self.share)
+        freed = sum(group.freed(shortest) * group.bytes_per_token for group in self.groups)
+        return freed // max(1, sum(group.bytes_per_token for group in self.groups))
 
 
 class SlotTable:

@@ -19,7 +19,7 @@ from carryall.runtime.types.sampling_params import SamplingParams
 pytest.importorskip("onnxruntime")
 
 WINDOW = 70
-CASES = [("cpu", "mistral"), ("cpu", "gemma3_text"), ("openvino", "mistral")]
+CASES = [("cpu", "mistral"), ("cpu", "gemma3_text"), ("cpu", "gpt_oss"), ("openvino", "mistral")]
 ALWAYS = EngineConfig(trim_windows="always")
 PROMPT = np.random.default_rng(0).integers(0, 256, 900).tolist()
 GREEDY = SamplingParams(temperature=0.0, max_tokens=100, ignore_eos=True)
