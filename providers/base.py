@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
@@ -386,6 +386,10 @@ class Provider(abc.ABC):
     def model_passes(self) -> list[ir.passes.PassBase]:
         """Return the passes that lower a portable graph that is not a decoder for ``session``, in order."""
         return []
+
+    def kept_products(self) -> Collection[int]:
+        """Return the widths of quantized weights for which ``session`` has onnxruntime's MatMulNBits."""
+        return ()
 
     def companions(self, config: RunnerConfig) -> Mapping[str, list[ir.passes.PassBase]]:
         """Return further graphs that ``runner`` needs in the model's folder: passes by file name."""

@@ -18,6 +18,7 @@ _WHOLE_BYTES = frozenset(dtype for dtype in _INTEGERS if dtype.bitwidth >= 8)
 RESHAPES = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze"})
 _QUANTIZE, _DEQUANTIZE = "QuantizeLinear", "DequantizeLinear"
 JOINS_PAIRS = "onnxruntime would merge the pairs before and behind it, whose parameters differ"
+ROUNDS_PRODUCT = "onnxruntime would round the floats that its quantized weight multiplies"
 MOVERS = RESHAPES | {"Transpose", "Slice", "Gather", "Concat", "Split", "MaxPool"}
 
 
@@ -105,6 +106,23 @@ def joins_pairs(source: ir.Value, output: ir.Value) -> bool:
             ):
                 return True
     return False
+
+
+def rounds_product(source: ir.Value | None, output: ir.Value) -> bool:
+    """Return whether reading ``source`` instead of ``output`` makes a dequantized weight a product's operand.
+
+    onnxruntime fuses DequantizeLinear of a stored weight with the MatMul behind it, and rounds its
+    activations to 8 bits by default (MatMulNBits: 0.5 % of the largest result). Behind another node, the
+    product is exact. Activations that are quantized themselves are not rounded.
+    """
+    maker = None if source is None else source.producer()
+    if not _is(maker, _DEQUANTIZE) or maker.inputs[0] is None:
+        return False
+    if ir.convenience.get_const_tensor(maker.inputs[0]) is None:
+        return False
+    products = [use.node for use in output.uses() if use.node.op_type == "MatMul" and use.idx == 1]
+    others = [None if product.inputs[0] is None else product.inputs[0].producer() for product in products]
+    return any(not _is(other, _DEQUANTIZE) for other in others)
 
 
 def _is(node: ir.Node | None, op_type: str) -> TypeGuard[ir.Node]:

@@ -13,6 +13,7 @@ from ...errors import GraphError, MissingExtraError
 from ...storage.paths import check_utf8
 from .edit import weight
 from .exact_session import prepare_session
+from .integer_sums import exact_sums
 from .load import read_model
 from .saturation import OPERATORS
 
@@ -31,7 +32,7 @@ def open_session(model: Path, name: str | None = None, *, defaults: bool = False
     Args:
         model: the ONNX file.
         name: its name in messages; by default the path.
-        defaults: open it as ``carryall.InferenceSession`` does, with onnxruntime's optimizations.
+        defaults: open it with onnxruntime's default optimizations, also those that change results.
 
     Raises:
         MissingExtraError: onnxruntime is not installed.
@@ -44,11 +45,15 @@ def open_session(model: Path, name: str | None = None, *, defaults: bool = False
     check_utf8(model)
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4  # errors are raised too
-    if not defaults:
+    if defaults:
+        source, entries = exact_sums(model)
+        for entry in entries.items():
+            options.add_session_config_entry(*entry)
+    else:
         options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")  # fp32 activations
         if not _needs_optimizations(read_model(model)):
             options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    source = prepare_session(model, options)
+        source = prepare_session(model, options)
     try:
         return onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime's error types are not importable by a stable name

@@ -22,11 +22,13 @@ from ...analysis.qdq import (
     JOINS_PAIRS,
     MOVERS,
     RESHAPES,
+    ROUNDS_PRODUCT,
     Parameters,
     cannot_move,
     joins_pairs,
     moved_axis,
     parameters,
+    rounds_product,
 )
 from ...graph.edit import can_return, insert, remove_unused, replace, sole_consumer
 from ..base import EveryGraphPass
@@ -51,7 +53,16 @@ class _Dequantized:
 
 
 class MoveQDQPass(EveryGraphPass):
-    """Move DequantizeLinear downstream and QuantizeLinear upstream, and remove pairs that cancel."""
+    """Move DequantizeLinear downstream and QuantizeLinear upstream, and remove pairs that cancel.
+
+    Args:
+        decoder: whether a weight may become the direct operand of a product, which kernels then round, see
+            ``rounds_product``; the canonical form of decoders has it so.
+    """
+
+    def __init__(self, *, decoder: bool = True) -> None:
+        super().__init__()
+        self._decoder = decoder
 
     def rewrite(self, graph: ir.Graph) -> None:
         """Traverse the graph once downstream, and once upstream."""
@@ -87,6 +98,8 @@ class MoveQDQPass(EveryGraphPass):
             return
         operands = [None if inner is None else _dequantized(graph, inner) for inner in producers]
         reason = _sink_refusal(node, operands)
+        if reason is None and not self._decoder and rounds_product(values[0], node.outputs[0]):
+            reason = ROUNDS_PRODUCT
         if reason is not None:
             self.refuse(node, reason)
             return

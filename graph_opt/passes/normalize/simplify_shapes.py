@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from ...analysis.qdq import JOINS_PAIRS, joins_pairs
+from ...analysis.qdq import JOINS_PAIRS, ROUNDS_PRODUCT, joins_pairs, rounds_product
 from ...analysis.shape_facts import ShapeFacts, Shapes
 from ...graph.edit import insert, replace, shared_constant
 from ..base import GraphPass
@@ -62,10 +62,12 @@ class SimplifyShapesPass(GraphPass):
 
     def _remove(self, node: ir.Node, source: ir.Value) -> bool:
         """Make the consumers of a node without effect read ``source``."""
-        if joins_pairs(source, node.outputs[0]):
-            self.refuse(node, JOINS_PAIRS)
+        output = node.outputs[0]
+        rounds = not self._decoder and rounds_product(source, output)
+        if rounds or joins_pairs(source, output):
+            self.refuse(node, ROUNDS_PRODUCT if rounds else JOINS_PAIRS)
             return False
-        replace(node.outputs[0], source)
+        replace(output, source)
         return True
 
     def _join_transposes(self, node: ir.Node) -> bool:

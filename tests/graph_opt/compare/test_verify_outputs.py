@@ -267,3 +267,37 @@ def test_a_random_reference_is_reported() -> None:
     found = compared(text, text)
     assert not found.passed
     assert "A gives different results at each run on the same inputs" in found.text()
+
+
+WEIGHT = np.random.default_rng(3).integers(-127, 128, (32, 64)).astype(np.int8)
+STEPS = np.full(32, 0.01, np.float32)
+HEAD_OF_FLOATS = "(float[b, 64] x) => (float[b, 32] y)"
+
+
+def test_products_that_only_onnxruntime_s_defaults_round_are_found() -> None:
+    """DequantizeLinear next to MatMul becomes MatMulNBits, which rounds x to 8 bits."""
+    exact = net(
+        f"{HEAD_OF_FLOATS} {{ d = DequantizeLinear<axis = 0>(w, s) t = Transpose<perm = [1, 0]>(d) "
+        "y = MatMul(x, t) }",
+        w=WEIGHT, s=STEPS,
+    )  # fmt: skip
+    rounded = net(
+        f"{HEAD_OF_FLOATS} {{ d = DequantizeLinear<axis = 1>(w, s) y = MatMul(x, d) }}",
+        w=np.ascontiguousarray(WEIGHT.T), s=STEPS,
+    )  # fmt: skip
+    (failure,) = verify(exact, rounded).failures
+    assert failure.startswith("output y, under onnxruntime's defaults, has relative error")
+    assert verify(rounded, rounded).passed  # the reference is rounded as well
+    assert verify(rounded, exact).passed
+
+
+def test_pairs_that_only_onnxruntime_s_defaults_merge_are_found() -> None:
+    pair = "{0} = QuantizeLinear({1}, {2}, z) {3} = DequantizeLinear({0}, {2}, z)"
+    arrays: dict[str, Any] = {"u": np.float32(0.05), "v": np.float32(0.1), "z": np.uint8(3)}
+    head, turn = "(float[6, 8] x) => (float[8, 6] y)", "Transpose<perm = [1, 0]>"
+    first, second = pair.format("p", "{}", "u", "d"), pair.format("q", "{}", "v", "y")
+    apart = net(f"{head} {{ {first.format('x')} t = {turn}(d) {second.format('t')} }}", **arrays)
+    beside = net(f"{head} {{ t = {turn}(x) {first.format('t')} {second.format('d')} }}", **arrays)
+    (failure,) = verify(apart, beside).failures
+    assert failure.startswith("output y, under onnxruntime's defaults, has relative error")
+    assert verify(beside, beside).passed

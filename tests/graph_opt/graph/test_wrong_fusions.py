@@ -96,7 +96,6 @@ def test_a_norm_of_another_form_is_computed_as_written(name: str, tmp_path: Path
         InferenceSession(WRONG[name], providers=["cpu"]),
         ort.open_session(path, ort.CPU),
         open_session(path),
-        open_session(path, defaults=True),
     ):
         np.testing.assert_allclose(session.run(None, {"x": X})[0], expected, rtol=1e-5, atol=1e-5)
 
