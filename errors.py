@@ -91,7 +91,20 @@ class InvalidSamplingError(RequestError):
 
 
 class PromptTooLongError(RequestError):
-    """The prompt does not fit into the context."""
+    """The prompt does not fit into the context.
+
+    The message begins as Anthropic's, ``prompt is too long: N tokens > M maximum``: coding agents look for
+    these words, and then shorten their history and go on.
+
+    Args:
+        reason: what sets the maximum, and what to do.
+        tokens: the tokens of the prompt, or at least so many; None if nothing is known of them.
+        maximum: the most tokens of a prompt.
+    """
+
+    def __init__(self, reason: str, tokens: int | None = None, maximum: int | None = None) -> None:
+        count = "" if tokens is None else f"{tokens} tokens > {maximum} maximum: "
+        super().__init__(f"prompt is too long: {count}{reason}")
 
 
 class ChatTemplateError(RequestError):

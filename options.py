@@ -243,13 +243,13 @@ def check_names(given: Iterable[str], known: Iterable[str], owner: str) -> None:
             raise UsageError(f"{owner} has no option '{name}'; {hint}")
 
 
-def shown(value: Any) -> str:
-    """Return the repr of a value, shortened to 60 characters, for messages."""
+def shown(value: Any, most: int = 60) -> str:
+    """Return the repr of a value, shortened to ``most`` characters, for messages."""
     try:
         text = repr(value)
     except ValueError:  # Python does not format integers of more than 4,300 digits
         return f"a value of type {type(value).__name__} with thousands of digits"
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
 def _parts(hint: Any) -> tuple[Any, ...]:

@@ -44,7 +44,8 @@ def beam_search(
     """
     longest = max(map(len, prompts), default=0)
     if longest >= context_length:
-        raise PromptTooLongError(f"a prompt has {longest} tokens, but the context holds {context_length}")
+        told = f"the context holds {context_length}, including at least one generated token"
+        raise PromptTooLongError(told, longest, context_length - 1)
     searches = [
         BeamSearch(replace(options, max_tokens=min(options.max_tokens, room)), end_token_ids)
         for room in (context_length - len(prompt) for prompt in prompts)

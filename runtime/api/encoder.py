@@ -82,7 +82,7 @@ def _check(text: Sequence[int], most: int) -> None:
     if not text:
         raise RequestError("a text to embed is empty; it needs at least one token")
     if len(text) > most:
-        raise PromptTooLongError(f"a text to embed has {len(text)} tokens, the context holds {most}")
+        raise PromptTooLongError(f"the context holds {most} tokens of a text to embed", len(text), most)
 
 
 def _run(encoder: Runner, texts: Sequence[Sequence[int]], pooling: Pooling) -> list[npt.NDArray[np.float64]]:

@@ -115,6 +115,7 @@ class EngineThread:
             self._call(stream.loop, stream.fail, error)
         else:
             self._streams.update({request.request_id: stream for request in added})
+            self._call(stream.loop, RequestStream.accept, stream)
 
     def _abort(self, stream: RequestStream | None) -> None:
         if stream is not None and self._streams.get(stream.group.request_id) is stream:

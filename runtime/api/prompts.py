@@ -169,8 +169,23 @@ class PromptReader:
         """
         if count > self.most_bytes:
             raise PromptTooLongError(
-                f"the prompt has at least {count} bytes; for a context of {self._context_length} tokens the "
-                f"limit is {self.most_bytes} bytes: {MOST_BYTES_A_TOKEN} per token, at least {MOST_BYTES}"
+                f"it has at least {count} bytes; for a context of {self._context_length} tokens the "
+                f"limit is {self.most_bytes} bytes: {MOST_BYTES_A_TOKEN} per token, at least {MOST_BYTES}",
+                -(-count // MOST_BYTES_A_TOKEN),
+                self._context_length - 1,
+            )
+
+    def check_messages(self, count: int) -> None:
+        """Check the number of messages of a conversation before a template renders them one by one.
+
+        Raises:
+            PromptTooLongError: there are more messages than tokens, of which each takes some.
+        """
+        if count > self._context_length:
+            raise PromptTooLongError(
+                f"it has {count} messages, of at least a token each; {self._remedy}",
+                count,
+                self._context_length - 1,
             )
 
     def _check_least_tokens(self, tokenizer: Tokenizer, text: str) -> None:
@@ -181,17 +196,21 @@ class PromptReader:
         least = -(-count // covered.bytes_per_token)
         if least >= self._context_length:
             raise PromptTooLongError(
-                f"the prompt has {count} bytes and a token covers at most {covered.bytes_per_token}: that is "
-                f"at least {least} tokens, but the context holds {self._context_length}, including at least "
-                "one generated token; shorten the prompt or load the model with a larger context_length"
+                f"it has {count} bytes and a token covers at most {covered.bytes_per_token}; {self._remedy}",
+                least,
+                self._context_length - 1,
             )
 
     def _check_length(self, count: int) -> None:
         if count > self._context_length:
-            raise PromptTooLongError(
-                f"the prompt has {count} tokens, but the context holds {self._context_length}, including at "
-                "least one generated token; shorten the prompt or load the model with a larger context_length"
-            )
+            raise PromptTooLongError(self._remedy, count, self._context_length - 1)
+
+    @property
+    def _remedy(self) -> str:
+        return (
+            f"the context holds {self._context_length}, including at least one generated token; shorten the "
+            "prompt or load the model with a larger context_length"
+        )
 
 
 def _integers(prompt: Sequence[int]) -> list[int]:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future
+from contextlib import suppress
 
 from ...errors import CarryallError
+from ..engine.requests.request import Grammar
 from ..engine.requests.request_group import GrowingOutput, RequestGroup
 from ..types.outputs import Delta, RequestOutput
 
@@ -27,17 +30,45 @@ class RequestStream(AsyncIterator[RequestOutput]):
         self._output = GrowingOutput(group)
         self._error: CarryallError | None = None
         self._ended = False
+        self._accepted = False
+
+    def accept(self) -> None:
+        """Note that the engine queued the request. Called in the event loop."""
+        grammar = self.group.requests[0].awaited_grammar
+        if grammar is None or grammar.done():
+            self._accept_grammar(grammar)
+        else:
+            grammar.add_done_callback(self._grammar_done)
+
+    def _grammar_done(self, grammar: Future[Grammar]) -> None:
+        with suppress(RuntimeError):  # the loop is closed
+            self.loop.call_soon_threadsafe(self._accept_grammar, grammar)
+
+    def _accept_grammar(self, grammar: Future[Grammar] | None) -> None:
+        if grammar is None or (not grammar.cancelled() and grammar.exception() is None):
+            self._accepted = True
+            self._wake_reader()
+
+    async def accepted(self) -> bool:
+        """Wait until the request is queued and its grammar is compiled; False if it ended before."""
+        while not (self._accepted or self._news):
+            self._waiting = self.loop.create_future()
+            await self._waiting
+        return self._accepted and self._error is None
 
     def tell(self) -> None:
         """Wake the reader: there is news. Called in the event loop."""
         self._news = True
-        if self._waiting is not None and not self._waiting.done():
-            self._waiting.set_result(None)
+        self._wake_reader()
 
     def fail(self, error: CarryallError) -> None:
         """End the stream with an error. Called in the event loop."""
         self._error = error
         self.tell()
+
+    def _wake_reader(self) -> None:
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
 
     def cancel(self) -> None:
         """Cancel the request, unless it has ended."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import threading
 import time
 import uuid
@@ -11,7 +12,7 @@ from collections.abc import Mapping, Sequence, Sized
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, cast
 
-from ...errors import InvalidSamplingError, RequestError, UsageError
+from ...errors import InvalidSamplingError, PromptTooLongError, RequestError, UsageError
 from ...options import shown
 from ..engine.adapters import AdapterSet
 from ..engine.requests.output_text import OutputText
@@ -186,21 +187,43 @@ class RequestFactory:
         """
         check_variables(variables, _RENDERING)
         template = self._model.chat_template
-        text = template.render(
-            messages,
-            tools=tools,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            template=chat_template,
-            max_size=self._reader.most_bytes,
-            **variables,
-        )
+        if isinstance(messages, Sized):
+            self._reader.check_messages(len(messages))
+        most = self._reader.most_bytes
+        told, offered, given, mark = self._marked(messages, tools, variables)
+        try:
+            rendered = template.render(
+                told,
+                tools=offered,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                template=chat_template,
+                max_size=most,
+                **given,
+            )
+        except PromptTooLongError:
+            self._reader.check_bytes(most + 1)
+            raise
+        pieces = rendered.split(mark) if mark else [rendered]
+        text = "".join(pieces)
         source = template.source(chat_template, with_tools=bool(tools))
         style = tool_style or (template.tool_style(chat_template) if tools else None)
         new_parser = functools.partial(message_parser, source, text, tools=bool(tools), style=style)
         new_parser()  # raises now if the style is unknown
         # The template itself writes the special tokens.
-        return ChatPrompt(self.encode(text, add_special_tokens=False), new_parser)
+        tokens = [self.encode(piece, add_special_tokens=False) for piece in pieces]
+        return ChatPrompt(tokens[0] if len(tokens) == 1 else [*itertools.chain(*tokens)], new_parser)
+
+    def _marked(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None,
+        variables: Mapping[str, Any],
+    ) -> tuple[Sequence[Message], Sequence[Mapping[str, Any]] | None, Mapping[str, Any], str]:
+        """Return what a template renders with marks in texts of special tokens; see ``SpecialTexts``."""
+        if self._model.tokenizer is None or not isinstance(messages, Sequence):
+            return messages, tools, variables, ""
+        return self._model.tokenizer.special_texts.marked(messages, tools, variables)
 
     def _output_text(self, prompt: Prompt, token_ids: list[int], params: SamplingParams) -> OutputText | None:
         """Return what makes the text of one output; None without a tokenizer."""

@@ -12,6 +12,7 @@ from ...exporter.config import read_generation_config
 from ..types.sampling_params import SamplingParams
 
 _OPTIONS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+OLLAMA = {"temperature": 0.8, "top_k": 40, "top_p": 0.9}
 _OFF: dict[str, Any] = {"top_p": 1.0, "top_k": 0, "temperature": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
 
 
@@ -22,10 +23,12 @@ class GenerationDefaults:
     Args:
         end_token_ids: tokens that end an output.
         sampling: the options of ``SamplingParams`` that the checkpoint sets.
+        says_how: whether the checkpoint says how to sample, even if by the values of ``SamplingParams``.
     """
 
     end_token_ids: frozenset[int] = frozenset()
     sampling: dict[str, Any] = field(default_factory=dict)
+    says_how: bool = False
 
     @classmethod
     def from_folder(cls, folder: Path, config: Callable[[], Mapping[str, Any]]) -> GenerationDefaults:
@@ -46,7 +49,17 @@ class GenerationDefaults:
         end = generation.get("eos_token_id")
         if end is None:
             end = config().get("eos_token_id")
-        return cls(_token_ids(end, folder), _sampling(generation))
+        says_how = any(generation.get(name) is not None for name in ("do_sample", *_OPTIONS))
+        return cls(_token_ids(end, folder), _sampling(generation), says_how)
+
+    @property
+    def served(self) -> dict[str, Any]:
+        """The options of requests over a network and of lines of a batch that give none.
+
+        Their clients expect readable text, which small models do not write at temperature 1 over the whole
+        vocabulary; a checkpoint that says nothing is sampled as Ollama samples it.
+        """
+        return self.sampling if self.says_how else {**OLLAMA, **self.sampling}
 
     def params(self, max_tokens: int | None = None) -> SamplingParams:
         """Return the options of a request that gives none.

@@ -14,6 +14,7 @@ from ..text.chat_template import ChatTemplate
 from ..text.tokenizer import Tokenizer
 from .fastest import Choice
 from .generation_defaults import GenerationDefaults
+from .model_source import ModelSummary
 
 
 @dataclass(slots=True)
@@ -35,6 +36,7 @@ class LoadedModel:
         graphs: the lowered graph that runs; for a split model, one per part.
         adapters: the LoRA adapters that requests can name.
         device_memory: returns the memory of its devices; see ``split.device_memory``.
+        summary: returns what a list of models tells of it; None if its files are not known.
     """
 
     name: str
@@ -51,6 +53,7 @@ class LoadedModel:
     graphs: Sequence[Path] = ()
     adapters: AdapterSet = field(default_factory=AdapterSet)
     device_memory: Callable[[], list[DeviceMemory]] = list
+    summary: Callable[[], ModelSummary | None] = lambda: None
 
     def close(self) -> None:
         """Close the runner and the proposer; not needed if an engine closes them."""

@@ -226,6 +226,7 @@ def _opened(
     loaded = LoadedModel(source.name, runner, tokenizer, chat_template, defaults, identity, graphs=graphs)
     loaded.provider = provider
     loaded.device_memory = functools.partial(device_memory, provider, config)
+    loaded.summary = lambda: source.summary
     loaded.open_encoder = functools.partial(_encoder, source, provider, config, progress)
     return loaded
 

@@ -27,6 +27,27 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 
+@dataclass(frozen=True, slots=True)
+class ModelSummary:
+    """What a list of models tells of one.
+
+    Args:
+        family: the ``model_type``; empty if no file states it.
+        parameters: the number of parameters; 0 if a kernel packed them.
+        quantization: the method, or the type of the largest weight.
+        bytes: the size of graph and weights.
+        digest: a hash of their content.
+        modified: when the graph was written, in seconds of Unix time.
+    """
+
+    family: str
+    parameters: int
+    quantization: str
+    bytes: int
+    digest: str
+    modified: float
+
+
 @dataclass(frozen=True)
 class SourceModel:
     """A runnable decoder on disk. Each file is read once, when it is first needed.
@@ -86,6 +107,36 @@ class SourceModel:
             GraphError: the file is not a valid ONNX graph.
         """
         return GraphFacts.from_json(self._remembered(lambda: GraphFacts.of(self.graph).to_json()))
+
+    @cached_property
+    def summary(self) -> ModelSummary:
+        """What a list of models tells of it.
+
+        Raises:
+            GraphError: the file is not a valid ONNX graph.
+        """
+        known = self._remembered(self._weights_in_short, form="in short")
+        record = self.package.record if self.package is not None else None
+        method = record.quantization.get("method") if record and record.quantization else None
+        folder = self.model_path.parent
+        return ModelSummary(
+            family=str(self.config.get("model_type") or (record.model_type if record else "")),
+            parameters=known["parameters"],
+            quantization=str(method or known["type"]),
+            bytes=sum((folder / name).stat().st_size for name in self.graph_files),
+            digest=self.content_key,
+            modified=self.model_path.stat().st_mtime,
+        )
+
+    def _weights_in_short(self) -> dict[str, Any]:
+        from ...graph_opt.graph.graph_facts import initializers, parameter_count
+
+        largest = max(initializers(self.graph), key=lambda tensor: tensor.size, default=None)
+        kind = "" if largest is None else largest.dtype.name
+        return {
+            "parameters": parameter_count(self.graph) or 0,
+            "type": {"FLOAT": "F32", "FLOAT16": "F16", "BFLOAT16": "BF16"}.get(kind, kind),
+        }
 
     @property
     def lowered(self) -> bool:

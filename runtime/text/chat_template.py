@@ -182,7 +182,7 @@ def _render(source: str, variables: Mapping[str, Any], max_size: int | None) -> 
             size += len(piece)
             if size > most:
                 raise PromptTooLongError(
-                    f"the chat template writes more than {most} characters, the limit for this context"
+                    f"the chat template writes more than {most} characters of it, the limit for this context"
                 )
     except jinja2.exceptions.SecurityError as error:
         raise ChatTemplateError(f"the chat template tried something forbidden: {error}") from error

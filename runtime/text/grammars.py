@@ -19,6 +19,7 @@ from llguidance.gbnf_to_lark import gbnf_to_lark
 from ...errors import InvalidSamplingError, RequestFailedError
 from ..process.faults import raised_in_thread
 from ..types.structured_output import StructuredOutput
+from .json_schema import held_schema
 from .tokenizer import Tokenizer
 
 _MAX_CACHED = 128
@@ -33,8 +34,8 @@ _LIMITS = llguidance.LLParserLimits(
 )
 # How the library's messages begin when one of its limits is exceeded; the limit follows.
 _EXCEEDED = re.compile("too many (items|states)|current row has|fuel|too big", re.IGNORECASE)
-# Without a limit, a weak model may fill the context with whitespace.
-_JSON_OPTIONS = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{0,20}"}
+# Without a limit, a weak model may fill the context with whitespace. ``json_schema`` tells of ``oneOf``.
+_JSON_OPTIONS = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{0,20}", "coerce_one_of": True}
 
 # The library recurses as deeply as the grammar: with a stack of 8 MiB, 5,000 chained rules end the process.
 _STACK_BYTES = 512 << 20
@@ -183,7 +184,11 @@ class GrammarCompiler:
             )
         try:
             grammar = _grammar(kind, text)
+        except InvalidSamplingError:
+            raise
         except ValueError as error:
+            if "recursion limit" in str(error):
+                raise InvalidSamplingError(f"{kind} is nested too deeply: {error}") from error
             raise InvalidSamplingError(f"{kind} is not valid JSON: {error}") from error
         matcher = llguidance.LLMatcher(self._tokenizer, grammar, log_level=0, limits=_LIMITS)
         if matcher.is_error():
@@ -222,7 +227,7 @@ def _grammar(kind: str, text: str) -> str:
         # One terminal for all choices, since the parser tracks at most 2,000 alternatives at a time.
         grammar = matcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {' | '.join(choices)}")
     else:
-        schema = _schema(text) if kind == "json_schema" else '{"type": "object"}'
+        schema = held_schema(text).text if kind == "json_schema" else '{"type": "object"}'
         grammar = matcher.grammar_from_json_schema(schema, _JSON_OPTIONS)
     return str(grammar)
 
@@ -240,17 +245,3 @@ def _lark(text: str) -> str:
     except Exception as error:  # the converter raises plain exceptions too
         reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise InvalidSamplingError(f"grammar is not valid GBNF: {reason}") from error
-
-
-def _schema(text: str) -> str:
-    """Return a schema as llguidance takes it: the schema ``true`` becomes an empty object.
-
-    Raises:
-        InvalidSamplingError: the schema is ``false``, which allows no output.
-    """
-    match text.strip():
-        case "true":
-            return "{}"
-        case "false":
-            raise InvalidSamplingError("json_schema 'false' allows no output")
-    return text

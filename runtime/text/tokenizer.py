@@ -15,6 +15,7 @@ from ...errors import PackageError, RequestError
 from ...options import shown
 from ...storage.texts import read_text
 from ..process.at_exit import NATIVE
+from .special_texts import SpecialTexts
 from .token_bytes import bytes_of_piece
 from .token_coverage import Coverage, coverage
 
@@ -73,6 +74,12 @@ class Tokenizer:
         """The ids of special tokens."""
         added = self._tokenizer.get_added_tokens_decoder()
         return frozenset(token_id for token_id, token in added.items() if token.special)
+
+    @cached_property
+    def special_texts(self) -> SpecialTexts:
+        """Keeps the texts of special tokens apart from the tokens."""
+        added = self._tokenizer.get_added_tokens_decoder()
+        return SpecialTexts([token.content for token in added.values() if token.special])
 
     @cached_property
     def special_tokens(self) -> dict[str, str]:

@@ -67,7 +67,11 @@ class Usage:
 
 @dataclass(slots=True, kw_only=True)  # not frozen: that makes each of the many objects 1 us slower to create
 class Delta:
-    """The new part of a continuation. The concatenation of all deltas is the whole continuation."""
+    """The new part of a continuation. The concatenation of all deltas is the whole continuation.
+
+    In a service, the first delta of a request is empty: it comes as soon as the request is queued, so that a
+    client sees the beginning of its stream and not the silence of a long prompt.
+    """
 
     request_id: str
     index: int
@@ -83,6 +87,12 @@ class Delta:
     prompt_tokens: int = 0  # length of the prompt in tokens
     cached_tokens: int = 0  # those of them whose KV was reused
     reasoning_tokens: int = 0  # so many of ``token_ids``, the first ones, are reasoning
+
+    @property
+    def opens(self) -> bool:
+        """Whether the delta only tells that the request is valid and queued; it is the first one."""
+        return not (self.token_ids or self.text or self.reasoning or self.tool_calls or self.finish_reason
+                    or self.usage)  # fmt: skip
 
 
 @dataclass(slots=True)

@@ -12,10 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ...errors import InvalidSamplingError, UsageError
-from ...options import Option, check_names, declared, option
+from ...options import Option, check_names, declared, option, shown
 from .structured_output import StructuredOutput
 
 MAX_LOGPROBS = 64
+_MAX_NUMBER = 1e6  # and not infinite, as JSON's 1e999
 MAX_SAMPLES = 256
 _MAX_COUNT = 2**31 - 1  # above any text length, and within int64
 _MAX_LOGIT = 1e30  # sums of a few such numbers are finite in float32
@@ -83,14 +84,14 @@ class SamplingParams:
         InvalidSamplingError: an option has a wrong type or is out of range.
     """
 
-    temperature: float = option(1.0, least=0, section=_TOKENS)
+    temperature: float = option(1.0, least=0, most=_MAX_NUMBER, section=_TOKENS)
     top_k: int = option(0, least=0, most=_MAX_COUNT, section=_TOKENS)
     top_p: float = option(1.0, above=0, most=1, section=_TOKENS)
     min_p: float = option(0.0, least=0, most=1, section=_TOKENS)
     typical_p: float = option(1.0, above=0, most=1, section=_TOKENS)
     mirostat: int = option(0, least=0, most=2, section=_TOKENS)
-    mirostat_tau: float = option(5.0, least=0, section=_TOKENS)
-    mirostat_eta: float = option(0.1, least=0, section=_TOKENS)
+    mirostat_tau: float = option(5.0, least=0, most=_MAX_NUMBER, section=_TOKENS)
+    mirostat_eta: float = option(0.1, least=0, most=_MAX_NUMBER, section=_TOKENS)
     xtc_probability: float = option(0.0, least=0, most=1, section=_TOKENS)
     xtc_threshold: float = option(0.1, above=0, most=1, section=_TOKENS)
     seed: int | None = option(None, least=0, section=_TOKENS)
@@ -211,13 +212,15 @@ def _several(value: Any) -> tuple[Any, ...]:
 
 def _functions(value: Any) -> tuple[LogitsFunction, ...]:
     if not isinstance(value, Iterable) or not all(map(callable, functions := tuple(value))):
-        raise InvalidSamplingError(f"logits_processors must be a list of functions, not {value!r}")
+        raise InvalidSamplingError(f"logits_processors must be a list of functions, not {shown(value)}")
     return functions
 
 
 def _bad_words(value: Any) -> tuple[str | tuple[int, ...], ...]:
     if isinstance(value, str) or not isinstance(value, Iterable):
-        raise InvalidSamplingError(f"bad_words must be a list of texts or of token id lists, not {value!r}")
+        raise InvalidSamplingError(
+            f"bad_words must be a list of texts or of token id lists, not {shown(value)}"
+        )
     words = tuple(word if isinstance(word, str) else _TOKEN_IDS.check(_several(word)) for word in value)
     if not all(words):
         raise InvalidSamplingError("bad_words must not be empty")
@@ -229,9 +232,9 @@ def _logit_bias(value: Any) -> dict[int, float]:
     try:
         bias = {int(token): float(number) for token, number in value.items()}
     except (AttributeError, TypeError, ValueError) as error:
-        raise InvalidSamplingError(f"logit_bias must map token ids to numbers, not {value!r}") from error
+        raise InvalidSamplingError(f"logit_bias must map token ids to numbers, not {shown(value)}") from error
     if not all(abs(number) <= _MAX_LOGIT or number == -math.inf for number in bias.values()):
-        raise InvalidSamplingError(f"logit_bias must be within {_MAX_LOGIT}, or -inf, not {value!r}")
+        raise InvalidSamplingError(f"logit_bias must be within {_MAX_LOGIT}, or -inf, not {shown(value)}")
     return bias
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from ...errors import InvalidSamplingError
+from ...options import shown
 
 _MAX_CHARACTERS = {"json_schema": 1 << 18}  # the others: 1 << 16
 
@@ -36,7 +37,7 @@ class StructuredOutput:
 
     def __post_init__(self) -> None:
         if isinstance(self.choice, str) or not isinstance(self.choice, Iterable):
-            raise InvalidSamplingError(f"choice must be a list of texts, not {self.choice!r}")
+            raise InvalidSamplingError(f"choice must be a list of texts, not {shown(self.choice)}")
         object.__setattr__(self, "choice", tuple(self.choice))
         options = [field.name for field in dataclasses.fields(self)]
         given = [name for name in options if self._is_given(name)]
@@ -45,7 +46,7 @@ class StructuredOutput:
         name, value = given[0], getattr(self, given[0])
         texts = all(isinstance(text, str) for text in self.choice)
         if not texts or not isinstance(value, _TYPES.get(name, str)):
-            raise InvalidSamplingError(f"{name} of structured_output cannot be {value!r}")
+            raise InvalidSamplingError(f"{name} of structured_output cannot be {shown(value)}")
         size, most = len(self.key[1]), _MAX_CHARACTERS.get(name, 1 << 16)
         if size > most:
             raise InvalidSamplingError(f"{name} has {size} characters, more than {most}")
@@ -68,7 +69,7 @@ class StructuredOutput:
         try:
             return cls(**value)
         except TypeError as error:
-            raise InvalidSamplingError(f"structured_output cannot be {value!r}: {error}") from error
+            raise InvalidSamplingError(f"structured_output cannot be {shown(value)}: {error}") from error
 
     @property
     def key(self) -> tuple[str, str]:

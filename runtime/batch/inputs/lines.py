@@ -5,9 +5,9 @@ A JSON line has one of two forms, which may be mixed:
     {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "...", "max_tokens": 8}}
     {"prompt": "...", "max_tokens": 8}   or   {"messages": [...]}   or   {"input": "..."}
 
-The first is OpenAI's (https://platform.openai.com/docs/guides/batch). The second is the body alone, with an
-optional custom_id (default: `line-N`). A body with `input` is a request to /v1/embeddings, or to
-/v1/responses if that is the job's endpoint.
+The first is OpenAI's (https://platform.openai.com/docs/guides/batch); without a url, the body tells it. The
+second is the body alone, with an optional custom_id (default: `line-N`). A body with `input` is a request to
+/v1/embeddings, or to /v1/responses if that is the job's endpoint.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ....errors import RequestError
+from ....options import shown
 from .sources import DIGEST_BYTES, Row
 from .templates import PromptTemplate
 
@@ -100,15 +101,16 @@ def parse_row(row: Row, template: PromptTemplate, endpoint: str | None = None) -
         if row.fault is not None:
             raise RequestError(row.fault)
         record = row.data if isinstance(row.data, dict) else _json_object(row.data)
+        templated = template.text is not None or isinstance(row.data, dict)
+        given = template.custom_id(record) if templated else record.get("custom_id")
+        if isinstance(given, str) and given and _is_text(given):  # a fault of the rest is told under its id
+            custom_id, key = given, id_key(given)
         if isinstance(row.data, dict) or b"\\ud" in row.data.lower():
             _check_text(record)
         code = "invalid_request"
         extra = template.kept(record)
-        if template.text is not None or isinstance(row.data, dict):
+        if templated:
             record = template.body(record)
-        given = record.get("custom_id")
-        if isinstance(given, str) and given:
-            custom_id, key = given, id_key(given)
         url, body = _url_and_body(record, endpoint)
         if endpoint is not None and url != endpoint:
             raise RequestError(f"the line is a request to {url}, but the job's endpoint is {endpoint}")
@@ -157,6 +159,14 @@ def _check_text(record: dict[str, Any]) -> None:
         raise RequestError(f"the line is not valid UTF-8 text: {error}") from error
 
 
+def _is_text(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeError:
+        return False
+    return True
+
+
 def _url_and_body(record: Mapping[str, Any], endpoint: str | None) -> tuple[str, Mapping[str, Any]]:
     custom_id = record.get("custom_id")
     if "url" in record or "body" in record:
@@ -164,18 +174,29 @@ def _url_and_body(record: Mapping[str, Any], endpoint: str | None) -> tuple[str,
         if not isinstance(custom_id, str) or not custom_id:
             raise RequestError("'custom_id' must be a string that is not empty")
         if record.get("method", "POST") != "POST":
-            raise RequestError(f"'method' must be \"POST\", not {record['method']!r}")
-        if not isinstance(url, str) or url not in URLS:
-            raise RequestError(f"'url' must be one of {', '.join(URLS)}, not {url!r}")
+            raise RequestError(f"'method' must be \"POST\", not {shown(record['method'])}")
         if not isinstance(body, dict):
             raise RequestError("'body' must be a JSON object")
+        if url is None:
+            return _url_of(body, endpoint), body
+        if not isinstance(url, str) or url not in URLS:
+            raise RequestError(f"'url' must be one of {', '.join(URLS)}, not {shown(url)}")
         return url, body
     if custom_id is not None and (not isinstance(custom_id, str) or not custom_id):
         raise RequestError("'custom_id' must be a string that is not empty")
     body = {name: value for name, value in record.items() if name != "custom_id"}
+    return _url_of(body, endpoint), body
+
+
+def _url_of(body: Mapping[str, Any], endpoint: str | None) -> str:
+    """Return the endpoint that a body without a url is for.
+
+    Raises:
+        RequestError: no field of the body tells it.
+    """
     if endpoint == RESPONSES and "input" in body:
-        return RESPONSES, body
-    for field, url in _URL_OF_FIELD.items():
-        if field in body:
-            return url, body
-    raise RequestError("the line needs 'prompt', 'messages', 'input', or 'url' and 'body'")
+        return RESPONSES
+    url = next((url for field, url in _URL_OF_FIELD.items() if field in body), None)
+    if url is None:
+        raise RequestError("the line needs 'prompt', 'messages', 'input', or 'url' and 'body'")
+    return url

@@ -86,12 +86,17 @@ class PromptTemplate:
             RequestError: a column is missing, or the template fails.
         """
         body = self._plain_body(record) if self.text is None else self._rendered_body(record)
-        column = self.id_column or "custom_id"
-        if column in record and record[column] is not None:
-            body["custom_id"] = str(record[column])
+        custom_id = self.custom_id(record)
+        if custom_id is not None:
+            body["custom_id"] = custom_id
         elif self.id_column:
             raise RequestError(f"the record has no column '{self.id_column}' for its custom_id")
         return body
+
+    def custom_id(self, record: Mapping[str, Any]) -> str | None:
+        """Return the custom_id of a record; None if it has none."""
+        value = record.get(self.id_column or "custom_id")
+        return None if value is None else str(value)
 
     def kept(self, record: Mapping[str, Any]) -> str | None:
         """Return the columns that are copied to the output, as JSON; None if there are none."""

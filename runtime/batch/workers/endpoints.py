@@ -1,16 +1,12 @@
-"""Turn request bodies into engine requests, and outputs into response bodies, for each url.
-
-Completions, chat, responses and embeddings follow OpenAI's API. `/v1/rerank` follows Jina's and Cohere's API.
-`/v1/score` returns log-probabilities of continuations.
-"""
+"""Answer the body of a line with one engine: the service's readers and writers, driven step by step."""
 
 from __future__ import annotations
 
-import base64
 import dataclasses
 import functools
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -18,21 +14,23 @@ import numpy as np
 import numpy.typing as npt
 
 from ....errors import RequestCancelled, RequestError
-from ...api.embedding import check_pooling, embedding_questions, stacked
+from ...api.embedding import embedding_questions, stacked
 from ...api.requests import RENDER_OPTIONS, Prompt, RequestFactory
-from ...api.scoring import RERANK_INSTRUCTION, ContinuationScore, Questions, rerank_questions, score_questions
+from ...api.scoring import Questions, rerank_questions, score_questions
 from ...engine.requests.request_group import RequestGroup
-from ...service.core.messages import Choice, Conversation, Generation, GenerationRequest, Usage
+from ...service.core.chat import Conversation
+from ...service.core.messages import Choice, Embeddings, Generation, GenerationRequest, Usage, refuse_left_out
+from ...service.http.openai import scoring
+from ...service.http.openai.embeddings import KNOWN as EMBEDDINGS_FIELDS
+from ...service.http.openai.embeddings import embeddings_response, read_embeddings
 from ...service.http.openai.endpoints import ENDPOINTS
+from ...service.http.openai.reading import IGNORED
 from ...types.outputs import RequestOutput, ToolCall
 from ..inputs.lines import CHAT, COMPLETIONS, EMBEDDINGS, RERANK, RESPONSES, SCORE, BatchLine
 from .responses import read_line, response_body
 
 Json = dict[str, Any]
 T = TypeVar("T")
-
-# Forbidden names of template variables: they are arguments of the rendering function.
-_IGNORED = ("model", "user", "metadata", "store", "safety_identifier", "service_tier")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +85,7 @@ class Preparer:
         group = self.requests.group(
             self._prompt(request),
             request.params,
-            request_id=f"batch_req_{line.number}",
+            request_id=_name(line),
             priority=request.priority,
             cache_salt=request.cache_salt,
             tenant=request.tenant,
@@ -102,90 +100,75 @@ class Preparer:
 
     def embeddings(self, line: BatchLine) -> Work:
         """Return the requests of the embeddings of one or several texts."""
-        body = _fields(line.body, {"input", "encoding_format", "pooling", "normalize"})
-        encoding, pooling = body.get("encoding_format", "float"), body.get("pooling", "last")
-        if encoding not in ("float", "base64"):
-            raise RequestError(f"'encoding_format' must be float or base64, not {encoding!r}")
-        normalize = body.get("normalize", True)
-        if not isinstance(normalize, bool):
-            raise RequestError(f"'normalize' must be true or false, not {normalize!r}")
-        check_pooling(pooling)
-        texts = [self.requests.token_ids(text) for text in _inputs(body.get("input"))]
+        ask = read_embeddings(_known(line, EMBEDDINGS_FIELDS))
+        pooling, texts = ask.pooling or "last", [self.requests.token_ids(text) for text in ask.inputs]
 
         def answer(vectors: npt.NDArray[np.float32]) -> tuple[Json, str]:
-            data = [
-                {"object": "embedding", "index": index, "embedding": _encoded(vector, encoding)}
-                for index, vector in enumerate(vectors)
-            ]
-            total = sum(map(len, texts))
-            usage = {"prompt_tokens": total, "total_tokens": total}
-            return {"object": "list", "data": data, "model": self.model, "usage": usage}, "stop"
+            return embeddings_response(ask, Embeddings(vectors, sum(map(len, texts))), self.model), "stop"
 
         if not self.embedding_size:  # the engine gives no hidden states: use the encoder's session
+            encoder = self.requests.encoder
             return Work(
-                [],
-                lambda _: answer(stacked(*self.requests.encoder.embed(texts, pooling), normalize=normalize)),
+                [], lambda _: answer(stacked(*encoder.embed(texts, pooling), normalize=ask.normalize))
             )
-        questions = embedding_questions(texts, pooling)
         return self._asked(
             line,
-            questions,
-            lambda vectors: answer(stacked(vectors, self.embedding_size, normalize=normalize)),
+            [embedding_questions(texts, pooling)],
+            lambda vectors: answer(stacked(vectors, self.embedding_size, normalize=ask.normalize)),
         )
 
     def score(self, line: BatchLine) -> Work:
-        """Return the requests of the log-probabilities of continuations of a text."""
-        body = _fields(line.body, {"text", "continuations"})
-        text, continuations = body.get("text"), body.get("continuations")
-        if not isinstance(text, str):
-            raise RequestError("'text' must be a string")
-        questions = score_questions(self.requests, text, _texts("continuations", continuations))
-
-        def answer(scores: list[ContinuationScore]) -> tuple[Json, str]:
-            data = [
-                {
-                    "index": index,
-                    "logprob": score.logprob,
-                    "token_logprobs": score.token_logprobs,
-                    "greedy": score.greedy,
-                }
-                for index, score in enumerate(scores)
-            ]
-            return {"object": "list", "data": data, "model": self.model, "usage": _usage(questions)}, "stop"
-
-        return self._asked(line, questions, answer)
+        """Return the requests of log-probabilities of continuations, or of scores of documents."""
+        ask, name = scoring.read_score(_known(line, scoring.SCORE)), _name(line)
+        if isinstance(ask, scoring.ContinuationsAsk):
+            questions = score_questions(self.requests, ask.text, ask.continuations)
+            return self._asked(
+                line,
+                [questions],
+                lambda found: (
+                    _with_usage(scoring.continuations_response(found, self.model, name), [questions]),
+                    "stop",
+                ),
+            )
+        pairs = [
+            rerank_questions(self.requests, query, [document], ask.instruction, ("yes", "no"))
+            for query, document in zip(ask.queries, ask.documents, strict=True)
+        ]
+        return self._asked(
+            line,
+            pairs,
+            lambda found: (_with_usage(scoring.pairs_response(found, self.model, name), pairs), "stop"),
+        )
 
     def rerank(self, line: BatchLine) -> Work:
         """Return the requests that rank documents by their relevance to a query, the best first."""
-        body = _fields(line.body, {"query", "documents", "top_n", "return_documents", "instruction"})
-        query, documents = body.get("query"), _texts("documents", body.get("documents"))
-        instruction = body.get("instruction", RERANK_INSTRUCTION)
-        if not isinstance(query, str) or not isinstance(instruction, str):
-            raise RequestError("'query' and 'instruction' must be strings")
-        top_n = body.get("top_n", len(documents))
-        if isinstance(top_n, bool) or not isinstance(top_n, int) or top_n < 1:
-            raise RequestError(f"'top_n' must be an integer of at least 1, not {top_n!r}")
-        questions = rerank_questions(self.requests, query, documents, instruction, ("yes", "no"))
+        ask = scoring.read_rerank(_known(line, scoring.RERANK))
+        questions = rerank_questions(self.requests, ask.query, ask.documents, ask.instruction, ("yes", "no"))
 
         def answer(scores: list[float]) -> tuple[Json, str]:
-            ranked = sorted(range(len(scores)), key=lambda index: -scores[index])[:top_n]
-            results: list[Json] = [{"index": index, "relevance_score": scores[index]} for index in ranked]
-            if body.get("return_documents"):
-                for result in results:
-                    result["document"] = {"text": documents[result["index"]]}
-            return {"model": self.model, "results": results, "usage": _usage(questions)}, "stop"
+            found = scoring.rerank_response(ask, scores, self.model, _name(line))
+            return _with_usage(found, [questions]), "stop"
 
-        return self._asked(line, questions, answer)
+        return self._asked(line, [questions], answer)
 
     def _asked(
-        self, line: BatchLine, questions: Questions[T], answer: Callable[[list[T]], tuple[Json, str]]
+        self,
+        line: BatchLine,
+        questions: Sequence[Questions[T]],
+        answer: Callable[[list[T]], tuple[Json, str]],
     ) -> Work:
-        pairs = zip(questions.prompts, questions.params, strict=True)
+        pairs = [pair for each in questions for pair in zip(each.prompts, each.params, strict=True)]
         groups = [
-            self.requests.group(prompt, params, request_id=f"batch_req_{line.number}-{index}")
+            self.requests.group(prompt, params, request_id=f"{_name(line)}-{index}")
             for index, (prompt, params) in enumerate(pairs)
         ]
-        return Work(groups, lambda outputs: answer(questions.read(outputs)))
+
+        def read(outputs: Sequence[RequestOutput]) -> tuple[Json, str]:
+            left = iter(outputs)
+            parts = [each.read(list(itertools.islice(left, len(each.prompts)))) for each in questions]
+            return answer([result for part in parts for result in part])
+
+        return Work(groups, read)
 
     def _prompt(self, request: GenerationRequest) -> Prompt:
         if not isinstance(request.prompt, Conversation):
@@ -195,7 +178,7 @@ class Preparer:
         if reserved:
             raise RequestError(f"'chat_template_kwargs' must not contain '{reserved[0]}', which is reserved")
         rendered = self.requests.chat_prompt(
-            turns.messages,
+            turns.turns(),
             tools=turns.tools or None,
             continue_final_message=turns.continues,
             **turns.variables,
@@ -243,9 +226,9 @@ def read_generation(line: BatchLine, defaults: Mapping[str, Any], job_seed: int)
         own["seed"] = line_seed(job_seed, line.number)
     if line.url == RESPONSES:
         ask = read_line(own, defaults)
-        return Generating(ask.request, functools.partial(response_body, ask))
+        return Generating(refuse_left_out(ask.request), functools.partial(response_body, ask))
     endpoint = ENDPOINTS[line.url]
-    request = endpoint.request({**defaults, **own})
+    request = refuse_left_out(endpoint.request({**defaults, **own}))
 
     def body(result: Generation, model: str, created: int) -> Json:
         found = {**endpoint.response(request, result, model), "created": created}
@@ -311,50 +294,24 @@ def _call_id(*place: int) -> str:
     return hashlib.blake2b(repr(place).encode()).hexdigest()[:9]
 
 
-def _fields(body: Mapping[str, Any], known: set[str]) -> Json:
-    """Return the fields of a body that are not null.
+def _name(line: BatchLine) -> str:
+    return f"batch_req_{line.number}"
+
+
+def _known(line: BatchLine, known: Collection[str]) -> Json:
+    """Return the body of a line without null values.
 
     Raises:
-        RequestError: a field is unknown.
+        RequestError: a field is unknown; an answer in a file has no header that could name it.
     """
-    given = {name: value for name, value in body.items() if value is not None and name not in _IGNORED}
-    unknown = sorted(set(given) - known)
+    given = {name: value for name, value in line.body.items() if value is not None}
+    unknown = sorted(set(given) - set(known) - set(IGNORED))
     if unknown:
         raise RequestError(f"unknown field '{unknown[0]}'; known fields: {', '.join(sorted(known))}")
     return given
 
 
-def _inputs(given: Any) -> list[str | list[int]]:
-    """Return OpenAI's ``input`` (a string, token ids, or a list of these) as a list."""
-    listed = [given] if isinstance(given, str) or _is_token_ids(given) else given
-    if not isinstance(listed, list) or not listed:
-        raise RequestError("'input' must be a string, a list of token ids, or a list of these")
-    if not all(isinstance(item, str) or _is_token_ids(item) for item in listed):
-        raise RequestError("each item of 'input' must be a string or a list of token ids")
-    return listed
-
-
-def _is_token_ids(value: Any) -> bool:
-    return (
-        isinstance(value, list)
-        and bool(value)
-        and all(isinstance(item, int) and not isinstance(item, bool) for item in value)
-    )
-
-
-def _texts(name: str, value: Any) -> list[str]:
-    if not isinstance(value, list) or not value or not all(isinstance(item, str) for item in value):
-        raise RequestError(f"'{name}' must be a list of strings that is not empty")
-    return value
-
-
-def _encoded(vector: npt.NDArray[np.float32], encoding: str) -> Any:
-    if encoding == "base64":
-        return base64.b64encode(vector.astype("<f4").tobytes()).decode()
-    return [float(value) for value in vector]
-
-
-def _usage(questions: Questions[Any]) -> Json:
-    prompts: list[Any] = list(questions.prompts)
+def _with_usage(body: Json, questions: Sequence[Questions[Any]]) -> Json:
+    prompts: list[Any] = [prompt for each in questions for prompt in each.prompts]
     total = sum(len(getattr(prompt, "token_ids", prompt)) for prompt in prompts)
-    return {"prompt_tokens": total, "total_tokens": total}
+    return {**body, "usage": {"prompt_tokens": total, "total_tokens": total}}

@@ -14,7 +14,7 @@ Json = dict[str, Any]
 
 # Options that need stored responses or a streaming client. A batch accepts only these values.
 _ONLY: dict[str, Any] = {"stream": False, "background": False, "previous_response_id": None}
-_PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc"}
+_PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "custom_tool_call": "ctc"}
 
 
 def read_line(body: Mapping[str, Any], defaults: Mapping[str, Any]) -> ResponseAsk:

@@ -63,7 +63,7 @@ def worker_of(loaded: LoadedModel, spec: WorkerSpec) -> OfflineEngine:
         RequestFactory(loaded),
         spec.label or spec.model,
         embedding_size=loaded.runner.info.embedding_size,
-        defaults={**loaded.defaults.sampling, **spec.sampling},
+        defaults={**loaded.defaults.served, **spec.sampling},
         seed=spec.seed,
         created=spec.created,
     )

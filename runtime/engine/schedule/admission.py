@@ -60,7 +60,9 @@ def checked_room(request: Request, info: RunnerInfo, max_length: int) -> int:
     if room < 1:
         limit = "the context" if max_length == info.context_length else "the KV cache's byte budget"
         raise PromptTooLongError(
-            f"the prompt has {request.num_tokens} tokens, but {limit} holds {max_length}, including at "
-            "least one generated token; shorten the prompt or load the model with a larger limit"
+            f"{limit} holds {max_length}, including at least one generated token; shorten the prompt or load "
+            "the model with a larger limit",
+            request.num_tokens,
+            max_length - 1,
         )
     return room

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from .messages import Conversation, Delta, GenerationRequest
-from .tool_choice import CallDelta, CallSplitter
+from .chat import Conversation
+from .messages import Choice, Delta, GenerationRequest
+from .tool_choice import CallDelta, CallSplitter, read_calls
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,3 +57,15 @@ class AnswerParts:
                 self.calls += 1
             if call.arguments:
                 yield CallDelta(self.calls - 1, call.arguments)
+
+
+def understood(request: GenerationRequest, choice: Choice) -> Choice:
+    """Return the choice with forced tool calls parsed, and with at most 1 call if parallel calls are off."""
+    prompt = request.prompt
+    if not isinstance(prompt, Conversation):
+        return choice
+    if prompt.must_call:
+        return dataclasses.replace(choice, text="", tool_calls=read_calls(choice.text))
+    if not prompt.parallel_calls:
+        return dataclasses.replace(choice, tool_calls=choice.tool_calls[:1])
+    return choice

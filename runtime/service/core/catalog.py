@@ -6,6 +6,7 @@ import random
 from collections.abc import Mapping, Sequence
 
 from ....errors import RequestError, UnknownModelError
+from ....options import shown
 from .model_entry import Entry, ModelStatus
 
 
@@ -49,6 +50,7 @@ class Catalog:
                 only=len(versions) == 1,
                 loras=entry.loras,
                 evicted=entry.evicted,
+                summary=entry.model.summary if entry.model is not None else (lambda: None),
             )
             for versions in self.versions.values()
             for entry in versions
@@ -89,12 +91,20 @@ class Catalog:
             own, _, version = own.rpartition(":")
             own = self._aliases.get(own, own)
         if own not in self.versions:
-            raise UnknownModelError(f"there is no model '{wanted}'; there are: {names}")
+            own = self._in_another_case(own)
+        if own not in self.versions:
+            raise UnknownModelError(f"there is no model {shown(wanted)}; there are: {names}")
         versions = [entry.version for entry in self.versions[own]]
         if version and version not in versions:
             served = f"versions {', '.join(versions)} are" if versions[1:] else f"version {versions[0]} is"
             raise UnknownModelError(f"there is no version {version} of '{own}'; {served} served")
         return own, version
+
+    def _in_another_case(self, name: str) -> str:
+        """Return the model or alias that differs from a name in case only; the name if there is not one."""
+        known = {*self.versions, *self._aliases}
+        same = [other for other in known if other.casefold() == name.casefold()]
+        return self._aliases.get(same[0], same[0]) if len(same) == 1 else name
 
     def named(self, name: str | None, version: str = "") -> list[Entry]:
         """Return the versions that a request may mean; see ``resolved``."""

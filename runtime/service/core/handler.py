@@ -25,7 +25,8 @@ from ...api.scoring import RERANK_INSTRUCTION, ContinuationScore
 from ...engine.stats import EngineStats
 from ...text.chat_template import check_variables
 from .caller import CALLER, caller_name, check_tokens, spend
-from .messages import Conversation, Delta, Embeddings, GenerationRequest, Prompt
+from .chat import Conversation
+from .messages import Delta, Embeddings, GenerationRequest, Prompt
 from .observer import Observer
 from .served_model import ServedModel
 
@@ -115,13 +116,18 @@ class LLMHandler:
             observer = self._observers.begin(self.model.info.model, request) if self._observers else None
             failure: BaseException | None = None
             try:
-                metrics, prompt_counted = stream.group.requests[0].metrics, False
+                metrics = stream.group.requests[0].metrics
+                if await stream.accepted():
+                    opening = _opening(stream)
+                    spend(opening.prompt_tokens)
+                    if observer is not None:
+                        observer.delta(opening, None)
+                    yield opening
                 async for deltas in stream.deltas(request.stream_interval):
                     if (wrong := stream.group.failure) is not None:
                         raise wrong
                     for delta in deltas:
-                        spend(len(delta.token_ids) + (0 if prompt_counted else delta.prompt_tokens))
-                        prompt_counted = True
+                        spend(len(delta.token_ids))
                         if observer is not None:
                             observer.delta(delta, metrics)
                         yield delta
@@ -261,6 +267,12 @@ class LLMHandler:
                 self._idle.set()
 
 
+def _opening(stream: RequestStream) -> Delta:
+    """Return the delta that tells that a request is queued."""
+    group = stream.group
+    return Delta(request_id=group.request_id, index=0, prompt_tokens=len(group.requests[0].prompt_token_ids))
+
+
 async def _spend_on(llm: AsyncLLM, *given: str | Sequence[str]) -> None:
     """Count the tokens of texts, without the prompt around them, if the caller's tokens are limited."""
     caller = CALLER.get()
@@ -278,7 +290,7 @@ async def _prompt(llm: AsyncLLM, prompt: Prompt) -> EnginePrompt:
         return prompt
     check_variables(prompt.variables, RENDER_OPTIONS)
     rendered = await llm.render(
-        prompt.messages,
+        prompt.turns(),
         tools=prompt.tools or None,
         continue_final_message=prompt.continues,
         **prompt.variables,

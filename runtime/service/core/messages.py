@@ -5,38 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ....errors import RequestError
+from ....options import shown
 from ...types.outputs import Delta as Delta
 from ...types.outputs import FinishReason, Logprob, ToolCall
 from ...types.outputs import Usage as Usage
 from ...types.sampling_params import SamplingParams
-
-
-@dataclass(frozen=True, slots=True)
-class Conversation:
-    """Chat messages for the model's chat template: each has a `role` and a `content`.
-
-    Args:
-        tools: JSON schemas of functions that the model may call.
-        variables: further variables of the template.
-        must_call: the answer consists of tool calls. ``params.structured_output`` enforces it, and the
-            answer's text is the calls as JSON; see ``tool_choice``.
-        parallel_calls: whether an answer may hold more than one tool call.
-        continues: whether the answer continues the last message, which is one of the assistant.
-    """
-
-    messages: list[dict[str, Any]]
-    tools: list[dict[str, Any]] = field(default_factory=list)
-    variables: dict[str, Any] = field(default_factory=dict)
-    must_call: bool = False
-    parallel_calls: bool = True
-    continues: bool = False
-
+from .chat import Conversation
 
 Prompt = str | list[int] | Conversation  # list[int]: token ids
 
@@ -52,6 +31,7 @@ class GenerationRequest:
         timeout: seconds after which the request is cancelled; None is no limit.
         stream_interval: engine steps per delta, except for the first and the last delta.
         lora: the name of a LoRA adapter; None is the base model.
+        left_out: what the request has that is not used, for a header of the answer.
     """
 
     prompt: Prompt
@@ -63,6 +43,18 @@ class GenerationRequest:
     timeout: float | None = None
     stream_interval: int = 1
     lora: str | None = None
+    left_out: tuple[str, ...] = ()
+
+
+def refuse_left_out(request: GenerationRequest, remedy: str = "remove it") -> GenerationRequest:
+    """Return a request that is used as a whole.
+
+    Raises:
+        RequestError: a part of it is left out.
+    """
+    if request.left_out:
+        raise RequestError(f"not supported here: {', '.join(request.left_out)}; {remedy}")
+    return request
 
 
 def checked_timeout(seconds: float) -> float:
@@ -72,7 +64,7 @@ def checked_timeout(seconds: float) -> float:
         RequestError: it is not a positive, finite number.
     """
     if not 0.0 < seconds < math.inf:
-        raise RequestError(f"the timeout must be a positive number of seconds, not {seconds!r}")
+        raise RequestError(f"the timeout must be a positive number of seconds, not {shown(seconds)}")
     return seconds
 
 

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from ....errors import CarryallError, ServiceUnavailableError
 from ....providers.base import DeviceMemory
+from ...models.model_source import ModelSummary
 from ...process.daemon_thread import in_daemon_thread
 from ...process.freed_memory import give_back_freed
 from ...process.garbage import exclude_newer
@@ -38,6 +39,7 @@ class ModelStatus:
         only: whether the model has no other version.
         loras: the folders of its LoRA adapters, by name.
         evicted: whether it was unloaded to free memory, and the next request loads it.
+        summary: returns what a list of models tells of a loaded language model; None of others.
     """
 
     name: str
@@ -50,6 +52,7 @@ class ModelStatus:
     only: bool = True
     loras: Mapping[str, str] = field(default_factory=dict)
     evicted: bool = False
+    summary: Callable[[], ModelSummary | None] = field(default=lambda: None, compare=False)
 
     @property
     def on_request(self) -> bool:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import importlib.metadata
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ....errors import CarryallError, ProviderRuntimeError
+from ....errors import CarryallError, PromptTooLongError, ProviderRuntimeError, UsageError
 from ....progress import Progress
 from ....providers.base import DeviceMemory
 from ....providers.placement import Placement
@@ -17,8 +18,11 @@ from ...api.async_llm import AsyncLLM
 from ...engine.engine import EngineConfig
 from ...models.config import ModelConfig
 from ...models.loading import load_for_engine
+from ...models.model_source import ModelSummary
 from ...types.sampling_params import SamplingParams
 from .messages import ModelInfo
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +34,7 @@ class ServedModel:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     fallbacks: Sequence[Placement] = ()  # see ``LoadedModel``
     device_memory: Callable[[], list[DeviceMemory]] = list  # see ``LoadedModel``
+    summary: Callable[[], ModelSummary | None] = lambda: None  # see ``LoadedModel``
 
 
 def load_served_model(
@@ -71,20 +76,32 @@ def load_served_model(
         raise
     if warm_up:
         asyncio.run(_warm_up(llm))
-    return ServedModel(llm, info, loaded.defaults.sampling, loaded.fallbacks, loaded.device_memory)
+    if not loaded.defaults.says_how:
+        options = ", ".join(f"{option} {value}" for option, value in loaded.defaults.served.items())
+        _log.info(
+            "the model %a says nothing of sampling; requests that do not either: %s", info.model, options
+        )
+    return ServedModel(
+        llm, info, loaded.defaults.served, loaded.fallbacks, loaded.device_memory, loaded.summary
+    )
 
 
 async def _warm_up(llm: AsyncLLM) -> None:
     """Generate 2 tokens: one step of a prompt, and one of a running request.
 
     Raises:
-        CarryallError: the model failed to run.
+        CarryallError: the model failed to run, or its KV memory is too small for any prompt.
     """
     params = SamplingParams(max_tokens=2, ignore_eos=True)
     try:
         async for output in llm.generate([0], params, cache_salt="warm-up"):
             if output.error is not None:
                 raise ProviderRuntimeError(f"the model failed in its warm-up: {output.error}")
+    except PromptTooLongError as error:  # of the warm-up's one token, which nobody gave
+        llm.shutdown()
+        raise UsageError(
+            "the KV memory is too small for a prompt of 1 token and its answer; raise kv_bytes (--kv-bytes)"
+        ) from error
     except CarryallError:
         llm.shutdown()
         raise

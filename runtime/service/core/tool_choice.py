@@ -37,38 +37,27 @@ class CallDelta:
     name: str | None = None
 
 
-def calls_schema(tools: Sequence[Mapping[str, Any]], only: str | None, *, parallel: bool) -> dict[str, Any]:
+def calls_schema(tools: Sequence[Mapping[str, Any]], *, parallel: bool) -> dict[str, Any]:
     """Return the JSON schema of an answer that consists of tool calls.
 
     Args:
-        tools: the request's tools, each a function with ``name`` and ``parameters``.
-        only: the function that must be called; None allows all.
+        tools: the tools that may be called, in the form of chat templates.
         parallel: whether the answer may hold several calls.
 
     Raises:
-        RequestError: there are no tools, no tool is named ``only``, or a tool has no name.
+        RequestError: there are no tools.
     """
-    functions = [_function(tool) for tool in tools]
-    wanted = [function for function in functions if only in (None, function["name"])]
-    if not wanted:
-        known = ", ".join(function["name"] for function in functions) or "none"
-        raise RequestError(f"'tool_choice' names {only or 'a tool'!r}; the request's tools are: {known}")
+    if not tools:
+        raise RequestError("'tool_choice' demands a call, but the request's tools are: none")
     definitions: dict[str, Any] = {}
     schema: dict[str, Any] = {
         "type": "array",
         "minItems": 1,
-        "items": {"anyOf": [_call_schema(function, definitions) for function in wanted]},
+        "items": {"anyOf": [_call_schema(tool["function"], definitions) for tool in tools]},
     }
-    if not parallel or only is not None:
+    if not parallel:
         schema["maxItems"] = 1
     return {**schema, "$defs": definitions} if definitions else schema
-
-
-def _function(tool: Mapping[str, Any]) -> dict[str, Any]:
-    function = tool.get("function", tool)
-    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise RequestError(f"each tool must have a 'function' with a text 'name', not {tool!r}")
-    return function
 
 
 def _call_schema(function: Mapping[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:

@@ -121,6 +121,8 @@ class InferenceServicer(kserve_pb2_grpc.GRPCInferenceServiceServicer):
                 self._inference.responses(inference_request(request, self._memory))
             ) as responses:
                 async for response in responses:
+                    if not (response.outputs or response.final):
+                        continue
                     message = inference_response(response, places)
                     message.parameters["triton_final_response"].bool_param = response.final
                     await _write(context, writing, pb.ModelStreamInferResponse(infer_response=message))

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ....errors import RequestError
+from ....options import shown
 from ....proto import kserve_pb2 as pb
 from ..kserve.messages import InferenceRequest, InferenceResponse
 from ..kserve.shared_memory import SharedMemory
@@ -135,5 +136,5 @@ def _value(parameter: pb.InferParameter) -> Any:
 def _whole(parameters: Mapping[str, pb.InferParameter], name: str) -> int:
     value = _value(parameters[name]) if name in parameters else 0
     if isinstance(value, bool) or not isinstance(value, int):
-        raise RequestError(f"parameter '{name}' must be a whole number, not {value!r}")
+        raise RequestError(f"parameter '{name}' must be a whole number, not {shown(value)}")
     return value

@@ -4,22 +4,43 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
 
 from ....errors import RequestError
+from ....options import shown
 from ....proto import generation_pb2 as pb
 from ....proto import sampling_pb2, tasks_pb2
 from ...types.outputs import FinishReason, Logprob
 from ...types.sampling_params import SamplingParams
-from ..core.messages import Conversation, Delta, GenerationRequest, by_rank, checked_timeout
-from ..core.tool_choice import CallSplitter, calls_schema
+from ..core.chat import (
+    Conversation,
+    FunctionCall,
+    FunctionResult,
+    Message,
+    Part,
+    Reasoning,
+    Text,
+    ToolChoice,
+    Tools,
+    converse,
+    read_arguments,
+    read_role,
+    read_tools,
+)
+from ..core.messages import Delta, GenerationRequest, by_rank, checked_timeout
+from ..core.tool_choice import CallSplitter
 
 FINISH_REASONS: dict[FinishReason | None, pb.FinishReason] = {
     None: pb.FINISH_REASON_UNSPECIFIED,
     "stop": pb.FINISH_REASON_STOP,
     "length": pb.FINISH_REASON_LENGTH,
     "cancelled": pb.FINISH_REASON_CANCELLED,
+}
+
+_MODES: Mapping[int, Literal["auto", "none", "required"]] = {
+    pb.TOOL_CHOICE_MODE_NONE: "none",
+    pb.TOOL_CHOICE_MODE_REQUIRED: "required",
 }
 
 
@@ -29,11 +50,12 @@ def generate_request(message: pb.GenerateRequest, defaults: Mapping[str, Any]) -
     Raises:
         RequestError: the message has no prompt, or a sampling option is out of range.
     """
+    options = {**defaults, **_options(message.sampling)}
     match message.WhichOneof("prompt"):
         case "text":
-            return _request(message, message.text, defaults)
+            return _request(message, message.text, options)
         case "token_ids":
-            return _request(message, list(message.token_ids.ids), defaults)
+            return _request(message, list(message.token_ids.ids), options)
         case _:
             raise RequestError("the request has no prompt; set one of text, token_ids")
 
@@ -42,26 +64,26 @@ def chat_request(message: pb.ChatRequest, defaults: Mapping[str, Any]) -> Genera
     """Return the request of a Chat message; see ``generate_request``.
 
     Raises:
-        RequestError: a JSON field is invalid, a sampling option is out of range, tool_choice names an unknown
-            function, or tool_choice and structured_output are both given.
+        RequestError: a JSON field is invalid, a sampling option is out of range, or tool_choice names an
+            unknown function.
     """
-    told = [] if message.tool_choice.mode == pb.TOOL_CHOICE_MODE_NONE else message.tools
-    talk = _conversation(message.messages, told, message.template_variables_json)
     # A chat answer has no default length limit, since chat models end their answers.
-    options: dict[str, Any] = {"max_tokens": None, **defaults}
-    if not _must_call(message.tool_choice):
-        return _request(message, talk, options)
-    if message.sampling.HasField("structured_output"):
-        raise RequestError("tool_choice requires a tool call; structured_output cannot be used with it")
-    schema = calls_schema(talk.tools, message.tool_choice.function_name or None, parallel=True)
-    talk = Conversation(
-        talk.messages, talk.tools, {"enable_thinking": False, **talk.variables}, must_call=True
+    options: dict[str, Any] = {"max_tokens": None, **defaults, **_options(message.sampling)}
+    tools = _tools(message.tools)
+    talk = converse(
+        [_message(turn) for turn in message.messages],
+        options,
+        tools=tools,
+        choice=_tool_choice(message.tool_choice),
+        variables=_object("template_variables_json", message.template_variables_json),
     )
-    return _request(message, talk, {**options, "structured_output": {"json_schema": schema}})
+    return _request(message, talk, options)
 
 
-def _must_call(choice: pb.ToolChoice) -> bool:
-    return choice.WhichOneof("choice") == "function_name" or choice.mode == pb.TOOL_CHOICE_MODE_REQUIRED
+def _tool_choice(choice: pb.ToolChoice) -> ToolChoice:
+    if choice.WhichOneof("choice") == "function_name":
+        return ToolChoice("required", frozenset([choice.function_name]), single=True)
+    return ToolChoice(_MODES.get(choice.mode, "auto"))
 
 
 def conversation(message: tasks_pb2.Conversation) -> Conversation:
@@ -70,17 +92,22 @@ def conversation(message: tasks_pb2.Conversation) -> Conversation:
     Raises:
         RequestError: a JSON field is invalid.
     """
-    return _conversation(message.messages, message.tools, message.template_variables_json)
+    return converse(
+        [_message(turn) for turn in message.messages],
+        {},
+        tools=_tools(message.tools),
+        variables=_object("template_variables_json", message.template_variables_json),
+    )
 
 
 def _request(
     message: pb.GenerateRequest | pb.ChatRequest,
     prompt: str | list[int] | Conversation,
-    defaults: Mapping[str, Any],
+    options: Mapping[str, Any],
 ) -> GenerationRequest:
     return GenerationRequest(
         prompt=prompt,
-        params=SamplingParams.from_dict({**defaults, **_options(message.sampling)}),
+        params=SamplingParams.from_dict(options),
         request_id=message.request_id or None,
         priority=message.priority,
         cache_salt=message.cache_salt or None,
@@ -89,33 +116,24 @@ def _request(
     )
 
 
-def _conversation(messages: Any, tools: Any, variables: str) -> Conversation:
-    """Return a conversation from its parts."""
-    return Conversation(
-        [_turn(turn) for turn in messages],
-        [_tool(tool) for tool in tools],
-        _object("template_variables_json", variables),
-    )
-
-
-def _turn(message: pb.ChatMessage) -> dict[str, Any]:
-    turn: dict[str, Any] = {"role": message.role, "content": message.content}
+def _message(message: pb.ChatMessage) -> Message:
+    """Return a message; this API has fields for the parts, and no images."""
+    role, parts = read_role(message.role), list[Part]()
     if message.reasoning:
-        turn["reasoning_content"] = message.reasoning
-    if message.tool_call_id:
-        turn["tool_call_id"] = message.tool_call_id
-    if message.tool_calls:
-        turn["tool_calls"] = [_past_call(call) for call in message.tool_calls]
-    return turn
+        parts.append(Reasoning(message.reasoning))
+    if message.content:
+        parts.append(Text(message.content))
+    if role == "tool":
+        return Message(role, (FunctionResult((Text(message.content),), message.tool_call_id),))
+    calls = [FunctionCall(call.name, read_arguments(call.arguments), call.id) for call in message.tool_calls]
+    return Message(role, (*parts, *calls))
 
 
-def _past_call(call: pb.ToolCall) -> dict[str, Any]:
-    arguments = _object(f"arguments of tool call '{call.name}'", call.arguments)
-    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
+def _tools(tools: Iterable[pb.Tool]) -> Tools:
+    return read_tools([_tool(tool) for tool in tools])
 
 
 def _tool(tool: pb.Tool) -> dict[str, Any]:
-    """Return a tool in the form that chat templates expect."""
     function: dict[str, Any] = {"name": tool.name}
     if tool.description:
         function["description"] = tool.description
@@ -134,7 +152,7 @@ def _object(what: str, text: str) -> dict[str, Any]:
     except RecursionError:
         raise RequestError(f"{what}: nested too deeply") from None
     if not isinstance(value, dict):
-        raise RequestError(f"{what}: must be a JSON object, not {text[:80]!r}")
+        raise RequestError(f"{what}: must be a JSON object, not {shown(text[:80])}")
     return value
 
 

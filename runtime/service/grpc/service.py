@@ -54,7 +54,10 @@ class GenerationServicer(service_pb2_grpc.GenerationServiceServicer):
             name, top = handler.model.info.model, wanted.params.logprobs or 0
             async with aclosing(handler.generate(wanted)) as deltas:
                 async for delta in deltas:
-                    await context.write(generate_response(delta, name, top))
+                    if delta.opens:
+                        await context.send_initial_metadata(())
+                    else:
+                        await context.write(generate_response(delta, name, top))
 
     async def Chat(self, request: generation_pb2.ChatRequest, context: Context) -> None:  # noqa: N802
         """Stream the next turn in a conversation."""
@@ -64,7 +67,10 @@ class GenerationServicer(service_pb2_grpc.GenerationServiceServicer):
             writer = ChatWriter(handler.model.info.model, wanted)
             async with aclosing(handler.generate(wanted)) as deltas:
                 async for delta in deltas:
-                    await context.write(writer.response(delta))
+                    if delta.opens:
+                        await context.send_initial_metadata(())
+                    else:
+                        await context.write(writer.response(delta))
 
     async def Embed(self, request: tasks_pb2.EmbedRequest, context: Context) -> tasks_pb2.EmbedResponse:  # noqa: N802
         """Return one vector for each input."""

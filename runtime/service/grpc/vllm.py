@@ -39,6 +39,8 @@ class EngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
             writer = GenerationWriter(stream=request.stream, params=wanted.params)
             async with aclosing(handler.generate(wanted)) as deltas:
                 async for delta in deltas:
+                    if delta.opens:
+                        await context.send_initial_metadata(())
                     for response in writer.responses(delta, prompt):
                         await context.write(response)
 

@@ -11,12 +11,22 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from ....errors import RequestError
-from ..core.answer_parts import AnswerParts
+from ....options import shown
+from ..core.answer_parts import AnswerParts, understood
+from ..core.chat import (
+    Message,
+    arguments_object,
+    converse,
+    objects,
+    read_message,
+    read_parts,
+    read_tool_choice,
+    read_tools,
+)
 from ..core.deltas import collect, refuse_cancelled
-from ..core.messages import Conversation, Delta, Generation, GenerationRequest, Usage
-from ..core.tool_choice import CallDelta, calls_schema
-from .openai.chat import understood
-from .openai.reading import bool_field, generation_request, objects_field, read_json
+from ..core.messages import Delta, Generation, GenerationRequest, Usage
+from ..core.tool_choice import CallDelta
+from .openai.reading import bool_field, generation_request
 from .service import HttpService, json_response, service_of
 from .sse import event, streamed, while_connected
 
@@ -37,7 +47,7 @@ async def create_message(request: Request) -> Response:
     if "max_tokens" not in body:
         raise RequestError("'max_tokens' is required")
     stream = bool_field("stream", body.get("stream") or False)
-    asked = service.admission.admitted(read_message(body, handler.model.defaults))
+    asked = service.admitted(read_body(body, handler.model.defaults), headers)
     model = handler.model.info.model
     if not stream:
         result = await while_connected(request.receive, collect(handler.generate(asked)))
@@ -55,7 +65,11 @@ async def create_message(request: Request) -> Response:
 
         return event(anthropic_error(*described(error)), "error")
 
-    return streamed(request, pieces(), headers=headers, late_error=late)
+    return streamed(request, pieces(), headers=headers, late_error=late, ping=_ping)
+
+
+def _ping() -> bytes:
+    return event({"type": "ping"}, "ping")
 
 
 async def count_tokens(request: Request) -> Response:
@@ -63,11 +77,11 @@ async def count_tokens(request: Request) -> Response:
     service = service_of(request)
     body, headers = await service.known_body(request, _KNOWN)
     handler = service.llm(request, body.get("model"))
-    tokens = await handler.tokenize(read_message({**body, "max_tokens": 1}, {}).prompt)
+    tokens = await handler.tokenize(read_body({**body, "max_tokens": 1}, {}).prompt)
     return json_response({"input_tokens": len(tokens)}, headers)
 
 
-def read_message(body: Mapping[str, Any], defaults: Mapping[str, Any]) -> GenerationRequest:
+def read_body(body: Mapping[str, Any], defaults: Mapping[str, Any]) -> GenerationRequest:
     """Return the generation request for a body.
 
     Raises:
@@ -80,39 +94,32 @@ def read_message(body: Mapping[str, Any], defaults: Mapping[str, Any]) -> Genera
     metadata = given.get("metadata") or {}
     if isinstance(metadata, dict) and isinstance(metadata.get("user_id"), str):
         options["user"] = metadata["user_id"]
-    system = _text_of("system", given.get("system", ""))
-    messages: list[Json] = [{"role": "system", "content": system}] if system else []
-    turns = [message for turn in objects_field("messages", given.get("messages")) for message in _turns(turn)]
-    if not turns:
+    system = read_parts(given.get("system", ""), "'system' must be a text or a list of text blocks")
+    turns = [(turn, read_message(turn)) for turn in objects("messages", given.get("messages"))]
+    talk = [message for turn, message in turns if message.parts or isinstance(turn["content"], str)]
+    if not talk:
         raise RequestError("'messages' must have at least 1 message with content")
-    messages += turns
-    tools = [_tool(tool) for tool in objects_field("tools", given.get("tools", []))]
+    messages = [Message("system", tuple(system)), *talk] if any(system) else talk
+    tools = read_tools(given.get("tools", []))
     variables = _thinking(given.get("thinking"))
     output = given.get("output_config") or {}
     if not isinstance(output, dict):
-        raise RequestError(f"'output_config' must be an object, not {output!r}")
+        raise RequestError(f"'output_config' must be an object, not {shown(output)}")
     if output.get("effort") is not None:
         variables["reasoning_effort"] = output["effort"]
     if output.get("format") is not None:
         options["structured_output"] = _form(output["format"])
-    choice, only, parallel = _tool_choice(given.get("tool_choice") or {"type": "auto"})
-    last = messages[-1]
-    # Such a message is the beginning of the answer.
-    continues = last["role"] == "assistant" and bool(last["content"]) and "tool_calls" not in last
-    if choice == "required":
-        if continues:
-            raise RequestError(
-                "a forced 'tool_choice' and a last message of the assistant exclude each other; omit one"
-            )
-        if options.get("structured_output") is not None:
-            raise RequestError(
-                "a forced 'tool_choice' and 'output_config.format' exclude each other; omit one"
-            )
-        options["structured_output"] = {"json_schema": calls_schema(tools, only, parallel=parallel)}
-        prompt = Conversation(messages, tools, {**variables, "enable_thinking": False}, must_call=True)
-    else:
-        wanted = tools if choice == "auto" else []
-        prompt = Conversation(messages, wanted, variables, parallel_calls=parallel, continues=continues)
+    choice = given.get("tool_choice")
+    single = isinstance(choice, dict) and choice.get("disable_parallel_tool_use")
+    prompt = converse(
+        messages,
+        options,
+        tools=tools,
+        choice=read_tool_choice(choice, tools.left_out),
+        variables=variables,
+        parallel=not single,
+        continues=None,
+    )
     return generation_request(prompt, options)
 
 
@@ -120,7 +127,7 @@ def _form(given: Any) -> Json:
     match given:
         case {"type": "json_schema", "schema": schema}:
             return {"json_schema": schema}
-    raise RequestError(f"'output_config.format' must have the type json_schema, not {given!r}")
+    raise RequestError(f"'output_config.format' must have the type json_schema, not {shown(given)}")
 
 
 def _thinking(given: Any) -> Json:
@@ -131,76 +138,7 @@ def _thinking(given: Any) -> Json:
             return {"enable_thinking": True}
         case {"type": "disabled"}:
             return {"enable_thinking": False}
-    raise RequestError(f"'thinking' must have the type enabled, disabled or adaptive, not {given!r}")
-
-
-def _tool_choice(given: Any) -> tuple[str, str | None, bool]:
-    parallel = not (isinstance(given, dict) and given.get("disable_parallel_tool_use"))
-    match given:
-        case {"type": "auto" | "none" as kind}:
-            return kind, None, parallel
-        case {"type": "any"}:
-            return "required", None, parallel
-        case {"type": "tool", "name": str(name)}:
-            return "required", name, parallel
-    raise RequestError(f"'tool_choice' must have the type auto, any, tool or none, not {given!r}")
-
-
-def _tool(tool: Json) -> Json:
-    """Return a tool in the format that chat templates expect."""
-    if not isinstance(tool.get("name"), str) or "input_schema" not in tool:
-        raise RequestError(f"each tool must have a 'name' and an 'input_schema', not {tool!r}")
-    function = {"name": tool["name"], "parameters": tool["input_schema"]}
-    if isinstance(tool.get("description"), str):
-        function["description"] = tool["description"]
-    return {"type": "function", "function": function}
-
-
-def _text_of(what: str, content: Any) -> str:
-    """Return a string, or the joined text of a list of text blocks."""
-    if isinstance(content, str):
-        return content
-    blocks = objects_field(what, content)
-    for block in blocks:
-        if block.get("type") != "text" or not isinstance(block.get("text"), str):
-            raise RequestError(
-                f"'{what}' may have text blocks only, not a block of type {block.get('type')!r}"
-            )
-    return "".join(block["text"] for block in blocks)
-
-
-def _turns(turn: Json) -> Iterator[Json]:
-    """Convert one message to chat template messages. Each tool result becomes a separate message."""
-    role, content = turn.get("role"), turn.get("content")
-    if role not in ("user", "assistant", "system"):
-        raise RequestError(f"the 'role' of a message must be user, assistant or system, not {role!r}")
-    if isinstance(content, str):
-        yield {"role": role, "content": content}
-        return
-    texts: list[str] = []
-    calls: list[Json] = []
-    message: Json = {"role": role}
-    for block in objects_field("content", content):
-        match block:
-            case {"type": "text", "text": str(text)}:
-                texts.append(text)
-            case {"type": "tool_use", "id": str(name), "name": str(function)}:
-                arguments = read_json(block.get("input", {}), f"the input of '{function}'")
-                call = {"name": function, "arguments": arguments}
-                calls.append({"id": name, "type": "function", "function": call})
-            case {"type": "tool_result", "tool_use_id": str(name)}:
-                answer = _text_of("tool_result", block.get("content") or "")
-                yield {"role": "tool", "tool_call_id": name, "content": answer}
-            case {"type": "thinking", "thinking": str(text)}:
-                message["reasoning_content"] = message.get("reasoning_content", "") + text
-            case {"type": "redacted_thinking"}:
-                pass
-            case _:
-                raise RequestError(f"content of type {block.get('type')!r} is not supported")
-    if calls:
-        message["tool_calls"] = calls
-    if texts or calls or "reasoning_content" in message:
-        yield {**message, "content": "".join(texts)}
+    raise RequestError(f"'thinking' must have the type enabled, disabled or adaptive, not {shown(given)}")
 
 
 def _stop(reason: str | None, stop: str | int | None, *, calls: bool) -> tuple[str, str | None]:
@@ -230,7 +168,12 @@ def message_json(asked: GenerationRequest, result: Generation, model: str) -> Js
     if choice.text or not choice.tool_calls:
         content.append({"type": "text", "text": choice.text})
     for call in choice.tool_calls:
-        block = {"type": "tool_use", "id": call.id, "name": call.name, "input": _input(call.arguments)}
+        block = {
+            "type": "tool_use",
+            "id": call.id,
+            "name": call.name,
+            "input": arguments_object(call.arguments),
+        }
         content.append(block)
     reason, sequence = _stop(choice.finish_reason, choice.stop_reason, calls=bool(choice.tool_calls))
     return {
@@ -243,14 +186,6 @@ def message_json(asked: GenerationRequest, result: Generation, model: str) -> Js
         "stop_sequence": sequence,
         "usage": _usage(result.usage),
     }
-
-
-def _input(arguments: str) -> Any:
-    """Return the arguments as an object. If they are not JSON, return ``{"arguments": text}``."""
-    try:
-        return read_json(arguments or "{}", "arguments")
-    except RequestError:
-        return {"arguments": arguments}
 
 
 class MessageEvents:

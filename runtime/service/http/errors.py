@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from ....errors import CarryallError, QueueFullError, RateLimitError, UnknownModelError
+from ....errors import CarryallError, PromptTooLongError, QueueFullError, RateLimitError, UnknownModelError
 from ...process.faults import log_fault
 from ..core.status import status_of
 
@@ -22,6 +22,11 @@ _log = logging.getLogger(__name__)
 _OPENAI = {401: "authentication_error", 403: "permission_error", 404: "not_found_error",
            429: "rate_limit_error"}  # fmt: skip
 _ANTHROPIC = {**_OPENAI, 413: "request_too_large", 503: "overloaded_error"}
+# OpenAI's codes, by the very class: an unknown response is an unknown model too.
+_CODES: dict[type[Exception], str] = {
+    UnknownModelError: "model_not_found",
+    PromptTooLongError: "context_length_exceeded",
+}
 _LONGEST_RETRY = 60
 
 
@@ -68,8 +73,7 @@ def error_json(path: str, status: int, message: str, code: str | None = None) ->
 def described(error: Exception) -> tuple[int, str, str | None]:
     """Return the HTTP status, the message and OpenAI's error code (or None) of an error."""
     if isinstance(error, CarryallError):
-        code = "model_not_found" if type(error) is UnknownModelError else None  # not of an unknown response
-        return status_of(error).http, str(error), code
+        return status_of(error).http, str(error), _CODES.get(type(error))
     if isinstance(error, HTTPException):
         return error.status_code, error.detail, None
     return 500, "internal error; see the log of the service", None

@@ -16,6 +16,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from ....errors import RequestError, UnsupportedTaskError
+from ....options import shown
 from ...process.large_json import SMALL
 from ..core.model_entry import ModelState
 from ..kserve.documents import (
@@ -129,7 +130,7 @@ async def infer(request: Request) -> Response:
 def _json_size(request: Request) -> int | None:
     text = request.headers.get(JSON_SIZE)
     if text is not None and not text.isdecimal():
-        raise RequestError(f"the header {JSON_SIZE} must be an integer of at least 0, not {text!r}")
+        raise RequestError(f"the header {JSON_SIZE} must be an integer of at least 0, not {shown(text)}")
     return None if text is None else int(text)
 
 
@@ -147,7 +148,8 @@ async def generate_stream(request: Request) -> Response:
     async def pieces() -> AsyncGenerator[bytes, None]:
         async with aclosing(_inference(request).responses(wanted)) as responses:
             async for response in responses:
-                yield b"".join(map(event, _stream_documents(_text_document(response))))
+                documents = _stream_documents(_text_document(response)) if response.outputs else ()
+                yield b"".join(map(event, documents))
 
     return streamed(request, pieces())
 
@@ -197,7 +199,7 @@ def _input(name: str, value: Any, datatype: str) -> Array:
     if isinstance(value, bool) and datatype == "BOOL":
         return np.array([value])
     raise RequestError(
-        f"'{name}' must be {'a string' if datatype == 'BYTES' else 'true or false'}, not {value!r}"
+        f"'{name}' must be {'a string' if datatype == 'BYTES' else 'true or false'}, not {shown(value)}"
     )
 
 

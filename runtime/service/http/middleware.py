@@ -14,6 +14,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ....errors import RateLimitError
+from ....options import shown
 from ..access.api_keys import ApiKeys
 from ..access.policy import Policy
 from ..core.caller import CALLER
@@ -108,14 +109,21 @@ class Callers:
 
     def _check_origin(self, headers: Headers) -> None:
         host = headers.get("host", "")
-        if self._loopback and not _is_loopback(_without_port(host)):
-            told = f"the service listens on a loopback address and refuses the host {host!r}; see --host"
-            raise HTTPException(403, told)
+        name = _without_port(host)
+        if self._loopback and not (_is_loopback(name) or _is_private(name)):
+            raise HTTPException(
+                403,
+                f"the service listens on a loopback address and refuses the host {shown(host)}, which a web "
+                "page could own; call it as localhost or by a name in .local, .internal or .localhost, or "
+                "listen on another address with --host (and --api-keys)",
+            )
         origin = headers.get("origin")
         if origin is None or origin in self._origins or "*" in self._origins:
             return
         if origin.partition("://")[2] != host:
-            raise HTTPException(403, f"the origin {origin!r} is not allowed; allow it with --cors-origin")
+            raise HTTPException(
+                403, f"the origin {shown(origin)} is not allowed; allow it with --cors-origin"
+            )
 
 
 def _is_open(scope: Scope) -> bool:
@@ -150,6 +158,14 @@ def _without_port(host: str) -> str:
     if host.startswith("["):
         return host[1:].partition("]")[0]
     return host.partition(":")[0]
+
+
+def _is_private(host: str) -> bool:
+    """Return whether no one can own a host name in the public DNS, so that no page can be rebound to it.
+
+    Docker names its host so (host.docker.internal), and multicast DNS machines (RFC 6762, RFC 6761).
+    """
+    return host.lower().rstrip(".").rpartition(".")[2] in ("internal", "local", "localhost") and "." in host
 
 
 @functools.lru_cache(maxsize=64)  # bounded, since clients choose the names

@@ -1,12 +1,14 @@
-"""Ollama's API: chat, generate, embed, tags, show, version.
+"""Ollama's API: chat, generate, embed, embeddings, tags, ps, pull, show, version.
 
 See https://github.com/ollama/ollama/blob/main/docs/api.md.
 """
 
 from __future__ import annotations
 
+import asyncio
 import importlib.metadata
 import json
+import logging
 import time
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
@@ -17,20 +19,34 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from ....errors import ChatTemplateError, RequestError
+from ....errors import CarryallError, ChatTemplateError, RequestError, UnknownModelError
+from ....options import shown
+from ...models.model_source import ModelSummary
 from ..core.answer_parts import AnswerParts
+from ..core.chat import (
+    Conversation,
+    Message,
+    Text,
+    arguments_object,
+    converse,
+    objects,
+    read_message,
+    read_tools,
+)
 from ..core.deltas import collect, refuse_cancelled
 from ..core.handler import LLMHandler
-from ..core.messages import Choice, Conversation, Delta, Generation, GenerationRequest, Usage
+from ..core.messages import Choice, Delta, Generation, GenerationRequest, Usage
+from ..core.model_entry import ModelStatus
 from ..core.tool_choice import CallDelta
 from .errors import described, plain_error
-from .openai.chat import read_turn
 from .openai.embeddings import cut_vectors, read_embeddings
-from .openai.reading import bool_field, generation_request, objects_field, read_json, text_field
+from .openai.reading import bool_field, generation_request, text_field
 from .service import HttpService, json_response, service_of
 from .sse import streamed, while_connected
 
 Json = dict[str, Any]
+
+_log = logging.getLogger(__name__)
 
 _COMMON = frozenset({"model", "stream", "options", "format", "think", "keep_alive"})
 _CHAT = _COMMON | {"messages", "tools"}
@@ -46,16 +62,13 @@ async def chat(request: Request) -> Response:
     service = service_of(request)
     body, headers = await service.known_body(request, _CHAT)
     handler = _llm(service, request, body)
-    turns = [read_turn(_turn(one)) for one in objects_field("messages", body.get("messages") or [])]
-    if not turns:
+    messages = [read_message(message) for message in objects("messages", body.get("messages") or [])]
+    if not messages:
         return json_response({**_frame(handler), **_message({}), "done": True, "done_reason": "load"})
-    tools = objects_field("tools", body.get("tools") or [])
-    last = turns[-1]
-    # Such a message is the beginning of the answer.
-    continues = last["role"] == "assistant" and bool(last["content"]) and "tool_calls" not in last
-    talk = Conversation(turns, tools, _variables(body), continues=continues)
+    tools = read_tools(body.get("tools") or [])
+    talk = converse(messages, {}, tools=tools, variables=_variables(body), continues=None)
     asked = _asked(talk, handler, body)
-    return await _answer(request, handler, service.admission.admitted(asked), body, headers, chat_form=True)
+    return await _answer(request, handler, service.admitted(asked, headers), body, headers, chat_form=True)
 
 
 async def generate(request: Request) -> Response:
@@ -66,18 +79,19 @@ async def generate(request: Request) -> Response:
     service = service_of(request)
     body, headers = await service.known_body(request, _GENERATE)
     handler = _llm(service, request, body)
-    for name in ("suffix", "images", "template"):
+    for name in ("suffix", "template"):
         if body.get(name):
             raise RequestError(f"'{name}' is not supported")
     prompt = text_field("prompt", body.get("prompt")) or ""
     if not prompt:
         return json_response({**_frame(handler), "response": "", "done": True, "done_reason": "load"})
     system = text_field("system", body.get("system"))
-    turns = [{"role": "system", "content": system}] if system else []
-    conversation = Conversation([*turns, {"role": "user", "content": prompt}], [], _variables(body))
+    messages = [Message("system", (Text(system),))] if system else []
+    user = read_message({"role": "user", "content": prompt, "images": body.get("images")})
+    conversation = converse([*messages, user], {}, variables=_variables(body))
     raw = bool_field("raw", body.get("raw") or False) or not await _has_template(handler, conversation)
     asked = _asked(prompt if raw else conversation, handler, body)
-    return await _answer(request, handler, service.admission.admitted(asked), body, headers, chat_form=False)
+    return await _answer(request, handler, service.admitted(asked, headers), body, headers, chat_form=False)
 
 
 async def _has_template(handler: LLMHandler, conversation: Conversation) -> bool:
@@ -96,15 +110,6 @@ def _own_name(name: Any) -> Any:
     return name.removesuffix(":latest") if isinstance(name, str) else name
 
 
-def _turn(turn: Json) -> Json:
-    if turn.get("images"):
-        raise RequestError("'images' are not supported")
-    given = {name: value for name, value in turn.items() if name not in ("images", "thinking", "tool_name")}
-    if isinstance(turn.get("tool_name"), str):
-        given["name"] = turn["tool_name"]
-    return given
-
-
 def _variables(body: Mapping[str, Any]) -> Json:
     think = body.get("think")
     if isinstance(think, str):
@@ -115,23 +120,17 @@ def _variables(body: Mapping[str, Any]) -> Json:
 def _asked(prompt: str | Conversation, handler: LLMHandler, body: Mapping[str, Any]) -> GenerationRequest:
     given = body.get("options") or {}
     if not isinstance(given, dict):
-        raise RequestError(f"'options' must be an object, not {given!r}")
+        raise RequestError(f"'options' must be an object, not {shown(given)}")
     options: Json = {"max_tokens": None, **handler.model.defaults}
     options |= {name: given[name] for name in _SAME if given.get(name) is not None}
     options |= {ours: given[theirs] for theirs, ours in _OPTIONS.items() if given.get(theirs) is not None}
-    if isinstance(options["max_tokens"], int) and options["max_tokens"] < 0:  # -1 and -2: no limit
-        options["max_tokens"] = None
-    if isinstance(options.get("seed"), int) and options["seed"] < 0:
-        del options["seed"]
-    if isinstance(options.get("top_k"), int) and options["top_k"] < 0:
-        options["top_k"] = 0
     form = body.get("format")
     if form == "json":
         options["structured_output"] = {"json_object": True}
     elif isinstance(form, dict):
         options["structured_output"] = {"json_schema": form}
     elif form not in (None, ""):
-        raise RequestError(f"'format' must be \"json\" or a JSON schema, not {form!r}")
+        raise RequestError(f"'format' must be \"json\" or a JSON schema, not {shown(form)}")
     return generation_request(prompt, options)
 
 
@@ -155,7 +154,13 @@ async def _answer(
         return _line(plain_error(*described(error)))
 
     media = "application/x-ndjson"
-    return streamed(request, pieces(), headers=headers, media_type=media, late_error=late)
+
+    def ping() -> bytes:
+        """Return a line without news, since clients read every line as JSON."""
+        empty = _message({}) if chat_form else {"response": ""}
+        return _line({**_frame(handler), **empty, "done": False})
+
+    return streamed(request, pieces(), headers=headers, media_type=media, late_error=late, ping=ping)
 
 
 def _line(document: Json) -> bytes:
@@ -237,11 +242,7 @@ def _whole(handler: LLMHandler, result: Generation, start: int, *, chat_form: bo
 
 def _call(name: str, arguments: str) -> Json:
     """Return a tool call. Arguments that are not JSON become ``{"arguments": text}``."""
-    try:
-        value = read_json(arguments or "{}", "arguments")
-    except RequestError:
-        value = {"arguments": arguments}
-    return {"function": {"name": name, "arguments": value}}
+    return {"function": {"name": name, "arguments": arguments_object(arguments)}}
 
 
 def _end(reason: str | None, usage: Usage, start: int) -> Json:
@@ -277,37 +278,118 @@ async def embed(request: Request) -> Response:
     return json_response(answer, headers)
 
 
+async def embeddings(request: Request) -> Response:
+    """Handle ``POST /api/embeddings``, the older form of ``/api/embed``: return one vector."""
+    service = service_of(request)
+    body, headers = await service.known_body(request, {"model", "prompt", "options", "keep_alive"})
+    handler = service.embedder(_own_name(body.get("model")))
+    prompt = text_field("prompt", body.get("prompt"))
+    if not prompt:  # loads the model
+        return json_response({"embedding": []}, headers)
+    found = await while_connected(request.receive, handler.embed([prompt]))
+    return json_response({"embedding": found.vectors[0].tolist()}, headers)
+
+
 async def tags(request: Request) -> Response:
     """Handle ``GET /api/tags``: list the models that requests may name."""
-    models = service_of(request).admission.models()
-    names = [
-        name for one in models if one.kind != "tensor" and one.on_request for name in (one.name, *one.aliases)
-    ]
-    return json_response({"models": [_model(name) for name in names]})
+    return json_response({"models": await _listed(request, running=False)})
 
 
-def _model(name: str) -> Json:
-    details = {"format": "onnx", "family": "", "families": None, "parameter_size": "",
-               "quantization_level": ""}  # fmt: skip
+async def running(request: Request) -> Response:
+    """Handle ``GET /api/ps``: list the models that are in memory."""
+    return json_response({"models": await _listed(request, running=True)})
+
+
+async def _listed(request: Request, *, running: bool) -> list[Json]:
+    listed = []
+    for status in service_of(request).admission.models():
+        if status.kind == "tensor" or not (status.state == "ready" if running else status.on_request):
+            continue
+        summary = await asyncio.to_thread(_summary, status)  # the first call reads the graph
+        for name in (status.name, *status.aliases):
+            model = _model(name, summary)
+            if running:
+                length = status.info.context_length if status.info else 0
+                model |= {"expires_at": _NEVER, "size_vram": 0, "context_length": length}
+                del model["modified_at"]
+            listed.append(model)
+    return listed
+
+
+def _summary(status: ModelStatus) -> ModelSummary | None:
+    """Return what is known of a model; a file that is gone must not hide the others."""
+    try:
+        return status.summary()
+    except CarryallError as error:
+        _log.warning("the model %a cannot be described: %s", status.name, error)
+        return None
+
+
+_NEVER = "2318-01-01T00:00:00Z"  # models stay in memory
+
+
+def _model(name: str, summary: ModelSummary | None) -> Json:
     return {
         "name": name,
         "model": name,
-        "modified_at": datetime.now(UTC).isoformat(),
-        "size": 0,
-        "digest": "",
-        "details": details,
+        "modified_at": datetime.fromtimestamp(summary.modified if summary else 0, UTC).isoformat(),
+        "size": summary.bytes if summary else 0,
+        "digest": summary.digest if summary else "",
+        "details": _details(summary),
     }
+
+
+def _details(summary: ModelSummary | None) -> Json:
+    family = summary.family if summary else ""
+    return {
+        "parent_model": "",
+        "format": "onnx",
+        "family": family,
+        "families": [family] if family else None,
+        "parameter_size": _in_short(summary.parameters) if summary else "",
+        "quantization_level": summary.quantization if summary else "",
+    }
+
+
+def _in_short(count: int) -> str:
+    """Return a number of parameters as Ollama writes it, such as 7.3M; empty if it is unknown."""
+    for unit, size in (("B", 10**9), ("M", 10**6), ("K", 10**3)):
+        if count >= size:
+            return f"{count / size:.1f}{unit}"
+    return str(count) if count else ""
 
 
 async def show(request: Request) -> Response:
     """Handle ``POST /api/show``: describe one model."""
     service = service_of(request)
     body, headers = await service.known_body(request, {"model", "name", "verbose"})
-    info = _llm(service, request, {"model": body.get("model", body.get("name"))}).model.info
-    facts = {"general.architecture": "onnx", "onnx.context_length": info.context_length}
-    details = _model(info.model)["details"]
-    answer = {"details": details, "model_info": facts, "capabilities": ["completion", "tools"]}
+    model = _llm(service, request, {"model": body.get("model", body.get("name"))}).model
+    summary = await asyncio.to_thread(model.summary)
+    family = (summary.family if summary else "") or "onnx"
+    facts: Json = {"general.architecture": family, f"{family}.context_length": model.info.context_length}
+    if summary is not None and summary.parameters:
+        facts["general.parameter_count"] = summary.parameters
+    capabilities = ["completion", "tools"]
+    answer = {"details": _details(summary), "model_info": facts, "capabilities": capabilities}
     return json_response(answer, headers)
+
+
+async def pull(request: Request) -> Response:
+    """Handle ``POST /api/pull``: succeed for a model that is served, since a service downloads none."""
+    service = service_of(request)
+    body, headers = await service.known_body(request, {"model", "name", "insecure", "stream"})
+    name = body.get("model", body.get("name"))
+    try:
+        _llm(service, request, {"model": name})
+    except UnknownModelError as error:
+        raise UnknownModelError(
+            f"{error}. A service downloads no models: start it with this one (carryall serve MODEL)"
+        ) from error
+    success = {"status": "success"}
+    if not bool_field("stream", body.get("stream", True)):
+        return json_response(success, headers)
+    lines = b"".join(map(_line, ({"status": "pulling manifest"}, success)))
+    return Response(lines, 200, headers, "application/x-ndjson")
 
 
 async def version(request: Request) -> Response:
@@ -321,6 +403,9 @@ def routes(service: HttpService) -> list[Route]:
         Route("/api/chat", chat, methods=["POST"]),
         Route("/api/generate", generate, methods=["POST"]),
         Route("/api/embed", embed, methods=["POST"]),
+        Route("/api/embeddings", embeddings, methods=["POST"]),
+        Route("/api/ps", running),
+        Route("/api/pull", pull, methods=["POST"]),
         Route("/api/show", show, methods=["POST"]),
         Route("/api/tags", tags),
         Route("/api/version", version),

@@ -7,6 +7,7 @@ import dataclasses
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing
+from datetime import UTC, datetime
 from typing import Any
 
 from starlette.requests import Request
@@ -14,6 +15,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from ....errors import RequestError, UnknownModelError
+from ....options import shown
 from ..core.deltas import collect, refuse_cancelled
 from ..core.handler import LLMHandler
 from ..core.messages import Delta, Generation, GenerationRequest
@@ -34,7 +36,7 @@ async def chat_completions(request: Request) -> Response:
     body, headers = await service.known_body(request, chat.KNOWN)
     handler = service.llm(request, body.get("model"))
     read, options = chat.read_chat(with_defaults(handler, body))
-    asked = service.admission.admitted(read)
+    asked = service.admitted(read, headers)
     model = handler.model.info.model
     if not options.stream:
         result = await while_connected(request.receive, collect(handler.generate(asked)))
@@ -51,7 +53,7 @@ async def text_completions(request: Request) -> Response:
     body, headers = await service.known_body(request, completions.KNOWN)
     handler = service.llm(request, body.get("model"))
     read = completions.read_completion(with_defaults(handler, body))
-    ask = dataclasses.replace(read, requests=[service.admission.admitted(one) for one in read.requests])
+    ask = dataclasses.replace(read, requests=[service.admitted(asked, headers) for asked in read.requests])
     model = handler.model.info.model
     prompts = [await _echoed(handler, asked) for asked in ask.requests] if ask.echo else []
     if not ask.stream.stream:
@@ -168,7 +170,12 @@ async def text_embeddings(request: Request) -> Response:
 
 async def list_models(request: Request) -> Response:
     """Handle ``GET /v1/models``: list the models that requests may name."""
-    return json_response({"object": "list", "data": list(_models_json(request).values())})
+    models = _models_json(request)
+    if "anthropic-version" in request.headers:
+        listed = [_anthropic_model(name) for name in models]
+        ends = {"first_id": next(iter(models), None), "last_id": next(reversed(models), None)}
+        return json_response({"data": listed, "has_more": False, **ends})
+    return json_response({"object": "list", "data": list(models.values())})
 
 
 async def get_model(request: Request) -> Response:
@@ -176,11 +183,19 @@ async def get_model(request: Request) -> Response:
     name = request.path_params["name"]
     found = _models_json(request).get(name)
     if found is None:
-        raise UnknownModelError(f"there is no model '{name}'; GET /v1/models lists them")
+        raise UnknownModelError(f"there is no model {shown(name)}; GET /v1/models lists them")
+    if "anthropic-version" in request.headers:
+        return json_response(_anthropic_model(name))
     return json_response(found)
 
 
 _STARTED = int(time.time())
+
+
+def _anthropic_model(name: str) -> Json:
+    """Return a model in the form of Anthropic's API, which has the same path."""
+    created = datetime.fromtimestamp(_STARTED, UTC).isoformat().replace("+00:00", "Z")
+    return {"type": "model", "id": name, "display_name": name, "created_at": created}
 
 
 def _models_json(request: Request) -> dict[str, Json]:

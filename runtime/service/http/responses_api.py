@@ -15,8 +15,10 @@ from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
 from ....errors import CarryallError, RequestError
+from ....options import shown
 from ...process.faults import log_fault
 from ..core.caller import caller_name
+from ..core.chat import Message
 from ..core.deltas import refuse_cancelled
 from ..core.handler import LLMHandler
 from .errors import described
@@ -52,7 +54,7 @@ class ResponsesApi:
         given = await service.body(request)
         body, headers = service.split({**given, **not_included(given)}, KNOWN)
         handler = service.llm(request, body.get("model"))
-        ask = self._read(service, handler, body)
+        ask = self._read(service, handler, body, headers)
         builder = ResponseBuilder(ask, handler.model.info.model)
         if ask.background:
             stored = self._in_background(handler, ask, builder, caller_name())
@@ -76,7 +78,7 @@ class ResponsesApi:
         body, headers = await service.known_body(request, compaction.KNOWN)
         body = compaction.summary_body(body)
         handler = service.llm(request, body["model"])
-        ask = self._read(service, handler, body)
+        ask = self._read(service, handler, body, headers)
         builder = ResponseBuilder(ask, handler.model.info.model)
         await while_connected(request.receive, self._run(handler, ask, builder))
         return json_response(compaction.compacted(builder.response), headers)
@@ -91,7 +93,7 @@ class ResponsesApi:
         service = service_of(socket)
         body, _ = service.split({**body, **not_included(body)}, KNOWN)
         handler = service.llm(socket, body.get("model"))
-        ask = self._read(service, handler, body, own)
+        ask = self._read(service, handler, body, {}, own)
         builder = ResponseBuilder(ask, handler.model.info.model)
         return Turn(
             self._events(handler, ask, builder, caller_name(), own),
@@ -99,14 +101,19 @@ class ResponsesApi:
         )
 
     def _read(
-        self, service: HttpService, handler: LLMHandler, body: Json, own: ResponseStore | None = None
+        self,
+        service: HttpService,
+        handler: LLMHandler,
+        body: Json,
+        headers: dict[str, str],
+        own: ResponseStore | None = None,
     ) -> ResponseAsk:
-        before: list[Json] = []
+        before: list[Message] = []
         if (previous := text_field("previous_response_id", body.get("previous_response_id"))) is not None:
             store = own if own is not None and previous in own else self._store
-            before = store.get(previous, caller_name()).turns
+            before = store.get(previous, caller_name()).messages
         read = read_response(body, handler.model.defaults, before)
-        return dataclasses.replace(read, request=service.admission.admitted(read.request))
+        return dataclasses.replace(read, request=service.admitted(read.request, headers))
 
     async def _run(
         self,
@@ -142,7 +149,7 @@ class ResponsesApi:
     def _keep(
         self, ask: ResponseAsk, builder: ResponseBuilder, owner: str | None, own: ResponseStore | None = None
     ) -> None:
-        stored = StoredResponse(builder.response, [*ask.turns, *builder.turns()], ask.items, owner)
+        stored = StoredResponse(builder.response, [*ask.messages, *builder.messages()], ask.items, owner)
         if ask.store:
             self._store.add(stored)
         if own is not None:
@@ -152,7 +159,7 @@ class ResponsesApi:
         self, handler: LLMHandler, ask: ResponseAsk, builder: ResponseBuilder, owner: str | None
     ) -> StoredResponse:
         log = EventLog() if ask.stream else None
-        stored = StoredResponse(builder.response, ask.turns, ask.items, owner, log=log)
+        stored = StoredResponse(builder.response, ask.messages, ask.items, owner, log=log)
 
         def note(events: Iterable[Json]) -> None:
             listed = list(events)
@@ -165,7 +172,7 @@ class ResponsesApi:
             try:
                 note(builder.begin())
                 await self._run(handler, ask, builder, note)
-                stored.turns = [*ask.turns, *builder.turns()]
+                stored.messages = [*ask.messages, *builder.messages()]
             except asyncio.CancelledError:
                 note([builder.end_with("cancelled")])
                 raise
@@ -190,7 +197,7 @@ class ResponsesApi:
         """
         stored, query = self._stored(request), request.query_params
         if (streams := query.get("stream", "false")) not in ("true", "false"):
-            raise RequestError(f"'stream' must be true or false, not {streams!r}")
+            raise RequestError(f"'stream' must be true or false, not {shown(streams)}")
         if streams == "false":
             return json_response(stored.response)
         if stored.log is None:
@@ -199,7 +206,7 @@ class ResponsesApi:
             )
         after = query.get("starting_after", "-1")
         if not after.removeprefix("-").isdecimal() or len(after) > _DIGITS:
-            raise RequestError(f"'starting_after' must be a sequence number, not {after!r}")
+            raise RequestError(f"'starting_after' must be a sequence number, not {shown(after)}")
         return streamed(request, stored.log.after(max(-1, int(after))))
 
     async def items(self, request: Request) -> Response:

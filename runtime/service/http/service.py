@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import functools
+import logging
+from collections.abc import Collection, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,11 +12,13 @@ from starlette.requests import HTTPConnection, Request
 from starlette.responses import JSONResponse, Response
 
 from ....errors import RequestError
+from ....options import shown
 from ....plain_json import plain_json
 from ..access.admission import Admission
 from ..core.config import ServerConfig
 from ..core.encoder import EncoderHandler
 from ..core.handler import LLMHandler
+from ..core.messages import GenerationRequest, refuse_left_out
 from ..core.repository import ModelRepository
 from ..kserve.inference import Inference
 from ..telemetry.metrics import Metrics
@@ -22,6 +26,8 @@ from .bodies import read_object
 from .openai.reading import known_fields, text_field
 
 Json = dict[str, Any]
+_log = logging.getLogger(__name__)
+
 IGNORED_HEADER = "X-Carryall-Ignored-Fields"
 
 
@@ -71,14 +77,46 @@ class HttpService:
     def split(self, given: Json, known: Collection[str]) -> tuple[Json, dict[str, str]]:
         """Return the known fields of a body, and a header that lists the ignored ones; see ``known_body``."""
         body, unknown = known_fields(given, known, strict=self.config.strict)
-        # Clients choose field names freely, but a header may hold only printable ASCII.
-        names = ", ".join(name.encode("ascii", "replace").decode() for name in unknown if name.isprintable())
-        return body, {IGNORED_HEADER: names[:500]} if names else {}
+        headers: dict[str, str] = {}
+        _list_ignored(headers, unknown)
+        return body, headers
+
+    def admitted(self, asked: GenerationRequest, headers: MutableMapping[str, str]) -> GenerationRequest:
+        """Return a request within the service's limits; see ``Admission.admitted``.
+
+        Args:
+            asked: the request.
+            headers: of the answer; the one that lists ignored fields also lists what the request leaves out.
+
+        Raises:
+            InvalidSamplingError: an option is above the service's limit.
+            RequestError: something is left out and the service runs with ``--strict``.
+        """
+        if self.config.strict:
+            refuse_left_out(asked, "remove it, or start the service without --strict")
+        for name in asked.left_out:
+            _warn_once(name)
+        _list_ignored(headers, asked.left_out)
+        return self.admission.admitted(asked)
+
+
+def _list_ignored(headers: MutableMapping[str, str], names: Iterable[str]) -> None:
+    """Add names to the header that lists what a request has and no one reads."""
+    # Clients choose names freely, but a header may hold only printable ASCII.
+    listed = headers[IGNORED_HEADER].split(", ") if IGNORED_HEADER in headers else []
+    listed += [name.encode("ascii", "replace").decode() for name in names if name.isprintable()]
+    if listed:
+        headers[IGNORED_HEADER] = ", ".join(dict.fromkeys(listed))[:500]
+
+
+@functools.lru_cache(maxsize=256)  # bounded, since clients choose the names
+def _warn_once(name: str) -> None:
+    _log.warning("a request has %s, which is not supported here: it is left out", shown(name))
 
 
 def _model_name(given: Any) -> str | None:
     if given is not None and not isinstance(given, str):
-        raise RequestError(f"'model' must be a string, not {given!r}")
+        raise RequestError(f"'model' must be a string, not {shown(given)}")
     return given
 
 

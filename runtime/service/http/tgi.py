@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from ....errors import RequestError
+from ....options import shown
 from ...types.outputs import Logprob
 from ..core.deltas import collect, refuse_cancelled
 from ..core.handler import LLMHandler
@@ -74,13 +76,14 @@ async def _answer(request: Request, *, stream: bool | None) -> Response:
     body = await service.body(request)
     given = body.get("parameters") or {}
     if not isinstance(given, dict):
-        raise RequestError(f"'parameters' must be an object, not {given!r}")
+        raise RequestError(f"'parameters' must be an object, not {shown(given)}")
     parameters = {name: value for name, value in given.items() if name in _READ}
     unknown = {f"parameters.{name}": value for name, value in given.items() if name not in _READ}
     body, headers = service.split({**body, **unknown}, _KNOWN)
     handler = service.llm(request, body.get("model"), parameters.get("adapter_id"))
     streams = stream if stream is not None else bool_field("stream", body.get("stream") or False)
-    ask = await _read(service, handler, body.get("inputs"), parameters, streams=streams)
+    ask = await _read(handler, body.get("inputs"), parameters, streams=streams)
+    ask = dataclasses.replace(ask, request=service.admitted(ask.request, headers))
     if streams:
 
         def late(error: Exception) -> bytes:
@@ -92,9 +95,7 @@ async def _answer(request: Request, *, stream: bool | None) -> Response:
     return json_response(answer if stream is False else [answer], headers)
 
 
-async def _read(
-    service: HttpService, handler: LLMHandler, text: Any, given: Mapping[str, Any], *, streams: bool
-) -> _Ask:
+async def _read(handler: LLMHandler, text: Any, given: Mapping[str, Any], *, streams: bool) -> _Ask:
     """Return the content of a body.
 
     Raises:
@@ -116,7 +117,7 @@ async def _read(
         options["prompt_logprobs"] = 0
     most = _count("truncate", given, least=1)
     tokens = (await handler.tokenize(text))[-most:] if most or prefilled else []
-    request = service.admission.admitted(generation_request(tokens or text, options))
+    request = generation_request(tokens or text, options)
     first = await handler.detokenize(tokens[:1]) if prefilled else ""
     full = text if flags["return_full_text"] else ""
     return _Ask(request, full, details, top, tokens if prefilled else [], first)
@@ -128,7 +129,7 @@ def _count(name: str, given: Mapping[str, Any], least: int = 0) -> int:
     if value is None:
         return 0
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise RequestError(f"'{name}' must be an integer of at least {least}, not {value!r}")
+        raise RequestError(f"'{name}' must be an integer of at least {least}, not {shown(value)}")
     return value
 
 
@@ -149,7 +150,7 @@ def _options(handler: LLMHandler, given: Mapping[str, Any]) -> Json:
         case {"type": "regex", "value": str(regex)}:
             options["structured_output"] = {"regex": regex}
         case other:
-            raise RequestError(f"'grammar' must have the type json, json_schema or regex, not {other!r}")
+            raise RequestError(f"'grammar' must have the type json, json_schema or regex, not {shown(other)}")
     return options
 
 
@@ -189,6 +190,8 @@ async def _events(handler: LLMHandler, ask: _Ask) -> AsyncGenerator[bytes, None]
     async with aclosing(handler.generate(ask.request)) as deltas:
         async for delta in deltas:
             refuse_cancelled(delta)
+            if delta.opens:
+                yield b""
             if delta.index:  # with best_of, only the first choice is streamed
                 continue
             texts.append(delta.text)

@@ -1,7 +1,4 @@
-"""The endpoints ``/tokenize``, ``/detokenize``, ``/score`` and ``/rerank``, in vLLM's JSON format.
-
-``/rerank`` follows the API of Jina and Cohere. A score is the probability that a document answers the query.
-"""
+"""The endpoints ``/tokenize``, ``/detokenize``, ``/score`` and ``/rerank``, in vLLM's JSON format."""
 
 from __future__ import annotations
 
@@ -14,10 +11,11 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from ....errors import RequestError
-from ...api.scoring import RERANK_INSTRUCTION
-from ..core.messages import Conversation, Prompt
-from .openai.chat import read_turn
-from .openai.reading import bool_field, is_token_ids, objects_field, text_field
+from ....options import shown
+from ..core.chat import converse, read_message, read_tools
+from ..core.messages import Prompt
+from .openai import scoring
+from .openai.reading import bool_field, is_token_ids
 from .service import HttpService, json_response, service_of
 from .sse import while_connected
 
@@ -34,11 +32,6 @@ _TOKENIZE = frozenset(
         "chat_template_kwargs",
     }
 )
-_SCORE = frozenset(
-    {"model", "text_1", "text_2", "queries", "documents", "text", "continuations", "instruction"}
-)
-_RERANK = frozenset({"model", "query", "documents", "top_n", "return_documents", "instruction", "user"})
-MOST_TEXTS = 2048
 
 
 async def tokenize(request: Request) -> Response:
@@ -63,9 +56,9 @@ def _prompt(body: Mapping[str, Any]) -> Prompt:
         raise RequestError("give either 'prompt' (a string) or 'messages' (a list)")
     variables = body.get("chat_template_kwargs") or {}
     if not isinstance(variables, dict):
-        raise RequestError(f"'chat_template_kwargs' must be an object, not {variables!r}")
-    tools = objects_field("tools", body.get("tools") or [])
-    return Conversation([read_turn(message) for message in messages], tools, variables)
+        raise RequestError(f"'chat_template_kwargs' must be an object, not {shown(variables)}")
+    tools = read_tools(body.get("tools") or [])
+    return converse([read_message(message) for message in messages], {}, tools=tools, variables=variables)
 
 
 async def detokenize(request: Request) -> Response:
@@ -87,88 +80,29 @@ async def score(request: Request) -> Response:
     each document answers its query.
     """
     service = service_of(request)
-    body, headers = await service.known_body(request, _SCORE)
-    if "continuations" in body:
+    body, headers = await service.known_body(request, scoring.SCORE)
+    ask, name = scoring.read_score(body), uuid.uuid4().hex
+    if isinstance(ask, scoring.ContinuationsAsk):
         handler = service.llm(request, body.get("model"))
-        text, continuations = body.get("text"), body["continuations"]
-        work = handler.score(_required_text("text", text), _texts("continuations", continuations))
-        scores = await while_connected(request.receive, work)
-        data: list[Json] = [
-            {
-                "index": index,
-                "object": "score",
-                "score": found.logprob,
-                "greedy": found.greedy,
-                "token_logprobs": found.token_logprobs,
-            }
-            for index, found in enumerate(scores)
-        ]
-        name = handler.name
-    else:
-        ranker = service.embedder(body.get("model"))
-        queries = _texts("text_1", body.get("text_1", body.get("queries")))
-        documents = _texts("text_2", body.get("text_2", body.get("documents")))
-        if len(queries) == 1:
-            queries = queries * len(documents)
-        if len(queries) != len(documents):
-            raise RequestError(
-                f"{len(queries)} queries for {len(documents)} documents; give 1 query or 1 per document"
-            )
-        instruction = _required_text("instruction", body.get("instruction", RERANK_INSTRUCTION))
-        data = []
-        for index, (query, document) in enumerate(zip(queries, documents, strict=True)):
-            work_ = ranker.rerank(query, [document], instruction=instruction)
-            (value,) = await while_connected(request.receive, work_)
-            data.append({"index": index, "object": "score", "score": value})
-        name = ranker.name
-    answer = {"id": f"score-{uuid.uuid4().hex}", "object": "list", "model": name, "data": data}
-    return json_response(answer, headers)
+        found = await while_connected(request.receive, handler.score(ask.text, ask.continuations))
+        return json_response(scoring.continuations_response(found, handler.name, name), headers)
+    ranker = service.embedder(body.get("model"))
+    scores = []
+    for query, document in zip(ask.queries, ask.documents, strict=True):
+        work = ranker.rerank(query, [document], instruction=ask.instruction)
+        scores += await while_connected(request.receive, work)
+    return json_response(scoring.pairs_response(scores, ranker.name, name), headers)
 
 
 async def rerank(request: Request) -> Response:
     """Handle ``POST /rerank``: sort ``documents`` by the probability that each answers ``query``."""
     service = service_of(request)
-    body, headers = await service.known_body(request, _RERANK)
+    body, headers = await service.known_body(request, scoring.RERANK)
     handler = service.embedder(body.get("model"))
-    documents = _texts("documents", body.get("documents"))
-    most = body.get("top_n")
-    if most is not None and (type(most) is not int or most < 1):
-        raise RequestError(f"'top_n' must be an integer of at least 1, not {most!r}")
-    show = bool_field("return_documents", body.get("return_documents", True))
-    work = handler.rerank(
-        _required_text("query", body.get("query")),
-        documents,
-        instruction=_required_text("instruction", body.get("instruction", RERANK_INSTRUCTION)),
-    )
+    ask = scoring.read_rerank(body)
+    work = handler.rerank(ask.query, ask.documents, instruction=ask.instruction)
     scores = await while_connected(request.receive, work)
-    order = sorted(range(len(documents)), key=lambda index: -scores[index])[:most]
-    results = [
-        {"index": index, "relevance_score": scores[index]}
-        | ({"document": {"text": documents[index]}} if show else {})
-        for index in order
-    ]
-    name = handler.name
-    return json_response({"id": f"rerank-{uuid.uuid4().hex}", "model": name, "results": results}, headers)
-
-
-def _required_text(name: str, value: Any) -> str:
-    if text_field(name, value) is None:
-        raise RequestError(f"'{name}' is required and must be a string")
-    return str(value)
-
-
-def _texts(name: str, value: Any) -> list[str]:
-    """Return one or several texts as a list. Cohere's documents may be objects with a field ``text``."""
-    given = [value] if isinstance(value, str) else value
-    if not isinstance(given, list) or not given:
-        raise RequestError(f"'{name}' must be a string or a list of strings")
-    if len(given) > MOST_TEXTS:
-        raise RequestError(f"'{name}' has {len(given)} texts; the maximum is {MOST_TEXTS}")
-    read = [one.get("text") if isinstance(one, dict) else one for one in given]
-    texts = [text for text in read if isinstance(text, str)]
-    if len(texts) < len(given):
-        raise RequestError(f"'{name}' must be a string or a list of strings")
-    return texts
+    return json_response(scoring.rerank_response(ask, scores, handler.name, uuid.uuid4().hex), headers)
 
 
 def routes(service: HttpService) -> list[Route]:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from ....errors import RequestError
+from ....options import shown
 from ...process.large_json import SMALL, parse
 from .messages import InferenceRequest, InferenceResponse, ModelFacts, TensorFacts
 from .shared_memory import SharedMemory
@@ -240,7 +241,7 @@ def _parameters(whose: str, document: Mapping[str, Any]) -> Json:
 def _whole(parameters: Mapping[str, Any], name: str) -> int:
     value = parameters.get(name, 0)
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise RequestError(f"parameter '{name}' must be an integer of at least 0, not {value!r}")
+        raise RequestError(f"parameter '{name}' must be an integer of at least 0, not {shown(value)}")
     return value
 
 

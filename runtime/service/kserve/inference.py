@@ -65,6 +65,8 @@ class Inference:
     async def responses(self, request: InferenceRequest) -> AsyncGenerator[InferenceResponse, None]:
         """Run a request and yield its responses. Closing the generator cancels the request.
 
+        The first response of a streamed text has no outputs: it tells that the request is queued.
+
         Raises:
             CarryallError: see ``run``.
         """
@@ -102,7 +104,12 @@ class Inference:
             return
         async with aclosing(wanted.parts(handler)) as parts:
             async for outputs, final in parts:
-                yield _response(request, status, outputs, final=final)
+                if outputs:
+                    yield _response(request, status, outputs, final=final)
+                else:
+                    yield InferenceResponse(
+                        model=status.name, version=status.version, id=request.id, outputs={}, final=False
+                    )
 
     async def _tensors(
         self, request: InferenceRequest, status: ModelStatus

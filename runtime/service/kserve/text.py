@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from ....errors import RequestError
+from ....options import shown
 from ...process.large_json import SMALL
 from ...types.outputs import Logprob
 from ...types.sampling_params import SamplingParams
@@ -125,10 +126,13 @@ class TextRequest:
         return {**outputs, **self._details(found.choices, handler.model.llm.end_token_ids)}
 
     async def parts(self, handler: LLMHandler) -> AsyncGenerator[tuple[dict[str, Array], bool], None]:
-        """Yield the outputs of each delta during generation, and whether they are the last."""
+        """Yield the outputs of each delta, and whether they are the last; none once the request is queued."""
         async with aclosing(handler.generate(self.generation)) as deltas:
             async for delta in deltas:
                 refuse_cancelled(delta)
+                if delta.opens:
+                    yield {}, False
+                    continue
                 reason = "" if delta.finish_reason is None else str(delta.finish_reason)
                 tokens = [(delta.token_ids, delta.logprobs)]
                 outputs = self._outputs([delta.text], [reason], tokens, delta.prompt_tokens)
@@ -203,7 +207,7 @@ def _flag(request: InferenceRequest, name: str) -> bool | None:
         return bool(request.inputs[name].ravel()[0])
     value = request.parameters.get(name)
     if value is not None and not isinstance(value, bool):
-        raise RequestError(f"parameter '{name}' must be true or false, not {value!r}")
+        raise RequestError(f"parameter '{name}' must be true or false, not {shown(value)}")
     return value
 
 
@@ -218,7 +222,7 @@ def _adapter(request: InferenceRequest) -> str | None:
     """
     name = request.parameters.get("adapter_id", _options(request).get("lora_name"))
     if name is not None and not isinstance(name, str):
-        raise RequestError(f"the name of an adapter must be a string, not {name!r}")
+        raise RequestError(f"the name of an adapter must be a string, not {shown(name)}")
     return name
 
 
@@ -233,7 +237,7 @@ def _options(request: InferenceRequest) -> Mapping[str, Any]:
         except (ValueError, RecursionError) as error:
             raise RequestError(f"sampling_parameters is not JSON: {error}") from error
         if not isinstance(options, dict):
-            raise RequestError(f"sampling_parameters must be a JSON object, not {text[:80]!r}")
+            raise RequestError(f"sampling_parameters must be a JSON object, not {shown(text[:80])}")
         return options
     return request.parameters
 
@@ -249,5 +253,5 @@ def _sampling(request: InferenceRequest) -> dict[str, Any]:
 
 def _whole(name: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise RequestError(f"parameter '{name}' must be an integer of at least 0, not {value!r}")
+        raise RequestError(f"parameter '{name}' must be an integer of at least 0, not {shown(value)}")
     return value

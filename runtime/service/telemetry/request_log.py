@@ -9,7 +9,8 @@ from collections import defaultdict
 from typing import Any
 
 from ...types.outputs import RequestMetrics
-from ..core.messages import Conversation, Delta, GenerationRequest
+from ..core.chat import Conversation
+from ..core.messages import Delta, GenerationRequest
 
 _log = logging.getLogger(__name__)
 
@@ -72,4 +73,4 @@ class _Request:
 
 def _prompt(request: GenerationRequest) -> Any:
     prompt = request.prompt
-    return prompt.messages if isinstance(prompt, Conversation) else prompt
+    return prompt.turns(lambda image: "[image]") if isinstance(prompt, Conversation) else prompt

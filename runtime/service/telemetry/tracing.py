@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from ....errors import MissingExtraError
 from ...types.outputs import RequestMetrics
-from ..core.messages import Conversation, Delta, GenerationRequest
+from ..core.chat import Conversation
+from ..core.messages import Delta, GenerationRequest
 from ..core.request_context import TRACE
 
 if TYPE_CHECKING:

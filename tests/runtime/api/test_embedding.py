@@ -93,7 +93,7 @@ def test_the_asynchronous_engine_gives_the_same(checkpoint: Path) -> None:
 @pytest.mark.parametrize("checkpoint", ["llama"], indirect=True)
 def test_invalid_embedding_inputs_are_refused(checkpoint: Path, tmp_path: Path) -> None:
     with LLM(checkpoint, num_threads=1, context_length=30) as llm:
-        with pytest.raises(PromptTooLongError, match="41 tokens, but the context holds 30"):
+        with pytest.raises(PromptTooLongError, match="41 tokens > 29 maximum: the context holds 30"):
             llm.embed(TEXTS)
         with pytest.raises(RequestError, match="is empty"):
             llm.embed([[1], []])

@@ -227,7 +227,7 @@ def test_max_tokens_is_clipped_to_the_context_and_longer_prompts_are_refused(tmp
     assert llm.context_length == 16
     (output,) = llm.generate([65] * 10, greedy(max_tokens=100))
     assert (len(output.outputs[0].token_ids), output.outputs[0].finish_reason) == (6, "length")
-    with pytest.raises(PromptTooLongError, match="the prompt has 16 tokens, but the context holds 16"):
+    with pytest.raises(PromptTooLongError, match="16 tokens > 15 maximum: the context holds 16"):
         llm.generate([[1], [65] * 16], GREEDY)
     assert llm.stats().running + llm.stats().waiting == 0
     assert len(tokens(llm.generate([1], GREEDY))[0]) == 15

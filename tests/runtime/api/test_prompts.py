@@ -142,11 +142,11 @@ def test_a_text_that_is_provably_too_long_is_not_tokenized(tmp_path: Path) -> No
     with pytest.raises(PromptTooLongError) as caught:
         reader.token_ids("é" * 200)
     assert str(caught.value).startswith(
-        "the prompt has 400 bytes and a token covers at most 4: that is at least 100 tokens, "
-        "but the context holds 100"
+        "prompt is too long: 100 tokens > 99 maximum: it has 400 bytes and a token covers at most 4; "
+        "the context holds 100"
     )
     assert Reader(tokenizer, 101).encode("a" * 99)
-    with pytest.raises(PromptTooLongError, match="has 102 tokens, but the context holds 101"):
+    with pytest.raises(PromptTooLongError, match="102 tokens > 100 maximum: the context holds 101"):
         Reader(tokenizer, 101).token_ids("a" * 101)
 
 
@@ -162,7 +162,7 @@ def test_a_long_list_of_token_ids_is_refused_by_its_length(tmp_path: Path) -> No
         def __iter__(self) -> Iterator[int]:
             pytest.fail("was read")
 
-    with pytest.raises(PromptTooLongError, match="the prompt has 1000 tokens, but the context holds 100"):
+    with pytest.raises(PromptTooLongError, match="1000 tokens > 99 maximum: the context holds 100"):
         Reader(byte_level(tmp_path), 100).token_ids(Counted([1] * 1000))
 
 

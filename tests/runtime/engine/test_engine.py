@@ -182,11 +182,11 @@ def test_requests_end_by_length_end_token_or_the_context() -> None:
 def test_a_request_that_can_never_fit_is_refused_with_the_numbers() -> None:
     engine, _ = make_engine(context_length=10)
     run(engine, [make_request("fits", 9)])
-    with pytest.raises(PromptTooLongError, match="the prompt has 10 tokens, but the context holds 10"):
+    with pytest.raises(PromptTooLongError, match="is too long: 10 tokens > 9 maximum: the context holds 10"):
         engine.add(make_request("long", 10))
     engine, _ = make_engine(kv_tokens=20)
     assert len(run(engine, [make_request("fits", 15, SamplingParams(max_tokens=None))])[0]) == 6
-    with pytest.raises(PromptTooLongError, match="21 tokens, but the KV cache's byte budget holds 21"):
+    with pytest.raises(PromptTooLongError, match="21 tokens > 20 maximum: the KV cache's byte budget"):
         engine.add(make_request("long", 21))
 
 

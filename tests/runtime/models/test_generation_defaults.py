@@ -47,3 +47,23 @@ def test_do_sample_false_is_greedy(tmp_path: Path) -> None:
 def test_nonsense_is_a_clear_error(tmp_path: Path) -> None:
     with pytest.raises(PackageError, match="eos_token_id"):
         read(tmp_path, {"eos_token_id": "</s>"})
+
+
+@pytest.mark.parametrize(
+    ("generation", "served"),
+    [
+        ({}, {"temperature": 0.8, "top_k": 40, "top_p": 0.9}),
+        ({"max_new_tokens": 7}, {"temperature": 0.8, "top_k": 40, "top_p": 0.9, "max_tokens": 7}),
+        ({"temperature": 1.0}, {}),  # stated, and plain
+        ({"do_sample": True}, {}),
+        ({"do_sample": False}, {"temperature": 0.0}),
+        ({"top_k": 64}, {"top_k": 64}),
+    ],
+)
+def test_services_and_batches_sample_readably_where_nothing_is_stated(
+    tmp_path: Path, generation: dict[str, Any], served: dict[str, Any]
+) -> None:
+    (tmp_path / "generation_config.json").write_text(json.dumps(generation))
+    defaults = GenerationDefaults.from_folder(tmp_path, dict)
+    assert defaults.served == served
+    assert defaults.params(7).top_p == 1.0  # the library's stay as they are

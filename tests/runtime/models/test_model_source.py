@@ -278,3 +278,16 @@ def test_a_model_that_is_lowered_for_the_cpu_needs_no_second_graph(tmp_path: Pat
     with carryall.LLM(lowered, provider_options={"kernels": "onnxruntime"}) as llm:
         (found,) = llm.generate(["import os"], carryall.SamplingParams(max_tokens=4, temperature=0))
     assert len(found.outputs[0].token_ids) == 4
+
+
+def test_a_model_in_short(tmp_path: Path) -> None:
+    plain = carryall.export("demo", tmp_path / "plain")
+    small = carryall.export("demo", tmp_path / "small", quantize="int4-fast")
+    for report, level in ((plain, "F32"), (small, "int4-fast")):
+        summary = resolve_model(report.path).summary
+        assert (summary.family, summary.parameters, summary.quantization) == (
+            "llama", report.parameters, level,
+        )  # fmt: skip
+        assert 0 < summary.bytes <= report.bytes
+        assert len(summary.digest) >= 32
+    assert resolve_model(plain.path).summary.digest != resolve_model(small.path).summary.digest

@@ -132,6 +132,8 @@ class CompletionChunks(_Chunks):
         """Yield the chunks of a delta of the prompt at ``position``."""
         request = self._ask.requests[position]
         self.note(delta, position)
+        if delta.opens:
+            return
         if self._ask.no_tokens:
             self._tokens = 0
         index = position * request.params.n + delta.index

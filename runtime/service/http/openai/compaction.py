@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from .....errors import RequestError, RequestFailedError
+from ...core.chat import Message, Text
 from .reading import Json
 
 KNOWN = frozenset({"model", "input", "previous_response_id", "instructions", "prompt_cache_key", "user",
@@ -55,7 +56,7 @@ def compacted(response: Json) -> Json:
             "output": [item], "usage": response["usage"]}  # fmt: skip
 
 
-def summary_turns(item: Json) -> list[Json]:
+def summary_messages(item: Json) -> list[Message]:
     """Return a compaction item as the messages that made it, so that roles go on to alternate.
 
     Raises:
@@ -65,4 +66,4 @@ def summary_turns(item: Json) -> list[Json]:
         text = base64.b64decode(item["encrypted_content"], validate=True).decode()
     except (KeyError, TypeError, ValueError) as error:
         raise RequestError("'encrypted_content' of a compaction item is not what the service made") from error
-    return [{"role": "user", "content": _SUMMARIZE}, {"role": "assistant", "content": text}]
+    return [Message("user", (Text(_SUMMARIZE),)), Message("assistant", (Text(text),))]

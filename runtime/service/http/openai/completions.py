@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .....errors import RequestError
+from .....options import shown
 from ....types.outputs import Logprob
 from ...core.messages import Choice, Generation, GenerationRequest, Usage
 from .reading import COMMON, Json, bool_field, generation_request, is_token_ids, read_options
@@ -43,7 +44,7 @@ def completion_request(body: Mapping[str, Any]) -> GenerationRequest:
     ask = read_completion({**body, "echo": None})
     for name, value in (("echo", body.get("echo")), ("stream", ask.stream.stream)):
         if value:
-            raise RequestError(f"'{name}': {value!r} is not supported, only False")
+            raise RequestError(f"'{name}': {shown(value)} is not supported, only False")
     if len(ask.requests) != 1:
         raise RequestError("'prompt' must be 1 prompt; write 1 line for each prompt")
     return ask.requests[0]

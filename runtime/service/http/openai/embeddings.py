@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .....errors import RequestError
+from .....options import shown
 from ....api.embedding import Pooling, check_pooling
 from ...core.messages import Embeddings
 from .reading import Json, bool_field, is_token_ids
@@ -49,12 +50,12 @@ def read_embeddings(body: Mapping[str, Any]) -> EmbeddingsAsk:
     options = {name: value for name, value in body.items() if value is not None}
     encoding, pooling = options.get("encoding_format", "float"), options.get("pooling")
     if encoding not in ("float", "base64"):
-        raise RequestError(f"'encoding_format' must be float or base64, not {encoding!r}")
+        raise RequestError(f"'encoding_format' must be float or base64, not {shown(encoding)}")
     if pooling is not None:
         check_pooling(pooling)
     dimensions = options.get("dimensions")
     if dimensions is not None and (type(dimensions) is not int or dimensions < 1):
-        raise RequestError(f"'dimensions' must be an integer of at least 1, not {dimensions!r}")
+        raise RequestError(f"'dimensions' must be an integer of at least 1, not {shown(dimensions)}")
     return EmbeddingsAsk(
         _inputs(options.get("input")),
         encoding,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Collection, Mapping
 from typing import Any
 
 from .....errors import RequestError
+from .....options import shown
 from ....types.sampling_params import SamplingParams
+from ...core.chat import Conversation
 from ...core.messages import GenerationRequest, Prompt, checked_timeout
 
 Json = dict[str, Any]
@@ -51,7 +52,7 @@ def read_options(body: Mapping[str, Any], only: Mapping[str, Any]) -> Json:
     for name, value in only.items():
         given = options.pop(name, value)
         if given != value:
-            raise RequestError(f"'{name}': {given!r} is not supported, only {value!r}")
+            raise RequestError(f"'{name}': {shown(given)} is not supported, only {shown(value)}")
     if "response_format" in options:
         options["structured_output"] = structured_output(options.pop("response_format"))
     return options
@@ -71,7 +72,7 @@ def structured_output(response_format: Any) -> Json | None:
         case {"type": "json_schema", "json_schema": {"schema": schema}}:
             return {"json_schema": schema}
     raise RequestError(
-        f"'response_format' must have the type text, json_object or json_schema, not {response_format!r}"
+        f"'response_format' must have the type text, json_object or json_schema, not {shown(response_format)}"
     )
 
 
@@ -83,19 +84,47 @@ def generation_request(prompt: Prompt, options: Json) -> GenerationRequest:
     """
     priority = options.pop("priority", 0)
     if isinstance(priority, bool) or not isinstance(priority, int):
-        raise RequestError(f"'priority' must be an integer, not {priority!r}")
+        raise RequestError(f"'priority' must be an integer, not {shown(priority)}")
     salt, tenant = (text_field(name, options.pop(name, None)) for name in ("cache_salt", "user"))
     timeout = options.pop("timeout", None)
     if isinstance(timeout, bool) or not isinstance(timeout, int | float | None):
-        raise RequestError(f"'timeout' must be a number of seconds, not {timeout!r}")
+        raise RequestError(f"'timeout' must be a number of seconds, not {shown(timeout)}")
+    params = SamplingParams.from_dict(_without_minus_one(options))
+    left_out = prompt.left_out if isinstance(prompt, Conversation) else ()
     return GenerationRequest(
         prompt=prompt,
-        params=SamplingParams.from_dict(options),
+        params=params,
         priority=priority,
         cache_salt=salt,
         tenant=tenant,
         timeout=None if timeout is None else checked_timeout(timeout),
+        left_out=(*left_out, *_loosened(params)),
     )
+
+
+def _without_minus_one(options: Json) -> Json:
+    """Return the options without the values by which llama.cpp, vLLM, Ollama and LM Studio mean none."""
+    plain = {name: value for name, value in options.items() if type(value) is int and value < 0}
+    if "seed" in plain:
+        options["seed"] = None
+    if plain.get("top_k") == -1:
+        options["top_k"] = 0
+    if plain.get("max_tokens") in (-1, -2):  # without end, and as far as the context goes
+        options["max_tokens"] = None
+    return options
+
+
+def _loosened(params: SamplingParams) -> list[str]:
+    """Return the keywords of a JSON schema that no grammar can hold.
+
+    Raises:
+        InvalidSamplingError: the schema is not valid.
+    """
+    if params.structured_output is None or params.structured_output.json_schema is None:
+        return []
+    from ....text.json_schema import held_schema  # loads the library for grammars
+
+    return [f"schema.{name}" for name in held_schema(params.structured_output.key[1]).loosened]
 
 
 def text_field(name: str, value: Any) -> str | None:
@@ -105,7 +134,7 @@ def text_field(name: str, value: Any) -> str | None:
         RequestError: the value has another type.
     """
     if value is not None and not isinstance(value, str):
-        raise RequestError(f"'{name}' must be a string, not {value!r}")
+        raise RequestError(f"'{name}' must be a string, not {shown(value)}")
     return value
 
 
@@ -116,18 +145,7 @@ def bool_field(name: str, value: Any) -> bool:
         RequestError: the value has another type.
     """
     if not isinstance(value, bool):
-        raise RequestError(f"'{name}' must be true or false, not {value!r}")
-    return value
-
-
-def objects_field(name: str, value: Any) -> list[Json]:
-    """Return a field that must be a list of objects.
-
-    Raises:
-        RequestError: the value has another type.
-    """
-    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
-        raise RequestError(f"'{name}' must be a list of objects")
+        raise RequestError(f"'{name}' must be true or false, not {shown(value)}")
     return value
 
 
@@ -136,15 +154,3 @@ def is_token_ids(value: Any) -> bool:
     return isinstance(value, list) and all(
         isinstance(item, int) and not isinstance(item, bool) for item in value
     )
-
-
-def read_json(text: Any, what: str) -> Any:
-    """Return the value of a JSON string. Return any other value unchanged.
-
-    Raises:
-        RequestError: the string is not JSON.
-    """
-    try:
-        return json.loads(text) if isinstance(text, str) else text
-    except (ValueError, RecursionError) as error:
-        raise RequestError(f"{what}: invalid JSON: {error}") from error

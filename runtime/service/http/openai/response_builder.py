@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import copy
-import json
 import time
 import uuid
 from collections.abc import Iterator
 from typing import Any
 
-from .....errors import RequestError
 from ...core.answer_parts import AnswerParts, TextPart
+from ...core.chat import Conversation, Message, ToolOrigin, custom_input, joined
 from ...core.messages import Delta, Usage
 from ...core.tool_choice import CallDelta
-from .reading import Json, read_json
-from .responses import ResponseAsk, joined_turns, turn_of
+from .reading import Json
+from .responses import ResponseAsk, read_item
 from .writing import chat_logprobs
 
 
@@ -29,6 +28,8 @@ class ResponseBuilder:
     def __init__(self, ask: ResponseAsk, model: str) -> None:
         self.id = f"resp_{uuid.uuid4().hex}"
         self._parts = AnswerParts(ask.request)
+        talk = ask.request.prompt
+        self._origins = talk.origins if isinstance(talk, Conversation) else {}
         self._wanted = ask.request.params.logprobs
         self._logprobs: list[Json] = []  # of tokens whose text was not sent yet
         self._number = -1
@@ -71,9 +72,9 @@ class ResponseBuilder:
         self.response |= {"status": status, "error": error}
         return self._event(f"response.{status}", response=self.response)
 
-    def turns(self) -> list[Json]:
+    def messages(self) -> list[Message]:
         """Return the answer as messages."""
-        return list(joined_turns(turn_of(_with_json(item)) for item in self.output))
+        return list(joined(message for item in self.output for message in read_item(item, [])))
 
     def _end(self, reason: str | None, usage: Usage) -> Iterator[Json]:
         self.response["usage"] = {
@@ -122,11 +123,23 @@ class ResponseBuilder:
     def _call(self, part: CallDelta) -> Iterator[Json]:
         self._logprobs = []
         if part.name is not None:
-            item = {"type": "function_call", "id": _id("fc"), "call_id": part.id, "name": part.name}
-            yield from self._open(("call", part.index), {**item, "arguments": ""})
-        if part.arguments:
-            self.output[-1]["arguments"] += part.arguments
-            yield self._of_item("response.function_call_arguments.delta", delta=part.arguments)
+            yield from self._open(("call", part.index), self._call_item(part.id or "", part.name))
+        item = self.output[-1]
+        if not part.arguments:
+            return
+        if item["type"] == "custom_tool_call":  # the text is known when the JSON around it has ended
+            item["input"] += part.arguments
+            return
+        item["arguments"] += part.arguments
+        yield self._of_item("response.function_call_arguments.delta", delta=part.arguments)
+
+    def _call_item(self, call_id: str, name: str) -> Json:
+        origin = self._origins.get(name, ToolOrigin(name))
+        named = {"call_id": call_id, "name": origin.name}
+        if origin.custom:
+            return {"type": "custom_tool_call", "id": _id("ctc"), **named, "input": ""}
+        within: Json = {"namespace": origin.namespace} if origin.namespace else {}
+        return {"type": "function_call", "id": _id("fc"), **named, **within, "arguments": ""}
 
     def _open(self, kind: tuple[str, int], item: Json) -> Iterator[Json]:
         yield from self._close()
@@ -142,7 +155,11 @@ class ResponseBuilder:
             return
         item, (kind, _), self._kind = self.output[-1], self._kind, None
         item["status"] = "incomplete" if cut else "completed"
-        if kind == "call":
+        if item["type"] == "custom_tool_call":
+            item["input"] = custom_input(item["input"])
+            yield self._of_item("response.custom_tool_call_input.delta", delta=item["input"])
+            yield self._of_item("response.custom_tool_call_input.done", input=item["input"])
+        elif kind == "call":
             yield self._of_item(
                 "response.function_call_arguments.done", name=item["name"], arguments=item["arguments"]
             )
@@ -160,17 +177,6 @@ class ResponseBuilder:
     def _event(self, kind: str, **fields: Any) -> Json:
         self._number += 1
         return {"type": kind, "sequence_number": self._number, **fields}
-
-
-def _with_json(item: Json) -> Json:
-    """Return an item; arguments of a call that are not JSON become ``{"arguments": text}``."""
-    if item["type"] != "function_call":
-        return item
-    try:
-        read_json(item["arguments"] or "{}", "arguments")
-    except RequestError:
-        return {**item, "arguments": json.dumps({"arguments": item["arguments"]})}
-    return item
 
 
 def _id(prefix: str) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .....errors import UnknownModelError
+from ...core.chat import Message
 
 Json = dict[str, Any]
 
@@ -66,7 +67,7 @@ class StoredResponse:
 
     Args:
         response: the JSON object for clients.
-        turns: the messages of the conversation, including the answer.
+        messages: the conversation, including the answer.
         items: the input items.
         owner: the name of the API key that created it; None if keys are off.
         task: the task that generates it in the background; None if it ran in the foreground.
@@ -74,7 +75,7 @@ class StoredResponse:
     """
 
     response: Json
-    turns: list[Json]
+    messages: list[Message]
     items: list[Json]
     owner: str | None
     task: asyncio.Task[None] | None = field(default=None, repr=False)

@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from .....errors import RequestError
-from ...core.messages import Conversation, GenerationRequest
-from ...core.tool_choice import calls_schema
-from .compaction import summary_turns
+from .....options import shown
+from ...core.chat import (
+    FunctionCall,
+    FunctionResult,
+    Message,
+    Part,
+    Reasoning,
+    Text,
+    converse,
+    joined,
+    objects,
+    read_arguments,
+    read_parts,
+    read_result,
+    read_role,
+    read_tool_choice,
+    read_tools,
+)
+from ...core.messages import GenerationRequest
+from .compaction import summary_messages
 from .reading import (
     Json,
     bool_field,
     generation_request,
-    objects_field,
-    read_json,
     structured_output,
     text_field,
 )
@@ -38,7 +53,7 @@ class ResponseAsk:
 
     Args:
         request: the request for the engine.
-        turns: the messages without the instructions, which a later response continues.
+        messages: without the instructions; a later response continues them.
         items: the input items.
         echo: the fields of the body that the response repeats.
         stream: whether to stream events; in the background also to keep them.
@@ -47,7 +62,7 @@ class ResponseAsk:
     """
 
     request: GenerationRequest
-    turns: list[Json]
+    messages: list[Message]
     items: list[Json]
     echo: Json
     stream: bool
@@ -55,7 +70,9 @@ class ResponseAsk:
     background: bool
 
 
-def read_response(body: Mapping[str, Any], defaults: Mapping[str, Any], before: list[Json]) -> ResponseAsk:
+def read_response(
+    body: Mapping[str, Any], defaults: Mapping[str, Any], before: Sequence[Message]
+) -> ResponseAsk:
     """Return the content of a body.
 
     Args:
@@ -74,28 +91,36 @@ def read_response(body: Mapping[str, Any], defaults: Mapping[str, Any], before: 
     if _LOGPROBS in _includes(given):
         options["logprobs"] = given.get("top_logprobs", 0)
     if given.get("truncation", "disabled") not in ("disabled", "auto"):
-        raise RequestError(f"'truncation' must be disabled or auto, not {given['truncation']!r}")
+        raise RequestError(f"'truncation' must be disabled or auto, not {shown(given['truncation'])}")
     text = _object("text", given.get("text", {}))
     if "format" in text:
         options["structured_output"] = _form(text["format"])
     items = _items(given.get("input", []))
-    turns = [*before, *joined_turns(turn for item in items for turn in _turns(item))]
-    _check_calls(turns)
-    if not turns:
+    ignored: list[str] = []
+    messages = [*before, *joined(message for item in items for message in read_item(item, ignored))]
+    _check_calls(messages)
+    if not messages:
         raise RequestError("'input' must be a string or a list of at least 1 item")
     instructions = text_field("instructions", given.get("instructions"))
-    system: list[Json] = [{"role": "system", "content": instructions}] if instructions else []
-    tools = objects_field("tools", given.get("tools", []))
+    system = [Message("system", (Text(instructions),))] if instructions else []
+    tools = read_tools(given.get("tools", []))
     reasoning = _object("reasoning", given.get("reasoning", {}))
     effort = reasoning.get("effort")
-    prompt = _conversation([*system, *turns], tools, {"reasoning_effort": effort} if effort else {}, given,
-                           options)  # fmt: skip
+    prompt = converse(
+        [*system, *messages],
+        options,
+        tools=tools,
+        choice=read_tool_choice(given.get("tool_choice"), tools.left_out),
+        variables={"reasoning_effort": effort} if effort else {},
+        parallel=bool_field("parallel_tool_calls", given.get("parallel_tool_calls", True)),
+        ignored=dict.fromkeys(ignored),
+    )
     flags = {name: bool_field(name, given.get(name, name == "store")) for name in
              ("stream", "store", "background")}  # fmt: skip
     if flags["background"] and not flags["store"]:
         raise RequestError("'background' requires 'store': true; poll the response by its id")
-    echo = {**_echo(given, options, tools), "store": flags["store"], "background": flags["background"]}
-    return ResponseAsk(generation_request(prompt, options), turns, items, echo, **flags)
+    echo = {**_echo(given, options), "store": flags["store"], "background": flags["background"]}
+    return ResponseAsk(generation_request(prompt, options), messages, items, echo, **flags)
 
 
 def not_included(body: Mapping[str, Any]) -> Json:
@@ -110,11 +135,11 @@ def not_included(body: Mapping[str, Any]) -> Json:
 def _includes(body: Mapping[str, Any]) -> list[str]:
     given = body.get("include") or []
     if not isinstance(given, list) or not all(isinstance(name, str) for name in given):
-        raise RequestError(f"'include' must be a list of strings, not {given!r}")
+        raise RequestError(f"'include' must be a list of strings, not {shown(given)}")
     return given
 
 
-def _echo(given: Mapping[str, Any], options: Json, tools: list[Json]) -> Json:
+def _echo(given: Mapping[str, Any], options: Json) -> Json:
     """Return the fields of the body that the response repeats, with the defaults of missing ones."""
     return {
         "instructions": given.get("instructions"),
@@ -126,7 +151,7 @@ def _echo(given: Mapping[str, Any], options: Json, tools: list[Json]) -> Json:
         "temperature": options.get("temperature", 1.0),
         "text": {"format": given.get("text", {}).get("format", {"type": "text"})},
         "tool_choice": given.get("tool_choice", "auto"),
-        "tools": [{"description": None, "parameters": None, "strict": None, **tool} for tool in tools],
+        "tools": [_echoed_tool(tool) for tool in given.get("tools", [])],
         "top_p": options.get("top_p", 1.0),
         "truncation": given.get("truncation", "disabled"),
         "user": given.get("user"),
@@ -141,9 +166,14 @@ def _echo(given: Mapping[str, Any], options: Json, tools: list[Json]) -> Json:
     }
 
 
+def _echoed_tool(tool: Json) -> Json:
+    missing: Json = {"description": None, "parameters": None, "strict": None}
+    return {**missing, **tool} if tool.get("type") == "function" else tool
+
+
 def _object(name: str, value: Any) -> Json:
     if not isinstance(value, dict):
-        raise RequestError(f"'{name}' must be an object, not {value!r}")
+        raise RequestError(f"'{name}' must be an object, not {shown(value)}")
     return value
 
 
@@ -155,114 +185,60 @@ def _form(given: Any) -> Json | None:
     return structured_output(given)
 
 
-def _conversation(
-    messages: list[Json], tools: list[Json], variables: Json, given: Mapping[str, Any], options: Json
-) -> Conversation:
-    parallel = bool_field("parallel_tool_calls", given.get("parallel_tool_calls", True))
-    nested = [_tool(tool) for tool in tools]
-    choice = given.get("tool_choice", "auto")
-    if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
-        nested, choice = _allowed(nested, choice)
-    match choice:
-        case "auto":
-            return Conversation(messages, nested, variables, parallel_calls=parallel)
-        case "none":
-            return Conversation(messages, [], variables)
-        case "required":
-            only = None
-        case {"type": "function", "name": str(name)}:
-            only = name
-        case other:
-            raise RequestError(
-                f"'tool_choice' must be auto, none, required, a function or allowed_tools, not {other!r}"
-            )
-    if options.get("structured_output") is not None:
-        raise RequestError("a forced 'tool_choice' and 'text.format' exclude each other; omit one")
-    options["structured_output"] = {"json_schema": calls_schema(nested, only, parallel=parallel)}
-    return Conversation(messages, nested, {**variables, "enable_thinking": False}, must_call=True)
-
-
-def _allowed(nested: list[Json], choice: Json) -> tuple[list[Json], Any]:
-    """Return the tools that a choice of type ``allowed_tools`` names, and its mode."""
-    names = {tool.get("name") for tool in objects_field("tool_choice.tools", choice.get("tools"))}
-    known = {tool["function"]["name"] for tool in nested}
-    if not names or not names <= known:
-        raise RequestError(f"'tool_choice.tools' must name some of {sorted(known)}, not {choice['tools']!r}")
-    return [tool for tool in nested if tool["function"]["name"] in names], choice.get("mode", "auto")
-
-
-def _tool(tool: Json) -> Json:
-    """Return a tool in the format that chat templates expect."""
-    if tool.get("type") != "function" or not isinstance(tool.get("name"), str):
-        raise RequestError(f"each tool must be of type 'function', with a string 'name', not {tool!r}")
-    parts = {name: tool[name] for name in ("name", "description", "parameters") if tool.get(name) is not None}
-    return {"type": "function", "function": parts}
-
-
 def _items(given: Any) -> list[Json]:
     if isinstance(given, str):
         return [{"type": "message", "role": "user", "content": given}]
-    return objects_field("input", given)
+    return objects("input", given)
 
 
-def _turns(item: Json) -> list[Json]:
-    """Return an item of the input as messages for chat templates."""
-    return summary_turns(item) if item.get("type") == "compaction" else [turn_of(item)]
+def read_item(item: Json, ignored: list[str]) -> list[Message]:
+    """Return an item of a conversation as messages.
 
+    Args:
+        item: of the input, or of the output of an earlier response.
+        ignored: takes the kinds of items that say nothing to a model here, such as calls of hosted tools.
 
-def turn_of(item: Json) -> Json:
-    """Return an item as a message for chat templates."""
+    Raises:
+        RequestError: the item is malformed.
+    """
     match item:
-        case {"type": "function_call", "call_id": str(name), "name": str(function)}:
-            arguments = read_json(item.get("arguments", "{}"), f"the arguments of '{function}'")
-            call = {"name": function, "arguments": arguments}
-            calls = [{"id": name, "type": "function", "function": call}]
-            return {"role": "assistant", "content": "", "tool_calls": calls}
-        case {"type": "function_call_output", "call_id": str(name)}:
-            return {"role": "tool", "tool_call_id": name, "content": _text(item.get("output", ""))}
+        case {"type": "compaction"}:
+            return summary_messages(item)
+        case {"type": "function_call", "call_id": str(id_), "name": str(name)}:
+            return [Message("assistant", (FunctionCall(name, read_arguments(item.get("arguments")), id_),))]
+        case {"type": "custom_tool_call", "call_id": str(id_), "name": str(name)}:
+            return [Message("assistant", (FunctionCall(name, {"input": item.get("input", "")}, id_),))]
+        case {"type": "local_shell_call", "call_id": str(id_)}:
+            return [Message("assistant", (FunctionCall("local_shell", item.get("action") or {}, id_),))]
+        case {"type": str(kind), "call_id": str(id_)} if kind in _RESULTS:
+            return [Message("tool", (FunctionResult(read_result(item.get("output", "")), id_),))]
         case {"type": "reasoning"}:
-            return {"role": "assistant", "content": "", "reasoning_content": _text(item.get("content") or "")}
-        case {"role": "user" | "assistant" | "system" | "developer" as role} if (
-            item.get("type", "message") == "message"
-        ):
-            role = "system" if role == "developer" else role
-            return {"role": role, "content": _text(item.get("content", ""))}
-    raise RequestError(f"an item of 'input' of type {item.get('type')!r} is not supported: {item!r:.100}")
+            thought = "".join(map(_thought, read_parts(item.get("content") or [])))
+            return [Message("assistant", (Reasoning(thought),) if thought else ())]
+        case {"role": str(role)} if item.get("type", "message") == "message":
+            return [Message(read_role(role), tuple(read_parts(item.get("content", ""))))]
+        case {"type": str(kind)} if kind not in _OWN:
+            ignored.append(f"input.{kind}")
+            return []
+    raise RequestError(
+        f"an item of 'input' of type {shown(item.get('type'))} is not supported: {shown(item, 200)}"
+    )
 
 
-def _check_calls(turns: Sequence[Json]) -> None:
+_RESULTS = ("function_call_output", "custom_tool_call_output", "local_shell_call_output")
+# Kinds whose items are malformed if no case above took them; what ``item_reference`` names is not sent.
+_OWN = ("message", "function_call", "custom_tool_call", "local_shell_call", "item_reference", *_RESULTS)
+
+
+def _thought(part: Part) -> str:
+    return part.text if isinstance(part, Text | Reasoning) else ""
+
+
+def _check_calls(messages: Sequence[Message]) -> None:
     """Check that each result of a function follows its call, as chat templates expect."""
     called = set[str]()
-    for turn in turns:
-        called.update(call["id"] for call in turn.get("tool_calls", ()))
-        if turn["role"] == "tool" and turn["tool_call_id"] not in called:
-            raise RequestError(f"there is no function call '{turn['tool_call_id']}' before its output")
-
-
-def _text(content: Any) -> str:
-    """Return a string, or the joined text of a list of parts."""
-    if isinstance(content, str):
-        return content
-    parts = objects_field("content", content)
-    for part in parts:
-        if not isinstance(part.get("text"), str):
-            raise RequestError(f"content of type {part.get('type')!r} is not supported, only text")
-    return "".join(part["text"] for part in parts)
-
-
-def joined_turns(turns: Iterator[Json]) -> Iterator[Json]:
-    """Merge consecutive assistant messages (reasoning, text, calls) into one message per answer."""
-    last: Json | None = None
-    for turn in turns:
-        if last is not None and last["role"] == turn["role"] == "assistant":
-            calls = [*last.get("tool_calls", []), *turn.get("tool_calls", [])]
-            thought = last.get("reasoning_content", "") + turn.get("reasoning_content", "")
-            last = {"role": "assistant", "content": last["content"] + turn["content"]}
-            last |= {"tool_calls": calls} if calls else {}
-            last |= {"reasoning_content": thought} if thought else {}
-            continue
-        if last is not None:
-            yield last
-        last = turn
-    if last is not None:
-        yield last
+    for message in messages:
+        called.update(call.id for call in message.calls)
+        for part in message.parts:
+            if isinstance(part, FunctionResult) and part.id not in called:
+                raise RequestError(f"there is no function call {shown(part.id, 200)} before its output")

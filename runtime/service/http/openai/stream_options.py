@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .....errors import RequestError
+from .....options import shown
 from .reading import Json, bool_field
 
 
@@ -32,7 +33,7 @@ def take_stream_options(options: Json) -> StreamOptions:
     stream = bool_field("stream", options.pop("stream", False))
     given = options.pop("stream_options", None) or {}
     if not isinstance(given, dict):
-        raise RequestError(f"'stream_options' must be an object, not {given!r}")
+        raise RequestError(f"'stream_options' must be an object, not {shown(given)}")
     found = {
         name: bool_field(f"stream_options.{name}", given.get(name) or False)
         for name in ("include_usage", "continuous_usage_stats")

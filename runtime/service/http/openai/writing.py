@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ....types.outputs import Logprob, ToolCall
+from ....types.outputs import Logprob
 from ...core.messages import Generation, Usage, by_rank
 from .reading import Json
 
@@ -37,15 +37,6 @@ def usage_json(usage: Usage) -> Json:
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
         "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
-    }
-
-
-def call_json(call: ToolCall) -> Json:
-    """Return a tool call as JSON."""
-    return {
-        "id": call.id,
-        "type": "function",
-        "function": {"name": call.name, "arguments": call.arguments},
     }
 
 

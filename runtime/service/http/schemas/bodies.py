@@ -159,6 +159,8 @@ def _ollama(llms: Json, embedders: Json) -> dict[str, Json]:
         "/api/chat": _object("messages", **shared, messages=turns),
         "/api/generate": _object("prompt", **shared, prompt=_TEXT, raw=_FLAG),
         "/api/embed": _object("input", input=_TEXTS, model=embedders),
+        "/api/embeddings": _object("prompt", prompt=_TEXT, model=embedders),
+        "/api/pull": _object("model", model=llms, stream=_FLAG),
         "/api/show": _object("model", model=llms, verbose=_FLAG),
     }
 

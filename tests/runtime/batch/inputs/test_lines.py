@@ -91,6 +91,36 @@ def test_faults(record: Any, code: str, message: str) -> None:
                               else "line-3")  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    "record",
+    [
+        b'{"custom_id": "mine", "prompt": "a\\ud800b"}',
+        b'{"custom_id": "mine", "url": "/v1/completions", "body": {"prompt": "a\\ud800b"}}',
+        b'{"custom_id": "mine", "messages": [{"role": "user", "content": "\\udfff"}]}',
+    ],
+)
+def test_a_line_with_half_a_surrogate_pair_keeps_its_id(record: bytes) -> None:
+    line = parse(record)
+    assert isinstance(line, BadLine)
+    assert (line.custom_id, line.id_key) == ("mine", id_key("mine"))
+    assert "not valid UTF-8" in line.message
+
+
+def test_an_id_with_half_a_surrogate_pair_is_none() -> None:
+    line = parse(b'{"custom_id": "a\\ud800", "prompt": "x"}')
+    assert isinstance(line, BadLine)
+    assert (line.custom_id, line.id_key) == ("line-3", None)
+
+
+@pytest.mark.parametrize("absent", [..., None])
+def test_a_line_without_a_url_is_told_by_its_body(absent: Any) -> None:
+    body = {"messages": [{"role": "user", "content": "Hi"}]}
+    line = parse(openai(url=absent, body=body))
+    assert isinstance(line, BatchLine)
+    assert (line.url, line.custom_id, line.body) == ("/v1/chat/completions", "a", body)
+    assert isinstance(parse(openai(url=absent, body={"x": 1})), BadLine)
+
+
 def test_mixed_endpoints_are_refused_where_one_is_demanded() -> None:
     assert isinstance(parse({"prompt": "x"}, "/v1/completions"), BatchLine)
     line = parse({"messages": []}, "/v1/completions")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import threading
@@ -12,17 +13,20 @@ from typing import Any
 import numpy as np
 import pytest
 from batch_kit import Record, spec, toy_worker
+from http_serving import http_serving
 from llm_kit import toy_model
 from openai.types.responses import Response
 
 from carryall import LLM
 from carryall.errors import ProviderRuntimeError
+from carryall.runtime.api.async_llm import AsyncLLM
 from carryall.runtime.batch.inputs.lines import COMPLETIONS, BatchLine, parse_row
 from carryall.runtime.batch.inputs.sources import Row
 from carryall.runtime.batch.inputs.templates import PromptTemplate
 from carryall.runtime.batch.jobs.journal import Answer
 from carryall.runtime.batch.workers.offline import OfflineEngine, windows
 from carryall.runtime.batch.workers.worker import WorkerSpec, open_worker
+from carryall.runtime.models.loading import load_model
 
 
 def lines(records: Iterable[Record]) -> Iterator[BatchLine]:
@@ -108,7 +112,7 @@ def test_lines_of_a_pipe_do_not_wait_for_a_window() -> None:
 @pytest.mark.parametrize(
     ("record", "code", "message"),
     [
-        ({"prompt": "x", "max_tokens": -1}, "invalid_request", "max_tokens"),
+        ({"prompt": "x", "max_tokens": -3}, "invalid_request", "max_tokens"),
         ({"prompt": "x", "top_q": 1}, "invalid_request", "did you mean"),
         ({"prompt": [999_999]}, "invalid_request", "outside the vocabulary"),
         ({"prompt": "x" * 5000}, "invalid_request", "the context holds 256"),
@@ -119,10 +123,16 @@ def test_lines_of_a_pipe_do_not_wait_for_a_window() -> None:
             "must not contain 'tools'",
         ),
         ({"input": []}, "invalid_request", "'input' must be"),
-        ({"input": "x", "dimensions": 8}, "invalid_request", "unknown field 'dimensions'"),
+        ({"input": "x", "dimensions": 0}, "invalid_request", "'dimensions' must be"),
+        ({"input": "x", "dimension": 8}, "invalid_request", "unknown field 'dimension'"),
         ({"input": "x", "pooling": "max"}, "invalid_request", "pooling"),
         ({"query": "x", "documents": [5]}, "invalid_request", "'documents' must be"),
         ({"text": 5, "continuations": ["a"]}, "invalid_request", "'text' must be"),
+        (
+            {"messages": [{"role": "user", "content": "x"}], "tools": [{"type": "web_search"}]},
+            "invalid_request",
+            "tools.web_search",
+        ),
         ({"prompt": "x", "structured_output": {"regex": "("}}, "invalid_request", "regex"),
     ],
 )
@@ -256,7 +266,7 @@ def test_scores_are_those_of_the_library(tmp_path: Path, url: str) -> None:
     with LLM(toy_model(tmp_path, context_length=2048)) as llm:
         if url == "/v1/score":
             expected = llm.score("ab", documents)
-            assert [each["logprob"] for each in found["data"]] == [each.logprob for each in expected]
+            assert [each["score"] for each in found["data"]] == [each.logprob for each in expected]
             assert [each["greedy"] for each in found["data"]] == [each.greedy for each in expected]
         else:
             scores = llm.rerank("ab", documents)
@@ -264,3 +274,65 @@ def test_scores_are_those_of_the_library(tmp_path: Path, url: str) -> None:
             assert [each["index"] for each in found["results"]] == best
             assert [each["relevance_score"] for each in found["results"]] == [scores[i] for i in best]
             assert found["results"][0]["document"] == {"text": documents[best[0]]}
+
+
+DOCUMENTS = ["abc", {"text": "xyz"}, "abd"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("url", "asks"),
+    [
+        (
+            "/v1/embeddings",
+            [{"input": ["a", "b"], "dimensions": 8}, {"input": "a", "dimensions": 8, "normalize": False}],
+        ),
+        (
+            "/v1/rerank",
+            [
+                {"query": "ab", "documents": DOCUMENTS},
+                {"query": "ab", "documents": DOCUMENTS, "return_documents": False, "top_n": 1},
+            ],
+        ),
+        (
+            "/v1/score",
+            [
+                {"text": "ab", "continuations": ["abc", "xyz"]},
+                {"text_1": "ab", "text_2": ["abc", "xyz"]},
+                {"queries": ["ab", "x"], "documents": ["abc", "xyz"], "instruction": "Which?"},
+            ],
+        ),
+    ],
+)
+def test_a_line_is_answered_as_the_service_answers_its_body(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str, asks: list[Record]
+) -> None:
+    """Bodies with and without each option, so that the defaults are compared too."""
+    monkeypatch.setenv("CARRYALL_CACHE", str(tmp_path / "cache"))
+    if url == "/v1/embeddings":
+        worker, model = open_worker(WorkerSpec(model="demo")), load_model("demo")
+    else:
+        worker = toy_worker(tmp_path, context_length=2048)
+        model = toy_model(tmp_path / "online", context_length=2048)
+    found = answers(worker, [{"custom_id": str(n), "url": url, "body": ask} for n, ask in enumerate(asks)])
+
+    async def online() -> list[Any]:
+        llm = AsyncLLM(model)
+        try:
+            async with http_serving(llm) as served:
+                replies = [await served.post(url, **ask) for ask in asks]
+                return [reply.json() for reply in replies]
+        finally:
+            llm.shutdown()
+
+    for number, expected in enumerate(asyncio.run(online()), 1):
+        answer = body(found[number])
+        for name in ("id", "model", "usage"):
+            answer.pop(name, None)
+            expected.pop(name, None)
+        if url != "/v1/embeddings":
+            assert answer == expected
+            continue
+        for ours, theirs in zip(answer["data"], expected["data"], strict=True):
+            assert len(ours["embedding"]) == 8
+            np.testing.assert_allclose(ours["embedding"], theirs["embedding"], rtol=1e-5, atol=1e-6)

@@ -139,7 +139,7 @@ def test_impossible_settings_are_refused(tmp_path: Path) -> None:
     with LLM(toy_model(tmp_path)) as llm:
         with pytest.raises(InvalidSamplingError, match="40 beams need 80 candidates a step"):
             llm.beam_search("x", BeamSearchOptions(num_beams=40))
-        with pytest.raises(PromptTooLongError, match="the prompt has 301 tokens"):
+        with pytest.raises(PromptTooLongError, match="301 tokens > "):
             llm.beam_search("x" * 300)
         for number in (0, 2.5):
             with pytest.raises(InvalidSamplingError, match="must be whole numbers of at least 1"):

@@ -13,7 +13,8 @@ from null_llm import TEMPLATE, null_llm
 
 from carryall.client import AsyncClient
 from carryall.runtime.service.core.answer_parts import AnswerParts, TextPart
-from carryall.runtime.service.core.messages import Conversation, Delta, GenerationRequest
+from carryall.runtime.service.core.chat import Conversation
+from carryall.runtime.service.core.messages import Delta, GenerationRequest
 from carryall.runtime.service.core.tool_choice import CallDelta
 from carryall.runtime.types.outputs import ToolCall, merged_calls
 

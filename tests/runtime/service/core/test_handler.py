@@ -12,9 +12,10 @@ from null_llm import null_llm
 from carryall.errors import RequestError, UnsupportedTaskError
 from carryall.runtime.service.access.admission import Admission
 from carryall.runtime.service.access.policy import Policy
+from carryall.runtime.service.core.chat import Conversation, read_message
 from carryall.runtime.service.core.config import ServerConfig
 from carryall.runtime.service.core.deltas import collect
-from carryall.runtime.service.core.messages import Conversation, GenerationRequest
+from carryall.runtime.service.core.messages import GenerationRequest
 from carryall.runtime.types.sampling_params import SamplingParams
 
 
@@ -27,7 +28,7 @@ def test_tokens_of_texts_and_conversations_and_back() -> None:
             tokens = await handler.tokenize("def f(x):")
             assert tokens == llm.encode("def f(x):")
             assert await handler.detokenize(tokens) == "def f(x):"
-            chat = Conversation([{"role": "user", "content": "Hi"}])
+            chat = Conversation([read_message({"role": "user", "content": "Hi"})])
             assert await handler.tokenize(chat) == llm.encode("[user]Hi", add_special_tokens=False)
             assert await handler.tokenize("") == []
             assert await handler.detokenize([]) == ""
@@ -93,7 +94,8 @@ def test_a_stream_may_have_fewer_and_larger_pieces(interval: int, most: int) -> 
             await models.load_all()
             admission = Admission(models, Policy(ServerConfig(stream_interval=interval)))
             asked = admission.admitted(GenerationRequest(prompt="x", params=params))
-            deltas = [delta async for delta in models.llm().generate(asked)]
+            opening, *deltas = [delta async for delta in models.llm().generate(asked)]
+            assert (opening.opens, opening.prompt_tokens) == (True, deltas[0].prompt_tokens)
             whole = await collect(models.llm().generate(GenerationRequest(prompt="x", params=params)))
             assert "".join(delta.text for delta in deltas) == whole.choices[0].text
             assert sum(len(delta.token_ids) for delta in deltas) == 21

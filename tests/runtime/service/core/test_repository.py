@@ -48,6 +48,7 @@ def test_the_only_model_answers_requests_that_name_none_it_or_an_alias() -> None
             await models.load_all()
             assert (states(models), models.ready) == ([("toy", "ready")], True)
             assert models.llm() is models.llm("") is models.llm("toy") is models.llm("gpt-4")
+            assert models.llm("TOY") is models.llm("Toy:1") is models.llm("GPT-4") is models.llm("toy")
             assert models.models()[0].info == INFO
             assert models.models()[0].aliases == ("gpt-4",)
             with pytest.raises(UnknownModelError, match="no model 'tox'; there are: toy"):

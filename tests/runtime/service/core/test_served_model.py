@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
 
-from carryall.errors import ProviderRuntimeError
+from carryall.errors import ProviderRuntimeError, UsageError
 from carryall.runtime.api.async_llm import AsyncLLM
 from carryall.runtime.service.core.served_model import load_served_model
 
@@ -40,3 +41,17 @@ def test_a_model_that_cannot_run_is_not_served(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(ProviderRuntimeError, match="on fire"):
         load_served_model("demo", provider="null", warm_up=True)
     assert len(closed) == 1
+
+
+def test_too_little_kv_memory_is_told_as_such_and_not_as_a_prompt() -> None:
+    with pytest.raises(UsageError, match=r"KV memory is too small .*raise kv_bytes"):
+        load_served_model("demo", provider="null", warm_up=True, kv_bytes=1)
+
+
+def test_a_model_that_says_nothing_of_sampling_is_sampled_readably(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    served = load_served_model("demo", provider="null", name="toy")
+    served.llm.shutdown()
+    assert served.defaults == {"temperature": 0.8, "top_k": 40, "top_p": 0.9}
+    (line,) = (one.message for one in caplog.records if "sampling" in one.message)
+    assert line.endswith("temperature 0.8, top_k 40, top_p 0.9")

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from carryall.errors import RequestError
 from carryall.exporter.demo import demo_path
+from carryall.runtime.service.core.chat import converse, read_tool_choice, read_tools
 from carryall.runtime.service.core.tool_choice import CallSplitter, calls_schema, read_calls
 from carryall.runtime.text.grammars import GrammarCompiler
 from carryall.runtime.text.tokenizer import Tokenizer
@@ -22,7 +23,7 @@ REF: dict[str, Any] = {
     "required": ["p"],
     "$defs": {"Point": {"type": "object", "properties": {"x": {"type": "number"}}, "required": ["x"]}},
 }
-TOOLS = [
+TOOLS: list[dict[str, Any]] = [
     {"type": "function", "function": {"name": "f", "parameters": REF}},
     {"type": "function", "function": {"name": "g"}},
 ]
@@ -56,7 +57,8 @@ def test_the_schema_allows_calls_of_the_tools_only(
 ) -> None:
     """Asked of the grammar that the model is held to."""
     tokenizer = Tokenizer(demo_path("pycoder"))
-    schema = calls_schema(TOOLS, only, parallel=parallel)
+    tools = [tool for tool in TOOLS if only in (None, tool["function"]["name"])]
+    schema = calls_schema(tools, parallel=parallel and only is None)
     compiler = GrammarCompiler(tokenizer, [1], tokenizer.vocab_size)
     matcher = compiler.compile(StructuredOutput(json_schema=schema)).result()
     tokens = [*tokenizer.encode(json.dumps(answer), add_special_tokens=False), 1]
@@ -64,12 +66,14 @@ def test_the_schema_allows_calls_of_the_tools_only(
 
 
 def test_a_tool_that_is_not_there_is_refused() -> None:
-    with pytest.raises(RequestError, match="'h'; the request's tools are: f, g"):
-        calls_schema(TOOLS, "h", parallel=True)
-    with pytest.raises(RequestError, match="tools are: none"):
-        calls_schema([], None, parallel=True)
-    with pytest.raises(RequestError, match="text 'name'"):
-        calls_schema([{"type": "function", "function": {}}], None, parallel=True)
+    for choice, tools, told in (
+        ({"type": "function", "function": {"name": "h"}}, TOOLS, "'h'; the request's tools are: f, g"),
+        ("required", [], "tools are: none"),
+    ):
+        with pytest.raises(RequestError, match=told):
+            converse([], {}, tools=read_tools(tools), choice=read_tool_choice(choice))
+    with pytest.raises(RequestError, match="must have a 'name'"):
+        read_tools([{"type": "function", "function": {}}])
 
 
 @pytest.mark.long

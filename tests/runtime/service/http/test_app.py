@@ -158,7 +158,11 @@ def test_a_failing_model_is_an_error_of_the_server(stream: bool) -> None:
 
     async def scenario() -> None:
         async with null_llm(before_forward=fail) as llm, http_serving(llm) as served:
-            answer = await served.post("/v1/completions", prompt="x", stream=stream)
+            if stream:  # it began when the request was queued
+                (failed,) = await served.events("/v1/completions", prompt="x", stream=True)
+                assert "on fire" in failed["error"]["message"]
+                return
+            answer = await served.post("/v1/completions", prompt="x")
             assert answer.status_code == 500
             assert "on fire" in answer.json()["error"]["message"]
 
@@ -262,6 +266,30 @@ def test_pages_of_other_origins_are_refused(
             assert answer.status_code == status
             if "cors_origins" in config and status == 200:
                 assert answer.headers["access-control-allow-origin"] in (headers["Origin"], "*")
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("host.docker.internal:8000", 200),
+        ("mac.local", 200),
+        ("Models.LOCALHOST.", 200),
+        ("localhost:1", 200),
+        ("[::1]:8000", 200),
+        ("internal", 403),
+        ("host.docker.internal.evil.example", 403),
+        ("notlocal", 403),
+    ],
+)
+def test_names_that_no_one_can_own_reach_a_loopback_address(host: str, status: int) -> None:
+    async def scenario() -> None:
+        async with null_llm() as llm, http_serving(llm) as served:
+            answer = await served.client.get("/v1/models", headers={"Host": host})
+            assert answer.status_code == status
+            if status == 403:
+                assert "call it as localhost or by a name in .local" in answer.json()["error"]["message"]
 
     asyncio.run(scenario())
 

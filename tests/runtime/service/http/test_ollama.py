@@ -11,14 +11,18 @@ from typing import Any
 import numpy as np
 import pytest
 from encoder_kit import write_encoder
+from grpc_serving import INFO
 from http_serving import HttpServed, http_serving
 from null_llm import null_llm
 
 from carryall.runtime.api.async_llm import AsyncLLM
 from carryall.runtime.api.text_encoder import TextEncoder
-from carryall.runtime.service.core.messages import Conversation, Delta, GenerationRequest, Usage
+from carryall.runtime.models.model_source import ModelSummary
+from carryall.runtime.service.core.chat import Conversation
+from carryall.runtime.service.core.messages import Delta, GenerationRequest, Usage
 from carryall.runtime.service.core.model_entry import ModelLoader
 from carryall.runtime.service.core.repository import ModelRepository
+from carryall.runtime.service.core.served_model import ServedModel
 from carryall.runtime.service.http import ollama
 from carryall.runtime.types.outputs import ToolCall
 from carryall.runtime.types.sampling_params import SamplingParams
@@ -105,6 +109,69 @@ def test_models_are_listed_and_shown() -> None:
     asyncio.run(scenario())
 
 
+SUMMARY = ModelSummary("llama", 7_340_032, "int4-fast", 5_600_000, "ab12", 1_700_000_000.0)
+
+
+def test_lists_tell_family_size_and_quantization() -> None:
+    async def scenario() -> None:
+        async with null_llm() as llm:
+            models = ModelRepository(
+                {"toy": lambda: ServedModel(llm, INFO, summary=lambda: SUMMARY)}, aliases={"chat": "toy"}
+            )
+            async with http_serving(None, models) as served:
+                listed = (await served.client.get("/api/tags")).json()["models"]
+                assert [model["name"] for model in listed] == ["toy", "chat"]
+                for model in listed:
+                    assert (model["size"], model["digest"]) == (5_600_000, "ab12")
+                    assert model["modified_at"].startswith("2023-11-14T22:13:20")
+                    assert model["details"] == {
+                        "parent_model": "",
+                        "format": "onnx",
+                        "family": "llama",
+                        "families": ["llama"],
+                        "parameter_size": "7.3M",
+                        "quantization_level": "int4-fast",
+                    }
+                (running, _) = (await served.client.get("/api/ps")).json()["models"]
+                assert (running["name"], running["size"], running["context_length"]) == (
+                    "toy", 5_600_000, INFO.context_length,
+                )  # fmt: skip
+                shown = (await served.post("/api/show", model="toy")).json()
+                assert shown["model_info"]["llama.context_length"] == INFO.context_length
+                assert shown["model_info"]["general.parameter_count"] == 7_340_032
+                await models.unload("toy")
+                assert (await served.client.get("/api/ps")).json() == {"models": []}
+
+    asyncio.run(scenario())
+
+
+def test_a_model_that_is_served_counts_as_pulled() -> None:
+    async def scenario() -> None:
+        async with null_llm() as llm, http_serving(llm) as served:
+            assert (await lines(served, "/api/pull", model="toy:latest"))[-1] == {"status": "success"}
+            whole = await served.post("/api/pull", model="toy", stream=False)
+            assert whole.json() == {"status": "success"}
+            other = await served.post("/api/pull", model="gemma4")
+            assert other.status_code == 404
+            assert "carryall serve MODEL" in other.json()["error"]
+
+    asyncio.run(scenario())
+
+
+def test_the_older_form_of_embeddings(tmp_path: Path) -> None:
+    write_encoder(tmp_path)
+    models = ModelRepository({"vectors": ModelLoader(lambda: TextEncoder(tmp_path), kind="encoder")})
+
+    async def scenario() -> None:
+        async with http_serving(None, models) as served:
+            several = (await served.post("/api/embed", model="vectors", input=["a b"])).json()
+            single = (await served.post("/api/embeddings", model="vectors", prompt="a b")).json()
+            assert single == {"embedding": several["embeddings"][0]}
+            assert (await served.post("/api/embeddings", model="vectors")).json() == {"embedding": []}
+
+    asyncio.run(scenario())
+
+
 def test_vectors_are_cut_to_the_dimensions_that_are_asked_for(tmp_path: Path) -> None:
     write_encoder(tmp_path)
     models = ModelRepository({"vectors": ModelLoader(lambda: TextEncoder(tmp_path), kind="encoder")})
@@ -129,7 +196,7 @@ def test_vectors_are_cut_to_the_dimensions_that_are_asked_for(tmp_path: Path) ->
     ("path", "change", "status", "message"),
     [
         ("/api/chat", {"model": "other"}, 404, "there are: toy"),
-        ("/api/chat", {"messages": [{"role": "user", "content": "x", "images": ["a"]}]}, 400, "'images'"),
+        ("/api/chat", {"messages": [{"role": "user", "content": "x", "images": ["a"]}]}, 400, "not base64"),
         ("/api/chat", {"format": "xml"}, 400, "'format' must be"),
         ("/api/chat", {"options": []}, 400, None),
         ("/api/chat", {"options": 3}, 400, "'options' must be"),

@@ -11,7 +11,7 @@ import pytest
 from http_serving import http_serving
 from null_llm import null_llm
 
-from carryall.runtime.service.http.openai.compaction import summary_turns
+from carryall.runtime.service.http.openai.compaction import summary_messages
 from carryall.runtime.text.tool_messages import as_text
 from carryall.runtime.types.sampling_params import SamplingParams
 
@@ -110,7 +110,7 @@ def test_a_conversation_is_compacted_and_continued_from_the_summary() -> None:
             assert short.usage.input_tokens > len(llm.encode(said, add_special_tokens=False))
             turns = [item.model_dump(exclude_none=True), {"role": "user", "content": "Go on"}]
             after = await client.responses.create(model="toy", input=turns, max_output_tokens=2)
-            question, answer = summary_turns(turns[0])
+            question, answer = [turn for message in summary_messages(turns[0]) for turn in message.turns()]
             assert answer == {"role": "assistant", "content": summary}
             prompt = f"[user]{question['content']}[assistant]{summary}[user]Go on"
             assert after.usage.input_tokens == len(llm.encode(prompt, add_special_tokens=False))
@@ -322,8 +322,8 @@ def test_a_demanded_call_is_made_and_its_result_goes_back(choice: Any) -> None:
     [
         ({"input": []}, "at least 1 item"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "'item_reference' is not supported"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "only text"),
-        ({"tools": [{"type": "web_search"}]}, "of type 'function'"),
+        ({"input": [{"role": "user", "content": [{"type": "input_file"}]}]}, "only text"),
+        ({"tools": [{"type": "function"}]}, "each tool must have a 'name'"),
         ({"text": {"format": {"type": "xml"}}}, "'response_format' must have"),
         ({"background": True, "store": False}, "requires 'store': true"),
         ({"include": "message.output_text.logprobs"}, "'include' must be a list of strings"),

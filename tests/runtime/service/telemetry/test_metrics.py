@@ -67,6 +67,7 @@ def test_figures_are_those_of_the_requests() -> None:
             for tokens in (5, 9):
                 await collect(models.llm().generate(ask(tokens)))
             stream = models.llm().generate(ask(4000))
+            assert (await anext(stream)).opens
             await anext(stream)
             found = samples(metrics)
             assert of(found, "vllm:num_requests_running") == 1

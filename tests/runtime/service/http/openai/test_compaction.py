@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from carryall.errors import RequestError, RequestFailedError
-from carryall.runtime.service.http.openai.compaction import compacted, summary_body, summary_turns
+from carryall.runtime.service.http.openai.compaction import compacted, summary_body, summary_messages
 
 
 def response(*texts: str) -> dict[str, object]:
@@ -17,9 +17,9 @@ def response(*texts: str) -> dict[str, object]:
 def test_a_summary_goes_out_and_comes_back() -> None:
     answer = compacted(response("Ä ", "b"))
     assert (answer["object"], answer["usage"]) == ("response.compaction", {"input_tokens": 1})
-    question, said = summary_turns(answer["output"][0])
-    assert question == summary_body({"model": "m", "input": "Hi"})["input"][-1]
-    assert said == {"role": "assistant", "content": "Ä b"}
+    question, said = summary_messages(answer["output"][0])
+    assert list(question.turns()) == [summary_body({"model": "m", "input": "Hi"})["input"][-1]]
+    assert list(said.turns()) == [{"role": "assistant", "content": "Ä b"}]
 
 
 @pytest.mark.parametrize("texts", [(), ("", " \n")])
@@ -31,7 +31,7 @@ def test_an_empty_summary_is_an_error(texts: tuple[str, ...]) -> None:
 @pytest.mark.parametrize("sealed", [None, 3, "not base64", "/w=="])
 def test_an_item_of_another_service_is_refused(sealed: object) -> None:
     with pytest.raises(RequestError, match="is not what the service made"):
-        summary_turns({"type": "compaction", "encrypted_content": sealed})
+        summary_messages({"type": "compaction", "encrypted_content": sealed})
 
 
 def test_the_conversation_is_neither_changed_nor_stored() -> None:

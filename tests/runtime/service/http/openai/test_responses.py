@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from carryall.errors import RequestError
-from carryall.runtime.service.core.messages import Conversation
+from carryall.runtime.service.core.chat import Conversation
 from carryall.runtime.service.http.openai.responses import read_response
 
 TOOLS = [{"type": "function", "name": name} for name in ("a", "b", "c")]

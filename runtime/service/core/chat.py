@@ -1,0 +1,693 @@
+"""Conversations in one form for all APIs: messages of typed parts, tools, and the choice among tools.
+
+The files of the APIs rename fields. What a part, a tool, a ``tool_choice`` or an answer to continue may be is
+decided here, and so is what becomes of a part that the model cannot read.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import dataclasses
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from ....errors import RequestError
+from ....options import shown
+from .tool_choice import calls_schema
+
+Json = dict[str, Any]
+
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+_MOST_SHOWN = 200  # characters of a value in an error message
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A text."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """An image, by its bytes or by its address.
+
+    Args:
+        data: the bytes of the file; empty if ``url`` tells where it is.
+        media_type: such as ``image/png``; empty if the request does not tell.
+        url: an address, never a ``data:`` one, which is read to ``data``.
+    """
+
+    data: bytes = field(default=b"", repr=False)
+    media_type: str = ""
+    url: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Reasoning:
+    """A thought of the assistant."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionCall:
+    """A call of a function by the assistant.
+
+    Args:
+        name: the function.
+        arguments: an object, or the text that was given instead of one.
+        id: empty if the API has none.
+    """
+
+    name: str
+    arguments: Any
+    id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionResult:
+    """What a function gave.
+
+    Args:
+        parts: texts and images.
+        id: of the call; empty if the API has none.
+        name: of the function; empty if the API does not tell.
+    """
+
+    parts: tuple[Text | Image, ...]
+    id: str = ""
+    name: str = ""
+
+
+Part = Text | Image | Reasoning | FunctionCall | FunctionResult
+
+
+def no_vision(image: Image) -> str:
+    """Refuse an image, since no model here reads one.
+
+    Raises:
+        RequestError: always.
+    """
+    what = image.media_type or ("an address" if image.url else "bytes")
+    raise RequestError(f"this model reads text only, not images (one is given as {what}); leave them out")
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message of a conversation.
+
+    Args:
+        role: one of ``ROLES`` except ``developer``, which templates know as ``system``.
+        parts: the content, in order.
+        fields: further fields that a chat template may read, such as ``name``.
+    """
+
+    role: str
+    parts: tuple[Part, ...] = ()
+    fields: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+    @property
+    def calls(self) -> list[FunctionCall]:
+        """Return the calls of the message."""
+        return [part for part in self.parts if isinstance(part, FunctionCall)]
+
+    def turns(self, show: Callable[[Image], str] = no_vision) -> Iterator[Json]:
+        """Yield the messages for a chat template; each result of a function is one of its own.
+
+        Args:
+            show: returns the text that stands for an image.
+        """
+        texts, thoughts, calls, results = [], [], [], 0
+        for part in self.parts:
+            match part:
+                case Text(text):
+                    texts.append(text)
+                case Image():
+                    texts.append(show(part))
+                case Reasoning(text):
+                    thoughts.append(text)
+                case FunctionCall():
+                    calls.append(_call_turn(part))
+                case FunctionResult():
+                    results += 1
+                    yield {**self.fields, **_result_turn(part, show)}
+        if results and not (texts or thoughts or calls):
+            return
+        turn: Json = {**self.fields, "role": self.role, "content": "".join(texts)}
+        if thoughts:
+            turn["reasoning_content"] = "".join(thoughts)
+        if calls:
+            turn["tool_calls"] = calls
+        yield turn
+
+
+def _call_turn(call: FunctionCall) -> Json:
+    told: Json = {"type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+    return {"id": call.id, **told} if call.id else told
+
+
+def _result_turn(result: FunctionResult, show: Callable[[Image], str]) -> Json:
+    texts = [part.text if isinstance(part, Text) else show(part) for part in result.parts]
+    turn: Json = {"role": "tool", "content": "".join(texts)}
+    if result.id:
+        turn["tool_call_id"] = result.id
+    if result.name:
+        turn["name"] = result.name
+    return turn
+
+
+@dataclass(frozen=True, slots=True)
+class ToolOrigin:
+    """How a client named a tool that the model sees as a function.
+
+    Args:
+        name: the client's name, which is another one where two namespaces have functions of one name.
+        custom: the function stands for a tool whose input is one text.
+        namespace: the namespace that the function is of; empty for none.
+    """
+
+    name: str
+    custom: bool = False
+    namespace: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """A conversation for the model's chat template.
+
+    Args:
+        messages: the messages, in order.
+        tools: the functions that the model may call, in the form of chat templates.
+        variables: further variables of the template.
+        must_call: the answer consists of tool calls. ``params.structured_output`` enforces it, and the
+            answer's text is the calls as JSON; see ``tool_choice``.
+        parallel_calls: whether an answer may hold more than one tool call.
+        continues: whether the answer continues the last message, which is one of the assistant.
+        left_out: what a request has that no model here can use, such as ``tools.web_search``.
+        origins: by name of the function, for tools that a client does not know as functions.
+    """
+
+    messages: Sequence[Message]
+    tools: Sequence[Json] = ()
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    must_call: bool = False
+    parallel_calls: bool = True
+    continues: bool = False
+    left_out: tuple[str, ...] = ()
+    origins: Mapping[str, ToolOrigin] = field(default_factory=dict)
+
+    def turns(self, show: Callable[[Image], str] = no_vision) -> list[Json]:
+        """Return the messages for the chat template; see ``Message.turns``.
+
+        Raises:
+            RequestError: a message has an image, and ``show`` takes none.
+        """
+        return [turn for message in self.messages for turn in message.turns(show)]
+
+
+# --- messages
+
+
+def read_role(role: Any) -> str:
+    """Return a role as chat templates know it.
+
+    A role reaches the text around a message, so a free one could hold the template's own markers.
+
+    Raises:
+        RequestError: it is no role.
+    """
+    if role not in ROLES:
+        raise RequestError(f"the 'role' of a message must be one of {', '.join(ROLES)}, not {_short(role)}")
+    return {"developer": "system", "function": "tool"}.get(role, str(role))
+
+
+# Fields of messages that become parts, or that say nothing to a model.
+_READ = {"role", "content", "tool_calls", "function_call", "tool_call_id", "tool_name", "reasoning_content",
+         "thinking", "images", "refusal", "annotations", "audio"}  # fmt: skip
+
+
+def read_message(given: Any) -> Message:
+    """Return a message in the form of OpenAI's chats, with the fields of Ollama and Anthropic.
+
+    Raises:
+        RequestError: the role is missing or unknown, or the content is of a kind that is not supported.
+    """
+    match given:  # as most messages are
+        case {"role": ("system" | "user" | "assistant") as plain, "content": str(text)} if len(given) == 2:
+            return Message(plain, (Text(text),) if text else ())
+    if not isinstance(given, dict) or not isinstance(given.get("role"), str):
+        raise RequestError("each message must be an object with the strings 'role' and 'content'")
+    role = read_role(given["role"])
+    parts: list[Part] = []
+    for name in ("reasoning_content", "thinking"):
+        if isinstance(thought := given.get(name), str) and thought:
+            parts.append(Reasoning(thought))
+    calls = [_past_call(call) for call in objects("tool_calls", given.get("tool_calls") or [])]
+    if isinstance(given.get("function_call"), dict):
+        calls.append(_past_call({"function": given["function_call"]}))
+    content = given.get("content")
+    if content is None and isinstance(given.get("refusal"), str):
+        content = given["refusal"]
+    if content is None and calls:
+        content = ""
+    images = given.get("images") or []
+    if not isinstance(images, list):
+        raise RequestError(f"'images' must be a list of base64 texts, not {_short(images)}")
+    parts += map(_base64_image, images)
+    parts += read_parts(content, "each message must be an object with the strings 'role' and 'content'")
+    fields = {name: value for name, value in given.items() if name not in _READ}
+    if role == "tool":
+        name = given.get("tool_name") or given.get("name") or ""
+        id_ = given.get("tool_call_id") or ""
+        told = tuple(part for part in parts if isinstance(part, Text | Image))
+        fields.pop("name", None)
+        return Message(role, (FunctionResult(told, str(id_), str(name)),), fields)
+    return Message(role, (*parts, *calls), fields)
+
+
+def joined(messages: Iterable[Message]) -> Iterator[Message]:
+    """Merge consecutive messages of the assistant (reasoning, text, calls) into one for each answer."""
+    last: Message | None = None
+    for message in messages:
+        if last is not None and last.role == message.role == "assistant":
+            last = Message("assistant", last.parts + message.parts, {**last.fields, **message.fields})
+            continue
+        if last is not None:
+            yield last
+        last = message
+    if last is not None:
+        yield last
+
+
+def read_parts(content: Any, told: str = "'content' must be a text or a list of parts") -> list[Part]:
+    """Return a content, a text or a list of the parts of any API.
+
+    Args:
+        content: the value of a field.
+        told: the error message for a value of another type.
+
+    Raises:
+        RequestError: the value has another type, or a part is malformed or of a kind that is not supported.
+    """
+    if isinstance(content, str):
+        return [Text(content)] if content else []
+    if not isinstance(content, list):
+        raise RequestError(told)
+    return [part for given in content for part in _part(given)]
+
+
+def _part(given: Any) -> list[Part]:
+    match given:
+        case str(text):
+            return [Text(text)]
+        case {"type": "text" | "input_text" | "output_text" | "summary_text", "text": str(text)}:
+            return [Text(text)]
+        case {"type": "refusal", "refusal": str(text)}:
+            return [Text(text)]
+        case {"type": "thinking", "thinking": str(text)} | {"type": "reasoning_text", "text": str(text)}:
+            return [Reasoning(text)]
+        case {"type": "redacted_thinking"}:
+            return []
+        case {"type": "tool_use" | "server_tool_use", "name": str(name), **rest}:
+            return [FunctionCall(name, read_arguments(rest.get("input", {})), str(rest.get("id") or ""))]
+        case {"type": str(kind), "tool_use_id": str(id_), **rest} if kind.endswith("tool_result"):
+            return [FunctionResult(read_result(rest.get("content") or ""), id_)]
+        case {"type": "document" | "search_result"}:
+            return _document(given)
+        case {"type": "image_url" | "input_image" | "image"}:
+            return [_image(given)]
+        case {"type": str(kind)} if kind not in ("text", "input_text", "output_text"):
+            raise RequestError(f"content of type '{kind[:_MOST_SHOWN]}' is not supported, only text")
+    raise RequestError("each part of 'content' must be an object with the strings 'type' and 'text'")
+
+
+def read_result(content: Any) -> tuple[Text | Image, ...]:
+    """Return what a function gave: texts and images; other JSON is its text.
+
+    Raises:
+        RequestError: a part is malformed or of a kind that is not supported.
+    """
+    if not isinstance(content, str | list):
+        return (Text(json.dumps(content, ensure_ascii=False)),)
+    if isinstance(content, list):
+        content = [_hosted_text(part) for part in content]
+    return tuple(part for part in read_parts(content) if isinstance(part, Text | Image))
+
+
+def _hosted_text(part: Any) -> Any:
+    """Return a result of a hosted tool, such as a hit of a search, as a text of JSON."""
+    match part:
+        case {"type": str(kind)} if kind.endswith("_result") and kind != "search_result":
+            return {"type": "text", "text": json.dumps(part, ensure_ascii=False)}
+    return part
+
+
+def _document(given: Mapping[str, Any]) -> list[Part]:
+    """Return the text of a document; those of other media are not read."""
+    match given:
+        case {"source": {"type": "text", "data": str(text)}}:
+            pass
+        case {"source": {"type": "content", "content": content}} | {"content": content}:
+            text = "".join(part.text for part in read_parts(content) if isinstance(part, Text))
+        case _:
+            raise RequestError("a document must be given as text; other media are not supported")
+    title = given.get("title")
+    return [Text(f"{title}\n\n{text}" if isinstance(title, str) and title else text)]
+
+
+def _image(given: Mapping[str, Any]) -> Image:
+    match given:
+        case {"image_url": {"url": str(url)}} | {"image_url": str(url)}:
+            return _image_at(url)
+        case {"source": {"type": "base64", "data": str(data), **rest}}:
+            return Image(_bytes(data), str(rest.get("media_type") or ""))
+        case {"source": {"type": "url", "url": str(url)}}:
+            return _image_at(url)
+    raise RequestError("an image must have an 'image_url' or a 'source' with base64 data or an address")
+
+
+def _image_at(url: str) -> Image:
+    if not url.startswith("data:"):
+        return Image(url=url)
+    head, comma, data = url.removeprefix("data:").partition(",")
+    media_type, _, coding = head.partition(";")
+    if not comma or coding != "base64":
+        raise RequestError("the data of an image must be base64: data:image/png;base64,...")
+    return Image(_bytes(data), media_type)
+
+
+def _base64_image(given: Any) -> Image:
+    if not isinstance(given, str):
+        raise RequestError(f"each of 'images' must be a base64 text, not {_short(given)}")
+    return _image_at(given) if given.startswith("data:") else Image(_bytes(given))
+
+
+def _bytes(data: str) -> bytes:
+    try:
+        return base64.b64decode(data, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise RequestError(f"the data of an image is not base64: {error}") from error
+
+
+def _past_call(call: Json) -> FunctionCall:
+    match call:
+        case {"function": {"name": str(name), **rest}}:
+            return FunctionCall(name, read_arguments(rest.get("arguments", {})), str(call.get("id") or ""))
+        case {"type": "custom", "custom": {"name": str(name), **rest}}:
+            return FunctionCall(name, {"input": rest.get("input", "")}, str(call.get("id") or ""))
+    raise RequestError("each of 'tool_calls' must have a 'function' with a string 'name'")
+
+
+def read_arguments(given: Any) -> Any:
+    """Return the arguments of a past call: an object, or the text of what is none.
+
+    Models are cut in the middle of a call and write invalid JSON, and clients send it back with the history.
+    An error here would end the conversation for good, so the template gets the text.
+    """
+    if not isinstance(given, str):
+        return {} if given is None else given
+    if not given.strip():
+        return {}
+    try:
+        value = json.loads(given)
+    except (ValueError, RecursionError):
+        return given
+    return value if isinstance(value, dict) else given
+
+
+def arguments_object(text: str) -> Json:
+    """Return the arguments of a call as the object that some APIs demand.
+
+    Text that is none, such as that of a call that was cut, becomes ``{"arguments": text}``.
+    """
+    value = read_arguments(text)
+    return value if isinstance(value, dict) else {"arguments": text}
+
+
+def custom_input(text: str) -> str:
+    """Return the input of a custom tool from the arguments of the function that stands for it."""
+    value = read_arguments(text)
+    given = value.get("input") if isinstance(value, dict) else None
+    return given if isinstance(given, str) else text
+
+
+# --- tools
+
+
+@dataclass(slots=True)
+class Tools:
+    """The tools of a request.
+
+    Attributes:
+        functions: what the model may call, in the form of chat templates.
+        origins: see ``Conversation``.
+        left_out: the kinds of tools that a service cannot offer, each once.
+    """
+
+    functions: list[Json] = field(default_factory=list)
+    origins: dict[str, ToolOrigin] = field(default_factory=dict)
+    left_out: list[str] = field(default_factory=list)
+
+    @property
+    def names(self) -> list[str]:
+        """Return the names of the functions."""
+        return [tool["function"]["name"] for tool in self.functions]
+
+    def add(self, tool: Json, namespace: str = "") -> None:
+        """Add a tool of any API.
+
+        Raises:
+            RequestError: it has no name, or its kind is none of a tool.
+        """
+        kind = tool.get("type")
+        match tool:
+            case {"type": "namespace", "name": str(name), **rest}:
+                for inner in objects("tools", rest.get("tools") or []):
+                    self.add(inner, name)
+            case {"type": "custom", "custom": {"name": str(name)}}:
+                self._add_custom(name, tool["custom"])
+            case {"type": "custom", "name": str(name)} if "input_schema" not in tool:
+                self._add_custom(name, tool)
+            case {"function": {"name": str(name)}} if kind in (None, "function"):
+                self._add(tool["function"], ToolOrigin(name, namespace=namespace))
+            case {"name": str(name), "input_schema": schema} if kind in (None, "custom"):
+                told = {"name": name, "parameters": schema, "description": tool.get("description")}
+                self._add(told, ToolOrigin(name, namespace=namespace))
+            case {"type": "function", "name": str(name)} if "function" not in tool:
+                told = {key: tool.get(key) for key in ("name", "description", "parameters")}
+                self._add(told, ToolOrigin(name, namespace=namespace))
+            case {"type": str(kind)} if kind not in ("function", "custom", "namespace"):
+                if kind not in self.left_out:
+                    self.left_out.append(kind)
+            case _:
+                raise RequestError(
+                    "each tool must have a 'name' and its parameters (a 'function' with a string 'name', or "
+                    f"an 'input_schema'), not {_short(tool)}"
+                )
+
+    def _add_custom(self, name: str, given: Mapping[str, Any]) -> None:
+        """Add a tool whose input is a text, as a function with one string."""
+        description = str(given.get("description") or "")
+        match given.get("format"):
+            case {"type": "grammar", "grammar": {"definition": str(rules), **rest}}:
+                description += _format_told(rest.get("syntax"), rules)
+            case {"type": "grammar", "definition": str(rules), **rest}:
+                description += _format_told(rest.get("syntax"), rules)
+        parameters = {
+            "type": "object",
+            "properties": {"input": {"type": "string"}},
+            "required": ["input"],
+            "additionalProperties": False,
+        }
+        told = {"name": name, "description": description or None, "parameters": parameters}
+        self._add(told, ToolOrigin(name, custom=True))
+
+    def _add(self, told: Json, origin: ToolOrigin) -> None:
+        taken = bool(origin.namespace) and origin.name in self.names
+        name = f"{origin.namespace}__{origin.name}" if taken else origin.name
+        function = {key: value for key, value in told.items() if value is not None} | {"name": name}
+        if "parameters" in function and not isinstance(function["parameters"], dict):
+            raise RequestError(
+                f"the parameters of the tool '{name[:_MOST_SHOWN]}' must be a JSON schema, "
+                f"not {_short(function['parameters'])}"
+            )
+        self.functions.append({"type": "function", "function": function})
+        if origin.custom or origin.namespace:
+            self.origins[name] = origin
+
+
+def _format_told(syntax: Any, rules: str) -> str:
+    return f"\n\nThe input is a text of this {syntax or 'lark'} grammar:\n{rules}"
+
+
+def read_tools(given: Any) -> Tools:
+    """Return the tools of a request, of any API; kinds that a service cannot run are left out.
+
+    Raises:
+        RequestError: it is no list of objects, or a tool is malformed.
+    """
+    tools = Tools()
+    for tool in objects("tools", given):
+        tools.add(tool)
+    return tools
+
+
+# --- choices
+
+
+@dataclass(frozen=True, slots=True)
+class ToolChoice:
+    """What an answer may call.
+
+    Args:
+        mode: ``auto`` leaves it to the model, ``none`` forbids calls, ``required`` demands one.
+        names: the only functions that may be called; None allows all.
+        single: one function is demanded by its name, so that the answer is one call.
+    """
+
+    mode: Literal["auto", "none", "required"] = "auto"
+    names: frozenset[str] | None = None
+    single: bool = False
+
+
+def read_tool_choice(given: Any, left_out: Sequence[str] = ()) -> ToolChoice:
+    """Return a ``tool_choice`` of any API.
+
+    Args:
+        given: the value of the field; None is ``auto``.
+        left_out: see ``Tools``; the choice of such a tool leaves it to the model.
+
+    Raises:
+        RequestError: it is no choice.
+    """
+    match given:
+        case None:
+            return ToolChoice()
+        case ("auto" | "none" | "required") as mode:
+            return ToolChoice(mode)
+        case {"type": ("auto" | "none") as mode}:
+            return ToolChoice(mode)
+        case {"type": "any"}:
+            return ToolChoice("required")
+        case {"type": "function" | "custom", "function": {"name": str(name)}}:
+            return ToolChoice("required", frozenset([name]), single=True)
+        case {"type": "custom", "custom": {"name": str(name)}}:
+            return ToolChoice("required", frozenset([name]), single=True)
+        case {"type": "function" | "custom" | "tool", "name": str(name)}:
+            return ToolChoice("required", frozenset([name]), single=True)
+        case {"type": "allowed_tools", "allowed_tools": dict(allowed)}:
+            return _allowed(allowed)
+        case {"type": "allowed_tools"}:
+            return _allowed(given)
+        case {"type": str(kind)} if kind in left_out:
+            return ToolChoice()
+    raise RequestError(
+        "'tool_choice' must be auto, none, required (any), a function by its name or allowed_tools, "
+        f"not {_short(given)}"
+    )
+
+
+def _allowed(given: Json) -> ToolChoice:
+    tools = objects("tool_choice.tools", given.get("tools"))
+    names = frozenset(_tool_name(tool) for tool in tools if _tool_name(tool))
+    mode = given.get("mode", "auto")
+    if not names or mode not in ("auto", "required"):
+        raise RequestError(
+            f"'tool_choice.tools' must name tools and its 'mode' be auto or required, not {_short(given)}"
+        )
+    return ToolChoice(mode, names)
+
+
+def _tool_name(tool: Json) -> str:
+    inner = tool.get("function") or tool.get("custom") or tool
+    name = inner.get("name") if isinstance(inner, dict) else None
+    return name if isinstance(name, str) else ""
+
+
+def converse(
+    messages: Sequence[Message],
+    options: MutableMapping[str, Any],
+    *,
+    tools: Tools | None = None,
+    choice: ToolChoice = ToolChoice(),
+    variables: Mapping[str, Any] | None = None,
+    parallel: bool = True,
+    continues: bool | None = False,
+    ignored: Iterable[str] = (),
+) -> Conversation:
+    """Return the conversation of a request.
+
+    A demanded call is held by a grammar, which replaces the ``structured_output`` of ``options``: that one is
+    for an answer of text, and an answer of calls has none. Thinking is off then, since the grammar allows
+    calls only.
+
+    Args:
+        messages: the messages.
+        options: the sampling options of the request, which a demanded call changes.
+        tools: the tools; None is none.
+        choice: among the tools.
+        variables: of the chat template.
+        parallel: whether an answer may hold several calls.
+        continues: whether the answer continues the last message; None tells it from a last message of the
+            assistant that has text and no calls.
+        ignored: what else of the request is left out; see ``Conversation``.
+
+    Raises:
+        RequestError: the choice names no tool of the request, or a message is continued by a demanded call.
+    """
+    tools = tools or Tools()
+    if continues is None:
+        continues = _can_continue(messages)
+    functions = tools.functions
+    if choice.names is not None:
+        if not choice.names <= set(tools.names):
+            known = ", ".join(sorted(tools.names)) or "none"
+            field_name = "'tool_choice'" if choice.single else "'tool_choice.tools'"
+            raise RequestError(
+                f"{field_name} names {_short(', '.join(sorted(choice.names)))}; "
+                f"the request's tools are: {known[:_MOST_SHOWN]}"
+            )
+        functions = [tool for tool in functions if tool["function"]["name"] in choice.names]
+    told = Conversation(messages, functions, dict(variables or {}), parallel_calls=parallel,
+                        continues=continues, origins=tools.origins,
+                        left_out=(*ignored, *(f"tools.{kind}" for kind in tools.left_out)))  # fmt: skip
+    if choice.mode == "none":
+        return dataclasses.replace(told, tools=())
+    if choice.mode == "auto":
+        return told
+    if continues:
+        raise RequestError(
+            "a forced 'tool_choice' and a message of the assistant to continue exclude each other; omit one"
+        )
+    options["structured_output"] = {
+        "json_schema": calls_schema(functions, parallel=parallel and not choice.single)
+    }
+    shown_tools = tools.functions if choice.single else functions
+    return dataclasses.replace(
+        told, tools=shown_tools, variables={"enable_thinking": False, **told.variables}, must_call=True,
+        parallel_calls=True,
+    )  # fmt: skip
+
+
+def _can_continue(messages: Sequence[Message]) -> bool:
+    last = messages[-1] if messages else Message("user")
+    return last.role == "assistant" and not last.calls and any(isinstance(part, Text) for part in last.parts)
+
+
+def objects(name: str, value: Any) -> list[Json]:
+    """Return a field that must be a list of objects.
+
+    Raises:
+        RequestError: the value has another type.
+    """
+    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+        raise RequestError(f"'{name}' must be a list of objects")
+    return value
+
+
+def _short(value: Any) -> str:
+    return shown(value, _MOST_SHOWN)

@@ -1,0 +1,320 @@
+"""JSON schemas as generators write them, in the form that a grammar can hold.
+
+A grammar reads a text once, from left to right. It cannot count different items, look ahead, or demand that
+one of two schemas does not match. Such keywords are left out, so that the text is held to the rest of its
+schema, and they are named, so that a client knows what it must check itself.
+
+Objects whose schema says nothing of further properties are closed: a small model that may invent fields does
+so until it is cut. llama.cpp and xgrammar close them too.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import llguidance
+
+from ...errors import InvalidSamplingError
+
+Json = dict[str, Any]
+
+# Left out always, unless the value says nothing.
+_UNSAYABLE = ("uniqueItems", "contains", "minContains", "maxContains", "unevaluatedItems", "propertyNames",
+              "dependentRequired", "dependentSchemas", "dependencies", "not", "if", "then", "else",
+              "$dynamicRef", "$recursiveRef")  # fmt: skip
+_SAYS_NOTHING: dict[str, tuple[Any, ...]] = {
+    "uniqueItems": (False,), "unevaluatedItems": (True, {}), "propertyNames": (True, {}),
+    "dependentRequired": ({},), "dependentSchemas": ({},), "dependencies": ({},),
+    "contains": (), "minContains": (), "maxContains": (),
+}  # fmt: skip
+_COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
+_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
+_MAPS = ("properties", "patternProperties", "$defs", "definitions")
+_LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
+_BRANCHES = ("allOf", "anyOf", "oneOf")
+
+
+@dataclass(frozen=True, slots=True)
+class HeldSchema:
+    """A schema that a grammar can hold.
+
+    Args:
+        text: the schema as JSON.
+        loosened: the keywords that it leaves out, each once.
+    """
+
+    text: str
+    loosened: tuple[str, ...]
+
+
+@functools.lru_cache(maxsize=256)
+def held_schema(text: str) -> HeldSchema:
+    """Return a schema without what a grammar cannot say.
+
+    Args:
+        text: the schema as JSON.
+
+    Raises:
+        InvalidSamplingError: it is not JSON, is ``false``, or is nested too deeply.
+    """
+    try:
+        schema = json.loads(text)
+        reader = _Reader(frozenset(_extended(schema)))
+        held = reader.read(schema)
+        written = json.dumps(held, ensure_ascii=False)
+    except RecursionError:
+        raise InvalidSamplingError("json_schema is nested too deeply") from None
+    except ValueError as error:
+        raise InvalidSamplingError(f"json_schema is not valid JSON: {error}") from error
+    if held is False:
+        raise InvalidSamplingError("json_schema 'false' allows no output")
+    return HeldSchema("{}" if held is True else written, tuple(reader.loosened))
+
+
+def _extended(schema: Any) -> Iterator[str]:
+    """Yield the references to schemas that others extend: closed, they would forbid what these add."""
+    if isinstance(schema, list):
+        for item in schema:
+            yield from _extended(item)
+    if not isinstance(schema, dict):
+        return
+    branches = [item for name in _BRANCHES for item in _listed(schema.get(name))]
+    extends = isinstance(schema.get("allOf"), list) or (branches and _adds_properties(schema, own=True))
+    for branch in branches if extends else ():
+        if isinstance(branch, dict) and isinstance(branch.get("$ref"), str):
+            yield branch["$ref"]
+    if isinstance(schema.get("$ref"), str) and _adds_properties({**schema, "$ref": None}):
+        yield schema["$ref"]
+    for value in schema.values():
+        yield from _extended(value)
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _adds_properties(schema: Any, *, own: bool = False) -> bool:
+    """Return whether a schema, or with ``own`` only its own keywords, may allow properties by name."""
+    if not isinstance(schema, dict):
+        return False
+    if schema.get("properties") or schema.get("patternProperties"):
+        return True
+    if own:
+        return False
+    return isinstance(schema.get("$ref"), str) or any(
+        _adds_properties(item) for name in _BRANCHES for item in _listed(schema.get(name))
+    )
+
+
+@dataclass(slots=True)
+class _Reader:
+    """Rewrites one schema.
+
+    Args:
+        extended: references to schemas that stay open.
+
+    Attributes:
+        loosened: the keywords that were left out.
+    """
+
+    extended: frozenset[str]
+    loosened: dict[str, None] = field(default_factory=dict)
+
+    def read(self, schema: Any, *, closes: bool = True, path: str = "#") -> Any:
+        """Return a schema in the form that a grammar can hold.
+
+        Args:
+            schema: the schema.
+            closes: whether nothing around it adds properties.
+            path: the reference that names it.
+        """
+        if not isinstance(schema, dict):
+            return schema
+        held = self._without_unsayable(schema)
+        self._fit_values(held)
+        branches = [item for name in _BRANCHES for item in _listed(held.get(name))]
+        extends = any(map(_adds_properties, branches)) or isinstance(held.get("$ref"), str)
+        closes = closes and path not in self.extended
+        if closes and not extends and isinstance(held.get("properties"), dict):
+            _close(held)
+        # What is beside branches extends each of them, and the branches of ``allOf`` extend each other.
+        beside = _adds_properties(held, own=True)
+        for name, value in held.items():
+            if name in _MAPS and isinstance(value, dict):
+                held[name] = {
+                    key: self.read(item, path=f"{path}/{name}/{key}") for key, item in value.items()
+                }
+            elif name in _LISTS and isinstance(value, list):
+                alone = name == "prefixItems" or (
+                    closes and not beside and (name != "allOf" or len(value) == 1) and not held.get("$ref")
+                )
+                held[name] = [self.read(item, closes=alone) for item in value]
+            elif name in ("items", "additionalProperties", "additionalItems"):
+                several = isinstance(value, list)
+                held[name] = [self.read(item) for item in value] if several else self.read(value)
+        if isinstance(held.get("patternProperties"), dict):
+            _separate_patterns(held)
+        return held
+
+    def _without_unsayable(self, schema: Json) -> Json:
+        held = {**schema}
+        for name in _UNSAYABLE:
+            if name in held and held.pop(name) not in _SAYS_NOTHING.get(name, ()):
+                self.loosened[name] = None
+        if "unevaluatedProperties" in held:
+            value = held.pop("unevaluatedProperties")
+            alone = not any(name in held for name in (*_BRANCHES, "$ref"))
+            if alone and "additionalProperties" not in held:
+                held["additionalProperties"] = value
+            elif value not in (True, {}):
+                self.loosened["unevaluatedProperties"] = None
+        if not _disjoint(_listed(held.get("oneOf"))):
+            self.loosened["oneOf"] = None
+        return held
+
+    def _fit_values(self, held: Json) -> None:
+        """Rewrite, or leave out, values that a grammar cannot hold."""
+        for name in _COUNTS:
+            if isinstance(held.get(name), float) and held[name].is_integer():
+                held[name] = int(held[name])
+        for name, bound in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
+            exclusive = held.pop(name) if isinstance(held.get(name), bool) else False  # of draft 4
+            if exclusive and bound in held:
+                held[name] = held.pop(bound)
+        properties = held.get("properties")
+        if not isinstance(properties, dict) or not set(properties) <= set(_names(held.get("required"))):
+            for name in ("minProperties", "maxProperties"):
+                if name in held and held.pop(name) != 0:
+                    self.loosened[name] = None
+        for name in ("pattern", "format"):
+            if isinstance(held.get(name), str) and not _is_held(
+                json.dumps({"type": "string", name: held[name]})
+            ):
+                del held[name]
+                self.loosened[name] = None
+        kind = held.get("type")
+        bounds = {name: held[name] for name in _BOUNDS if name in held}
+        if bounds and kind in ("integer", "number") and not _is_held(json.dumps({"type": kind, **bounds})):
+            for name in bounds:
+                if not _is_held(json.dumps({"type": kind, name: held[name]})):
+                    del held[name]
+                    self.loosened[name] = None
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_held(text: str) -> bool:
+    """Return whether llguidance takes a schema without references."""
+    try:
+        grammar = llguidance.LLMatcher.grammar_from_json_schema(text)
+        return not llguidance.LLMatcher.validate_grammar(grammar)
+    except ValueError:
+        return False
+
+
+def _names(value: Any) -> list[str]:
+    return [name for name in _listed(value) if isinstance(name, str)]
+
+
+def _close(held: Json) -> None:
+    """Forbid properties that are not declared, if the schema says nothing of them.
+
+    Those that it demands count as declared.
+    """
+    if "additionalProperties" in held:
+        return
+    properties = dict(held["properties"])
+    for name in _names(held.get("required")):
+        properties.setdefault(name, {})
+    held["properties"], held["additionalProperties"] = properties, False
+
+
+def _disjoint(branches: list[Any]) -> bool:
+    """Return whether at most one of several schemas can match, as their types or a constant property tell."""
+    if len(branches) < 2:
+        return True
+    if not all(isinstance(branch, dict) for branch in branches):
+        return False
+    kinds = [branch.get("type") for branch in branches]
+    texts = [kind for kind in kinds if isinstance(kind, str)]
+    if len(set(texts)) == len(branches) and not {"integer", "number"} <= set(texts):
+        return True
+    constants = [_constants(branch) for branch in branches]
+    return any(
+        all(name in known for known in constants)
+        and len({value for known in constants for value in known[name]})
+        == sum(len(known[name]) for known in constants)
+        for name in constants[0]
+    )
+
+
+def _constants(branch: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
+    """Return the values of required properties that may have only some, as JSON."""
+    properties = branch.get("properties")
+    found: dict[str, tuple[str, ...]] = {}
+    for name in _names(branch.get("required")):
+        schema = properties.get(name) if isinstance(properties, dict) else None
+        if isinstance(schema, dict) and ("const" in schema or isinstance(schema.get("enum"), list)):
+            values = [schema["const"]] if "const" in schema else schema["enum"]
+            found[name] = tuple(json.dumps(value, sort_keys=True) for value in values)
+    return found
+
+
+def _separate_patterns(held: Json) -> None:
+    """Apply patterns to the declared properties that they match, and leave out those that match no others.
+
+    A name that is both declared and matched must fit both schemas. A pattern whose every match is declared
+    would leave the grammar a key that no text spells: it fails in the middle of an answer.
+    """
+    properties = dict(held["properties"]) if isinstance(held.get("properties"), dict) else {}
+    left: Json = {}
+    for pattern, schema in held["patternProperties"].items():
+        try:
+            matcher = re.compile(pattern)
+        except (re.error, RecursionError, OverflowError):
+            left[pattern] = schema
+            continue
+        matched = [name for name in properties if matcher.search(name)]
+        for name in matched:
+            if schema not in (True, {}, properties[name]):
+                properties[name] = {"allOf": [properties[name], schema]}
+        if not matched or _matches_others(pattern, tuple(matched)):
+            left[pattern] = schema
+    if properties:
+        held["properties"] = properties
+    held["patternProperties"] = left
+    if not left:
+        del held["patternProperties"]
+
+
+@functools.lru_cache(maxsize=1024)
+def _matches_others(pattern: str, names: tuple[str, ...]) -> bool:
+    """Return whether a pattern matches any text but these."""
+    head = "" if pattern.startswith("^") else "(?s:.*)"
+    tail = "" if pattern.endswith("$") and not pattern.endswith(r"\$") else "(?s:.*)"
+    body = pattern.removeprefix("^")
+    body = body if tail else body.removesuffix("$")
+    known = "|".join(map(re.escape, names))
+    rule = f"start: A\nA: /{_slashed(f'{head}({body}){tail}')}/ & ~/{_slashed(f'({known})')}/"
+    try:
+        matcher = llguidance.LLMatcher(_bytes(), llguidance.LLMatcher.grammar_from_lark(rule), log_level=0)
+    except ValueError:
+        return True
+    if matcher.is_error():
+        return True
+    matcher.compute_bitmask()
+    return not matcher.is_stopped()
+
+
+def _slashed(regex: str) -> str:
+    return re.sub(r"(?<!\\)/", r"\/", regex).replace("\n", r"\n")
+
+
+@functools.cache
+def _bytes() -> llguidance.LLTokenizer:
+    """Return a tokenizer whose tokens are bytes."""
+    return llguidance.LLTokenizer("byte")

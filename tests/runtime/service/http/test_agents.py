@@ -1,0 +1,485 @@
+"""Requests as coding agents send them: tools of every kind, their history, long waits, long prompts."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from grpc_serving import serving
+from http_serving import http_serving
+from null_llm import null_llm
+
+from carryall.proto import generation_pb2
+from carryall.providers.base import Row
+from carryall.runtime.service.http import sse
+from carryall.runtime.service.telemetry.request_log import RequestLog
+
+IGNORED = "x-carryall-ignored-fields"
+SHELL: Any = {
+    "type": "function",
+    "name": "exec_command",
+    "description": "Runs a command.",
+    "strict": False,
+    "parameters": {
+        "type": "object",
+        "properties": {"cmd": {"type": "string", "maxLength": 8}},
+        "required": ["cmd"],
+        "additionalProperties": False,
+    },
+}
+PATCH: Any = {
+    "type": "custom",
+    "name": "apply_patch",
+    "description": "Edits files. This is a FREEFORM tool.",
+    "format": {
+        "type": "grammar",
+        "syntax": "lark",
+        "definition": 'start: "*** Begin Patch" LF "*** End Patch" LF?\n%import common.LF\n',
+    },
+}
+# As codex sends them.
+CODEX: list[Any] = [
+    SHELL,
+    PATCH,
+    {"type": "web_search", "external_web_access": False},
+    {"type": "local_shell"},
+    {"type": "image_generation", "output_format": "png"},
+    {"type": "tool_search", "execution": "client", "description": "Finds tools.", "parameters": {}},
+    {"type": "namespace", "name": "mcp__docs", "description": "Docs.", "tools": [{**SHELL, "name": "look"}]},
+]
+HISTORY: list[Any] = [
+    {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "Be brief."}]},
+    {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Fix it."}]},
+    {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"type": "search"}},
+    {"type": "custom_tool_call", "call_id": "c1", "name": "apply_patch", "input": "*** Begin Patch"},
+    {"type": "custom_tool_call_output", "call_id": "c1", "output": "Done!"},
+    {"type": "local_shell_call", "call_id": "c2", "status": "completed",
+     "action": {"type": "exec", "command": ["ls"], "env": {}}},
+    {"type": "local_shell_call_output", "call_id": "c2", "output": "a.py"},
+    {"type": "function_call", "call_id": "c3", "name": "look", "namespace": "mcp__docs", "arguments": ""},
+    {"type": "function_call_output", "call_id": "c3", "output": [{"type": "input_text", "text": "found"}]},
+]  # fmt: skip
+
+
+def test_codex_s_tools_and_history_are_taken_and_hosted_ones_named() -> None:
+    async def scenario() -> None:
+        async with null_llm() as llm, http_serving(llm) as served:
+            client = served.openai()
+            raw = await client.responses.with_raw_response.create(
+                model="toy", input=HISTORY, tools=CODEX, max_output_tokens=4, instructions="You are Codex."
+            )
+            named = "tools.web_search, tools.local_shell, tools.image_generation, tools.tool_search"
+            assert raw.headers[IGNORED] == f"input.web_search_call, {named}"
+            response = raw.parse()
+            assert response.output_text
+            assert [tool.type for tool in response.tools][:3] == ["function", "custom", "web_search"]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.long
+def test_a_custom_tool_is_called_with_its_text_whole_and_streamed() -> None:
+    async def scenario() -> None:
+        async with null_llm() as llm, http_serving(llm) as served:
+            client = served.openai()
+            choice = {"type": "custom", "name": "apply_patch"}
+            options: Any = {"model": "toy", "input": "Fix it.", "tools": CODEX, "tool_choice": choice}
+            options |= {"max_output_tokens": 200, "temperature": 0}
+            (call,) = (await client.responses.create(**options)).output
+            assert (call.type, call.name) == ("custom_tool_call", "apply_patch")
+            events = [event async for event in await client.responses.create(stream=True, **options)]
+            kinds = [event.type for event in events]
+            assert "response.custom_tool_call_input.delta" in kinds
+            (done,) = (event for event in events if event.type == "response.custom_tool_call_input.done")
+            assert done.input == call.input
+            result = {"type": "custom_tool_call_output", "call_id": call.call_id, "output": "Done!"}
+            again = [*HISTORY, call.model_dump(exclude_none=True), result]
+            after = await client.responses.create(model="toy", input=again, tools=CODEX, max_output_tokens=2)
+            assert after.status == "incomplete"
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.long
+def test_a_call_within_a_namespace_names_it() -> None:
+    async def scenario() -> None:
+        async with null_llm() as llm, http_serving(llm) as served:
+            body = {"input": "x", "tools": CODEX, "tool_choice": {"type": "function", "name": "look"}}
+            answer = await served.post("/v1/responses", model="toy", max_output_tokens=60, **body)
+            (call,) = answer.json()["output"]
+            assert (call["type"], call["name"], call["namespace"]) == ("function_call", "look", "mcp__docs")
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.long
+def test_a_custom_tool_of_a_chat_is_called_with_its_text() -> None:
+    async def scenario() -> None:
+        async with null_llm() as llm, http_serving(llm) as served:
+            client = served.openai()
+            tool: Any = {"type": "custom", "custom": {"name": "apply_patch"}}
+            answer = await client.chat.completions.create(
+                model="toy",
+                messages=[{"role": "user", "content": "Fix it."}],
+                tools=[tool],
+                tool_choice={"type": "custom", "custom": {"name": "apply_patch"}},
+                max_tokens=200,
+            )
+            (call,) = answer.choices[0].message.tool_calls
+            assert (call.type, call.custom.name) == ("custom", "apply_patch")
+
+    asyncio.run(scenario())
+
+
+def test_claude_code_s_server_tools_are_left_out_and_named() -> None:
+    async def scenario() -> None:
+        from anthropic import AsyncAnthropic
+
+        async with null_llm() as llm, http_serving(llm) as served:
+            client = AsyncAnthropic(base_url=served.url, api_key="none", max_retries=0)
+            served.closing.push_async_callback(client.close)
+            schema = {"type": "object", "properties": {"a": {"type": "string"}}}
+            search: Any = {"type": "web_search_20250305", "name": "web_search", "max_uses": 8}
+            found: Any = [{"type": "web_search_result", "title": "T", "url": "https://example.org"}]
+            raw = await client.messages.with_raw_response.create(
+                model="toy",
+                max_tokens=4,
+                tools=[
+                    search,
+                    {"type": "bash_20250124", "name": "bash"},
+                    {"name": "Read", "input_schema": schema, "cache_control": {"type": "ephemeral"}},
+                ],
+                messages=[
+                    {"role": "user", "content": "Search."},
+                    {
+                        "role": "assistant",
+                        "content": [
+                            {
+                                "type": "server_tool_use",
+                                "id": "s",
+                                "name": "web_search",
+                                "input": {"query": "x"},
+                            },
+                            {"type": "web_search_tool_result", "tool_use_id": "s", "content": found},
+                            {"type": "text", "text": "Found."},
+                        ],
+                    },
+                    {"role": "user", "content": "Go on."},
+                ],
+            )
+            assert raw.headers[IGNORED] == "tools.web_search_20250305, tools.bash_20250124"
+            assert (await raw.parse()).content
+
+    asyncio.run(scenario())
+
+
+def test_strict_refuses_what_is_left_out() -> None:
+    async def scenario() -> None:
+        async with null_llm() as llm, http_serving(llm, strict=True) as served:
+            answer = await served.post("/v1/responses", model="toy", input="x", tools=CODEX)
+            assert answer.status_code == 400
+            assert "tools.web_search" in answer.json()["error"]["message"]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/responses", {"input": "x", "tools": [{"kind": "x" * 11_000}]}),
+        ("/v1/responses", {"input": [{"type": "message", "role": "x" * 11_000}]}),
+        ("/v1/responses", {"input": "x", "tool_choice": {"type": "x" * 11_000}}),
+        ("/v1/messages", {"max_tokens": 1, "messages": [], "thinking": {"type": "x" * 11_000}}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": [{"type": "x" * 11_000}]}]}),
+        ("/v1/chat/completions", {"messages": [], "logit_bias": {"x" * 11_000: 1}}),
+        ("/api/chat", {"messages": [{"role": "user", "content": "x"}], "format": "x" * 11_000}),
+    ],
+)
+def test_messages_of_errors_cut_values(path: str, body: dict[str, Any]) -> None:
+    async def scenario() -> None:
+        async with null_llm() as llm, http_serving(llm) as served:
+            answer = await served.post(path, model="toy", **body)
+            assert answer.status_code == 400
+            assert len(json.dumps(answer.json())) < 600
+
+    asyncio.run(scenario())
+
+
+USER = [{"role": "user", "content": "x"}]
+# What each API sends at once, and what it sends while the model reads the prompt.
+STREAMS: list[Any] = [
+    ("/v1/chat/completions", {"messages": USER, "max_tokens": 2}, '"role":"assistant"', ": ping"),
+    ("/v1/completions", {"prompt": "x", "max_tokens": 2}, None, ": ping"),
+    ("/v1/responses", {"input": "x", "max_output_tokens": 2}, "response.in_progress", ": ping"),
+    ("/v1/messages", {"messages": USER, "max_tokens": 2}, "message_start", "event: ping"),
+    ("/api/chat", {"messages": USER, "options": {"num_predict": 2}}, None, '"content": ""'),
+    ("/api/generate", {"prompt": "x", "raw": True, "options": {"num_predict": 2}}, None, '"response": ""'),
+    ("/generate_stream", {"inputs": "x", "parameters": {"max_new_tokens": 2}}, None, ": ping"),
+    ("/v2/models/toy/generate_stream", {"text_input": "x", "max_tokens": 2}, None, ": ping"),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "opening", "ping"), STREAMS)
+def test_a_stream_opens_and_pings_before_the_model_has_run(
+    monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any], opening: str | None, ping: str
+) -> None:
+    monkeypatch.setattr(sse, "PING_SECONDS", 0.05)
+    may_run = threading.Event()
+
+    def before_forward(rows: Sequence[Row]) -> None:
+        assert may_run.wait(30)
+
+    async def scenario() -> None:
+        async with null_llm(before_forward=before_forward) as llm, http_serving(llm) as served:
+            given = body if path.startswith(("/v2", "/gen")) else {"model": "toy", "stream": True, **body}
+            text = ""
+            try:
+                async with served.client.stream("POST", path, json=given) as answer:
+                    assert answer.status_code == 200
+                    async for piece in answer.aiter_text():
+                        text += piece
+                        if text.count(ping) >= 2:
+                            assert opening is None or text.index(opening) < text.index(ping)
+                            may_run.set()
+            finally:
+                may_run.set()
+            assert text.count(ping) >= 2
+            after = text[text.rindex(ping) :]
+            assert len(after) > 40  # the answer
+
+    asyncio.run(scenario())
+
+
+def test_pings_are_what_the_clients_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A silent second in the middle of a stream."""
+    from anthropic import AsyncAnthropic
+
+    monkeypatch.setattr(sse, "PING_SECONDS", 0.02)
+
+    async def scenario() -> None:
+        async with null_llm(step_seconds=0.2) as llm, http_serving(llm) as served:
+            openai = served.openai()
+            chunks = await openai.chat.completions.create(
+                model="toy", messages=USER, max_tokens=3, stream=True, temperature=0
+            )
+            said = [chunk.choices[0].delta.content or "" async for chunk in chunks]
+            events = await openai.responses.create(
+                model="toy", input="x", max_output_tokens=3, stream=True, temperature=0
+            )
+            assert [event.type async for event in events][-1] == "response.incomplete"
+            client = AsyncAnthropic(base_url=served.url, api_key="none", max_retries=0)
+            served.closing.push_async_callback(client.close)
+            async with client.messages.stream(
+                model="toy", messages=USER, max_tokens=3, extra_body={"temperature": 0}
+            ) as stream:
+                message = await stream.get_final_message()
+            assert message.content[0].text == "".join(said) != ""
+
+    asyncio.run(scenario())
+
+
+def test_a_grpc_stream_opens_before_the_model_has_run() -> None:
+    may_run = threading.Event()
+
+    def before_forward(rows: Sequence[Row]) -> None:
+        assert may_run.wait(30)
+
+    async def scenario() -> None:
+        async with null_llm(before_forward=before_forward) as llm, serving(llm) as served:
+            call = served.stub.Generate(generation_pb2.GenerateRequest(text="x"))
+            try:
+                await asyncio.wait_for(call.initial_metadata(), 10)
+            finally:
+                may_run.set()
+            assert "".join([message.text_delta async for message in call])
+
+    asyncio.run(scenario())
+
+
+def test_an_invalid_schema_still_has_a_status_of_its_own() -> None:
+    form = {"type": "json_schema", "json_schema": {"schema": {"$ref": "#/x"}}}
+
+    async def scenario() -> None:
+        async with null_llm() as llm, http_serving(llm) as served:
+            answer = await served.post(
+                "/v1/chat/completions", model="toy", messages=USER, stream=True, response_format=form
+            )
+            assert answer.status_code == 400
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_prompt_that_is_too_long_is_known_as_such(stream: bool) -> None:
+    """By its code in OpenAI's client, and by the words that Claude Code looks for in Anthropic's."""
+    from anthropic import AsyncAnthropic
+    from anthropic import BadRequestError as AnthropicError
+    from openai import BadRequestError
+
+    long: Any = [{"role": "user", "content": "x y " * 4000}]
+
+    async def scenario() -> None:
+        async with null_llm() as llm, http_serving(llm) as served:
+            openai = served.openai()
+            for create, told in (
+                (openai.chat.completions.create, {"messages": long}),
+                (openai.responses.create, {"input": long}),
+            ):
+                with pytest.raises(BadRequestError) as caught:
+                    await create(model="toy", stream=stream, **told)
+                assert (caught.value.code, caught.value.type) == (
+                    "context_length_exceeded",
+                    "invalid_request_error",
+                )
+            client = AsyncAnthropic(base_url=served.url, api_key="none", max_retries=0)
+            served.closing.push_async_callback(client.close)
+            with pytest.raises(AnthropicError) as refused:
+                await client.messages.create(model="toy", max_tokens=5, messages=long, stream=stream)
+            found = re.search(r"prompt is too long: (\d+) tokens > (\d+) maximum", refused.value.message)
+            assert found is not None
+            assert int(found[1]) > int(found[2]) == llm.context_length - 1
+
+    asyncio.run(scenario())
+
+
+def test_a_conversation_of_more_messages_than_tokens_is_refused_at_once() -> None:
+    async def scenario() -> None:
+        async with null_llm() as llm, http_serving(llm) as served:
+            answer = await served.post(
+                "/v1/chat/completions", model="toy", messages=[{"role": "user", "content": ""}] * 60_000
+            )
+            error = answer.json()["error"]
+            assert error["code"] == "context_length_exceeded"
+            assert "it has 60000 messages" in error["message"]
+
+    asyncio.run(scenario())
+
+
+UNIQUE: Any = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True, "maxItems": 1}}}
+SCHEMAS: list[Any] = [
+    (
+        "/v1/chat/completions",
+        {
+            "messages": USER,
+            "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": UNIQUE}},
+        },
+    ),
+    (
+        "/v1/responses",
+        {"input": "x", "text": {"format": {"type": "json_schema", "name": "x", "schema": UNIQUE}}},
+    ),
+    (
+        "/v1/messages",
+        {"messages": USER, "output_config": {"format": {"type": "json_schema", "schema": UNIQUE}}},
+    ),
+    (
+        "/v1/messages",
+        {
+            "messages": USER,
+            "tools": [{"name": "f", "input_schema": UNIQUE}],
+            "tool_choice": {"type": "any"},
+        },
+    ),
+    ("/api/chat", {"messages": USER, "format": UNIQUE, "stream": False, "options": {"num_predict": 3}}),
+]
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize(("path", "body"), SCHEMAS)
+def test_keywords_that_no_grammar_holds_are_named(path: str, body: dict[str, Any], strict: bool) -> None:
+    async def scenario() -> None:
+        async with null_llm() as llm, http_serving(llm, strict=strict) as served:
+            limit = {"/v1/responses": "max_output_tokens", "/api/chat": None}.get(path, "max_tokens")
+            answer = await served.post(path, model="toy", **body, **({limit: 3} if limit else {}))
+            if strict:
+                assert answer.status_code == 400
+                assert "schema.uniqueItems" in answer.text
+            else:
+                assert answer.status_code == 200, answer.text
+                assert answer.headers[IGNORED] == "schema.uniqueItems"
+
+    asyncio.run(scenario())
+
+
+def test_models_have_anthropic_s_shape_for_its_client() -> None:
+    from anthropic import AsyncAnthropic
+
+    async def scenario() -> None:
+        async with null_llm() as llm, http_serving(llm) as served:
+            client = AsyncAnthropic(base_url=served.url, api_key="none", max_retries=0)
+            served.closing.push_async_callback(client.close)
+            page = await client.models.list()
+            assert [(model.id, model.type, model.display_name) for model in page.data] == [
+                ("toy", "model", "toy")
+            ]
+            assert (page.has_more, page.first_id, page.last_id) == (False, "toy", "toy")
+            one = await client.models.retrieve("toy")
+            assert (one.id, one.created_at.tzinfo is not None) == ("toy", True)
+            assert (await served.openai().models.list()).data[0].object == "model"
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    "options", [{"seed": -1}, {"max_tokens": -1}, {"top_k": -1}, {"seed": -7, "top_k": -1}]
+)
+def test_minus_one_means_none(options: dict[str, Any]) -> None:
+    async def scenario() -> None:
+        async with null_llm() as llm, http_serving(llm) as served:
+            body = {"stop": ["e"], "max_tokens": 20, **options}
+            answer = await served.post("/v1/chat/completions", model="toy", messages=USER, **body)
+            assert answer.status_code == 200, answer.text
+            answer = await served.post("/v1/completions", model="toy", prompt="x", **body)
+            assert answer.status_code == 200, answer.text
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "told"),
+    [
+        ("/v1/chat/completions", '"temperature": 1e999', "not inf"),
+        ("/v1/chat/completions", '"max_tokens": -3', "max_tokens"),
+        ("/v1/messages", '"max_tokens": 1, "system": 5', "system"),
+    ],
+)
+def test_values_that_mean_nothing_are_errors(path: str, body: str, told: str) -> None:
+    async def scenario() -> None:
+        async with null_llm() as llm, http_serving(llm) as served:
+            answer = await served.client.post(path, content=f'{{"messages": {json.dumps(USER)}, {body}}}')
+            assert answer.status_code == 400
+            assert told in answer.json()["error"]["message"]
+
+    asyncio.run(scenario())
+
+
+def test_a_request_that_is_left_is_logged_with_its_prompt(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    may_run = threading.Event()
+
+    def before_forward(rows: Sequence[Row]) -> None:
+        assert may_run.wait(30)
+
+    async def scenario() -> None:
+        async with null_llm(before_forward=before_forward) as llm, http_serving(llm) as served:
+            served.models.observers.add(RequestLog(content=False))
+            try:
+                body = {"model": "toy", "messages": USER, "stream": True}
+                async with served.client.stream("POST", "/v1/chat/completions", json=body) as answer:
+                    assert answer.status_code == 200
+                async with asyncio.timeout(10):
+                    while not (lines := [r for r in caplog.records if r.name.endswith("request_log")]):
+                        await asyncio.sleep(0.01)
+            finally:
+                may_run.set()
+            fields = vars(lines[0])["fields"]
+            count = len(llm.encode("[user]x", add_special_tokens=False))
+            assert (fields["prompt_tokens"], fields["finish_reason"]) == (count, "abort")
+
+    asyncio.run(scenario())
