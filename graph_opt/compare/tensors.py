@@ -42,6 +42,11 @@ class Side:
         self.inputs = self._inputs
         self.outputs = [str(value.name) for value in self.session.get_outputs()]
 
+    def interface(self, kind: str) -> dict[str, tuple[str, list[int | str | None]]]:
+        """Return the type and shape of each of the file's ``inputs`` or ``outputs`` by name, in order."""
+        values = self.session.get_inputs() if kind == "inputs" else self.session.get_outputs()
+        return {str(value.name): (str(value.type), list(value.shape or ())) for value in values}
+
     def run(self, feed: Mapping[str, Array]) -> dict[str, Array]:
         """Run on the inputs of the graph.
 
@@ -84,34 +89,35 @@ def compare_tensors(
         UsageError: an input is missing, or there are no common outputs.
         GraphError: a run failed.
     """
-    notes = _renamed(reference, candidate)
+    interface = _interface_changes(reference, candidate)
+    _pair_renamed(reference, candidate)
+    report = VerifyReport(reference=reference.name, candidate=candidate.name, bars=bars, interface=interface)
     tallies: dict[str, Tally] = {}
     absent: dict[str, str] = {}
     for number, sample in enumerate(samples):
         # The first run is repeated: random operators with equal seeds must not agree by running in step.
         known = None if number == 0 else sample.expected
         expected = reference.run(sample.feed) if known is None else known
-        _add_run(tallies, absent, expected, candidate.run(sample.feed))
+        try:
+            found = candidate.run(sample.feed)
+        except (GraphError, UsageError):
+            if interface:  # which says why it cannot run on the reference's inputs
+                return report
+            raise
+        _add_run(tallies, absent, expected, found)
         if progress is not None:
             progress(number + 1, len(samples), "")
-    if not tallies:
+    if not tallies and not interface:
         raise UsageError(
             f"{reference.name} and {candidate.name} have no output in common: "
             f"{', '.join(reference.outputs)}; {', '.join(candidate.outputs)}"
         )
-    results = _results(tallies, absent, bars, reference, samples, rounded=rounded)
+    results, notes = _results(tallies, absent, bars, reference, samples, rounded=rounded), []
     if any(one.reason is not None for one in results.values()) and _is_random(reference, samples[0]):
         notes.append(f"{reference.name} gives different results at each run on the same inputs")
     if len(samples) == 1:
         notes.append("only one run: the dependence of outputs on the inputs was not compared")
-    return VerifyReport(
-        reference=reference.name,
-        candidate=candidate.name,
-        bars=bars,
-        outputs=results,
-        inputs=_described(samples),
-        notes=tuple(notes),
-    )
+    return replace(report, outputs=results, inputs=_described(samples), notes=tuple(notes))
 
 
 def _is_random(side: Side, sample: Sample) -> bool:
@@ -128,9 +134,41 @@ def _described(samples: Sequence[Sample]) -> tuple[str, ...]:
     return tuple(text if count == 1 else f"{count} times {text}" for text, count in counts.items())
 
 
-def _renamed(reference: Side, candidate: Side) -> list[str]:
-    """Map the candidate's input and output names to the reference's, in order, if their numbers are equal."""
-    notes = []
+def _interface_changes(reference: Side, candidate: Side) -> tuple[str, ...]:
+    """Return what a caller of the reference would miss in the candidate: names, their order, types, ranks."""
+    changes: list[str] = []
+    for kind in ("inputs", "outputs"):
+        expected, found = reference.interface(kind), candidate.interface(kind)
+        missing = [name for name in expected if name not in found]
+        new = [name for name in found if name not in expected]
+        changes += [f"has no {kind[:-1]} {name}" for name in missing]
+        changes += [f"has a new {kind[:-1]} {name}" for name in new]
+        if not missing and not new and list(expected) != list(found):
+            changes.append(f"has its {kind} in another order: {', '.join(found)}")
+        for name in expected.keys() & found.keys():
+            (dtype, shape), (other, other_shape) = expected[name], found[name]
+            if dtype != other:
+                changes.append(f"has {kind[:-1]} {name} of type {other} instead of {dtype}")
+            elif kind == "inputs" and not _may_be_equal(shape, other_shape):
+                changes.append(f"has input {name} of shape {other_shape} instead of {shape}")
+    return tuple(changes)
+
+
+def _may_be_equal(shape: Sequence[int | str | None], other: Sequence[int | str | None]) -> bool:
+    """Return whether some tensor has both shapes; a shape without axes may also be an unknown one."""
+    if not shape or not other:
+        return True
+    pairs = zip(shape, other, strict=False)
+    return len(shape) == len(other) and all(
+        a == b for a, b in pairs if isinstance(a, int) and isinstance(b, int)
+    )
+
+
+def _pair_renamed(reference: Side, candidate: Side) -> None:
+    """Map the candidate's input and output names to the reference's, in order, if their numbers are equal.
+
+    So the report of a changed interface also says whether the numbers are right.
+    """
     for kind in ("inputs", "outputs"):
         expected, found = getattr(reference, kind), getattr(candidate, kind)
         left = [name for name in expected if name not in found]
@@ -138,8 +176,6 @@ def _renamed(reference: Side, candidate: Side) -> list[str]:
         if left and len(left) == len(other) and len(expected) == len(found):
             names = dict(zip(other, left, strict=True))
             setattr(candidate, kind, [names.get(name, name) for name in found])
-            notes += [f"{kind[:-1]} {name} of the candidate is compared with {names[name]}" for name in other]
-    return notes
 
 
 def _add_run(

@@ -7,7 +7,8 @@
     Transpose(DequantizeLinear(W))                      -> DequantizeLinear(Transpose(W))
 
 So values are moved as 8-bit integers where possible, and a QDQ pair that denotes int8 arithmetic stays a
-pair in front of the operator that computes. The results are bit-identical.
+pair in front of the operator that computes. The results are bit-identical. A move that would put two pairs
+of unequal parameters in a row is refused, because onnxruntime merges those.
 """
 
 from __future__ import annotations
@@ -17,7 +18,16 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from ...analysis.qdq import MOVERS, RESHAPES, Parameters, cannot_move, moved_axis, parameters
+from ...analysis.qdq import (
+    JOINS_PAIRS,
+    MOVERS,
+    RESHAPES,
+    Parameters,
+    cannot_move,
+    joins_pairs,
+    moved_axis,
+    parameters,
+)
 from ...graph.edit import can_return, insert, remove_unused, replace, sole_consumer
 from ..base import EveryGraphPass
 
@@ -164,6 +174,8 @@ def _sink_refusal(node: ir.Node, operands: Sequence[_Dequantized | str | None]) 
         return None
     if first.found.axis is not None and moved_axis(node, first.found.axis) is None:
         return _axis_changes(node)
+    if any(joins_pairs(first.node.outputs[0], output) for output in node.outputs):
+        return JOINS_PAIRS
     return cannot_move(node, first.found)
 
 

@@ -25,7 +25,6 @@ from ...api.scoring import RERANK_INSTRUCTION, ContinuationScore
 from ...engine.stats import EngineStats
 from ...text.chat_template import check_variables
 from .caller import CALLER, caller_name, check_tokens, spend
-from .deltas import DeltaTracker
 from .messages import Conversation, Delta, Embeddings, GenerationRequest, Prompt
 from .observer import Observer
 from .served_model import ServedModel
@@ -112,22 +111,19 @@ class LLMHandler:
                 request.lora,
             )
             self._streams[stream] = caller_name()
-            tracker, start = DeltaTracker(), time.monotonic()
+            start = time.monotonic()
             observer = self._observers.begin(self.model.info.model, request) if self._observers else None
             failure: BaseException | None = None
             try:
-                prompt_counted, waited = False, 0
-                async for output in stream:
-                    waited += 1
-                    ended = output.finished or output.error is not None
-                    if waited < request.stream_interval and prompt_counted and not ended:
-                        continue
-                    waited = 0
-                    for delta in tracker.advance(output):
+                metrics, prompt_counted = stream.group.requests[0].metrics, False
+                async for deltas in stream.deltas(request.stream_interval):
+                    if (wrong := stream.group.failure) is not None:
+                        raise wrong
+                    for delta in deltas:
                         spend(len(delta.token_ids) + (0 if prompt_counted else delta.prompt_tokens))
                         prompt_counted = True
                         if observer is not None:
-                            observer.delta(delta, output.metrics)
+                            observer.delta(delta, metrics)
                         yield delta
                 self._mean_seconds += (time.monotonic() - start - self._mean_seconds) / 8
             except QueueFullError as error:
