@@ -19,7 +19,6 @@ LAST_HIDDEN_STATE = "last_hidden_state"
 # Only in lowered graphs.
 SEQLENS_K = "seqlens_k"
 TOTAL_SEQUENCE_LENGTH = "total_sequence_length"
-CACHE_ROWS = "cache_rows"
 LOGITS_POSITIONS = "logits_positions"
 HIDDEN_STATES = "hidden_states"  # the input of a later part of a split model, in place of token ids
 LORA_MASK = "lora_mask"  # which columns of the low-rank products belong to the adapter of each batch row

@@ -109,11 +109,6 @@ class RunnerInfo:
         """Tokens behind windows that ``trim`` frees at a time, a multiple of 64; 0 if it cannot free any."""
         return max((group.trim_step for group in self.kv_groups), default=0)
 
-    @property
-    def window_bytes_per_token(self) -> int:
-        """The part of ``kv_bytes_per_token`` in layers whose KV behind a window can be freed."""
-        return sum(group.bytes_per_token for group in self.kv_groups if group.trim_step)
-
 
 @dataclass(slots=True)
 class Row:
@@ -344,22 +339,8 @@ class Provider(abc.ABC):
         """
         return dataclasses.asdict(checked(self.options, given, f"provider '{self.name}'"))
 
-    def graph_facts(self, graph: ir.Model) -> dict[str, Any]:
-        """Return what ``resolve_options`` needs of a portable graph, as JSON values; nothing by default.
-
-        The result is kept beside the prepared model, so that it loads without reading its graph.
-
-        Args:
-            graph: the portable graph, which must not be changed.
-        """
-        return {}
-
-    def resolve_options(self, config: RunnerConfig, facts: Callable[[], Mapping[str, Any]]) -> RunnerConfig:
-        """Replace automatic options by values for this machine and model, for ``passes`` and ``runner``.
-
-        Args:
-            config: the caller's options.
-            facts: returns the result of ``graph_facts``.
+    def resolve_options(self, config: RunnerConfig) -> RunnerConfig:
+        """Replace automatic options by values for this machine, for ``passes`` and ``runner``.
 
         Raises:
             UsageError: an option is not allowed.
@@ -390,10 +371,6 @@ class Provider(abc.ABC):
     def kept_products(self) -> Collection[int]:
         """Return the widths of quantized weights for which ``session`` has onnxruntime's MatMulNBits."""
         return ()
-
-    def companions(self, config: RunnerConfig) -> Mapping[str, list[ir.passes.PassBase]]:
-        """Return further graphs that ``runner`` needs in the model's folder: passes by file name."""
-        return {}
 
     @abc.abstractmethod
     def session(self, model: Path, options: RunnerConfig | None = None) -> Any:

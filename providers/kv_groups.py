@@ -1,9 +1,9 @@
 """The groups of layers that a decoder's memory consists of: what they hold, free, and can be resumed from.
 
-Layers of a kind keep the same positions of a text: all of them (full attention), those of a window, none of
-their own (layers that read the cache of another), or one state of fixed size that sums up everything before
-it and cannot be cut (recurrent layers). A runner states its groups in ``RunnerInfo.kv_groups``, and whoever
-counts, frees or reuses memory asks them.
+Layers of a kind keep the same positions of a text: all of them (full attention), those of a window, or one
+state of fixed size that sums up everything before it and cannot be cut (recurrent layers). Layers that read
+the cache of another belong to its group, whose window is then the widest of its readers. A runner states its
+groups in ``RunnerInfo.kv_groups``, and whoever counts, frees or reuses memory asks them.
 """
 
 from __future__ import annotations
@@ -63,11 +63,6 @@ class KVGroup:
 @dataclass(frozen=True, slots=True)
 class FullKV(KVGroup):
     """Layers whose tokens see all tokens before them."""
-
-
-@dataclass(frozen=True, slots=True)
-class SharedKV(KVGroup):
-    """Layers that read the cache of layers of another group, and hold nothing themselves."""
 
 
 @dataclass(frozen=True, slots=True)

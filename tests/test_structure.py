@@ -163,7 +163,7 @@ def test_the_bottom_imports_nothing_of_carryall(name: str) -> None:
 
 # Names of the contract only; ``logits`` and ``input_ids`` occur in other interfaces too.
 CONTRACT = (
-    *("past_key_values", "seqlens_k", "total_sequence_length", "cache_rows"),
+    *("past_key_values", "seqlens_k", "total_sequence_length"),
     *("logits_positions", "last_hidden_state", "sliding_windows"),
 )
 

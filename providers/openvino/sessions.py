@@ -131,7 +131,9 @@ class OpenVinoExplicitSession:
         self.graph = graph
         self._request = compiled.create_infer_request()
 
-    def run(self, feeds: Mapping[str, npt.NDArray[Any]], past: Sequence[Any]) -> tuple[Logits, list[Any]]:
+    def run(
+        self, feeds: Mapping[str, npt.NDArray[Any]], past: Sequence[Any], states: Logits | None = None
+    ) -> tuple[Logits, list[Any]]:
         """See ``ExplicitSession``."""
         present = []
         try:
@@ -146,6 +148,8 @@ class OpenVinoExplicitSession:
             self._request.infer()
         except RuntimeError as error:
             raise ProviderRuntimeError(f"a run of one row failed: {one_line(error)}") from error
+        if states is not None:
+            states[:] = self._request.get_tensor(LAST_HIDDEN_STATE).data[0]
         logits: Logits = self._request.get_tensor(LOGITS).data[0]
         return logits.copy(), present  # copied, since the next run overwrites the tensor
 

@@ -150,15 +150,10 @@ class HostPagedSession:
         session: an open ``onnxruntime.InferenceSession`` of a paged graph.
         memory: its caches.
         graph: the interface of the graph.
-        wide: another session of the same model, for runs of more than ``narrow`` tokens; None is ``session``.
-        narrow: tokens.
     """
 
-    def __init__(
-        self, session: Any, memory: BlockMemory, graph: HostPagedGraph, wide: Any = None, narrow: int = 0
-    ) -> None:
+    def __init__(self, session: Any, memory: BlockMemory, graph: HostPagedGraph) -> None:
         self._session, self._memory, self._tables = session, memory, graph.tables
-        self._wide, self._narrow = wide or session, narrow
         self._inputs = {value.name for value in session.get_inputs()}
         self._caches = {name: shared_value(cache) for name, cache in memory.caches.items()}
         self._bound: dict[tuple[int, ...], _Bound] = {}
@@ -176,7 +171,7 @@ class HostPagedSession:
                 bound.bind_lora(batch.lora)
             if states is not None:
                 bound.binding.bind_ortvalue_output(LAST_HIDDEN_STATE, shared_value(states[:, None]))
-            self._session_for(len(batch.input_ids)).run_with_iobinding(bound.binding)
+            self._session.run_with_iobinding(bound.binding)
         except ort.runtime_errors() as error:
             rows = len(batch.past_lens)
             raise ProviderRuntimeError(f"a run of {rows} rows failed: {ort.one_line(error)}") from error
@@ -184,9 +179,6 @@ class HostPagedSession:
             if states is not None:  # the binding keeps the caller's array
                 self._bound.clear()
         return self._logits[:wanted, 0]
-
-    def _session_for(self, tokens: int) -> Any:
-        return self._wide if tokens > self._narrow else self._session
 
     def _binding(self, feeds: Mapping[str, npt.NDArray[Any]], wanted: int) -> _Bound:
         """Return a binding for these shapes, with arrays of its own."""
@@ -198,7 +190,7 @@ class HostPagedSession:
         if key not in self._bound:
             if len(self._bound) >= _MAX_BINDINGS:
                 self._bound.pop(next(iter(self._bound)))
-            binding = self._session_for(len(feeds[INPUT_IDS])).io_binding()
+            binding = self._session.io_binding()
             own = {name: np.empty_like(array, order="C") for name, array in feeds.items()}
             for name, value in [*self._caches.items(), *((n, shared_value(a)) for n, a in own.items())]:
                 binding.bind_ortvalue_input(name, value)
@@ -226,9 +218,7 @@ class HostPagedSession:
         self._memory.evict_kv(blocks, targets, held, eviction)
 
 
-def host_paged_runner(
-    session: Any, config: RunnerConfig, source: str, *, wide: Any = None, narrow: int = 0
-) -> PagedRunner:
+def host_paged_runner(session: Any, config: RunnerConfig, source: str) -> PagedRunner:
     """Return the runner of a graph with carryall's ``PagedAttention``.
 
     Address space is reserved for all slots; a block takes memory from its first write.
@@ -237,8 +227,6 @@ def host_paged_runner(
         session: an open ``onnxruntime.InferenceSession`` of the graph.
         config: options of the runner.
         source: the name of the model in error messages.
-        wide: see ``HostPagedSession``.
-        narrow: the same.
 
     Raises:
         GraphError: the graph is damaged.
@@ -264,5 +252,5 @@ def host_paged_runner(
     )
     loras = LoraPlaces(graph.lora_modules, config.max_loras, config.max_lora_rank)
     tables = BlockTables(blocks, size, config.max_slots, len(graph.tables))
-    paged = HostPagedSession(session, memory, graph, wide, narrow)
+    paged = HostPagedSession(session, memory, graph)
     return PagedRunner(paged, tables, info, graph.hidden_size, loras if graph.lora_modules else None)

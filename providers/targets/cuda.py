@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -93,7 +93,7 @@ class CudaProvider(NvidiaProvider):
     block_size = staticmethod(block_size)
     options: ClassVar[type[Any]] = CudaOptions
 
-    def resolve_options(self, config: RunnerConfig, facts: Callable[[], Mapping[str, Any]]) -> RunnerConfig:
+    def resolve_options(self, config: RunnerConfig) -> RunnerConfig:
         """Decide ``kv_cache=auto`` and ``fused_experts=auto`` by the device's compute capability.
 
         Raises:

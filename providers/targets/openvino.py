@@ -182,6 +182,7 @@ class OpenVinoProvider(Provider):
             facts.hidden_size,
             facts.num_tokens,
             facts.lora_modules,
+            facts.embedding_size,
         )
         return ExplicitRunner(OpenVinoExplicitSession(compiled, graph), config, str(model))
 

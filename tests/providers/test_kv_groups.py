@@ -11,7 +11,6 @@ from carryall.providers.kv_groups import (
     FullKV,
     Held,
     KVGroup,
-    SharedKV,
     StateKV,
     WindowKV,
     resume_point,
@@ -21,12 +20,11 @@ from carryall.providers.kv_groups import (
 
 
 def test_sizes() -> None:
-    groups = (FullKV(10), WindowKV(6, window=20, step=8), SharedKV(), StateKV(state_bytes=100))
-    assert [group.size(7) for group in groups] == [70, 42, 0, 100]
+    groups = (FullKV(10), WindowKV(6, window=20, step=8), StateKV(state_bytes=100))
+    assert [group.size(7) for group in groups] == [70, 42, 100]
     assert StateKV(state_bytes=100).size(0) == 0
     info = RunnerInfo(8, 64, 2, groups, batched_multi_token=True)
-    assert (info.kv_bytes_per_token, info.window_bytes_per_token) == (16, 6)
-    assert (info.sliding_window, info.trim_step) == (20, 8)
+    assert (info.kv_bytes_per_token, info.sliding_window, info.trim_step) == (16, 20, 8)
 
 
 @given(st.integers(1, 70), st.sampled_from([1, 8, 64]), st.integers(0, 300))

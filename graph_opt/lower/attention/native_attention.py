@@ -77,6 +77,8 @@ class NativeAttentionPass(GraphPass):
         """
         positions = next((value for value in graph.inputs if value.name == POSITION_IDS), None)
         nodes = list(nodes_of(graph, OPERATOR, DOMAIN))
+        if not nodes:
+            return
         windows = _windows(nodes)
         tables = _tables(graph, windows)
         sizes: dict[ir.Value | None, int] = {}

@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+from contract_kit import window_bytes
 from tiny_models import write_tiny
 
 from carryall.providers.base import KVEviction, Row, TrimmingRunner
@@ -46,7 +47,7 @@ def test_windows_and_full_layers_are_groups(checkpoint: Path) -> None:
     kinds = {type(group): group for group in runner.info.kv_groups}
     assert set(kinds) == {FullKV, WindowKV}
     assert (runner.info.sliding_window, runner.info.trim_step) == (WINDOW, 256)
-    assert 0 < runner.info.window_bytes_per_token < runner.info.kv_bytes_per_token
+    assert 0 < window_bytes(runner.info) < runner.info.kv_bytes_per_token
     runner.close()
 
 
@@ -76,7 +77,7 @@ def test_freed_windows_change_no_bit(checkpoint: Path, kv_cache: str) -> None:
     runner.release(1)
     runner.release(2)
     freed = sum(group.freed(768) * group.bytes_per_token for group in info.kv_groups)
-    assert freed == 512 * info.window_bytes_per_token
+    assert freed == 512 * window_bytes(info)
     assert runner.kv_bytes == 800 * info.kv_bytes_per_token - freed
     runner.close()
 
