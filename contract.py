@@ -19,7 +19,6 @@ LAST_HIDDEN_STATE = "last_hidden_state"
 # Only in lowered graphs.
 SEQLENS_K = "seqlens_k"
 TOTAL_SEQUENCE_LENGTH = "total_sequence_length"
-CACHE_ROWS = "cache_rows"
 LOGITS_POSITIONS = "logits_positions"
 HIDDEN_STATES = "hidden_states"  # the input of a later part of a split model, in place of token ids
 LORA_MASK = "lora_mask"  # which columns of the low-rank products belong to the adapter of each batch row
@@ -36,6 +35,10 @@ PAST, PRESENT = "past_key_values", "present"
 KINDS = ("key", "value")
 PAST_KEY = re.compile(rf"{PAST}\.(\d+)\.key")
 CACHE = re.compile(rf"{PAST}\.(\d+)\.(key|value)")
+# Recurrent states of fixed size, which have no positions: past_conv.N [batch, channels, taps - 1] and
+# past_recurrent.N [batch, heads, key size, value size], with outputs present_conv.N and present_recurrent.N.
+STATE_KINDS = ("conv", "recurrent")
+PAST_STATE = re.compile(r"past_(conv|recurrent)\.(\d+)")
 PRESENT_CACHE = re.compile(rf"{PRESENT}\.(\d+)\.(key|value)")
 
 _LORA = "lora"
@@ -62,9 +65,25 @@ def is_present(name: str | None) -> bool:
     return str(name).startswith(f"{PRESENT}.")
 
 
+def past_state_name(layer: int | str, kind: str) -> str:
+    """Return the input name of a layer's recurrent state; ``kind`` is ``conv`` or ``recurrent``."""
+    return f"past_{kind}.{layer}"
+
+
+def present_state_name(layer: int | str, kind: str) -> str:
+    """Return the output name of a layer's updated recurrent state."""
+    return f"present_{kind}.{layer}"
+
+
+def is_past_state(name: str | None) -> bool:
+    """Whether a name is that of an input with a recurrent state."""
+    return PAST_STATE.fullmatch(str(name)) is not None
+
+
 def present_of(past: str) -> str:
-    """Return the output name of a cache input."""
-    return past.replace(PAST, PRESENT, 1)
+    """Return the output name of a cache input, or of a recurrent state."""
+    state = PAST_STATE.fullmatch(past)
+    return past.replace(PAST, PRESENT, 1) if state is None else present_state_name(state[2], state[1])
 
 
 def lora_down_name(module: str) -> str:

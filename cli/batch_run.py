@@ -8,7 +8,6 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -17,8 +16,8 @@ from ..runtime.batch.execute import execute, make_executor
 from ..runtime.batch.spec import BatchSpec
 from ..runtime.batch.stream import stream
 from ..runtime.process.stop_signals import stop_signals
-from ..storage.texts import read_text
 from .batch_progress import BatchProgress, show_outcome
+from .options import text_or_file
 from .progress import progress
 
 
@@ -92,7 +91,7 @@ def sampling_fields(
         raise UsageError("--json-schema and --choice exclude each other")
     sampling: dict[str, Any] = {"max_tokens": max_tokens, "temperature": temperature}
     if json_schema is not None:
-        text = text_or_file("json-schema", json_schema) or ""
+        text = text_or_file(json_schema, bare=True) or ""
         try:
             sampling["structured_output"] = {"json_schema": json.loads(text)}
         except ValueError as error:
@@ -100,10 +99,3 @@ def sampling_fields(
     if choice:
         sampling["structured_output"] = {"choice": list(choice)}
     return {name: value for name, value in sampling.items() if value is not None}
-
-
-def text_or_file(name: str, value: str | None) -> str | None:
-    """Return the value of an option, or the text of the file in ``@FILE``."""
-    if value is None or not value.startswith("@"):
-        return value
-    return read_text(Path(value[1:]))

@@ -1,13 +1,20 @@
-"""The conversation of ``carryall chat``."""
+"""The conversation of ``carryall chat``, and of ``carryall run`` without a prompt."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 
+import click
+
+from ..errors import RequestError
 from ..runtime.api.llm import LLM
 from ..runtime.api.requests import RequestFactory
+from ..runtime.models.loading import LoadedModel
 from ..runtime.types.sampling_params import SamplingParams
 from . import generation
+
+PROMPT = "> "
 
 
 class Conversation:
@@ -42,3 +49,54 @@ class Conversation:
         finally:
             if said:
                 self.messages = [*asked, {"role": "assistant", "content": "".join(said)}]
+
+    def talk(self) -> None:
+        """Answer each line of stdin on stdout, until its end or ``/exit``."""
+        for message in _messages():
+            if message == "/reset":
+                self.reset()
+            else:
+                self._print_answer(message)
+
+    def _print_answer(self, message: str) -> None:
+        """Print an answer; on a terminal, Ctrl-C and invalid messages do not end the conversation."""
+        try:
+            for piece in self.answer(message):
+                click.echo(piece, nl=False)
+            click.echo()
+        except KeyboardInterrupt:
+            if not sys.stdin.isatty():
+                raise
+            click.echo()
+        except RequestError as error:
+            if not sys.stdin.isatty():
+                raise
+            click.echo(f"error: {error}", err=True)
+
+
+def check_chat(loaded: LoadedModel, opening: list[dict[str, str]]) -> None:
+    """Check that a model can chat, before its engine is made.
+
+    Raises:
+        ChatTemplateError: the model has no chat template, or it does not take these messages.
+    """
+    RequestFactory(loaded).chat_prompt([*opening, {"role": "user", "content": "?"}])
+
+
+def _messages() -> Iterator[str]:
+    """Yield the user's messages until the end of the input."""
+    if not sys.stdin.isatty():
+        yield from (line.strip() for line in sys.stdin if line.strip())
+        return
+    import readline  # noqa: F401 -- adds line editing to input()
+
+    while True:
+        try:
+            message = input(PROMPT).strip()
+        except (EOFError, KeyboardInterrupt):
+            click.echo()
+            return
+        if message in ("/exit", "/bye"):
+            return
+        if message:
+            yield message

@@ -25,7 +25,8 @@ SECTIONS: dict[str, dict[str, str]] = {
         "optimize": "Optimize a model's graph for a target, and show what changed.",
     },
     "Run a model": {
-        "run": "Generate text from one prompt.",
+        "pull": "Download a model from the Hugging Face hub.",
+        "run": "Ask a model one question, or talk to it.",
         "chat": "Chat with a model.",
         "serve": "Serve models over the network.",
         "batch": "Answer files of requests, every line exactly once.",
@@ -36,6 +37,8 @@ SECTIONS: dict[str, dict[str, str]] = {
         "inspect": "Show operators, weights, KV cache and sizes of a model.",
         "verify": "Compare two models, or check the files of a package.",
         "diff": "Compare the graphs of two models.",
+        "list": "List downloaded and prepared models (ls does the same).",
+        "rm": "Delete a downloaded model, and what was prepared of it.",
         "cache": "List, prune or clear the cache of prepared models.",
         "doctor": "Check this machine: libraries, providers, memory bandwidth.",
     },
@@ -45,6 +48,7 @@ SECTIONS: dict[str, dict[str, str]] = {
     },
 }
 _LONGEST_WORD, _KEPT = 1000, 60  # characters of a word in a message, and of each end of a longer one
+_ALIASES = {"ls": "list"}
 SUMMARIES = {verb: summary for verbs in SECTIONS.values() for verb, summary in verbs.items()}
 
 
@@ -57,6 +61,7 @@ class VerbGroup(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command:
         """Import the verb's module and return its command."""
+        cmd_name = _ALIASES.get(cmd_name, cmd_name)
         if cmd_name not in SUMMARIES:
             near = difflib.get_close_matches(cmd_name, SUMMARIES, n=1)
             ctx.fail(f"there is no verb '{cmd_name}'" + (f"; did you mean '{near[0]}'?" if near else ""))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +14,9 @@ import click
 from ..errors import UsageError
 from ..plain_json import plain_json
 from ..reports import human_bytes as human_bytes
+from ..storage.texts import read_text
 
+_FILE_NAME = re.compile(r'[^\s{}\[\]:"]{1,4000}\.[A-Za-z]\w{0,9}')  # looks like no JSON or grammar
 MOST_TOKENS = 1 << 20  # of one text or sequence
 
 model_argument = click.argument("model")
@@ -84,6 +87,28 @@ def kernel_options(command: Callable[..., Any]) -> Callable[..., Any]:
         help="Measure the fastest instruction set and number of threads.",
     )
     return building(tuning(command))
+
+
+def text_or_file(value: str | None, *, bare: bool = False) -> str | None:
+    """Return the value of an option of the form ``TEXT|@FILE``: the text, or that of the file.
+
+    Args:
+        value: what was typed; None if the option was not.
+        bare: the name of a file counts without ``@`` too, if the file exists.
+
+    Raises:
+        UsageError: the file cannot be read, or is not UTF-8 text.
+    """
+    if value is None:
+        return None
+    if value.startswith("@"):
+        return read_text(Path(value[1:]))
+    if bare and _FILE_NAME.fullmatch(value):
+        return read_text(Path(value))
+    with contextlib.suppress(OSError, ValueError):  # a text that no name of a file can be
+        if bare and Path(value).is_file():
+            return read_text(Path(value))
+    return value
 
 
 def check_exclusive(flags: Mapping[str, bool]) -> None:

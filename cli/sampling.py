@@ -11,8 +11,8 @@ import click
 from ..options import declared
 from ..runtime.models.loading import LoadedModel
 from ..runtime.types.sampling_params import SamplingParams
-from ..storage.texts import read_text
 from .declared_options import declared_option
+from .options import text_or_file
 from .sections import SectionOption
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
@@ -26,16 +26,17 @@ _OWN: dict[str, dict[str, Any]] = {
 }
 _FORM = "Structured output (one of these)"
 _FORMS: dict[str, dict[str, Any]] = {
-    "json_schema": {"type": READABLE, "help": "Generate JSON that matches the schema in this file."},
+    "json_schema": {"metavar": "TEXT|@FILE", "help": "Generate JSON that matches this schema."},
     "json_object": {"is_flag": True, "help": "Generate any JSON object."},
     "regex": {"help": "Generate text that matches this regular expression."},
-    "grammar": {"type": READABLE, "help": "Generate text of the Lark grammar in this file."},
+    "grammar": {"metavar": "TEXT|@FILE", "help": "Generate text of this Lark grammar."},
     "choice": {
         "multiple": True,
         "metavar": "TEXT",
         "help": "Generate one of these texts. May be repeated.",
     },
 }
+_TEXTS = ("json_schema", "grammar")  # forms that a text or a file states
 
 
 def sampling_options(*, without: Collection[str] = ()) -> Callable[[Decorated], Decorated]:
@@ -75,7 +76,9 @@ def sampling_params(model: LoadedModel, given: dict[str, Any]) -> SamplingParams
     }
     form = {name: stated.pop(name) for name in _FORMS if name in stated}
     form = {
-        name: read_text(value) if isinstance(value, Path) else value for name, value in form.items() if value
+        name: text_or_file(value, bare=True) if name in _TEXTS else value
+        for name, value in form.items()
+        if value
     }
     if form:
         stated["structured_output"] = form

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from ..errors import CheckpointError
-from .config import MAX_LAYERS, MAX_POSITIONS, DecoderConfig, ExpertsConfig, RopeConfig
+from .config import MAX_LAYERS, MAX_POSITIONS, DecoderConfig, ExpertsConfig, RopeConfig, StateConfig
 from .weights import Checkpoint
 
 _LONGEST_ROPE_FACTOR = 1e6
@@ -25,6 +25,8 @@ def check_config(config: DecoderConfig) -> None:
         if cap is not None:
             _number(f"{name}_logit_softcapping", cap, 1e-3, 1e9)
     _check_key_values(config)
+    for state in set(config.states) - {None}:
+        _check_state(state)
     if not isinstance(config.hidden_act, str):
         raise CheckpointError(f"config.json: 'hidden_act' must be a name, found {config.hidden_act!r}")
     _check_layers(config)
@@ -38,6 +40,8 @@ def _check_layers(config: DecoderConfig) -> None:
     }
     if config.key_values:
         facts["keys and values"] = config.key_values
+    if config.states:
+        facts["kinds of layers"] = config.states
     if config.mlp_widths:
         facts["widths of feed-forward layers"] = config.mlp_widths
     for name, values in facts.items():
@@ -74,6 +78,21 @@ def _check_key_values(config: DecoderConfig) -> None:
             raise CheckpointError(
                 f"config.json: layer {layer} has {one.heads} KV heads of {one.size}, and layer {one.owner}, "
                 f"whose keys and values it reads, has {owner.heads} of {owner.size}"
+            )
+
+
+def _check_state(state: StateConfig | None) -> None:
+    if state is None:
+        return
+    _number("channels of the short convolution", state.channels, 1, 2**24, whole=True)
+    _number("taps of the short convolution", state.taps, 1, 1024, whole=True)
+    if state.heads:
+        for name in ("heads", "key_heads", "key_size", "value_size"):
+            _number(f"{name} of linear attention", getattr(state, name), 1, 2**16, whole=True)
+        if state.heads % state.key_heads:
+            raise CheckpointError(
+                f"config.json: {state.heads} heads of values of linear attention must be a multiple of its "
+                f"{state.key_heads} heads of keys"
             )
 
 

@@ -8,9 +8,19 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from ..contract import ATTENTION_MASK, INPUT_IDS, LOGITS, POSITION_IDS, past_name, present_name
+from ..contract import (
+    ATTENTION_MASK,
+    INPUT_IDS,
+    LOGITS,
+    POSITION_IDS,
+    STATE_KINDS,
+    past_name,
+    past_state_name,
+    present_name,
+    present_state_name,
+)
 from .config import DecoderConfig, RopeConfig
-from .graph import GraphWriter
+from .graph import OPSET, STATES_OPSET, GraphWriter
 from .packed_weights import packed_weight
 from .rope import rope_tables
 from .weights import Array, Checkpoint
@@ -25,18 +35,28 @@ class Decoder(GraphWriter):
     """
 
     def __init__(self, config: DecoderConfig, checkpoint: Checkpoint) -> None:
-        super().__init__(config.model_type)
+        super().__init__(config.model_type, STATES_OPSET if config.states else OPSET)
         self.config = config
         self.checkpoint = checkpoint
         tokens = ("batch", "sequence")
         self.input_ids = self.input(INPUT_IDS, ir.DataType.INT64, tokens)
         self.attention_mask = self.input(ATTENTION_MASK, ir.DataType.INT64, ("batch", TOTAL))
         self.position_ids = self.input(POSITION_IDS, ir.DataType.INT64, tokens)
-        owners = sorted({config.key_value(layer).owner for layer in range(config.num_layers)})
-        self.past = [(self._kv_input(layer, "key"), self._kv_input(layer, "value")) for layer in owners]
+        attending = [layer for layer in range(config.num_layers) if config.state(layer) is None]
+        owners = sorted({config.key_value(layer).owner for layer in attending})
+        self.past = {
+            layer: (self._kv_input(layer, "key"), self._kv_input(layer, "value")) for layer in owners
+        }
+        shapes = [shape for layer in range(config.num_layers) for shape in self._state_shapes(layer)]
+        self.past_states = {
+            (layer, kind): self.input(past_state_name(layer, kind), ir.DataType.FLOAT, shape)
+            for layer, kind, shape in shapes
+        }
         self._packed: dict[str, ir.Value] = {}
         self._ordered: dict[tuple[ir.Value, ir.Value], ir.Value] = {}
         self._present: dict[int, tuple[ir.Value, ir.Value]] = {}
+        self._present_states: dict[tuple[int, str], ir.Value] = {}
+        self._real: ir.Value | None = None
         self._masks: dict[int | None, ir.Value] = {}
         self._ropes: dict[RopeConfig, tuple[ir.Value, ir.Value]] = {}
 
@@ -71,6 +91,24 @@ class Decoder(GraphWriter):
         """Set the present key and value of ``layer``, [batch, kv_heads, total, head_dim]."""
         self._present[layer] = (key, value)
 
+    def set_state(self, layer: int, kind: str, state: ir.Value) -> None:
+        """Set the present recurrent state of ``layer``; ``kind`` is ``conv`` or ``recurrent``."""
+        self._present_states[layer, kind] = state
+
+    def without_padding(self, x: ir.Value) -> ir.Value:
+        """Return x [batch, sequence, width] with zeros where ``attention_mask`` is 0.
+
+        A recurrent layer sums up all tokens, so padding must add nothing to its state.
+        """
+        if self._real is None:
+            with self.unscoped("padding"):
+                length = self.op("Shape", self.input_ids, start=1, end=2)
+                mask = self.op(
+                    "Slice", self.attention_mask, self.op("Neg", length), self.ints(2**31 - 1), self.ints(1)
+                )
+                self._real = self.op("Unsqueeze", self.op("Cast", mask, to=ir.DataType.FLOAT), self.ints(-1))
+        return self.op("Mul", x, self._real)
+
     def present_of_owner(self, layer: int) -> tuple[ir.Value, ir.Value]:
         """Return the present key and value of the layer whose cache ``layer`` reads."""
         return self._present[self.config.key_value(layer).owner]
@@ -96,7 +134,24 @@ class Decoder(GraphWriter):
         for layer, values in sorted(self._present.items()):
             for value, kind in zip(values, ("key", "value"), strict=True):
                 self.output(value, present_name(layer, kind), ir.DataType.FLOAT, self._kv_shape(layer, TOTAL))
+        for layer in range(self.config.num_layers):
+            for _, kind, shape in self._state_shapes(layer):
+                state = self._present_states[layer, kind]
+                self.output(state, present_state_name(layer, kind), ir.DataType.FLOAT, shape)
         return self.model()
+
+    def _state_shapes(self, layer: int) -> list[tuple[int, str, tuple[Any, ...]]]:
+        """Return layer, kind and shape of each recurrent state of ``layer``."""
+        state = self.config.state(layer)
+        if state is None:
+            return []
+        conv, recurrent = STATE_KINDS
+        shapes: list[tuple[int, str, tuple[Any, ...]]] = []
+        if state.taps > 1:
+            shapes.append((layer, conv, ("batch", state.channels, state.taps - 1)))
+        if state.heads:
+            shapes.append((layer, recurrent, ("batch", state.heads, state.key_size, state.value_size)))
+        return shapes
 
     def _kv_input(self, layer: int, kind: str) -> ir.Value:
         return self.input(past_name(layer, kind), ir.DataType.FLOAT, self._kv_shape(layer, PAST))
@@ -115,7 +170,7 @@ class Decoder(GraphWriter):
         """
         zero, one = (self.constant(n, np.int64, str(n)) for n in (0, 1))
         sequence = self.op("Squeeze", self.op("Shape", self.input_ids, start=1, end=2))
-        past = self.op("Squeeze", self.op("Shape", self.past[0][0], start=2, end=3))
+        past = self.op("Squeeze", self.op("Shape", next(iter(self.past.values()))[0], start=2, end=3))
         total = self.op("Add", past, sequence)
         keys = self.op("Range", zero, total, one)
         queries = self.op("Unsqueeze", self.op("Range", past, total, one), self.ints(1))

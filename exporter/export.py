@@ -43,14 +43,7 @@ class Family(Protocol):
 
 def families() -> list[str]:
     """Return every ``model_type`` that can be exported, sorted."""
-    return sorted(_folders())
-
-
-def _folders() -> dict[str, str]:
-    """Return the folder in ``models/`` of each family."""
-    folders = [module.name for module in pkgutil.iter_modules(models.__path__)]
-    paths = {folder: [str(Path(path, folder)) for path in models.__path__] for folder in folders}
-    return {module.name: folder for folder in folders for module in pkgutil.iter_modules(paths[folder])}
+    return sorted(module.name for module in pkgutil.iter_modules(models.__path__))
 
 
 def family(model_type: str) -> Family:
@@ -59,13 +52,12 @@ def family(model_type: str) -> Family:
     Raises:
         UnsupportedModelError: no module exists for ``model_type``.
     """
-    folder = _folders().get(model_type)
-    if folder is None:
+    if model_type not in families():
         raise UnsupportedModelError(
             f"model_type '{model_type}' has no exporter; supported: {', '.join(families())}. "
             "Other models can be traced: carryall export SRC DST --via optimum"
         )
-    return cast(Family, importlib.import_module(f"{models.__name__}.{folder}.{model_type}"))
+    return cast(Family, importlib.import_module(f"{models.__name__}.{model_type}"))
 
 
 def export_model(

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 OPSET = 23  # the first opset with Attention, RotaryEmbedding and RMSNormalization
+STATES_OPSET = 27  # the first opset with LinearAttention and CausalConvWithState
 IR_VERSION = 11  # released with opset 23
 
 Attribute = int | float | str | Sequence[int]
@@ -22,8 +23,8 @@ class GraphWriter:
     name of its node.
     """
 
-    def __init__(self, name: str) -> None:
-        self.graph = ir.Graph([], [], nodes=[], name=name, opset_imports={"": OPSET})
+    def __init__(self, name: str, opset: int = OPSET) -> None:
+        self.graph = ir.Graph([], [], nodes=[], name=name, opset_imports={"": opset})
         self._scope: list[str] = []
         self._name_counts: dict[str, int] = {}
         self._constants: dict[tuple[str, tuple[int, ...], bytes], ir.Value] = {}

@@ -1,19 +1,31 @@
-"""Download models from the Hugging Face hub."""
+"""Download models from the Hugging Face hub, and list and delete what was downloaded."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ..errors import MissingExtraError, ModelNotFoundError
+from ..reports import human_bytes
 from ..storage.paths import stays_inside
 from .config.genai import GENAI_FILE
 from .gguf.file import shard_stem
 
 _HUB_ID = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?(:(?P<part>[\w./ -]+))?")
 _SIDE = ("*.json", "*.jinja")
+# The types of GGUF files, the best compromise of size and quality first: a machine takes the first that fits.
+_BEST = (
+    *("Q4_K_M", "Q4_K_S", "Q4_1", "Q4_0", "IQ4_NL", "IQ4_XS", "MXFP4", "Q3_K_L", "Q3_K_M", "Q3_K_S", "Q2_K"),
+    *("Q5_K_M", "Q5_K_S", "Q5_1", "Q5_0", "Q6_K", "Q8_0", "BF16", "F16", "F32"),
+)
+_GGUF_TYPE = re.compile(r"(?P<stem>.+)[.-](?P<type>I?Q\d\w*|MXFP4|BF16|F16|F32)", re.IGNORECASE)
+_ROOM = 1.25  # memory that a model takes, in bytes of its file: weights, KV and activations
+
+Sizes = Mapping[str, int | None]  # of the files of a repository, by name
 
 
 def is_hub_id(name: str) -> bool:
@@ -21,12 +33,14 @@ def is_hub_id(name: str) -> bool:
     return _HUB_ID.fullmatch(name) is not None
 
 
-def download(hub_id: str) -> Path:
+def download(hub_id: str, memory: int | None = None) -> Path:
     """Download a model into huggingface_hub's cache, unless it is cached, and return its folder or file.
 
     Args:
         hub_id: ``org/name[@revision][:part]``; ``part`` is a subfolder, a file, or what tells several files
             apart: ``q4`` for ``onnx/model_q4.onnx``, ``Q4_K_M`` for ``Name-Q4_K_M.gguf``.
+        memory: bytes that a model may take, which decide between several GGUF files of one model; None is
+            no limit.
 
     Raises:
         MissingExtraError: huggingface_hub is not installed.
@@ -44,15 +58,15 @@ def download(hub_id: str) -> Path:
     def fetch(**options: Any) -> Path:
         return Path(snapshot_download(match["repo"], revision=match["revision"], **options))
 
-    def names() -> list[str]:
+    def sizes() -> Sizes:
         try:
-            info = HfApi().model_info(match["repo"], revision=match["revision"])
+            info = HfApi().model_info(match["repo"], revision=match["revision"], files_metadata=True)
         except Exception as error:  # of requests or httpx, depending on the version of huggingface_hub
             raise ConnectionError(str(error)) from error
-        return [file.rfilename for file in info.siblings or []]
+        return {file.rfilename: file.size for file in info.siblings or []}
 
     try:
-        return _fetched(hub_id, match["part"], names, fetch)
+        return _fetched(hub_id, match["part"], sizes, fetch, memory)
     except (OSError, HFValidationError) as error:  # all of huggingface_hub's network errors are OSErrors
         reason = str(error).strip().splitlines()[0]
         raise ModelNotFoundError(
@@ -61,48 +75,59 @@ def download(hub_id: str) -> Path:
 
 
 def _fetched(
-    hub_id: str, part: str | None, list_names: Callable[[], list[str]], fetch: Callable[..., Path]
+    hub_id: str,
+    part: str | None,
+    list_sizes: Callable[[], Sizes],
+    fetch: Callable[..., Path],
+    memory: int | None,
 ) -> Path:
     try:
-        names = list_names()
+        sizes = list_sizes()
     except OSError as unreachable:
         try:
             folder = fetch(local_files_only=True, allow_patterns=[])  # accepts a part of a repository
         except OSError:
             raise unreachable from None
-        names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
-        return folder / choose(names, part, hub_id)[0]
-    place, wanted = choose(names, part, hub_id)
+        paths = [path for path in folder.rglob("*") if path.is_file()]
+        sizes = {path.relative_to(folder).as_posix(): path.stat().st_size for path in paths}
+        return folder / choose(sizes, part, hub_id, memory)[0]
+    place, wanted = choose(sizes, part, hub_id, memory)
     return fetch(allow_patterns=wanted) / place
 
 
-def choose(names: Sequence[str], part: str | None, hub_id: str) -> tuple[str, list[str]]:
+def choose(sizes: Sizes, part: str | None, hub_id: str, memory: int | None = None) -> tuple[str, list[str]]:
     """Choose the model of a repository.
 
+    Several GGUF files of one model differ in their types of weights: ``_BEST`` orders these, and the first
+    whose bytes fit into the memory is chosen.
+
     Args:
-        names: the files of the repository.
+        sizes: the files of the repository, with their sizes in bytes, None where the hub does not tell.
         part: see ``download``.
         hub_id: for messages.
+        memory: see ``download``.
 
     Returns:
         The subfolder or file of the model, "." for the whole repository; and the files to download. Side
         files of the repository and of the model's folder are included.
 
     Raises:
-        ModelNotFoundError: nothing matches ``part``, or several files do.
+        ModelNotFoundError: nothing matches ``part``, several files do, or none fits into the memory.
     """
+    names = list(sizes)
     if part is None:
-        return _default(names, ".", hub_id)
+        return _default(sizes, ".", hub_id, memory)
     part = part.strip("/")
     if any(name.startswith(f"{part}/") for name in names):
-        return _default(names, part, hub_id)
+        return _default(sizes, part, hub_id, memory)
     if part in names:
         return part, _with_companions(names, part)
     matching = [name for name in _models(names) if part.lower() in _tags(name)]
     return _one(matching, names, hub_id, f"nothing that matches ':{part}'")
 
 
-def _default(names: Sequence[str], folder: str, hub_id: str) -> tuple[str, list[str]]:
+def _default(sizes: Sizes, folder: str, hub_id: str, memory: int | None) -> tuple[str, list[str]]:
+    names = list(sizes)
     inside = [name for name in names if _folder(name) == folder]
     side = [name for name in names if _folder(name) in {folder, "."} and _matches(name, *_SIDE)]
     weights = [name for name in inside if _matches(name, "model*.safetensors", "adapter_model.safetensors")]
@@ -115,7 +140,40 @@ def _default(names: Sequence[str], folder: str, hub_id: str) -> tuple[str, list[
     plain = [name for name in graphs if PurePosixPath(name).name == "model.onnx"]
     if not graphs:
         return folder, [*side, *inside]  # the caller reports what is missing
-    return _one(plain[:1] or graphs, names, hub_id, "no model")
+    return _one(plain[:1] or _best_gguf(graphs, sizes, hub_id, memory), names, hub_id, "no model")
+
+
+def _best_gguf(models: list[str], sizes: Sizes, hub_id: str, memory: int | None) -> list[str]:
+    """Return the GGUF file, or its shards, that suits this machine; all of ``models`` if they are no choice.
+
+    Raises:
+        ModelNotFoundError: no file fits into the memory.
+    """
+    forms: dict[str, list[str]] = {}
+    stems = set()
+    for name in models:
+        stem = shard_stem(PurePosixPath(name).name) or PurePosixPath(name).stem
+        match = _GGUF_TYPE.fullmatch(stem)
+        if match is None or not name.endswith(".gguf"):
+            return models
+        stems.add((_folder(name), match["stem"].lower()))
+        forms.setdefault(match["type"].upper(), []).append(name)
+    if len(stems) != 1 or len(forms) < 2:
+        return models
+    totals = {form: sum(sizes[name] or 0 for name in files) for form, files in forms.items()}
+    known = sorted((form for form in forms if form in _BEST), key=_BEST.index)
+    for form in known:
+        if memory is None or totals[form] * _ROOM <= memory:
+            return forms[form]
+    if not known:
+        return models
+    least = min(known, key=lambda form: totals[form])
+    repo = hub_id.partition(":")[0]
+    raise ModelNotFoundError(
+        f"no file of {repo} fits into this machine's memory: the smallest, {least}, has "
+        f"{human_bytes(totals[least])} and runs in about {human_bytes(totals[least] * _ROOM)}, and it has "
+        f"{human_bytes(memory or 0)}; name one anyway as {repo}:{least}"
+    )
 
 
 def _one(found: Sequence[str], names: Sequence[str], hub_id: str, missing: str) -> tuple[str, list[str]]:
@@ -145,7 +203,12 @@ def _with_companions(names: Sequence[str], name: str) -> list[str]:
 
 
 def _models(names: Sequence[str]) -> list[str]:
-    return [name for name in names if _matches(name, "*.onnx", "*.gguf")]
+    """Return the files of models; ``mmproj`` is the projector of a vision tower."""
+    return [
+        name
+        for name in names
+        if _matches(name, "*.onnx", "*.gguf") and not PurePosixPath(name).name.startswith("mmproj")
+    ]
 
 
 def _tags(name: str) -> set[str]:
@@ -162,3 +225,102 @@ def _folder(name: str) -> str:
 
 def _matches(name: str, *patterns: str) -> bool:
     return any(PurePosixPath(PurePosixPath(name).name).match(pattern) for pattern in patterns)
+
+
+@dataclass(frozen=True, slots=True)
+class DownloadedFiles:
+    """The files of one model in huggingface_hub's cache.
+
+    Args:
+        repository: ``org/name``.
+        name: the hub id that loads the model: ``org/name``, or ``org/name:part`` for a GGUF file.
+        names: other hub ids that load it.
+        paths: its files in the folder of a revision.
+        size: bytes of the files.
+        used: when one was last read, in seconds since 1970.
+    """
+
+    repository: str
+    name: str
+    names: tuple[str, ...]
+    paths: tuple[Path, ...]
+    size: int
+    used: float
+
+    def joined(self, other: DownloadedFiles) -> DownloadedFiles:
+        """Return both models of a repository as one."""
+        return DownloadedFiles(
+            repository=self.repository,
+            name=self.repository,
+            names=(),
+            paths=self.paths + other.paths,
+            size=self.size + other.size,
+            used=max(self.used, other.used),
+        )
+
+
+def downloaded_models() -> list[DownloadedFiles]:
+    """Return the models in huggingface_hub's cache; none if that package is not installed.
+
+    A GGUF file is a model of its own, with its shards; other files of a repository are one.
+    """
+    try:
+        from huggingface_hub import scan_cache_dir
+        from huggingface_hub.errors import CacheNotFound
+    except ImportError:
+        return []
+    try:
+        repositories = scan_cache_dir().repos
+    except CacheNotFound:
+        return []
+    return [
+        model
+        for repository in repositories
+        if repository.repo_type == "model"
+        for model in _models_of(repository)
+    ]
+
+
+def _models_of(repository: Any) -> Iterator[DownloadedFiles]:
+    groups: dict[str, dict[Path, Any]] = {}
+    for revision in repository.revisions:
+        for file in revision.files:
+            name = file.file_path.relative_to(revision.snapshot_path).as_posix()
+            gguf = name.endswith(".gguf")
+            stem = (shard_stem(PurePosixPath(name).name) or PurePosixPath(name).stem) if gguf else ""
+            groups.setdefault(stem, {})[file.file_path] = file
+    if len(groups) > 1 and not any(_is_weight(path) for path in groups.get("", ())):
+        groups.pop("", None)  # side files of GGUF models
+    for stem, files in groups.items():
+        match = _GGUF_TYPE.fullmatch(stem)
+        part = stem and f":{match['type'] if match else sorted(path.name for path in files)[0]}"
+        blobs = {file.blob_path: file for file in files.values()}
+        yield DownloadedFiles(
+            repository=repository.repo_id,
+            name=f"{repository.repo_id}{part}",
+            names=tuple(f"{repository.repo_id}:{path.name}" for path in files) if stem else (),
+            paths=tuple(files),
+            size=sum(file.size_on_disk for file in blobs.values()),
+            used=max(file.blob_last_accessed for file in blobs.values()),
+        )
+
+
+def _is_weight(path: Path) -> bool:
+    return _matches(path.name, "*.safetensors", "*.onnx")
+
+
+def remove_downloaded(model: DownloadedFiles) -> None:
+    """Delete the files of a model, and its repository's folder if no file is left in it.
+
+    Raises:
+        OSError: a file cannot be deleted.
+    """
+    blobs = {path.resolve() for path in model.paths}
+    repository = next(parent for parent in model.paths[0].parents if parent.name.startswith("models--"))
+    for path in model.paths:
+        path.unlink(missing_ok=True)
+    linked = {path.resolve() for path in (repository / "snapshots").rglob("*") if path.is_symlink()}
+    for blob in blobs - linked:
+        blob.unlink(missing_ok=True)
+    if not any(path.is_file() for path in (repository / "snapshots").rglob("*")):
+        shutil.rmtree(repository)

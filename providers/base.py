@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..options import NoOptions, checked
+from .kv_groups import KVGroups
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -78,12 +79,8 @@ class RunnerInfo:
     vocab_size: int  # or the hidden size, if the graph returns hidden states as its logits
     context_length: int
     max_slots: int
-    kv_bytes_per_token: int
+    kv_groups: KVGroups  # what a sequence's memory consists of
     batched_multi_token: bool  # whether one run takes several rows with more than one token on their caches
-    sliding_window: int = 0  # the largest window of any layer; 0 is none
-    # Tokens behind windows that ``trim`` frees at a time, a multiple of 64; 0 if it cannot free any.
-    trim_step: int = 0
-    window_bytes_per_token: int = 0  # the part of ``kv_bytes_per_token`` in layers with windows
     kv_layout: str = ""  # dtypes and shapes of what ``read_kv`` returns; empty if KV cannot be read
     top_logits: int = 0  # number of ``BestLogits`` that the runner selects on the device; 0 is none
     evicts_kv: bool = False  # whether ``evict_kv`` is supported
@@ -96,6 +93,21 @@ class RunnerInfo:
     lora_modules: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     on_device: bool = False  # whether the model runs on a device and leaves the host's cores free
     step_tokens: int = STEP_TOKENS  # more tokens in a step hardly save time
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes of KV that one more token takes in all layers."""
+        return sum(group.bytes_per_token for group in self.kv_groups)
+
+    @property
+    def sliding_window(self) -> int:
+        """The largest window of any layer; 0 is none."""
+        return max((group.reach for group in self.kv_groups), default=0)
+
+    @property
+    def trim_step(self) -> int:
+        """Tokens behind windows that ``trim`` frees at a time, a multiple of 64; 0 if it cannot free any."""
+        return max((group.trim_step for group in self.kv_groups), default=0)
 
 
 @dataclass(slots=True)
@@ -327,22 +339,8 @@ class Provider(abc.ABC):
         """
         return dataclasses.asdict(checked(self.options, given, f"provider '{self.name}'"))
 
-    def graph_facts(self, graph: ir.Model) -> dict[str, Any]:
-        """Return what ``resolve_options`` needs of a portable graph, as JSON values; nothing by default.
-
-        The result is kept beside the prepared model, so that it loads without reading its graph.
-
-        Args:
-            graph: the portable graph, which must not be changed.
-        """
-        return {}
-
-    def resolve_options(self, config: RunnerConfig, facts: Callable[[], Mapping[str, Any]]) -> RunnerConfig:
-        """Replace automatic options by values for this machine and model, for ``passes`` and ``runner``.
-
-        Args:
-            config: the caller's options.
-            facts: returns the result of ``graph_facts``.
+    def resolve_options(self, config: RunnerConfig) -> RunnerConfig:
+        """Replace automatic options by values for this machine, for ``passes`` and ``runner``.
 
         Raises:
             UsageError: an option is not allowed.
@@ -370,9 +368,9 @@ class Provider(abc.ABC):
         """Return the passes that lower a portable graph that is not a decoder for ``session``, in order."""
         return []
 
-    def companions(self, config: RunnerConfig) -> Mapping[str, list[ir.passes.PassBase]]:
-        """Return further graphs that ``runner`` needs in the model's folder: passes by file name."""
-        return {}
+    def kept_products(self) -> Collection[int]:
+        """Return the widths of quantized weights for which ``session`` has onnxruntime's MatMulNBits."""
+        return ()
 
     @abc.abstractmethod
     def session(self, model: Path, options: RunnerConfig | None = None) -> Any:

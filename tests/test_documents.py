@@ -44,7 +44,7 @@ NOT_RUN = {
     "CONTRIBUTING.md: git clone <this": "clones and installs",
     "CONTRIBUTING.md: git clone -c": "clones",
     "CONTRIBUTING.md: make check": "the test suite itself",
-    "docs/adding_a_model_family.md: ": "two functions of a module, as in exporter/models/llama_like/llama.py",
+    "docs/adding_a_model_family.md: ": "two functions of a module, as in exporter/models/llama.py",
     "docs/batch.md: rows = ray.data": "needs a Ray cluster; tests/runtime/batch/workers runs it",
     "docs/batch.md: file = client.files": "needs a service with a folder; tests/runtime/batch/online runs it",
     "docs/serving.md: # config.toml in the folder": "tests/runtime/service/core/test_model_folder.py does",

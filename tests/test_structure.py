@@ -24,10 +24,8 @@ client
 exporter.config
 exporter graph_opt.passes
 exporter.layers
-exporter.layouts exporter.encoders exporter.models.llama_like
-exporter.models.layer_norm
+exporter.layouts exporter.encoders exporter.models
 exporter.encoders.families
-exporter.models.mixtures exporter.models.parallel exporter.models.post_norm
 graph_opt.analysis
 graph_opt.experts
 graph_opt.passes.cleanup graph_opt.passes.importing graph_opt.passes.normalize
@@ -51,7 +49,8 @@ providers.openvino
 providers.targets
 runtime.types runtime.process
 runtime.text runtime.engine.sampling
-runtime.text.parsers runtime.engine.requests
+runtime.text.parsers
+runtime.engine.requests
 runtime.engine.kv.tiers
 runtime.engine.kv
 runtime.engine.schedule
@@ -164,7 +163,7 @@ def test_the_bottom_imports_nothing_of_carryall(name: str) -> None:
 
 # Names of the contract only; ``logits`` and ``input_ids`` occur in other interfaces too.
 CONTRACT = (
-    *("past_key_values", "seqlens_k", "total_sequence_length", "cache_rows"),
+    *("past_key_values", "seqlens_k", "total_sequence_length"),
     *("logits_positions", "last_hidden_state", "sliding_windows"),
 )
 

@@ -29,14 +29,13 @@ def main() -> None:
     )
     parser.add_argument("model")
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--wide-products", default="auto", choices=("auto", "on", "off"))
     asked = parser.parse_args()
     runners = {
         kernels: load_model(
             asked.model,
             max_slots=max(BATCHES),
             context_length=512,
-            provider_options={"kernels": kernels, "wide_products": asked.wide_products},
+            provider_options={"kernels": kernels},
         ).runner
         for kernels in ("onnxruntime", "carryall")
     }

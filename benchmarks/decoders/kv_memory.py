@@ -1,8 +1,7 @@
-"""CPU time of decode steps and prompts with KV in slots and in blocks, both on carryall's kernels, in turns.
+"""CPU time of decode steps and prompts with two instruction sets, or two types of the KV cache, in turns.
 
-    python benchmarks/decoders/kv_memory.py MODEL --rounds 25
-    python benchmarks/decoders/kv_memory.py MODEL --isas avx512vnni amx   # both in blocks
-    python benchmarks/decoders/kv_memory.py MODEL --kv-caches float32 bfloat16   # both in blocks
+    python benchmarks/decoders/kv_memory.py MODEL --isas avx512vnni amx
+    python benchmarks/decoders/kv_memory.py MODEL --kv-caches float32 bfloat16
 
 The kernels must be built (``carryall doctor --build-kernels``). Both runners have one thread, whose CPU time
 is measured, so that other work on the machine counts little. Reported are minima over the rounds, and their
@@ -24,7 +23,6 @@ from carryall.providers.native.library import ISA_VARIABLE
 from carryall.runtime.models.loading import load_model
 
 BATCHES, CONTEXTS, PROMPTS = (1, 8, 32), (64, 256, 1024), (256, 1024)
-MEMORIES = ("slots", "paged")
 
 
 def main() -> None:
@@ -34,21 +32,18 @@ def main() -> None:
     )
     parser.add_argument("model")
     parser.add_argument("--rounds", type=int, default=25)
-    parser.add_argument("--wide-products", default="auto", choices=("auto", "on", "off"))
-    parser.add_argument("--kv-cache", default="auto", choices=("auto", *CACHE_TYPES), help="of blocks")
-    compared = parser.add_mutually_exclusive_group()
-    compared.add_argument("--isas", nargs=2, help="compare instruction sets, not kinds of memory")
+    parser.add_argument("--kv-cache", default="auto", choices=("auto", *CACHE_TYPES))
+    compared = parser.add_mutually_exclusive_group(required=True)
+    compared.add_argument("--isas", nargs=2, help="compare instruction sets")
     compared.add_argument("--kv-caches", nargs=2, choices=CACHE_TYPES, help="compare types of the cache")
     parser.add_argument("--prompts", nargs="+", type=int, default=PROMPTS, help="lengths in tokens")
     asked = parser.parse_args()
-    runners, labels = [], asked.isas or asked.kv_caches or MEMORIES
+    runners, labels = [], asked.isas or asked.kv_caches
     for label in labels:
-        memory = label if labels is MEMORIES else "paged"
         if asked.isas:
             os.environ[ISA_VARIABLE] = label
-        options = {"kernels": "carryall", "wide_products": asked.wide_products, "kv_memory": memory}
-        if memory == "paged":
-            options["kv_cache"] = label if asked.kv_caches else asked.kv_cache
+        kind = label if asked.kv_caches else asked.kv_cache
+        options = {"kernels": "carryall", "kv_memory": "paged", "kv_cache": kind}
         loaded = load_model(
             asked.model,
             max_slots=32,

@@ -9,9 +9,9 @@ import click
 from ...runtime.batch.inputs.files import STREAM
 from ...runtime.batch.inputs.lines import URLS
 from ...runtime.batch.spec import BatchSpec
-from ..batch_run import run_job, run_to_stdout, sampling_fields, text_or_file
+from ..batch_run import run_job, run_to_stdout, sampling_fields
 from ..load_options import Chosen, chosen_fields, config_options
-from ..options import quiet_option
+from ..options import quiet_option, text_or_file
 from ..sections import SectionedCommand
 from .batch_jobs import cancel, merge, report, retry_failed, status
 
@@ -87,7 +87,7 @@ def run(
     """
     given["sampling"] = sampling_fields(max_tokens, temperature, json_schema, choice)
     for name in ("template", "system"):
-        given[name] = text_or_file(name, given[name])
+        given[name] = text_or_file(given[name])
     spec = BatchSpec(inputs=list(sources), output=output, **chosen_fields(chosen), **given)
     if output == STREAM:
         return run_to_stdout(spec, restart=restart, as_json=as_json, quiet=quiet)

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
 from typing import Any
 
 import click
 
-from ...errors import RequestError
 from ...runtime.api.llm import LLM
 from ...runtime.api.requests import RequestFactory
 from .. import generation
-from ..conversation import Conversation
+from ..conversation import Conversation, check_chat
 from ..load_options import Chosen, config_options
 from ..options import quiet_option
 from ..sampling import sampling_options, sampling_params
 from ..sections import SectionedCommand
-
-PROMPT = "> "
 
 
 @click.command("chat", cls=SectionedCommand)
@@ -37,7 +32,7 @@ def command(
     Each line is a message, and the answer is printed while it is generated. Ctrl-C stops an answer, /reset
     starts a new conversation, /exit or Ctrl-D ends the program. Messages may also be piped in, one per line.
     If the model has no chat template, give one with --chat-template; to continue plain text, use
-    'carryall run'.
+    'carryall run --raw'.
 
     \b
     Examples:
@@ -49,47 +44,6 @@ def command(
     loaded = generation.open_model(chosen.model, max_slots=chosen.engine.max_slots, quiet=quiet)
     params = sampling_params(loaded, sampling)
     opening = [{"role": "system", "content": system}] if system else []
-    # Fails early if there is no chat template.
-    RequestFactory(loaded).chat_prompt([*opening, {"role": "user", "content": "?"}])
+    check_chat(loaded, opening)
     with LLM(loaded, engine_config=chosen.engine) as llm:
-        conversation = Conversation(llm, RequestFactory(loaded), params, opening, lora)
-        for message in _messages():
-            if message == "/reset":
-                conversation.reset()
-            else:
-                _answer(conversation, message)
-
-
-def _answer(conversation: Conversation, message: str) -> None:
-    """Print an answer; on a terminal, Ctrl-C and invalid messages do not end the conversation."""
-    try:
-        for piece in conversation.answer(message):
-            click.echo(piece, nl=False)
-        click.echo()
-    except KeyboardInterrupt:
-        if not sys.stdin.isatty():
-            raise
-        click.echo()
-    except RequestError as error:
-        if not sys.stdin.isatty():
-            raise
-        click.echo(f"error: {error}", err=True)
-
-
-def _messages() -> Iterator[str]:
-    """Yield the user's messages until the end of the input."""
-    if not sys.stdin.isatty():
-        yield from (line.strip() for line in sys.stdin if line.strip())
-        return
-    import readline  # noqa: F401 -- adds line editing to input()
-
-    while True:
-        try:
-            message = input(PROMPT).strip()
-        except (EOFError, KeyboardInterrupt):
-            click.echo()
-            return
-        if message == "/exit":
-            return
-        if message:
-            yield message
+        Conversation(llm, RequestFactory(loaded), params, opening, lora).talk()

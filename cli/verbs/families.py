@@ -21,7 +21,7 @@ def command(as_json: bool) -> None:
     """List the model families that can be exported.
 
     A family is identified by "model_type" in a checkpoint's config.json. Its exporter is the file
-    MODEL_TYPE.py in a folder of exporter/models, or in exporter/encoders/families for text encoders.
+    MODEL_TYPE.py in exporter/models, or in exporter/encoders/families for text encoders.
 
     \b
     Example:

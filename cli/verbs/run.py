@@ -10,11 +10,14 @@ import click
 
 from ...errors import UsageError
 from ...runtime.api.llm import LLM
-from ...runtime.api.requests import Prompt
+from ...runtime.api.requests import Prompt, RequestFactory
+from ...runtime.models.loading import LoadedModel
 from ...runtime.types.outputs import RequestOutput
+from ...runtime.types.sampling_params import SamplingParams
 from .. import generation
+from ..conversation import Conversation, check_chat
 from ..load_options import Chosen, config_options, model_elsewhere
-from ..options import json_option, print_json, quiet_option
+from ..options import check_exclusive, json_option, print_json, quiet_option
 from ..printing.run import document
 from ..sampling import READABLE, sampling_options, sampling_params
 from ..sections import SectionedCommand
@@ -27,7 +30,8 @@ class RunCommand(SectionedCommand):
         """See click."""
         rest = super().parse_args(ctx, args)
         elsewhere = model_elsewhere(ctx)
-        if ctx.params["prompt"] is None and elsewhere is not None:
+        typed = ctx.get_parameter_source("model") is click.core.ParameterSource.COMMANDLINE
+        if ctx.params["prompt"] is None and elsewhere is not None and typed:
             ctx.params["prompt"], ctx.params["model"] = ctx.params["model"], elsewhere
         return rest
 
@@ -36,48 +40,55 @@ class RunCommand(SectionedCommand):
 @config_options(without=("max_queue",), max_slots=1)
 @click.argument("prompt", required=False)
 @sampling_options()
-@click.option("--chat", is_flag=True, help="PROMPT is a message: render it with the model's chat template.")
 @click.option(
-    "--tools", type=READABLE, help="With --chat: a JSON file with a list of functions the model may call."
+    "--raw", is_flag=True, help="Continue PROMPT as it is, also where the model has a chat template."
 )
+@click.option("--chat", is_flag=True,
+              help="PROMPT is a message, as it is for every model with a chat template.")  # fmt: skip
+@click.option("--tools", type=READABLE, help="A JSON file with a list of functions the model may call.")
 @json_option
 @quiet_option
 def command(
     prompt: str | None,
     chosen: Chosen,
+    raw: bool,
     chat: bool,
     tools: Path | None,
     as_json: bool,
     quiet: bool,
     **sampling: Any,
 ) -> None:
-    """Generate text from one prompt.
+    """Ask a model one question, or talk to it.
 
-    The generated text is printed to stdout as it is generated. If PROMPT is "-", it is read from stdin. The
-    first run of a model prepares it for the provider and caches the result ($CARRYALL_CACHE, by default the
-    user's cache folder).
+    PROMPT is a message to the model, if it has a chat template; other models, and all with --raw, continue
+    the text of PROMPT. The answer is printed to stdout as it is generated. If PROMPT is "-", it is read from
+    stdin. Without PROMPT a conversation begins, as with 'carryall chat'. The first run of a model prepares it
+    for the provider and caches the result ($CARRYALL_CACHE, by default the user's cache folder).
 
     \b
     Examples:
         carryall run demo "def fibonacci(n):"
-        carryall run qwen3 "Why is the sky blue?" --chat --temperature 0.7
-        carryall run qwen3 "A user, please." --chat --json-schema user.json
+        carryall run qwen3 "Why is the sky blue?" --temperature 0.7
+        carryall run qwen3 "A user, please." --json-schema @user.json
         cat question.txt | carryall run qwen3 - --json -n 3 --seed 1
         carryall run qwen3 "Hello" --provider openvino --provider-option inference_precision=bf16
         carryall run qwen3 "Hello" --split cpu:0-11,openvino:12-27
     """
-    if tools is not None and not chat:
-        raise UsageError("--tools needs --chat")
-    if prompt is None:
-        raise UsageError("no prompt is given: carryall run MODEL PROMPT")
+    check_exclusive({"--raw": raw, "--chat": chat})
+    check_exclusive({"--raw": raw, "--tools": tools is not None})
+    if prompt is None and (raw or tools is not None or as_json):
+        raise UsageError("--raw, --tools and --json need a prompt: carryall run MODEL PROMPT")
     lora = generation.only_lora(chosen.model)
     loaded = generation.open_model(chosen.model, max_slots=chosen.engine.max_slots, quiet=quiet or as_json)
     params = sampling_params(loaded, sampling)
+    if prompt is None:
+        _talk(loaded, chosen, params, lora)
+        return
     text = sys.stdin.read() if prompt == "-" else prompt
     if not text:
         raise UsageError("the prompt is empty")
     written: Prompt = text
-    if chat:
+    if not raw and (chat or tools is not None or loaded.chat_template.names):
         asked = generation.chat_prompt(loaded, text, tools)
         written = asked if as_json else asked.token_ids  # streamed text includes reasoning and calls
     output: RequestOutput | None = None
@@ -95,3 +106,16 @@ def command(
     click.echo("" if streamed else "\n\n".join(f"[{one.index}] {one.text}" for one in output.outputs))
     if not quiet and sys.stderr.isatty():
         click.secho(generation.speed_line(output), dim=True, err=True)
+
+
+def _talk(loaded: LoadedModel, chosen: Chosen, params: SamplingParams, lora: str | None) -> None:
+    """Hold a conversation: what ``carryall run MODEL`` does without a prompt."""
+    if params.n != 1 or params.best_of is not None or params.logprobs is not None:
+        raise UsageError("-n, --best-of and --logprobs need a prompt: carryall run MODEL PROMPT")
+    if not loaded.chat_template.names:
+        raise UsageError(
+            f"{loaded.name} has no chat template, so it needs a prompt to continue: carryall run MODEL PROMPT"
+        )
+    check_chat(loaded, [])
+    with LLM(loaded, engine_config=chosen.engine) as llm:
+        Conversation(llm, RequestFactory(loaded), params, [], lora).talk()

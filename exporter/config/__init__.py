@@ -3,7 +3,15 @@
 from .context import context_lengths, states_length
 from .decoder import decoder_config, layer_windows, rope_config
 from .files import CONFIG_FILE, GENERATION_FILE, read_config, read_generation_config, read_json
-from .types import DecoderConfig, ExpertsConfig, KeyValueConfig, LatentConfig, LayerInputConfig, RopeConfig
+from .types import (
+    DecoderConfig,
+    ExpertsConfig,
+    KeyValueConfig,
+    LatentConfig,
+    LayerInputConfig,
+    RopeConfig,
+    StateConfig,
+)
 from .values import LENGTH_KEYS, MAX_LAYERS, MAX_POSITIONS, RawConfig, integer, mapping, number, with_defaults
 
 __all__ = [
@@ -19,6 +27,7 @@ __all__ = [
     "LayerInputConfig",
     "RawConfig",
     "RopeConfig",
+    "StateConfig",
     "context_lengths",
     "decoder_config",
     "integer",

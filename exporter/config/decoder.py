@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...errors import UnsupportedModelError
-from .types import DecoderConfig, ExpertsConfig, RopeConfig
+from .types import DecoderConfig, ExpertsConfig, RopeConfig, StateConfig
 from .values import RawConfig, integer, mapping, number, with_defaults
 
 
@@ -21,6 +21,7 @@ def decoder_config(
     windows: Sequence[int | None] | None = None,
     ropes: Sequence[RopeConfig | None] | None = None,
     experts: Sequence[ExpertsConfig | None] | None = None,
+    states: Sequence[StateConfig | None] = (),
 ) -> DecoderConfig:
     """Convert config.json into a ``DecoderConfig``.
 
@@ -30,6 +31,7 @@ def decoder_config(
         windows: per layer, its sliding window; by default none.
         ropes: per layer, its rotary embedding; by default the one that ``raw`` describes.
         experts: per layer, its mixture of experts; by default none.
+        states: per layer, its recurrent state, None for attention; by default every layer has attention.
 
     Raises:
         CheckpointError: a key is missing or of the wrong type.
@@ -58,6 +60,7 @@ def decoder_config(
         windows=tuple(windows if windows is not None else [None] * num_layers),
         ropes=tuple(ropes if ropes is not None else [rope_config(raw)] * num_layers),
         experts=tuple(experts if experts is not None else [None] * num_layers),
+        states=tuple(states),
     )
 
 

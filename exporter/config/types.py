@@ -105,6 +105,29 @@ class KeyValueConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StateConfig:
+    """The recurrent state of a layer that has no keys and values.
+
+    Args:
+        channels: channels of its short convolution.
+        taps: inputs that the convolution sees, the newest included.
+        bias: whether the convolution and the projections around it have biases.
+        heads: heads of its linear attention; 0 for none.
+        key_heads: heads of queries and keys, of which each serves ``heads / key_heads`` heads.
+        key_size: elements of a head of keys.
+        value_size: elements of a head of values.
+    """
+
+    channels: int
+    taps: int
+    bias: bool = False
+    heads: int = 0
+    key_heads: int = 0
+    key_size: int = 0
+    value_size: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LayerInputConfig:
     """Embeddings of each layer beside those of the decoder (per-layer embeddings of Gemma).
 
@@ -139,6 +162,7 @@ class DecoderConfig:
             that read the cache of another follow all that have one.
         mlp_widths: per layer, its intermediate size; empty if it is ``intermediate_size`` in all.
         layer_input: embeddings of each layer; None for none.
+        states: per layer, its recurrent state, None for attention; empty if every layer has attention.
     """
 
     model_type: str
@@ -173,12 +197,17 @@ class DecoderConfig:
     key_values: tuple[KeyValueConfig, ...] = ()
     mlp_widths: tuple[int, ...] = ()
     layer_input: LayerInputConfig | None = None
+    states: tuple[StateConfig | None, ...] = ()
 
     def key_value(self, layer: int) -> KeyValueConfig:
         """Return the keys and values of ``layer``."""
         if self.key_values:
             return self.key_values[layer]
         return KeyValueConfig(heads=self.num_kv_heads, size=self.head_dim, owner=layer)
+
+    def state(self, layer: int) -> StateConfig | None:
+        """Return the recurrent state of ``layer``; None if it has attention."""
+        return self.states[layer] if self.states else None
 
     def mlp_width(self, layer: int) -> int:
         """Return the intermediate size of ``layer``'s feed-forward layer."""

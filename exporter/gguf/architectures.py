@@ -5,12 +5,14 @@ Names: https://github.com/ggml-org/llama.cpp/blob/master/gguf-py/gguf/constants.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from ...errors import CheckpointError, UnsupportedModelError
+from .keys import check_keys
 
 _BLOCK = re.compile(r"blk\.(\d{1,9})\.(.+)")
 
@@ -65,6 +67,7 @@ _GPT_OSS = {
     "ffn_up_exps": "mlp.experts.up_proj",
     "ffn_down_exps": "mlp.experts.down_proj",
 }
+_ATTENTION_FACTORS = ("attn_factor", "yarn_attn_factor")
 _BARE = ("self_attn.sinks",)  # parameters whose names have no suffix
 _GEMMA_27B_LAYERS = (46, 62)  # of Gemma 2 and 3
 
@@ -79,6 +82,7 @@ class Architecture:
         rotates_pairs: whether rows of q and k are ordered for a rope that rotates adjacent elements.
         norm_offset: offset that the file's norm weights include.
         experts: whether its layers are mixtures of experts, whose weights are stacked.
+        keys: further metadata, without the prefix, and the keys of config.json.
         adapt: returns keys of config.json that are computed from others.
     """
 
@@ -87,6 +91,7 @@ class Architecture:
     rotates_pairs: bool = False
     norm_offset: float = 0.0
     experts: bool = False
+    keys: Mapping[str, str] = field(default_factory=dict)
     adapt: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda config: {}
 
 
@@ -116,7 +121,13 @@ ARCHITECTURES: dict[str, Architecture] = {
     "phi3": Architecture(model_type="phi3", inner={"ffn_up": "mlp.gate_up_proj"}),
     "gpt-oss": Architecture(model_type="gpt_oss", inner=_GPT_OSS, experts=True, adapt=_gpt_oss),
     "gemma2": Architecture(model_type="gemma2", inner=_GEMMA, norm_offset=1.0, adapt=_gemma_scale),
-    "gemma3": Architecture(model_type="gemma3_text", inner=_GEMMA, norm_offset=1.0, adapt=_gemma_scale),
+    "gemma3": Architecture(
+        model_type="gemma3_text",
+        inner=_GEMMA,
+        norm_offset=1.0,
+        keys={"rope.freq_base_swa": "rope_local_base_freq"},
+        adapt=_gemma_scale,
+    ),
 }
 
 
@@ -155,7 +166,9 @@ def tensor_name(name: str, known: Architecture) -> str:
     return f"model.layers.{found[1]}.{inner}" + ("" if inner in _BARE else f"{dot}{suffix}")
 
 
-def config_of(metadata: Mapping[str, Any], *, tied: bool, vocab_size: int, biased: bool) -> dict[str, Any]:
+def config_of(
+    metadata: Mapping[str, Any], *, tied: bool, vocab_size: int, biased: bool, by_frequency: bool = False
+) -> dict[str, Any]:
     """Return the config.json that corresponds to a file's metadata.
 
     Args:
@@ -163,14 +176,16 @@ def config_of(metadata: Mapping[str, Any], *, tied: bool, vocab_size: int, biase
         tied: whether the head is tied to the embedding.
         vocab_size: number of rows of the embedding.
         biased: whether the projections of attention have a bias.
+        by_frequency: whether tensors hold factors of the rope by frequency; attn_factor belongs to them.
 
     Raises:
         CheckpointError: a key has the wrong type.
         UnsupportedModelError: the architecture, or its rope, is not supported.
     """
     known, prefix = architecture(metadata), metadata["general.architecture"]
+    keys = {**_KEYS, **known.keys}
     found = {
-        key: metadata[f"{prefix}.{name}"] for name, key in _KEYS.items() if f"{prefix}.{name}" in metadata
+        key: metadata[f"{prefix}.{name}"] for name, key in keys.items() if f"{prefix}.{name}" in metadata
     }
     config = {
         "model_type": known.model_type,
@@ -180,16 +195,17 @@ def config_of(metadata: Mapping[str, Any], *, tied: bool, vocab_size: int, biase
         "attention_bias": biased,
         "bos_token_id": metadata.get("tokenizer.ggml.bos_token_id"),
         "eos_token_id": metadata.get("tokenizer.ggml.eos_token_id"),
-        **_rope(metadata, prefix),
+        **_rope(metadata, prefix, by_frequency=by_frequency),
     }
     for key in ("num_key_value_heads", "intermediate_size"):
         config[key] = _same_in_all_layers(config.get(key), key)
     _check_heads(metadata, prefix)
+    check_keys(metadata, prefix, frozenset(keys))
     config |= known.adapt(config)
     return {key: value for key, value in config.items() if value is not None}
 
 
-def _rope(metadata: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+def _rope(metadata: Mapping[str, Any], prefix: str, *, by_frequency: bool) -> dict[str, Any]:
     """Return the keys of the rotary embedding without the factors by frequency, which are tensors."""
     factor = metadata.get(f"{prefix}.rope.scaling.factor", metadata.get(f"{prefix}.rope.scale_linear"))
     # Files that state only a factor mean a linear one, as llama.cpp reads them.
@@ -211,11 +227,46 @@ def _rope(metadata: Mapping[str, Any], prefix: str) -> dict[str, Any]:
         result["rope_scaling"] = scaling | (
             {} if original is None else {"original_max_position_embeddings": original}
         )
-    elif kind not in ("none", "longrope"):
+    if kind == "yarn":
+        result["rope_scaling"] |= _yarn(metadata, f"{prefix}.rope.scaling", factor or 1.0)
+        return result
+    unread = _ATTENTION_FACTORS[1:] if by_frequency else _ATTENTION_FACTORS
+    for name in unread:
+        if metadata.get(f"{prefix}.rope.scaling.{name}", 1.0) != 1.0:
+            raise UnsupportedModelError(
+                f"the GGUF file has {prefix}.rope.scaling.{name} with rope scaling '{kind}', which is not "
+                "supported; yarn is"
+            )
+    if kind not in ("none", "linear", "longrope"):
         raise UnsupportedModelError(
             f"the GGUF file has rope scaling '{kind}'; linear, yarn and longrope are supported"
         )
     return result
+
+
+def _yarn(metadata: Mapping[str, Any], scaling: str, factor: float) -> dict[str, Any]:
+    """Return the parameters of YaRN that a file states.
+
+    llama.cpp multiplies cosines and sines by attn_factor, yarn_attn_factor and 1 + 0.1 ln(factor);
+    transformers has one ``attention_factor`` in the place of all three.
+
+    Raises:
+        CheckpointError: a parameter is no number.
+    """
+    names = {"yarn_beta_fast": "beta_fast", "yarn_beta_slow": "beta_slow"}
+    stated = {
+        name: metadata[f"{scaling}.{name}"]
+        for name in (*names, *_ATTENTION_FACTORS)
+        if f"{scaling}.{name}" in metadata
+    }
+    for name, value in stated.items():
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise CheckpointError(f"the GGUF file's '{scaling}.{name}' is {value!r}, no number")
+    found: dict[str, Any] = {key: stated[name] for name, key in names.items() if name in stated}
+    factors = [stated[name] for name in _ATTENTION_FACTORS if name in stated]
+    if factors:
+        found["attention_factor"] = math.prod(factors) * (1 + 0.1 * math.log(max(factor, 1.0)))
+    return found
 
 
 def _same_in_all_layers(value: Any, key: str) -> Any:

@@ -75,6 +75,7 @@ class GgufFile:
             tied="lm_head.weight" not in self.tensors,
             vocab_size=embedding.shape[0],
             biased="model.layers.0.self_attn.q_proj.bias" in self.tensors,
+            by_frequency=bool(self._factors),
         )
         if self._factors:
             original = self.metadata.get(

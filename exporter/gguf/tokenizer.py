@@ -80,12 +80,16 @@ def tokenizer_files(metadata: Mapping[str, Any], vocab_size: int) -> dict[str, s
     tokenizer.add_tokens(added)
     bos = _token(metadata, tokens, "bos")
     begins = kind == "llama" or _pre_name(metadata) in _WHOLE_WORDS
-    if bos is not None and metadata.get("tokenizer.ggml.add_bos_token", begins):
-        number = tokens.index(bos)
-        template = processors.TemplateProcessing(
-            single=f"{bos} $A", pair=f"{bos} $A {bos} $B", special_tokens=[(bos, number)]
+    eos = _token(metadata, tokens, "eos")
+    first = bos if metadata.get("tokenizer.ggml.add_bos_token", begins) else None
+    last = eos if metadata.get("tokenizer.ggml.add_eos_token", False) else None
+    if first is not None or last is not None:
+        texts = [[*filter(None, (first, text, last))] for text in ("$A", "$B")]
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=texts[0],
+            pair=[*texts[0], *texts[1]],
+            special_tokens=[(token, tokens.index(token)) for token in {first, last} - {None} if token],
         )
-        tokenizer.post_processor = template
     return {
         "tokenizer.json": tokenizer.to_str(),
         "tokenizer_config.json": json.dumps(_settings(metadata, tokens), ensure_ascii=False),

@@ -1,1 +1,1 @@
-"""One file per model family, named after config.json's ``model_type``, in folders by the kind of layer."""
+"""One file per model family, named after config.json's ``model_type``."""

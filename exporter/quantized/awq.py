@@ -39,11 +39,15 @@ def read(settings: Mapping[str, Any], tensors: Tensors) -> dict[str, QuantizedTe
 
     Raises:
         CheckpointError: a tensor is missing, or its shape does not fit the others.
-        UnsupportedModelError: the version is not "gemm".
+        UnsupportedModelError: the version is not "gemm", or the weights are packed in another way.
     """
     version = str(settings.get("version", "gemm")).lower()
     if version != "gemm":
         raise UnsupportedModelError(f"AWQ version '{version}' is not supported; supported: gemm")
+    if settings.get("zero_point") is False or settings.get("backend", "autoawq") == "llm-awq":
+        raise UnsupportedModelError(
+            "AWQ weights without zero points, or packed by llm-awq, are not supported; take those of AutoAWQ"
+        )
     count(settings, "bits", (_BITS,))
     group = count(settings, "group_size")
     found = modules(tensors, "qweight", ("qzeros", "scales"))

@@ -1,19 +1,21 @@
 """GPTQ checkpoints (AutoGPTQ, GPTQModel): ``qweight``, ``qzeros``, ``scales`` and ``g_idx``.
 
 qweight [in * bits / 32, out] holds consecutive inputs in a word, qzeros [groups, out * bits / 32] consecutive
-outputs, the lowest bits first. Format "gptq" stores zero points minus 1, "gptq_v2" as they are. g_idx [in] is
-the group of each input; with ``desc_act`` groups are not consecutive. (GPTQModel: gptqmodel/quantization and
+outputs, the lowest bits first. Format "gptq" stores zero points minus 1, "gptq_v2" as they are. Some files
+state the wrong one, so the content decides where it can: zero points that are all the middle of the range (8
+of 4 bits), as those of symmetric checkpoints, show how they are stored. g_idx [in] is the group of each
+input; with ``desc_act`` groups are not consecutive. (GPTQModel: gptqmodel/quantization and
 nn_modules/qlinear.)
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from ...errors import UnsupportedModelError
+from ...errors import CheckpointError, UnsupportedModelError
 from ...storage.stored_tensor import Packed
 from .levels import (
     Levels,
@@ -42,12 +44,45 @@ def read(settings: Mapping[str, Any], tensors: Tensors) -> dict[str, QuantizedTe
         UnsupportedModelError: the format is not supported.
     """
     bits, group = count(settings, "bits", (4, 8)), count(settings, "group_size")
-    version = settings.get("checkpoint_format", "gptq")
+    version = settings.get("checkpoint_format", settings.get("format", "gptq"))
     if version not in ("gptq", "gptq_v2"):
         raise UnsupportedModelError(f"GPTQ checkpoint_format '{version}' is not supported: gptq or gptq_v2")
-    offset = 1 if version == "gptq" else 0
+    if settings.get("is_marlin_format") or settings.get("pack_dtype", "int32") != "int32":
+        raise UnsupportedModelError(
+            "GPTQ weights that are packed for Marlin, or into other words than int32, are not supported; "
+            "take the checkpoint in the format gptq"
+        )
     found = modules(tensors, "qweight", _PARTS)
+    stated = 1 if version == "gptq" else 0
+    offset = _offset(found, tensors, bits, stated, symmetric=settings.get("sym") is True)
     return {f"{name}.weight": _weight(name, tensors, bits, group, offset) for name in found}
+
+
+def _offset(names: Sequence[str], tensors: Tensors, bits: int, stated: int, *, symmetric: bool) -> int:
+    """Return what to add to the stored zero points.
+
+    Raises:
+        CheckpointError: a symmetric checkpoint stores other zero points than the middle or the middle - 1.
+    """
+    middle = 1 << bits - 1
+    unlike = ""
+    found: set[int] = set()
+    for name in names:
+        outputs = matrix_shape(tensors, f"{name}.qweight")[1]
+        matrix_shape(tensors, f"{name}.qzeros")
+        stored = unpack(tensors[f"{name}.qzeros"].array(), bits, axis=1)[:, :outputs]
+        low, high = (int(stored.min()), int(stored.max())) if stored.size else (middle, middle)
+        found |= {low, high}
+        if low != high or low not in (middle, middle - 1):
+            unlike = f"tensor '{name}.qzeros' stores zero points from {low} to {high}"
+    if not unlike and len(found) == 1:
+        return middle - found.pop()
+    if symmetric:
+        raise CheckpointError(
+            f"{unlike or 'some tensors store other zero points than others'}, but config.json says sym: a "
+            f"symmetric checkpoint has {middle - 1} (gptq) or {middle} (gptq_v2) everywhere"
+        )
+    return stated
 
 
 def _weight(name: str, tensors: Tensors, bits: int, group: int, offset: int) -> QuantizedTensor:

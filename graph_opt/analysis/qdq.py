@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,9 @@ _BYTES = frozenset({ir.DataType.INT8, ir.DataType.UINT8})
 _INTEGERS = _BYTES | {ir.DataType.INT4, ir.DataType.UINT4, ir.DataType.INT16, ir.DataType.UINT16}
 _WHOLE_BYTES = frozenset(dtype for dtype in _INTEGERS if dtype.bitwidth >= 8)
 RESHAPES = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze"})
+_QUANTIZE, _DEQUANTIZE = "QuantizeLinear", "DequantizeLinear"
+JOINS_PAIRS = "onnxruntime would merge the pairs before and behind it, whose parameters differ"
+ROUNDS_PRODUCT = "onnxruntime would round the floats that its quantized weight multiplies"
 MOVERS = RESHAPES | {"Transpose", "Slice", "Gather", "Concat", "Split", "MaxPool"}
 
 
@@ -80,6 +83,56 @@ def parameters(node: ir.Node) -> Parameters | str:
     if rank and axis < 0:
         return "its axis is negative and its rank is unknown"
     return Parameters(scale, zero_point, axis if rank else None, _dtype(node, zero_point))
+
+
+def joins_pairs(source: ir.Value, output: ir.Value) -> bool:
+    """Return whether reading ``source`` instead of ``output`` puts two unequal pairs in a row.
+
+    onnxruntime's default optimizations replace Q DQ Q DQ by one pair, even if the parameters differ
+    (DoubleQDQPairsRemover): results move by up to a step of the coarser pair.
+    """
+    maker = source.producer()
+    before = (
+        None if maker is None or not maker.inputs or maker.inputs[0] is None else maker.inputs[0].producer()
+    )
+    for reader in (use.node for use in output.uses()):
+        if _is(maker, _DEQUANTIZE) and _is(reader, _QUANTIZE):
+            if _is(before, _QUANTIZE) and _differ(maker, reader):
+                return True
+        elif _is(maker, _QUANTIZE) and _is(reader, _DEQUANTIZE):
+            behind = [use.node for use in reader.outputs[0].uses()]
+            if (_is(before, _DEQUANTIZE) and _differ(before, maker)) or any(
+                _is(node, _QUANTIZE) and _differ(reader, node) for node in behind
+            ):
+                return True
+    return False
+
+
+def rounds_product(source: ir.Value | None, output: ir.Value) -> bool:
+    """Return whether reading ``source`` instead of ``output`` makes a dequantized weight a product's operand.
+
+    onnxruntime fuses DequantizeLinear of a stored weight with the MatMul behind it, and rounds its
+    activations to 8 bits by default (MatMulNBits: 0.5 % of the largest result). Behind another node, the
+    product is exact. Activations that are quantized themselves are not rounded.
+    """
+    maker = None if source is None else source.producer()
+    if not _is(maker, _DEQUANTIZE) or maker.inputs[0] is None:
+        return False
+    if ir.convenience.get_const_tensor(maker.inputs[0]) is None:
+        return False
+    products = [use.node for use in output.uses() if use.node.op_type == "MatMul" and use.idx == 1]
+    others = [None if product.inputs[0] is None else product.inputs[0].producer() for product in products]
+    return any(not _is(other, _DEQUANTIZE) for other in others)
+
+
+def _is(node: ir.Node | None, op_type: str) -> TypeGuard[ir.Node]:
+    return node is not None and node.op_type == op_type and not node.domain
+
+
+def _differ(before: ir.Node, after: ir.Node) -> bool:
+    """Return whether two nodes are not known to have equal parameters."""
+    first, second = parameters(before), parameters(after)
+    return isinstance(first, str) or isinstance(second, str) or not first.equals(second)
 
 
 def _rank(value: ir.Value | None) -> int | None:

@@ -43,6 +43,8 @@ class VerifyReport:
         candidate: name of the candidate in messages.
         bars: the tolerances; ``max_kl`` is a number for decoders.
         outputs: the result of each output by name; for decoders, of the logits and caches.
+        interface: differences of the inputs' and outputs' names, order and types; none for decoders, which
+            are called by the contract.
         tokens: the comparison of tokens, for decoders.
         inputs: description of the inputs, one line per run.
         notes: limits of the comparison.
@@ -55,7 +57,8 @@ class VerifyReport:
     reference: str
     candidate: str
     bars: Bars
-    outputs: Mapping[str, OutputResult]
+    outputs: Mapping[str, OutputResult] = field(default_factory=dict)
+    interface: tuple[str, ...] = ()
     tokens: TokenResult | None = None
     inputs: tuple[str, ...] = ()
     notes: tuple[str, ...] = field(default=())
@@ -64,10 +67,10 @@ class VerifyReport:
 
     @property
     def failures(self) -> tuple[str, ...]:
-        """The differences above the tolerances, as text; empty if there are none."""
-        found = (
-            [] if self.exact is None else [f"{one}, with products in float32" for one in self.exact.failures]
-        )
+        """A changed interface, then the differences above the tolerances, as text."""
+        found = [f"the candidate {change}" for change in self.interface]
+        if self.exact is not None:
+            found += [f"{one}, with products in float32" for one in self.exact.failures]
         if self.tokens is not None:
             found += self._token_failures(self.tokens)
         broken = [(name, one) for name, one in self.outputs.items() if one.reason is not None and one.judged]
@@ -113,12 +116,12 @@ class VerifyReport:
     @property
     def max_abs(self) -> float:
         """Largest difference, of the logits if there are any."""
-        return float(np.max([one.max_abs for one in self._main()]))
+        return float(np.max([one.max_abs for one in self._main()], initial=0.0))
 
     @property
     def max_rel(self) -> float:
         """Largest relative error, of the logits if there are any."""
-        return float(np.max([one.max_rel for one in self._main()]))
+        return float(np.max([one.max_rel for one in self._main()], initial=0.0))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report in JSON types."""
@@ -132,6 +135,7 @@ class VerifyReport:
             "max_rel": self.max_rel,
             "bar": asdict(self.bars),
             "outputs": {name: one.to_dict() for name, one in self.outputs.items()},
+            "interface": list(self.interface),
             "inputs": list(self.inputs),
             "notes": list(self.notes),
             "exact": None if self.exact is None else self.exact.to_dict(),
@@ -145,7 +149,9 @@ class VerifyReport:
 
     def text(self) -> str:
         """Return the report as a few lines of text."""
-        lines = [self._outputs_line() if self.tokens is None else self._tokens_line(self.tokens)]
+        lines = [f"the candidate {change}" for change in self.interface]
+        if self.outputs or self.tokens is not None:
+            lines.append(self._outputs_line() if self.tokens is None else self._tokens_line(self.tokens))
         lines += [f"compared on {inputs}" for inputs in self.inputs]
         for name, one in self.outputs.items():
             lines += [f"{name}: {remark}" for remark in _remarks(name, one)]

@@ -18,7 +18,6 @@ import onnx_ir as ir
 
 from ...contract import (
     ATTENTION_MASK,
-    CACHE_ROWS,
     INPUT_IDS,
     LOGITS,
     LOGITS_POSITIONS,
@@ -261,7 +260,6 @@ class SlotRunner(GraphRunner):
             LOGITS_POSITIONS: np.broadcast_to(np.arange(widest), ids.shape).copy(),
         }
         feed[POSITION_IDS] = self._lengths[window, None] + np.arange(widest)
-        feed[CACHE_ROWS] = np.arange(len(ids))
         # A graph from the middle of a lowering may still return the logits of all tokens.
         given = {name: value for name, value in feed.items() if name in self.inputs}
         logits = self._bind_and_run(given, window)

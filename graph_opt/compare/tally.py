@@ -18,9 +18,8 @@ _WHOLE = -1  # the "axis" of the slice that is the whole tensor
 _MAX_SLICES = 65536
 _NOISES = 10  # the rounding error of another correct graph, as a multiple of one measured
 _ROUNDINGS = 8
-_MAX_ROUNDED = (
-    0.05  # limit of the error allowed by measured noise of 8-bit activations, relative to the largest value
-)
+# Limit of the error allowed by measured noise of 8-bit activations, relative to the largest value.
+MAX_ROUNDED = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,19 +124,18 @@ class Tally:
             self._add_exact(left, right)
 
     def result(
-        self, bars: Bars, noise: Tally | None = None, *, rounded: bool = False, magnitude: float = 0.0
+        self, bars: Bars, noise: Tally | None = None, *, most: float = 0.0, magnitude: float = 0.0
     ) -> OutputResult:
         """Judge the accumulated errors.
 
         Args:
             bars: the tolerances.
             noise: the reference compared with itself after rounding its weights and inputs.
-            rounded: whether a graph rounds its activations, so that the noise may be that of 8 bits.
+            most: limit of the error allowed by the noise, relative to the largest value; at least the bar.
             magnitude: of the numbers that every element is computed from, see ``output_magnitudes``.
         """
         bar = bars.max_mismatch if self.kind == "exact" else bars.relative(self.epsilon)
-        most = max(bar, _MAX_ROUNDED) if rounded else bar
-        worst, excess, rounding = self._worst(bar, noise, most, magnitude)
+        worst, excess, rounding = self._worst(bar, noise, max(bar, most), magnitude)
         return OutputResult(
             kind=self.kind,
             max_abs=self.max_abs,

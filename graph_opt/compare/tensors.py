@@ -19,7 +19,7 @@ from .bars import Bars
 from .report import VerifyReport
 from .rounding import output_magnitudes, rounded_feed, write_rounded
 from .sample_inputs import Sample
-from .tally import KEYS, OutputResult, Tally
+from .tally import KEYS, MAX_ROUNDED, OutputResult, Tally
 
 # The noise of a slice of one element is a single draw of its rounding error: one time in 16 it is less than a
 # tenth of another draw; the largest of 8 is so once in 5 million times.
@@ -33,14 +33,20 @@ class Side:
     Args:
         model: the ONNX file.
         name: its name in messages.
+        defaults: run it with onnxruntime's default optimizations instead of as written.
     """
 
-    def __init__(self, model: Path, name: str) -> None:
+    def __init__(self, model: Path, name: str, *, defaults: bool = False) -> None:
         self.model, self.name = model, name
-        self.session = open_session(model, name)
+        self.session = open_session(model, name, defaults=defaults)
         self._inputs = [str(value.name) for value in self.session.get_inputs()]
         self.inputs = self._inputs
         self.outputs = [str(value.name) for value in self.session.get_outputs()]
+
+    def interface(self, kind: str) -> dict[str, tuple[str, list[int | str | None]]]:
+        """Return the type and shape of each of the file's ``inputs`` or ``outputs`` by name, in order."""
+        values = self.session.get_inputs() if kind == "inputs" else self.session.get_outputs()
+        return {str(value.name): (str(value.type), list(value.shape or ())) for value in values}
 
     def run(self, feed: Mapping[str, Array]) -> dict[str, Array]:
         """Run on the inputs of the graph.
@@ -72,6 +78,9 @@ def compare_tensors(
 ) -> VerifyReport:
     """Run both on each sample and judge their outputs.
 
+    Both are run as written. If they agree, the candidate is also run as its users do, with onnxruntime's
+    default optimizations: their errors must not exceed those that they cause in the reference.
+
     Args:
         reference: the reference.
         candidate: the graph to judge.
@@ -84,34 +93,36 @@ def compare_tensors(
         UsageError: an input is missing, or there are no common outputs.
         GraphError: a run failed.
     """
-    notes = _renamed(reference, candidate)
+    interface = _interface_changes(reference, candidate)
+    _pair_renamed(reference, candidate)
+    report = VerifyReport(reference=reference.name, candidate=candidate.name, bars=bars, interface=interface)
     tallies: dict[str, Tally] = {}
     absent: dict[str, str] = {}
     for number, sample in enumerate(samples):
         # The first run is repeated: random operators with equal seeds must not agree by running in step.
-        known = None if number == 0 else sample.expected
-        expected = reference.run(sample.feed) if known is None else known
-        _add_run(tallies, absent, expected, candidate.run(sample.feed))
+        expected = reference.run(sample.feed) if number == 0 else _expected(reference, sample)
+        try:
+            found = candidate.run(sample.feed)
+        except (GraphError, UsageError):
+            if interface:  # which says why it cannot run on the reference's inputs
+                return report
+            raise
+        _add_run(tallies, absent, expected, found)
         if progress is not None:
             progress(number + 1, len(samples), "")
-    if not tallies:
+    if not tallies and not interface:
         raise UsageError(
             f"{reference.name} and {candidate.name} have no output in common: "
             f"{', '.join(reference.outputs)}; {', '.join(candidate.outputs)}"
         )
-    results = _results(tallies, absent, bars, reference, samples, rounded=rounded)
+    results, notes = _results(tallies, absent, bars, reference, samples, rounded=rounded), []
+    if not interface and all(one.reason is None for one in results.values()):
+        results |= _failures_of_defaults(reference, candidate, samples, bars)
     if any(one.reason is not None for one in results.values()) and _is_random(reference, samples[0]):
         notes.append(f"{reference.name} gives different results at each run on the same inputs")
     if len(samples) == 1:
         notes.append("only one run: the dependence of outputs on the inputs was not compared")
-    return VerifyReport(
-        reference=reference.name,
-        candidate=candidate.name,
-        bars=bars,
-        outputs=results,
-        inputs=_described(samples),
-        notes=tuple(notes),
-    )
+    return replace(report, outputs=results, inputs=_described(samples), notes=tuple(notes))
 
 
 def _is_random(side: Side, sample: Sample) -> bool:
@@ -128,9 +139,41 @@ def _described(samples: Sequence[Sample]) -> tuple[str, ...]:
     return tuple(text if count == 1 else f"{count} times {text}" for text, count in counts.items())
 
 
-def _renamed(reference: Side, candidate: Side) -> list[str]:
-    """Map the candidate's input and output names to the reference's, in order, if their numbers are equal."""
-    notes = []
+def _interface_changes(reference: Side, candidate: Side) -> tuple[str, ...]:
+    """Return what a caller of the reference would miss in the candidate: names, their order, types, ranks."""
+    changes: list[str] = []
+    for kind in ("inputs", "outputs"):
+        expected, found = reference.interface(kind), candidate.interface(kind)
+        missing = [name for name in expected if name not in found]
+        new = [name for name in found if name not in expected]
+        changes += [f"has no {kind[:-1]} {name}" for name in missing]
+        changes += [f"has a new {kind[:-1]} {name}" for name in new]
+        if not missing and not new and list(expected) != list(found):
+            changes.append(f"has its {kind} in another order: {', '.join(found)}")
+        for name in expected.keys() & found.keys():
+            (dtype, shape), (other, other_shape) = expected[name], found[name]
+            if dtype != other:
+                changes.append(f"has {kind[:-1]} {name} of type {other} instead of {dtype}")
+            elif kind == "inputs" and not _may_be_equal(shape, other_shape):
+                changes.append(f"has input {name} of shape {other_shape} instead of {shape}")
+    return tuple(changes)
+
+
+def _may_be_equal(shape: Sequence[int | str | None], other: Sequence[int | str | None]) -> bool:
+    """Return whether some tensor has both shapes; a shape without axes may also be an unknown one."""
+    if not shape or not other:
+        return True
+    pairs = zip(shape, other, strict=False)
+    return len(shape) == len(other) and all(
+        a == b for a, b in pairs if isinstance(a, int) and isinstance(b, int)
+    )
+
+
+def _pair_renamed(reference: Side, candidate: Side) -> None:
+    """Map the candidate's input and output names to the reference's, in order, if their numbers are equal.
+
+    So the report of a changed interface also says whether the numbers are right.
+    """
     for kind in ("inputs", "outputs"):
         expected, found = getattr(reference, kind), getattr(candidate, kind)
         left = [name for name in expected if name not in found]
@@ -138,8 +181,6 @@ def _renamed(reference: Side, candidate: Side) -> list[str]:
         if left and len(left) == len(other) and len(expected) == len(found):
             names = dict(zip(other, left, strict=True))
             setattr(candidate, kind, [names.get(name, name) for name in found])
-            notes += [f"{kind[:-1]} {name} of the candidate is compared with {names[name]}" for name in other]
-    return notes
 
 
 def _add_run(
@@ -163,21 +204,51 @@ def _results(
     samples: Sequence[Sample],
     *,
     rounded: bool,
+    baseline: Mapping[str, Tally] | None = None,
 ) -> dict[str, OutputResult]:
-    results = {name: tally.result(bars) for name, tally in tallies.items()}
-    noises: dict[str, Tally] = {}
+    noises = dict(baseline or {})
+    most = float("inf") if baseline is not None else MAX_ROUNDED if rounded else 0.0
+    results = {name: tally.result(bars, noises.get(name), most=most) for name, tally in tallies.items()}
     magnitudes: Mapping[str, float] | None = None
     for seed in range(_MOST_NOISES):
-        if not any(_may_be_rounding(one, noises.get(name)) for name, one in results.items()):
+        if not any(
+            _may_be_rounding(one, noises.get(name) if seed else None) for name, one in results.items()
+        ):
             break
         _add_noises(noises, reference, samples, seed)
         magnitudes = output_magnitudes(reference.model) if magnitudes is None else magnitudes
         results = {
-            name: tally.result(bars, noises.get(name), rounded=rounded, magnitude=magnitudes.get(name, 0.0))
+            name: tally.result(bars, noises.get(name), most=most, magnitude=magnitudes.get(name, 0.0))
             for name, tally in tallies.items()
         }
     nothing = OutputResult(kind="exact", max_abs=0.0, max_rel=float("inf"), bar=0.0, elements=0)
     return results | {name: replace(nothing, reason=reason) for name, reason in absent.items()}
+
+
+def _failures_of_defaults(
+    reference: Side, candidate: Side, samples: Sequence[Sample], bars: Bars
+) -> dict[str, OutputResult]:
+    """Return the outputs that onnxruntime's default optimizations move further than the reference's."""
+    optimized = Side(candidate.model, candidate.name, defaults=True)
+    tallies: dict[str, Tally] = {}
+    absent: dict[str, str] = {}
+    for sample in samples:
+        _add_run(tallies, absent, _expected(reference, sample), optimized.run(sample.feed))
+    if all(tally.result(bars).reason is None for tally in tallies.values()):
+        return {}
+    usual, baseline = Side(reference.model, reference.name, defaults=True), dict[str, Tally]()
+    for sample in samples:
+        _add_run(baseline, {}, _expected(reference, sample), usual.run(sample.feed))
+    results = _results(tallies, absent, bars, reference, samples, rounded=False, baseline=baseline)
+    return {
+        f"{name}, under onnxruntime's defaults,": one
+        for name, one in results.items()
+        if one.reason is not None
+    }
+
+
+def _expected(reference: Side, sample: Sample) -> Mapping[str, Array]:
+    return reference.run(sample.feed) if sample.expected is None else sample.expected
 
 
 def _may_be_rounding(result: OutputResult, noise: Tally | None) -> bool:
@@ -197,8 +268,7 @@ def _add_noises(noises: dict[str, Tally], reference: Side, samples: Sequence[Sam
                 moved = rounded.run(rounded_feed(sample.feed, seed=seed * len(samples) + number))
             except GraphError:
                 continue  # for example a negative square root; then this run allows no rounding error
-            expected = reference.run(sample.feed) if sample.expected is None else sample.expected
-            _add_run(noises, {}, expected, moved)
+            _add_run(noises, {}, _expected(reference, sample), moved)
 
 
 def _table(result: Any) -> tuple[Array, Array] | None:

@@ -113,14 +113,56 @@ def insert(
 
 
 def replace(old: ir.Value, new: ir.Value) -> None:
-    """Make every consumer of ``old`` read ``new``.
+    """Make every consumer of ``old`` read ``new``, which inherits type and shape of ``old`` where unknown.
 
-    ``new`` inherits the type and shape of ``old``, and its name if ``old`` is a graph output.
+    A graph output keeps its name, type and shape. ``new`` takes them over if it is computed in the same graph
+    and is no output itself; else an Identity of it does. So no input, initializer, other output or value of
+    an outer graph is renamed.
     """
     inherit(new, old)
-    if old.is_graph_output():
-        old.name, new.name = f"{old.name}_replaced", old.name
-    old.replace_all_uses_with(new, replace_graph_outputs=True)
+    if not old.is_graph_output():
+        old.replace_all_uses_with(new)
+        return
+    graph = _graph_of_output(old)
+    result = new if can_return(graph, new) else _identity(graph, old, new)
+    result.type, result.shape = old.type, old.shape
+    return_instead(old, result, f"{old.name}_replaced")
+    for use in list(old.uses()):
+        use.node.replace_input_with(use.idx, new)
+
+
+def return_instead(old: ir.Value, result: ir.Value, name: str) -> None:
+    """Make ``result`` the graph output in the place of ``old``, under its name; ``old`` is called ``name``.
+
+    Args:
+        old: an output of its graph.
+        result: a value that a node of the same graph computes, and that is no output.
+        name: the new name of ``old``.
+    """
+    graph = _graph_of_output(old)
+    old.name, result.name = name, old.name
+    for index, output in enumerate(graph.outputs):
+        if output is old:
+            graph.outputs[index] = result
+
+
+def _graph_of_output(value: ir.Value) -> ir.Graph:
+    graph = value.graph
+    if not isinstance(graph, ir.Graph):
+        raise TypeError(f"{value.name} is an output of no graph that can be edited")
+    return graph
+
+
+def _identity(graph: ir.Graph, old: ir.Value, new: ir.Value) -> ir.Value:
+    """Insert an Identity of ``new`` where ``new`` is known, and return its result."""
+    node, maker, before = ir.node("Identity", [new]), new.producer(), old.producer()
+    if maker is not None and maker.graph is graph:
+        graph.insert_after(maker, node)
+    elif before is not None:
+        graph.insert_before(before, node)
+    else:
+        graph.insert_before(graph[0], node)
+    return node.outputs[0]
 
 
 def replace_but_shapes(graph: ir.Graph, old: ir.Value, new: ir.Value) -> None:

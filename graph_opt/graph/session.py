@@ -11,22 +11,28 @@ import onnx_ir as ir
 
 from ...errors import GraphError, MissingExtraError
 from ...storage.paths import check_utf8
+from .edit import weight
+from .exact_session import prepare_session
 from .integer_sums import exact_sums
 from .load import read_model
+from .saturation import OPERATORS
 
 _HALF = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+_QDQ = ("QuantizeLinear", "DequantizeLinear")
+_MANY = 1 << 24  # quantized weights, whose dequantization takes longer than the products of a short run
 
 
-def open_session(model: Path, name: str | None = None) -> Any:
-    """Open an onnxruntime session on the CPU that computes the graph as written.
+def open_session(model: Path, name: str | None = None, *, defaults: bool = False) -> Any:
+    """Open an onnxruntime session on the CPU, by default one that computes the graph as written.
 
-    onnxruntime's extended fusions are disabled, because some change results: that to SkipLayerNormalization
-    ignores the axis (1.31). They stay enabled for graphs with quantized weights, which would otherwise be
-    dequantized at every run, and for graphs whose integer sums are exact with them only.
+    onnxruntime's optimizations are off then, because some change results, and a reference must not share the
+    faults of what is compared with it. They stay on for graphs whose integer sums are exact with them only,
+    and for those with many quantized weights, which would otherwise be dequantized at every run.
 
     Args:
         model: the ONNX file.
         name: its name in messages; by default the path.
+        defaults: open it with onnxruntime's default optimizations, also those that change results.
 
     Raises:
         MissingExtraError: onnxruntime is not installed.
@@ -39,13 +45,15 @@ def open_session(model: Path, name: str | None = None) -> Any:
     check_utf8(model)
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4  # errors are raised too
-    source, entries = exact_sums(model)
-    quantized = any(node.op_type == "DequantizeLinear" for node in read_model(model).graph.all_nodes())
-    if not (quantized or entries):
-        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
-    options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")  # fp32 activations
-    for entry in entries.items():
-        options.add_session_config_entry(*entry)
+    if defaults:
+        source, entries = exact_sums(model)
+        for entry in entries.items():
+            options.add_session_config_entry(*entry)
+    else:
+        options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")  # fp32 activations
+        if not _needs_optimizations(read_model(model)):
+            options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+        source = prepare_session(model, options)
     try:
         return onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime's error types are not importable by a stable name
@@ -55,6 +63,14 @@ def open_session(model: Path, name: str | None = None) -> Any:
         if "NOT_IMPLEMENTED" in said and any(value.dtype in _HALF for value in weights):
             advice = "; it lacks kernels for 16-bit floats, so give a graph whose weights are float32"
         raise GraphError(f"onnxruntime's CPU provider cannot run {name or model}: {said}{advice}") from error
+
+
+def _needs_optimizations(model: ir.Model) -> bool:
+    nodes = list(model.graph.all_nodes())
+    if any(node.op_type not in _QDQ and any(part in node.op_type for part in OPERATORS) for node in nodes):
+        return True
+    weights = (weight(node.inputs[0]) for node in nodes if node.op_type == "DequantizeLinear")
+    return sum(tensor.size for tensor in weights if tensor is not None) > _MANY
 
 
 @contextmanager

@@ -46,7 +46,6 @@ class Kernels:
         dynamic_quantize_matmul: DynamicQuantizeMatMul exists.
         matmul_integer_to_float: MatMulIntegerToFloat exists.
         int8_kv: GroupQueryAttention supports an int8 cache.
-        float_prompts: on an int8 cache, prefill is faster by the fp32 kernel on converted keys and values.
         half_types: the 16-bit types that graphs can be computed in; others are converted to fp32.
         float_attention: GroupQueryAttention computes in fp32 too.
         sliding_window: GroupQueryAttention supports ``local_window_size``.
@@ -81,7 +80,6 @@ class Kernels:
     dynamic_quantize_matmul: bool = True
     matmul_integer_to_float: bool = True
     int8_kv: bool = True
-    float_prompts: bool = False
     half_types: tuple[str, ...] = ()
     float_attention: bool = True
     sliding_window: bool = True
@@ -108,7 +106,6 @@ CPU = Kernels(
     experts=ExpertKernels(bits=(4, 8), router_weights=True),
     branchwise_norms=True,
     position_inputs=True,
-    float_prompts=True,
     multi_head_attention=True,
 )
 

@@ -19,6 +19,11 @@ CACHE_TYPE = "paged_cache_type"  # metadata key: which of these
 _GROUP = 16
 
 
+def table_input(window: int) -> str:
+    """Return the name of the block table of layers with a window, in a graph that has several tables."""
+    return f"{TABLE}_{window}" if window else TABLE
+
+
 def cache_width(head_size: int) -> int:
     """Return the elements of a row in the cache."""
     return -(-head_size // _GROUP) * _GROUP

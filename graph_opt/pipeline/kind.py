@@ -9,7 +9,6 @@ import onnx_ir as ir
 from ...contract import (
     ATTENTION_MASK,
     CACHE,
-    CACHE_ROWS,
     HIDDEN_STATES,
     INPUT_IDS,
     LOGITS,
@@ -25,7 +24,7 @@ from .canonical import canonical_passes
 
 _TOKENS = frozenset({INPUT_IDS, ATTENTION_MASK, POSITION_IDS})
 # Inputs of parts of a split model, and of graphs lowered to slots.
-_OTHERS = frozenset({HIDDEN_STATES, SEQLENS_K, TOTAL_SEQUENCE_LENGTH, LOGITS_POSITIONS, CACHE_ROWS})
+_OTHERS = frozenset({HIDDEN_STATES, SEQLENS_K, TOTAL_SEQUENCE_LENGTH, LOGITS_POSITIONS})
 
 
 def not_generating(model: ir.Model) -> str | None:

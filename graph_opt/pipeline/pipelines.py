@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import onnx_ir as ir
 from onnx_ir.passes import common
@@ -38,11 +38,15 @@ def portable_passes() -> list[ir.passes.PassBase]:
     return [*canonical_passes(), *_tidy(), LowerOpsetPass()]
 
 
-def model_passes(lowering: Sequence[ir.passes.PassBase] = ()) -> list[ir.passes.PassBase]:
+def model_passes(
+    lowering: Sequence[ir.passes.PassBase] = (), kept_products: Collection[int] = ()
+) -> list[ir.passes.PassBase]:
     """Return the passes that simplify and fuse any other graph in standard ONNX. Weights are not loaded.
 
     Args:
         lowering: passes to run after the fusions, such as those of a target, before the opset is chosen.
+        kept_products: widths of quantized weights for which the target has onnxruntime's MatMulNBits; those
+            that do not round their activations stay, since standard operators would be rounded.
     """
     raised = RaiseOpsetPass()
     return [
@@ -54,12 +58,12 @@ def model_passes(lowering: Sequence[ir.passes.PassBase] = ()) -> list[ir.passes.
         FoldConstantsPass(growth=_GROWTH),
         LiftNormsPass(),
         LiftProductsPass(),
-        LiftWeightsPass(),
+        LiftWeightsPass(decoder=False, kept=kept_products),
         SimplifyShapesPass(decoder=False),
         common.RemoveUnusedNodesPass(),
         MergeDuplicatesPass(),
         WholeSoftmaxPass(),
-        MoveQDQPass(),
+        MoveQDQPass(decoder=False),
         FoldTransposesPass(),
         SinkTransposesPass(),
         SimplifyShapesPass(decoder=False),

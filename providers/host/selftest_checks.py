@@ -105,12 +105,10 @@ def logits_of(provider: Provider, make_model: ModelMaker, context: int, options:
 @contextmanager
 def opened(provider: Provider, make_model: ModelMaker, config: RunnerConfig) -> Iterator[tuple[Runner, Path]]:
     """Lower a portable model for a provider and open it; yield the runner and the lowered file."""
-    config = provider.resolve_options(config, lambda: provider.graph_facts(make_model()))
+    config = provider.resolve_options(config)
     with scratch_folder() as folder:
         path = folder / "model.onnx"
         save_files(run(make_model(), provider.passes(config))[0], path)
-        for name, passes in provider.companions(config).items():
-            save_files(run(make_model(), passes)[0], path.with_name(name))
         runner = provider.runner(path, config)
         try:
             yield runner, path

@@ -38,6 +38,7 @@ class BlockShape:
         row_bytes: bytes of a position in one head.
         window: the sliding window in tokens, including the token itself; 0 is none.
         paired: whether the kernel holds pairs of bfloat16, see its ``attention.h``.
+        group: the index of its group of layers, whose block table its layers read.
     """
 
     heads: int
@@ -45,6 +46,7 @@ class BlockShape:
     row_bytes: int
     window: int = 0
     paired: bool = False
+    group: int = 0
 
     @property
     def bytes_per_token(self) -> int:
@@ -81,34 +83,39 @@ class BlockMemory:
         )
         return f"carryall blocks 2 {self._type}: {'; '.join(shapes)}"
 
-    def copy_block(self, source: int, target: int) -> None:
-        """Copy a block in all caches."""
-        for cache in self.caches.values():
-            cache[target] = cache[source]
+    def copy_block(self, group: int, source: int, target: int) -> None:
+        """Copy a block in all caches of a group."""
+        for name, cache in self.caches.items():
+            if self.shapes[name].group == group:
+                cache[target] = cache[source]
 
-    def read(self, blocks: Sequence[int]) -> list[Array]:
-        """Return the content of blocks, one array [blocks, ...] per cache."""
-        return [cache[list(blocks)] for cache in self.caches.values()]
+    def read(self, blocks: Sequence[Sequence[int]]) -> list[Array]:
+        """Return the content of blocks, listed by group: one array [blocks, ...] per cache."""
+        return [cache[list(blocks[self.shapes[name].group])] for name, cache in self.caches.items()]
 
-    def write(self, blocks: Sequence[int], parts: Sequence[Array]) -> None:
+    def write(self, blocks: Sequence[Sequence[int]], parts: Sequence[Array]) -> None:
         """Write the result of ``read``."""
-        for cache, part in zip(self.caches.values(), parts, strict=True):
-            cache[list(blocks)] = part
+        for (name, cache), part in zip(self.caches.items(), parts, strict=True):
+            cache[list(blocks[self.shapes[name].group])] = part
 
     def evict_kv(
-        self, blocks: Sequence[int], targets: Sequence[int], held: int, eviction: KVEviction
+        self,
+        blocks: Sequence[Sequence[int]],
+        targets: Sequence[Sequence[int]],
+        held: int,
+        eviction: KVEviction,
     ) -> None:
         """Move the kept rows of ``blocks`` to the first rows of ``targets``; see ``BlockLayer.evict_kv``."""
         names, first, last = list(self.caches), eviction.sinks, held - eviction.recent
         for keys, values in zip(names[::2], names[1::2], strict=True):
-            heads = self.shapes[keys].heads
-            chosen = chosen_rows(
-                self._rows(keys, blocks, held), eviction, windowed=self.shapes[keys].window > 0
-            )
+            shape = self.shapes[keys]
+            own, heads = blocks[shape.group], shape.heads
+            chosen = chosen_rows(self._rows(keys, own, held), eviction, windowed=shape.window > 0)
             ends = [np.tile(np.arange(*end), (heads, 1)) for end in ((0, first), (last, held))]
             kept = np.concatenate([ends[0], chosen, ends[1]], axis=1)
-            source = self._places(keys, blocks, kept)
-            target = self._places(keys, targets, np.tile(np.arange(eviction.kept), (heads, 1)))
+            source = self._places(keys, own, kept)
+            rows = np.tile(np.arange(eviction.kept), (heads, 1))
+            target = self._places(keys, targets[shape.group], rows)
             for view in [*self._views(keys, keys=True), *self._views(values, keys=False)]:
                 view[target] = view[source]
 

@@ -1,47 +1,91 @@
 """Block tables of a paged KV cache (PagedAttention, arXiv:2309.06180, section 4), without the memory itself.
 
 Slots share full blocks by reference. A shared block is copied before a slot writes into it (copy-on-write).
+Each group of layers (``kv_groups``) has a pool and a table for each slot, so that it can free the blocks
+behind its window while other groups keep theirs.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from ...errors import ProviderRuntimeError
 
-Copies = list[tuple[int, int]]  # (source, target) blocks that the caller must copy, in order
+FREED = -1  # in a table, in the place of a block behind a window, which no kernel reads any more
+Copies = list[tuple[int, int, int]]  # (group, source, target) blocks that the caller must copy, in order
 
 
 class BlockPool:
-    """A pool of blocks, and the block table of each slot.
+    """The blocks of one group of layers, and how many tables hold each.
 
     Args:
-        num_blocks: number of blocks in the pool.
-        block_size: tokens per block.
-        slots: number of slots.
+        num_blocks: number of blocks.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, slots: int) -> None:
+    def __init__(self, num_blocks: int) -> None:
+        self.readers = [0] * num_blocks
+        self.free = list(range(num_blocks))  # a heap: low blocks first, so that little memory is touched
+
+    def take(self) -> int:
+        """Return a free block, which then has one reader."""
+        block = heapq.heappop(self.free)
+        self.readers[block] = 1
+        return block
+
+    def share(self, blocks: Iterable[int]) -> None:
+        """Count one reader more of each block."""
+        for block in blocks:
+            if block != FREED:
+                self.readers[block] += 1
+
+    def drop(self, blocks: Iterable[int]) -> None:
+        """Count one reader less of each block; blocks without readers are free."""
+        for block in blocks:
+            if block == FREED:
+                continue
+            self.readers[block] -= 1
+            if not self.readers[block]:
+                heapq.heappush(self.free, block)
+
+
+class BlockTables:
+    """The block tables of all slots. In all groups a slot has the same length.
+
+    Args:
+        num_blocks: number of blocks in the pool of each group.
+        block_size: tokens per block.
+        slots: number of slots.
+        groups: number of groups.
+
+    Attributes:
+        lengths: tokens by slot, freed ones included.
+        tables: blocks by group and slot; ``FREED`` in the place of freed ones.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int, slots: int, groups: int = 1) -> None:
         self.block_size = block_size
         self.num_blocks = num_blocks
         self.lengths = [0] * slots
-        self.tables: list[list[int]] = [[] for _ in range(slots)]
-        self._readers = [0] * num_blocks
-        self._free = list(range(num_blocks))  # a heap: low blocks first, so that little memory is touched
+        self.tables: list[list[list[int]]] = [[[] for _ in range(slots)] for _ in range(groups)]
+        self._pools = [BlockPool(num_blocks) for _ in range(groups)]
 
     @property
-    def free_blocks(self) -> int:
-        """The number of free blocks."""
-        return len(self._free)
+    def free_blocks(self) -> list[int]:
+        """The number of free blocks of each group."""
+        return [len(pool.free) for pool in self._pools]
+
+    def of(self, slot: int) -> list[list[int]]:
+        """Return the table of a slot in each group."""
+        return [tables[slot] for tables in self.tables]
 
     def truncate(self, slot: int, length: int) -> None:
         """Drop the slot's tokens from ``length`` on."""
         kept = -(-length // self.block_size)
-        for block in self.tables[slot][kept:]:
-            self._drop(block)
-        del self.tables[slot][kept:]
+        for pool, table in zip(self._pools, self.of(slot), strict=True):
+            pool.drop(table[kept:])
+            del table[kept:]
         self.lengths[slot] = min(length, self.lengths[slot])
 
     def reserve(self, ends: Sequence[tuple[int, int]]) -> Copies:
@@ -51,49 +95,52 @@ class BlockPool:
             The copies to make before writing.
 
         Raises:
-            ProviderRuntimeError: the pool is exhausted; nothing was changed.
+            ProviderRuntimeError: a pool is exhausted; nothing was changed.
         """
-        self._require(sum(self._missing(slot, end) for slot, end in ends))
+        for group in range(len(self.tables)):
+            self._require(group, sum(self._missing(group, slot, end) for slot, end in ends))
         copies: Copies = []
         for slot, end in ends:
-            table = self.tables[slot]
-            if self._writes_shared(slot):
-                source, table[-1] = table[-1], self._take()
-                copies.append((source, table[-1]))
-                self._drop(source)
-            while len(table) * self.block_size < end:
-                table.append(self._take())
+            for group, (pool, table) in enumerate(zip(self._pools, self.of(slot), strict=True)):
+                if self._writes_shared(group, slot):
+                    source, table[-1] = table[-1], pool.take()
+                    copies.append((group, source, table[-1]))
+                    pool.drop([source])
+                while len(table) * self.block_size < end:
+                    table.append(pool.take())
         return copies
 
     def share(self, source: int, target: int, length: int) -> None:
         """Let ``target`` share the first ``length`` tokens of ``source``, which must hold them."""
-        blocks = self.tables[source][: -(-length // self.block_size)]
-        for block in blocks:
-            self._readers[block] += 1
+        tables = [table[: -(-length // self.block_size)] for table in self.of(source)]
+        for pool, table in zip(self._pools, tables, strict=True):
+            pool.share(table)
         self.truncate(target, 0)
-        self.tables[target] = list(blocks)
+        for group, table in enumerate(tables):
+            self.tables[group][target] = table
         self.lengths[target] = length
 
-    def drop_first(self, slot: int, count: int) -> None:
-        """Drop the slot's first ``count`` blocks, which must be full."""
-        for block in self.tables[slot][:count]:
-            self._drop(block)
-        del self.tables[slot][:count]
-        self.lengths[slot] -= count * self.block_size
+    def free_first(self, group: int, slot: int, tokens: int) -> None:
+        """Free the slot's full blocks of the first ``tokens`` tokens in one group."""
+        table = self.tables[group][slot]
+        count = min(tokens // self.block_size, len(table))
+        self._pools[group].drop(table[:count])
+        table[:count] = [FREED] * count
 
-    def replace(self, slot: int, length: int) -> list[int]:
+    def replace(self, slot: int, length: int) -> list[list[int]]:
         """Replace the slot's blocks by unshared blocks for ``length`` tokens.
 
         Returns:
-            The former blocks. Their content stays readable until the next write; some may be reused as new
-            blocks.
+            The former blocks of each group. Their content stays readable until the next write; some may be
+            reused as new blocks.
 
         Raises:
-            ProviderRuntimeError: the pool is exhausted; nothing was changed.
+            ProviderRuntimeError: a pool is exhausted; nothing was changed.
         """
-        old = list(self.tables[slot])
-        own = sum(self._readers[block] == 1 for block in old)
-        self._require(-(-length // self.block_size) - own)
+        old = [list(table) for table in self.of(slot)]
+        for group, (pool, table) in enumerate(zip(self._pools, old, strict=True)):
+            own = sum(pool.readers[block] == 1 for block in table if block != FREED)
+            self._require(group, -(-length // self.block_size) - own)
         self.truncate(slot, 0)
         self.reserve([(slot, length)])
         self.lengths[slot] = length
@@ -105,34 +152,27 @@ class BlockPool:
         Raises:
             ProviderRuntimeError: a block is not.
         """
-        held = Counter(block for table in self.tables for block in table)
-        wrong = [block for block in range(self.num_blocks) if held[block] != self._readers[block]]
-        if wrong or sorted(self._free) != [block for block in range(self.num_blocks) if not held[block]]:
-            raise ProviderRuntimeError(
-                f"the block tables are corrupt: blocks {wrong} have wrong reader counts"
-            )
+        for pool, tables in zip(self._pools, self.tables, strict=True):
+            held = Counter(block for table in tables for block in table if block != FREED)
+            wrong = [block for block in range(self.num_blocks) if held[block] != pool.readers[block]]
+            if wrong or sorted(pool.free) != [block for block in range(self.num_blocks) if not held[block]]:
+                raise ProviderRuntimeError(
+                    f"the block tables are corrupt: blocks {wrong} have wrong reader counts"
+                )
 
-    def _require(self, blocks: int) -> None:
-        if blocks > self.free_blocks:
+    def _require(self, group: int, blocks: int) -> None:
+        free = len(self._pools[group].free)
+        if blocks > free:
             raise ProviderRuntimeError(
                 f"the KV pool is exhausted: {blocks} more blocks of {self.block_size} tokens are needed, "
-                f"{self.free_blocks} of {self.num_blocks} are free. Enlarge the pool or lower max_slots."
+                f"{free} of {self.num_blocks} are free. Enlarge the pool or lower max_slots."
             )
 
-    def _missing(self, slot: int, end: int) -> int:
-        return -(-end // self.block_size) - len(self.tables[slot]) + self._writes_shared(slot)
+    def _missing(self, group: int, slot: int, end: int) -> int:
+        held = len(self.tables[group][slot])
+        return max(0, -(-end // self.block_size) - held) + self._writes_shared(group, slot)
 
-    def _writes_shared(self, slot: int) -> bool:
+    def _writes_shared(self, group: int, slot: int) -> bool:
         """Whether the slot's next token goes into a shared block."""
         partial = self.lengths[slot] % self.block_size != 0
-        return partial and self._readers[self.tables[slot][-1]] > 1
-
-    def _take(self) -> int:
-        block = heapq.heappop(self._free)
-        self._readers[block] = 1
-        return block
-
-    def _drop(self, block: int) -> None:
-        self._readers[block] -= 1
-        if not self._readers[block]:
-            heapq.heappush(self._free, block)
+        return partial and self._pools[group].readers[self.tables[group][slot][-1]] > 1

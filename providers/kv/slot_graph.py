@@ -11,7 +11,6 @@ import ml_dtypes
 import numpy as np
 
 from ...contract import (
-    CACHE_ROWS,
     CONTEXT_LENGTH,
     HIDDEN_STATES,
     INPUT_IDS,
@@ -54,7 +53,6 @@ class SlotGraph:
         hidden_size: width of the input ``hidden_states``, None if the graph embeds tokens itself.
         top_logits: number of largest logits that the graph returns beside all logits; 0 for none.
         takes_positions: whether positions of new tokens are an input; otherwise they follow from the cache.
-        takes_cache_rows: whether rows of several tokens choose their cache row by an input.
         embedding_size: width of the output ``last_hidden_state``, 0 if there is none.
         num_tokens: rows of the embedding table, None if unknown.
         lora_modules: number of inputs and outputs of the modules that adapters can change.
@@ -66,7 +64,6 @@ class SlotGraph:
     hidden_size: int | None = None
     top_logits: int = 0
     takes_positions: bool = False
-    takes_cache_rows: bool = False
     embedding_size: int = 0
     num_tokens: int | None = None
     lora_modules: Mapping[str, tuple[int, int]] = field(default_factory=dict)
@@ -102,7 +99,7 @@ def read_slot_graph(session: Any, source: str) -> SlotGraph:
     produced = {LOGITS, *(present_of(name) for name in caches)}
     problems = [f"has no input '{name}'" for name in sorted(wanted - inputs.keys())]
     adapted = lora_modules({name: value.shape for name, value in inputs.items()})
-    known = wanted | caches.keys() | {HIDDEN_STATES, POSITION_IDS, CACHE_ROWS, LORA_MASK}
+    known = wanted | caches.keys() | {HIDDEN_STATES, POSITION_IDS, LORA_MASK}
     known |= {name for module in adapted for name in (lora_down_name(module), lora_up_name(module))}
     problems += [f"has an unknown input '{name}'" for name in sorted(inputs.keys() - known)]
     problems += [f"has no output '{name}'" for name in sorted(produced - outputs.keys())]
@@ -126,7 +123,6 @@ def read_slot_graph(session: Any, source: str) -> SlotGraph:
         hidden_size,
         top_logits,
         takes_positions=POSITION_IDS in inputs,
-        takes_cache_rows=CACHE_ROWS in inputs,
         num_tokens=stated_number(session, NUM_TOKENS, source),
         lora_modules=adapted,
         embedding_size=outputs[LAST_HIDDEN_STATE].shape[-1] if LAST_HIDDEN_STATE in outputs else 0,

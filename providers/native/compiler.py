@@ -37,6 +37,8 @@ _SHARED = (
     "attention_operator",
     "experts_operator",
     "gate_operator",
+    "recurrent",
+    "recurrent_operator",
     "chain",
     "chain_program",
     "chain_operator",

@@ -14,7 +14,6 @@ from .compiler import installed_library
 
 ISA_VARIABLE = "CARRYALL_KERNELS_ISA"  # forces an instruction set, for tests
 PORTABLE = "portable"  # the instruction set of every processor
-UNPROVEN = ("i8mm", "dotprod")  # right under an emulator, never timed: ``kernels=carryall`` takes them
 BUILD = "build them with `carryall doctor --build-kernels`"
 
 

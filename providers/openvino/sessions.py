@@ -25,7 +25,7 @@ from ..base import KVEviction
 from ..kv.kv_blocks import AFFINE_BYTES, BlockLayer
 from ..lora import LoraInputs
 from ..runners.explicit_runner import ExplicitGraph
-from ..runners.paged_runner import Logits, PagedBatch
+from ..runners.paged_runner import GroupBlocks, Logits, PagedBatch
 from .model import one_line
 
 
@@ -36,9 +36,13 @@ class OpenVinoPagedSession:
         compiled: an ``openvino.CompiledModel`` of a paged graph.
         caches: the KV tensors by input name, [blocks, ...] each.
         layers: the attention layers of the graph.
+        block_size: positions per block.
     """
 
-    def __init__(self, compiled: Any, caches: Mapping[str, Any], layers: Sequence[PagedLayer]) -> None:
+    def __init__(
+        self, compiled: Any, caches: Mapping[str, Any], layers: Sequence[PagedLayer], block_size: int
+    ) -> None:
+        self._block_size = block_size
         self._caches = list(caches.values())
         self._layers = [(caches[layer.key], caches[layer.value], layer) for layer in layers]
         self._held: dict[str, npt.NDArray[Any]] = {}  # the host arrays that the request reads its inputs from
@@ -51,7 +55,7 @@ class OpenVinoPagedSession:
     def run(self, batch: PagedBatch) -> Logits:
         """See ``PagedSession``."""
         try:
-            for name, array in _feeds(batch).items():
+            for name, array in _feeds(batch.without_freed(self._block_size)).items():
                 if name in self._names:  # traces with ALiBi may have no position_ids
                     self._feed(name, array)
             if batch.lora is not None:
@@ -82,7 +86,7 @@ class OpenVinoPagedSession:
                 self._request.set_tensor(name, openvino.Tensor(array, shared_memory=True))
             self._lora = lora
 
-    def copy_block(self, source: int, target: int) -> None:
+    def copy_block(self, group: int, source: int, target: int) -> None:
         """See ``PagedSession``; works on any device."""
         for tensor in self._caches:
             rest = list(tensor.shape)[1:]
@@ -93,28 +97,26 @@ class OpenVinoPagedSession:
             except RuntimeError as error:
                 raise ProviderRuntimeError(f"copying a KV block failed: {one_line(error)}") from error
 
-    def read_blocks(self, blocks: Sequence[int]) -> list[npt.NDArray[Any]]:
+    def read_blocks(self, blocks: GroupBlocks) -> list[npt.NDArray[Any]]:
         """See ``PagedSession``."""
-        return [tensor.data[blocks] for tensor in self._caches]
+        return [tensor.data[blocks[0]] for tensor in self._caches]
 
-    def write_blocks(self, blocks: Sequence[int], parts: Sequence[npt.NDArray[Any]]) -> None:
+    def write_blocks(self, blocks: GroupBlocks, parts: Sequence[npt.NDArray[Any]]) -> None:
         """See ``PagedSession``."""
         for tensor, part in zip(self._caches, parts, strict=True):
-            tensor.data[blocks] = part
+            tensor.data[blocks[0]] = part
 
     @property
     def rows_are_whole(self) -> bool:
         """Whether single rows of the caches can be read and moved, if they are on the host."""
         return all(_rows_are_whole(*layer) for layer in self._layers)
 
-    def evict_kv(
-        self, blocks: Sequence[int], targets: Sequence[int], held: int, eviction: KVEviction
-    ) -> None:
+    def evict_kv(self, blocks: GroupBlocks, targets: GroupBlocks, held: int, eviction: KVEviction) -> None:
         """See ``PagedSession``."""
         for keys, values, layer in self._layers:
             bfloat = keys.element_type == openvino.Type.bf16
             view = BlockLayer(keys.data, values.data, bfloat, layer.window > 0)
-            view.evict_kv(blocks, targets, held, eviction)
+            view.evict_kv(blocks[0], targets[0], held, eviction)
 
 
 class OpenVinoExplicitSession:
@@ -129,7 +131,9 @@ class OpenVinoExplicitSession:
         self.graph = graph
         self._request = compiled.create_infer_request()
 
-    def run(self, feeds: Mapping[str, npt.NDArray[Any]], past: Sequence[Any]) -> tuple[Logits, list[Any]]:
+    def run(
+        self, feeds: Mapping[str, npt.NDArray[Any]], past: Sequence[Any], states: Logits | None = None
+    ) -> tuple[Logits, list[Any]]:
         """See ``ExplicitSession``."""
         present = []
         try:
@@ -144,6 +148,8 @@ class OpenVinoExplicitSession:
             self._request.infer()
         except RuntimeError as error:
             raise ProviderRuntimeError(f"a run of one row failed: {one_line(error)}") from error
+        if states is not None:
+            states[:] = self._request.get_tensor(LAST_HIDDEN_STATE).data[0]
         logits: Logits = self._request.get_tensor(LOGITS).data[0]
         return logits.copy(), present  # copied, since the next run overwrites the tensor
 
@@ -180,14 +186,15 @@ def _rows_are_whole(keys: Any, values: Any, layer: PagedLayer) -> bool:
 
 
 def _feeds(batch: PagedBatch) -> dict[str, npt.NDArray[Any]]:
-    sizes = [len(table) for table in batch.tables]
+    (tables,) = batch.tables
+    sizes = [len(table) for table in tables]
     feeds: dict[str, npt.NDArray[Any]] = {
         INPUT_IDS: batch.input_ids[:, None],
         POSITION_IDS: batch.position_ids[:, None],
         LOGITS_POSITIONS: batch.logits_positions,
         "past_lens": batch.past_lens,
         "subsequence_begins": batch.begins,
-        "block_indices": np.concatenate(batch.tables).astype(np.int32),
+        "block_indices": np.concatenate(tables).astype(np.int32),
         "block_indices_begins": np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32),
         "max_context_len": np.array(batch.max_context, np.int32),
     }

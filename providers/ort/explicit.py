@@ -8,7 +8,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...contract import CONTEXT_LENGTH, HIDDEN_STATES, LOGITS, NUM_TOKENS, is_past, present_of
+from ...contract import (
+    CONTEXT_LENGTH,
+    HIDDEN_STATES,
+    LAST_HIDDEN_STATE,
+    LOGITS,
+    NUM_TOKENS,
+    is_past,
+    present_of,
+)
 from ...errors import GraphError, ProviderRuntimeError
 from ..kv.kv_memory import KVSpec
 from ..kv.slot_graph import TYPES, stated_number
@@ -35,7 +43,9 @@ class OrtExplicitSession:
         self._session, self._device = session, device
         self.graph = _read(session, source)
 
-    def run(self, feeds: Mapping[str, npt.NDArray[Any]], past: Sequence[Any]) -> tuple[Logits, list[Any]]:
+    def run(
+        self, feeds: Mapping[str, npt.NDArray[Any]], past: Sequence[Any], states: Logits | None = None
+    ) -> tuple[Logits, list[Any]]:
         """See ``ExplicitSession``."""
         self._device.ready()
         binding = self._session.io_binding()
@@ -47,11 +57,13 @@ class OrtExplicitSession:
             binding.bind_output(LOGITS, "cpu")
             for name in self.graph.caches:
                 binding.bind_output(present_of(name), self._device.name, self._device.index)
+            if states is not None:  # last, since the results are in the order of binding
+                binding.bind_ortvalue_output(LAST_HIDDEN_STATE, shared_value(states[None]))
             self._session.run_with_iobinding(binding)
         except ort.runtime_errors() as error:
             raise ProviderRuntimeError(f"a run of one row failed: {ort.one_line(error)}") from error
         results = binding.get_outputs()  # in the order of binding
-        return results[0].numpy()[0], results[1:]
+        return results[0].numpy()[0], results[1 : 1 + len(self.graph.caches)]
 
     def to_host(self, value: Any) -> npt.NDArray[Any]:
         """See ``ExplicitSession``."""
@@ -85,4 +97,5 @@ def _read(session: Any, source: str) -> ExplicitGraph:
         None if states is None else states.shape[-1],
         stated_number(session, NUM_TOKENS, source),
         adapted,
+        outputs[LAST_HIDDEN_STATE][-1] if LAST_HIDDEN_STATE in outputs else 0,
     )

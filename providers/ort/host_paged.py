@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,16 +22,16 @@ from ...contract import (
     is_past,
 )
 from ...errors import GraphError, ProviderRuntimeError
-from ...graph_opt.lower.paged_kv import CACHE_TYPE, CACHE_TYPES, TABLE, width_of
+from ...graph_opt.lower.paged_kv import CACHE_TYPE, CACHE_TYPES, TABLE, table_input, width_of
 from ..base import KVEviction, RunnerConfig, RunnerInfo
 from ..kv.block_memory import BlockMemory, BlockShape
-from ..kv.block_pool import BlockPool
-from ..kv.kv_memory import TRIM_STEP
+from ..kv.block_pool import BlockTables
 from ..kv.slot_graph import chosen_context_length, stated_number
+from ..kv_groups import TRIM_STEP, KVGroup, KVGroups, widest, window_groups
 from ..lora import LoraInputs, LoraPlaces, lora_facts, lora_modules
 from ..native.library import stores_pairs
 from ..runners.explicit_runner import known_size
-from ..runners.paged_runner import Logits, PagedBatch, PagedRunner
+from ..runners.paged_runner import GroupBlocks, Logits, PagedBatch, PagedRunner
 from . import ort
 from .paged import paged_feeds
 from .slot_memory import shared_value
@@ -46,6 +46,7 @@ class HostPagedGraph:
 
     Args:
         shapes: a block of each cache, by name.
+        tables: name of the block table of each group of layers.
         cache_type: the type of the caches.
         vocab_size: columns of the logits.
         context_length: maximum tokens of a sequence.
@@ -56,6 +57,7 @@ class HostPagedGraph:
     """
 
     shapes: dict[str, BlockShape]
+    tables: tuple[str, ...]
     cache_type: str
     vocab_size: int
     context_length: int
@@ -65,9 +67,14 @@ class HostPagedGraph:
     lora_modules: Mapping[str, tuple[int, int]]
 
     @property
-    def bytes_per_token(self) -> int:
-        """Bytes of KV that a token takes in all layers."""
-        return sum(shape.bytes_per_token for shape in self.shapes.values())
+    def groups(self) -> KVGroups:
+        """The groups of layers: those whose caches have the same block table."""
+        found = list[KVGroup]()
+        for index in range(len(self.tables)):
+            members = [shape for shape in self.shapes.values() if shape.group == index]
+            window = widest(shape.window for shape in members)
+            found += window_groups([(window, sum(shape.bytes_per_token for shape in members))], TRIM_STEP)
+        return tuple(found)
 
 
 def is_host_paged(session: Any) -> bool:
@@ -85,16 +92,19 @@ def read_host_paged_graph(session: Any, source: str) -> HostPagedGraph:
     windows = json.loads(facts.get(SLIDING_WINDOWS, "{}"))
     inputs = {value.name: value for value in session.get_inputs()}
     outputs = {value.name: value for value in session.get_outputs()}
+    caches = {name: value.shape for name, value in inputs.items() if is_past(name)}
+    by_cache = {name: _table(windows.get(name, 0), inputs) for name in caches}
+    tables = tuple(dict.fromkeys(by_cache.values()))
     shapes = {
-        name: _block_shape(value.shape, windows.get(name, 0), facts[CACHE_TYPE])
-        for name, value in inputs.items()
-        if is_past(name)
+        name: _block_shape(shape, windows.get(name, 0), facts[CACHE_TYPE], tables.index(by_cache[name]))
+        for name, shape in caches.items()
     }
     if len({shape.size for shape in shapes.values()}) != 1:
         raise GraphError(f"{source} has no paged KV cache with blocks of one size")
     states = inputs.get(HIDDEN_STATES)
     return HostPagedGraph(
         shapes,
+        tables,
         facts[CACHE_TYPE],
         known_size(outputs[LOGITS].shape[-1], source),
         int(facts[CONTEXT_LENGTH]),
@@ -105,10 +115,16 @@ def read_host_paged_graph(session: Any, source: str) -> HostPagedGraph:
     )
 
 
-def _block_shape(shape: Sequence[int], window: int, cache_type: str) -> BlockShape:
+def _table(window: int, inputs: Collection[str]) -> str:
+    """Return the block table of caches with a window: its own, or the only one."""
+    own = table_input(window)
+    return own if own in inputs else TABLE
+
+
+def _block_shape(shape: Sequence[int], window: int, cache_type: str, group: int) -> BlockShape:
     _, heads, size, row_bytes = shape
     paired = stores_pairs(width_of(row_bytes, cache_type), size, CACHE_TYPES[cache_type])
-    return BlockShape(heads, size, row_bytes, window, paired)
+    return BlockShape(heads, size, row_bytes, window, paired, group)
 
 
 @dataclass(slots=True)
@@ -133,24 +149,19 @@ class HostPagedSession:
     Args:
         session: an open ``onnxruntime.InferenceSession`` of a paged graph.
         memory: its caches.
-        vocab_size: columns of the logits.
-        wide: another session of the same model, for runs of more than ``narrow`` tokens; None is ``session``.
-        narrow: tokens.
+        graph: the interface of the graph.
     """
 
-    def __init__(
-        self, session: Any, memory: BlockMemory, vocab_size: int, wide: Any = None, narrow: int = 0
-    ) -> None:
-        self._session, self._memory = session, memory
-        self._wide, self._narrow = wide or session, narrow
+    def __init__(self, session: Any, memory: BlockMemory, graph: HostPagedGraph) -> None:
+        self._session, self._memory, self._tables = session, memory, graph.tables
         self._inputs = {value.name for value in session.get_inputs()}
         self._caches = {name: shared_value(cache) for name, cache in memory.caches.items()}
         self._bound: dict[tuple[int, ...], _Bound] = {}
-        self._logits = np.empty((0, 1, vocab_size), np.float32)
+        self._logits = np.empty((0, 1, graph.vocab_size), np.float32)
 
     def run(self, batch: PagedBatch) -> Logits:
         """See ``PagedSession``."""
-        feeds, states = paged_feeds(batch, self._inputs, _WIDTH_STEP), batch.last_hidden_states
+        feeds, states = paged_feeds(batch, self._inputs, self._tables, _WIDTH_STEP), batch.last_hidden_states
         wanted = len(batch.logits_positions)
         try:
             bound = self._binding(feeds, wanted)
@@ -160,7 +171,7 @@ class HostPagedSession:
                 bound.bind_lora(batch.lora)
             if states is not None:
                 bound.binding.bind_ortvalue_output(LAST_HIDDEN_STATE, shared_value(states[:, None]))
-            self._session_for(len(batch.input_ids)).run_with_iobinding(bound.binding)
+            self._session.run_with_iobinding(bound.binding)
         except ort.runtime_errors() as error:
             rows = len(batch.past_lens)
             raise ProviderRuntimeError(f"a run of {rows} rows failed: {ort.one_line(error)}") from error
@@ -169,20 +180,17 @@ class HostPagedSession:
                 self._bound.clear()
         return self._logits[:wanted, 0]
 
-    def _session_for(self, tokens: int) -> Any:
-        return self._wide if tokens > self._narrow else self._session
-
     def _binding(self, feeds: Mapping[str, npt.NDArray[Any]], wanted: int) -> _Bound:
         """Return a binding for these shapes, with arrays of its own."""
         if len(self._logits) < wanted:
             self._logits = np.empty((wanted, 1, self._logits.shape[2]), np.float32)
             self._bound.clear()
         columns = feeds[LORA_MASK].shape[2] if LORA_MASK in feeds else 0
-        key = (*feeds[INPUT_IDS].shape, *feeds[TABLE].shape, wanted, columns)
+        key = (*feeds[INPUT_IDS].shape, *feeds[self._tables[0]].shape, wanted, columns)
         if key not in self._bound:
             if len(self._bound) >= _MAX_BINDINGS:
                 self._bound.pop(next(iter(self._bound)))
-            binding = self._session_for(len(feeds[INPUT_IDS])).io_binding()
+            binding = self._session.io_binding()
             own = {name: np.empty_like(array, order="C") for name, array in feeds.items()}
             for name, value in [*self._caches.items(), *((n, shared_value(a)) for n, a in own.items())]:
                 binding.bind_ortvalue_input(name, value)
@@ -190,31 +198,27 @@ class HostPagedSession:
             self._bound[key] = _Bound(binding, own)
         return self._bound[key]
 
-    def copy_block(self, source: int, target: int) -> None:
+    def copy_block(self, group: int, source: int, target: int) -> None:
         """See ``PagedSession``."""
-        self._memory.copy_block(source, target)
+        self._memory.copy_block(group, source, target)
 
-    def read_blocks(self, blocks: Sequence[int]) -> list[npt.NDArray[Any]]:
+    def read_blocks(self, blocks: GroupBlocks) -> list[npt.NDArray[Any]]:
         """See ``PagedSession``."""
         return self._memory.read(blocks)
 
-    def write_blocks(self, blocks: Sequence[int], parts: Sequence[npt.NDArray[Any]]) -> None:
+    def write_blocks(self, blocks: GroupBlocks, parts: Sequence[npt.NDArray[Any]]) -> None:
         """See ``PagedSession``."""
         try:
             self._memory.write(blocks, parts)
         except ValueError as error:
             raise ProviderRuntimeError(f"the KV has another layout: {error}") from error
 
-    def evict_kv(
-        self, blocks: Sequence[int], targets: Sequence[int], held: int, eviction: KVEviction
-    ) -> None:
+    def evict_kv(self, blocks: GroupBlocks, targets: GroupBlocks, held: int, eviction: KVEviction) -> None:
         """See ``PagedSession``."""
         self._memory.evict_kv(blocks, targets, held, eviction)
 
 
-def host_paged_runner(
-    session: Any, config: RunnerConfig, source: str, *, wide: Any = None, narrow: int = 0
-) -> PagedRunner:
+def host_paged_runner(session: Any, config: RunnerConfig, source: str) -> PagedRunner:
     """Return the runner of a graph with carryall's ``PagedAttention``.
 
     Address space is reserved for all slots; a block takes memory from its first write.
@@ -223,8 +227,6 @@ def host_paged_runner(
         session: an open ``onnxruntime.InferenceSession`` of the graph.
         config: options of the runner.
         source: the name of the model in error messages.
-        wide: see ``HostPagedSession``.
-        narrow: the same.
 
     Raises:
         GraphError: the graph is damaged.
@@ -233,27 +235,22 @@ def host_paged_runner(
     """
     graph = read_host_paged_graph(session, source)
     length = chosen_context_length(config.context_length, graph.context_length, source)
-    shapes = list(graph.shapes.values())
-    blocks = config.max_slots * -(-length // shapes[0].size)
+    size = next(iter(graph.shapes.values())).size
+    blocks = config.max_slots * -(-length // size)
     memory = BlockMemory(graph.shapes, blocks, graph.cache_type)
-    windows = [shape.window for shape in shapes]
     info = RunnerInfo(
         graph.vocab_size,
         length,
         config.max_slots,
-        graph.bytes_per_token,
+        graph.groups,
         batched_multi_token=True,
         kv_layout=memory.layout,
         embedding_size=graph.embedding_size,
         evicts_kv=True,
-        sliding_window=max(windows),
-        # Layers share block tables, so blocks can be freed only if every layer has a window.
-        trim_step=TRIM_STEP if all(windows) else 0,
-        window_bytes_per_token=graph.bytes_per_token if all(windows) else 0,
         num_tokens=graph.num_tokens,
         **lora_facts(graph.lora_modules, config),
     )
     loras = LoraPlaces(graph.lora_modules, config.max_loras, config.max_lora_rank)
-    pool = BlockPool(blocks, shapes[0].size, config.max_slots)
-    paged = HostPagedSession(session, memory, graph.vocab_size, wide, narrow)
-    return PagedRunner(paged, pool, info, graph.hidden_size, loras if graph.lora_modules else None)
+    tables = BlockTables(blocks, size, config.max_slots, len(graph.tables))
+    paged = HostPagedSession(session, memory, graph)
+    return PagedRunner(paged, tables, info, graph.hidden_size, loras if graph.lora_modules else None)

@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 
 from ...contract import (
-    CACHE_ROWS,
     INPUT_IDS,
     LOGITS_POSITIONS,
     POSITION_IDS,
@@ -28,13 +27,12 @@ def can_join(row: Row) -> bool:
     return row.hidden_states is None and row.last_hidden_states is None
 
 
-def joint_feeds(rows: Sequence[Row], positions: Sequence[int] | None) -> dict[str, npt.NDArray[Any]]:
+def joint_feeds(rows: Sequence[Row], *, positions: bool) -> dict[str, npt.NDArray[Any]]:
     """Return the inputs of a run of these rows, by name.
 
     Args:
-        rows: rows of several tokens, whose ``start`` is a row of the cache; all return as many logits as the
-            row that wants most.
-        positions: the position of the first token of each row; None if the graph takes no positions.
+        rows: rows of several tokens; all return as many logits as the row that wants most.
+        positions: whether the graph takes positions.
     """
     counts = np.array([len(row.tokens) for row in rows])
     starts = np.array([row.start for row in rows])
@@ -45,8 +43,7 @@ def joint_feeds(rows: Sequence[Row], positions: Sequence[int] | None) -> dict[st
         SEQLENS_K: (starts + size - 1).astype(np.int32),
         TOTAL_SEQUENCE_LENGTH: np.array(starts.max() + size, np.int32),
         LOGITS_POSITIONS: np.maximum(counts[:, None] + np.arange(-wanted, 0), 0),
-        CACHE_ROWS: np.array([row.slot for row in rows]),
     }
-    if positions is not None:
-        feeds[POSITION_IDS] = np.array(positions)[:, None] + np.arange(size)
+    if positions:
+        feeds[POSITION_IDS] = starts[:, None] + np.arange(size)
     return feeds

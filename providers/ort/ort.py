@@ -19,7 +19,7 @@ from ...errors import (
     ProviderRuntimeError,
     ProviderUnavailableError,
 )
-from ...graph_opt.graph.integer_sums import exact_sums
+from ...graph_opt.graph.exact_session import prepare_session
 from ...storage.paths import check_utf8
 from ..captures import no_capture
 from ..placement import (
@@ -233,9 +233,7 @@ def open_session(
     strictness = _strictness(onnxruntime)
     if execution_provider != CPU and (on_fallback is None or strictness[0] == RECORD):
         options.add_session_config_entry(*strictness)
-    source, entries = exact_sums(model)
-    for entry in entries.items():
-        options.add_session_config_entry(*entry)
+    source = prepare_session(model, options)
     try:
         with quiet_logger(), no_capture():
             session = onnxruntime.InferenceSession(source, sess_options=options, enable_fallback=0, **asked)

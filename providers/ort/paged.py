@@ -27,7 +27,7 @@ from ..kv.kv_memory import KVSpec
 from ..kv.slot_graph import TYPES, stated_number
 from ..lora import lora_modules
 from ..runners.explicit_runner import known_size
-from ..runners.paged_runner import Logits, PagedBatch
+from ..runners.paged_runner import GroupBlocks, Logits, PagedBatch
 from . import ort
 from .device_memory import DeviceMemory
 from .slot_memory import shared_value
@@ -127,47 +127,47 @@ class OrtPagedSession:
         logits: Logits = binding.get_outputs()[-1].numpy()[:, 0]
         return logits
 
-    def copy_block(self, source: int, target: int) -> None:
+    def copy_block(self, group: int, source: int, target: int) -> None:
         """See ``PagedSession``."""
         self._memory.copy_prefix(source, target, self._memory.length)
 
-    def read_blocks(self, blocks: Sequence[int]) -> list[npt.NDArray[Any]]:
+    def read_blocks(self, blocks: GroupBlocks) -> list[npt.NDArray[Any]]:
         """See ``PagedSession``."""
         raise ProviderRuntimeError("KV on this device cannot be read")
 
-    def write_blocks(self, blocks: Sequence[int], parts: Sequence[npt.NDArray[Any]]) -> None:
+    def write_blocks(self, blocks: GroupBlocks, parts: Sequence[npt.NDArray[Any]]) -> None:
         """See ``PagedSession``."""
         raise ProviderRuntimeError("KV on this device cannot be written")
 
-    def evict_kv(
-        self, blocks: Sequence[int], targets: Sequence[int], held: int, eviction: KVEviction
-    ) -> None:
+    def evict_kv(self, blocks: GroupBlocks, targets: GroupBlocks, held: int, eviction: KVEviction) -> None:
         """See ``PagedSession``. Not supported: the operator rotates keys by their row in the cache."""
         raise ProviderRuntimeError("KV on this device cannot be evicted in parts")
 
 
 def paged_feeds(
-    batch: PagedBatch, inputs: Collection[str], width_step: int = 1
+    batch: PagedBatch, inputs: Collection[str], tables: Sequence[str] = (TABLE,), width_step: int = 1
 ) -> dict[str, npt.NDArray[Any]]:
     """Return the inputs of a run, except the caches and the matrices of adapters, by name.
 
     Args:
         batch: the rows.
         inputs: names of the graph's inputs; others are left out.
-        width_step: the columns of the block table are a multiple of it.
+        tables: name of the block table of each group of layers.
+        width_step: the columns of the block tables are a multiple of it.
     """
-    widest = -(-max(len(table) for table in batch.tables) // width_step) * width_step
-    table = np.zeros((len(batch.tables), widest), np.int32)
-    for row, blocks in enumerate(batch.tables):
-        table[row, : len(blocks)] = blocks
     feeds: dict[str, npt.NDArray[Any]] = {
         INPUT_IDS: batch.input_ids[:, None],
         POSITION_IDS: batch.position_ids[:, None],
         LOGITS_POSITIONS: batch.logits_positions,
         BEGINS: batch.begins,
         PAST: batch.past_lens,
-        TABLE: table,
     }
+    for name, rows in zip(tables, batch.tables, strict=True):
+        widest = -(-max(map(len, rows)) // width_step) * width_step
+        feeds[name] = np.zeros((len(rows), widest), np.int32)
+        for row, blocks in enumerate(rows):
+            feeds[name][row, : len(blocks)] = blocks
+        np.maximum(feeds[name], 0, out=feeds[name])  # kernels skip what is freed, but check every number
     if BOUNDS in inputs:
         feeds[BOUNDS] = np.array([np.diff(batch.begins).max(), batch.max_context], np.int32)
     if batch.lora is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -43,6 +43,10 @@ class OrtProvider(Provider):
         from ...graph_opt.lower.pipelines.any_graph import graph_passes
 
         return graph_passes(self.kernels)
+
+    def kept_products(self) -> Collection[int]:
+        """See ``Provider``."""
+        return self.kernels.matmul_nbits
 
     def session(self, model: Path, options: RunnerConfig | None = None) -> Any:
         """Open any ONNX model on this target only; return an ``onnxruntime.InferenceSession``."""

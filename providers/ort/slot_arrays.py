@@ -9,7 +9,6 @@ import numpy as np
 import numpy.typing as npt
 
 from ...contract import (
-    CACHE_ROWS,
     HIDDEN_STATES,
     INPUT_IDS,
     LOGITS,
@@ -35,7 +34,6 @@ class SlotArrays:
         lengths: [slots], tokens in the cache; without change the ``seqlens_k`` of a decode run.
         total: the ``total_sequence_length`` of the next run, a scalar.
         positions: [slots, 1], position of each new token; None if the graph takes none.
-        cache_rows: [slots], the rows 0, 1, ...; None if the graph takes none.
         logits: [slots, 1, vocab].
 
     Args:
@@ -47,7 +45,6 @@ class SlotArrays:
         self.lengths = np.zeros(slots, np.int32)
         self.total = np.zeros((), np.int32)
         self.positions = np.zeros((slots, 1), np.int64) if graph.takes_positions else None
-        self.cache_rows = np.arange(slots) if graph.takes_cache_rows else None
         self.logits: Logits = np.empty((slots, 1, graph.vocab_size), np.float32)
         self._ids = np.zeros((slots, 1), np.int64)
         self._first_position = np.zeros((slots, 1), np.int64)
@@ -72,8 +69,6 @@ class SlotArrays:
             TOTAL_SEQUENCE_LENGTH: self.total,
             LOGITS_POSITIONS: self._first_position[part],
         }
-        if self.cache_rows is not None:
-            feeds[CACHE_ROWS] = self.cache_rows[:count]
         if self.positions is not None:
             feeds[POSITION_IDS] = self.positions[part]
         if self._hidden is not None:

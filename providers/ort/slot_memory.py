@@ -7,7 +7,7 @@ For a device, inputs are copied before each run and results after it.
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,9 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...contract import present_of
-from ...errors import ProviderRuntimeError
-from ..base import KVEviction
-from ..kv.kv_memory import KVMemory, KVSpec
+from ..kv.kv_memory import KVSpec, reserve
 from . import ort
 
 Array = npt.NDArray[Any]
@@ -67,9 +65,6 @@ class SlotMemory(abc.ABC):
 
     slots: int
     length: int  # positions per slot
-    layout: str = ""  # see ``RunnerInfo.kv_layout``
-    trims: bool = False  # whether ``trim`` frees memory
-    evicts_kv: bool = False  # whether ``evict_kv`` is supported
     slices: bool = True  # whether ``hold`` takes parts of an array without a copy
 
     def hold(self, name: str, array: Array) -> Any:
@@ -131,22 +126,6 @@ class SlotMemory(abc.ABC):
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         """Copy at least positions [0, length) from slot ``source`` to slot ``target``."""
 
-    def read(self, slot: int, start: int, length: int) -> list[Array]:
-        """Return KV of positions [start, start + length), one array per buffer; only if ``layout`` is set."""
-        raise ProviderRuntimeError("KV on this device cannot be read")
-
-    def write(self, slot: int, start: int, length: int, parts: Sequence[Array]) -> None:
-        """Write the result of ``read`` to positions [start, start + length)."""
-        raise ProviderRuntimeError("KV on this device cannot be written")
-
-    def trim(self, slot: int, length: int) -> None:
-        """Free KV that no token from position ``length`` on attends to; only if ``trims`` is set."""
-        raise ProviderRuntimeError("this memory cannot be freed in parts")
-
-    def evict_kv(self, slot: int, held: int, eviction: KVEviction) -> None:
-        """Keep only the most important of the slot's ``held`` rows; only if ``evicts_kv`` is set."""
-        raise ProviderRuntimeError("KV on this device cannot be evicted in parts")
-
     @abc.abstractmethod
     def release(self, slot: int) -> None:
         """Free the slot's memory if possible; its content is lost."""
@@ -157,21 +136,23 @@ class SlotMemory(abc.ABC):
 
 
 class HostMemory(SlotMemory):
-    """Host memory in reserved address space (``kv_memory``), shared with the kernels without copies."""
+    """Host memory in reserved address space, shared with the kernels without copies.
+
+    For graphs that were lowered to slots for kernels on the host. A page takes memory from its first write
+    and keeps it.
+    """
 
     def __init__(self, specs: Mapping[str, KVSpec], slots: int, length: int) -> None:
-        self._kv = KVMemory(specs, slots, length)
-        self.slots = slots
-        self.length = self._kv.length
-        self.trims = self._kv.gives_back and any(spec.window for spec in specs.values())
-        self.evicts_kv = all(spec.dtype != np.uint8 for spec in specs.values())  # uint8 packs several values
-        self.layout = "; ".join(
-            f"{name} {spec.dtype.name}[{spec.heads}, n, {spec.width}]" for name, spec in specs.items()
-        )
+        self.slots, self.length = slots, length
+        self._token_bytes = sum(spec.bytes_per_token for spec in specs.values())
+        self._buffers: dict[str, Array] = {}
+        for name, spec in specs.items():
+            flat = np.frombuffer(reserve(name, slots * length * spec.bytes_per_token), spec.dtype)
+            self._buffers[name] = flat.reshape(slots, spec.heads, length, spec.width)
 
     def bind_caches(self, binding: Any, first: int, count: int) -> None:
         """See ``SlotMemory``."""
-        for past, buffer in self._kv.buffers.items():
+        for past, buffer in self._buffers.items():
             value = shared_value(buffer[first : first + count])
             binding.bind_ortvalue_input(past, value)
             binding.bind_ortvalue_output(present_of(past), value)
@@ -184,35 +165,19 @@ class HostMemory(SlotMemory):
 
     def held_bytes(self, lengths: npt.NDArray[np.int32]) -> int:
         """See ``SlotMemory``."""
-        return self._kv.held_bytes(lengths)
+        return self._token_bytes * int(lengths.sum())
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         """See ``SlotMemory``."""
-        self._kv.copy_prefix(source, target, length)
-
-    def read(self, slot: int, start: int, length: int) -> list[Array]:
-        """See ``SlotMemory``."""
-        return self._kv.read(slot, start, length)
-
-    def write(self, slot: int, start: int, length: int, parts: Sequence[Array]) -> None:
-        """See ``SlotMemory``."""
-        self._kv.write(slot, start, length, parts)
-
-    def trim(self, slot: int, length: int) -> None:
-        """See ``SlotMemory``."""
-        self._kv.trim(slot, length)
-
-    def evict_kv(self, slot: int, held: int, eviction: KVEviction) -> None:
-        """See ``SlotMemory``."""
-        self._kv.evict_kv(slot, held, eviction)
+        for buffer in self._buffers.values():
+            buffer[target, :, :length] = buffer[source, :, :length]
 
     def release(self, slot: int) -> None:
-        """See ``SlotMemory``."""
-        self._kv.release(slot)
+        """Do nothing: the slot's pages are used again."""
 
     def close(self) -> None:
-        """See ``SlotMemory``."""
-        self._kv.close()
+        """Drop the buffers; their address space is unmapped with the last view."""
+        self._buffers.clear()
 
 
 def shared_value(array: Array) -> Any:

@@ -22,9 +22,6 @@ class SlotPolicy:
         max_rows: maximum slots of a decode run.
         joint_tokens: maximum tokens of the prompts of several rows in one run, padding included.
         max_padding: maximum padding of a row in such a run, in tokens; more would cost more than another run.
-        min_joint: minimum tokens of a row in such a run; below it the kernels differ from those of one row.
-        narrow_rows: maximum slots of a decode run in the session for few rows, if there is one.
-        narrow_tokens: maximum tokens of a prompt chunk in that session.
         buckets: sizes of decode runs that start at slot 0, ascending; a run is padded to the next size. Empty
             runs exactly the used slots. Devices that replay captured runs need few sizes.
         bank: slots [0, bank), [bank, 2 bank), ... are the only decode runs of several rows, and each run is
@@ -33,8 +30,7 @@ class SlotPolicy:
             inputs may change.
         prompts_on_cache: whether several tokens of a row may run on top of cached ones. If not, only new
             prompts run in one piece, and rows that continue a cache run token by token.
-        joint_prompts: new prompts in adjacent slots share a run, within ``joint_tokens`` and ``max_padding``,
-            of a graph that takes no ``cache_rows``.
+        joint_prompts: new prompts in adjacent slots share a run, within ``joint_tokens`` and ``max_padding``.
     """
 
     prefill_chunk: int = 128
@@ -42,10 +38,7 @@ class SlotPolicy:
     max_hole: int = 1
     joint_tokens: int = 512
     max_padding: int = 16
-    min_joint: int = 16
     max_rows: int = 2**31
-    narrow_rows: int = 2**31
-    narrow_tokens: int = 0
     buckets: tuple[int, ...] = ()
     bank: int = 0
     capture: bool = False
@@ -68,37 +61,6 @@ class SlotPolicy:
             end = min(begin + largest, size, begin + max(1, room))
             yield begin, end
             begin = end
-
-    def groups(self, rows: Sequence[tuple[int, int]], context_length: int) -> Iterator[list[int]]:
-        """Group rows of several tokens into joint runs, each padded to its longest row.
-
-        Args:
-            rows: start and number of tokens of each row.
-            context_length: maximum end of a row, padding included.
-
-        Yields:
-            Indices of the rows of a run.
-        """
-        group: list[int] = []
-        size = 0  # tokens of the longest row of the group, which is its first
-        for index in sorted(range(len(rows)), key=lambda index: -rows[index][1]):
-            start, tokens = rows[index]
-            end = start + size
-            joins = (
-                size - tokens <= self.max_padding
-                and tokens >= self.min_joint
-                and (len(group) + 1) * size <= self.joint_tokens
-                and end <= context_length
-                and size * end <= self.max_scores
-            )
-            if group and not joins:
-                yield group
-                group = []
-            if not group:
-                size = tokens
-            group.append(index)
-        if group:
-            yield group
 
     def adjacent(self, prompts: Sequence[tuple[int, int]]) -> Iterator[list[int]]:
         """Group new prompts of adjacent slots into joint runs, each padded to its longest prompt.

@@ -20,7 +20,6 @@ import numpy as np
 import numpy.typing as npt
 
 from ...contract import (
-    CACHE_ROWS,
     HIDDEN_STATES,
     INPUT_IDS,
     LAST_HIDDEN_STATE,
@@ -31,16 +30,17 @@ from ...contract import (
     TOTAL_SEQUENCE_LENGTH,
 )
 from ...errors import ProviderRuntimeError
-from ..base import STEP_TOKENS, BestLogits, KVEviction, LoraMatrices, Row, RunnerConfig, RunnerInfo
+from ..base import STEP_TOKENS, BestLogits, LoraMatrices, Row, RunnerConfig, RunnerInfo
 from ..captures import no_capture
-from ..kv.kv_memory import TRIM_STEP, KVSpec
+from ..kv.kv_memory import KVSpec
 from ..kv.slot_graph import SlotGraph, chosen_context_length, read_slot_graph
+from ..kv_groups import window_groups
 from ..lora import lora_facts
-from ..row_checks import check_rows, rows_in_cache
+from ..row_checks import check_rows
 from . import ort
 from .joint_prompts import can_join, joint_feeds
 from .slot_arrays import Logits, SlotArrays
-from .slot_bindings import DECODE, SlotBindings
+from .slot_bindings import SlotBindings
 from .slot_lora import SlotLora
 from .slot_memory import BoundRun, HostMemory, SlotMemory
 from .slot_policy import SlotPolicy
@@ -57,8 +57,7 @@ class SlotRunner:
         source: the name of the model in error messages.
         memory: creates the memory for caches of given shapes, slots and positions.
         policy: how steps are cut into runs.
-        decode_session: another session of the same model for runs of few rows, see ``policy.narrow_rows``;
-            None uses ``session``.
+        decode_session: another session of the same model for decode runs; None uses ``session``.
 
     Raises:
         GraphError: the graph is not a slot graph.
@@ -87,8 +86,6 @@ class SlotRunner:
         self._bindings = SlotBindings(self._kv, self._policy)
         self._arrays = SlotArrays(graph, self._kv.slots)
         self._lengths = self._arrays.lengths
-        self._dropped = np.zeros(self._kv.slots, np.int32)  # evicted tokens
-        self._settled = np.zeros(self._kv.slots, np.int32)  # KV before this position may be missing
         self._hidden_size = graph.hidden_size
         self._latest: dict[int, BoundRun] = {}  # per slot, the run that computed its newest logits
 
@@ -107,7 +104,7 @@ class SlotRunner:
 
     def _step(self, rows: Sequence[Row], late: Collection[int]) -> list[Logits]:
         """Run one step; the logits of slots in ``late`` may stay on the device."""
-        rows = self._rows_in_cache(rows)
+        self._check(rows)
         singles = [row for row in rows if _is_decode(row)]
         results: dict[int, Logits] = {}
         try:
@@ -145,55 +142,15 @@ class SlotRunner:
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         """Copy KV of positions [0, length) from slot ``source`` to slot ``target``."""
-        held = int(self._lengths[source] + self._dropped[source])
-        if not self._settled[source] <= length <= held:
-            raise ProviderRuntimeError(f"slot {source} holds {held} tokens, not {length}")
-        rows = length - int(self._dropped[source])
-        self._kv.copy_prefix(source, target, rows)
-        self._lengths[target] = rows
-        self._dropped[target], self._settled[target] = self._dropped[source], self._settled[source]
-
-    def trim(self, slot: int, length: int) -> None:
-        """Free KV that tokens from ``length`` on do not attend to; see ``TrimmingRunner``."""
-        self._kv.trim(slot, length - int(self._dropped[slot]))
-        self._settled[slot] = max(length, int(self._settled[slot]))
-
-    def evict_kv(self, slot: int, length: int, eviction: KVEviction) -> None:
-        """Evict KV of tokens before ``length``; see ``EvictingRunner``."""
-        held = length - int(self._dropped[slot])
-        if not eviction.sinks + eviction.recent <= eviction.kept <= held <= self._lengths[slot]:
-            raise ProviderRuntimeError(
-                f"slot {slot} holds {self._lengths[slot]} tokens, so {eviction} of {held} is impossible"
-            )
-        self._kv.evict_kv(slot, held, eviction)
-        self._lengths[slot] = eviction.kept
-        self._dropped[slot] = length - eviction.kept
-        self._settled[slot] = length
+        if length > self._lengths[source]:
+            raise ProviderRuntimeError(f"slot {source} holds {self._lengths[source]} tokens, not {length}")
+        self._kv.copy_prefix(source, target, length)
+        self._lengths[target] = length
 
     def release(self, slot: int) -> None:
         """Free the slot's memory. Its content is lost."""
-        self._lengths[slot] = self._dropped[slot] = self._settled[slot] = 0
+        self._lengths[slot] = 0
         self._kv.release(slot)
-
-    def read_kv(self, slot: int, start: int, length: int) -> list[npt.NDArray[Any]]:
-        """Return KV of positions [start, start + length); see ``MovableRunner``."""
-        if start + length > self._lengths[slot] or self._dropped[slot] or start < self._settled[slot]:
-            raise ProviderRuntimeError(
-                f"slot {slot} holds {self._lengths[slot]} tokens, not {start + length}"
-            )
-        return self._kv.read(slot, start, length)
-
-    def write_kv(self, slot: int, start: int, length: int, parts: Sequence[npt.NDArray[Any]]) -> None:
-        """Write KV of positions [start, start + length); see ``MovableRunner``."""
-        fits = self._settled[slot] <= start <= self._lengths[slot] and not self._dropped[slot]
-        if not fits or start + length > self.info.context_length:
-            raise ProviderRuntimeError(f"positions [{start}, {start + length}) do not continue slot {slot}")
-        self._lengths[slot] = start
-        try:
-            self._kv.write(slot, start, length, parts)
-        except ValueError as error:
-            raise ProviderRuntimeError(f"the KV has another layout: {error}") from error
-        self._lengths[slot] = start + length
 
     def run_prompts_alone(self) -> None:
         """Give each new prompt a run of its own from now on."""
@@ -207,32 +164,30 @@ class SlotRunner:
             self._session = self._decode_session = None
             self._kv.close()
 
-    def _rows_in_cache(self, rows: Sequence[Row]) -> list[Row]:
-        """Check the rows, cut each slot to the start of its row, and return rows with starts in the cache.
+    def _check(self, rows: Sequence[Row]) -> None:
+        """Check the rows, and cut each slot to the start of its row.
 
         Raises:
             ProviderRuntimeError: a row needs KV that its slot lacks.
         """
         if self._session is None:
             raise ProviderRuntimeError("the runner is closed")
-        check_rows(rows, self.info, self._lengths + self._dropped, self._hidden_size)
-        shifted = rows_in_cache(rows, self._dropped, self._settled)
-        for row in shifted:
+        check_rows(rows, self.info, self._lengths, self._hidden_size)
+        for row in rows:
             self._lengths[row.slot] = row.start
-        return shifted
 
     def _decode(self, rows: list[Row], late: Collection[int]) -> None:
         positions = self._arrays.positions
         self._arrays.write(rows)
         if positions is not None:
             # A dummy row's position may lie beyond the rope table, and kernels do not check it.
-            np.minimum(self._lengths + self._dropped, self.info.context_length - 1, out=positions[:, 0])
+            np.minimum(self._lengths, self.info.context_length - 1, out=positions[:, 0])
         full = self._lengths >= self.info.context_length
         for first, count in self._policy.ranges(sorted(row.slot for row in rows), full):
             longest = int(self._lengths[first : first + count].max()) + 1
             captured = self._policy.captures(first, count)
             self._arrays.total[...] = self.info.context_length if captured else longest
-            session = self._session_for(DECODE, count)
+            session = self._decode_session or self._session
             run = self._bindings.decode(first, count, session, partial(self._bind_decode, first, count))
             mine = [row for row in rows if first <= row.slot < first + count]
             wanted = any(row.num_logits and row.slot not in late for row in mine)
@@ -247,48 +202,30 @@ class SlotRunner:
         able = [self._may_join(row) for row in rows]
         joint = [row for row, joins in zip(rows, able, strict=True) if joins]
         yield from ([row] for row, joins in zip(rows, able, strict=True) if not joins)
-        if self._arrays.cache_rows is None:
-            joint.sort(key=lambda row: row.slot)
-            groups = self._policy.adjacent([(row.slot, len(row.tokens)) for row in joint])
-        else:
-            # Positions of padding include evicted tokens.
-            extents = [(row.start + int(self._dropped[row.slot]), len(row.tokens)) for row in joint]
-            groups = self._policy.groups(extents, self.info.context_length)
-        for group in groups:
+        joint.sort(key=lambda row: row.slot)
+        for group in self._policy.adjacent([(row.slot, len(row.tokens)) for row in joint]):
             yield [joint[index] for index in group]
 
     def _may_join(self, row: Row) -> bool:
-        if not can_join(row) or self._arrays.cache_rows is not None:
-            return can_join(row)
-        return self._policy.joint_prompts and row.start == 0 and row.num_logits <= 1
+        return self._policy.joint_prompts and can_join(row) and row.start == 0 and row.num_logits <= 1
 
     def _prefill_together(self, rows: list[Row], late: Collection[int]) -> dict[int, Logits]:
-        """Run rows of several tokens in one run, padded on the right; return the logits by slot.
+        """Run new prompts of adjacent slots in one run, padded on the right; return the logits by slot.
 
         KV of padding is written after a row's tokens, and overwritten by the next tokens.
         """
-        positions = (
-            None if self._arrays.positions is None else [row.start + self._dropped[row.slot] for row in rows]
-        )
-        feeds = joint_feeds(rows, positions)
-        ids, wanted = feeds[INPUT_IDS], feeds[LOGITS_POSITIONS].shape[1]
-        if self._arrays.cache_rows is not None:
-            first, count = 0, self._kv.slots
-            logits = np.empty((len(rows), wanted, self.info.vocab_size), np.float32)
-        else:  # of adjacent slots, whose own arrays take the results
-            del feeds[CACHE_ROWS]
-            first, count = rows[0].slot, len(rows)
-            logits = self._arrays.logits[first : first + count]
-        kind = "short" if ids.size <= self._policy.narrow_tokens else "prefill"
-        session = self._session_for(kind, len(rows))
-        run = self._bindings.caches(kind, first, count, session)
+        feeds = joint_feeds(rows, positions=self._arrays.positions is not None)
+        wanted = feeds[LOGITS_POSITIONS].shape[1]
+        first, count = rows[0].slot, len(rows)
+        logits = self._arrays.logits[first : first + count]
+        run = self._bindings.caches("prefill", first, count, self._session)
         if self._lora is not None:
             feeds |= self._lora.prompt(run, rows)
         results = {LOGITS: logits, **self._arrays.best_results(first, count, wanted)}
         unread = (LOGITS,) if all(row.slot in late or not row.num_logits for row in rows) else ()
         bound = self._kv.bind_once(run.binding, feeds, results, unread)
         self._kv.prepare(first, count)
-        bound.run(session, unread)
+        bound.run(self._session, unread)
         self._latest.update((row.slot, bound) for row in rows)
         return {row.slot: found[wanted - row.num_logits :] for row, found in zip(rows, logits, strict=True)}
 
@@ -309,11 +246,9 @@ class SlotRunner:
     def _run_piece(self, row: Row, begin: int, end: int, logits: Logits, late: Collection[str]) -> None:
         """Run tokens [begin, end) of a row; fill ``logits`` from the last ones."""
         count = end - begin
-        kind = "short" if count <= self._policy.narrow_tokens else "prefill"
         states = row.last_hidden_states
-        kind = kind if states is None else f"{kind}, hidden states"
-        session = self._session_for(kind, 1)
-        run = self._bindings.caches(kind, row.slot, 1, session)
+        kind = "prefill" if states is None else "prefill, hidden states"
+        run = self._bindings.caches(kind, row.slot, 1, self._session)
         feeds: dict[str, npt.NDArray[Any]] = {
             INPUT_IDS: np.ascontiguousarray(row.tokens[begin:end], np.int64)[None],
             SEQLENS_K: np.array([row.start + end - 1], np.int32),
@@ -322,11 +257,8 @@ class SlotRunner:
         }
         if self._lora is not None:
             feeds |= self._lora.prompt(run, [row])
-        if self._arrays.cache_rows is not None:
-            feeds[CACHE_ROWS] = self._arrays.cache_rows[:1]
         if self._arrays.positions is not None:
-            first = row.start + int(self._dropped[row.slot])
-            feeds[POSITION_IDS] = np.arange(first + begin, first + end, dtype=np.int64)[None]
+            feeds[POSITION_IDS] = np.arange(row.start + begin, row.start + end, dtype=np.int64)[None]
         if row.hidden_states is not None:
             feeds[HIDDEN_STATES] = np.ascontiguousarray(row.hidden_states[begin:end], np.float32)[None]
         results = {LOGITS: logits, **self._arrays.best_results(row.slot, 1, logits.shape[1])}
@@ -334,7 +266,7 @@ class SlotRunner:
             results[LAST_HIDDEN_STATE] = states[None, begin:end]
         bound = self._kv.bind_once(run.binding, feeds, results, late)
         self._kv.prepare(row.slot, 1)
-        bound.run(session, late)
+        bound.run(self._session, late)
         self._latest[row.slot] = bound
 
     def _best_of(self, slot: int) -> BestLogits:
@@ -356,10 +288,6 @@ class SlotRunner:
         capture = self._policy.captures(first, count)
         return self._kv.bind_step(run.binding, feeds, results, capture=capture)
 
-    def _session_for(self, kind: str, count: int) -> Any:
-        narrow = kind.startswith("short") or (kind == DECODE and count <= self._policy.narrow_rows)
-        return (self._decode_session if narrow else None) or self._session
-
 
 def _info(
     graph: SlotGraph, config: RunnerConfig, context_length: int, memory: SlotMemory, policy: SlotPolicy
@@ -369,18 +297,13 @@ def _info(
         vocab_size=graph.vocab_size,
         context_length=context_length,
         max_slots=memory.slots,
-        kv_bytes_per_token=graph.kv_bytes_per_token,
+        kv_groups=window_groups([(spec.window or 0, spec.bytes_per_token) for spec in specs], step=0),
         batched_multi_token=False,
-        kv_layout=memory.layout,
         top_logits=graph.top_logits,
         embedding_size=graph.embedding_size,
         num_tokens=graph.num_tokens,
         on_device=not isinstance(memory, HostMemory),
         step_tokens=max(STEP_TOKENS, policy.prefill_chunk),
-        evicts_kv=graph.takes_positions and memory.evicts_kv,
-        sliding_window=max(spec.window or 0 for spec in specs),
-        trim_step=TRIM_STEP * memory.trims,
-        window_bytes_per_token=sum(spec.bytes_per_token for spec in specs if spec.window),
         **lora_facts(graph.lora_modules, config),
     )
 

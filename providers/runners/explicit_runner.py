@@ -19,6 +19,7 @@ from ...errors import GraphError, ProviderRuntimeError, UsageError
 from ..base import LoraMatrices, Row, RunnerConfig, RunnerInfo
 from ..captures import no_capture
 from ..kv.kv_memory import KVSpec
+from ..kv_groups import FullKV
 from ..lora import LoraPlaces, lora_facts
 from ..row_checks import check_rows
 
@@ -39,6 +40,7 @@ class ExplicitGraph:
         hidden_size: width of the input ``hidden_states``, None if there is none.
         num_tokens: rows of the embedding table, None if unknown.
         lora_modules: number of inputs and outputs of the modules that adapters can change.
+        embedding_size: width of the output ``last_hidden_state``, 0 if there is none.
     """
 
     inputs: frozenset[str]
@@ -48,6 +50,15 @@ class ExplicitGraph:
     hidden_size: int | None
     num_tokens: int | None = None
     lora_modules: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    embedding_size: int = 0
+
+    @property
+    def kv_layout(self) -> str:
+        """What ``Runner.read_kv`` returns, for ``RunnerInfo``."""
+        shapes = (
+            f"{name} {spec.dtype.name}[{spec.heads}, n, {spec.width}]" for name, spec in self.caches.items()
+        )
+        return f"explicit: {'; '.join(shapes)}"
 
 
 class ExplicitSession(Protocol):
@@ -58,12 +69,15 @@ class ExplicitSession(Protocol):
 
     graph: ExplicitGraph
 
-    def run(self, feeds: Mapping[str, npt.NDArray[Any]], past: Sequence[Any]) -> tuple[Logits, list[Any]]:
+    def run(
+        self, feeds: Mapping[str, npt.NDArray[Any]], past: Sequence[Any], states: Logits | None = None
+    ) -> tuple[Logits, list[Any]]:
         """Run once.
 
         Args:
             feeds: all inputs except the caches.
             past: values of the caches.
+            states: [tokens, embedding_size], filled with the last hidden states; None if they are not wanted.
 
         Returns:
             Logits [sequence or wanted, vocab_size], and values of the longer caches.
@@ -76,9 +90,14 @@ class ExplicitSession(Protocol):
         """Return a value with the content of a contiguous array, which must not change afterwards."""
 
 
-def warn_of_explicit_kv(metadata: Mapping[str, str]) -> None:
-    """Log why a target that has attention kernels runs a graph without them; ``metadata`` is the graph's."""
-    reason = metadata.get(EXPLICIT_KV, "the graph has explicit KV")
+def warn_of_explicit_kv(metadata: Mapping[str, str], otherwise: str = "the graph has explicit KV") -> None:
+    """Log why a target that has attention kernels runs a graph without them.
+
+    Args:
+        metadata: the graph's; it has the reason if an attention has no kernel.
+        otherwise: the reason else.
+    """
+    reason = metadata.get(EXPLICIT_KV, otherwise)
     _log.warning("sequences run one by one and copy their KV at each step, which is slower: %s", reason)
 
 
@@ -104,9 +123,11 @@ class ExplicitRunner:
             vocab_size=self._graph.vocab_size,
             context_length=_context_length(self._graph, config, source),
             max_slots=config.max_slots,
-            kv_bytes_per_token=sum(spec.bytes_per_token for spec in self._graph.caches.values()),
+            kv_groups=(FullKV(sum(spec.bytes_per_token for spec in self._graph.caches.values())),),
             batched_multi_token=False,
             num_tokens=self._graph.num_tokens,
+            kv_layout=self._graph.kv_layout,
+            embedding_size=self._graph.embedding_size,
             **lora_facts(self._graph.lora_modules, config),
         )
         self._loras = LoraPlaces(self._graph.lora_modules, config.max_loras, config.max_lora_rank)
@@ -148,16 +169,26 @@ class ExplicitRunner:
         self._past.pop(slot, None)
         self._lengths[slot] = 0
 
-    def trim(self, slot: int, length: int) -> None:
-        """Do nothing: all positions are kept."""
-
     def read_kv(self, slot: int, start: int, length: int) -> list[npt.NDArray[Any]]:
-        """Raise ProviderRuntimeError: not supported."""
-        raise ProviderRuntimeError("KV on this device cannot be read")
+        """Return KV of [start, start + length), [heads, length, width] of each cache."""
+        session, held = self._opened(), int(self._lengths[slot])
+        if start + length > held:
+            raise ProviderRuntimeError(f"slot {slot} holds {held} tokens, not {start + length}")
+        past = self._cut(session, slot, held)
+        return [session.to_host(value)[0, :, start : start + length] for value in past]
 
     def write_kv(self, slot: int, start: int, length: int, parts: Sequence[npt.NDArray[Any]]) -> None:
-        """Raise ProviderRuntimeError: not supported."""
-        raise ProviderRuntimeError("KV on this device cannot be written")
+        """Write the result of ``read_kv`` behind the first ``start`` positions of a slot."""
+        session = self._opened()
+        if start > self._lengths[slot] or start + length > self.info.context_length:
+            raise ProviderRuntimeError(f"positions [{start}, {start + length}) do not continue slot {slot}")
+        shapes = [(spec.heads, length, spec.width) for spec in self._graph.caches.values()]
+        if [part.shape for part in parts] != shapes:
+            raise ProviderRuntimeError(f"the KV has another layout than {self.info.kv_layout}")
+        before = [session.to_host(value)[0, :, :start] for value in self._cut(session, slot, start)]
+        joined = (np.concatenate(pair, axis=1)[None] for pair in zip(before, parts, strict=True))
+        self._past[slot] = [session.from_host(np.ascontiguousarray(array)) for array in joined]
+        self._lengths[slot] = start + length
 
     def close(self) -> None:
         """Free all resources. The runner cannot be used afterwards."""
@@ -174,7 +205,8 @@ class ExplicitRunner:
         past, parts = self._cut(session, row.slot, row.start), []
         for begin, end in self._pieces(len(row.tokens)):
             first = min(max(begin, len(row.tokens) - row.num_logits), end)
-            logits, past = session.run(self._feeds(row, begin, end, first), past)
+            states = None if row.last_hidden_states is None else row.last_hidden_states[begin:end]
+            logits, past = session.run(self._feeds(row, begin, end, first), past, states)
             parts.append(logits[len(logits) - (end - first) :])
         return np.concatenate(parts), past
 

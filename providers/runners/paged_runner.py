@@ -14,11 +14,12 @@ import numpy.typing as npt
 from ...errors import ProviderRuntimeError
 from ..base import KVEviction, LoraMatrices, Row, RunnerInfo
 from ..captures import no_capture
-from ..kv.block_pool import BlockPool, Copies
+from ..kv.block_pool import FREED, BlockTables
 from ..lora import LoraInputs, LoraPlaces
 from ..row_checks import check_rows, rows_in_cache
 
 Logits = npt.NDArray[np.float32]
+GroupBlocks = Sequence[Sequence[int]]  # by group of layers, blocks of a slot
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,8 @@ class PagedBatch:
         logits_positions: [wanted], indices into the flat batch, at least one.
         past_lens: [rows], tokens in the cache before the run.
         begins: [rows + 1], the start of each row in the batch, and the end of the last.
-        tables: the blocks of each row, in the order of its positions.
+        tables: by group of layers, the blocks of each row in the order of its positions; ``FREED`` behind
+            the group's window.
         hidden_states: [tokens, hidden_size], if the graph takes them.
         last_hidden_states: [tokens, embedding_size], filled by the run; None if they are not wanted.
         lora: the inputs for LoRA adapters; None if the graph has none.
@@ -42,7 +44,7 @@ class PagedBatch:
     logits_positions: npt.NDArray[np.int64]
     past_lens: npt.NDArray[np.int32]
     begins: npt.NDArray[np.int32]
-    tables: list[list[int]]
+    tables: list[list[list[int]]]
     hidden_states: npt.NDArray[np.float32] | None
     last_hidden_states: npt.NDArray[np.float32] | None = None
     lora: LoraInputs | None = None
@@ -52,37 +54,50 @@ class PagedBatch:
         """The maximum number of tokens of any row after the run."""
         return int((self.past_lens + np.diff(self.begins)).max())
 
+    def without_freed(self, block_size: int) -> PagedBatch:
+        """Return the batch without the freed blocks at the start of its only tables.
+
+        For kernels that may read what they hide. They count windows in rows of the cache, so leading blocks
+        can be left out; positions are an input.
+        """
+        (tables,) = self.tables
+        freed = [table.count(FREED) for table in tables]
+        if not any(freed):
+            return self
+        past = self.past_lens - block_size * np.array(freed, np.int32)
+        kept = [table[count:] for table, count in zip(tables, freed, strict=True)]
+        return dataclasses.replace(self, past_lens=past, tables=[kept])
+
 
 class PagedSession(Protocol):
     """A compiled paged graph with its caches on the device.
 
-    All methods raise ``ProviderRuntimeError`` on failure.
+    Blocks are numbered within a group of layers (``RunnerInfo.kv_groups``). All methods raise
+    ``ProviderRuntimeError`` on failure.
     """
 
     def run(self, batch: PagedBatch) -> Logits:
         """Run once; return logits [wanted, vocab_size], which the next run may overwrite."""
 
-    def copy_block(self, source: int, target: int) -> None:
-        """Copy the content of a block in all caches."""
+    def copy_block(self, group: int, source: int, target: int) -> None:
+        """Copy the content of a block in all caches of a group."""
 
-    def read_blocks(self, blocks: Sequence[int]) -> list[npt.NDArray[Any]]:
+    def read_blocks(self, blocks: GroupBlocks) -> list[npt.NDArray[Any]]:
         """Return the content of blocks on the host, one array [blocks, ...] per cache."""
 
-    def write_blocks(self, blocks: Sequence[int], parts: Sequence[npt.NDArray[Any]]) -> None:
+    def write_blocks(self, blocks: GroupBlocks, parts: Sequence[npt.NDArray[Any]]) -> None:
         """Write the result of ``read_blocks``."""
 
-    def evict_kv(
-        self, blocks: Sequence[int], targets: Sequence[int], held: int, eviction: KVEviction
-    ) -> None:
+    def evict_kv(self, blocks: GroupBlocks, targets: GroupBlocks, held: int, eviction: KVEviction) -> None:
         """Evict KV of all layers, see ``BlockLayer.evict_kv``; only if ``RunnerInfo.evicts_kv`` is set."""
 
 
-def _most_tokens(pool: BlockPool, info: RunnerInfo) -> int | None:
+def _most_tokens(tables: BlockTables, info: RunnerInfo) -> int | None:
     """Return how many tokens always fit, in any distribution over slots; None if only slots are a limit."""
-    if pool.num_blocks * pool.block_size >= info.max_slots * info.context_length:
+    if tables.num_blocks * tables.block_size >= info.max_slots * info.context_length:
         return None
     # The last block of each slot may be partly empty.
-    return max(1, pool.num_blocks - info.max_slots) * pool.block_size
+    return max(1, tables.num_blocks - info.max_slots) * tables.block_size
 
 
 class PagedRunner:
@@ -90,7 +105,7 @@ class PagedRunner:
 
     Args:
         session: a paged graph with its caches.
-        pool: a pool with as many blocks as the caches have.
+        tables: tables over as many blocks as the caches have, for one group of layers or those of ``info``.
         info: sizes and abilities of the model.
         hidden_size: width of the input ``hidden_states``; None if the graph has none.
         loras: the adapters' places; None if the graph takes no adapters.
@@ -99,30 +114,30 @@ class PagedRunner:
     def __init__(
         self,
         session: PagedSession,
-        pool: BlockPool,
+        tables: BlockTables,
         info: RunnerInfo,
         hidden_size: int | None = None,
         loras: LoraPlaces | None = None,
     ) -> None:
-        self.info = dataclasses.replace(info, kv_tokens=_most_tokens(pool, info))
+        self.info = dataclasses.replace(info, kv_tokens=_most_tokens(tables, info))
         self._hidden_size = hidden_size
-        self._pool = pool
+        self._tables = tables
         self._loras = loras
         self._session: PagedSession | None = session
-        self._dropped = np.zeros(info.max_slots, np.int32)  # evicted or trimmed tokens
+        self._dropped = np.zeros(info.max_slots, np.int32)  # evicted tokens
         self._settled = np.zeros(info.max_slots, np.int32)  # KV before this position may be missing
 
     def forward(self, rows: Sequence[Row]) -> list[Logits]:
         """Run one step; see ``Runner.forward``."""
         session, placed = self._check(rows)
         for row in placed:
-            self._pool.truncate(row.slot, row.start)
-        copies = self._pool.reserve([(row.slot, row.start + len(row.tokens)) for row in placed])
-        self._copy(session, copies)
+            self._tables.truncate(row.slot, row.start)
+        for copy in self._tables.reserve([(row.slot, row.start + len(row.tokens)) for row in placed]):
+            session.copy_block(*copy)
         batch = self._batch(placed)
         logits = session.run(batch)
         for row in placed:
-            self._pool.lengths[row.slot] = row.start + len(row.tokens)
+            self._tables.lengths[row.slot] = row.start + len(row.tokens)
         if batch.last_hidden_states is not None:
             _fill_hidden_states(rows, batch, batch.last_hidden_states)
         ends = itertools.accumulate(row.num_logits for row in rows)
@@ -131,38 +146,40 @@ class PagedRunner:
     @property
     def kv_bytes(self) -> int:
         """Memory of the used blocks in bytes; shared blocks count once."""
-        used = self._pool.num_blocks - self._pool.free_blocks
-        return used * self._pool.block_size * self.info.kv_bytes_per_token
+        used = [self._tables.num_blocks - free for free in self._tables.free_blocks]
+        if len(used) == 1:  # one table for all groups
+            return used[0] * self._tables.block_size * self.info.kv_bytes_per_token
+        sizes = [group.size(self._tables.block_size) for group in self.info.kv_groups]
+        return sum(count * size for count, size in zip(used, sizes, strict=True))
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         """Let slot ``target`` hold positions [0, length) of slot ``source``, sharing its blocks."""
         gone = int(self._dropped[source])
-        held = self._pool.lengths[source] + gone
+        held = self._tables.lengths[source] + gone
         if not self._settled[source] <= length <= held:
             raise ProviderRuntimeError(f"slot {source} holds {held} tokens, not {length}")
-        self._pool.share(source, target, length - gone)
+        self._tables.share(source, target, length - gone)
         self._dropped[target], self._settled[target] = gone, self._settled[source]
 
     def trim(self, slot: int, length: int) -> None:
-        """Free blocks behind the windows, which all layers have; see ``TrimmingRunner``.
-
-        The kernels count windows in rows of the cache, so leading blocks can be removed from the table.
-        """
-        behind = length - int(self._dropped[slot]) + 1 - self.info.sliding_window
-        count = max(0, behind) // self._pool.block_size
-        self._pool.drop_first(slot, count)
-        self._dropped[slot] += count * self._pool.block_size
+        """Free blocks behind the windows, group by group; see ``TrimmingRunner``."""
+        if not self._dropped[slot]:  # rows of an evicted slot are no positions
+            for group, layers in enumerate(self.info.kv_groups):
+                if freed := layers.freed(length):
+                    self._tables.free_first(group, slot, freed)
         self._settled[slot] = max(length, int(self._settled[slot]))
 
     def evict_kv(self, slot: int, length: int, eviction: KVEviction) -> None:
         """Evict KV of tokens before ``length``; see ``EvictingRunner``."""
         session, held = self._opened(), length - int(self._dropped[slot])
-        if not eviction.sinks + eviction.recent <= eviction.kept <= held <= self._pool.lengths[slot]:
+        rows = self._tables.lengths[slot]
+        if not eviction.sinks + eviction.recent <= eviction.kept <= held <= rows:
             raise ProviderRuntimeError(
-                f"slot {slot} holds {self._pool.lengths[slot]} tokens, so {eviction} of {held} is impossible"
+                f"slot {slot} holds {rows} tokens, so {eviction} of {held} is impossible"
             )
-        blocks = self._pool.replace(slot, eviction.kept)
-        session.evict_kv(blocks, self._pool.tables[slot], held, eviction)
+        # What a window has freed is not among the rows that its layers attend to: any block will do.
+        blocks = [[max(0, block) for block in table] for table in self._tables.replace(slot, eviction.kept)]
+        session.evict_kv(blocks, self._tables.of(slot), held, eviction)
         self._dropped[slot] = length - eviction.kept
         self._settled[slot] = length
 
@@ -174,12 +191,12 @@ class PagedRunner:
 
     def release(self, slot: int) -> None:
         """Free the slot's blocks. Its content is lost."""
-        self._pool.truncate(slot, 0)
+        self._tables.truncate(slot, 0)
         self._dropped[slot] = self._settled[slot] = 0
 
     def read_kv(self, slot: int, start: int, length: int) -> list[npt.NDArray[Any]]:
         """Return the blocks of positions [start, start + length); see ``MovableRunner``."""
-        begin, held = self._row(slot, start), self._pool.lengths[slot]
+        begin, held = self._row(slot, start), self._tables.lengths[slot]
         if begin is None or begin + length > held:
             raise ProviderRuntimeError(
                 f"slot {slot} holds {held} tokens; positions [{start}, {start + length}) cannot be read"
@@ -188,17 +205,17 @@ class PagedRunner:
 
     def write_kv(self, slot: int, start: int, length: int, parts: Sequence[npt.NDArray[Any]]) -> None:
         """Write KV of positions [start, start + length); see ``MovableRunner``."""
-        begin, held = self._row(slot, start), self._pool.lengths[slot]
+        begin, held = self._row(slot, start), self._tables.lengths[slot]
         if begin is None or begin > held or start + length > self.info.context_length:
             raise ProviderRuntimeError(f"positions [{start}, {start + length}) do not continue slot {slot}")
-        self._pool.truncate(slot, begin)
-        self._pool.reserve([(slot, begin + length)])
+        self._tables.truncate(slot, begin)
+        self._tables.reserve([(slot, begin + length)])
         self._opened().write_blocks(self._blocks(slot, begin, length), parts)
-        self._pool.lengths[slot] = begin + length
+        self._tables.lengths[slot] = begin + length
 
     def check_integrity(self) -> None:
         """Check the block tables; see ``BlockPool.check_integrity``."""
-        self._pool.check_integrity()
+        self._tables.check_integrity()
 
     def close(self) -> None:
         """Free all resources. The runner cannot be used afterwards."""
@@ -217,22 +234,17 @@ class PagedRunner:
             ProviderRuntimeError: a row needs KV that its slot lacks; nothing was changed.
         """
         session = self._opened()
-        check_rows(rows, self.info, self._dropped + self._pool.lengths, self._hidden_size)
+        check_rows(rows, self.info, self._dropped + self._tables.lengths, self._hidden_size)
         return session, rows_in_cache(rows, self._dropped, self._settled)
 
     def _row(self, slot: int, start: int) -> int | None:
         """Return the cache row of position ``start``; None if it is missing or not the start of a block."""
         row = start - int(self._dropped[slot])
-        return None if start < self._settled[slot] or row % self._pool.block_size else row
+        return None if start < self._settled[slot] or row % self._tables.block_size else row
 
-    def _blocks(self, slot: int, start: int, length: int) -> list[int]:
-        size = self._pool.block_size
-        return self._pool.tables[slot][start // size : -(-(start + length) // size)]
-
-    @staticmethod
-    def _copy(session: PagedSession, copies: Copies) -> None:
-        for source, target in copies:
-            session.copy_block(source, target)
+    def _blocks(self, slot: int, start: int, length: int) -> list[list[int]]:
+        size = self._tables.block_size
+        return [table[start // size : -(-(start + length) // size)] for table in self._tables.of(slot)]
 
     def _batch(self, rows: Sequence[Row]) -> PagedBatch:
         """Return rows with starts in the cache as one flat batch."""
@@ -254,7 +266,7 @@ class PagedRunner:
             logits_positions=np.array(chosen, np.int64),
             past_lens=np.array([row.start for row in rows], np.int32),
             begins=np.array(begins, np.int32),
-            tables=[self._pool.tables[row.slot] for row in rows],
+            tables=[[tables[row.slot] for row in rows] for tables in self._tables.tables],
             hidden_states=np.concatenate(states) if states else None,
             last_hidden_states=np.empty((begins[-1], self.info.embedding_size), np.float32)
             if asked

@@ -29,14 +29,11 @@ class SplitRunner:
             vocab_size=infos[-1].vocab_size,
             context_length=min(info.context_length for info in infos),
             max_slots=min(info.max_slots for info in infos),
-            kv_bytes_per_token=sum(info.kv_bytes_per_token for info in infos),
+            kv_groups=tuple(group for info in infos for group in info.kv_groups),
             batched_multi_token=all(info.batched_multi_token for info in infos),
             step_tokens=min(info.step_tokens for info in infos),
             kv_tokens=min((info.kv_tokens for info in infos if info.kv_tokens is not None), default=None),
             evicts_kv=all(info.evicts_kv for info in infos),
-            sliding_window=max(info.sliding_window for info in infos),
-            trim_step=max(info.trim_step for info in infos),
-            window_bytes_per_token=sum(info.window_bytes_per_token for info in infos if info.trim_step),
             kv_layout=" | ".join(layouts) if all(layouts) else "",
         )
 

@@ -1,43 +1,39 @@
-"""The provider ``cpu``: ONNX Runtime with its own kernels and those of ``providers/native``, KV in slots."""
+"""The provider ``cpu``: ONNX Runtime with its own kernels and those of ``providers/native``, KV in blocks."""
 
 from __future__ import annotations
 
 import dataclasses
-import logging
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from ...contract import SEQLENS_K
-from ...errors import ProviderUnavailableError, UsageError
+from ...errors import CarryallWarning, ProviderUnavailableError, UsageError
 from ...graph_opt.lower.kernels import CPU, Kernels
 from ...options import Checked
 from ..base import Runner, RunnerConfig
 from ..host import machine
 from ..host.tuning import Tuning, stored_tuning, tuned_kernels
-from ..native.library import BUILD, PORTABLE, UNPROVEN, find_library
+from ..native.library import BUILD, PORTABLE, find_library
 from ..ort import ort
 from ..ort.device_memory import Device
 from ..ort.explicit import OrtExplicitSession
 from ..ort.host_paged import host_paged_runner, is_host_paged
 from ..ort.provider import OrtProvider, is_paged
-from ..ort.slot_policy import SlotPolicy
 from ..ort.slot_runner import SlotRunner
 from ..runners.explicit_runner import ExplicitRunner, warn_of_explicit_kv
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-_log = logging.getLogger(__name__)
-
-_WIDE = "wide.onnx"
-_NARROW = 12  # rows; for fewer, reading int8 weights takes longer than unpacking 4-bit ones
-_WIDE_CHUNK = 512  # tokens; 7 % faster than 128, with fewer short last chunks (16 tokens cost as much as 40)
-WIDE_POLICY = SlotPolicy(narrow_rows=_NARROW, narrow_tokens=_NARROW, prefill_chunk=_WIDE_CHUNK)
-OWN_POLICY = SlotPolicy(prefill_chunk=_WIDE_CHUNK)
 CARRYALL = "carryall"  # the value of ``kernels``
-_SHARE = 0.25  # of the available memory that the second copy of the weights may take
+_PAGED, _EXPLICIT = "paged", "explicit"  # values of ``kv_memory``
+_SLOW = (
+    "carryall's CPU kernels are not built, so prompts take 6 to 9 times as long, and answers 2 to 3 times; "
+    f"{BUILD}, or choose onnxruntime's: --provider-option kernels=onnxruntime"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,30 +43,24 @@ class CpuOptions(Checked):
     Args:
         spinning: threads spin while they wait for work, which shortens steps and keeps idle cores busy
             briefly.
-        kv_cache: ``int8``, ``bfloat16`` (half the memory of float32; needs ``kv_memory=paged``) or
-            ``float32``; ``auto`` is int8 if the model has scales for it; else, with ``kv_memory=paged``,
-            int8 if weights have 4 bits and bfloat16 if they have 8; else float32.
-        kernels: ``carryall`` computes products with int4 and int8 weights by carryall's own kernels, which
-            must be built (``carryall doctor --build-kernels``); ``onnxruntime`` by its own. ``auto`` is
-            ``carryall`` if they are there.
-        wide_products: ``on`` computes matrix products of prompts, and of steps with more than 12 sequences,
-            in int8 by a second graph, which holds the int4 and int8 weights with one byte each. It needs VNNI
-            or an ARM core. ``auto`` is off with carryall's kernels: a prompt of 256 takes 1.1 times as long,
-            and no row depends on the rows beside it. With onnxruntime's kernels it is on for int4 weights if
-            the CPU has VNNI and twice these bytes fit into a quarter of the free memory.
+        kv_cache: ``int8``, ``bfloat16`` (half the memory of float32) or ``float32``, with
+            ``kv_memory=paged``; ``auto`` is int8 if the model has scales for it or weights of 4 bits,
+            bfloat16 if they have 8, else float32.
+        kernels: ``carryall`` computes products with int4 and int8 weights, and attention, by carryall's own
+            kernels, which must be built (``carryall doctor --build-kernels``); ``onnxruntime`` by its own.
+            ``auto`` is ``carryall`` if they are there.
         kv_memory: ``paged``: KV in blocks that sequences allocate as they grow, and share if their first
-            tokens are equal; all rows of a step are one run. It needs carryall's kernels, which then compute
-            attention too. ``slots``: a buffer of context length for each sequence, and onnxruntime's
-            attention. ``auto`` is ``paged`` with carryall's kernels, except for heads of more than 512, and
-            for models with a sliding window in some layers only, whose KV behind windows blocks cannot free,
-            unless layers share caches, for which slots have no kernel.
+            tokens are equal; all rows of a step are one run. It needs carryall's kernels. ``explicit``:
+            sequences run one by one, and each run returns longer caches. ``auto`` is ``paged`` with
+            carryall's kernels, except for attention that they do not have, such as heads of more than 512.
+        wide_products: without effect; there is one graph for prompts and decoding.
     """
 
     spinning: bool = True
     kv_cache: Literal["auto", "int8", "bfloat16", "float32"] = "auto"
     kernels: Literal["auto", "carryall", "onnxruntime"] = "auto"
-    wide_products: Literal["auto", "on", "off"] = "auto"
-    kv_memory: Literal["auto", "slots", "paged"] = "auto"
+    kv_memory: Literal["auto", "paged", "explicit"] = "auto"
+    wide_products: Literal["auto", "off"] = "auto"
 
 
 class CpuProvider(OrtProvider):
@@ -81,72 +71,45 @@ class CpuProvider(OrtProvider):
     kernels = CPU
     options: ClassVar[type[Any]] = CpuOptions
 
-    def graph_facts(self, graph: ir.Model) -> dict[str, Any]:
-        """Return whether blocks suffice for the caches, and the size of a second copy of the weights."""
-        from ...graph_opt.lower.pipelines.cpu_facts import blocks_suffice, wide_bytes
-
-        return {"blocks_suffice": blocks_suffice(graph), "wide_bytes": wide_bytes(graph.graph)}
-
-    def resolve_options(self, config: RunnerConfig, facts: Callable[[], Mapping[str, Any]]) -> RunnerConfig:
-        """Decide ``kernels=auto`` by the library, ``wide_products=auto`` by weights, CPU and free memory.
-
-        ``kv_memory=auto`` follows the kernels.
+    def resolve_options(self, config: RunnerConfig) -> RunnerConfig:
+        """Decide ``kernels=auto`` by the library; ``kv_memory=auto`` follows the kernels.
 
         Raises:
             ProviderUnavailableError: carryall's kernels are asked for or installed, but cannot be used.
         """
         options = self.checked_options(config.options)
-        kernels, wide, memory = options["kernels"], options["wide_products"], options["kv_memory"]
+        kernels, memory = options["kernels"], options["kv_memory"]
         if kernels == "auto":
             kernels = CARRYALL if _has_fast_kernels() else "onnxruntime"
+            if find_library() is None:
+                warnings.warn(_SLOW, CarryallWarning, stacklevel=2)
         if kernels == CARRYALL:
             tuned_kernels()
-        if memory == "paged" and kernels != CARRYALL:
+        elif memory == _PAGED:
             raise UsageError(f"kv_memory=paged needs carryall's kernels; {BUILD}")
         if memory == "auto":
-            paged = kernels == CARRYALL and _has_fast_kernels() and facts()["blocks_suffice"]
-            memory = "paged" if paged else "slots"
-        if wide == "auto":
-            wide = "on" if kernels != CARRYALL and _wide_products_pay(facts) else "off"
-        settled = {"kernels": kernels, "wide_products": wide, "kv_memory": memory}
-        return dataclasses.replace(config, options={**config.options, **settled})
+            memory = _PAGED if kernels == CARRYALL else _EXPLICIT
+        return dataclasses.replace(
+            config, options={**config.options, "kernels": kernels, "kv_memory": memory}
+        )
 
-    def companions(self, config: RunnerConfig) -> Mapping[str, list[ir.passes.PassBase]]:
-        """Return the graph for runs of many tokens, if ``wide_products`` is on."""
-        if config.options.get("wide_products") != "on":
-            return {}
-        from ...graph_opt.lower.pipelines.slots import slot_passes
+    def passes(self, config: RunnerConfig) -> list[ir.passes.PassBase]:
+        """Return the passes for the chosen memory, in order; unless it is chosen, those for slots.
 
-        options = dataclasses.replace(self._slot_options(config), wide_products=True)
-        return {_WIDE: slot_passes(options)}
+        Only ``carryall optimize`` chooses none: it writes a graph of onnxruntime's operators.
+        """
+        if config.options.get("kv_memory") == _EXPLICIT:
+            return self.explicit_passes(config)
+        return super().passes(config)
 
     def runner(self, model: Path, config: RunnerConfig) -> Runner:
-        """Load a graph lowered by ``passes``, and the one for runs of many tokens if ``wide_products`` is on.
-
-        Raises:
-            ProviderUnavailableError: ``wide_products`` is on, and the CPU lacks VNNI.
-        """
+        """Load a graph lowered by ``passes``."""
         session = self._open(model, config, generating=True)
-        paged = is_host_paged(session)
-        if not paged and SEQLENS_K not in {value.name for value in session.get_inputs()}:
-            return self._explicit_runner(session, model, config)
-        wide = self._open_wide(model, config)
-        if paged:
-            return host_paged_runner(session, config, str(model), wide=wide, narrow=_NARROW)
-        if wide is None:
-            own = config.options.get("kernels") == CARRYALL
-            return SlotRunner(session, config, str(model), policy=OWN_POLICY if own else None)
-        return SlotRunner(wide, config, str(model), policy=WIDE_POLICY, decode_session=session)
-
-    def _open_wide(self, model: Path, config: RunnerConfig) -> Any:
-        """Open the graph for runs of many tokens, if ``wide_products`` is on, else return None."""
-        if config.options.get("wide_products") != "on":
-            return None
-        if not machine.has_exact_byte_sums():
-            raise ProviderUnavailableError(
-                "wide_products needs VNNI instructions, which this CPU lacks: int8 sums would overflow"
-            )
-        return self._open(model.with_name(_WIDE), config, generating=True)
+        if is_host_paged(session):
+            return host_paged_runner(session, config, str(model))
+        if SEQLENS_K in {value.name for value in session.get_inputs()}:
+            return SlotRunner(session, config, str(model))
+        return self._explicit_runner(session, model, config)
 
     def explicit_passes(self, config: RunnerConfig) -> list[ir.passes.PassBase]:
         """Return the passes that keep attention and caches as they are, in order."""
@@ -155,7 +118,9 @@ class CpuProvider(OrtProvider):
         return slot_passes(dataclasses.replace(self._slot_options(config), explicit=True, paged=False))
 
     def _explicit_runner(self, session: Any, model: Path, config: RunnerConfig) -> Runner:
-        warn_of_explicit_kv(session.get_modelmeta().custom_metadata_map)
+        own = config.options.get("kernels") == CARRYALL
+        reason = "kv_memory is explicit" if own else "carryall's CPU kernels are not in use"
+        warn_of_explicit_kv(session.get_modelmeta().custom_metadata_map, reason)
         device = Device(name="cpu", index=0)
         return ExplicitRunner(OrtExplicitSession(session, device, str(model)), config, str(model))
 
@@ -167,8 +132,6 @@ class CpuProvider(OrtProvider):
         """Return the session entries for threads, and for int8 accuracy of portable int4 graphs."""
         return {
             "session.intra_op.allow_spinning": str(int(options["spinning"])),
-            # With two graphs, spinning threads of one would occupy the cores of the other.
-            "session.force_spinning_stop": str(int(options["wide_products"] == "on")),
             "session.qdq_matmulnbits_accuracy_level": str(self.kernels.accuracy_level),
         }
 
@@ -206,19 +169,8 @@ class CpuProvider(OrtProvider):
 
 
 def _has_fast_kernels() -> bool:
-    """Whether carryall's kernels are there for this CPU, and proven to be faster than onnxruntime's."""
-    return find_library() is not None and tuned_kernels().isa not in (PORTABLE, *UNPROVEN)
-
-
-def _wide_products_pay(facts: Callable[[], Mapping[str, Any]]) -> bool:
-    """Whether a second graph pays beside onnxruntime's kernels."""
-    here, size = machine.describe_machine(), facts()["wide_bytes"]
-    fits = 2 * size <= here.memory_available * _SHARE
-    wide = size > 0 and fits and bool(machine.VNNI & set(here.features))
-    if wide:
-        message = "wide_products is on: prompts are computed in int8, which takes %d MB more memory"
-        _log.info(message, size // 10**6)
-    return wide
+    """Whether carryall's kernels are there, with instructions of this CPU."""
+    return find_library() is not None and tuned_kernels().isa != PORTABLE
 
 
 PROVIDER = CpuProvider

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -20,9 +20,10 @@ from ...options import Checked, option
 from ..base import Runner, RunnerConfig, RunnerInfo
 from ..host import libraries, nvidia
 from ..host.nvidia_provider import NvidiaProvider
-from ..kv.block_pool import BlockPool
+from ..kv.block_pool import BlockTables
 from ..kv.kv_memory import KVSpec
 from ..kv.slot_graph import read_slot_graph
+from ..kv_groups import FullKV
 from ..lora import LoraPlaces, lora_facts
 from ..ort import ort
 from ..ort.device_memory import Device, DeviceMemory, slots_that_fit
@@ -92,7 +93,7 @@ class CudaProvider(NvidiaProvider):
     block_size = staticmethod(block_size)
     options: ClassVar[type[Any]] = CudaOptions
 
-    def resolve_options(self, config: RunnerConfig, facts: Callable[[], Mapping[str, Any]]) -> RunnerConfig:
+    def resolve_options(self, config: RunnerConfig) -> RunnerConfig:
         """Decide ``kv_cache=auto`` and ``fused_experts=auto`` by the device's compute capability.
 
         Raises:
@@ -172,7 +173,7 @@ class CudaProvider(NvidiaProvider):
             graph.vocab_size,
             length,
             config.max_slots,
-            graph.block_bytes // graph.block_size,
+            (FullKV(graph.block_bytes // graph.block_size),),
             batched_multi_token=True,
             num_tokens=graph.num_tokens,
             on_device=True,
@@ -180,10 +181,10 @@ class CudaProvider(NvidiaProvider):
             **lora_facts(graph.lora_modules, config),
         )
         loras = LoraPlaces(graph.lora_modules, config.max_loras, config.max_lora_rank)
-        pool = BlockPool(blocks, graph.block_size, config.max_slots)
+        tables = BlockTables(blocks, graph.block_size, config.max_slots)
         paged = OrtPagedSession(session, memory)
         return PagedRunner(
-            paged, pool, info, hidden_size=graph.hidden_size, loras=loras if graph.lora_modules else None
+            paged, tables, info, hidden_size=graph.hidden_size, loras=loras if graph.lora_modules else None
         )
 
     def compute_capability(self, index: int) -> tuple[int, int]:

@@ -22,6 +22,7 @@ from ...errors import GraphError, ProviderRuntimeError, UsageError
 from ...graph_opt.graph.load import read_model
 from ...options import Checked, option
 from ..base import BestLogits, KVEviction, LoraMatrices, Provider, Row, Runner, RunnerConfig, RunnerInfo
+from ..kv_groups import window_groups
 from ..lora import lora_facts
 
 _MODULUS = 2**61 - 1
@@ -74,15 +75,14 @@ class NullRunner:
             vocab_size=options.vocab_size,
             context_length=config.context_length or 4096,
             max_slots=config.max_slots,
-            kv_bytes_per_token=options.kv_bytes_per_token,
+            kv_groups=window_groups(
+                [(options.sliding_window, options.kv_bytes_per_token)], options.trim_step
+            ),
             batched_multi_token=True,
             kv_layout="hash int64[n]",
             top_logits=options.top_logits,
             embedding_size=options.embedding_size,
             evicts_kv=True,
-            sliding_window=options.sliding_window,
-            trim_step=options.trim_step,
-            window_bytes_per_token=options.kv_bytes_per_token * (options.trim_step > 0),
             **lora_facts(_LAYERS if config.max_loras else {}, config),
         )
         self._adapters: dict[int, int] = {}  # by place, a hash of the matrices
@@ -155,8 +155,7 @@ class NullRunner:
             raise ProviderRuntimeError(
                 f"slot {slot} holds {len(hashes)} tokens, it cannot be cut to {length}"
             )
-        step = self.info.trim_step
-        gone = max(0, length + 1 - self.info.sliding_window) // step * step
+        gone = self.info.kv_groups[0].freed(length)
         hashes[:gone] = [_GONE] * gone
         self._trimmed[slot] = length
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -27,8 +27,9 @@ from ...graph_opt.lower.products.arithmetic_dequantize import COMMON_BLOCK_SIZE
 from ...options import Checked, option
 from ..base import Provider, Runner, RunnerConfig, RunnerInfo
 from ..host import machine
-from ..kv.block_pool import BlockPool
-from ..kv.kv_memory import TRIM_STEP, KVSpec
+from ..kv.block_pool import BlockTables
+from ..kv.kv_memory import KVSpec
+from ..kv_groups import TRIM_STEP, KVGroups, widest, window_groups
 from ..lora import LoraPlaces, lora_facts, lora_modules
 from ..runners.explicit_runner import ExplicitGraph, ExplicitRunner, known_size, warn_of_explicit_kv
 from ..runners.paged_runner import PagedRunner
@@ -148,28 +149,24 @@ class OpenVinoProvider(Provider):
             name: make_cache(core, settings["device"], form.types[name], [num_blocks, *shape])
             for name, shape in form.shapes.items()
         }
-        session, on_host = OpenVinoPagedSession(compiled, caches, facts.layers), settings["device"] == "CPU"
-        windows = [layer.window for layer in facts.layers]
+        session = OpenVinoPagedSession(compiled, caches, facts.layers, form.block_size)
+        on_host = settings["device"] == _HOST
         info = RunnerInfo(
             facts.vocab_size,
             facts.context_length,
             config.max_slots,
-            form.token_bytes,
+            _groups(form, facts.layers),
             batched_multi_token=True,
             kv_layout=form.layout if on_host else "",
             embedding_size=facts.embedding_size,
             evicts_kv=on_host and session.rows_are_whole,
-            sliding_window=max(windows),
-            # Layers share block tables, so blocks can be freed only if every layer has a window.
-            trim_step=TRIM_STEP if all(windows) else 0,
-            window_bytes_per_token=form.token_bytes if all(windows) else 0,
             num_tokens=facts.num_tokens,
             on_device=not on_host,
             **lora_facts(facts.lora_modules, config),
         )
-        pool = BlockPool(num_blocks, form.block_size, config.max_slots)
+        tables = BlockTables(num_blocks, form.block_size, config.max_slots)
         loras = LoraPlaces(facts.lora_modules, config.max_loras, config.max_lora_rank)
-        return PagedRunner(session, pool, info, facts.hidden_size, loras if facts.lora_modules else None)
+        return PagedRunner(session, tables, info, facts.hidden_size, loras if facts.lora_modules else None)
 
     def _explicit_runner(self, model: Path, config: RunnerConfig, facts: _Facts) -> Runner:
         """Open a graph with decomposed attention, whose caches are inputs and outputs."""
@@ -185,6 +182,7 @@ class OpenVinoProvider(Provider):
             facts.hidden_size,
             facts.num_tokens,
             facts.lora_modules,
+            facts.embedding_size,
         )
         return ExplicitRunner(OpenVinoExplicitSession(compiled, graph), config, str(model))
 
@@ -311,19 +309,27 @@ class _CacheForm:
     @property
     def block_bytes(self) -> int:
         """The size of a block of all caches together."""
-        return sum(
-            math.prod(shape) * int(self.types[name].bitwidth) // 8 for name, shape in self.shapes.items()
-        )
+        return sum(map(self.cache_bytes, self.shapes))
 
-    @property
-    def token_bytes(self) -> int:
-        """The size of a token in all caches together."""
-        return self.block_bytes // self.block_size
+    def cache_bytes(self, name: str) -> int:
+        """Return the size of a block of one cache."""
+        return math.prod(self.shapes[name]) * int(self.types[name].bitwidth) // 8
 
     @property
     def layout(self) -> str:
         """A text that changes whenever the form does."""
         return "; ".join(f"{name} {self.types[name]} blocks {shape}" for name, shape in self.shapes.items())
+
+
+def _groups(form: _CacheForm, layers: Sequence[PagedLayer]) -> KVGroups:
+    """Return the groups of layers. All share one block table, so KV is freed only if all have a window."""
+    readers = [(name, layer.window) for layer in layers for name in (layer.key, layer.value)]
+    common = widest(window for _, window in readers)
+    if common:
+        return window_groups([(common, form.block_bytes // form.block_size)], TRIM_STEP)
+    sizes = {name: form.cache_bytes(name) // form.block_size for name in form.shapes}
+    windows = {name: widest(window for reader, window in readers if reader == name) for name in sizes}
+    return window_groups([(windows[name], size) for name, size in sizes.items()], step=0)
 
 
 def _cache_form(compiled: Any) -> _CacheForm:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -105,7 +105,7 @@ class WebGpuProvider(OrtProvider):
         """Return options of the execution provider; ``generating`` for a runner, else for other sessions."""
         return {"enableGraphCapture": "1"} if generating and options["graph_capture"] else {}
 
-    def resolve_options(self, config: RunnerConfig, facts: Callable[[], Mapping[str, Any]]) -> RunnerConfig:
+    def resolve_options(self, config: RunnerConfig) -> RunnerConfig:
         """Decide ``compute=auto`` by the adapter.
 
         Raises:

@@ -10,11 +10,11 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 from ...errors import InvalidSamplingError, PromptTooLongError, ProviderRuntimeError
+from ..engine.requests.output_text import OutputText
 from ..engine.sampling.beam_search import Beam, BeamSearch, BeamSearchOptions
 from ..text.tokenizer import Tokenizer
 from ..types.outputs import CompletionOutput, RequestOutput
 from ..types.sampling_params import MAX_LOGPROBS, SamplingParams
-from .output_text import OutputText
 
 Generate = Callable[[list[list[int]], SamplingParams], list[RequestOutput]]
 
@@ -96,7 +96,8 @@ def _text(prompt: Sequence[int], beam: Beam, search: BeamSearch, tokenizer: Toke
     if tokenizer is None:
         return ""
     text = OutputText(tokenizer, prompt, SamplingParams())
-    for token in beam.token_ids[: -1 if search.ends(beam) else None]:
+    tokens = beam.token_ids[: -1 if search.ends(beam) else None]
+    for token in tokens:
         text.push(token, check_stop=False)
     text.end()
-    return text.text
+    return text.take(len(tokens), ended=True).text

@@ -13,7 +13,6 @@ from ..engine.engine import Engine
 from ..engine.requests.request import Request
 from ..process.delivery import Delivery
 from ..process.faults import fault_text, log_fault
-from ..types.outputs import RequestOutput
 from .request_stream import RequestStream
 
 _log = logging.getLogger(__name__)
@@ -38,7 +37,7 @@ class EngineThread:
         # Of the thread itself.
         self._engine = engine
         self._streams: dict[str, RequestStream] = {}
-        self._deliveries: dict[asyncio.AbstractEventLoop, Delivery[RequestStream, RequestOutput]] = {}
+        self._deliveries: dict[asyncio.AbstractEventLoop, Delivery[RequestStream]] = {}
         self._thread = threading.Thread(target=self._work, name="carryall-engine", daemon=True)
         self._thread.start()
 
@@ -128,8 +127,8 @@ class EngineThread:
             self._engine.cancel(request.request_id)
 
     def _publish(self, requests: Sequence[Request]) -> None:
-        """Send the states of the requests' groups to their readers, with one call per event loop."""
-        batches: dict[asyncio.AbstractEventLoop, dict[RequestStream, RequestOutput]] = {}
+        """Tell the readers of the requests' groups that there is news, with one call per event loop."""
+        patient: dict[asyncio.AbstractEventLoop, list[RequestStream]] = {}
         urgent: dict[asyncio.AbstractEventLoop, list[RequestStream]] = {}
         for stream in dict.fromkeys(self._streams[request.request_id] for request in requests):
             fault = stream.group.fault
@@ -137,23 +136,22 @@ class EngineThread:
                 self._cancel(stream)
                 self._call(stream.loop, stream.fail, fault)
             else:
-                batches.setdefault(stream.loop, {})[stream] = stream.group.snapshot()
-                if stream.group.finished or not stream.begun:
-                    urgent.setdefault(stream.loop, []).append(stream)
+                hurries = stream.group.finished or not stream.begun
+                (urgent if hurries else patient).setdefault(stream.loop, []).append(stream)
                 stream.begun = True
             if stream.group.finished:
                 self._remove(stream)
-        for loop, batch in batches.items():
+        for loop in patient.keys() | urgent.keys():
             try:
-                self._delivery(loop).post(batch, urgent.get(loop, ()))
+                self._delivery(loop).post(patient.get(loop, ()), urgent.get(loop, ()))
             except RuntimeError:  # the loop is closed
                 self._forget(loop)
 
-    def _delivery(self, loop: asyncio.AbstractEventLoop) -> Delivery[RequestStream, RequestOutput]:
+    def _delivery(self, loop: asyncio.AbstractEventLoop) -> Delivery[RequestStream]:
         found = self._deliveries.get(loop)
         if found is None:
             kept = {known: one for known, one in self._deliveries.items() if not known.is_closed()}
-            found = Delivery(loop, RequestStream.deliver)
+            found = Delivery(loop, RequestStream.tell)
             self._deliveries = {**kept, loop: found}
         return found
 

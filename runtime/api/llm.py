@@ -14,7 +14,7 @@ import numpy.typing as npt
 from ...errors import EngineClosedError, UsageError
 from ...options import shown
 from ..engine.engine import EngineConfig
-from ..engine.requests.request_group import RequestGroup
+from ..engine.requests.request_group import GrowingOutput, RequestGroup
 from ..engine.sampling.beam_search import BeamSearchOptions
 from ..engine.stats import EngineStats
 from ..process.at_exit import NATIVE
@@ -165,16 +165,15 @@ class LLM(TextModel):
         group = self._requests.group(prompt, params, lora=lora)
         try:
             self._add([group])
-            seen = 0
+            output, seen = GrowingOutput(group), 0
             while not group.finished:
                 self._step_for(group, seen)
                 if group.fault is not None:
                     break
                 if group.finished or group.num_generated > seen:
                     seen = group.num_generated
-                    state = group.settled(group.snapshot())
-                    yield state
-                    if state.finished:
+                    yield output.add(group.read())
+                    if group.read_whole:
                         break
         finally:
             self._cancel([group])
@@ -315,7 +314,7 @@ class LLM(TextModel):
             self._cancel(groups)
         for group in groups:
             self._raise_if_cut_off(group)
-        return [group.settled(group.snapshot()) for group in groups]
+        return [group.output() for group in groups]
 
     def _params(self, params: Params, count: int, max_tokens: int | None) -> list[SamplingParams]:
         if params is None:

@@ -1,4 +1,4 @@
-"""The states of a request, for a reader in an event loop."""
+"""The outputs of a request, for a reader in an event loop."""
 
 from __future__ import annotations
 
@@ -9,24 +9,25 @@ from contextlib import suppress
 
 from ...errors import CarryallError
 from ..engine.requests.request import Grammar
-from ..engine.requests.request_group import RequestGroup
-from ..types.outputs import RequestOutput
+from ..engine.requests.request_group import GrowingOutput, RequestGroup
+from ..types.outputs import Delta, RequestOutput
 
 
 class RequestStream(AsyncIterator[RequestOutput]):
-    """The states of one request, as an async iterator. A slow reader skips states and gets the latest.
+    """The growing output of one request: as deltas, or, as an async iterator, each time everything so far.
 
-    It belongs to the event loop that created it.
+    A slow reader gets the news of several steps at once. The stream belongs to the event loop that created
+    it, and has one reader.
     """
 
     def __init__(self, group: RequestGroup, cancel: Callable[[RequestStream], None]) -> None:
         self.group = group
         self.loop = asyncio.get_running_loop()
-        self.begun = False  # whether a state was published; belongs to the engine's thread
+        self.begun = False  # whether there was any news; belongs to the engine's thread
         self._cancel = cancel
         self._waiting: asyncio.Future[None] | None = None  # of the reader; cheaper than an asyncio.Event
         self._news = False
-        self._latest: RequestOutput | None = None
+        self._output = GrowingOutput(group)
         self._error: CarryallError | None = None
         self._ended = False
         self._accepted = False
@@ -55,19 +56,15 @@ class RequestStream(AsyncIterator[RequestOutput]):
             await self._waiting
         return self._accepted and self._error is None
 
-    def deliver(self, output: RequestOutput) -> None:
-        """Store a newer state. Called in the event loop."""
-        self._latest = output
-        self._wake()
+    def tell(self) -> None:
+        """Wake the reader: there is news. Called in the event loop."""
+        self._news = True
+        self._wake_reader()
 
     def fail(self, error: CarryallError) -> None:
         """End the stream with an error. Called in the event loop."""
         self._error = error
-        self._wake()
-
-    def _wake(self) -> None:
-        self._news = True
-        self._wake_reader()
+        self.tell()
 
     def _wake_reader(self) -> None:
         if self._waiting is not None and not self._waiting.done():
@@ -79,9 +76,32 @@ class RequestStream(AsyncIterator[RequestOutput]):
             self._ended = True
             self._cancel(self)
 
+    async def deltas(self, interval: int = 1) -> AsyncIterator[list[Delta]]:
+        """Yield what the outputs gained since the previous item; the list may be empty.
+
+        Args:
+            interval: engine steps per item, except for the first and the last one.
+        """
+        skipped = interval
+        while not self._ended:
+            await self._wait()
+            skipped += 1
+            if skipped >= interval or self.group.finished:
+                skipped = 0
+                yield self._read()
+
     async def __anext__(self) -> RequestOutput:
         if self._ended:
             raise StopAsyncIteration
+        await self._wait()
+        return self._output.add(self._read())
+
+    async def _wait(self) -> None:
+        """Wait for news.
+
+        Raises:
+            CarryallError: the request was refused, or the engine was closed.
+        """
         while not self._news:
             self._waiting = self.loop.create_future()
             await self._waiting
@@ -89,9 +109,11 @@ class RequestStream(AsyncIterator[RequestOutput]):
         if self._error is not None:
             self._ended = True
             raise self._error
-        assert self._latest is not None  # noqa: S101 -- ``deliver`` or ``fail`` was called
-        state = self.group.settled(self._latest)
-        if state.finished and not self._latest.finished:
-            self.cancel()  # making the text failed, so generation can stop
-        self._ended = state.finished
-        return state
+
+    def _read(self) -> list[Delta]:
+        deltas = self.group.read()
+        if self.group.read_whole:
+            if not self.group.finished:
+                self.cancel()  # making the text failed, so generation can stop
+            self._ended = True
+        return deltas

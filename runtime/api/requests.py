@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 from ...errors import ChatTemplateError, InvalidSamplingError, PromptTooLongError, RequestError, UsageError
 from ...options import shown
 from ..engine.adapters import AdapterSet
+from ..engine.requests.output_text import OutputText
 from ..engine.requests.request import Grammar, Request
 from ..engine.requests.request_group import RequestGroup, sample_params
 from ..engine.schedule.admission import check_token_ids
@@ -23,7 +24,6 @@ from ..text.parsers.registry import message_parser
 from ..text.tokenizer import Tokenizer
 from ..types.sampling_params import SamplingParams
 from .encoder import Encoder
-from .output_text import OutputText
 from .prompts import ChatPrompt as ChatPrompt
 from .prompts import PooledPrompt as PooledPrompt
 from .prompts import Prompt as Prompt

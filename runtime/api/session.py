@@ -17,7 +17,7 @@ import onnx
 import onnx_ir as ir
 
 from ...errors import ModelNotFoundError, UsageError
-from ...graph_opt.graph.integer_sums import exact_sums
+from ...graph_opt.graph.exact_session import prepare_session
 from ...graph_opt.graph.saving import save_files
 from ...options import shown
 from ...providers import get_provider, has_argument
@@ -101,10 +101,9 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # o
         asked = _names(providers)
         self._weights, self._heavy_nodes = _facts(path_or_bytes)
         with _readable(path_or_bytes) as model, self._strictly(asked):
-            model, entries = exact_sums(model)
-            for entry in entries.items():
-                options.add_session_config_entry(*entry)
-            super().__init__(model, options, _translated(providers), provider_options, **kwargs)
+            super().__init__(
+                prepare_session(model, options), options, _translated(providers), provider_options, **kwargs
+            )
         self._check(asked or [device.ep_name for device in devices])
 
     def set_providers(

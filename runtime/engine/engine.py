@@ -6,7 +6,6 @@ import dataclasses
 import logging
 import time
 from collections.abc import Callable
-from fractions import Fraction
 from pathlib import Path
 from typing import cast
 
@@ -26,9 +25,6 @@ from .kv.slots import SlotTable, Windows
 from .kv.tiers.mover import KVMover, make_tier
 from .kv_policies import chosen_policy
 from .kv_policy import KVPolicy, PolicyParts
-from .late_draws import LateDraws
-from .plan_runner import PlanRunner
-from .plan_sampling import observe_prompts, sample_tokens
 from .requests.chunk import Tier
 from .requests.prompt_costs import PromptCosts
 from .requests.request import Request
@@ -42,6 +38,7 @@ from .speculation.forced_tokens import ForcedTokens
 from .speculation.proposer import Proposer
 from .speculation.speculator import Speculator
 from .stats import Counters, EngineStats
+from .step import PlanRunner, StepResult, StepSampler, observe_prompts
 from .token_limits import TokenLimits
 
 _log = logging.getLogger(__name__)
@@ -114,7 +111,7 @@ class Engine:
         self._deadlines = Deadlines()
         self._compiling = CompilingRequests(config.grammar_timeout_seconds)
         self._counters = Counters()
-        self._late = LateDraws()
+        self._sampler = StepSampler(config.logits_processors, self._append_token)
 
     @property
     def has_work(self) -> bool:
@@ -162,34 +159,10 @@ class Engine:
 
     def step(self) -> list[Request]:
         """Run one step; return the requests that gained tokens or ended."""
-        expired = self._expire()
-        refused = self._take_compiled()
+        ended = self._expire() + self._take_compiled()
         begin = self.clock()
-        plan = self._prepare(self._scheduler.plan())
-        result = self._plans.run(plan)
-        plan, failed = result.plan, [request for request, _ in result.faults]
-        for request, fault in result.faults:
-            self._fail(request, fault)
-        if result.seconds is not None:
-            self._scheduler.learn(plan, result.seconds)
-        self._scheduler.commit(plan)
-        embedded = observe_prompts(plan, result.logits)
-        for request in embedded:
-            self._counters.finished += 1
-            self._retire(request)
-        sampling_rows = plan.sampling_rows()
-        known = {i: plan.requests[i].num_tokens for i in sampling_rows}
-        processors = self.config.logits_processors
-        accepted = sample_tokens(
-            plan, result.logits, sampling_rows, processors, self._append_token, self._late
-        )
-        self._scheduler.settle(plan)
-        self._policy.after_step(plan.requests)
-        self._speculator.learn(plan, accepted, self.clock() - begin)
-        late = self._late.draw(processors, self._append_token, patient=not plan.rows)
-        self._operations.apply()
-        changed = [plan.requests[i] for i in sampling_rows if _has_news(plan.requests[i], known[i])]
-        return expired + refused + failed + embedded + changed + late
+        result = self._plans.run(self._plan())
+        return ended + self._finish(result, begin)
 
     def stats(self) -> EngineStats:
         """Return the current counters and gauges."""
@@ -297,32 +270,60 @@ class Engine:
         if not self._compiling.discard(request):
             self._scheduler.remove(request, keep=keep)
 
-    def _prepare(self, plan: StepPlan) -> StepPlan:
-        """Copy, evict and restore KV as the plan needs it; return the plan without rows whose KV was lost."""
+    def _plan(self) -> StepPlan:
+        """Choose the rows of the next step; copy, evict and restore KV as they need it.
+
+        Rows whose KV was lost are left out. Proposed tokens come last, since they use the rest of the step.
+        """
+        plan = self._scheduler.plan()
         lost = self._operations.apply() | self._policy.before_run(plan.requests)
-        for slot in lost:
-            self._scheduler.invalidate(slot)
         if lost:
+            for slot in lost:
+                self._scheduler.invalidate(slot)
             plan = plan.without([i for i, row in enumerate(plan.rows) if row.slot in lost])
-        self._mover.restore(plan.restoring, _RESTORE_BESIDE if plan.rows else _RESTORE_ALONE)
-        for request in plan.restoring:
-            self._scheduler.cache.progress(request)
+        if plan.restoring:
+            self._mover.restore(plan.restoring, _RESTORE_BESIDE if plan.rows else _RESTORE_ALONE)
+            for request in plan.restoring:
+                self._scheduler.cache.progress(request)
         self._speculator.add_proposals(plan, self._scheduler)
         for i in plan.sampling_rows():
-            plan.requests[i].prepare_sampling()
+            if plan.requests[i].has_grammar:
+                plan.requests[i].prepare_sampling()
         return plan
 
-
-def _has_news(request: Request, known: int) -> bool:
-    return request.finished or request.num_tokens > known
+    def _finish(self, result: StepResult, begin: float) -> list[Request]:
+        """Record what a step computed and sample its tokens; return the requests that have news."""
+        plan, failed = result.plan, [request for request, _ in result.faults]
+        for request, fault in result.faults:
+            self._fail(request, fault)
+        if result.seconds is not None:
+            self._scheduler.learn(plan, result.seconds)
+        self._scheduler.commit(plan)
+        embedded = observe_prompts(plan, result.logits)
+        for request in embedded:
+            self._counters.finished += 1
+            self._retire(request)
+        sampling_rows = plan.sampling_rows()
+        known = [plan.requests[i].num_tokens for i in sampling_rows]
+        accepted = self._sampler.sample(plan, result.logits, sampling_rows)
+        changed = [
+            request
+            for request, before in zip([plan.requests[i] for i in sampling_rows], known, strict=True)
+            if request.finished or request.num_tokens > before
+        ]
+        self._scheduler.settle(plan)
+        self._policy.after_step(plan.requests)
+        self._speculator.learn(plan, accepted, self.clock() - begin)
+        late = self._sampler.sample_late(patient=not plan.rows)
+        self._operations.apply()
+        return failed + embedded + changed + late
 
 
 def _windows(config: EngineConfig, info: RunnerInfo) -> Windows | None:
     """Return how KV behind sliding windows is freed and counted; None if the runner cannot free it."""
     if not info.trim_step:
         return None
-    share = Fraction(info.window_bytes_per_token, max(1, info.kv_bytes_per_token))
-    return Windows(info.trim_step, info.sliding_window, share, info.trim_step * config.prefix_cache)
+    return Windows(info.trim_step, info.kv_groups, info.trim_step * config.prefix_cache)
 
 
 def _adapter_places(runner: Runner) -> AdapterPlaces | None:

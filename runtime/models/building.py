@@ -89,7 +89,7 @@ def build_lowered(
     change: GraphPass | None,
     progress: Progress | None,
 ) -> None:
-    """Lower a model for a provider into ``folder``, as ``model.onnx`` and its companions.
+    """Lower a model for a provider into ``folder``, as ``model.onnx``.
 
     Args:
         load: returns a new copy of the portable graph.
@@ -100,15 +100,12 @@ def build_lowered(
         progress: called for every tensor written.
     """
     first = [*portable_passes(), *([change] if change is not None else [])]
-    for file, own in {MODEL_FILE: provider.passes(config), **provider.companions(config)}.items():
-        try:
-            model, _ = run(load(), [*first, *own])
-        except UnsupportedAttentionError as error:
-            explicit = provider.explicit_passes(config)
-            if explicit is None:
-                raise error.refusal() from error
-            model, _ = run(load(), [*first, *explicit])
-            model.metadata_props[EXPLICIT_KV] = str(error)
-            save_model(model, folder / MODEL_FILE, progress)
-            return
-        save_model(model, folder / file, progress)
+    try:
+        model, _ = run(load(), [*first, *provider.passes(config)])
+    except UnsupportedAttentionError as error:
+        explicit = provider.explicit_passes(config)
+        if explicit is None:
+            raise error.refusal() from error
+        model, _ = run(load(), [*first, *explicit])
+        model.metadata_props[EXPLICIT_KV] = str(error)
+    save_model(model, folder / MODEL_FILE, progress)

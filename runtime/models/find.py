@@ -13,6 +13,7 @@ from ...exporter.demo import NAMES, demo_path
 from ...exporter.gguf.file import GGUF_SUFFIX, shard_paths
 from ...exporter.hub import download, is_hub_id
 from ...exporter.package import MODEL_FILE, TOKENIZER_FILE, Package
+from ...providers.host.machine import describe_machine
 from ...storage.paths import check_name
 
 _EMBEDDED = {"demo": NAMES[0], **{name: name for name in NAMES}}
@@ -52,7 +53,7 @@ def find_model(model: str | Path) -> Path:
     if isinstance(model, Path) or _looks_like_path(name):
         raise ModelNotFoundError(f"there is no file or folder {name}")
     if is_hub_id(name):
-        return find_model(download(name))
+        return find_model(download(name, describe_machine().memory_total))
     raise ModelNotFoundError(
         f"no model '{name}'; give a package, a checkpoint folder, a .gguf or .onnx file, a hub id or 'demo'"
     )

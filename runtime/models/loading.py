@@ -71,7 +71,7 @@ def load_model(
     where = name if choice is None else choice.provider
     if not is_split(where):
         provider = get_provider(where)
-        config = provider.resolve_options(config, lambda: source.provider_facts(provider))
+        config = provider.resolve_options(config)
     loaded = _opened(source, where, config, asked, progress)
     loaded.choice, loaded.fallbacks = choice, fallbacks
     if asked.adapters_at_once:

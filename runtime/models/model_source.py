@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -15,7 +15,6 @@ from ...exporter.facts import GraphFacts
 from ...exporter.gguf.file import GGUF_SUFFIX
 from ...exporter.package import COPIED_FILES, Package, external_tensors
 from ...progress import Progress
-from ...providers.base import Provider
 from ...storage.cache import cache_key
 from ...storage.hashes import content_key
 from ...storage.remembered import remembered
@@ -142,31 +141,6 @@ class SourceModel:
     def lowered(self) -> bool:
         """Whether the graph was already lowered for a provider."""
         return self.facts.lowered
-
-    def provider_facts(self, provider: Provider) -> Mapping[str, Any]:
-        """Return what a provider needs of the graph to choose its options, from the cache if possible.
-
-        Raises:
-            GraphError: the file is not a valid ONNX graph.
-        """
-        return self._remembered(
-            lambda: provider.graph_facts(self._portable()),
-            provider=provider.name,
-            form="canonical, or lowered",
-        )
-
-    def _portable(self) -> ir.Model:
-        """The graph in the form that lowerings read: traces, also quantized ones, have no ``Attention``.
-
-        A graph that is lowered already stays as it is, since no lowering will read it.
-        """
-        from ...graph_opt.graph.edit import nodes_of
-        from ...graph_opt.pipeline.pipeline import run
-        from ...graph_opt.pipeline.pipelines import portable_passes
-
-        if self.lowered or (self.package is not None and any(nodes_of(self.graph.graph, "Attention"))):
-            return self.graph
-        return run(self.load(), portable_passes())[0]
 
     def _remembered(self, read: Callable[[], dict[str, Any]], **of: str) -> dict[str, Any]:
         """Return what was read of the graph; equal files have equal facts."""

@@ -161,11 +161,12 @@ def split_runner(
     """
     caches = [str(value.name) for value in files.graph.graph.inputs if PAST_KEY.fullmatch(str(value.name))]
     parts = parse_split(text, len(caches))
-    graphs = [_lower(files, part, part.config(config), progress) for part in parts]
+    configs = [get_provider(part.provider).resolve_options(part.config(config)) for part in parts]
+    graphs = [_lower(files, part, own, progress) for part, own in zip(parts, configs, strict=True)]
     runners: list[Runner] = []
     try:
-        for part, graph in zip(parts, graphs, strict=True):
-            runners.append(_open(part, graph, part.config(config)))
+        for part, graph, own in zip(parts, graphs, configs, strict=True):
+            runners.append(_open(part, graph, own))
     except CarryallError:
         _close(runners)
         raise

@@ -53,7 +53,9 @@ class Job:
         if self.not_decoder is None:
             return graph, [*portable_passes(), *own, *self._lowering(graph)]
         provider = self.provider()
-        return graph, model_passes([*own, *(provider.model_passes() if provider is not None else [])])
+        if provider is None:
+            return graph, model_passes(own)
+        return graph, model_passes([*own, *provider.model_passes()], provider.kept_products())
 
     @functools.cached_property
     def not_decoder(self) -> str | None:

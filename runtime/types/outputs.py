@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -44,67 +44,62 @@ class ToolCall:
     arguments: str  # JSON text as the model wrote it, not checked against the function's schema
 
 
-class Record(Protocol):
-    """A part of a request's output, which makes the value of a field when it is first read."""
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts of a finished request.
 
-    def fields(self, name: str) -> Mapping[str, Any]:
-        """Return a field of ``CompletionOutput`` or ``RequestOutput``, and those made together with it."""
+    Args:
+        prompt_tokens: tokens of the prompt.
+        completion_tokens: generated tokens of all continuations.
+        cached_tokens: tokens of the prompt whose KV was reused.
+        reasoning_tokens: the generated tokens that are reasoning.
+        prompt_seconds: from the start of the computation to the first token; 0 if it is not known.
+        decode_seconds: from the first to the last token; 0 if it is not known.
+    """
 
-    def after(self, earlier: Self) -> Self:
-        """Return the part that follows an earlier part."""
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    reasoning_tokens: int = 0
+    prompt_seconds: float = field(default=0.0, compare=False)
+    decode_seconds: float = field(default=0.0, compare=False)
 
-    def catch_up(self) -> None:
-        """Compute the expensive fields now, so that errors are raised here."""
 
+@dataclass(slots=True, kw_only=True)  # not frozen: that makes each of the many objects 1 us slower to create
+class Delta:
+    """The new part of a continuation. The concatenation of all deltas is the whole continuation.
 
-class _Lazy:
-    """Base of outputs whose unset fields are made from a record when they are first read."""
+    In a service, the first delta of a request is empty: it comes as soon as the request is queued, so that a
+    client sees the beginning of its stream and not the silence of a long prompt.
+    """
 
-    __slots__ = ("_record",)
-
-    _record: Record | None
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            if name not in _MADE or self._record is None:
-                raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
-            made = self._record.fields(name)
-            for field_name, value in made.items():
-                setattr(self, field_name, value)
-            return made[name]
-
-    def __post_init__(self) -> None:
-        self._record = None
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        fields = dataclasses.fields(self)  # type: ignore[arg-type]  # subclasses are dataclasses
-        return type(self), tuple(getattr(self, each.name) for each in fields)
+    request_id: str
+    index: int
+    text: str = ""
+    token_ids: Sequence[int] = ()
+    logprobs: Sequence[dict[int, Logprob]] = ()  # one entry per token, if requested
+    reasoning: str = ""
+    tool_calls: Sequence[ToolCall] = ()  # calls and pieces of calls; see ``ToolCall``
+    prompt_logprobs: Sequence[dict[int, Logprob] | None] = ()  # in one delta, if requested
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+    usage: Usage | None = None  # in the last delta of the request
+    prompt_tokens: int = 0  # length of the prompt in tokens
+    cached_tokens: int = 0  # those of them whose KV was reused
+    reasoning_tokens: int = 0  # so many of ``token_ids``, the first ones, are reasoning
 
     @property
-    def record(self) -> Record | None:
-        """The source of unset fields; None if all fields are set."""
-        return self._record
-
-    @classmethod
-    def _of(cls, record: Record, **fields: Any) -> Self:
-        made = cls.__new__(cls)
-        made._record = record  # noqa: SLF001 -- our own
-        for name, value in fields.items():
-            setattr(made, name, value)
-        return made
-
-
-_MADE = frozenset({"text", "token_ids", "logprobs", "reasoning_content", "tool_calls", "reasoning_tokens",
-                   "prompt_logprobs"})  # fmt: skip
+    def opens(self) -> bool:
+        """Whether the delta only tells that the request is valid and queued; it is the first one."""
+        return not (self.token_ids or self.text or self.reasoning or self.tool_calls or self.finish_reason
+                    or self.usage)  # fmt: skip
 
 
 @dataclass(slots=True)
-class CompletionOutput(_Lazy):
+class CompletionOutput:
     """One generated output. In a chat, ``text`` is the answer without reasoning and tool calls.
 
-    While streaming, each state holds everything so far, and makes a field only when it is read. Reading
-    ``since(previous state)`` costs time for the new tokens only.
+    While streaming, each state holds everything so far; ``since(previous state)`` is the new part.
     """
 
     index: int
@@ -118,30 +113,6 @@ class CompletionOutput(_Lazy):
     tool_calls: list[ToolCall] = field(default_factory=list)
     reasoning_tokens: int = 0  # tokens that added to the reasoning
 
-    @classmethod
-    def of(
-        cls,
-        record: Record,
-        finish_reason: FinishReason | None,
-        stop_reason: str | int | None,
-        cumulative_logprob: float | None,
-        index: int = 0,
-    ) -> Self:
-        """Return an output whose other fields are made when they are read."""
-        made = cls._of(record)  # without keywords, since each token makes one
-        made.index, made.finish_reason, made.stop_reason = index, finish_reason, stop_reason
-        made.cumulative_logprob = cumulative_logprob
-        return made
-
-    def catch_up(self) -> None:
-        """Make the text now, in the calling thread, if it is missing.
-
-        Raises:
-            Exception: the tokenizer or a parser failed.
-        """
-        if self._record is not None:
-            self._record.catch_up()
-
     def since(self, earlier: CompletionOutput | None) -> CompletionOutput:
         """Return what is new in this state compared with an ``earlier`` one; None returns everything.
 
@@ -150,9 +121,6 @@ class CompletionOutput(_Lazy):
         """
         if earlier is None:
             return self
-        if self.record is not None and earlier.record is not None:
-            record = self.record.after(earlier.record)
-            return self.of(record, self.finish_reason, self.stop_reason, self.cumulative_logprob, self.index)
         thought = (self.reasoning_content or "")[len(earlier.reasoning_content or "") :]
         return dataclasses.replace(
             self,
@@ -204,7 +172,7 @@ class RequestMetrics:
 
 
 @dataclass(slots=True)
-class RequestOutput(_Lazy):
+class RequestOutput:
     """The state of one request: final from ``generate``, growing from ``stream``."""
 
     request_id: str
@@ -217,11 +185,6 @@ class RequestOutput(_Lazy):
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None  # one per token, None for the first
     embedding: npt.NDArray[np.float32] | None = None  # [hidden_size], only of embedding requests
     invalid: bool = False  # whether ``error`` is a fault of the request, such as a grammar of too much work
-
-    @classmethod
-    def of(cls, record: Record, **fields: Any) -> Self:
-        """Return an output from its fields; ``prompt_logprobs`` is made from ``record`` when it is read."""
-        return cls._of(record, **fields)
 
     def check(self) -> None:
         """Check that the request did not fail.

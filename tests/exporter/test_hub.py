@@ -2,100 +2,40 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from hub_stand_in import StandIn, hub_environment, hub_of
 from tiny_models import write_tiny
 
 from carryall.errors import MissingExtraError, ModelNotFoundError
 from carryall.exporter import hub
 from carryall.exporter.export import export_model
 
-SHA = "0123456789abcdef0123456789abcdef01234567"
-
-
-class StandIn(BaseHTTPRequestHandler):
-    """HTTP handler that serves one repository, ``org/tiny``, from a folder."""
-
-    folder: Path
-    requested: list[str]
-
-    def do_GET(self) -> None:
-        self.requested.append(self.path)
-        path = self.path.partition("?")[0]
-        names = [
-            file.relative_to(self.folder).as_posix() for file in self.folder.rglob("*") if file.is_file()
-        ]
-        if path in ("/api/models/org/tiny", "/api/models/org/tiny/revision/main"):
-            siblings = [{"rfilename": name} for name in names]
-            self._send(json.dumps({"id": "org/tiny", "sha": SHA, "siblings": siblings}).encode())
-        elif path == f"/api/models/org/tiny/tree/{SHA}":
-            files = [(name, self.folder / name) for name in names]
-            facts = [
-                {"type": "file", "path": name, "size": file.stat().st_size, "oid": _digest(file)}
-                for name, file in files
-            ]
-            self._send(json.dumps(facts).encode())
-        elif path.startswith(start := f"/org/tiny/resolve/{SHA}/"):
-            file = self.folder / path.removeprefix(start)
-            self._send(file.read_bytes(), {"ETag": f'"{_digest(file)}"', "X-Repo-Commit": SHA})
-        else:
-            self._send(b"{}", {"X-Error-Code": "RepoNotFound"}, status=404)
-
-    do_HEAD = do_GET  # noqa: N815 -- the name http.server looks for
-
-    def _send(self, body: bytes, headers: dict[str, str] | None = None, status: int = 200) -> None:
-        self.send_response(status)
-        for name, value in {"Content-Length": str(len(body)), **(headers or {})}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 -- http.server's own name
-        pass
-
-
-def _digest(file: Path) -> str:
-    return hashlib.sha1(file.read_bytes(), usedforsecurity=False).hexdigest()
-
 
 @pytest.fixture
 def endpoint(tmp_path: Path) -> Iterator[str]:
-    StandIn.folder = write_tiny("llama", tmp_path / "repository")
-    StandIn.requested = []
-    (StandIn.folder / "consolidated.safetensors").write_bytes(b"not wanted")
-    (StandIn.folder / "onnx").mkdir()
+    folder = write_tiny("llama", tmp_path / "repository")
+    (folder / "consolidated.safetensors").write_bytes(b"not wanted")
+    (folder / "onnx").mkdir()
     for name in ("model_q4.onnx", "model_q4.onnx_data", "model_fp16.onnx"):
-        (StandIn.folder / "onnx" / name).write_text(name)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), StandIn)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    thread.join()
-    server.server_close()
+        (folder / "onnx" / name).write_text(name)
+    with hub_of(folder) as address:
+        yield address
 
 
 def download_elsewhere(hub_id: str, endpoint: str, home: Path) -> subprocess.CompletedProcess[str]:
     """Run ``hub.download`` in a new process, because huggingface_hub reads its settings when imported."""
     code = f"from carryall.exporter import hub; print(hub.download({hub_id!r}))"
-    environment = {
-        **os.environ,
-        "HF_ENDPOINT": endpoint,
-        "HF_HOME": str(home),
-        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-    }
     return subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", code],
+        env=hub_environment(endpoint, home),
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
 
 
@@ -145,21 +85,50 @@ GENAI = [*(f"cpu/{name}" for name in ("genai_config.json", "model.onnx", "vocab.
 def test_the_expected_files_of_a_repository_are_chosen(
     names: list[str], part: str | None, place: str, wanted: set[str]
 ) -> None:
-    found = hub.choose(names, part, "org/x")
+    found = hub.choose(dict.fromkeys(names), part, "org/x")
     assert (found[0], set(found[1])) == (place, wanted)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "memory", "place"),
+    [
+        ({"x-Q8_0.gguf": 8, "x-Q4_K_M.gguf": 5, "x-Q4_0.gguf": 4, "mmproj-x-f16.gguf": 9}, None, "Q4_K_M"),
+        ({"x-Q8_0.gguf": 8, "x-Q4_K_M.gguf": 5, "x-Q2_K.gguf": 3}, 6, "Q2_K"),
+        ({"x-Q8_0.gguf": 8, "x-Q4_K_M.gguf": 4, "x-Q2_K.gguf": 3}, 5, "Q4_K_M"),
+        ({"x.Q8_0.gguf": 8, "x.q6_k.gguf": 6}, 20, "q6_k"),
+    ],
+)
+def test_of_several_types_the_first_that_fits_is_chosen(
+    sizes: dict[str, int | None], memory: int | None, place: str
+) -> None:
+    found, wanted = hub.choose(sizes, None, "org/x", memory)
+    assert place in found
+    assert wanted == [found]
+
+
+def test_shards_are_one_file_of_their_total_size() -> None:
+    sizes: dict[str, int | None] = {**dict.fromkeys(SHARDS, 5), "x-F16.gguf": 20}
+    assert hub.choose(sizes, None, "org/x", 13) == (SHARDS[0], SHARDS)
+    with pytest.raises(ModelNotFoundError, match="Q8_0, has 10 B and runs in about 12 B, and it has 12 B"):
+        hub.choose(sizes, None, "org/x", 12)
 
 
 @pytest.mark.parametrize(
     ("names", "part", "words"),
     [
-        (GGUF, None, f"several models; name one as org/x:FILE: x-Q4_K_M.gguf, {SHARDS[0]}"),
+        (
+            [*GGUF, "y-Q4_K_M.gguf"],
+            None,
+            f"several models; name one as org/x:FILE: x-Q4_K_M.gguf, {SHARDS[0]}",
+        ),
+        (["x-TQ9_9.gguf", "x-Q5_1.gguf"], None, "several models"),  # an unknown ending may be another model
         (GGUF, "q5", "holds nothing that matches ':q5'; name one as org/x:FILE: x-Q4_K_M.gguf"),
         (SIDE, "q4", "holds nothing that matches ':q4'; name one as org/x:FILE$"),
     ],
 )
 def test_an_undecided_choice_lists_the_models(names: list[str], part: str | None, words: str) -> None:
     with pytest.raises(ModelNotFoundError, match=words):
-        hub.choose(names, part, "org/x" + (f":{part}" if part else ""))
+        hub.choose(dict.fromkeys(names), part, "org/x" + (f":{part}" if part else ""))
 
 
 def test_an_unknown_model_is_named(endpoint: str, tmp_path: Path) -> None:

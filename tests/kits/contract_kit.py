@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from carryall.providers.base import Row, Runner
+from carryall.providers.base import Row, Runner, RunnerInfo
 
 Tokens = npt.NDArray[np.int64]
 Logits = npt.NDArray[np.float32]
@@ -26,3 +26,8 @@ def whole(runner: Runner, tokens: Tokens, slot: int = 0) -> Logits:
 
 def close_to(got: Logits, expected: Logits) -> None:
     np.testing.assert_allclose(got, expected, rtol=1e-3, atol=1e-3)
+
+
+def window_bytes(info: RunnerInfo) -> int:
+    """Bytes of a token in layers whose KV behind a window can be freed."""
+    return sum(group.bytes_per_token for group in info.kv_groups if group.trim_step)

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import onnx
 
-from carryall.exporter.signature import DecoderSignature
 from carryall.graph_opt.graph.integer_sums import exact_sums
 
 Array = npt.NDArray[Any]
@@ -57,14 +57,18 @@ ENGINES: dict[str, Callable[[Path], Run]] = {
 class CachedDecoder:
     """Feeds tokens to a portable decoder and keeps its cache between calls."""
 
-    def __init__(self, run: Run, signature: DecoderSignature, batch: int) -> None:
+    def __init__(self, run: Run, model: Path, batch: int) -> None:
         self.run = run
         self.mask = np.zeros((batch, 0), np.int64)
-        self.past: Feeds = {
-            f"past_key_values.{layer}.{kind}": np.zeros((batch, heads, 0, size), np.float32)
-            for layer, (heads, size) in enumerate(signature.caches)
-            for kind in ("key", "value")
+        graph = onnx.load(str(model), load_external_data=False).graph
+        shapes = {
+            value.name: [
+                dim.dim_value if dim.HasField("dim_value") else 0 for dim in value.type.tensor_type.shape.dim
+            ]
+            for value in graph.input
+            if value.name.startswith("past_")
         }
+        self.past: Feeds = {name: np.zeros((batch, *shape[1:]), np.float32) for name, shape in shapes.items()}
 
     def __call__(self, input_ids: Array, attention_mask: Array) -> Array:
         """Logits [batch, sequence, vocab] of new tokens [batch, sequence]; a 0 in the mask marks padding."""

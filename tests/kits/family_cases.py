@@ -201,14 +201,21 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "gemma4": ("gemma4", {"seed": 1}),
+    "qwen3_5_text": ("qwen3_5_text", {"seed": 4}),
+    "qwen3_5": ("qwen3_5", {"seed": 4}),
+    "lfm2": ("lfm2", {}),
+    "lfm2-biases": ("lfm2", {"conv_bias": True, "conv_L_cache": 5, "tie_word_embeddings": False}),
 }
 
 # The ropes of these cases depend on the longest position of a run, so a prompt in pieces differs from the
 # whole.
 LENGTH_DEPENDENT = {"llama-dynamic", "phi3"}
 
+# In transformers, padding changes the states of these: it masks the input of a projection with a bias.
+PADDING_CHANGES_TRANSFORMERS = {"lfm2-biases"}
+
 # Cases that share the golden file of another, because transformers would need additional, unused weights.
-GOLDEN_OF = {"gemma3": "gemma3_text", "gemma4": "gemma4_text"}
+GOLDEN_OF = {"gemma3": "gemma3_text", "gemma4": "gemma4_text", "qwen3_5": "qwen3_5_text"}
 
 
 def write_case(name: str, folder: Path) -> Path:

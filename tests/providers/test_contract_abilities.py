@@ -7,7 +7,7 @@ from typing import cast
 
 import numpy as np
 import pytest
-from contract_kit import CONTEXT, LOWERED, VOCAB, Logits, Tokens, close_to, sequence, whole
+from contract_kit import CONTEXT, LOWERED, VOCAB, Logits, Tokens, close_to, sequence, whole, window_bytes
 
 from carryall.errors import ProviderRuntimeError
 from carryall.exporter.package import Package
@@ -112,7 +112,7 @@ def test_kv_behind_windows_can_go(open_runner: Open, options: dict[str, object],
     runner.forward([Row(0, tokens[:590], 0, 0)])
     held = runner.kv_bytes
     cast(TrimmingRunner, runner).trim(0, 512)
-    given_back = (512 + 1 - 5) // step * step * runner.info.window_bytes_per_token
+    given_back = (512 + 1 - 5) // step * step * window_bytes(runner.info)
     assert held - runner.kv_bytes >= given_back > 0
     runner.copy_prefix(0, 1, 520)
     close_to(runner.forward([Row(1, tokens[520:], 520, 80)])[0], expected[520:])

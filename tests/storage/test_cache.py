@@ -134,15 +134,26 @@ def test_concurrent_builders_agree_on_one_folder(own_cache: Path) -> None:
     assert [path.name for path in (own_cache / "kind").iterdir()] == ["key"]
 
 
-def test_keys_depend_on_facts_versions_and_code(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_depend_on_facts_versions_and_format(monkeypatch: pytest.MonkeyPatch) -> None:
     key = cache_key(a=1, b=None)
     assert key == cache_key(b=None, a=1)
     assert key != cache_key(a=2, b=None)
-    monkeypatch.setattr(cache, "_versions", lambda: {"onnx": "0"})
+    monkeypatch.setattr(cache, "_versions", lambda: {"onnxruntime": "0"})
     assert key != cache_key(a=1, b=None)
     monkeypatch.undo()
-    monkeypatch.setattr(cache, "_code", lambda: "other")
+    monkeypatch.setattr(cache, "FORMAT", 0)
     assert key != cache_key(a=1, b=None)
+
+
+def test_keys_depend_on_the_code_only_on_demand(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = dict[tuple[str, str], str]()
+    for code in ("some", "other"):
+        monkeypatch.setattr(cache, "_code", lambda code=code: code)
+        for setting in ("0", "1"):
+            monkeypatch.setenv("CARRYALL_CACHE_CODE", setting)
+            keys[code, setting] = cache_key(a=1)
+    assert keys["some", "0"] == keys["other", "0"]
+    assert len(set(keys.values())) == 3
 
 
 def test_folder_is_in_the_home_unless_stated(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,6 +168,8 @@ def test_folder_is_in_the_home_unless_stated(monkeypatch: pytest.MonkeyPatch) ->
 def test_the_code_is_known_by_content_wherever_it_lies(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("CARRYALL_CACHE_CODE", "1")
+
     def key_of(root: Path) -> str:
         monkeypatch.setattr(cache, "_PACKAGE_ROOT", root)
         cache._code.cache_clear()

@@ -6,6 +6,7 @@ The operator and its caches: ``attention_operator.cpp`` and ``attention.h`` in `
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -26,7 +27,7 @@ from ...graph.edit import (
 from ...graph.graph_facts import quantized_bits
 from ...graph.lazy import lazy, shape_of
 from ...passes.base import GraphPass
-from ..paged_kv import CACHE_TYPE, CACHE_TYPES, LARGEST_HEAD, row_bytes
+from ..paged_kv import CACHE_TYPE, CACHE_TYPES, LARGEST_HEAD, TABLE, row_bytes, table_input
 from .kv_int8 import CacheScales
 from .shared_cache import reads_only
 
@@ -69,11 +70,21 @@ class NativeAttentionPass(GraphPass):
         return result
 
     def rewrite(self, graph: ir.Graph) -> None:
-        """Rewrite the nodes, then the types of the cache inputs."""
+        """Rewrite the nodes, then the types of the cache inputs.
+
+        Caches of which different windows are read have a block table for each window, as inputs of the graph,
+        so that KV behind one window can be freed while other layers keep theirs.
+        """
         positions = next((value for value in graph.inputs if value.name == POSITION_IDS), None)
-        caches: dict[ir.Value | None, tuple[int, int]] = {}  # head size and window
-        for node in nodes_of(graph, OPERATOR, DOMAIN):
-            query, key, value, keys, values, begins, past, cos, sin, table, *optional = node.inputs
+        nodes = list(nodes_of(graph, OPERATOR, DOMAIN))
+        if not nodes:
+            return
+        windows = _windows(nodes)
+        tables = _tables(graph, windows)
+        sizes: dict[ir.Value | None, int] = {}
+        for node in nodes:
+            query, key, value, keys, values, begins, past, cos, sin, _, *optional = node.inputs
+            table = tables[windows[keys]]
             size = static_size(keys, 3) or 0
             if size > LARGEST_HEAD:
                 raise UnsupportedAttentionError(
@@ -91,10 +102,10 @@ class NativeAttentionPass(GraphPass):
             lowered.name = node.name
             replace(node.outputs[0], lowered.outputs[0])
             remove_unused(graph, node)
-            caches |= dict.fromkeys((keys, values), (size, int_attribute(lowered, "window", 0)))
+            sizes |= dict.fromkeys((keys, values), size)
             self.fired += 1
-        for cache, (size, window) in caches.items():  # last, because several nodes may read a cache
-            self._retype(cache, size, window)
+        for cache, size in sizes.items():  # last, because several nodes may read a cache
+            self._retype(cache, size, windows[cache])
 
     def _attributes(self, node: ir.Node, size: int, cos: ir.Value | None) -> dict[str, int | float]:
         return {
@@ -103,7 +114,7 @@ class NativeAttentionPass(GraphPass):
             "kv_num_heads": int_attribute(node, "kv_num_heads", 0),
             "head_size": size,
             "block_size": BLOCK_SIZE,
-            "window": max(0, int_attribute(node, "local_window_size", -1)),
+            "window": _window(node),
             "rotary_dim": 0 if cos is None else 2 * (static_size(cos, 1) or 0),
             "interleaved": int_attribute(node, "rotary_interleaved", 0),
             "cache_type": CACHE_TYPES[self._type],
@@ -119,6 +130,35 @@ class NativeAttentionPass(GraphPass):
         cache.shape = ir.Shape(["blocks", heads, BLOCK_SIZE, row_bytes(size, self._type)])
         if window:
             self._windows[str(cache.name)] = window
+
+
+def _window(node: ir.Node) -> int:
+    """Return the sliding window of a PagedAttention of the first form; 0 is none."""
+    return max(0, int_attribute(node, "local_window_size", -1))
+
+
+def _windows(nodes: Sequence[ir.Node]) -> dict[ir.Value | None, int]:
+    """Return the window of each cache: the largest of the nodes that read it, 0 if one of them has none."""
+    readers: dict[ir.Value | None, list[int]] = {}
+    for node in nodes:
+        for cache in node.inputs[3:5]:
+            readers.setdefault(cache, []).append(_window(node))
+    return {cache: max(found) if all(found) else 0 for cache, found in readers.items()}
+
+
+def _tables(graph: ir.Graph, windows: Mapping[ir.Value | None, int]) -> dict[int, ir.Value]:
+    """Return the block table of the caches of each window; the graph gets those that it lacks."""
+    first = next(value for value in graph.inputs if value.name == TABLE)
+    kinds = dict.fromkeys(windows.values())
+    if len(kinds) == 1:
+        return dict.fromkeys(kinds, first)
+    tables = {
+        window: first if not window else ir.val(table_input(window), ir.DataType.INT32, first.shape)
+        for window in kinds
+    }
+    place = graph.inputs.index(first)
+    graph.inputs[place : place + 1] = list(tables.values())
+    return tables
 
 
 def _type_of(bits: frozenset[int]) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from ...graph.edit import add_initializer, insert, subgraphs
+from ...graph.edit import add_initializer, insert, replace, subgraphs
 from ...passes.base import GraphPass
 from . import steps
 from .groups import convex_groups
@@ -76,10 +76,7 @@ def _replace(graph: ir.Graph, nodes: list[ir.Node], name: str) -> None:
     )
     chain.name = name
     for (old, _), new in zip(outputs, chain.outputs, strict=True):
-        new.type, new.shape = old.type, old.shape
-        if old.is_graph_output():
-            old.name, new.name = f"{old.name}_replaced", old.name
-        old.replace_all_uses_with(new, replace_graph_outputs=True)
+        replace(old, new)
     for node in reversed(nodes):
         graph.remove(node, safe=True)
 

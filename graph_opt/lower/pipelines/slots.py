@@ -16,7 +16,6 @@ from ...quantize.formats.half_pass import HALF_TYPES
 from ..attention.attention import GroupQueryAttentionPass
 from ..attention.kv_int8 import KV_CACHE_MODES, CacheScales, Int8CachePass, TakeCacheScalesPass
 from ..attention.norms_in_attention import NormsInAttentionPass
-from ..attention.prompt_attention import PromptAttentionPass
 from ..attention.slot_inputs import SlotInputsPass
 from ..chain.chain_pass import ChainPass
 from ..kernels import CPU, Kernels
@@ -38,7 +37,6 @@ from ..products.quantized_linear import QuantizedLinearPass
 from ..products.silu_and_mul import SiluAndMulPass
 from ..products.static_int8 import StaticProductsPass
 from ..products.weight_only_products import WeightOnlyProductsPass
-from ..products.wide_products import WideProductsPass
 from ..quick_gelu import QuickGelu
 from ..require_dynamic_sequence import RequireDynamicSequencePass
 from ..token_range import TokenRangePass
@@ -59,7 +57,6 @@ class SlotOptions:
             the graph has scales and the target supports it, else, with carryall's own attention, by the bits
             of the weights.
         compute: FLOAT16 or BFLOAT16 to convert a float graph to it; None to convert 16-bit graphs to fp32.
-        wide_products: compute products with blocked weights in int8, for runs of several tokens.
         top_logits: number of top logits that the graph returns in addition to all logits; 0 for none.
         fused_experts: compute a mixture of experts in one operator where the target has it.
         paged: keep KV in blocks instead of slots; the target must have a kernel for that.
@@ -73,7 +70,6 @@ class SlotOptions:
     kernels: Kernels = CPU
     kv_cache: str = "auto"
     compute: ir.DataType | None = None
-    wide_products: bool = False
     top_logits: int = 0
     fused_experts: bool = True
     paged: bool = False
@@ -82,6 +78,8 @@ class SlotOptions:
     def __post_init__(self) -> None:
         if self.kv_cache not in KV_CACHE_MODES:
             raise UsageError(f"kv_cache must be one of {', '.join(KV_CACHE_MODES)}, found '{self.kv_cache}'")
+        if self.kv_cache == "int8" and self.explicit:
+            raise UsageError("explicit KV cannot be int8; use kv_cache float32")
         if self.kv_cache == "int8" and not self.kernels.int8_kv:
             raise UsageError("the target's attention kernel has no int8 KV cache; use kv_cache float32")
         if self.kv_cache == "bfloat16" and not (self.paged and self.kernels.paged_attention):
@@ -115,15 +113,9 @@ def slot_passes(options: SlotOptions) -> list[ir.passes.PassBase]:
     passes += _product_passes(options)
     if int8_kv:
         passes.append(Int8CachePass(scales))
-        if kernels.float_prompts:
-            passes.append(PromptAttentionPass())
     if kernels.packed_qkv:
         passes.append(PackedQKVPass())
     passes += _elementwise_passes(kernels)
-    if options.wide_products:
-        passes.append(WideProductsPass())
-        if kernels.quantized_linear:
-            passes.append(QuantizedLinearPass())  # embedding and head
     passes.append(QuantizedWeightsPass(kernels))
     if not kernels.dequantize_blocks:
         passes.append(DequantizeWeightsPass())
@@ -144,7 +136,7 @@ def _attention_passes(options: SlotOptions, scales: CacheScales) -> list[ir.pass
     if options.paged:
         return ort_paged_passes(options.context_length, scales)
     if options.explicit:
-        return [SelectLogitsPass()]
+        return [LastHiddenStatePass(), SelectLogitsPass()]
     return [
         GroupQueryAttentionPass(options.context_length, kernels),
         common.RemoveUnusedNodesPass(),
@@ -157,12 +149,12 @@ def _attention_passes(options: SlotOptions, scales: CacheScales) -> list[ir.pass
 def _product_passes(options: SlotOptions) -> list[ir.passes.PassBase]:
     """Return the passes for experts and for products with quantized weights."""
     kernels, passes = options.kernels, list[ir.passes.PassBase]()
-    if options.fused_experts and not options.wide_products:
+    if options.fused_experts:
         if kernels.quantized_linear:
             passes.append(QuantizedExpertsPass())
         passes.append(FusedExpertsPass(kernels.experts, accuracy_level=kernels.accuracy_level))
     passes.append(MergeProjectionsPass())
-    if kernels.quantized_linear and not options.wide_products:
+    if kernels.quantized_linear:
         passes.append(QuantizedLinearPass())
     passes.append(SplitMinimaPass())
     if kernels.branchwise_norms:

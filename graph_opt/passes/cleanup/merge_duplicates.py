@@ -12,7 +12,7 @@ from typing import ClassVar
 import numpy as np
 import onnx_ir as ir
 
-from ...graph.edit import MICROSOFT, inherit, insert, subgraphs
+from ...graph.edit import MICROSOFT, replace, subgraphs
 from ..base import GraphPass
 
 _DOMAINS = frozenset({"", "ai.onnx.ml", MICROSOFT})  # operators of others may be random or stateful
@@ -70,18 +70,9 @@ class MergeDuplicatesPass(GraphPass):
 
     def _use_instead(self, graph: ir.Graph, node: ir.Node, first: list[ir.Value]) -> None:
         for old, new in zip(node.outputs, first, strict=True):
-            if not new.name:  # the first node omits this optional output
-                new.name, old.name = old.name, f"{old.name}_merged" if old.name else old.name
-            inherit(new, old)
-            if not old.is_graph_output():
-                old.replace_all_uses_with(new)
-                continue
-            made = new.producer()
-            if made is None or made.graph is not graph or new.is_graph_output():
-                new = insert(node, "Identity", [new]).outputs[0]
-                new.type, new.shape = old.type, old.shape
-            new.name, old.name = old.name, f"{old.name}_merged"
-            old.replace_all_uses_with(new, replace_graph_outputs=True)
+            if old.name and not new.name:  # the first node omits this optional output
+                new.name = f"{old.name}_merged"
+            replace(old, new)
         graph.remove(node, safe=True)
         self.fired += 1
 

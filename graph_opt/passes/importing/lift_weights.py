@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import onnx_ir as ir
 
 from ...analysis.kernel_blocks import KernelBlocks, dequantized
@@ -12,10 +14,17 @@ from .tied_head import tied_product
 
 
 class LiftWeightsPass(GraphPass):
-    """Replace operators with block-quantized weights."""
+    """Replace operators with block-quantized weights.
 
-    def __init__(self) -> None:
+    Args:
+        decoder: whether a product that computes with float activations may become one that kernels round, as
+            in the canonical form of decoders. If not, a Transpose stays between, see ``rounds_product``.
+        kept: the widths of weights whose float products stay as they are, if ``decoder`` is false.
+    """
+
+    def __init__(self, *, decoder: bool = True, kept: Collection[int] = ()) -> None:
         super().__init__()
+        self._decoder, self._kept = decoder, kept
         self._tables: dict[ir.TensorProtocol, ir.Value] = {}
 
     def rewrite(self, graph: ir.Graph) -> None:
@@ -29,6 +38,8 @@ class LiftWeightsPass(GraphPass):
                 found = _blocks(node)
                 if isinstance(found, str):
                     self.refuse(node, found)
+                    continue
+                if op_type == "MatMulNBits" and self._is_exact(node) and found.bits in self._kept:
                     continue
                 lift(graph, node, found)
                 self.fired += 1
@@ -45,6 +56,10 @@ class LiftWeightsPass(GraphPass):
         x = node.inputs[0]
         if table is not None and x is not None:
             output = tied_product(node, x, table, found.outputs, found.inputs)
+        elif self._is_exact(node):
+            rows = dequantized(graph, node, found, axis=1)
+            matrix = insert(node, "Transpose", [rows], {"perm": [1, 0]}).outputs[0]
+            output = insert(node, "MatMul", [x, matrix]).outputs[0]
         else:
             matrix = dequantized(graph, node, found, axis=0)
             output = insert(node, "MatMul", [x, matrix]).outputs[0]
@@ -52,6 +67,10 @@ class LiftWeightsPass(GraphPass):
         if bias is not None:
             output = insert(node, "Add", [output, bias]).outputs[0]
         _finish(graph, node, output)
+
+    def _is_exact(self, node: ir.Node) -> bool:
+        """Return whether a product must not round its activations: levels 0 and 1 compute in float32."""
+        return not self._decoder and int_attribute(node, "accuracy_level", 0) <= 1
 
 
 def _finish(graph: ir.Graph, node: ir.Node, output: ir.Value) -> None:

@@ -7,7 +7,8 @@
     Transpose(DequantizeLinear(W))                      -> DequantizeLinear(Transpose(W))
 
 So values are moved as 8-bit integers where possible, and a QDQ pair that denotes int8 arithmetic stays a
-pair in front of the operator that computes. The results are bit-identical.
+pair in front of the operator that computes. The results are bit-identical. A move that would put two pairs
+of unequal parameters in a row is refused, because onnxruntime merges those.
 """
 
 from __future__ import annotations
@@ -17,7 +18,18 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from ...analysis.qdq import MOVERS, RESHAPES, Parameters, cannot_move, moved_axis, parameters
+from ...analysis.qdq import (
+    JOINS_PAIRS,
+    MOVERS,
+    RESHAPES,
+    ROUNDS_PRODUCT,
+    Parameters,
+    cannot_move,
+    joins_pairs,
+    moved_axis,
+    parameters,
+    rounds_product,
+)
 from ...graph.edit import can_return, insert, remove_unused, replace, sole_consumer
 from ..base import EveryGraphPass
 
@@ -41,7 +53,16 @@ class _Dequantized:
 
 
 class MoveQDQPass(EveryGraphPass):
-    """Move DequantizeLinear downstream and QuantizeLinear upstream, and remove pairs that cancel."""
+    """Move DequantizeLinear downstream and QuantizeLinear upstream, and remove pairs that cancel.
+
+    Args:
+        decoder: whether a weight may become the direct operand of a product, which kernels then round, see
+            ``rounds_product``; the canonical form of decoders has it so.
+    """
+
+    def __init__(self, *, decoder: bool = True) -> None:
+        super().__init__()
+        self._decoder = decoder
 
     def rewrite(self, graph: ir.Graph) -> None:
         """Traverse the graph once downstream, and once upstream."""
@@ -77,6 +98,8 @@ class MoveQDQPass(EveryGraphPass):
             return
         operands = [None if inner is None else _dequantized(graph, inner) for inner in producers]
         reason = _sink_refusal(node, operands)
+        if reason is None and not self._decoder and rounds_product(values[0], node.outputs[0]):
+            reason = ROUNDS_PRODUCT
         if reason is not None:
             self.refuse(node, reason)
             return
@@ -164,6 +187,8 @@ def _sink_refusal(node: ir.Node, operands: Sequence[_Dequantized | str | None]) 
         return None
     if first.found.axis is not None and moved_axis(node, first.found.axis) is None:
         return _axis_changes(node)
+    if any(joins_pairs(first.node.outputs[0], output) for output in node.outputs):
+        return JOINS_PAIRS
     return cannot_move(node, first.found)
 
 

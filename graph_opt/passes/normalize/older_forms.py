@@ -1,8 +1,7 @@
 """Rewrite operators whose form or meaning changed between opsets 7 and 23 into the newer form.
 
 Source: ONNX's changelog of operators. Attributes became inputs, defaults changed, operators were replaced.
-    All
-other operators have the same meaning in both.
+All other operators have the same meaning in both.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 import onnx_ir as ir
 
-from ...graph.edit import insert, int_attribute, replace, shared_constant, text_attribute
+from ...graph.edit import constant, insert, int_attribute, replace, shared_constant, text_attribute
 from ...graph.lazy import Array
 
 RANK_DEPENDENT_BELOW = (
@@ -33,6 +32,8 @@ def unsupported_form(node: ir.Node, version: int) -> str | None:
             return "opset 14 changed the outputs of training"
         case "Dropout" if version < 10 and any(x.uses() for x in node.outputs[1:]):
             return "its mask had another type before opset 10"
+        case "Resize" if version < 11 and _shrinks_and_grows(node):
+            return "opset 10 rounds coordinates up on axes that shrink, and down on others"
         case "Resize" if text_attribute(node, _MODE, "") == "tf_half_pixel_for_nn":
             return "opset 13 removed the coordinates tf_half_pixel_for_nn"
         case _:
@@ -169,19 +170,43 @@ def _upsample(graph: ir.Graph, node: ir.Node, version: int) -> bool:
 
 
 def _resize(graph: ir.Graph, node: ir.Node, version: int) -> bool:
-    return version < 11 and _resize_from(node, node.inputs[1])
+    """Opset 10 did not say which pixel is the nearest: onnxruntime takes the next one on axes that shrink."""
+    if version >= 11:
+        return False
+    scales = constant(node.inputs[1])
+    if not _is_nearest(node):
+        return _resize_from(node, node.inputs[1])
+    if scales is not None:
+        return _resize_from(node, node.inputs[1], "ceil" if (scales < 1).any() else "floor")
+    one = shared_constant(graph, "opset.Resize.one", np.array([1], np.float32))
+    shrinking = insert(node, "Min", [node.inputs[1], one]).outputs[0]
+    node.replace_input_with(0, _resized(node, shrinking, "ceil"))
+    return _resize_from(node, insert(node, "Max", [node.inputs[1], one]).outputs[0])
 
 
-def _resize_from(node: ir.Node, scales: ir.Value | None) -> bool:
-    """Write a Resize with the semantics of opset 10 and Upsample: floor(coordinate / scale)."""
-    attributes = {
-        "mode": text_attribute(node, "mode", "nearest"),
-        _MODE: "asymmetric",
-        "nearest_mode": "floor",
-    }
-    made = insert(node, "Resize", [node.inputs[0], None, scales], attributes)
-    _replace_node(node, made.outputs[0])
+def _shrinks_and_grows(node: ir.Node) -> bool:
+    """Return whether a nearest Resize shrinks one axis and enlarges another, by constants.
+
+    Two nodes would be needed, and onnxruntime copies what keeps its size whatever the scale.
+    """
+    scales = constant(node.inputs[1])
+    return _is_nearest(node) and scales is not None and bool((scales < 1).any() and (scales > 1).any())
+
+
+def _is_nearest(node: ir.Node) -> bool:
+    return text_attribute(node, "mode", "nearest") == "nearest"
+
+
+def _resize_from(node: ir.Node, scales: ir.Value | None, nearest: str = "floor") -> bool:
+    """Write a Resize at coordinate / scale, rounded down as by Upsample, or up."""
+    _replace_node(node, _resized(node, scales, nearest))
     return True
+
+
+def _resized(node: ir.Node, scales: ir.Value | None, nearest: str) -> ir.Value:
+    mode = text_attribute(node, "mode", "nearest")
+    attributes = {"mode": mode, _MODE: "asymmetric", "nearest_mode": nearest}
+    return insert(node, "Resize", [node.inputs[0], None, scales], attributes).outputs[0]
 
 
 def _scatter(graph: ir.Graph, node: ir.Node, version: int) -> bool:

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from ...analysis.qdq import JOINS_PAIRS, ROUNDS_PRODUCT, joins_pairs, rounds_product
 from ...analysis.shape_facts import ShapeFacts, Shapes
 from ...graph.edit import insert, replace, shared_constant
 from ..base import GraphPass
@@ -52,13 +53,59 @@ class SimplifyShapesPass(GraphPass):
         if same is not None:
             if output.is_graph_output() and (same.is_graph_output() or same.producer() is None):
                 return False
-            replace(output, same)
-            return True
+            return self._remove(node, same)
         if node.op_type in _SHAPE_CHANGERS:
-            return _reshape_by_constant(graph, facts, node)
+            return self._reshape_by_constant(graph, facts, node)
         if node.op_type == "Expand":
             return _expand_by_constant(graph, facts, node)
-        return node.op_type == "Transpose" and _join_transposes(node)
+        return node.op_type == "Transpose" and self._join_transposes(node)
+
+    def _remove(self, node: ir.Node, source: ir.Value) -> bool:
+        """Make the consumers of a node without effect read ``source``."""
+        output = node.outputs[0]
+        rounds = not self._decoder and rounds_product(source, output)
+        if rounds or joins_pairs(source, output):
+            self.refuse(node, ROUNDS_PRODUCT if rounds else JOINS_PAIRS)
+            return False
+        replace(output, source)
+        return True
+
+    def _join_transposes(self, node: ir.Node) -> bool:
+        """Merge Transpose(Transpose(x)) into one Transpose, or x."""
+        source = node.inputs[0]
+        inner = source.producer() if source is not None else None
+        if inner is None or inner.op_type != "Transpose" or inner.domain:
+            return False
+        outer_perm, inner_perm = _permutation(node), _permutation(inner)
+        if outer_perm is None or inner_perm is None or inner.inputs[0] is None:
+            return False
+        joined = [inner_perm[axis] for axis in outer_perm]
+        if joined == sorted(joined):
+            return self._remove(node, inner.inputs[0])
+        merged = insert(node, "Transpose", [inner.inputs[0]], {"perm": joined})
+        replace(node.outputs[0], merged.outputs[0])
+        return True
+
+    def _reshape_by_constant(self, graph: ir.Graph, facts: ShapeFacts, node: ir.Node) -> bool:
+        """Merge consecutive shape changes into one Reshape to a constant shape, or remove them."""
+        source = node.inputs[0]
+        while source is not None:
+            inner = source.producer()
+            if inner is None or inner.domain or inner.op_type not in _SHAPE_CHANGERS:
+                break
+            source = inner.inputs[0]
+        before, after = facts.shapes(source), facts.shapes(node.outputs[0])
+        if source is None or before is None or after is None:
+            return False
+        if before == after:
+            return self._remove(node, source)
+        target = reshape_target(before, after)
+        if target is None or (source is node.inputs[0] and not _differs(facts, node, target)):
+            return False
+        shape = _constant(graph, np.array(target, np.int64))
+        merged = insert(node, "Reshape", [source, shape])
+        replace(node.outputs[0], merged.outputs[0])
+        return True
 
 
 def _annotate(facts: ShapeFacts, value: ir.Value) -> None:
@@ -122,24 +169,6 @@ def _permutation(node: ir.Node) -> list[int] | None:
     return None if perm is None else list(perm.as_ints())
 
 
-def _join_transposes(node: ir.Node) -> bool:
-    """Merge Transpose(Transpose(x)) into one Transpose, or x."""
-    source = node.inputs[0]
-    inner = source.producer() if source is not None else None
-    if inner is None or inner.op_type != "Transpose" or inner.domain:
-        return False
-    outer_perm, inner_perm = _permutation(node), _permutation(inner)
-    if outer_perm is None or inner_perm is None or inner.inputs[0] is None:
-        return False
-    joined = [inner_perm[axis] for axis in outer_perm]
-    if joined == sorted(joined):
-        replace(node.outputs[0], inner.inputs[0])
-    else:
-        merged = insert(node, "Transpose", [inner.inputs[0]], {"perm": joined})
-        replace(node.outputs[0], merged.outputs[0])
-    return True
-
-
 def _expand_by_constant(graph: ir.Graph, facts: ShapeFacts, node: ir.Node) -> bool:
     """Replace the computed target shape of an Expand by a constant one, in which 1 keeps an axis."""
     before, after = facts.shapes(node.inputs[0]), facts.shapes(node.outputs[0])
@@ -153,29 +182,6 @@ def _expand_by_constant(graph: ir.Graph, facts: ShapeFacts, node: ir.Node) -> bo
             return False
         target.append(1 if source == sizes else sizes[0])
     node.replace_input_with(1, _constant(graph, np.array(target, np.int64)))
-    return True
-
-
-def _reshape_by_constant(graph: ir.Graph, facts: ShapeFacts, node: ir.Node) -> bool:
-    """Merge consecutive shape changes into one Reshape to a constant shape, or remove them."""
-    source = node.inputs[0]
-    while source is not None:
-        inner = source.producer()
-        if inner is None or inner.domain or inner.op_type not in _SHAPE_CHANGERS:
-            break
-        source = inner.inputs[0]
-    before, after = facts.shapes(source), facts.shapes(node.outputs[0])
-    if source is None or before is None or after is None:
-        return False
-    if before == after:
-        replace(node.outputs[0], source)
-        return True
-    target = reshape_target(before, after)
-    if target is None or (source is node.inputs[0] and not _differs(facts, node, target)):
-        return False
-    shape = _constant(graph, np.array(target, np.int64))
-    merged = insert(node, "Reshape", [source, shape])
-    replace(node.outputs[0], merged.outputs[0])
     return True
 
 

@@ -18,7 +18,14 @@ import numpy as np
 import onnx_ir as ir
 
 from ....errors import GraphError
-from ...graph.edit import add_initializer, insert, remove_unused, replace, shared_constant
+from ...graph.edit import (
+    add_initializer,
+    insert,
+    remove_unused,
+    replace,
+    return_instead,
+    shared_constant,
+)
 from ...graph.lazy import lazy
 from ...passes.base import GraphPass
 from .grid import Floats, Grid, channel_scales, round_bias, round_weight
@@ -207,7 +214,7 @@ def insert_grids(
             shown = result if use not in floats or len(floats) < 2 else _for_floats(graph, result)
             use.node.replace_input_with(use.idx, shown)
         if value.is_graph_output() and value in placement.outputs:
-            _return_instead(graph, value, result)
+            return_instead(value, result, f"{value.name}.float")
         rounded[value] = result
     return rounded
 
@@ -249,15 +256,6 @@ def _for_floats(graph: ir.Graph, result: ir.Value) -> ir.Value:
     if producer is not None:
         graph.insert_after(producer, node)
     return node.outputs[0]
-
-
-def _return_instead(graph: ir.Graph, value: ir.Value, result: ir.Value) -> None:
-    """Replace the graph output ``value`` by ``result``, with its name."""
-    name = value.name
-    value.name, result.name = f"{name}.float", name
-    for index, output in enumerate(graph.outputs):
-        if output is value:
-            graph.outputs[index] = result
 
 
 def replace_layer(layer: Layer, result: ir.Value) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ....progress import Progress
+from ...graph.edit import return_instead
 from ...graph.lazy import Array
 from ...graph.onnx_files import read_onnx
 from .grid import Floats, Grid
@@ -104,15 +105,13 @@ def _choose(graph: ir.Graph, switch: ir.Value, copy: ir.Value, layer: Layer) -> 
     if maker is None:
         return
     graph.insert_after(maker, node)
-    result, called = node.outputs[0], output.name
+    result = node.outputs[0]
     for use in list(output.uses()):
         if use.node is not node:
             use.node.replace_input_with(use.idx, result)
-    for index, one in enumerate(graph.outputs):
-        if one is output:
-            output.name, result.name = f"{called}.float", called
-            result.type, result.shape = output.type, output.shape
-            graph.outputs[index] = result
+    if output.is_graph_output():
+        result.type, result.shape = output.type, output.shape
+        return_instead(output, result, f"{output.name}.float")
 
 
 def _noise(exact: Sequence[Mapping[str, Array]], found: Sequence[Mapping[str, Array]]) -> float:

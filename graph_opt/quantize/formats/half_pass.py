@@ -10,7 +10,7 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from ....errors import UsageError
-from ...graph.edit import insert
+from ...graph.edit import insert, return_instead
 from ...passes.base import GraphPass
 
 HALF_TYPES = {"fp16": ir.DataType.FLOAT16, "bf16": ir.DataType.BFLOAT16}
@@ -76,12 +76,11 @@ class HalfPass(GraphPass):
 
     def widen_outputs(self, graph: ir.Graph, half: Collection[ir.Value]) -> None:
         """Return the ``half`` outputs as float under their original names."""
-        for index, output in enumerate(graph.outputs):
+        for output in list(graph.outputs):
             if output not in half:
                 continue
             cast = ir.node("Cast", [output], {"to": _FLOAT.value})
             graph.append(cast)
             result = cast.outputs[0]
-            output.name, result.name = f"{output.name}.{self.dtype.name.lower()}", output.name
             result.type, result.shape = ir.TensorType(_FLOAT), output.shape
-            graph.outputs[index] = result
+            return_instead(output, result, f"{output.name}.{self.dtype.name.lower()}")

@@ -18,6 +18,7 @@
 #include <cstdint>
 
 #include "layout.h"
+#include "recurrent.h"
 
 namespace carryall {
 
@@ -108,6 +109,7 @@ struct AttentionKernels {
   void (*normalize)(const float* x, const float* weight, int64_t count, float epsilon, float* y);
   int64_t (*item_queries)(const AttentionSizes& sizes);  // the most of an item
   bool (*paired)(const AttentionSizes& sizes);           // whether the cache holds pairs
+  RecurrentKernels recurrent;
 };
 
 extern const AttentionKernels kPortableAttention, kAvx2Attention, kAvx512Attention, kAvx512Bf16Attention,

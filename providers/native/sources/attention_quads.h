@@ -22,6 +22,7 @@
 
 #include "attention_parts.h"
 #include "hadamard.h"
+#include "recurrent_rows.h"
 
 namespace carryall {
 namespace {
@@ -394,6 +395,7 @@ constexpr AttentionKernels attention_kernels() {
       normalize<V>,
       [](const AttentionSizes& s) { return s.cache == CacheType::int8 ? QuadMemory::kItem : item_queries(s); },
       [](const AttentionSizes&) { return false; },
+      recurrent_kernels<V>(),
   };
 }
 

@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "linear.h"
+#include "recurrent.h"
 #include "ort_api.h"
 
 using namespace carryall;
@@ -100,6 +101,58 @@ CARRYALL_EXPORT int carryall_attention(const char* isa, const AttentionCall* fro
   for (size_t task = job.write_tasks(); task > 0; task--) AttentionJob::write(&job, task - 1);
   for (size_t task = job.attend_tasks(); task > 0; task--) AttentionJob::attend(&job, task - 1);
   for (size_t item = 0; item < job.finish_tasks(); item++) AttentionJob::finish(&job, item);
+  return 0;
+}
+
+// The inputs of carryall_delta_rule, in the order of DeltaRule.
+struct DeltaCall {
+  int64_t heads, key_heads, key_size, value_size, by_key, rows, tokens, states_count;
+  float scale;
+  const float *query, *key, *value, *decay, *beta;
+  float* states;
+  const int32_t *begins, *places;
+  float* output;
+};
+
+// Computes the delta rule of all rows; returns 0, or 1 and a message.
+CARRYALL_EXPORT int carryall_delta_rule(const char* isa, const DeltaCall* from, char* message, int64_t size) {
+  const DeltaRule rule{from->heads,  from->key_heads, from->key_size, from->value_size,   from->by_key != 0,
+                       from->scale,  from->query,     from->key,      from->value,        from->decay,
+                       from->beta,   from->states,    from->begins,   from->places,       from->rows,
+                       from->tokens, from->states_count, from->output};
+  if (const char* wrong = rule.complaint()) return complain(wrong, message, size);
+  if (const char* wrong = complaint_of_rows(rule.begins, rule.places, rule.rows, rule.tokens, rule.states_count))
+    return complain(wrong, message, size);
+  const Kernels* kernels = choose_kernels(isa);
+  if (kernels == nullptr) return complain("there is no such instruction set", message, size);
+  DeltaJob job(rule, *kernels);
+  if (!job.valid()) return complain("out of memory", message, size);
+  for (size_t task = 0; task < job.prepare_tasks(); task++) DeltaJob::prepare(&job, task);
+  for (size_t task = job.delta_tasks(); task > 0; task--) DeltaJob::delta(&job, task - 1);
+  return 0;
+}
+
+struct ConvolutionCall {
+  int64_t channels, taps, silu, rows, tokens, states_count;
+  const float *x, *weights, *bias;
+  float* states;
+  const int32_t *begins, *places;
+  float* output;
+};
+
+// Computes the convolution of all rows; returns 0, or 1 and a message.
+CARRYALL_EXPORT int carryall_convolution(const char* isa, const ConvolutionCall* from, char* message, int64_t size) {
+  const Convolution convolution{from->channels, from->taps,   from->silu != 0, from->x,     from->weights,
+                                from->bias,     from->states, from->begins,    from->places, from->rows,
+                                from->tokens,   from->states_count, from->output};
+  if (const char* wrong = convolution.complaint()) return complain(wrong, message, size);
+  if (const char* wrong = complaint_of_rows(convolution.begins, convolution.places, convolution.rows,
+                                            convolution.tokens, convolution.states_count))
+    return complain(wrong, message, size);
+  const Kernels* kernels = choose_kernels(isa);
+  if (kernels == nullptr) return complain("there is no such instruction set", message, size);
+  ConvolutionJob job{&convolution, &kernels->attention->recurrent};
+  for (size_t task = job.tasks(); task > 0; task--) ConvolutionJob::convolve(&job, task - 1);
   return 0;
 }
 

@@ -229,7 +229,7 @@ class OfflineEngine:
             for group in item.work.groups:
                 if group.fault is not None:
                     raise group.fault
-            outputs = [group.snapshot() for group in item.work.groups]
+            outputs = [group.output() for group in item.work.groups]
             body, reason = item.work.read(outputs)
         except CarryallError as error:
             code = error_code(error)

@@ -178,23 +178,6 @@ class PrefixCache:
         for slot in self._slots.idle:
             self.evict(slot, save=save)
 
-    def price_of_move(self, target: int) -> tuple[int, int]:
-        """Return how many idle tokens a move to ``target`` copies elsewhere, and how many it evicts."""
-        if not self._slots.is_idle(target):
-            return 0, 0
-        lost = 0 if self._slots.num_free else self._slots.tokens(self._slots.idle[0])
-        return self._slots.tokens(target), lost
-
-    def move(self, source: int, target: int, length: int) -> None:
-        """Move a used slot's KV into a free or idle slot; idle KV moves on to a free slot if there is one."""
-        if self._slots.is_idle(target):
-            if not self._slots.num_free:
-                self.evict(self._slots.idle[0])
-            if self._slots.is_idle(target):
-                spare = self._slots.lowest_free()
-                self._relocate(target, spare, self._slots.tokens(target))
-        self._relocate(source, target, length)
-
     def check_integrity(self) -> None:
         """Check that the prefix tree and the slots are consistent.
 
@@ -264,16 +247,6 @@ class PrefixCache:
         self.counters.prefix_queries += 1
         self.counters.prefix_hits += match.length > 0
         self.counters.prefix_cached_tokens += match.length
-
-    def _relocate(self, source: int, target: int, length: int) -> None:
-        self._slots.copy(source, target, length)
-        self._slots.move(source, target)
-        if self.enabled:
-            self._tree.rename(source, target)
-        if source in self._keys:
-            self._keys[target] = self._keys.pop(source)
-        if source in self._running:
-            self._running[target] = self._running.pop(source)
 
     def _trimmable(self, slot: int) -> int:
         """Return how much KV behind its windows a running request can free, in tokens."""

@@ -102,17 +102,6 @@ class PrefixTree:
         if not node.children and not node.ending:
             del self._roots[entry.salt]
 
-    def rename(self, source: int, target: int) -> None:
-        """Record that the KV of slot ``source`` has moved to slot ``target``."""
-        entry = self._entries[target] = self._entries.pop(source)
-        entry.end.ending.remove(source)
-        entry.end.ending.add(target)
-        node: _Node | None = entry.end
-        while node is not None and node.parent is not None:
-            node.slots.remove(source)
-            node.slots.add(target)
-            node = node.parent
-
     def set_computed(self, slot: int, computed: int) -> None:
         """Set how many of a slot's tokens have KV."""
         self._entries[slot].computed = computed

@@ -5,8 +5,8 @@ from __future__ import annotations
 import heapq
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
-from itertools import pairwise
+
+from ....providers.kv_groups import KVGroups
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +51,12 @@ class Windows:
 
     Args:
         step: number of tokens freed at a time.
-        widest: the largest window in tokens, including the token itself.
-        share: the share of a token's KV bytes in layers with windows.
+        groups: the groups of layers.
         slack: number of newest tokens whose windows stay complete, for sequences that branch there.
     """
 
     step: int
-    widest: int
-    share: Fraction
+    groups: KVGroups
     slack: int = 0
 
     def shortest(self, computed: int) -> int:
@@ -67,8 +65,8 @@ class Windows:
 
     def saved(self, shortest: int) -> int:
         """Return how much KV a slot trimmed to ``shortest`` has freed, in tokens."""
-        behind = max(0, shortest + 1 - self.widest) // self.step * self.step
-        return int(behind * self.share)
+        freed = sum(group.freed(shortest) * group.bytes_per_token for group in self.groups)
+        return freed // max(1, sum(group.bytes_per_token for group in self.groups))
 
 
 class SlotTable:
@@ -98,7 +96,6 @@ class SlotTable:
         self._idle: dict[int, int] = {}  # the same of idle slots, least recently used first
         self._free = list(range(num_slots))  # a heap
         self._operations: list[Operation] = []
-        self._released: dict[int, int] = {}  # slot released since the last operations -> tokens it held
 
     @property
     def num_used(self) -> int:
@@ -142,7 +139,8 @@ class SlotTable:
     def free(self, slot: int) -> None:
         """Free a used slot."""
         self.used_tokens -= self.worth(slot)
-        self._give_back(slot, self._tokens.pop(slot))
+        del self._tokens[slot]
+        self._give_back(slot)
 
     def park(self, slot: int, num_tokens: int) -> None:
         """Make a used slot idle; it keeps ``num_tokens`` tokens."""
@@ -164,7 +162,8 @@ class SlotTable:
     def evict(self, slot: int) -> None:
         """Free an idle slot."""
         self.idle_tokens -= self.worth(slot)
-        self._give_back(slot, self._idle.pop(slot))
+        del self._idle[slot]
+        self._give_back(slot)
 
     def trimmable(self, slot: int, computed: int) -> int:
         """Return how much KV trimming a used slot with ``computed`` tokens would free, in tokens."""
@@ -182,21 +181,10 @@ class SlotTable:
 
     def fork(self, source: int, target: int, length: int) -> None:
         """Queue the copy of a prefix into a used slot, which inherits the shortest prefix of its source."""
-        self.copy(source, target, length)
+        self._operations.append(Copy(source, target, length))
         if source in self._shortest:
             self._shortest[target] = self._shortest[source]
             self.used_tokens -= self._saved(target)
-
-    def copy(self, source: int, target: int, length: int) -> None:
-        """Queue the copy of a prefix.
-
-        A target released since the last operations keeps its memory if the copy fills at least half of it,
-        since faulting in new pages costs several times as much as copying into present ones.
-        """
-        release = Release(target)
-        if release in self._operations and 2 * length >= self._released[target]:
-            self._operations.remove(release)
-        self._operations.append(Copy(source, target, length))
 
     def save(self, slot: int, keys: Sequence[bytes]) -> None:
         """Queue saving of the slot's chunks to the tiers, before it is released or trimmed."""
@@ -205,32 +193,7 @@ class SlotTable:
     def take_operations(self) -> list[Operation]:
         """Remove and return the queued operations, in order."""
         operations, self._operations = self._operations, []
-        self._released.clear()
         return operations
-
-    def gaps(self) -> list[tuple[int, int]]:
-        """Return the ranges [first, last] of unused slots between used ones."""
-        used = sorted(self._tokens)
-        return [(low + 1, high - 1) for low, high in pairwise(used) if high - low > 1]
-
-    def lowest_free(self) -> int:
-        """Return the free slot that is allocated next."""
-        return self._free[0]
-
-    def highest(self) -> int:
-        """Return the highest used slot."""
-        return max(self._tokens)
-
-    def move(self, source: int, target: int) -> None:
-        """Move a used or idle slot to a free slot; ``copy`` must be queued separately."""
-        self._free.remove(target)
-        heapq.heapify(self._free)
-        # Rebuilt, since the order of the dictionary is the order of use.
-        self._tokens = {target if slot == source else slot: n for slot, n in self._tokens.items()}
-        self._idle = {target if slot == source else slot: n for slot, n in self._idle.items()}
-        if source in self._shortest:
-            self._shortest[target] = self._shortest.pop(source)
-        self._give_back(source, self.tokens(target))
 
     def tokens(self, slot: int) -> int:
         """Return how many tokens a used or idle slot holds."""
@@ -276,8 +239,7 @@ class SlotTable:
         """Return the KV that trimming a slot has freed, in tokens."""
         return self._windows.saved(self._shortest.get(slot, 0)) if self._windows is not None else 0
 
-    def _give_back(self, slot: int, num_tokens: int) -> None:
+    def _give_back(self, slot: int) -> None:
         self._shortest.pop(slot, None)
-        self._released[slot] = num_tokens
         heapq.heappush(self._free, slot)
         self._operations.append(Release(slot))

@@ -15,13 +15,13 @@ import numpy.typing as npt
 from ....errors import RequestError
 from ....exporter.adapter import LoraAdapter
 from ...process.faults import fault_text, log_fault
-from ...types.outputs import CompletionOutput, FinishReason, Logprob, RequestMetrics, RequestOutput
+from ...types.outputs import FinishReason, RequestMetrics
 from ...types.sampling_params import SamplingParams
 from ..sampling.logits_processors import LogitsProcessor
-from ..sampling.sampler import Sample
+from ..sampling.sampler import Sample, TokenLogprob
 from ..sampling.sampling_state import SamplingState
 from .chunk import ChunkKeys, KVSalt
-from .history import History, OutputText
+from .output_text import OutputText
 from .pooled_states import PooledStates, Pooling
 from .prompt_logprobs import PromptLogprobs
 
@@ -141,15 +141,16 @@ class Request:
         self.streamed = streamed
         self.max_tokens = params.max_tokens  # the engine limits it to the free part of the context
         self.end_token_ids = frozenset(end_token_ids)
-        self.history = History(text, logprobs=params.logprobs is not None)
-        self.output_token_ids = self.history.token_ids
+        # These lists only grow, so any thread may read them.
+        self.output_token_ids: list[int] = []
+        self.output_logprobs: list[Sequence[TokenLogprob]] | None = None if params.logprobs is None else []
         self.metrics = RequestMetrics(arrival=time.monotonic())
         self._tokens = np.array(self.prompt_token_ids, np.int64)
         self.num_tokens = len(self._tokens)
         self.sampling = SamplingState(params, self._tokens, self.end_token_ids, bad_words, dry_breakers)
         self.awaited_grammar = grammar
         self._grammar: Grammar | None = None
-        self._text = text
+        self.text = text
         self._pooled = PooledStates(pooling)
         self._prompt_logprobs = PromptLogprobs(self.prompt_token_ids, params)
 
@@ -180,6 +181,11 @@ class Request:
         if self.awaited_grammar is not None:
             self._grammar = self.awaited_grammar.result().copy()
             self.sampling.processors.append(self._grammar)
+
+    @property
+    def has_grammar(self) -> bool:
+        """Whether a compiled grammar restricts the output."""
+        return self._grammar is not None
 
     def prepare_sampling(self) -> None:
         """Start the part of sampling that needs no logits, in parallel with the model's run."""
@@ -282,15 +288,17 @@ class Request:
         """Append a generated token, and finish the request at an end token, stop string or length limit."""
         token = sample.token_id
         self._push(token)
-        self.history.add(token, sample.logprobs)
+        self.output_token_ids.append(token)
+        if self.output_logprobs is not None:
+            self.output_logprobs.append(sample.logprobs)
         self.sampling.observe(token, sample.surprise)
         if not self.metrics.first_token:
             self.metrics.first_token = time.monotonic()
         ended = token in self.end_token_ids
         stop_string = None
-        if self._text is not None and (not ended or self.params.include_stop_str_in_output):
+        if self.text is not None and (not ended or self.params.include_stop_str_in_output):
             check = len(self.output_token_ids) >= self.params.min_tokens and not ended
-            stop_string = self._text.push(token, check_stop=check)
+            stop_string = self.text.push(token, check_stop=check)
         if ended:
             self.finish("stop", token)
         elif stop_string is not None:
@@ -304,66 +312,28 @@ class Request:
         self, reason: FinishReason, stop_reason: str | int | None = None, error: str | None = None
     ) -> None:
         """End the request."""
-        self.status = RequestStatus.FINISHED
+        if self.text is not None:
+            try:
+                self.text.end()
+            except Exception as fault:  # noqa: BLE001 -- fails this request only
+                reason, error = "error", error or fault_text("the tokenizer", fault)
+                log_fault(_log, self.request_id, "the tokenizer", fault)
         self.finish_reason, self.stop_reason, self.error = reason, stop_reason, error
         self.metrics.finished = time.monotonic()
-        if self._text is not None:
-            try:
-                self._text.end()
-            except Exception as fault:  # noqa: BLE001 -- fails this request only
-                self.finish_reason, self.error = "error", error or fault_text("the tokenizer", fault)
-                log_fault(_log, self.request_id, "the tokenizer", fault)
+        # Last: a reader in another thread that sees a finished request sees all of its output.
+        self.status = RequestStatus.FINISHED
 
-    def snapshot(self) -> RequestOutput:
-        """Return an immutable view of the request, at a cost that does not grow with the output."""
-        return RequestOutput.of(
-            _PromptRecord(self),
-            request_id=self.request_id,
-            prompt=self.prompt,
-            prompt_token_ids=self.prompt_token_ids,
-            outputs=[self.completion()],
-            finished=self.finished,
-            metrics=self.metrics,
-            error=self.error,
-            invalid=self.invalid,
-            embedding=self._pooled.embedding() if self.finish_reason == "stop" else None,
-        )
+    @property
+    def embedding(self) -> npt.NDArray[np.float32] | None:
+        """The pooled hidden states [hidden_size] of a finished embedding request."""
+        return self._pooled.embedding() if self.finish_reason == "stop" else None
 
-    def completion(self, index: int = 0) -> CompletionOutput:
-        """Return the output so far."""
-        history = self.history
-        total = history.cumulative_logprob if history.logprobs is not None else None
-        return CompletionOutput.of(history.state(), self.finish_reason, self.stop_reason, total, index)
-
-    def prompt_logprobs(self) -> list[dict[int, Logprob] | None] | None:
-        """Return the known log-probabilities of the prompt tokens, None for those not asked for."""
-        known = self._prompt_logprobs.known()
-        if known is None:
-            return None
-        return [self.history.reported(one) if one else None for one in known]
+    def prompt_logprobs(self) -> list[Sequence[TokenLogprob]] | None:
+        """Return the known log-probabilities of the prompt tokens; None if they are not asked for."""
+        return self._prompt_logprobs.known()
 
     def _push(self, token: int) -> None:
         if self.num_tokens == len(self._tokens):
             self._tokens = np.concatenate([self._tokens, np.empty_like(self._tokens)])
         self._tokens[self.num_tokens] = token
         self.num_tokens += 1
-
-
-class _PromptRecord:
-    """Makes the fields of a ``RequestOutput`` that concern the prompt."""
-
-    __slots__ = ("_request",)
-
-    def __init__(self, request: Request) -> None:
-        self._request = request
-
-    def fields(self, name: str) -> dict[str, list[dict[int, Logprob] | None] | None]:
-        """See ``Record``."""
-        return {name: {"prompt_logprobs": self._request.prompt_logprobs}[name]()}
-
-    def after(self, earlier: _PromptRecord) -> _PromptRecord:
-        """Return itself: a prompt does not grow."""
-        return self
-
-    def catch_up(self) -> None:
-        """Do nothing: these fields are cheap."""

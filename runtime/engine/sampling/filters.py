@@ -42,24 +42,45 @@ class Filters:
     xtc_threshold: float = 1.0
 
 
-def weigh(logits: npt.NDArray[_F], filters: Sequence[Filters]) -> npt.NDArray[_F]:
-    """Return exp(logits / temperature) [rows, width] in the logits' dtype; the largest of each row is 1."""
-    temperature = np.array([f.temperature for f in filters], logits.dtype)
+@dataclass(frozen=True, slots=True)
+class FilterColumns:
+    """The filters of several rows as arrays [rows]."""
+
+    temperature: Floats
+    top_k: Integers
+    top_p: Floats
+    min_p: Floats
+
+    @classmethod
+    def of(cls, filters: Sequence[Filters]) -> FilterColumns:
+        """Return the columns of ``filters``, one for each row."""
+        table = np.array([(f.temperature, f.top_k, f.top_p, f.min_p) for f in filters])
+        return cls(table[:, 0], table[:, 1].astype(np.int64), table[:, 2], table[:, 3])
+
+
+def weigh(logits: npt.NDArray[_F], temperature: Floats) -> npt.NDArray[_F]:
+    """Return exp(logits / temperature [rows]) [rows, width] in the logits' dtype; the largest is 1."""
     weights: npt.NDArray[_F] = logits - logits.max(axis=1, keepdims=True)
     with np.errstate(over="ignore"):  # a tiny temperature gives -inf for all but the largest, as intended
-        weights /= temperature[:, None]
+        weights /= temperature.astype(logits.dtype)[:, None]
     np.exp(weights, out=weights)
     return weights
 
 
-def is_kept(weights: Floats, total: Floats, filters: Sequence[Filters]) -> npt.NDArray[np.bool_]:
-    """Return a mask [rows, width] of the sorted candidates that top-p and min-p keep."""
-    top_p = np.array([f.top_p for f in filters])
-    min_p = np.array([f.min_p for f in filters])
-    before = np.cumsum(weights, axis=1) - weights
-    kept = (weights > 0.0) & (weights >= min_p[:, None])
-    kept &= (before < (top_p * total)[:, None]) | (top_p[:, None] >= 1.0)
-    return kept
+def num_kept(weights: Floats, total: Floats, filters: FilterColumns) -> Integers:
+    """Return how many of the sorted candidates top-p and min-p keep, per row; they are the first ones.
+
+    Args:
+        weights: [rows, width], in descending order.
+        total: [rows], the total weight of each row, for top-p.
+        filters: filters per row.
+    """
+    before = np.cumsum(weights, axis=1)
+    before -= weights
+    kept = (weights > 0.0) & (weights >= filters.min_p[:, None])
+    bound = np.where(filters.top_p >= 1.0, np.inf, filters.top_p * total)
+    kept &= before < bound[:, None]
+    return np.asarray(kept.sum(axis=1), np.int64)
 
 
 def typical(probabilities: Floats, mass: float) -> npt.NDArray[np.bool_]:
@@ -78,14 +99,14 @@ def typical(probabilities: Floats, mass: float) -> npt.NDArray[np.bool_]:
 
 
 def choose(
-    candidates: Candidates, weights: Floats, total: Floats, filters: Sequence[Filters], uniforms: Floats
+    candidates: Candidates, weights: Floats, kept: Integers, filters: Sequence[Filters], uniforms: Floats
 ) -> Integers:
-    """Apply top-p, min-p and XTC to the sorted candidates, and sample from the rest.
+    """Apply XTC to the sorted candidates that top-p and min-p keep, and sample from the rest.
 
     Args:
         candidates: the candidates of each row.
         weights: [rows, width], their weights; XTC changes them in place.
-        total: [rows], the total weight of each row, for top-p.
+        kept: [rows], how many of them are kept; the most likely one always is.
         filters: filters per row.
         uniforms: [rows] in [0, 1).
 
@@ -93,7 +114,7 @@ def choose(
         [rows], the sampled token ids.
     """
     cumulative = np.cumsum(weights, axis=1)
-    last = np.maximum(is_kept(weights, total, filters).sum(axis=1), 1) - 1
+    last = np.maximum(kept, 1) - 1
     for i, f in enumerate(filters):
         if f.xtc_threshold < 1.0:
             exclude_top(weights[i, : last[i] + 1], f.xtc_threshold * float(cumulative[i, last[i]]))

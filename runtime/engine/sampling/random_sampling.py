@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from . import full_vocabulary
-from .filters import Filters, Floats, choose, is_kept, typical, weigh
+from .filters import FilterColumns, Filters, Floats, choose, num_kept, typical, weigh
 from .full_vocabulary import Cumulative, Weights, exclude_top, inverse
 from .top_candidates import Found, Integers, Row, find_above, find_top, in_order
 
@@ -106,14 +106,16 @@ class RandomSampler:
         for some in [narrow, *wide] if narrow else wide:
             filters = [f for each in some for f in each.draws.filters]
             candidates = in_order([each.found for each in some])
-            weights = weigh(candidates.logits.astype(np.float64), filters)
-            top_k = np.array([f.top_k or weights.shape[1] for f in filters])
+            columns = FilterColumns.of(filters)
+            weights = weigh(candidates.logits.astype(np.float64), columns.temperature)
+            top_k = np.where(columns.top_k > 0, columns.top_k, weights.shape[1])
             weights[np.arange(weights.shape[1]) >= top_k[:, None]] = 0.0
             total = np.concatenate([each.total for each in some])
             total = np.where(np.isnan(total), weights.sum(axis=1), total)
             uniforms = np.concatenate([each.draws.uniforms for each in some])
             places = np.concatenate([each.draws.places for each in some])
-            self._tokens[places] = choose(candidates, weights, total, filters, uniforms)
+            kept = num_kept(weights, total, columns)
+            self._tokens[places] = choose(candidates, weights, kept, filters, uniforms)
         return RandomTokens(self._tokens, self._surprises)
 
     def top_k(self, draws: _Rows) -> None:
@@ -234,9 +236,11 @@ def _draw_typical(row: Row, best: int, filters: Filters, share: float) -> int:
         scaled = full_vocabulary.scaled_logits(row, filters.temperature, best)
         return full_vocabulary.draw_typical(scaled, filters.typical_p, share)
     candidates = in_order([find_top([row], np.array([count]))])
-    weights = weigh(candidates.logits.astype(np.float64), [filters])
+    columns = FilterColumns.of([filters])
+    weights = weigh(candidates.logits.astype(np.float64), columns.temperature)
     weights[:, count:] = 0.0
-    kept = weights[0] * is_kept(weights, weights.sum(axis=1), [filters])[0]
+    kept = weights[0]
+    kept[num_kept(weights, weights.sum(axis=1), columns)[0] :] = 0.0
     kept[~typical(kept / kept.sum(), filters.typical_p)] = 0.0
     exclude_top(kept, filters.xtc_threshold * kept.sum())
     return int(candidates.token_ids[0, inverse(kept, share * float(kept.sum()))])

@@ -24,10 +24,6 @@ from .adapter_places import AdapterPlaces
 from .fairness import OUTPUT_WEIGHT, VirtualCounters
 from .waiting import WaitingQueue
 
-# Cost of copying one token's KV, in decode rows: 20-50 us against 2-4 ms (0.6 B model, two CPU cores).
-_COPY_COST = 0.01
-# Cost of losing one token's KV, in decode rows: recomputing costs 1 row, and 1 in 4 is assumed to be needed.
-_LOSS_COST = 0.25
 # Of this many waiting requests, the one with the longest cached prefix is admitted first.
 _LOOKAHEAD = 8
 _MAX_OVERTAKES = 16
@@ -143,7 +139,6 @@ class Scheduler:
         self._waiting = WaitingQueue(self._served)
         self._running: list[Request] = []
         self._arrivals = 0
-        self._waste = 0  # decode rows lost to gaps between slots since the last compaction
 
     @property
     def num_waiting(self) -> int:
@@ -165,7 +160,6 @@ class Scheduler:
     def plan(self) -> StepPlan:
         """Choose the rows of the next step: decode rows, then prompts in progress, then new requests."""
         plan = StepPlan()
-        self._compact()
         self._grow_running()
         prefilling = []
         for request in self._running:
@@ -187,8 +181,6 @@ class Scheduler:
 
     def commit(self, plan: StepPlan) -> None:
         """Record that the plan's rows were computed."""
-        # A gap between slots costs about one row: the run either includes the gap or is split in two.
-        self._waste += len(self._slots.gaps())
         for row, request, extra in zip(plan.rows, plan.requests, plan.proposed, strict=True):
             request.num_computed = row.start + len(row.tokens) - extra
             self.cache.progress(request)
@@ -279,25 +271,6 @@ class Scheduler:
                 raise RuntimeError(f"{request} holds a slot, but is queued or not in status RUNNING")
             if not request.num_computed <= held + request.num_dropped <= request.num_tokens:
                 raise RuntimeError(f"{request} has {request.num_computed} computed tokens, its slot {held}")
-
-    def _compact(self) -> None:
-        """Move the highest slot into the lowest gap, once the gaps have cost as much as the copy.
-
-        This online rule costs at most twice the optimum (ski rental; Karlin et al., Competitive Snoopy
-        Caching, 1988).
-        """
-        gaps = self._slots.gaps()
-        if not gaps:
-            self._waste = 0
-            return
-        source, target = self._slots.highest(), gaps[0][0]
-        request = next(request for request in self._running if request.slot == source)
-        copied, lost = self.cache.price_of_move(target)
-        if self._waste < _COPY_COST * (request.num_computed + copied) + _LOSS_COST * lost:
-            return
-        self._waste = 0
-        self.cache.move(source, target, request.num_computed)
-        request.slot = target
 
     def _grow_running(self) -> None:
         """Reserve KV for the newest token of each running request; preempt the youngest if that fails."""

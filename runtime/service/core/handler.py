@@ -28,7 +28,6 @@ from ...engine.stats import EngineStats
 from ...text.chat_template import check_variables
 from .caller import CALLER, caller_name, check_tokens, spend
 from .chat import Conversation
-from .deltas import DeltaTracker
 from .messages import Delta, Embeddings, GenerationRequest, Prompt
 from .observer import Observer
 from .served_model import ServedModel
@@ -149,28 +148,24 @@ class LLMHandler:
                 self.lora or request.lora,
             )
             self._requests.streams[stream] = caller_name()
-            tracker, start = DeltaTracker(), time.monotonic()
+            start = time.monotonic()
             observer = self._observers.begin(self.model.info.model, request) if self._observers else None
             failure: BaseException | None = None
             try:
-                begun, waited = False, 0
+                metrics = stream.group.requests[0].metrics
                 if await stream.accepted():
                     opening = _opening(stream)
                     spend(opening.prompt_tokens)
                     if observer is not None:
                         observer.delta(opening, None)
                     yield opening
-                async for output in stream:
-                    waited += 1
-                    ended = output.finished or output.error is not None
-                    if waited < request.stream_interval and begun and not ended:
-                        continue
-                    waited = 0
-                    for delta in tracker.advance(output):
-                        begun = True
+                async for deltas in stream.deltas(request.stream_interval):
+                    if (wrong := stream.group.failure) is not None:
+                        raise wrong
+                    for delta in deltas:
                         spend(len(delta.token_ids))
                         if observer is not None:
-                            observer.delta(delta, output.metrics)
+                            observer.delta(delta, metrics)
                         yield delta
                 self._requests.mean_seconds += (time.monotonic() - start - self._requests.mean_seconds) / 8
             except QueueFullError as error:

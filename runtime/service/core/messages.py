@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,7 +11,9 @@ import numpy.typing as npt
 
 from ....errors import RequestError
 from ....options import shown
+from ...types.outputs import Delta as Delta
 from ...types.outputs import FinishReason, Logprob, ToolCall
+from ...types.outputs import Usage as Usage
 from ...types.sampling_params import SamplingParams
 from .chat import Conversation
 
@@ -64,57 +66,6 @@ def checked_timeout(seconds: float) -> float:
     if not 0.0 < seconds < math.inf:
         raise RequestError(f"the timeout must be a positive number of seconds, not {shown(seconds)}")
     return seconds
-
-
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """Token counts of a finished request.
-
-    Args:
-        prompt_tokens: tokens of the prompt.
-        completion_tokens: generated tokens of all continuations.
-        cached_tokens: tokens of the prompt whose KV was reused.
-        reasoning_tokens: the generated tokens that are reasoning.
-        prompt_seconds: from the start of the computation to the first token; 0 if it is not known.
-        decode_seconds: from the first to the last token; 0 if it is not known.
-    """
-
-    prompt_tokens: int
-    completion_tokens: int
-    cached_tokens: int
-    reasoning_tokens: int = 0
-    prompt_seconds: float = field(default=0.0, compare=False)
-    decode_seconds: float = field(default=0.0, compare=False)
-
-
-@dataclass(slots=True, kw_only=True)  # not frozen: that makes each of the many objects 1 us slower to create
-class Delta:
-    """The new part of a continuation. The concatenation of all deltas is the whole continuation.
-
-    The first delta of a request is empty: it comes as soon as the request is queued, so that a client sees
-    the beginning of its stream and not the silence of a long prompt.
-    """
-
-    request_id: str
-    index: int
-    text: str = ""
-    token_ids: Sequence[int] = ()
-    logprobs: Sequence[dict[int, Logprob]] = ()  # one entry per token, if requested
-    reasoning: str = ""
-    tool_calls: Sequence[ToolCall] = ()  # calls and pieces of calls; see ``ToolCall``
-    prompt_logprobs: Sequence[dict[int, Logprob] | None] = ()  # in one delta, if requested
-    finish_reason: FinishReason | None = None
-    stop_reason: str | int | None = None
-    usage: Usage | None = None  # in the last delta of the request
-    prompt_tokens: int = 0  # length of the prompt in tokens
-    cached_tokens: int = 0  # those of them whose KV was reused
-    reasoning_tokens: int = 0  # so many of ``token_ids``, the first ones, are reasoning
-
-    @property
-    def opens(self) -> bool:
-        """Whether the delta only tells that the request is valid and queued; it is the first one."""
-        return not (self.token_ids or self.text or self.reasoning or self.tool_calls or self.finish_reason
-                    or self.usage)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

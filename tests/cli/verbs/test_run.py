@@ -26,12 +26,12 @@ def run(*args: object, stdin: str = "") -> Result:
 def test_the_text_is_what_the_library_generates(tiny_package: Path) -> None:
     with LLM(tiny_package) as llm:
         expected = llm.generate(PROMPT, SamplingParams(temperature=0, max_tokens=12))[0].outputs[0]
-    result = run("run", tiny_package, PROMPT, "--max-tokens", 12, "--temperature", 0)
+    result = run("run", tiny_package, PROMPT, "--raw", "--max-tokens", 12, "--temperature", 0)
     assert result.exit_code == 0, result.output
     assert result.stdout == expected.text + "\n"
     assert result.stderr == ""
     found = json.loads(
-        run("run", tiny_package, PROMPT, "--max-tokens", 12, "--temperature", 0, "--json").stdout
+        run("run", tiny_package, PROMPT, "--raw", "--max-tokens", 12, "--temperature", 0, "--json").stdout
     )
     assert found["text"] == expected.text
     assert found["token_ids"] == expected.token_ids
@@ -43,7 +43,7 @@ def test_the_text_is_what_the_library_generates(tiny_package: Path) -> None:
 def test_json_tells_every_choice_and_what_speculation_did(tiny_package: Path) -> None:
     options = ("--max-tokens", 6, "--temperature", 1, "--seed", 3, "-n", 2, "--logprobs", 1)
     speculative = ("--speculative", "prompt-lookup", "--json")
-    found = json.loads(run("run", tiny_package, PROMPT, *options, *speculative).stdout)
+    found = json.loads(run("run", tiny_package, PROMPT, "--raw", *options, *speculative).stdout)
     with LLM(tiny_package) as llm:
         params = SamplingParams(n=2, seed=3, max_tokens=6)
         expected = llm.generate(PROMPT, params)[0].outputs
@@ -53,7 +53,7 @@ def test_json_tells_every_choice_and_what_speculation_did(tiny_package: Path) ->
         assert choice["tool_calls"] == []
     assert found["text"] == found["choices"][0]["text"]
     assert 0 <= found["accepted_tokens"] <= found["proposed_tokens"]
-    shown = run("run", tiny_package, PROMPT, *options).stdout
+    shown = run("run", tiny_package, PROMPT, "--raw", *options).stdout
     assert f"[0] {expected[0].text}" in shown
     assert f"[1] {expected[1].text}" in shown
 
@@ -67,7 +67,9 @@ def test_samplers_reach_the_library(tiny_package: Path) -> None:
         "xtc_threshold": 0.2,
     }
     options = [word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", value)]
-    found = run("run", tiny_package, PROMPT, *options, "--temperature", 1, "--seed", 1, "--max-tokens", 12)
+    found = run(
+        "run", tiny_package, PROMPT, "--raw", *options, "--temperature", 1, "--seed", 1, "--max-tokens", 12
+    )
     with LLM(tiny_package) as llm:
         expected = llm.generate(PROMPT, SamplingParams(seed=1, max_tokens=12, **given))[0].outputs[0].text
     assert found.stdout == expected + "\n"
@@ -77,7 +79,13 @@ def test_the_form_of_the_text_can_be_demanded(tmp_path: Path) -> None:
     schema = tmp_path / "schema.json"
     only = {"properties": {"a": {"const": 7}}, "required": ["a"], "additionalProperties": False}
     schema.write_text(json.dumps({"type": "object", **only}))
-    assert json.loads(run("run", "demo", "x = ", "--json-schema", schema).stdout) == {"a": 7}
+    for value in (schema, f"@{schema}", schema.read_text()):
+        assert json.loads(run("run", "demo", "x = ", "--json-schema", value).stdout) == {"a": 7}
+    for value in ('start: "yes"', f"@{tmp_path / 'grammar'}", tmp_path / "grammar"):
+        (tmp_path / "grammar").write_text('start: "yes"')
+        assert run("run", "demo", "x = ", "--grammar", value).stdout == "yes\n"
+    for value in (tmp_path / "missing.json", f"@{tmp_path / 'missing'}"):
+        assert "cannot be read: No such file" in run("run", "demo", "x", "--json-schema", value).stderr
     assert run("run", "demo", "x = ", "--regex", "[0-9]{3}").stdout.strip().isdigit()
     assert run("run", "demo", "x = ", "--choice", "left", "--choice", "right").stdout.strip() in (
         "left",
@@ -91,8 +99,8 @@ def test_the_form_of_the_text_can_be_demanded(tmp_path: Path) -> None:
 def test_tools_of_a_chat_are_checked(tiny_package: Path, tmp_path: Path) -> None:
     tools = tmp_path / "tools.json"
     tools.write_text("{}")
-    assert "needs --chat" in run("run", tiny_package, "hello", "--tools", tools).stderr
-    assert "a list of objects" in run("run", tiny_package, "hello", "--chat", "--tools", tools).stderr
+    assert "--raw excludes --tools" in run("run", tiny_package, "hello", "--raw", "--tools", tools).stderr
+    assert "a list of objects" in run("run", tiny_package, "hello", "--tools", tools).stderr
     tools.write_text('[{"type": "function", "function": {"name": "f", "parameters": {}}}]')
     asked = ("run", tiny_package, "hello", "--chat", "--tools", tools, "--max-tokens", 4, "--json")
     assert (
@@ -120,15 +128,15 @@ def test_help_has_sections() -> None:
 def test_a_prompt_from_stdin_is_the_same(tiny_package: Path) -> None:
     options = ("--max-tokens", 8, "--temperature", 0)
     assert (
-        run("run", tiny_package, "-", *options, stdin=PROMPT).stdout
-        == run("run", tiny_package, PROMPT, *options).stdout
+        run("run", tiny_package, "-", "--raw", *options, stdin=PROMPT).stdout
+        == run("run", tiny_package, PROMPT, "--raw", *options).stdout
     )
 
 
 def test_a_seed_makes_sampling_reproducible(tiny_package: Path) -> None:
     options = ("--max-tokens", 20, "--temperature", 1.5, "--json")
     texts = [
-        json.loads(run("run", tiny_package, PROMPT, *options, "--seed", seed).stdout)["text"]
+        json.loads(run("run", tiny_package, PROMPT, "--raw", *options, "--seed", seed).stdout)["text"]
         for seed in (1, 1, 2)
     ]
     assert texts[0] == texts[1] != texts[2]
@@ -166,7 +174,7 @@ def test_the_demo_runs_in_int4_in_its_own_process() -> None:
     ],
 )
 def test_wrong_use_gets_one_line(options: list[str], code: int, words: str, tiny_package: Path) -> None:
-    result = run("run", tiny_package, PROMPT, *options)
+    result = run("run", tiny_package, PROMPT, "--raw", *options)
     assert (result.exit_code, result.stdout) == (code, "")
     assert words in result.stderr
     assert result.stderr.count("\n") == 1
@@ -198,12 +206,40 @@ def test_reset_forgets_the_history(tiny_package: Path) -> None:
     assert first == again
 
 
-def test_run_with_chat_writes_the_prompt_by_the_template(tiny_package: Path) -> None:
+def test_run_asks_a_question_where_the_model_has_a_template(tiny_package: Path) -> None:
     options = ("--max-tokens", 6, "--temperature", 0)
-    assert (
-        run("run", tiny_package, "hello", "--chat", *options).stdout
-        == run("chat", tiny_package, *options, stdin="hello\n").stdout
-    )
+    chat = run("chat", tiny_package, *options, stdin="hello\n").stdout
+    assert chat.strip()
+    for flags in ([], ["--chat"]):
+        assert run("run", tiny_package, "hello", *flags, *options).stdout == chat
+    assert run("run", tiny_package, "hello", "--raw", *options).stdout != chat
+
+
+def test_run_without_a_prompt_is_a_conversation(tiny_package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options, lines = ("--max-tokens", 6, "--temperature", 0), "hello\nand again\n"
+    chat = run("chat", tiny_package, *options, stdin=lines)
+    assert chat.stdout.count("\n") >= 2
+    assert run("run", tiny_package, *options, stdin=lines).stdout == chat.stdout
+    monkeypatch.setenv("CARRYALL_MODEL", str(tiny_package))
+    assert run("run", *options, stdin=lines).stdout == chat.stdout
+    assert run("run", "hello", *options).stdout == run("chat", *options, stdin="hello\n").stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["demo"], "demo has no chat template, so it needs a prompt"),
+        (["demo", "--raw"], "need a prompt"),
+        (["demo", "--json"], "need a prompt"),
+        (["demo", "-n", "2"], "--best-of and --logprobs need a prompt"),
+        (["demo", "hello", "--chat"], "chat template"),
+        (["demo", "hello", "--chat", "--raw"], "--raw excludes --chat"),
+    ],
+)
+def test_what_a_conversation_cannot_be_is_one_line(arguments: list[str], words: str) -> None:
+    result = run("run", *arguments, stdin="hello\n")
+    assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1)
+    assert words in result.stderr
 
 
 def test_chat_without_a_template_is_one_line() -> None:

@@ -18,8 +18,15 @@ from exporter_golden import (
     prompt,
     transformers_answer,
 )
-from family_cases import CASES, GOLDEN_OF, LENGTH_DEPENDENT, write_case
+from family_cases import (
+    CASES,
+    GOLDEN_OF,
+    LENGTH_DEPENDENT,
+    PADDING_CHANGES_TRANSFORMERS,
+    write_case,
+)
 
+from carryall.contract import is_past_state
 from carryall.exporter.export import export_package, families
 from carryall.exporter.package import Package
 
@@ -54,10 +61,12 @@ def golden(case: str) -> dict[str, Array]:
 
 
 def decoder(package: Package, engine: str, batch: int = 2) -> CachedDecoder:
+    if engine == "openvino" and any(is_past_state(value.name) for value in package.load().graph.inputs):
+        pytest.skip("OpenVINO 2026.4 has no conversion of LinearAttention and CausalConvWithState")
     key = (package.path, engine)
     if key not in RUNS:
         RUNS[key] = ENGINES[engine](package.model_path)
-    return CachedDecoder(RUNS[key], package.signature, batch)
+    return CachedDecoder(RUNS[key], package.model_path, batch)
 
 
 def test_every_family_has_a_case() -> None:
@@ -68,23 +77,27 @@ def test_every_family_has_a_case() -> None:
 def test_the_graph_is_standard_onnx(package: Package) -> None:
     onnx.checker.check_model(str(package.model_path), full_check=True)
     model = package.load()
-    assert model.opset_imports == {"": 23}
+    assert model.opset_imports == {
+        "": 27 if any(is_past_state(value.name) for value in model.graph.inputs) else 23
+    }
     assert {node.domain for node in model.graph.all_nodes()} == {""}
 
 
 @pytest.mark.long
 def test_greedy_continuation_equals_transformers(
-    package: Package, engine: str, golden: dict[str, Array]
+    package: Package, engine: str, golden: dict[str, Array], case: str
 ) -> None:
-    input_ids, mask = prompt()
-    net = decoder(package, engine)
+    rows = slice(1 if case in PADDING_CHANGES_TRANSFORMERS else 2)  # the second row is padded
+    golden = {name: value[rows] for name, value in golden.items() if name != "margin"}
+    input_ids, mask = (array[rows] for array in prompt())
+    net = decoder(package, engine, batch=len(input_ids))
     logits = net(input_ids, mask)
     difference = np.abs(logits[..., COLUMNS] - golden["prompt_logits"])
     assert difference[mask == 1].max() < TOLERANCE
     tokens, steps = [], []
     for _ in range(NEW_TOKENS):
         tokens.append(logits[:, -1:].argmax(axis=-1))
-        logits = net(tokens[-1], np.ones((2, 1), np.int64))
+        logits = net(tokens[-1], np.ones_like(tokens[-1]))
         steps.append(logits[..., COLUMNS])
     step_logits = np.concatenate(steps[:STORED_STEPS], axis=1)
     np.testing.assert_allclose(step_logits, golden["step_logits"], rtol=0, atol=TOLERANCE)

@@ -70,6 +70,11 @@ CASES: dict[str, tuple[dict[str, Any], tiny.Quantize]] = {
     "gptq-8-32-desc_act-v2": (gptq(8, 32, **V2), tiny.gptq(8, 32, desc_act=True, v2=True)),
     "gptq-8-32": (gptq(8, 32), tiny.gptq(8, 32)),
     "gptq-4-32-v2": (gptq(4, 32, **V2), tiny.gptq(4, 32, v2=True)),
+    "gptq-4-32-symmetric": (gptq(4, 32, sym=True), tiny.gptq(4, 32, symmetric=True)),
+    "gptq-4-32-symmetric-v2-unnamed": (gptq(4, 32, sym=True), tiny.gptq(4, 32, v2=True, symmetric=True)),
+    "gptq-8-32-symmetric-v2-unnamed": (gptq(8, 32, sym=True), tiny.gptq(8, 32, v2=True, symmetric=True)),
+    "gptq-4-32-symmetric-v1-named-v2": (gptq(4, 32, **V2), tiny.gptq(4, 32, symmetric=True)),
+    "gptq-4-32-v2-in-format": (gptq(4, 32, format="gptq_v2"), tiny.gptq(4, 32, v2=True)),
     "awq-32": (awq_settings(32), tiny.awq(32)),
     "awq-64": (awq_settings(64), tiny.awq(64)),
     "awq-column": (awq_settings(-1), tiny.awq(-1)),
@@ -290,7 +295,16 @@ def test_llm_int8_in_the_order_of_a_gpu_is_refused(tmp_path: Path) -> None:
             UnsupportedModelError,
             "checkpoint_format 'marlin' is not supported",
         ),
+        (
+            {"sym": True},
+            CheckpointError,
+            r"qzeros' stores zero points from 0 to 14, but config.json says sym",
+        ),
+        ({"is_marlin_format": True}, UnsupportedModelError, "packed for Marlin"),
+        ({"pack_dtype": "int64"}, UnsupportedModelError, "into other words than int32"),
         ({"quant_method": "awq", "version": "gemv"}, UnsupportedModelError, "AWQ version 'gemv'"),
+        ({"quant_method": "awq", "zero_point": False}, UnsupportedModelError, "AWQ weights without zero"),
+        ({"quant_method": "awq", "backend": "llm-awq"}, UnsupportedModelError, "packed by llm-awq"),
         ({"quant_method": "compressed-tensors"}, CheckpointError, "'config_groups'"),
         (
             {

@@ -158,7 +158,7 @@ def test_sequences_of_another_length_fail() -> None:
 def test_a_missing_output_and_another_type_fail() -> None:
     both = "(float[b, 2] x) => (float[b, 2] y, float[b, 2] z) { y = Neg(x) z = Abs(x) }"
     one = "(float[b, 2] x) => (float[b, 2] y) { y = Neg(x) }"
-    assert compared(both, one).failures == ("output z is missing",)
+    assert compared(both, one).failures == ("the candidate has no output z", "output z is missing")
     whole = "(float[b, 2] x) => (int32[b, 2] y) { t = Neg(x) y = Cast<to = 6>(t) }"
     assert "has type int32 instead of float32" in str(compared(one, whole).failures)
 
@@ -227,11 +227,39 @@ def test_wrong_masks_are_caught(name: str, content: float) -> None:
     assert not verify(encoder(), wrong).passed
 
 
-def test_renamed_outputs_are_paired(tmp_path: Path) -> None:
+X, Y, YZ = "(float[b, 2] x)", "(float[b, 2] y)", "(float[b, 2] y, float[b, 2] z)"
+
+
+@pytest.mark.parametrize(
+    ("reference", "candidate", "change"),
+    [
+        (f"{X} => {Y} {{ y = Neg(x) }}", f"{X} => (float[b, 2] z) {{ z = Neg(x) }}", "has no output y"),
+        (f"{X} => {Y} {{ y = Neg(x) }}", f"(float[b, 2] z) => {Y} {{ y = Neg(z) }}", "has no input x"),
+        (f"{X} => {Y} {{ y = Neg(x) }}", f"(float[b, 2] x, float[b, 2] z) => {Y} {{ y = Sub(z, x) }}",
+         "has a new input z"),
+        (f"{X} => {Y} {{ y = Neg(x) }}", f"{X} => {YZ} {{ y = Neg(x) z = Abs(x) }}", "has a new output z"),
+        (f"{X} => {YZ} {{ y = Neg(x) z = Abs(x) }}",
+         f"{X} => (float[b, 2] z, float[b, 2] y) {{ y = Neg(x) z = Abs(x) }}",
+         "has its outputs in another order: z, y"),
+        (f"{X} => {Y} {{ y = Neg(x) }}", f"{X} => (double[b, 2] y) {{ t = Neg(x) y = Cast<to = 11>(t) }}",
+         "has output y of type tensor(double) instead of tensor(float)"),
+        (f"{X} => {Y} {{ y = Neg(x) }}", "(float[b, 3] x) => (float[b, 3] y) { y = Neg(x) }",
+         "has input x of shape ['b', 3] instead of ['b', 2]"),
+    ],
+)  # fmt: skip
+def test_a_changed_interface_fails_first(reference: str, candidate: str, change: str) -> None:
+    found = compared(reference, candidate)
+    assert found.failures[0] == f"the candidate {change}"
+    assert found.text().startswith(f"the candidate {change}")
+    assert change in json.loads(found.to_json())["interface"]
+
+
+def test_renamed_outputs_are_paired() -> None:
     text = "(float[b, 2] x) => (float[b, 2] y) { y = Neg(x) }"
     found = compared(text, text.replace("y", "renamed"))
-    assert found.passed
-    assert "output renamed of the candidate is compared with y" in found.text()
+    assert found.interface == ("has no output y", "has a new output renamed")
+    assert found.outputs["y"].reason is None
+    assert compared(text, text.replace("y", "renamed").replace("Neg", "Abs")).outputs["y"].reason is not None
 
 
 def test_a_random_reference_is_reported() -> None:
@@ -239,3 +267,37 @@ def test_a_random_reference_is_reported() -> None:
     found = compared(text, text)
     assert not found.passed
     assert "A gives different results at each run on the same inputs" in found.text()
+
+
+WEIGHT = np.random.default_rng(3).integers(-127, 128, (32, 64)).astype(np.int8)
+STEPS = np.full(32, 0.01, np.float32)
+HEAD_OF_FLOATS = "(float[b, 64] x) => (float[b, 32] y)"
+
+
+def test_products_that_only_onnxruntime_s_defaults_round_are_found() -> None:
+    """DequantizeLinear next to MatMul becomes MatMulNBits, which rounds x to 8 bits."""
+    exact = net(
+        f"{HEAD_OF_FLOATS} {{ d = DequantizeLinear<axis = 0>(w, s) t = Transpose<perm = [1, 0]>(d) "
+        "y = MatMul(x, t) }",
+        w=WEIGHT, s=STEPS,
+    )  # fmt: skip
+    rounded = net(
+        f"{HEAD_OF_FLOATS} {{ d = DequantizeLinear<axis = 1>(w, s) y = MatMul(x, d) }}",
+        w=np.ascontiguousarray(WEIGHT.T), s=STEPS,
+    )  # fmt: skip
+    (failure,) = verify(exact, rounded).failures
+    assert failure.startswith("output y, under onnxruntime's defaults, has relative error")
+    assert verify(rounded, rounded).passed  # the reference is rounded as well
+    assert verify(rounded, exact).passed
+
+
+def test_pairs_that_only_onnxruntime_s_defaults_merge_are_found() -> None:
+    pair = "{0} = QuantizeLinear({1}, {2}, z) {3} = DequantizeLinear({0}, {2}, z)"
+    arrays: dict[str, Any] = {"u": np.float32(0.05), "v": np.float32(0.1), "z": np.uint8(3)}
+    head, turn = "(float[6, 8] x) => (float[8, 6] y)", "Transpose<perm = [1, 0]>"
+    first, second = pair.format("p", "{}", "u", "d"), pair.format("q", "{}", "v", "y")
+    apart = net(f"{head} {{ {first.format('x')} t = {turn}(d) {second.format('t')} }}", **arrays)
+    beside = net(f"{head} {{ t = {turn}(x) {first.format('t')} {second.format('d')} }}", **arrays)
+    (failure,) = verify(apart, beside).failures
+    assert failure.startswith("output y, under onnxruntime's defaults, has relative error")
+    assert verify(beside, beside).passed

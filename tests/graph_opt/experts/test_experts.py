@@ -46,7 +46,7 @@ def test_int4_experts_are_lowered_to_matmul_nbits(case: str, tmp_path: Path) -> 
     save_model(run(package.load(), [*portable_passes(), quantize])[0], tmp_path / "int4.onnx")
     row = prompt()[0][:1]
     portable = ENGINES["onnxruntime"](tmp_path / "int4.onnx")
-    expected = CachedDecoder(portable, package.signature, 1)(row, np.ones_like(row))
+    expected = CachedDecoder(portable, tmp_path / "int4.onnx", 1)(row, np.ones_like(row))
     lowered, _ = run(ir.load(tmp_path / "int4.onnx"), slot_passes(SlotOptions(context_length=64)))
     left = [node.inputs[1] for node in lowered.graph if node.op_type in ("MatMul", "DequantizeLinear")]
     names = [str(value.name) for value in left if value is not None and value.is_initializer()]

@@ -288,6 +288,85 @@ _LATENT: Config = {
     "first_k_dense_replace": 0,
 }
 
+
+def _qwen3_5(config: Mapping[str, Any], prefix: str = "model.") -> Shapes:
+    hidden, heads = config["hidden_size"], config["linear_num_value_heads"]
+    size, head_dim = config["linear_value_head_dim"], config["head_dim"]
+    channels = 2 * config["linear_num_key_heads"] * config["linear_key_head_dim"] + heads * size
+
+    def layer(i: int) -> Shapes:
+        shapes = gated_mlp(config) | norms(config, "input", "post_attention")
+        if config["layer_types"][i] == "full_attention":
+            shapes |= attention(config) | modules(
+                self_attn__q_norm=(head_dim,), self_attn__k_norm=(head_dim,)
+            )
+            rows, columns = shapes["self_attn.q_proj.weight"]
+            return shapes | {"self_attn.q_proj.weight": (2 * rows, columns)}
+        return shapes | {
+            **modules(
+                linear_attn__in_proj_qkv=(channels, hidden), linear_attn__in_proj_z=(heads * size, hidden)
+            ),
+            **modules(linear_attn__in_proj_a=(heads, hidden), linear_attn__in_proj_b=(heads, hidden)),
+            **modules(linear_attn__out_proj=(hidden, heads * size), linear_attn__norm=(size,)),
+            "linear_attn.conv1d.weight": (channels, 1, config["linear_conv_kernel_dim"]),
+            "linear_attn.A_log": (heads,),
+            "linear_attn.dt_bias": (heads,),
+        }
+
+    return decoder(config, layer, prefix=prefix)
+
+
+def _qwen3_5_seeing(config: Mapping[str, Any]) -> Shapes:
+    text = {**config["text_config"], "tie_word_embeddings": config["tie_word_embeddings"]}
+    return {
+        **_qwen3_5(text, "model.language_model."),
+        "model.visual.norm.weight": (8,),
+        "mtp.norm.weight": (32,),
+    }
+
+
+def _lfm2(config: Mapping[str, Any]) -> Shapes:
+    hidden, inner = config["hidden_size"], config["intermediate_size"]
+    size, bias = hidden // config["num_attention_heads"], config["conv_bias"]
+
+    def layer(i: int) -> Shapes:
+        shapes = modules(operator_norm=(hidden,), ffn_norm=(hidden,), feed_forward__w2=(hidden, inner))
+        shapes |= modules(feed_forward__w1=(inner, hidden), feed_forward__w3=(inner, hidden))
+        if config["layer_types"][i] == "full_attention":
+            shapes |= attention(config) | modules(
+                self_attn__q_layernorm=(size,), self_attn__k_layernorm=(size,)
+            )
+            shapes["self_attn.out_proj.weight"] = shapes.pop("self_attn.o_proj.weight")
+            return shapes
+        shapes |= modules(bias, conv__in_proj=(3 * hidden, hidden), conv__out_proj=(hidden, hidden))
+        shapes["conv.conv.weight"] = (hidden, 1, config["conv_L_cache"])
+        return shapes | ({"conv.conv.bias": (hidden,)} if bias else {})
+
+    return decoder(config, layer, norm="embedding_norm")
+
+
+_QWEN3_5: Config = {
+    **BASE,
+    "num_hidden_layers": 4,
+    "head_dim": 16,
+    "rms_norm_eps": 1e-5,
+    "attention_bias": False,
+    "hidden_act": "silu",
+    "layer_types": [*("linear_attention", "linear_attention", "full_attention", "linear_attention")],
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 6,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 10000.0,
+        "partial_rotary_factor": 0.5,
+        "mrope_section": [2, 1, 1],
+        "mrope_interleaved": True,
+    },
+}
+
 LAYOUTS: dict[str, tuple[Config, Callable[[Mapping[str, Any]], Shapes]]] = {
     "ernie4_5": ({**BASE, "head_dim": 8, "rms_norm_eps": 1e-5, "use_bias": False}, _ernie),
     "glm4": (
@@ -356,6 +435,24 @@ LAYOUTS: dict[str, tuple[Config, Callable[[Mapping[str, Any]], Shapes]]] = {
     ),
     "gemma4_text": (_GEMMA4, _gemma4),
     "gemma4": ({"text_config": {"model_type": "gemma4_text", **_GEMMA4}}, _gemma4_seeing),
+    "qwen3_5_text": (_QWEN3_5, _qwen3_5),
+    "qwen3_5": (
+        {"text_config": {"model_type": "qwen3_5_text", **_QWEN3_5}, "tie_word_embeddings": False},
+        _qwen3_5_seeing,
+    ),
+    "lfm2": (
+        {
+            **BASE,
+            "num_hidden_layers": 3,
+            "norm_eps": 1e-5,
+            "layer_types": ["conv", "full_attention", "conv"],
+            "conv_L_cache": 3,
+            "conv_bias": False,
+            "block_auto_adjust_ff_dim": False,
+            "tie_word_embeddings": True,
+        },
+        _lfm2,
+    ),
     "gpt_oss": (
         {
             **BASE,

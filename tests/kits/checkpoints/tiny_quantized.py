@@ -61,11 +61,14 @@ def group_index(inputs: int, group: int) -> Array:
     return np.arange(inputs) // (inputs if group < 0 else group)
 
 
-def gptq(bits: int, group: int, *, desc_act: bool = False, v2: bool = False) -> Quantize:
+def gptq(
+    bits: int, group: int, *, desc_act: bool = False, v2: bool = False, symmetric: bool = False
+) -> Quantize:
     """GPTQ's tensors."""
 
     def quantize(rng: np.random.Generator, outputs: int, inputs: int) -> Parts:
         levels, zeros, scales = drawn(rng, outputs, inputs, bits, group)
+        zeros = np.full_like(zeros, 2 ** (bits - 1)) if symmetric else zeros
         groups = group_index(inputs, group)
         if desc_act:
             groups = rng.permutation(groups)

@@ -11,8 +11,7 @@ from carryall.providers.targets.cpu import CpuOptions, CpuProvider
 @dataclass(frozen=True, kw_only=True)
 class _PagedOptions(CpuOptions):
     kernels: Literal["auto", "carryall", "onnxruntime"] = "carryall"
-    wide_products: Literal["auto", "on", "off"] = "off"
-    kv_memory: Literal["slots", "paged"] = "paged"
+    kv_memory: Literal["auto", "paged", "explicit"] = "paged"
 
 
 class PagedCpu(CpuProvider):

@@ -34,9 +34,7 @@ def opened(provider: str, folder: Path, slots: int) -> Any:
     """Return a runner of a small decoder; each slot takes 8 MB."""
     target, family = get_provider(provider), models.FAMILIES["llama"]
     make = partial(random_model, {"model_type": "llama", **family, "max_position_embeddings": _CONTEXT})
-    config = target.resolve_options(
-        RunnerConfig(max_slots=slots, context_length=_CONTEXT), lambda: target.graph_facts(make())
-    )
+    config = target.resolve_options(RunnerConfig(max_slots=slots, context_length=_CONTEXT))
     path = folder / f"{provider}.onnx"
     if not path.exists():
         ir.save(pipeline.run(make(), target.passes(config))[0], path, external_data=f"{path.name}.data")

@@ -225,11 +225,14 @@ def _twice() -> ir.Function:
 
 @st.composite
 def models(draw: Draw, *, foreign: bool = False) -> ir.Model:
-    """Draw a model of one to three float inputs [2, 3] and one or two outputs."""
+    """Draw a model of one to three float inputs [2, 3] and one to three outputs, which nodes may read."""
     count = draw(st.integers(1, 3))
     inputs = [ir.val(f"x{i}", ir.DataType.FLOAT, SHAPE) for i in range(count)]  # type: ignore[call-overload]
     scope = Scope(draw, list(inputs), foreign)
     outputs = [grow(scope, 6)]
+    computed = [value for value in scope.values if value.producer() is not None]
+    if draw(st.booleans()):
+        outputs.append(scope.pick(computed))
     if draw(st.booleans()):
         outputs.append(scope.op("Identity", scope.any()))
     for index, value in enumerate(outputs):

@@ -41,7 +41,7 @@ def test_attention_after_an_eviction_is_that_of_the_kept_tokens(
     memory.caches[KEY][...], memory.caches[VALUE][...] = cache.keys, cache.values
     blocks = [int(block) for block in cache.table[0, :2]]
     target = [block for block in range(cache.blocks) if block not in blocks][:1]
-    memory.evict_kv(blocks, target, 60, KVEviction(kept=28, sinks=4, recent=22))
+    memory.evict_kv([blocks], [target], 60, KVEviction(kept=28, sinks=4, recent=22))
     kept = [*range(4), *([36, 37] if window else [7, 31]), *range(38, 60)]
     after = random_case(
         rng, heads=(4, 2), size=20, lengths=[1], past=[28], block=32, cache=CACHE_TYPES[cache_type]
@@ -58,10 +58,23 @@ def test_blocks_are_copied_read_and_written() -> None:
     memory = BlockMemory({KEY: shape, VALUE: shape}, 4, "float32")
     assert shape.bytes_per_token == 128
     memory.caches[KEY][1], memory.caches[VALUE][1] = 5, 6
-    memory.copy_block(1, 3)
-    parts = [part.copy() for part in memory.read([3, 0])]
+    memory.copy_block(0, 1, 3)
+    parts = [part.copy() for part in memory.read([[3, 0]])]
     assert [int(part[0, 0, 0, 0]) for part in parts] == [5, 6]
-    memory.write([2, 1], parts)
+    memory.write([[2, 1]], parts)
     assert [int(cache[2].min()) for cache in memory.caches.values()] == [5, 6]
     assert [int(cache[1].max()) for cache in memory.caches.values()] == [0, 0]
     assert memory.layout == f"carryall blocks 2 float32: {KEY} [2, 16, 64]; {VALUE} [2, 16, 64]"
+
+
+def test_groups_have_blocks_of_their_own() -> None:
+    full, windowed = BlockShape(1, 16, 64), BlockShape(1, 16, 64, window=20, group=1)
+    memory = BlockMemory({KEY: full, VALUE: full, "other.key": windowed}, 4, "float32")
+    for value, cache in enumerate(memory.caches.values()):
+        cache[1], cache[2] = 10 + value, 20 + value
+    memory.copy_block(1, 2, 3)
+    assert [int(cache[3].max()) for cache in memory.caches.values()] == [0, 0, 22]
+    parts = [part.copy() for part in memory.read([[1, 2], [3]])]
+    assert [part[:, 0, 0, 0].tolist() for part in parts] == [[10, 20], [11, 21], [22]]
+    memory.write([[0, 3], [0]], parts)
+    assert [int(cache[0].max()) for cache in memory.caches.values()] == [10, 11, 22]

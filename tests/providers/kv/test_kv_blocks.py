@@ -101,7 +101,7 @@ def test_rows_are_read_as_openvino_writes_them(
             runner: Any = llm._engine._runner
             runner.forward([Row(0, np.arange(20), 0)])
             assert runner.info.evicts_kv
-            keys, *_ = runner._session.read_blocks(runner._pool.tables[0])
+            keys, *_ = runner._session.read_blocks(runner._tables.of(0))
             found.append(keys[0].copy())
     for head in range(len(found[0])):
         for exact, row in zip(found[0][head, :20], found[1][head, :20], strict=True):

@@ -22,7 +22,7 @@ from carryall.providers.base import Row
 from carryall.providers.native.compiler import find_compiler
 from carryall.runtime.models.loading import load_model
 
-OWN = {"kernels": "carryall", "wide_products": "off"}
+OWN = {"kernels": "carryall"}
 PROMPT = np.arange(5, 45)
 
 

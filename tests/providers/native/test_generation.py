@@ -23,7 +23,7 @@ from carryall.providers.runners.paged_runner import PagedRunner
 from carryall.runtime.models.loading import load_model
 from carryall.runtime.tasks.quantize import quantize
 
-OWN = {"kernels": "carryall", "wide_products": "off"}
+OWN = {"kernels": "carryall"}
 PROMPT = np.arange(5, 45)
 
 
@@ -35,7 +35,7 @@ def _library(kernels_of_this_machine: Path) -> None:
 @pytest.mark.long
 def test_logits_are_near_those_of_onnxruntimes_kernels() -> None:
     found = []
-    for options in (OWN, {"kernels": "onnxruntime", "wide_products": "off"}):
+    for options in (OWN, {"kernels": "onnxruntime"}):
         loaded = load_model("demo", quantize="int4-fast", max_slots=2, provider_options=options)
         found.append(loaded.runner.forward([Row(0, PROMPT, 0, num_logits=8)])[0].copy())
         loaded.close()
@@ -132,8 +132,15 @@ def test_the_type_of_the_cache_follows_the_bits_of_the_weights(quantized: str | 
     assert sizes[0] == sizes[1]
 
 
-@pytest.mark.parametrize("other", [{"kv_memory": "slots"}, {"kernels": "onnxruntime", "kv_memory": "slots"}])
-def test_a_bfloat16_cache_in_slots_is_refused(other: dict[str, str]) -> None:
-    options = {**OWN, "kv_cache": "bfloat16", **other}
-    with pytest.raises(UsageError, match=r"needs carryall's CPU kernels and kv_memory=paged"):
+@pytest.mark.parametrize("other", [{"kv_memory": "explicit"}, {"kernels": "onnxruntime"}])
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("bfloat16", "needs carryall's CPU kernels and kv_memory=paged"),
+        ("int8", "explicit KV cannot be int8"),
+    ],
+)
+def test_explicit_kv_is_float(kind: str, message: str, other: dict[str, str]) -> None:
+    options = {**OWN, "kv_cache": kind, **other}
+    with pytest.raises(UsageError, match=message):
         load_model("demo", quantize="int4-fast", provider_options=options)

@@ -18,7 +18,9 @@ from carryall.providers.ort.device_memory import Device, DeviceMemory
 from carryall.providers.ort.slot_memory import HostMemory
 from carryall.providers.ort.slot_policy import SlotPolicy, powers_of_two
 from carryall.providers.ort.slot_runner import SlotRunner
-from carryall.runtime.models.loading import load_model
+from carryall.providers.targets.cpu import CpuProvider
+from carryall.runtime.models.lowering import lora_branches, lowered_model, with_context
+from carryall.runtime.models.model_source import resolve_model
 
 SLOTS = 4
 CONFIG = RunnerConfig(max_slots=SLOTS, max_loras=2, max_lora_rank=4)
@@ -48,10 +50,10 @@ def graph(folder: Path) -> Iterator[Path]:
     """A lowered graph with branches."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CARRYALL_CACHE", str(folder / "cache"))
-        options = {"kernels": "onnxruntime", "wide_products": "off"}
-        loaded = load_model(folder / "base", max_loras=1, provider_options=options)
-        yield loaded.graphs[0]
-        loaded.close()
+        source = resolve_model(folder / "base")
+        config = with_context(RunnerConfig(max_loras=1), source)
+        branches = lora_branches(source, ())
+        yield lowered_model(source, CpuProvider(), config, change=branches)
 
 
 def opener(content: bytes) -> Any:

@@ -38,28 +38,6 @@ def test_pieces_cover_the_tokens_in_order(policy: SlotPolicy, start: int, size: 
             assert end - begin == 1 or scores <= policy.max_scores
 
 
-@given(
-    st.builds(
-        SlotPolicy,
-        joint_tokens=st.integers(0, 100),
-        max_padding=st.integers(0, 20),
-        min_joint=st.integers(1, 9),
-        max_scores=st.integers(1, 5000),
-    ),
-    st.lists(st.tuples(st.integers(0, 50), st.integers(1, 50)), max_size=12),
-)
-def test_groups_hold_every_row_once_and_waste_little(policy: SlotPolicy, rows: list[tuple[int, int]]) -> None:
-    groups = list(policy.groups(rows, 100))
-    assert sorted(index for group in groups for index in group) == list(range(len(rows)))
-    for group in groups:
-        starts, sizes = zip(*(rows[index] for index in group), strict=True)
-        if len(group) > 1:
-            assert len(group) * max(sizes) <= policy.joint_tokens
-            assert max(sizes) - min(sizes) <= policy.max_padding
-            assert min(sizes) >= policy.min_joint
-            assert max(starts[1:]) + max(sizes) <= 100
-
-
 @given(policies, st.lists(st.sampled_from(["row", "idle", "full"]), min_size=1, max_size=12))
 def test_ranges_cover_the_rows_and_spare_full_slots(policy: SlotPolicy, kinds: list[str]) -> None:
     rows = [slot for slot, kind in enumerate(kinds) if kind == "row"]

@@ -298,7 +298,3 @@ def test_a_graph_without_slots_is_refused(tmp_path: Path) -> None:
     ir.save(ir.Model(graph, ir_version=10), tmp_path / "model.onnx")
     with pytest.raises(GraphError, match="has no output 'logits'; lower a portable decoder"):
         CpuProvider().runner(tmp_path / "model.onnx", RunnerConfig(max_slots=1))
-
-
-def test_a_graph_without_position_inputs_evicts_no_kv(runner: slot_runner.SlotRunner) -> None:
-    assert not runner.info.evicts_kv

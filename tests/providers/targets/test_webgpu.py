@@ -74,7 +74,7 @@ def test_a_driver_without_adapter_is_found_by_opening_a_session(monkeypatch: pyt
 @pytest.mark.usefixtures("adapters")
 def test_precision_follows_the_adapter() -> None:
     def settled(**options: Any) -> str:
-        config = WebGpuProvider().resolve_options(RunnerConfig(options=options), pytest.fail)
+        config = WebGpuProvider().resolve_options(RunnerConfig(options=options))
         return str(config.options["compute"])
 
     assert WebGpuProvider().device_names() == ["0", "1"]
@@ -88,9 +88,9 @@ def test_precision_follows_the_adapter() -> None:
 def test_an_adapter_without_16_bit_floats_computes_in_32(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(webgpu, "_has_half", lambda adapter: False)
     provider = WebGpuProvider()
-    assert provider.resolve_options(RunnerConfig(), pytest.fail).options["compute"] == "fp32"
+    assert provider.resolve_options(RunnerConfig()).options["compute"] == "fp32"
     with pytest.raises(ProviderUnavailableError, match=r"adapter 0 has no 16-bit floats .*compute=fp32"):
-        provider.resolve_options(RunnerConfig(options={"compute": "fp16"}), pytest.fail)
+        provider.resolve_options(RunnerConfig(options={"compute": "fp16"}))
 
 
 def test_graphs_without_webgpu_kernels_are_refused(tmp_path: Path) -> None:

@@ -91,7 +91,7 @@ def test_a_slow_reader_gets_the_latest_state_and_the_end(tmp_path: Path) -> None
     async def test() -> None:
         async with serving(tmp_path) as llm:
             stream = await llm.add_request("p", GREEDY)
-            await until(lambda: stream._latest is not None and stream._latest.finished)
+            await until(lambda: stream.group.finished and stream._news)
             states = [output async for output in stream]
             assert len(states) == 1
             assert len(states[0].outputs[0].token_ids) == 20

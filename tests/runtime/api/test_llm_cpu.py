@@ -82,7 +82,7 @@ def test_stream_equals_whole(llm: LLM, prompts: list[list[int]]) -> None:
     assert list(llm.stream(prompts[1], RANDOM))[-1].outputs == whole.outputs
 
 
-def test_holes_and_their_compaction_change_nothing(
+def test_gaps_between_slots_change_nothing(
     llm: LLM, prompts: list[list[int]], alone: list[list[int]]
 ) -> None:
     short = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True)

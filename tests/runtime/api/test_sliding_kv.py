@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+from contract_kit import window_bytes
 from tiny_models import write_tiny
 
 from carryall.providers import get_provider
@@ -19,7 +20,7 @@ from carryall.runtime.types.sampling_params import SamplingParams
 pytest.importorskip("onnxruntime")
 
 WINDOW = 70
-CASES = [("cpu", "mistral"), ("cpu", "gemma3_text"), ("openvino", "mistral")]
+CASES = [("cpu", "mistral"), ("cpu", "gemma3_text"), ("cpu", "gpt_oss"), ("openvino", "mistral")]
 ALWAYS = EngineConfig(trim_windows="always")
 PROMPT = np.random.default_rng(0).integers(0, 256, 900).tolist()
 GREEDY = SamplingParams(temperature=0.0, max_tokens=100, ignore_eos=True)
@@ -84,7 +85,7 @@ def test_trimmed_is_whole(
                 break
         assert beside_last.outputs[0].token_ids == expected[:-1]
         behind = 256 if config.prefix_cache else 512
-        each = behind * info.window_bytes_per_token // info.kv_bytes_per_token * trims
+        each = behind * window_bytes(info) // info.kv_bytes_per_token * trims
         assert books == 989 - each + (999 - each) * config.prefix_cache
 
 
@@ -110,7 +111,7 @@ def test_when_kv_is_short_windows_go_before_requests_do(options: dict[str, Any])
     with LLM(**options) as llm:
         wanted = [generate(llm, prompt) for prompt in prompts]
         info = llm._engine.info
-    behind = 256 * info.window_bytes_per_token // info.kv_bytes_per_token
+    behind = 256 * window_bytes(info) // info.kv_bytes_per_token
     config = EngineConfig(kv_bytes=(1980 - behind) * info.kv_bytes_per_token)
     with LLM(**options, engine_config=config) as llm:
         trimmed = record_trims(llm)
@@ -156,18 +157,3 @@ def test_trimmed_kv_is_restored_from_disk(
         with LLM(**options, engine_config=config) as llm:
             assert generate(llm, PROMPT) == expected
             assert llm.stats().kv_restored_tokens == restored
-
-
-def test_only_layers_with_windows_forget(options: dict[str, Any]) -> None:
-    if options["provider"] != "cpu":
-        pytest.skip("blocks have no rows of their own")
-    with LLM(**options, provider_options={"kv_memory": "slots"}, engine_config=ALWAYS) as llm:
-        trims = record_trims(llm)
-        generate(llm, PROMPT)
-        ((slot, length),) = trims
-        memory = llm._engine._runner._kv._kv  # type: ignore[attr-defined]
-        for name, buffer in memory.buffers.items():
-            windowed = name in memory._windows
-            assert buffer[slot, :, : length - WINDOW - 64].any() != windowed
-            assert buffer[slot, :, length - WINDOW + 1 : length].all()
-        assert length == 512

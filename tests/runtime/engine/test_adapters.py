@@ -167,7 +167,7 @@ def test_speculation_verifies_with_the_adapter() -> None:
     assert 0 < stats.accepted_tokens == stats.proposed_tokens
 
 
-INFO = RunnerInfo(64, 64, 4, 1, True, max_loras=1, max_lora_rank=4, lora_modules={"layers.0.q_proj": (8, 6)})
+INFO = RunnerInfo(64, 64, 4, (), True, max_loras=1, max_lora_rank=4, lora_modules={"layers.0.q_proj": (8, 6)})
 
 
 def test_adapters_are_loaded_and_unloaded_by_name(tmp_path: Path) -> None:

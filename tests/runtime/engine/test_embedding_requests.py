@@ -26,7 +26,7 @@ def assert_right(request: Request) -> None:
     assert request.pooling is not None
     assert (request.finish_reason, request.output_token_ids) == ("stop", [])
     expected = vector(request.prompt_token_ids, request.pooling)
-    assert request.snapshot().embedding == pytest.approx(expected, abs=1e-5)
+    assert request.embedding == pytest.approx(expected, abs=1e-5)
 
 
 @pytest.mark.parametrize("kv_tokens", [None, 70])
@@ -78,7 +78,7 @@ def test_a_text_may_be_cancelled_or_fail() -> None:
     engine.cancel("a")
     run(engine)
     assert (gone.finish_reason, poisoned.finish_reason) == ("cancelled", "error")
-    assert gone.snapshot().embedding is None
+    assert gone.embedding is None
     assert_right(other)
     assert runner.held_tokens() == 0
 

@@ -21,6 +21,7 @@ from carryall.providers.ort.slot_memory import BoundRun
 from carryall.providers.targets.null import NullOptions, NullRunner
 from carryall.runtime.engine.engine import Engine
 from carryall.runtime.engine.requests.request import Request
+from carryall.runtime.engine.requests.request_group import RequestGroup
 from carryall.runtime.types.sampling_params import SamplingParams
 
 MIXED: list[dict[str, Any]] = [
@@ -43,7 +44,7 @@ def requests(options: Sequence[dict[str, Any]], seed: int = 0) -> list[Request]:
 
 
 def outcome(request: Request) -> tuple[list[int], Any]:
-    completion = request.snapshot().outputs[0]
+    completion = RequestGroup(request.params, [request]).output().outputs[0]
     logprobs = completion.logprobs
     return completion.token_ids, logprobs and [
         {token: (round(p.logprob, 3), p.rank) for token, p in each.items()} for each in logprobs

@@ -234,7 +234,7 @@ class EngineMachine(RuleBasedStateMachine):
         assert self.runner.held_tokens() == 0, "a slot's memory leaks"
         for request in self.all:
             if request.pooling is not None and request.finish_reason == "stop":
-                found = request.snapshot().embedding
+                found = request.embedding
                 assert found is not None
                 assert np.allclose(found, vector(request.prompt_token_ids, request.pooling), atol=1e-5)
             elif POISON in request.prompt_token_ids:

@@ -9,6 +9,7 @@ from engine_kit import GREEDY, alone, make_engine, make_request, make_runner, ru
 
 from carryall.errors import UsageError
 from carryall.providers.base import KVEviction
+from carryall.providers.kv_groups import WindowKV
 from carryall.runtime.engine.engine import Engine, EngineConfig
 
 LONG = dataclasses.replace(GREEDY, max_tokens=90)
@@ -86,7 +87,7 @@ def test_more_kept_tokens_than_the_budget_are_refused(config: EngineConfig, why:
 
 def test_windows_must_fit_into_what_stays() -> None:
     runner = make_runner()
-    runner.info = dataclasses.replace(runner.info, sliding_window=32)
+    runner.info = dataclasses.replace(runner.info, kv_groups=(WindowKV(1024, window=32),))
     with pytest.raises(UsageError, match="at least 64"):
         Engine(runner, EngineConfig(kv_eviction_tokens=63))
     Engine(runner, EngineConfig(kv_eviction_tokens=64)).close()

@@ -24,7 +24,7 @@ class Bigram:
         rng = np.random.default_rng(seed)
         self.table = rng.standard_normal((vocab, vocab)).astype(np.float32)
         self.table += noise * np.random.default_rng(99).standard_normal((vocab, vocab)).astype(np.float32)
-        self.info = RunnerInfo(vocab, context_length, 8, 0, True)
+        self.info = RunnerInfo(vocab, context_length, 8, (), True)
         self.lengths = dict.fromkeys(range(8), 0)
 
     def logits(self, tokens: npt.NDArray[Any], start: int = 0) -> npt.NDArray[np.float32]:

@@ -176,7 +176,7 @@ def lowered(case: Case, package: Path) -> Path:
     """Return the cache folder of a package's lowered graph."""
     files = resolve_model(package)
     provider = get_provider("cpu")
-    config = provider.resolve_options(RunnerConfig(max_slots=1), lambda: files.provider_facts(provider))
+    config = provider.resolve_options(RunnerConfig(max_slots=1))
     config = with_context(config, files)
     return lowered_model(files, provider, config).parent
 

@@ -18,10 +18,9 @@ from carryall.exporter.export import export_package
 from carryall.graph_opt.compare.runners import PortableRunner
 from carryall.graph_opt.graph.edit import insert
 from carryall.providers import get_provider
-from carryall.providers.base import Row, RunnerConfig
+from carryall.providers.base import Row
 from carryall.providers.native.library import find_library
 from carryall.providers.runners.explicit_runner import ExplicitRunner
-from carryall.providers.targets.cpu import CpuProvider
 from carryall.runtime.models.loading import load_model
 
 SINKS = [-30.0, -1.0, 2.0, 20.0]  # from no weight at all to almost all of it
@@ -33,9 +32,8 @@ needs_openvino = pytest.mark.skipif(
     get_provider("openvino").available() is not None, reason="openvino is not installed"
 )
 TARGETS = [
-    pytest.param("cpu", {"kernels": "onnxruntime", "kv_memory": "slots"}, id="onnxruntime"),
-    pytest.param("cpu", {"kernels": "carryall", "kv_memory": "slots"}, id="slots"),
-    pytest.param("cpu", {"kernels": "carryall", "kv_memory": "paged"}, id="paged"),
+    pytest.param("cpu", {"kernels": "onnxruntime"}, id="onnxruntime"),
+    pytest.param("cpu", {"kernels": "carryall"}, id="carryall"),
     pytest.param("openvino", {}, id="openvino", marks=needs_openvino),
 ]
 
@@ -74,7 +72,7 @@ def test_logits_are_those_of_separate_operators(
         pytest.skip("the CPU kernels are not built")
     loaded = load_model(gpt_oss, provider=provider, max_slots=3, provider_options=options)
     try:
-        assert not isinstance(loaded.runner, ExplicitRunner)
+        assert isinstance(loaded.runner, ExplicitRunner) == (options.get("kernels") == "onnxruntime")
         exact, rng, lengths = PortableRunner(gpt_oss / "model.onnx"), np.random.default_rng(0), [0, 0, 0]
         for step in STEPS:
             tokens = {row: rng.integers(0, 256, count) for row, count in step.items()}
@@ -101,9 +99,8 @@ def test_the_sinks_of_the_test_model_matter(gpt_oss: Path) -> None:
 
 
 @needs_kernels
-@pytest.mark.parametrize("memory", ["paged", "slots"])
 def test_sinks_that_are_computed_run_with_explicit_kv(
-    memory: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = package(tmp_path)
     model = ir.load(folder / "model.onnx")
@@ -120,25 +117,11 @@ def test_sinks_that_are_computed_run_with_explicit_kv(
     shutil.copy(tmp_path / "checkpoint" / "config.json", folder)
     with (
         caplog.at_level(logging.WARNING, "carryall"),
-        LLM(folder, max_slots=2, provider_options={"kv_memory": memory}) as llm,
+        LLM(folder, max_slots=2) as llm,
     ):
         outputs = llm.generate([[3, 4]], SamplingParams(max_tokens=2, ignore_eos=True))
     assert len(outputs[0].outputs[0].token_ids) == 2
     assert [record for record in caplog.records if "one operator" in record.getMessage()]
-
-
-@needs_kernels
-def test_kv_in_blocks_is_the_choice_where_all_layers_have_the_same_window(
-    gpt_oss: Path, tmp_path: Path
-) -> None:
-    def settled(folder: Path) -> str:
-        config = RunnerConfig(options={"kernels": "carryall"})
-        provider, graph = CpuProvider(), ir.load(folder / "model.onnx")
-        chosen = provider.resolve_options(config, lambda: provider.graph_facts(graph))
-        return str(chosen.options["kv_memory"])
-
-    assert settled(package(tmp_path, layer_types=NO_WINDOWS)) == "paged"
-    assert settled(gpt_oss) == "slots"
 
 
 @needs_kernels

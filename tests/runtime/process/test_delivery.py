@@ -57,27 +57,30 @@ class Clockwork:
 
 
 class Reader:
-    """A stream whose reader needs ``seconds`` for a state; keeps what it got, and when."""
+    """A stream whose reader needs ``seconds`` for the newest state; keeps what it got, and when."""
 
     def __init__(self, loop: Clockwork, seconds: float) -> None:
         self._loop, self._seconds = loop, seconds
+        self.state = ""
         self.got: list[tuple[float, str]] = []
 
-    def deliver(self, output: str) -> None:
-        self.got.append((self._loop.now, output))
+    def tell(self) -> None:
+        self.got.append((self._loop.now, self.state))
         self._loop.call_soon(self._read)
 
     def _read(self) -> None:
         self._loop.now += self._seconds
 
 
-def made(seconds: float, readers: int = 1) -> tuple[Clockwork, Delivery[Reader, str], list[Reader]]:
+def made(seconds: float, readers: int = 1) -> tuple[Clockwork, Delivery[Reader], list[Reader]]:
     loop = Clockwork()
-    return loop, Delivery(cast(Any, loop), Reader.deliver), [Reader(loop, seconds) for _ in range(readers)]
+    return loop, Delivery(cast(Any, loop), Reader.tell), [Reader(loop, seconds) for _ in range(readers)]
 
 
-def post(delivery: Delivery[Reader, str], readers: list[Reader], state: str, *, urgent: bool = False) -> None:
-    delivery.post(dict.fromkeys(readers, state), readers if urgent else ())
+def post(delivery: Delivery[Reader], readers: list[Reader], state: str, *, urgent: bool = False) -> None:
+    for reader in readers:
+        reader.state = state
+    delivery.post(() if urgent else readers, readers if urgent else ())
 
 
 def test_each_state_comes_at_once_if_reading_is_quick() -> None:
@@ -144,8 +147,8 @@ def test_urgent_states_come_before_the_others() -> None:
     """A first token does not wait for the readers of all running requests."""
     loop, delivery, readers = made(seconds=0.001, readers=4)
     order: list[int] = []
-    delivery._deliver = lambda reader, _: order.append(readers.index(reader))
-    delivery.post(dict.fromkeys(readers, "a"), urgent=readers[3:])
+    delivery._tell = lambda reader: order.append(readers.index(reader))
+    delivery.post(readers[:3], urgent=readers[3:])
     loop.run_until(0.001)
     assert order == [3, 0, 1, 2]
 

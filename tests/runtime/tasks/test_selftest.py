@@ -98,7 +98,7 @@ def test_a_missing_provider_says_why(tmp_path: Path) -> None:
 
 
 def test_a_real_check_compares_with_the_cpu() -> None:
-    plan = tasks._Plan(get_provider("cpu"), {"kv_memory": "slots"})
+    plan = tasks._Plan(get_provider("cpu"), {"kv_memory": "explicit"})
     area, name, measure = next(iter(plan))
     passed, figures = measure()
     assert (area, name, passed) == ("values", "llama float", True)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -8,6 +9,8 @@ import pytest
 from graph_asserts import apply, graph
 
 from carryall.graph_opt.passes.importing.lift_weights import LiftWeightsPass
+from carryall.graph_opt.pipeline.pipeline import run
+from carryall.graph_opt.pipeline.pipelines import model_passes
 
 ort = pytest.importorskip("onnxruntime")
 N, K, BLOCK = 6, 32, 16
@@ -54,6 +57,24 @@ def test_blocked_products(tmp_path: Path, form: str) -> None:
     assert apply(LiftWeightsPass(), model) == []
     assert [node.op_type for node in model.graph] == ["DequantizeLinear", "MatMul"]
     np.testing.assert_allclose(result(model, tmp_path / "b.onnx", x), expected, rtol=1e-4, atol=1e-4)
+
+
+def in_defaults(model: ir.Model, x: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> Any:
+    content = ir.to_proto(model).SerializeToString()
+    session = ort.InferenceSession(content, providers=["CPUExecutionProvider"])
+    return session.run(None, {"x": x})[0]
+
+
+@pytest.mark.parametrize("form", list(FORMS))
+@pytest.mark.parametrize("kept", [(), (4, 8)])
+def test_products_of_floats_stay_exact_in_other_graphs(form: str, kept: tuple[int, ...]) -> None:
+    """Under onnxruntime's defaults too, which round x where DequantizeLinear is next to MatMul."""
+    x = RNG.standard_normal((3, K)).astype(np.float32)
+    expected = in_defaults(product(form), x)
+    model, _ = run(product(form), model_passes(kept_products=kept))
+    operators = {node.op_type for node in model.graph}
+    assert operators == ({"MatMulNBits"} if kept else {"DequantizeLinear", "Transpose", "MatMul"})
+    np.testing.assert_allclose(in_defaults(model, x), expected, rtol=1e-5, atol=1e-5)
 
 
 TIED = f"""g (int64[M] input_ids) => (float[M, {N}] y) {{ flat = Reshape(b4, shape)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from carryall.graph_opt.passes.normalize.fold_transposes import FoldTransposesPa
 from carryall.graph_opt.passes.normalize.move_qdq import MoveQDQPass
 from carryall.graph_opt.pipeline.canonical import canonical_passes
 from carryall.graph_opt.pipeline.pipeline import run
+from carryall.graph_opt.pipeline.pipelines import model_passes
 
 RNG = np.random.default_rng(5)
 GIVEN: dict[str, Any] = {
@@ -194,6 +196,11 @@ REFUSED = {
         f"d = {DQ}(x, minus) m = MaxPool<kernel_shape = [3]>(d) y = Abs(m)",
         "needs positive scales",
     ),
+    "between pairs of other parameters": (
+        "(float[2, 3] x) => (float[6] y)",
+        f"a = {Q}(x, s, z) b = {DQ}(a, s, z) r = Reshape(b, flat) c = {Q}(r, u, z) y = {DQ}(c, u, z)",
+        "onnxruntime would merge the pairs before and behind it",
+    ),
     "quantized behind what others read": (
         "(float[2, 3] x) => (int8[3, 2] y, float[3, 2] w)",
         f"a = Transpose<perm = [1, 0]>(x) y = {Q}(a, s, z) w = Abs(a)",
@@ -209,6 +216,28 @@ def test_refusals_have_reasons(name: str) -> None:
     (said,) = apply(MoveQDQPass(), model)
     assert reason in said
     assert_same(model, same)
+
+
+@pytest.mark.parametrize("between", ["Transpose<perm = [1, 0]>(d)", "Reshape(d, same)"])
+def test_a_weight_of_floats_is_not_moved_next_to_its_product(between: str) -> None:
+    """In graphs other than decoders, onnxruntime's defaults keep the source's numbers."""
+    text = f"""<ir_version: 8, opset_import: ["": 17]> g (float[4, 3] x) => (float[4, 3] y)
+        {{ d = {DQ}<axis = 0>(W, s3) e = {between} y = MatMul(x, e) }}"""
+    weight = RNG.integers(-127, 128, (3, 3)).astype(np.int8)
+    arrays = {"W": weight, "s3": GIVEN["s3"]} | ({"same": np.array([3, 3])} if "same" in between else {})
+    tensors = [ir.tensor(array, name=name) for name, array in arrays.items()]
+    feed = {"x": RNG.normal(0, 1, (4, 3)).astype(np.float32)}
+    expected = default_run(ir.from_onnx_text(text, initializers=tensors), feed, "ORT_ENABLE_ALL")
+    optimized, report = run(ir.from_onnx_text(text, initializers=tensors), model_passes())
+    np.testing.assert_allclose(default_run(optimized, feed, "ORT_ENABLE_ALL"), expected, rtol=1e-5, atol=1e-6)
+    assert any("would round the floats" in refusal.reason for _, refusal in report.refusals)
+
+
+def test_a_weight_of_quantized_values_is_moved_next_to_its_product() -> None:
+    text = f"""g (float[4, 2] x) => (float[4, 2] y) {{ q = {Q}(x, s, z) a = {DQ}(q, s, z)
+        d = {DQ}(V, s) e = Transpose<perm = [1, 0]>(d) y = MatMul(a, e) }}"""
+    optimized, _ = run(graph(text, **(GIVEN | {"V": np.eye(2, dtype=np.int8)})), model_passes())
+    assert [node.op_type for node in optimized.graph].count("Transpose") == 0
 
 
 def test_a_weight_reaches_its_canonical_form() -> None:
@@ -293,3 +322,55 @@ def test_any_chain_keeps_its_numbers(steps: list[str], axis: int | None, scale: 
         return
     apply(MoveQDQPass(), model)
     np.testing.assert_array_equal(evaluate(model, feed)[0], expected)
+
+
+PAIRS = {"a": ("s", "uz"), "b": ("u", "uz"), "c": ("s", "uo"), "d": ("u", "uo")}
+NO_EFFECT = ("Reshape({}, same)", "Slice({}, ends, three, ends)", "Concat<axis = 0>({})", "Abs({})")
+TURNS = ("Transpose<perm = [1, 0]>({})", "Reshape({}, flat)", "Unsqueeze({}, one)", "Squeeze({}, one)")
+
+
+def default_run(model: ir.Model, feed: dict[str, Any], level: str) -> Any:
+    """Run in onnxruntime, whose optimizations of ``level`` are enabled."""
+    onnxruntime = pytest.importorskip("onnxruntime")
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
+    proto = ir.to_proto(model).SerializeToString()
+    return onnxruntime.InferenceSession(proto, options, providers=["CPUExecutionProvider"]).run(None, feed)[0]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    before=st.sampled_from("abcd"),
+    steps=st.lists(st.sampled_from((*NO_EFFECT, *TURNS, *PAIRS)), min_size=1, max_size=4),
+    behind=st.sampled_from("abcd"),
+)
+def test_pairs_of_other_parameters_are_not_made_neighbours(
+    before: str, steps: list[str], behind: str
+) -> None:
+    """Where onnxruntime's defaults keep the source's numbers, they keep the optimized graph's."""
+    if any(a in PAIRS and b in PAIRS and a != b for a, b in itertools.pairwise([before, *steps, behind])):
+        return  # the source has them
+    lines, last = [], "x"
+    for number, step in enumerate([before, *steps, behind]):
+        new = f"v{number}"
+        if step in PAIRS:
+            scale, zero = PAIRS[step]
+            lines += [
+                f"q{number} = {Q}({last}, {scale}, {zero})",
+                f"{new} = {DQ}(q{number}, {scale}, {zero})",
+            ]
+        else:
+            lines.append(f"{new} = " + step.replace("{}", last))
+        last = new
+    arrays = GIVEN | {"uo": np.uint8(9), "same": np.array([3, 4])}
+    text = f"g (float[3, 4] x) => (float y) {{ {' '.join(lines)} y = Identity({last}) }}"
+    feed = {"x": RNG.normal(0, 5, (3, 4)).astype(np.float32)}
+    try:
+        expected = default_run(graph(text, **arrays), feed, "ORT_DISABLE_ALL")
+    except Exception:  # noqa: BLE001 -- not every chain fits the shapes
+        return
+    if not np.array_equal(default_run(graph(text, **arrays), feed, "ORT_ENABLE_ALL"), expected):
+        return  # onnxruntime changes the source
+    optimized, _ = run(graph(text, **arrays), model_passes())
+    np.testing.assert_array_equal(default_run(optimized, feed, "ORT_ENABLE_ALL"), expected)

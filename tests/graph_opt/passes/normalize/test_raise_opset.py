@@ -131,6 +131,33 @@ def test_forms_in_branches_are_converted() -> None:
         np.testing.assert_array_equal(found, expected)
 
 
+@pytest.mark.parametrize("scale", [0.3, 1 / 3, 0.5, 0.6, 0.75, 0.9, 1.1, 1.5, 2.0, 2.7])
+@pytest.mark.parametrize("size", [5, 8, 13])
+def test_the_nearest_pixel_of_opset_10_is_onnxruntime_s(scale: float, size: int) -> None:
+    body = 'y = Resize <mode = "nearest"> (x, s)'
+    x = np.arange(2 * size * size, dtype=np.float32).reshape(1, 2, size, size)
+    shapes = f"float[1, 2, {size}, {size}] x", "(float[a, b, c, d] y)"
+    for factors in ([1, 1, scale, 1], [1, 1, 1, scale], [1, 1, scale, scale]):
+        numbers = ", ".join(f"{factor:.9g}" for factor in factors)
+        stored = f"({shapes[0]}) => {shapes[1]} <float[4] s = {{{numbers}}}>"
+        for signature in (stored, f"({shapes[0]}, float[4] s) => {shapes[1]}"):
+            old = ir.from_onnx_text(f'<ir_version: 5, opset_import: ["": 10]> g {signature} {{ {body} }}')
+            raised = ir.from_proto(ir.to_proto(old))
+            RaiseOpsetPass()(raised)
+            assert raised.opset_imports[""] > 10
+            feed = {"x": x, "s": np.array(factors, np.float32)}
+            expected, found = (compute(ir.to_proto(one), feed)[0] for one in (old, raised))
+            np.testing.assert_array_equal(found, expected)
+
+
+def test_an_axis_that_shrinks_beside_one_that_grows_keeps_opset_10() -> None:
+    text = """<ir_version: 5, opset_import: ["": 10]> g (float[1, 1, 4, 4] x) => (float[a, b, c, d] y)
+        <float[4] s = {1, 1, 0.5, 2}> { y = Resize <mode = "nearest"> (x, s) }"""
+    old = ir.from_onnx_text(text)
+    RaiseOpsetPass()(old)
+    assert old.opset_imports[""] == 10
+
+
 HALF_PIXELS = '<coordinate_transformation_mode = "tf_half_pixel_for_nn">'
 HINDERED = {
     "too old": ("y = Relu(x)", 6, "the model keeps opset 6: conversion needs opset 7 or newer"),

@@ -32,6 +32,27 @@ def test_transposes_cancel_and_reshapes_join() -> None:
     assert_same(model, graph(f"{INPUTS} => (float[b, 2, p, 4] y) {{ y = Neg (past) }}"))
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        "t = Transpose <perm = [1, 0]> (x) y = Transpose <perm = [1, 0]> (t)",
+        "t = Unsqueeze (x, two) y = Squeeze (t, two)",
+        "t = Flatten <axis = 0> (x) y = Reshape (t, sizes)",
+        "t = Reshape (x, minus) y = Reshape (t, sizes)",
+    ],
+)
+def test_shape_changes_between_an_input_and_an_output_keep_both_names(body: str) -> None:
+    model = graph(
+        f"g (float[3, 4] x) => (float[3, 4] y, float[3, 4] z) {{ {body} z = Exp (x) }}",
+        sizes=np.array([3, 4]),
+        **NAMED,
+    )
+    assert apply(SimplifyShapesPass(), model) == []
+    expected = "g (float[3, 4] x) => (float[3, 4] y, float[3, 4] z) { y = Identity (x) z = Exp (x) }"
+    assert_same(model, graph(expected))
+    assert [value.name for value in (*model.graph.inputs, *model.graph.outputs)] == ["x", "y", "z"]
+
+
 def test_a_slice_that_takes_a_part_stays() -> None:
     body = "y = Slice (past, zero1, one, two)"
     given = {"zero1": np.array([0]), "one": np.array([1]), "two": np.array([2])}

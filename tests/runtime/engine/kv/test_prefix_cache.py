@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from engine_kit import GREEDY, alone, make_engine, make_request, run
 
 from carryall.errors import ProviderRuntimeError
@@ -173,39 +172,6 @@ def test_the_longest_prefix_is_admitted_first_but_no_request_starves() -> None:
     while engine.has_work:
         order += [request.request_id for request in engine.step()]
     assert order.index("stranger") == 16
-
-
-@pytest.mark.parametrize("prefix_cache", [False, True])
-def test_a_running_request_moves_past_what_is_idle(prefix_cache: bool) -> None:
-    lengths = (60, 2, 2, 59)
-    requests = [
-        make_request(str(i), 6, SamplingParams(temperature=0.0, max_tokens=n)) for i, n in enumerate(lengths)
-    ]
-    expected = [alone(request) for request in requests]
-    engine, runner = make_engine(prefix_cache=prefix_cache, max_slots=5)
-    copies = recorded_copies(runner)
-    assert run(engine, requests) == expected
-    moves = [(copy.source, copy.target) for copy in copies]
-    assert moves == ([(1, 4), (3, 1)] if prefix_cache else [(3, 1)])
-    again = make_request("again", requests[1].prompt_token_ids)
-    assert run(engine, [again]) == [alone(again)]
-    assert again.metrics.cached_tokens == (5 if prefix_cache else 0)
-
-
-def test_making_way_by_losing_cached_tokens_has_its_price() -> None:
-    """40 cached tokens are kept for 10 steps without another candidate for eviction."""
-    for steps, cached in ((9, 39), (12, 0)):
-        engine, _ = make_engine(prefix_cache=True, max_slots=3)
-        long = SamplingParams(temperature=0.0, max_tokens=30)
-        requests = [make_request("low", 3, long), ask("idle", params=ONE), make_request("high", 3, long)]
-        for request in requests:
-            engine.add(request)
-        for _ in range(steps + 2):
-            engine.step()
-        engine.cancel("low")
-        again = ask("again", params=ONE)
-        run(engine, [again])
-        assert again.metrics.cached_tokens == cached
 
 
 def test_clearing_gives_the_memory_back() -> None:

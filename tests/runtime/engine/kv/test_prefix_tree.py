@@ -44,12 +44,6 @@ class TreeMachine(RuleBasedStateMachine):
         if self.table.pop(slot, None):
             self.tree.remove(slot)
 
-    @rule(source=SLOTS, free=SLOTS)
-    def rename(self, source: int, free: int) -> None:
-        if source in self.table and free not in self.table:
-            self.table[free] = self.table.pop(source)
-            self.tree.rename(source, free)
-
     @rule(slot=SLOTS)
     def compute(self, slot: int) -> None:
         if slot in self.table:

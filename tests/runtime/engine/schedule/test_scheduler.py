@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from engine_kit import make_request
 
-from carryall.runtime.engine.kv.slots import Copy, Release, SlotTable
+from carryall.runtime.engine.kv.slots import SlotTable
 from carryall.runtime.engine.requests.request import Request
 from carryall.runtime.engine.sampling.sampler import Sample
 from carryall.runtime.engine.schedule.scheduler import Scheduler, StepPlan
@@ -181,35 +181,6 @@ def test_a_request_that_fills_the_whole_budget_runs_alone() -> None:
     scheduler.remove(big)
     assert [r.request_id for r in step(scheduler).requests] == ["small"]
     assert small.slot == 0
-
-
-def test_gaps_are_filled_once_they_cost_more_than_the_copy() -> None:
-    slots = SlotTable(4)
-    scheduler = Scheduler(slots, 900)
-    _, b, c = add(scheduler, ("a", 2), ("b", 2), ("c", 400))
-    step(scheduler)
-    scheduler.remove(b)
-    slots.take_operations()
-    steps = 0
-    while not (operations := slots.take_operations()):
-        step(scheduler)
-        steps += 1
-    # One row per step against 0.01 rows for each copied token; the last step is the one that moved.
-    assert steps == 6
-    assert operations == [Copy(2, 1, c.num_computed - 1), Release(2)]
-    assert c.slot == 1
-
-
-def test_free_slots_below_the_lowest_cost_nothing() -> None:
-    slots = SlotTable(4)
-    scheduler = Scheduler(slots, 900)
-    a, _ = add(scheduler, ("a", 2), ("b", 2))
-    step(scheduler)
-    scheduler.remove(a)
-    slots.take_operations()
-    for _ in range(8):
-        step(scheduler)
-    assert slots.take_operations() == []
 
 
 def test_waiting_requests_fill_gaps_without_a_copy() -> None:

@@ -77,7 +77,7 @@ def test_log_probabilities_are_the_same() -> None:
     def logprobs(proposer: Oracle | None) -> object:
         request = make_request("a", 6, SamplingParams(temperature=0.0, max_tokens=9, logprobs=3))
         run(make_engine(proposer=proposer)[0], [request])
-        return request.snapshot().outputs[0].logprobs
+        return request.output_logprobs
 
     assert logprobs(Oracle(lie_every=3)) == logprobs(None)
 

@@ -1,0 +1,102 @@
+"""Layers with a recurrent state: short convolutions, and linear attention by the gated delta rule."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import onnx_ir as ir
+
+from ..config import StateConfig
+from ..decoder import Decoder
+
+_L2_EPSILON = 1e-6  # that of the checkpoints' code, inside the root
+
+
+def short_convolution(
+    net: Decoder, layer: int, state: StateConfig, name: str, x: ir.Value, *, silu: bool
+) -> ir.Value:
+    """Write a causal depthwise convolution over the last ``state.taps`` tokens.
+
+    Args:
+        net: the graph to write into.
+        layer: the layer, whose state holds the inputs of earlier tokens.
+        state: its sizes.
+        name: name of the checkpoint's module, with a weight [channels, 1, taps].
+        x: [batch, channels, sequence].
+        silu: whether SiLU follows.
+
+    Returns:
+        [batch, channels, sequence].
+    """
+    with net.scope(name):
+        weight = net.weight("weight", state.channels, 1, state.taps)
+        offset = net.weight("bias", state.channels) if state.bias else None
+        past = net.past_states[layer, "conv"]
+        out, present = net.ops(
+            "CausalConvWithState",
+            x,
+            weight,
+            offset,
+            past,
+            num_outputs=2,
+            activation="silu" if silu else "none",
+        )
+    net.set_state(layer, "conv", present)
+    return out
+
+
+def delta_attention(
+    net: Decoder,
+    layer: int,
+    state: StateConfig,
+    q: ir.Value,
+    k: ir.Value,
+    v: ir.Value,
+    decay: ir.Value,
+    beta: ir.Value,
+) -> ir.Value:
+    """Write linear attention by the gated delta rule (Yang et al., https://arxiv.org/abs/2412.06464).
+
+    Queries and keys are scaled to length 1. Heads of keys serve several heads of values in order.
+
+    Args:
+        net: the graph to write into.
+        layer: the layer, whose state is [batch, heads, key size, value size].
+        state: its sizes.
+        q: [batch, sequence, key heads * key size].
+        k: the same.
+        v: [batch, sequence, heads * value size].
+        decay: [batch, sequence, heads], logarithms of at most 0.
+        beta: [batch, sequence, heads], in [0, 1].
+
+    Returns:
+        [batch, sequence, heads * value size].
+    """
+    out, present = net.ops(
+        "LinearAttention",
+        *(_unit_heads(net, x, state) for x in (q, k)),
+        *(v, net.past_states[layer, "recurrent"], decay, beta),
+        num_outputs=2,
+        update_rule="gated_delta",
+        q_num_heads=state.heads,
+        kv_num_heads=state.heads,
+        scale=1.0 / math.sqrt(state.key_size),
+    )
+    net.set_state(layer, "recurrent", present)
+    return out
+
+
+def _unit_heads(net: Decoder, x: ir.Value, state: StateConfig) -> ir.Value:
+    """Return x with heads of length 1, repeated so that there is one for each head of values.
+
+    x / sqrt(sum of squares + e) is RMSNormalization with a weight of 1 / sqrt(n) and e / n.
+    """
+    size, repeats = state.key_size, state.heads // state.key_heads
+    heads = net.op("Reshape", x, net.ints(0, 0, state.key_heads, size))
+    weight = net.constant(np.full(size, size**-0.5), np.float32, f"unit_{size}")
+    heads = net.op("RMSNormalization", heads, weight, axis=-1, epsilon=_L2_EPSILON / size)
+    if repeats > 1:
+        order = net.constant(np.repeat(np.arange(state.key_heads), repeats), np.int64, "heads_of_keys")
+        heads = net.op("Gather", heads, order, axis=2)
+    return net.op("Reshape", heads, net.ints(0, 0, state.heads * size))

@@ -1,0 +1,28 @@
+"""Gemma 3 multimodal checkpoints: their text decoder, without the vision tower."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from ...errors import CheckpointError
+from ..config import DecoderConfig, RawConfig
+from ..decoder import Decoder
+from . import gemma3_text
+
+
+def config(raw: RawConfig) -> DecoderConfig:
+    """Normalise config.json, whose ``text_config`` describes the decoder."""
+    text = raw.get("text_config")
+    if not isinstance(text, dict):
+        raise CheckpointError("config.json of model_type 'gemma3' must hold an object 'text_config'")
+    return gemma3_text.config({"model_type": "gemma3_text", **text})
+
+
+def build(net: Decoder) -> ir.Value:
+    """Write the decoder and return its logits."""
+    net.checkpoint.ignore("vision_tower", "multi_modal_projector")
+    # transformers 4 wrote the first prefix, transformers 5 writes the second.
+    older = "language_model.model.embed_tokens.weight" in net.checkpoint
+    if older:
+        return gemma3_text.build(net, "language_model.model", "language_model.lm_head")
+    return gemma3_text.build(net, "model.language_model", "lm_head")

@@ -1,1 +1,0 @@
-"""Pre-norm decoders with LayerNorm and a feed-forward layer without a gate, as GPT-2."""

@@ -1,0 +1,109 @@
+"""LFM2 and LFM2.5: gated short convolutions, and attention with norms of heads in some layers."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from ...errors import UnsupportedModelError
+from .. import layers
+from ..config import (
+    DecoderConfig,
+    RawConfig,
+    StateConfig,
+    decoder_config,
+    integer,
+    number,
+    rope_config,
+    with_defaults,
+)
+from ..decoder import Decoder
+from ..layers.recurrent import short_convolution
+
+DEFAULTS: RawConfig = {
+    "vocab_size": 65_536,
+    "hidden_size": 2560,
+    "intermediate_size": 12_288,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 128_000,
+    "norm_eps": 1e-5,
+    "rope_theta": 1_000_000.0,
+    "tie_word_embeddings": True,
+    "conv_bias": False,
+    "conv_L_cache": 3,
+    "block_multiple_of": 256,
+    "block_ffn_dim_multiplier": 1.0,
+    "block_auto_adjust_ff_dim": True,
+}
+_KINDS = ("conv", "full_attention")
+
+
+def config(raw: RawConfig) -> DecoderConfig:
+    """Normalise config.json. The first files have ``tie_embedding`` and ``block_ff_dim``."""
+    if "tie_embedding" in raw:
+        raw = {"tie_word_embeddings": raw["tie_embedding"], **raw}
+    raw = with_defaults(raw, DEFAULTS)
+    count, hidden = integer(raw, "num_hidden_layers"), integer(raw, "hidden_size")
+    attending = raw.get("full_attn_idxs")
+    attending = range(count) if attending is None else attending
+    types = raw.get("layer_types") or [_KINDS[layer in attending] for layer in range(count)]
+    unknown = sorted(set(types) - set(_KINDS))
+    if unknown:
+        raise UnsupportedModelError(
+            f"layer type '{unknown[0]}' is not supported; supported: {', '.join(_KINDS)}"
+        )
+    state = StateConfig(channels=hidden, taps=integer(raw, "conv_L_cache"), bias=bool(raw["conv_bias"]))
+    rope = rope_config(raw)
+    return decoder_config(
+        {**raw, "rms_norm_eps": raw["norm_eps"], "intermediate_size": _width(raw)},
+        ropes=[rope if kind == "full_attention" else None for kind in types],
+        states=[None if kind == "full_attention" else state for kind in types],
+    )
+
+
+def _width(raw: RawConfig) -> int:
+    """Return the width of feed-forward layers: two thirds of the stated one, rounded up to a multiple."""
+    width = integer(raw, "block_ff_dim", integer(raw, "intermediate_size"))
+    if not raw["block_auto_adjust_ff_dim"]:
+        return width
+    width, multiple = int(2 * width / 3), integer(raw, "block_multiple_of")
+    return -(-int(number(raw, "block_ffn_dim_multiplier") * width) // multiple) * multiple
+
+
+def build(net: Decoder) -> ir.Value:
+    """Write the decoder and return its logits."""
+    c, names = net.config, ("w1", "w3", "w2")
+    x = layers.embedding(net, "model.embed_tokens")
+    for layer in range(c.num_layers):
+        mix = attention if c.state(layer) is None else gated_convolution
+        with net.scope(f"model.layers.{layer}"):
+            x = net.op("Add", x, mix(net, layer, layers.rms_norm(net, "operator_norm", x)))
+            y = layers.rms_norm(net, "ffn_norm", x)
+            with net.scope("feed_forward"):
+                x = net.op("Add", x, layers.gated_linear_unit(net, y, names, c.intermediate_size))
+    x = layers.rms_norm(net, "model.embedding_norm", x)
+    return layers.lm_head(net, x, embedding_name="model.embed_tokens")
+
+
+def attention(net: Decoder, layer: int, x: ir.Value) -> ir.Value:
+    """Grouped-query self-attention with RMSNorm of each query and key head."""
+    c = net.config
+    with net.scope("self_attn"):
+        q, k, v = layers.qkv(net, x, bias=False)
+        q = layers.head_norm(net, "q_layernorm", q, c.num_heads)
+        k = layers.head_norm(net, "k_layernorm", k, c.num_kv_heads)
+        return layers.linear(net, "out_proj", layers.attention(net, layer, q, k, v), c.q_size, c.hidden_size)
+
+
+def gated_convolution(net: Decoder, layer: int, x: ir.Value) -> ir.Value:
+    """Write out(c * convolution(b * x)), where b, c and x are three projections of the input."""
+    state, hidden = net.config.state(layer), net.config.hidden_size
+    assert state is not None  # noqa: S101 -- ``build`` has checked
+    with net.scope("conv"):
+        parts = {"in_proj.b": hidden, "in_proj.c": hidden, "in_proj.x": hidden}
+        b, c, x = layers.split_linear(net, "in_proj", parts, x, hidden, bias=state.bias)
+        x = net.op("Transpose", net.without_padding(net.op("Mul", b, x)), perm=[0, 2, 1])
+        x = short_convolution(net, layer, state, "conv", x, silu=False)
+        x = net.op("Mul", c, net.op("Transpose", x, perm=[0, 2, 1]))
+        return layers.linear(net, "out_proj", x, hidden, hidden, bias=state.bias)

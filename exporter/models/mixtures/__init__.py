@@ -1,1 +1,0 @@
-"""Decoders with mixtures of experts."""

@@ -1,1 +1,0 @@
-"""Decoders whose attention and feed-forward layer read the same residual sum."""

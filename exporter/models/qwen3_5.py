@@ -1,0 +1,25 @@
+"""Qwen 3.5, 3.6 and 3.8, multimodal checkpoints: their text decoder, without the vision tower."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from ...errors import CheckpointError
+from ..config import DecoderConfig, RawConfig
+from ..decoder import Decoder
+from . import qwen3_5_text
+
+
+def config(raw: RawConfig) -> DecoderConfig:
+    """Normalise config.json, whose ``text_config`` describes the decoder."""
+    text = raw.get("text_config")
+    if not isinstance(text, dict):
+        raise CheckpointError("config.json of model_type 'qwen3_5' must hold an object 'text_config'")
+    tied = raw.get("tie_word_embeddings", text.get("tie_word_embeddings", False))
+    return qwen3_5_text.config({**text, "model_type": "qwen3_5_text", "tie_word_embeddings": tied})
+
+
+def build(net: Decoder) -> ir.Value:
+    """Write the decoder and return its logits."""
+    net.checkpoint.ignore("visual")
+    return qwen3_5_text.build(net, "model.language_model")

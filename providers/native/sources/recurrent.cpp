@@ -1,0 +1,76 @@
+#include "recurrent.h"
+
+#include <new>
+
+#include "kernels.h"
+
+namespace carryall {
+namespace {
+
+constexpr int64_t kPrepared = 32;   // tokens of a task
+constexpr int64_t kChannels = 256;  // of a task
+
+}  // namespace
+
+const char* DeltaRule::complaint() const {
+  if (heads < 1 || key_heads < 1 || key_size < 1 || value_size < 1) return "a size is not positive";
+  if (heads % key_heads != 0) return "the heads are no multiple of those of keys";
+  if (value_size % 16 != 0) return "heads of values are no multiple of 16 elements";
+  return nullptr;
+}
+
+const char* Convolution::complaint() const {
+  return channels < 1 || taps < 1 ? "a size is not positive" : nullptr;
+}
+
+const char* complaint_of_rows(const int32_t* begins, const int32_t* places, int64_t rows, int64_t tokens, int64_t states) {
+  if (begins[0] != 0 || begins[rows] != tokens) return "the rows do not begin and end with the tokens";
+  for (int64_t row = 0; row < rows; row++) {
+    if (begins[row] > begins[row + 1]) return "the rows are not in order";
+    if (places[row] < 0 || places[row] >= states) return "a row names a state that does not exist";
+    for (int64_t other = 0; other < row; other++)
+      if (places[other] == places[row]) return "two rows name one state";
+  }
+  return nullptr;
+}
+
+DeltaJob::DeltaJob(const DeltaRule& rule, const Kernels& kernels)
+    : rule_(rule), kernels_(kernels.attention->recurrent), factors_(nullptr), products_(nullptr) {
+  const int64_t factors = rule.tokens * rule.heads * (rule.by_key ? rule.key_size : 1);
+  factors_ = new (std::nothrow) float[static_cast<size_t>(factors + rule.tokens * rule.heads)];
+  if (factors_ != nullptr) products_ = factors_ + factors;
+}
+
+DeltaJob::~DeltaJob() { delete[] factors_; }
+
+size_t DeltaJob::prepare_tasks() const { return static_cast<size_t>((rule_.tokens + kPrepared - 1) / kPrepared); }
+
+size_t DeltaJob::delta_tasks() const { return static_cast<size_t>(rule_.rows * rule_.heads * rule_.tiles()); }
+
+void DeltaJob::prepare(void* job, size_t index) {
+  const DeltaJob& j = *static_cast<DeltaJob*>(job);
+  const int64_t first = static_cast<int64_t>(index) * kPrepared, last = first + kPrepared;
+  j.kernels_.prepare(j.rule_, first, last < j.rule_.tokens ? last : j.rule_.tokens, j.factors_, j.products_);
+}
+
+void DeltaJob::delta(void* job, size_t index) {
+  const DeltaJob& j = *static_cast<DeltaJob*>(job);
+  const int64_t tiles = j.rule_.tiles(), task = static_cast<int64_t>(index);
+  const int64_t head = task / tiles % j.rule_.heads, row = task / tiles / j.rule_.heads;
+  j.kernels_.delta(j.rule_, row, head, task % tiles, j.factors_, j.products_);
+}
+
+size_t ConvolutionJob::tasks() const {
+  return static_cast<size_t>(convolution->rows * ((convolution->channels + kChannels - 1) / kChannels));
+}
+
+void ConvolutionJob::convolve(void* job, size_t index) {
+  const ConvolutionJob& j = *static_cast<ConvolutionJob*>(job);
+  const int64_t parts = (j.convolution->channels + kChannels - 1) / kChannels, task = static_cast<int64_t>(index);
+  const int64_t first = task % parts * kChannels, last = first + kChannels;
+  const int64_t channels = j.convolution->channels;
+  if (j.convolution->begins[task / parts] == j.convolution->begins[task / parts + 1]) return;
+  j.kernels->convolve(*j.convolution, task / parts, first, last < channels ? last : channels);
+}
+
+}  // namespace carryall

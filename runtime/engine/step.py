@@ -1,0 +1,249 @@
+"""A step after it is planned: run its rows, find rows at fault, and sample their tokens."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import cast
+
+import numpy as np
+import numpy.typing as npt
+
+from ...errors import ProviderRuntimeError
+from ...providers.base import BestLogits, BestLogitsRunner, Row, Runner
+from .requests.request import Request
+from .sampling.best_logits import best_may_suffice, sample_rows
+from .sampling.sampler import BatchLogitsProcessor, Sample, is_wanted, sample
+from .schedule.scheduler import StepPlan
+
+_log = logging.getLogger(__name__)
+
+Logits = npt.NDArray[np.float32] | BestLogits
+
+_PATIENCE = 0.01  # seconds that a step waits for masks of grammars after the model has run
+
+
+@dataclass(slots=True)
+class RunCounters:
+    """Running totals; see ``EngineStats``."""
+
+    steps: int = 0
+    computed_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """The result of running a plan.
+
+    Args:
+        plan: the rows that were computed.
+        logits: per row of ``plan``.
+        faults: requests whose rows failed, with the errors.
+        seconds: duration of the run; None if nothing ran, or rows ran one by one.
+    """
+
+    plan: StepPlan
+    logits: list[Logits] = field(default_factory=list)
+    faults: list[tuple[Request, ProviderRuntimeError]] = field(default_factory=list)
+    seconds: float | None = None
+
+
+class PlanRunner:
+    """Run plans on a runner.
+
+    Args:
+        runner: holds the model.
+        processors: batch logits processors; they decide which rows need all logits.
+    """
+
+    def __init__(self, runner: Runner, processors: Sequence[BatchLogitsProcessor]) -> None:
+        self.counters = RunCounters()
+        self._runner = runner
+        self._processors = processors
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """Run all rows together; if that fails, run each row alone."""
+        if not plan.rows:
+            return StepResult(plan)
+        for row, request in zip(plan.rows, plan.requests, strict=True):
+            if request.pooling is not None and request.wants_hidden_states(row.start + len(row.tokens)):
+                shape = len(row.tokens), self._runner.info.embedding_size
+                row.last_hidden_states = np.empty(shape, np.float32)
+        self.counters.steps += 1
+        start = time.perf_counter()
+        try:
+            logits = self._forward(plan)
+        except ProviderRuntimeError as error:
+            return self._run_one_by_one(plan, error)
+        seconds = time.perf_counter() - start
+        self.counters.computed_tokens += sum(len(row.tokens) for row in plan.rows)
+        return StepResult(plan, logits, seconds=seconds)
+
+    def _forward(self, plan: StepPlan) -> list[Logits]:
+        """Return per row its logits, or only the largest ones where these may be enough to sample."""
+        count = self._runner.info.top_logits
+        if not count:
+            return list(self._runner.forward(plan.rows))
+        for row, request in zip(plan.rows, plan.requests, strict=True):
+            row.best_suffice = (
+                row.num_logits == 1
+                and not request.awaits_prompt_logprobs
+                and best_may_suffice(request.sampling, count, self._processors)
+            )
+        return cast(BestLogitsRunner, self._runner).forward_best(plan.rows)
+
+    def _run_one_by_one(self, plan: StepPlan, error: ProviderRuntimeError) -> StepResult:
+        """Run each row alone and without proposed tokens, to find the rows at fault."""
+        retry = len(plan.rows) > 1 or any(plan.proposed)
+        # Without a retry this is the error of the only request, which its caller gets.
+        _log.log(
+            logging.WARNING if retry else logging.INFO, "a step of %d rows failed: %s", len(plan.rows), error
+        )
+        logits: list[Logits] = []
+        faults: dict[int, ProviderRuntimeError] = {}
+        plan.remove_proposals()
+        for i, row in enumerate(plan.rows):
+            outcome = self._run_row(row) if retry else error
+            if isinstance(outcome, ProviderRuntimeError):
+                faults[i] = outcome
+            else:
+                logits.append(outcome)
+        return StepResult(
+            plan.without(faults), logits, [(plan.requests[i], fault) for i, fault in faults.items()]
+        )
+
+    def _run_row(self, row: Row) -> Logits | ProviderRuntimeError:
+        try:
+            logits = self._runner.forward([row])[0].copy()  # the next run overwrites the original
+        except ProviderRuntimeError as error:
+            return error
+        self.counters.computed_tokens += len(row.tokens)
+        return logits
+
+
+def observe_prompts(plan: StepPlan, logits: Sequence[Logits]) -> list[Request]:
+    """Pass prompt logits and hidden states to the requests that want them; return finished requests."""
+    ended = []
+    for row, request, row_logits in zip(plan.rows, plan.requests, logits, strict=True):
+        if request.awaits_prompt_logprobs and not isinstance(row_logits, BestLogits) and len(row_logits):
+            request.observe_prompt(row.start + len(row.tokens) - len(row_logits), row_logits)
+        if row.last_hidden_states is not None:
+            request.observe_hidden_states(row.start, row.last_hidden_states)
+            if request.finished:
+                ended.append(request)
+    return ended
+
+
+class StepSampler:
+    """Sample the next tokens of a step's rows.
+
+    A request whose grammar has no mask in time is set aside with its logits: it keeps its slot and has no
+    row in the steps until the mask is there.
+
+    Args:
+        processors: change the logits of whole batches.
+        take: appends a token to its request, which may finish the request.
+    """
+
+    def __init__(
+        self, processors: Sequence[BatchLogitsProcessor], take: Callable[[Request, Sample], None]
+    ) -> None:
+        self._processors = processors
+        self._take = take
+        self._late: dict[Request, npt.NDArray[np.float32]] = {}  # logits [vocab_size] of those set aside
+
+    def sample(self, plan: StepPlan, logits: Sequence[Logits], sampling: Sequence[int]) -> list[int]:
+        """Sample the next token of the ``sampling`` rows, and more while they equal the proposed tokens.
+
+        Every token is sampled as without proposals, so proposals change neither greedy nor seeded results.
+
+        Args:
+            plan: the plan that was run.
+            logits: per row of the plan.
+            sampling: indices of rows that end with the newest token of their requests.
+
+        Returns:
+            Per row, the number of accepted proposed tokens.
+        """
+        accepted = [0] * len(plan.rows)
+        # A row with proposals has logits of several positions. Its requests may accept some of them, so the
+        # rows are sampled in rounds: each round draws one token of every row whose last token was proposed.
+        rows = list(sampling)
+        if any(plan.proposed):
+            rows = [i for i in sampling if not self._take_most_likely(plan, i, logits[i], accepted)]
+        while rows:
+            drawn = self._sample_round(plan, logits, rows, accepted)
+            rows = [
+                i
+                for i, token in drawn
+                if plan.proposed[i] and not plan.requests[i].finished and plan.accepts(i, accepted[i], token)
+            ]
+            for i in rows:
+                accepted[i] += 1
+                plan.requests[i].num_computed += 1
+        return accepted
+
+    def sample_late(self, *, patient: bool) -> list[Request]:
+        """Sample for the requests set aside whose masks are ready; return these requests.
+
+        Args:
+            patient: wait up to 10 ms, because no row runs.
+        """
+        if not self._late:
+            return []
+        # A finished request is forgotten. A request without a slot is computed again and gets new logits.
+        self._late = {request: logits for request, logits in self._late.items() if _waits(request)}
+        until = time.monotonic() + (_PATIENCE if patient else 0.0)
+        ready = [request for request in self._late if request.can_draw(until - time.monotonic())]
+        logits = [self._late.pop(request) for request in ready]
+        samples = sample(logits, [request.sampling for request in ready], self._processors)
+        for request, token in zip(ready, samples, strict=True):
+            self._take(request, token)
+        return ready
+
+    def _sample_round(
+        self, plan: StepPlan, logits: Sequence[Logits], rows: Sequence[int], accepted: Sequence[int]
+    ) -> list[tuple[int, int]]:
+        """Sample and take one token of each row; return (row, token) of those whose grammar was ready."""
+        until = time.monotonic() + _PATIENCE
+        ready: list[int] = []
+        places: list[Logits] = []
+        for i in rows:
+            request, place = plan.requests[i], logits[i]
+            if not isinstance(place, BestLogits):
+                place = place[accepted[i] - plan.proposed[i] - 1]
+                if request.has_grammar and not request.can_draw(until - time.monotonic()):
+                    self._late[request] = place.copy()  # the next run overwrites the original
+                    continue
+            ready.append(i)
+            places.append(place)
+        samples = sample_rows(places, [plan.requests[i].sampling for i in ready], self._processors)
+        for i, drawn in zip(ready, samples, strict=True):
+            self._take(plan.requests[i], drawn)
+        return [(i, drawn.token_id) for i, drawn in zip(ready, samples, strict=True)]
+
+    def _take_most_likely(self, plan: StepPlan, index: int, logits: Logits, accepted: list[int]) -> bool:
+        """Verify all proposed tokens of a row by one argmax; False unless greedy sampling needs no more."""
+        extra, request = plan.proposed[index], plan.requests[index]
+        state = request.sampling
+        if not extra or not state.takes_most_likely or isinstance(logits, BestLogits):
+            return False
+        if any(is_wanted(processor, state) for processor in self._processors):
+            return False
+        places = logits[-extra - 1 :]
+        tokens = places.argmax(axis=1)
+        if not np.isfinite(places[np.arange(extra + 1), tokens]).all():
+            return False
+        for position, token in enumerate(tokens.tolist()):
+            self._take(request, Sample(token))
+            if request.finished or not plan.accepts(index, position, token):
+                break
+            request.num_computed += 1
+            accepted[index] += 1
+        return True
+
+
+def _waits(request: Request) -> bool:
+    return not request.finished and request.slot is not None and request.num_uncomputed == 0

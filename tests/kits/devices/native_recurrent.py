@@ -1,0 +1,136 @@
+"""Call the recurrent kernels of a library without onnxruntime, with states in the layout of recurrent.h."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from carryall.providers.native.library import load
+
+Floats = npt.NDArray[np.float32]
+_INT, _POINTER = ctypes.c_int64, ctypes.c_void_p
+
+
+class _DeltaCall(ctypes.Structure):
+    _fields_ = [
+        *((name, _INT) for name in ("heads", "key_heads", "key_size", "value_size", "by_key")),
+        *((name, _INT) for name in ("rows", "tokens", "states_count")),
+        ("scale", ctypes.c_float),
+        *((name, _POINTER) for name in ("query", "key", "value", "decay", "beta", "states", "begins")),
+        *((name, _POINTER) for name in ("places", "output")),
+    ]
+
+
+class _ConvolutionCall(ctypes.Structure):
+    _fields_ = [
+        *((name, _INT) for name in ("channels", "taps", "silu", "rows", "tokens", "states_count")),
+        *((name, _POINTER) for name in ("x", "weights", "bias", "states", "begins", "places", "output")),
+    ]
+
+
+@dataclass
+class Delta:
+    """Inputs of the delta rule: query and key [tokens, key heads, size], value [tokens, heads, size], decay
+    [tokens, heads] or [tokens, heads, key size], beta [tokens, heads] or None, states [places, heads, key
+    size, value size]."""
+
+    query: Floats
+    key: Floats
+    value: Floats
+    decay: Floats
+    beta: Floats | None
+    states: Floats
+    scale: float = 1.0
+
+    def tokens(self, part: slice) -> Delta:
+        """Some of the tokens, with the same states."""
+        beta = None if self.beta is None else self.beta[part]
+        arrays = self.query[part], self.key[part], self.value[part], self.decay[part], beta
+        return Delta(*arrays, self.states, self.scale)
+
+
+def tiled(states: Floats) -> Floats:
+    """Return a copy of states [places, heads, key, value] in tiles of 16 columns."""
+    places, heads, keys, values = states.shape
+    return states.reshape(places, heads, keys, values // 16, 16).swapaxes(2, 3).copy()
+
+
+def untiled(states: Floats) -> Floats:
+    """Return the opposite of ``tiled``."""
+    places, heads, tiles, keys, _ = states.shape
+    return np.ascontiguousarray(states.swapaxes(2, 3).reshape(places, heads, keys, tiles * 16))
+
+
+def delta_rule(
+    library: Path, isa: str, case: Delta, lengths: list[int], places: list[int]
+) -> tuple[Floats, Floats]:
+    """Return the outputs [tokens, heads, value size] and the states after all rows.
+
+    Raises:
+        ValueError: the kernels refuse the arguments.
+    """
+    tokens, heads, size = case.value.shape
+    states = tiled(case.states)
+    output = np.full(case.value.shape, np.nan, np.float32)
+    begins = np.cumsum([0, *lengths]).astype(np.int32)
+    own = np.array(places, np.int32)
+    arrays = [case.query, case.key, case.value, case.decay, case.beta, states, begins, own, output]
+    held = [None if array is None else np.ascontiguousarray(array) for array in arrays]
+    call = _DeltaCall(
+        *(heads, case.query.shape[1], case.query.shape[2], size, case.decay.ndim == 3),
+        *(len(lengths), tokens, len(states), case.scale),
+        *(None if array is None else array.ctypes.data for array in held),
+    )
+    _call(load(library).carryall_delta_rule, isa, call)
+    return output, untiled(states)
+
+
+def convolution(
+    library: Path,
+    isa: str,
+    x: Floats,
+    weights: Floats,
+    bias: Floats | None,
+    states: Floats,
+    lengths: list[int],
+    places: list[int],
+    *,
+    silu: bool,
+) -> tuple[Floats, Floats]:
+    """Return the outputs [tokens, channels] and the states [places, taps - 1, channels] after all rows.
+
+    Args:
+        library: the library.
+        isa: the instruction set.
+        x: [tokens, channels].
+        weights: [taps, channels].
+        bias: [channels].
+        states: [places, taps - 1, channels].
+        lengths: tokens of each row.
+        places: state of each row.
+        silu: whether SiLU follows.
+
+    Raises:
+        ValueError: the kernels refuse the arguments.
+    """
+    states, output = states.copy(), np.full(x.shape, np.nan, np.float32)
+    begins, own = np.cumsum([0, *lengths]).astype(np.int32), np.array(places, np.int32)
+    arrays = [x, weights, bias, states, begins, own, output]
+    held = [None if array is None else np.ascontiguousarray(array) for array in arrays]
+    call = _ConvolutionCall(
+        *(x.shape[1], len(weights), silu, len(lengths), len(x), len(states)),
+        *(None if array is None else array.ctypes.data for array in held),
+    )
+    _call(load(library).carryall_convolution, isa, call)
+    return output, states
+
+
+def _call(function: Any, isa: str, call: ctypes.Structure) -> None:
+    message = ctypes.create_string_buffer(200)
+    if function(isa.encode(), ctypes.byref(call), message, _INT(len(message))):
+        raise ValueError(message.value.decode())

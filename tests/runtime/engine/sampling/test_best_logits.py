@@ -1,0 +1,182 @@
+"""Sampling from the best logits equals sampling from all logits, or is declined."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from plain_sampler import ROUNDING, keep, most_likely, whole_rows_used
+
+from carryall.providers.base import BestLogits
+from carryall.runtime.engine.sampling.best_logits import best_may_suffice, sample_best
+from carryall.runtime.engine.sampling.sampler import Sample, sample
+from carryall.runtime.engine.sampling.sampling_state import SamplingState
+from carryall.runtime.types.sampling_params import SamplingParams
+
+Logits = npt.NDArray[np.float32]
+EMPTY = np.empty(0, np.int64)
+
+
+def not_asked() -> Logits:
+    raise AssertionError("all logits were asked for")
+
+
+def best_of(logits: Logits, count: int, whole: Callable[[], Logits] = not_asked) -> BestLogits:
+    """Return the best logits as a device gives them, with their log-sum-exp in float32."""
+    order = np.argsort(-logits, kind="stable")[:count]
+    largest = logits.max()
+    logsumexp = np.float32(largest + np.log(np.exp(logits - largest).sum()))
+    return BestLogits(order, logits[order], float(logsumexp), len(logits), whole)
+
+
+def random_logits(seed: int, spread: float, *, ties: bool = False, vocab_size: int = 3000) -> Logits:
+    logits = np.random.default_rng(seed).normal(0, spread, vocab_size).astype(np.float32)
+    return np.round(logits) if ties else logits
+
+
+def check_equal(got: Sample, expected: Sample) -> None:
+    assert got.token_id == expected.token_id
+    assert [(p.token_id, p.rank) for p in got.logprobs] == [(p.token_id, p.rank) for p in expected.logprobs]
+    for mine, theirs in zip(got.logprobs, expected.logprobs, strict=True):
+        assert mine.logprob == pytest.approx(theirs.logprob, abs=1e-5)
+
+
+def check_reference(got: Sample, logits: Logits, state: SamplingState) -> None:
+    if state.params.greedy:
+        assert got.token_id == most_likely(logits)
+        return
+    with whole_rows_used() as used:
+        sample([logits], [state])
+    kept = keep(logits, state.filters())
+    expected, margin = kept.draw(state.uniform())
+    if margin > ROUNDING and kept.margin > ROUNDING:
+        assert got.token_id in kept.tokens
+        assert got.token_id == expected or used
+
+
+@pytest.mark.long
+@settings(deadline=None, max_examples=400)
+@given(
+    seed=st.integers(0, 2**31),
+    spread=st.sampled_from([0.5, 2.0, 3.0, 6.0]),
+    ties=st.booleans(),
+    count=st.sampled_from([1, 8, 64, 600]),
+    temperature=st.one_of(st.just(0.0), st.just(1.0), st.floats(0.05, 3.0)),
+    top_k=st.one_of(st.just(0), st.integers(1, 900)),
+    top_p=st.one_of(st.just(1.0), st.floats(0.01, 0.999)),
+    min_p=st.one_of(st.just(0.0), st.floats(0.001, 1.0)),
+    xtc=st.booleans(),
+    logprobs=st.one_of(st.none(), st.integers(0, 8)),
+)
+def test_equals_sampling_from_all_logits(
+    seed: int, spread: float, ties: bool, count: int, **options: Any
+) -> None:
+    if options.pop("xtc"):
+        options |= {"xtc_probability": 0.5, "xtc_threshold": 0.1}
+    state = SamplingState(SamplingParams(seed=seed, **options), EMPTY)
+    logits = random_logits(seed, spread, ties=ties)
+    if not best_may_suffice(state, count):
+        return
+    (got,) = sample_best([best_of(logits, count)], [state])
+    if got is not None:
+        check_equal(got, sample([logits], [state])[0])
+        check_reference(got, logits, state)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"temperature": 0.0, "logprobs": 8},
+        {"top_k": 40},
+        {"top_k": 64, "top_p": 0.9, "min_p": 0.01, "temperature": 1.7, "logprobs": 64},
+        {"top_k": 200, "top_p": 0.8},
+        {"top_p": 0.9},
+        {"top_p": 0.9, "temperature": 0.6, "logprobs": 2},
+        {"top_p": 0.5, "temperature": 1.2},
+        {"min_p": 0.1},
+        {"top_p": 0.9, "xtc_probability": 1.0, "xtc_threshold": 0.05},
+    ],
+    ids=str,
+)
+def test_the_usual_options_need_no_more_than_the_best(options: dict[str, Any]) -> None:
+    suffice = 0
+    for seed in range(50):
+        state = SamplingState(SamplingParams(seed=seed, **options), EMPTY)
+        logits = random_logits(seed, 6.0)
+        assert best_may_suffice(state, 64)
+        (got,) = sample_best([best_of(logits, 64)], [state])
+        if got is not None:
+            suffice += 1
+            check_equal(got, sample([logits], [state])[0])
+    assert suffice >= 40
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"top_k": 33},
+        {"top_k": 8, "typical_p": 0.5},
+        {"mirostat": 2},
+        {"temperature": 0.0, "repetition_penalty": 1.1},
+        {"temperature": 0.0, "logit_bias": {3: 5.0}},
+        {"temperature": 0.0, "logprobs": 33},
+        {"temperature": 0.0, "logprobs": 1, "logprob_token_ids": [7]},
+    ],
+    ids=str,
+)
+def test_what_needs_all_logits(options: dict[str, Any]) -> None:
+    assert not best_may_suffice(SamplingState(SamplingParams(**options), EMPTY), 32)
+
+
+def test_a_batch_processor_needs_all_logits() -> None:
+    class Wanting:
+        def wants(self, params: SamplingParams) -> bool:
+            return True
+
+        def apply(self, logits: Logits, states: object) -> None: ...
+
+    state = SamplingState(SamplingParams(temperature=0.0), EMPTY)
+    assert best_may_suffice(state, 64)
+    assert not best_may_suffice(state, 64, [Wanting()])
+
+
+def test_flat_rows_and_numbers_that_are_none_are_left_to_all_logits() -> None:
+    state = SamplingState(SamplingParams(top_p=0.9, seed=1), EMPTY)
+    assert sample_best([best_of(random_logits(0, 0.1), 64)], [state]) == [None]
+    greedy = SamplingState(SamplingParams(temperature=0.0), EMPTY)
+    broken = random_logits(0, 1.0)
+    broken[5] = np.nan
+    assert sample_best([best_of(broken, 64)], [greedy]) == [None]
+
+
+@pytest.mark.long
+@settings(deadline=None, max_examples=60)
+@given(seed=st.integers(0, 2**31), rows=st.integers(2, 40), spread=st.sampled_from([2.0, 4.0, 6.0]))
+def test_a_row_does_not_depend_on_the_rows_beside_it(seed: int, rows: int, spread: float) -> None:
+    random = np.random.default_rng(seed)
+    choices: list[dict[str, Any]] = [
+        {"temperature": 0.0},
+        {"top_k": 40},
+        {"top_p": 0.9, "temperature": 0.7},
+        {"min_p": 0.1, "temperature": 1.3},
+        {"top_p": 0.8, "xtc_probability": 1.0, "xtc_threshold": 0.1},
+        {"top_k": 200, "top_p": 0.8, "logprobs": 3},
+    ]
+    states = [
+        SamplingState(SamplingParams(seed=seed + i, **choices[random.integers(len(choices))]), EMPTY)
+        for i in range(rows)
+    ]
+    sizes = random.choice([700, 3000], rows)
+    counts = random.choice([8, 64, 600], rows)
+    best = [
+        best_of(random_logits(seed + i, spread, vocab_size=int(size)), int(count))
+        for i, (size, count) in enumerate(zip(sizes, counts, strict=True))
+    ]
+    alone = [sample_best([row], [state])[0] for row, state in zip(best, states, strict=True)]
+    assert sample_best(best, states) == alone
