@@ -115,6 +115,16 @@ class Message:
         """Return the calls of the message."""
         return [part for part in self.parts if isinstance(part, FunctionCall)]
 
+    def require_text(self) -> None:
+        """Check that no part is an image, for what is no conversation to a model.
+
+        Raises:
+            RequestError: one is.
+        """
+        for part in self.parts:
+            if isinstance(part, Image):
+                no_vision(part)
+
     def turns(self, show: Callable[[Image], str] = no_vision) -> Iterator[Json]:
         """Yield the messages for a chat template; each result of a function is one of its own.
 

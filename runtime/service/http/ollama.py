@@ -90,6 +90,8 @@ async def generate(request: Request) -> Response:
     user = read_message({"role": "user", "content": prompt, "images": body.get("images")})
     conversation = converse([*messages, user], {}, variables=_variables(body))
     raw = bool_field("raw", body.get("raw") or False) or not await _has_template(handler, conversation)
+    if raw:
+        user.require_text()
     asked = _asked(prompt if raw else conversation, handler, body)
     return await _answer(request, handler, service.admitted(asked, headers), body, headers, chat_form=False)
 

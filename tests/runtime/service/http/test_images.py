@@ -65,6 +65,7 @@ OLLAMA = {"messages": [{"role": "user", "content": "What is this?", "images": ["
         ("/v1/messages/count_tokens", {"messages": user(IMAGE)}, anthropic, REFUSED),
         ("/api/chat", OLLAMA, ollama, REFUSED),
         ("/api/generate", {"prompt": "What is this?", "images": ["iVBORw0KGgo="]}, ollama, REFUSED),
+        ("/api/generate", {"prompt": "Hm?", "images": ["iVBORw0KGgo="], "raw": True}, ollama, REFUSED),
     ],
 )
 def test_images_are_refused(path: str, body: Json, message: Callable[[Json], str], told: str) -> None:
