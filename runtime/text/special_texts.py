@@ -7,6 +7,22 @@ import secrets
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+_Tree = dict[str, "_Tree"]
+_END = ""
+_LONGEST = 64  # characters that tell a text; the tree is walked recursively
+
+
+def _any(tree: _Tree) -> str:
+    """Return a regular expression of the texts of a tree by characters.
+
+    An alternation of thousands of texts, as some tokenizers have, would try each at every character. A text
+    that begins with another one is left out, since what begins it is found.
+    """
+    if _END in tree:
+        return ""
+    branches = [re.escape(character) + _any(rest) for character, rest in tree.items()]
+    return branches[0] if len(branches) == 1 else f"(?:{'|'.join(branches)})"
+
 
 class SpecialTexts:
     """Keeps the texts of special tokens apart from the tokens themselves.
@@ -20,11 +36,16 @@ class SpecialTexts:
     """
 
     def __init__(self, texts: Collection[str]) -> None:
-        # One character cannot be cut. The look-ahead finds texts that overlap.
-        known = sorted((text for text in texts if len(text) > 1), key=len, reverse=True)
-        self._pattern = (
-            re.compile(f"(?=(?:{'|'.join(map(re.escape, known))}))(.)", re.DOTALL) if known else None
-        )
+        tree: _Tree = {}
+        for text in texts:
+            node = tree
+            for character in text[:_LONGEST] if len(text) > 1 else "":  # one character cannot be cut
+                node = node.setdefault(character, {})
+            if text:
+                node[_END] = {}
+        # The rest is looked at only, so that texts that overlap are found too.
+        firsts = [f"{re.escape(first)}(?={_any(rest)})" for first, rest in tree.items() if first != _END]
+        self._pattern = re.compile("|".join(firsts)) if firsts else None
 
     def marked(
         self, messages: Sequence[Any], tools: Sequence[Any] | None, variables: Mapping[str, Any]
@@ -49,7 +70,7 @@ class SpecialTexts:
 
 class _Marker:
     def __init__(self, pattern: re.Pattern[str], mark: str) -> None:
-        self._pattern, self._put, self.marks = pattern, rf"\g<1>{mark}", False
+        self._pattern, self._put, self.marks = pattern, rf"\g<0>{mark}", False
 
     def message(self, message: Any) -> Any:
         if not isinstance(message, Mapping):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from carryall.providers.targets.null import NullOptions, NullRunner
 from carryall.runtime.api.requests import RequestFactory
 from carryall.runtime.models.loading import LoadedModel
 from carryall.runtime.text.chat_template import ChatTemplate
+from carryall.runtime.text.special_texts import SpecialTexts
 from carryall.runtime.text.tokenizer import Tokenizer
 
 SPECIAL = ["<|im_start|>", "<|im_end|>", "<|im|>", "<s>", "[INST]"]
@@ -101,3 +103,17 @@ def test_a_tokenizer_without_special_tokens_marks_nothing(tmp_path: Path) -> Non
     raw.save(str(tmp_path / "tokenizer.json"))
     messages = [{"role": "user", "content": HOSTILE}]
     assert Tokenizer(tmp_path).special_texts.marked(messages, None, {}) == (messages, None, {}, "")
+
+
+def test_thousands_of_special_tokens_are_looked_for_at_once() -> None:
+    """As one alternation, these took a minute."""
+    texts = [f"<unused{n}>" for n in range(6000)] + [f"[multimodal{n}]" for n in range(100)]
+    text = "def f(x): return x < 3 and <b>html</b> | y[0]\n" * 5000
+    start = time.process_time()
+    messages = [{"role": "user", "content": text}]
+    assert SpecialTexts(texts).marked(messages, None, {})[3] == ""
+    (marked,), _, _, mark = SpecialTexts(texts).marked(
+        [{"role": "user", "content": "a[multimodal99]"}], None, {}
+    )
+    assert marked["content"] == f"a[{mark}multimodal99]"
+    assert time.process_time() - start < 5
