@@ -75,7 +75,9 @@ class _Marker:
     def message(self, message: Any) -> Any:
         if not isinstance(message, Mapping):
             return message
-        unmarked = ("content", "reasoning_content") if message.get("role") == "assistant" else ()
+        role = message.get("role")  # a caller's value: comparing it may not give a truth value
+        is_answer = isinstance(role, str) and role == "assistant"
+        unmarked = ("content", "reasoning_content") if is_answer else ()
         return {name: value if name in unmarked else self.value(value) for name, value in message.items()}
 
     def value(self, value: Any) -> Any:
