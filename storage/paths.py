@@ -52,15 +52,15 @@ def check_place(out: Path) -> None:
     """Check, before any work, that an output can be created: its name, and the folder above it.
 
     Raises:
-        UsageError: the name is invalid.
-        OSError: the nearest folder above that exists is a file, or this user may not write to it.
+        UsageError: the name is invalid, or the nearest place above that exists is no folder.
+        OSError: this user may not write to the nearest folder above that exists.
     """
     check_name(out)
     place = out.parent
     while not place.exists() and place != place.parent:
         place = place.parent
     if not place.is_dir():
-        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(place))
+        raise UsageError(f"{out} cannot be created: {place} is not a folder; name a place inside of one")
     if not os.access(place, os.W_OK | os.X_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(place))
 

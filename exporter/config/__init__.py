@@ -1,7 +1,7 @@
 """A checkpoint's config.json: its files, its values, and ``DecoderConfig``, one form for all families."""
 
-from .context import context_lengths, states_length
-from .decoder import decoder_config, layer_windows, rope_config
+from .context import TRAINED_LENGTHS, context_lengths, states_length
+from .decoder import SCORES, decoder_config, layer_windows, rope_config
 from .files import CONFIG_FILE, GENERATION_FILE, read_config, read_generation_config, read_json
 from .types import (
     DecoderConfig,
@@ -20,6 +20,8 @@ __all__ = [
     "LENGTH_KEYS",
     "MAX_LAYERS",
     "MAX_POSITIONS",
+    "SCORES",
+    "TRAINED_LENGTHS",
     "DecoderConfig",
     "ExpertsConfig",
     "KeyValueConfig",

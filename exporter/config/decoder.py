@@ -7,11 +7,14 @@ only.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from ...errors import UnsupportedModelError
 from .types import DecoderConfig, ExpertsConfig, RopeConfig, StateConfig
 from .values import RawConfig, integer, mapping, number, with_defaults
+
+# Keys of attention's scores and of the logits that only some families have.
+SCORES = ("query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping")
 
 
 def decoder_config(
@@ -22,6 +25,7 @@ def decoder_config(
     ropes: Sequence[RopeConfig | None] | None = None,
     experts: Sequence[ExpertsConfig | None] | None = None,
     states: Sequence[StateConfig | None] = (),
+    scores: Collection[str] = (),
 ) -> DecoderConfig:
     """Convert config.json into a ``DecoderConfig``.
 
@@ -32,11 +36,16 @@ def decoder_config(
         ropes: per layer, its rotary embedding; by default the one that ``raw`` describes.
         experts: per layer, its mixture of experts; by default none.
         states: per layer, its recurrent state, None for attention; by default every layer has attention.
+        scores: the keys of ``SCORES`` that the family has; in files of others they have no effect.
 
     Raises:
         CheckpointError: a key is missing or of the wrong type.
     """
-    raw = with_defaults(raw, defaults)
+    raw = {
+        key: value
+        for key, value in with_defaults(raw, defaults).items()
+        if key not in SCORES or key in scores
+    }
     num_layers, num_heads = integer(raw, "num_hidden_layers"), integer(raw, "num_attention_heads")
     head_dim = integer(raw, "head_dim", integer(raw, "hidden_size") // num_heads)
     return DecoderConfig(

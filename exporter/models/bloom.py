@@ -9,10 +9,14 @@ import onnx_ir as ir
 
 from ...errors import UnsupportedModelError
 from .. import layers
-from ..config import DecoderConfig, RawConfig, decoder_config, integer, with_defaults
+from ..config import TRAINED_LENGTHS, DecoderConfig, RawConfig, decoder_config, integer, with_defaults
 from ..decoder import Decoder
 
-DEFAULTS: RawConfig = {"layer_norm_epsilon": 1e-5, "seq_length": 2048, "tie_word_embeddings": True}
+DEFAULTS: RawConfig = {
+    "layer_norm_epsilon": 1e-5,
+    "seq_length": TRAINED_LENGTHS["bloom"],
+    "tie_word_embeddings": True,
+}
 
 
 def config(raw: RawConfig) -> DecoderConfig:
@@ -28,6 +32,7 @@ def config(raw: RawConfig) -> DecoderConfig:
         "intermediate_size": 4 * width,
         "num_hidden_layers": num_layers,
         "num_attention_heads": heads,
+        "num_key_value_heads": heads,  # transformers ignores the key
         "max_position_embeddings": raw["seq_length"],
         "hidden_act": "gelu_pytorch_tanh",
         "rms_norm_eps": raw["layer_norm_epsilon"],

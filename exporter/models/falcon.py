@@ -9,14 +9,22 @@ import numpy as np
 import onnx_ir as ir
 
 from .. import layers
-from ..config import DecoderConfig, RawConfig, decoder_config, integer, rope_config, with_defaults
+from ..config import (
+    TRAINED_LENGTHS,
+    DecoderConfig,
+    RawConfig,
+    decoder_config,
+    integer,
+    rope_config,
+    with_defaults,
+)
 from ..decoder import Decoder
 from .bloom import alibi_slopes
 
 DEFAULTS: RawConfig = {
     "activation": "gelu",
     "layer_norm_epsilon": 1e-5,
-    "max_position_embeddings": 2048,
+    "max_position_embeddings": TRAINED_LENGTHS["falcon"],
     "multi_query": True,
     "parallel_attn": True,
     "tie_word_embeddings": True,

@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from ...errors import UnsupportedModelError
 from .. import layers
-from ..config import DecoderConfig, RawConfig, decoder_config, integer, layer_windows, with_defaults
+from ..config import SCORES, DecoderConfig, RawConfig, decoder_config, integer, layer_windows, with_defaults
 from ..decoder import Decoder
 from .gemma3_text import norm
 from .llama import attention
@@ -41,6 +41,7 @@ def config(raw: RawConfig) -> DecoderConfig:
     ]
     return decoder_config(
         {**raw, "hidden_act": raw["hidden_activation"]},
+        scores=SCORES,
         windows=layer_windows(types, raw["sliding_window"]),
     )
 

@@ -10,6 +10,7 @@ import onnx_ir as ir
 from ...errors import UnsupportedModelError
 from .. import layers
 from ..config import (
+    SCORES,
     DecoderConfig,
     RawConfig,
     decoder_config,
@@ -55,6 +56,7 @@ def config(raw: RawConfig) -> DecoderConfig:
     }
     return decoder_config(
         {**raw, "hidden_act": raw["hidden_activation"]},
+        scores=SCORES,
         windows=layer_windows(types, raw["sliding_window"]),
         ropes=[by_type[kind] for kind in types],
     )

@@ -66,6 +66,7 @@ def config(raw: RawConfig) -> DecoderConfig:
     key_values = _key_values(raw, types)
     normalised = decoder_config(
         {**raw, "hidden_act": raw["hidden_activation"]},
+        scores=("final_logit_softcapping",),
         windows=layer_windows(types, raw["sliding_window"]),
         ropes=[
             rope_config({**raw, "head_dim": one.size}, mapping(raw["rope_parameters"], kind))

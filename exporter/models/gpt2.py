@@ -30,12 +30,14 @@ def config(raw: RawConfig) -> DecoderConfig:
         "intermediate_size": raw.get("n_inner") or 4 * width,
         "num_hidden_layers": num_layers,
         "num_attention_heads": raw.get("n_head"),
+        "num_key_value_heads": raw.get("n_head"),  # transformers ignores the key
         "max_position_embeddings": raw["n_positions"],
         "hidden_act": raw["activation_function"],
         "rms_norm_eps": raw["layer_norm_epsilon"],
-        **({} if raw.get("scale_attn_weights", True) else {"query_pre_attn_scalar": 1}),
+        "query_pre_attn_scalar": None if raw.get("scale_attn_weights", True) else 1,
     }
-    return decoder_config({**raw, **renamed}, ropes=[None] * num_layers)
+    scores = ("query_pre_attn_scalar",)
+    return decoder_config({**raw, **renamed}, ropes=[None] * num_layers, scores=scores)
 
 
 def build(net: Decoder) -> ir.Value:

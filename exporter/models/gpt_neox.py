@@ -7,7 +7,15 @@ import dataclasses
 import onnx_ir as ir
 
 from .. import layers
-from ..config import DecoderConfig, RawConfig, decoder_config, mapping, rope_config, with_defaults
+from ..config import (
+    DecoderConfig,
+    RawConfig,
+    decoder_config,
+    integer,
+    mapping,
+    rope_config,
+    with_defaults,
+)
 from ..decoder import Decoder
 
 DEFAULTS: RawConfig = {
@@ -25,7 +33,8 @@ def config(raw: RawConfig) -> DecoderConfig:
     """Normalise config.json."""
     raw = with_defaults(raw, DEFAULTS)
     older = {"partial_rotary_factor": raw["rotary_pct"], "rope_theta": raw["rotary_emb_base"]}
-    raw = {**older, **raw, "rms_norm_eps": raw["layer_norm_eps"]}
+    heads = integer(raw, "num_attention_heads")  # transformers ignores num_key_value_heads
+    raw = {**older, **raw, "rms_norm_eps": raw["layer_norm_eps"], "num_key_value_heads": heads}
     rope = rope_config(raw, mapping(raw, "rope_parameters", "rope_scaling"))
     normalised = decoder_config(raw, ropes=[rope] * decoder_config(raw).num_layers)
     return dataclasses.replace(normalised, parallel_residual=bool(raw["use_parallel_residual"]))

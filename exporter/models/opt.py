@@ -35,6 +35,7 @@ def config(raw: RawConfig) -> DecoderConfig:
         "intermediate_size": raw["ffn_dim"],
         "hidden_act": raw["activation_function"],
         "rms_norm_eps": 1e-5,
+        "num_key_value_heads": integer(raw, "num_attention_heads"),  # transformers ignores the key
         "attention_bias": raw["enable_bias"],
         "mlp_bias": raw["enable_bias"],
     }

@@ -15,12 +15,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import onnx_ir as ir
-from onnx_ir.passes import common
 
 from ...contract import HIDDEN_STATES, LOGITS, PAST, PRESENT
 from ...errors import GraphError, UsageError
 from ..graph.edit import insert, nodes_of, replace, static_size, weight
 from ..passes.base import GraphPass
+from ..passes.remove_unused import RemoveUnusedNodesPass
 
 _CACHE = re.compile(rf"(?:{PAST}|{PRESENT})\.(\d+)\.(?:key|value)")
 
@@ -60,7 +60,7 @@ class KeepLayersPass(GraphPass):
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Rewrite the main graph, and remove nodes that only other layers need."""
         result = super().call(model)
-        common.RemoveUnusedNodesPass()(model)
+        RemoveUnusedNodesPass()(model)
         return result
 
     def rewrite(self, graph: ir.Graph) -> None:

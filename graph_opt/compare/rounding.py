@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -37,10 +38,13 @@ def write_rounded(model: Path, path: Path, *, seed: int = 0) -> None:
     save_files(found, path)
 
 
-def rounded_feed(feed: Mapping[str, Array], *, seed: int = 0) -> dict[str, Array]:
+def rounded_feed(feed: Mapping[str, Any], *, seed: int = 0) -> dict[str, Any]:
     """Return float inputs changed by -1, 0 or 1 unit in the last place; whole-number inputs are unchanged."""
     rng = np.random.default_rng(seed)
-    return {name: _moved(array, rng) for name, array in feed.items()}
+    return {
+        name: [_moved(array, rng) for array in content] if isinstance(content, list) else _moved(content, rng)
+        for name, content in feed.items()
+    }
 
 
 def _rounded(tensor: ir.TensorProtocol, name: str, seed: list[int]) -> ir.TensorProtocol:
@@ -60,8 +64,8 @@ def _moved(array: Array, rng: np.random.Generator) -> Array:
         return array
     signs = rng.integers(-1, 2, array.shape)
     step = np.spacing(np.abs(array))
-    moved: Array = (array + np.where(np.isfinite(array) & (array != 0), signs * step, 0)).astype(array.dtype)
-    return moved
+    moved = array + np.where(np.isfinite(array) & (array != 0), signs * step, 0)
+    return np.asarray(moved).astype(array.dtype)
 
 
 def output_magnitudes(model: Path) -> dict[str, float]:

@@ -59,6 +59,9 @@ class GraphRunner(abc.ABC):
         self.inputs = {value.name: value for value in self.session.get_inputs()}
         self.outputs = [output.name for output in self.session.get_outputs()]
         self.cache_names = [name for name in self.inputs if is_past(name)]
+        absent = [name for name in (LOGITS, *map(present_of, self.cache_names)) if name not in self.outputs]
+        if absent:
+            raise GraphError(f"{self.name} has no output {absent[0]}, which its inputs belong to")
 
     @property
     def vocab_size(self) -> int | str:

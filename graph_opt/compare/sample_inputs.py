@@ -6,6 +6,7 @@ import itertools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -15,7 +16,7 @@ from ..graph.lazy import Array
 from .input_facts import InputFacts, input_facts
 from .tree_inputs import MOST_RUNS, ROWS, has_trees, near_thresholds, thresholds
 
-Feed = dict[str, Array]
+Feed = dict[str, Any]  # arrays, and lists of arrays for sequences
 Run = Callable[[Mapping[str, Array]], Mapping[str, Array]]
 
 # Sizes of dynamic axes, (image axes, other axes), tried in order until the reference runs.
@@ -35,6 +36,7 @@ _BATCHES = (2, 1)
 _TEXT_LENGTHS = (512, 256, 128, 64, 32)
 _LIMITS = (10, 2, 1)  # exclusive upper bounds of integers of unknown meaning, tried in order
 _SAMPLE_RATE = 16000
+_SEQUENCE = 2  # tensors of a sequence
 _LENGTH_NAME = re.compile("seq|len|token|time|frame|width|height|past", re.IGNORECASE)
 _WORDS = np.array(["the", "quick", "brown", "fox", "7", "3.14", "a", "no"], object)
 # The distribution of floats per run: normalised data, pixels, saturating values, small signals.
@@ -105,11 +107,9 @@ def sample_inputs(
     """
     facts = [replace(one, preferred=tuple((rows or {}).get(one.name, ()))) for one in input_facts(graph)]
     for one in facts:
-        if (
-            not isinstance(one.value.type, ir.TensorType)
-            or one.value.dtype is None
-            or one.value.shape is None
-        ):
+        kind = one.value.type
+        kind = kind.elem_type if isinstance(kind, ir.SequenceType | ir.OptionalType) else kind
+        if not isinstance(kind, ir.TensorType) or one.value.dtype is None or one.value.shape is None:
             raise UsageError(
                 f"no input can be generated for {one.name} of type {one.value.type}; give --inputs"
             )
@@ -215,15 +215,24 @@ def _chain(facts: Sequence[InputFacts], sizes: Sequence[Sizes], run: Run, seed: 
 
 
 def _text(feed: Feed) -> str:
-    return "generated " + ", ".join(
-        f"{name} {array.dtype}{list(array.shape)}" for name, array in feed.items()
-    )
+    return "generated " + ", ".join(f"{name} {_described(content)}" for name, content in feed.items())
+
+
+def _described(content: Any) -> str:
+    if isinstance(content, list):
+        return f"{len(content)} times {_described(content[0])}"
+    return f"{content.dtype}{list(content.shape)}"
 
 
 def _feed(facts: Sequence[InputFacts], sizes: Sizes, number: int, seed: int) -> Feed:
     rng = np.random.default_rng([seed, number])
     shapes = _shapes(facts, sizes)
-    return {one.name: _sample(one, shapes, sizes, number, rng) for one in facts}
+    feed: Feed = {}
+    for one in facts:
+        count = _SEQUENCE if isinstance(one.value.type, ir.SequenceType) else 1
+        drawn = [_sample(one, shapes, sizes, number, rng) for _ in range(count)]
+        feed[one.name] = drawn[0] if count == 1 else drawn
+    return feed
 
 
 def _shapes(facts: Sequence[InputFacts], sizes: Sizes) -> dict[str, list[int]]:
@@ -290,17 +299,18 @@ def _sample(
 ) -> Array:
     dtype, shape = facts.value.dtype, shapes[facts.name]
     assert dtype is not None  # noqa: S101 -- checked by sample_inputs
+    # Of rank 0, NumPy's generators return scalars, which onnxruntime does not take.
     if dtype == ir.DataType.STRING:
-        return rng.choice(_WORDS, shape)
+        return np.asarray(rng.choice(_WORDS, shape), object)
     if facts.role == "mask":
-        return _mask(shape, number, rng).astype(dtype.numpy())
+        return np.asarray(_mask(shape, number, rng), dtype.numpy())
     if facts.role == "state":
         return np.zeros(shape, dtype.numpy())
     if dtype == ir.DataType.BOOL:
-        return rng.random(shape) < 0.5
+        return np.asarray(rng.random(shape) < 0.5)
     if dtype.is_integer() or facts.is_index:
-        return _integers(facts, shape, shapes, sizes, number, rng).astype(dtype.numpy())
-    return _STYLES[number % len(_STYLES)](rng, shape).astype(dtype.numpy())
+        return np.asarray(_integers(facts, shape, shapes, sizes, number, rng)).astype(dtype.numpy())
+    return np.asarray(_STYLES[number % len(_STYLES)](rng, shape)).astype(dtype.numpy())
 
 
 def _mask(shape: Sequence[int], number: int, rng: np.random.Generator) -> Array:

@@ -16,6 +16,7 @@ from ...storage.scratch import scratch_folder
 from ..graph.lazy import Array
 from ..graph.session import open_session, running
 from .bars import Bars
+from .evaluator import evaluated
 from .report import VerifyReport
 from .rounding import output_magnitudes, rounded_feed, write_rounded
 from .sample_inputs import Sample
@@ -79,7 +80,8 @@ def compare_tensors(
     """Run both on each sample and judge their outputs.
 
     Both are run as written. If they agree, the candidate is also run as its users do, with onnxruntime's
-    default optimizations: their errors must not exceed those that they cause in the reference.
+    default optimizations: their errors must not exceed those that they cause in the reference. Small float
+    graphs must also agree in ONNX's evaluator, where that agrees with onnxruntime on the reference.
 
     Args:
         reference: the reference.
@@ -118,6 +120,7 @@ def compare_tensors(
     results, notes = _results(tallies, absent, bars, reference, samples, rounded=rounded), []
     if not interface and all(one.reason is None for one in results.values()):
         results |= _failures_of_defaults(reference, candidate, samples, bars)
+        results |= _failures_in_evaluator(reference, candidate, samples[0], bars)
     if any(one.reason is not None for one in results.values()) and _is_random(reference, samples[0]):
         notes.append(f"{reference.name} gives different results at each run on the same inputs")
     if len(samples) == 1:
@@ -245,6 +248,28 @@ def _failures_of_defaults(
         for name, one in results.items()
         if one.reason is not None
     }
+
+
+def _failures_in_evaluator(
+    reference: Side, candidate: Side, sample: Sample, bars: Bars
+) -> dict[str, OutputResult]:
+    """Return the outputs that differ between candidate and reference in ONNX's evaluator."""
+    exact = evaluated(reference.model, reference.inputs, sample.feed)
+    found = None if exact is None else evaluated(candidate.model, candidate.inputs, sample.feed)
+    if exact is None or found is None or not _agree(_expected(reference, sample), exact, bars):
+        return {}
+    tallies: dict[str, Tally] = {}
+    absent: dict[str, str] = {}
+    _add_run(tallies, absent, exact, found)
+    results = _results(tallies, absent, bars, reference, [sample], rounded=False)
+    return {f"{name}, in ONNX's evaluator,": one for name, one in results.items() if one.reason is not None}
+
+
+def _agree(left: Mapping[str, Array], right: Mapping[str, Array], bars: Bars) -> bool:
+    tallies: dict[str, Tally] = {}
+    absent: dict[str, str] = {}
+    _add_run(tallies, absent, left, right)
+    return not absent and all(tally.result(bars).reason is None for tally in tallies.values())
 
 
 def _expected(reference: Side, sample: Sample) -> Mapping[str, Array]:

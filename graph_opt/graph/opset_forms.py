@@ -45,6 +45,12 @@ def invalid(node: ir.Node, version: int) -> str | None:
     return None
 
 
+def least_inputs(node: ir.Node, version: int) -> int:
+    """Return the least number of inputs of a node, with empty ones; 0 if it has no schema."""
+    schema = _schema(node, version)
+    return 0 if schema is None else int(schema.min_input)
+
+
 def _schema(node: ir.Node, version: int) -> onnx.defs.OpSchema | None:
     if not onnx.defs.has(node.op_type, version, node.domain):
         return None

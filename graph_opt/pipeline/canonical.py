@@ -40,6 +40,7 @@ from ..passes.normalize.move_qdq import MoveQDQPass
 from ..passes.normalize.norm_before_transpose import NormBeforeTransposePass
 from ..passes.normalize.raise_opset import RaiseOpsetPass
 from ..passes.normalize.simplify_shapes import SimplifyShapesPass
+from ..passes.remove_unused import RemoveUnusedNodesPass
 
 
 def canonical_passes() -> list[ir.passes.PassBase]:
@@ -59,7 +60,7 @@ def canonical_passes() -> list[ir.passes.PassBase]:
         LiftWeightsPass(),
         LiftMoEPass(),
         SimplifyShapesPass(),
-        common.RemoveUnusedNodesPass(),
+        RemoveUnusedNodesPass(),
         LiftRotaryPass(),
         LiftAttentionPass(),
         FuseExpertsPass(),
@@ -93,4 +94,4 @@ def canonical_passes() -> list[ir.passes.PassBase]:
 
 
 def _clean_up() -> list[ir.passes.PassBase]:
-    return [common.RemoveUnusedNodesPass(), MergeDuplicatesPass()]
+    return [RemoveUnusedNodesPass(), MergeDuplicatesPass()]

@@ -28,6 +28,7 @@ from ..passes.normalize.raise_opset import RaiseOpsetPass
 from ..passes.normalize.simplify_shapes import SimplifyShapesPass
 from ..passes.normalize.sink_transposes import SinkTransposesPass
 from ..passes.normalize.whole_softmax import WholeSoftmaxPass
+from ..passes.remove_unused import RemoveUnusedNodesPass
 from .canonical import canonical_passes
 
 _GROWTH = 1024  # bytes; larger folded constants would grow the file, and onnxruntime folds them on load
@@ -60,7 +61,7 @@ def model_passes(
         LiftProductsPass(),
         LiftWeightsPass(decoder=False, kept=kept_products),
         SimplifyShapesPass(decoder=False),
-        common.RemoveUnusedNodesPass(),
+        RemoveUnusedNodesPass(),
         MergeDuplicatesPass(),
         WholeSoftmaxPass(),
         MoveQDQPass(decoder=False),
@@ -88,7 +89,7 @@ def _tidy() -> list[ir.passes.PassBase]:
         common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
         RemoveIdentitiesPass(),
         MergeDuplicatesPass(),
-        common.RemoveUnusedNodesPass(),
+        RemoveUnusedNodesPass(),
         common.RemoveUnusedFunctionsPass(),  # type: ignore[no-untyped-call]
         common.RemoveUnusedOpsetsPass(),
     ]

@@ -61,6 +61,10 @@ class NearMiss:
         return f"{self.pass_name} refused {self.nodes}{many}: {self.reason}"
 
 
+# Passes that write the same graph in another form, which alone is no reason to write a file anew.
+_FORM_ONLY = frozenset({"LiftConstantsToInitializers", "LowerOpset", "LowestOpset", "NameFix", "RaiseOpset"})
+
+
 @dataclass(slots=True)
 class Report:
     """The report of a pipeline on one model.
@@ -86,6 +90,11 @@ class Report:
     weight_errors: dict[str, float] = field(default_factory=dict)
     not_decoder: str | None = None
     facts: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def rewrote_nothing(self) -> bool:
+        """Whether no pass changed more than the opset, names, and where constants are stored."""
+        return all(one.name in _FORM_ONLY for one in self.passes if one.modified)
 
     @property
     def seconds(self) -> float:
@@ -121,6 +130,9 @@ class Report:
         longest = max((len(one.name) for one in busy), default=4)
         nodes = f"{sum(self.before.values())} -> {sum(self.after.values())} nodes"
         lines = [f"{nodes}, {self.seconds:.2f} s", ""]
+        lines += (
+            ["no pass found anything to rewrite: the model is copied"] if "unchanged" in self.facts else []
+        )
         lines += [f"{'pass':<{longest}}{'fired':>7}{'nodes':>8}{'refused':>9}{'ms':>10}"] if busy else []
         for one in busy:
             lines += _lines(one, longest, width)

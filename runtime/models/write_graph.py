@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from ...exporter.package import TOKENIZER_FILE, Package
 from ...exporter.package_writing import check_paths, write_package
 from ...graph_opt.graph import graph_facts
 from ...graph_opt.graph.half_scales import narrowed_scales
+from ...graph_opt.graph.load import read_model
 from ...graph_opt.graph.map_types import restore_map_types
 from ...graph_opt.graph.saving import save_checked
 from ...progress import Progress
@@ -31,6 +33,7 @@ def write_graph(
     *,
     passes: tuple[str, ...] = (),
     quantization: dict[str, Any] | None = None,
+    unchanged: bool = False,
     progress: Progress | None = None,
 ) -> None:
     """Write a graph; partial files are deleted if that fails.
@@ -38,9 +41,11 @@ def write_graph(
     Args:
         model: the graph.
         source: the model that it was made from: a package, a checkpoint folder, or an ONNX file.
-        out: a new folder, or a new ONNX file if it ends in ``.onnx``.
+        out: a new folder, or a new ONNX file if it ends in ``.onnx``. Its weights are in a second file,
+            unless the source is one file and small.
         passes: names of the applied passes, for a package's record.
         quantization: the record of the quantization; None keeps that of ``source``.
+        unchanged: whether ``model`` is the source's graph, so that a source of one file is copied.
         progress: called for every tensor written into a package.
 
     Raises:
@@ -49,7 +54,14 @@ def write_graph(
     """
     check_output(source, out)
     if out.suffix == ".onnx":
-        _write_file(model, out)
+        whole = source.is_file() and _holds_its_weights(source)
+        if whole and unchanged:
+            with folder_beside(out, out.parent) as folder:
+                with writing(folder / out.name):
+                    shutil.copyfile(source, folder / out.name)
+                _publish_all(folder, out)
+            return
+        _write_file(model, out, one_file=whole and _is_small(source, model))
     else:
         source = _folder(source)
         record = Package.open(source).record if Package.is_package(source) else None
@@ -106,12 +118,22 @@ def _data_file(out: Path) -> Path:
     return out.with_name(f"{out.name}.data")
 
 
-def _write_file(model: ir.Model, out: Path) -> None:
+def _holds_its_weights(file: Path) -> bool:
+    tensors = graph_facts.initializers(read_model(file))
+    return not any(isinstance(tensor, ir.ExternalTensor) for tensor in tensors)
+
+
+def _is_small(source: Path, model: ir.Model) -> bool:
+    stored = sum(tensor.nbytes for tensor in graph_facts.initializers(model))
+    return max(source.stat().st_size, stored) <= _SMALL_BYTES
+
+
+def _write_file(model: ir.Model, out: Path, *, one_file: bool) -> None:
     """Write graph and weights to a temporary folder beside ``out``, then move the weights, then the graph."""
-    data = _data_file(out)
+    data = out if one_file else _data_file(out)
     with folder_beside(out, out.parent) as folder:
         with writing(folder / data.name), narrowed_scales(model):
-            save_checked(model, folder / out.name, external_data=data.name)
+            save_checked(model, folder / out.name, external_data=None if one_file else data.name)
             restore_map_types(model, folder / out.name)
         _publish_all(folder, out)
 
@@ -129,6 +151,7 @@ def _publish_all(folder: Path, out: Path) -> None:
         raise
 
 
+_SMALL_BYTES = 64 << 20  # of a file whose weights are held in memory twice while it is written
 _MAX_INLINE_BYTES = 1 << 30  # of weights in the ONNX file itself; protobuf's limit is 2 GB
 
 

@@ -140,6 +140,9 @@ def optimize(
     except UnsupportedAttentionError as error:
         job = dataclasses.replace(job, explicit=True)
         graph, done = _run_explicit(job, chosen, error, run)
+    unchanged = done.rewrote_nothing and job.not_decoder is not None
+    if unchanged:  # another opset alone may move results, such as those of 16-bit kernels
+        graph, done.after, done.facts["unchanged"] = load_graph(source)[0], done.before, True
     if context_length is not None:
         graph.metadata_props[CONTEXT_LENGTH] = str(context_length)
     done.facts |= {"source": source, "target": target}
@@ -147,7 +150,8 @@ def optimize(
     found = _verify(job, graph, done, _Check(source, inputs, bars)) if verify else None
     names = tuple(one.name for one in done.passes)
     with contextlib.nullcontext() if file is None else pending_report(done, file, out):
-        write_graph(graph, location, out, passes=names, progress=phase(progress, "write"))
+        copied = unchanged and context_length is None
+        write_graph(graph, location, out, passes=names, unchanged=copied, progress=phase(progress, "write"))
     return OptimizeReport(path=out, passes=done, verification=found)
 
 

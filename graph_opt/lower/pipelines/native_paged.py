@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import onnx_ir as ir
-from onnx_ir.passes import common
 
+from ...passes.remove_unused import RemoveUnusedNodesPass
 from ..attention.kv_int8 import CacheScales
 from ..attention.native_attention import NativeAttentionPass
 from ..attention.rope_tables import RopeTablesPass
@@ -41,7 +41,7 @@ def native_paged_passes(
         SharedCachePass(),
         PagedAttentionPass(context_length, scales, FORM),
         RopeTablesPass(context_length),
-        common.RemoveUnusedNodesPass(),
+        RemoveUnusedNodesPass(),
         PagedInputsPass(FORM),
         NativeAttentionPass(cache_type, scales),
         LastHiddenStatePass(),

@@ -9,9 +9,9 @@ least 16 tokens, and a window that includes the token itself.
 from __future__ import annotations
 
 import onnx_ir as ir
-from onnx_ir.passes import common
 
 from ...graph.edit import MICROSOFT
+from ...passes.remove_unused import RemoveUnusedNodesPass
 from ..attention.kv_int8 import CacheScales
 from ..attention.rope_tables import RopeTablesPass
 from ..outputs.logits import SelectLogitsPass
@@ -41,7 +41,7 @@ def ort_paged_passes(context_length: int, scales: CacheScales) -> list[ir.passes
     return [
         PagedAttentionPass(context_length, scales, FORM),
         RopeTablesPass(context_length),
-        common.RemoveUnusedNodesPass(),
+        RemoveUnusedNodesPass(),
         PagedInputsPass(FORM),
         SelectLogitsPass(),
         FlatLogitsPass(FORM),

@@ -40,6 +40,7 @@ from ...graph.edit import (
 from ...passes.base import GraphPass
 from ...passes.fuse.sink_attention import SinkAttentionPass, has_sinks, sinks_of
 from ...passes.normalize.float_compute import FloatComputePass
+from ...passes.remove_unused import RemoveUnusedNodesPass
 from ..attention.attention import rope_misfit
 from ..attention.kv_int8 import CacheScales, TakeCacheScalesPass
 from ..attention.rope_tables import RopeTablesPass
@@ -260,13 +261,13 @@ def paged_passes(context_length: int, *, explicit: bool = False) -> list[ir.pass
         *([DecomposeAttentionPass()] if explicit else [CappedAttentionPass(), SinkAttentionPass()]),
         PagedAttentionPass(context_length, scales),
         RopeTablesPass(context_length),
-        common.RemoveUnusedNodesPass(),
+        RemoveUnusedNodesPass(),
         PagedInputsPass(),
         SelectLogitsPass(),
         FlatLogitsPass(),
         WantedRowsPass(),
         ArithmeticDequantizePass(),
-        common.RemoveUnusedNodesPass(),
+        RemoveUnusedNodesPass(),
     ]
 
 

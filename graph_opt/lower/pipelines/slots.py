@@ -10,6 +10,7 @@ from onnx_ir.passes import common
 from ....errors import UsageError
 from ...passes.fuse.sink_attention import SinkAttentionPass
 from ...passes.normalize.float_compute import FloatComputePass
+from ...passes.remove_unused import RemoveUnusedNodesPass
 from ...passes.rules import RulePass
 from ...quantize.formats.half import HalfPrecisionPass
 from ...quantize.formats.half_pass import HALF_TYPES
@@ -123,7 +124,7 @@ def slot_passes(options: SlotOptions) -> list[ir.passes.PassBase]:
         passes += [MicrosoftRotaryPass(), DecomposeNormsPass()]
     if options.top_logits:
         passes.append(TopLogitsPass(options.top_logits))
-    passes += [common.RemoveUnusedNodesPass(), OlderOpsetPass(kernels.opset)]
+    passes += [RemoveUnusedNodesPass(), OlderOpsetPass(kernels.opset)]
     if options.paged and kernels.paged_attention:
         passes.append(ChainPass())
     return passes
@@ -139,7 +140,7 @@ def _attention_passes(options: SlotOptions, scales: CacheScales) -> list[ir.pass
         return [LastHiddenStatePass(), SelectLogitsPass()]
     return [
         GroupQueryAttentionPass(options.context_length, kernels),
-        common.RemoveUnusedNodesPass(),
+        RemoveUnusedNodesPass(),
         SlotInputsPass(padded_prompts=kernels.padded_prompts, position_inputs=kernels.position_inputs),
         LastHiddenStatePass(),
         SelectLogitsPass(),

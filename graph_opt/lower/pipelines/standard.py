@@ -25,6 +25,7 @@ from ...graph.edit import (
 )
 from ...passes.base import GraphPass
 from ...passes.normalize.float_compute import FloatComputePass
+from ...passes.remove_unused import RemoveUnusedNodesPass
 from ...quantize.formats.half import HalfPrecisionPass
 from ..attention.rope_tables import RopeTablesPass
 from ..attention.shared_cache import SharedCachePass
@@ -90,14 +91,14 @@ def standard_passes(
         common.ShapeInferencePass(),
         TokenRangePass(),
         RopeTablesPass(context_length),
-        common.RemoveUnusedNodesPass(),
+        RemoveUnusedNodesPass(),
         SharedCachePass(),
         DecomposeRotaryPass(),
         DecomposeAttentionPass(),
         common.ShapeInferencePass(),
         DecomposeNormsPass(),
         DequantizeWeightsPass(unless=lambda node: is_signed(node, types)),
-        common.RemoveUnusedNodesPass(),
+        RemoveUnusedNodesPass(),
         OlderOpsetPass(OPSET),
     ]
 

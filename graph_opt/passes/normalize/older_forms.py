@@ -178,7 +178,7 @@ def _resize(graph: ir.Graph, node: ir.Node, version: int) -> bool:
         return _resize_from(node, node.inputs[1])
     if scales is not None:
         return _resize_from(node, node.inputs[1], "ceil" if (scales < 1).any() else "floor")
-    one = shared_constant(graph, "opset.Resize.one", np.array([1], np.float32))
+    one = shared_constant(graph, "opset.Resize.one", np.ones(1, np.float32))
     shrinking = insert(node, "Min", [node.inputs[1], one]).outputs[0]
     node.replace_input_with(0, _resized(node, shrinking, "ceil"))
     return _resize_from(node, insert(node, "Max", [node.inputs[1], one]).outputs[0])

@@ -7,6 +7,7 @@ import re
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -85,6 +86,42 @@ def test_an_onnx_file_becomes_an_onnx_file(package: Path, tmp_path: Path) -> Non
     again = run("optimize", package / "model.onnx", out)
     assert (again.exit_code, again.stderr.count("\n")) == (2, 1)
     assert "exists" in again.stderr
+
+
+def small(path: Path, body: str, opset: int = 17, **options: Any) -> Path:
+    text = f"""<ir_version: 8, opset_import: ["": {opset}]> g (float16[n, 4] x) => (float16[n, 4] y)
+        {{ {body} }}"""
+    weight = ir.tensor(np.eye(4, dtype=np.float16), name="w")
+    ir.save(ir.from_onnx_text(text, initializers=[weight]), path, **options)
+    return path
+
+
+@pytest.mark.parametrize("target", ["portable", "cpu"])
+def test_a_small_file_stays_one_file(target: str, tmp_path: Path) -> None:
+    body = "t = Transpose<perm = [1, 0]>(x) u = Transpose<perm = [1, 0]>(t) y = MatMul(u, w)"
+    out = tmp_path / "out.onnx"
+    assert run("optimize", small(tmp_path / "a.onnx", body), out, "--target", target).exit_code == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.onnx", "out.onnx"]
+    assert [node.op_type for node in ir.load(out).graph] == ["MatMul"]
+    assert out.stat().st_size < (tmp_path / "a.onnx").stat().st_size
+    two = small(tmp_path / "b.onnx", body, external_data="b.data", size_threshold_bytes=0)
+    assert run("optimize", two, tmp_path / "c.onnx", "--target", target).exit_code == 0
+    assert (tmp_path / "c.onnx.data").is_file()
+
+
+@pytest.mark.parametrize("opset", [13, 17, 21])
+def test_a_file_without_anything_to_rewrite_is_copied(opset: int, tmp_path: Path) -> None:
+    source, out = small(tmp_path / "a.onnx", "t = MatMul(x, w) y = Exp(t)", opset), tmp_path / "out.onnx"
+    result = run("optimize", source, out, "--verify")
+    assert result.exit_code == 0, result.output
+    assert "no pass found anything to rewrite: the model is copied" in result.stdout
+    assert out.read_bytes() == source.read_bytes()
+    two = small(
+        tmp_path / "b.onnx", "y = MatMul(x, w)", opset, external_data="b.data", size_threshold_bytes=0
+    )
+    assert run("optimize", two, tmp_path / "c.onnx").exit_code == 0
+    written = ir.load(tmp_path / "c.onnx")
+    assert (written.opset_imports[""], [node.op_type for node in written.graph]) == (opset, ["MatMul"])
 
 
 def test_a_pass_of_one_s_own_runs(package: Path, tmp_path: Path, breaking: str) -> None:

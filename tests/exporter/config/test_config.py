@@ -1,12 +1,18 @@
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+import onnx_ir as ir
 import pytest
 from family_cases import normalised, rope
+from tiny_models import CONFIGS, write_tiny
 
 from carryall.errors import CheckpointError
-from carryall.exporter.config import context_lengths
+from carryall.exporter.config import LENGTH_KEYS, context_lengths, states_length
+from carryall.exporter.export import export_model, export_package
 
 LLAMA3 = {
     "factor": 8.0,
@@ -109,3 +115,39 @@ def test_a_size_that_is_not_an_integer_is_named(key: str, value: object) -> None
 )
 def test_context_lengths(raw: dict[str, Any], expected: tuple[int, int]) -> None:
     assert context_lengths(raw) == expected
+
+
+@pytest.mark.parametrize("family", ["bloom", "falcon"])
+def test_a_family_that_states_no_length_has_that_of_its_training(family: str, tmp_path: Path) -> None:
+    """transformers 5 writes none for BLOOM; Falcon's first checkpoints have none."""
+    checkpoint = write_tiny(family, tmp_path / "checkpoint", dtype=np.float32)
+    raw = json.loads((checkpoint / "config.json").read_text())
+    for key in LENGTH_KEYS:
+        raw.pop(key, None)
+    (checkpoint / "config.json").write_text(json.dumps(raw))
+    assert states_length(raw)
+    package = export_package(checkpoint, tmp_path / "package")
+    assert context_lengths(raw) == (2048, 2048)
+    assert package.record.context_length == 2048
+
+
+@pytest.mark.parametrize("family", ["bloom", "gpt_neox", "opt", "gpt2", "falcon"])
+def test_a_key_that_the_family_does_not_have_is_ignored(family: str, tmp_path: Path) -> None:
+    """As transformers does: an example is num_key_value_heads of families without grouped heads."""
+    checkpoint = write_tiny(family, tmp_path / "checkpoint", dtype=np.float32)
+    before = ir.to_proto(export_model(checkpoint)).graph.node
+    raw = json.loads((checkpoint / "config.json").read_text())
+    (checkpoint / "config.json").write_text(json.dumps({**raw, "num_key_value_heads": 1}))
+    after = ir.to_proto(export_model(checkpoint)).graph.node
+    assert list(after) == list(before)
+
+
+STRAY = {"query_pre_attn_scalar": 2.75, "attn_logit_softcapping": 5.25, "final_logit_softcapping": 3.25}
+HAVE = {"gemma2": set(STRAY), "gemma3_text": set(STRAY), "gemma4_text": {"final_logit_softcapping"}}
+
+
+@pytest.mark.parametrize("family", sorted(CONFIGS))
+def test_factors_of_scores_that_the_family_does_not_have_are_ignored(family: str) -> None:
+    for key, value in STRAY.items():
+        changed = normalised(family, **{key: value}) != normalised(family)
+        assert changed == (key in HAVE.get(family, ())), key

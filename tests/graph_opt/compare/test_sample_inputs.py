@@ -182,8 +182,29 @@ def test_states_go_on_from_run_to_run() -> None:
 
 def test_inputs_that_cannot_be_generated_are_named() -> None:
     model = net("(seq(float[2]) xs) => (float[2] y) <int64 i = {0}> { y = SequenceAt(xs, i) }")
+    model.graph.inputs[0].shape = None
     with pytest.raises(UsageError, match=r"no input can be generated for xs .*give --inputs"):
         verify(model, model)
     never = net("(float[batch, 3] x) => (float[batch, 5] y) <int64[2] s = {7, 5}> { y = Reshape(x, s) }")
     with pytest.raises(GraphError, match=r"refuses all \d+ generated inputs for x; give --inputs"):
         verify(never, never)
+
+
+@pytest.mark.parametrize("kind", ["float", "double", "float16", "bool", "int64", "int32", "string"])
+def test_inputs_of_rank_0_are_arrays(kind: str) -> None:
+    text = f"""<ir_version: 10, opset_import: ["": 21]> g ({kind} c, float[3] x) => ({kind} y, float[3] z)
+        {{ y = Identity(c) z = Relu(x) }}"""
+    found = verify(ir.from_onnx_text(text), ir.from_onnx_text(text))
+    assert found.passed
+    assert set(found.outputs) == {"y", "z"}
+
+
+def test_sequences_and_optional_values_are_generated() -> None:
+    text = """<ir_version: 10, opset_import: ["": 21]> g (seq(float[n, 3]) s, optional(float[n, 3]) o)
+        => (float[m, 3] y) {
+        a = ConcatFromSequence<axis = 0>(s) b = OptionalGetElement(o) y = Concat<axis = 0>(a, OP) }"""
+    same, other = (ir.from_onnx_text(text.replace("OP", name)) for name in ("b", "a"))
+    found = verify(same, same)
+    assert found.passed
+    assert "s 2 times float32[2, 3], o float32[2, 3]" in found.text()
+    assert not verify(same, other).passed

@@ -9,11 +9,11 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 from graph_asserts import graph
-from onnx_ir.passes import common
 from tiny_models import write_tiny
 
 from carryall.exporter.export import export_model
 from carryall.graph_opt.graph.edit import add_initializer
+from carryall.graph_opt.passes.remove_unused import RemoveUnusedNodesPass
 from carryall.graph_opt.pipeline.kind import not_generating
 
 
@@ -30,7 +30,7 @@ def without_cache(model: ir.Model, *, causal: bool) -> ir.Model:
         graph.remove(node, safe=True)
     graph.outputs[:] = [value for value in graph.outputs if value.name == "logits"]
     graph.inputs[:] = [value for value in graph.inputs if not str(value.name).startswith("past")]
-    common.RemoveUnusedNodesPass()(model)
+    RemoveUnusedNodesPass()(model)
     return model
 
 

@@ -7,12 +7,12 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 from graph_asserts import graph
-from onnx_ir.passes import common
 
 from carryall.errors import GraphError, UsageError
 from carryall.graph_opt.lower.norms.skip_norm import SkipNormPass
 from carryall.graph_opt.lower.quick_gelu import QuickGelu
 from carryall.graph_opt.passes.base import GraphPass
+from carryall.graph_opt.passes.remove_unused import RemoveUnusedNodesPass
 from carryall.graph_opt.passes.rules import RulePass
 from carryall.graph_opt.pipeline import pipeline
 
@@ -40,7 +40,7 @@ class FailingPass(GraphPass):
 
 
 def passes() -> list[ir.passes.PassBase]:
-    return [RulePass("QuickGelu", [QuickGelu()]), SkipNormPass(), common.RemoveUnusedNodesPass()]
+    return [RulePass("QuickGelu", [QuickGelu()]), SkipNormPass(), RemoveUnusedNodesPass()]
 
 
 def test_the_report_says_what_each_pass_did() -> None:
@@ -125,7 +125,7 @@ def test_debug_mode_accepts_external_weights_and_unknown_operators(
     pipeline.run(stored, passes(), debug=True)
     assert isinstance(stored.graph.initializers["w"].const_value, ir.ExternalTensor)
     odd = graph("g (float[B, 4] x) => (float[B, 4] y) { y = SimplifiedLayerNormalization(x, x) }")
-    _, report = pipeline.run(odd, [common.RemoveUnusedNodesPass()], debug=True)
+    _, report = pipeline.run(odd, [RemoveUnusedNodesPass()], debug=True)
     assert report.after == {"SimplifiedLayerNormalization": 1}
 
 

@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
-from onnx_ir.passes import common
 
 from carryall.graph_opt.passes.base import GraphPass
+from carryall.graph_opt.passes.remove_unused import RemoveUnusedNodesPass
 
 
 def graph(text: str, **initializers: Any) -> ir.Model:
@@ -64,7 +64,7 @@ def assert_same(actual: ir.Model, expected: ir.Model) -> None:
 def apply(pass_: GraphPass, model: ir.Model) -> list[str]:
     """Run a pass in place, remove unused nodes, and return the reasons of its refusals."""
     pass_(model)
-    common.RemoveUnusedNodesPass()(model)
+    RemoveUnusedNodesPass()(model)
     return [refusal.reason for refusal in pass_.refusals]
 
 

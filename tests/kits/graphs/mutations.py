@@ -165,6 +165,41 @@ def _rewire(model: ir.Model, rng: np.random.Generator) -> str | None:
     return f"{node.op_type} {node.outputs[0].name} reads {new.name} instead of {old.name}"
 
 
+def _rename(model: ir.Model, rng: np.random.Generator) -> str | None:
+    """Rename an input or output of the graph."""
+    values = [*model.graph.inputs, *model.graph.outputs]
+    value = values[int(rng.integers(len(values)))]
+    old, value.name = value.name, f"{value.name}_renamed"
+    return f"{old} renamed"
+
+
+def _swap_outputs(model: ir.Model, rng: np.random.Generator) -> str | None:
+    """Swap two outputs of the graph, or their names."""
+    outputs = model.graph.outputs
+    if len(outputs) < 2:
+        return None
+    a, b = (outputs[place] for place in rng.choice(len(outputs), 2, replace=False).tolist())
+    if rng.random() < 0.5:
+        a.name, b.name = b.name, a.name
+        return f"{a.name} and {b.name} have each other's name"
+    order = [b if value is a else a if value is b else value for value in outputs]
+    outputs.clear()
+    outputs.extend(order)
+    return f"{a.name} and {b.name} swapped"
+
+
+def _drop_operands(model: ir.Model, rng: np.random.Generator) -> str | None:
+    """Drop the last inputs of a node, as a trimmed list of optional ones does."""
+    nodes = [node for node in model.graph if len(node.inputs) > 1]
+    if not nodes:
+        return None
+    node = nodes[int(rng.integers(len(nodes)))]
+    count = int(rng.integers(1, len(node.inputs)))
+    node.resize_inputs(count)
+    return f"{node.op_type} {node.outputs[0].name} keeps {count} inputs"
+
+
 _KINDS: tuple[Callable[[ir.Model, np.random.Generator], str | None], ...] = (
     _constant, _constant, _constant, _attribute, _attribute, _swap, _drop, _operator, _rewire,
+    _rename, _swap_outputs, _drop_operands,
 )  # fmt: skip

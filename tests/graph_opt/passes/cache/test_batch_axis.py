@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import onnx_ir as ir
 import pytest
-from onnx_ir.passes import common
 
 from carryall.graph_opt.graph.edit import nodes_of
 from carryall.graph_opt.passes.cache.batch_axis import BatchAxisPass
+from carryall.graph_opt.passes.remove_unused import RemoveUnusedNodesPass
 
 TEXT = """<ir_version: 11, opset_import: ["": 23]>
 g (int64[batch, sequence] input_ids, int64[batch, total] attention_mask,
@@ -24,7 +24,7 @@ def changed(read: str, axis: str = "batch") -> ir.Graph:
     model = ir.from_onnx_text(TEXT.replace("READ", read).replace("AXIS", axis))
     model.graph.inputs[2].name = CACHE
     BatchAxisPass()(model)
-    common.RemoveUnusedNodesPass()(model)
+    RemoveUnusedNodesPass()(model)
     return model.graph
 
 

@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 import pytest
-from onnx_ir.passes import common
 from tiny_models import write_tiny
 
 from carryall.exporter.export import export_model
 from carryall.graph_opt.compare.verify import verify
 from carryall.graph_opt.graph.edit import add_initializer
+from carryall.graph_opt.passes.remove_unused import RemoveUnusedNodesPass
 from carryall.graph_opt.pipeline.pipeline import run
 from carryall.graph_opt.pipeline.pipelines import portable_passes
 
@@ -54,7 +54,7 @@ def test_a_decoder_without_a_cache_gets_one(family: str, tmp_path: Path) -> None
     ir.save(model, tmp_path / "whole.onnx")
     expected = interface(model)
     without_cache(model)
-    common.RemoveUnusedNodesPass()(model)
+    RemoveUnusedNodesPass()(model)
     ir.save(model, tmp_path / "uncached.onnx")
     changed, _ = run(model, portable_passes())
     assert interface(changed) == expected

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 from graph_asserts import apply, assert_same, evaluate, graph
-from onnx_ir.passes import common
 
 from carryall.graph_opt.passes.normalize.simplify_shapes import SimplifyShapesPass
 from carryall.graph_opt.passes.normalize.sink_transposes import SinkTransposesPass
+from carryall.graph_opt.passes.remove_unused import RemoveUnusedNodesPass
 
 SIGNATURE = "g (float[2, 3, 4, 5] x) => (float[2, 3, 4, 5] y)"
 LAST = "Transpose <perm = [0, 2, 3, 1]>"
@@ -39,7 +39,7 @@ def test_inverse_transposes_cancel(body: str, left: list[str]) -> None:
     before, after = (graph(f"{SIGNATURE} {SHAPES} {{ {body} }}", **GIVEN) for _ in range(2))
     SinkTransposesPass()(after)
     SimplifyShapesPass(decoder=False)(after)
-    common.RemoveUnusedNodesPass()(after)
+    RemoveUnusedNodesPass()(after)
     assert [node.op_type for node in after.graph] == left
     x = np.random.default_rng(0).standard_normal((2, 3, 4, 5)).astype(np.float32)
     np.testing.assert_array_equal(evaluate(after, {"x": x})[0], evaluate(before, {"x": x})[0])
