@@ -123,7 +123,7 @@ def slot_passes(options: SlotOptions) -> list[ir.passes.PassBase]:
     if options.wide_products:
         passes.append(WideProductsPass())
         if kernels.quantized_linear:
-            passes.append(QuantizedLinearPass())  # embedding and head
+            passes.append(QuantizedLinearPass(kernels.stored_tiles))  # embedding and head
     passes.append(QuantizedWeightsPass(kernels))
     if not kernels.dequantize_blocks:
         passes.append(DequantizeWeightsPass())
@@ -163,7 +163,7 @@ def _product_passes(options: SlotOptions) -> list[ir.passes.PassBase]:
         passes.append(FusedExpertsPass(kernels.experts, accuracy_level=kernels.accuracy_level))
     passes.append(MergeProjectionsPass())
     if kernels.quantized_linear and not options.wide_products:
-        passes.append(QuantizedLinearPass())
+        passes.append(QuantizedLinearPass(kernels.stored_tiles))
     passes.append(SplitMinimaPass())
     if kernels.branchwise_norms:
         passes.append(BranchwiseNormsPass())
