@@ -35,10 +35,10 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-def logprobs(model: Path) -> np.ndarray:
+def logprobs(model: Path, **options: str) -> np.ndarray:
     """The log-probabilities of the prompt's tokens."""
     params = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=1)
-    with LLM(model, provider_options={"kv_cache": "float32"}) as llm:
+    with LLM(model, provider_options={"kv_cache": "float32", **options}) as llm:
         found = llm.generate(PROMPT, params)[0].prompt_logprobs
     assert found is not None
     return np.array([next(iter(each.values())).logprob for each in found[1:] if each])
@@ -60,6 +60,16 @@ def test_a_file_runs_in_place_with_the_results_of_its_package(tmp_path: Path, ca
     if kind in FORMS:
         assert tiles.stat().st_size <= 1.1 * path.stat().st_size + (1 << 16)  # tables and alignment
     assert_near(here, logprobs(export_package(path, tmp_path / "package").path))
+
+
+@pytest.mark.parametrize("kind", ["Q4_K", "Q6_K", "Q8_0"])
+def test_a_file_runs_in_place_with_onnxruntimes_kernels_too(tmp_path: Path, cache: Path, kind: str) -> None:
+    path = tmp_path / "m.gguf"
+    write_gguf("llama", path, types=kind, **WIDE)
+    here = logprobs(path, kernels="onnxruntime")
+    assert not (cache / "packages").exists()
+    package = export_package(path, tmp_path / "package").path
+    np.testing.assert_allclose(here, logprobs(package, kernels="onnxruntime"), atol=1e-4)
 
 
 def test_a_mixed_file_merges_only_products_of_one_type(tmp_path: Path) -> None:
