@@ -18,13 +18,13 @@ from ..runtime.batch.stream import stream
 from ..runtime.process.stop_signals import stop_signals
 from .batch_progress import BatchProgress, show_outcome
 from .options import text_or_file
-from .progress import progress
+from .progress import PREPARE, progress
 
 
 def run_job(spec: BatchSpec, *, restart: bool, as_json: bool, quiet: bool) -> int:
     """Execute a job with progress on stderr; return the exit code."""
     display = BatchProgress(as_json=as_json, quiet=quiet)
-    with stopping() as (stop, code), progress("prepare", quiet=quiet or as_json) as tell:
+    with stopping() as (stop, code), progress(PREPARE, quiet=quiet or as_json) as tell:
         try:
             outcome = execute(spec, restart=restart, tell=display.tell, stop=stop, progress=tell)
         finally:
@@ -69,7 +69,7 @@ def run_to_stdout(spec: BatchSpec, *, restart: bool, as_json: bool, quiet: bool)
     if restart or as_json or spec.job or spec.errors:
         raise UsageError("--restart, --json, --job and --errors need a file as OUT, not stdout")
     source = spec.source()
-    with stopping() as (stop, code), progress("prepare", quiet=quiet) as tell:
+    with stopping() as (stop, code), progress(PREPARE, quiet=quiet) as tell:
         executor = make_executor(spec, spec.model, 0, tell)
         with contextlib.closing(executor):
             totals = stream(

@@ -19,14 +19,14 @@ from ..runtime.models.loading import LoadedModel, load_model
 from ..runtime.types.outputs import CompletionOutput, RequestOutput
 from ..runtime.types.sampling_params import SamplingParams
 from ..storage.texts import read_text
-from .progress import progress
+from .progress import PREPARE, progress
 
 
 def open_model(
     model: str | ModelConfig, *, max_slots: int = 1, quiet: bool = False, **fields: Any
 ) -> LoadedModel:
     """Load a model as ``load_model`` does, with progress on stderr."""
-    with progress("prepare", quiet=quiet) as tell:
+    with progress(PREPARE, quiet=quiet) as tell:
         loaded = load_model(model, max_slots=max_slots, progress=tell, **fields)
     if loaded.choice is not None and not quiet:
         click.echo(str(loaded.choice), err=True)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 FIRST_LINE_SECONDS = 2.0
 NEXT_LINE_SECONDS = 10.0
+PREPARE = "prepare (the first time only)"  # loading a model: shown only where the cache does not hold it
 
 
 @contextmanager
@@ -61,16 +62,26 @@ class _Phases:
 
 
 class _Shown:
-    """A bar or lines from the first call on: cached work shows nothing, and does not import rich."""
+    """A bar or lines from the first call on: cached work shows nothing, and does not import rich.
+
+    Work with another total is the next step, which is shown as such. Within a step the share never falls,
+    though threads may report out of order.
+    """
 
     def __init__(self, label: str) -> None:
         self._label, self._begun = label, time.monotonic()
         self._shown: _Bar | _PlainLines | None = None
+        self._done, self._total, self._step = 0, -1, 0
 
     def __call__(self, done: int, total: int, name: str, /) -> None:
-        if self._shown is None:
-            self._shown = _bar(self._label) or _PlainLines(self._label, self._begun)
-        self._shown(done, total, name)
+        if self._shown is None or total != self._total:
+            self.fill()
+            self.stop()
+            self._done, self._total, self._step = 0, total, self._step + 1
+            label = self._label + (f", step {self._step}" if self._step > 1 else "")
+            self._shown = _bar(label) or _PlainLines(label, self._begun)
+        self._done = max(done, self._done)
+        self._shown(self._done, total, name)
 
     def fill(self) -> None:
         """Show the work as complete; the last small steps may not have been reported."""

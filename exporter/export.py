@@ -18,6 +18,7 @@ from ..errors import CheckpointError, UnsupportedModelError, UsageError
 from ..progress import Progress
 from ..storage.scratch import scratch_folder
 from ..storage.stored_tensor import StoredTensor
+from ..storage.writing import writing
 from . import models
 from .config import CONFIG_FILE, DecoderConfig, RawConfig, context_lengths, read_config
 from .config_checks import check_config, check_layer_count
@@ -217,10 +218,19 @@ def opened(
         return
     file = GgufFile(source)
     with scratch_folder() as folder:
-        config = file.config
-        for path, content in {
-            "config.json": json.dumps(config),
-            **tokenizer_files(file.metadata, config["vocab_size"]),
-        }.items():
-            (folder / path).write_text(content, encoding="utf-8")
+        write_gguf_sides(file, folder)
         yield folder, file.tensors, file.quantization
+
+
+def write_gguf_sides(file: GgufFile, folder: Path) -> None:
+    """Write configuration and tokenizer of a GGUF file into a folder, as a checkpoint has them.
+
+    Raises:
+        CheckpointError: the file's metadata is damaged.
+        UnsupportedModelError: carryall cannot read its architecture or its tokenizer.
+    """
+    config = file.config
+    contents = {CONFIG_FILE: json.dumps(config), **tokenizer_files(file.metadata, config["vocab_size"])}
+    for name, content in contents.items():
+        with writing(folder / name):
+            (folder / name).write_text(content, encoding="utf-8")

@@ -16,8 +16,8 @@ import numpy as np
 import onnx_ir as ir
 
 from ..graph_opt.graph.half_scales import Widened
-from ..graph_opt.graph.lazy import SharedComputation, lazy, pack_nibbles
-from ..storage.stored_tensor import Array, Packed
+from ..graph_opt.graph.lazy import STORED, SharedComputation, lazy, pack_nibbles
+from ..storage.stored_tensor import Array, Packed, StoredBlocks, StoredRows
 from .graph import GraphWriter
 from .weights import shape_through, warn_unless_finite
 
@@ -44,8 +44,11 @@ def packed_weight(
     unsigned = packed.has_minima or packed.has_zero_points
     dtype = ir.DataType[f"{'UINT' if unsigned else 'INT'}{packed.bits}"]
     dtype = ir.DataType.FLOAT8E4M3FN if packed.is_float else dtype
+    levels = lazy(lambda: shared.part(0), dtype, values)
+    if packed.stored is not None:
+        levels.meta[STORED] = _viewed_blocks(packed.stored, shape, view, axis)
     operands = [
-        graph.initializer(_named(lazy(lambda: shared.part(0), dtype, values), f"{name}.values")),
+        graph.initializer(_named(levels, f"{name}.values")),
         graph.initializer(_named(_floats(shared, 1, packed, small), f"{name}.scales")),
     ]
     attributes = {"axis": axis, "block_size": packed.block_size}
@@ -62,6 +65,21 @@ def packed_weight(
         apart = graph.op("Reshape", dequantized, graph.ints(*blocks))
         added = graph.op("Add", apart, graph.initializer(_named(minima, f"{name}.minima")))
         return graph.op("Reshape", added, graph.ints(*values))
+
+
+def _viewed_blocks(stored: StoredBlocks, shape: tuple[int, int], view: View, axis: int) -> StoredBlocks:
+    """Return the blocks of a view, which selects outputs and may transpose.
+
+    Args:
+        stored: the blocks of the whole matrix, in one part.
+        shape: of the whole matrix, [out, in].
+        view: as in ``packed_weight``.
+        axis: the axis of the inputs in the view.
+    """
+    (rows,) = stored.parts
+    numbers = view(np.broadcast_to(np.arange(shape[0])[:, None], shape))
+    order = rows.order[numbers[0] if axis == 0 else numbers[:, 0]]
+    return StoredBlocks(stored.type_name, (StoredRows(rows.row_bytes, order, rows.read),))
 
 
 def _stored_arrays(packed: Packed, view: View, axis: int, name: str) -> tuple[Array, ...]:

@@ -36,6 +36,34 @@ class BlockParts(Protocol):
         """[out, in / block_size]."""
 
 
+@dataclass(frozen=True, slots=True)
+class StoredRows:
+    """Some rows of a matrix of blocks in a file.
+
+    Args:
+        row_bytes: the bytes of a row.
+        order: int64 [out], the row in the file of each row of the matrix.
+        read: returns uint8 [count, row_bytes], rows of the file from the first on; both are its arguments.
+    """
+
+    row_bytes: int
+    order: npt.NDArray[np.int64]
+    read: Callable[[int, int], npt.NDArray[np.uint8]]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredBlocks:
+    """A matrix [out, in] as its file holds it, in blocks along the inputs.
+
+    Args:
+        type_name: the type of the blocks, such as ``Q4_K``.
+        parts: its rows, from top to bottom.
+    """
+
+    type_name: str
+    parts: tuple[StoredRows, ...]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Packed:
     """A matrix [out, in] that is quantized in blocks along its inputs.
@@ -49,6 +77,8 @@ class Packed:
         scale_dtype: a float dtype that holds all scales and minima exactly.
         order: [in], the inputs in the order of the levels; None if they are in their own order.
         read: returns the parts.
+        stored: the same matrix in the blocks of its file, for kernels that compute with these; None if there
+            are none.
     """
 
     bits: int
@@ -59,6 +89,7 @@ class Packed:
     scale_dtype: npt.DTypeLike = np.float32
     order: npt.NDArray[np.intp] | None = None
     read: Callable[[], BlockParts]
+    stored: StoredBlocks | None = None
 
 
 class RawTensor(Protocol):

@@ -14,7 +14,7 @@ from ...runtime.service.core.served_model import ServedModel, load_served_model
 from ..generation import tell_fallbacks
 from ..load_options import SERVER_TABLES, Chosen, config_options
 from ..options import json_option, quiet_option
-from ..progress import progress
+from ..progress import PREPARE, progress
 from ..sections import SectionedCommand
 from ..serving import announce, check_packages, serve_on_cluster, served_models
 
@@ -52,7 +52,7 @@ def command(chosen: Chosen, as_json: bool, quiet: bool) -> None:
 
     def load() -> ServedModel:
         nonlocal provider
-        with progress("prepare", quiet=quiet or as_json) as tell:
+        with progress(PREPARE, quiet=quiet or as_json) as tell:
             served = load_served_model(
                 chosen.model,
                 name=name,

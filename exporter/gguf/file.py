@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import mmap
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,12 +14,14 @@ import numpy as np
 import numpy.typing as npt
 
 from ...errors import CheckpointError, MissingExtraError, UnsupportedModelError
-from ...storage.stored_tensor import Array, Packed, StoredTensor
+from ...storage.file_identity import OpenFile
+from ...storage.stored_tensor import Array, Packed, StoredBlocks, StoredRows, StoredTensor
 from .architectures import Architecture, architecture, config_of, tensor_name
 from .blocks import LAYOUTS, decode, take_apart
-from .header import Header, TensorInfo, damaged, read_header
+from .header import Header, ShortHeaderError, TensorInfo, damaged, read_header
 
 GGUF_SUFFIX = ".gguf"
+_FIRST_BYTES = 32 << 20  # read for the header; vocabularies are the largest part
 FLOATS: dict[str, npt.DTypeLike] = {"F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
 _SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE)
 _ROPE_FACTORS = {
@@ -48,8 +49,8 @@ class GgufFile:
         except ImportError as error:
             raise MissingExtraError(f"the GGUF file {path}", "gguf", "gguf") from error
         self.paths = shard_paths(path)
-        files = [(part, *_mapped(part)) for part in self.paths]
-        self.metadata: dict[str, Any] = files[0][2].metadata
+        files = [_read_header(part) for part in self.paths]
+        self.metadata: dict[str, Any] = files[0][1].metadata
         count = self.metadata.get("split.count", 1)
         if len(files) == 1 and isinstance(count, int) and count > 1:
             raise CheckpointError(
@@ -60,9 +61,9 @@ class GgufFile:
         self.tensors: dict[str, StoredTensor] = {}
         self.types: set[str] = set()
         self._factors: dict[str, list[float]] = {}
-        for part, data, header in files:
+        for data, header in files:
             for info in header.tensors:
-                self._add(part, data, info)
+                self._add(data, info)
 
     @property
     def config(self) -> dict[str, Any]:
@@ -95,7 +96,7 @@ class GgufFile:
         types = sorted(self.types - FLOATS.keys())
         return {"method": "gguf", "types": types} if types else None
 
-    def _add(self, path: Path, data: memoryview, info: TensorInfo) -> None:
+    def _add(self, data: OpenFile, info: TensorInfo) -> None:
         stem = info.name.removesuffix(".weight")
         if stem in _ROPE_FACTORS:
             factors = _array(data, info).astype(np.float64).tolist()
@@ -104,19 +105,19 @@ class GgufFile:
         if info.type_name not in FLOATS and info.type_name not in LAYOUTS:
             known = ", ".join([*FLOATS, *LAYOUTS])
             raise UnsupportedModelError(
-                f"{path}: tensor '{info.name}' has type {info.type_name}; supported: {known}"
+                f"{data.path}: tensor '{info.name}' has type {info.type_name}; supported: {known}"
             )
         stacked = _STACKED.fullmatch(info.name) if self.architecture.experts else None
         if stacked is not None and len(info.shape) == 3:
             self.types.add(info.type_name)
             for index, expert in enumerate(_experts(info)):
                 name = f"model.layers.{stacked[1]}.mlp.experts.{index}.{stacked[2]}_proj.weight"
-                self._put(name, GgufTensor(path, data, expert, None, 0.0))
+                self._put(name, GgufTensor(data, expert, None, 0.0))
             return
         name = tensor_name(info.name, self.architecture)
         self.types.add(info.type_name)
         offset = self.architecture.norm_offset if name.endswith("norm.weight") else 0.0
-        self._put(name, GgufTensor(path, data, info, self._order(info), offset))
+        self._put(name, GgufTensor(data, info, self._order(info), offset))
 
     def _put(self, name: str, tensor: GgufTensor) -> None:
         if name in self.tensors:
@@ -143,10 +144,8 @@ class GgufFile:
 class GgufTensor:
     """One tensor, decoded when it is read."""
 
-    def __init__(
-        self, path: Path, data: memoryview, info: TensorInfo, order: Order | None, offset: float
-    ) -> None:
-        self.path, self.shape, self.dtype = path, info.shape, np.dtype(np.float32)
+    def __init__(self, data: OpenFile, info: TensorInfo, order: Order | None, offset: float) -> None:
+        self.path, self.shape, self.dtype = data.path, info.shape, np.dtype(np.float32)
         self.stored_name = info.name
         self._data, self._info, self._order, self._offset = data, info, order, np.float32(offset)
 
@@ -162,7 +161,18 @@ class GgufTensor:
             has_minima=layout.zero_levels is not None,
             scale_dtype=layout.scale_dtype,
             read=lambda: take_apart(self._rows(), self._info.type_name),
+            stored=StoredBlocks(self._info.type_name, (self._stored_rows(),)),
         )
+
+    def _stored_rows(self) -> StoredRows:
+        width, begin = self._row_bytes, self._info.begin
+        order = np.arange(self.shape[0]) if self._order is None else self._order
+
+        def read(first: int, count: int) -> npt.NDArray[np.uint8]:
+            content = self._data.read(begin + first * width, count * width)
+            return np.frombuffer(content, np.uint8).reshape(count, width)
+
+        return StoredRows(width, order.astype(np.int64), read)
 
     def read(self, view: Callable[[Array], Array]) -> Array:
         """Return the view of the tensor, float32."""
@@ -173,10 +183,13 @@ class GgufTensor:
             array = decode(self._rows(), self._info.type_name).reshape(self.shape)
         return np.ascontiguousarray(view(array - self._offset if self._offset else array), np.float32)
 
+    @property
+    def _row_bytes(self) -> int:
+        return self._info.size * self.shape[-1] // math.prod(self.shape)
+
     def _rows(self) -> npt.NDArray[np.uint8]:
         """Return the bytes of the blocks [rows, bytes per row], with rows in Hugging Face's order."""
-        width = self._info.size * self.shape[-1] // math.prod(self.shape)
-        rows = _array(self._data, self._info, np.uint8).reshape(-1, width)
+        rows = _array(self._data, self._info, np.uint8).reshape(-1, self._row_bytes)
         return rows if self._order is None else rows[self._order]
 
 
@@ -188,21 +201,21 @@ def _experts(info: TensorInfo) -> Iterator[TensorInfo]:
         yield dataclasses.replace(info, shape=info.shape[1:], begin=begin, size=size)
 
 
-def _array(data: memoryview, info: TensorInfo, dtype: npt.DTypeLike | None = None) -> Array:
+def _array(data: OpenFile, info: TensorInfo, dtype: npt.DTypeLike | None = None) -> Array:
     dtype = np.dtype(FLOATS[info.type_name] if dtype is None else dtype)
-    flat = np.frombuffer(data, dtype, info.size // dtype.itemsize, offset=info.begin)
+    flat = np.frombuffer(data.read(info.begin, info.size), dtype, info.size // dtype.itemsize)
     return flat if dtype == np.uint8 else flat.reshape(info.shape)
 
 
-def _mapped(path: Path) -> tuple[memoryview, Header]:
-    try:
-        with path.open("rb") as file:
-            data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-    except ValueError as error:
-        raise CheckpointError(f"{path} is empty") from error
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
-    return data, read_header(data, path)
+def _read_header(path: Path) -> tuple[OpenFile, Header]:
+    file, known = OpenFile(path), _FIRST_BYTES
+    if file.size == 0:
+        raise CheckpointError(f"{path} is empty")
+    while True:
+        try:
+            return file, read_header(memoryview(file.read(0, min(known, file.size))), path, file.size)
+        except ShortHeaderError:
+            known *= 4
 
 
 def shard_stem(name: str) -> str | None:

@@ -11,10 +11,11 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from ...errors import CarryallWarning, CheckpointError, UnsupportedModelError
 
+Pair = tuple[str, str]
 _SPACE = "\u2581"  # SentencePiece's mark of a space
 _UNKNOWN, _CONTROL, _USER = 2, 3, 4  # token types; 1 is normal, 6 a byte
 
@@ -64,20 +65,14 @@ def tokenizer_files(metadata: Mapping[str, Any], vocab_size: int) -> dict[str, s
     tokens, types = _vocabulary(metadata, vocab_size)
     kind = metadata.get("tokenizer.ggml.model")
     if kind == "gpt2":
-        tokenizer = _byte_level(metadata, tokens)
+        tokenizer, merges = _byte_level(metadata, tokens)
     elif kind == "llama":
-        tokenizer = _sentencepiece(metadata, tokens)
+        tokenizer, merges = _sentencepiece(metadata, tokens)
     else:
         raise UnsupportedModelError(
             f"the GGUF file has a tokenizer of the kind '{kind}'; gpt2 (byte-level BPE) and llama "
             "(SentencePiece's BPE) are supported"
         )
-    added = [
-        AddedToken(token, special=kind == _CONTROL, normalized=False)
-        for token, kind in zip(tokens, types, strict=True)
-        if kind in (_CONTROL, _USER)
-    ]
-    tokenizer.add_tokens(added)
     bos = _token(metadata, tokens, "bos")
     begins = kind == "llama" or _pre_name(metadata) in _WHOLE_WORDS
     eos = _token(metadata, tokens, "eos")
@@ -91,10 +86,29 @@ def tokenizer_files(metadata: Mapping[str, Any], vocab_size: int) -> dict[str, s
             special_tokens=[(token, tokens.index(token)) for token in {first, last} - {None} if token],
         )
     return {
-        "tokenizer.json": tokenizer.to_str(),
+        "tokenizer.json": _with_vocabulary(tokenizer, tokens, types, merges),
         "tokenizer_config.json": json.dumps(_settings(metadata, tokens), ensure_ascii=False),
         "generation_config.json": json.dumps(_ends(metadata, tokens)),
     }
+
+
+def _with_vocabulary(
+    tokenizer: Tokenizer, tokens: Sequence[str], types: Sequence[int], merges: Sequence[Pair]
+) -> str:
+    """Return tokenizer.json: that of a tokenizer without tokens, and the tokens and merges of the file.
+
+    The library would take five times as long to build the tokenizer with them, only to write it.
+    """
+    content = json.loads(tokenizer.to_str())
+    plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    content["added_tokens"] = [
+        {"id": number, "content": token, **plain, "special": kind == _CONTROL}
+        for number, (token, kind) in enumerate(zip(tokens, types, strict=True))
+        if kind in (_CONTROL, _USER)
+    ]
+    content["model"]["vocab"] = {token: number for number, token in enumerate(tokens)}
+    content["model"]["merges"] = merges
+    return json.dumps(content, ensure_ascii=False)
 
 
 def _vocabulary(metadata: Mapping[str, Any], vocab_size: int) -> tuple[list[str], list[int]]:
@@ -112,14 +126,20 @@ def _vocabulary(metadata: Mapping[str, Any], vocab_size: int) -> tuple[list[str]
     return tokens, types
 
 
-def _byte_level(metadata: Mapping[str, Any], tokens: Sequence[str]) -> Tokenizer:
-    """Return a byte-level BPE tokenizer with the file's merges."""
+def _byte_level(metadata: Mapping[str, Any], tokens: Sequence[str]) -> tuple[Tokenizer, list[Pair]]:
+    """Return a byte-level BPE tokenizer without tokens, and the file's merges."""
     merges = metadata.get("tokenizer.ggml.merges")
     if not isinstance(merges, list) or not all(isinstance(merge, str) and " " in merge for merge in merges):
         raise CheckpointError("the GGUF file has no 'tokenizer.ggml.merges' of two parts each")
     pairs = [(left, right) for left, _, right in (merge.partition(" ") for merge in merges)]
-    model = _bpe(tokens, pairs, ignore_merges=_pre_name(metadata) in _WHOLE_WORDS)
-    tokenizer = Tokenizer(model)
+    known = set(tokens)
+    for left, right in pairs:
+        if left not in known or right not in known or left + right not in known:
+            raise CheckpointError(
+                f"the GGUF file's tokenizer is damaged: it merges {left!r} and {right!r}, but these or their "
+                "sum are no tokens"
+            )
+    tokenizer = Tokenizer(models.BPE(ignore_merges=_pre_name(metadata) in _WHOLE_WORDS))
     if "tokenizer.ggml.pre" not in metadata:
         text = (
             "the GGUF file does not name its pre-tokenizer, so texts may be split into other tokens than in "
@@ -128,7 +148,7 @@ def _byte_level(metadata: Mapping[str, Any], tokens: Sequence[str]) -> Tokenizer
         warnings.warn(text, CarryallWarning, stacklevel=2)
     tokenizer.pre_tokenizer = _pre_tokenizer(_pre_name(metadata))
     tokenizer.decoder = decoders.ByteLevel()
-    return tokenizer
+    return tokenizer, pairs
 
 
 def _pre_name(metadata: Mapping[str, Any]) -> str:
@@ -157,15 +177,13 @@ def _pre_tokenizer(name: str) -> pre_tokenizers.PreTokenizer:
     return pre_tokenizers.Sequence([split, bytes_only])
 
 
-def _sentencepiece(metadata: Mapping[str, Any], tokens: Sequence[str]) -> Tokenizer:
-    """Return a SentencePiece BPE tokenizer; pairs are merged by the score of the merged token."""
+def _sentencepiece(metadata: Mapping[str, Any], tokens: Sequence[str]) -> tuple[Tokenizer, list[Pair]]:
+    """Return a SentencePiece BPE tokenizer without tokens, and merges by the score of the merged token."""
     scores = metadata.get("tokenizer.ggml.scores")
     if not isinstance(scores, list) or len(scores) != len(tokens):
         raise CheckpointError("the GGUF file has no 'tokenizer.ggml.scores' for its tokens")
     unknown = _token(metadata, tokens, "unknown")
-    tokenizer = Tokenizer(
-        _bpe(tokens, _merges(tokens, scores), unk_token=unknown, fuse_unk=True, byte_fallback=True)
-    )
+    tokenizer = Tokenizer(models.BPE(unk_token=unknown, fuse_unk=True, byte_fallback=True))
     prefix = metadata.get("tokenizer.ggml.add_space_prefix", True)
     spaces = [normalizers.Replace(" ", _SPACE)]
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE), *spaces] if prefix else spaces)
@@ -173,26 +191,22 @@ def _sentencepiece(metadata: Mapping[str, Any], tokens: Sequence[str]) -> Tokeni
     tokenizer.decoder = decoders.Sequence(
         [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
     )
-    return tokenizer
+    return tokenizer, _merges(tokens, scores)
 
 
-def _merges(tokens: Sequence[str], scores: Sequence[float]) -> list[tuple[str, str]]:
+def _merges(tokens: Sequence[str], scores: Sequence[float]) -> list[Pair]:
     """Return all pairs of tokens whose concatenation is a token, best score first."""
     ids = {token: number for number, token in enumerate(tokens)}
-    merges = []
-    for token, score in zip(tokens, scores, strict=True):
-        for cut in range(1, len(token)):
-            left, right = token[:cut], token[cut:]
-            if left in ids and right in ids:
-                merges.append((-score, ids[token], ids[left], left, right))
-    return [(left, right) for *_, left, right in sorted(merges)]
-
-
-def _bpe(tokens: Sequence[str], merges: list[tuple[str, str]], **options: Any) -> models.BPE:
-    try:
-        return models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=merges, **options)
-    except Exception as error:  # the library raises bare Exception
-        raise CheckpointError(f"the GGUF file's tokenizer is damaged: {error}") from error
+    merges: list[Pair] = []
+    for number in sorted(range(len(tokens)), key=lambda number: -scores[number]):  # equal scores by number
+        token = tokens[number]
+        pairs = [
+            (ids[left], left, right)
+            for cut in range(1, len(token))
+            if (left := token[:cut]) in ids and (right := token[cut:]) in ids
+        ]
+        merges += [(left, right) for _, left, right in (sorted(pairs) if len(pairs) > 1 else pairs)]
+    return merges
 
 
 def _token(metadata: Mapping[str, Any], tokens: Sequence[str], which: str) -> str | None:

@@ -13,15 +13,18 @@ import math
 import mmap
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from ...storage.stored_tensor import StoredBlocks
+
 Array = npt.NDArray[Any]
 PARTS = "parts"  # in `meta` of concatenated tensors: what they are made of
+STORED = "stored"  # in `meta` of the levels of a quantized weight: the same weight as its file holds it
 
 
 def lazy(compute: Callable[[], Array], dtype: ir.DataType, shape: Sequence[int]) -> ir.LazyTensor:
@@ -40,6 +43,34 @@ def lazy(compute: Callable[[], Array], dtype: ir.DataType, shape: Sequence[int])
         return ir.Tensor(array.reshape(tuple(shape)), dtype=dtype)
 
     return ir.LazyTensor(evaluate, dtype=dtype, shape=ir.Shape(shape))
+
+
+class SlabTensor(ir.LazyTensor):
+    """A tensor of bytes that is computed and written in slabs, so that it is never whole in memory.
+
+    Args:
+        slabs: returns the slabs along the first axis, in order.
+        shape: the tensor's shape.
+    """
+
+    def __init__(self, slabs: Callable[[], Iterator[npt.NDArray[np.uint8]]], shape: Sequence[int]) -> None:
+        self.slabs = slabs
+        super().__init__(
+            lambda: ir.Tensor(np.concatenate(list(slabs())).reshape(tuple(shape))),
+            dtype=ir.DataType.UINT8,
+            shape=ir.Shape(shape),
+        )
+
+
+def stored_blocks(tensor: ir.TensorProtocol) -> StoredBlocks | None:
+    """Return the levels of a weight as their file holds them, None if it has no blocks of one type."""
+    if (parts := tensor.meta.get(PARTS)) is None:
+        known = tensor.meta.get(STORED)
+        return known if isinstance(known, StoredBlocks) else None
+    blocks = [each for part in parts if (each := stored_blocks(part)) is not None]
+    if len(blocks) < len(parts) or len({each.type_name for each in blocks}) != 1:
+        return None
+    return StoredBlocks(blocks[0].type_name, tuple(rows for each in blocks for rows in each.parts))
 
 
 def map_weights(model: ir.Model) -> None:

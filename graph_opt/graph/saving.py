@@ -10,6 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ...storage.writing import writing
+from .lazy import SlabTensor
 
 
 class _Unbuffered:
@@ -45,10 +46,13 @@ class _Written(ir.LazyTensor):
     def tofile(self, file: Any) -> None:
         """Write the bytes of the tensor."""
         tensor: ir.TensorProtocol = self
-        while isinstance(tensor, ir.LazyTensor):
+        while isinstance(tensor, ir.LazyTensor) and not isinstance(tensor, SlabTensor):
             tensor = tensor.raw()
         target = _Unbuffered(file)
-        if isinstance(tensor, ir.ExternalTensor):
+        if isinstance(tensor, SlabTensor):
+            for slab in tensor.slabs():
+                target.write(np.ascontiguousarray(slab).reshape(-1).data)
+        elif isinstance(tensor, ir.ExternalTensor):
             tensor.tofile(target)  # by the kernel's own copying
         elif sys.byteorder == "little" and isinstance(tensor, ir.Tensor) and tensor.dtype.bitwidth >= 8:
             array = np.ascontiguousarray(tensor.numpy())  # without the copy that ``tobytes`` makes

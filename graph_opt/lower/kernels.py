@@ -2,7 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+
+@dataclass(frozen=True, slots=True)
+class StoredForm:
+    """How kernels read a type of blocks: the attributes of ``QuantizedLinear``.
+
+    Args:
+        bits: of a value.
+        block: inputs with one scale, as a float16 or as an integer times the float16 of its group.
+        group: inputs with one float16 scale; 0 if each block has its own.
+        offsets: ``HALF_MIDDLE`` or ``HALF_MINIMA`` of ``products/stored_tiles.py``.
+    """
+
+    bits: int
+    block: int
+    group: int
+    offsets: int
+
+
+# Writes rows [outputs, bytes in the file] of a form, with so many inputs each, as tiles [tiles, bytes].
+TilePacker = Callable[[StoredForm, Sequence[npt.NDArray[np.uint8]], int], npt.NDArray[np.uint8]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +67,7 @@ class Kernels:
         gather_block_quantized: GatherBlockQuantized exists.
         gather_zero_points: it reads zero points of 4 bits as its definition says, each row padded to bytes.
         quantized_linear: carryall's own kernels are registered with the session, and preferred.
+        stored_tiles: writes weights of GGUF files as tiles of the same size; None without such kernels.
         paged_attention: PagedAttention is carryall's own, for CPUs.
         dynamic_quantize_matmul: DynamicQuantizeMatMul exists.
         matmul_integer_to_float: MatMulIntegerToFloat exists.
@@ -76,6 +102,7 @@ class Kernels:
     gather_block_quantized: bool = True
     gather_zero_points: bool = True
     quantized_linear: bool = False
+    stored_tiles: TilePacker | None = None
     paged_attention: bool = False
     dynamic_quantize_matmul: bool = True
     matmul_integer_to_float: bool = True

@@ -23,7 +23,7 @@ SOURCES = Path(__file__).resolve().parent / "sources"
 COMMON = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-fno-exceptions", "-fno-rtti")
 # a * b + c written as two operations must stay two: the result must not depend on the compiler.
 EXACT = ("-ffp-contract=off",)
-_AVX2 = ("-mavx2", "-mfma")
+_AVX2 = ("-mavx2", "-mfma", "-mf16c")
 _AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni")
 _AMX = (*_AVX512, "-mamx-tile", "-mamx-int8")
 _AVX512_BF16 = (*_AVX512, "-mavx512bf16")
@@ -31,6 +31,7 @@ _AMX_BF16 = (*_AMX, "-mavx512vbmi", "-mavx512bf16", "-mamx-bf16")
 _SHARED = (
     "cpu",
     "linear",
+    "gguf_blocks",
     "attention",
     "experts",
     "operators",

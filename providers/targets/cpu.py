@@ -164,8 +164,14 @@ class CpuProvider(OrtProvider):
 
     def kernels_for(self, options: Mapping[str, Any]) -> Kernels:
         """Return the abilities of onnxruntime's kernels, and of carryall's if they are chosen."""
+        from ..native.packing import tile_packer  # with the library of graphs, which loading may not need
+
         own = options["kernels"] == CARRYALL or is_paged(options)
-        return dataclasses.replace(self.kernels, quantized_linear=own, paged_attention=own)
+        library = find_library() if own else None
+        packer = None if library is None else tile_packer(library)
+        return dataclasses.replace(
+            self.kernels, quantized_linear=own, paged_attention=own, stored_tiles=packer
+        )
 
 
 def _has_fast_kernels() -> bool:

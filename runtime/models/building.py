@@ -19,12 +19,13 @@ from ...exporter.save import save_model
 from ...graph_opt.graph.load import load_model
 from ...graph_opt.passes.base import GraphPass, pass_name
 from ...graph_opt.pipeline.pipeline import run
-from ...graph_opt.pipeline.pipelines import portable_passes
+from ...graph_opt.pipeline.pipelines import exported_passes, portable_passes
 from ...graph_opt.quantize.recipe import QuantizationRecipe
 from ...progress import Progress
 from ...providers.base import Provider, RunnerConfig
 from ...storage.scratch import scratch_folder
 from .float_model import FloatModel, FloatSource
+from .model_source import SourceModel
 
 
 def build_export(
@@ -82,7 +83,7 @@ def _quantizing(
 
 
 def build_lowered(
-    load: Callable[[], ir.Model],
+    files: SourceModel,
     folder: Path,
     provider: Provider,
     config: RunnerConfig,
@@ -92,20 +93,21 @@ def build_lowered(
     """Lower a model for a provider into ``folder``, as ``model.onnx``.
 
     Args:
-        load: returns a new copy of the portable graph.
+        files: the portable model.
         folder: an empty folder.
         provider: the provider to lower for.
         config: the options of the runner, with ``context_length`` set.
         change: a pass that changes the portable graph first.
         progress: called for every tensor written.
     """
-    first = [*portable_passes(), *([change] if change is not None else [])]
+    canonical = exported_passes() if files.canonical else portable_passes()
+    first = [*canonical, *([change] if change is not None else [])]
     try:
-        model, _ = run(load(), [*first, *provider.passes(config)])
+        model, _ = run(files.load(), [*first, *provider.passes(config)])
     except UnsupportedAttentionError as error:
         explicit = provider.explicit_passes(config)
         if explicit is None:
             raise error.refusal() from error
-        model, _ = run(load(), [*first, *explicit])
+        model, _ = run(files.load(), [*first, *explicit])
         model.metadata_props[EXPLICIT_KV] = str(error)
     save_model(model, folder / MODEL_FILE, progress)

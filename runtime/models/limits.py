@@ -46,6 +46,11 @@ def check_memory(source: SourceModel, max_slots: int, context_length: int) -> No
             f"{_in_words(context_length * table)}, and {_in_words(available)} of memory is available; "
             f"lower context_length to {available // table} or less"
         )
+    if (weights := source.unprepared_bytes) > machine.memory()[0]:
+        raise UsageError(
+            f"{source.name} has {_in_words(weights)} of weights, and this process may use "
+            f"{_in_words(machine.memory()[0])} of memory; take a smaller model, or one with fewer bits"
+        )
     tokens, token = min(context_length, _MIN_TOKENS), sizes.kv_bytes_per_token
     slot = tokens * token + sizes.vocab_size * _FLOAT
     if max_slots * slot > available:

@@ -26,7 +26,7 @@ from .fastest import AUTO, fastest_provider
 from .generation_defaults import GenerationDefaults
 from .limits import check_budgets, check_memory, check_threads
 from .loaded import LoadedModel as LoadedModel
-from .lowering import lora_branches, lowered_model, with_context
+from .lowering import is_lowered, lora_branches, lowered_model, with_context
 from .model_source import SourceModel, resolve_model
 from .speculative import make_proposer
 from .split import device_memory, first_provider, is_split, name_and_device, split_runner, with_device
@@ -245,7 +245,7 @@ def _open(
     target = get_provider(provider)
     change = lora_branches(source, lora_modules) if config.max_loras else None
     lowered = lowered_model(source, target, config, progress, change=change)
-    identity = source.content_key if lowered == source.model_path else lowered.parent.name
+    identity = lowered.parent.name if is_lowered(lowered) else source.content_key
     return target.runner(lowered, config), identity, [lowered]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,7 +12,10 @@ from ...errors import UsageError
 from ...exporter.package import MODEL_FILE
 from ...progress import Progress
 from ...providers.base import Provider, RunnerConfig
+from ...reports import human_bytes
 from ...storage.cache import cache_key, cached_folder, intact_folder
+from ...storage.root import cache_root
+from ..process.garbage import collector_paused
 from .model_source import SourceModel
 
 if TYPE_CHECKING:
@@ -92,18 +96,38 @@ def lowered_model(
         return found / MODEL_FILE
     if not provider.passes(config):
         return _unlowered(files, provider, change)
+    _check_disk(files)
 
     def build(folder: Path) -> None:
         from .building import build_lowered
 
-        with files.unchanged():
-            build_lowered(files.load, folder, provider, config, change, progress)
+        with files.unchanged(), collector_paused():
+            build_lowered(files, folder, provider, config, change, progress)
 
     about = {"model": files.name, "provider": provider.name, "context_length": config.context_length}
     return cached_folder("lowered", key, build, about) / MODEL_FILE
 
 
+def _check_disk(files: SourceModel) -> None:
+    """Refuse a preparation that would fill the disk, before anything is read."""
+    folder = next((each for each in (cache_root(), *cache_root().parents) if each.is_dir()), None)
+    if folder is None:
+        return  # writing there says what is wrong
+    needed, free = files.unprepared_bytes, shutil.disk_usage(folder).free
+    if needed > free:
+        raise UsageError(
+            f"preparing {files.name} writes {human_bytes(needed)} to {cache_root()}, which has "
+            f"{human_bytes(free)} left; free some (carryall cache prune), or set CARRYALL_CACHE to a folder "
+            "on another disk"
+        )
+
+
+def is_lowered(graph: Path) -> bool:
+    """Whether a result of ``lowered_model`` is an entry of the cache, whose folder is named by its key."""
+    return graph.parent.parent == cache_root() / "lowered"
+
+
 def _unlowered(files: SourceModel, provider: Provider, change: GraphPass | None) -> Path:
     if change is not None:
         raise UsageError(f"{files.name} is not lowered for {provider.name}, so {change.name} is not possible")
-    return files.model_path
+    return files.portable_file()

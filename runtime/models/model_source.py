@@ -1,7 +1,8 @@
-"""Resolve MODEL to a runnable decoder on disk; checkpoints and GGUF files are exported into the cache."""
+"""Resolve MODEL to a runnable decoder: GGUF files in place, checkpoints by a package in the cache."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -9,15 +10,17 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...errors import GraphError, PackageError, UnsupportedModelError, UsageError
+from ...errors import CheckpointError, GraphError, PackageError, UnsupportedModelError, UsageError
 from ...exporter.encoders.names import is_encoder
 from ...exporter.facts import GraphFacts
-from ...exporter.gguf.file import GGUF_SUFFIX
+from ...exporter.gguf.file import GGUF_SUFFIX, GgufFile, shard_paths
 from ...exporter.package import COPIED_FILES, Package, external_tensors
 from ...progress import Progress
-from ...storage.cache import cache_key
+from ...storage.cache import cache_key, cached_folder
+from ...storage.file_identity import identity_of
 from ...storage.hashes import content_key
 from ...storage.remembered import remembered
+from ..process.garbage import collector_paused
 from .context import ContextLengths, optional_config, stated_lengths
 from .exported import exported_package, quantized_package
 from .find import find_model, side_folder
@@ -179,6 +182,20 @@ class SourceModel:
     def _weight_files(self) -> dict[str, Any]:
         return {"files": sorted({str(tensor.location) for tensor in external_tensors(self.graph)})}
 
+    @property
+    def canonical(self) -> bool:
+        """Whether the exporter builds the graph now, in the form that lowerings read; a file may be changed."""
+        return False
+
+    def portable_file(self) -> Path:
+        """Return an ONNX file of the portable graph."""
+        return self.model_path
+
+    @property
+    def unprepared_bytes(self) -> int:
+        """The bytes of weights that a preparation reads in place and writes for the target, 0 for others."""
+        return 0
+
     @cached_property
     def content_key(self) -> str:
         """A hash of the content of the graph and its weights.
@@ -207,6 +224,85 @@ class SourceModel:
             raise PackageError(f"{self.model_path} or its weights changed while they were read; try again")
 
 
+@dataclass(frozen=True)
+class GgufModel(SourceModel):
+    """A GGUF file that runs in place: its graph is built from its header, and weights are read from the file.
+
+    ``model_path`` is the first file. Only providers that lower nothing need a package of it.
+
+    Args:
+        opened: returns the file, whose header is read once.
+    """
+
+    opened: Callable[[], GgufFile] = field(kw_only=True, compare=False, repr=False)
+
+    @cached_property
+    def graph(self) -> ir.Model:
+        """The graph with weights that are read when they are lowered. It is shared and must not be changed.
+
+        Raises:
+            CheckpointError: the file is damaged.
+            UnsupportedModelError: carryall cannot read its architecture or a type of its weights.
+        """
+        from ...exporter.export import export_model
+
+        return export_model(self.folder, self.config, self.opened().tensors)
+
+    def load(self) -> ir.Model:
+        """Return the graph for passes that change it; ``graph`` will build another one."""
+        graph = self.graph
+        del self.__dict__["graph"]
+        return graph
+
+    @property
+    def canonical(self) -> bool:
+        """See ``SourceModel``."""
+        return True
+
+    def portable_file(self) -> Path:
+        """Export the file into the cache, and return the graph."""
+        return exported_package(self.model_path).model_path
+
+    @property
+    def unprepared_bytes(self) -> int:
+        """The bytes of the files: tiles have the size of the blocks in the file."""
+        return sum(path.stat().st_size for path in shard_paths(self.model_path))
+
+    @cached_property
+    def content_key(self) -> str:
+        """A hash of sizes, times, inodes and samples of the files; see ``identity_of``."""
+        return identity_of(shard_paths(self.model_path))
+
+    @contextmanager
+    def unchanged(self) -> Iterator[None]:
+        """Check at the end of a block that no file was changed during it.
+
+        Raises:
+            CheckpointError: a file was changed.
+        """
+        yield
+        if identity_of(shard_paths(self.model_path)) != self.content_key:
+            raise CheckpointError(f"{self.model_path} was replaced or changed while it was read; try again")
+
+
+def _gguf_in_place(name: str, path: Path) -> GgufModel:
+    """Return a GGUF file with configuration and tokenizer in the cache, where they are written once."""
+    first = shard_paths(path)[0]
+
+    @functools.cache
+    def opened() -> GgufFile:
+        return GgufFile(first)
+
+    def build(folder: Path) -> None:
+        from ...exporter.export import write_gguf_sides
+
+        with collector_paused():
+            write_gguf_sides(opened(), folder)
+
+    key = cache_key(gguf=identity_of(shard_paths(path)))
+    return GgufModel(name, cached_folder("gguf", key, build, {"model": name}), first, opened=opened)
+
+
 def resolve_model(
     model: str | Path, *, quantize: str | None = None, progress: Progress | None = None
 ) -> SourceModel:
@@ -230,6 +326,8 @@ def resolve_model(
         if quantize is not None:
             raise UsageError(f"{path} is an ONNX file; quantize it first: carryall quantize {path} OUT")
         return _onnx_file(str(model), path)
+    if path.suffix.lower() == GGUF_SUFFIX and path.is_file() and quantize is None:
+        return _gguf_in_place(str(model), path)
     if not Package.is_package(path):
         try:
             return _package_files(str(model), exported_package(path, quantize, progress))

@@ -1,4 +1,4 @@
-"""Keep the garbage collector away from objects that live as long as the work does."""
+"""Keep the garbage collector away from work that it only slows down."""
 
 from __future__ import annotations
 
@@ -30,6 +30,22 @@ def lasting_objects() -> Iterator[None]:
             _blocks -= 1
             if not _blocks:
                 gc.unfreeze()
+
+
+@contextlib.contextmanager
+def collector_paused() -> Iterator[None]:
+    """Pause the collector within the block, for work that makes many objects and little garbage.
+
+    A vocabulary and a graph are hundreds of thousands of objects, which each collection visits again: a fifth
+    of the time of preparing a model.
+    """
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def exclude_newer() -> None:

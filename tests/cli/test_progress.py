@@ -31,6 +31,21 @@ def test_long_work_outside_a_terminal_writes_plain_lines(
     assert err == "export: 0 %\n"  # the next line is due ten seconds later
 
 
+def test_another_total_is_the_next_step_and_a_share_never_falls(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "FIRST_LINE_SECONDS", 0.0)
+    monkeypatch.setattr(module, "NEXT_LINE_SECONDS", 0.0)
+    with progress(module.PREPARE) as tell:
+        for done, total in ((3, 4), (2, 4), (4, 4), (1, 5), (5, 5)):
+            tell(done, total, "tensor")
+    first, second = "prepare (the first time only)", "prepare (the first time only), step 2"
+    assert capsys.readouterr().err.splitlines() == [
+        *(f"{first}: {share} %" for share in (75, 75, 100)),
+        *(f"{second}: {share} %" for share in (20, 100)),
+    ]
+
+
 def test_a_terminal_gets_a_bar(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = Console(stderr=True, force_terminal=True, width=90)
     monkeypatch.setattr("rich.console.Console", lambda **_: terminal)

@@ -156,7 +156,7 @@ def _product_passes(options: SlotOptions) -> list[ir.passes.PassBase]:
         passes.append(FusedExpertsPass(kernels.experts, accuracy_level=kernels.accuracy_level))
     passes.append(MergeProjectionsPass())
     if kernels.quantized_linear:
-        passes.append(QuantizedLinearPass())
+        passes.append(QuantizedLinearPass(kernels.stored_tiles))
     passes.append(SplitMinimaPass())
     if kernels.branchwise_norms:
         passes.append(BranchwiseNormsPass())

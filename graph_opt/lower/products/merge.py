@@ -14,7 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ...graph.edit import MICROSOFT, add_initializer, insert, nodes_of, remove_unused, replace, weight
-from ...graph.lazy import concat_last, shape_of
+from ...graph.lazy import concat_last, shape_of, stored_blocks
 from ...passes.base import GraphPass
 from .block_minima import weight_with_minima, write_weight_with_minima
 from .blocked_weight import BlockedWeight, blocked_weight
@@ -44,7 +44,9 @@ class Projection:
         """A key that is equal for weights that can be concatenated."""
         first = _content(self.tensors[0])
         block_size = self.blocked.block_size if self.blocked is not None else 0
-        return first.dtype, block_size, len(self.tensors), self.has_minima, self.bias is None
+        stored = stored_blocks(first)
+        stored_type = None if stored is None else stored.type_name
+        return first.dtype, block_size, len(self.tensors), self.has_minima, self.bias is None, stored_type
 
 
 class MergeProjectionsPass(GraphPass):

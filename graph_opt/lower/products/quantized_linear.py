@@ -12,23 +12,30 @@ import numpy as np
 import onnx_ir as ir
 
 from ...graph.edit import add_initializer, insert, nodes_of, remove_unused, replace, weight
-from ...graph.lazy import Array, lazy, unpack_nibbles
+from ...graph.lazy import Array, lazy, stored_blocks, unpack_nibbles
 from ...passes.base import GraphPass
+from ..kernels import TilePacker
 from .block_minima import weight_with_minima
 from .blocked_weight import BlockedWeight, blocked_weight, packed_tensors
 from .groups import group_size, grouped_scales
 from .matmul_nbits import added_bias, around_reshapes, unsupported_axes
+from .stored_tiles import FORMS, stored_tiles
 from .tiles import BLOCKS, COLUMNS, LAYOUT, MIDDLE, MINIMA, ZERO_POINTS, pack_tiles, tile_bytes
 
 DOMAIN = "carryall"
 
 
 class QuantizedLinearPass(GraphPass):
-    """Lower consumers of blocked weights, with or without minima: products with bias, embeddings."""
+    """Lower consumers of blocked weights, with or without minima: products with bias, embeddings.
 
-    def __init__(self) -> None:
+    Args:
+        stored: writes weights of GGUF files as tiles of the same size; None takes their levels and scales.
+    """
+
+    def __init__(self, stored: TilePacker | None = None) -> None:
         super().__init__()
-        self._tiles: dict[ir.Node, tuple[ir.Value, int]] = {}
+        self._stored = stored
+        self._tiles: dict[ir.Node, tuple[ir.Value, dict[str, int]]] = {}
 
     def rewrite(self, graph: ir.Graph) -> None:
         """Lower MatMul, Gemm with a transposed weight, and Gather."""
@@ -49,10 +56,9 @@ class QuantizedLinearPass(GraphPass):
         self, graph: ir.Graph, node: ir.Node, found: BlockedWeight, minima: ir.TensorProtocol | None
     ) -> None:
         if found.node not in self._tiles:
-            size = 0 if minima is not None else group_size(found)
-            tensor = packed_tiles(found, minima, size)
-            self._tiles[found.node] = add_initializer(graph, f"{found.stem}.tiles", tensor), size
-        tiles, size = self._tiles[found.node]
+            tensor, form = self._tensor(found, minima)
+            self._tiles[found.node] = add_initializer(graph, f"{found.stem}.tiles", tensor), form
+        tiles, form = self._tiles[found.node]
         operands: list[ir.Value | None] = [node.inputs[1], tiles]
         op_type, output, bias = "QuantizedRows", node.outputs[0], None
         if node.op_type != "Gather":
@@ -60,19 +66,28 @@ class QuantizedLinearPass(GraphPass):
             x, output = around_reshapes(node) if node.op_type == "Gemm" else (node.inputs[0], node.outputs[0])
             bias, output = added_bias(output, found.outputs)
             operands = [x, tiles, *([bias] if bias is not None else [])]
-        attributes = {
-            "layout": LAYOUT,
-            "inputs": found.inputs,
-            "outputs": found.outputs,
-            "bits": found.bits,
-            "block_size": found.block_size,
-            "group_size": size,
-            "offsets": offsets_of(found, minima),
-        }
+        attributes = {"layout": LAYOUT, "inputs": found.inputs, "outputs": found.outputs, **form}
         lowered = insert(output.producer() or node, op_type, operands, attributes, domain=DOMAIN)
         lowered.name = node.name
         replace(output, lowered.outputs[0])
         remove_unused(graph, output.producer())
+
+    def _tensor(
+        self, found: BlockedWeight, minima: ir.TensorProtocol | None
+    ) -> tuple[ir.LazyTensor, dict[str, int]]:
+        """Return the tiles of a weight, and the attributes that describe them."""
+        blocks = None if self._stored is None else stored_blocks(found.values)
+        if self._stored is not None and blocks is not None and blocks.type_name in FORMS:
+            form = FORMS[blocks.type_name]
+            tensor = stored_tiles(blocks, found.inputs, found.outputs, self._stored)
+            return tensor, _attributes(form.bits, form.block, form.group, form.offsets)
+        size = 0 if minima is not None else group_size(found)
+        offsets = offsets_of(found, minima)
+        return packed_tiles(found, minima, size), _attributes(found.bits, found.block_size, size, offsets)
+
+
+def _attributes(bits: int, block_size: int, group_size: int, offsets: int) -> dict[str, int]:
+    return {"bits": bits, "block_size": block_size, "group_size": group_size, "offsets": offsets}
 
 
 def tiled_weight(value: ir.Value | None) -> tuple[BlockedWeight | str | None, ir.TensorProtocol | None]:

@@ -27,7 +27,7 @@ void unpack_panel(const Panel& p, int8_t* bytes) {
 void multiply_amx(const Weights& w, const Rows& rows, const float* bias, int64_t first_row, int64_t last_row,
                   int64_t first_tile, int64_t last_tile, Outputs y) {
   const int64_t count = last_row - first_row, unit = unit_of(w);
-  if (count < first_rows(w)) return kAvx512Vnni.multiply(w, rows, bias, first_row, last_row, first_tile, last_tile, y);
+  if (w.halves() || count < first_rows(w)) return kAvx512Vnni.multiply(w, rows, bias, first_row, last_row, first_tile, last_tile, y);
   alignas(64) int8_t bytes[kUnpacked + kMostBlock * kColumns];
   const int64_t step = unit > 0 ? unit : w.block, steps = parts(rows.width, step), tile_size = w.tile_bytes();
   const int64_t room = count > kFewStrips * kGroup ? kUnpacked : kUnpackedForFew;

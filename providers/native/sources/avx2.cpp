@@ -1,6 +1,7 @@
 // AVX2 without VNNI.
 #include <immintrin.h>
 
+#include "avx2_gguf.h"
 #include "avx2_pairs.h"
 #include "cpu.h"
 
@@ -180,6 +181,7 @@ struct BothHalves {
 
 void multiply_avx2(const Weights& w, const Rows& rows, const float* bias, int64_t first_row, int64_t last_row,
                    int64_t first_tile, int64_t last_tile, Outputs y) {
+  if (w.halves()) return multiply<StoredAvx2>(w, rows, bias, first_row, last_row, first_tile, last_tile, y);
   (in_pairs(w) ? multiply<Pairs> : multiply<BothHalves>)(w, rows, bias, first_row, last_row, first_tile, last_tile, y);
 }
 

@@ -8,13 +8,6 @@ namespace {
 
 inline bool in_pairs(const Weights& w) { return w.bits == 4 && w.group == 64 && w.block == 32 && w.inputs % w.group == 0; }
 
-CARRYALL_INLINE __m128i columns(const uint8_t* x) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(x)); }
-
-// Bytes of two blocks as pairs of 16 bits, for the columns of half `h`.
-CARRYALL_INLINE Int pairs_of(int h, __m128i first, __m128i second) {
-  return _mm256_cvtepu8_epi16(h == 0 ? _mm_unpacklo_epi8(first, second) : _mm_unpackhi_epi8(first, second));
-}
-
 template <int kCount>
 void multiply_pairs(const Part& part) {
   constexpr int64_t kBlock = 32, kBytes = kBlock * kColumns / 2;
@@ -25,7 +18,6 @@ void multiply_pairs(const Part& part) {
   const int8_t* values = part.values;
   const int32_t* row_sums = part.sums;
   const float* row_scales = part.scales;
-  const Int lower = _mm256_set1_epi64x(0x0504010005040100);  // the lower 16 bits of two sums, as a pair in each lane
   Results<kCount> results;
   begin<kCount>(results, part);
   for (int64_t g = 0; g < groups; g++) {
@@ -43,9 +35,7 @@ void multiply_pairs(const Part& part) {
     for (int h = 0; h < kHalves; h++) zeros[h] = _mm256_mullo_epi16(pairs_of(h, zero, next), pairs_of(h, first, second));
 #pragma GCC unroll 8
     for (int m = 0; m < kCount; m++) {
-      int64_t both;  // at most 32 * 127 each
-      memcpy(&both, row_sums + m * blocks, sizeof both);
-      const Int total = _mm256_shuffle_epi8(_mm256_set1_epi64x(both), lower);
+      const Int total = pair_of(row_sums + m * blocks);
       const Float factor = _mm256_set1_ps(row_scales[m * groups]);
       for (int h = 0; h < kHalves; h++) {
         add(sums[m][h], _mm256_madd_epi16(pairs[m][h], pairs_of(h, second, second)));

@@ -23,6 +23,8 @@ struct Avx512 {
   static Int add(Int a, Int b) { return _mm512_add_epi32(a, b); }
   static Int subtract(Int a, Int b) { return _mm512_sub_epi32(a, b); }
   static Int negative_product(Int a, int b) { return _mm512_mullo_epi32(a, _mm512_set1_epi32(-b)); }
+  static Int product(Int a, Int b) { return _mm512_mullo_epi32(a, b); }
+  static Int loaded(const int32_t* x) { return _mm512_loadu_si512(x); }
   static Int widened(const uint8_t* x) {
     return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(x)));
   }

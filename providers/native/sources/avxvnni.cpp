@@ -4,6 +4,7 @@
 
 #include "byte_products.h"
 #include "cpu.h"
+#include "gguf_products.h"
 #include "grouped_rows.h"
 #include "unit_rows.h"
 
@@ -37,6 +38,8 @@ struct AvxVnni {
     const __m256i factor = _mm256_set1_epi32(-b);
     return {_mm256_mullo_epi32(a.left, factor), _mm256_mullo_epi32(a.right, factor)};
   }
+  static Int product(Int a, Int b) { return {_mm256_mullo_epi32(a.left, b.left), _mm256_mullo_epi32(a.right, b.right)}; }
+  static Int loaded(const int32_t* x) { return {half(reinterpret_cast<const uint8_t*>(x)), half(reinterpret_cast<const uint8_t*>(x + 8))}; }
   static Int widened(const uint8_t* x) { return {eight(x), eight(x + 8)}; }
 
   static Int line(const uint8_t* x) { return {half(x), half(x + 32)}; }
@@ -76,7 +79,7 @@ struct AvxVnni {
 void multiply_avxvnni(const Weights& w, const Rows& rows, const float* bias, int64_t first_row, int64_t last_row,
                       int64_t first_tile, int64_t last_tile, Outputs y) {
   const int64_t count = last_row - first_row;
-  const auto chosen = in_units(w, count) ? multiply_units<AvxVnni> : in_pairs(w) ? multiply<Pairs<AvxVnni>> : multiply<OneRegister<ByteProducts<AvxVnni>>>;
+  const auto chosen = w.halves() ? multiply<Stored<ByteProducts<AvxVnni>>> : in_units(w, count) ? multiply_units<AvxVnni> : in_pairs(w) ? multiply<Pairs<AvxVnni>> : multiply<OneRegister<ByteProducts<AvxVnni>>>;
   chosen(w, rows, bias, first_row, last_row, first_tile, last_tile, y);
 }
 

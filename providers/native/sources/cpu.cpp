@@ -50,7 +50,7 @@ constexpr uint32_t kYmm = 0x6, kZmm = 0xe6, kTiles = 0x60000;
 bool has_avx2() {
   static const bool has = [] {
     const Registers one = cpuid(1, 0);
-    return bit(one.c, 12) && bit(one.c, 28) && bit(cpuid(7, 0).b, 5) && saves(kYmm);  // FMA, AVX, AVX2
+    return bit(one.c, 12) && bit(one.c, 28) && bit(one.c, 29) && bit(cpuid(7, 0).b, 5) && saves(kYmm);  // FMA, AVX, F16C, AVX2
   }();
   return has;
 }

@@ -3,6 +3,6 @@
 
 namespace carryall {
 
-const Kernels kDotprod = {"dotprod", has_dotprod, quantize, multiply<OneRegister<Dotprod>>, &kNeonAttention};
+const Kernels kDotprod = {"dotprod", has_dotprod, quantize, multiply_neon<Dotprod>, &kNeonAttention};
 
 }  // namespace carryall

@@ -2,6 +2,7 @@
 #include <cstdio>
 #include <cstring>
 
+#include "gguf_blocks.h"
 #include "linear.h"
 #include "recurrent.h"
 #include "ort_api.h"
@@ -65,6 +66,28 @@ CARRYALL_EXPORT int carryall_linear(const char* isa, const float* x, int64_t cou
   for (size_t task = 0; task < job.quantize_tasks(); task++) quantize_task(&job, task);
   for (size_t task = job.multiply_tasks(); task > 0; task--) multiply_task(&job, task - 1);
   return 0;
+}
+
+// The bytes of a tile, and of a row in a GGUF file; -1 for sizes that no GGUF type has.
+CARRYALL_EXPORT int64_t carryall_stored_bytes(int64_t inputs, int64_t bits, int64_t block, int64_t offsets, int64_t group,
+                                              int64_t* row) {
+  const Weights weights{nullptr, inputs, 1, bits, block, static_cast<Offsets>(offsets), group};
+  if (weights.complaint() != nullptr || !weights.halves()) return -1;
+  *row = stored_row_bytes(weights);
+  return weights.tile_bytes();
+}
+
+// Packs tiles [first, last) from the addresses of rows in a GGUF file; returns -1, or an output whose scale is no number.
+CARRYALL_EXPORT int64_t carryall_pack_stored(const uint8_t* const* rows, int64_t inputs, int64_t outputs, int64_t bits,
+                                             int64_t block, int64_t offsets, int64_t group, int64_t first, int64_t last,
+                                             uint8_t* tiles) {
+  return pack_stored(Weights{nullptr, inputs, outputs, bits, block, static_cast<Offsets>(offsets), group}, rows, first, last, tiles);
+}
+
+// Writes row `index` of tiles [inputs].
+CARRYALL_EXPORT void carryall_read_row(const uint8_t* data, int64_t inputs, int64_t outputs, int64_t bits, int64_t block,
+                                       int64_t offsets, int64_t group, int64_t index, float* y) {
+  read_row(Weights{data, inputs, outputs, bits, block, static_cast<Offsets>(offsets), group}, index, y);
 }
 
 // Sizes of carryall_attention: those of AttentionSizes, then those of Attention.

@@ -9,7 +9,7 @@ namespace carryall {
 // scale of their group, or of 64 inputs, so that their products are multiplied by it once: their own rounding is much
 // coarser.
 // Memory for rows up to the next multiple of kRowGroup exists; its content has no meaning.
-constexpr int64_t kRowGroup = 16, kSharedScale = 64;
+constexpr int64_t kRowGroup = 16;
 
 struct Rows {
   int8_t* values = nullptr;   // [rows, width]

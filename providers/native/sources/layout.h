@@ -12,6 +12,19 @@
 //   multiples    16 bytes per block
 // With Offsets::zero_points 16 bytes per block follow. A tile is padded to a multiple of 64 bytes. Values are unsigned.
 // Missing inputs and outputs are stored as zeros.
+//
+// Weights of GGUF files, with Offsets::half_middle or half_minima, take as many bytes as in the file. Their tiles hold stretch
+// after stretch of inputs: 32 inputs without groups, 256 with. Within a stretch, for each 32 inputs:
+//   values  4, 5, 6 bits: the lower 4 bits as above, 256 bytes; then the bits above. 5 bits: 64 bytes, bit j of byte 4 c + i is
+//           that of input 4 j + i. 6 bits: 64 bytes for 16 inputs, bits 2 j and 2 j + 1 of byte 4 c + i are those of input 4 j + i.
+//           8 bits: as above, but signed.
+// then
+//   scales  16 float16
+//   minima  16 float16, only with half_minima; they are subtracted with groups and added without
+// and with groups, whose blocks have integers for the scale and the minimum of the stretch as factors:
+//   with half_minima (blocks of 32)  8 times 16 bytes: the lower 4 bits of a block's scale, and above them of its minimum;
+//                                    4 times 16 bytes: the upper 2 bits of scale and minimum of two blocks, from bit 0 on
+//   with half_middle (blocks of 16)  16 times 16 signed bytes: scales
 #pragma once
 #include <cstdint>
 
@@ -20,9 +33,11 @@ namespace carryall {
 constexpr int64_t kLayoutVersion = 2;
 constexpr int64_t kColumns = 16;  // outputs of a tile
 constexpr int64_t kLine = 64;     // bytes
+constexpr int64_t kUnit = 32;     // inputs whose bits lie together in weights of GGUF files
+constexpr int64_t kSharedScale = 64;  // inputs of a row with a common scale, for weights of less than 8 bits without groups
 constexpr int64_t kLargest = int64_t{1} << 24;  // of inputs and of outputs; keeps every product below in 63 bits
 
-enum class Offsets : int64_t { middle = 0, zero_points = 1, minima = 2 };
+enum class Offsets : int64_t { middle = 0, zero_points = 1, minima = 2, half_middle = 3, half_minima = 4 };
 
 // Inlined always: sources are compiled for different instruction sets, and the linker keeps one copy of a function.
 #define CARRYALL_INLINE [[gnu::always_inline]] inline
@@ -45,7 +60,22 @@ struct Weights {
   CARRYALL_INLINE int64_t group_scales() const { return blocks() * block_bytes(); }
   CARRYALL_INLINE int64_t multiples() const { return group_scales() + groups() * kLine; }
   CARRYALL_INLINE int64_t points() const { return multiples() + (group > 0 ? blocks() * kColumns : 0); }
+  // Of weights of GGUF files.
+  CARRYALL_INLINE bool halves() const { return offsets == Offsets::half_middle || offsets == Offsets::half_minima; }
+  CARRYALL_INLINE int64_t stretch() const { return group > 0 ? group : block; }
+  CARRYALL_INLINE int64_t unit_bytes() const { return kUnit * kColumns * bits / 8; }
+  CARRYALL_INLINE int64_t factors() const { return stretch() / kUnit * unit_bytes(); }  // their position in a stretch
+  CARRYALL_INLINE int64_t stretch_bytes() const {
+    const int64_t of_blocks = group == 0 ? 0 : offsets == Offsets::half_minima ? 12 * kColumns : group / block * kColumns;
+    return factors() + 2 * kColumns * (offsets == Offsets::half_minima ? 2 : 1) + of_blocks;
+  }
+  // Inputs of a row with a common scale.
+  CARRYALL_INLINE int64_t share() const {
+    const int64_t shared = halves() ? (bits == 8 ? block : kSharedScale) : group > 0 ? group : bits == 4 ? kSharedScale : 1;
+    return shared > block ? shared : block;
+  }
   CARRYALL_INLINE int64_t tile_bytes() const {
+    if (halves()) return (inputs / stretch() * stretch_bytes() + kLine - 1) / kLine * kLine;
     const int64_t end = points() + (offsets == Offsets::zero_points ? blocks() * kColumns : 0);
     return (end + kLine - 1) / kLine * kLine;
   }
@@ -55,13 +85,24 @@ struct Weights {
   CARRYALL_INLINE const char* complaint() const {
     if (inputs < 1 || inputs > kLargest) return "inputs is not in [1, 2^24]";
     if (outputs < 1 || outputs > kLargest) return "outputs is not in [1, 2^24]";
+    if (halves()) return complaint_of_halves();
     if (bits != 4 && bits != 8) return "bits is not 4 or 8";
     if (block < 16 || block > 256 || (block & (block - 1)) != 0) return "block_size is not 16, 32, 64, 128 or 256";
     const int64_t kind = static_cast<int64_t>(offsets);
-    if (kind < 0 || kind > 2) return "offsets is not 0, 1 or 2";
+    if (kind < 0 || kind > 2) return "offsets is not 0, 1, 2, 3 or 4";
     if (group == 0) return nullptr;
     if (group < 64 || group > 256 || group % 64 != 0) return "group_size is not 0, 64, 128, 192 or 256";
     if (group % block != 0 || bits != 4 || offsets == Offsets::minima) return "these weights have no groups";
+    return nullptr;
+  }
+
+ private:
+  CARRYALL_INLINE const char* complaint_of_halves() const {
+    const bool minima = offsets == Offsets::half_minima;
+    const bool single = group == 0 && block == 32 && (bits == 4 || bits == 5 || (bits == 8 && !minima));
+    const bool nested = group == 256 && (minima ? block == 32 && (bits == 4 || bits == 5) : block == 16 && bits == 6);
+    if (!single && !nested) return "no type of GGUF files has these bits, block_size, group_size and offsets";
+    if (inputs % stretch() != 0) return "inputs is no multiple of the blocks of these weights";
     return nullptr;
   }
 };

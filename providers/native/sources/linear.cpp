@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "gguf_blocks.h"
 #include "integers.h"
 
 namespace carryall {
@@ -28,11 +29,10 @@ int64_t Rows::bytes(const Weights& weights, int64_t count) {
 Rows Rows::place(const Weights& weights, int64_t count, void* memory) {
   // Tasks begin at any row, so that the last group of 16 may begin just before the end.
   const int64_t rows = count + kRowGroup;
-  const int64_t shared = weights.group > 0 ? weights.group : weights.bits == 4 ? kSharedScale : 1;
   Rows placed;
   placed.width = weights.width();
   placed.blocks = weights.blocks();
-  placed.share = larger(1, shared / weights.block);
+  placed.share = weights.share() / weights.block;
   placed.shares = parts(placed.blocks, placed.share);
   if (memory == nullptr) return placed;
   const auto start = (reinterpret_cast<uintptr_t>(memory) + kLine - 1) / kLine * kLine;
@@ -97,6 +97,7 @@ void silu_and_multiply(const AttentionKernels& vectors, const float* x, int64_t 
 }
 
 void read_row(const Weights& w, int64_t index, float* y) {
+  if (w.halves()) return read_stored_row(w, index, y);
   const int64_t column = index % kColumns;
   const uint8_t* tile = w.data + index / kColumns * w.tile_bytes();
   const uint8_t *points = tile + w.points() + column, *multiples = tile + w.multiples() + column;

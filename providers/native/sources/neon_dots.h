@@ -3,7 +3,7 @@
 #include <arm_neon.h>
 
 #include "cpu.h"
-#include "products.h"
+#include "gguf_products.h"
 
 namespace carryall {
 namespace {
@@ -23,6 +23,8 @@ struct Dotprod {
   static Int add(Int a, Int b) { return vaddq_s32(a, b); }
   static Int subtract(Int a, Int b) { return vsubq_s32(a, b); }
   static Int negative_product(Int a, int b) { return vmulq_n_s32(a, -b); }
+  static Int product(Int a, Int b) { return vmulq_s32(a, b); }
+  static Int loaded(const int32_t* x) { return vld1q_s32(x); }
   static Int widened(const uint8_t* x) {
     const int32_t wide[4] = {x[0], x[1], x[2], x[3]};
     return vld1q_s32(wide);
@@ -53,6 +55,13 @@ struct Dotprod {
     }
   }
 };
+
+template <class Isa>
+void multiply_neon(const Weights& w, const Rows& rows, const float* bias, int64_t first_row, int64_t last_row,
+                   int64_t first_tile, int64_t last_tile, Outputs y) {
+  const auto chosen = w.halves() ? multiply<Stored<Isa>> : multiply<OneRegister<Isa>>;
+  chosen(w, rows, bias, first_row, last_row, first_tile, last_tile, y);
+}
 
 }  // namespace
 

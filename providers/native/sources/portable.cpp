@@ -1,7 +1,7 @@
 // Plain C++ for every processor; the reference for the other instruction sets, bit by bit.
 #include <cmath>
 
-#include "products.h"
+#include "gguf_products.h"
 
 namespace carryall {
 namespace {
@@ -56,6 +56,15 @@ struct Portable {
     for (int32_t& lane : a.lanes) lane *= -b;
     return a;
   }
+  static Int product(Int a, const Int& b) {
+    for (int i = 0; i < kLanes; i++) a.lanes[i] *= b.lanes[i];
+    return a;
+  }
+  static Int loaded(const int32_t* x) {
+    Int y;
+    memcpy(&y, x, sizeof y);
+    return y;
+  }
   static Int widened(const uint8_t* x) {
     Int y;
     for (int i = 0; i < kLanes; i++) y.lanes[i] = x[i];
@@ -79,8 +88,14 @@ struct Portable {
 
 bool always() { return true; }
 
+void multiply_portable(const Weights& w, const Rows& rows, const float* bias, int64_t first_row, int64_t last_row,
+                       int64_t first_tile, int64_t last_tile, Outputs y) {
+  const auto chosen = w.halves() ? multiply<Stored<Portable>> : multiply<OneRegister<Portable>>;
+  chosen(w, rows, bias, first_row, last_row, first_tile, last_tile, y);
+}
+
 }  // namespace
 
-const Kernels kPortable = {"portable", always, quantize, multiply<OneRegister<Portable>>, &kPortableAttention};
+const Kernels kPortable = {"portable", always, quantize, multiply_portable, &kPortableAttention};
 
 }  // namespace carryall

@@ -203,8 +203,8 @@ def test_unsupported_files_are_refused(
     write_gguf("llama", tmp_path / "m.gguf")
     original = header.read_header
 
-    def changed(data: memoryview, path: Path) -> header.Header:
-        found = original(data, path)
+    def changed(data: memoryview, path: Path, size: int) -> header.Header:
+        found = original(data, path, size)
         return header.Header({**found.metadata, **changes}, found.tensors)
 
     monkeypatch.setattr(file, "read_header", changed)

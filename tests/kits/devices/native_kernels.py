@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from quantized_linear_reference import Floats, Weight
+from stored_weight import StoredWeight
 
 from carryall.providers.native.library import load
 
@@ -26,7 +27,7 @@ def linear(
     library: Path,
     isa: str,
     x: Floats,
-    weight: Weight,
+    weight: Weight | StoredWeight,
     bias: Floats | None = None,
     *,
     steps: tuple[int, int] = (1 << 20, 1 << 20),

@@ -117,7 +117,7 @@ def quantized_linear(x: Floats, weight: Weight, bias: Floats | None) -> Floats:
     result = np.zeros((len(x), weight.outputs), np.float32)
     result += 0 if bias is None else bias
     for first in range(0, blocks, share):
-        scales, values = _rounded(padded[:, first * block : (first + share) * block])
+        scales, values = rounded(padded[:, first * block : (first + share) * block])
         added = np.zeros_like(result)
         for b, inputs in enumerate(np.split(values, values.shape[1] // block, axis=1), first):
             products = (inputs @ centred[:, b].T).astype(np.float32)
@@ -132,7 +132,7 @@ def quantized_linear(x: Floats, weight: Weight, bias: Floats | None) -> Floats:
     return result
 
 
-def _rounded(x: Floats) -> tuple[Floats, npt.NDArray[np.int64]]:
+def rounded(x: Floats) -> tuple[Floats, npt.NDArray[np.int64]]:
     """Return a scale for each row, and the values rounded with it."""
     largest = np.abs(x).max(1)
     finite = np.isfinite(largest)

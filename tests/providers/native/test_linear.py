@@ -135,7 +135,7 @@ def test_the_result_is_near_the_product_of_floats(library: Path) -> None:
         ({"bits": 5}, "bits is not 4 or 8"),
         ({"block": 48}, "block_size is not 16, 32, 64, 128 or 256"),
         ({"block": 512}, "block_size"),
-        ({"offsets": 3}, "offsets is not 0, 1 or 2"),
+        ({"offsets": 5}, "offsets is not 0, 1, 2, 3 or 4"),
         ({"group": 96}, "group_size is not 0, 64, 128, 192 or 256"),
         ({"group": 64, "bits": 8}, "these weights have no groups"),
         ({"group": 64, "block": 128}, "these weights have no groups"),

@@ -157,7 +157,7 @@ def test_safetensors_come_before_graphs(folder: Path) -> None:
 def test_a_folder_of_one_gguf_file(tmp_path: Path) -> None:
     write_gguf("llama", tmp_path / "a.gguf", types="Q8_0", hidden_size=64, intermediate_size=96)
     assert find_model(tmp_path) == tmp_path / "a.gguf"
-    assert resolve_model(tmp_path).package is not None
+    assert resolve_model(tmp_path).model_path == tmp_path / "a.gguf"
     shutil.copy(tmp_path / "a.gguf", tmp_path / "b.gguf")
     with pytest.raises(ModelNotFoundError, match=r"several models; name one of its files: a\.gguf, b\.gguf"):
         find_model(tmp_path)

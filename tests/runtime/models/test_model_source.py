@@ -150,14 +150,16 @@ def test_sources_that_are_not_models_are_refused(
         resolve_model(name)
 
 
-def test_a_gguf_file_is_repacked_into_the_cache(tmp_path: Path) -> None:
+def test_a_gguf_file_is_a_package_only_where_one_is_asked_for(tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     write_gguf("llama", path, types="Q8_0", hidden_size=64, intermediate_size=96)
     source = resolve_model(path)
-    assert source.package is not None
-    assert source.package.record.quantization == {"method": "gguf", "types": ["Q8_0"]}
-    assert locate_model(path) == source.folder
-    assert resolve_model(path).folder == source.folder
+    assert source.package is None
+    assert source.config["model_type"] == "llama"
+    package = Package.open(locate_model(path))
+    assert package.record.quantization == {"method": "gguf", "types": ["Q8_0"]}
+    assert resolve_model(path).folder == source.folder != package.path
+    assert source.portable_file() == package.model_path
     with pytest.raises(UsageError, match="is already quantized"):
         resolve_model(path, quantize="int4-fast")
 
@@ -173,7 +175,8 @@ def test_a_float_gguf_file_may_be_quantized(tmp_path: Path) -> None:
 def test_a_hub_id_is_fetched(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
-    def download(hub_id: str) -> Path:
+    def download(hub_id: str, memory: int) -> Path:
+        assert memory > 0
         asked.append(hub_id)
         return checkpoint
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import weakref
 from collections.abc import Iterator
 
 import pytest
 
-from carryall.runtime.process.garbage import exclude_newer, lasting_objects
+from carryall.runtime.process.garbage import collector_paused, exclude_newer, lasting_objects
 
 
 class Cycle:
@@ -75,3 +76,16 @@ def test_inside_a_block_dropped_objects_are_freed_and_newer_ones_excluded() -> N
 def test_outside_of_blocks_nothing_is_excluded() -> None:
     exclude_newer()
     assert gc.get_freeze_count() == 0
+
+
+@pytest.mark.parametrize("was_on", [True, False])
+def test_the_collector_is_as_before_after_an_error(was_on: bool) -> None:
+    if not was_on:
+        gc.disable()
+    try:
+        with contextlib.suppress(ValueError), collector_paused():
+            assert not gc.isenabled()
+            raise ValueError("fails")
+        assert gc.isenabled() == was_on
+    finally:
+        gc.enable()

@@ -1,0 +1,74 @@
+"""Tiles of weights that keep the blocks of a GGUF file: as many bytes as in the file, and the same values.
+
+The layout is described in ``providers/native/sources/layout.h``. The target's own routine packs the tiles, in
+slabs, from rows that are read as they are needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from ....storage.stored_tensor import StoredBlocks, StoredRows
+from ...graph.lazy import SlabTensor
+from ..kernels import StoredForm, TilePacker
+from .tiles import COLUMNS
+
+Bytes = npt.NDArray[np.uint8]
+HALF_MIDDLE, HALF_MINIMA = 3, 4  # values of the attribute `offsets`: scales are float16, as in the file
+_SLAB_BYTES = 16 << 20  # read and packed at a time
+_FACTORS = 2 * COLUMNS  # bytes of the float16 scales of a tile
+
+
+FORMS = {
+    "Q4_0": StoredForm(4, 32, 0, HALF_MIDDLE),
+    "Q4_1": StoredForm(4, 32, 0, HALF_MINIMA),
+    "Q5_0": StoredForm(5, 32, 0, HALF_MIDDLE),
+    "Q5_1": StoredForm(5, 32, 0, HALF_MINIMA),
+    "Q8_0": StoredForm(8, 32, 0, HALF_MIDDLE),
+    "Q4_K": StoredForm(4, 32, 256, HALF_MINIMA),
+    "Q5_K": StoredForm(5, 32, 256, HALF_MINIMA),
+    "Q6_K": StoredForm(6, 16, 256, HALF_MIDDLE),
+}
+
+
+def stored_tile_bytes(form: StoredForm, inputs: int) -> int:
+    """Return the bytes of one tile."""
+    stretch = form.group or form.block
+    size = stretch * COLUMNS * form.bits // 8 + _FACTORS * (2 if form.offsets == HALF_MINIMA else 1)
+    if form.group:
+        size += COLUMNS * (12 if form.offsets == HALF_MINIMA else form.group // form.block)
+    return -(-(inputs // stretch * size) // 64) * 64
+
+
+def stored_tiles(blocks: StoredBlocks, inputs: int, outputs: int, pack: TilePacker) -> SlabTensor:
+    """Return the tiles of a weight, which are read and packed when they are written.
+
+    Args:
+        blocks: the weight; its type is one of ``FORMS``.
+        inputs: weights of a row.
+        outputs: rows.
+        pack: the target's routine.
+    """
+    form = FORMS[blocks.type_name]
+    step = max(1, _SLAB_BYTES // (blocks.parts[0].row_bytes * COLUMNS)) * COLUMNS
+
+    def slabs() -> Iterator[Bytes]:
+        for first in range(0, outputs, step):
+            yield pack(form, list(_rows(blocks.parts, first, min(step, outputs - first))), inputs)
+
+    return SlabTensor(slabs, (-(-outputs // COLUMNS), stored_tile_bytes(form, inputs)))
+
+
+def _rows(parts: Sequence[StoredRows], first: int, count: int) -> Iterator[Bytes]:
+    """Yield some rows of a matrix of several parts, each read with those near it."""
+    for part in parts:
+        order = part.order[max(0, first) : max(0, first + count)]
+        first -= len(part.order)
+        if not len(order):
+            continue
+        low = int(order.min())
+        content = part.read(low, int(order.max()) + 1 - low)
+        yield content[order - low]

@@ -1,0 +1,245 @@
+// Products on AVX2 with weights of GGUF files, from their bits as they are stored. The results are those of gguf_products.h.
+// maddubs adds two products of unsigned and signed bytes in 16 bits; products of `kRun` inputs, two to a step of 4 inputs,
+// stay below 32,768: 16 * 15 * 127 with 4 bits, 8 * 31 * 127 with 5, 4 * 63 * 127 with 6.
+#pragma once
+#include "avx2_sums.h"
+#include "gguf_blocks.h"
+
+namespace carryall {
+namespace {
+
+CARRYALL_INLINE Float floats_of(const uint8_t* halves, int h) {
+  return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(halves + 2 * kLanes * h)));
+}
+
+// Inputs k to k + 3 of a unit as unsigned bytes, for the columns of half `h`.
+template <int kBits>
+CARRYALL_INLINE Int four_inputs(const uint8_t* unit, int k, int h) {
+  const Int line = bytes(unit + k / 8 * kLine + h * kHalf);
+  const Int low = _mm256_and_si256(k % 8 == 0 ? line : _mm256_srli_epi16(line, 4), _mm256_set1_epi8(15));
+  if constexpr (kBits == 4) return low;
+  const uint8_t* high = unit + 4 * kLine + h * kHalf;
+  if constexpr (kBits == 5) {
+    const Int bits = bytes(high);
+    const int left = 4 - k / 4;  // bit k / 4 to bit 4
+    const Int moved = left >= 0 ? _mm256_slli_epi16(bits, left) : _mm256_srli_epi16(bits, -left);
+    return _mm256_or_si256(low, _mm256_and_si256(moved, _mm256_set1_epi8(16)));
+  }
+  const Int bits = bytes(high + k / 16 * kLine);
+  const int left = 4 - k / 4 % 4 * 2;
+  const Int moved = left >= 0 ? _mm256_slli_epi16(bits, left) : _mm256_srli_epi16(bits, -left);
+  return _mm256_or_si256(low, _mm256_and_si256(moved, _mm256_set1_epi8(48)));
+}
+
+// Adds the products of a unit to the sums: factor [block of 32 / kParts inputs] times products. A factor is two equal numbers of
+// 16 bits.
+template <int kBits, int kCount, int kParts>
+CARRYALL_INLINE void add_unit(Int (&sums)[kCount][kHalves], const uint8_t* unit, const Starts<kCount>& rows,
+                              const Int (&factors)[kParts][kHalves]) {
+  constexpr int kRun = kBits == 4 ? 32 / kParts : kBits == 5 ? 16 : 8;
+#pragma GCC unroll 4
+  for (int first = 0; first < 32; first += kRun) {
+    Int pairs[kCount][kHalves];
+#pragma GCC unroll 8
+    for (int k = first; k < first + kRun; k += 4) {
+      Int weights[kHalves];
+      for (int h = 0; h < kHalves; h++) weights[h] = four_inputs<kBits>(unit, k, h);
+#pragma GCC unroll 8
+      for (int m = 0; m < kCount; m++) {
+        const Int x = four(rows.of[m] + k);
+        for (int h = 0; h < kHalves; h++) {
+          const Int product = _mm256_maddubs_epi16(weights[h], x);
+          if (k == first) pairs[m][h] = product;
+          else add_pairs(pairs[m][h], product);
+        }
+      }
+    }
+#pragma GCC unroll 8
+    for (int m = 0; m < kCount; m++)
+      for (int h = 0; h < kHalves; h++) add(sums[m][h], _mm256_madd_epi16(pairs[m][h], factors[first * kParts / 32][h]));
+  }
+}
+
+// Blocks of 32 with integer scales and minima: Q4_K, Q5_K.
+template <int kBits, int kCount>
+void multiply_k_minima(const Part& part) {
+  const Weights& w = *part.weights;
+  const int64_t unit = w.unit_bytes(), stretch = w.stretch_bytes(), factors_at = w.factors();
+  const uint8_t* tile = part.tile;
+  const __m128i low = _mm_set1_epi8(15), high = _mm_set1_epi8(48);
+  Results<kCount> results;
+  begin<kCount>(results, part);
+  for (int64_t s = 0; s < part.shares; s++) {
+    const int64_t p = s % 4;
+    const uint8_t *units = tile + 2 * p * unit, *halves = tile + factors_at, *factors = halves + kLine;
+    const __m128i first = columns(factors + 2 * p * kColumns), second = columns(factors + (2 * p + 1) * kColumns);
+    const __m128i upper = columns(factors + (8 + p) * kColumns);
+    const __m128i scale = _mm_or_si128(_mm_and_si128(first, low), _mm_and_si128(_mm_slli_epi16(upper, 4), high));
+    const __m128i next = _mm_or_si128(_mm_and_si128(second, low), _mm_and_si128(upper, high));
+    const __m128i minimum = _mm_or_si128(_mm_and_si128(_mm_srli_epi16(first, 4), low), _mm_and_si128(_mm_slli_epi16(upper, 2), high));
+    const __m128i other = _mm_or_si128(_mm_and_si128(_mm_srli_epi16(second, 4), low), _mm_and_si128(_mm_srli_epi16(upper, 2), high));
+    Int sums[kCount][kHalves] = {};
+    part.later.fetch(2 * s);
+    const Int of_first[1][kHalves] = {{pairs_of(0, scale, scale), pairs_of(1, scale, scale)}};
+    add_unit<kBits, kCount, 1>(sums, units, Starts<kCount>(part.values + s * 64, part.width), of_first);
+    part.later.fetch(2 * s + 1);
+    const Int of_second[1][kHalves] = {{pairs_of(0, next, next), pairs_of(1, next, next)}};
+    add_unit<kBits, kCount, 1>(sums, units + unit, Starts<kCount>(part.values + s * 64 + 32, part.width), of_second);
+#pragma GCC unroll 8
+    for (int m = 0; m < kCount; m++) {
+      const Int total = pair_of(part.sums + m * part.blocks + 2 * s);
+      const Float row = _mm256_set1_ps(part.scales[m * part.shares + s]);
+      for (int h = 0; h < kHalves; h++) {
+        const Int minima = _mm256_madd_epi16(pairs_of(h, minimum, other), total);
+        const Float scaled = _mm256_mul_ps(_mm256_cvtepi32_ps(sums[m][h]), floats_of(halves, h));
+        const Float sum = _mm256_fnmadd_ps(_mm256_cvtepi32_ps(minima), floats_of(halves + 2 * kColumns, h), scaled);
+        results[m][h] = _mm256_fmadd_ps(sum, row, results[m][h]);
+      }
+    }
+    if (p == 3) tile += stretch;
+  }
+  store<kCount>(results, part);
+}
+
+// Blocks of 16 with 6 bits and integer scales: Q6_K.
+template <int kCount>
+void multiply_k_six(const Part& part) {
+  const Weights& w = *part.weights;
+  const int64_t unit = w.unit_bytes(), stretch = w.stretch_bytes(), factors_at = w.factors();
+  const uint8_t* tile = part.tile;
+  Results<kCount> results;
+  begin<kCount>(results, part);
+  for (int64_t s = 0; s < part.shares; s++) {
+    const int64_t p = s % 4;
+    const uint8_t *units = tile + 2 * p * unit, *halves = tile + factors_at, *factors = halves + (2 + 4 * p) * kColumns;
+    __m128i scales[4];
+    for (int j = 0; j < 4; j++) scales[j] = columns(factors + j * kColumns);
+    Int sums[kCount][kHalves] = {};
+    for (int u = 0; u < 2; u++) {
+      part.later.fetch(4 * s + 2 * u);
+      part.later.fetch(4 * s + 2 * u + 1);
+      Int of_unit[2][kHalves];
+      for (int j = 0; j < 2; j++)
+        for (int h = 0; h < kHalves; h++) of_unit[j][h] = signed_pairs_of(h, scales[2 * u + j], scales[2 * u + j]);
+      add_unit<6, kCount, 2>(sums, units + u * unit, Starts<kCount>(part.values + s * 64 + u * 32, part.width), of_unit);
+    }
+#pragma GCC unroll 8
+    for (int m = 0; m < kCount; m++) {
+      const int32_t* totals = part.sums + m * part.blocks + 4 * s;
+      const Int left = pair_of(totals), right = pair_of(totals + 2);
+      const Float row = _mm256_set1_ps(part.scales[m * part.shares + s]);
+      for (int h = 0; h < kHalves; h++) {
+        const Int zero = _mm256_add_epi32(_mm256_madd_epi16(signed_pairs_of(h, scales[0], scales[1]), left),
+                                          _mm256_madd_epi16(signed_pairs_of(h, scales[2], scales[3]), right));
+        const Int sum = _mm256_sub_epi32(sums[m][h], _mm256_slli_epi32(zero, 5));
+        const Float scaled = _mm256_mul_ps(_mm256_cvtepi32_ps(sum), floats_of(halves, h));
+        results[m][h] = _mm256_fmadd_ps(scaled, row, results[m][h]);
+      }
+    }
+    if (p == 3) tile += stretch;
+  }
+  store<kCount>(results, part);
+}
+
+// Blocks of 32 with 4 or 5 bits and a float16 scale: Q4_0, Q4_1, Q5_0, Q5_1.
+template <int kBits, int kCount>
+void multiply_single(const Part& part) {
+  const Weights& w = *part.weights;
+  const bool minima = w.offsets == Offsets::half_minima;
+  const int64_t stretch = w.stretch_bytes(), factors_at = w.factors();
+  const uint8_t* tile = part.tile;
+  const Int ones[1][kHalves] = {{_mm256_set1_epi16(1), _mm256_set1_epi16(1)}};
+  Results<kCount> results;
+  begin<kCount>(results, part);
+  for (int64_t s = 0, b = 0; s < part.shares; s++) {
+    const int64_t end = b + part.share < part.blocks ? b + part.share : part.blocks;
+    Float scaled[kCount][kHalves] = {};
+    for (; b < end; b++, tile += stretch) {
+      part.later.fetch(b);
+      Int sums[kCount][kHalves] = {};
+      add_unit<kBits, kCount, 1>(sums, tile, Starts<kCount>(part.values + b * 32, part.width), ones);
+      const uint8_t* halves = tile + factors_at;
+#pragma GCC unroll 8
+      for (int m = 0; m < kCount; m++) {
+        const int32_t total = part.sums[m * part.blocks + b];
+        const Int zero = _mm256_set1_epi32(minima ? 0 : total << (kBits - 1));
+        for (int h = 0; h < kHalves; h++) {
+          const Float sum = _mm256_cvtepi32_ps(_mm256_sub_epi32(sums[m][h], zero));
+          scaled[m][h] = _mm256_fmadd_ps(sum, floats_of(halves, h), scaled[m][h]);
+          if (minima)
+            scaled[m][h] = _mm256_fmadd_ps(floats_of(halves + 2 * kColumns, h), _mm256_set1_ps(static_cast<float>(total)), scaled[m][h]);
+        }
+      }
+    }
+    for (int m = 0; m < kCount; m++) {
+      const Float row = _mm256_set1_ps(part.scales[m * part.shares + s]);
+      for (int h = 0; h < kHalves; h++) results[m][h] = _mm256_fmadd_ps(scaled[m][h], row, results[m][h]);
+    }
+  }
+  store<kCount>(results, part);
+}
+
+// Blocks of 32 with 8 bits and a float16 scale: Q8_0. Products are those of |w| and x with the sign of w, which in pairs of 16
+// bits reach 2 * 128 * 127 = 32,512.
+template <int kCount>
+void multiply_bytes(const Part& part) {
+  const Weights& w = *part.weights;
+  const int64_t stretch = w.stretch_bytes(), factors_at = w.factors();
+  const uint8_t* tile = part.tile;
+  Results<kCount> results;
+  begin<kCount>(results, part);
+  for (int64_t b = 0; b < part.blocks; b++, tile += stretch) {
+    part.later.fetch(b);
+    const Starts<kCount> rows(part.values + b * 32, part.width);
+    Int sums[kCount][kHalves] = {};
+#pragma GCC unroll 8
+    for (int k = 0; k < 32; k += 4) {
+      Int line[kHalves], magnitude[kHalves];
+      for (int h = 0; h < kHalves; h++) {
+        line[h] = bytes(tile + k / 4 * kLine + h * kHalf);
+        magnitude[h] = _mm256_abs_epi8(line[h]);
+      }
+#pragma GCC unroll 8
+      for (int m = 0; m < kCount; m++) {
+        const Int x = four(rows.of[m] + k);
+        for (int h = 0; h < kHalves; h++) {
+          const Int pairs = _mm256_maddubs_epi16(magnitude[h], _mm256_sign_epi8(x, line[h]));
+          add(sums[m][h], _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+        }
+      }
+    }
+    for (int m = 0; m < kCount; m++) {
+      const Float row = _mm256_set1_ps(part.scales[m * part.shares + b]);
+      for (int h = 0; h < kHalves; h++) {
+        // From zero, as sums of several blocks begin.
+        const Float sum = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sums[m][h]), floats_of(tile + factors_at, h), _mm256_setzero_ps());
+        results[m][h] = _mm256_fmadd_ps(sum, row, results[m][h]);
+      }
+    }
+  }
+  store<kCount>(results, part);
+}
+
+// `multiply` of products.h over these; its kBits are 8 for all that are not 4.
+struct StoredAvx2 {
+  static constexpr int kRows = 4;
+  template <int kBits, int kCount>
+  static void run(const Part& part) {
+    const Weights& w = *part.weights;
+    if constexpr (kBits == 4) {
+      if (w.group > 0) multiply_k_minima<4, kCount>(part);
+      else multiply_single<4, kCount>(part);
+    } else if (w.bits == 8) {
+      multiply_bytes<kCount>(part);
+    } else if (w.bits == 6) {
+      multiply_k_six<kCount>(part);
+    } else if (w.group > 0) {
+      multiply_k_minima<5, kCount>(part);
+    } else {
+      multiply_single<5, kCount>(part);
+    }
+  }
+};
+
+}  // namespace
+}  // namespace carryall

@@ -1,0 +1,179 @@
+#include "gguf_blocks.h"
+
+namespace carryall {
+namespace {
+
+constexpr int64_t kMost = 256;  // weights of a block of a file
+
+uint32_t word(const uint8_t* x) {
+  uint32_t y;
+  memcpy(&y, x, sizeof y);
+  return y;
+}
+
+bool finite(const uint8_t* half) { return (half[1] & 0x7c) != 0x7c; }
+
+// A block of a file: its weights as unsigned bytes (8 bits: as stored), the addresses of scale and minimum, and for types of
+// 256 weights the integers of its smaller blocks.
+struct Block {
+  uint8_t values[kMost];
+  const uint8_t *scale, *minimum = nullptr;
+  uint8_t scales[16], minima[8];
+};
+
+int64_t block_bytes(const Weights& w) {
+  const int64_t halves = w.offsets == Offsets::half_minima ? 4 : 2;
+  const int64_t integers = w.group == 0 ? 0 : w.offsets == Offsets::half_minima ? 12 : 16;
+  return w.stretch() * w.bits / 8 + halves + integers;
+}
+
+// The eight scales and minima of 6 bits in 12 bytes of Q4_K and Q5_K.
+void read_sixes(const uint8_t* x, Block* block) {
+  for (int j = 0; j < 4; j++) {
+    block->scales[j] = x[j] & 63;
+    block->minima[j] = x[j + 4] & 63;
+    block->scales[j + 4] = static_cast<uint8_t>((x[j + 8] & 15) | x[j] >> 6 << 4);
+    block->minima[j + 4] = static_cast<uint8_t>(x[j + 8] >> 4 | x[j + 4] >> 6 << 4);
+  }
+}
+
+void read_k4(const uint8_t* x, int64_t bits, Block* block) {
+  block->scale = x;
+  block->minimum = x + 2;
+  read_sixes(x + 4, block);
+  const uint8_t *high = x + 16, *low = x + (bits == 5 ? 48 : 16);
+  for (int part = 0; part < 4; part++) {
+    uint8_t* to = block->values + 64 * part;
+    const uint8_t* from = low + 32 * part;
+    for (int i = 0; i < 32; i++) {
+      to[i] = from[i] & 15;
+      to[i + 32] = from[i] >> 4;
+    }
+    for (int i = 0; bits == 5 && i < 32; i++) {
+      to[i] |= static_cast<uint8_t>((high[i] >> 2 * part & 1) << 4);
+      to[i + 32] |= static_cast<uint8_t>((high[i] >> (2 * part + 1) & 1) << 4);
+    }
+  }
+}
+
+void read_k6(const uint8_t* x, Block* block) {
+  for (int half = 0; half < 2; half++) {
+    uint8_t* to = block->values + 128 * half;
+    const uint8_t *low = x + 64 * half, *high = x + 128 + 32 * half;
+    for (int i = 0; i < 32; i++) {
+      to[i] = static_cast<uint8_t>((low[i] & 15) | (high[i] & 3) << 4);
+      to[i + 32] = static_cast<uint8_t>((low[i + 32] & 15) | (high[i] >> 2 & 3) << 4);
+      to[i + 64] = static_cast<uint8_t>(low[i] >> 4 | (high[i] >> 4 & 3) << 4);
+      to[i + 96] = static_cast<uint8_t>(low[i + 32] >> 4 | high[i] >> 6 << 4);
+    }
+  }
+  memcpy(block->scales, x + 192, 16);
+  block->scale = x + 208;
+}
+
+void read_small(const uint8_t* x, const Weights& w, Block* block) {
+  block->scale = x;
+  x += 2;
+  if (w.offsets == Offsets::half_minima) {
+    block->minimum = x;
+    x += 2;
+  }
+  if (w.bits == 8) {
+    memcpy(block->values, x, 32);
+    return;
+  }
+  const uint32_t high = w.bits == 5 ? word(x) : 0;
+  x += w.bits == 5 ? 4 : 0;
+  for (int i = 0; i < 16; i++) {
+    block->values[i] = static_cast<uint8_t>((x[i] & 15) | (high >> i & 1) << 4);
+    block->values[i + 16] = static_cast<uint8_t>(x[i] >> 4 | (high >> (i + 16) & 1) << 4);
+  }
+}
+
+void read_block(const uint8_t* x, const Weights& w, Block* block) {
+  if (w.group == 0) return read_small(x, w, block);
+  if (w.bits == 6) return read_k6(x, block);
+  read_k4(x, w.bits, block);
+}
+
+// Writes 32 weights into the bytes of one column of a unit, which begin at `to`.
+void write_unit(const uint8_t* values, int64_t bits, uint8_t* to) {
+  if (bits == 8) {
+    for (int k = 0; k < 8; k++) memcpy(to + k * kLine, values + 4 * k, 4);
+    return;
+  }
+  uint32_t words[8], high[2] = {};
+  for (int k = 0; k < 8; k++) words[k] = word(values + 4 * k);
+  for (int k = 0; k < 8; k += 2) {
+    const uint32_t both = (words[k] & 0x0f0f0f0f) | (words[k + 1] & 0x0f0f0f0f) << 4;
+    memcpy(to + k / 2 * kLine, &both, sizeof both);
+  }
+  to += 4 * kLine;
+  if (bits == 5) {
+    for (int k = 0; k < 8; k++) high[0] |= (words[k] >> 4 & 0x01010101) << k;
+    memcpy(to, high, sizeof high[0]);
+  } else if (bits == 6) {
+    for (int k = 0; k < 8; k++) high[k / 4] |= (words[k] >> 4 & 0x03030303) << k % 4 * 2;
+    memcpy(to, high, sizeof high[0]);
+    memcpy(to + kLine, high + 1, sizeof high[1]);
+  }
+}
+
+// Writes the factors of one column of a stretch.
+void write_factors(const Block& block, const Weights& w, int64_t c, uint8_t* factors) {
+  memcpy(factors + 2 * c, block.scale, 2);
+  if (block.minimum != nullptr) memcpy(factors + 2 * kColumns + 2 * c, block.minimum, 2);
+  if (w.group == 0) return;
+  if (w.offsets == Offsets::half_middle) {
+    for (int b = 0; b < 16; b++) factors[(2 + b) * kColumns + c] = block.scales[b];
+    return;
+  }
+  const uint8_t *s = block.scales, *m = block.minima;
+  for (int b = 0; b < 8; b++) factors[(4 + b) * kColumns + c] = static_cast<uint8_t>((s[b] & 15) | m[b] << 4);
+  for (int b = 0; b < 8; b += 2)
+    factors[(12 + b / 2) * kColumns + c] = static_cast<uint8_t>(s[b] >> 4 | m[b] >> 4 << 2 | s[b + 1] >> 4 << 4 | m[b + 1] >> 4 << 6);
+}
+
+}  // namespace
+
+int64_t stored_row_bytes(const Weights& w) { return w.inputs / w.stretch() * block_bytes(w); }
+
+int64_t pack_stored(const Weights& w, const uint8_t* const* rows, int64_t first, int64_t last, uint8_t* tiles) {
+  const int64_t stretches = w.inputs / w.stretch(), size = block_bytes(w), unit = w.unit_bytes();
+  for (int64_t tile = first; tile < last; tile++) {
+    uint8_t* to = tiles + tile * w.tile_bytes();
+    memset(to, 0, static_cast<size_t>(w.tile_bytes()));
+    for (int64_t s = 0; s < stretches; s++, to += w.stretch_bytes())
+      for (int64_t c = 0; c < kColumns && tile * kColumns + c < w.outputs; c++) {
+        Block block;
+        read_block(rows[tile * kColumns + c] + s * size, w, &block);
+        if (!finite(block.scale) || (block.minimum != nullptr && !finite(block.minimum))) return tile * kColumns + c;
+        for (int64_t u = 0; u < w.stretch() / kUnit; u++) write_unit(block.values + u * kUnit, w.bits, to + u * unit + 4 * c);
+        write_factors(block, w, c, to + w.factors());
+      }
+  }
+  return -1;
+}
+
+void read_stored_row(const Weights& w, int64_t index, float* y) {
+  const int64_t c = index % kColumns, stretches = w.inputs / w.stretch();
+  const uint8_t* stretch = w.data + index / kColumns * w.tile_bytes();
+  for (int64_t s = 0; s < stretches; s++, stretch += w.stretch_bytes()) {
+    const uint8_t* factors = stretch + w.factors();
+    const float scale = float_of_half(factors + 2 * c);
+    const float minimum = w.offsets == Offsets::half_minima ? float_of_half(factors + 2 * kColumns + 2 * c) : 0;
+    uint8_t bytes[kUnit * kColumns];
+    for (int64_t k = 0; k < w.stretch(); k++, y++) {
+      if (k % kUnit == 0) unpack_unit(stretch + k / kUnit * w.unit_bytes(), w.bits, bytes);
+      const int value = bytes[k % kUnit / 4 * kLine + 4 * c + k % 4] - zero_of(w);
+      const int64_t block = k / w.block;
+      const float step = w.group == 0 ? scale : scale * static_cast<float>(scale_of(w, factors, block, c));
+      const float product = step * static_cast<float>(value);
+      if (w.offsets != Offsets::half_minima) *y = product;
+      else if (w.group == 0) *y = product + minimum;
+      else *y = product - minimum * static_cast<float>(minimum_of(factors, block, c));
+    }
+  }
+}
+
+}  // namespace carryall

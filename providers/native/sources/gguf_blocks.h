@@ -1,0 +1,74 @@
+// Weights as GGUF files hold them: packing a file's blocks into tiles of the same number of bytes, and reading them.
+// Types of blocks: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0 (32 weights with a scale), Q4_K, Q5_K, Q6_K (256 weights, whose scale and
+// minimum blocks of 32 or 16 multiply by integers). Their bytes: ggml/src/ggml-common.h of github.com/ggml-org/llama.cpp.
+#pragma once
+#include <cstring>
+
+#include "layout.h"
+
+namespace carryall {
+
+// Packs tiles [first, last) of weights without data. `rows` are the addresses of the outputs in the file. Returns the first
+// output with a scale that is infinite or NaN, or -1.
+int64_t pack_stored(const Weights& weights, const uint8_t* const* rows, int64_t first, int64_t last, uint8_t* tiles);
+
+// The bytes of a row in the file.
+int64_t stored_row_bytes(const Weights& weights);
+
+// Writes output `index` [inputs] as floats: the values that llama.cpp computes with.
+void read_stored_row(const Weights& weights, int64_t index, float* y);
+
+namespace {
+
+// Exact for finite numbers.
+CARRYALL_INLINE float float_of_half(const uint8_t* half) {
+  uint16_t x;
+  memcpy(&x, half, sizeof x);
+  const uint32_t sign = static_cast<uint32_t>(x & 0x8000) << 16, exponent = x >> 10 & 31, fraction = x & 1023;
+  if (exponent == 0) {
+    const float small = static_cast<float>(fraction) * 5.9604644775390625e-8f;  // 2^-24
+    return sign == 0 ? small : -small;
+  }
+  const uint32_t bits = sign | (exponent + 112) << 23 | fraction << 13;
+  float y;
+  memcpy(&y, &bits, sizeof y);
+  return y;
+}
+
+// Unsigned weights of 32 inputs of a tile: byte 64 (k / 4) + 4 c + k % 4 is input k of output c. Those of 8 bits are raised by 128.
+CARRYALL_INLINE void unpack_unit(const uint8_t* unit, int64_t bits, uint8_t* bytes) {
+  if (bits == 8) {
+    for (int i = 0; i < 8 * kLine; i++) bytes[i] = unit[i] ^ 128;
+    return;
+  }
+  for (int i = 0; i < 4 * kLine; i++) {
+    const int to = i / 64 * 128 + i % 64;
+    bytes[to] = unit[i] & 15;
+    bytes[to + 64] = unit[i] >> 4;
+  }
+  const uint8_t* high = unit + 4 * kLine;
+  for (int k = 0; bits == 5 && k < 8; k++)
+    for (int i = 0; i < kLine; i++) bytes[k * kLine + i] |= static_cast<uint8_t>((high[i] >> k & 1) << 4);
+  for (int k = 0; bits == 6 && k < 8; k++)
+    for (int i = 0; i < kLine; i++) bytes[k * kLine + i] |= static_cast<uint8_t>((high[k / 4 * kLine + i] >> k % 4 * 2 & 3) << 4);
+}
+
+// The integers that a block of a stretch multiplies the scale and the minimum of column `c` by.
+CARRYALL_INLINE int scale_of(const Weights& w, const uint8_t* factors, int64_t block, int64_t c) {
+  if (w.offsets == Offsets::half_middle) return static_cast<int8_t>(factors[2 * kColumns + block * kColumns + c]);
+  const uint8_t low = factors[(4 + block) * kColumns + c], high = factors[(12 + block / 2) * kColumns + c];
+  return (low & 15) | (high >> block % 2 * 4 & 3) << 4;
+}
+
+CARRYALL_INLINE int minimum_of(const uint8_t* factors, int64_t block, int64_t c) {
+  const uint8_t low = factors[(4 + block) * kColumns + c], high = factors[(12 + block / 2) * kColumns + c];
+  return low >> 4 | (high >> (block % 2 * 4 + 2) & 3) << 4;
+}
+
+// What unsigned weights are relative to.
+CARRYALL_INLINE int zero_of(const Weights& w) {
+  return w.offsets == Offsets::half_minima ? 0 : 1 << (w.bits - 1);
+}
+
+}  // namespace
+}  // namespace carryall

@@ -1,0 +1,92 @@
+"""Files that are read in parts, as long as they stay the same: by size, time and inode, not by their hash.
+
+A file that is mapped into memory and then cut ends the process that reads it (SIGBUS). So its parts are read
+by calls, each of which first checks that the name still means the same file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..errors import CheckpointError
+
+_SAMPLES = 64  # of a file, evenly spaced
+_SAMPLE_BYTES = 4096
+_HEAD_BYTES = 1 << 20  # hashed whole: the header of a model's file, or its first part
+
+Stamp = tuple[int, int, int]
+
+
+class OpenFile:
+    """A file of one size, time and inode.
+
+    Args:
+        path: the file. It is opened anew for each read, so that no descriptor stays behind.
+
+    Raises:
+        CheckpointError: it cannot be read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self.stamp = _stamp(path.stat())
+        except OSError as error:
+            raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+
+    @property
+    def size(self) -> int:
+        """The bytes of the file."""
+        return self.stamp[0]
+
+    def read(self, begin: int, count: int) -> bytearray:
+        """Return ``count`` bytes from ``begin`` on.
+
+        Raises:
+            CheckpointError: the file cannot be read, or is not the one that was opened first.
+        """
+        content = bytearray(count)
+        view, done = memoryview(content), 0
+        try:
+            with self.path.open("rb", buffering=0) as file:
+                self._check(os.fstat(file.fileno()))
+                file.seek(begin)
+                while done < count and (got := file.readinto(view[done:])):
+                    done += got
+                self._check(os.fstat(file.fileno()))
+        except OSError as error:
+            raise CheckpointError(f"{self.path} cannot be read: {error.strerror}") from error
+        if done < count:
+            raise CheckpointError(f"{self.path} ends at byte {begin + done}; download it again")
+        return content
+
+    def _check(self, stat: os.stat_result) -> None:
+        if _stamp(stat) != self.stamp:
+            raise CheckpointError(f"{self.path} was replaced or changed while it was read; try again")
+
+
+def identity_of(paths: Sequence[Path]) -> str:
+    """Return a hash that tells files apart without reading them whole.
+
+    It is made of their sizes, modification times and inodes, of their first megabyte, and of samples of 4 KB.
+
+    Raises:
+        CheckpointError: a file cannot be read.
+    """
+    digest = hashlib.sha256()
+    for path in paths:
+        file = OpenFile(path)
+        digest.update(repr((path.name, *file.stamp)).encode())
+        digest.update(file.read(0, min(file.size, _HEAD_BYTES)))
+        if file.size > _HEAD_BYTES:
+            for number in range(_SAMPLES):
+                begin = (file.size - _SAMPLE_BYTES) * number // (_SAMPLES - 1)
+                digest.update(file.read(begin, _SAMPLE_BYTES))
+    return digest.hexdigest()
+
+
+def _stamp(stat: os.stat_result) -> Stamp:
+    return stat.st_size, stat.st_mtime_ns, stat.st_ino

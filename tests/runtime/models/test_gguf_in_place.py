@@ -1,0 +1,191 @@
+"""GGUF files run in place: no package, the same results, errors for files that change or do not fit."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tiny_gguf import write_gguf
+
+from carryall import LLM, SamplingParams
+from carryall.errors import CheckpointError, UsageError
+from carryall.exporter.export import export_model, export_package
+from carryall.exporter.gguf.file import GgufFile
+from carryall.graph_opt.lower.products.stored_tiles import FORMS
+from carryall.graph_opt.pipeline.pipeline import run
+from carryall.graph_opt.pipeline.pipelines import exported_passes, portable_passes
+from carryall.providers.host import machine
+from carryall.runtime.models.loading import load_model
+from carryall.runtime.models.model_source import GgufModel, resolve_model
+from carryall.storage import file_identity
+
+WIDE: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64}
+PROMPT = list(range(3, 30))
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("CARRYALL_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def logprobs(model: Path, **options: str) -> np.ndarray:
+    """The log-probabilities of the prompt's tokens."""
+    params = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=1)
+    with LLM(model, provider_options={"kv_cache": "float32", **options}) as llm:
+        found = llm.generate(PROMPT, params)[0].prompt_logprobs
+    assert found is not None
+    return np.array([next(iter(each.values())).logprob for each in found[1:] if each])
+
+
+def assert_near(found: np.ndarray, expected: np.ndarray) -> None:
+    """Random weights amplify how activations are rounded; other weights would give any result."""
+    assert np.abs(found - expected).mean() < 0.2 * expected.std()
+    assert np.corrcoef(found, expected)[0, 1] > 0.95
+
+
+@pytest.mark.parametrize("kind", [*FORMS, "F16", "IQ4_NL"])
+def test_a_file_runs_in_place_with_the_results_of_its_package(tmp_path: Path, cache: Path, kind: str) -> None:
+    path = tmp_path / "m.gguf"
+    write_gguf("llama", path, types=kind, **WIDE)
+    here = logprobs(path)
+    assert not (cache / "packages").exists()
+    (tiles,) = (cache / "lowered").glob("*/model.onnx.data")
+    if kind in FORMS:
+        assert tiles.stat().st_size <= 1.1 * path.stat().st_size + (1 << 16)  # tables and alignment
+    assert_near(here, logprobs(export_package(path, tmp_path / "package").path))
+
+
+@pytest.mark.parametrize("kind", ["Q4_K", "Q6_K", "Q8_0"])
+def test_a_file_runs_in_place_with_onnxruntimes_kernels_too(tmp_path: Path, cache: Path, kind: str) -> None:
+    path = tmp_path / "m.gguf"
+    write_gguf("llama", path, types=kind, **WIDE)
+    here = logprobs(path, kernels="onnxruntime")
+    assert not (cache / "packages").exists()
+    package = export_package(path, tmp_path / "package").path
+    np.testing.assert_allclose(here, logprobs(package, kernels="onnxruntime"), atol=1e-4)
+
+
+def test_a_mixed_file_merges_only_products_of_one_type(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    write_gguf("llama", path, types={"attn_v": "Q6_K", "ffn_down": "Q6_K", "": "Q4_K"}, **WIDE)
+    assert_near(logprobs(path), logprobs(export_package(path, tmp_path / "package").path))
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "phi3", "gemma2", "gemma3_text", "smollm3"])
+def test_the_exporters_graph_is_canonical(tmp_path: Path, family: str) -> None:
+    """Loading a file in place runs only ``exported_passes``."""
+    write_gguf(family, tmp_path / "m.gguf")
+    file = GgufFile(tmp_path / "m.gguf")
+    _, report = run(export_model(tmp_path, file.config, file.tensors), portable_passes())
+    named = {getattr(each, "name", type(each).__name__).removesuffix("Pass") for each in exported_passes()}
+    assert {each.name for each in report.passes if each.fired} <= named
+
+
+def test_the_second_start_reads_nothing_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "m.gguf"
+    write_gguf("llama", path, types="Q4_K", **WIDE)
+    first = logprobs(path)
+    monkeypatch.setattr(GgufFile, "__init__", lambda *_: pytest.fail("the header was read again"))
+    np.testing.assert_array_equal(logprobs(path), first)
+
+
+def test_another_file_of_the_same_name_is_prepared_again(tmp_path: Path) -> None:
+    path, other = tmp_path / "m.gguf", tmp_path / "n.gguf"
+    write_gguf("llama", path, types="Q4_K", **WIDE)
+    first = logprobs(path)
+    write_gguf("llama", other, types="Q6_K", **WIDE)
+    os.replace(other, path)
+    assert np.abs(logprobs(path) - first).max() > 1e-3
+
+
+def test_a_truncated_file_is_refused_and_leaves_nothing(tmp_path: Path, cache: Path) -> None:
+    path = tmp_path / "m.gguf"
+    write_gguf("llama", path, types="Q4_K", **WIDE)
+    os.truncate(path, path.stat().st_size - 4096)
+    with pytest.raises(CheckpointError, match="ends at byte"):
+        load_model(path)
+    assert not list(cache.rglob("*.onnx*"))
+
+
+@pytest.mark.parametrize("change", ["truncate", "replace", "write"])
+def test_a_file_that_changes_while_it_is_read_is_an_error(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    """Its parts are read by calls, so that no signal ends the process."""
+    path, calls = tmp_path / "m.gguf", 0
+    write_gguf("llama", path, types="Q4_K", **WIDE)
+    shutil.copy(path, tmp_path / "n.gguf")
+    resolve_model(path)
+    original = file_identity.OpenFile.read
+
+    def read(self: file_identity.OpenFile, begin: int, count: int) -> bytearray:
+        nonlocal calls
+        calls += begin > 0
+        if calls == 3:  # of weights: those of the identity and the header begin at 0
+            if change == "truncate":
+                os.truncate(path, 100)
+            elif change == "replace":
+                os.replace(tmp_path / "n.gguf", path)
+            else:
+                with path.open("r+b") as file:
+                    file.write(b"GGUF")
+        return original(self, begin, count)
+
+    monkeypatch.setattr(file_identity.OpenFile, "read", read)
+    with pytest.raises(CheckpointError, match=r"replaced or changed while it was read|ends at byte"):
+        load_model(path)
+    assert calls >= 3
+    assert not list(cache.rglob("*.onnx*"))
+
+
+def test_a_model_larger_than_memory_is_refused_before_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "m.gguf"
+    write_gguf("llama", path, types="Q4_K", **WIDE)
+    resolved = resolve_model(path)
+    assert isinstance(resolved, GgufModel)
+    _ = resolved.facts
+    monkeypatch.setattr(machine, "memory", lambda: (path.stat().st_size - 1, 10**12))
+    with pytest.raises(UsageError, match=r"of weights, and this process may use .* take a smaller model"):
+        load_model(path)
+
+
+def test_a_disk_without_room_is_refused_before_it_is_written(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "m.gguf"
+    write_gguf("llama", path, types="Q4_K", **WIDE)
+    usage = shutil.disk_usage(tmp_path)._replace(free=1000)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: usage)
+    with pytest.raises(UsageError, match=r"preparing .* writes .* which has 1.0 kB left"):
+        load_model(path)
+    assert not (cache / "lowered").exists()
+
+
+@pytest.mark.long
+def test_processes_that_prepare_at_once_answer_alike(tmp_path: Path, cache: Path) -> None:
+    path = tmp_path / "m.gguf"
+    write_gguf("llama", path, types="Q4_K", **WIDE)
+    code = (
+        "import sys; from carryall import LLM, SamplingParams\n"
+        f"with LLM({str(path)!r}) as llm: print(llm.generate([5, 6, 7], SamplingParams(max_tokens=8, "
+        "temperature=0))[0].outputs[0].token_ids)"
+    )
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        for _ in range(3)
+    ]
+    outputs = [process.communicate(timeout=120) for process in running]
+    assert [error for _, error in outputs] == [""] * 3
+    assert len({out for out, _ in outputs}) == 1
+    assert len(list((cache / "lowered").glob("[!.]*"))) == 1
