@@ -184,7 +184,7 @@ class SourceModel:
 
     @property
     def canonical(self) -> bool:
-        """Whether the exporter builds the graph now, in the form that lowerings read; a file may be changed."""
+        """Whether the exporter builds the graph now, in the form of lowerings; a file may be anything."""
         return False
 
     def portable_file(self) -> Path:
