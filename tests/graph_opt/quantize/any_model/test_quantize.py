@@ -17,6 +17,7 @@ from graph_asserts import evaluate, graph
 
 from carryall.errors import GraphError, UsageError
 from carryall.graph_opt.graph.integer_sums import exact_sums
+from carryall.graph_opt.graph.saturation import saturates
 from carryall.graph_opt.quantize.any_model.grid import grid
 from carryall.graph_opt.quantize.any_model.layers import find_layers
 from carryall.graph_opt.quantize.any_model.options import IntegerOptions
@@ -356,6 +357,7 @@ def test_a_model_that_refuses_the_usual_sizes_runs_on_others(method: Any) -> Non
     with pytest.warns(GeneratedSamplesWarning):
         quantized, report = method(model, None, IntegerOptions(skip_slow=False))
     assert "random samples" in report.samples
+    assert any("without VNNI" in note for note in report.notes) == saturates()
     feed = {"x": np.random.default_rng(1).standard_normal((3, 16)).astype(np.float32)}
     exact = np.maximum(feed["x"] @ weight, 0)
     assert snr(exact, run(quantized, feed)[0]) > 25
