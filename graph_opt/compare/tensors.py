@@ -119,7 +119,9 @@ def compare_tensors(
         )
     results, notes = _results(tallies, absent, bars, reference, samples, rounded=rounded), []
     if not interface and all(one.reason is None for one in results.values()):
-        results |= _failures_of_defaults(reference, candidate, samples, bars)
+        # Rounding to integers depends on the values; other optimizations do on the shapes, which come last.
+        some = samples if rounded else [*samples[:1], *samples[1:][-1:]]
+        results |= _failures_of_defaults(reference, candidate, some, bars)
         results |= _failures_in_evaluator(reference, candidate, samples[0], bars)
     if any(one.reason is not None for one in results.values()) and _is_random(reference, samples[0]):
         notes.append(f"{reference.name} gives different results at each run on the same inputs")

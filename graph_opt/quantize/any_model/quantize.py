@@ -11,11 +11,14 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 
-from ....errors import UsageError
+from ....errors import GraphError, UsageError
 from ....progress import Progress as Progress
 from ....storage.scratch import scratch_folder
+from ...compare.sample_inputs import sample_inputs
+from ...compare.tensors import Side
 from ...graph.lazy import Array
 from ...graph.onnx_files import read_onnx
+from ...graph.saturation import saturates
 from ...graph.saving import save_files
 from .dynamic import DynamicGraphPass
 from .half_graph import HalfGraphPass, check_kernels, half_type, values_beyond
@@ -166,15 +169,38 @@ class _Source:
 def _prepared(model: ir.Model, samples: Samples | None, method: str) -> Iterator[_Source]:
     before = weight_bytes(model)
     model = prepare(model)
-    found = samples or generated_samples(model.graph)
-    calibration, held_out = _split(found.feeds)
-    report = GraphQuantizationReport(method=method, samples=found.origin, bytes_before=before)
-    if found.generated:
-        report.notes.append("warning: no samples were given; ranges and errors are those of random tensors")
     with scratch_folder() as folder:
         path = folder / "float.onnx"
         save_files(model, path)
+        found = samples or _generated_samples(model.graph, path)
+        calibration, held_out = _split(found.feeds)
+        report = GraphQuantizationReport(method=method, samples=found.origin, bytes_before=before)
+        if found.generated:
+            report.notes.append(
+                "warning: no samples were given; ranges and errors are those of random tensors"
+            )
         yield _Source(path, calibration, held_out, report)
+
+
+def _generated_samples(graph: ir.Graph, path: Path) -> Samples:
+    """Return random samples with which the model runs, of other sizes than the usual ones if need be.
+
+    Raises:
+        UsageError: no random samples can be generated, or the model runs with none.
+    """
+    found, side = generated_samples(graph), Side(path, "the model")
+    try:
+        side.run(found.feeds[0])
+    except GraphError:
+        try:
+            tried = sample_inputs(graph, side.run)
+        except GraphError as error:
+            raise UsageError(
+                f"the model runs with none of the generated samples; give samples of your own: {error}"
+            ) from error
+        feeds = [sample.feed for sample in tried]
+        return Samples(feeds, f"{len(feeds)} random samples", generated=True)
+    return found
 
 
 def _finished(
@@ -206,6 +232,11 @@ def _finished(
         report.notes.append(
             f"warning: an output differs much from the float one, SNR {worst.snr:.1f} dB; set min_snr, "
             "or use fp16"
+        )
+    if saturates() and quantizer.fired:
+        report.notes.append(
+            "on x86 processors without VNNI, onnxruntime by itself adds 8-bit products with saturation; "
+            "carryall's sessions, by which the errors were measured, do not"
         )
     report.bytes_after = weight_bytes(model)
     return model, report

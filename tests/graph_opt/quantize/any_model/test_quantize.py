@@ -17,6 +17,7 @@ from graph_asserts import evaluate, graph
 
 from carryall.errors import GraphError, UsageError
 from carryall.graph_opt.graph.integer_sums import exact_sums
+from carryall.graph_opt.graph.saturation import saturates
 from carryall.graph_opt.quantize.any_model.grid import grid
 from carryall.graph_opt.quantize.any_model.layers import find_layers
 from carryall.graph_opt.quantize.any_model.options import IntegerOptions
@@ -344,3 +345,27 @@ def test_layer_noise_equals_quantizing_only_this_layer(tmp_path: Path) -> None:
         pairs = [(y, run(alone, feed)[0]) for y, feed in zip(exact, feeds, strict=True)]
         error = sum(float(((a - b) ** 2).sum()) for a, b in pairs)
         assert noise[name] == pytest.approx(error / sum(float((a**2).sum()) for a, _ in pairs), rel=0.15)
+
+
+@pytest.mark.parametrize("method", [quantize_static, quantize_dynamic])
+def test_a_model_that_refuses_the_usual_sizes_runs_on_others(method: Any) -> None:
+    """An open axis gets 64 elements at first; this model takes 16."""
+    text = """<ir_version: 10, opset_import: ["": 21]> g (float[b, n] x) => (float[b, 32] y)
+        { t = MatMul(x, w) y = Relu(t) }"""
+    weight = np.random.default_rng(0).standard_normal((16, 32)).astype(np.float32)
+    model = ir.from_onnx_text(text, initializers=[ir.tensor(weight, name="w")])
+    with pytest.warns(GeneratedSamplesWarning):
+        quantized, report = method(model, None, IntegerOptions(skip_slow=False))
+    assert "random samples" in report.samples
+    assert any("without VNNI" in note for note in report.notes) == saturates()
+    feed = {"x": np.random.default_rng(1).standard_normal((3, 16)).astype(np.float32)}
+    exact = np.maximum(feed["x"] @ weight, 0)
+    assert snr(exact, run(quantized, feed)[0]) > 25
+
+
+def test_a_model_that_runs_with_no_generated_sample_says_what_to_do() -> None:
+    text = """<ir_version: 10, opset_import: ["": 21]> g (float[b, 3] x) => (float[b, 5] y)
+        <int64[2] s = {7, 5}> { t = MatMul(x, w) y = Reshape(t, s) }"""
+    model = ir.from_onnx_text(text, initializers=[ir.tensor(np.eye(3, dtype=np.float32), name="w")])
+    with pytest.warns(GeneratedSamplesWarning), pytest.raises(UsageError, match="give samples of your own"):
+        quantize_dynamic(model, None, IntegerOptions(skip_slow=False))
