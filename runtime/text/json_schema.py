@@ -273,12 +273,7 @@ def _separate_patterns(held: Json) -> None:
     properties = dict(held["properties"]) if isinstance(held.get("properties"), dict) else {}
     left: Json = {}
     for pattern, schema in held["patternProperties"].items():
-        try:
-            matcher = re.compile(pattern)
-        except (re.error, RecursionError, OverflowError):
-            left[pattern] = schema
-            continue
-        matched = [name for name in properties if matcher.search(name)]
+        matched = [name for name in properties if _matches(pattern, name)]
         for name in matched:
             if schema not in (True, {}, properties[name]):
                 properties[name] = {"allOf": [properties[name], schema]}
@@ -291,23 +286,43 @@ def _separate_patterns(held: Json) -> None:
         del held["patternProperties"]
 
 
+@functools.lru_cache(maxsize=4096)
+def _matches(pattern: str, name: str) -> bool:
+    """Return whether a pattern matches a part of a name, in time linear to it, unlike Python's ``re``."""
+    matcher = _matcher(f"/{_whole(pattern)}/")
+    if matcher is None:
+        return False
+    tokens = _bytes().tokenize_str(name)
+    return matcher.try_consume_tokens(tokens) == len(tokens) and bool(matcher.is_accepting())
+
+
 @functools.lru_cache(maxsize=1024)
 def _matches_others(pattern: str, names: tuple[str, ...]) -> bool:
     """Return whether a pattern matches any text but these."""
-    head = "" if pattern.startswith("^") else "(?s:.*)"
-    tail = "" if pattern.endswith("$") and not pattern.endswith(r"\$") else "(?s:.*)"
-    body = pattern.removeprefix("^")
-    body = body if tail else body.removesuffix("$")
-    known = "|".join(map(re.escape, names))
-    rule = f"start: A\nA: /{_slashed(f'{head}({body}){tail}')}/ & ~/{_slashed(f'({known})')}/"
-    try:
-        matcher = llguidance.LLMatcher(_bytes(), llguidance.LLMatcher.grammar_from_lark(rule), log_level=0)
-    except ValueError:
-        return True
-    if matcher.is_error():
+    known = _slashed(f"({'|'.join(map(re.escape, names))})")
+    matcher = _matcher(f"/{_whole(pattern)}/ & ~/{known}/")
+    if matcher is None:
         return True
     matcher.compute_bitmask()
     return not matcher.is_stopped()
+
+
+def _whole(pattern: str) -> str:
+    """Return a regular expression of the whole texts in which a pattern matches a part."""
+    head = "" if pattern.startswith("^") else "(?s:.*)"
+    tail = "" if pattern.endswith("$") and not pattern.endswith(r"\$") else "(?s:.*)"
+    body = pattern.removeprefix("^")
+    return _slashed(f"{head}({body if tail else body.removesuffix('$')}){tail}")
+
+
+def _matcher(rule: str) -> llguidance.LLMatcher | None:
+    """Return a matcher of bytes for a terminal of Lark; None if it is not valid."""
+    try:
+        grammar = llguidance.LLMatcher.grammar_from_lark(f"start: A\nA: {rule}")
+        matcher = llguidance.LLMatcher(_bytes(), grammar, log_level=0)
+    except ValueError:
+        return None
+    return None if matcher.is_error() else matcher
 
 
 def _slashed(regex: str) -> str:

@@ -111,7 +111,7 @@ class ServedExecutor:
         info = handler.model.info
         self._most = max(1, info.max_slots - max(1, info.max_slots // 4))
         self._model = info.model
-        asked = read_generation(line, handler.model.defaults, 0)
+        asked = await asyncio.to_thread(read_generation, line, handler.model.defaults, 0)
         request = dataclasses.replace(
             self._models.admitted(asked.request),
             priority=LOW_PRIORITY,

@@ -19,7 +19,15 @@ from ...api.requests import RENDER_OPTIONS, Prompt, RequestFactory
 from ...api.scoring import Questions, rerank_questions, score_questions
 from ...engine.requests.request_group import RequestGroup
 from ...service.core.chat import Conversation
-from ...service.core.messages import Choice, Embeddings, Generation, GenerationRequest, Usage, refuse_left_out
+from ...service.core.messages import (
+    Choice,
+    Embeddings,
+    Generation,
+    GenerationRequest,
+    Usage,
+    refuse_left_out,
+    with_schema_read,
+)
 from ...service.http.openai import scoring
 from ...service.http.openai.embeddings import KNOWN as EMBEDDINGS_FIELDS
 from ...service.http.openai.embeddings import embeddings_response, read_embeddings
@@ -226,9 +234,11 @@ def read_generation(line: BatchLine, defaults: Mapping[str, Any], job_seed: int)
         own["seed"] = line_seed(job_seed, line.number)
     if line.url == RESPONSES:
         ask = read_line(own, defaults)
-        return Generating(refuse_left_out(ask.request), functools.partial(response_body, ask))
+        return Generating(
+            refuse_left_out(with_schema_read(ask.request)), functools.partial(response_body, ask)
+        )
     endpoint = ENDPOINTS[line.url]
-    request = refuse_left_out(endpoint.request({**defaults, **own}))
+    request = refuse_left_out(with_schema_read(endpoint.request({**defaults, **own})))
 
     def body(result: Generation, model: str, created: int) -> Json:
         found = {**endpoint.response(request, result, model), "created": created}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -44,6 +45,23 @@ class GenerationRequest:
     stream_interval: int = 1
     lora: str | None = None
     left_out: tuple[str, ...] = ()
+
+
+def with_schema_read(request: GenerationRequest) -> GenerationRequest:
+    """Return a request whose ``left_out`` also names the keywords of its JSON schema that no grammar holds.
+
+    It takes milliseconds for each 10 kB of a schema: call it in a thread where others wait.
+
+    Raises:
+        InvalidSamplingError: the schema is not valid.
+    """
+    structured = request.params.structured_output
+    if structured is None or structured.json_schema is None:
+        return request
+    from ...text.json_schema import held_schema  # loads the library for grammars
+
+    names = [f"schema.{name}" for name in held_schema(structured.key[1]).loosened]
+    return dataclasses.replace(request, left_out=(*request.left_out, *names)) if names else request
 
 
 def refuse_left_out(request: GenerationRequest, remedy: str = "remove it") -> GenerationRequest:

@@ -47,7 +47,7 @@ async def create_message(request: Request) -> Response:
     if "max_tokens" not in body:
         raise RequestError("'max_tokens' is required")
     stream = bool_field("stream", body.get("stream") or False)
-    asked = service.admitted(read_body(body, handler.model.defaults), headers)
+    asked = await service.admitted(read_body(body, handler.model.defaults), headers)
     model = handler.model.info.model
     if not stream:
         result = await while_connected(request.receive, collect(handler.generate(asked)))

@@ -68,7 +68,9 @@ async def chat(request: Request) -> Response:
     tools = read_tools(body.get("tools") or [])
     talk = converse(messages, {}, tools=tools, variables=_variables(body), continues=None)
     asked = _asked(talk, handler, body)
-    return await _answer(request, handler, service.admitted(asked, headers), body, headers, chat_form=True)
+    return await _answer(
+        request, handler, await service.admitted(asked, headers), body, headers, chat_form=True
+    )
 
 
 async def generate(request: Request) -> Response:
@@ -93,7 +95,9 @@ async def generate(request: Request) -> Response:
     if raw:
         user.require_text()
     asked = _asked(prompt if raw else conversation, handler, body)
-    return await _answer(request, handler, service.admitted(asked, headers), body, headers, chat_form=False)
+    return await _answer(
+        request, handler, await service.admitted(asked, headers), body, headers, chat_form=False
+    )
 
 
 async def _has_template(handler: LLMHandler, conversation: Conversation) -> bool:

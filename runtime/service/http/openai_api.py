@@ -36,7 +36,7 @@ async def chat_completions(request: Request) -> Response:
     body, headers = await service.known_body(request, chat.KNOWN)
     handler = service.llm(request, body.get("model"))
     read, options = chat.read_chat(with_defaults(handler, body))
-    asked = service.admitted(read, headers)
+    asked = await service.admitted(read, headers)
     model = handler.model.info.model
     if not options.stream:
         result = await while_connected(request.receive, collect(handler.generate(asked)))
@@ -53,7 +53,9 @@ async def text_completions(request: Request) -> Response:
     body, headers = await service.known_body(request, completions.KNOWN)
     handler = service.llm(request, body.get("model"))
     read = completions.read_completion(with_defaults(handler, body))
-    ask = dataclasses.replace(read, requests=[service.admitted(asked, headers) for asked in read.requests])
+    ask = dataclasses.replace(
+        read, requests=[await service.admitted(asked, headers) for asked in read.requests]
+    )
     model = handler.model.info.model
     prompts = [await _echoed(handler, asked) for asked in ask.requests] if ask.echo else []
     if not ask.stream.stream:

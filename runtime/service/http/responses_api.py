@@ -54,7 +54,7 @@ class ResponsesApi:
         given = await service.body(request)
         body, headers = service.split({**given, **not_included(given)}, KNOWN)
         handler = service.llm(request, body.get("model"))
-        ask = self._read(service, handler, body, headers)
+        ask = await self._read(service, handler, body, headers)
         builder = ResponseBuilder(ask, handler.model.info.model)
         if ask.background:
             stored = self._in_background(handler, ask, builder, caller_name())
@@ -78,7 +78,7 @@ class ResponsesApi:
         body, headers = await service.known_body(request, compaction.KNOWN)
         body = compaction.summary_body(body)
         handler = service.llm(request, body["model"])
-        ask = self._read(service, handler, body, headers)
+        ask = await self._read(service, handler, body, headers)
         builder = ResponseBuilder(ask, handler.model.info.model)
         await while_connected(request.receive, self._run(handler, ask, builder))
         return json_response(compaction.compacted(builder.response), headers)
@@ -88,19 +88,19 @@ class ResponsesApi:
         await socket.accept()
         await ResponsesSocket(socket, _SocketTurns(self, socket)).run()
 
-    def start(self, socket: WebSocket, body: Json, own: ResponseStore) -> Turn:
+    async def start(self, socket: WebSocket, body: Json, own: ResponseStore) -> Turn:
         """Start a turn of a WebSocket; ``own`` holds the last response of the connection."""
         service = service_of(socket)
         body, _ = service.split({**body, **not_included(body)}, KNOWN)
         handler = service.llm(socket, body.get("model"))
-        ask = self._read(service, handler, body, {}, own)
+        ask = await self._read(service, handler, body, {}, own)
         builder = ResponseBuilder(ask, handler.model.info.model)
         return Turn(
             self._events(handler, ask, builder, caller_name(), own),
             lambda error: builder.end_with("failed", _error(error)),
         )
 
-    def _read(
+    async def _read(
         self,
         service: HttpService,
         handler: LLMHandler,
@@ -113,7 +113,7 @@ class ResponsesApi:
             store = own if own is not None and previous in own else self._store
             before = store.get(previous, caller_name()).messages
         read = read_response(body, handler.model.defaults, before)
-        return dataclasses.replace(read, request=service.admitted(read.request, headers))
+        return dataclasses.replace(read, request=await service.admitted(read.request, headers))
 
     async def _run(
         self,
@@ -241,9 +241,9 @@ class _SocketTurns:
         self._policy = service_of(socket).admission.policy
         self._own = ResponseStore(1)
 
-    def start(self, body: Json) -> Turn:
+    async def start(self, body: Json) -> Turn:
         enter_caller(self._policy.keys, self._socket.headers)  # the key may have been removed since
-        return self._api.start(self._socket, body, self._own)
+        return await self._api.start(self._socket, body, self._own)
 
     def forget(self, previous: Any) -> None:
         self._own.drop(previous)

@@ -46,7 +46,7 @@ class Turn:
 class Turns(Protocol):
     """What answers the messages of one connection."""
 
-    def start(self, body: Json) -> Turn:
+    async def start(self, body: Json) -> Turn:
         """Check the caller, its budget and a body, and start a turn.
 
         Raises:
@@ -101,7 +101,7 @@ class ResponsesSocket:
         body, begun = Json(), None
         try:
             body = await self._checked(message)
-            turn = self._turns.start(body)
+            turn = await self._turns.start(body)
             async with aclosing(turn.events) as groups:
                 async for events in groups:
                     begun = turn

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import logging
 from collections.abc import Collection, Iterable, Mapping, MutableMapping
@@ -18,7 +19,7 @@ from ..access.admission import Admission
 from ..core.config import ServerConfig
 from ..core.encoder import EncoderHandler
 from ..core.handler import LLMHandler
-from ..core.messages import GenerationRequest, refuse_left_out
+from ..core.messages import GenerationRequest, refuse_left_out, with_schema_read
 from ..core.repository import ModelRepository
 from ..kserve.inference import Inference
 from ..telemetry.metrics import Metrics
@@ -81,7 +82,9 @@ class HttpService:
         _list_ignored(headers, unknown)
         return body, headers
 
-    def admitted(self, asked: GenerationRequest, headers: MutableMapping[str, str]) -> GenerationRequest:
+    async def admitted(
+        self, asked: GenerationRequest, headers: MutableMapping[str, str]
+    ) -> GenerationRequest:
         """Return a request within the service's limits; see ``Admission.admitted``.
 
         Args:
@@ -92,6 +95,8 @@ class HttpService:
             InvalidSamplingError: an option is above the service's limit.
             RequestError: something is left out and the service runs with ``--strict``.
         """
+        if asked.params.structured_output is not None:
+            asked = await asyncio.to_thread(with_schema_read, asked)
         if self.config.strict:
             refuse_left_out(asked, "remove it, or start the service without --strict")
         for name in asked.left_out:

@@ -83,7 +83,7 @@ async def _answer(request: Request, *, stream: bool | None) -> Response:
     handler = service.llm(request, body.get("model"), parameters.get("adapter_id"))
     streams = stream if stream is not None else bool_field("stream", body.get("stream") or False)
     ask = await _read(handler, body.get("inputs"), parameters, streams=streams)
-    ask = dataclasses.replace(ask, request=service.admitted(ask.request, headers))
+    ask = dataclasses.replace(ask, request=await service.admitted(ask.request, headers))
     if streams:
 
         def late(error: Exception) -> bytes:

@@ -314,7 +314,7 @@ MIXED: list[Record | str] = [
     {"custom_id": "same", "prompt": "a"},
     {"custom_id": "same", "prompt": "b"},
     *[{"messages": [{"role": "user", "content": f"m{n}"}]} for n in range(50)],
-    {"prompt": "x", "max_tokens": -1},
+    {"prompt": "x", "max_tokens": -3},
 ]
 
 

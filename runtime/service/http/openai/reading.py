@@ -98,7 +98,7 @@ def generation_request(prompt: Prompt, options: Json) -> GenerationRequest:
         cache_salt=salt,
         tenant=tenant,
         timeout=None if timeout is None else checked_timeout(timeout),
-        left_out=(*left_out, *_loosened(params)),
+        left_out=left_out,
     )
 
 
@@ -112,19 +112,6 @@ def _without_minus_one(options: Json) -> Json:
     if plain.get("max_tokens") in (-1, -2):  # without end, and as far as the context goes
         options["max_tokens"] = None
     return options
-
-
-def _loosened(params: SamplingParams) -> list[str]:
-    """Return the keywords of a JSON schema that no grammar can hold.
-
-    Raises:
-        InvalidSamplingError: the schema is not valid.
-    """
-    if params.structured_output is None or params.structured_output.json_schema is None:
-        return []
-    from ....text.json_schema import held_schema  # loads the library for grammars
-
-    return [f"schema.{name}" for name in held_schema(params.structured_output.key[1]).loosened]
 
 
 def text_field(name: str, value: Any) -> str | None:

@@ -39,7 +39,7 @@ def test_quantiles_and_buckets_are_those_of_the_numbers(tmp_path: Path) -> None:
 def test_a_page_says_what_happened_and_escapes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CARRYALL_CACHE", str(tmp_path / "cache"))
     lines = [{"prompt": f"p{n}", "max_tokens": 1 + n} for n in range(30)]
-    bad = {"prompt": "x", "custom_id": "<script>alert(1)</script>", "max_tokens": -1}
+    bad = {"prompt": "x", "custom_id": "<script>alert(1)</script>", "max_tokens": -3}
     source = write_lines(tmp_path / "in.jsonl", [*lines, bad, "{broken"])
     out = tmp_path / "out.jsonl"
     run(spec(source, out))
