@@ -30,7 +30,7 @@ from ...contract import (
     TOTAL_SEQUENCE_LENGTH,
 )
 from ...errors import ProviderRuntimeError
-from ..base import STEP_TOKENS, BestLogits, LoraMatrices, Row, RunnerConfig, RunnerInfo
+from ..base import STEP_TOKENS, BestLogits, LoraMatrices, Row, Runner, RunnerConfig, RunnerInfo
 from ..captures import no_capture
 from ..kv.kv_memory import KVSpec
 from ..kv.slot_graph import SlotGraph, chosen_context_length, read_slot_graph
@@ -48,7 +48,7 @@ from .slot_policy import SlotPolicy
 MemoryMaker = Callable[[Mapping[str, KVSpec], int, int], SlotMemory]
 
 
-class SlotRunner:
+class SlotRunner(Runner):
     """The ``Runner`` of providers whose attention kernels work on slots in one shared buffer.
 
     Args:
@@ -94,7 +94,7 @@ class SlotRunner:
         return self._step(rows, frozenset())
 
     def forward_best(self, rows: Sequence[Row]) -> list[Logits | BestLogits]:
-        """Run one step; see ``BestLogitsRunner``. A row that wants all logits makes its run download all."""
+        """Run one step; see ``Runner``. A row that wants all logits makes its run download all."""
         late = {row.slot for row in rows if row.best_suffice}
         whole = self._step(rows, late)
         return [
@@ -130,7 +130,7 @@ class SlotRunner:
         return [results[row.slot] for row in rows]
 
     def load_lora(self, place: int, matrices: LoraMatrices) -> None:
-        """Load an adapter into a place; see ``AdaptingRunner``."""
+        """Load an adapter into a place; see ``Runner``."""
         if self._lora is None:
             raise ProviderRuntimeError("the graph was lowered without LoRA adapters")
         self._lora.write(place, matrices)

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from ...contract import ATTENTION_MASK, EXPLICIT_KV, HIDDEN_STATES, INPUT_IDS, LOGITS_POSITIONS, POSITION_IDS
 from ...errors import GraphError, ProviderRuntimeError, UsageError
-from ..base import LoraMatrices, Row, RunnerConfig, RunnerInfo
+from ..base import LoraMatrices, Row, Runner, RunnerConfig, RunnerInfo
 from ..captures import no_capture
 from ..kv.kv_memory import KVSpec
 from ..kv_groups import FullKV
@@ -101,7 +101,7 @@ def warn_of_explicit_kv(metadata: Mapping[str, str], otherwise: str = "the graph
     _log.warning("sequences run one by one and copy their KV at each step, which is slower: %s", reason)
 
 
-class ExplicitRunner:
+class ExplicitRunner(Runner):
     """The ``Runner`` of targets that support standard operators only.
 
     Args:
@@ -161,7 +161,7 @@ class ExplicitRunner:
         self._lengths[target] = length
 
     def load_lora(self, place: int, matrices: LoraMatrices) -> None:
-        """Load an adapter into a place; see ``AdaptingRunner``."""
+        """Load an adapter into a place; see ``Runner``."""
         self._loras.write(place, matrices)
 
     def release(self, slot: int) -> None:

@@ -57,7 +57,7 @@ class NullOptions(Checked):
     trim_step: int = option(0, least=0)
 
 
-class NullRunner:
+class NullRunner(Runner):
     """The toy model and its cache of token histories.
 
     Args:
@@ -124,7 +124,7 @@ class NullRunner:
         return results
 
     def forward_best(self, rows: Sequence[Row]) -> list[npt.NDArray[np.float32] | BestLogits]:
-        """Run one step; see ``BestLogitsRunner``."""
+        """Run one step; see ``Runner``."""
         given = zip(rows, self.forward(rows), strict=True)
         return [self._best(logits[0]) if row.best_suffice else logits for row, logits in given]
 
@@ -149,7 +149,7 @@ class NullRunner:
         self._dropped[target], self._trimmed[target] = self._dropped[source], self._trimmed[source]
 
     def trim(self, slot: int, length: int) -> None:
-        """Drop hashes that no token from ``length`` on depends on; see ``TrimmingRunner``."""
+        """Drop hashes that no token from ``length`` on depends on; see ``Runner``."""
         hashes = self._hashes[slot]
         if length > len(hashes) or length % self.info.trim_step or self._dropped[slot]:
             raise ProviderRuntimeError(
@@ -160,7 +160,7 @@ class NullRunner:
         self._trimmed[slot] = length
 
     def evict_kv(self, slot: int, length: int, eviction: KVEviction) -> None:
-        """Keep the last hashes, since later tokens depend only on these; see ``EvictingRunner``."""
+        """Keep the last hashes, since later tokens depend only on these; see ``Runner``."""
         hashes = self._hashes[slot][: length - self._dropped[slot]]
         if length - self._dropped[slot] != len(hashes) or eviction.kept > len(hashes):
             raise ProviderRuntimeError(

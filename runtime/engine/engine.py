@@ -7,7 +7,6 @@ import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import cast
 
 from ...errors import (
     CarryallError,
@@ -17,7 +16,7 @@ from ...errors import (
     RequestFailedError,
     UsageError,
 )
-from ...providers.base import AdaptingRunner, Runner, RunnerInfo
+from ...providers.base import Runner, RunnerInfo
 from ..process.faults import fault_text, log_fault
 from .config import EngineConfig as EngineConfig
 from .kv.slot_operations import SlotOperations
@@ -329,7 +328,7 @@ def _windows(config: EngineConfig, info: RunnerInfo) -> Windows | None:
 def _adapter_places(runner: Runner) -> AdapterPlaces | None:
     """Return the places of LoRA adapters; None if the runner has none."""
     places = runner.info.max_loras
-    return AdapterPlaces(places, cast(AdaptingRunner, runner).load_lora) if places else None
+    return AdapterPlaces(places, runner.load_lora) if places else None
 
 
 def _tier(config: EngineConfig, info: RunnerInfo, identity: str) -> Tier | None:
