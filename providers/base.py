@@ -102,6 +102,11 @@ class RunnerInfo:
         return sum(group.bytes_per_token for group in self.kv_groups)
 
     @property
+    def state_bytes(self) -> int:
+        """Bytes of a state in all layers that have one; 0 if no layer has."""
+        return sum(group.fixed_bytes for group in self.kv_groups)
+
+    @property
     def sliding_window(self) -> int:
         """The largest window of any layer; 0 is none."""
         return max((group.reach for group in self.kv_groups), default=0)
@@ -116,7 +121,9 @@ class RunnerInfo:
 class Row:
     """One sequence's part of a step: run ``tokens`` after ``start`` cached tokens.
 
-    Afterwards the slot holds KV of positions [0, start + len(tokens)).
+    Afterwards the slot holds KV of positions [0, start + len(tokens)). Layers with a state (``StateKV``) have
+    it after the last token, and after each of ``checkpoints``; so ``start`` must be the slot's length or one
+    of its checkpoints.
     """
 
     slot: int
@@ -128,6 +135,9 @@ class Row:
     # [n, embedding_size]: if given, the run writes the last hidden states into it.
     last_hidden_states: npt.NDArray[np.float32] | None = None
     lora: int | None = None  # the place of the LoRA adapter, see ``Runner.load_lora``; None is none
+    # Lengths at which states are kept, below start + len(tokens): of the slot's checkpoints and its former
+    # length those that stay, and lengths within the row. Others are dropped.
+    checkpoints: Sequence[int] = ()
     best_suffice: bool = False  # the largest logits may be enough; num_logits is 1
 
 

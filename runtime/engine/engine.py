@@ -38,7 +38,7 @@ from .speculation.proposer import Proposer
 from .speculation.speculator import Speculator
 from .stats import Counters, EngineStats
 from .step import PlanRunner, StepResult, StepSampler, observe_prompts
-from .token_limits import TokenLimits
+from .token_limits import TokenLimits, state_tokens
 
 _log = logging.getLogger(__name__)
 
@@ -81,7 +81,10 @@ class Engine:
         self._runner = runner
         policy = chosen_policy(config)
         windows = _windows(config, info) if policy.frees_windows else None
-        self._slots = SlotTable(info.max_slots, limits.kv, windows)
+        states = state_tokens(info)
+        if states:
+            _check_states(config, proposer)
+        self._slots = SlotTable(info.max_slots, limits.kv, windows, info.kv_groups, states)
         costs = PromptCosts()
         self._mover = KVMover(runner, _tier(config, info, identity), identity, costs)
         self._scheduler = Scheduler(
@@ -97,7 +100,7 @@ class Engine:
         self._operations = SlotOperations(runner, self._slots, self._mover)
         self._plans = PlanRunner(runner, config.logits_processors)
         self._speculator = Speculator(
-            [ForcedTokens(), *([proposer] if proposer is not None else [])],
+            [] if states else [ForcedTokens(), *([proposer] if proposer is not None else [])],
             batched=info.batched_multi_token,
             max_step_tokens=limits.step,
             adaptive=config.adaptive_speculation,
@@ -323,6 +326,18 @@ def _windows(config: EngineConfig, info: RunnerInfo) -> Windows | None:
     if not info.trim_step:
         return None
     return Windows(info.trim_step, info.kv_groups, info.trim_step * config.prefix_cache)
+
+
+def _check_states(config: EngineConfig, proposer: Proposer | None) -> None:
+    """Check that no option cuts a sequence: a state cannot be cut back to fewer tokens.
+
+    Raises:
+        UsageError: an option does.
+    """
+    wanted = {"context_shift": config.context_shift, "speculative": proposer is not None}
+    for name, given in wanted.items():
+        if given:
+            raise UsageError(f"{name} cuts sequences, which layers with a state do not allow; omit it")
 
 
 def _adapter_places(runner: Runner) -> AdapterPlaces | None:
