@@ -32,10 +32,9 @@ from ...contract import (
 from ...errors import ProviderRuntimeError
 from ..base import STEP_TOKENS, BestLogits, LoraMatrices, Row, Runner, RunnerConfig, RunnerInfo
 from ..captures import no_capture
+from ..kv.decoder_graph import DecoderGraph, chosen_context_length, read_slot_graph
 from ..kv.kv_memory import KVSpec
-from ..kv.slot_graph import SlotGraph, chosen_context_length, read_slot_graph
 from ..kv_groups import window_groups
-from ..lora import lora_facts
 from ..row_checks import check_rows
 from . import ort
 from .joint_prompts import can_join, joint_feeds
@@ -290,21 +289,17 @@ class SlotRunner(Runner):
 
 
 def _info(
-    graph: SlotGraph, config: RunnerConfig, context_length: int, memory: SlotMemory, policy: SlotPolicy
+    graph: DecoderGraph, config: RunnerConfig, context_length: int, memory: SlotMemory, policy: SlotPolicy
 ) -> RunnerInfo:
-    specs = graph.caches.values()
-    return RunnerInfo(
-        vocab_size=graph.vocab_size,
-        context_length=context_length,
-        max_slots=memory.slots,
-        kv_groups=window_groups([(spec.window or 0, spec.bytes_per_token) for spec in specs], step=0),
+    layers = [(spec.window or 0, spec.bytes_per_token) for spec in graph.caches.values()]
+    return graph.info(
+        config,
+        window_groups(layers, step=0),
+        length=context_length,
+        slots=memory.slots,
         batched_multi_token=False,
-        top_logits=graph.top_logits,
-        embedding_size=graph.embedding_size,
-        num_tokens=graph.num_tokens,
         on_device=not isinstance(memory, HostMemory),
         step_tokens=max(STEP_TOKENS, policy.prefill_chunk),
-        **lora_facts(graph.lora_modules, config),
     )
 
 

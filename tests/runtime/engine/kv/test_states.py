@@ -48,8 +48,7 @@ def alone(request: Request) -> list[int]:
     """Return the tokens of the same request on a new engine without a prefix cache, in one piece."""
     engine = Engine(make_runner(1), EngineConfig(max_step_tokens=256, prefix_cache=False))
     copy = Request(request.request_id, request.prompt_token_ids, request.params)
-    found: list[list[int]] = run(engine, [copy])
-    return found[0]
+    return run(engine, [copy])[0]
 
 
 def ask(name: str, *tokens: int) -> Request:
@@ -57,7 +56,8 @@ def ask(name: str, *tokens: int) -> Request:
 
 
 def texts(seed: int, count: int) -> list[int]:
-    return np.random.default_rng(seed).integers(0, VOCAB, count).tolist()
+    found: list[int] = np.random.default_rng(seed).integers(0, VOCAB, count).tolist()
+    return found
 
 
 def test_a_state_matters_and_cannot_be_cut() -> None:
