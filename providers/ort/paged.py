@@ -19,6 +19,7 @@ from ...contract import (
 from ...errors import GraphError, ProviderRuntimeError
 from ...graph_opt.lower.paged_kv import BEGINS, BOUNDS, PAST, TABLE
 from ..base import KVEviction
+from ..kv.block_pool import FREED
 from ..kv.decoder_graph import DecoderGraph, read_graph
 from ..runners.paged_runner import GroupBlocks, Logits, PagedBatch
 from . import ort
@@ -110,7 +111,8 @@ def paged_feeds(
         feeds[name] = np.zeros((len(rows), widest), np.int32)
         for row, blocks in enumerate(rows):
             feeds[name][row, : len(blocks)] = blocks
-        np.maximum(feeds[name], 0, out=feeds[name])  # kernels skip what is freed, but check every number
+        if any(blocks[0] == FREED for blocks in rows):
+            np.maximum(feeds[name], 0, out=feeds[name])  # kernels skip what is freed, but check every number
     if BOUNDS in inputs:
         feeds[BOUNDS] = np.array([np.diff(batch.begins).max(), batch.max_context], np.int32)
     if batch.lora is not None:
