@@ -12,11 +12,12 @@ import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from ..errors import ProviderRuntimeError
 from ..options import NoOptions, checked
 from .kv_groups import KVGroups
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from .placement import Placement
 
 
+Result = TypeVar("Result")
 # Of a LoRA adapter, by module: A [rank, in] and scale * B^T [rank, out].
 LoraMatrices = Mapping[str, tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]]
 
@@ -100,6 +102,11 @@ class RunnerInfo:
         return sum(group.bytes_per_token for group in self.kv_groups)
 
     @property
+    def state_bytes(self) -> int:
+        """Bytes of a state in all layers that have one; 0 if no layer has."""
+        return sum(group.fixed_bytes for group in self.kv_groups)
+
+    @property
     def sliding_window(self) -> int:
         """The largest window of any layer; 0 is none."""
         return max((group.reach for group in self.kv_groups), default=0)
@@ -114,7 +121,9 @@ class RunnerInfo:
 class Row:
     """One sequence's part of a step: run ``tokens`` after ``start`` cached tokens.
 
-    Afterwards the slot holds KV of positions [0, start + len(tokens)).
+    Afterwards the slot holds KV of positions [0, start + len(tokens)). Layers with a state (``StateKV``) have
+    it after the last token, and after each of ``checkpoints``; so ``start`` must be the slot's length or one
+    of its checkpoints.
     """
 
     slot: int
@@ -125,8 +134,11 @@ class Row:
     hidden_states: npt.NDArray[np.float32] | None = None
     # [n, embedding_size]: if given, the run writes the last hidden states into it.
     last_hidden_states: npt.NDArray[np.float32] | None = None
-    lora: int | None = None  # the place of the LoRA adapter, see ``AdaptingRunner``; None is none
-    best_suffice: bool = False  # for ``forward_best``: the largest logits may be enough; num_logits is 1
+    lora: int | None = None  # the place of the LoRA adapter, see ``Runner.load_lora``; None is none
+    # Lengths at which states are kept, below start + len(tokens): of the slot's checkpoints and its former
+    # length those that stay, and lengths within the row. Others are dropped.
+    checkpoints: Sequence[int] = ()
+    best_suffice: bool = False  # the largest logits may be enough; num_logits is 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,112 +160,6 @@ class BestLogits:
     whole: Callable[[], npt.NDArray[np.float32]]
 
 
-class Runner(Protocol):
-    """Runs rows of tokens and owns their KV cache. Not thread-safe: one thread, the engine's, uses it."""
-
-    info: RunnerInfo
-
-    def forward(self, rows: Sequence[Row]) -> list[npt.NDArray[np.float32]]:
-        """Run one step.
-
-        Returns:
-            Per row, logits [num_logits, vocab_size]; a view that the next ``forward`` may overwrite.
-
-        Raises:
-            ProviderRuntimeError: the run failed; no row of it counts as computed.
-        """
-
-    @property
-    def kv_bytes(self) -> int:
-        """Memory of the KV cache now, in bytes; shared blocks count once. Any thread may read it."""
-
-    def copy_prefix(self, source: int, target: int, length: int) -> None:
-        """Copy KV of positions [0, length) from slot ``source`` to slot ``target``."""
-
-    def release(self, slot: int) -> None:
-        """Free the slot's memory. Its content is lost."""
-
-    def close(self) -> None:
-        """Free all resources. The runner cannot be used afterwards."""
-
-
-class MovableRunner(Runner, Protocol):
-    """A runner whose ``info.kv_layout`` is not empty."""
-
-    def read_kv(self, slot: int, start: int, length: int) -> list[npt.NDArray[Any]]:
-        """Return KV of [start, start + length), for ``write_kv`` of a runner with equal ``kv_layout``.
-
-        Args:
-            slot: the slot.
-            start: a multiple of 64.
-            length: number of positions.
-
-        Returns:
-            Arrays on the host, possibly views, which the next call of any method may overwrite.
-
-        Raises:
-            ProviderRuntimeError: the slot holds fewer positions, or they cannot be read.
-        """
-
-    def write_kv(self, slot: int, start: int, length: int, parts: Sequence[npt.NDArray[Any]]) -> None:
-        """Write KV of positions [start, start + length) into a slot that holds at least ``start`` positions.
-
-        Args:
-            slot: the slot.
-            start: as for ``read_kv``.
-            length: as for ``read_kv``.
-            parts: the result of ``read_kv``.
-
-        Raises:
-            ProviderRuntimeError: the KV does not fit; the slot then holds ``start`` positions.
-        """
-
-
-class BestLogitsRunner(Runner, Protocol):
-    """A runner whose ``info.top_logits`` is not 0."""
-
-    def forward_best(self, rows: Sequence[Row]) -> list[npt.NDArray[np.float32] | BestLogits]:
-        """Run one step as ``forward`` does, but download only the largest logits of some rows.
-
-        Returns:
-            Per row with ``best_suffice``, its ``info.top_logits`` largest logits; per other row, its logits.
-            Views that the next step may overwrite.
-
-        Raises:
-            ProviderRuntimeError: the run failed. ``BestLogits.whole`` raises it if the download failed.
-        """
-
-
-class AdaptingRunner(Runner, Protocol):
-    """A runner whose ``info.max_loras`` is not 0."""
-
-    def load_lora(self, place: int, matrices: LoraMatrices) -> None:
-        """Load a LoRA adapter into a place, instead of the one that it holds.
-
-        Args:
-            place: from 0 to ``info.max_loras`` - 1.
-            matrices: by module, A [rank, in] and scale * B^T [rank, out]; modules of ``info.lora_modules``.
-
-        Raises:
-            ProviderRuntimeError: the matrices do not fit; nothing was changed.
-        """
-
-
-class TrimmingRunner(Runner, Protocol):
-    """A runner whose ``info.trim_step`` is not 0."""
-
-    def trim(self, slot: int, length: int) -> None:
-        """Free KV of layers with a sliding window that no token from position ``length`` on attends to.
-
-        Afterwards no row may start before ``length``, no shorter prefix may be copied, and no KV before it
-        may be read or written.
-
-        Args:
-            slot: the slot.
-            length: a multiple of ``info.trim_step``, at most what the slot holds.
-        """
-
-
 @dataclass(frozen=True, slots=True)
 class KVEviction:
     """How much of a sequence's KV an eviction keeps.
@@ -269,17 +175,154 @@ class KVEviction:
     recent: int
 
 
-class EvictingRunner(Runner, Protocol):
-    """A runner whose ``info.evicts_kv`` is set."""
+@dataclass(frozen=True, slots=True)
+class Pending(Generic[Result]):
+    """A step that was given to a runner.
+
+    Args:
+        wait: returns the result when the step has been computed; to be called once.
+    """
+
+    wait: Callable[[], Result]
+
+
+class Runner(abc.ABC):
+    """Runs rows of tokens and owns their KV cache. Not thread-safe: one thread, the engine's, uses it.
+
+    ``info`` states the abilities. A method of an ability that a runner lacks raises ``ProviderRuntimeError``.
+    """
+
+    info: RunnerInfo
+
+    @abc.abstractmethod
+    def forward(self, rows: Sequence[Row]) -> list[npt.NDArray[np.float32]]:
+        """Run one step.
+
+        Returns:
+            Per row, logits [num_logits, vocab_size]; a view that the next step may overwrite.
+
+        Raises:
+            ProviderRuntimeError: the run failed; no row of it counts as computed.
+        """
+
+    def forward_best(self, rows: Sequence[Row]) -> list[npt.NDArray[np.float32] | BestLogits]:
+        """Run one step as ``forward`` does, but download only the largest logits of some rows.
+
+        Only if ``info.top_logits`` is not 0.
+
+        Returns:
+            Per row with ``best_suffice``, its ``info.top_logits`` largest logits; per other row, its logits.
+            Views that the next step may overwrite.
+
+        Raises:
+            ProviderRuntimeError: the run failed. ``BestLogits.whole`` raises it if the download failed.
+        """
+        return list(self.forward(rows))
+
+    def submit(self, rows: Sequence[Row]) -> Pending[list[npt.NDArray[np.float32] | BestLogits]]:
+        """Begin one step, with the largest logits of some rows where the runner selects them.
+
+        By default the step is computed at once.
+
+        Returns:
+            The step, whose ``wait`` returns what ``forward_best`` does.
+
+        Raises:
+            ProviderRuntimeError: as for ``forward``; ``wait`` may raise it too.
+        """
+        results = self.forward_best(rows)
+        return Pending(lambda: results)
+
+    @property
+    @abc.abstractmethod
+    def kv_bytes(self) -> int:
+        """Memory of the KV cache now, in bytes; shared blocks count once. Any thread may read it."""
+
+    @abc.abstractmethod
+    def copy_prefix(self, source: int, target: int, length: int) -> None:
+        """Copy KV of positions [0, length) from slot ``source`` to slot ``target``."""
+
+    @abc.abstractmethod
+    def release(self, slot: int) -> None:
+        """Free the slot's memory. Its content is lost."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Free all resources. The runner cannot be used afterwards."""
+
+    def read_kv(self, slot: int, start: int, length: int) -> list[npt.NDArray[Any]]:
+        """Return KV of [start, start + length), for ``write_kv`` of a runner with equal ``kv_layout``.
+
+        Only if ``info.kv_layout`` is not empty.
+
+        Args:
+            slot: the slot.
+            start: a multiple of 64.
+            length: number of positions.
+
+        Returns:
+            Arrays on the host, possibly views, which the next call of any method may overwrite.
+
+        Raises:
+            ProviderRuntimeError: the slot holds fewer positions, or they cannot be read.
+        """
+        raise self._unable("read KV")
+
+    def write_kv(self, slot: int, start: int, length: int, parts: Sequence[npt.NDArray[Any]]) -> None:
+        """Write KV of positions [start, start + length) into a slot that holds at least ``start`` positions.
+
+        Only if ``info.kv_layout`` is not empty.
+
+        Args:
+            slot: the slot.
+            start: as for ``read_kv``.
+            length: as for ``read_kv``.
+            parts: the result of ``read_kv``.
+
+        Raises:
+            ProviderRuntimeError: the KV does not fit; the slot then holds ``start`` positions.
+        """
+        raise self._unable("write KV")
+
+    def trim(self, slot: int, length: int) -> None:
+        """Free what the groups of layers free behind ``length`` (``KVGroup.freed``).
+
+        Afterwards no row may start before ``length``, no shorter prefix may be copied, and no KV before it
+        may be read or written. Only if ``info.trim_step`` is not 0.
+
+        Args:
+            slot: the slot.
+            length: a multiple of ``info.trim_step``, at most what the slot holds.
+        """
+        raise self._unable("free KV behind windows")
 
     def evict_kv(self, slot: int, length: int, eviction: KVEviction) -> None:
         """Evict KV of positions [0, length) except the most important tokens.
 
-        Positions do not change: later rows start as without the eviction, but not before ``length``.
+        Positions do not change: later rows start as without the eviction, but not before ``length``. Only if
+        ``info.evicts_kv`` is set.
 
         Raises:
             ProviderRuntimeError: the slot holds fewer positions, or less KV than the eviction keeps.
         """
+        raise self._unable("evict tokens from KV")
+
+    def load_lora(self, place: int, matrices: LoraMatrices) -> None:
+        """Load a LoRA adapter into a place, instead of the one that it holds.
+
+        Only if ``info.max_loras`` is not 0.
+
+        Args:
+            place: from 0 to ``info.max_loras`` - 1.
+            matrices: by module, A [rank, in] and scale * B^T [rank, out]; modules of ``info.lora_modules``.
+
+        Raises:
+            ProviderRuntimeError: the matrices do not fit; nothing was changed.
+        """
+        raise self._unable("take LoRA adapters")
+
+    def _unable(self, what: str) -> ProviderRuntimeError:
+        return ProviderRuntimeError(f"this runner ({type(self).__name__}) cannot {what}")
 
 
 class Provider(abc.ABC):

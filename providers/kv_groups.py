@@ -19,7 +19,7 @@ class Held:
     Args:
         tokens: number of tokens that were computed.
         trimmed: no prefix shorter than this can be resumed, since memory behind it was freed; 0 if none was.
-        checkpoints: lengths at which states are kept besides the newest one, ascending.
+        checkpoints: lengths at which states are kept besides the newest one, or will be.
     """
 
     tokens: int
@@ -47,9 +47,14 @@ class KVGroup:
         """The number of positions that a token sees, itself included; 0 is all."""
         return 0
 
+    @property
+    def fixed_bytes(self) -> int:
+        """Bytes of what has the same size for any number of tokens."""
+        return 0
+
     def size(self, tokens: int) -> int:
         """Return the bytes of ``tokens`` tokens, if nothing was freed."""
-        return tokens * self.bytes_per_token
+        return tokens * self.bytes_per_token + self.fixed_bytes * (tokens > 0)
 
     def freed(self, length: int) -> int:
         """Return how many first tokens are freed if no token before position ``length`` will be computed."""
@@ -109,14 +114,15 @@ class StateKV(KVGroup):
 
     state_bytes: int = 0
 
-    def size(self, tokens: int) -> int:
-        """See ``KVGroup``: one state, whatever the length."""
-        return self.state_bytes if tokens else 0
+    @property
+    def fixed_bytes(self) -> int:
+        """See ``KVGroup``."""
+        return self.state_bytes
 
     def resume_point(self, length: int, held: Held) -> int:
         """See ``KVGroup``: the newest state, or the last checkpoint that is not too long."""
         points = [*held.checkpoints, held.tokens]
-        return max((point for point in points if point <= length), default=0)
+        return max((point for point in points if point <= min(length, held.tokens)), default=0)
 
 
 KVGroups = tuple[KVGroup, ...]

@@ -83,9 +83,11 @@ class BlockTables:
     def truncate(self, slot: int, length: int) -> None:
         """Drop the slot's tokens from ``length`` on."""
         kept = -(-length // self.block_size)
-        for pool, table in zip(self._pools, self.of(slot), strict=True):
-            pool.drop(table[kept:])
-            del table[kept:]
+        for pool, tables in zip(self._pools, self.tables, strict=True):
+            table = tables[slot]
+            if len(table) > kept:
+                pool.drop(table[kept:])
+                del table[kept:]
         self.lengths[slot] = min(length, self.lengths[slot])
 
     def reserve(self, ends: Sequence[tuple[int, int]]) -> Copies:
@@ -101,7 +103,8 @@ class BlockTables:
             self._require(group, sum(self._missing(group, slot, end) for slot, end in ends))
         copies: Copies = []
         for slot, end in ends:
-            for group, (pool, table) in enumerate(zip(self._pools, self.of(slot), strict=True)):
+            for group, pool in enumerate(self._pools):
+                table = self.tables[group][slot]
                 if self._writes_shared(group, slot):
                     source, table[-1] = table[-1], pool.take()
                     copies.append((group, source, table[-1]))

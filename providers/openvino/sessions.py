@@ -22,9 +22,9 @@ from ...contract import (
 from ...errors import ProviderRuntimeError
 from ...graph_opt.lower.pipelines.paged_form import PagedLayer
 from ..base import KVEviction
+from ..kv.decoder_graph import DecoderGraph
 from ..kv.kv_blocks import AFFINE_BYTES, BlockLayer
 from ..lora import LoraInputs
-from ..runners.explicit_runner import ExplicitGraph
 from ..runners.paged_runner import GroupBlocks, Logits, PagedBatch
 from .model import one_line
 
@@ -127,7 +127,7 @@ class OpenVinoExplicitSession:
         graph: the interface of the graph.
     """
 
-    def __init__(self, compiled: Any, graph: ExplicitGraph) -> None:
+    def __init__(self, compiled: Any, graph: DecoderGraph) -> None:
         self.graph = graph
         self._request = compiled.create_infer_request()
 

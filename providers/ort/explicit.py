@@ -5,23 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
 from ...contract import (
-    CONTEXT_LENGTH,
-    HIDDEN_STATES,
     LAST_HIDDEN_STATE,
     LOGITS,
-    NUM_TOKENS,
-    is_past,
     present_of,
 )
 from ...errors import GraphError, ProviderRuntimeError
-from ..kv.kv_memory import KVSpec
-from ..kv.slot_graph import TYPES, stated_number
-from ..lora import lora_modules
-from ..runners.explicit_runner import ExplicitGraph, Logits, known_size
+from ..kv.decoder_graph import DecoderGraph, read_graph
+from ..runners.explicit_runner import Logits
 from . import ort
 from .device_memory import Device
 from .slot_memory import shared_value
@@ -75,27 +68,10 @@ class OrtExplicitSession:
         return shared_value(array)
 
 
-def _read(session: Any, source: str) -> ExplicitGraph:
-    inputs = {value.name: value for value in session.get_inputs()}
-    outputs = {value.name: value.shape for value in session.get_outputs()}
-    caches = {
-        name: KVSpec(value.shape[1], value.shape[3], np.dtype(TYPES[value.type]))
-        for name, value in inputs.items()
-        if is_past(name)
-    }
-    lacking = [name for name in (LOGITS, *map(present_of, caches)) if name not in outputs]
-    if not caches or lacking:
+def _read(session: Any, source: str) -> DecoderGraph:
+    graph, outputs = read_graph(session, source), {value.name for value in session.get_outputs()}
+    lacking = [name for name in map(present_of, graph.caches) if name not in outputs]
+    if not graph.caches or lacking:
         what = f"no output '{lacking[0]}'" if lacking else "no KV cache inputs"
         raise GraphError(f"{source} has {what}; lower a portable decoder with provider.passes()")
-    adapted = lora_modules({name: value.shape for name, value in inputs.items()})
-    states = inputs.get(HIDDEN_STATES)
-    return ExplicitGraph(
-        frozenset(inputs),
-        caches,
-        known_size(outputs[LOGITS][-1], source),
-        stated_number(session, CONTEXT_LENGTH, source),
-        None if states is None else states.shape[-1],
-        stated_number(session, NUM_TOKENS, source),
-        adapted,
-        outputs[LAST_HIDDEN_STATE][-1] if LAST_HIDDEN_STATE in outputs else 0,
-    )
+    return graph

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,26 +10,20 @@ import numpy as np
 import numpy.typing as npt
 
 from ...contract import (
-    CONTEXT_LENGTH,
-    HIDDEN_STATES,
     INPUT_IDS,
     LAST_HIDDEN_STATE,
     LOGITS,
     LORA_MASK,
-    NUM_TOKENS,
-    SLIDING_WINDOWS,
-    is_past,
 )
 from ...errors import GraphError, ProviderRuntimeError
 from ...graph_opt.lower.paged_kv import CACHE_TYPE, CACHE_TYPES, TABLE, table_input, width_of
-from ..base import KVEviction, RunnerConfig, RunnerInfo
+from ..base import KVEviction, RunnerConfig
 from ..kv.block_memory import BlockMemory, BlockShape
 from ..kv.block_pool import BlockTables
-from ..kv.slot_graph import chosen_context_length, stated_number
+from ..kv.decoder_graph import DecoderGraph, chosen_context_length, read_graph
 from ..kv_groups import TRIM_STEP, KVGroup, KVGroups, widest, window_groups
-from ..lora import LoraInputs, LoraPlaces, lora_facts, lora_modules
+from ..lora import LoraInputs, LoraPlaces
 from ..native.library import stores_pairs
-from ..runners.explicit_runner import known_size
 from ..runners.paged_runner import GroupBlocks, Logits, PagedBatch, PagedRunner
 from . import ort
 from .paged import paged_feeds
@@ -40,91 +33,44 @@ _WIDTH_STEP = 8  # blocks; a longer text changes the shape of a decoding step ev
 _MAX_BINDINGS = 64
 
 
-@dataclass(frozen=True, slots=True)
-class HostPagedGraph:
-    """The interface of a graph with carryall's ``PagedAttention``.
-
-    Args:
-        shapes: a block of each cache, by name.
-        tables: name of the block table of each group of layers.
-        cache_type: the type of the caches.
-        vocab_size: columns of the logits.
-        context_length: maximum tokens of a sequence.
-        hidden_size: width of the input ``hidden_states``, None if there is none.
-        embedding_size: width of the output ``last_hidden_state``, 0 if there is none.
-        num_tokens: rows of the embedding table, None if unknown.
-        lora_modules: number of inputs and outputs of the modules that adapters can change.
-    """
-
-    shapes: dict[str, BlockShape]
-    tables: tuple[str, ...]
-    cache_type: str
-    vocab_size: int
-    context_length: int
-    hidden_size: int | None
-    embedding_size: int
-    num_tokens: int | None
-    lora_modules: Mapping[str, tuple[int, int]]
-
-    @property
-    def groups(self) -> KVGroups:
-        """The groups of layers: those whose caches have the same block table."""
-        found = list[KVGroup]()
-        for index in range(len(self.tables)):
-            members = [shape for shape in self.shapes.values() if shape.group == index]
-            window = widest(shape.window for shape in members)
-            found += window_groups([(window, sum(shape.bytes_per_token for shape in members))], TRIM_STEP)
-        return tuple(found)
-
-
 def is_host_paged(session: Any) -> bool:
     """Whether a session's graph has carryall's ``PagedAttention``."""
     return CACHE_TYPE in session.get_modelmeta().custom_metadata_map
 
 
-def read_host_paged_graph(session: Any, source: str) -> HostPagedGraph:
-    """Return the interface of a paged graph, read from its session.
-
-    Raises:
-        GraphError: layers have blocks of different numbers of positions.
-    """
-    facts = session.get_modelmeta().custom_metadata_map
-    windows = json.loads(facts.get(SLIDING_WINDOWS, "{}"))
-    inputs = {value.name: value for value in session.get_inputs()}
-    outputs = {value.name: value for value in session.get_outputs()}
-    caches = {name: value.shape for name, value in inputs.items() if is_past(name)}
-    by_cache = {name: _table(windows.get(name, 0), inputs) for name in caches}
-    tables = tuple(dict.fromkeys(by_cache.values()))
+def _shapes(graph: DecoderGraph) -> tuple[dict[str, BlockShape], list[str]]:
+    """Return a block of each cache, and the name of the block table of each group of layers."""
+    windows = {name: spec.window or 0 for name, spec in graph.caches.items()}
+    by_cache = {name: _table(window, graph.inputs) for name, window in windows.items()}
+    tables, size, kind = list(dict.fromkeys(by_cache.values())), graph.block_size, graph.metadata[CACHE_TYPE]
     shapes = {
-        name: _block_shape(shape, windows.get(name, 0), facts[CACHE_TYPE], tables.index(by_cache[name]))
-        for name, shape in caches.items()
+        name: BlockShape(
+            spec.heads,
+            size,
+            spec.width,
+            windows[name],
+            paired=stores_pairs(width_of(spec.width, kind), size, CACHE_TYPES[kind]),
+            group=tables.index(by_cache[name]),
+        )
+        for name, spec in graph.caches.items()
     }
-    if len({shape.size for shape in shapes.values()}) != 1:
-        raise GraphError(f"{source} has no paged KV cache with blocks of one size")
-    states = inputs.get(HIDDEN_STATES)
-    return HostPagedGraph(
-        shapes,
-        tables,
-        facts[CACHE_TYPE],
-        known_size(outputs[LOGITS].shape[-1], source),
-        int(facts[CONTEXT_LENGTH]),
-        None if states is None else states.shape[-1],
-        outputs[LAST_HIDDEN_STATE].shape[-1] if LAST_HIDDEN_STATE in outputs else 0,
-        stated_number(session, NUM_TOKENS, source),
-        lora_modules({name: value.shape for name, value in inputs.items()}),
-    )
+    return shapes, tables
+
+
+def _groups(shapes: Collection[BlockShape], count: int) -> KVGroups:
+    """Return the groups of layers: those whose caches have the same block table."""
+    found = list[KVGroup]()
+    for index in range(count):
+        members = [shape for shape in shapes if shape.group == index]
+        window = widest(shape.window for shape in members)
+        found += window_groups([(window, sum(shape.bytes_per_token for shape in members))], TRIM_STEP)
+    return tuple(found)
 
 
 def _table(window: int, inputs: Collection[str]) -> str:
     """Return the block table of caches with a window: its own, or the only one."""
     own = table_input(window)
     return own if own in inputs else TABLE
-
-
-def _block_shape(shape: Sequence[int], window: int, cache_type: str, group: int) -> BlockShape:
-    _, heads, size, row_bytes = shape
-    paired = stores_pairs(width_of(row_bytes, cache_type), size, CACHE_TYPES[cache_type])
-    return BlockShape(heads, size, row_bytes, window, paired, group)
 
 
 @dataclass(slots=True)
@@ -149,15 +95,16 @@ class HostPagedSession:
     Args:
         session: an open ``onnxruntime.InferenceSession`` of a paged graph.
         memory: its caches.
-        graph: the interface of the graph.
+        tables: name of the block table of each group of layers.
+        vocab_size: columns of the logits.
     """
 
-    def __init__(self, session: Any, memory: BlockMemory, graph: HostPagedGraph) -> None:
-        self._session, self._memory, self._tables = session, memory, graph.tables
+    def __init__(self, session: Any, memory: BlockMemory, tables: Sequence[str], vocab_size: int) -> None:
+        self._session, self._memory, self._tables = session, memory, tables
         self._inputs = {value.name for value in session.get_inputs()}
         self._caches = {name: shared_value(cache) for name, cache in memory.caches.items()}
         self._bound: dict[tuple[int, ...], _Bound] = {}
-        self._logits = np.empty((0, 1, graph.vocab_size), np.float32)
+        self._logits = np.empty((0, 1, vocab_size), np.float32)
 
     def run(self, batch: PagedBatch) -> Logits:
         """See ``PagedSession``."""
@@ -233,24 +180,22 @@ def host_paged_runner(session: Any, config: RunnerConfig, source: str) -> PagedR
         UsageError: the context length is not positive, or exceeds the graph's.
         ProviderRuntimeError: the address space cannot be reserved.
     """
-    graph = read_host_paged_graph(session, source)
+    graph = read_graph(session, source)
+    if not graph.block_size:
+        raise GraphError(f"{source} has no paged KV cache with blocks of one size")
     length = chosen_context_length(config.context_length, graph.context_length, source)
-    size = next(iter(graph.shapes.values())).size
-    blocks = config.max_slots * -(-length // size)
-    memory = BlockMemory(graph.shapes, blocks, graph.cache_type)
-    info = RunnerInfo(
-        graph.vocab_size,
-        length,
-        config.max_slots,
-        graph.groups,
+    shapes, names = _shapes(graph)
+    blocks = config.max_slots * -(-length // graph.block_size)
+    memory = BlockMemory(shapes, blocks, graph.metadata[CACHE_TYPE])
+    info = graph.info(
+        config,
+        _groups(shapes.values(), len(names)),
+        length=length,
         batched_multi_token=True,
         kv_layout=memory.layout,
-        embedding_size=graph.embedding_size,
         evicts_kv=True,
-        num_tokens=graph.num_tokens,
-        **lora_facts(graph.lora_modules, config),
     )
     loras = LoraPlaces(graph.lora_modules, config.max_loras, config.max_lora_rank)
-    tables = BlockTables(blocks, size, config.max_slots, len(graph.tables))
-    paged = HostPagedSession(session, memory, graph)
+    tables = BlockTables(blocks, graph.block_size, config.max_slots, len(names))
+    paged = HostPagedSession(session, memory, names, graph.vocab_size)
     return PagedRunner(paged, tables, info, graph.hidden_size, loras if graph.lora_modules else None)

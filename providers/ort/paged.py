@@ -2,100 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ...contract import (
-    CONTEXT_LENGTH,
     HIDDEN_STATES,
     INPUT_IDS,
     LOGITS,
     LOGITS_POSITIONS,
     LORA_MASK,
-    NUM_TOKENS,
     POSITION_IDS,
-    is_past,
 )
 from ...errors import GraphError, ProviderRuntimeError
 from ...graph_opt.lower.paged_kv import BEGINS, BOUNDS, PAST, TABLE
 from ..base import KVEviction
-from ..kv.kv_memory import KVSpec
-from ..kv.slot_graph import TYPES, stated_number
-from ..lora import lora_modules
-from ..runners.explicit_runner import known_size
+from ..kv.block_pool import FREED
+from ..kv.decoder_graph import DecoderGraph, read_graph
 from ..runners.paged_runner import GroupBlocks, Logits, PagedBatch
 from . import ort
 from .device_memory import DeviceMemory
 from .slot_memory import shared_value
 
 
-@dataclass(frozen=True, slots=True)
-class PagedGraph:
-    """The interface of a paged graph.
-
-    Args:
-        caches: the shape of a block of each KV input, [block_size, kv_heads, head_size], by name;
-            ``KVSpec.heads`` holds block_size.
-        kv_heads: number of KV heads of every layer.
-        block_size: positions per block.
-        vocab_size: columns of the logits.
-        context_length: maximum tokens of a sequence.
-        hidden_size: width of the input ``hidden_states``, None if there is none.
-        num_tokens: rows of the embedding table, None if unknown.
-        lora_modules: number of inputs and outputs of the modules that adapters can change.
-    """
-
-    caches: Mapping[str, KVSpec]
-    kv_heads: int
-    block_size: int
-    vocab_size: int
-    context_length: int
-    hidden_size: int | None
-    num_tokens: int | None
-    lora_modules: Mapping[str, tuple[int, int]]
-
-    @property
-    def block_bytes(self) -> int:
-        """Bytes of a block over all layers."""
-        return self.kv_heads * sum(spec.bytes_per_token for spec in self.caches.values())
-
-
-def read_paged_graph(session: Any, source: str, block_size: Callable[[int], int]) -> PagedGraph:
-    """Return the interface of a paged graph, read from its session.
-
-    Args:
-        session: an open ``onnxruntime.InferenceSession``.
-        source: the name of the model in error messages.
-        block_size: returns the positions of a block for a head size.
+def read_paged_graph(session: Any, source: str) -> DecoderGraph:
+    """Return the interface of a graph with blocks [positions, kv_heads, head_size] of any size.
 
     Raises:
         GraphError: the graph has no paged cache, or layers with different numbers of KV heads.
     """
-    inputs = {value.name: value for value in session.get_inputs()}
-    past = {name: value for name, value in inputs.items() if is_past(name)}
-    if not past or TABLE not in inputs:
+    graph = read_graph(session, source, heads_axis=2)
+    if not graph.caches or TABLE not in graph.inputs:
         raise GraphError(f"{source} has no paged KV cache; lower it with provider.passes()")
-    heads = {value.shape[2] for value in past.values()}
+    heads = {spec.heads for spec in graph.caches.values()}
     if len(heads) > 1:
         raise GraphError(f"{source} has layers with {sorted(heads)} KV heads; blocks need equal numbers")
-    size = block_size(max(value.shape[3] for value in past.values()))
-    caches = {name: KVSpec(size, value.shape[3], np.dtype(TYPES[value.type])) for name, value in past.items()}
-    logits = next(value for value in session.get_outputs() if value.name == LOGITS)
-    states = inputs.get(HIDDEN_STATES)
-    return PagedGraph(
-        caches,
-        heads.pop(),
-        size,
-        known_size(logits.shape[-1], source),
-        int(session.get_modelmeta().custom_metadata_map[CONTEXT_LENGTH]),
-        None if states is None else states.shape[-1],
-        stated_number(session, NUM_TOKENS, source),
-        lora_modules({name: value.shape for name, value in inputs.items()}),
-    )
+    return graph
 
 
 class OrtPagedSession:
@@ -167,7 +111,8 @@ def paged_feeds(
         feeds[name] = np.zeros((len(rows), widest), np.int32)
         for row, blocks in enumerate(rows):
             feeds[name][row, : len(blocks)] = blocks
-        np.maximum(feeds[name], 0, out=feeds[name])  # kernels skip what is freed, but check every number
+        if any(blocks[0] == FREED for blocks in rows):
+            np.maximum(feeds[name], 0, out=feeds[name])  # kernels skip what is freed, but check every number
     if BOUNDS in inputs:
         feeds[BOUNDS] = np.array([np.diff(batch.begins).max(), batch.max_context], np.int32)
     if batch.lora is not None:

@@ -21,7 +21,7 @@ from ...contract import (
     TOTAL_SEQUENCE_LENGTH,
 )
 from ..base import BestLogits, Row
-from ..kv.slot_graph import SlotGraph
+from ..kv.decoder_graph import DecoderGraph
 
 Array = npt.NDArray[Any]
 Logits = npt.NDArray[np.float32]
@@ -41,7 +41,7 @@ class SlotArrays:
         slots: number of slots.
     """
 
-    def __init__(self, graph: SlotGraph, slots: int) -> None:
+    def __init__(self, graph: DecoderGraph, slots: int) -> None:
         self.lengths = np.zeros(slots, np.int32)
         self.total = np.zeros((), np.int32)
         self.positions = np.zeros((slots, 1), np.int64) if graph.takes_positions else None

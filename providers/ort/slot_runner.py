@@ -30,12 +30,11 @@ from ...contract import (
     TOTAL_SEQUENCE_LENGTH,
 )
 from ...errors import ProviderRuntimeError
-from ..base import STEP_TOKENS, BestLogits, LoraMatrices, Row, RunnerConfig, RunnerInfo
+from ..base import STEP_TOKENS, BestLogits, LoraMatrices, Row, Runner, RunnerConfig, RunnerInfo
 from ..captures import no_capture
+from ..kv.decoder_graph import DecoderGraph, chosen_context_length, read_slot_graph
 from ..kv.kv_memory import KVSpec
-from ..kv.slot_graph import SlotGraph, chosen_context_length, read_slot_graph
 from ..kv_groups import window_groups
-from ..lora import lora_facts
 from ..row_checks import check_rows
 from . import ort
 from .joint_prompts import can_join, joint_feeds
@@ -48,7 +47,7 @@ from .slot_policy import SlotPolicy
 MemoryMaker = Callable[[Mapping[str, KVSpec], int, int], SlotMemory]
 
 
-class SlotRunner:
+class SlotRunner(Runner):
     """The ``Runner`` of providers whose attention kernels work on slots in one shared buffer.
 
     Args:
@@ -94,7 +93,7 @@ class SlotRunner:
         return self._step(rows, frozenset())
 
     def forward_best(self, rows: Sequence[Row]) -> list[Logits | BestLogits]:
-        """Run one step; see ``BestLogitsRunner``. A row that wants all logits makes its run download all."""
+        """Run one step; see ``Runner``. A row that wants all logits makes its run download all."""
         late = {row.slot for row in rows if row.best_suffice}
         whole = self._step(rows, late)
         return [
@@ -130,7 +129,7 @@ class SlotRunner:
         return [results[row.slot] for row in rows]
 
     def load_lora(self, place: int, matrices: LoraMatrices) -> None:
-        """Load an adapter into a place; see ``AdaptingRunner``."""
+        """Load an adapter into a place; see ``Runner``."""
         if self._lora is None:
             raise ProviderRuntimeError("the graph was lowered without LoRA adapters")
         self._lora.write(place, matrices)
@@ -290,21 +289,17 @@ class SlotRunner:
 
 
 def _info(
-    graph: SlotGraph, config: RunnerConfig, context_length: int, memory: SlotMemory, policy: SlotPolicy
+    graph: DecoderGraph, config: RunnerConfig, context_length: int, memory: SlotMemory, policy: SlotPolicy
 ) -> RunnerInfo:
-    specs = graph.caches.values()
-    return RunnerInfo(
-        vocab_size=graph.vocab_size,
-        context_length=context_length,
-        max_slots=memory.slots,
-        kv_groups=window_groups([(spec.window or 0, spec.bytes_per_token) for spec in specs], step=0),
+    layers = [(spec.window or 0, spec.bytes_per_token) for spec in graph.caches.values()]
+    return graph.info(
+        config,
+        window_groups(layers, step=0),
+        length=context_length,
+        slots=memory.slots,
         batched_multi_token=False,
-        top_logits=graph.top_logits,
-        embedding_size=graph.embedding_size,
-        num_tokens=graph.num_tokens,
         on_device=not isinstance(memory, HostMemory),
         step_tokens=max(STEP_TOKENS, policy.prefill_chunk),
-        **lora_facts(graph.lora_modules, config),
     )
 
 

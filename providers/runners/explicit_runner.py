@@ -8,57 +8,23 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from ...contract import ATTENTION_MASK, EXPLICIT_KV, HIDDEN_STATES, INPUT_IDS, LOGITS_POSITIONS, POSITION_IDS
-from ...errors import GraphError, ProviderRuntimeError, UsageError
-from ..base import LoraMatrices, Row, RunnerConfig, RunnerInfo
+from ...errors import ProviderRuntimeError, UsageError
+from ..base import LoraMatrices, Row, Runner, RunnerConfig
 from ..captures import no_capture
-from ..kv.kv_memory import KVSpec
+from ..kv.decoder_graph import DecoderGraph
 from ..kv_groups import FullKV
-from ..lora import LoraPlaces, lora_facts
+from ..lora import LoraPlaces
 from ..row_checks import check_rows
 
 _log = logging.getLogger(__name__)
 
 Logits = npt.NDArray[np.float32]
-
-
-@dataclass(frozen=True, slots=True)
-class ExplicitGraph:
-    """The interface of a portable graph.
-
-    Args:
-        inputs: names of all inputs; ``logits_positions`` is optional.
-        caches: shape of each KV input, by name, in the order of the session's arguments and results.
-        vocab_size: columns of the logits.
-        context_length: maximum tokens of a sequence, None if the graph does not state it.
-        hidden_size: width of the input ``hidden_states``, None if there is none.
-        num_tokens: rows of the embedding table, None if unknown.
-        lora_modules: number of inputs and outputs of the modules that adapters can change.
-        embedding_size: width of the output ``last_hidden_state``, 0 if there is none.
-    """
-
-    inputs: frozenset[str]
-    caches: Mapping[str, KVSpec]
-    vocab_size: int
-    context_length: int | None
-    hidden_size: int | None
-    num_tokens: int | None = None
-    lora_modules: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    embedding_size: int = 0
-
-    @property
-    def kv_layout(self) -> str:
-        """What ``Runner.read_kv`` returns, for ``RunnerInfo``."""
-        shapes = (
-            f"{name} {spec.dtype.name}[{spec.heads}, n, {spec.width}]" for name, spec in self.caches.items()
-        )
-        return f"explicit: {'; '.join(shapes)}"
 
 
 class ExplicitSession(Protocol):
@@ -67,7 +33,7 @@ class ExplicitSession(Protocol):
     All methods raise ``ProviderRuntimeError`` on failure.
     """
 
-    graph: ExplicitGraph
+    graph: DecoderGraph
 
     def run(
         self, feeds: Mapping[str, npt.NDArray[Any]], past: Sequence[Any], states: Logits | None = None
@@ -101,7 +67,7 @@ def warn_of_explicit_kv(metadata: Mapping[str, str], otherwise: str = "the graph
     _log.warning("sequences run one by one and copy their KV at each step, which is slower: %s", reason)
 
 
-class ExplicitRunner:
+class ExplicitRunner(Runner):
     """The ``Runner`` of targets that support standard operators only.
 
     Args:
@@ -119,16 +85,13 @@ class ExplicitRunner:
     ) -> None:
         self._session: ExplicitSession | None = session
         self._graph, self._chunk = session.graph, chunk
-        self.info = RunnerInfo(
-            vocab_size=self._graph.vocab_size,
-            context_length=_context_length(self._graph, config, source),
-            max_slots=config.max_slots,
-            kv_groups=(FullKV(sum(spec.bytes_per_token for spec in self._graph.caches.values())),),
+        sizes = [spec.bytes_per_token for spec in self._graph.caches.values()]
+        self.info = self._graph.info(
+            config,
+            (FullKV(sum(sizes)),),
+            length=_context_length(self._graph, config, source),
             batched_multi_token=False,
-            num_tokens=self._graph.num_tokens,
-            kv_layout=self._graph.kv_layout,
-            embedding_size=self._graph.embedding_size,
-            **lora_facts(self._graph.lora_modules, config),
+            kv_layout=_layout(self._graph),
         )
         self._loras = LoraPlaces(self._graph.lora_modules, config.max_loras, config.max_lora_rank)
         self._past: dict[int, list[Any]] = {}  # values by slot, in the order of the cache inputs
@@ -161,7 +124,7 @@ class ExplicitRunner:
         self._lengths[target] = length
 
     def load_lora(self, place: int, matrices: LoraMatrices) -> None:
-        """Load an adapter into a place; see ``AdaptingRunner``."""
+        """Load an adapter into a place; see ``Runner``."""
         self._loras.write(place, matrices)
 
     def release(self, slot: int) -> None:
@@ -244,18 +207,15 @@ class ExplicitRunner:
         return [session.from_host(array) for array in shorter]
 
 
-def known_size(size: object, source: str) -> int:
-    """Return the vocabulary size, given the last axis of ``logits``.
-
-    Raises:
-        GraphError: the axis is not a fixed size.
-    """
-    if not isinstance(size, int):
-        raise GraphError(f"{source}: the last axis of 'logits' must be the vocabulary size, not {size!r}")
-    return size
+def _layout(graph: DecoderGraph) -> str:
+    """Return what ``read_kv`` returns, for ``RunnerInfo.kv_layout``."""
+    shapes = (
+        f"{name} {spec.dtype.name}[{spec.heads}, n, {spec.width}]" for name, spec in graph.caches.items()
+    )
+    return f"explicit: {'; '.join(shapes)}"
 
 
-def _context_length(graph: ExplicitGraph, config: RunnerConfig, source: str) -> int:
+def _context_length(graph: DecoderGraph, config: RunnerConfig, source: str) -> int:
     length = config.context_length or graph.context_length
     if not length:
         raise UsageError(f"{source} does not state its context length; set RunnerConfig.context_length")

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...errors import ProviderRuntimeError
-from ..base import KVEviction, LoraMatrices, Row, RunnerInfo
+from ..base import KVEviction, LoraMatrices, Row, Runner, RunnerInfo
 from ..captures import no_capture
 from ..kv.block_pool import FREED, BlockTables
 from ..lora import LoraInputs, LoraPlaces
@@ -100,7 +100,7 @@ def _most_tokens(tables: BlockTables, info: RunnerInfo) -> int | None:
     return max(1, tables.num_blocks - info.max_slots) * tables.block_size
 
 
-class PagedRunner:
+class PagedRunner(Runner):
     """The ``Runner`` of paged graphs; it keeps the block table of each slot.
 
     Args:
@@ -162,7 +162,7 @@ class PagedRunner:
         self._dropped[target], self._settled[target] = gone, self._settled[source]
 
     def trim(self, slot: int, length: int) -> None:
-        """Free blocks behind the windows, group by group; see ``TrimmingRunner``."""
+        """Free blocks behind the windows, group by group; see ``Runner``."""
         if not self._dropped[slot]:  # rows of an evicted slot are no positions
             for group, layers in enumerate(self.info.kv_groups):
                 if freed := layers.freed(length):
@@ -170,7 +170,7 @@ class PagedRunner:
         self._settled[slot] = max(length, int(self._settled[slot]))
 
     def evict_kv(self, slot: int, length: int, eviction: KVEviction) -> None:
-        """Evict KV of tokens before ``length``; see ``EvictingRunner``."""
+        """Evict KV of tokens before ``length``; see ``Runner``."""
         session, held = self._opened(), length - int(self._dropped[slot])
         rows = self._tables.lengths[slot]
         if not eviction.sinks + eviction.recent <= eviction.kept <= held <= rows:
@@ -184,7 +184,7 @@ class PagedRunner:
         self._settled[slot] = length
 
     def load_lora(self, place: int, matrices: LoraMatrices) -> None:
-        """Load an adapter into a place; see ``AdaptingRunner``."""
+        """Load an adapter into a place; see ``Runner``."""
         if self._loras is None:
             raise ProviderRuntimeError("the graph was lowered without LoRA adapters")
         self._loras.write(place, matrices)
@@ -195,7 +195,7 @@ class PagedRunner:
         self._dropped[slot] = self._settled[slot] = 0
 
     def read_kv(self, slot: int, start: int, length: int) -> list[npt.NDArray[Any]]:
-        """Return the blocks of positions [start, start + length); see ``MovableRunner``."""
+        """Return the blocks of positions [start, start + length); see ``Runner``."""
         begin, held = self._row(slot, start), self._tables.lengths[slot]
         if begin is None or begin + length > held:
             raise ProviderRuntimeError(
@@ -204,7 +204,7 @@ class PagedRunner:
         return self._opened().read_blocks(self._blocks(slot, begin, length))
 
     def write_kv(self, slot: int, start: int, length: int, parts: Sequence[npt.NDArray[Any]]) -> None:
-        """Write KV of positions [start, start + length); see ``MovableRunner``."""
+        """Write KV of positions [start, start + length); see ``Runner``."""
         begin, held = self._row(slot, start), self._tables.lengths[slot]
         if begin is None or begin > held or start + length > self.info.context_length:
             raise ProviderRuntimeError(f"positions [{start}, {start + length}) do not continue slot {slot}")

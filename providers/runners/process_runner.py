@@ -23,7 +23,7 @@ from ..base import KVEviction, Row, Runner, RunnerConfig, RunnerInfo
 _CLOSE_SECONDS = 10
 
 
-class ProcessRunner:
+class ProcessRunner(Runner):
     """A ``Runner`` that forwards calls and arrays to a child process through pipes.
 
     Args:
@@ -36,10 +36,8 @@ class ProcessRunner:
         ProviderRuntimeError: the child ended.
     """
 
-    info: RunnerInfo
-    kv_bytes = 0  # as of the last answer
-
     def __init__(self, provider: str, model: Path, config: RunnerConfig) -> None:
+        self._held = 0  # bytes of KV as of the last answer
         self._child = subprocess.Popen(
             [sys.executable, "-m", __name__], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
@@ -61,6 +59,11 @@ class ProcessRunner:
                 row.last_hidden_states[:] = states  # the child wrote into a copy
         return logits
 
+    @property
+    def kv_bytes(self) -> int:
+        """Memory of the KV cache as of the child's last answer, in bytes."""
+        return self._held
+
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         """See ``Runner.copy_prefix``."""
         self._call("copy_prefix", source, target, length)
@@ -70,20 +73,20 @@ class ProcessRunner:
         self._call("release", slot)
 
     def trim(self, slot: int, length: int) -> None:
-        """See ``TrimmingRunner``."""
+        """See ``Runner``."""
         self._call("trim", slot, length)
 
     def evict_kv(self, slot: int, length: int, eviction: KVEviction) -> None:
-        """See ``EvictingRunner``."""
+        """See ``Runner``."""
         self._call("evict_kv", slot, length, eviction)
 
     def read_kv(self, slot: int, start: int, length: int) -> list[npt.NDArray[Any]]:
-        """See ``MovableRunner``."""
+        """See ``Runner``."""
         parts: list[npt.NDArray[Any]] = self._call("read_kv", slot, start, length)
         return parts
 
     def write_kv(self, slot: int, start: int, length: int, parts: Sequence[npt.NDArray[Any]]) -> None:
-        """See ``MovableRunner``."""
+        """See ``Runner``."""
         self._call("write_kv", slot, start, length, list(parts))
 
     def close(self) -> None:
@@ -103,7 +106,7 @@ class ProcessRunner:
         try:
             pickle.dump(message, calls, protocol=pickle.HIGHEST_PROTOCOL)
             calls.flush()
-            kind, value, self.kv_bytes = pickle.load(results)  # noqa: S301 -- our own child
+            kind, value, self._held = pickle.load(results)  # noqa: S301 -- our own child
         except (EOFError, OSError, ValueError, pickle.UnpicklingError) as error:
             code = self._child.poll()
             state = "is closed or does not answer" if code is None else f"ended with exit code {code}"

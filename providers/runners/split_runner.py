@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ...errors import ProviderRuntimeError
-from ..base import EvictingRunner, KVEviction, MovableRunner, Row, Runner, RunnerInfo, TrimmingRunner
+from ..base import KVEviction, Row, Runner, RunnerInfo
 
 
-class SplitRunner:
+class SplitRunner(Runner):
     """A ``Runner`` that passes hidden states from part to part.
 
     Args:
@@ -64,34 +64,29 @@ class SplitRunner:
             part.release(slot)
 
     def trim(self, slot: int, length: int) -> None:
-        """See ``TrimmingRunner``."""
+        """See ``Runner``."""
         for part in self._parts:
             if part.info.trim_step:
-                cast(TrimmingRunner, part).trim(slot, length)
+                part.trim(slot, length)
 
     def evict_kv(self, slot: int, length: int, eviction: KVEviction) -> None:
-        """See ``EvictingRunner``."""
+        """See ``Runner``."""
         for part in self._parts:
-            cast(EvictingRunner, part).evict_kv(slot, length, eviction)
+            part.evict_kv(slot, length, eviction)
 
     def read_kv(self, slot: int, start: int, length: int) -> list[npt.NDArray[Any]]:
         """Return the KV of all parts, concatenated."""
-        return [array for part in self._movable() for array in part.read_kv(slot, start, length)]
+        return [array for part in self._parts for array in part.read_kv(slot, start, length)]
 
     def write_kv(self, slot: int, start: int, length: int, parts: Sequence[npt.NDArray[Any]]) -> None:
         """Write its own arrays to each part."""
         taken = 0
-        for part in self._movable():
+        for part in self._parts:
             count = len(part.read_kv(slot, 0, 0))
             part.write_kv(slot, start, length, parts[taken : taken + count])
             taken += count
         if taken != len(parts):
             raise ProviderRuntimeError(f"the KV has another layout: {len(parts)} arrays instead of {taken}")
-
-    def _movable(self) -> list[MovableRunner]:
-        if not self.info.kv_layout:
-            raise ProviderRuntimeError("some parts cannot move KV off their device")
-        return cast(list[MovableRunner], self._parts)
 
     def close(self) -> None:
         """Close every part."""

@@ -17,14 +17,14 @@ from ...graph_opt.graph.load import read_model
 from ...graph_opt.lower.kernels import CUDA
 from ...graph_opt.lower.paged_kv import block_size
 from ...options import Checked, option
-from ..base import Runner, RunnerConfig, RunnerInfo
+from ..base import Runner, RunnerConfig
 from ..host import libraries, nvidia
 from ..host.nvidia_provider import NvidiaProvider
 from ..kv.block_pool import BlockTables
+from ..kv.decoder_graph import read_slot_graph
 from ..kv.kv_memory import KVSpec
-from ..kv.slot_graph import read_slot_graph
 from ..kv_groups import FullKV
-from ..lora import LoraPlaces, lora_facts
+from ..lora import LoraPlaces
 from ..ort import ort
 from ..ort.device_memory import Device, DeviceMemory, slots_that_fit
 from ..ort.paged import OrtPagedSession, read_paged_graph
@@ -161,27 +161,26 @@ class CudaProvider(NvidiaProvider):
         options = {**self.checked_options(config.options), "cuda_graphs": False}
         own = self.provider_options(options, generating=True)
         session = self._open(model, config, generating=True, own=own)
-        graph = read_paged_graph(session, str(model), self.block_size)
-        length = config.context_length or graph.context_length
-        wanted = config.max_slots * -(-length // graph.block_size)
+        graph = read_paged_graph(session, str(model))
+        specs = graph.caches.values()
+        heads, size = next(iter(specs)).heads, self.block_size(max(spec.width for spec in specs))
+        token_bytes = sum(spec.bytes_per_token for spec in specs)
+        length = config.context_length or graph.context_length or 0
+        wanted = config.max_slots * -(-length // size)
         free = int(self.free_memory(options) * options["memory_fraction"])
-        blocks = slots_that_fit(free, graph.block_bytes, wanted, _REMEDY)
-        memory = DeviceMemory(
-            graph.caches, blocks, graph.kv_heads, device=device, session_factory=self._copier(config)
-        )
-        info = RunnerInfo(
-            graph.vocab_size,
-            length,
-            config.max_slots,
-            (FullKV(graph.block_bytes // graph.block_size),),
+        blocks = slots_that_fit(free, size * token_bytes, wanted, _REMEDY)
+        caches = {name: dataclasses.replace(spec, heads=size) for name, spec in graph.caches.items()}
+        memory = DeviceMemory(caches, blocks, heads, device=device, session_factory=self._copier(config))
+        info = graph.info(
+            config,
+            (FullKV(token_bytes),),
+            length=length,
             batched_multi_token=True,
-            num_tokens=graph.num_tokens,
             on_device=True,
             step_tokens=_PREFILL_CHUNK,
-            **lora_facts(graph.lora_modules, config),
         )
         loras = LoraPlaces(graph.lora_modules, config.max_loras, config.max_lora_rank)
-        tables = BlockTables(blocks, graph.block_size, config.max_slots)
+        tables = BlockTables(blocks, size, config.max_slots)
         paged = OrtPagedSession(session, memory)
         return PagedRunner(
             paged, tables, info, hidden_size=graph.hidden_size, loras=loras if graph.lora_modules else None

@@ -19,7 +19,7 @@ from ...graph_opt.lower.kernels import Kernels
 from ...graph_opt.lower.pipelines.standard import standard_passes
 from ...options import Checked, option
 from ..base import Runner, RunnerConfig
-from ..kv.slot_graph import read_slot_graph
+from ..kv.decoder_graph import read_slot_graph
 from ..ort import ort
 from ..ort.device_memory import Device, DeviceMemory
 from ..ort.explicit import OrtExplicitSession

@@ -22,7 +22,7 @@ from ...errors import GraphError, ProviderRuntimeError, UsageError
 from ...graph_opt.graph.load import read_model
 from ...options import Checked, option
 from ..base import BestLogits, KVEviction, LoraMatrices, Provider, Row, Runner, RunnerConfig, RunnerInfo
-from ..kv_groups import window_groups
+from ..kv_groups import KVGroups, StateKV, window_groups
 from ..lora import lora_facts
 
 _MODULUS = 2**61 - 1
@@ -45,6 +45,7 @@ class NullOptions(Checked):
         embedding_size: width of the hidden states; 0 for none.
         sliding_window: hashes that a token depends on, at least 2; 0 is all.
         trim_step: see ``RunnerInfo``.
+        state_bytes: reported bytes of a state, on which logits then depend too; 0 for no state.
     """
 
     vocab_size: int = option(256, least=1)
@@ -55,9 +56,10 @@ class NullOptions(Checked):
     embedding_size: int = option(0, least=0)
     sliding_window: int = option(0, least=0)
     trim_step: int = option(0, least=0)
+    state_bytes: int = option(0, least=0)
 
 
-class NullRunner:
+class NullRunner(Runner):
     """The toy model and its cache of token histories.
 
     Args:
@@ -75,14 +77,12 @@ class NullRunner:
             vocab_size=options.vocab_size,
             context_length=config.context_length or 4096,
             max_slots=config.max_slots,
-            kv_groups=window_groups(
-                [(options.sliding_window, options.kv_bytes_per_token)], options.trim_step
-            ),
+            kv_groups=_groups(options),
             batched_multi_token=True,
-            kv_layout="hash int64[n]",
+            kv_layout="" if options.state_bytes else "hash int64[n]",
             top_logits=options.top_logits,
             embedding_size=options.embedding_size,
-            evicts_kv=True,
+            evicts_kv=not options.state_bytes,
             **lora_facts(_LAYERS if config.max_loras else {}, config),
         )
         self._adapters: dict[int, int] = {}  # by place, a hash of the matrices
@@ -95,6 +95,8 @@ class NullRunner:
         self._patterns = rng.normal(0.0, 3.0, (_PATTERNS, options.vocab_size)).astype(np.float32)
         # Per slot, a hash of the history after each token; it takes the role of KV.
         self._hashes: list[list[int]] = [[] for _ in range(config.max_slots)]
+        # Per slot, the state after so many tokens: of the newest one, and checkpoints.
+        self._states: list[dict[int, int]] = [{0: 0} for _ in range(config.max_slots)]
         self._dropped = [0] * config.max_slots  # tokens evicted by ``evict_kv``
         self._trimmed = [0] * config.max_slots  # the first position at which rows may start after ``trim``
         self._buffer = np.empty((0, options.vocab_size), np.float32)
@@ -124,7 +126,7 @@ class NullRunner:
         return results
 
     def forward_best(self, rows: Sequence[Row]) -> list[npt.NDArray[np.float32] | BestLogits]:
-        """Run one step; see ``BestLogitsRunner``."""
+        """Run one step; see ``Runner``."""
         given = zip(rows, self.forward(rows), strict=True)
         return [self._best(logits[0]) if row.best_suffice else logits for row, logits in given]
 
@@ -136,20 +138,24 @@ class NullRunner:
     @property
     def kv_bytes(self) -> int:
         """The reported KV memory in bytes."""
-        return self.held_tokens() * self.info.kv_bytes_per_token
+        states = sum(len(states.keys() - {0}) for states in self._states)
+        return self.held_tokens() * self.info.kv_bytes_per_token + states * self.info.state_bytes
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         """Copy the history of positions [0, length)."""
         rows = length - self._dropped[source]
+        if self.info.state_bytes and length not in self._states[source]:
+            raise ProviderRuntimeError(f"slot {source} has no state after {length} tokens")
         if not max(1, self._trimmed[source]) <= rows <= len(self._hashes[source]):
             raise ProviderRuntimeError(
                 f"slot {source} holds {len(self._hashes[source])} tokens, {length} cannot be copied"
             )
         self._hashes[target] = self._hashes[source][:rows]
+        self._states[target] = {length: self._states[source].get(length, 0)}
         self._dropped[target], self._trimmed[target] = self._dropped[source], self._trimmed[source]
 
     def trim(self, slot: int, length: int) -> None:
-        """Drop hashes that no token from ``length`` on depends on; see ``TrimmingRunner``."""
+        """Drop hashes that no token from ``length`` on depends on; see ``Runner``."""
         hashes = self._hashes[slot]
         if length > len(hashes) or length % self.info.trim_step or self._dropped[slot]:
             raise ProviderRuntimeError(
@@ -158,9 +164,10 @@ class NullRunner:
         gone = self.info.kv_groups[0].freed(length)
         hashes[:gone] = [_GONE] * gone
         self._trimmed[slot] = length
+        self._states[slot] = {n: state for n, state in self._states[slot].items() if n >= length}
 
     def evict_kv(self, slot: int, length: int, eviction: KVEviction) -> None:
-        """Keep the last hashes, since later tokens depend only on these; see ``EvictingRunner``."""
+        """Keep the last hashes, since later tokens depend only on these; see ``Runner``."""
         hashes = self._hashes[slot][: length - self._dropped[slot]]
         if length - self._dropped[slot] != len(hashes) or eviction.kept > len(hashes):
             raise ProviderRuntimeError(
@@ -172,6 +179,7 @@ class NullRunner:
     def release(self, slot: int) -> None:
         """Drop a slot's history."""
         self._hashes[slot] = []
+        self._states[slot] = {0: 0}
         self._dropped[slot] = self._trimmed[slot] = 0
 
     def read_kv(self, slot: int, start: int, length: int) -> list[npt.NDArray[Any]]:
@@ -205,7 +213,19 @@ class NullRunner:
         for token in row.tokens.tolist():
             value = (value * 1_000_003 + token + 1 + adapter) % _MODULUS
             hashes.append(value)
-        return hashes
+        return self._with_states(row, hashes) if self.info.state_bytes else hashes
+
+    def _with_states(self, row: Row, hashes: Sequence[int]) -> list[int]:
+        """Run the recurrence of the states; return the hashes as logits depend on them."""
+        states = self._states[row.slot]
+        state, mixed = states[row.start], list(hashes)
+        for length, token in enumerate(row.tokens.tolist(), start=row.start + 1):
+            state = (state * 7_368_787 + token + 3) % _MODULUS
+            states[length] = state
+            mixed[length - 1] = (hashes[length - 1] + state) % _MODULUS
+        kept = {*row.checkpoints, row.start + len(row.tokens)}
+        self._states[row.slot] = {length: states[length] for length in kept}
+        return mixed
 
     def _best(self, logits: npt.NDArray[np.float32]) -> BestLogits:
         def whole() -> npt.NDArray[np.float32]:
@@ -238,6 +258,12 @@ class NullRunner:
                 raise ProviderRuntimeError(
                     f"row starts at {row.start}, but slot {row.slot} holds {held} tokens"
                 )
+            states = self._states[row.slot]
+            if self.info.state_bytes and row.start not in states:
+                raise ProviderRuntimeError(f"slot {row.slot} has no state after {row.start} tokens")
+            wrong = [n for n in row.checkpoints if n >= end or (n < row.start and n not in states)]
+            if wrong:
+                raise ProviderRuntimeError(f"the states after {wrong} tokens cannot be kept")
             if not len(row.tokens) or end > self.info.context_length:
                 raise ProviderRuntimeError(
                     f"row [{row.start}, {end}) does not fit into {self.info.context_length}"
@@ -246,6 +272,11 @@ class NullRunner:
                 raise ProviderRuntimeError(f"{row.num_logits} logits wanted of {len(row.tokens)} tokens")
             if row.tokens.min() < 0 or row.tokens.max() >= self.info.vocab_size:
                 raise ProviderRuntimeError(f"token outside the vocabulary of {self.info.vocab_size}")
+
+
+def _groups(options: NullOptions) -> KVGroups:
+    groups = window_groups([(options.sliding_window, options.kv_bytes_per_token)], options.trim_step)
+    return (*groups, StateKV(state_bytes=options.state_bytes)) if options.state_bytes else groups
 
 
 class NullProvider(Provider):

@@ -25,13 +25,14 @@ from ...graph_opt.lower.pipelines.paged import INT8_CACHE, paged_passes
 from ...graph_opt.lower.pipelines.paged_form import TABLES, PagedLayer, paged_layers
 from ...graph_opt.lower.products.arithmetic_dequantize import COMMON_BLOCK_SIZE
 from ...options import Checked, option
-from ..base import Provider, Runner, RunnerConfig, RunnerInfo
+from ..base import Provider, Runner, RunnerConfig
 from ..host import machine
 from ..kv.block_pool import BlockTables
+from ..kv.decoder_graph import DecoderGraph, known_size
 from ..kv.kv_memory import KVSpec
 from ..kv_groups import TRIM_STEP, KVGroups, widest, window_groups
-from ..lora import LoraPlaces, lora_facts, lora_modules
-from ..runners.explicit_runner import ExplicitGraph, ExplicitRunner, known_size, warn_of_explicit_kv
+from ..lora import LoraPlaces, lora_modules
+from ..runners.explicit_runner import ExplicitRunner, warn_of_explicit_kv
 from ..runners.paged_runner import PagedRunner
 
 _PROPERTIES = {
@@ -136,14 +137,15 @@ class OpenVinoProvider(Provider):
             ProviderRuntimeError: there is not enough memory for the KV pool.
         """
         facts = _facts(model, config)
-        if facts.caches:
+        length = facts.graph.context_length or 0
+        if facts.graph.caches:
             return self._explicit_runner(model, config, facts)
         settings = self.checked_options(config.options)
         core, compiled = self._compile(model, config, facts)
         from ..openvino.sessions import OpenVinoPagedSession, make_cache
 
         form = _cache_form(compiled)
-        wanted = config.max_slots * -(-facts.context_length // form.block_size)
+        wanted = config.max_slots * -(-length // form.block_size)
         num_blocks = _num_blocks(settings["kv_cache_bytes"], form.block_bytes, wanted)
         caches = {
             name: make_cache(core, settings["device"], form.types[name], [num_blocks, *shape])
@@ -151,40 +153,27 @@ class OpenVinoProvider(Provider):
         }
         session = OpenVinoPagedSession(compiled, caches, facts.layers, form.block_size)
         on_host = settings["device"] == _HOST
-        info = RunnerInfo(
-            facts.vocab_size,
-            facts.context_length,
-            config.max_slots,
+        info = facts.graph.info(
+            config,
             _groups(form, facts.layers),
+            length=length,
             batched_multi_token=True,
             kv_layout=form.layout if on_host else "",
-            embedding_size=facts.embedding_size,
             evicts_kv=on_host and session.rows_are_whole,
-            num_tokens=facts.num_tokens,
             on_device=not on_host,
-            **lora_facts(facts.lora_modules, config),
         )
         tables = BlockTables(num_blocks, form.block_size, config.max_slots)
-        loras = LoraPlaces(facts.lora_modules, config.max_loras, config.max_lora_rank)
-        return PagedRunner(session, tables, info, facts.hidden_size, loras if facts.lora_modules else None)
+        modules = facts.graph.lora_modules
+        loras = LoraPlaces(modules, config.max_loras, config.max_lora_rank) if modules else None
+        return PagedRunner(session, tables, info, facts.graph.hidden_size, loras)
 
     def _explicit_runner(self, model: Path, config: RunnerConfig, facts: _Facts) -> Runner:
         """Open a graph with decomposed attention, whose caches are inputs and outputs."""
         from ..openvino.sessions import OpenVinoExplicitSession
 
-        warn_of_explicit_kv(facts.metadata)
+        warn_of_explicit_kv(facts.graph.metadata)
         _, compiled = self._compile(model, config, facts)
-        graph = ExplicitGraph(
-            facts.inputs,
-            facts.caches,
-            facts.vocab_size,
-            facts.context_length,
-            facts.hidden_size,
-            facts.num_tokens,
-            facts.lora_modules,
-            facts.embedding_size,
-        )
-        return ExplicitRunner(OpenVinoExplicitSession(compiled, graph), config, str(model))
+        return ExplicitRunner(OpenVinoExplicitSession(compiled, facts.graph), config, str(model))
 
     def _compile(self, model: Path, config: RunnerConfig, facts: _Facts | None = None) -> tuple[Any, Any]:
         """Return the core and the compiled model; ``facts`` are those of a decoder, else None."""
@@ -204,7 +193,7 @@ class OpenVinoProvider(Provider):
             for name, key in _PROPERTIES.items()
             if name in given and settings[name] != _DEVICES_CHOICE
         }
-        if facts is not None and not facts.caches:
+        if facts is not None and not facts.graph.caches:
             precision = settings["inference_precision"]
             if precision == _DEVICES_CHOICE:
                 precision = own_precision(core, device)
@@ -216,28 +205,19 @@ class OpenVinoProvider(Provider):
 
 @dataclass(frozen=True, slots=True)
 class _Facts:
-    """The facts of a lowered graph; ``num_tokens`` is that of ``RunnerInfo``.
+    """The facts of a lowered graph.
 
     Args:
+        graph: its interface; without caches if they are in blocks, whose form the device chooses.
+        int8_cache: whether the model was calibrated for an int8 KV cache.
         block_size: number of weights that share a scale in all matrix products; 0 if they have no blocks.
-        embedding_size: as in ``RunnerInfo``.
-        caches: shapes of explicit KV; empty if the cache is paged.
         layers: the layers of a paged cache.
-        metadata: all metadata of the graph.
     """
 
-    inputs: frozenset[str]
-    caches: dict[str, KVSpec]
+    graph: DecoderGraph
     int8_cache: bool
     block_size: int
-    context_length: int
-    vocab_size: int
-    num_tokens: int | None
-    hidden_size: int | None
-    embedding_size: int
     layers: list[PagedLayer]
-    lora_modules: Mapping[str, tuple[int, int]]
-    metadata: Mapping[str, str]
 
 
 def _facts(path: Path, config: RunnerConfig) -> _Facts:
@@ -265,20 +245,19 @@ def _facts(path: Path, config: RunnerConfig) -> _Facts:
     length = config.context_length or known
     caches = _explicit_caches(inputs) if missing else {}
     outputs = {value.name: value for value in model.graph.outputs}
-    return _Facts(
+    graph = DecoderGraph(
         inputs=frozenset(inputs),
         caches=caches,
-        int8_cache=int8_cache,
-        block_size=int(model.metadata_props.get(COMMON_BLOCK_SIZE, 0)),
-        context_length=length,
         vocab_size=vocab_size,
-        num_tokens=num_tokens,
+        context_length=length,
         hidden_size=hidden_size,
         embedding_size=static_size(outputs.get(LAST_HIDDEN_STATE), -1) or 0,
-        layers=paged_layers(model),
+        num_tokens=num_tokens,
         lora_modules=lora_modules({name: list(value.shape or ()) for name, value in inputs.items()}),
         metadata=model.metadata_props,
     )
+    weights = int(model.metadata_props.get(COMMON_BLOCK_SIZE, 0))
+    return _Facts(graph, int8_cache, weights, paged_layers(model))
 
 
 def _explicit_caches(inputs: Mapping[str, ir.Value]) -> dict[str, KVSpec]:

@@ -21,8 +21,8 @@ from ...graph_opt.lower.kernels import WEBGPU
 from ...options import Checked, option
 from ..base import Runner, RunnerConfig
 from ..host.machine import memory_bandwidth
+from ..kv.decoder_graph import read_slot_graph
 from ..kv.kv_memory import KVSpec
-from ..kv.slot_graph import read_slot_graph
 from ..ort import ort
 from ..ort.banked_memory import BankedMemory
 from ..ort.device_memory import Device, slots_that_fit

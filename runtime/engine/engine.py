@@ -7,7 +7,6 @@ import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import cast
 
 from ...errors import (
     CarryallError,
@@ -17,7 +16,7 @@ from ...errors import (
     RequestFailedError,
     UsageError,
 )
-from ...providers.base import AdaptingRunner, Runner, RunnerInfo
+from ...providers.base import Runner, RunnerInfo
 from ..process.faults import fault_text, log_fault
 from .config import EngineConfig as EngineConfig
 from .kv.slot_operations import SlotOperations
@@ -39,7 +38,7 @@ from .speculation.proposer import Proposer
 from .speculation.speculator import Speculator
 from .stats import Counters, EngineStats
 from .step import PlanRunner, StepResult, StepSampler, observe_prompts
-from .token_limits import TokenLimits
+from .token_limits import TokenLimits, state_tokens
 
 _log = logging.getLogger(__name__)
 
@@ -82,7 +81,10 @@ class Engine:
         self._runner = runner
         policy = chosen_policy(config)
         windows = _windows(config, info) if policy.frees_windows else None
-        self._slots = SlotTable(info.max_slots, limits.kv, windows)
+        states = state_tokens(info)
+        if states:
+            _check_states(config, proposer)
+        self._slots = SlotTable(info.max_slots, limits.kv, windows, info.kv_groups, states)
         costs = PromptCosts()
         self._mover = KVMover(runner, _tier(config, info, identity), identity, costs)
         self._scheduler = Scheduler(
@@ -98,7 +100,7 @@ class Engine:
         self._operations = SlotOperations(runner, self._slots, self._mover)
         self._plans = PlanRunner(runner, config.logits_processors)
         self._speculator = Speculator(
-            [ForcedTokens(), *([proposer] if proposer is not None else [])],
+            [] if states else [ForcedTokens(), *([proposer] if proposer is not None else [])],
             batched=info.batched_multi_token,
             max_step_tokens=limits.step,
             adaptive=config.adaptive_speculation,
@@ -326,10 +328,22 @@ def _windows(config: EngineConfig, info: RunnerInfo) -> Windows | None:
     return Windows(info.trim_step, info.kv_groups, info.trim_step * config.prefix_cache)
 
 
+def _check_states(config: EngineConfig, proposer: Proposer | None) -> None:
+    """Check that no option cuts a sequence: a state cannot be cut back to fewer tokens.
+
+    Raises:
+        UsageError: an option does.
+    """
+    wanted = {"context_shift": config.context_shift, "speculative": proposer is not None}
+    for name, given in wanted.items():
+        if given:
+            raise UsageError(f"{name} cuts sequences, which layers with a state do not allow; omit it")
+
+
 def _adapter_places(runner: Runner) -> AdapterPlaces | None:
     """Return the places of LoRA adapters; None if the runner has none."""
     places = runner.info.max_loras
-    return AdapterPlaces(places, cast(AdaptingRunner, runner).load_lora) if places else None
+    return AdapterPlaces(places, runner.load_lora) if places else None
 
 
 def _tier(config: EngineConfig, info: RunnerInfo, identity: str) -> Tier | None:

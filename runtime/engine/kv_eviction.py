@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import cast
 
 from ...errors import ProviderRuntimeError, UsageError
-from ...providers.base import EvictingRunner, KVEviction, RunnerInfo
+from ...providers.base import KVEviction, RunnerInfo
 from .config import EngineConfig
 from .kv_policy import KVPolicy, PolicyParts
 from .requests.request import Request
@@ -44,7 +43,7 @@ class KVEvictor(KVPolicy):
 
     def before_run(self, requests: Sequence[Request]) -> set[int]:
         """Evict KV of requests that generate and hold too much; return slots that lost their content."""
-        runner, lost = cast(EvictingRunner, self._parts.runner), set()
+        runner, lost = self._parts.runner, set()
         for request in requests:
             held = request.num_computed - request.num_dropped
             generates = request.num_computed >= len(request.prompt_token_ids)

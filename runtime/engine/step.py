@@ -6,13 +6,12 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import cast
 
 import numpy as np
 import numpy.typing as npt
 
 from ...errors import ProviderRuntimeError
-from ...providers.base import BestLogits, BestLogitsRunner, Row, Runner
+from ...providers.base import BestLogits, Row, Runner
 from .requests.request import Request
 from .sampling.best_logits import best_may_suffice, sample_rows
 from .sampling.sampler import BatchLogitsProcessor, Sample, is_wanted, sample
@@ -84,15 +83,13 @@ class PlanRunner:
     def _forward(self, plan: StepPlan) -> list[Logits]:
         """Return per row its logits, or only the largest ones where these may be enough to sample."""
         count = self._runner.info.top_logits
-        if not count:
-            return list(self._runner.forward(plan.rows))
-        for row, request in zip(plan.rows, plan.requests, strict=True):
+        for row, request in zip(plan.rows, plan.requests, strict=True) if count else ():
             row.best_suffice = (
                 row.num_logits == 1
                 and not request.awaits_prompt_logprobs
                 and best_may_suffice(request.sampling, count, self._processors)
             )
-        return cast(BestLogitsRunner, self._runner).forward_best(plan.rows)
+        return self._runner.submit(plan.rows).wait()
 
     def _run_one_by_one(self, plan: StepPlan, error: ProviderRuntimeError) -> StepResult:
         """Run each row alone and without proposed tokens, to find the rows at fault."""

@@ -30,17 +30,24 @@ class TokenLimits:
         """Return the limits that the options and the runner set.
 
         Raises:
-            UsageError: ``max_step_tokens`` is less than the slots need.
+            UsageError: ``max_step_tokens`` is less than the slots need, or ``kv_bytes`` less than a state.
         """
-        step, kv = _step_tokens(config, info), _kv_tokens(config, info)
+        step, kv, state = _step_tokens(config, info), _kv_tokens(config, info), state_tokens(info)
+        if kv is not None and kv <= state:
+            raise UsageError(f"kv_bytes must be more than the {info.state_bytes} bytes of a sequence's state")
         every_slot = info.max_slots * info.context_length
         return cls(
             step=step,
             # The last generated token needs no KV.
-            sequence=info.context_length if kv is None else min(info.context_length, kv + 1),
+            sequence=info.context_length if kv is None else min(info.context_length, kv + 1 - state),
             kv=kv,
             kv_budget=every_slot if kv is None else min(every_slot, kv),
         )
+
+
+def state_tokens(info: RunnerInfo) -> int:
+    """Return the size of a state in tokens of KV, rounded up; 0 if no layer has a state."""
+    return -(-info.state_bytes // max(1, info.kv_bytes_per_token))
 
 
 def _step_tokens(config: EngineConfig, info: RunnerInfo) -> int:

@@ -13,14 +13,10 @@ from carryall.errors import ProviderRuntimeError
 from carryall.exporter.package import Package
 from carryall.providers.base import (
     BestLogits,
-    BestLogitsRunner,
-    EvictingRunner,
     KVEviction,
-    MovableRunner,
     Provider,
     Row,
     Runner,
-    TrimmingRunner,
 )
 
 Open = Callable[..., Runner]
@@ -43,7 +39,6 @@ def test_kv_can_leave_and_come_back(open_runner: Callable[..., Runner]) -> None:
     runner, tokens = open_runner(context_length=160), np.resize(sequence(CONTEXT, 3), 150)
     if not runner.info.kv_layout:
         pytest.skip("this provider's KV cannot leave its device")
-    runner = cast(MovableRunner, runner)
     expected = whole(runner, tokens)
     runner.forward([Row(0, tokens[:140], 0)])
     pieces = [(start, length, runner.read_kv(0, start, length)) for start, length in ((0, 64), (64, 70))]
@@ -66,7 +61,7 @@ def test_the_best_logits_are_those_of_all(open_runner: Open, options: dict[str, 
     for slot, text in enumerate(texts):
         runner.forward([Row(slot, text[:-1], 0, 0)])
     rows = [Row(slot, text[-1:], len(text) - 1, best_suffice=slot != 1) for slot, text in enumerate(texts)]
-    found = cast(BestLogitsRunner, runner).forward_best(rows)
+    found = runner.forward_best(rows)
     close_to(cast(Logits, found[1])[0], expected[1])
     for slot in (0, 2):
         best, logits = cast(BestLogits, found[slot]), expected[slot]
@@ -111,7 +106,7 @@ def test_kv_behind_windows_can_go(open_runner: Open, options: dict[str, object],
     expected = whole(runner, tokens)
     runner.forward([Row(0, tokens[:590], 0, 0)])
     held = runner.kv_bytes
-    cast(TrimmingRunner, runner).trim(0, 512)
+    runner.trim(0, 512)
     given_back = (512 + 1 - 5) // step * step * window_bytes(runner.info)
     assert held - runner.kv_bytes >= given_back > 0
     runner.copy_prefix(0, 1, 520)
@@ -123,8 +118,8 @@ def test_kv_behind_windows_can_go(open_runner: Open, options: dict[str, object],
         for fault in (
             lambda slot: runner.forward([Row(slot, tokens[511:513], 511)]),
             lambda slot: runner.copy_prefix(slot, 2, 511),
-            lambda slot: cast(MovableRunner, runner).read_kv(slot, 448, 64),
-            lambda slot: cast(MovableRunner, runner).write_kv(slot, 448, 64, []),
+            lambda slot: runner.read_kv(slot, 448, 64),
+            lambda slot: runner.write_kv(slot, 448, 64, []),
         ):
             with pytest.raises(ProviderRuntimeError):
                 fault(slot)
@@ -136,10 +131,9 @@ def test_kv_behind_windows_can_go(open_runner: Open, options: dict[str, object],
 
 def continued_elsewhere(runner: Runner, tokens: Tokens) -> Logits:
     """Return the logits from token 526 on, in a slot that received slot 0's newest KV as from a tier."""
-    moving = cast(MovableRunner, runner)
     runner.copy_prefix(0, 3, 512)
-    parts = [part.copy() for part in moving.read_kv(0, 512, 14)]
-    moving.write_kv(3, 512, 14, parts)
+    parts = [part.copy() for part in runner.read_kv(0, 512, 14)]
+    runner.write_kv(3, 512, 14, parts)
     return runner.forward([Row(3, tokens[526:], 526, 74)])[0]
 
 
@@ -148,16 +142,15 @@ def test_kv_that_stays_after_eviction_is_unchanged(open_runner: Open) -> None:
     runner, tokens = open_runner(context_length=160), np.resize(sequence(CONTEXT, 8), 150)
     if not runner.info.evicts_kv:
         pytest.skip("this runner cannot drop single tokens")
-    evicting = cast(EvictingRunner, runner)
     expected = whole(runner, tokens)
     runner.forward([Row(0, tokens[:140], 0, 0)])
     runner.copy_prefix(0, 1, 140)
-    evicting.evict_kv(1, 140, KVEviction(140, 4, 100))
+    runner.evict_kv(1, 140, KVEviction(140, 4, 100))
     close_to(runner.forward([Row(1, tokens[140:], 140, 10)])[0], expected[140:])
     close_to(runner.forward([Row(0, tokens[140:], 140, 10)])[0], expected[140:])
     runner.release(0)
     held = runner.kv_bytes
-    evicting.evict_kv(1, 150, KVEviction(40, 4, 20))
+    runner.evict_kv(1, 150, KVEviction(40, 4, 20))
     assert runner.kv_bytes < held / 2
     runner.copy_prefix(1, 2, 150)
     rows = [Row(slot, tokens[:3], 150, 3) for slot in (1, 2)]
@@ -169,15 +162,14 @@ def test_evicted_kv_is_never_cut_back(open_runner: Open) -> None:
     runner, tokens = open_runner(), sequence(52, 9)
     if not runner.info.evicts_kv:
         pytest.skip("this runner cannot drop single tokens")
-    evicting = cast(EvictingRunner, runner)
     runner.forward([Row(0, tokens[:50], 0)])
-    evicting.evict_kv(0, 50, KVEviction(20, 4, 10))
+    runner.evict_kv(0, 50, KVEviction(20, 4, 10))
     for fault in (
         lambda: runner.forward([Row(0, tokens[:1], 20)]),
         lambda: runner.copy_prefix(0, 1, 20),
-        lambda: evicting.evict_kv(0, 52, KVEviction(23, 4, 10)),
-        lambda: cast(MovableRunner, runner).read_kv(0, 0, 10),
-        lambda: cast(MovableRunner, runner).write_kv(0, 0, 10, []),
+        lambda: runner.evict_kv(0, 52, KVEviction(23, 4, 10)),
+        lambda: runner.read_kv(0, 0, 10),
+        lambda: runner.write_kv(0, 0, 10, []),
     ):
         with pytest.raises(ProviderRuntimeError):
             fault()

@@ -23,6 +23,10 @@ from .slots import SlotTable
 # An idle slot is taken over, and its tail lost, if at least this share of its tokens match; otherwise the
 # prefix is copied. Computing a token costs about 100 copies, but a given tail is seldom needed again.
 _MIN_TAKE_OVER_SHARE = 0.9
+# States that a slot keeps of texts that it continues, besides those of its newest request.
+_MOST_CHECKPOINTS = 2
+# Tokens that a state must save; it is as large as the KV of hundreds to thousands of tokens.
+_MIN_JUNCTION = 16
 # Minimum number of tokens gained by a restore; a restored chunk may overlap tokens that the slot holds.
 _MIN_RESTORED = CHUNK_TOKENS // 2
 
@@ -77,7 +81,7 @@ class PrefixCache:
         usable = request.usable_prefix
         if not self.enabled or not usable:
             return PrefixMatch()
-        return self._tree.match(request.token_slice(0, usable), request.kv_salt, self._slots.shortest)
+        return self._tree.match(request.token_slice(0, usable), request.kv_salt, self._slots.resume_point)
 
     def stored(self, request: Request) -> int:
         """Return how many first tokens of a request the tiers hold; looked up once each time it is queued."""
@@ -113,7 +117,7 @@ class PrefixCache:
             match: the result of ``match`` for this request.
             headroom: further tokens that must fit.
         """
-        wanted = request.num_tokens + headroom
+        wanted = request.num_tokens + headroom + self._slots.state_tokens
         idle = [slot for slot in match.slots if self._slots.is_idle(slot)]
         own = min(idle, key=self._slots.tokens, default=None)
         mostly = own is not None and match.length >= _MIN_TAKE_OVER_SHARE * self._slots.tokens(own)
@@ -156,10 +160,13 @@ class PrefixCache:
             self._slots.free(slot)
             return
         count = request.num_computed
+        if self._slots.state_tokens:  # others are not computed
+            self._slots.keep(slot, [length for length in self._slots.checkpoints(slot) if length < count])
         self._tree.insert(slot, request.token_slice(0, count), count, request.kv_salt)
         shortest = self._slots.shortest
         for other in self._tree.prefixes(slot):
-            if self._slots.is_idle(other) and shortest.get(slot, 0) <= shortest.get(other, 0):
+            covered = not self._slots.state_tokens and shortest.get(slot, 0) <= shortest.get(other, 0)
+            if self._slots.is_idle(other) and covered:
                 self.evict(other, save=False)
         self._slots.park(slot, count)
         if self._stored is not None:
@@ -219,7 +226,7 @@ class PrefixCache:
 
     def _take_over(self, request: Request, slot: int, wanted: int) -> bool:
         """Give the request an idle slot with its KV; return whether that worked."""
-        if not self.make_room(wanted - self._slots.tokens(slot), [slot]):
+        if not self.make_room(wanted - self._slots.tokens(slot) - self._slots.state_tokens, [slot]):
             return False
         self._tree.remove(slot)
         self._keys.pop(slot, None)
@@ -240,6 +247,8 @@ class PrefixCache:
         self._running[request.slot] = request
         if not self.enabled:
             return
+        if self._slots.state_tokens:
+            self._keep_states(request, request.slot, match)
         stored = self.stored(request)
         request.restorable = stored if stored - match.length >= _MIN_RESTORED else 0
         tokens = request.token_slice(0, request.num_tokens)
@@ -247,6 +256,22 @@ class PrefixCache:
         self.counters.prefix_queries += 1
         self.counters.prefix_hits += match.length > 0
         self.counters.prefix_cached_tokens += match.length
+
+    def _keep_states(self, request: Request, slot: int, match: PrefixMatch) -> None:
+        """Choose the lengths at which a request keeps states for later ones.
+
+        They are the end of its prompt, since an answer may be rewritten; where it continues another text; and
+        where it leaves one that cannot be resumed there, since a third request may leave it there too.
+        """
+        earlier = [length for length in self._slots.checkpoints(slot) if length < match.length]
+        wanted = set(earlier[-_MOST_CHECKPOINTS:])
+        if slot in match.slots:  # taken over; the source of a copy keeps this state itself
+            wanted.add(match.length)
+        if request.usable_prefix > match.length:
+            wanted.add(request.usable_prefix)
+        if match.shared - match.length >= _MIN_JUNCTION:
+            wanted.add(match.shared)
+        self._slots.keep(slot, sorted(wanted))
 
     def _trimmable(self, slot: int) -> int:
         """Return how much KV behind its windows a running request can free, in tokens."""

@@ -7,7 +7,7 @@ Nodes split and merge at any token; a tree of n slots has at most 2 n nodes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -51,11 +51,13 @@ class PrefixMatch:
         length: number of tokens whose KV is computed.
         slots: the slots that hold this KV.
         known: number of tokens whose KV is computed or being computed.
+        shared: number of tokens that are computed in some slot, even if nothing can be resumed there.
     """
 
     length: int = 0
     slots: tuple[int, ...] = ()
     known: int = 0
+    shared: int = 0
 
 
 class PrefixTree:
@@ -107,32 +109,33 @@ class PrefixTree:
         self._entries[slot].computed = computed
 
     def match(
-        self, tokens: Tokens, salt: KVSalt = None, shortest: Mapping[int, int] | None = None
+        self, tokens: Tokens, salt: KVSalt = None, resume: Callable[[int, int, int], int] | None = None
     ) -> PrefixMatch:
         """Return the longest prefix of ``tokens`` whose KV some slot holds.
 
         Args:
             tokens: [n], the sequence to look up.
             salt: only sequences with the same salt match.
-            shortest: minimum prefix length of trimmed slots, by slot.
+            resume: returns the longest prefix that a slot can serve, given the slot, the tokens in common,
+                and how many tokens it has computed; by default all of these.
         """
-        root, least = self._roots.get(salt), shortest or {}
+        root, point = self._roots.get(salt), resume or _whole
         path = _walk(root, tokens) if root is not None else []
-        known, length, slots = 0, 0, dict[int, None]()
+        known, length, shared, slots = 0, 0, 0, dict[int, None]()
         for node, common in reversed(path):
             depth = node.start + common
             if depth <= length:  # nodes closer to the root match fewer tokens
                 break
             for slot in node.slots:
-                if depth < least.get(slot, 0):
-                    continue
-                known = max(known, depth)
-                usable = min(depth, self._entries[slot].computed)
+                entry = self._entries[slot]
+                shared = max(shared, min(depth, entry.computed))
+                known = max(known, point(slot, depth, entry.end.stop))
+                usable = point(slot, depth, entry.computed)
                 if usable > length:
                     length, slots = usable, {}
                 if usable == length > 0:
                     slots[slot] = None
-        return PrefixMatch(length, tuple(slots), known)
+        return PrefixMatch(length, tuple(slots), known, shared)
 
     def prefixes(self, slot: int) -> list[int]:
         """Return other slots whose whole sequence is a prefix of this slot's sequence, or equal to it."""
@@ -193,6 +196,11 @@ class PrefixTree:
         child.parent = node.parent
         node.parent.children[int(node.tokens[0])] = child
         self.num_nodes -= 1
+
+
+def _whole(slot: int, length: int, computed: int) -> int:
+    """Return the prefix that a slot serves if it keeps all of its tokens."""
+    return min(length, computed)
 
 
 def _walk(root: _Node, tokens: Tokens) -> list[tuple[_Node, int]]:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import logging
-from typing import cast
 
 from ....errors import ProviderRuntimeError
-from ....providers.base import Runner, TrimmingRunner
+from ....providers.base import Runner
 from .slots import Release, Save, SlotTable, Trim
 from .tiers.mover import KVMover
 
@@ -39,7 +38,7 @@ class SlotOperations:
                     self._mover.save(operation.slot, operation.keys, operation.start)
                 continue
             if isinstance(operation, Trim):
-                cast(TrimmingRunner, self._runner).trim(operation.slot, operation.length)
+                self._runner.trim(operation.slot, operation.length)
                 continue
             if operation.source in lost:  # its own copy failed, so its content is invalid
                 lost.add(operation.target)

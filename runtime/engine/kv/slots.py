@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from ....providers.kv_groups import KVGroups
+from ....providers.kv_groups import Held, KVGroups, resume_point
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,14 +79,26 @@ class SlotTable:
         num_slots: the number of slots.
         max_tokens: maximum tokens of all slots together; None if only the slots limit it.
         windows: how KV behind sliding windows is freed; None if it cannot be.
+        groups: the groups of layers, which decide at which lengths a prefix can be resumed.
+        state_tokens: the size of a state in tokens of KV; 0 if no layer has one.
 
     Attributes:
         used_tokens: KV held by used slots, in tokens.
         idle_tokens: KV held by idle slots, in tokens.
     """
 
-    def __init__(self, num_slots: int, max_tokens: int | None = None, windows: Windows | None = None) -> None:
+    def __init__(
+        self,
+        num_slots: int,
+        max_tokens: int | None = None,
+        windows: Windows | None = None,
+        groups: KVGroups = (),
+        state_tokens: int = 0,
+    ) -> None:
         self.num_slots = num_slots
+        self.state_tokens = state_tokens
+        self._groups = groups
+        self._checkpoints: dict[int, tuple[int, ...]] = {}  # by slot, lengths at which a state is kept
         self.max_tokens = max_tokens
         self._windows = windows
         self._shortest: dict[int, int] = {}  # trimmed slot -> the shortest prefix that it serves
@@ -116,6 +128,34 @@ class SlotTable:
     def shortest(self) -> Mapping[int, int]:
         """The shortest prefix that each trimmed slot can serve, by slot."""
         return self._shortest
+
+    def checkpoints(self, slot: int) -> tuple[int, ...]:
+        """Return the lengths at which a slot keeps, or will keep, a state besides the newest one."""
+        return self._checkpoints.get(slot, ())
+
+    def keep(self, slot: int, lengths: Sequence[int]) -> None:
+        """Keep states of a used slot at these lengths, as many of the last ones as the budget allows."""
+        self.used_tokens -= self.worth(slot)
+        self._checkpoints.pop(slot, None)
+        self.used_tokens += self.worth(slot)
+        fitting = [n for n in range(len(lengths) + 1) if self.fits(n * self.state_tokens)][-1]
+        kept = sorted(lengths)[len(lengths) - fitting :]
+        if kept:
+            self._checkpoints[slot] = tuple(kept)
+            self.used_tokens += len(kept) * self.state_tokens
+
+    def resume_point(self, slot: int, length: int, computed: int) -> int:
+        """Return the longest prefix of at most ``length`` tokens that a slot can serve, 0 if it has none.
+
+        Args:
+            slot: a slot that is not free.
+            length: the number of first tokens that a sequence has in common with the slot's.
+            computed: the number of the slot's tokens that are computed.
+        """
+        if not self.state_tokens:  # the same in fewer steps, since every match asks for every slot
+            return min(length, computed) if length >= self._shortest.get(slot, 0) else 0
+        held = Held(computed, self._shortest.get(slot, 0), self.checkpoints(slot))
+        return resume_point(self._groups, length, held)
 
     def oldest_idle(self, spared: Collection[int] = ()) -> int | None:
         """Return the least recently used idle slot that is not ``spared``, None if there is none."""
@@ -177,6 +217,8 @@ class SlotTable:
             assert self._windows is not None  # noqa: S101 -- otherwise the gain is 0
             self._shortest[slot] = self._windows.shortest(computed)
             self.used_tokens -= gain
+            if self.state_tokens:
+                self.keep(slot, [n for n in self.checkpoints(slot) if n >= self._shortest[slot]])
             self._operations.append(Trim(slot, self._shortest[slot]))
 
     def fork(self, source: int, target: int, length: int) -> None:
@@ -200,8 +242,12 @@ class SlotTable:
         return self._tokens[slot] if slot in self._tokens else self._idle[slot]
 
     def worth(self, slot: int) -> int:
-        """Return the KV that a used or idle slot holds, in tokens: less than ``tokens`` if it was trimmed."""
-        return self.tokens(slot) - self._saved(slot)
+        """Return the KV and states that a used or idle slot holds, in tokens.
+
+        That is less than ``tokens`` if it was trimmed, and more with states.
+        """
+        states = self.state_tokens and self.state_tokens * (1 + len(self.checkpoints(slot)))
+        return self.tokens(slot) - self._saved(slot) + states
 
     def is_free(self, slot: int) -> bool:
         """Whether a slot is free."""
@@ -226,8 +272,9 @@ class SlotTable:
         held = [sum(self.worth(slot) for slot in slots) for slots in (self._tokens, self._idle)]
         if counted != tuple(held):
             raise RuntimeError(f"the counters say {counted} used and idle tokens, the slots hold {held}")
-        if self._shortest.keys() & set(self._free):
-            raise RuntimeError(f"free slots are marked as trimmed: {self._shortest}")
+        marks = self._shortest.keys() | self._checkpoints.keys()
+        if marks & set(self._free):
+            raise RuntimeError(f"free slots are marked as trimmed, or with states: {sorted(marks)}")
         if not self.fits(0):
             raise RuntimeError(f"the slots hold {sum(held)} tokens, the budget is {self.max_tokens}")
 
@@ -241,5 +288,6 @@ class SlotTable:
 
     def _give_back(self, slot: int) -> None:
         self._shortest.pop(slot, None)
+        self._checkpoints.pop(slot, None)
         heapq.heappush(self._free, slot)
         self._operations.append(Release(slot))

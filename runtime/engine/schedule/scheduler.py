@@ -177,6 +177,10 @@ class Scheduler:
             if budget > 0:
                 budget -= plan.add(request, min(request.num_uncomputed, budget))
         self._admit(plan, budget)
+        if self._slots.state_tokens:
+            for row in plan.rows:
+                stop = row.start + len(row.tokens)
+                row.checkpoints = [n for n in self._slots.checkpoints(row.slot) if n < stop]
         return plan
 
     def commit(self, plan: StepPlan) -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
 from contract_kit import window_bytes
 from tiny_models import write_tiny
 
-from carryall.providers.base import KVEviction, Row, TrimmingRunner
+from carryall.providers.base import KVEviction, Row
 from carryall.providers.kv_groups import FullKV, WindowKV
 from carryall.providers.runners.paged_runner import PagedRunner
 from carryall.runtime.models.loading import load_model
@@ -71,7 +71,7 @@ def test_freed_windows_change_no_bit(checkpoint: Path, kv_cache: str) -> None:
     for start, stop in ((0, 300), (300, 520), (520, 521), (521, 770), (770, 800)):
         trimmed, whole = (logits(runner, slot, start, stop, 8 if stop - start > 8 else 1) for slot in (0, 1))
         np.testing.assert_array_equal(trimmed, whole)
-        cast(TrimmingRunner, runner).trim(0, stop // 256 * 256)
+        runner.trim(0, stop // 256 * 256)
         runner.forward([Row(2, TEXT[::-1][:stop], 0)])
         runner.check_integrity()
     runner.release(1)
@@ -87,7 +87,7 @@ def test_a_prefix_is_copied_with_its_window(checkpoint: Path) -> None:
     logits(runner, 0, 0, 700)
     expected = [logits(runner, 0, 640, 641), logits(runner, 0, 641, 800)]
     logits(runner, 0, 641, 700)
-    cast(TrimmingRunner, runner).trim(0, 512)
+    runner.trim(0, 512)
     runner.copy_prefix(0, 1, 640)
     found = [logits(runner, 1, 640, 641), logits(runner, 1, 641, 800)]
     for one, other in zip(found, expected, strict=True):

@@ -102,7 +102,7 @@ def test_without_kernels_sequences_run_one_by_one_and_it_says_so(caplog: pytest.
     loaded = load_model("draft", max_slots=2)
     assert isinstance(loaded.runner, ExplicitRunner)
     (record,) = [record for record in caplog.records if "one by one" in record.getMessage()]
-    assert "carryall's CPU kernels are not in use; build them with" in record.getMessage()
+    assert "carryall's CPU kernels are not in use" in record.getMessage()
     loaded.close()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +12,6 @@ from contract_kit import window_bytes
 from tiny_models import write_tiny
 
 from carryall.providers import get_provider
-from carryall.providers.base import TrimmingRunner
 from carryall.runtime.api.llm import LLM
 from carryall.runtime.engine.engine import EngineConfig
 from carryall.runtime.types.sampling_params import SamplingParams
@@ -54,7 +53,7 @@ def generate(llm: LLM, prompt: list[int], params: SamplingParams = GREEDY) -> li
 
 def record_trims(llm: LLM) -> list[tuple[int, int]]:
     """Return a list that gets (slot, length) of every trim."""
-    runner = cast(TrimmingRunner, llm._engine._runner)
+    runner = llm._engine._runner
     trims: list[tuple[int, int]] = []
     trim = runner.trim
 

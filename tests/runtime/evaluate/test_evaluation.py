@@ -17,7 +17,7 @@ from carryall.runtime.evaluate.evaluation import compare_greedy, predict
 VOCAB = 11
 
 
-class Bigram:
+class Bigram(Runner):
     """A runner whose logits are a table row of the last token plus a small term of its position."""
 
     def __init__(self, seed: int, context_length: int = 64, vocab: int = VOCAB, noise: float = 0.0) -> None:
@@ -41,7 +41,9 @@ class Bigram:
             results.append(self.logits(row.tokens, row.start)[len(row.tokens) - row.num_logits :])
         return results
 
-    kv_bytes = 0
+    @property
+    def kv_bytes(self) -> int:
+        return 0
 
     def copy_prefix(self, source: int, target: int, length: int) -> None: ...
 

@@ -124,7 +124,7 @@ def test_adapters_stay_float_on_a_quantized_base(
     """The change by the adapter is that of the float model, up to the noise of quantization."""
     package = export(folder / "base", tmp_path / "package", quantize=method).path
     loaded = load_model(package, max_slots=2, loras={"a": folder / "a"})
-    loaded.runner.load_lora(0, loaded.adapters.get("a").matrices)  # type: ignore[attr-defined]
+    loaded.runner.load_lora(0, loaded.adapters.get("a").matrices)
     quantized = logits(loaded.runner, 0) - logits(loaded.runner, None, 1)
     loaded.close()
     base = load_model(folder / "base", max_slots=2).runner

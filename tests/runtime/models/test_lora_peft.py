@@ -92,7 +92,7 @@ def test_logits_are_those_of_peft(
     with_adapters = load_model(base, loras={name: tmp_path / name for name in ADAPTERS}, max_slots=1)
     found = {"base": logits(with_adapters.runner, None)}
     for place, name in enumerate(ADAPTERS):
-        with_adapters.runner.load_lora(place, with_adapters.adapters.get(name).matrices)  # type: ignore[attr-defined]
+        with_adapters.runner.load_lora(place, with_adapters.adapters.get(name).matrices)
         found[name] = logits(with_adapters.runner, place)
     with_adapters.close()
     for name in ADAPTERS:

@@ -6,7 +6,7 @@ import itertools
 import os
 import signal
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,7 @@ from carryall import LLM, SamplingParams
 from carryall.errors import CarryallError, GraphError, ProviderRuntimeError, UsageError
 from carryall.graph_opt.analysis.layers import LayerRange
 from carryall.providers import get_provider
-from carryall.providers.base import MovableRunner, Row, RunnerConfig
+from carryall.providers.base import Row, RunnerConfig
 from carryall.providers.runners.process_runner import ProcessRunner
 from carryall.runtime.models.loading import load_model
 from carryall.runtime.models.split import SplitPart, name_and_device, parse_split, with_device
@@ -64,7 +64,7 @@ def test_parts_keep_prefixes_and_speculation_right(whole: list[list[int]]) -> No
 @pytest.mark.long
 def test_kv_of_all_parts_can_be_taken_out_and_put_back() -> None:
     loaded = load_model("draft", provider="cpu:0-0,cpu@process:1-2", max_slots=2)
-    runner = cast(MovableRunner, loaded.runner)
+    runner = loaded.runner
     try:
         prompt = np.arange(70) % 100
         runner.forward([Row(0, prompt, 0)])

@@ -7,12 +7,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 
 from .....errors import ProviderRuntimeError, UsageError
-from .....providers.base import MovableRunner, Runner
+from .....providers.base import Runner
 from .....storage.secret import kv_key
 from ...requests.chunk import CHUNK_TOKENS, Tier
 from ...requests.prompt_costs import PromptCosts
@@ -52,7 +51,7 @@ class KVMover:
         self.identity = f"{identity} {runner.info.kv_layout}"
         self.counters = TierCounters()
         self.patient = False
-        self._runner = cast(MovableRunner, runner)  # used only if there is a tier
+        self._runner = runner  # used only if there is a tier
         self._tier = tier
         self._costs = costs
         self._seconds_per_token: float | None = None

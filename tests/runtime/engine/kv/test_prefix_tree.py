@@ -59,7 +59,11 @@ class TreeMachine(RuleBasedStateMachine):
         serving = {s: depth for s, depth in shared.items() if depth >= shortest.get(s, 0)}
         usable = {s: min(depth, same[s][1]) for s, depth in serving.items()}
         longest = max(usable.values(), default=0)
-        found = self.tree.match(array(tokens), salt, shortest)
+
+        def resume(slot: int, length: int, computed: int) -> int:
+            return min(length, computed) if length >= shortest.get(slot, 0) else 0
+
+        found = self.tree.match(array(tokens), salt, resume)
         assert found.length == longest
         assert found.known == max(serving.values(), default=0)
         assert bool(found.slots) == (longest > 0)
@@ -104,16 +108,16 @@ def test_nothing_is_left_when_all_slots_are_gone(sequences: list[list[int]]) -> 
 def test_a_prefix_in_computation_is_known_but_not_usable() -> None:
     tree = PrefixTree()
     tree.insert(0, array([1, 2, 3, 4]), 2)
-    assert tree.match(array([1, 2, 3, 9])) == PrefixMatch(length=2, slots=(0,), known=3)
+    assert tree.match(array([1, 2, 3, 9])) == PrefixMatch(length=2, slots=(0,), known=3, shared=2)
     tree.set_computed(0, 4)
-    assert tree.match(array([1, 2, 3, 9])) == PrefixMatch(length=3, slots=(0,), known=3)
+    assert tree.match(array([1, 2, 3, 9])) == PrefixMatch(length=3, slots=(0,), known=3, shared=3)
 
 
 def test_a_shorter_prefix_that_is_there_beats_a_longer_one_that_is_not() -> None:
     tree = PrefixTree()
     tree.insert(0, array([1, 2, 3, 4]), 0)
     tree.insert(1, array([1, 2, 5]), 3)
-    assert tree.match(array([1, 2, 3, 4])) == PrefixMatch(length=2, slots=(1,), known=4)
+    assert tree.match(array([1, 2, 3, 4])) == PrefixMatch(length=2, slots=(1,), known=4, shared=2)
 
 
 def test_the_tokens_given_may_change_afterwards() -> None:
