@@ -160,7 +160,8 @@ def _build(
     def compiled(name: str, flags: Sequence[str]) -> str:
         made = str(folder / f"{name}.o")
         source = str(SOURCES / f"{name}.cpp")
-        output_of([*compiler, *COMMON, *EXACT, *flags, *extra, "-c", source, "-o", made], f"{name}.cpp")
+        chosen = flags_for(compiler, flags)
+        output_of([*compiler, *COMMON, *EXACT, *chosen, *extra, "-c", source, "-o", made], f"{name}.cpp")
         return made
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -176,6 +177,13 @@ def _build(
     if not out.is_file():
         raise CompilerError(f"the compiler {shlex.join(compiler)} made no file")
     return out
+
+
+def flags_for(compiler: Sequence[str], flags: Sequence[str]) -> list[str]:
+    """Return the flags of a source for a compiler: ziglang takes ARM architectures as processors only."""
+    if "ziglang" not in compiler:
+        return list(flags)
+    return [flag.replace("-march=armv8.2-a+", "-mcpu=generic+") for flag in flags]
 
 
 def output_of(command: Sequence[str], what: str) -> str:

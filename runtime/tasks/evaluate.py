@@ -189,7 +189,7 @@ def _stored_decoder(config: ModelConfig) -> StoredDecoder:
     source = resolve_model(config.model, quantize=config.quantize)
     if source.lowered:
         raise UsageError(f"{source.name} was lowered for a provider, so it cannot be measured as stored")
-    return StoredDecoder(source.model_path, source.name)
+    return StoredDecoder(source.portable_file(), source.name)
 
 
 def load_notes(loaded: LoadedModel) -> list[str]:

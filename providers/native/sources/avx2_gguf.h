@@ -162,7 +162,7 @@ void multiply_single(const Part& part) {
 #pragma GCC unroll 8
       for (int m = 0; m < kCount; m++) {
         const int32_t total = part.sums[m * part.blocks + b];
-        const Int zero = _mm256_set1_epi32(minima ? 0 : total << (kBits - 1));
+        const Int zero = _mm256_set1_epi32(minima ? 0 : total * (1 << (kBits - 1)));
         for (int h = 0; h < kHalves; h++) {
           const Float sum = _mm256_cvtepi32_ps(_mm256_sub_epi32(sums[m][h], zero));
           scaled[m][h] = _mm256_fmadd_ps(sum, floats_of(halves, h), scaled[m][h]);

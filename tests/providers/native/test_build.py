@@ -49,6 +49,13 @@ def test_compilers_are_tried_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     assert compiler.find_compiler() == [sys.executable, "-m", "ziglang", "c++"]
 
 
+def test_ziglang_takes_an_arm_architecture_as_a_processor() -> None:
+    flags = compiler.flags_of_sources("aarch64")["i8mm"]
+    assert compiler.flags_for(["g++"], flags) == ["-march=armv8.2-a+dotprod+i8mm"]
+    zig = [sys.executable, "-m", "ziglang", "c++"]
+    assert compiler.flags_for(zig, flags) == ["-mcpu=generic+dotprod+i8mm"]
+
+
 def test_a_command_that_cannot_be_split_is_one_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", 'c++ "-O2')
     with pytest.raises(ProviderUnavailableError, match="the compiler 'c\\+\\+ \"-O2' cannot be started"):

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from tiny_gguf import write_gguf
 
+import carryall
 from carryall import LLM, SamplingParams
 from carryall.errors import CheckpointError, UsageError
 from carryall.exporter.export import export_model, export_package
@@ -189,3 +190,12 @@ def test_processes_that_prepare_at_once_answer_alike(tmp_path: Path, cache: Path
     assert [error for _, error in outputs] == [""] * 3
     assert len({out for out, _ in outputs}) == 1
     assert len(list((cache / "lowered").glob("[!.]*"))) == 1
+
+
+def test_a_file_is_evaluated_as_stored_too(tmp_path: Path) -> None:
+    """That needs an ONNX file of the portable graph, so this makes a package."""
+    path = tmp_path / "m.gguf"
+    write_gguf("llama", path, types="Q4_K", **WIDE)
+    report = carryall.evaluate(path, text="abba baab " * 20, max_tokens=40, as_stored=True)
+    assert report.prediction.stored is not None
+    assert report.prediction.stored.perplexity > 1
