@@ -10,7 +10,7 @@ from typing import Protocol
 
 import numpy as np
 
-from ...contract import LOGITS
+from ...contract import LOGITS, is_present
 from ...errors import UsageError
 from ...progress import Progress
 from ..graph.lazy import Array
@@ -188,15 +188,21 @@ class Comparer:
             self._add_caches(row)
 
     def _cached(self, row: int, plan: Plan) -> None:
-        """Start from a long synthetic cache of repeated entries that the reference computed."""
+        """Start from a long synthetic cache of repeated entries that the reference computed.
+
+        Recurrent states have no entries, and stay as they were computed.
+        """
         content = self.first.cache(0)
-        if not plan.cached or not content or not isinstance(self.first, GraphRunner):
+        if not plan.cached or not any(map(is_present, content)) or not isinstance(self.first, GraphRunner):
             return
         if not isinstance(self.second, GraphRunner):
             return
-        length = min(one.shape[1] for one in content.values())
+        length = min(part.shape[1] for name, part in content.items() if is_present(name))
         order = np.random.default_rng(0).integers(0, length, plan.cached)
-        content = {name: np.ascontiguousarray(one[:, order]) for name, one in content.items()}
+        content = {
+            name: np.ascontiguousarray(part[:, order]) if is_present(name) else part
+            for name, part in content.items()
+        }
         try:
             for side in (self.first, self.second):
                 side.fill(row, content)

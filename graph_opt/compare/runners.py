@@ -25,6 +25,7 @@ from ...contract import (
     SEQLENS_K,
     TOTAL_SEQUENCE_LENGTH,
     is_past,
+    is_past_state,
     present_of,
 )
 from ...errors import GraphError, UsageError
@@ -59,7 +60,9 @@ class GraphRunner(abc.ABC):
         self.inputs = {value.name: value for value in self.session.get_inputs()}
         self.outputs = [output.name for output in self.session.get_outputs()]
         self.cache_names = [name for name in self.inputs if is_past(name)]
-        absent = [name for name in (LOGITS, *map(present_of, self.cache_names)) if name not in self.outputs]
+        self.state_names = [name for name in self.inputs if is_past_state(name)]
+        kept = map(present_of, [*self.cache_names, *self.state_names])
+        absent = [name for name in (LOGITS, *kept) if name not in self.outputs]
         if absent:
             raise GraphError(f"{self.name} has no output {absent[0]}, which its inputs belong to")
 
@@ -86,20 +89,24 @@ class GraphRunner(abc.ABC):
         raise UsageError(f"{self.name} has no cache that can be set")
 
     def _check_content(self, content: Mapping[str, Array]) -> None:
-        names = {present_of(name) for name in self.cache_names}
-        types = {present_of(name): _CACHE_TYPES[self.inputs[name].type] for name in self.cache_names}
+        past = [*self.cache_names, *self.state_names]
+        names = {present_of(name) for name in past}
+        types = {present_of(name): _CACHE_TYPES[self.inputs[name].type] for name in past}
         if names != set(content) or any(types[name] != one.dtype for name, one in content.items()):
             raise UsageError(f"{self.name} has a cache with other names or types")
 
     @abc.abstractmethod
     def cache(self, row: int) -> dict[str, Array]:
-        """Return a sequence's keys and values [kv_heads, length, head_dim] by the names of the outputs."""
+        """Return a sequence's keys and values [kv_heads, length, head_dim], and states, by output names."""
 
     def _zero_cache(self, batch: int, length: int) -> dict[str, Array]:
         found: dict[str, Array] = {}
         for name in self.cache_names:
             heads, size = self._cache_sizes[name]
             found[name] = np.zeros((batch, heads, length, size), _CACHE_TYPES[self.inputs[name].type])
+        for name in self.state_names:
+            state = self.inputs[name]
+            found[name] = np.zeros((batch, *state.shape[1:]), _CACHE_TYPES[state.type])
         return found
 
     @functools.cached_property
@@ -142,7 +149,8 @@ class PortableRunner(GraphRunner):
     def fill(self, row: int, content: Mapping[str, Array]) -> None:
         """See ``GraphRunner``."""
         self._check_content(content)
-        self._caches[row] = {name: content[present_of(name)][None] for name in self.cache_names}
+        past = [*self.cache_names, *self.state_names]
+        self._caches[row] = {name: content[present_of(name)][None] for name in past}
 
     def cache(self, row: int) -> dict[str, Array]:
         """See ``GraphRunner``."""
@@ -155,6 +163,7 @@ class PortableRunner(GraphRunner):
             name: np.concatenate([_padded(one[name], max(lengths), axis=2) for one in pasts])
             for name in self.cache_names
         }
+        past |= {name: np.concatenate([each[name] for each in pasts]) for name in self.state_names}
         width = max(map(len, rows.values()))
         mask = np.concatenate([_ones(lengths, max(lengths)), _ones(map(len, rows.values()), width)], axis=1)
         feed = {
@@ -172,6 +181,9 @@ class PortableRunner(GraphRunner):
             kept = mask[number].astype(bool)
             self._caches[row] = {
                 name: results[present_of(name)][number : number + 1][:, :, kept] for name in self.cache_names
+            }
+            self._caches[row] |= {
+                name: results[present_of(name)][number : number + 1] for name in self.state_names
             }
         return {row: results[LOGITS][number, -len(rows[row]) :] for number, row in enumerate(rows)}
 

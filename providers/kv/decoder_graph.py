@@ -25,6 +25,7 @@ from ...contract import (
     TOP_LOGITS,
     TOTAL_SEQUENCE_LENGTH,
     is_past,
+    is_past_state,
     lora_down_name,
     lora_up_name,
     present_of,
@@ -54,6 +55,7 @@ class DecoderGraph:
         vocab_size: columns of the logits.
         context_length: maximum tokens of a sequence, None if the graph does not state it.
         hidden_size: width of the input ``hidden_states``, None if the graph embeds tokens itself.
+        states: shape of each recurrent state of a sequence, by name; float32.
         embedding_size: width of the output ``last_hidden_state``, 0 if there is none.
         top_logits: number of largest logits that the graph returns beside all logits; 0 for none.
         num_tokens: rows of the embedding table, None if unknown.
@@ -67,6 +69,7 @@ class DecoderGraph:
     vocab_size: int
     context_length: int | None
     hidden_size: int | None
+    states: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     embedding_size: int = 0
     top_logits: int = 0
     num_tokens: int | None = None
@@ -138,6 +141,7 @@ def read_graph(session: Any, source: str, *, heads_axis: int = 1) -> DecoderGrap
         for name, value in inputs.items()
         if is_past(name)
     }
+    states = {name: _state_shape(value, source) for name, value in inputs.items() if is_past_state(name)}
     positions = {inputs[name].shape[3 - heads_axis] for name in caches}
     size = positions.pop() if len(positions) == 1 else 0
     return DecoderGraph(
@@ -146,6 +150,7 @@ def read_graph(session: Any, source: str, *, heads_axis: int = 1) -> DecoderGrap
         vocab_size=known_size(outputs[LOGITS].shape[-1], source),
         context_length=_stated_number(session, CONTEXT_LENGTH, source),
         hidden_size=inputs[HIDDEN_STATES].shape[-1] if HIDDEN_STATES in inputs else None,
+        states=states,
         embedding_size=outputs[LAST_HIDDEN_STATE].shape[-1] if LAST_HIDDEN_STATE in outputs else 0,
         top_logits=outputs[TOP_LOGITS].shape[-1] if TOP_LOGITS in outputs else 0,
         num_tokens=_stated_number(session, NUM_TOKENS, source),
@@ -203,6 +208,16 @@ def _cache_spec(value: Any, source: str, window: int | None, heads_axis: int) ->
             f"kv_heads and head_dim, not {value.shape}"
         )
     return KVSpec(heads, width, np.dtype(dtype), window)
+
+
+def _state_shape(value: Any, source: str) -> tuple[int, ...]:
+    shape = tuple(value.shape[1:])
+    if value.type != "tensor(float)" or not all(isinstance(size, int) for size in shape):
+        raise GraphError(
+            f"{source}: the state '{value.name}' must be float32 of known sizes, "
+            f"not {value.type} {value.shape}"
+        )
+    return shape
 
 
 def _windows(session: Any, source: str) -> Mapping[str, int]:

@@ -45,10 +45,11 @@ class OrtExplicitSession:
         try:
             for name, array in feeds.items():
                 binding.bind_ortvalue_input(name, shared_value(array))
-            for name, value in zip(self.graph.caches, past, strict=True):
+            names = [*self.graph.caches, *self.graph.states]
+            for name, value in zip(names, past, strict=True):
                 binding.bind_ortvalue_input(name, value)
             binding.bind_output(LOGITS, "cpu")
-            for name in self.graph.caches:
+            for name in names:
                 binding.bind_output(present_of(name), self._device.name, self._device.index)
             if states is not None:  # last, since the results are in the order of binding
                 binding.bind_ortvalue_output(LAST_HIDDEN_STATE, shared_value(states[None]))
@@ -56,7 +57,7 @@ class OrtExplicitSession:
         except ort.runtime_errors() as error:
             raise ProviderRuntimeError(f"a run of one row failed: {ort.one_line(error)}") from error
         results = binding.get_outputs()  # in the order of binding
-        return results[0].numpy()[0], results[1 : 1 + len(self.graph.caches)]
+        return results[0].numpy()[0], results[1 : 1 + len(names)]
 
     def to_host(self, value: Any) -> npt.NDArray[Any]:
         """See ``ExplicitSession``."""
@@ -70,8 +71,8 @@ class OrtExplicitSession:
 
 def _read(session: Any, source: str) -> DecoderGraph:
     graph, outputs = read_graph(session, source), {value.name for value in session.get_outputs()}
-    lacking = [name for name in map(present_of, graph.caches) if name not in outputs]
-    if not graph.caches or lacking:
+    lacking = [name for name in map(present_of, [*graph.caches, *graph.states]) if name not in outputs]
+    if not (graph.caches or graph.states) or lacking:
         what = f"no output '{lacking[0]}'" if lacking else "no KV cache inputs"
         raise GraphError(f"{source} has {what}; lower a portable decoder with provider.passes()")
     return graph

@@ -6,7 +6,9 @@ which stay on the device and are inputs of the next run.
 
 from __future__ import annotations
 
+import itertools
 import logging
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -18,7 +20,7 @@ from ...errors import ProviderRuntimeError, UsageError
 from ..base import LoraMatrices, Row, Runner, RunnerConfig
 from ..captures import no_capture
 from ..kv.decoder_graph import DecoderGraph
-from ..kv_groups import FullKV
+from ..kv_groups import FullKV, KVGroups, StateKV
 from ..lora import LoraPlaces
 from ..row_checks import check_rows
 
@@ -42,11 +44,11 @@ class ExplicitSession(Protocol):
 
         Args:
             feeds: all inputs except the caches.
-            past: values of the caches.
+            past: values of the caches, then those of the recurrent states.
             states: [tokens, embedding_size], filled with the last hidden states; None if they are not wanted.
 
         Returns:
-            Logits [sequence or wanted, vocab_size], and values of the longer caches.
+            Logits [sequence or wanted, vocab_size], and values of the longer caches and the new states.
         """
 
     def to_host(self, value: Any) -> npt.NDArray[Any]:
@@ -85,42 +87,42 @@ class ExplicitRunner(Runner):
     ) -> None:
         self._session: ExplicitSession | None = session
         self._graph, self._chunk = session.graph, chunk
-        sizes = [spec.bytes_per_token for spec in self._graph.caches.values()]
         self.info = self._graph.info(
             config,
-            (FullKV(sum(sizes)),),
+            _groups(self._graph),
             length=_context_length(self._graph, config, source),
             batched_multi_token=False,
-            kv_layout=_layout(self._graph),
+            kv_layout="" if self._graph.states else _layout(self._graph),
         )
         self._loras = LoraPlaces(self._graph.lora_modules, config.max_loras, config.max_lora_rank)
-        self._past: dict[int, list[Any]] = {}  # values by slot, in the order of the cache inputs
+        # Values by slot: caches in the order of the inputs, and states by the length that they sum up.
+        self._past: dict[int, list[Any]] = {}
+        self._states: dict[int, dict[int, list[Any]]] = {}
         self._lengths = np.zeros(config.max_slots, np.int64)
 
     def forward(self, rows: Sequence[Row]) -> list[Logits]:
         """Run one step; see ``Runner.forward``."""
         session = self._opened()
         check_rows(rows, self.info, self._lengths, self._graph.hidden_size)
-        results, computed = [], {}
-        for row in rows:
-            logits, computed[row.slot] = self._run_row(session, row)
-            results.append(logits)
-        for row in rows:
-            self._past[row.slot] = computed[row.slot]
+        computed = [self._run_row(session, row) for row in rows]
+        for row, (_, past, states) in zip(rows, computed, strict=True):
+            self._past[row.slot], self._states[row.slot] = past, states
             self._lengths[row.slot] = row.start + len(row.tokens)
-        return results
+        return [logits for logits, _, _ in computed]
 
     @property
     def kv_bytes(self) -> int:
         """Memory of the caches in bytes; shared caches count once."""
         lengths = {id(past): int(self._lengths[slot]) for slot, past in list(self._past.items())}
-        return self.info.kv_bytes_per_token * sum(lengths.values())
+        states = {id(state) for kept in list(self._states.values()) for state in list(kept.values())}
+        return self.info.kv_bytes_per_token * sum(lengths.values()) + self.info.state_bytes * len(states)
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         """Copy KV of positions [0, length); if that is all the slot holds, both slots share it."""
         if length > self._lengths[source]:
             raise ProviderRuntimeError(f"slot {source} holds {self._lengths[source]} tokens, not {length}")
-        self._past[target] = self._cut(self._opened(), source, length)
+        past, state = self._cut(self._opened(), source, length)
+        self._past[target], self._states[target] = past, {length: state}
         self._lengths[target] = length
 
     def load_lora(self, place: int, matrices: LoraMatrices) -> None:
@@ -130,6 +132,7 @@ class ExplicitRunner(Runner):
     def release(self, slot: int) -> None:
         """Free the slot's caches."""
         self._past.pop(slot, None)
+        self._states.pop(slot, None)
         self._lengths[slot] = 0
 
     def read_kv(self, slot: int, start: int, length: int) -> list[npt.NDArray[Any]]:
@@ -137,7 +140,7 @@ class ExplicitRunner(Runner):
         session, held = self._opened(), int(self._lengths[slot])
         if start + length > held:
             raise ProviderRuntimeError(f"slot {slot} holds {held} tokens, not {start + length}")
-        past = self._cut(session, slot, held)
+        past, _ = self._cut(session, slot, held)
         return [session.to_host(value)[0, :, start : start + length] for value in past]
 
     def write_kv(self, slot: int, start: int, length: int, parts: Sequence[npt.NDArray[Any]]) -> None:
@@ -148,7 +151,7 @@ class ExplicitRunner(Runner):
         shapes = [(spec.heads, length, spec.width) for spec in self._graph.caches.values()]
         if [part.shape for part in parts] != shapes:
             raise ProviderRuntimeError(f"the KV has another layout than {self.info.kv_layout}")
-        before = [session.to_host(value)[0, :, :start] for value in self._cut(session, slot, start)]
+        before = [session.to_host(value)[0, :, :start] for value in self._cut(session, slot, start)[0]]
         joined = (np.concatenate(pair, axis=1)[None] for pair in zip(before, parts, strict=True))
         self._past[slot] = [session.from_host(np.ascontiguousarray(array)) for array in joined]
         self._lengths[slot] = start + length
@@ -157,6 +160,7 @@ class ExplicitRunner(Runner):
         """Free all resources. The runner cannot be used afterwards."""
         with no_capture():  # a device frees the session
             self._past.clear()
+            self._states.clear()
             self._session = None
 
     def _opened(self) -> ExplicitSession:
@@ -164,17 +168,27 @@ class ExplicitRunner(Runner):
             raise ProviderRuntimeError("the runner is closed")
         return self._session
 
-    def _run_row(self, session: ExplicitSession, row: Row) -> tuple[Logits, list[Any]]:
-        past, parts = self._cut(session, row.slot, row.start), []
-        for begin, end in self._pieces(len(row.tokens)):
+    def _run_row(self, session: ExplicitSession, row: Row) -> tuple[Logits, list[Any], dict[int, list[Any]]]:
+        """Run a row; return its logits, its caches, and the states that are kept by length."""
+        past, state = self._cut(session, row.slot, row.start)
+        kept = {n: old for n, old in self._states.get(row.slot, {}).items() if n in row.checkpoints}
+        parts = []
+        for begin, end in self._pieces(row):
             first = min(max(begin, len(row.tokens) - row.num_logits), end)
             states = None if row.last_hidden_states is None else row.last_hidden_states[begin:end]
-            logits, past = session.run(self._feeds(row, begin, end, first), past, states)
+            logits, present = session.run(self._feeds(row, begin, end, first), [*past, *state], states)
+            past, state = present[: len(past)], present[len(past) :]
             parts.append(logits[len(logits) - (end - first) :])
-        return np.concatenate(parts), past
+            if row.start + end in row.checkpoints:
+                kept[row.start + end] = state
+        return np.concatenate(parts), past, {**kept, row.start + len(row.tokens): state}
 
-    def _pieces(self, size: int) -> Iterator[tuple[int, int]]:
-        yield from ((begin, min(begin + self._chunk, size)) for begin in range(0, size, self._chunk))
+    def _pieces(self, row: Row) -> Iterator[tuple[int, int]]:
+        """Yield the first and last token of each run; a state is known only where a run ends."""
+        size = len(row.tokens)
+        ends = {length - row.start for length in row.checkpoints if row.start < length}
+        places = sorted({*range(0, size, self._chunk), *ends, size})
+        yield from itertools.pairwise(places)
 
     def _feeds(self, row: Row, begin: int, end: int, first: int) -> dict[str, npt.NDArray[Any]]:
         """Return the inputs for tokens [begin, end) of a row; tokens from ``first`` on want logits."""
@@ -193,18 +207,32 @@ class ExplicitRunner(Runner):
             feeds[HIDDEN_STATES] = np.ascontiguousarray(row.hidden_states[begin:end], np.float32)[None]
         return {name: array for name, array in feeds.items() if name in self._graph.inputs}
 
-    def _cut(self, session: ExplicitSession, slot: int, length: int) -> list[Any]:
-        """Return the caches of a slot's first ``length`` positions; shorter ones are copied on the host."""
+    def _cut(self, session: ExplicitSession, slot: int, length: int) -> tuple[list[Any], list[Any]]:
+        """Return the caches of a slot's first ``length`` positions, and the state after them.
+
+        Shorter caches are copied on the host. A state cannot be cut: there must be a checkpoint.
+        """
         held = self._past.get(slot)
         if held is None or not length:
-            return [
-                session.from_host(np.zeros((1, spec.heads, 0, spec.width), spec.dtype))
-                for spec in self._graph.caches.values()
-            ]
+            specs, shapes = self._graph.caches.values(), self._graph.states.values()
+            empty = [np.zeros((1, spec.heads, 0, spec.width), spec.dtype) for spec in specs]
+            zeros = [np.zeros((1, *shape), np.float32) for shape in shapes]
+            return [*map(session.from_host, empty)], [*map(session.from_host, zeros)]
+        state = self._states.get(slot, {}).get(length)
+        if state is None and self._graph.states:
+            raise ProviderRuntimeError(f"slot {slot} has no state after {length} tokens")
         if length == self._lengths[slot]:
-            return held
+            return held, state or []
         shorter = (np.ascontiguousarray(session.to_host(value)[:, :, :length]) for value in held)
-        return [session.from_host(array) for array in shorter]
+        return [session.from_host(array) for array in shorter], state or []
+
+
+def _groups(graph: DecoderGraph) -> KVGroups:
+    caches = FullKV(sum(spec.bytes_per_token for spec in graph.caches.values()))
+    if not graph.states:
+        return (caches,)
+    states = StateKV(state_bytes=4 * sum(math.prod(shape) for shape in graph.states.values()))
+    return (caches, states) if graph.caches else (states,)
 
 
 def _layout(graph: DecoderGraph) -> str:

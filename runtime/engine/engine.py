@@ -351,4 +351,8 @@ def _tier(config: EngineConfig, info: RunnerInfo, identity: str) -> Tier | None:
     folder = None if config.prefix_cache_dir is None else Path(config.prefix_cache_dir)
     if folder is not None and not identity:
         raise UsageError("prefix_cache_dir needs the model's identity: load it with LLM, or pass identity")
+    if info.state_bytes and (folder is not None or config.swap_bytes):
+        raise UsageError(
+            "the model's recurrent states are not kept in tiers; omit prefix_cache_dir and swap_bytes"
+        )
     return make_tier(folder, config.prefix_cache_bytes, config.swap_bytes, info.kv_layout)

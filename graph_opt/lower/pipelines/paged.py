@@ -43,6 +43,7 @@ from ...passes.normalize.float_compute import FloatComputePass
 from ...passes.remove_unused import RemoveUnusedNodesPass
 from ..attention.attention import rope_misfit
 from ..attention.kv_int8 import CacheScales, TakeCacheScalesPass
+from ..attention.recurrent_states import RefuseStatesPass
 from ..attention.rope_tables import RopeTablesPass
 from ..attention.shared_cache import SharedCachePass
 from ..outputs.logits import SelectLogitsPass
@@ -251,6 +252,7 @@ def paged_passes(context_length: int, *, explicit: bool = False) -> list[ir.pass
     scales = CacheScales()
     return [
         RequireDynamicSequencePass(),
+        RefuseStatesPass(),  # OpenVINO 2026.4 converts no operator with states
         Float8WeightsPass(),
         WeightOnlyProductsPass(),
         SplitMinimaPass(),

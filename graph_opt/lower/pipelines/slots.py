@@ -17,6 +17,7 @@ from ...quantize.formats.half_pass import HALF_TYPES
 from ..attention.attention import GroupQueryAttentionPass
 from ..attention.kv_int8 import KV_CACHE_MODES, CacheScales, Int8CachePass, TakeCacheScalesPass
 from ..attention.norms_in_attention import NormsInAttentionPass
+from ..attention.recurrent_states import MicrosoftStatesPass, RefuseStatesPass
 from ..attention.slot_inputs import SlotInputsPass
 from ..chain.chain_pass import ChainPass
 from ..kernels import CPU, Kernels
@@ -97,6 +98,7 @@ def slot_passes(options: SlotOptions) -> list[ir.passes.PassBase]:
     scaled = options.kv_cache == "int8" and not (options.paged and kernels.paged_attention)
     passes: list[ir.passes.PassBase] = [
         RequireDynamicSequencePass(),
+        MicrosoftStatesPass() if options.explicit else RefuseStatesPass(),
         TakeCacheScalesPass(scales, required=scaled),
         *_float_passes(options),
         common.ShapeInferencePass(),

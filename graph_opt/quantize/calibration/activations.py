@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from ....contract import ATTENTION_MASK, INPUT_IDS, POSITION_IDS, is_past
+from ....contract import ATTENTION_MASK, INPUT_IDS, POSITION_IDS, is_past, is_past_state
 from ....errors import GraphError, MissingExtraError, UsageError
 from ....progress import Progress
 from ...graph.integer_weights import prepare_sums
@@ -124,6 +124,8 @@ def fresh_sequence(inputs: Mapping[str, Sequence[Any]], tokens: Tokens, start: i
     for name, shape in inputs.items():
         if is_past(name):
             feed[name] = np.zeros((1, shape[1], 0, shape[3]), np.float32)
+        elif is_past_state(name):
+            feed[name] = np.zeros((1, *shape[1:]), np.float32)
     return {name: value for name, value in feed.items() if name in inputs}
 
 

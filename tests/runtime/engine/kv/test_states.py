@@ -149,7 +149,7 @@ def test_what_cuts_sequences_is_refused() -> None:
         Engine(make_runner(), EngineConfig(), PromptLookup())
     with pytest.raises(UsageError, match="evict"):
         Engine(make_runner(), EngineConfig(kv_eviction_tokens=20))
-    with pytest.raises(UsageError, match="cannot move KV"):
+    with pytest.raises(UsageError, match="recurrent states are not kept in tiers"):
         Engine(make_runner(), EngineConfig(swap_bytes=100))
 
 

@@ -1,0 +1,45 @@
+"""Layers with recurrent states, which memories of slots and blocks do not hold yet."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import onnx_ir as ir
+
+from ....contract import is_past_state
+from ....errors import UnsupportedAttentionError
+from ...graph.edit import MICROSOFT
+from ...passes.base import GraphPass
+
+
+class RefuseStatesPass(GraphPass):
+    """Refuse a graph with recurrent states, which is then lowered with explicit ones where that is possible.
+
+    Raises:
+        UnsupportedAttentionError: the graph has such states.
+    """
+
+    def rewrite(self, graph: ir.Graph) -> None:
+        """Check the inputs."""
+        states = [value.name for value in graph.inputs if is_past_state(value.name)]
+        if states:
+            raise UnsupportedAttentionError(
+                f"the graph has recurrent states ({states[0]} and others), which slots and blocks do not hold"
+            )
+
+
+class MicrosoftStatesPass(GraphPass):
+    """Replace the standard's operators with states, of opset 27, by equal ones of com.microsoft.
+
+    So the graph needs no newer opset than its other operators do.
+    """
+
+    operators: ClassVar[frozenset[str]] = frozenset({"LinearAttention", "CausalConvWithState"})
+
+    def rewrite(self, graph: ir.Graph) -> None:
+        """Change the domain of each such node."""
+        for node in graph.all_nodes():
+            if node.op_type in self.operators and not node.domain:
+                node.domain, node.version = MICROSOFT, None
+                graph.opset_imports.setdefault(MICROSOFT, 1)
+                self.fired += 1

@@ -1,0 +1,75 @@
+"""Models with recurrent states: tokens of transformers; hits, neighbours and preemption change none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from exporter_golden import golden_path, prompt
+from family_cases import write_case
+
+from carryall.errors import UsageError
+from carryall.runtime.api.llm import LLM
+from carryall.runtime.types.sampling_params import SamplingParams
+
+CASES = ["qwen3_5_text", "lfm2"]
+GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, logprobs=0)
+
+
+@pytest.fixture(scope="module", params=CASES)
+def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_case(str(request.param), tmp_path_factory.mktemp(str(request.param)) / "checkpoint")
+
+
+def conversation(turns: int, length: int = 9) -> list[int]:
+    tokens: list[int] = np.random.default_rng(7).integers(0, 250, turns * length).tolist()
+    return tokens
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("case", CASES)
+def test_greedy_tokens_are_those_of_transformers(case: str, tmp_path: Path) -> None:
+    row = prompt()[0][0].tolist()
+    with LLM(write_case(case, tmp_path), max_slots=2) as llm:
+        params = SamplingParams(temperature=0.0, max_tokens=32, ignore_eos=True)
+        (output,) = llm.generate([row], params)
+    with np.load(golden_path(case)) as golden:
+        assert output.outputs[0].token_ids == golden["tokens"][0].tolist()
+
+
+@pytest.mark.long
+def test_a_later_turn_resumes_from_the_state_and_equals_a_cold_run(checkpoint: Path) -> None:
+    with LLM(checkpoint, max_slots=4) as warm, LLM(checkpoint, max_slots=4, prefix_cache=False) as cold:
+        turns: list[int] = []
+        for turn in range(3):
+            turns += conversation(turn + 1)[-9:]
+            (hit,), (whole,) = warm.generate([turns], GREEDY), cold.generate([turns], GREEDY)
+            assert hit.outputs[0].token_ids == whole.outputs[0].token_ids
+            # onnxruntime's products depend on the number of rows, so not in bits.
+            assert hit.outputs[0].cumulative_logprob == pytest.approx(
+                whole.outputs[0].cumulative_logprob, abs=1e-3
+            )
+            assert hit.metrics is not None
+            # All but the last token of the answer, whose state is not computed.
+            assert hit.metrics.cached_tokens == (len(turns) - 9 - 1 if turn else 0)
+            turns += hit.outputs[0].token_ids
+
+
+@pytest.mark.long
+def test_neighbours_pieces_and_preemption_change_no_token(checkpoint: Path) -> None:
+    prompts = [conversation(2, length)[: 5 + length] for length in (4, 11, 20, 31)]
+    with LLM(checkpoint, max_slots=4) as llm:
+        expected = [llm.generate([each], GREEDY)[0].outputs[0].token_ids for each in prompts]
+        info = llm._engine.info
+    budget = 4 * info.state_bytes + 70 * info.kv_bytes_per_token
+    with LLM(checkpoint, max_slots=4, max_step_tokens=7, kv_bytes=budget) as llm:
+        together = [output.outputs[0].token_ids for output in llm.generate(prompts, GREEDY)]
+        assert llm.stats().preemptions > 0
+    assert together == expected
+
+
+def test_what_cannot_keep_states_is_refused(checkpoint: Path, tmp_path: Path) -> None:
+    for option in ({"prefix_cache_dir": str(tmp_path)}, {"context_shift": True}):
+        with pytest.raises(UsageError, match="state"):
+            LLM(checkpoint, **option)
