@@ -13,13 +13,13 @@ import os
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import onnx
-from google.protobuf.message import DecodeError
-from onnx import numpy_helper
+
+if TYPE_CHECKING:
+    import onnx
 
 ENTRY = "optimization.disable_specified_optimizers"
 _NORMS = ("LayerNormFusionL1", "LayerNormFusionL2", "SimplifiedLayerNormFusion")
@@ -52,6 +52,9 @@ def _of_content(content: mmap.mmap | bytes) -> tuple[str, ...]:
     candidates = [fusion for words, fusion in _OUTLINES if all(content.find(word) >= 0 for word in words)]
     if not candidates:
         return ()
+    import onnx  # only here: most models have no candidate, and loading takes a tenth of a second
+    from google.protobuf.message import DecodeError
+
     with memoryview(content) as view:
         try:
             model = onnx.ModelProto.FromString(_without_weights(view))
@@ -154,6 +157,8 @@ class _Scope:
 
     def constant(self, name: str) -> npt.NDArray[Any] | None:
         """Return a small constant, None if the value is another."""
+        from onnx import numpy_helper
+
         tensor, node = self.constants.get(name), self.producers.get(name)
         if tensor is not None and not tensor.external_data:
             return numpy_helper.to_array(tensor)

@@ -33,7 +33,7 @@ class TokenLimits:
             UsageError: ``max_step_tokens`` is less than the slots need, or ``kv_bytes`` less than a state.
         """
         step, kv, state = _step_tokens(config, info), _kv_tokens(config, info), state_tokens(info)
-        if kv is not None and kv <= state:
+        if kv is not None and state and kv <= state:
             raise UsageError(f"kv_bytes must be more than the {info.state_bytes} bytes of a sequence's state")
         every_slot = info.max_slots * info.context_length
         return cls(

@@ -233,7 +233,7 @@ def test_a_prompt_alone_is_enough_where_the_model_is_configured(
 ) -> None:
     args = ["run", "some words", "--max-tokens", "2", "--quiet"]
     result = CliRunner().invoke(carryall, args)
-    assert (result.exit_code, "no prompt is given" in result.output) == (2, True), result.output
+    assert (result.exit_code, "no model 'some words'" in result.output) == (2, True), result.output
     result = CliRunner().invoke(carryall, args, env={"CARRYALL_MODEL": str(tiny_package)})
     assert result.exit_code == 0, result.output
 

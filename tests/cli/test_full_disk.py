@@ -102,8 +102,12 @@ def test_an_output_that_cannot_be_created_is_refused_before_any_work(
     monkeypatch.setattr("carryall.graph_opt.pipeline.pipeline._check_names", work)
     below = place if writer == "optimize a file" else place / "a/b"
     result = run(*WRITERS[writer](tiny_checkpoint, tiny_package, below / "out"))
-    expected = f"error: [Errno {number}] {os.strerror(number)}: '{place}'\n"
-    assert (result.exit_code, result.stderr) == (1, expected)
+    if number == errno.ENOTDIR:
+        out = below / "out" if writer != "optimize a file" else below / "out.onnx"
+        expected = f"error: {out} cannot be created: {place} is not a folder; name a place inside of one\n"
+    else:
+        expected = f"error: [Errno {number}] {os.strerror(number)}: '{place}'\n"
+    assert (result.exit_code, result.stderr) == (2 if number == errno.ENOTDIR else 1, expected)
     assert list(tmp_path.rglob("*")) == [place]
 
 

@@ -30,7 +30,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Resu
 def test_run_and_batch_use_adapters(run: Callable[[str], Result]) -> None:
     options = "--temperature 0 --max-tokens 6 -q"
     texts = {
-        lora: run(f"run base x {options} --json {f'--lora {lora}={lora}' if lora else ''}")
+        lora: run(f"run base x --raw {options} --json {f'--lora {lora}={lora}' if lora else ''}")
         for lora in ("", "a", "b")
     }
     assert [one.exit_code for one in texts.values()] == [0, 0, 0]

@@ -276,7 +276,7 @@ def test_chat_at_a_terminal(tiny_package: Path) -> None:
     assert process.returncode == 0
     assert out.startswith("> ")
     assert error.startswith(
-        "error: the prompt has"
+        "error: prompt is too long"
     )  # a message that is too long does not end the conversation
 
 
