@@ -202,6 +202,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "gemma4": ("gemma4", {"seed": 1}),
     "qwen3_5_text": ("qwen3_5_text", {"seed": 4}),
+    "qwen3_5_text-tiles": ("qwen3_5_text", {"seed": 3, "linear_value_head_dim": 16}),  # for CPU kernels
     "qwen3_5": ("qwen3_5", {"seed": 4}),
     "lfm2": ("lfm2", {}),
     "lfm2-biases": ("lfm2", {"conv_bias": True, "conv_L_cache": 5, "tie_word_embeddings": False}),
