@@ -212,6 +212,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 # whole.
 LENGTH_DEPENDENT = {"llama-dynamic", "phi3"}
 
+WITH_STATES = {case for case in CASES if case.startswith(("lfm2", "qwen3_5"))}
+
 # In transformers, padding changes the states of these: it masks the input of a projection with a bias.
 PADDING_CHANGES_TRANSFORMERS = {"lfm2-biases"}
 
