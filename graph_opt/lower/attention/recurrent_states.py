@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import onnx_ir as ir
 
 from ....contract import is_past_state
 from ....errors import UnsupportedAttentionError
-from ...graph.edit import MICROSOFT
+from ...graph.recurrent_states import use_microsoft_states
 from ...passes.base import GraphPass
 
 
@@ -34,12 +32,6 @@ class MicrosoftStatesPass(GraphPass):
     So the graph needs no newer opset than its other operators do.
     """
 
-    operators: ClassVar[frozenset[str]] = frozenset({"LinearAttention", "CausalConvWithState"})
-
     def rewrite(self, graph: ir.Graph) -> None:
         """Change the domain of each such node."""
-        for node in graph.all_nodes():
-            if node.op_type in self.operators and not node.domain:
-                node.domain, node.version = MICROSOFT, None
-                graph.opset_imports.setdefault(MICROSOFT, 1)
-                self.fired += 1
+        self.fired += use_microsoft_states(graph)

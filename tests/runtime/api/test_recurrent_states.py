@@ -9,6 +9,7 @@ import pytest
 from exporter_golden import golden_path, prompt
 from family_cases import write_case
 
+from carryall import QuantizationRecipe, evaluate, quantize
 from carryall.errors import UsageError
 from carryall.runtime.api.llm import LLM
 from carryall.runtime.types.sampling_params import SamplingParams
@@ -73,3 +74,18 @@ def test_what_cannot_keep_states_is_refused(checkpoint: Path, tmp_path: Path) ->
     for option in ({"prefix_cache_dir": str(tmp_path)}, {"context_shift": True}):
         with pytest.raises(UsageError, match="state"):
             LLM(checkpoint, **option)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("method", ["int4", "int8"])
+def test_calibrated_quantization_reads_the_states_of_a_text(
+    checkpoint: Path, tmp_path: Path, method: str
+) -> None:
+    numbers = np.random.default_rng(3).integers(0, 999, 600)
+    text = tmp_path / "text.txt"
+    text.write_text(" ".join(map(str, numbers)), encoding="utf-8")
+    recipe = QuantizationRecipe(method, calibration=str(text), calibration_tokens=512)
+    quantize(checkpoint, tmp_path / "out", recipe)
+    measured = evaluate(tmp_path / "out", text.read_text(), reference=checkpoint, max_tokens=256)
+    assert measured.prediction.mean_kl is not None
+    assert measured.prediction.mean_kl < {"int4": 0.2, "int8": 0.03}[method]
