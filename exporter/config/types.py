@@ -52,6 +52,7 @@ class ExpertsConfig:
         scale: factor of the routing weights.
         alpha: factor inside the sigmoid of an expert's SiLU.
         limit: bound of an expert's gate and up projections.
+        corrected: whether a bias of each expert takes part in the selection, not in the weights.
     """
 
     scope: str
@@ -66,6 +67,7 @@ class ExpertsConfig:
     scale: float = 1.0
     alpha: float = 1.0
     limit: float = math.inf
+    corrected: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

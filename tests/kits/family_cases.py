@@ -204,7 +204,15 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_5_text": ("qwen3_5_text", {"seed": 4}),
     "qwen3_5_text-tiles": ("qwen3_5_text", {"seed": 3, "linear_value_head_dim": 16}),  # for CPU kernels
     "qwen3_5": ("qwen3_5", {"seed": 4}),
+    "qwen3_5_moe_text": ("qwen3_5_moe_text", {"seed": 6}),
+    "qwen3_5_moe": ("qwen3_5_moe", {"seed": 6}),
+    "qwen3_next": ("qwen3_next", {"seed": 7, "linear_value_head_dim": 16}),
     "lfm2": ("lfm2", {}),
+    "lfm2_moe": ("lfm2_moe", {"seed": 1}),
+    "lfm2_moe-unnormalized": (
+        "lfm2_moe",
+        {"norm_topk_prob": False, "use_expert_bias": False, "routed_scaling_factor": 1.5},
+    ),
     "lfm2-biases": ("lfm2", {"conv_bias": True, "conv_L_cache": 5, "tie_word_embeddings": False}),
 }
 
@@ -212,13 +220,18 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 # whole.
 LENGTH_DEPENDENT = {"llama-dynamic", "phi3"}
 
-WITH_STATES = {case for case in CASES if case.startswith(("lfm2", "qwen3_5"))}
+WITH_STATES = {case for case in CASES if case.startswith(("lfm2", "qwen3_5", "qwen3_next"))}
 
 # In transformers, padding changes the states of these: it masks the input of a projection with a bias.
 PADDING_CHANGES_TRANSFORMERS = {"lfm2-biases"}
 
 # Cases that share the golden file of another, because transformers would need additional, unused weights.
-GOLDEN_OF = {"gemma3": "gemma3_text", "gemma4": "gemma4_text", "qwen3_5": "qwen3_5_text"}
+GOLDEN_OF = {
+    "gemma3": "gemma3_text",
+    "gemma4": "gemma4_text",
+    "qwen3_5": "qwen3_5_text",
+    "qwen3_5_moe": "qwen3_5_moe_text",
+}
 
 
 def write_case(name: str, folder: Path) -> Path:

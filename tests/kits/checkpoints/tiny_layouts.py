@@ -292,10 +292,24 @@ _LATENT: Config = {
 def _qwen3_5(config: Mapping[str, Any], prefix: str = "model.") -> Shapes:
     hidden, heads = config["hidden_size"], config["linear_num_value_heads"]
     size, head_dim = config["linear_value_head_dim"], config["head_dim"]
-    channels = 2 * config["linear_num_key_heads"] * config["linear_key_head_dim"] + heads * size
+    keys = config["linear_num_key_heads"] * config["linear_key_head_dim"]
+    channels = 2 * keys + heads * size
+    if config.get("model_type") == "qwen3_next":
+        projections = modules(
+            linear_attn__in_proj_qkvz=(channels + heads * size, hidden),
+            linear_attn__in_proj_ba=(2 * heads, hidden),
+        )
+    else:
+        projections = modules(
+            linear_attn__in_proj_qkv=(channels, hidden),
+            linear_attn__in_proj_z=(heads * size, hidden),
+            linear_attn__in_proj_a=(heads, hidden),
+            linear_attn__in_proj_b=(heads, hidden),
+        )
 
     def layer(i: int) -> Shapes:
-        shapes = gated_mlp(config) | norms(config, "input", "post_attention")
+        shapes = _qwen3_5_experts(config) if "num_experts" in config else gated_mlp(config)
+        shapes |= norms(config, "input", "post_attention")
         if config["layer_types"][i] == "full_attention":
             shapes |= attention(config) | modules(
                 self_attn__q_norm=(head_dim,), self_attn__k_norm=(head_dim,)
@@ -303,10 +317,7 @@ def _qwen3_5(config: Mapping[str, Any], prefix: str = "model.") -> Shapes:
             rows, columns = shapes["self_attn.q_proj.weight"]
             return shapes | {"self_attn.q_proj.weight": (2 * rows, columns)}
         return shapes | {
-            **modules(
-                linear_attn__in_proj_qkv=(channels, hidden), linear_attn__in_proj_z=(heads * size, hidden)
-            ),
-            **modules(linear_attn__in_proj_a=(heads, hidden), linear_attn__in_proj_b=(heads, hidden)),
+            **projections,
             **modules(linear_attn__out_proj=(hidden, heads * size), linear_attn__norm=(size,)),
             "linear_attn.conv1d.weight": (channels, 1, config["linear_conv_kernel_dim"]),
             "linear_attn.A_log": (heads,),
@@ -314,6 +325,26 @@ def _qwen3_5(config: Mapping[str, Any], prefix: str = "model.") -> Shapes:
         }
 
     return decoder(config, layer, prefix=prefix)
+
+
+def _qwen3_5_experts(config: Mapping[str, Any]) -> Shapes:
+    hidden, count, inner = config["hidden_size"], config["num_experts"], config["moe_intermediate_size"]
+    shared = config["shared_expert_intermediate_size"]
+    shapes = modules(mlp__gate=(count, hidden), mlp__shared_expert_gate=(1, hidden))
+    shapes |= _gated("mlp__shared_expert__", hidden, shared)
+    if config.get("model_type") == "qwen3_next":
+        for i in range(count):
+            shapes |= _gated(f"mlp__experts__{i}__", hidden, inner)
+        return shapes
+    return shapes | {
+        "mlp.experts.gate_up_proj": (count, 2 * inner, hidden),
+        "mlp.experts.down_proj": (count, hidden, inner),
+    }
+
+
+def _gated(prefix: str, hidden: int, inner: int) -> Shapes:
+    wide = dict.fromkeys((f"{prefix}gate_proj", f"{prefix}up_proj"), (inner, hidden))
+    return modules(**wide, **{f"{prefix}down_proj": (hidden, inner)})
 
 
 def _qwen3_5_seeing(config: Mapping[str, Any]) -> Shapes:
@@ -329,9 +360,21 @@ def _lfm2(config: Mapping[str, Any]) -> Shapes:
     hidden, inner = config["hidden_size"], config["intermediate_size"]
     size, bias = hidden // config["num_attention_heads"], config["conv_bias"]
 
+    def gated(scope: str, inner: int) -> Shapes:
+        wide = dict.fromkeys((f"{scope}__w1", f"{scope}__w3"), (inner, hidden))
+        return modules(**{f"{scope}__w2": (hidden, inner)}, **wide)
+
+    def feed_forward(i: int) -> Shapes:
+        if i < config.get("num_dense_layers", i + 1):
+            return gated("feed_forward", inner)
+        count = config["num_experts"]
+        shapes = modules(feed_forward__gate=(count, hidden))
+        for expert in range(count):
+            shapes |= gated(f"feed_forward__experts__{expert}", config["moe_intermediate_size"])
+        return shapes | ({"feed_forward.expert_bias": (count,)} if config["use_expert_bias"] else {})
+
     def layer(i: int) -> Shapes:
-        shapes = modules(operator_norm=(hidden,), ffn_norm=(hidden,), feed_forward__w2=(hidden, inner))
-        shapes |= modules(feed_forward__w1=(inner, hidden), feed_forward__w3=(inner, hidden))
+        shapes = modules(operator_norm=(hidden,), ffn_norm=(hidden,)) | feed_forward(i)
         if config["layer_types"][i] == "full_attention":
             shapes |= attention(config) | modules(
                 self_attn__q_layernorm=(size,), self_attn__k_layernorm=(size,)
@@ -365,6 +408,26 @@ _QWEN3_5: Config = {
         "mrope_section": [2, 1, 1],
         "mrope_interleaved": True,
     },
+}
+
+_QWEN3_5_MOE: Config = {
+    **_QWEN3_5,
+    "num_hidden_layers": 2,
+    "layer_types": ["linear_attention", "full_attention"],
+    "num_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 16,
+    "shared_expert_intermediate_size": 24,
+}
+
+_LFM2: Config = {
+    **BASE,
+    "num_hidden_layers": 3,
+    "norm_eps": 1e-5,
+    "layer_types": ["conv", "full_attention", "conv"],
+    "conv_L_cache": 3,
+    "conv_bias": False,
+    "tie_word_embeddings": True,
 }
 
 LAYOUTS: dict[str, tuple[Config, Callable[[Mapping[str, Any]], Shapes]]] = {
@@ -440,16 +503,23 @@ LAYOUTS: dict[str, tuple[Config, Callable[[Mapping[str, Any]], Shapes]]] = {
         {"text_config": {"model_type": "qwen3_5_text", **_QWEN3_5}, "tie_word_embeddings": False},
         _qwen3_5_seeing,
     ),
-    "lfm2": (
+    "qwen3_5_moe_text": (_QWEN3_5_MOE, _qwen3_5),
+    "qwen3_5_moe": (
+        {"text_config": {"model_type": "qwen3_5_moe_text", **_QWEN3_5_MOE}, "tie_word_embeddings": False},
+        _qwen3_5_seeing,
+    ),
+    "qwen3_next": ({**_QWEN3_5_MOE, "norm_topk_prob": True}, _qwen3_5),
+    "lfm2": ({**_LFM2, "block_auto_adjust_ff_dim": False}, _lfm2),
+    "lfm2_moe": (
         {
-            **BASE,
-            "num_hidden_layers": 3,
-            "norm_eps": 1e-5,
-            "layer_types": ["conv", "full_attention", "conv"],
-            "conv_L_cache": 3,
-            "conv_bias": False,
-            "block_auto_adjust_ff_dim": False,
-            "tie_word_embeddings": True,
+            **_LFM2,
+            "num_dense_layers": 1,
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 16,
+            "norm_topk_prob": True,
+            "use_expert_bias": True,
+            "routed_scaling_factor": 1.0,
         },
         _lfm2,
     ),
