@@ -14,7 +14,7 @@ from .elementwise import activation
 from .feed_forward import gated_linear_unit, gated_mlp
 from .projections import linear
 
-_BOTH = "gate_up_proj"
+STACKS = ("gate_up_proj", "down_proj")
 
 
 def mlp(net: Decoder, layer: int, x: ir.Value) -> ir.Value:
@@ -94,14 +94,16 @@ def _argsort(net: Decoder, numbers: ir.Value) -> ir.Value:
 def _expert(net: Decoder, x: ir.Value, index: int, experts: ExpertsConfig) -> ir.Value:
     """Write expert ``index``, applied to its tokens x [n, hidden]. Weights are stored alone or in stacks."""
     with net.scope("experts"):
-        if net.qualified(_BOTH) in net.checkpoint:
+        if net.qualified(STACKS[0]) in net.checkpoint:
             return stacked_expert(net, x, index, experts)
         with net.scope(str(index)):
             return gated_linear_unit(net, x, experts.names, experts.width)
 
 
-def stacked_expert(net: Decoder, x: ir.Value, index: int, experts: ExpertsConfig) -> ir.Value:
-    """Write expert ``index``, whose weights are parts of the stacks [experts, out, in], for x [n, hidden]."""
+def stacked_expert(
+    net: Decoder, x: ir.Value, index: int, experts: ExpertsConfig, stacks: tuple[str, str] = STACKS
+) -> ir.Value:
+    """Write expert ``index``, whose weights are parts of two stacks [experts, out, in], for x [n, hidden]."""
     hidden, width = net.config.hidden_size, experts.width
 
     def product(stored: str, name: str, x: ir.Value, shape: tuple[int, int], part: slice) -> ir.Value:
@@ -114,9 +116,9 @@ def stacked_expert(net: Decoder, x: ir.Value, index: int, experts: ExpertsConfig
             return net.op("MatMul", x, weight)
 
     both = (2 * width, hidden)
-    gate = activation(net, product(_BOTH, "gate_proj", x, both, slice(width)))
-    up = product(_BOTH, "up_proj", x, both, slice(width, None))
-    return product("down_proj", "down_proj", net.op("Mul", gate, up), (hidden, width), slice(None))
+    gate = activation(net, product(stacks[0], "gate_proj", x, both, slice(width)))
+    up = product(stacks[0], "up_proj", x, both, slice(width, None))
+    return product(stacks[1], "down_proj", net.op("Mul", gate, up), (hidden, width), slice(None))
 
 
 def _shared_expert(net: Decoder, x: ir.Value, experts: ExpertsConfig) -> ir.Value:

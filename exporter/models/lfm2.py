@@ -69,7 +69,14 @@ def hybrid_config(raw: RawConfig, experts: Sequence[ExpertsConfig | None] | None
         raise UnsupportedModelError(
             f"layer type '{unknown[0]}' is not supported; supported: {', '.join(_KINDS)}"
         )
-    state = StateConfig(channels=hidden, taps=integer(raw, "conv_L_cache"), bias=bool(raw["conv_bias"]))
+    bias = bool(raw["conv_bias"])
+    state = StateConfig(
+        channels=hidden,
+        taps=integer(raw, "conv_L_cache"),
+        bias=bias,
+        projection_bias=bias,
+        output_bias=bias,
+    )
     rope = rope_config(raw)
     return decoder_config(
         {**raw, "rms_norm_eps": raw["norm_eps"], "intermediate_size": _width(raw)},
@@ -123,8 +130,8 @@ def gated_convolution(net: Decoder, layer: int, x: ir.Value) -> ir.Value:
     assert state is not None  # noqa: S101 -- ``build`` has checked
     with net.scope("conv"):
         parts = {"in_proj.b": hidden, "in_proj.c": hidden, "in_proj.x": hidden}
-        b, c, x = layers.split_linear(net, "in_proj", parts, x, hidden, bias=state.bias)
+        b, c, x = layers.split_linear(net, "in_proj", parts, x, hidden, bias=state.projection_bias)
         x = net.op("Transpose", net.without_padding(net.op("Mul", b, x)), perm=[0, 2, 1])
         x = short_convolution(net, layer, state, "conv", x, silu=False)
         x = net.op("Mul", c, net.op("Transpose", x, perm=[0, 2, 1]))
-        return layers.linear(net, "out_proj", x, hidden, hidden, bias=state.bias)
+        return layers.linear(net, "out_proj", x, hidden, hidden, bias=state.output_bias)

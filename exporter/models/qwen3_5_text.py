@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import onnx_ir as ir
 
 from ...errors import UnsupportedModelError
@@ -22,6 +21,7 @@ from ..config import (
 )
 from ..decoder import Decoder
 from ..layers.experts import mlp
+from ..layers.mamba import negative_power
 from ..layers.projections import View
 from ..layers.recurrent import delta_attention, short_convolution
 from ..weights import Array
@@ -170,7 +170,7 @@ def linear_attention(net: Decoder, layer: int, x: ir.Value, project: Projections
         q, k, v = net.ops("Split", mixed, net.ints(keys, keys, values), num_outputs=3, axis=-1)
         beta = net.op("Sigmoid", parts.beta)
         rate = net.op("Softplus", net.op("Add", parts.rate, net.weight("dt_bias", state.heads)))
-        decay = net.op("Mul", rate, net.weight("A_log", state.heads, view=_negative_power, new_name="A"))
+        decay = net.op("Mul", rate, net.weight("A_log", state.heads, view=negative_power, new_name="A"))
         out = delta_attention(net, layer, state, q, k, v, decay, beta)
         out = layers.head_norm(net, "norm", out, state.heads, size=state.value_size)
         out = net.op("Mul", out, net.op("Mul", parts.gate, net.op("Sigmoid", parts.gate)))
@@ -185,8 +185,3 @@ def _half_of_heads(heads: int, half: int) -> View:
         return by_head[:, half].reshape(-1, *array.shape[1:])
 
     return view
-
-
-def _negative_power(logarithms: Array) -> Array:
-    """Return -exp(A_log), float32: the negative rates of decay."""
-    return -np.exp(logarithms.astype(np.float32))

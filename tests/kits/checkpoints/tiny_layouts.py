@@ -388,6 +388,98 @@ def _lfm2(config: Mapping[str, Any]) -> Shapes:
     return decoder(config, layer, norm="embedding_norm")
 
 
+def _mamba(
+    hidden: int,
+    heads: int,
+    size: int,
+    groups: int,
+    state: int,
+    taps: int,
+    *,
+    norm: bool = True,
+    bias: bool = True,
+) -> Shapes:
+    inner, channels = heads * size, heads * size + 2 * groups * state
+    shapes = modules(in_proj=(inner + channels + heads, hidden), out_proj=(hidden, inner))
+    shapes |= {"conv1d.weight": (channels, 1, taps), "A_log": (heads,), "D": (heads,), "dt_bias": (heads,)}
+    shapes |= {"conv1d.bias": (channels,)} if bias else {}
+    return shapes | (modules(norm=(inner,)) if norm else {})
+
+
+def _mamba_of(config: Mapping[str, Any], scope: str, *, norm: bool = True) -> Shapes:
+    shapes = _mamba(
+        config["hidden_size"],
+        config["mamba_n_heads"],
+        config["mamba_d_head"],
+        config["mamba_n_groups"],
+        config["mamba_d_state"],
+        config["mamba_d_conv"],
+        norm=norm,
+        bias=config["mamba_conv_bias"],
+    )
+    if config["mamba_proj_bias"]:
+        shapes["in_proj.bias"] = shapes["in_proj.weight"][:1]
+    return {f"{scope}.{name}": shape for name, shape in shapes.items()}
+
+
+def _granite_moe(config: Mapping[str, Any]) -> Shapes:
+    hidden, inner, count = config["hidden_size"], config["intermediate_size"], config["num_local_experts"]
+    shared, types = config.get("shared_intermediate_size", 0), config.get("layer_types")
+
+    def layer(i: int) -> Shapes:
+        shapes = norms(config, "input", "post_attention")
+        attends = types is None or types[i] == "attention"
+        shapes |= attention(config) if attends else _mamba_of(config, "mamba")
+        if count:
+            shapes |= modules(block_sparse_moe__router__layer=(count, hidden))
+            shapes["block_sparse_moe.input_linear.weight"] = (count, 2 * inner, hidden)
+            shapes["block_sparse_moe.output_linear.weight"] = (count, hidden, inner)
+        if shared:
+            shapes |= modules(shared_mlp__input_linear=(2 * shared, hidden))
+            shapes |= modules(shared_mlp__output_linear=(hidden, shared))
+        return shapes
+
+    return decoder(config, layer)
+
+
+def _falcon_h1(config: Mapping[str, Any]) -> Shapes:
+    hidden, inner = config["hidden_size"], config["intermediate_size"]
+    layer = modules(input_layernorm=(hidden,), pre_ff_layernorm=(hidden,)) | attention(config)
+    layer |= _mamba_of(config, "mamba", norm=config["mamba_rms_norm"])
+    layer |= _gated("feed_forward__", hidden, inner)
+    return decoder(config, lambda _: layer, norm="final_layernorm")
+
+
+def _nemotron_h(config: Mapping[str, Any]) -> Shapes:
+    hidden, count = config["hidden_size"], config["n_routed_experts"]
+    heads, size, groups = config["mamba_num_heads"], config["mamba_head_dim"], config["n_groups"]
+    kinds = config["layers_block_type"]
+
+    def plain(scope: str, inner: int) -> Shapes:
+        return modules(**{f"{scope}up_proj": (inner, hidden), f"{scope}down_proj": (hidden, inner)})
+
+    def mixer(kind: str) -> Shapes:
+        if kind == "mamba":
+            state, taps = config["ssm_state_size"], config["conv_kernel"]
+            return _mamba(hidden, heads, size, groups, state, taps, bias=config["use_conv_bias"])
+        if kind == "mlp":
+            return plain("", config["intermediate_size"])
+        if kind == "attention":
+            return {name.removeprefix("self_attn."): shape for name, shape in attention(config).items()}
+        shapes = modules(gate=(count, hidden)) | {"gate.e_score_correction_bias": (count,)}
+        shapes |= plain("shared_experts__", config["moe_shared_expert_intermediate_size"])
+        for expert in range(count):
+            shapes |= plain(f"experts__{expert}__", config["moe_intermediate_size"])
+        return shapes
+
+    def layer(i: int) -> Shapes:
+        parts = {f"mixer.{name}": shape for name, shape in mixer(kinds[i]).items()}
+        return modules(norm=(hidden,)) | parts
+
+    sized = {**config, "num_hidden_layers": len(kinds)}
+    return decoder(sized, layer, prefix="backbone.", embedding="embeddings", norm="norm_f")
+
+
 _QWEN3_5: Config = {
     **BASE,
     "num_hidden_layers": 4,
@@ -428,6 +520,31 @@ _LFM2: Config = {
     "conv_L_cache": 3,
     "conv_bias": False,
     "tie_word_embeddings": True,
+}
+
+_GRANITE_MOE: Config = {
+    **BASE,
+    "intermediate_size": 16,
+    "rms_norm_eps": 1e-5,
+    "attention_bias": False,
+    "attention_multiplier": 0.4,
+    "embedding_multiplier": 2.0,
+    "residual_multiplier": 0.7,
+    "logits_scaling": 3.0,
+    "num_local_experts": 6,
+    "num_experts_per_tok": 3,
+    "tie_word_embeddings": True,
+}
+
+_MAMBA: Config = {
+    "mamba_n_heads": 4,
+    "mamba_d_head": 16,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 8,
+    "mamba_d_conv": 4,
+    "mamba_expand": 2,
+    "mamba_conv_bias": True,
+    "mamba_proj_bias": False,
 }
 
 LAYOUTS: dict[str, tuple[Config, Callable[[Mapping[str, Any]], Shapes]]] = {
@@ -522,6 +639,66 @@ LAYOUTS: dict[str, tuple[Config, Callable[[Mapping[str, Any]], Shapes]]] = {
             "routed_scaling_factor": 1.0,
         },
         _lfm2,
+    ),
+    "granitemoe": (_GRANITE_MOE, _granite_moe),
+    "granitemoeshared": ({**_GRANITE_MOE, "shared_intermediate_size": 24}, _granite_moe),
+    "granitemoehybrid": (
+        {
+            **_GRANITE_MOE,
+            **_MAMBA,
+            "num_hidden_layers": 3,
+            "shared_intermediate_size": 24,
+            "layer_types": ["mamba", "attention", "mamba"],
+        },
+        _granite_moe,
+    ),
+    "falcon_h1": (
+        {
+            **BASE,
+            **_MAMBA,
+            "rms_norm_eps": 1e-5,
+            "mamba_d_ssm": 64,
+            "mamba_rms_norm": False,
+            "mamba_norm_before_gate": False,
+            "attention_bias": False,
+            "mlp_bias": False,
+            "projectors_bias": False,
+            "lm_head_multiplier": 0.5,
+            "embedding_multiplier": 3.0,
+            "key_multiplier": 0.6,
+            "attention_in_multiplier": 0.9,
+            "attention_out_multiplier": 0.8,
+            "ssm_in_multiplier": 1.2,
+            "ssm_out_multiplier": 0.7,
+            "ssm_multipliers": [0.9, 0.8, 1.2, 0.7, 1.1],
+            "mlp_multipliers": [0.9, 0.6],
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        },
+        _falcon_h1,
+    ),
+    "nemotron_h": (
+        {
+            **BASE,
+            "num_hidden_layers": None,
+            "head_dim": 16,
+            "layers_block_type": ["mamba", "moe", "attention", "mlp", "mamba"],
+            "layer_norm_epsilon": 1e-5,
+            "mamba_num_heads": 4,
+            "mamba_head_dim": 16,
+            "n_groups": 2,
+            "ssm_state_size": 8,
+            "conv_kernel": 4,
+            "use_conv_bias": True,
+            "n_routed_experts": 6,
+            "n_shared_experts": 1,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 16,
+            "moe_shared_expert_intermediate_size": 24,
+            "n_group": 2,
+            "topk_group": 1,
+            "routed_scaling_factor": 1.5,
+        },
+        _nemotron_h,
     ),
     "gpt_oss": (
         {
