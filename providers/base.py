@@ -143,7 +143,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class BestLogits:
-    """The k largest logits of one position; all logits stay on the device.
+    """The k largest logits of one position; all logits stay on the device. k is equal in all rows of a step.
 
     Args:
         token_ids: [k], in descending order of logits; equal logits in order of token id.

@@ -13,8 +13,7 @@ import numpy.typing as npt
 from ...errors import ProviderRuntimeError
 from ...providers.base import BestLogits, Row, Runner
 from .requests.request import Request
-from .sampling.best_logits import best_may_suffice, sample_rows
-from .sampling.sampler import BatchLogitsProcessor, Sample, is_wanted, sample
+from .sampling.sampler import BatchLogitsProcessor, Sample, best_may_suffice, is_wanted, sample
 from .schedule.scheduler import StepPlan
 
 _log = logging.getLogger(__name__)
@@ -216,7 +215,7 @@ class StepSampler:
                     continue
             ready.append(i)
             places.append(place)
-        samples = sample_rows(places, [plan.requests[i].sampling for i in ready], self._processors)
+        samples = sample(places, [plan.requests[i].sampling for i in ready], self._processors)
         for i, drawn in zip(ready, samples, strict=True):
             self._take(plan.requests[i], drawn)
         return [(i, drawn.token_id) for i, drawn in zip(ready, samples, strict=True)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import secrets
 from collections.abc import Collection, Iterator, Sequence
 
@@ -113,9 +112,9 @@ class SamplingState:
     def filters(self) -> Filters:
         """Return the filters of the next token."""
         if self._mirostat is not None:
-            return dataclasses.replace(self._filters, max_surprise=self._mirostat.max_surprise)
+            return self._filters._replace(max_surprise=self._mirostat.max_surprise)
         if self.params.xtc_probability and self.uniform(_XTC) < self.params.xtc_probability:
-            return dataclasses.replace(self._filters, xtc_threshold=self.params.xtc_threshold)
+            return self._filters._replace(xtc_threshold=self.params.xtc_threshold)
         return self._filters
 
     def processed(self, logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
