@@ -6,14 +6,11 @@ The standard's operators of opset 27 are ``LinearAttention`` and ``CausalConvWit
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import onnx_ir as ir
 
 from ....contract import ATTENTION_MASK, is_past_state
 from ....errors import UnsupportedAttentionError
 from ...graph.edit import (
-    MICROSOFT,
     add_initializer,
     float_attribute,
     insert,
@@ -26,6 +23,7 @@ from ...graph.edit import (
     weight,
 )
 from ...graph.lazy import lazy, shape_of
+from ...graph.recurrent_states import use_microsoft_states
 from ...passes.base import GraphPass
 from ..paged_kv import BEGINS, STATE_PLACES
 
@@ -57,15 +55,9 @@ class MicrosoftStatesPass(GraphPass):
     So the graph needs no newer opset than its other operators do.
     """
 
-    operators: ClassVar[frozenset[str]] = frozenset({"LinearAttention", "CausalConvWithState"})
-
     def rewrite(self, graph: ir.Graph) -> None:
         """Change the domain of each such node."""
-        for node in graph.all_nodes():
-            if node.op_type in self.operators and not node.domain:
-                node.domain, node.version = MICROSOFT, None
-                graph.opset_imports.setdefault(MICROSOFT, 1)
-                self.fired += 1
+        self.fired += use_microsoft_states(graph)
 
 
 class NativeStatesPass(GraphPass):

@@ -13,6 +13,7 @@ import pytest
 from exporter_golden import golden_path, prompt
 from family_cases import write_case
 
+from carryall import QuantizationRecipe, evaluate, quantize
 from carryall.errors import UsageError
 from carryall.providers.native.library import find_library
 from carryall.runtime.api.llm import LLM
@@ -99,3 +100,26 @@ def test_what_cannot_keep_states_is_refused(checkpoint: Path, tmp_path: Path) ->
     for option in ({"prefix_cache_dir": str(tmp_path)}, {"context_shift": True}):
         with pytest.raises(UsageError, match="state"):
             LLM(checkpoint, **option)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("method", ["int4", "int8"])
+def test_calibrated_quantization_of_states_loses_less_than_rounding(
+    checkpoint: Path, tmp_path: Path, method: str
+) -> None:
+    numbers = np.random.default_rng(3).integers(0, 999, 600)
+    text = tmp_path / "text.txt"
+    text.write_text(" ".join(map(str, numbers)), encoding="utf-8")
+    divergences = []
+    for recipe in (
+        QuantizationRecipe(method, calibration=str(text), calibration_tokens=512),
+        QuantizationRecipe(f"{method}-fast"),
+    ):
+        package = tmp_path / recipe.method
+        quantize(checkpoint, package, recipe)
+        divergence = evaluate(
+            package, text.read_text(), reference=checkpoint, max_tokens=256
+        ).prediction.mean_kl
+        assert divergence is not None
+        divergences.append(divergence)
+    assert divergences[0] < divergences[1]
