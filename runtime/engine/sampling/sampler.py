@@ -36,6 +36,9 @@ class Sample(NamedTuple):
     error: str = ""  # why there is NO_TOKEN, if something other than the logits failed
 
 
+_NOTHING = Sample(NO_TOKEN)
+
+
 @runtime_checkable
 class BatchLogitsProcessor(Protocol):
     """Changes the logits of many requests at once, before all filters; an option of the engine."""
@@ -76,20 +79,28 @@ def sample(
     Returns:
         One ``Sample`` per row; NO_TOKEN where nothing can be sampled.
     """
-    samples = _sample_best(rows, states)
-    whole: dict[int, Row] = {}
-    for i, row in enumerate(rows):
-        if not isinstance(row, BestLogits):
-            whole[i] = row
-        elif i not in samples:
-            try:
-                whole[i] = row.whole()
-            except ProviderRuntimeError as error:
-                samples[i] = Sample(NO_TOKEN, error=str(error))
-    if whole:
-        drawn = _sample_whole(list(whole.values()), [states[i] for i in whole], processors)
-        samples.update(zip(whole, drawn, strict=True))
-    return [samples[i] for i in range(len(rows))]
+    samples = [_NOTHING] * len(rows)
+    random: list[int] = []
+    undecided: list[int] = []
+    for i, (row, state) in enumerate(zip(rows, states, strict=True)):
+        if isinstance(row, BestLogits):
+            if not math.isfinite(row.logsumexp):
+                undecided.append(i)
+            elif state.greedy:
+                samples[i] = _best_sample(row, int(row.token_ids[0]), state)
+            else:
+                random.append(i)
+        elif processors or not state.takes_most_likely:
+            undecided.append(i)
+        else:
+            token = int(row.argmax())  # also finds any NaN
+            if math.isfinite(row[token]):
+                samples[i] = Sample(token)
+    if random:
+        undecided += _sample_best(rows, states, random, samples)
+    if undecided:
+        _sample_whole(rows, states, undecided, processors, samples)
+    return samples
 
 
 def best_may_suffice(
@@ -111,36 +122,51 @@ def best_may_suffice(
     return 0 < params.top_k <= count or params.top_p < 1.0 or params.min_p > 0.0
 
 
-def _sample_best(rows: Sequence[Row | BestLogits], states: Sequence[SamplingState]) -> dict[int, Sample]:
-    """Sample from the largest logits, by row; rows are missing where these are not enough.
+def _sample_best(
+    rows: Sequence[Row | BestLogits],
+    states: Sequence[SamplingState],
+    chosen: Sequence[int],
+    samples: list[Sample],
+) -> list[int]:
+    """Sample the chosen rows from their largest logits; return the rows for which these are not enough.
 
     Log-probabilities are relative to all logits, up to rounding in the log-sum-exp.
     """
-    samples: dict[int, Sample] = {}
-    random: list[int] = []
-    best: list[BestLogits] = []
-    for i, row in enumerate(rows):
-        if not isinstance(row, BestLogits) or not math.isfinite(row.logsumexp):
-            continue
-        if states[i].params.greedy:
-            samples[i] = _best_sample(row, int(row.token_ids[0]), states[i])
+    best = [row for i in chosen if isinstance(row := rows[i], BestLogits)]
+    filters, uniforms = [states[i].filters() for i in chosen], [states[i].uniform() for i in chosen]
+    undecided = []
+    for i, row, token in zip(chosen, best, draw_best(best, filters, uniforms), strict=True):
+        if token == NO_TOKEN:
+            undecided.append(i)
         else:
-            random.append(i)
-            best.append(row)
-    if random:
-        filters = [states[i].filters() for i in random]
-        drawn = draw_best(best, filters, [states[i].uniform() for i in random])
-        for i, row, token in zip(random, best, drawn, strict=True):
-            if token != NO_TOKEN:
-                samples[i] = _best_sample(row, token, states[i])
-    return samples
+            samples[i] = _best_sample(row, token, states[i])
+    return undecided
 
 
 def _sample_whole(
+    rows: Sequence[Row | BestLogits],
+    states: Sequence[SamplingState],
+    chosen: Sequence[int],
+    processors: Sequence[BatchLogitsProcessor],
+    samples: list[Sample],
+) -> None:
+    """Sample the chosen rows from all of their logits."""
+    whole: dict[int, Row] = {}
+    for i in chosen:
+        row = rows[i]
+        try:
+            whole[i] = row.whole() if isinstance(row, BestLogits) else row
+        except ProviderRuntimeError as error:
+            samples[i] = Sample(NO_TOKEN, error=str(error))
+    if whole:
+        drawn = _sample_logits(list(whole.values()), [states[i] for i in whole], processors)
+        for i, sampled in zip(whole, drawn, strict=True):
+            samples[i] = sampled
+
+
+def _sample_logits(
     logits: Sequence[Row], states: Sequence[SamplingState], processors: Sequence[BatchLogitsProcessor]
 ) -> list[Sample]:
-    if not processors and all(state.takes_most_likely for state in states):
-        return [Sample(_most_likely(row)) for row in logits]
     changed, faults = _changed_together(logits, states, processors)
     step = max(1, GROUP_LOGITS // len(logits[0]))
     tokens, random_sampler = [NO_TOKEN] * len(states), RandomSampler(len(states))
