@@ -9,6 +9,7 @@ from .types import (
     KeyValueConfig,
     LatentConfig,
     LayerInputConfig,
+    MambaConfig,
     RopeConfig,
     StateConfig,
 )
@@ -27,6 +28,7 @@ __all__ = [
     "KeyValueConfig",
     "LatentConfig",
     "LayerInputConfig",
+    "MambaConfig",
     "RawConfig",
     "RopeConfig",
     "StateConfig",

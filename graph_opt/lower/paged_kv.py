@@ -11,6 +11,7 @@ BEGINS, PAST, TABLE = "cumulative_sequence_length", "past_seqlens", "block_table
 # [max new tokens of a row, max tokens of a row] in host memory. Without it, the kernel synchronises with the
 # device in every layer to compute them.
 BOUNDS = "attention_metadata"
+STATE_PLACES = "state_places"  # [rows], the index of each row's recurrent states
 
 LARGEST_HEAD = 512  # of carryall's kernel
 # Its attribute ``cache_type``, and the bytes of a row of `width` elements.

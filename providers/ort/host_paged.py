@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +22,8 @@ from ..base import KVEviction, RunnerConfig
 from ..kv.block_memory import BlockMemory, BlockShape
 from ..kv.block_pool import BlockTables
 from ..kv.decoder_graph import DecoderGraph, chosen_context_length, read_graph
-from ..kv_groups import TRIM_STEP, KVGroup, KVGroups, widest, window_groups
+from ..kv.state_memory import StateMemory
+from ..kv_groups import TRIM_STEP, KVGroup, KVGroups, StateKV, widest, window_groups
 from ..lora import LoraInputs, LoraPlaces
 from ..native.library import stores_pairs
 from ..runners.paged_runner import GroupBlocks, Logits, PagedBatch, PagedRunner
@@ -97,12 +99,21 @@ class HostPagedSession:
         memory: its caches.
         tables: name of the block table of each group of layers.
         vocab_size: columns of the logits.
+        states: its recurrent states by name; the graph writes into them.
     """
 
-    def __init__(self, session: Any, memory: BlockMemory, tables: Sequence[str], vocab_size: int) -> None:
+    def __init__(
+        self,
+        session: Any,
+        memory: BlockMemory,
+        tables: Sequence[str],
+        vocab_size: int,
+        states: Mapping[str, npt.NDArray[np.float32]],
+    ) -> None:
         self._session, self._memory, self._tables = session, memory, tables
         self._inputs = {value.name for value in session.get_inputs()}
-        self._caches = {name: shared_value(cache) for name, cache in memory.caches.items()}
+        held: dict[str, npt.NDArray[Any]] = {**memory.caches, **states}
+        self._caches = {name: shared_value(array) for name, array in held.items()}
         self._bound: dict[tuple[int, ...], _Bound] = {}
         self._logits = np.empty((0, 1, vocab_size), np.float32)
 
@@ -187,15 +198,28 @@ def host_paged_runner(session: Any, config: RunnerConfig, source: str) -> PagedR
     shapes, names = _shapes(graph)
     blocks = config.max_slots * -(-length // graph.block_size)
     memory = BlockMemory(shapes, blocks, graph.metadata[CACHE_TYPE])
-    info = graph.info(
-        config,
-        _groups(shapes.values(), len(names)),
-        length=length,
-        batched_multi_token=True,
-        kv_layout=memory.layout,
-        evicts_kv=True,
-    )
+    groups, states = _groups(shapes.values(), len(names)), None
+    abilities: dict[str, Any] = {"kv_layout": memory.layout, "evicts_kv": True}
+    if graph.states:
+        states, tokens = _states(graph, groups, config.max_slots, length)
+        groups = (*groups, StateKV(state_bytes=states.bytes_each))
+        abilities = {"kv_tokens": tokens}
+    info = graph.info(config, groups, length=length, batched_multi_token=True, **abilities)
     loras = LoraPlaces(graph.lora_modules, config.max_loras, config.max_lora_rank)
     tables = BlockTables(blocks, graph.block_size, config.max_slots, len(names))
-    paged = HostPagedSession(session, memory, names, graph.vocab_size)
-    return PagedRunner(paged, tables, info, graph.hidden_size, loras if graph.lora_modules else None)
+    arrays = {} if states is None else states.arrays
+    paged = HostPagedSession(session, memory, names, graph.vocab_size, arrays)
+    return PagedRunner(paged, tables, info, graph.hidden_size, loras if graph.lora_modules else None, states)
+
+
+def _states(graph: DecoderGraph, groups: KVGroups, slots: int, length: int) -> tuple[StateMemory, int]:
+    """Return the states of a graph, and the budget in tokens that they share with the KV.
+
+    The budget is a whole text, its newest state and one kept state for each slot; slots that need less KV
+    leave room for more states.
+    """
+    each = 4 * sum(math.prod(shape) for shape in graph.states.values())
+    tokens_each = -(-each // max(1, sum(group.bytes_per_token for group in groups)))
+    budget = slots * (length + 2 * tokens_each)
+    # Each row of a step may need another place before it gives one back.
+    return StateMemory(graph.states, budget // tokens_each + slots, slots), budget

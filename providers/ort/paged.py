@@ -17,7 +17,7 @@ from ...contract import (
     POSITION_IDS,
 )
 from ...errors import GraphError, ProviderRuntimeError
-from ...graph_opt.lower.paged_kv import BEGINS, BOUNDS, PAST, TABLE
+from ...graph_opt.lower.paged_kv import BEGINS, BOUNDS, PAST, STATE_PLACES, TABLE
 from ..base import KVEviction
 from ..kv.block_pool import FREED
 from ..kv.decoder_graph import DecoderGraph, read_graph
@@ -113,6 +113,8 @@ def paged_feeds(
             feeds[name][row, : len(blocks)] = blocks
         if any(blocks[0] == FREED for blocks in rows):
             np.maximum(feeds[name], 0, out=feeds[name])  # kernels skip what is freed, but check every number
+    if batch.state_places is not None:
+        feeds[STATE_PLACES] = batch.state_places
     if BOUNDS in inputs:
         feeds[BOUNDS] = np.array([np.diff(batch.begins).max(), batch.max_context], np.int32)
     if batch.lora is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -15,6 +15,7 @@ from ...errors import ProviderRuntimeError
 from ..base import KVEviction, LoraMatrices, Row, Runner, RunnerInfo
 from ..captures import no_capture
 from ..kv.block_pool import FREED, BlockTables
+from ..kv.state_memory import StateMemory
 from ..lora import LoraInputs, LoraPlaces
 from ..row_checks import check_rows, rows_in_cache
 
@@ -37,6 +38,7 @@ class PagedBatch:
         hidden_states: [tokens, hidden_size], if the graph takes them.
         last_hidden_states: [tokens, embedding_size], filled by the run; None if they are not wanted.
         lora: the inputs for LoRA adapters; None if the graph has none.
+        state_places: [rows], the places of the rows' recurrent states; None if the graph has none.
     """
 
     input_ids: npt.NDArray[np.int64]
@@ -48,6 +50,7 @@ class PagedBatch:
     hidden_states: npt.NDArray[np.float32] | None
     last_hidden_states: npt.NDArray[np.float32] | None = None
     lora: LoraInputs | None = None
+    state_places: npt.NDArray[np.int32] | None = None
 
     @property
     def max_context(self) -> int:
@@ -94,6 +97,8 @@ class PagedSession(Protocol):
 
 def _most_tokens(tables: BlockTables, info: RunnerInfo) -> int | None:
     """Return how many tokens always fit, in any distribution over slots; None if only slots are a limit."""
+    if info.kv_tokens is not None:  # states share a budget with KV
+        return info.kv_tokens
     if tables.num_blocks * tables.block_size >= info.max_slots * info.context_length:
         return None
     # The last block of each slot may be partly empty.
@@ -109,6 +114,7 @@ class PagedRunner(Runner):
         info: sizes and abilities of the model.
         hidden_size: width of the input ``hidden_states``; None if the graph has none.
         loras: the adapters' places; None if the graph takes no adapters.
+        states: the recurrent states; None if the graph has none.
     """
 
     def __init__(
@@ -118,7 +124,9 @@ class PagedRunner(Runner):
         info: RunnerInfo,
         hidden_size: int | None = None,
         loras: LoraPlaces | None = None,
+        states: StateMemory | None = None,
     ) -> None:
+        self._states = states
         self.info = dataclasses.replace(info, kv_tokens=_most_tokens(tables, info))
         self._hidden_size = hidden_size
         self._tables = tables
@@ -130,14 +138,31 @@ class PagedRunner(Runner):
     def forward(self, rows: Sequence[Row]) -> list[Logits]:
         """Run one step; see ``Runner.forward``."""
         session, placed = self._check(rows)
+        if self._states is None or not any(row.checkpoints for row in rows):
+            return self._run(session, rows, placed)
+        results: list[list[Logits]] = [[] for _ in rows]
+        for pieces in _runs(rows):  # a state is known only where a run ends
+            parts = list(pieces.values())
+            for index, logits in zip(pieces, self._run(session, parts, parts), strict=True):
+                results[index].append(logits.copy())
+        return [np.concatenate(parts) for parts in results]
+
+    def _run(self, session: PagedSession, rows: Sequence[Row], placed: Sequence[Row]) -> list[Logits]:
+        """Run rows once, given also with their starts in the cache; return the logits of each."""
         for row in placed:
             self._tables.truncate(row.slot, row.start)
         for copy in self._tables.reserve([(row.slot, row.start + len(row.tokens)) for row in placed]):
             session.copy_block(*copy)
         batch = self._batch(placed)
+        if self._states is not None:
+            places = [self._states.begin(row) for row in rows]
+            batch = dataclasses.replace(batch, state_places=np.array(places, np.int32))
         logits = session.run(batch)
         for row in placed:
             self._tables.lengths[row.slot] = row.start + len(row.tokens)
+        if self._states is not None:
+            for row, place in zip(rows, places, strict=True):
+                self._states.end(row, place)
         if batch.last_hidden_states is not None:
             _fill_hidden_states(rows, batch, batch.last_hidden_states)
         ends = itertools.accumulate(row.num_logits for row in rows)
@@ -145,12 +170,13 @@ class PagedRunner(Runner):
 
     @property
     def kv_bytes(self) -> int:
-        """Memory of the used blocks in bytes; shared blocks count once."""
+        """Memory of the used blocks and states in bytes; shared ones count once."""
+        states = 0 if self._states is None else self._states.used * self.info.state_bytes
         used = [self._tables.num_blocks - free for free in self._tables.free_blocks]
         if len(used) == 1:  # one table for all groups
-            return used[0] * self._tables.block_size * self.info.kv_bytes_per_token
-        sizes = [group.size(self._tables.block_size) for group in self.info.kv_groups]
-        return sum(count * size for count, size in zip(used, sizes, strict=True))
+            return states + used[0] * self._tables.block_size * self.info.kv_bytes_per_token
+        sizes = [group.bytes_per_token * self._tables.block_size for group in self.info.kv_groups]
+        return states + sum(count * size for count, size in zip(used, sizes, strict=False))
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         """Let slot ``target`` hold positions [0, length) of slot ``source``, sharing its blocks."""
@@ -158,6 +184,8 @@ class PagedRunner(Runner):
         held = self._tables.lengths[source] + gone
         if not self._settled[source] <= length <= held:
             raise ProviderRuntimeError(f"slot {source} holds {held} tokens, not {length}")
+        if self._states is not None:
+            self._states.share(source, target, length)
         self._tables.share(source, target, length - gone)
         self._dropped[target], self._settled[target] = gone, self._settled[source]
 
@@ -190,7 +218,9 @@ class PagedRunner(Runner):
         self._loras.write(place, matrices)
 
     def release(self, slot: int) -> None:
-        """Free the slot's blocks. Its content is lost."""
+        """Free the slot's blocks and states. Its content is lost."""
+        if self._states is not None:
+            self._states.release(slot)
         self._tables.truncate(slot, 0)
         self._dropped[slot] = self._settled[slot] = 0
 
@@ -216,6 +246,8 @@ class PagedRunner(Runner):
     def check_integrity(self) -> None:
         """Check the block tables; see ``BlockPool.check_integrity``."""
         self._tables.check_integrity()
+        if self._states is not None:
+            self._states.check_integrity()
 
     def close(self) -> None:
         """Free all resources. The runner cannot be used afterwards."""
@@ -235,6 +267,8 @@ class PagedRunner(Runner):
         """
         session = self._opened()
         check_rows(rows, self.info, self._dropped + self._tables.lengths, self._hidden_size)
+        if self._states is not None:
+            self._states.check(rows)
         return session, rows_in_cache(rows, self._dropped, self._settled)
 
     def _row(self, slot: int, start: int) -> int | None:
@@ -273,6 +307,34 @@ class PagedRunner(Runner):
             else None,
             lora=None if self._loras is None else self._loras.inputs(tokens),
         )
+
+
+def _runs(rows: Sequence[Row]) -> Iterator[dict[int, Row]]:
+    """Yield runs of pieces of the rows, by index of the row; pieces end where a state is kept."""
+    cuts = [
+        [row.start, *sorted(n for n in row.checkpoints if n > row.start), row.start + len(row.tokens)]
+        for row in rows
+    ]
+    for number in range(max(map(len, cuts)) - 1):
+        yield {
+            index: _piece(row, *ends[number : number + 2])
+            for index, (row, ends) in enumerate(zip(rows, cuts, strict=True))
+            if number + 1 < len(ends)
+        }
+
+
+def _piece(row: Row, first: int, last: int) -> Row:
+    """Return the part of a row with positions [first, last)."""
+    part = slice(first - row.start, last - row.start)
+    logits_from = row.start + len(row.tokens) - row.num_logits
+    return dataclasses.replace(
+        row,
+        tokens=row.tokens[part],
+        start=first,
+        num_logits=max(0, last - max(first, logits_from)),
+        hidden_states=None if row.hidden_states is None else row.hidden_states[part],
+        last_hidden_states=None if row.last_hidden_states is None else row.last_hidden_states[part],
+    )
 
 
 def _fill_hidden_states(rows: Sequence[Row], batch: PagedBatch, states: npt.NDArray[np.float32]) -> None:

@@ -202,8 +202,33 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "gemma4": ("gemma4", {"seed": 1}),
     "qwen3_5_text": ("qwen3_5_text", {"seed": 4}),
+    "qwen3_5_text-tiles": ("qwen3_5_text", {"seed": 3, "linear_value_head_dim": 16}),  # for CPU kernels
     "qwen3_5": ("qwen3_5", {"seed": 4}),
+    "qwen3_5_moe_text": ("qwen3_5_moe_text", {"seed": 6}),
+    "qwen3_5_moe": ("qwen3_5_moe", {"seed": 6}),
+    "qwen3_next": ("qwen3_next", {"seed": 7, "linear_value_head_dim": 16}),
+    "granitemoe": ("granitemoe", {"seed": 1}),
+    "granitemoeshared": ("granitemoeshared", {}),
+    "granitemoehybrid": ("granitemoehybrid", {}),
+    "granitemoehybrid-dense-rope": (
+        "granitemoehybrid",
+        {
+            "num_local_experts": 0,
+            "position_embedding_type": "rope",
+            "mamba_conv_bias": False,
+            "mamba_n_groups": 1,
+        },
+    ),
+    "falcon_h1": ("falcon_h1", {}),
+    "falcon_h1-norm": ("falcon_h1", {"mamba_rms_norm": True}),
+    "falcon_h1-norm-first": ("falcon_h1", {"mamba_rms_norm": True, "mamba_norm_before_gate": True}),
+    "nemotron_h": ("nemotron_h", {}),
     "lfm2": ("lfm2", {}),
+    "lfm2_moe": ("lfm2_moe", {"seed": 1}),
+    "lfm2_moe-unnormalized": (
+        "lfm2_moe",
+        {"norm_topk_prob": False, "use_expert_bias": False, "routed_scaling_factor": 1.5},
+    ),
     "lfm2-biases": ("lfm2", {"conv_bias": True, "conv_L_cache": 5, "tie_word_embeddings": False}),
 }
 
@@ -211,11 +236,19 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 # whole.
 LENGTH_DEPENDENT = {"llama-dynamic", "phi3"}
 
+_HYBRID = ("lfm2", "qwen3_5", "qwen3_next", "granitemoehybrid", "falcon_h1", "nemotron_h")
+WITH_STATES = {case for case in CASES if case.startswith(_HYBRID)}
+
 # In transformers, padding changes the states of these: it masks the input of a projection with a bias.
 PADDING_CHANGES_TRANSFORMERS = {"lfm2-biases"}
 
 # Cases that share the golden file of another, because transformers would need additional, unused weights.
-GOLDEN_OF = {"gemma3": "gemma3_text", "gemma4": "gemma4_text", "qwen3_5": "qwen3_5_text"}
+GOLDEN_OF = {
+    "gemma3": "gemma3_text",
+    "gemma4": "gemma4_text",
+    "qwen3_5": "qwen3_5_text",
+    "qwen3_5_moe": "qwen3_5_moe_text",
+}
 
 
 def write_case(name: str, folder: Path) -> Path:

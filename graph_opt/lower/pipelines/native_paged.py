@@ -7,6 +7,7 @@ import onnx_ir as ir
 from ...passes.remove_unused import RemoveUnusedNodesPass
 from ..attention.kv_int8 import CacheScales
 from ..attention.native_attention import NativeAttentionPass
+from ..attention.recurrent_states import NativeStatesPass
 from ..attention.rope_tables import RopeTablesPass
 from ..attention.shared_cache import SharedCachePass
 from ..outputs.hidden_states import LastHiddenStatePass
@@ -40,6 +41,7 @@ def native_paged_passes(
     return [
         SharedCachePass(),
         PagedAttentionPass(context_length, scales, FORM),
+        NativeStatesPass(),
         RopeTablesPass(context_length),
         RemoveUnusedNodesPass(),
         PagedInputsPass(FORM),

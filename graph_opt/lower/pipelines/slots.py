@@ -98,7 +98,7 @@ def slot_passes(options: SlotOptions) -> list[ir.passes.PassBase]:
     scaled = options.kv_cache == "int8" and not (options.paged and kernels.paged_attention)
     passes: list[ir.passes.PassBase] = [
         RequireDynamicSequencePass(),
-        MicrosoftStatesPass() if options.explicit else RefuseStatesPass(),
+        *_state_passes(options),
         TakeCacheScalesPass(scales, required=scaled),
         *_float_passes(options),
         common.ShapeInferencePass(),
@@ -130,6 +130,13 @@ def slot_passes(options: SlotOptions) -> list[ir.passes.PassBase]:
     if options.paged and kernels.paged_attention:
         passes.append(ChainPass())
     return passes
+
+
+def _state_passes(options: SlotOptions) -> list[ir.passes.PassBase]:
+    """Return the passes for recurrent states; carryall's own are among those for its blocks."""
+    if options.explicit:
+        return [MicrosoftStatesPass()]
+    return [] if options.paged and options.kernels.paged_attention else [RefuseStatesPass()]
 
 
 def _attention_passes(options: SlotOptions, scales: CacheScales) -> list[ir.passes.PassBase]:

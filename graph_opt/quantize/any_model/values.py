@@ -12,7 +12,7 @@ import onnx_ir as ir
 from ....errors import GraphError, UsageError
 from ...graph.lazy import Array
 from ...graph.onnx_files import read_onnx
-from ..search.layerwise import open_session
+from ..calibration.session import open_session
 
 Feed = Mapping[str, Array]
 MAX_BYTES = 256 << 20  # limit of values in memory

@@ -11,11 +11,11 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from ....contract import ATTENTION_MASK, INPUT_IDS, POSITION_IDS, is_past, is_past_state
-from ....errors import GraphError, MissingExtraError, UsageError
+from ....errors import GraphError, UsageError
 from ....progress import Progress
-from ...graph.integer_weights import prepare_sums
 from ...graph.lazy import Array
 from ...graph.onnx_files import read_onnx
+from .session import open_session
 
 Tokens = npt.NDArray[np.int64]
 MIN_TOKENS = 128  # fewer tokens are not representative
@@ -35,22 +35,9 @@ class ActivationReader:
     """
 
     def __init__(self, model: Path, names: Sequence[str], changed: ir.Model | None = None) -> None:
-        try:
-            import onnxruntime
-        except ImportError as error:
-            raise MissingExtraError("calibration", "onnxruntime", "cpu") from error
         self.names = list(names)
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = 3
-        options.add_session_config_entry(
-            "session.model_external_initializers_file_folder_path", str(model.parent)
-        )
-        graph = _with_outputs(changed or read_onnx(model), self.names)
-        for entry in prepare_sums(graph).items():
-            options.add_session_config_entry(*entry)
-        proto = ir.to_proto(graph)
-        self._session: Any = onnxruntime.InferenceSession(
-            proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
+        self._session: Any = open_session(
+            _with_outputs(changed or read_onnx(model), self.names), model.parent
         )
         self._inputs = {value.name: value.shape for value in self._session.get_inputs()}
 

@@ -18,7 +18,8 @@ from ...graph.lazy import Array
 from ...graph.onnx_files import read_onnx
 from ...passes.normalize.float_compute import FloatComputePass
 from ..calibration.activations import ActivationReader, Tokens
-from .layerwise import is_matrix, open_session
+from ..calibration.session import open_session
+from .layerwise import is_matrix
 
 _INPUTS_AT_ONCE = 16  # activations held at a time
 

@@ -10,21 +10,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
 from ....contract import INPUT_IDS
-from ....errors import GraphError, MissingExtraError
+from ....errors import GraphError
 from ....progress import Progress
 from ....storage.scratch import scratch_folder
 from ...graph.edit import nodes_of, weight
-from ...graph.integer_weights import prepare_sums
 from ...graph.lazy import Array, shape_of
 from ..algorithms.blockwise import Floats
 from ..calibration.activations import Tokens, fresh_sequence, placed
+from ..calibration.session import open_session
 from ..calibration.waiting import Values, Waiting
 
 _MAX_BYTES = 4 << 30  # approximate limit of values stored between two stages
@@ -284,25 +282,3 @@ def _floats(tensor: ir.TensorProtocol | None, name: str) -> Floats:
     if tensor is None:
         raise GraphError(f"initializer {name} has no content")
     return np.asarray(tensor.numpy(), np.float32)
-
-
-def open_session(model: ir.Model, folder: Path | None = None) -> Any:
-    """Return an onnxruntime CPU session of a graph with external weights in ``folder``.
-
-    Raises:
-        MissingExtraError: onnxruntime is not installed.
-    """
-    try:
-        import onnxruntime
-    except ImportError as error:
-        raise MissingExtraError("calibration", "onnxruntime", "cpu") from error
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # NumPy computes between runs
-    options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")  # fp32 activations
-    if folder is not None:
-        options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
-    for entry in prepare_sums(model).items():
-        options.add_session_config_entry(*entry)
-    proto = ir.to_proto(model).SerializeToString()
-    return onnxruntime.InferenceSession(proto, options, providers=["CPUExecutionProvider"])

@@ -17,8 +17,9 @@ from ...graph.lazy import Array
 from ...graph.onnx_files import read_onnx
 from ..algorithms.blockwise import BlockFormat, Floats, dequantize, round_to_nearest
 from ..calibration.activations import Tokens, fresh_sequence, placed
+from ..calibration.session import open_session
 from ..formats.weight_only import Forms, summed_axis
-from .layerwise import is_matrix, open_session
+from .layerwise import is_matrix
 
 
 class WeightInputs:

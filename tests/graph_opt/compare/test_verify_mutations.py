@@ -34,6 +34,7 @@ from carryall.graph_opt.pipeline.pipelines import portable_passes
 ort = pytest.importorskip("onnxruntime")
 Array = npt.NDArray[Any]
 Runner = Callable[[Path], list[list[Array]]]
+MARGIN = 1.25  # errors are relative to the range of values, and that of verify's inputs may be wider
 MAX_ERROR, MAX_KL = 1e-3, 1e-4  # the limits of `carryall verify --help` for float32
 CONTEXT = 48
 MUTATIONS = 240  # number of mutations over all graphs
@@ -248,7 +249,7 @@ def verdicts(name: str, seeds: Iterator[int], count: int, folder: Path) -> list[
 
 def check(name: str, count: int, folder: Path) -> None:
     found = verdicts(name, iter(range(100 * count)), count, folder)
-    survivors = [one for one in found if one.passed and one.effect > 1]
+    survivors = [one for one in found if one.passed and one.effect > MARGIN]
     assert survivors == []
     assert len(found) == count
     assert sum(one.effect > 1 for one in found) > count // 3  # many mutations must have an effect
