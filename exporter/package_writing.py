@@ -16,6 +16,7 @@ from tokenizers import Tokenizer
 
 from ..errors import CheckpointError, OutputExistsError
 from ..graph_opt.graph.half_scales import narrowed_scales
+from ..graph_opt.graph.saving import save_model
 from ..progress import Progress
 from ..storage.manifest import make_manifest
 from ..storage.paths import check_place
@@ -33,7 +34,6 @@ from .config import (
 )
 from .package import COPIED_FILES, MODEL_FILE, TOKENIZER_FILE, Package, fingerprint
 from .package_record import PackageRecord, is_token
-from .save import save_model
 
 
 def write_package(

@@ -10,8 +10,8 @@ from ...errors import UnsupportedAttentionError
 from ...exporter.config import context_lengths, read_config
 from ...exporter.export import Build, ExportedGraph, check_float, export_package
 from ...exporter.package import MODEL_FILE, Package
-from ...exporter.save import save_model
 from ...graph_opt.graph.load import load_model
+from ...graph_opt.graph.saving import save_model
 from ...graph_opt.passes.base import GraphPass, pass_name
 from ...graph_opt.pipeline.pipeline import run
 from ...graph_opt.pipeline.pipelines import exported_passes, portable_passes
