@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
 
 from ...contract import EXPLICIT_KV
 from ...errors import UnsupportedAttentionError
 from ...exporter.config import context_lengths, read_config
-from ...exporter.export import Build, ExportedGraph, check_float, export_package
+from ...exporter.export import Build, ExportedGraph, check_float, export_model, export_package, opened
 from ...exporter.package import MODEL_FILE, Package
 from ...graph_opt.graph.load import load_model
 from ...graph_opt.graph.saving import save_model
@@ -82,6 +85,34 @@ def _quantized(
     done = quantize_graph(graph.model, float_model(facts, graph.model, recipe, scratch, progress), recipe)
     passes = (*graph.passes, *map(pass_name, done.passes))
     return replace(graph, model=done.model, quantization=done.record, passes=passes), done.left
+
+
+def checkpoint_graph(
+    source: Path,
+    config: dict[str, Any],
+    method: QuantizationRecipe | None,
+    content: str,
+    progress: Progress | None,
+) -> ir.Model:
+    """Return the graph of a checkpoint folder; its weights are read and quantized when they are written.
+
+    Args:
+        source: the folder.
+        config: the content of its config.json; empty if it has none.
+        method: a recipe that needs no text; None for the weights as they are.
+        content: the folder's fingerprint.
+        progress: called while a method measures the model.
+
+    Raises:
+        CheckpointError: the checkpoint is damaged.
+        UnsupportedModelError: there is no exporter for it.
+        UsageError: it is already quantized.
+    """
+    with opened(source, config) as (folder, tensors, stored), scratch_folder() as scratch:
+        graph = ExportedGraph(export_model(folder, config, tensors), folder, stored)
+        if method is not None:
+            graph, _ = _quantized(graph, source, method, content, scratch, progress)
+        return graph.model
 
 
 def build_quantized(
