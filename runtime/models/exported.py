@@ -41,7 +41,9 @@ def quantized_package(package: Package, quantize: str, progress: Progress | None
     Raises:
         UsageError: the package is already quantized.
     """
-    method = recipe_of(quantize)
+    from ...graph_opt.quantize.recipe import QuantizationRecipe
+
+    method = QuantizationRecipe(quantize)
     if package.record.quantization is not None:
         raise UsageError(f"{package.path} is already quantized: {package.record.quantization}")
 
