@@ -12,7 +12,7 @@ from starlette.routing import Route
 
 from ....errors import RequestError
 from ....options import shown
-from ..core.answer_parts import AnswerParts, understood
+from ..core.answer_parts import AnswerParts, CallDelta, understood
 from ..core.chat import (
     Message,
     arguments_object,
@@ -25,7 +25,6 @@ from ..core.chat import (
 )
 from ..core.deltas import collect, refuse_cancelled
 from ..core.messages import Delta, Generation, GenerationRequest, Usage
-from ..core.tool_choice import CallDelta
 from .openai.reading import bool_field, generation_request
 from .service import HttpService, json_response, service_of
 from .sse import event, streamed, while_connected

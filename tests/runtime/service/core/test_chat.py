@@ -258,7 +258,7 @@ def test_a_namespace_is_its_functions_and_hosted_tools_are_left_out() -> None:
     assert (tools.names, tools.left_out) == (["f"], ["web_search", "web_search_20250305"])
     assert tools.origins == {"f": ToolOrigin("f", namespace="mcp")}
     talk = converse([], {}, tools=tools, choice=read_tool_choice({"type": "web_search"}, tools.left_out))
-    assert (talk.left_out, talk.must_call) == (("tools.web_search", "tools.web_search_20250305"), False)
+    assert (talk.left_out, talk.called) == (("tools.web_search", "tools.web_search_20250305"), ())
 
 
 @pytest.mark.parametrize(
@@ -310,8 +310,8 @@ def test_a_demanded_call_replaces_the_form_of_a_text() -> None:
     options: dict[str, Any] = {"structured_output": {"json_object": True}}
     tools = read_tools([{"type": "function", "function": FUNCTION}])
     talk = converse([], options, tools=tools, choice=ToolChoice("required"))
-    assert talk.must_call
-    assert options["structured_output"]["json_schema"]["type"] == "array"
+    assert talk.called == ("f",)
+    assert "structured_output" not in options
 
 
 @pytest.mark.parametrize(
@@ -329,3 +329,15 @@ def test_a_last_text_of_the_assistant_is_continued(last: Message, continues: boo
     if continues:
         with pytest.raises(RequestError, match="exclude each other"):
             converse([last], {}, tools=tools, choice=ToolChoice("required"), continues=None)
+
+
+def test_a_tool_that_is_not_there_is_refused() -> None:
+    tools = [{"type": "function", "function": {"name": name}} for name in "fg"]
+    for choice, entries, told in (
+        ({"type": "function", "function": {"name": "h"}}, tools, "'h'; the request's tools are: f, g"),
+        ("required", [], "tools are: none"),
+    ):
+        with pytest.raises(RequestError, match=told):
+            converse([], {}, tools=read_tools(entries), choice=read_tool_choice(choice))
+    with pytest.raises(RequestError, match="must have a 'name'"):
+        read_tools([{"type": "function", "function": {}}])
