@@ -18,6 +18,7 @@ from ..engine.adapters import AdapterSet
 from ..engine.requests.output_text import OutputText
 from ..engine.requests.request import Grammar, Request
 from ..engine.requests.request_group import RequestGroup, sample_params
+from ..engine.sampling.logits_processors import ThoughtMarks
 from ..engine.schedule.admission import check_token_ids
 from ..text.chat_template import ChatTemplate, Message, check_variables
 from ..text.parsers.answer_grammar import AnswerFrame, answer_frame
@@ -260,8 +261,25 @@ class RequestFactory:
             "end_token_ids": own.union(params.stop_token_ids),
             "bad_words": self._bad_words(params),
             "dry_breakers": self._dry_breakers(params),
+            "thought": self._thought(params, frame),
             "grammar": self._grammar(params, frame),
         }
+
+    def _thought(self, params: SamplingParams, frame: AnswerFrame | None) -> ThoughtMarks | None:
+        """Return the marks of a thought whose length is limited; None if there is none."""
+        tokenizer = self._model.tokenizer
+        if params.reasoning_budget is None or frame is None or frame.thought == "none" or tokenizer is None:
+            return None
+        thought = frame.answer.thought
+        if thought is None:
+            return None
+        return ThoughtMarks(
+            frame.thought == "begun",
+            thought.open,
+            thought.close,
+            tuple(self.encode(thought.close, add_special_tokens=False)),
+            lambda token: tokenizer.decode([token], skip_special_tokens=False),
+        )
 
     def _grammar(self, params: SamplingParams, frame: AnswerFrame | None) -> Future[Grammar] | None:
         """Return the future of the compiled grammar of an answer, None if it is free."""

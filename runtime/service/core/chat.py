@@ -616,6 +616,28 @@ def _tool_name(tool: Json) -> str:
     return name if isinstance(name, str) else ""
 
 
+# Shares of ``max_tokens`` that a thought may take, for models that do not know the efforts themselves.
+_EFFORTS = {"minimal": 0.1, "low": 0.2, "medium": 0.5, "high": 0.8, "xhigh": 0.95}
+
+
+def thinking(effort: Any, options: MutableMapping[str, Any]) -> Json:
+    """Return the variables of the chat template for a ``reasoning_effort``; ``none`` turns thoughts off.
+
+    Args:
+        effort: the value of the field, which templates read too; None is the model's own.
+        options: the sampling options, whose ``reasoning_budget`` is set unless the request has one.
+    """
+    if effort is None:
+        return {}
+    if effort == "none":
+        options.setdefault("reasoning_budget", 0)
+        return {"reasoning_effort": effort, "enable_thinking": False}
+    most = options.get("max_tokens")
+    if isinstance(effort, str) and effort in _EFFORTS and isinstance(most, int):
+        options.setdefault("reasoning_budget", max(int(_EFFORTS[effort] * most), 1))
+    return {"reasoning_effort": effort}
+
+
 def converse(
     messages: Sequence[Message],
     options: MutableMapping[str, Any],

@@ -18,6 +18,7 @@ RELOADED = (
     "max_body_bytes",
     "max_choices",
     "max_logprobs",
+    "reasoning_budget",
     "stream_interval",
     "strict",
 )
@@ -39,6 +40,8 @@ class ServerConfig(Checked):
         served_model_names: more names that requests may use for the model.
         any_model_name: answer requests for unknown models with the default model.
         strict: refuse requests with unknown fields instead of ignoring these fields.
+        reasoning_budget: end a thought after so many tokens unless the request says otherwise; 0 ends each at
+            once, and without it the model ends its thoughts.
         playground: serve a page to chat with the models at ``/``.
         cors_origins: web pages of these origins may call the service from a browser; ``*`` is all.
         api_keys: a TOML file of hashed keys (docs/serving.md); requests without a valid key are refused.
@@ -79,6 +82,7 @@ class ServerConfig(Checked):
     served_model_names: tuple[str, ...] = option((), flags=("--served-model-name",))
     any_model_name: bool = False
     strict: bool = False
+    reasoning_budget: int | None = option(None, least=0)
     playground: bool = True
     cors_origins: tuple[str, ...] = option((), flags=("--cors-origin",))
     api_keys: Path | None = None

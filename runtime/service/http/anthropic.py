@@ -22,6 +22,7 @@ from ..core.chat import (
     read_parts,
     read_tool_choice,
     read_tools,
+    thinking,
 )
 from ..core.deltas import collect, refuse_cancelled
 from ..core.messages import Delta, Generation, GenerationRequest, Usage
@@ -100,12 +101,12 @@ def read_body(body: Mapping[str, Any], defaults: Mapping[str, Any]) -> Generatio
         raise RequestError("'messages' must have at least 1 message with content")
     messages = [Message("system", tuple(system)), *talk] if any(system) else talk
     tools = read_tools(given.get("tools", []))
-    variables = _thinking(given.get("thinking"))
+    variables = _thinking(given.get("thinking"), options)
     output = given.get("output_config") or {}
     if not isinstance(output, dict):
         raise RequestError(f"'output_config' must be an object, not {shown(output)}")
     if output.get("effort") is not None:
-        variables["reasoning_effort"] = output["effort"]
+        variables |= thinking(output["effort"], options)
     if output.get("format") is not None:
         options["structured_output"] = _form(output["format"])
     choice = given.get("tool_choice")
@@ -129,8 +130,13 @@ def _form(given: Any) -> Json:
     raise RequestError(f"'output_config.format' must have the type json_schema, not {shown(given)}")
 
 
-def _thinking(given: Any) -> Json:
+def _thinking(given: Any, options: Json) -> Json:
     match given:
+        case {"type": "enabled", "budget_tokens": int(budget)} if budget >= 0 and not isinstance(
+            budget, bool
+        ):
+            options["reasoning_budget"] = budget
+            return {"enable_thinking": True}
         case None | {"type": "adaptive"}:
             return {}
         case {"type": "enabled"}:

@@ -28,6 +28,7 @@ from carryall.runtime.service.core.chat import (
     read_parts,
     read_tool_choice,
     read_tools,
+    thinking,
 )
 from carryall.runtime.service.grpc.messages import chat_request as grpc_chat
 from carryall.runtime.service.http.anthropic import read_body
@@ -341,3 +342,21 @@ def test_a_tool_that_is_not_there_is_refused() -> None:
             converse([], {}, tools=read_tools(entries), choice=read_tool_choice(choice))
     with pytest.raises(RequestError, match="must have a 'name'"):
         read_tools([{"type": "function", "function": {}}])
+
+
+@pytest.mark.parametrize(
+    ("effort", "options", "budget", "variables"),
+    [
+        (None, {"max_tokens": 100}, None, {}),
+        ("low", {"max_tokens": 100}, 20, {"reasoning_effort": "low"}),
+        ("high", {"max_tokens": 100, "reasoning_budget": 7}, 7, {"reasoning_effort": "high"}),
+        ("high", {"max_tokens": None}, None, {"reasoning_effort": "high"}),
+        ("own", {"max_tokens": 100}, None, {"reasoning_effort": "own"}),
+        ("none", {}, 0, {"reasoning_effort": "none", "enable_thinking": False}),
+    ],
+)
+def test_an_effort_is_a_share_of_the_tokens(
+    effort: Any, options: dict[str, Any], budget: int | None, variables: dict[str, Any]
+) -> None:
+    assert thinking(effort, options) == variables
+    assert options.get("reasoning_budget") == budget

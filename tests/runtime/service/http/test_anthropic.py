@@ -187,3 +187,19 @@ def test_unsupported_requests_are_refused_in_anthropics_error_shape(
             assert message in error["error"]["message"]
 
     asyncio.run(scenario())
+
+
+def test_a_budget_of_thoughts_is_an_option() -> None:
+    from carryall.runtime.service.http.anthropic import read_body
+
+    body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 90}
+    for thinking, effort, budget in (
+        ({"type": "enabled", "budget_tokens": 64}, None, 64),
+        ({"type": "enabled"}, None, None),
+        ({"type": "disabled"}, None, None),
+        ({"type": "adaptive"}, "medium", 45),
+        ({"type": "enabled", "budget_tokens": 64}, "medium", 64),
+    ):
+        output = {"output_config": {"effort": effort}} if effort else {}
+        request = read_body({**body, "thinking": thinking, **output}, {})
+        assert request.params.reasoning_budget == budget
