@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import aclosing
 from typing import Any
@@ -15,6 +16,7 @@ from ....options import shown
 from ..core.answer_parts import AnswerParts, CallDelta, understood
 from ..core.chat import (
     Message,
+    Text,
     arguments_object,
     converse,
     objects,
@@ -81,6 +83,11 @@ async def count_tokens(request: Request) -> Response:
     return json_response({"input_tokens": len(tokens)}, headers)
 
 
+# A line that Claude Code puts before the system prompt. It differs in each conversation and says nothing to a
+# model; with it, no two conversations would share a cached prefix.
+_BILLING = re.compile(r"\A\s*x-anthropic-billing-header:[^\n]*\n*", re.IGNORECASE)
+
+
 def read_body(body: Mapping[str, Any], defaults: Mapping[str, Any]) -> GenerationRequest:
     """Return the generation request for a body.
 
@@ -99,6 +106,9 @@ def read_body(body: Mapping[str, Any], defaults: Mapping[str, Any]) -> Generatio
     talk = [message for turn, message in turns if message.parts or isinstance(turn["content"], str)]
     if not talk:
         raise RequestError("'messages' must have at least 1 message with content")
+    if system and isinstance(first := system[0], Text):
+        text = _BILLING.sub("", first.text)
+        system = [Text(text), *system[1:]] if text else system[1:]
     messages = [Message("system", tuple(system)), *talk] if any(system) else talk
     tools = read_tools(given.get("tools", []))
     variables = _thinking(given.get("thinking"), options)
