@@ -29,6 +29,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "run": "Ask a model one question, or talk to it.",
         "chat": "Chat with a model.",
         "serve": "Serve models over the network.",
+        "agent": "Start a coding agent on a local model.",
         "batch": "Answer files of requests, every line exactly once.",
     },
     "Measure and check": {

@@ -62,9 +62,9 @@ def served_models(
         scan = functools.partial(
             models_in, server.models, chosen.model, chosen.engine, warm_up=server.warm_up
         )
-        return ModelRepository(scan()), scan
+        return ModelRepository(scan(), aliases=server.names_for(None)), scan
     loader = encoder_loader(chosen.model, warm_up=server.warm_up) or load
-    return ModelRepository.of_one(name, loader, aliases=server.served_model_names), None
+    return ModelRepository.of_one(name, loader, aliases=server.names_for(name)), None
 
 
 def announce(

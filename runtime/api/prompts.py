@@ -14,6 +14,7 @@ import numpy as np
 from ...errors import CarryallError, PromptTooLongError, RequestError, RequestFailedError
 from ..engine.requests.pooled_states import Pooling
 from ..engine.schedule.admission import check_prompt
+from ..text.parsers.answer_grammar import AnswerFrame
 from ..text.parsers.base import MessageParser
 from ..text.tokenizer import Tokenizer
 
@@ -31,10 +32,17 @@ ACCEPTED = (
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """The tokens of a rendered conversation, and the parser of its answer."""
+    """The tokens of a rendered conversation, and how its answer is read.
+
+    Args:
+        token_ids: the tokens.
+        new_parser: returns a parser of an answer; None if all of it is content.
+        frame: what is around a structured output, or which calls the answer must hold.
+    """
 
     token_ids: list[int]
     new_parser: Callable[[], MessageParser | None]
+    frame: AnswerFrame | None = None
 
 
 @dataclass(frozen=True, slots=True)

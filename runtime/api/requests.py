@@ -8,7 +8,7 @@ import itertools
 import threading
 import time
 import uuid
-from collections.abc import Mapping, Sequence, Sized
+from collections.abc import Collection, Mapping, Sequence, Sized
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, cast
 
@@ -18,8 +18,10 @@ from ..engine.adapters import AdapterSet
 from ..engine.requests.output_text import OutputText
 from ..engine.requests.request import Grammar, Request
 from ..engine.requests.request_group import RequestGroup, sample_params
+from ..engine.sampling.logits_processors import ThoughtMarks
 from ..engine.schedule.admission import check_token_ids
 from ..text.chat_template import ChatTemplate, Message, check_variables
+from ..text.parsers.answer_grammar import AnswerFrame, answer_frame
 from ..text.parsers.registry import AnswerFormats, message_parser
 from ..text.tokenizer import Tokenizer
 from ..types.sampling_params import SamplingParams
@@ -109,7 +111,7 @@ class RequestFactory:
             _check_without_tokenizer(params)
         name = request_id or uuid.uuid4().hex
         shared: dict[str, Any] = {
-            **self._token_rules(params),
+            **self._token_rules(params, prompt.frame if isinstance(prompt, ChatPrompt) else None),
             "prompt": prompt if isinstance(prompt, str) else None,
             "priority": priority,
             "cache_salt": cache_salt,
@@ -167,6 +169,8 @@ class RequestFactory:
         continue_final_message: bool = False,
         chat_template: str | None = None,
         tool_style: str | None = None,
+        called: Collection[str] = (),
+        parallel_calls: bool = True,
         **variables: Any,
     ) -> ChatPrompt:
         """Render a conversation to a prompt.
@@ -179,6 +183,9 @@ class RequestFactory:
             chat_template: see ``template`` there.
             tool_style: the format of tool calls, a name from ``parsers.registry.STYLES``; None derives it
                 from the chat template.
+            called: the names of tools; the answer calls one of them and holds nothing else but a thought. If
+                empty, the model may call any.
+            parallel_calls: whether an answer that must call may hold several calls.
             **variables: see there.
 
         Raises:
@@ -219,10 +226,15 @@ class RequestFactory:
         pieces = rendered.split(mark) if mark else [rendered]
         text = "".join(pieces)
         answer = self._formats.of(chat_template, with_tools=bool(tools), style=tool_style)
+        if called and answer.calls is None:
+            answer = self._formats.of(chat_template, with_tools=bool(tools), style="hermes")
         new_parser = functools.partial(message_parser, answer, text, tools=tools or ())
+        frame = None
+        if not continue_final_message:
+            frame = answer_frame(answer, text, tools or (), called, parallel=parallel_calls)
         # The template itself writes the special tokens.
         tokens = [self.encode(piece, add_special_tokens=False) for piece in pieces]
-        return ChatPrompt(tokens[0] if len(tokens) == 1 else [*itertools.chain(*tokens)], new_parser)
+        return ChatPrompt(tokens[0] if len(tokens) == 1 else [*itertools.chain(*tokens)], new_parser, frame)
 
     def _marked(
         self,
@@ -242,20 +254,40 @@ class RequestFactory:
         parser = prompt.new_parser() if isinstance(prompt, ChatPrompt) else None
         return OutputText(self._model.tokenizer, token_ids, params, parser)
 
-    def _token_rules(self, params: SamplingParams) -> dict[str, Any]:
+    def _token_rules(self, params: SamplingParams, frame: AnswerFrame | None) -> dict[str, Any]:
         """Return the arguments of ``Request`` that end or restrict an output by its tokens."""
         own = frozenset() if params.ignore_eos else self._model.defaults.end_token_ids
         return {
             "end_token_ids": own.union(params.stop_token_ids),
             "bad_words": self._bad_words(params),
             "dry_breakers": self._dry_breakers(params),
-            "grammar": self._grammar(params),
+            "thought": self._thought(params, frame),
+            "grammar": self._grammar(params, frame),
         }
 
-    def _grammar(self, params: SamplingParams) -> Future[Grammar] | None:
-        """Return the future of the compiled grammar of a structured output, None without one."""
-        if params.structured_output is None:
+    def _thought(self, params: SamplingParams, frame: AnswerFrame | None) -> ThoughtMarks | None:
+        """Return the marks of a thought whose length is limited; None if there is none."""
+        tokenizer = self._model.tokenizer
+        if params.reasoning_budget is None or frame is None or frame.thought == "none" or tokenizer is None:
             return None
+        thought = frame.answer.thought
+        if thought is None:
+            return None
+        return ThoughtMarks(
+            frame.thought == "begun",
+            thought.open,
+            thought.close,
+            tuple(self.encode(thought.close, add_special_tokens=False)),
+            lambda token: tokenizer.decode([token], skip_special_tokens=False),
+        )
+
+    def _grammar(self, params: SamplingParams, frame: AnswerFrame | None) -> Future[Grammar] | None:
+        """Return the future of the compiled grammar of an answer, None if it is free."""
+        wanted = params.structured_output
+        if wanted is None and (frame is None or not frame.is_needed):
+            return None
+        if frame is not None and frame.must_call:
+            wanted = None  # an answer of calls has no other form
         from ..text.grammars import GrammarCompiler  # loaded on demand: few requests need it
 
         with self._lock:
@@ -263,7 +295,7 @@ class RequestFactory:
                 self._grammars = GrammarCompiler(
                     self.tokenizer, self._model.defaults.end_token_ids, self._model.runner.info.vocab_size
                 )
-        return cast("Future[Grammar]", self._grammars.compile(params.structured_output))
+        return cast("Future[Grammar]", self._grammars.compile(wanted, frame))
 
     def _bad_words(self, params: SamplingParams) -> set[tuple[int, ...]]:
         """Return the token sequences of the bad words; a text is encoded with and without a leading space."""

@@ -74,7 +74,7 @@ class Replica:
                 model, name=spec.name, engine_config=spec.engine, warm_up=spec.server.warm_up
             )
 
-        aliases = spec.server.served_model_names
+        aliases = spec.server.names_for(spec.name)
         self._models = ModelRepository.of_one(spec.name, load, aliases=aliases)
         self._models.observers.add(RequestLog(content=spec.server.log_content))
         self._app = make_app(self._models, Inference.of(self._models, spec.server))

@@ -7,9 +7,10 @@ import re
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from itertools import islice
+from typing import Protocol
 
 import llguidance
 import numpy as np
@@ -35,7 +36,7 @@ _LIMITS = llguidance.LLParserLimits(
 # How the library's messages begin when one of its limits is exceeded; the limit follows.
 _EXCEEDED = re.compile("too many (items|states)|current row has|fuel|too big", re.IGNORECASE)
 # Without a limit, a weak model may fill the context with whitespace. ``json_schema`` tells of ``oneOf``.
-_JSON_OPTIONS = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{0,20}", "coerce_one_of": True}
+JSON_OPTIONS = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{0,20}", "coerce_one_of": True}
 
 # The library recurses as deeply as the grammar: with a stack of 8 MiB, 5,000 chained rules end the process.
 _STACK_BYTES = 512 << 20
@@ -58,6 +59,8 @@ def _threads(name: str, count: int = 1) -> ThreadPoolExecutor:
         threading.stack_size(before)
     return pool
 
+
+_Key = tuple[tuple[str, str] | None, "Frame | None"]
 
 _MASKS = _threads("carryall-mask", 4)  # several, so that a slow mask does not hold up those of other requests
 
@@ -148,6 +151,19 @@ class GrammarMatcher:
         return GrammarMatcher(self._matcher.deep_copy(), 32 * len(self._mask))
 
 
+class Frame(Protocol):
+    """What is around a structured output, or in its place. Hashable."""
+
+    def lark(self, split: Callable[[str], Sequence[str | int]], *, has_body: bool) -> str:
+        """Return a grammar whose rule ``@body`` is that of the structured output.
+
+        Args:
+            split: splits a text into plain texts and the ids of tokens that are no text for a grammar.
+            has_body: whether there is a structured output.
+        """
+        ...
+
+
 class GrammarCompiler:
     """Compile grammars for one tokenizer in a background thread. Thread-safe.
 
@@ -164,26 +180,36 @@ class GrammarCompiler:
         self._tokenizer: llguidance.LLTokenizer | None = None
         self._lock = threading.Lock()
         self._pool = _threads("carryall-grammar")
-        self._compiled: OrderedDict[tuple[str, str], Future[GrammarMatcher]] = OrderedDict()
+        self._compiled: OrderedDict[_Key, Future[GrammarMatcher]] = OrderedDict()
 
-    def compile(self, wanted: StructuredOutput) -> Future[GrammarMatcher]:
-        """Return a future of the initial state, to be copied; it fails with InvalidSamplingError."""
+    def compile(self, wanted: StructuredOutput | None, frame: Frame | None = None) -> Future[GrammarMatcher]:
+        """Return a future of the initial state, to be copied; it fails with InvalidSamplingError.
+
+        Args:
+            wanted: the structured output; None if the frame is the whole grammar.
+            frame: what is around it; None if nothing is.
+        """
+        key = (None if wanted is None else wanted.key, frame)
         with self._lock:
-            future = self._compiled.get(wanted.key)
+            future = self._compiled.get(key)
             if future is None:
-                future = self._compiled[wanted.key] = self._pool.submit(self._compile, *wanted.key)
-            self._compiled.move_to_end(wanted.key)
+                future = self._compiled[key] = self._pool.submit(self._compile, *key)
+            self._compiled.move_to_end(key)
             if len(self._compiled) > _MAX_CACHED:
                 self._compiled.popitem(last=False)
             return future
 
-    def _compile(self, kind: str, text: str) -> GrammarMatcher:
+    def _compile(self, wanted: tuple[str, str] | None, frame: Frame | None) -> GrammarMatcher:
         if self._tokenizer is None:
             self._tokenizer = llguidance.LLTokenizer(
                 self._source, n_vocab=self._vocab_size, eos_token=self._end_token_ids or None
             )
+            self._split = _splitter(self._source, self._tokenizer)
+        kind = "tools" if wanted is None else wanted[0]
         try:
-            grammar = _grammar(kind, text)
+            grammar = "" if wanted is None else _grammar(*wanted)
+            if frame is not None:
+                grammar = _framed(frame.lark(self._split, has_body=wanted is not None), grammar)
         except InvalidSamplingError:
             raise
         except ValueError as error:
@@ -202,6 +228,35 @@ class GrammarCompiler:
             _refuse_work(kind, first.get_error())
             raise InvalidSamplingError(f"{kind} cannot be met: it allows no first token")
         return GrammarMatcher(matcher, self._vocab_size)
+
+
+def _splitter(source: str, tokenizer: llguidance.LLTokenizer) -> Callable[[str], list[str | int]]:
+    """Return what splits a text at the tokens that the library does not match with text."""
+    added = json.loads(source).get("added_tokens") or []
+    ids: dict[str, int] = {
+        token["content"]: token["id"] for token in added if tokenizer.is_special_token(token["id"])
+    }
+    longest_first = sorted(filter(None, ids), key=len, reverse=True)
+    pattern = re.compile(f"({'|'.join(map(re.escape, longest_first))})" if ids else "(?!)")
+
+    def split(text: str) -> list[str | int]:
+        return [ids.get(part, part) for part in pattern.split(text) if part]
+
+    return split
+
+
+def _framed(lark: str, body: str) -> str:
+    """Return a grammar in Lark with another one as its rule ``@body``."""
+    grammars = [{"lark_grammar": lark}]
+    if body:
+        inner = json.loads(body)["grammars"][0] if body.startswith("{") else {"lark_grammar": body}
+        grammars.append({**inner, "name": "body"})
+    return json.dumps({"grammars": grammars})
+
+
+def regex_of(text: str) -> str:
+    """Return a regular expression of one text, as it stands between slashes."""
+    return re.sub(r"[\\.+*?()|\[\]{}^$#&\-~/]", r"\\\g<0>", text).replace("\n", r"\n")
 
 
 def _refuse_work(what: str, message: str) -> None:
@@ -228,7 +283,7 @@ def _grammar(kind: str, text: str) -> str:
         grammar = matcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {' | '.join(choices)}")
     else:
         schema = held_schema(text).text if kind == "json_schema" else '{"type": "object"}'
-        grammar = matcher.grammar_from_json_schema(schema, _JSON_OPTIONS)
+        grammar = matcher.grammar_from_json_schema(schema, JSON_OPTIONS)
     return str(grammar)
 
 

@@ -58,6 +58,8 @@ class SamplingParams:
         dry_sequence_breakers: texts that end a repeated sequence of DRY.
         max_tokens: maximum number of tokens to generate; None generates until a stop or the end of the
             context.
+        reasoning_budget: maximum number of tokens of a thought in a chat, which is ended then; 0 ends it at
+            once, and None leaves its length to the model.
         min_tokens: minimum number of tokens to generate; end and stop tokens are masked before.
         stop: end the output before this text.
         n: number of outputs; their seeds are ``seed``, ``seed + 1``, and so on.
@@ -105,6 +107,7 @@ class SamplingParams:
     dry_penalty_last_n: int = option(0, least=0, most=_MAX_COUNT)
     dry_sequence_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
     max_tokens: int | None = option(16, least=1, most=math.inf, section=_LENGTH)
+    reasoning_budget: int | None = option(None, least=0, most=_MAX_COUNT, section=_LENGTH)
     min_tokens: int = option(0, least=0, most=_MAX_COUNT, section=_LENGTH)
     stop: tuple[str, ...] = option((), section=_LENGTH)
     n: int = option(1, least=1, most=MAX_SAMPLES, section=_LENGTH, flags=("-n",))

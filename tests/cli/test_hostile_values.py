@@ -52,6 +52,7 @@ ROWS = {
     # It would serve: what is refused is refused before the model, which is missing.
     # Ray writes its own log records where it is installed.
     "serve": row("serve missing/model --grpc-port 0 -q", 1, without=("--ray",), works=False),
+    "agent": row("agent --url http://127.0.0.1:9 --print claude", works=False),  # nothing answers there
     "batch run": row("batch run lines.jsonl -o out.jsonl --model package -q", 6, without=("--ray",)),
     "batch status": row("batch status done.jsonl", 2),
     "batch cancel": row("batch cancel done.jsonl", 2, works=False),  # nobody works on it: exit code 1

@@ -55,3 +55,12 @@ def _save(raw: RawTokenizer, folder: Path) -> Path:
     config = {"bos_token": "<s>", "eos_token": {"content": "</s>", "lstrip": False}, "pad_token": None}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     return folder
+
+
+def byte_level_with(folder: Path, added: list[AddedToken]) -> Tokenizer:
+    """Return a tokenizer of bytes with further tokens."""
+    write_byte_level(folder)
+    raw = RawTokenizer.from_file(str(folder / "tokenizer.json"))
+    raw.add_tokens(added)
+    raw.save(str(folder / "tokenizer.json"))
+    return Tokenizer(folder)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import hashlib
 import itertools
@@ -185,14 +184,14 @@ class Preparer:
         reserved = sorted(RENDER_OPTIONS & set(turns.variables))
         if reserved:
             raise RequestError(f"'chat_template_kwargs' must not contain '{reserved[0]}', which is reserved")
-        rendered = self.requests.chat_prompt(
+        return self.requests.chat_prompt(
             turns.turns(),
             tools=turns.tools or None,
             continue_final_message=turns.continues,
+            called=turns.called,
+            parallel_calls=turns.parallel_calls,
             **turns.variables,
         )
-        # As in the service, the template's parser does not read an answer that must consist of tool calls.
-        return dataclasses.replace(rendered, new_parser=lambda: None) if turns.must_call else rendered
 
 
 _KINDS: dict[str, Callable[[Preparer, BatchLine], Work]] = {

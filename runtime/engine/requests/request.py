@@ -17,7 +17,7 @@ from ....exporter.adapter import LoraAdapter
 from ...process.faults import fault_text, log_fault
 from ...types.outputs import FinishReason, RequestMetrics
 from ...types.sampling_params import SamplingParams
-from ..sampling.logits_processors import LogitsProcessor
+from ..sampling.logits_processors import LogitsProcessor, ThoughtMarks
 from ..sampling.sampler import Sample, TokenLogprob
 from ..sampling.sampling_state import SamplingState
 from .chunk import ChunkKeys, KVSalt
@@ -75,6 +75,7 @@ class Request:
         end_token_ids: tokens that end the output.
         bad_words: token sequences that must not be generated.
         dry_breakers: tokens that end a repeated run for DRY.
+        thought: the marks of a thought in the answer, for ``reasoning_budget``.
         grammar: resolves to the grammar state that the output must follow; the request waits for it.
         text: the detokenizer; None leaves the text empty.
         prompt: the prompt text, if the prompt was given as text.
@@ -117,6 +118,7 @@ class Request:
         end_token_ids: Collection[int] = (),
         bad_words: Collection[tuple[int, ...]] = (),
         dry_breakers: Collection[int] = (),
+        thought: ThoughtMarks | None = None,
         grammar: Future[Grammar] | None = None,
         text: OutputText | None = None,
         prompt: str | None = None,
@@ -147,7 +149,9 @@ class Request:
         self.metrics = RequestMetrics(arrival=time.monotonic())
         self._tokens = np.array(self.prompt_token_ids, np.int64)
         self.num_tokens = len(self._tokens)
-        self.sampling = SamplingState(params, self._tokens, self.end_token_ids, bad_words, dry_breakers)
+        self.sampling = SamplingState(
+            params, self._tokens, self.end_token_ids, bad_words, dry_breakers, thought
+        )
         self.awaited_grammar = grammar
         self.grammar: Grammar | None = None  # restricts the output, once it is compiled
         self.text = text

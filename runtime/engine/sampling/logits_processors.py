@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -67,6 +69,72 @@ class MinTokens:
     def apply(self, logits: Logits) -> None:
         """Set the logits of end tokens to -inf."""
         logits[self._ids[self._ids < len(logits)]] = -np.inf
+
+
+@dataclass(frozen=True, slots=True)
+class ThoughtMarks:
+    """The marks of a thought at the beginning of an answer.
+
+    Args:
+        begun: whether the answer begins in a thought; else it may begin with the opening mark.
+        opening: a text.
+        closing: a text.
+        closing_ids: the tokens of the closing mark.
+        text_of: returns the text of a token.
+    """
+
+    begun: bool
+    opening: str
+    closing: str
+    closing_ids: tuple[int, ...]
+    text_of: Callable[[int], str]
+
+
+class ThoughtBudget:
+    """Ends a thought after so many tokens: the closing mark is then the only way to go on.
+
+    Args:
+        budget: tokens between the marks.
+        marks: of the thought.
+    """
+
+    def __init__(self, budget: int, marks: ThoughtMarks) -> None:
+        self._left, self._marks = budget, marks
+        self._text, self._begun, self._done = "", marks.begun, False
+        self._forced = deque[int]()
+
+    def observe(self, token: int) -> None:
+        """Follow the thought; other text ends the watch."""
+        if self._done:
+            return
+        marks = self._marks
+        self._text += marks.text_of(token)
+        if self._begun:
+            self._left -= 1
+            self._done = marks.closing in self._text
+            self._text = self._text[-len(marks.closing) :]
+        elif marks.opening in self._text:
+            self._begun, self._text = True, ""
+        else:
+            self._done = not marks.opening.startswith(self._text.lstrip())
+        if self._forced and self._forced.popleft() != token:
+            self._forced.clear()
+
+    def apply(self, logits: Logits) -> None:
+        """Forbid all tokens but the next one of the closing mark, if the budget is spent."""
+        if self._done or not self._begun or self._left > 0:
+            return
+        if not self._forced:
+            self._forced.extend(self._marks.closing_ids[self._written() :])
+        kept = logits[self._forced[0]]
+        logits.fill(-np.inf)
+        logits[self._forced[0]] = kept if np.isfinite(kept) else 0.0
+
+    def _written(self) -> int:
+        """Return how many tokens of the closing mark are the end of the text."""
+        texts = [self._marks.text_of(token) for token in self._marks.closing_ids]
+        counts = range(len(texts) - 1, 0, -1)
+        return next((count for count in counts if self._text.endswith("".join(texts[:count]))), 0)
 
 
 class BadWords:

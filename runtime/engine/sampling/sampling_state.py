@@ -22,6 +22,8 @@ from .logits_processors import (
     LogitsProcessor,
     MinTokens,
     NoRepeatNgram,
+    ThoughtBudget,
+    ThoughtMarks,
 )
 from .mirostat import Mirostat
 from .penalties import Penalties
@@ -42,6 +44,7 @@ class SamplingState:
         end_token_ids: tokens masked until ``min_tokens`` are generated.
         bad_words: token sequences that must not be generated.
         dry_breakers: token ids that end a repetition for DRY.
+        thought: the marks of a thought, which ``reasoning_budget`` limits; None if the answer has none.
 
     Attributes:
         greedy: whether the most likely token is taken.
@@ -70,6 +73,7 @@ class SamplingState:
         end_token_ids: Collection[int] = (),
         bad_words: Collection[Sequence[int]] = (),
         dry_breakers: Collection[int] = (),
+        thought: ThoughtMarks | None = None,
     ) -> None:
         self.params = params
         self.greedy = params.greedy
@@ -90,6 +94,8 @@ class SamplingState:
             self.processors.append(BadWords(bad_words))
         if params.min_tokens:
             self.processors.append(MinTokens(end_token_ids))
+        if thought is not None and params.reasoning_budget is not None:
+            self.processors.append(ThoughtBudget(params.reasoning_budget, thought))
         if params.logits_processors:
             self.processors.append(CustomFunctions(params.logits_processors))
 

@@ -168,6 +168,11 @@ class Admission:
             InvalidSamplingError: an option is above the service's limit.
         """
         self.check(asked.params)
+        budget = self.policy.config.reasoning_budget
+        if budget is not None and asked.params.reasoning_budget is None:
+            asked = dataclasses.replace(
+                asked, params=dataclasses.replace(asked.params, reasoning_budget=budget)
+            )
         caller, interval = CALLER.get(), self.policy.config.stream_interval
         if caller is None and interval == asked.stream_interval:
             return asked

@@ -9,7 +9,23 @@ from typing import Literal
 
 from .chat import Conversation
 from .messages import Choice, Delta, GenerationRequest
-from .tool_choice import CallDelta, CallSplitter, read_calls
+
+
+@dataclass(frozen=True, slots=True)
+class CallDelta:
+    """A piece of a tool call.
+
+    Args:
+        index: the index of the call in the answer.
+        arguments: the next piece of the arguments' JSON text.
+        id: the call's id, in its first piece only.
+        name: the function's name, in the first piece only.
+    """
+
+    index: int
+    arguments: str
+    id: str | None = None
+    name: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +48,6 @@ class AnswerParts:
     def __init__(self, request: GenerationRequest) -> None:
         prompt = request.prompt
         self._conversation = prompt if isinstance(prompt, Conversation) else Conversation([])
-        self._splitter = CallSplitter()
         self.calls = 0  # number of tool calls that have begun
         self._ended = False  # whether no more calls may follow
 
@@ -40,11 +55,6 @@ class AnswerParts:
         """Yield the parts of a delta."""
         if delta.reasoning:
             yield TextPart("reasoning", delta.reasoning)
-        if self._conversation.must_call:
-            for piece in self._splitter.push(delta.text):
-                self.calls = piece.index + 1
-                yield piece
-            return
         if delta.text:
             yield TextPart("text", delta.text)
         for call in delta.tool_calls:
@@ -60,12 +70,8 @@ class AnswerParts:
 
 
 def understood(request: GenerationRequest, choice: Choice) -> Choice:
-    """Return the choice with forced tool calls parsed, and with at most 1 call if parallel calls are off."""
+    """Return the choice with at most 1 call if parallel calls are off."""
     prompt = request.prompt
-    if not isinstance(prompt, Conversation):
-        return choice
-    if prompt.must_call:
-        return dataclasses.replace(choice, text="", tool_calls=read_calls(choice.text))
-    if not prompt.parallel_calls:
+    if isinstance(prompt, Conversation) and not prompt.parallel_calls:
         return dataclasses.replace(choice, tool_calls=choice.tool_calls[:1])
     return choice

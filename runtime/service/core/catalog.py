@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -31,7 +32,7 @@ class Catalog:
 
     Args:
         versions: the versions of each model, the newest last.
-        aliases: model names by alias.
+        aliases: model names by alias, in which ``*`` stands for any text.
         default: the model of requests without a model name; None takes the only language model, if any.
     """
 
@@ -62,7 +63,9 @@ class Catalog:
                 state=entry.state,
                 reason=entry.reason,
                 info=entry.model.info if entry.model is not None else None,
-                aliases=tuple(alias for alias, name in self._aliases.items() if name == entry.name),
+                aliases=tuple(
+                    alias for alias, name in self._aliases.items() if name == entry.name and "*" not in alias
+                ),
                 only=len(versions) == 1,
                 loras=entry.loras,
                 evicted=entry.evicted,
@@ -74,7 +77,15 @@ class Catalog:
 
     def is_model(self, name: str) -> bool:
         """Return whether a name is that of a model, or an alias."""
-        return name in self.versions or name in self._aliases
+        return name in self.versions or self._named(name) in self.versions
+
+    def _named(self, name: str) -> str:
+        """Return the model of an alias; other names are returned as they are."""
+        if name in self.versions:
+            return name
+        if name in self._aliases:
+            return self._aliases[name]
+        return next((own for alias, own in self._aliases.items() if _matches(alias, name)), name)
 
     def base_of(self, name: str | None) -> Entry | None:
         """Return the model that has a LoRA adapter of this name; None if there is no such adapter."""
@@ -101,10 +112,10 @@ class Catalog:
         names = ", ".join([*self.versions, *self.adapters]) or "none"
         if wanted is None:
             raise RequestError(f"the request names no model; there are: {names}")
-        own = self._aliases.get(wanted, wanted)
+        own = self._named(wanted)
         if own not in self.versions and ":" in own:
             own, _, version = own.rpartition(":")
-            own = self._aliases.get(own, own)
+            own = self._named(own)
         if own not in self.versions:
             own = self._in_another_case(own)
         if own not in self.versions:
@@ -138,3 +149,9 @@ class Catalog:
     def _default(self) -> str | None:
         llms = [name for name, versions in self.versions.items() if versions[-1].loader.kind == "llm"]
         return self._given_default or (llms[0] if len(llms) == 1 else None)
+
+
+def _matches(alias: str, name: str) -> bool:
+    """Return whether an alias with ``*`` stands for a name, whatever the case."""
+    pattern = ".*".join(map(re.escape, alias.split("*")))
+    return "*" in alias and re.fullmatch(pattern, name, re.IGNORECASE | re.DOTALL) is not None

@@ -16,7 +16,6 @@ from typing import Any, Literal
 
 from ....errors import RequestError
 from ....options import shown
-from .tool_choice import calls_schema
 
 Json = dict[str, Any]
 
@@ -193,8 +192,7 @@ class Conversation:
         messages: the messages, in order.
         tools: the functions that the model may call, in the form of chat templates.
         variables: further variables of the template.
-        must_call: the answer consists of tool calls. ``params.structured_output`` enforces it, and the
-            answer's text is the calls as JSON; see ``tool_choice``.
+        called: the names of tools; if there are any, the answer consists of calls of them.
         parallel_calls: whether an answer may hold more than one tool call.
         continues: whether the answer continues the last message, which is one of the assistant.
         left_out: what a request has that no model here can use, such as ``tools.web_search``.
@@ -204,7 +202,7 @@ class Conversation:
     messages: Sequence[Message]
     tools: Sequence[Json] = ()
     variables: Mapping[str, Any] = field(default_factory=dict)
-    must_call: bool = False
+    called: tuple[str, ...] = ()
     parallel_calls: bool = True
     continues: bool = False
     left_out: tuple[str, ...] = ()
@@ -618,6 +616,28 @@ def _tool_name(tool: Json) -> str:
     return name if isinstance(name, str) else ""
 
 
+# Shares of ``max_tokens`` that a thought may take, for models that do not know the efforts themselves.
+_EFFORTS = {"minimal": 0.1, "low": 0.2, "medium": 0.5, "high": 0.8, "xhigh": 0.95}
+
+
+def thinking(effort: Any, options: MutableMapping[str, Any]) -> Json:
+    """Return the variables of the chat template for a ``reasoning_effort``; ``none`` turns thoughts off.
+
+    Args:
+        effort: the value of the field, which templates read too; None is the model's own.
+        options: the sampling options, whose ``reasoning_budget`` is set unless the request has one.
+    """
+    if effort is None:
+        return {}
+    if effort == "none":
+        options.setdefault("reasoning_budget", 0)
+        return {"reasoning_effort": effort, "enable_thinking": False}
+    most = options.get("max_tokens")
+    if isinstance(effort, str) and effort in _EFFORTS and isinstance(most, int):
+        options.setdefault("reasoning_budget", max(int(_EFFORTS[effort] * most), 1))
+    return {"reasoning_effort": effort}
+
+
 def converse(
     messages: Sequence[Message],
     options: MutableMapping[str, Any],
@@ -631,9 +651,8 @@ def converse(
 ) -> Conversation:
     """Return the conversation of a request.
 
-    A demanded call is held by a grammar, which replaces the ``structured_output`` of ``options``: that one is
-    for an answer of text, and an answer of calls has none. Thinking is off then, since the grammar allows
-    calls only.
+    A demanded call is held by a grammar in the form of the chat template, after a thought if the model has
+    one. It takes ``structured_output`` out of ``options``, which is for an answer of text.
 
     Args:
         messages: the messages.
@@ -673,16 +692,14 @@ def converse(
         raise RequestError(
             "a forced 'tool_choice' and a message of the assistant to continue exclude each other; omit one"
         )
-    options["structured_output"] = {
-        "json_schema": calls_schema(functions, parallel=parallel and not choice.single)
-    }
-    shown_tools = tools.functions if choice.single else functions
+    if not functions:
+        raise RequestError("'tool_choice' demands a call, but the request's tools are: none")
+    options.pop("structured_output", None)
     return dataclasses.replace(
         conversation,
-        tools=shown_tools,
-        variables={"enable_thinking": False, **conversation.variables},
-        must_call=True,
-        parallel_calls=True,
+        tools=tools.functions if choice.single else functions,
+        called=tuple(tool["function"]["name"] for tool in functions),
+        parallel_calls=parallel and not choice.single,
     )
 
 

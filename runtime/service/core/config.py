@@ -18,6 +18,7 @@ RELOADED = (
     "max_body_bytes",
     "max_choices",
     "max_logprobs",
+    "reasoning_budget",
     "stream_interval",
     "strict",
 )
@@ -37,8 +38,11 @@ class ServerConfig(Checked):
         memory_limit: while the process uses more memory, unload idle models, least recently used first; the
             next request loads them again.
         served_model_names: more names that requests may use for the model.
+        aliases: more names for models, as NAME=MODEL; ``*`` in NAME stands for any text (``claude-*=qwen3``).
         any_model_name: answer requests for unknown models with the default model.
         strict: refuse requests with unknown fields instead of ignoring these fields.
+        reasoning_budget: end a thought after so many tokens unless the request says otherwise; 0 ends each at
+            once, and without it the model ends its thoughts.
         playground: serve a page to chat with the models at ``/``.
         cors_origins: web pages of these origins may call the service from a browser; ``*`` is all.
         api_keys: a TOML file of hashed keys (docs/serving.md); requests without a valid key are refused.
@@ -77,8 +81,10 @@ class ServerConfig(Checked):
     models_poll_seconds: float | None = option(None, least=0.1)
     memory_limit: int | None = option(None, least=1, unit="bytes")
     served_model_names: tuple[str, ...] = option((), flags=("--served-model-name",))
+    aliases: tuple[str, ...] = option((), flags=("--alias",))
     any_model_name: bool = False
     strict: bool = False
+    reasoning_budget: int | None = option(None, least=0)
     playground: bool = True
     cors_origins: tuple[str, ...] = option((), flags=("--cors-origin",))
     api_keys: Path | None = None
@@ -101,6 +107,15 @@ class ServerConfig(Checked):
     replica_gpus: float = option(0.0, least=0)
     otel_endpoint: str | None = None
 
+    def names_for(self, model: str | None) -> dict[str, str]:
+        """Return the models by their further names.
+
+        Args:
+            model: the only model; None if there are several.
+        """
+        named = {} if model is None else dict.fromkeys(self.served_model_names, model)
+        return named | {name: target for name, _, target in (alias.partition("=") for alias in self.aliases)}
+
     def __post_init__(self) -> None:
         """Check each value, then the values that depend on each other."""
         Checked.__post_init__(self)
@@ -110,6 +125,9 @@ class ServerConfig(Checked):
             raise UsageError("tls_certificate and tls_key belong together; one of them is not set")
         if self.tls_client_ca is not None and self.tls_certificate is None:
             raise UsageError("tls_client_ca has no meaning without tls_certificate and tls_key")
+        for alias in self.aliases:
+            if not all(alias.partition("=")):
+                raise UsageError(f"an alias must be NAME=MODEL, not {alias!r}")
         if self.ray is None and (self.replicas > 1 or self.replica_gpus):
             raise UsageError("replicas and replica_gpus have no meaning without ray")
         if self.otel_endpoint is not None and not _ENDPOINT.fullmatch(self.otel_endpoint):

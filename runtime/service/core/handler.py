@@ -341,11 +341,11 @@ async def _prompt(llm: AsyncLLM, prompt: Prompt) -> EnginePrompt:
     if not isinstance(prompt, Conversation):
         return prompt
     check_variables(prompt.variables, RENDER_OPTIONS)
-    rendered = await llm.render(
+    return await llm.render(
         prompt.turns(),
         tools=prompt.tools or None,
         continue_final_message=prompt.continues,
+        called=prompt.called,
+        parallel_calls=prompt.parallel_calls,
         **prompt.variables,
     )
-    # ``tool_choice`` parses an answer that must consist of tool calls, so the template's parser is not used.
-    return dataclasses.replace(rendered, new_parser=lambda: None) if prompt.must_call else rendered

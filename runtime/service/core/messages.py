@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -46,9 +47,15 @@ class GenerationRequest:
     lora: str | None = None
     left_out: tuple[str, ...] = ()
 
+    @property
+    def has_schemas(self) -> bool:
+        """Whether JSON schemas may hold the answer."""
+        called = isinstance(self.prompt, Conversation) and bool(self.prompt.called)
+        return called or self.params.structured_output is not None
+
 
 def with_schema_read(request: GenerationRequest) -> GenerationRequest:
-    """Return a request whose ``left_out`` also names the keywords of its JSON schema that no grammar holds.
+    """Return a request whose ``left_out`` also names the keywords of its schemas that no grammar holds.
 
     It takes milliseconds for each 10 kB of a schema: call it in a thread where others wait.
 
@@ -56,11 +63,17 @@ def with_schema_read(request: GenerationRequest) -> GenerationRequest:
         InvalidSamplingError: the schema is not valid.
     """
     structured = request.params.structured_output
-    if structured is None or structured.json_schema is None:
+    texts = [] if structured is None or structured.json_schema is None else [structured.key[1]]
+    if isinstance(request.prompt, Conversation) and request.prompt.called:
+        functions = [tool["function"] for tool in request.prompt.tools]
+        called = [function for function in functions if function["name"] in request.prompt.called]
+        texts += [json.dumps(function["parameters"]) for function in called if function.get("parameters")]
+    if not texts:
         return request
     from ...text.json_schema import held_schema  # loads the library for grammars
 
-    names = [f"schema.{name}" for name in held_schema(structured.key[1]).loosened]
+    loosened = dict.fromkeys(name for text in texts for name in held_schema(text).loosened)
+    names = [f"schema.{name}" for name in loosened]
     return dataclasses.replace(request, left_out=(*request.left_out, *names)) if names else request
 
 

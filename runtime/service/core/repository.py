@@ -49,7 +49,7 @@ class ModelRepository:
 
     Args:
         loaders: the loaders of each model, by name. A plain function loads a language model.
-        aliases: model names by alias.
+        aliases: model names by alias, in which ``*`` stands for any text.
         default: the model of requests without a model name; None takes the only language model, if any.
         grace_seconds: how long running requests may continue when their model is unloaded.
     """
@@ -71,9 +71,9 @@ class ModelRepository:
         self._catalog = Catalog(entries, dict(aliases or {}), default)
 
     @classmethod
-    def of_one(cls, name: str, load: Loaders, *, aliases: Sequence[str] = ()) -> ModelRepository:
+    def of_one(cls, name: str, load: Loaders, *, aliases: Mapping[str, str] | None = None) -> ModelRepository:
         """Return a repository with one model."""
-        return cls({name: load}, aliases=dict.fromkeys(aliases, name), default=name)
+        return cls({name: load}, aliases=aliases, default=name)
 
     def models(self) -> list[ModelStatus]:
         """Return the status of all versions of all models, in the order of ``loaders``."""

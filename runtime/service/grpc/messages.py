@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
@@ -29,7 +29,6 @@ from ..core.chat import (
     read_tools,
 )
 from ..core.messages import Delta, GenerationRequest, by_rank, checked_timeout
-from ..core.tool_choice import CallSplitter
 
 FINISH_REASONS: dict[FinishReason | None, pb.FinishReason] = {
     None: pb.FINISH_REASON_UNSPECIFIED,
@@ -202,19 +201,13 @@ class ChatWriter:
 
     def __init__(self, model: str, request: GenerationRequest) -> None:
         self._model, self._top_logprobs = model, request.params.logprobs or 0
-        talk = request.prompt
-        self._must_call = isinstance(talk, Conversation) and talk.must_call
-        self._splitters = defaultdict[int, CallSplitter](CallSplitter)
         self._calls = Counter[int]()
 
     def response(self, delta: Delta) -> pb.ChatResponse:
         """Return the message of the next delta."""
         message = pb.ChatResponse(reasoning_delta=delta.reasoning)
         _write(message, delta, self._model, self._top_logprobs)
-        if self._must_call:
-            self._split(message, delta)
-        else:
-            message.content_delta = delta.text
+        message.content_delta = delta.text
         for call in delta.tool_calls:
             if call.id:
                 self._calls[delta.index] += 1
@@ -223,14 +216,6 @@ class ChatWriter:
         called = delta.finish_reason == "stop" and self._calls[delta.index]
         message.finish_reason = pb.FINISH_REASON_TOOL_CALLS if called else _finish_reason(delta)
         return message
-
-    def _split(self, message: pb.ChatResponse, delta: Delta) -> None:
-        """Add the pieces of tool calls to a message, for an answer that consists of tool calls."""
-        for piece in self._splitters[delta.index].push(delta.text):
-            self._calls[delta.index] = piece.index + 1
-            message.tool_calls.add(
-                index=piece.index, id=piece.id, name=piece.name, arguments_delta=piece.arguments
-            )
 
 
 def _finish_reason(delta: Delta) -> pb.FinishReason:

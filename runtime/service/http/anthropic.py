@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import aclosing
 from typing import Any
@@ -12,9 +13,10 @@ from starlette.routing import Route
 
 from ....errors import RequestError
 from ....options import shown
-from ..core.answer_parts import AnswerParts, understood
+from ..core.answer_parts import AnswerParts, CallDelta, understood
 from ..core.chat import (
     Message,
+    Text,
     arguments_object,
     converse,
     objects,
@@ -22,10 +24,10 @@ from ..core.chat import (
     read_parts,
     read_tool_choice,
     read_tools,
+    thinking,
 )
 from ..core.deltas import collect, refuse_cancelled
 from ..core.messages import Delta, Generation, GenerationRequest, Usage
-from ..core.tool_choice import CallDelta
 from .openai.reading import bool_field, generation_request
 from .service import HttpService, json_response, service_of
 from .sse import event, streamed, while_connected
@@ -81,6 +83,11 @@ async def count_tokens(request: Request) -> Response:
     return json_response({"input_tokens": len(tokens)}, headers)
 
 
+# A line that Claude Code puts before the system prompt. It differs in each conversation and says nothing to a
+# model; with it, no two conversations would share a cached prefix.
+_BILLING = re.compile(r"\A\s*x-anthropic-billing-header:[^\n]*\n*", re.IGNORECASE)
+
+
 def read_body(body: Mapping[str, Any], defaults: Mapping[str, Any]) -> GenerationRequest:
     """Return the generation request for a body.
 
@@ -99,14 +106,17 @@ def read_body(body: Mapping[str, Any], defaults: Mapping[str, Any]) -> Generatio
     talk = [message for turn, message in turns if message.parts or isinstance(turn["content"], str)]
     if not talk:
         raise RequestError("'messages' must have at least 1 message with content")
+    if system and isinstance(first := system[0], Text):
+        text = _BILLING.sub("", first.text)
+        system = [Text(text), *system[1:]] if text else system[1:]
     messages = [Message("system", tuple(system)), *talk] if any(system) else talk
     tools = read_tools(given.get("tools", []))
-    variables = _thinking(given.get("thinking"))
+    variables = _thinking(given.get("thinking"), options)
     output = given.get("output_config") or {}
     if not isinstance(output, dict):
         raise RequestError(f"'output_config' must be an object, not {shown(output)}")
     if output.get("effort") is not None:
-        variables["reasoning_effort"] = output["effort"]
+        variables |= thinking(output["effort"], options)
     if output.get("format") is not None:
         options["structured_output"] = _form(output["format"])
     choice = given.get("tool_choice")
@@ -130,8 +140,13 @@ def _form(given: Any) -> Json:
     raise RequestError(f"'output_config.format' must have the type json_schema, not {shown(given)}")
 
 
-def _thinking(given: Any) -> Json:
+def _thinking(given: Any, options: Json) -> Json:
     match given:
+        case {"type": "enabled", "budget_tokens": int(budget)} if budget >= 0 and not isinstance(
+            budget, bool
+        ):
+            options["reasoning_budget"] = budget
+            return {"enable_thinking": True}
         case None | {"type": "adaptive"}:
             return {}
         case {"type": "enabled"}:

@@ -22,7 +22,7 @@ from starlette.routing import Route
 from ....errors import CarryallError, ChatTemplateError, RequestError, UnknownModelError
 from ....options import shown
 from ...models.model_source import ModelSummary
-from ..core.answer_parts import AnswerParts
+from ..core.answer_parts import AnswerParts, CallDelta
 from ..core.chat import (
     Conversation,
     Message,
@@ -37,7 +37,6 @@ from ..core.deltas import collect, refuse_cancelled
 from ..core.handler import LLMHandler
 from ..core.messages import Choice, Delta, Generation, GenerationRequest, Usage
 from ..core.model_entry import ModelStatus
-from ..core.tool_choice import CallDelta
 from .errors import described, plain_error
 from .openai.embeddings import cut_vectors, read_embeddings
 from .openai.reading import bool_field, generation_request, text_field

@@ -83,6 +83,16 @@ class ResponsesApi:
         await while_connected(request.receive, self._run(handler, ask, builder))
         return json_response(compaction.compacted(builder.response), headers)
 
+    async def count(self, request: Request) -> Response:
+        """Handle ``POST /v1/responses/input_tokens``: return the number of prompt tokens."""
+        service = service_of(request)
+        given = await service.body(request)
+        body, headers = service.split({**given, **not_included(given)}, KNOWN)
+        handler = service.llm(request, body.get("model"))
+        ask = await self._read(service, handler, body, headers)
+        tokens = await handler.tokenize(ask.request.prompt)
+        return json_response({"object": "response.input_tokens", "input_tokens": len(tokens)}, headers)
+
     async def connect(self, socket: WebSocket) -> None:
         """Handle a WebSocket at ``/v1/responses``."""
         await socket.accept()
@@ -271,6 +281,7 @@ def routes(service: HttpService) -> list[BaseRoute]:
     return [
         Route("/v1/responses", api.create, methods=["POST"]),
         WebSocketRoute("/v1/responses", api.connect),
+        Route("/v1/responses/input_tokens", api.count, methods=["POST"]),
         Route("/v1/responses/compact", api.compact, methods=["POST"]),
         Route("/v1/responses/{id}", api.retrieve),
         Route("/v1/responses/{id}", api.delete, methods=["DELETE"]),

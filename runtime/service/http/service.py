@@ -95,7 +95,7 @@ class HttpService:
             InvalidSamplingError: an option is above the service's limit.
             RequestError: something is left out and the service runs with ``--strict``.
         """
-        if asked.params.structured_output is not None:
+        if asked.has_schemas:
             asked = await asyncio.to_thread(with_schema_read, asked)
         if self.config.strict:
             refuse_left_out(asked, "remove it, or start the service without --strict")

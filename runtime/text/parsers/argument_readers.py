@@ -215,7 +215,7 @@ class PairsReader:
         opening = next(opened for opened in self._calls.value_opens if opened.strip() == text)
         self._leading = opening[len(opening.rstrip()) :]
         self._text, self._state = self._text[place + len(text) :], "value"
-        self._types = _types(self._properties.get(key))
+        self._types = types_of(self._properties.get(key))
         if self._opens[0] != self._opens[1]:
             self._streams = text == self._opens[0]
             self._types = self._types or ("object", "array", "number", "boolean", "null")
@@ -259,7 +259,7 @@ class PairsReader:
             self._message.continue_call(typed(self._value, self._types))
 
 
-def _types(schema: Any) -> tuple[str, ...]:
+def types_of(schema: Any) -> tuple[str, ...]:
     """Return the types that a schema allows, empty if it does not tell."""
     if not isinstance(schema, Mapping):
         return ()
@@ -269,7 +269,7 @@ def _types(schema: Any) -> tuple[str, ...]:
     for name in ("anyOf", "oneOf"):
         branches = schema.get(name)
         types += (
-            [item for branch in branches for item in _types(branch)] if isinstance(branches, list) else []
+            [item for branch in branches for item in types_of(branch)] if isinstance(branches, list) else []
         )
     if "$ref" in schema or "allOf" in schema:
         types += ["object", "string"]

@@ -90,6 +90,8 @@ class CallForm:
             return CallFormat("json", opening, head, close, separator, closing, single=not self._two)
         begin, stop = span
         envelope = self._one[begin:start] + ARGUMENTS + self._one[end:stop]
+        if '"1"' in self._two:
+            envelope = envelope.replace('"0"', f'"{INDEX}"')
         name_keys, argument_keys = _paths(self._one[begin:stop])
         between = self._between(lambda text: _next_object(text, begin))
         head, tail = self._one[:begin], self._one[stop:]

@@ -31,6 +31,7 @@ from .call_form import (
 )
 from .formats import (
     GRANITE,
+    HARMONY,
     HERMES,
     ID,
     LLAMA,
@@ -80,7 +81,7 @@ class Derived:
         thought, calls = self.answer.thought, self.answer.calls
         return {
             "thought": None if thought is None else [thought.open, thought.close],
-            "call": "harmony" if self.answer.harmony else None if calls is None else calls.example,
+            "call": None if calls is None else calls.example,
             "notes": list(self.notes),
         }
 
@@ -97,7 +98,7 @@ def derive(source: str, render: Render, *, described: bool = False) -> Derived:
         described: whether tools and calls are written into messages, as ``tool_messages`` does it.
     """
     if all(text in source for text in _HARMONY):
-        return Derived(AnswerFormat("harmony", harmony=True))
+        return Derived(HARMONY)
     probe = _Probe(render)
     notes: list[str] = []
     thought, text_open, text_close = probe.thought()

@@ -105,7 +105,8 @@ class CallFormat:
             case "json":
                 call = self.head + given
             case "pairs":
-                call = f"{self.head}{self.key_open}{key}{self.value_opens[0]}{value}{self.value_close}"
+                close = self.value_close.rstrip()  # what follows it is between two values
+                call = f"{self.head}{self.key_open}{key}{self.value_opens[0]}{value}{close}"
             case "literal":
                 text = f"{key}{self.assign}{self.quotes[0]}{value}{self.quotes[0]}"
                 call = f"{self.head}{self.brackets[0]}{text}{self.brackets[1]}"
@@ -182,7 +183,7 @@ class AnswerFormat:
     @property
     def texts(self) -> str:
         """The markers, to look for special tokens in."""
-        texts = [self.text_open, self.text_close, "<|channel|>" * self.harmony]
+        texts = [self.text_open, self.text_close]
         if self.thought is not None:
             texts += [self.thought.open, self.thought.close]
         if (calls := self.calls) is not None:
@@ -212,7 +213,9 @@ PYTHONIC = CallFormat(
     "literal", opening="<|tool_call_start|>[", head=NAME, separator=", ", closing="]<|tool_call_end|>",
     quotes=('"', "'"), assign="=", brackets="()",
 )  # fmt: skip
-GRANITE = CallFormat("object", opening="<|tool_call|>", listed=True, separator=", ", envelope=_OBJECT)
+GRANITE = CallFormat(
+    "object", opening="<|tool_call|>[", listed=True, separator=", ", closing="]", envelope=_OBJECT
+)
 
 TOOLCALL = CallFormat("object", opening="<TOOLCALL>[", listed=True, separator=", ", closing="]</TOOLCALL>",
                       envelope=_OBJECT)  # fmt: skip
@@ -220,5 +223,15 @@ QWEN_XML = CallFormat(
     "pairs", head=f"<tool_call>\n<function={NAME}>\n", close="\n</function>\n</tool_call>", separator="\n",
     key_open="<parameter=", value_opens=(">\n", ">\n"), value_close="\n</parameter>\n",
 )  # fmt: skip
+
+HARMONY = AnswerFormat(
+    "harmony",
+    Thought("<|channel|>analysis<|message|>", "<|end|><|start|>assistant"),
+    CallFormat(
+        "json", head=f"<|channel|>commentary to=functions.{NAME} <|constrain|>json<|message|>", single=True
+    ),
+    text_open="<|channel|>final<|message|>",
+    harmony=True,
+)
 
 NAMED: dict[str, CallFormat] = {"mistral": MISTRAL, "llama": LLAMA, "hermes": HERMES}

@@ -14,7 +14,7 @@ from ..special_texts import SpecialTexts
 from .answer import AnswerParser
 from .base import Message, MessageParser
 from .derivation import Derived, derive
-from .formats import NAMED, AnswerFormat
+from .formats import HARMONY, NAMED, AnswerFormat
 from .harmony import HarmonyParser
 
 STYLES = ("harmony", *NAMED)
@@ -83,7 +83,7 @@ def named_format(answer: AnswerFormat, style: str) -> AnswerFormat:
     if style not in STYLES:
         raise UsageError(f"there is no tool call style '{style}'; choose one of {', '.join(STYLES)}")
     if style == "harmony":
-        return AnswerFormat("harmony", harmony=True)
+        return HARMONY
     return dataclasses.replace(answer, source=style, calls=NAMED[style], harmony=False)
 
 

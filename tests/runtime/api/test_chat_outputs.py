@@ -96,3 +96,16 @@ def test_each_sample_has_a_parser_of_its_own_and_a_stream_ends_as_the_whole(parr
 def test_an_unknown_style_is_refused(parrot: LLM) -> None:
     with pytest.raises(UsageError, match="no tool call style"):
         parrot.chat(ASK, GREEDY, tools=TOOLS, tool_style="morse")
+
+
+@pytest.mark.parametrize("budget", [0, 1, 2, 3, 50])
+def test_a_thought_ends_at_its_budget(parrot: LLM, budget: int) -> None:
+    """The toy model says ``<think>hm</think>``, a token each character; then it goes on where it would be."""
+    params = SamplingParams(temperature=0.0, max_tokens=100, reasoning_budget=budget)
+    (output,) = parrot.chat(ASK, params, tools=TOOLS)
+    completion = output.outputs[0]
+    assert (completion.reasoning_content or "") == "hm"[:budget]
+    assert completion.reasoning_tokens <= budget + len("</think>")
+    free = parrot.chat(ASK, SamplingParams(temperature=0.0, max_tokens=100), tools=TOOLS)[0].outputs[0]
+    if budget > 2:
+        assert (completion.token_ids, completion.text) == (free.token_ids, free.text)

@@ -17,6 +17,7 @@ from ...core.chat import (
     read_message,
     read_tool_choice,
     read_tools,
+    thinking,
 )
 from ...core.messages import Choice, Generation, GenerationRequest
 from .reading import COMMON, Json, bool_field, generation_request, read_options
@@ -69,7 +70,7 @@ def _conversation(messages: list[Any], options: Json) -> Conversation:
     if not isinstance(variables, dict):
         raise RequestError(f"'chat_template_kwargs' must be an object, not {shown(variables)}")
     if "reasoning_effort" in options:
-        variables = {"reasoning_effort": options.pop("reasoning_effort"), **variables}
+        variables = {**thinking(options.pop("reasoning_effort"), options), **variables}
     tools = read_tools(options.pop("tools", []))
     parallel = bool_field("parallel_tool_calls", options.pop("parallel_tool_calls", True))
     choice = read_tool_choice(options.pop("tool_choice", None), tools.left_out)

@@ -6,9 +6,8 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ...core.answer_parts import AnswerParts, TextPart
+from ...core.answer_parts import AnswerParts, CallDelta, TextPart
 from ...core.messages import Delta, GenerationRequest, Usage
-from ...core.tool_choice import CallDelta
 from .chat import finish_reason
 from .completions import CompletionAsk, Echo
 from .reading import Json

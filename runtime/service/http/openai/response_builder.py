@@ -8,10 +8,9 @@ import uuid
 from collections.abc import Iterator
 from typing import Any
 
-from ...core.answer_parts import AnswerParts, TextPart
+from ...core.answer_parts import AnswerParts, CallDelta, TextPart
 from ...core.chat import Conversation, Message, ToolOrigin, custom_input, joined
 from ...core.messages import Delta, Usage
-from ...core.tool_choice import CallDelta
 from .reading import Json
 from .responses import ResponseAsk, read_item
 from .writing import chat_logprobs

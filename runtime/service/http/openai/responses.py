@@ -24,6 +24,7 @@ from ...core.chat import (
     read_role,
     read_tool_choice,
     read_tools,
+    thinking,
 )
 from ...core.messages import GenerationRequest
 from .compaction import summary_messages
@@ -111,7 +112,7 @@ def read_response(
         options,
         tools=tools,
         choice=read_tool_choice(given.get("tool_choice"), tools.left_out),
-        variables={"reasoning_effort": effort} if effort else {},
+        variables=thinking(effort or None, options),
         parallel=bool_field("parallel_tool_calls", given.get("parallel_tool_calls", True)),
         ignored=dict.fromkeys(ignored),
     )

@@ -132,6 +132,7 @@ def _openai(llms: Json, embedders: Json) -> dict[str, Json]:
         "/v1/chat/completions": _object("messages", **chat),
         "/v1/completions": _object("prompt", **sampling, prompt=_TEXTS, echo=_FLAG),
         "/v1/responses": _object("input", **answer),
+        "/v1/responses/input_tokens": _object("input", **answer),
         "/v1/responses/compact": _object("model input", input=_TEXT, model=llms),
         "/v1/embeddings": _object("input model", input=_TEXTS, encoding_format=form, model=embedders),
         "/v1/batches": _object("input_file_id endpoint completion_window", **batch),

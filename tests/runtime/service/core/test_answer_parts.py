@@ -12,10 +12,9 @@ from http_serving import HttpServed, http_serving
 from null_llm import TEMPLATE, null_llm
 
 from carryall.client import AsyncClient
-from carryall.runtime.service.core.answer_parts import AnswerParts, TextPart
+from carryall.runtime.service.core.answer_parts import AnswerParts, CallDelta, TextPart
 from carryall.runtime.service.core.chat import Conversation
 from carryall.runtime.service.core.messages import Delta, GenerationRequest
-from carryall.runtime.service.core.tool_choice import CallDelta
 from carryall.runtime.types.outputs import ToolCall, merged_calls
 
 # The tags say that the model writes calls as Hermes does.

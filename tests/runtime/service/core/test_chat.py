@@ -28,6 +28,7 @@ from carryall.runtime.service.core.chat import (
     read_parts,
     read_tool_choice,
     read_tools,
+    thinking,
 )
 from carryall.runtime.service.grpc.messages import chat_request as grpc_chat
 from carryall.runtime.service.http.anthropic import read_body
@@ -258,7 +259,7 @@ def test_a_namespace_is_its_functions_and_hosted_tools_are_left_out() -> None:
     assert (tools.names, tools.left_out) == (["f"], ["web_search", "web_search_20250305"])
     assert tools.origins == {"f": ToolOrigin("f", namespace="mcp")}
     talk = converse([], {}, tools=tools, choice=read_tool_choice({"type": "web_search"}, tools.left_out))
-    assert (talk.left_out, talk.must_call) == (("tools.web_search", "tools.web_search_20250305"), False)
+    assert (talk.left_out, talk.called) == (("tools.web_search", "tools.web_search_20250305"), ())
 
 
 @pytest.mark.parametrize(
@@ -310,8 +311,8 @@ def test_a_demanded_call_replaces_the_form_of_a_text() -> None:
     options: dict[str, Any] = {"structured_output": {"json_object": True}}
     tools = read_tools([{"type": "function", "function": FUNCTION}])
     talk = converse([], options, tools=tools, choice=ToolChoice("required"))
-    assert talk.must_call
-    assert options["structured_output"]["json_schema"]["type"] == "array"
+    assert talk.called == ("f",)
+    assert "structured_output" not in options
 
 
 @pytest.mark.parametrize(
@@ -329,3 +330,33 @@ def test_a_last_text_of_the_assistant_is_continued(last: Message, continues: boo
     if continues:
         with pytest.raises(RequestError, match="exclude each other"):
             converse([last], {}, tools=tools, choice=ToolChoice("required"), continues=None)
+
+
+def test_a_tool_that_is_not_there_is_refused() -> None:
+    tools = [{"type": "function", "function": {"name": name}} for name in "fg"]
+    for choice, entries, told in (
+        ({"type": "function", "function": {"name": "h"}}, tools, "'h'; the request's tools are: f, g"),
+        ("required", [], "tools are: none"),
+    ):
+        with pytest.raises(RequestError, match=told):
+            converse([], {}, tools=read_tools(entries), choice=read_tool_choice(choice))
+    with pytest.raises(RequestError, match="must have a 'name'"):
+        read_tools([{"type": "function", "function": {}}])
+
+
+@pytest.mark.parametrize(
+    ("effort", "options", "budget", "variables"),
+    [
+        (None, {"max_tokens": 100}, None, {}),
+        ("low", {"max_tokens": 100}, 20, {"reasoning_effort": "low"}),
+        ("high", {"max_tokens": 100, "reasoning_budget": 7}, 7, {"reasoning_effort": "high"}),
+        ("high", {"max_tokens": None}, None, {"reasoning_effort": "high"}),
+        ("own", {"max_tokens": 100}, None, {"reasoning_effort": "own"}),
+        ("none", {}, 0, {"reasoning_effort": "none", "enable_thinking": False}),
+    ],
+)
+def test_an_effort_is_a_share_of_the_tokens(
+    effort: Any, options: dict[str, Any], budget: int | None, variables: dict[str, Any]
+) -> None:
+    assert thinking(effort, options) == variables
+    assert options.get("reasoning_budget") == budget

@@ -19,8 +19,10 @@ from carryall.errors import (
     RequestError,
     ServiceUnavailableError,
     UnknownModelError,
+    UsageError,
 )
 from carryall.runtime.process.garbage import lasting_objects
+from carryall.runtime.service.core.config import ServerConfig
 from carryall.runtime.service.core.deltas import collect
 from carryall.runtime.service.core.messages import GenerationRequest
 from carryall.runtime.service.core.repository import ModelRepository, public_name
@@ -41,7 +43,9 @@ def states(models: ModelRepository) -> list[tuple[str, str]]:
 def test_the_only_model_answers_requests_that_name_none_it_or_an_alias() -> None:
     async def scenario() -> None:
         async with null_llm() as llm:
-            models = ModelRepository.of_one("toy", lambda: ServedModel(llm, INFO), aliases=["gpt-4"])
+            models = ModelRepository.of_one(
+                "toy", lambda: ServedModel(llm, INFO), aliases={"gpt-4": "toy", "claude-*": "toy"}
+            )
             assert (states(models), models.ready) == ([("toy", "unloaded")], False)
             with pytest.raises(ServiceUnavailableError, match="'toy' is not loaded"):
                 models.llm()
@@ -49,6 +53,7 @@ def test_the_only_model_answers_requests_that_name_none_it_or_an_alias() -> None
             assert (states(models), models.ready) == ([("toy", "ready")], True)
             assert models.llm() is models.llm("") is models.llm("toy") is models.llm("gpt-4")
             assert models.llm("TOY") is models.llm("Toy:1") is models.llm("GPT-4") is models.llm("toy")
+            assert models.llm("claude-sonnet-4-5") is models.llm("Claude-x:1") is models.llm("toy")
             assert models.models()[0].info == INFO
             assert models.models()[0].aliases == ("gpt-4",)
             with pytest.raises(UnknownModelError, match="no model 'tox'; there are: toy"):
@@ -189,3 +194,15 @@ def test_the_public_name_is_the_folders_or_the_hub_id(tmp_path_factory: pytest.T
     assert public_name(folder) == folder.name
     assert public_name(f"{folder}/") == folder.name
     assert public_name("Qwen/Qwen3-0.6B") == "Qwen/Qwen3-0.6B"
+
+
+@pytest.mark.parametrize("alias", ["claude", "=toy", "claude=", ""])
+def test_an_alias_needs_a_name_and_a_model(alias: str) -> None:
+    with pytest.raises(UsageError, match="an alias must be NAME=MODEL"):
+        ServerConfig(aliases=(alias,))
+
+
+def test_names_of_the_service_and_of_models() -> None:
+    config = ServerConfig(served_model_names=("a",), aliases=("claude-*=toy", "b=c"))
+    assert config.names_for("toy") == {"a": "toy", "claude-*": "toy", "b": "c"}
+    assert config.names_for(None) == {"claude-*": "toy", "b": "c"}

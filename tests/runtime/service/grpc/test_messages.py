@@ -162,21 +162,9 @@ REQUIRED = pb.ToolChoice(mode=pb.TOOL_CHOICE_MODE_REQUIRED)
 def test_a_demanded_call_is_held_by_a_grammar(choice: pb.ToolChoice) -> None:
     request = read_chat(pb.ChatRequest(tools=[TOOL, pb.Tool(name="stop")], tool_choice=choice))
     assert isinstance(request.prompt, Conversation)
-    assert request.prompt.must_call
-    assert request.params.structured_output is not None
-    schema = request.params.structured_output.json_schema
-    assert isinstance(schema, dict)
-    names = [one["properties"]["name"]["const"] for one in schema["items"]["anyOf"]]
-    assert names == (["now"] if choice.function_name else ["now", "stop"])
-    writer = ChatWriter("toy", request)
-    parts = ['[{"name": "now", "argu', 'ments": {"zone"', ": 1}}]"]
-    written = [writer.response(Delta(request_id="r", index=0, text=part)) for part in parts]
-    end = writer.response(Delta(request_id="r", index=0, finish_reason="stop"))
-    calls = [call for message in written for call in message.tool_calls]
-    assert "".join(call.arguments_delta for call in calls) == '{"zone": 1}'
-    assert [call.name for call in calls if call.id] == ["now"]
-    assert {message.content_delta for message in written} == {""}
-    assert end.finish_reason == pb.FINISH_REASON_TOOL_CALLS
+    assert request.prompt.called == (("now",) if choice.function_name else ("now", "stop"))
+    assert [tool["function"]["name"] for tool in request.prompt.tools] == ["now", "stop"]
+    assert request.params.structured_output is None
 
 
 def test_calls_are_numbered_within_their_answer() -> None:

@@ -187,3 +187,38 @@ def test_unsupported_requests_are_refused_in_anthropics_error_shape(
             assert message in error["error"]["message"]
 
     asyncio.run(scenario())
+
+
+def test_a_budget_of_thoughts_is_an_option() -> None:
+    from carryall.runtime.service.http.anthropic import read_body
+
+    body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 90}
+    for thinking, effort, budget in (
+        ({"type": "enabled", "budget_tokens": 64}, None, 64),
+        ({"type": "enabled"}, None, None),
+        ({"type": "disabled"}, None, None),
+        ({"type": "adaptive"}, "medium", 45),
+        ({"type": "enabled", "budget_tokens": 64}, "medium", 64),
+    ):
+        output = {"output_config": {"effort": effort}} if effort else {}
+        request = read_body({**body, "thinking": thinking, **output}, {})
+        assert request.params.reasoning_budget == budget
+
+
+def test_the_line_that_changes_with_each_conversation_is_left_out() -> None:
+    from carryall.runtime.service.core.chat import Conversation
+    from carryall.runtime.service.http.anthropic import read_body
+
+    def system(*texts: str) -> list[str]:
+        blocks = [{"type": "text", "text": text} for text in texts]
+        body = {"messages": [{"role": "user", "content": "x"}], "system": blocks, "max_tokens": 9}
+        prompt = read_body(body, {}).prompt
+        assert isinstance(prompt, Conversation)
+        (first, *_) = prompt.turns()
+        return [str(first["content"])] if first["role"] == "system" else []
+
+    line = "x-anthropic-billing-header: cc_version=2.1.181.a3f; cc_entrypoint=cli; cch={};"
+    assert system(line.format("1b2c3"), "You are an agent.") == ["You are an agent."]
+    assert system(line.format("00000") + "\n\nYou are an agent.") == ["You are an agent."]
+    assert line in system("You are an agent.", line)[0]  # behind other text it is the user's own
+    assert system(line) == []

@@ -261,7 +261,7 @@ def test_models_are_listed_with_their_context() -> None:
         from carryall.runtime.service.core.served_model import ServedModel
 
         async with null_llm() as llm:
-            models = ModelRepository.of_one("toy", lambda: ServedModel(llm, INFO), aliases=["org/toy"])
+            models = ModelRepository.of_one("toy", lambda: ServedModel(llm, INFO), aliases={"org/toy": "toy"})
             async with http_serving(None, models) as served:
                 listed = [model async for model in await served.openai().models.list()]
                 assert [(model.id, model.max_model_len) for model in listed] == [

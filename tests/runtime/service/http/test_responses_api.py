@@ -80,6 +80,9 @@ def test_a_stored_response_is_found_continued_and_deleted() -> None:
             second = await client.responses.create(input="More", previous_response_id=first.id, **options)
             prompt = llm.encode(f"[user]Hi[assistant]{first.output_text}[user]More", add_special_tokens=False)
             assert second.usage.input_tokens == len(prompt)
+            asked = {"model": "toy", "input": "More", "previous_response_id": first.id}
+            counted = (await served.post("/v1/responses/input_tokens", **asked)).json()
+            assert counted == {"object": "response.input_tokens", "input_tokens": len(prompt)}
             *_, expected = [
                 output async for output in llm.generate(prompt, SamplingParams(temperature=0, max_tokens=6))
             ]
