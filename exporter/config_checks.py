@@ -6,7 +6,15 @@ import math
 from collections.abc import Sequence
 
 from ..errors import CheckpointError
-from .config import MAX_LAYERS, MAX_POSITIONS, DecoderConfig, ExpertsConfig, RopeConfig, StateConfig
+from .config import (
+    MAX_LAYERS,
+    MAX_POSITIONS,
+    DecoderConfig,
+    ExpertsConfig,
+    MambaConfig,
+    RopeConfig,
+    StateConfig,
+)
 from .weights import Checkpoint
 
 _LONGEST_ROPE_FACTOR = 1e6
@@ -42,6 +50,8 @@ def _check_layers(config: DecoderConfig) -> None:
         facts["keys and values"] = config.key_values
     if config.states:
         facts["kinds of layers"] = config.states
+    if config.attends:
+        facts["layers that attend or not"] = config.attends
     if config.mlp_widths:
         facts["widths of feed-forward layers"] = config.mlp_widths
     for name, values in facts.items():
@@ -93,6 +103,14 @@ def _check_state(state: StateConfig | None) -> None:
             raise CheckpointError(
                 f"config.json: {state.heads} heads of values of linear attention must be a multiple of its "
                 f"{state.key_heads} heads of keys"
+            )
+    if isinstance(state, MambaConfig):
+        for factor in (state.input_scale, *state.scales, state.output_scale):
+            _number("factor of a Mamba layer", factor, -1e6, 1e6)
+        if not 0 <= state.slowest <= state.fastest:
+            raise CheckpointError(
+                f"config.json: 'time_step_limit' must be two rising numbers of at least 0, found "
+                f"[{state.slowest!r}, {state.fastest!r}]"
             )
 
 

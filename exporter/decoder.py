@@ -42,7 +42,7 @@ class Decoder(GraphWriter):
         self.input_ids = self.input(INPUT_IDS, ir.DataType.INT64, tokens)
         self.attention_mask = self.input(ATTENTION_MASK, ir.DataType.INT64, ("batch", TOTAL))
         self.position_ids = self.input(POSITION_IDS, ir.DataType.INT64, tokens)
-        attending = [layer for layer in range(config.num_layers) if config.state(layer) is None]
+        attending = [layer for layer in range(config.num_layers) if config.has_attention(layer)]
         owners = sorted({config.key_value(layer).owner for layer in attending})
         self.past = {
             layer: (self._kv_input(layer, "key"), self._kv_input(layer, "value")) for layer in owners

@@ -21,16 +21,6 @@ def _check_hidden_states(row: Row, hidden_size: int | None) -> None:
         raise ProviderRuntimeError(f"hidden states have shape {given}, the graph takes {wanted}")
 
 
-def _check_tokens(rows: Sequence[Row], known: int | None) -> None:
-    """Check that all tokens have embeddings: kernels of devices read beyond the table, or return zeros."""
-    if known is None or not rows:
-        return
-    tokens = np.concatenate([row.tokens for row in rows])
-    if tokens.min() < 0 or tokens.max() >= known:
-        wrong = next(row for row in rows if row.tokens.min() < 0 or row.tokens.max() >= known)
-        raise ProviderRuntimeError(f"slot {wrong.slot}: a token id is outside the vocabulary of {known}")
-
-
 def check_rows(
     rows: Sequence[Row], info: RunnerInfo, held: Sequence[int] | npt.NDArray[Any], hidden_size: int | None
 ) -> None:
@@ -46,9 +36,11 @@ def check_rows(
         ProviderRuntimeError: a row names no slot, repeats one, needs KV that its slot lacks, has arrays of a
             wrong shape, or a token id that has no embedding.
     """
-    if len({row.slot for row in rows}) != len(rows):
-        raise ProviderRuntimeError("a slot occurs twice in one step")
+    slots = set[int]()
     for row in rows:
+        if row.slot in slots:
+            raise ProviderRuntimeError("a slot occurs twice in one step")
+        slots.add(row.slot)
         if not 0 <= row.slot < info.max_slots:
             raise ProviderRuntimeError(
                 f"there is no slot {row.slot}; the slots are 0 to {info.max_slots - 1}"
@@ -64,13 +56,20 @@ def check_rows(
             raise ProviderRuntimeError(
                 f"slot {row.slot} has the adapter of place {row.lora}; there are {info.max_loras} places"
             )
-        _check_hidden_states(row, hidden_size)
+        if row.hidden_states is not None or hidden_size is not None:
+            _check_hidden_states(row, hidden_size)
         states = row.last_hidden_states
         if states is not None and states.shape != (len(row.tokens), info.embedding_size):
             raise ProviderRuntimeError(
                 f"last_hidden_states has shape {states.shape}, not {(len(row.tokens), info.embedding_size)}"
             )
-    _check_tokens(rows, info.num_tokens)
+    if info.num_tokens is not None and rows:
+        # Of all rows at once. Kernels of devices read beyond the table, or return zeros.
+        tokens = np.concatenate([row.tokens for row in rows])
+        if tokens.min() < 0 or tokens.max() >= info.num_tokens:
+            known = info.num_tokens
+            wrong = next(row for row in rows if row.tokens.min() < 0 or row.tokens.max() >= known)
+            raise ProviderRuntimeError(f"slot {wrong.slot}: a token id is outside the vocabulary of {known}")
 
 
 def rows_in_cache(

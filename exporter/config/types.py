@@ -52,6 +52,7 @@ class ExpertsConfig:
         scale: factor of the routing weights.
         alpha: factor inside the sigmoid of an expert's SiLU.
         limit: bound of an expert's gate and up projections.
+        corrected: whether a bias of each expert takes part in the selection, not in the weights.
     """
 
     scope: str
@@ -66,6 +67,7 @@ class ExpertsConfig:
     scale: float = 1.0
     alpha: float = 1.0
     limit: float = math.inf
+    corrected: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,16 +108,18 @@ class KeyValueConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateConfig:
-    """The recurrent state of a layer that has no keys and values.
+    """The recurrent state of a layer.
 
     Args:
         channels: channels of its short convolution.
         taps: inputs that the convolution sees, the newest included.
-        bias: whether the convolution and the projections around it have biases.
+        bias: whether the convolution has a bias.
         heads: heads of its linear attention; 0 for none.
         key_heads: heads of queries and keys, of which each serves ``heads / key_heads`` heads.
         key_size: elements of a head of keys.
         value_size: elements of a head of values.
+        projection_bias: whether the projections in front of the convolution have biases.
+        output_bias: whether the last projection has a bias.
     """
 
     channels: int
@@ -125,6 +129,31 @@ class StateConfig:
     key_heads: int = 0
     key_size: int = 0
     value_size: int = 0
+    projection_bias: bool = False
+    output_bias: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MambaConfig(StateConfig):
+    """A layer of Mamba-2 (Dao and Gu, https://arxiv.org/abs/2405.21060): ``heads`` of ``value_size`` inputs.
+
+    Args:
+        norm: whether RMSNorm by group of heads (of ``key_heads``) follows.
+        norm_first: whether the norm is in front of the gate, not behind it.
+        fastest: the longest time step; infinite for no bound.
+        slowest: the shortest time step.
+        input_scale: factor of the layer's input.
+        scales: factors of the gate, the inputs, B, C and the time steps, behind their projection.
+        output_scale: factor of the layer's output.
+    """
+
+    norm: bool = True
+    norm_first: bool = False
+    fastest: float = math.inf
+    slowest: float = 0.0
+    input_scale: float = 1.0
+    scales: tuple[float, float, float, float, float] = (1.0, 1.0, 1.0, 1.0, 1.0)
+    output_scale: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,7 +191,15 @@ class DecoderConfig:
             that read the cache of another follow all that have one.
         mlp_widths: per layer, its intermediate size; empty if it is ``intermediate_size`` in all.
         layer_input: embeddings of each layer; None for none.
-        states: per layer, its recurrent state, None for attention; empty if every layer has attention.
+        states: per layer, its recurrent state, None for none; empty if no layer has one.
+        attends: per layer, whether it has attention; empty if those without a state have.
+        attention_scales: factors of the input, the keys and the output of attention.
+        mlp_scales: factors of the gate and of the output of feed-forward layers.
+        output_bias: whether the output of attention has a bias where ``attention_bias`` is not for it too.
+        head_norms: whether each query and key head has a norm, in families where not all models have.
+        head_gates: whether each head of attention has a gate, in such families.
+        norms_behind: whether norms follow each part too, in such families.
+        query_growth: factor of the logarithm by which queries grow beyond the trained length.
     """
 
     model_type: str
@@ -198,6 +235,14 @@ class DecoderConfig:
     mlp_widths: tuple[int, ...] = ()
     layer_input: LayerInputConfig | None = None
     states: tuple[StateConfig | None, ...] = ()
+    attends: tuple[bool, ...] = ()
+    attention_scales: tuple[float, float, float] = (1.0, 1.0, 1.0)
+    mlp_scales: tuple[float, float] = (1.0, 1.0)
+    output_bias: bool = False
+    head_norms: bool = False
+    head_gates: bool = False
+    norms_behind: bool = False
+    query_growth: float = 0.0
 
     def key_value(self, layer: int) -> KeyValueConfig:
         """Return the keys and values of ``layer``."""
@@ -206,8 +251,12 @@ class DecoderConfig:
         return KeyValueConfig(heads=self.num_kv_heads, size=self.head_dim, owner=layer)
 
     def state(self, layer: int) -> StateConfig | None:
-        """Return the recurrent state of ``layer``; None if it has attention."""
+        """Return the recurrent state of ``layer``; None if it has none."""
         return self.states[layer] if self.states else None
+
+    def has_attention(self, layer: int) -> bool:
+        """Whether ``layer`` has attention."""
+        return self.attends[layer] if self.attends else self.state(layer) is None
 
     def mlp_width(self, layer: int) -> int:
         """Return the intermediate size of ``layer``'s feed-forward layer."""

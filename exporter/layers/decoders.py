@@ -17,20 +17,24 @@ def pre_norm_decoder(
     *,
     attention: Callable[[Decoder, int, ir.Value], ir.Value],
     mlp: Callable[[Decoder, int, ir.Value], ir.Value],
+    prefix: str = "model",
+    head_name: str = "lm_head",
 ) -> ir.Value:
     """Write a pre-norm decoder, as in Llama: per layer, x += attention(norm(x)); x += mlp(norm(x)).
+
+    ``prefix`` and ``head_name`` are the checkpoint's names of the decoder and of its head.
 
     Returns:
         Logits [batch, sequence, vocab].
     """
     net.checkpoint.ignore("rotary_emb.inv_freq")  # stored by old versions of transformers
-    x = embedding(net, "model.embed_tokens")
+    x = embedding(net, f"{prefix}.embed_tokens")
     for layer in range(net.config.num_layers):
-        with net.scope(f"model.layers.{layer}"):
+        with net.scope(f"{prefix}.layers.{layer}"):
             x = net.op("Add", x, attention(net, layer, rms_norm(net, "input_layernorm", x)))
             x = net.op("Add", x, mlp(net, layer, rms_norm(net, "post_attention_layernorm", x)))
-    x = rms_norm(net, "model.norm", x)
-    return lm_head(net, x, embedding_name="model.embed_tokens")
+    x = rms_norm(net, f"{prefix}.norm", x)
+    return lm_head(net, x, embedding_name=f"{prefix}.embed_tokens", head_name=head_name)
 
 
 def post_norm_decoder(

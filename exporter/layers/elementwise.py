@@ -24,8 +24,11 @@ def activation(net: Decoder, x: ir.Value) -> ir.Value:
             return net.op("Gelu", x, approximate="tanh")
         case "relu":
             return net.op("Relu", x)
+        case "relu2":
+            x = net.op("Relu", x)
+            return net.op("Mul", x, x)
         case name:
-            known = "silu, swish, gelu, gelu_new, gelu_fast, gelu_pytorch_tanh, relu"
+            known = "silu, swish, gelu, gelu_new, gelu_fast, gelu_pytorch_tanh, relu, relu2"
             raise UnsupportedModelError(f"activation '{name}' is not supported; supported: {known}")
 
 

@@ -9,8 +9,12 @@ import onnx_ir as ir
 
 from ..config import ExpertsConfig
 from ..decoder import Decoder
+from ..weights import Array
+from .elementwise import activation
 from .feed_forward import gated_linear_unit, gated_mlp
 from .projections import linear
+
+STACKS = ("gate_up_proj", "down_proj")
 
 
 def mlp(net: Decoder, layer: int, x: ir.Value) -> ir.Value:
@@ -88,9 +92,33 @@ def _argsort(net: Decoder, numbers: ir.Value) -> ir.Value:
 
 
 def _expert(net: Decoder, x: ir.Value, index: int, experts: ExpertsConfig) -> ir.Value:
-    """Write expert ``index``, applied to its tokens x [n, hidden]."""
-    with net.scope(f"experts.{index}"):
-        return gated_linear_unit(net, x, experts.names, experts.width)
+    """Write expert ``index``, applied to its tokens x [n, hidden]. Weights are stored alone or in stacks."""
+    with net.scope("experts"):
+        if net.qualified(STACKS[0]) in net.checkpoint:
+            return stacked_expert(net, x, index, experts)
+        with net.scope(str(index)):
+            return gated_linear_unit(net, x, experts.names, experts.width)
+
+
+def stacked_expert(
+    net: Decoder, x: ir.Value, index: int, experts: ExpertsConfig, stacks: tuple[str, str] = STACKS
+) -> ir.Value:
+    """Write expert ``index``, whose weights are parts of two stacks [experts, out, in], for x [n, hidden]."""
+    hidden, width = net.config.hidden_size, experts.width
+
+    def product(stored: str, name: str, x: ir.Value, shape: tuple[int, int], part: slice) -> ir.Value:
+        def view(array: Array) -> Array:
+            return np.transpose(array[index][part])
+
+        name = f"{index}.{name}"
+        weight = net.weight(stored, experts.count, *shape, view=view, new_name=f"{name}.weight")
+        with net.scope(name):
+            return net.op("MatMul", x, weight)
+
+    both = (2 * width, hidden)
+    gate = activation(net, product(stacks[0], "gate_proj", x, both, slice(width)))
+    up = product(stacks[0], "up_proj", x, both, slice(width, None))
+    return product(stacks[1], "down_proj", net.op("Mul", gate, up), (hidden, width), slice(None))
 
 
 def _shared_expert(net: Decoder, x: ir.Value, experts: ExpertsConfig) -> ir.Value:

@@ -92,11 +92,23 @@ def _unit_heads(net: Decoder, x: ir.Value, state: StateConfig) -> ir.Value:
 
     x / sqrt(sum of squares + e) is RMSNormalization with a weight of 1 / sqrt(n) and e / n.
     """
-    size, repeats = state.key_size, state.heads // state.key_heads
+    size = state.key_size
     heads = net.op("Reshape", x, net.ints(0, 0, state.key_heads, size))
     weight = net.constant(np.full(size, size**-0.5), np.float32, f"unit_{size}")
     heads = net.op("RMSNormalization", heads, weight, axis=-1, epsilon=_L2_EPSILON / size)
+    return _repeated(net, heads, state)
+
+
+def repeated_heads(net: Decoder, x: ir.Value, state: StateConfig) -> ir.Value:
+    """Return queries or keys [batch, sequence, key heads * key size] with a head for each head of values."""
+    if state.key_heads == state.heads:
+        return x
+    return _repeated(net, net.op("Reshape", x, net.ints(0, 0, state.key_heads, state.key_size)), state)
+
+
+def _repeated(net: Decoder, heads: ir.Value, state: StateConfig) -> ir.Value:
+    repeats = state.heads // state.key_heads
     if repeats > 1:
         order = net.constant(np.repeat(np.arange(state.key_heads), repeats), np.int64, "heads_of_keys")
         heads = net.op("Gather", heads, order, axis=2)
-    return net.op("Reshape", heads, net.ints(0, 0, state.heads * size))
+    return net.op("Reshape", heads, net.ints(0, 0, state.heads * state.key_size))

@@ -26,8 +26,7 @@ from ..config import (
     with_defaults,
 )
 from ..decoder import Decoder
-from ..layers.experts import sparse_mlp
-from ..weights import Array
+from ..layers.experts import sparse_mlp, stacked_expert
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 DEFAULTS: RawConfig = {
@@ -247,7 +246,7 @@ def feed_forward(net: Decoder, layer: int, x: ir.Value) -> ir.Value:
         return y
     weights, chosen = route(net, x, experts)
     tokens = layers.rms_norm(net, "pre_feedforward_layernorm_2", x)
-    mixed = sparse_mlp(net, tokens, experts, route=lambda *_: (weights, chosen), expert=expert)
+    mixed = sparse_mlp(net, tokens, experts, route=lambda *_: (weights, chosen), expert=stacked_expert)
     return net.op(
         "Add",
         layers.rms_norm(net, "post_feedforward_layernorm_1", y),
@@ -270,22 +269,3 @@ def route(net: Decoder, x: ir.Value, experts: ExpertsConfig) -> tuple[ir.Value, 
         weights = net.op("Div", weights, net.op("ReduceSum", weights, net.ints(-1), keepdims=1))
         factors = net.op("Gather", net.weight("per_expert_scale", experts.count), chosen)
         return net.op("Mul", weights, factors), chosen
-
-
-def expert(net: Decoder, x: ir.Value, index: int, experts: ExpertsConfig) -> ir.Value:
-    """Write expert ``index``, whose weights are parts of the stacks [experts, out, in], for x [n, hidden]."""
-    hidden, width = net.config.hidden_size, experts.width
-
-    def product(stored: str, name: str, x: ir.Value, shape: tuple[int, int], part: slice) -> ir.Value:
-        def view(array: Array) -> Array:
-            return np.transpose(array[index][part])
-
-        name = f"{index}.{name}"
-        weight = net.weight(stored, experts.count, *shape, view=view, new_name=f"{name}.weight")
-        with net.scope(name):
-            return net.op("MatMul", x, weight)
-
-    both = (2 * width, hidden)
-    gate = layers.activation(net, product("gate_up_proj", "gate_proj", x, both, slice(width)))
-    up = product("gate_up_proj", "up_proj", x, both, slice(width, None))
-    return product("down_proj", "down_proj", net.op("Mul", gate, up), (hidden, width), slice(None))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import onnx_ir as ir
 
@@ -11,6 +12,8 @@ from .. import layers
 from ..config import DecoderConfig, RawConfig, decoder_config, number, with_defaults
 from ..decoder import Decoder
 from .llama import attention
+
+Part = Callable[[Decoder, int, ir.Value], ir.Value]
 
 DEFAULTS: RawConfig = {
     "embedding_multiplier": 1.0,
@@ -35,15 +38,15 @@ def config(raw: RawConfig) -> DecoderConfig:
     )
 
 
-def build(net: Decoder) -> ir.Value:
-    """Write the decoder and return its logits."""
+def build(net: Decoder, mix: Part = attention, feed: Part = layers.gated_mlp) -> ir.Value:
+    """Write the decoder, with layers of ``mix`` and of ``feed``, and return its logits."""
     c = net.config
     x = layers.scaled(net, layers.embedding(net, "model.embed_tokens"), c.embedding_scale)
     for layer in range(c.num_layers):
         with net.scope(f"model.layers.{layer}"):
-            y = attention(net, layer, layers.rms_norm(net, "input_layernorm", x))
+            y = mix(net, layer, layers.rms_norm(net, "input_layernorm", x))
             x = net.op("Add", x, layers.scaled(net, y, c.residual_scale))
-            y = layers.gated_mlp(net, layer, layers.rms_norm(net, "post_attention_layernorm", x))
+            y = feed(net, layer, layers.rms_norm(net, "post_attention_layernorm", x))
             x = net.op("Add", x, layers.scaled(net, y, c.residual_scale))
     x = layers.rms_norm(net, "model.norm", x)
     logits = layers.lm_head(net, x, embedding_name="model.embed_tokens")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import onnx_ir as ir
 
 from ...errors import UnsupportedModelError
 from .. import layers
 from ..config import (
     DecoderConfig,
+    ExpertsConfig,
     RawConfig,
     StateConfig,
     decoder_config,
@@ -36,14 +39,27 @@ DEFAULTS: RawConfig = {
     "block_ffn_dim_multiplier": 1.0,
     "block_auto_adjust_ff_dim": True,
 }
+NAMES = ("w1", "w3", "w2")  # of the gate, up and down projections
 _KINDS = ("conv", "full_attention")
 
 
 def config(raw: RawConfig) -> DecoderConfig:
-    """Normalise config.json. The first files have ``tie_embedding`` and ``block_ff_dim``."""
-    if "tie_embedding" in raw:
-        raw = {"tie_word_embeddings": raw["tie_embedding"], **raw}
-    raw = with_defaults(raw, DEFAULTS)
+    """Normalise config.json. The first files have ``block_ff_dim``."""
+    return hybrid_config(with_defaults(renamed(raw), DEFAULTS))
+
+
+def renamed(raw: RawConfig) -> RawConfig:
+    """Return config.json with the present name of ``tie_embedding``, which the first files have."""
+    return {"tie_word_embeddings": raw["tie_embedding"], **raw} if "tie_embedding" in raw else raw
+
+
+def hybrid_config(raw: RawConfig, experts: Sequence[ExpertsConfig | None] | None = None) -> DecoderConfig:
+    """Return the configuration of layers of convolutions and of attention, from complete fields.
+
+    Args:
+        raw: config.json with all defaults.
+        experts: each layer's experts, None for a dense layer; by default all are dense.
+    """
     count, hidden = integer(raw, "num_hidden_layers"), integer(raw, "hidden_size")
     attending = raw.get("full_attn_idxs")
     attending = range(count) if attending is None else attending
@@ -53,10 +69,18 @@ def config(raw: RawConfig) -> DecoderConfig:
         raise UnsupportedModelError(
             f"layer type '{unknown[0]}' is not supported; supported: {', '.join(_KINDS)}"
         )
-    state = StateConfig(channels=hidden, taps=integer(raw, "conv_L_cache"), bias=bool(raw["conv_bias"]))
+    bias = bool(raw["conv_bias"])
+    state = StateConfig(
+        channels=hidden,
+        taps=integer(raw, "conv_L_cache"),
+        bias=bias,
+        projection_bias=bias,
+        output_bias=bias,
+    )
     rope = rope_config(raw)
     return decoder_config(
         {**raw, "rms_norm_eps": raw["norm_eps"], "intermediate_size": _width(raw)},
+        experts=experts,
         ropes=[rope if kind == "full_attention" else None for kind in types],
         states=[None if kind == "full_attention" else state for kind in types],
     )
@@ -71,17 +95,21 @@ def _width(raw: RawConfig) -> int:
     return -(-int(number(raw, "block_ffn_dim_multiplier") * width) // multiple) * multiple
 
 
-def build(net: Decoder) -> ir.Value:
-    """Write the decoder and return its logits."""
-    c, names = net.config, ("w1", "w3", "w2")
+def feed_forward(net: Decoder, layer: int, x: ir.Value) -> ir.Value:
+    """Write the gated feed-forward layer of layer ``layer``."""
+    with net.scope("feed_forward"):
+        return layers.gated_linear_unit(net, x, NAMES, net.config.mlp_width(layer))
+
+
+def build(net: Decoder, feed: Callable[[Decoder, int, ir.Value], ir.Value] = feed_forward) -> ir.Value:
+    """Write the decoder, with ``feed`` as its feed-forward layers, and return its logits."""
+    c = net.config
     x = layers.embedding(net, "model.embed_tokens")
     for layer in range(c.num_layers):
         mix = attention if c.state(layer) is None else gated_convolution
         with net.scope(f"model.layers.{layer}"):
             x = net.op("Add", x, mix(net, layer, layers.rms_norm(net, "operator_norm", x)))
-            y = layers.rms_norm(net, "ffn_norm", x)
-            with net.scope("feed_forward"):
-                x = net.op("Add", x, layers.gated_linear_unit(net, y, names, c.intermediate_size))
+            x = net.op("Add", x, feed(net, layer, layers.rms_norm(net, "ffn_norm", x)))
     x = layers.rms_norm(net, "model.embedding_norm", x)
     return layers.lm_head(net, x, embedding_name="model.embed_tokens")
 
@@ -102,8 +130,8 @@ def gated_convolution(net: Decoder, layer: int, x: ir.Value) -> ir.Value:
     assert state is not None  # noqa: S101 -- ``build`` has checked
     with net.scope("conv"):
         parts = {"in_proj.b": hidden, "in_proj.c": hidden, "in_proj.x": hidden}
-        b, c, x = layers.split_linear(net, "in_proj", parts, x, hidden, bias=state.bias)
+        b, c, x = layers.split_linear(net, "in_proj", parts, x, hidden, bias=state.projection_bias)
         x = net.op("Transpose", net.without_padding(net.op("Mul", b, x)), perm=[0, 2, 1])
         x = short_convolution(net, layer, state, "conv", x, silu=False)
         x = net.op("Mul", c, net.op("Transpose", x, perm=[0, 2, 1]))
-        return layers.linear(net, "out_proj", x, hidden, hidden, bias=state.bias)
+        return layers.linear(net, "out_proj", x, hidden, hidden, bias=state.output_bias)

@@ -12,11 +12,16 @@ from . import qwen3_5_text
 
 def config(raw: RawConfig) -> DecoderConfig:
     """Normalise config.json, whose ``text_config`` describes the decoder."""
-    text = raw.get("text_config")
+    return qwen3_5_text.config(text_config(raw))
+
+
+def text_config(raw: RawConfig) -> RawConfig:
+    """Return the fields of the decoder in a multimodal config.json."""
+    text, kind = raw.get("text_config"), raw["model_type"]
     if not isinstance(text, dict):
-        raise CheckpointError("config.json of model_type 'qwen3_5' must hold an object 'text_config'")
+        raise CheckpointError(f"config.json of model_type '{kind}' must hold an object 'text_config'")
     tied = raw.get("tie_word_embeddings", text.get("tie_word_embeddings", False))
-    return qwen3_5_text.config({**text, "model_type": "qwen3_5_text", "tie_word_embeddings": tied})
+    return {**text, "model_type": f"{kind}_text", "tie_word_embeddings": tied}
 
 
 def build(net: Decoder) -> ir.Value:

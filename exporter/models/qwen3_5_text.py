@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import numpy as np
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
 import onnx_ir as ir
 
 from ...errors import UnsupportedModelError
 from .. import layers
 from ..config import (
     DecoderConfig,
+    ExpertsConfig,
     RawConfig,
     StateConfig,
     decoder_config,
@@ -17,6 +20,8 @@ from ..config import (
     with_defaults,
 )
 from ..decoder import Decoder
+from ..layers.experts import mlp
+from ..layers.mamba import negative_power
 from ..layers.projections import View
 from ..layers.recurrent import delta_attention, short_convolution
 from ..weights import Array
@@ -44,7 +49,16 @@ _KINDS = ("linear_attention", "full_attention")
 
 def config(raw: RawConfig) -> DecoderConfig:
     """Normalise config.json. The positions of text are equal in all three parts of the rotary embedding."""
-    raw = with_defaults(raw, DEFAULTS)
+    return hybrid_config(with_defaults(raw, DEFAULTS))
+
+
+def hybrid_config(raw: RawConfig, experts: Sequence[ExpertsConfig | None] | None = None) -> DecoderConfig:
+    """Return the configuration of layers of the delta rule and of attention, from complete fields.
+
+    Args:
+        raw: config.json with all defaults.
+        experts: each layer's experts, None for a dense layer; by default all are dense.
+    """
     interval = integer(raw, "full_attention_interval")
     types = raw.get("layer_types") or [
         _KINDS[(layer + 1) % interval == 0] for layer in range(integer(raw, "num_hidden_layers"))
@@ -68,20 +82,31 @@ def config(raw: RawConfig) -> DecoderConfig:
     attends = [kind == "full_attention" for kind in types]
     return decoder_config(
         raw,
+        experts=experts,
         ropes=[rope if each else None for each in attends],
         states=[None if each else state for each in attends],
     )
 
 
-def build(net: Decoder, prefix: str = "model") -> ir.Value:
-    """Write the decoder and return its logits."""
+def build(net: Decoder, prefix: str = "model", project: Projections | None = None) -> ir.Value:
+    """Write the decoder and return its logits.
+
+    Args:
+        net: the graph to write into.
+        prefix: name of the decoder's module in the checkpoint.
+        project: writes the projections of linear attention; by default from a weight for each.
+    """
     net.checkpoint.ignore("mtp")  # heads that predict further tokens
     x = layers.embedding(net, f"{prefix}.embed_tokens")
     for layer in range(net.config.num_layers):
-        mix = attention if net.config.state(layer) is None else linear_attention
         with net.scope(f"{prefix}.layers.{layer}"):
-            x = net.op("Add", x, mix(net, layer, norm(net, "input_layernorm", x)))
-            y = layers.gated_mlp(net, layer, norm(net, "post_attention_layernorm", x))
+            y = norm(net, "input_layernorm", x)
+            if net.config.state(layer) is None:
+                y = attention(net, layer, y)
+            else:
+                y = linear_attention(net, layer, y, project or projections)
+            x = net.op("Add", x, y)
+            y = mlp(net, layer, norm(net, "post_attention_layernorm", x))
             x = net.op("Add", x, y)
     return layers.lm_head(net, norm(net, f"{prefix}.norm", x), embedding_name=f"{prefix}.embed_tokens")
 
@@ -105,31 +130,51 @@ def attention(net: Decoder, layer: int, x: ir.Value) -> ir.Value:
         return layers.linear(net, "o_proj", out, c.q_size, c.hidden_size, bias=c.attention_bias)
 
 
-def linear_attention(net: Decoder, layer: int, x: ir.Value) -> ir.Value:
+@dataclass(frozen=True, slots=True)
+class Projected:
+    """The projections of linear attention, all of [batch, sequence, ...].
+
+    Args:
+        mixed: queries, keys and values, [..., channels], the input of the convolution.
+        gate: of the outputs, [..., heads * value size].
+        beta: how much of an error is learned, [..., heads], before the sigmoid.
+        rate: of decay, [..., heads], before its bias.
+    """
+
+    mixed: ir.Value
+    gate: ir.Value
+    beta: ir.Value
+    rate: ir.Value
+
+
+Projections = Callable[[Decoder, ir.Value, StateConfig], Projected]
+
+
+def projections(net: Decoder, x: ir.Value, state: StateConfig) -> Projected:
+    """Write the projections of linear attention from a weight for each."""
+    hidden, values = net.config.hidden_size, state.heads * state.value_size
+    sizes = {"qkv": state.channels, "z": values, "b": state.heads, "a": state.heads}
+    return Projected(*(layers.linear(net, f"in_proj_{name}", x, hidden, n) for name, n in sizes.items()))
+
+
+def linear_attention(net: Decoder, layer: int, x: ir.Value, project: Projections) -> ir.Value:
     """A short convolution over queries, keys and values, the gated delta rule, and a norm times a gate."""
     state = net.config.state(layer)
     assert state is not None  # noqa: S101 -- ``build`` has checked
-    hidden, keys, values = (
-        net.config.hidden_size,
-        state.key_heads * state.key_size,
-        state.heads * state.value_size,
-    )
+    keys, values = state.key_heads * state.key_size, state.heads * state.value_size
     with net.scope("linear_attn"):
-        x = net.without_padding(x)
-        mixed = layers.linear(net, "in_proj_qkv", x, hidden, state.channels)
-        mixed = net.op("Transpose", mixed, perm=[0, 2, 1])
+        parts = project(net, net.without_padding(x), state)
+        mixed = net.op("Transpose", parts.mixed, perm=[0, 2, 1])
         mixed = short_convolution(net, layer, state, "conv1d", mixed, silu=True)
         mixed = net.op("Transpose", mixed, perm=[0, 2, 1])
         q, k, v = net.ops("Split", mixed, net.ints(keys, keys, values), num_outputs=3, axis=-1)
-        beta = net.op("Sigmoid", layers.linear(net, "in_proj_b", x, hidden, state.heads))
-        rate = layers.linear(net, "in_proj_a", x, hidden, state.heads)
-        rate = net.op("Softplus", net.op("Add", rate, net.weight("dt_bias", state.heads)))
-        decay = net.op("Mul", rate, net.weight("A_log", state.heads, view=_negative_power, new_name="A"))
+        beta = net.op("Sigmoid", parts.beta)
+        rate = net.op("Softplus", net.op("Add", parts.rate, net.weight("dt_bias", state.heads)))
+        decay = net.op("Mul", rate, net.weight("A_log", state.heads, view=negative_power, new_name="A"))
         out = delta_attention(net, layer, state, q, k, v, decay, beta)
-        gate = layers.linear(net, "in_proj_z", x, hidden, values)
         out = layers.head_norm(net, "norm", out, state.heads, size=state.value_size)
-        out = net.op("Mul", out, net.op("Mul", gate, net.op("Sigmoid", gate)))
-        return layers.linear(net, "out_proj", out, values, hidden)
+        out = net.op("Mul", out, net.op("Mul", parts.gate, net.op("Sigmoid", parts.gate)))
+        return layers.linear(net, "out_proj", out, values, net.config.hidden_size)
 
 
 def _half_of_heads(heads: int, half: int) -> View:
@@ -140,8 +185,3 @@ def _half_of_heads(heads: int, half: int) -> View:
         return by_head[:, half].reshape(-1, *array.shape[1:])
 
     return view
-
-
-def _negative_power(logarithms: Array) -> Array:
-    """Return -exp(A_log), float32: the negative rates of decay."""
-    return -np.exp(logarithms.astype(np.float32))

@@ -204,7 +204,62 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_5_text": ("qwen3_5_text", {"seed": 4}),
     "qwen3_5_text-tiles": ("qwen3_5_text", {"seed": 3, "linear_value_head_dim": 16}),  # for CPU kernels
     "qwen3_5": ("qwen3_5", {"seed": 4}),
+    "qwen3_5_moe_text": ("qwen3_5_moe_text", {"seed": 6}),
+    "qwen3_5_moe": ("qwen3_5_moe", {"seed": 6}),
+    "qwen3_next": ("qwen3_next", {"seed": 7, "linear_value_head_dim": 16}),
+    "granitemoe": ("granitemoe", {"seed": 1}),
+    "granitemoeshared": ("granitemoeshared", {}),
+    "granitemoehybrid": ("granitemoehybrid", {}),
+    "granitemoehybrid-dense-rope": (
+        "granitemoehybrid",
+        {
+            "num_local_experts": 0,
+            "position_embedding_type": "rope",
+            "mamba_conv_bias": False,
+            "mamba_n_groups": 1,
+        },
+    ),
+    "falcon_h1": ("falcon_h1", {}),
+    "falcon_h1-norm": ("falcon_h1", {"mamba_rms_norm": True}),
+    "falcon_h1-norm-first": ("falcon_h1", {"mamba_rms_norm": True, "mamba_norm_before_gate": True}),
+    "nemotron_h": ("nemotron_h", {}),
+    "gemma": ("gemma", {}),
+    "gemma4_unified_text": ("gemma4_unified_text", {}),
+    "gemma4_unified": ("gemma4_unified", {}),
+    "olmo3": ("olmo3", {}),
+    "olmo3-v4": (
+        "olmo3",
+        {
+            "layer_types": None,
+            "rope_parameters": None,
+            "rope_theta": 500000.0,
+            "num_hidden_layers": 4,
+            "rope_scaling": {"rope_type": "linear", "factor": 4.0},
+        },
+    ),
+    "seed_oss": ("seed_oss", {}),
+    "arcee": ("arcee", {}),
+    "apertus": ("apertus", {}),
+    "nanochat": ("nanochat", {}),
+    "glm4_moe": ("glm4_moe", {}),
+    "glm4_moe-plain": ("glm4_moe", {"use_qk_norm": False, "attention_bias": False}),
+    "glm4_moe_lite": ("glm4_moe_lite", {}),
+    "youtu": ("youtu", {}),
+    "minicpm3": ("minicpm3", {}),
+    "ernie4_5_moe": ("ernie4_5_moe", {}),
+    "olmoe": ("olmoe", {}),
+    "mellum": ("mellum", {}),
+    "ministral3": ("ministral3", {}),
+    "mistral3": ("mistral3", {}),
+    "granite_swa": ("granite_swa", {}),
+    "lfm3": ("lfm3", {}),
+    "lfm3-plain": ("lfm3", {"use_sandwich_norm": False, "use_attention_gate": False}),
     "lfm2": ("lfm2", {}),
+    "lfm2_moe": ("lfm2_moe", {"seed": 1}),
+    "lfm2_moe-unnormalized": (
+        "lfm2_moe",
+        {"norm_topk_prob": False, "use_expert_bias": False, "routed_scaling_factor": 1.5},
+    ),
     "lfm2-biases": ("lfm2", {"conv_bias": True, "conv_L_cache": 5, "tie_word_embeddings": False}),
 }
 
@@ -212,13 +267,21 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 # whole.
 LENGTH_DEPENDENT = {"llama-dynamic", "phi3"}
 
-WITH_STATES = {case for case in CASES if case.startswith(("lfm2", "qwen3_5"))}
+_HYBRID = ("lfm2", "lfm3", "qwen3_5", "qwen3_next", "granitemoehybrid", "falcon_h1", "nemotron_h")
+WITH_STATES = {case for case in CASES if case.startswith(_HYBRID)}
 
 # In transformers, padding changes the states of these: it masks the input of a projection with a bias.
 PADDING_CHANGES_TRANSFORMERS = {"lfm2-biases"}
 
 # Cases that share the golden file of another, because transformers would need additional, unused weights.
-GOLDEN_OF = {"gemma3": "gemma3_text", "gemma4": "gemma4_text", "qwen3_5": "qwen3_5_text"}
+GOLDEN_OF = {
+    "gemma3": "gemma3_text",
+    "gemma4": "gemma4_text",
+    "gemma4_unified": "gemma4_unified_text",
+    "qwen3_5": "qwen3_5_text",
+    "qwen3_5_moe": "qwen3_5_moe_text",
+    "mistral3": "ministral3",
+}
 
 
 def write_case(name: str, folder: Path) -> Path:

@@ -153,7 +153,8 @@ def _falcon(config: Mapping[str, Any]) -> Shapes:
     return decoder(config, lambda _: layer, norm_bias=True, **names)
 
 
-def _experts(config: Mapping[str, Any]) -> Shapes:
+def experts(config: Mapping[str, Any]) -> Shapes:
+    """Return the shapes of DeepSeek's experts, router and shared experts."""
     hidden, width = config["hidden_size"], config["moe_intermediate_size"]
     shared = width * config["n_shared_experts"]
     layer = modules(mlp__gate=(config["n_routed_experts"], hidden))
@@ -166,7 +167,8 @@ def _experts(config: Mapping[str, Any]) -> Shapes:
     return layer
 
 
-def _deepseek(config: Mapping[str, Any]) -> Shapes:
+def latent_decoder(config: Mapping[str, Any]) -> Shapes:
+    """Return the shapes of a decoder with latent attention, dense layers first."""
     n, heads, rank = config["hidden_size"], config["num_attention_heads"], config["kv_lora_rank"]
     plain, rotary, value = (config[key] for key in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"))
     queries, bias = config.get("q_lora_rank"), config.get("attention_bias", False)
@@ -181,10 +183,10 @@ def _deepseek(config: Mapping[str, Any]) -> Shapes:
         base |= modules(self_attn__q_a_layernorm=(queries,), self_attn__q_b_proj=(size, queries))
     else:
         base |= modules(self_attn__q_proj=(size, n))
-    sparse = _experts(config)
-    if config["model_type"] == "deepseek_v3":
-        sparse["mlp.gate.e_score_correction_bias"] = (config["n_routed_experts"],)
     dense = config["first_k_dense_replace"]
+    sparse = experts(config) if dense < config["num_hidden_layers"] else {}
+    if config["model_type"] in ("deepseek_v3", "glm4_moe_lite"):
+        sparse["mlp.gate.e_score_correction_bias"] = (config["n_routed_experts"],)
     return decoder(config, lambda i: base | (gated_mlp(config) if i < dense else sparse))
 
 
@@ -254,6 +256,15 @@ def _gemma4_seeing(config: Mapping[str, Any]) -> Shapes:
     return {**shapes, "model.vision_tower.std_bias": (8,), "model.embed_vision.norm.weight": (8,)}
 
 
+def _gemma4_unified(config: Mapping[str, Any], prefix: str = "model.") -> Shapes:
+    return _gemma4({**config, "hidden_size_per_layer_input": 0}, prefix)
+
+
+def _gemma4_unified_seeing(config: Mapping[str, Any]) -> Shapes:
+    shapes = _gemma4_unified(config["text_config"], "model.language_model.")
+    return {**shapes, "model.vision_embedder.pos_norm.weight": (8,), "model.embed_audio.norm.weight": (8,)}
+
+
 _GEMMA4: Config = {
     **{key: value for key, value in BASE.items() if key != "rope_parameters"},
     "num_hidden_layers": 5,
@@ -273,9 +284,11 @@ _GEMMA4: Config = {
     "tie_word_embeddings": True,
 }
 
+_GEMMA4_UNIFIED = {key: value for key, value in _GEMMA4.items() if "per_layer_input" not in key}
+
 _FEW = {key: BASE[key] for key in ("vocab_size", "hidden_size")}
 
-_LATENT: Config = {
+LATENT: Config = {
     **BASE,
     "rms_norm_eps": 1e-5,
     "num_key_value_heads": 4,
@@ -292,10 +305,24 @@ _LATENT: Config = {
 def _qwen3_5(config: Mapping[str, Any], prefix: str = "model.") -> Shapes:
     hidden, heads = config["hidden_size"], config["linear_num_value_heads"]
     size, head_dim = config["linear_value_head_dim"], config["head_dim"]
-    channels = 2 * config["linear_num_key_heads"] * config["linear_key_head_dim"] + heads * size
+    keys = config["linear_num_key_heads"] * config["linear_key_head_dim"]
+    channels = 2 * keys + heads * size
+    if config.get("model_type") == "qwen3_next":
+        projections = modules(
+            linear_attn__in_proj_qkvz=(channels + heads * size, hidden),
+            linear_attn__in_proj_ba=(2 * heads, hidden),
+        )
+    else:
+        projections = modules(
+            linear_attn__in_proj_qkv=(channels, hidden),
+            linear_attn__in_proj_z=(heads * size, hidden),
+            linear_attn__in_proj_a=(heads, hidden),
+            linear_attn__in_proj_b=(heads, hidden),
+        )
 
     def layer(i: int) -> Shapes:
-        shapes = gated_mlp(config) | norms(config, "input", "post_attention")
+        shapes = _qwen3_5_experts(config) if "num_experts" in config else gated_mlp(config)
+        shapes |= norms(config, "input", "post_attention")
         if config["layer_types"][i] == "full_attention":
             shapes |= attention(config) | modules(
                 self_attn__q_norm=(head_dim,), self_attn__k_norm=(head_dim,)
@@ -303,10 +330,7 @@ def _qwen3_5(config: Mapping[str, Any], prefix: str = "model.") -> Shapes:
             rows, columns = shapes["self_attn.q_proj.weight"]
             return shapes | {"self_attn.q_proj.weight": (2 * rows, columns)}
         return shapes | {
-            **modules(
-                linear_attn__in_proj_qkv=(channels, hidden), linear_attn__in_proj_z=(heads * size, hidden)
-            ),
-            **modules(linear_attn__in_proj_a=(heads, hidden), linear_attn__in_proj_b=(heads, hidden)),
+            **projections,
             **modules(linear_attn__out_proj=(hidden, heads * size), linear_attn__norm=(size,)),
             "linear_attn.conv1d.weight": (channels, 1, config["linear_conv_kernel_dim"]),
             "linear_attn.A_log": (heads,),
@@ -314,6 +338,26 @@ def _qwen3_5(config: Mapping[str, Any], prefix: str = "model.") -> Shapes:
         }
 
     return decoder(config, layer, prefix=prefix)
+
+
+def _qwen3_5_experts(config: Mapping[str, Any]) -> Shapes:
+    hidden, count, inner = config["hidden_size"], config["num_experts"], config["moe_intermediate_size"]
+    shared = config["shared_expert_intermediate_size"]
+    shapes = modules(mlp__gate=(count, hidden), mlp__shared_expert_gate=(1, hidden))
+    shapes |= _gated("mlp__shared_expert__", hidden, shared)
+    if config.get("model_type") == "qwen3_next":
+        for i in range(count):
+            shapes |= _gated(f"mlp__experts__{i}__", hidden, inner)
+        return shapes
+    return shapes | {
+        "mlp.experts.gate_up_proj": (count, 2 * inner, hidden),
+        "mlp.experts.down_proj": (count, hidden, inner),
+    }
+
+
+def _gated(prefix: str, hidden: int, inner: int) -> Shapes:
+    wide = dict.fromkeys((f"{prefix}gate_proj", f"{prefix}up_proj"), (inner, hidden))
+    return modules(**wide, **{f"{prefix}down_proj": (hidden, inner)})
 
 
 def _qwen3_5_seeing(config: Mapping[str, Any]) -> Shapes:
@@ -329,9 +373,21 @@ def _lfm2(config: Mapping[str, Any]) -> Shapes:
     hidden, inner = config["hidden_size"], config["intermediate_size"]
     size, bias = hidden // config["num_attention_heads"], config["conv_bias"]
 
+    def gated(scope: str, inner: int) -> Shapes:
+        wide = dict.fromkeys((f"{scope}__w1", f"{scope}__w3"), (inner, hidden))
+        return modules(**{f"{scope}__w2": (hidden, inner)}, **wide)
+
+    def feed_forward(i: int) -> Shapes:
+        if i < config.get("num_dense_layers", i + 1):
+            return gated("feed_forward", inner)
+        count = config["num_experts"]
+        shapes = modules(feed_forward__gate=(count, hidden))
+        for expert in range(count):
+            shapes |= gated(f"feed_forward__experts__{expert}", config["moe_intermediate_size"])
+        return shapes | ({"feed_forward.expert_bias": (count,)} if config["use_expert_bias"] else {})
+
     def layer(i: int) -> Shapes:
-        shapes = modules(operator_norm=(hidden,), ffn_norm=(hidden,), feed_forward__w2=(hidden, inner))
-        shapes |= modules(feed_forward__w1=(inner, hidden), feed_forward__w3=(inner, hidden))
+        shapes = modules(operator_norm=(hidden,), ffn_norm=(hidden,)) | feed_forward(i)
         if config["layer_types"][i] == "full_attention":
             shapes |= attention(config) | modules(
                 self_attn__q_layernorm=(size,), self_attn__k_layernorm=(size,)
@@ -343,6 +399,98 @@ def _lfm2(config: Mapping[str, Any]) -> Shapes:
         return shapes | ({"conv.conv.bias": (hidden,)} if bias else {})
 
     return decoder(config, layer, norm="embedding_norm")
+
+
+def _mamba(
+    hidden: int,
+    heads: int,
+    size: int,
+    groups: int,
+    state: int,
+    taps: int,
+    *,
+    norm: bool = True,
+    bias: bool = True,
+) -> Shapes:
+    inner, channels = heads * size, heads * size + 2 * groups * state
+    shapes = modules(in_proj=(inner + channels + heads, hidden), out_proj=(hidden, inner))
+    shapes |= {"conv1d.weight": (channels, 1, taps), "A_log": (heads,), "D": (heads,), "dt_bias": (heads,)}
+    shapes |= {"conv1d.bias": (channels,)} if bias else {}
+    return shapes | (modules(norm=(inner,)) if norm else {})
+
+
+def _mamba_of(config: Mapping[str, Any], scope: str, *, norm: bool = True) -> Shapes:
+    shapes = _mamba(
+        config["hidden_size"],
+        config["mamba_n_heads"],
+        config["mamba_d_head"],
+        config["mamba_n_groups"],
+        config["mamba_d_state"],
+        config["mamba_d_conv"],
+        norm=norm,
+        bias=config["mamba_conv_bias"],
+    )
+    if config["mamba_proj_bias"]:
+        shapes["in_proj.bias"] = shapes["in_proj.weight"][:1]
+    return {f"{scope}.{name}": shape for name, shape in shapes.items()}
+
+
+def _granite_moe(config: Mapping[str, Any]) -> Shapes:
+    hidden, inner, count = config["hidden_size"], config["intermediate_size"], config["num_local_experts"]
+    shared, types = config.get("shared_intermediate_size", 0), config.get("layer_types")
+
+    def layer(i: int) -> Shapes:
+        shapes = norms(config, "input", "post_attention")
+        attends = types is None or types[i] == "attention"
+        shapes |= attention(config) if attends else _mamba_of(config, "mamba")
+        if count:
+            shapes |= modules(block_sparse_moe__router__layer=(count, hidden))
+            shapes["block_sparse_moe.input_linear.weight"] = (count, 2 * inner, hidden)
+            shapes["block_sparse_moe.output_linear.weight"] = (count, hidden, inner)
+        if shared:
+            shapes |= modules(shared_mlp__input_linear=(2 * shared, hidden))
+            shapes |= modules(shared_mlp__output_linear=(hidden, shared))
+        return shapes
+
+    return decoder(config, layer)
+
+
+def _falcon_h1(config: Mapping[str, Any]) -> Shapes:
+    hidden, inner = config["hidden_size"], config["intermediate_size"]
+    layer = modules(input_layernorm=(hidden,), pre_ff_layernorm=(hidden,)) | attention(config)
+    layer |= _mamba_of(config, "mamba", norm=config["mamba_rms_norm"])
+    layer |= _gated("feed_forward__", hidden, inner)
+    return decoder(config, lambda _: layer, norm="final_layernorm")
+
+
+def _nemotron_h(config: Mapping[str, Any]) -> Shapes:
+    hidden, count = config["hidden_size"], config["n_routed_experts"]
+    heads, size, groups = config["mamba_num_heads"], config["mamba_head_dim"], config["n_groups"]
+    kinds = config["layers_block_type"]
+
+    def plain(scope: str, inner: int) -> Shapes:
+        return modules(**{f"{scope}up_proj": (inner, hidden), f"{scope}down_proj": (hidden, inner)})
+
+    def mixer(kind: str) -> Shapes:
+        if kind == "mamba":
+            state, taps = config["ssm_state_size"], config["conv_kernel"]
+            return _mamba(hidden, heads, size, groups, state, taps, bias=config["use_conv_bias"])
+        if kind == "mlp":
+            return plain("", config["intermediate_size"])
+        if kind == "attention":
+            return {name.removeprefix("self_attn."): shape for name, shape in attention(config).items()}
+        shapes = modules(gate=(count, hidden)) | {"gate.e_score_correction_bias": (count,)}
+        shapes |= plain("shared_experts__", config["moe_shared_expert_intermediate_size"])
+        for expert in range(count):
+            shapes |= plain(f"experts__{expert}__", config["moe_intermediate_size"])
+        return shapes
+
+    def layer(i: int) -> Shapes:
+        parts = {f"mixer.{name}": shape for name, shape in mixer(kinds[i]).items()}
+        return modules(norm=(hidden,)) | parts
+
+    sized = {**config, "num_hidden_layers": len(kinds)}
+    return decoder(sized, layer, prefix="backbone.", embedding="embeddings", norm="norm_f")
 
 
 _QWEN3_5: Config = {
@@ -365,6 +513,51 @@ _QWEN3_5: Config = {
         "mrope_section": [2, 1, 1],
         "mrope_interleaved": True,
     },
+}
+
+_QWEN3_5_MOE: Config = {
+    **_QWEN3_5,
+    "num_hidden_layers": 2,
+    "layer_types": ["linear_attention", "full_attention"],
+    "num_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 16,
+    "shared_expert_intermediate_size": 24,
+}
+
+_LFM2: Config = {
+    **BASE,
+    "num_hidden_layers": 3,
+    "norm_eps": 1e-5,
+    "layer_types": ["conv", "full_attention", "conv"],
+    "conv_L_cache": 3,
+    "conv_bias": False,
+    "tie_word_embeddings": True,
+}
+
+_GRANITE_MOE: Config = {
+    **BASE,
+    "intermediate_size": 16,
+    "rms_norm_eps": 1e-5,
+    "attention_bias": False,
+    "attention_multiplier": 0.4,
+    "embedding_multiplier": 2.0,
+    "residual_multiplier": 0.7,
+    "logits_scaling": 3.0,
+    "num_local_experts": 6,
+    "num_experts_per_tok": 3,
+    "tie_word_embeddings": True,
+}
+
+_MAMBA: Config = {
+    "mamba_n_heads": 4,
+    "mamba_d_head": 16,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 8,
+    "mamba_d_conv": 4,
+    "mamba_expand": 2,
+    "mamba_conv_bias": True,
+    "mamba_proj_bias": False,
 }
 
 LAYOUTS: dict[str, tuple[Config, Callable[[Mapping[str, Any]], Shapes]]] = {
@@ -416,12 +609,12 @@ LAYOUTS: dict[str, tuple[Config, Callable[[Mapping[str, Any]], Shapes]]] = {
         _falcon,
     ),
     "deepseek_v2": (
-        {**_LATENT, "n_routed_experts": 6, "n_shared_experts": 2, "num_experts_per_tok": 3},
-        _deepseek,
+        {**LATENT, "n_routed_experts": 6, "n_shared_experts": 2, "num_experts_per_tok": 3},
+        latent_decoder,
     ),
     "deepseek_v3": (
         {
-            **_LATENT,
+            **LATENT,
             "q_lora_rank": 12,
             "n_routed_experts": 8,
             "n_shared_experts": 1,
@@ -431,27 +624,99 @@ LAYOUTS: dict[str, tuple[Config, Callable[[Mapping[str, Any]], Shapes]]] = {
             "first_k_dense_replace": 1,
             "routed_scaling_factor": 1.5,
         },
-        _deepseek,
+        latent_decoder,
     ),
     "gemma4_text": (_GEMMA4, _gemma4),
     "gemma4": ({"text_config": {"model_type": "gemma4_text", **_GEMMA4}}, _gemma4_seeing),
+    "gemma4_unified_text": (_GEMMA4_UNIFIED, _gemma4_unified),
+    "gemma4_unified": (
+        {"text_config": {"model_type": "gemma4_unified_text", **_GEMMA4_UNIFIED}},
+        _gemma4_unified_seeing,
+    ),
     "qwen3_5_text": (_QWEN3_5, _qwen3_5),
     "qwen3_5": (
         {"text_config": {"model_type": "qwen3_5_text", **_QWEN3_5}, "tie_word_embeddings": False},
         _qwen3_5_seeing,
     ),
-    "lfm2": (
+    "qwen3_5_moe_text": (_QWEN3_5_MOE, _qwen3_5),
+    "qwen3_5_moe": (
+        {"text_config": {"model_type": "qwen3_5_moe_text", **_QWEN3_5_MOE}, "tie_word_embeddings": False},
+        _qwen3_5_seeing,
+    ),
+    "qwen3_next": ({**_QWEN3_5_MOE, "norm_topk_prob": True}, _qwen3_5),
+    "lfm2": ({**_LFM2, "block_auto_adjust_ff_dim": False}, _lfm2),
+    "lfm2_moe": (
         {
-            **BASE,
-            "num_hidden_layers": 3,
-            "norm_eps": 1e-5,
-            "layer_types": ["conv", "full_attention", "conv"],
-            "conv_L_cache": 3,
-            "conv_bias": False,
-            "block_auto_adjust_ff_dim": False,
-            "tie_word_embeddings": True,
+            **_LFM2,
+            "num_dense_layers": 1,
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 16,
+            "norm_topk_prob": True,
+            "use_expert_bias": True,
+            "routed_scaling_factor": 1.0,
         },
         _lfm2,
+    ),
+    "granitemoe": (_GRANITE_MOE, _granite_moe),
+    "granitemoeshared": ({**_GRANITE_MOE, "shared_intermediate_size": 24}, _granite_moe),
+    "granitemoehybrid": (
+        {
+            **_GRANITE_MOE,
+            **_MAMBA,
+            "num_hidden_layers": 3,
+            "shared_intermediate_size": 24,
+            "layer_types": ["mamba", "attention", "mamba"],
+        },
+        _granite_moe,
+    ),
+    "falcon_h1": (
+        {
+            **BASE,
+            **_MAMBA,
+            "rms_norm_eps": 1e-5,
+            "mamba_d_ssm": 64,
+            "mamba_rms_norm": False,
+            "mamba_norm_before_gate": False,
+            "attention_bias": False,
+            "mlp_bias": False,
+            "projectors_bias": False,
+            "lm_head_multiplier": 0.5,
+            "embedding_multiplier": 3.0,
+            "key_multiplier": 0.6,
+            "attention_in_multiplier": 0.9,
+            "attention_out_multiplier": 0.8,
+            "ssm_in_multiplier": 1.2,
+            "ssm_out_multiplier": 0.7,
+            "ssm_multipliers": [0.9, 0.8, 1.2, 0.7, 1.1],
+            "mlp_multipliers": [0.9, 0.6],
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        },
+        _falcon_h1,
+    ),
+    "nemotron_h": (
+        {
+            **BASE,
+            "num_hidden_layers": None,
+            "head_dim": 16,
+            "layers_block_type": ["mamba", "moe", "attention", "mlp", "mamba"],
+            "layer_norm_epsilon": 1e-5,
+            "mamba_num_heads": 4,
+            "mamba_head_dim": 16,
+            "n_groups": 2,
+            "ssm_state_size": 8,
+            "conv_kernel": 4,
+            "use_conv_bias": True,
+            "n_routed_experts": 6,
+            "n_shared_experts": 1,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 16,
+            "moe_shared_expert_intermediate_size": 24,
+            "n_group": 2,
+            "topk_group": 1,
+            "routed_scaling_factor": 1.5,
+        },
+        _nemotron_h,
     ),
     "gpt_oss": (
         {

@@ -20,7 +20,7 @@ from carryall.runtime.api.llm import LLM
 from carryall.runtime.types.outputs import RequestOutput
 from carryall.runtime.types.sampling_params import SamplingParams
 
-CASES = ["qwen3_5_text", "qwen3_5_text-tiles", "lfm2"]
+CASES = ["qwen3_5_text", "qwen3_5_text-tiles", "lfm2", "granitemoehybrid", "falcon_h1", "nemotron_h"]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, logprobs=0)
 
 
@@ -103,10 +103,12 @@ def test_what_cannot_keep_states_is_refused(checkpoint: Path, tmp_path: Path) ->
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("case", ["qwen3_5_text-tiles", "nemotron_h"])
 @pytest.mark.parametrize("method", ["int4", "int8"])
 def test_calibrated_quantization_of_states_loses_less_than_rounding(
-    checkpoint: Path, tmp_path: Path, method: str
+    case: str, tmp_path: Path, method: str
 ) -> None:
+    checkpoint = write_case(case, tmp_path / "checkpoint")
     numbers = np.random.default_rng(3).integers(0, 999, 600)
     text = tmp_path / "text.txt"
     text.write_text(" ".join(map(str, numbers)), encoding="utf-8")

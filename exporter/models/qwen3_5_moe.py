@@ -1,0 +1,14 @@
+"""Qwen 3.5, 3.6 and 3.8 with experts, multimodal checkpoints: their text decoder, without vision."""
+
+from __future__ import annotations
+
+from ..config import DecoderConfig, RawConfig
+from . import qwen3_5_moe_text
+from .qwen3_5 import build, text_config
+
+__all__ = ["build", "config"]
+
+
+def config(raw: RawConfig) -> DecoderConfig:
+    """Normalise config.json, whose ``text_config`` describes the decoder."""
+    return qwen3_5_moe_text.config(text_config(raw))

@@ -1,0 +1,138 @@
+"""The geometry of Idefics3 and SmolVLM: a picture in tiles, followed by the whole picture in one tile.
+
+Source: the paper of Idefics3, https://arxiv.org/abs/2408.12637. The results equal those of transformers'
+processors on Pillow, bit for bit.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from ...exporter.image_processor import ImageProcessor
+from .opening import Pixels
+
+if TYPE_CHECKING:
+    from PIL.Image import Image as PillowImage
+
+Tile = npt.NDArray[np.uint8]  # [tile, tile, 3]
+
+_LONGEST = 4096  # pixels of an edge, whatever the processor says
+
+
+def tiles(processor: ImageProcessor, pixels: Pixels) -> tuple[list[Tile], tuple[int, int]]:
+    """Cut a picture into tiles.
+
+    Args:
+        processor: the options.
+        pixels: uint8 [height, width, 3].
+
+    Returns:
+        The tiles by rows, then the whole picture as the last tile; and the numbers of rows and columns, both
+        0 for a picture that is one tile.
+    """
+    from PIL import Image
+
+    resample, edge = Image.Resampling(processor.resample), processor.tile
+    height, width = _scaled(pixels.shape[0], pixels.shape[1], processor.longest_edge)
+    image = Image.fromarray(pixels).resize((width, height), resample)
+    if not processor.splits:
+        return [_array(image.resize((edge, edge), resample))], (0, 0)
+    height, width = _whole_tiles(height, width, edge)
+    image = image.resize((width, height), resample)
+    if height <= edge and width <= edge:
+        return [_array(image)], (0, 0)
+    large, rows, columns = _array(image), height // edge, width // edge
+    cut = [
+        large[row * edge : (row + 1) * edge, column * edge : (column + 1) * edge]
+        for row in range(rows)
+        for column in range(columns)
+    ]
+    # The whole picture is resized from the enlarged one, as in the training.
+    return [*cut, _array(image.resize((edge, edge), resample))], (rows, columns)
+
+
+def prompt_text(processor: ImageProcessor, grid: tuple[int, int]) -> str:
+    """Return the text that stands for a picture of ``grid`` rows and columns of tiles in a prompt."""
+    around, whole = processor.texts["around"], processor.texts["whole"]
+    places = processor.texts["image"] * processor.tile_tokens
+    rows, columns = grid
+    text = ""
+    for row in range(1, rows + 1):
+        for column in range(1, columns + 1):
+            text += f"{around}<row_{row}_col_{column}>{places}"
+        text += "\n"
+    lead = "\n" if rows else ""
+    return f"{text}{lead}{around}{whole}{places}{around}"
+
+
+def patches(processor: ImageProcessor, tile: Tile) -> npt.NDArray[np.float32]:
+    """Return the normalized patches of a tile, [patches, channels * patch * patch], row by row.
+
+    The 256 values of each channel are normalized once: float64 times the factor, then float32.
+    """
+    levels = (np.arange(256, dtype=np.float64) * processor.rescale).astype(np.float32)
+    table = (levels[:, None] - np.array(processor.mean, np.float32)) / np.array(processor.std, np.float32)
+    values = np.stack([table[tile[..., channel], channel] for channel in range(3)])
+    size = processor.patch
+    side = processor.tile // size
+    cut = values.reshape(3, side, size, side, size).transpose(1, 3, 0, 2, 4)
+    return np.ascontiguousarray(cut.reshape(side * side, 3 * size * size), np.float32)
+
+
+def positions(processor: ImageProcessor) -> npt.NDArray[np.int64]:
+    """Return the entry of the table of positions for each patch of a tile, [patches], row by row.
+
+    Patches have fractional places in the tile, which fall between the places of the table. All of it is in
+    float32, since a place on a border would fall elsewhere in float64.
+    """
+    table, side = processor.positions, processor.tile // processor.patch
+    borders = np.arange(1 / table, 1.0, 1 / table).astype(np.float32)
+    step = np.float32(1.0) / np.float32(side)
+    places = np.minimum(np.arange(side, dtype=np.float32) * step, np.float32(1.0 - 1e-6))
+    entries = np.searchsorted(borders, places, side="right").astype(np.int64)
+    return np.asarray(entries[:, None] * table + entries[None, :], np.int64).reshape(-1)
+
+
+def merged(processor: ImageProcessor) -> npt.NDArray[np.int64]:
+    """Return the patches that each token of a tile joins, [tokens, merge * merge], row by row."""
+    side, merge = processor.tile // processor.patch, processor.merge
+    numbers = np.arange(side * side).reshape(side // merge, merge, side // merge, merge)
+    return numbers.transpose(0, 2, 1, 3).reshape(-1, merge * merge)
+
+
+def _scaled(height: int, width: int, longest: int) -> tuple[int, int]:
+    """Return height and width with the longest edge given, the other edge even and at least 1."""
+    aspect = width / height
+    if width >= height:
+        height, width = int(longest / aspect), longest
+        height += height % 2
+    else:
+        height, width = longest, int(longest * aspect)
+        width += width % 2
+    height, width = max(height, 1), max(width, 1)
+    aspect = width / height
+    if width >= height and width > _LONGEST:
+        height, width = int(_LONGEST / aspect), _LONGEST
+    elif height > width and height > _LONGEST:
+        height, width = _LONGEST, int(_LONGEST * aspect)
+    return max(height, 1), max(width, 1)
+
+
+def _whole_tiles(height: int, width: int, edge: int) -> tuple[int, int]:
+    """Return height and width as multiples of ``edge``, near the aspect ratio."""
+    aspect = width / height
+    if width >= height:
+        width = math.ceil(width / edge) * edge
+        height = math.ceil(int(width / aspect) / edge) * edge
+    else:
+        height = math.ceil(height / edge) * edge
+        width = math.ceil(int(height * aspect) / edge) * edge
+    return height, width
+
+
+def _array(image: PillowImage) -> Tile:
+    return np.array(image, np.uint8)
