@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -151,14 +152,36 @@ def build_lowered(
         change: a pass that changes the portable graph first.
         progress: called for every tensor written.
     """
-    canonical = exported_passes() if files.canonical else portable_passes()
-    first = [*canonical, *([change] if change is not None else [])]
+    save_model(
+        lower(files, provider, config, [] if change is None else [change]), folder / MODEL_FILE, progress
+    )
+
+
+def lower(
+    files: SourceModel,
+    provider: Provider,
+    config: RunnerConfig,
+    changes: Sequence[GraphPass] = (),
+    *,
+    without: type[GraphPass] | tuple[()] = (),
+) -> ir.Model:
+    """Return the graph of a model for a provider, with weights that are computed when they are written.
+
+    Args:
+        files: the portable model.
+        provider: the provider to lower for.
+        config: the options of the runner, with ``context_length`` set.
+        changes: passes that change the portable graph first.
+        without: a kind of pass to leave out.
+    """
+    first = [*(exported_passes() if files.canonical else portable_passes()), *changes]
     try:
-        model, _ = run(files.load(), [*first, *provider.passes(config)])
+        own = [each for each in provider.passes(config) if not isinstance(each, without)]
+        return run(files.load(), [*first, *own])[0]
     except UnsupportedAttentionError as error:
         explicit = provider.explicit_passes(config)
         if explicit is None:
             raise error.refusal() from error
         model, _ = run(files.load(), [*first, *explicit])
         model.metadata_props[EXPLICIT_KV] = str(error)
-    save_model(model, folder / MODEL_FILE, progress)
+        return model
