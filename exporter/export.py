@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import pkgutil
+import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -19,16 +20,18 @@ from ..progress import Progress
 from ..storage.scratch import scratch_folder
 from ..storage.stored_tensor import StoredTensor
 from ..storage.writing import writing
-from . import models
+from . import models, vision
 from .config import CONFIG_FILE, DecoderConfig, RawConfig, context_lengths, read_config
 from .config_checks import check_config, check_layer_count
 from .decoder import Decoder
 from .gguf.file import GGUF_SUFFIX, GgufFile
 from .gguf.tokenizer import tokenizer_files
-from .package import Package, fingerprint
+from .image_processor import SIDE_FILES, image_processor
+from .package import VISION_FILE, Package, fingerprint
 from .package_writing import check_paths, check_tokenizer, write_package
 from .quantized.formats import QuantizedCheckpoint, read_quantized
 from .safetensors_files import safetensors_of
+from .save import save_model
 from .weights import Checkpoint, WeightWarning
 
 
@@ -117,6 +120,38 @@ def _config(module: Family, raw: RawConfig) -> DecoderConfig:
     return config
 
 
+def sight(
+    source: Path, raw: RawConfig, tensors: Mapping[str, StoredTensor] | None = None
+) -> Callable[[Path], None] | None:
+    """Return what writes the files with which a model sees into a package; None for one that reads text only.
+
+    Args:
+        source: the checkpoint folder.
+        raw: the content of its config.json.
+        tensors: as for ``export_model``.
+
+    Raises:
+        CheckpointError: its picture processor is missing or damaged, or a weight is.
+        UnsupportedModelError: its picture processor, or an option of it, is not supported.
+    """
+    name = raw["model_type"]
+    if name not in [module.name for module in pkgutil.iter_modules(vision.__path__)]:
+        return None
+    processor = image_processor(source, raw)
+    module: Any = importlib.import_module(f"{vision.__name__}.{name}")
+    model = module.vision_model(raw, Checkpoint(source, tensors))
+
+    def write(folder: Path) -> None:
+        save_model(model, folder / VISION_FILE)
+        processor.write(folder)
+        for file in SIDE_FILES:
+            if (source / file).is_file():
+                with writing(folder / file):
+                    shutil.copyfile(source / file, folder / file)
+
+    return write
+
+
 def export_package(
     source: Path,
     out: Path,
@@ -125,6 +160,7 @@ def export_package(
     quantization: dict[str, Any] | None = None,
     passes: tuple[str, ...] = (),
     progress: Progress | None = None,
+    text_only: bool = False,
 ) -> Package:
     """Export a checkpoint folder into a package.
 
@@ -136,6 +172,7 @@ def export_package(
         quantization: how ``transform`` quantizes the weights; stored in the package's record.
         passes: the names of the passes in ``transform``; stored in the package's record.
         progress: called after each tensor written.
+        text_only: leave out what a model sees pictures with.
 
     Raises:
         OutputExistsError: ``out`` is not empty.
@@ -150,6 +187,7 @@ def export_package(
             check_float(source, stored)
         config = check_paths(folder, out) if raw is None else raw
         check_tokenizer(folder)
+        seen = None if text_only else sight(folder, config, tensors)
         model = export_model(folder, config, tensors)
         if transform is not None:
             model = transform(model)
@@ -162,6 +200,7 @@ def export_package(
             progress=progress,
             config=config,
             content=fingerprint(source),
+            sight=seen,
         )
 
 

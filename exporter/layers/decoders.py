@@ -17,20 +17,27 @@ def pre_norm_decoder(
     *,
     attention: Callable[[Decoder, int, ir.Value], ir.Value],
     mlp: Callable[[Decoder, int, ir.Value], ir.Value],
+    prefix: str = "model",
 ) -> ir.Value:
     """Write a pre-norm decoder, as in Llama: per layer, x += attention(norm(x)); x += mlp(norm(x)).
+
+    Args:
+        net: the graph to write into.
+        attention: writes the attention of a layer.
+        mlp: writes the feed-forward part of a layer.
+        prefix: of the names of the decoder's weights, without those of the head.
 
     Returns:
         Logits [batch, sequence, vocab].
     """
     net.checkpoint.ignore("rotary_emb.inv_freq")  # stored by old versions of transformers
-    x = embedding(net, "model.embed_tokens")
+    x = embedding(net, f"{prefix}.embed_tokens")
     for layer in range(net.config.num_layers):
-        with net.scope(f"model.layers.{layer}"):
+        with net.scope(f"{prefix}.layers.{layer}"):
             x = net.op("Add", x, attention(net, layer, rms_norm(net, "input_layernorm", x)))
             x = net.op("Add", x, mlp(net, layer, rms_norm(net, "post_attention_layernorm", x)))
-    x = rms_norm(net, "model.norm", x)
-    return lm_head(net, x, embedding_name="model.embed_tokens")
+    x = rms_norm(net, f"{prefix}.norm", x)
+    return lm_head(net, x, embedding_name=f"{prefix}.embed_tokens")
 
 
 def post_norm_decoder(

@@ -15,7 +15,7 @@ from ...errors import UsageError
 from ...exporter.adapter import adapter_fingerprint, merge_adapter
 from ...exporter.config import context_lengths, read_config
 from ...exporter.encoders.names import is_encoder
-from ...exporter.export import check_float, export_model, opened
+from ...exporter.export import check_float, export_model, opened, sight
 from ...exporter.gguf.file import GGUF_SUFFIX
 from ...exporter.layouts.transformers_js import arrange
 from ...exporter.optimum import trace
@@ -103,6 +103,7 @@ def export(
     via: Literal["optimum"] | None = None,
     adapter: str | Path | None = None,
     layout: Literal["carryall", "transformers.js"] = "carryall",
+    text_only: bool = False,
     progress: Progress | None = None,
 ) -> ExportReport:
     """Convert a Hugging Face checkpoint to a portable ONNX package.
@@ -117,6 +118,7 @@ def export(
         adapter: a folder with a LoRA adapter of PEFT, which is merged into the weights.
         layout: ``transformers.js`` writes the folder that this library loads in browsers and Node.js, with
             ``onnx/model_q4.onnx`` and its keys of config.json; it is no package of carryall.
+        text_only: leave out what a model sees pictures with.
         progress: called for every tensor, in bytes.
 
     Raises:
@@ -142,6 +144,8 @@ def export(
             return _report(package, out, _Graph(model), start)
         found = _built(folder, tensors, adapter) if via is None else _traced(path, traced)
         found, content = found._replace(record=stored), _content(path, adapter)
+        blind = text_only or via is not None or layout != "carryall"
+        seen = None if blind else sight(folder, config, tensors)
         if recipe is not None:
             facts = _float_source(path, folder, content)
             measured = float_model(facts, found.model, recipe, scratch, progress)
@@ -155,6 +159,7 @@ def export(
             quantization=found.record,
             content=content,
             passes=found.passes,
+            sight=seen,
             progress=phase(progress, "export"),
         )
         package = write(out=out) if layout == "carryall" else _for_transformers_js(write, out)
