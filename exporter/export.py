@@ -135,7 +135,8 @@ def sight(
         UnsupportedModelError: its picture processor, or an option of it, is not supported.
     """
     name = raw["model_type"]
-    if name not in [module.name for module in pkgutil.iter_modules(vision.__path__)]:
+    known = [module.name for module in pkgutil.iter_modules(vision.__path__)]
+    if name not in known or not raw.get("vision_config"):
         return None
     processor = image_processor(source, raw)
     module: Any = importlib.import_module(f"{vision.__name__}.{name}")

@@ -21,6 +21,19 @@ def _check_hidden_states(row: Row, hidden_size: int | None) -> None:
         raise ProviderRuntimeError(f"hidden states have shape {given}, the graph takes {wanted}")
 
 
+def _check_images(row: Row, width: int) -> None:
+    """Check that the states of pictures fit the graph, and that each row of them exists."""
+    if row.image_states is None and row.image_rows is None:
+        return
+    if not width:
+        raise ProviderRuntimeError(f"slot {row.slot} has pictures, which the graph does not take")
+    states, rows = row.image_states, row.image_rows
+    if states is None or rows is None or states.shape[1:] != (width,) or len(rows) > len(row.tokens):
+        raise ProviderRuntimeError(f"slot {row.slot} has states of pictures that do not fit its tokens")
+    if len(rows) and rows.max() >= len(states):
+        raise ProviderRuntimeError(f"slot {row.slot} lacks states of pictures: {len(states)}")
+
+
 def _check_tokens(rows: Sequence[Row], known: int | None) -> None:
     """Check that all tokens have embeddings: kernels of devices read beyond the table, or return zeros."""
     if known is None or not rows:
@@ -65,6 +78,7 @@ def check_rows(
                 f"slot {row.slot} has the adapter of place {row.lora}; there are {info.max_loras} places"
             )
         _check_hidden_states(row, hidden_size)
+        _check_images(row, info.image_width)
         states = row.last_hidden_states
         if states is not None and states.shape != (len(row.tokens), info.embedding_size):
             raise ProviderRuntimeError(

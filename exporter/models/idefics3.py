@@ -18,7 +18,7 @@ def config(raw: RawConfig) -> DecoderConfig:
         raise CheckpointError(f"config.json of model_type '{raw['model_type']}' must hold 'text_config'")
     if text.get("model_type", "llama") != "llama":
         raise UnsupportedModelError(
-            f"'{raw['model_type']}' with the decoder '{text['model_type']}' is not supported; supported: llama"
+            f"'{raw['model_type']}' with the decoder '{text['model_type']}' is not supported; only llama"
         )
     tied = raw.get("tie_word_embeddings", text.get("tie_word_embeddings", False))
     return decoder_config({**text, "model_type": "llama", "tie_word_embeddings": tied})

@@ -13,6 +13,7 @@ import numpy as np
 
 from ...errors import CarryallError, PromptTooLongError, RequestError, RequestFailedError
 from ..engine.requests.pooled_states import Pooling
+from ..engine.requests.prompt_images import PromptImages
 from ..engine.schedule.admission import check_prompt
 from ..text.parsers.base import MessageParser
 from ..text.tokenizer import Tokenizer
@@ -31,10 +32,11 @@ ACCEPTED = (
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """The tokens of a rendered conversation, and the parser of its answer."""
+    """The tokens of a rendered conversation, the parser of its answer, and its pictures if there are any."""
 
     token_ids: list[int]
     new_parser: Callable[[], MessageParser | None]
+    images: PromptImages | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +17,8 @@ from ...contract import GROUP_ROWS, GROUPS, MERGED_PATCHES, PATCH_POSITIONS, PIX
 from ...exporter.image_processor import ImageProcessor
 from . import idefics3
 from .opening import open_picture
+
+_log = logging.getLogger(__name__)
 
 States = npt.NDArray[np.float32]  # [rows, hidden]
 CACHE_BYTES = 256 * 2**20
@@ -96,6 +99,11 @@ class ImageEncoder:
                 part = names[first : first + _TILES_OF_A_RUN]
                 rows |= zip(part, self._encode([missing[name] for name in part]), strict=True)
             self._keep(rows)
+            height, width = picture.size
+            _log.debug(
+                "a picture of %d x %d pixels: %d of %d tiles computed, %d in all",
+                *(width, height, len(missing), len(keys), self.num_encoded),
+            )
         return np.concatenate([rows[key] for key in keys])
 
     def _encode(self, tiles: Sequence[idefics3.Tile]) -> Sequence[States]:

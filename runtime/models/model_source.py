@@ -88,6 +88,11 @@ class SourceModel:
         record = self.package.record
         return ContextLengths(record.context_length, record.default_context_length)
 
+    @property
+    def sees(self) -> bool:
+        """Whether the model takes pictures."""
+        return self.package is not None and self.package.sees
+
     @cached_property
     def graph(self) -> ir.Model:
         """The graph with lazy weights. It is shared and must not be changed; see ``load``.

@@ -56,7 +56,11 @@ class StepPlan:
         num_logits = int(stop == request.num_tokens and request.pooling is None)
         if request.awaits_prompt_logprobs:
             num_logits = max(num_logits, stop - max(start, request.first_prompt_logits))
-        self.rows.append(Row(request.slot, tokens, start, num_logits, lora=request.lora_place))
+        row = Row(request.slot, tokens, start, num_logits, lora=request.lora_place)
+        seen = None if request.images is None else request.images.part(start, stop)
+        if seen is not None:
+            row.image_states, row.image_rows = seen
+        self.rows.append(row)
         self.requests.append(request)
         self.proposed.append(0)
         return num_tokens
