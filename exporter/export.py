@@ -120,6 +120,12 @@ def _config(module: Family, raw: RawConfig) -> DecoderConfig:
     return config
 
 
+def has_tower(raw: RawConfig) -> bool:
+    """Return whether a config.json describes a model whose pictures can be exported."""
+    known = [module.name for module in pkgutil.iter_modules(vision.__path__)]
+    return raw.get("model_type") in known and bool(raw.get("vision_config"))
+
+
 def sight(
     source: Path, raw: RawConfig, tensors: Mapping[str, StoredTensor] | None = None
 ) -> Callable[[Path], None] | None:
@@ -134,12 +140,10 @@ def sight(
         CheckpointError: its picture processor is missing or damaged, or a weight is.
         UnsupportedModelError: its picture processor, or an option of it, is not supported.
     """
-    name = raw["model_type"]
-    known = [module.name for module in pkgutil.iter_modules(vision.__path__)]
-    if name not in known or not raw.get("vision_config"):
+    if not has_tower(raw):
         return None
     processor = image_processor(source, raw)
-    module: Any = importlib.import_module(f"{vision.__name__}.{name}")
+    module: Any = importlib.import_module(f"{vision.__name__}.{raw['model_type']}")
     model = module.vision_model(raw, Checkpoint(source, tensors))
 
     def write(folder: Path) -> None:

@@ -174,7 +174,7 @@ def safetensors_of(folder: Path) -> dict[str, SafetensorsTensor]:
         CheckpointError: a file is missing, damaged, or lies outside of the folder.
     """
     tensors: dict[str, SafetensorsTensor] = {}
-    for path in _shards(folder):
+    for path in weight_files(folder):
         if not link_stays_inside(path, folder):
             raise CheckpointError(
                 f"{path} is a link to {path.resolve()}, outside of {folder}; replace the link by a copy"
@@ -187,7 +187,12 @@ def safetensors_of(folder: Path) -> dict[str, SafetensorsTensor]:
     return tensors
 
 
-def _shards(folder: Path) -> list[Path]:
+def weight_files(folder: Path) -> list[Path]:
+    """Return the safetensors files of a checkpoint, without a look into them.
+
+    Raises:
+        CheckpointError: one is missing, or the index is damaged.
+    """
     single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
     if single.is_file():
         return [single]

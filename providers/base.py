@@ -96,6 +96,7 @@ class RunnerInfo:
     image_width: int = 0  # columns of ``Row.image_states``; 0 if the graph takes no pictures
     on_device: bool = False  # whether the model runs on a device and leaves the host's cores free
     step_tokens: int = STEP_TOKENS  # more tokens in a step hardly save time
+    steps_ahead: int = 0  # 1 if ``submit`` takes a step while the step before it is in flight
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -116,6 +117,27 @@ class RunnerInfo:
     def trim_step(self) -> int:
         """Tokens behind windows that ``trim`` frees at a time, a multiple of 64; 0 if it cannot free any."""
         return max((group.trim_step for group in self.kv_groups), default=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """How a runner draws the token after a row's last logits, to feed it to the next step.
+
+    The host draws again from the logits, and its token counts: the runner may round differently.
+
+    Args:
+        uniform: in [0, 1): the share of the kept probability, from the most likely token on, at which it is.
+        temperature: divides the logits; 0 takes the most likely token.
+        top_k: see ``SamplingParams``; 0 keeps all.
+        top_p: see ``SamplingParams``.
+        min_p: see ``SamplingParams``.
+    """
+
+    uniform: float
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
 
 
 @dataclass(slots=True)
@@ -144,11 +166,15 @@ class Row:
     # length those that stay, and lengths within the row. Others are dropped.
     checkpoints: Sequence[int] = ()
     best_suffice: bool = False  # the largest logits may be enough; num_logits is 1
+    draw: Draw | None = None  # draw the next token, for a row of the next step with ``source``
+    # The row of the step before, which is in flight, whose drawn token is the only token of this row.
+    # ``tokens`` is then a placeholder; ``Pending.wait`` writes the token that was run into it.
+    source: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class BestLogits:
-    """The k largest logits of one position; all logits stay on the device.
+    """The k largest logits of one position; all logits stay on the device. k is equal in all rows of a step.
 
     Args:
         token_ids: [k], in descending order of logits; equal logits in order of token id.
@@ -227,7 +253,10 @@ class Runner(abc.ABC):
     def submit(self, rows: Sequence[Row]) -> Pending[list[npt.NDArray[np.float32] | BestLogits]]:
         """Begin one step, with the largest logits of some rows where the runner selects them.
 
-        By default the step is computed at once.
+        By default the step is computed at once. With ``info.steps_ahead``, one more step may be submitted
+        before the first is waited for; steps run in order. While a step is in flight, the only other call is
+        ``release`` of a slot that it does not use. If a step fails, so does the one submitted after it. The
+        result of a step stays valid until the second next one is submitted.
 
         Returns:
             The step, whose ``wait`` returns what ``forward_best`` does.
@@ -235,7 +264,8 @@ class Runner(abc.ABC):
         Raises:
             ProviderRuntimeError: as for ``forward``; ``wait`` may raise it too.
         """
-        results = self.forward_best(rows)
+        results: list[npt.NDArray[np.float32] | BestLogits]
+        results = self.forward_best(rows) if self.info.top_logits else [*self.forward(rows)]
         return Pending(lambda: results)
 
     @property

@@ -21,27 +21,15 @@ def _check_hidden_states(row: Row, hidden_size: int | None) -> None:
         raise ProviderRuntimeError(f"hidden states have shape {given}, the graph takes {wanted}")
 
 
-def _check_images(row: Row, width: int) -> None:
+def _check_images(row: Row, states: npt.NDArray[np.float32], width: int) -> None:
     """Check that the states of pictures fit the graph, and that each row of them exists."""
-    if row.image_states is None and row.image_rows is None:
-        return
     if not width:
         raise ProviderRuntimeError(f"slot {row.slot} has pictures, which the graph does not take")
-    states, rows = row.image_states, row.image_rows
-    if states is None or rows is None or states.shape[1:] != (width,) or len(rows) > len(row.tokens):
+    rows = row.image_rows
+    if rows is None or states.shape[1:] != (width,) or len(rows) > len(row.tokens):
         raise ProviderRuntimeError(f"slot {row.slot} has states of pictures that do not fit its tokens")
     if len(rows) and rows.max() >= len(states):
         raise ProviderRuntimeError(f"slot {row.slot} lacks states of pictures: {len(states)}")
-
-
-def _check_tokens(rows: Sequence[Row], known: int | None) -> None:
-    """Check that all tokens have embeddings: kernels of devices read beyond the table, or return zeros."""
-    if known is None or not rows:
-        return
-    tokens = np.concatenate([row.tokens for row in rows])
-    if tokens.min() < 0 or tokens.max() >= known:
-        wrong = next(row for row in rows if row.tokens.min() < 0 or row.tokens.max() >= known)
-        raise ProviderRuntimeError(f"slot {wrong.slot}: a token id is outside the vocabulary of {known}")
 
 
 def check_rows(
@@ -59,9 +47,11 @@ def check_rows(
         ProviderRuntimeError: a row names no slot, repeats one, needs KV that its slot lacks, has arrays of a
             wrong shape, or a token id that has no embedding.
     """
-    if len({row.slot for row in rows}) != len(rows):
-        raise ProviderRuntimeError("a slot occurs twice in one step")
+    slots = set[int]()
     for row in rows:
+        if row.slot in slots:
+            raise ProviderRuntimeError("a slot occurs twice in one step")
+        slots.add(row.slot)
         if not 0 <= row.slot < info.max_slots:
             raise ProviderRuntimeError(
                 f"there is no slot {row.slot}; the slots are 0 to {info.max_slots - 1}"
@@ -77,14 +67,22 @@ def check_rows(
             raise ProviderRuntimeError(
                 f"slot {row.slot} has the adapter of place {row.lora}; there are {info.max_loras} places"
             )
-        _check_hidden_states(row, hidden_size)
-        _check_images(row, info.image_width)
+        if row.hidden_states is not None or hidden_size is not None:
+            _check_hidden_states(row, hidden_size)
+        if row.image_states is not None:
+            _check_images(row, row.image_states, info.image_width)
         states = row.last_hidden_states
         if states is not None and states.shape != (len(row.tokens), info.embedding_size):
             raise ProviderRuntimeError(
                 f"last_hidden_states has shape {states.shape}, not {(len(row.tokens), info.embedding_size)}"
             )
-    _check_tokens(rows, info.num_tokens)
+    if info.num_tokens is not None and rows:
+        # Of all rows at once. Kernels of devices read beyond the table, or return zeros.
+        tokens = np.concatenate([row.tokens for row in rows])
+        if tokens.min() < 0 or tokens.max() >= info.num_tokens:
+            known = info.num_tokens
+            wrong = next(row for row in rows if row.tokens.min() < 0 or row.tokens.max() >= known)
+            raise ProviderRuntimeError(f"slot {wrong.slot}: a token id is outside the vocabulary of {known}")
 
 
 def rows_in_cache(

@@ -18,6 +18,9 @@ from ...runtime.models.context import optional_config, stated_lengths
 from ...runtime.models.find import side_folder
 from ...runtime.models.graphs import load_graph
 from ...runtime.models.model_source import locate_model
+from ...runtime.text.chat_template import ChatTemplate
+from ...runtime.text.parsers.registry import AnswerFormats
+from ...runtime.text.tokenizer import TOKENIZER_FILE, Tokenizer
 from ..options import json_option, model_argument, print_json
 from ..printing.inspect import show
 
@@ -31,8 +34,9 @@ def command(model: str, as_json: bool) -> None:
     """Show operators, weights, KV cache and sizes of a model, without running it.
 
     It shows the count of each operator, the weights by dtype and the largest weights, their quantization, the
-    layers, heads and bytes per token of the KV cache, inputs, outputs, and file sizes. MODEL is a package, an
-    ONNX file, or a checkpoint, which is shown as exported.
+    layers, heads and bytes per token of the KV cache, inputs, outputs, how the chat template writes thoughts
+    and tool calls, and file sizes. MODEL is a package, an ONNX file, or a checkpoint, which is shown as
+    exported.
 
     \b
     Examples:
@@ -69,8 +73,16 @@ def describe(name: str, model: ir.Model, package: Package | None) -> dict[str, A
         "largest": [graph_facts.describe_tensor(t) for t in graph_facts.initializers(model)[:LARGEST]],
         "inputs": [graph_facts.describe_value(value) for value in model.graph.inputs],
         "outputs": [graph_facts.describe_value(value) for value in model.graph.outputs],
+        "answers": _answers(folder),
         "files": _files(folder) if path.is_dir() else {},
     }
+
+
+def _answers(folder: Path) -> dict[str, Any] | None:
+    """Return how the chat template writes thoughts and calls; None without a template."""
+    has_tokenizer = (folder / TOKENIZER_FILE).is_file()
+    template = ChatTemplate.from_folder(folder, Tokenizer(folder).special_tokens if has_tokenizer else {})
+    return AnswerFormats(template).derived(None, with_tools=True).document() if template.names else None
 
 
 def _context_length(record: PackageRecord | None, config: dict[str, Any], model: ir.Model) -> int | None:

@@ -1,7 +1,7 @@
 """A checkpoint's config.json: its files, its values, and ``DecoderConfig``, one form for all families."""
 
 from .context import TRAINED_LENGTHS, context_lengths, states_length
-from .decoder import SCORES, decoder_config, layer_windows, rope_config
+from .decoder import SCORES, decoder_config, layer_windows, rope_config, ropes_of_types
 from .files import CONFIG_FILE, GENERATION_FILE, read_config, read_generation_config, read_json
 from .types import (
     DecoderConfig,
@@ -42,6 +42,7 @@ __all__ = [
     "read_generation_config",
     "read_json",
     "rope_config",
+    "ropes_of_types",
     "states_length",
     "with_defaults",
 ]

@@ -108,6 +108,20 @@ def rope_config(
     )
 
 
+def ropes_of_types(
+    raw: RawConfig, layer_types: Sequence[str], *, without: Collection[str] = ()
+) -> list[RopeConfig | None]:
+    """Return the rotary embedding of each layer, of those that ``rope_parameters`` has by kind of layer.
+
+    Layers of the kinds ``without`` have none.
+    """
+    by_type = {
+        kind: None if kind in without else rope_config(raw, mapping(raw["rope_parameters"], kind))
+        for kind in set(layer_types)
+    }
+    return [by_type[kind] for kind in layer_types]
+
+
 def layer_windows(layer_types: Sequence[str], window: int | None) -> list[int | None]:
     """Return ``window`` for each sliding layer and None for each full layer.
 

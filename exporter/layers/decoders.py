@@ -18,14 +18,11 @@ def pre_norm_decoder(
     attention: Callable[[Decoder, int, ir.Value], ir.Value],
     mlp: Callable[[Decoder, int, ir.Value], ir.Value],
     prefix: str = "model",
+    head_name: str = "lm_head",
 ) -> ir.Value:
     """Write a pre-norm decoder, as in Llama: per layer, x += attention(norm(x)); x += mlp(norm(x)).
 
-    Args:
-        net: the graph to write into.
-        attention: writes the attention of a layer.
-        mlp: writes the feed-forward part of a layer.
-        prefix: of the names of the decoder's weights, without those of the head.
+    ``prefix`` and ``head_name`` are the checkpoint's names of the decoder and of its head.
 
     Returns:
         Logits [batch, sequence, vocab].
@@ -37,7 +34,7 @@ def pre_norm_decoder(
             x = net.op("Add", x, attention(net, layer, rms_norm(net, "input_layernorm", x)))
             x = net.op("Add", x, mlp(net, layer, rms_norm(net, "post_attention_layernorm", x)))
     x = rms_norm(net, f"{prefix}.norm", x)
-    return lm_head(net, x, embedding_name=f"{prefix}.embed_tokens")
+    return lm_head(net, x, embedding_name=f"{prefix}.embed_tokens", head_name=head_name)
 
 
 def post_norm_decoder(

@@ -70,18 +70,7 @@ def latent_config(raw: RawConfig, *, interleaved: bool) -> DecoderConfig:
             "v_head_dim larger than qk_nope_head_dim + qk_rope_head_dim is not supported"
         )
     count, dense = integer(raw, "num_hidden_layers"), integer(raw, "first_k_dense_replace")
-    sparse = ExpertsConfig(
-        scope="mlp",
-        count=integer(raw, "n_routed_experts"),
-        per_token=integer(raw, "num_experts_per_tok"),
-        width=integer(raw, "moe_intermediate_size"),
-        normalize=bool(raw.get("norm_topk_prob", False)),
-        names=("gate_proj", "up_proj", "down_proj"),
-        shared=integer(raw, "moe_intermediate_size") * integer(raw, "n_shared_experts"),
-        groups=integer(raw, "n_group"),
-        groups_per_token=integer(raw, "topk_group"),
-        scale=number(raw, "routed_scaling_factor"),
-    )
+    sparse = grouped_experts(raw) if dense < count else None
     rope = rope_config({**raw, "head_dim": rotary}, interleaved=interleaved)
     heads: dict[str, Any] = {"head_dim": rotary + plain, "num_key_value_heads": raw["num_attention_heads"]}
     normalised = decoder_config(
@@ -100,6 +89,22 @@ def latent_config(raw: RawConfig, *, interleaved: bool) -> DecoderConfig:
             value=integer(raw, "v_head_dim"),
         ),
         unused_layers=integer(raw, "num_nextn_predict_layers", 0),
+    )
+
+
+def grouped_experts(raw: RawConfig) -> ExpertsConfig:
+    """Return the mixture of experts of groups, beside shared experts, of a layer."""
+    return ExpertsConfig(
+        scope="mlp",
+        count=integer(raw, "n_routed_experts"),
+        per_token=integer(raw, "num_experts_per_tok"),
+        width=integer(raw, "moe_intermediate_size"),
+        normalize=bool(raw.get("norm_topk_prob", False)),
+        names=("gate_proj", "up_proj", "down_proj"),
+        shared=integer(raw, "moe_intermediate_size") * integer(raw, "n_shared_experts"),
+        groups=integer(raw, "n_group"),
+        groups_per_token=integer(raw, "topk_group"),
+        scale=number(raw, "routed_scaling_factor"),
     )
 
 

@@ -38,10 +38,14 @@ def config(raw: RawConfig) -> DecoderConfig:
 
 def build(net: Decoder) -> ir.Value:
     """Write the decoder and return its logits."""
-    c = net.config
-    # layers for the prediction of more than one token
-    net.checkpoint.ignore(*(f"model.layers.{c.num_layers + i}." for i in range(c.unused_layers)))
+    without_speculation(net)
     return layers.pre_norm_decoder(net, attention=attention, mlp=mlp)
+
+
+def without_speculation(net: Decoder) -> None:
+    """Ignore the checkpoint's layers for the prediction of more than one token, behind the decoder's."""
+    c = net.config
+    net.checkpoint.ignore(*(f"model.layers.{c.num_layers + i}." for i in range(c.unused_layers)))
 
 
 def mlp(net: Decoder, layer: int, x: ir.Value) -> ir.Value:

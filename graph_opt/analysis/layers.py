@@ -180,8 +180,8 @@ def _make_output(graph: ir.Graph, states: ir.Value) -> None:
         states = insert(producer, "Cast", [states], {"to": int(ir.DataType.FLOAT)}).outputs[0]
     # Lowerings expect a node in the place of the head.
     given = insert(producer, "Identity", [states]).outputs[0]
-    given.type, given.shape = ir.TensorType(ir.DataType.FLOAT), ir.Shape(["batch", "sequence", size])
     replace(logits, given)
+    given.type, given.shape = ir.TensorType(ir.DataType.FLOAT), ir.Shape(["batch", "sequence", size])
 
 
 def _make_input(graph: ir.Graph, states: ir.Value) -> None:

@@ -20,6 +20,8 @@ from ..analysis.decoder_inputs import find_input
 from ..graph.edit import insert, shared_constant, static_size
 from ..passes.base import GraphPass
 
+_FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+
 
 class ImageInputsPass(GraphPass):
     """Add the inputs to a portable decoder. Must run before a lowering.
@@ -48,6 +50,8 @@ class ImageInputsPass(GraphPass):
         given = insert(lookup, "GreaterOrEqual", [rows, zero]).outputs[0]
         given = insert(lookup, "Unsqueeze", [given, last]).outputs[0]
         seen = insert(lookup, "Gather", [states, rows], {"axis": 0}).outputs[0]
+        if embedded.dtype not in (None, ir.DataType.FLOAT):
+            seen = insert(lookup, "Cast", [seen], {"to": int(embedded.dtype)}).outputs[0]
         chosen = insert(lookup, "Where", [given, seen, embedded])
         for node, index in users:
             node.replace_input_with(index, chosen.outputs[0])
@@ -56,12 +60,12 @@ class ImageInputsPass(GraphPass):
 
 
 def _embedding(graph: ir.Graph) -> tuple[ir.Value, int]:
-    """Return the embeddings of the tokens, float32 [batch, sequence, hidden], and the hidden size."""
+    """Return the embeddings of the tokens, [batch, sequence, hidden], and the hidden size."""
     ids = find_input(graph, INPUT_IDS)
     lookups = [] if ids is None else [use.node for use in ids.uses() if use.node.op_type.startswith("Gather")]
     values = [node.outputs[0] for node in lookups]
     width = static_size(values[0], -1) if len(values) == 1 else None
-    if width is None or values[0].dtype not in (None, ir.DataType.FLOAT):
+    if width is None or values[0].dtype not in (None, *_FLOATS):
         raise GraphError(
             f"pictures need a decoder that looks its tokens up in one table; this one has {len(values)} "
             "look-ups of its input_ids, or a table of unknown width"

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from ..passes.base import GraphPass
 
 if TYPE_CHECKING:
-    from .algorithms.blockwise import BlockFormat, Floats
+    from .algorithms.blockwise import BlockFormat, Floats, Quantizer
     from .formats.weight_only import Forms
     from .recipe import QuantizationRecipe
     from .search.budget import Plan
@@ -23,6 +23,12 @@ Made = tuple[list[GraphPass], dict[str, Any]]
 
 class Measurements(Protocol):
     """Measurements of the float model on the recipe's calibration text."""
+
+    def quantizer(self, algorithm: str) -> Quantizer | None:
+        """Return the machine's own routine of an algorithm that needs no text; None if it has none.
+
+        Its values, scales and zero points are those of the algorithm in NumPy, to the bit.
+        """
 
     def after(self, passes: Sequence[GraphPass]) -> Measurements:
         """Return the measurements of the model after passes that do not change its results."""

@@ -101,7 +101,7 @@ class WeightOnlyMethod(Method):
             embedding=forms.embedding,
             overrides=forms.overrides,
             float_embedding=forms.float_embedding,
-            quantizer=UNCALIBRATED.get(algorithm, UNCALIBRATED["rtn"]),
+            quantizer=_quantizer(algorithm if algorithm in UNCALIBRATED else "rtn", measured),
             calibrated=calibrated,
         )
         return [*before, quantizer], record
@@ -123,6 +123,11 @@ class WeightOnlyMethod(Method):
             return self.measurements(measured).plan(forms, recipe.budget, recipe.max_kl)
         share = self._promote(recipe)
         return self.measurements(measured).promoted(forms, share) if share else None
+
+
+def _quantizer(algorithm: str, measured: Measurements | None) -> Quantizer:
+    native = None if measured is None else measured.quantizer(algorithm)
+    return native or UNCALIBRATED[algorithm]
 
 
 def _of_embedding(form: BlockFormat, bits: int) -> BlockFormat:

@@ -99,18 +99,27 @@ class BlockTables:
         Raises:
             ProviderRuntimeError: a pool is exhausted; nothing was changed.
         """
-        for group in range(len(self.tables)):
-            self._require(group, sum(self._missing(group, slot, end) for slot, end in ends))
+        growing: list[tuple[int, int, int]] = []  # (group, slot, end) of tables that need other blocks
+        for group, (pool, tables) in enumerate(zip(self._pools, self.tables, strict=True)):
+            missing = 0
+            for slot, end in ends:
+                more = max(0, -(-end // self.block_size) - len(tables[slot]))
+                # Whether the slot's next token goes into a block that others read.
+                shared = self.lengths[slot] % self.block_size != 0 and pool.readers[tables[slot][-1]] > 1
+                if more or shared:
+                    missing += more + shared
+                    growing.append((group, slot, end))
+            if missing > len(pool.free):
+                raise self._exhausted(group, missing)
         copies: Copies = []
-        for slot, end in ends:
-            for group, pool in enumerate(self._pools):
-                table = self.tables[group][slot]
-                if self._writes_shared(group, slot):
-                    source, table[-1] = table[-1], pool.take()
-                    copies.append((group, source, table[-1]))
-                    pool.drop([source])
-                while len(table) * self.block_size < end:
-                    table.append(pool.take())
+        for group, slot, end in growing:
+            pool, table = self._pools[group], self.tables[group][slot]
+            if self.lengths[slot] % self.block_size and pool.readers[table[-1]] > 1:
+                source, table[-1] = table[-1], pool.take()
+                copies.append((group, source, table[-1]))
+                pool.drop([source])
+            while len(table) * self.block_size < end:
+                table.append(pool.take())
         return copies
 
     def share(self, source: int, target: int, length: int) -> None:
@@ -143,7 +152,9 @@ class BlockTables:
         old = [list(table) for table in self.of(slot)]
         for group, (pool, table) in enumerate(zip(self._pools, old, strict=True)):
             own = sum(pool.readers[block] == 1 for block in table if block != FREED)
-            self._require(group, -(-length // self.block_size) - own)
+            needed = -(-length // self.block_size) - own
+            if needed > len(pool.free):
+                raise self._exhausted(group, needed)
         self.truncate(slot, 0)
         self.reserve([(slot, length)])
         self.lengths[slot] = length
@@ -163,19 +174,9 @@ class BlockTables:
                     f"the block tables are corrupt: blocks {wrong} have wrong reader counts"
                 )
 
-    def _require(self, group: int, blocks: int) -> None:
+    def _exhausted(self, group: int, blocks: int) -> ProviderRuntimeError:
         free = len(self._pools[group].free)
-        if blocks > free:
-            raise ProviderRuntimeError(
-                f"the KV pool is exhausted: {blocks} more blocks of {self.block_size} tokens are needed, "
-                f"{free} of {self.num_blocks} are free. Enlarge the pool or lower max_slots."
-            )
-
-    def _missing(self, group: int, slot: int, end: int) -> int:
-        held = len(self.tables[group][slot])
-        return max(0, -(-end // self.block_size) - held) + self._writes_shared(group, slot)
-
-    def _writes_shared(self, group: int, slot: int) -> bool:
-        """Whether the slot's next token goes into a shared block."""
-        partial = self.lengths[slot] % self.block_size != 0
-        return partial and self._pools[group].readers[self.tables[group][slot][-1]] > 1
+        return ProviderRuntimeError(
+            f"the KV pool is exhausted: {blocks} more blocks of {self.block_size} tokens are needed, "
+            f"{free} of {self.num_blocks} are free. Enlarge the pool or lower max_slots."
+        )

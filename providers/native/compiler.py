@@ -45,12 +45,15 @@ _SHARED = (
     "chain_operator",
     "entry",
     "portable",
+    "rounding",
     "attention_portable",
 )
 _Flags = dict[str, tuple[str, ...]]
 _X86: _Flags = {
     "avx2": _AVX2,
     "attention_avx2": _AVX2,
+    "rounding_avx2": _AVX2,
+    "rounding_avx512": _AVX512,
     "avxvnni": (*_AVX2, "-mavxvnni"),
     "avx512vnni": _AVX512,
     "attention_avx512": _AVX512,

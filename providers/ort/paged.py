@@ -109,11 +109,13 @@ def paged_feeds(
         PAST: batch.past_lens,
     }
     for name, rows in zip(tables, batch.tables, strict=True):
-        widest = -(-max(map(len, rows)) // width_step) * width_step
-        feeds[name] = np.zeros((len(rows), widest), np.int32)
+        widest, freed = 0, False
+        for blocks in rows:
+            widest, freed = max(widest, len(blocks)), freed or blocks[0] == FREED
+        feeds[name] = np.zeros((len(rows), -(-widest // width_step) * width_step), np.int32)
         for row, blocks in enumerate(rows):
             feeds[name][row, : len(blocks)] = blocks
-        if any(blocks[0] == FREED for blocks in rows):
+        if freed:
             np.maximum(feeds[name], 0, out=feeds[name])  # kernels skip what is freed, but check every number
     if batch.state_places is not None:
         feeds[STATE_PLACES] = batch.state_places

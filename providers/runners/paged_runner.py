@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -154,9 +153,11 @@ class PagedRunner(Runner):
 
     def _run(self, session: PagedSession, rows: Sequence[Row], placed: Sequence[Row]) -> list[Logits]:
         """Run rows once, given also with their starts in the cache; return the logits of each."""
+        ends = []
         for row in placed:
             self._tables.truncate(row.slot, row.start)
-        for copy in self._tables.reserve([(row.slot, row.start + len(row.tokens)) for row in placed]):
+            ends.append((row.slot, row.start + len(row.tokens)))
+        for copy in self._tables.reserve(ends):
             session.copy_block(*copy)
         batch = self._batch(placed)
         if self._states is not None:
@@ -170,8 +171,11 @@ class PagedRunner(Runner):
                 self._states.end(row, place)
         if batch.last_hidden_states is not None:
             _fill_hidden_states(rows, batch, batch.last_hidden_states)
-        ends = itertools.accumulate(row.num_logits for row in rows)
-        return [logits[end - row.num_logits : end] for row, end in zip(rows, ends, strict=True)]
+        results, begin = [], 0
+        for row in rows:
+            results.append(logits[begin : begin + row.num_logits])
+            begin += row.num_logits
+        return results
 
     @property
     def kv_bytes(self) -> int:
@@ -287,32 +291,41 @@ class PagedRunner(Runner):
 
     def _batch(self, rows: Sequence[Row]) -> PagedBatch:
         """Return rows with starts in the cache as one flat batch."""
-        lengths = [len(row.tokens) for row in rows]
-        begins = [0, *itertools.accumulate(lengths)]
-        # A graph must compute at least one logit row; an unwanted one is ignored.
-        chosen = [
-            i for row, end in zip(rows, begins[1:], strict=True) for i in range(end - row.num_logits, end)
-        ] or [0]
-        firsts = [
-            row.start + int(self._dropped[row.slot]) - begin for row, begin in zip(rows, begins, strict=False)
-        ]
-        asked = any(row.last_hidden_states is not None for row in rows)
-        tokens = [row.lora for row in rows for _ in row.tokens]
-        states = [row.hidden_states for row in rows if row.hidden_states is not None]
+        dropped = self._dropped
+        tokens, firsts, starts, begins = [], [], [], [0]
+        chosen: list[int] = []  # places of the wanted logits
+        loras: list[int | None] = []
+        states: list[npt.NDArray[np.float32]] = []
+        tables: list[list[list[int]]] = [[] for _ in self._tables.tables]
+        asked = False
+        for row in rows:
+            begin, count = begins[-1], len(row.tokens)
+            tokens.append(row.tokens)
+            firsts.append(row.start + int(dropped[row.slot]) - begin)
+            starts.append(row.start)
+            begins.append(begin + count)
+            chosen += range(begin + count - row.num_logits, begin + count)
+            for table, slots in zip(tables, self._tables.tables, strict=True):
+                table.append(slots[row.slot])
+            if self._loras is not None:
+                loras += [row.lora] * count
+            if row.hidden_states is not None:
+                states.append(row.hidden_states)
+            asked = asked or row.last_hidden_states is not None
+        lengths, total = np.diff(begins), begins[-1]
         width = self.info.image_width
         seen, seen_rows = image_inputs(rows, width) if width else (None, None)
         return PagedBatch(
-            input_ids=np.concatenate([row.tokens for row in rows]).astype(np.int64),
-            position_ids=np.repeat(np.array(firsts, np.int64), lengths) + np.arange(begins[-1]),
-            logits_positions=np.array(chosen, np.int64),
-            past_lens=np.array([row.start for row in rows], np.int32),
+            input_ids=np.concatenate(tokens).astype(np.int64),
+            position_ids=np.repeat(np.array(firsts, np.int64), lengths) + np.arange(total),
+            # A graph must compute at least one logit row; an unwanted one is ignored.
+            logits_positions=np.array(chosen or [0], np.int64),
+            past_lens=np.array(starts, np.int32),
             begins=np.array(begins, np.int32),
-            tables=[[tables[row.slot] for row in rows] for tables in self._tables.tables],
+            tables=tables,
             hidden_states=np.concatenate(states) if states else None,
-            last_hidden_states=np.empty((begins[-1], self.info.embedding_size), np.float32)
-            if asked
-            else None,
-            lora=None if self._loras is None else self._loras.inputs(tokens),
+            last_hidden_states=np.empty((total, self.info.embedding_size), np.float32) if asked else None,
+            lora=None if self._loras is None else self._loras.inputs(loras),
             image_states=seen,
             image_rows=seen_rows,
         )

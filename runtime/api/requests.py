@@ -21,7 +21,7 @@ from ..engine.requests.request import Grammar, Request
 from ..engine.requests.request_group import RequestGroup, sample_params
 from ..engine.schedule.admission import check_token_ids
 from ..text.chat_template import ChatTemplate, Message, check_variables
-from ..text.parsers.registry import message_parser
+from ..text.parsers.registry import AnswerFormats, message_parser
 from ..text.tokenizer import Tokenizer
 from ..types.sampling_params import SamplingParams
 from .encoder import Encoder
@@ -50,7 +50,9 @@ class RequestFactory:
         info = model.runner.info
         self._reader = PromptReader(lambda: self.tokenizer, info.vocab_size, info.context_length)
         self.encoder = Encoder(model.open_encoder)
+        special = None if model.tokenizer is None else model.tokenizer.special_texts
         self._sight = Sight(model.open_sight)
+        self._formats = AnswerFormats(model.chat_template, special)
 
     @property
     def has_tokenizer(self) -> bool:
@@ -223,10 +225,8 @@ class RequestFactory:
         pieces = rendered.split(mark) if mark else [rendered]
         pieces = self._sight.placed(pieces, pictures)
         text = "".join(pieces)
-        source = template.source(chat_template, with_tools=bool(tools))
-        style = tool_style or (template.tool_style(chat_template) if tools else None)
-        new_parser = functools.partial(message_parser, source, text, tools=bool(tools), style=style)
-        new_parser()  # raises now if the style is unknown
+        answer = self._formats.of(chat_template, with_tools=bool(tools), style=tool_style)
+        new_parser = functools.partial(message_parser, answer, text, tools=tools or ())
         # The template itself writes the special tokens.
         tokens = [self.encode(piece, add_special_tokens=False) for piece in pieces]
         prompt = ChatPrompt(tokens[0] if len(tokens) == 1 else [*itertools.chain(*tokens)], new_parser)

@@ -20,7 +20,7 @@ from ...providers.base import Runner, RunnerInfo
 from ..process.faults import fault_text, log_fault
 from .config import EngineConfig as EngineConfig
 from .kv.slot_operations import SlotOperations
-from .kv.slots import SlotTable, Windows
+from .kv.slots import Release, SlotTable, Windows
 from .kv.tiers.mover import KVMover, make_tier
 from .kv_policies import chosen_policy
 from .kv_policy import KVPolicy, PolicyParts
@@ -37,7 +37,7 @@ from .speculation.forced_tokens import ForcedTokens
 from .speculation.proposer import Proposer
 from .speculation.speculator import Speculator
 from .stats import Counters, EngineStats
-from .step import PlanRunner, StepResult, StepSampler, observe_prompts
+from .step import PlanRunner, Step, StepSampler, observe_prompts
 from .token_limits import TokenLimits, state_tokens
 
 _log = logging.getLogger(__name__)
@@ -99,6 +99,7 @@ class Engine:
         )
         self._operations = SlotOperations(runner, self._slots, self._mover)
         self._plans = PlanRunner(runner, config.logits_processors)
+        self._proposes = proposer is not None
         self._speculator = Speculator(
             [] if states else [ForcedTokens(), *([proposer] if proposer is not None else [])],
             batched=info.batched_multi_token,
@@ -109,11 +110,15 @@ class Engine:
             runner=runner, scheduler=self._scheduler, speculator=self._speculator, max_length=limits.sequence
         )
         self._policy: KVPolicy = policy(config, parts)
+        self._drops_kv = policy is not KVPolicy
+        # A token that a proposer needs, a state and a policy must not meet a token that is not known yet.
+        self._runs_ahead = bool(info.steps_ahead) and not (self._proposes or states or self._drops_kv)
         self._requests: dict[str, Request] = {}
         self._deadlines = Deadlines()
         self._compiling = CompilingRequests(config.grammar_timeout_seconds)
         self._counters = Counters()
         self._sampler = StepSampler(config.logits_processors, self._append_token)
+        self._news: dict[Request, None] = {}  # requests that gained tokens or ended in this step, in order
 
     @property
     def has_work(self) -> bool:
@@ -167,20 +172,29 @@ class Engine:
         request = self._requests.get(request_id)
         if request is not None:
             self._cancel(request)
-            self._operations.apply()
+            self._free()
         return request
 
     def clear_prefix_cache(self) -> None:
         """Free the KV that finished requests left in the slots."""
         self._scheduler.cache.clear()
-        self._operations.apply()
+        self._free()
 
     def step(self) -> list[Request]:
-        """Run one step; return the requests that gained tokens or ended."""
-        ended = self._expire() + self._take_compiled()
+        """Finish one step; return the requests that gained tokens or ended.
+
+        Where the runner takes a step ahead, the next one is planned and submitted before this one is done.
+        """
+        self._news = {}
+        if self._deadlines.first <= time.monotonic():
+            self._expire()
+        if self._compiling.deadlines:
+            self._take_compiled()
         begin = self.clock()
-        result = self._plans.run(self._plan())
-        return ended + self._finish(result, begin)
+        step = self._plans.flight or self._plans.submit(self._plan())
+        self._plans.flight = self._submit_ahead(step) if self._runs_ahead else None
+        self._finish(step, begin)
+        return list(self._news)
 
     def stats(self) -> EngineStats:
         """Return the current counters and gauges."""
@@ -216,7 +230,8 @@ class Engine:
         Raises:
             RuntimeError: they do not; the message says how.
         """
-        self._scheduler.check_integrity()
+        flight = self._plans.flight
+        self._scheduler.check_integrity(None if flight is None else flight.plan)
         held = len(self._scheduler.running) + self._scheduler.num_waiting + len(self._compiling)
         if held != len(self._requests):
             raise RuntimeError(f"{len(self._requests)} requests are unfinished, the scheduler holds {held}")
@@ -224,9 +239,10 @@ class Engine:
     def close(self) -> list[Request]:
         """Cancel all requests, write idle prefixes to the tiers and free the runner; return the cancelled."""
         cut = [request for request_id in list(self._requests) if (request := self.cancel(request_id))]
+        self._free()
         self._mover.patient = True
         self._scheduler.cache.clear(save=True)
-        self._operations.apply()
+        self._free()
         self._mover.close()
         self._runner.close()
         self._speculator.close()
@@ -237,15 +253,15 @@ class Engine:
         self._counters.cancelled += 1
         self._retire(request)
 
-    def _expire(self) -> list[Request]:
+    def _expire(self) -> None:
         """Cancel the requests whose deadline has passed, waiting or running."""
-        expired = [request for request in self._deadlines.take(time.monotonic()) if not request.finished]
-        for request in expired:
-            self._cancel(request, "deadline")
-        return expired
+        for request in self._deadlines.take(time.monotonic()):
+            if not request.finished:
+                self._cancel(request, "deadline")
 
     def _append_token(self, request: Request, sample: Sample) -> None:
         """Append a sampled token to its request; the request fails if there is none."""
+        self._news[request] = None
         if sample.token_id == NO_TOKEN:
             why = request.sampling_error or sample.error or _NOTHING_TO_SAMPLE
             request.invalid = request.sampling.invalid
@@ -262,10 +278,8 @@ class Engine:
             self._counters.finished += 1
             self._retire(request)
 
-    def _take_compiled(self) -> list[Request]:
-        """Queue requests whose grammar is ready; return those whose grammar is refused."""
-        if not self._compiling:
-            return []
+    def _take_compiled(self) -> None:
+        """Queue requests whose grammar is ready, and end those whose grammar is refused."""
         if len(self._compiling) == len(self._requests):
             self._compiling.pause()  # all requests wait for a grammar
         ready, refused = self._compiling.take()
@@ -273,7 +287,6 @@ class Engine:
             self._scheduler.add(request)
         for request in refused:
             self._fail(request, request.fault)
-        return refused
 
     def _fail(self, request: Request, error: CarryallError | None) -> None:
         request.finish("error", error=str(error))
@@ -283,6 +296,7 @@ class Engine:
     def _retire(self, request: Request, *, keep: bool = True) -> None:
         count = len(request.output_token_ids)
         _log.debug("request %s: %s after %d tokens", request.request_id, request.finish_reason, count)
+        self._news[request] = None
         del self._requests[request.request_id]
         self._speculator.forget(request)
         if not self._compiling.discard(request):
@@ -294,7 +308,9 @@ class Engine:
         Rows whose KV was lost are left out. Proposed tokens come last, since they use the rest of the step.
         """
         plan = self._scheduler.plan()
-        lost = self._operations.apply() | self._policy.before_run(plan.requests)
+        lost = self._operations.apply(self._slots.take_operations()) if self._slots.operations else set()
+        if self._drops_kv:
+            lost |= self._policy.before_run(plan.requests)
         if lost:
             for slot in lost:
                 self._scheduler.invalidate(slot)
@@ -303,38 +319,66 @@ class Engine:
             self._mover.restore(plan.restoring, _RESTORE_BESIDE if plan.rows else _RESTORE_ALONE)
             for request in plan.restoring:
                 self._scheduler.cache.progress(request)
-        self._speculator.add_proposals(plan, self._scheduler)
-        for i in plan.sampling_rows():
-            if plan.requests[i].has_grammar:
+        if self._proposes or plan.constrained:
+            plan = self._speculator.with_proposals(plan, self._scheduler)
+        if plan.constrained:
+            for i in plan.sampling:
                 plan.requests[i].prepare_sampling()
         return plan
 
-    def _finish(self, result: StepResult, begin: float) -> list[Request]:
-        """Record what a step computed and sample its tokens; return the requests that have news."""
-        plan, failed = result.plan, [request for request, _ in result.faults]
+    def _submit_ahead(self, step: Step) -> Step | None:
+        """Plan and submit the step after ``step``, which is in flight; None if that must be finished first.
+
+        That is so where anything but rows of known and drawn tokens is to be done: the runner must be idle.
+        """
+        ordinary = not (step.plan.observed or step.plan.restoring or self._compiling.deadlines)
+        if step.pending is None or not ordinary or not all(isinstance(each, Release) for each in step.frees):
+            return None
+        plan = self._scheduler.plan_ahead(step.plan)
+        if plan is None or not plan.rows:
+            return None
+        if plan.constrained:
+            for i in plan.sampling:
+                plan.requests[i].prepare_sampling()
+        return self._plans.submit(plan)
+
+    def _finish(self, step: Step, begin: float) -> None:
+        """Record what a step computed, and sample its tokens."""
+        result = self._plans.finish(step)
+        plan = result.plan
         for request, fault in result.faults:
             self._fail(request, fault)
         if result.seconds is not None:
             self._scheduler.learn(plan, result.seconds)
         self._scheduler.commit(plan)
-        embedded = observe_prompts(plan, result.logits)
-        for request in embedded:
-            self._counters.finished += 1
-            self._retire(request)
-        sampling_rows = plan.sampling_rows()
-        known = [plan.requests[i].num_tokens for i in sampling_rows]
-        accepted = self._sampler.sample(plan, result.logits, sampling_rows)
-        changed = [
-            request
-            for request, before in zip([plan.requests[i] for i in sampling_rows], known, strict=True)
-            if request.finished or request.num_tokens > before
-        ]
-        self._scheduler.settle(plan)
-        self._policy.after_step(plan.requests)
-        self._speculator.learn(plan, accepted, self.clock() - begin)
-        late = self._sampler.sample_late(patient=not plan.rows)
-        self._operations.apply()
-        return failed + embedded + changed + late
+        if plan.observed:
+            for request in observe_prompts(plan, result.logits):
+                self._counters.finished += 1
+                self._retire(request)
+        accepted = self._sampler.sample(plan, result.logits)
+        if plan.ahead or any(step.plan.proposed):
+            flight = self._plans.flight
+            self._scheduler.settle(step.plan, None if flight is None else flight.plan)
+        if self._drops_kv:
+            self._policy.after_step(plan.requests)
+        if self._proposes or step.plan.constrained:
+            self._speculator.learn(plan, accepted, self.clock() - begin)
+        if self._sampler.late:
+            self._sampler.sample_late(patient=not plan.rows)
+        if step.frees:
+            self._operations.apply(step.frees)
+        self._free()
+
+    def _free(self) -> None:
+        """Carry out the queued operations on slots, at the end of the step in flight if there is one."""
+        flight = self._plans.flight
+        if flight is not None and self._requests:
+            flight.frees += self._slots.take_operations()
+            return
+        if flight is not None:  # its rows belong to nobody
+            self._operations.apply(self._plans.drop_flight())
+        if self._slots.operations:
+            self._operations.apply(self._slots.take_operations())
 
 
 def _windows(config: EngineConfig, info: RunnerInfo) -> Windows | None:

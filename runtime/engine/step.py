@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -11,10 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ...errors import ProviderRuntimeError
-from ...providers.base import BestLogits, Row, Runner
+from ...providers.base import BestLogits, Pending, Row, Runner
+from .kv.slots import Operation
 from .requests.request import Request
-from .sampling.best_logits import best_may_suffice, sample_rows
-from .sampling.sampler import BatchLogitsProcessor, Sample, is_wanted, sample
+from .sampling.sampler import BatchLogitsProcessor, Sample, best_may_suffice, is_wanted, sample
+from .sampling.sampling_state import SamplingState
 from .schedule.scheduler import StepPlan
 
 _log = logging.getLogger(__name__)
@@ -30,6 +32,25 @@ class RunCounters:
 
     steps: int = 0
     computed_tokens: int = 0
+
+
+@dataclass(slots=True)
+class Step:
+    """A plan that was given to the runner.
+
+    Args:
+        plan: its rows.
+        begun: when it was given, in seconds of ``time.perf_counter``.
+        pending: its result; None if it has no rows, or failed at once.
+        fault: why it failed at once.
+        frees: operations on slots that wait for its end, since it was planned before them.
+    """
+
+    plan: StepPlan
+    begun: float = 0.0
+    pending: Pending[list[Logits]] | None = None
+    fault: ProviderRuntimeError | None = None
+    frees: list[Operation] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,57 +71,100 @@ class StepResult:
 
 
 class PlanRunner:
-    """Run plans on a runner.
+    """Run plans on a runner: ``submit`` one, and ``finish`` it, before or after the next is submitted.
 
     Args:
         runner: holds the model.
         processors: batch logits processors; they decide which rows need all logits.
+
+    Attributes:
+        flight: the step that was submitted while another was in flight; None if there is none.
     """
 
     def __init__(self, runner: Runner, processors: Sequence[BatchLogitsProcessor]) -> None:
         self.counters = RunCounters()
+        self.flight: Step | None = None
         self._runner = runner
         self._processors = processors
+        self._finished = 0.0  # when the last step was
 
-    def run(self, plan: StepPlan) -> StepResult:
-        """Run all rows together; if that fails, run each row alone."""
+    def submit(self, plan: StepPlan) -> Step:
+        """Give all rows of a plan to the runner, together."""
         if not plan.rows:
-            return StepResult(plan)
-        for row, request in zip(plan.rows, plan.requests, strict=True):
-            if request.pooling is not None and request.wants_hidden_states(row.start + len(row.tokens)):
-                shape = len(row.tokens), self._runner.info.embedding_size
-                row.last_hidden_states = np.empty(shape, np.float32)
+            return Step(plan)
+        if plan.observed:
+            for row, request in zip(plan.rows, plan.requests, strict=True):
+                if request.pooling is not None and request.wants_hidden_states(row.start + len(row.tokens)):
+                    shape = len(row.tokens), self._runner.info.embedding_size
+                    row.last_hidden_states = np.empty(shape, np.float32)
+        if self._runner.info.top_logits or self._runner.info.steps_ahead:
+            self._let_device_draw(plan)
         self.counters.steps += 1
-        start = time.perf_counter()
+        begun = time.perf_counter()
         try:
-            logits = self._forward(plan)
+            return Step(plan, begun, self._runner.submit(plan.rows))
         except ProviderRuntimeError as error:
+            return Step(plan, begun, fault=error)
+
+    def finish(self, step: Step) -> StepResult:
+        """Wait for a step; if it failed, run each row alone.
+
+        Of a step that was planned ahead, rows are left out that ended meanwhile or ran a wrong token.
+        """
+        plan = step.plan
+        if step.pending is None and step.fault is None:
+            return StepResult(plan)
+        try:
+            logits = self._waited(step)
+        except ProviderRuntimeError as error:
+            step.frees += self.drop_flight()  # it depends on this step
             return self._run_one_by_one(plan, error)
-        seconds = time.perf_counter() - start
-        self.counters.computed_tokens += sum(len(row.tokens) for row in plan.rows)
+        now = time.perf_counter()
+        seconds, self._finished = now - max(step.begun, self._finished), now
+        for row in plan.rows:
+            self.counters.computed_tokens += len(row.tokens)
+        if plan.ahead and (wrong := _outdated(plan, ran=True)):
+            logits = [row_logits for i, row_logits in enumerate(logits) if i not in wrong]
+            plan = plan.without(wrong)
         return StepResult(plan, logits, seconds=seconds)
 
-    def _forward(self, plan: StepPlan) -> list[Logits]:
-        """Return per row its logits, or only the largest ones where these may be enough to sample."""
-        count = self._runner.info.top_logits
-        for row, request in zip(plan.rows, plan.requests, strict=True) if count else ():
-            row.best_suffice = (
-                row.num_logits == 1
-                and not request.awaits_prompt_logprobs
-                and best_may_suffice(request.sampling, count, self._processors)
-            )
-        return self._runner.submit(plan.rows).wait()
+    def drop_flight(self) -> list[Operation]:
+        """Wait for the step in flight and forget its result; return the operations that waited for it."""
+        step, self.flight = self.flight, None
+        if step is None:
+            return []
+        with contextlib.suppress(ProviderRuntimeError):
+            self._waited(step)
+        return step.frees
+
+    @staticmethod
+    def _waited(step: Step) -> list[Logits]:
+        if step.pending is None:
+            raise step.fault or ProviderRuntimeError("the step was not submitted")
+        return step.pending.wait()
+
+    def _let_device_draw(self, plan: StepPlan) -> None:
+        """Ask for the largest logits only, and for a drawn token, in rows where these may be enough."""
+        info = self._runner.info
+        for i in plan.sampling:
+            row, request = plan.rows[i], plan.requests[i]
+            if row.num_logits != 1 or any(is_wanted(p, request.sampling) for p in self._processors):
+                continue
+            if info.top_logits and not (request.observes_prompt and request.awaits_prompt_logprobs):
+                row.best_suffice = best_may_suffice(request.sampling, info.top_logits)
+            if info.steps_ahead:
+                row.draw = request.sampling.draw(ahead=int(row.source is not None))
 
     def _run_one_by_one(self, plan: StepPlan, error: ProviderRuntimeError) -> StepResult:
         """Run each row alone and without proposed tokens, to find the rows at fault."""
-        retry = len(plan.rows) > 1 or any(plan.proposed)
+        retry = len(plan.rows) > 1 or any(plan.proposed) or plan.ahead
+        plan = plan.without(_outdated(plan, ran=False)).known()
         # Without a retry this is the error of the only request, which its caller gets.
         _log.log(
             logging.WARNING if retry else logging.INFO, "a step of %d rows failed: %s", len(plan.rows), error
         )
         logits: list[Logits] = []
         faults: dict[int, ProviderRuntimeError] = {}
-        plan.remove_proposals()
         for i, row in enumerate(plan.rows):
             outcome = self._run_row(row) if retry else error
             if isinstance(outcome, ProviderRuntimeError):
@@ -118,6 +182,22 @@ class PlanRunner:
             return error
         self.counters.computed_tokens += len(row.tokens)
         return logits
+
+
+def _outdated(plan: StepPlan, *, ran: bool) -> set[int]:
+    """Return the rows of a plan made ahead whose request has ended since, or does not continue there.
+
+    With ``ran``, also those that ran another token than the request has: the runner drew it differently.
+    """
+    outdated = set()
+    for i, (row, request) in enumerate(zip(plan.rows, plan.requests, strict=True)):
+        if request.slot != row.slot or request.num_computed != row.start:
+            outdated.add(i)
+        elif ran and row.source is not None:
+            token = request.token_slice(row.start, row.start + 1)
+            if not np.array_equal(row.tokens, token):
+                outdated.add(i)
+    return outdated
 
 
 def observe_prompts(plan: StepPlan, logits: Sequence[Logits]) -> list[Request]:
@@ -142,6 +222,9 @@ class StepSampler:
     Args:
         processors: change the logits of whole batches.
         take: appends a token to its request, which may finish the request.
+
+    Attributes:
+        late: the requests set aside, with their logits [vocab_size].
     """
 
     def __init__(
@@ -149,17 +232,16 @@ class StepSampler:
     ) -> None:
         self._processors = processors
         self._take = take
-        self._late: dict[Request, npt.NDArray[np.float32]] = {}  # logits [vocab_size] of those set aside
+        self.late: dict[Request, npt.NDArray[np.float32]] = {}
 
-    def sample(self, plan: StepPlan, logits: Sequence[Logits], sampling: Sequence[int]) -> list[int]:
-        """Sample the next token of the ``sampling`` rows, and more while they equal the proposed tokens.
+    def sample(self, plan: StepPlan, logits: Sequence[Logits]) -> list[int]:
+        """Sample the next token of the plan's sampling rows, and more while they equal the proposed tokens.
 
         Every token is sampled as without proposals, so proposals change neither greedy nor seeded results.
 
         Args:
             plan: the plan that was run.
             logits: per row of the plan.
-            sampling: indices of rows that end with the newest token of their requests.
 
         Returns:
             Per row, the number of accepted proposed tokens.
@@ -167,11 +249,13 @@ class StepSampler:
         accepted = [0] * len(plan.rows)
         # A row with proposals has logits of several positions. Its requests may accept some of them, so the
         # rows are sampled in rounds: each round draws one token of every row whose last token was proposed.
-        rows = list(sampling)
+        rows: Sequence[int] = plan.sampling
         if any(plan.proposed):
-            rows = [i for i in sampling if not self._take_most_likely(plan, i, logits[i], accepted)]
+            rows = [i for i in plan.sampling if not self._take_most_likely(plan, i, logits[i], accepted)]
         while rows:
             drawn = self._sample_round(plan, logits, rows, accepted)
+            if not any(plan.proposed):
+                break
             rows = [
                 i
                 for i, token in drawn
@@ -188,13 +272,11 @@ class StepSampler:
         Args:
             patient: wait up to 10 ms, because no row runs.
         """
-        if not self._late:
-            return []
         # A finished request is forgotten. A request without a slot is computed again and gets new logits.
-        self._late = {request: logits for request, logits in self._late.items() if _waits(request)}
+        self.late = {request: logits for request, logits in self.late.items() if _waits(request)}
         until = time.monotonic() + (_PATIENCE if patient else 0.0)
-        ready = [request for request in self._late if request.can_draw(until - time.monotonic())]
-        logits = [self._late.pop(request) for request in ready]
+        ready = [request for request in self.late if request.can_draw(until - time.monotonic())]
+        logits = [self.late.pop(request) for request in ready]
         samples = sample(logits, [request.sampling for request in ready], self._processors)
         for request, token in zip(ready, samples, strict=True):
             self._take(request, token)
@@ -207,19 +289,22 @@ class StepSampler:
         until = time.monotonic() + _PATIENCE
         ready: list[int] = []
         places: list[Logits] = []
+        states: list[SamplingState] = []
+        tokens: list[tuple[int, int]] = []
         for i in rows:
             request, place = plan.requests[i], logits[i]
             if not isinstance(place, BestLogits):
                 place = place[accepted[i] - plan.proposed[i] - 1]
-                if request.has_grammar and not request.can_draw(until - time.monotonic()):
-                    self._late[request] = place.copy()  # the next run overwrites the original
+                if request.grammar is not None and not request.can_draw(until - time.monotonic()):
+                    self.late[request] = place.copy()  # the next run overwrites the original
                     continue
             ready.append(i)
             places.append(place)
-        samples = sample_rows(places, [plan.requests[i].sampling for i in ready], self._processors)
-        for i, drawn in zip(ready, samples, strict=True):
+            states.append(request.sampling)
+        for i, drawn in zip(ready, sample(places, states, self._processors), strict=True):
             self._take(plan.requests[i], drawn)
-        return [(i, drawn.token_id) for i, drawn in zip(ready, samples, strict=True)]
+            tokens.append((i, drawn.token_id))
+        return tokens
 
     def _take_most_likely(self, plan: StepPlan, index: int, logits: Logits, accepted: list[int]) -> bool:
         """Verify all proposed tokens of a row by one argmax; False unless greedy sampling needs no more."""

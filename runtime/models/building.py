@@ -12,7 +12,7 @@ import onnx_ir as ir
 from ...contract import EXPLICIT_KV
 from ...errors import UnsupportedAttentionError
 from ...exporter.config import context_lengths, read_config
-from ...exporter.export import export_model, export_package
+from ...exporter.export import check_float, export_model, export_package, opened
 from ...exporter.package import MODEL_FILE, Package
 from ...exporter.package_writing import write_package
 from ...exporter.save import save_model
@@ -43,6 +43,39 @@ def build_export(
             passes=tuple(map(pass_name, passes)),
             progress=progress,
         )
+
+
+def checkpoint_graph(
+    source: Path,
+    config: dict[str, Any],
+    method: QuantizationRecipe | None,
+    content: str,
+    progress: Progress | None,
+) -> ir.Model:
+    """Return the graph of a checkpoint folder; its weights are read and quantized when they are written.
+
+    Args:
+        source: the folder.
+        config: the content of its config.json; empty if it has none.
+        method: a recipe that needs no text; None for the weights as they are.
+        content: the folder's fingerprint.
+        progress: called while a method measures the model.
+
+    Raises:
+        CheckpointError: the checkpoint is damaged.
+        UnsupportedModelError: there is no exporter for it.
+        UsageError: it is already quantized.
+    """
+    with opened(source, config) as (folder, tensors, stored):
+        if method is not None:
+            check_float(source, stored)
+        model = export_model(folder, config, tensors)
+        if method is None:
+            return model
+        length = context_lengths(config)[1]
+        facts = FloatSource(name=str(source), folder=source, context_length=length, key=lambda: content)
+        with _quantizing(method, facts, lambda: model, progress) as (passes, _):
+            return run(model, passes)[0]
 
 
 def build_quantized(

@@ -25,7 +25,7 @@ def exported_package(source: Path, quantize: str | None = None, progress: Progre
     """
     if quantize is not None and source.is_file():  # a GGUF file has no folder with a tokenizer
         return quantized_package(exported_package(source, progress=progress), quantize, progress)
-    method, content = _recipe(quantize), fingerprint(source)
+    method, content = recipe_of(quantize), fingerprint(source)
 
     def build(folder: Path) -> None:
         from .building import build_export
@@ -41,7 +41,7 @@ def quantized_package(package: Package, quantize: str, progress: Progress | None
     Raises:
         UsageError: the package is already quantized.
     """
-    method = _recipe(quantize)
+    method = recipe_of(quantize)
     if package.record.quantization is not None:
         raise UsageError(f"{package.path} is already quantized: {package.record.quantization}")
 
@@ -53,7 +53,12 @@ def quantized_package(package: Package, quantize: str, progress: Progress | None
     return _cached(package.path, package.content_hash, method, build)
 
 
-def _recipe(quantize: str | None) -> QuantizationRecipe | None:
+def recipe_of(quantize: str | None) -> QuantizationRecipe | None:
+    """Return the recipe of a quantization method; None for None.
+
+    Raises:
+        UsageError: there is no such method.
+    """
     if quantize is None:
         return None
     from ...graph_opt.quantize.recipe import QuantizationRecipe

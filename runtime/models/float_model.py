@@ -19,7 +19,7 @@ from ...exporter.package import MODEL_FILE
 from ...graph_opt.graph.saving import save_files
 from ...graph_opt.passes.base import GraphPass
 from ...graph_opt.pipeline.pipeline import run
-from ...graph_opt.quantize.algorithms.blockwise import BlockFormat, Floats
+from ...graph_opt.quantize.algorithms.blockwise import BlockFormat, Floats, Quantizer
 from ...graph_opt.quantize.algorithms.smooth import largest_activations, smoothing_factors
 from ...graph_opt.quantize.calibration.activations import Tokens
 from ...graph_opt.quantize.calibration.calibrators import CALIBRATORS, Histogram
@@ -32,6 +32,7 @@ from ...graph_opt.quantize.search.ranges import input_histograms
 from ...graph_opt.quantize.search.sensitivity import Rounding, float_inputs, product_errors
 from ...graph_opt.quantize.search.weight_inputs import WeightInputs
 from ...progress import Progress, phase
+from ...providers.native.rounding import native_quantizer
 from ...storage.cached_arrays import Arrays, cached_arrays
 from ..text.tokenizer import TOKENIZER_FILE, Tokenizer
 from .calibration import MAX_TOKENS, calibration_windows
@@ -92,6 +93,10 @@ class FloatModel:
     def graph(self) -> Path:
         """The file of the float graph."""
         return self._graph
+
+    def quantizer(self, algorithm: str) -> Quantizer | None:
+        """See ``Measurements``."""
+        return native_quantizer(algorithm)
 
     def longest_window(self) -> Tokens:
         """Return the longest window of the calibration text."""

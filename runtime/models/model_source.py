@@ -1,7 +1,8 @@
-"""Resolve MODEL to a runnable decoder: GGUF files in place, checkpoints by a package in the cache."""
+"""Resolve MODEL to a runnable decoder: a package, an ONNX file, or what runs in place."""
 
 from __future__ import annotations
 
+import abc
 import functools
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -14,7 +15,9 @@ from ...errors import CheckpointError, GraphError, PackageError, UnsupportedMode
 from ...exporter.encoders.names import is_encoder
 from ...exporter.facts import GraphFacts
 from ...exporter.gguf.file import GGUF_SUFFIX, GgufFile, shard_paths
-from ...exporter.package import COPIED_FILES, Package, external_tensors
+from ...exporter.image_processor import PREPROCESSOR_FILE
+from ...exporter.package import COPIED_FILES, Package, external_tensors, fingerprint
+from ...exporter.safetensors_files import weight_files
 from ...progress import Progress
 from ...storage.cache import cache_key, cached_folder
 from ...storage.file_identity import identity_of
@@ -22,11 +25,13 @@ from ...storage.hashes import content_key
 from ...storage.remembered import remembered
 from ..process.garbage import collector_paused
 from .context import ContextLengths, optional_config, stated_lengths
-from .exported import exported_package, quantized_package
+from .exported import exported_package, quantized_package, recipe_of
 from .find import find_model, side_folder
 
 if TYPE_CHECKING:
     import onnx_ir as ir
+
+    from ...graph_opt.quantize.recipe import QuantizationRecipe
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +98,10 @@ class SourceModel:
         """Whether the model takes pictures."""
         return self.package is not None and self.package.sees
 
+    def sight_folder(self) -> Path:
+        """Return the folder with ``vision.onnx`` and the record of the picture processor."""
+        return self.folder
+
     @cached_property
     def graph(self) -> ir.Model:
         """The graph with lazy weights. It is shared and must not be changed; see ``load``.
@@ -105,6 +114,12 @@ class SourceModel:
         model = read_model(self.model_path) if self.package is None else self.package.graph
         check_loaded(model, self.model_path)
         return model
+
+    @property
+    def quantization(self) -> str | None:
+        """The method that quantized it, None for none or if no file states it."""
+        record = None if self.package is None else self.package.record.quantization
+        return None if record is None else record.get("method")
 
     @cached_property
     def facts(self) -> GraphFacts:
@@ -124,12 +139,11 @@ class SourceModel:
         """
         known = self._remembered(self._weights_in_short, form="in short")
         record = self.package.record if self.package is not None else None
-        method = record.quantization.get("method") if record and record.quantization else None
         folder = self.model_path.parent
         return ModelSummary(
             family=str(self.config.get("model_type") or (record.model_type if record else "")),
             parameters=known["parameters"],
-            quantization=str(method or known["type"]),
+            quantization=str(self.quantization or known["type"]),
             bytes=sum((folder / name).stat().st_size for name in self.graph_files),
             digest=self.content_key,
             modified=self.model_path.stat().st_mtime,
@@ -230,28 +244,35 @@ class SourceModel:
 
 
 @dataclass(frozen=True)
-class GgufModel(SourceModel):
-    """A GGUF file that runs in place: its graph is built from its header, and weights are read from the file.
+class InPlaceModel(SourceModel):
+    """A model that runs without a package.
+
+    Its graph is built from headers, and its weights are read when it is lowered.
 
     ``model_path`` is the first file. Only providers that lower nothing need a package of it.
-
-    Args:
-        opened: returns the file, whose header is read once.
     """
 
-    opened: Callable[[], GgufFile] = field(kw_only=True, compare=False, repr=False)
+    @abc.abstractmethod
+    def build(self) -> ir.Model:
+        """Build the graph.
+
+        Raises:
+            CheckpointError: a file is damaged.
+            UnsupportedModelError: carryall cannot read its architecture or a type of its weights.
+        """
+
+    @abc.abstractmethod
+    def export(self) -> Package:
+        """Return the package of the model, which is written into the cache once."""
+
+    @abc.abstractmethod
+    def identity(self) -> str:
+        """Return a hash that tells these files from any others."""
 
     @cached_property
     def graph(self) -> ir.Model:
-        """The graph with weights that are read when they are lowered. It is shared and must not be changed.
-
-        Raises:
-            CheckpointError: the file is damaged.
-            UnsupportedModelError: carryall cannot read its architecture or a type of its weights.
-        """
-        from ...exporter.export import export_model
-
-        return export_model(self.folder, self.config, self.opened().tensors)
+        """The graph, see ``build``. It is shared and must not be changed."""
+        return self.build()
 
     def load(self) -> ir.Model:
         """Return the graph for passes that change it; ``graph`` will build another one."""
@@ -265,18 +286,13 @@ class GgufModel(SourceModel):
         return True
 
     def portable_file(self) -> Path:
-        """Export the file into the cache, and return the graph."""
-        return exported_package(self.model_path).model_path
-
-    @property
-    def unprepared_bytes(self) -> int:
-        """The bytes of the files: tiles have the size of the blocks in the file."""
-        return sum(path.stat().st_size for path in shard_paths(self.model_path))
+        """Export the model into the cache, and return the graph."""
+        return self.export().model_path
 
     @cached_property
     def content_key(self) -> str:
-        """A hash of sizes, times, inodes and samples of the files; see ``identity_of``."""
-        return identity_of(shard_paths(self.model_path))
+        """See ``identity``."""
+        return self.identity()
 
     @contextmanager
     def unchanged(self) -> Iterator[None]:
@@ -286,8 +302,116 @@ class GgufModel(SourceModel):
             CheckpointError: a file was changed.
         """
         yield
-        if identity_of(shard_paths(self.model_path)) != self.content_key:
+        if self.identity() != self.content_key:
             raise CheckpointError(f"{self.model_path} was replaced or changed while it was read; try again")
+
+
+@dataclass(frozen=True)
+class GgufModel(InPlaceModel):
+    """A GGUF file that runs in place.
+
+    Args:
+        opened: returns the file, whose header is read once.
+    """
+
+    opened: Callable[[], GgufFile] = field(kw_only=True, compare=False, repr=False)
+
+    def build(self) -> ir.Model:
+        """See ``InPlaceModel``."""
+        from ...exporter.export import export_model
+
+        return export_model(self.folder, self.config, self.opened().tensors)
+
+    def export(self) -> Package:
+        """See ``InPlaceModel``."""
+        return exported_package(self.model_path)
+
+    @property
+    def unprepared_bytes(self) -> int:
+        """The bytes of the files: tiles have the size of the blocks in the file."""
+        return sum(path.stat().st_size for path in shard_paths(self.model_path))
+
+    def identity(self) -> str:
+        """Return a hash of sizes, times, inodes and samples of the files; see ``identity_of``."""
+        return identity_of(shard_paths(self.model_path))
+
+
+@dataclass(frozen=True)
+class CheckpointModel(InPlaceModel):
+    """A checkpoint folder that runs in place, quantized on the way if that needs no text.
+
+    Args:
+        recipe: how its weights are quantized; None for floats.
+        progress: called while the recipe measures the model.
+    """
+
+    recipe: QuantizationRecipe | None = field(kw_only=True, default=None)
+    progress: Progress | None = field(kw_only=True, default=None, compare=False, repr=False)
+
+    def build(self) -> ir.Model:
+        """See ``InPlaceModel``."""
+        from .building import checkpoint_graph
+
+        return checkpoint_graph(
+            self.folder, self.config, self.recipe, fingerprint(self.folder), self.progress
+        )
+
+    @cached_property
+    def sees(self) -> bool:
+        """See ``SourceModel``."""
+        from ...exporter.export import has_tower
+
+        return has_tower(self.config) and (self.folder / PREPROCESSOR_FILE).is_file()
+
+    def sight_folder(self) -> Path:
+        """See ``SourceModel``; it is written into the cache once.
+
+        Raises:
+            CheckpointError: its picture processor or a weight is damaged.
+            UnsupportedModelError: its picture processor, or an option of it, is not supported.
+        """
+        from ...exporter.export import sight
+
+        def build(folder: Path) -> None:
+            write = sight(self.folder, self.config)
+            if write is not None:
+                write(folder)
+
+        key = cache_key(vision=fingerprint(self.folder))
+        return cached_folder("vision", key, build, {"model": self.name})
+
+    def export(self) -> Package:
+        """See ``InPlaceModel``."""
+        method = None if self.recipe is None else self.recipe.method
+        return exported_package(self.folder, method, self.progress)
+
+    @property
+    def unprepared_bytes(self) -> int:
+        """The bytes of the weights in the form that the target computes with, before it packs them."""
+        return int(self._remembered(self._weight_bytes, form="bytes of weights")["bytes"])
+
+    def _weight_bytes(self) -> dict[str, Any]:
+        from ...graph_opt.graph.graph_facts import initializers
+
+        return {"bytes": sum(tensor.nbytes for tensor in initializers(self.graph))}
+
+    @cached_property
+    def graph_files(self) -> tuple[str, ...]:
+        """The names of the files of weights."""
+        return tuple(sorted(path.name for path in self.folder.glob("*.safetensors")))
+
+    @property
+    def quantization(self) -> str | None:
+        """See ``SourceModel``."""
+        if self.recipe is not None:
+            return self.recipe.method
+        stored = self.config.get("quantization_config")
+        return str(stored["quant_method"]) if isinstance(stored, dict) and "quant_method" in stored else None
+
+    def identity(self) -> str:
+        """Return a hash of the content of the files and of the recipe."""
+        record = None if self.recipe is None else self.recipe.to_dict()
+        return cache_key(content=fingerprint(self.folder), quantization=record)
 
 
 def _gguf_in_place(name: str, path: Path) -> GgufModel:
@@ -334,12 +458,14 @@ def resolve_model(
     if path.suffix.lower() == GGUF_SUFFIX and path.is_file() and quantize is None:
         return _gguf_in_place(str(model), path)
     if not Package.is_package(path):
-        try:
-            return _package_files(str(model), exported_package(path, quantize, progress))
-        except UnsupportedModelError:
-            if path.is_dir():
-                _refuse_encoder(path, str(optional_config(path).get("model_type")))
-            raise
+        recipe = recipe_of(quantize)
+        if path.is_dir():
+            files = weight_files(path)
+            found = CheckpointModel(str(model), path, files[0], recipe=recipe, progress=progress)
+            _refuse_encoder(path, str(found.config.get("model_type")))
+            if recipe is None or not recipe.needs_text:
+                return found
+        return _package_files(str(model), exported_package(path, quantize, progress))
     package = Package.open(path, read_graph=False)
     _refuse_encoder(path, package.record.model_type)
     if quantize is not None:

@@ -112,8 +112,8 @@ class ChatTemplate:
             plain = [_in_parts(message) for message in plain]
         if "tools" not in source:
             self._tell(tools)
-            if self._tool_prompt:
-                plain = as_text(plain, tools or (), system=_takes_system(source))
+        if self.describes_tools(source):
+            plain = as_text(plain, tools or (), system=_takes_system(source))
         given = {
             **self._special_tokens,
             **variables,
@@ -137,14 +137,13 @@ class ChatTemplate:
                 "those of requests, and calls one only if tool_choice demands it"
             )
 
-    def tool_style(self, template: str | None) -> str | None:
-        """The format of tool calls, a name from ``parsers.registry.STYLES``; None if the source tells it.
+    def describes_tools(self, source: str) -> bool:
+        """Return whether a message describes tools, since a template has no place for them.
 
-        Raises:
-            ChatTemplateError: there is no such template.
+        Args:
+            source: the template's text.
         """
-        described = self._tool_prompt and "tools" not in self.source(template, with_tools=True)
-        return "hermes" if described else None
+        return self._tool_prompt and "tools" not in source
 
     def source(self, template: str | None, *, with_tools: bool) -> str:
         """Return the source of a template by its name; Jinja source is returned as it is.

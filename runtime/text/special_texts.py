@@ -47,6 +47,10 @@ class SpecialTexts:
         firsts = [f"{re.escape(first)}(?={_any(rest)})" for first, rest in tree.items() if first != _END]
         self._pattern = re.compile("|".join(firsts)) if firsts else None
 
+    def hold(self, text: str) -> bool:
+        """Return whether a text has the text of a special token."""
+        return self._pattern is not None and self._pattern.search(text) is not None
+
     def marked(
         self, messages: Sequence[Any], tools: Sequence[Any] | None, variables: Mapping[str, Any]
     ) -> tuple[Sequence[Any], Sequence[Any] | None, Mapping[str, Any], str]:

@@ -30,6 +30,7 @@ from .template_filters import (
 )
 
 _MAX_BITS = 4096  # of an integer
+_JINJA_VARIABLES = ("_loop_vars", "_block_vars")
 _WIDE_FORMAT = re.compile(r"\d{4,}|\*|\{[^{}]*\{")  # a width of 1,000 or more, or from an argument
 
 
@@ -100,7 +101,9 @@ class TemplateSandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         if kind is not None and name not in PLAIN_METHODS[kind]:
             if kind is not str or name not in CHECKED_METHODS:
                 raise SecurityError(f"the method '{name}' of {kind.__name__} is not allowed in templates")
-            CHECKED_METHODS[name](self._budget, owner, *args, **kwargs)
+            # Jinja adds the variables of the loop or block around a call; the methods do not see them.
+            named = {key: value for key, value in kwargs.items() if key not in _JINJA_VARIABLES}
+            CHECKED_METHODS[name](self._budget, owner, *args, **named)
         if kind is str and name in ("split", "rsplit", "splitlines"):
             self._budget.expect(10 * len(owner))  # a short string object takes the memory of 50 characters
         self._budget.charge(CALL)

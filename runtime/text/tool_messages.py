@@ -1,6 +1,6 @@
 """Tools in messages of plain text, for chat templates that have no place for them.
 
-Calls have the form of Hermes, which most tool-trained models know and ``parsers/hermes.py`` reads:
+Calls have the form of Hermes, which most tool-trained models know and ``parsers.formats.HERMES`` tells:
 https://github.com/NousResearch/Hermes-Function-Calling.
 """
 

@@ -225,6 +225,37 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "falcon_h1-norm": ("falcon_h1", {"mamba_rms_norm": True}),
     "falcon_h1-norm-first": ("falcon_h1", {"mamba_rms_norm": True, "mamba_norm_before_gate": True}),
     "nemotron_h": ("nemotron_h", {}),
+    "gemma": ("gemma", {}),
+    "gemma4_unified_text": ("gemma4_unified_text", {}),
+    "gemma4_unified": ("gemma4_unified", {}),
+    "olmo3": ("olmo3", {}),
+    "olmo3-v4": (
+        "olmo3",
+        {
+            "layer_types": None,
+            "rope_parameters": None,
+            "rope_theta": 500000.0,
+            "num_hidden_layers": 4,
+            "rope_scaling": {"rope_type": "linear", "factor": 4.0},
+        },
+    ),
+    "seed_oss": ("seed_oss", {}),
+    "arcee": ("arcee", {}),
+    "apertus": ("apertus", {}),
+    "nanochat": ("nanochat", {}),
+    "glm4_moe": ("glm4_moe", {}),
+    "glm4_moe-plain": ("glm4_moe", {"use_qk_norm": False, "attention_bias": False}),
+    "glm4_moe_lite": ("glm4_moe_lite", {}),
+    "youtu": ("youtu", {}),
+    "minicpm3": ("minicpm3", {}),
+    "ernie4_5_moe": ("ernie4_5_moe", {}),
+    "olmoe": ("olmoe", {}),
+    "mellum": ("mellum", {}),
+    "ministral3": ("ministral3", {}),
+    "mistral3": ("mistral3", {}),
+    "granite_swa": ("granite_swa", {}),
+    "lfm3": ("lfm3", {}),
+    "lfm3-plain": ("lfm3", {"use_sandwich_norm": False, "use_attention_gate": False}),
     "lfm2": ("lfm2", {}),
     "lfm2_moe": ("lfm2_moe", {"seed": 1}),
     "lfm2_moe-unnormalized": (
@@ -238,7 +269,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 # whole.
 LENGTH_DEPENDENT = {"llama-dynamic", "phi3"}
 
-_HYBRID = ("lfm2", "qwen3_5", "qwen3_next", "granitemoehybrid", "falcon_h1", "nemotron_h")
+_HYBRID = ("lfm2", "lfm3", "qwen3_5", "qwen3_next", "granitemoehybrid", "falcon_h1", "nemotron_h")
 WITH_STATES = {case for case in CASES if case.startswith(_HYBRID)}
 
 # In transformers, padding changes the states of these: it masks the input of a projection with a bias.
@@ -250,8 +281,10 @@ GOLDEN_OF = {
     "idefics3": "llama",
     "smolvlm": "llama",
     "gemma4": "gemma4_text",
+    "gemma4_unified": "gemma4_unified_text",
     "qwen3_5": "qwen3_5_text",
     "qwen3_5_moe": "qwen3_5_moe_text",
+    "mistral3": "ministral3",
 }
 
 

@@ -1,6 +1,6 @@
 """The reference of sampling: everything sorted, filtered in the documented order, added up in float64.
 
-All fast paths of ``runtime/engine/sampling`` and ``best_logits`` are compared with it. It follows the order
+All fast paths of ``runtime/engine/sampling`` are compared with it. It follows the order
 of the fields of ``Filters``: temperature, then Mirostat alone, or top-k, top-p, min-p, typical-p and XTC.
 """
 
@@ -10,18 +10,15 @@ import contextlib
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 from unittest import mock
 
 import numpy as np
 import numpy.typing as npt
 
-from carryall.runtime.engine.sampling import full_vocabulary
 from carryall.runtime.engine.sampling.filters import Filters
+from carryall.runtime.engine.sampling.whole_rows import WholeRow
 
 Logits = npt.NDArray[np.float32]
-# These lead uniforms to tokens in another order than from the most to the least likely.
-WHOLE_ROWS = ("draw_any", "draw_nucleus", "draw_typical", "draw_below_surprise")
 ROUNDING = 1e-5  # closer decisions may fall either way
 
 
@@ -68,7 +65,7 @@ def keep(logits: Logits, filters: Filters) -> Kept:
     largest = float(logits[order[0]])
     weights = [math.exp((float(logits[token]) - largest) / filters.temperature) for token in order]
     margins = [1.0]
-    if filters.max_surprise is not None:
+    if filters.max_surprise < math.inf:
         bits = _surprises(weights)
         bound = max(filters.max_surprise, bits[0])  # the most likely ones stay
         margins += [abs(own - bound) for own in bits if bits[0] < own < math.inf]
@@ -123,16 +120,14 @@ def _typical(weights: Sequence[float], mass: float) -> tuple[list[int], float]:
 
 
 @contextlib.contextmanager
-def whole_rows_used() -> Iterator[set[str]]:
-    """Which draws from whole rows are made."""
-    used: set[str] = set()
-    with contextlib.ExitStack() as stack:
-        for name in WHOLE_ROWS:
-            own = getattr(full_vocabulary, name)
+def whole_rows_used() -> Iterator[list[Filters]]:
+    """The filters of which a draw was made from a whole row: it has another order of tokens."""
+    used: list[Filters] = []
+    draw = WholeRow.draw
 
-            def spy(*args: Any, name: str = name, own: Any = own) -> Any:
-                used.add(name)
-                return own(*args)
+    def spy(row: WholeRow, filters: Filters, share: float) -> int:
+        used.append(filters)
+        return draw(row, filters, share)
 
-            stack.enter_context(mock.patch.object(full_vocabulary, name, spy))
+    with mock.patch.object(WholeRow, "draw", spy):
         yield used

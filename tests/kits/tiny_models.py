@@ -17,6 +17,7 @@ import numpy.typing as npt
 from safetensors.numpy import load_file, save_file
 from tiny_families import FAMILY_CONFIGS, family_shapes
 from tiny_layouts import LAYOUTS
+from tiny_relatives import RELATIVES
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 BOS, EOS, PAD = 256, 257, 258
@@ -105,7 +106,7 @@ CONFIGS: dict[str, Config] = {
     "idefics3": {"text_config": {"model_type": "llama", **_LLAMA}},
     "smolvlm": {"text_config": {"model_type": "llama", **_LLAMA}},
     **FAMILY_CONFIGS,
-    **{model_type: config for model_type, (config, _) in LAYOUTS.items()},
+    **{model_type: config for model_type, (config, _) in {**LAYOUTS, **RELATIVES}.items()},
     "gpt2": {
         "vocab_size": 260,
         "n_embd": 32,
@@ -173,7 +174,7 @@ def random_weights(
         values = rng.standard_normal(shape) * (0.1 if is_gemma and "embed" in name else 0.4)
         if len(shape) == 1 and name.endswith(("weight", "scalar", "scale")) and not less_one:
             values += 1
-        weights[name] = values.astype(np.float32).astype(dtype)
+        weights[name] = np.asarray(values.astype(np.float32).astype(dtype))
     return weights
 
 
@@ -336,7 +337,7 @@ def _gpt2_shapes(config: Mapping[str, Any]) -> Shapes:
 
 _SHAPES: dict[str, Callable[[Mapping[str, Any]], Shapes]] = {
     **dict.fromkeys(FAMILY_CONFIGS, family_shapes),
-    **{model_type: shapes for model_type, (_, shapes) in LAYOUTS.items()},
+    **{model_type: shapes for model_type, (_, shapes) in {**LAYOUTS, **RELATIVES}.items()},
     "llama": _llama_shapes,
     "mistral": _llama_shapes,
     "qwen2": _llama_shapes,

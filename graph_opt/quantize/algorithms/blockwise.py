@@ -17,7 +17,7 @@ from ...graph.lazy import Array
 from .panels import Part, Rounding, for_each_part, panel_of, quotient, reciprocal, scales_by_panel
 
 Floats = npt.NDArray[np.float32]
-_SHRINKS = {4: (1.0, 0.92), 8: (1.0,)}  # ranges tried, relative to the full range, by bits
+SHRINKS = {4: (1.0, 0.92), 8: (1.0,)}  # ranges tried, relative to the full range, by bits
 _FINE_SHRINKS = tuple(1.08 - 0.03 * step for step in range(14))  # slower, more accurate
 
 
@@ -116,7 +116,7 @@ def round_to_nearest(weight: Floats, form: BlockFormat) -> Quantized:
     def quantize(part: Part) -> None:
         panel = panel_of(weight, part, form)
         rounding = Rounding(panel, form)
-        scale, zero_point = _best(rounding, _candidates(panel, form, _SHRINKS[form.bits]))
+        scale, zero_point = _best(rounding, _candidates(panel, form, SHRINKS[form.bits]))
         values[part.weights] = _stored(rounding, scale, zero_point)
         scales[part.blocks] = scale[:, 0]
         if zero_points is not None:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ....errors import GraphError
 from ...graph.lazy import Array
 from .blockwise import BlockFormat, Floats, Quantized, Quantizer, choose_scales, levels_of
 from .panels import Part, Rounding, for_each_part, panel_of, quotient, reciprocal
@@ -20,7 +21,7 @@ from .refine import block_systems, column_parts, fit_scales
 
 _MOST = 15  # of the multiples
 _LARGEST = 127  # magnitude of a weight in units of its group's scale
-_FACTORS = tuple(2.4 ** (step / 14) for step in range(15))  # of the smallest unit of a group: units tried
+FACTORS = tuple(2.4 ** (step / 14) for step in range(15))  # of the smallest unit of a group: units tried
 _UNIT_BITS = 7  # significant bits of a unit: with 4 of a multiple, products are exact in float16
 _FLOAT16_STEP = 2.0**-24
 _SWEEPS = 2  # of fitting multiples and units
@@ -35,10 +36,15 @@ class Scales(NamedTuple):
 
 
 def grouped(quantizer: Quantizer) -> Quantizer:
-    """Return a quantizer that gives the scales of another one common units, if the format asks for groups."""
+    """Return a quantizer that gives the scales of another one common units, if the format asks for groups.
+
+    The result raises ``GraphError`` for NaN, infinity, and weights whose squares exceed float32.
+    """
 
     def quantize(weight: Floats, form: BlockFormat) -> Quantized:
         plain = quantizer(weight, dataclasses.replace(form, group_size=0))
+        if not np.isfinite(plain.scales).all():
+            raise GraphError("it holds weights that are too large to quantize")
         if not form.group_size or plain.zero_points is None:
             return plain
         free = Scales(plain.scales, plain.zero_points.astype(np.float32))
@@ -152,7 +158,7 @@ def _share(rounding: Rounding, free: Floats, zero_points: Floats, form: BlockFor
     firsts = np.arange(0, len(free), form.group_size // form.block_size)
     smallest = np.maximum.reduceat(free / most, firsts)
     gain, units, multiples = np.full_like(smallest, -1), np.zeros_like(smallest), np.ones_like(free)
-    for factor in _FACTORS:
+    for factor in FACTORS:
         tried = _spread(smallest * np.float32(factor), form, len(free))
         multiple, product, square = _nearest(rounding, free, tried, zero_points, most)
         product = np.add.reduceat(product * multiple, firsts)

@@ -13,7 +13,7 @@ import numpy as np
 from .blockwise import BlockFormat, Floats, Quantized, full_range, levels_of
 from .panels import Rounding, inner, quotient, reciprocal, scales_by_panel
 
-_STEPS = tuple(-1.0 + 0.3 * step for step in range(17))  # levels added to the width of the range
+STEPS = tuple(-1.0 + 0.3 * step for step in range(17))  # levels added to the width of the range
 _FLAT = 1e-3  # variance of levels, relative to their mean square, below which rounding errors dominate it
 
 
@@ -38,7 +38,7 @@ def _fit(panel: Floats, form: BlockFormat) -> tuple[Floats, Floats]:
     product, square = rounding.products(start, zero)
     scale, zero_point = quotient(product, square), zero
     gain = scale * product
-    for step in _STEPS:
+    for step in STEPS:
         levels, weighted = rounding.weighted(start * np.float32(span / (span + step)), zero)
         product, square = inner(panel, weighted), inner(levels, weighted)
         moved = zero

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 _SHARED_SIZE = 1 << 25  # elements; larger matrices, such as embeddings, are quantized by all cores
 _PANEL_SIZE = 1 << 17  # weights of a panel, 512 KiB: two to four arrays of this size are in use
 _COLUMNS = 512  # of a panel, at most
+_SMALLEST = np.finfo(np.float32).tiny  # the reciprocal of a smaller number exceeds float32
 
 
 class Part(NamedTuple):
@@ -117,8 +118,8 @@ def inner(one: Floats, other: Floats) -> Floats:
 
 
 def reciprocal(values: Floats) -> Floats:
-    """Return 1 / values, and 0 for 0."""
-    return np.reciprocal(np.where(values == 0, np.float32(np.inf), values))
+    """Return 1 / values, and 0 where it would exceed float32."""
+    return np.reciprocal(np.where(np.abs(values) < _SMALLEST, np.float32(np.inf), values))
 
 
 def quotient(product: Floats, square: Floats) -> Floats:

@@ -3,6 +3,6 @@
 
 namespace carryall {
 
-const Kernels kDotprod = {"dotprod", has_dotprod, quantize, multiply_neon<Dotprod>, &kNeonAttention};
+const Kernels kDotprod = {"dotprod", has_dotprod, quantize, multiply_neon<Dotprod>, &kNeonAttention, round_portable};
 
 }  // namespace carryall

@@ -2,6 +2,7 @@
 #pragma once
 #include "attention.h"
 #include "layout.h"
+#include "rounding.h"
 
 namespace carryall {
 
@@ -44,6 +45,7 @@ struct Kernels {
   void (*multiply)(const Weights& weights, const Rows& rows, const float* bias, int64_t first_row, int64_t last_row,
                    int64_t first_tile, int64_t last_tile, Outputs y);
   const AttentionKernels* attention;
+  Round round;
 };
 
 // From the fastest to the portable one; ends with nullptr.

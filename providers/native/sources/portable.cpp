@@ -96,6 +96,6 @@ void multiply_portable(const Weights& w, const Rows& rows, const float* bias, in
 
 }  // namespace
 
-const Kernels kPortable = {"portable", always, quantize, multiply_portable, &kPortableAttention};
+const Kernels kPortable = {"portable", always, quantize, multiply_portable, &kPortableAttention, round_portable};
 
 }  // namespace carryall

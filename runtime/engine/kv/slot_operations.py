@@ -1,12 +1,13 @@
-"""Apply the queued operations of the slot table to the runner."""
+"""Apply the operations of the slot table to the runner."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 from ....errors import ProviderRuntimeError
 from ....providers.base import Runner
-from .slots import Release, Save, SlotTable, Trim
+from .slots import Operation, Release, Save, SlotTable, Trim
 from .tiers.mover import KVMover
 
 _log = logging.getLogger(__name__)
@@ -17,7 +18,7 @@ class SlotOperations:
 
     Args:
         runner: holds the KV of the slots.
-        slots: the slot table with the queued operations.
+        slots: the slot table that queued the operations.
         mover: saves KV to the tiers.
     """
 
@@ -26,10 +27,10 @@ class SlotOperations:
         self._slots = slots
         self._mover = mover
 
-    def apply(self) -> set[int]:
-        """Carry out all queued operations; return the slots whose copy failed."""
+    def apply(self, operations: Sequence[Operation]) -> set[int]:
+        """Carry out operations that were taken from the table; return the slots whose copy failed."""
         lost = set[int]()
-        for operation in self._slots.take_operations():
+        for operation in operations:
             if isinstance(operation, Release):
                 self._runner.release(operation.slot)
                 continue

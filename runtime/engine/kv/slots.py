@@ -83,6 +83,8 @@ class SlotTable:
         state_tokens: the size of a state in tokens of KV; 0 if no layer has one.
 
     Attributes:
+        held: used slot -> tokens that it holds, or will hold after the planned steps.
+        operations: the queued operations, in order.
         used_tokens: KV held by used slots, in tokens.
         idle_tokens: KV held by idle slots, in tokens.
     """
@@ -104,15 +106,15 @@ class SlotTable:
         self._shortest: dict[int, int] = {}  # trimmed slot -> the shortest prefix that it serves
         self.used_tokens = 0
         self.idle_tokens = 0
-        self._tokens: dict[int, int] = {}  # used slot -> tokens it holds or will hold after this step
+        self.held: dict[int, int] = {}
         self._idle: dict[int, int] = {}  # the same of idle slots, least recently used first
         self._free = list(range(num_slots))  # a heap
-        self._operations: list[Operation] = []
+        self.operations: list[Operation] = []
 
     @property
     def num_used(self) -> int:
         """The number of used slots."""
-        return len(self._tokens)
+        return len(self.held)
 
     @property
     def num_free(self) -> int:
@@ -173,19 +175,19 @@ class SlotTable:
 
     def grow(self, slot: int, num_tokens: int) -> None:
         """Set the number of tokens of a used slot."""
-        self.used_tokens += num_tokens - self._tokens[slot]
-        self._tokens[slot] = num_tokens
+        self.used_tokens += num_tokens - self.held[slot]
+        self.held[slot] = num_tokens
 
     def free(self, slot: int) -> None:
         """Free a used slot."""
         self.used_tokens -= self.worth(slot)
-        del self._tokens[slot]
+        del self.held[slot]
         self._give_back(slot)
 
     def park(self, slot: int, num_tokens: int) -> None:
         """Make a used slot idle; it keeps ``num_tokens`` tokens."""
         self.used_tokens -= self.worth(slot)
-        del self._tokens[slot]
+        del self.held[slot]
         self._idle[slot] = num_tokens
         self.idle_tokens += self.worth(slot)
 
@@ -219,27 +221,27 @@ class SlotTable:
             self.used_tokens -= gain
             if self.state_tokens:
                 self.keep(slot, [n for n in self.checkpoints(slot) if n >= self._shortest[slot]])
-            self._operations.append(Trim(slot, self._shortest[slot]))
+            self.operations.append(Trim(slot, self._shortest[slot]))
 
     def fork(self, source: int, target: int, length: int) -> None:
         """Queue the copy of a prefix into a used slot, which inherits the shortest prefix of its source."""
-        self._operations.append(Copy(source, target, length))
+        self.operations.append(Copy(source, target, length))
         if source in self._shortest:
             self._shortest[target] = self._shortest[source]
             self.used_tokens -= self._saved(target)
 
     def save(self, slot: int, keys: Sequence[bytes]) -> None:
         """Queue saving of the slot's chunks to the tiers, before it is released or trimmed."""
-        self._operations.append(Save(slot, tuple(keys), self._shortest.get(slot, 0)))
+        self.operations.append(Save(slot, tuple(keys), self._shortest.get(slot, 0)))
 
     def take_operations(self) -> list[Operation]:
         """Remove and return the queued operations, in order."""
-        operations, self._operations = self._operations, []
+        operations, self.operations = self.operations, []
         return operations
 
     def tokens(self, slot: int) -> int:
         """Return how many tokens a used or idle slot holds."""
-        return self._tokens[slot] if slot in self._tokens else self._idle[slot]
+        return self.held[slot] if slot in self.held else self._idle[slot]
 
     def worth(self, slot: int) -> int:
         """Return the KV and states that a used or idle slot holds, in tokens.
@@ -251,7 +253,7 @@ class SlotTable:
 
     def is_free(self, slot: int) -> bool:
         """Whether a slot is free."""
-        return slot not in self._tokens and slot not in self._idle
+        return slot not in self.held and slot not in self._idle
 
     def is_idle(self, slot: int) -> bool:
         """Whether a slot is idle."""
@@ -263,13 +265,13 @@ class SlotTable:
         Raises:
             RuntimeError: they are not; the message has the numbers.
         """
-        if sorted([*self._free, *self._tokens, *self._idle]) != list(range(self.num_slots)):
+        if sorted([*self._free, *self.held, *self._idle]) != list(range(self.num_slots)):
             raise RuntimeError(
-                f"free {sorted(self._free)}, used {sorted(self._tokens)} and idle {sorted(self._idle)} "
+                f"free {sorted(self._free)}, used {sorted(self.held)} and idle {sorted(self._idle)} "
                 f"do not contain each of {self.num_slots} slots once"
             )
         counted = self.used_tokens, self.idle_tokens
-        held = [sum(self.worth(slot) for slot in slots) for slots in (self._tokens, self._idle)]
+        held = [sum(self.worth(slot) for slot in slots) for slots in (self.held, self._idle)]
         if counted != tuple(held):
             raise RuntimeError(f"the counters say {counted} used and idle tokens, the slots hold {held}")
         marks = self._shortest.keys() | self._checkpoints.keys()
@@ -279,7 +281,7 @@ class SlotTable:
             raise RuntimeError(f"the slots hold {sum(held)} tokens, the budget is {self.max_tokens}")
 
     def _use(self, slot: int, num_tokens: int) -> None:
-        self._tokens[slot] = num_tokens
+        self.held[slot] = num_tokens
         self.used_tokens += self.worth(slot)
 
     def _saved(self, slot: int) -> int:
@@ -290,4 +292,4 @@ class SlotTable:
         self._shortest.pop(slot, None)
         self._checkpoints.pop(slot, None)
         heapq.heappush(self._free, slot)
-        self._operations.append(Release(slot))
+        self.operations.append(Release(slot))

@@ -37,14 +37,14 @@ class PromptCosts:
             seconds: duration of the step.
         """
         # Every step comes here: floats take a fifth of the time of small arrays.
-        facts = [value / unit for value, unit in zip((rows > 0, rows, prompts, tokens), _UNITS, strict=True)]
+        any_row, row, prompt, token = _UNITS
+        facts = (rows > 0) / any_row, rows / row, prompts / prompt, tokens / token
         # Minimize relative errors, so that a rare long step does not outweigh many short ones.
         weight = 1.0 / max(seconds, 1e-9) ** 2
-        for i, fact in enumerate(facts):
-            by = weight * fact
-            self._moments[i] = [
-                _DECAY * old + by * other for old, other in zip(self._moments[i], facts, strict=True)
-            ]
+        for i, moments in enumerate(self._moments):
+            by = weight * facts[i]
+            for j, fact in enumerate(facts):
+                moments[j] = _DECAY * moments[j] + by * fact
             self._products[i] = _DECAY * self._products[i] + by * seconds
         self._saw_decode |= rows > 0
         self._saw_prompt |= tokens > 0

@@ -153,10 +153,12 @@ class Request:
         self.num_tokens = len(self._tokens)
         self.sampling = SamplingState(params, self._tokens, self.end_token_ids, bad_words, dry_breakers)
         self.awaited_grammar = grammar
-        self._grammar: Grammar | None = None
+        self.grammar: Grammar | None = None  # restricts the output, once it is compiled
         self.text = text
         self._pooled = PooledStates(pooling)
         self._prompt_logprobs = PromptLogprobs(self.prompt_token_ids, params)
+        # Whether logits or hidden states of the prompt are wanted, beside the next token or instead of it.
+        self.observes_prompt = pooling is not None or params.prompt_logprobs is not None
 
     def __repr__(self) -> str:
         return f"Request({self.request_id!r}, {self.status.name}, slot={self.slot}, tokens={self.num_tokens})"
@@ -183,13 +185,8 @@ class Request:
             RequestError: the grammar could not be compiled.
         """
         if self.awaited_grammar is not None:
-            self._grammar = self.awaited_grammar.result().copy()
-            self.sampling.processors.append(self._grammar)
-
-    @property
-    def has_grammar(self) -> bool:
-        """Whether a compiled grammar restricts the output."""
-        return self._grammar is not None
+            self.grammar = self.awaited_grammar.result().copy()
+            self.sampling.processors.append(self.grammar)
 
     def prepare_sampling(self) -> None:
         """Start the part of sampling that needs no logits, in parallel with the model's run."""
@@ -214,10 +211,10 @@ class Request:
 
     def _of_grammar(self, ask: Callable[[Grammar], T], otherwise: T) -> T:
         """Call the grammar, if there is one. If it raises, the request fails at its next token."""
-        if self._grammar is None or self.sampling.error:
+        if self.grammar is None or self.sampling.error:
             return otherwise
         try:
-            return ask(self._grammar)
+            return ask(self.grammar)
         except Exception as error:  # noqa: BLE001 -- fails this request only
             self.sampling.error = fault_text("the grammar", error)
             log_fault(_log, self.request_id, "the grammar", error)
@@ -314,7 +311,7 @@ class Request:
             self.finish("stop", token)
         elif stop_string is not None:
             self.finish("stop", stop_string)
-        elif self._grammar is not None and self._grammar.finished and not self._grammar.error:
+        elif self.grammar is not None and self.grammar.finished and not self.grammar.error:
             self.finish("stop")
         elif self.max_tokens is not None and len(self.output_token_ids) >= self.max_tokens:
             self.finish("length")

@@ -1,31 +1,35 @@
-"""Filters on sorted candidates (top-p, min-p, typical-p, XTC), and random sampling from the rest."""
+"""The filters of sampling, and the draw from sorted candidates.
+
+Of all rows at once, as arrays [rows, width]: at 32 rows NumPy's calls cost more than their arithmetic.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from .full_vocabulary import exclude_top
-from .top_candidates import Candidates, Integers
+from .candidates import Integers
 
 Floats = npt.NDArray[np.float64]
 
 COLDEST = 1e-30  # the lowest temperature: its reciprocal is finite in float32
+_LEAST = math.ulp(0.0)
 
 _F = TypeVar("_F", np.float32, np.float64)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Filters:
+class Filters(NamedTuple):
     """The filters of one row, applied in this order; see ``SamplingParams``.
 
     Args:
         temperature: divides the logits; at least ``COLDEST``.
-        max_surprise: drop tokens with more bits of surprise (mirostat); the most likely one is kept.
+        max_surprise: drop tokens with more bits of surprise (mirostat); the most likely one is kept, and no
+            other filter applies. inf is off.
         top_k: keep this many; 0 keeps all.
         top_p: keep the most likely tokens until they have this probability.
         min_p: drop tokens less likely than this share of the most likely one.
@@ -34,7 +38,7 @@ class Filters:
     """
 
     temperature: float = 1.0
-    max_surprise: float | None = None
+    max_surprise: float = math.inf
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
@@ -44,43 +48,100 @@ class Filters:
 
 @dataclass(frozen=True, slots=True)
 class FilterColumns:
-    """The filters of several rows as arrays [rows]."""
+    """The filters of several rows as arrays [rows]; those of a whole vocabulary alone are left out.
+
+    Args:
+        temperature: divides the logits.
+        top_k: keep this many; inf keeps all.
+        top_p: of the total weight; inf keeps all.
+        min_p: of the heaviest weight; above 0, so that tokens without weight are dropped.
+        rare: (row, typical_p, xtc_threshold) of the rows that have one of these.
+    """
 
     temperature: Floats
-    top_k: Integers
+    top_k: Floats
     top_p: Floats
     min_p: Floats
+    rare: list[tuple[int, float, float]]
 
     @classmethod
     def of(cls, filters: Sequence[Filters]) -> FilterColumns:
         """Return the columns of ``filters``, one for each row."""
-        table = np.array([(f.temperature, f.top_k, f.top_p, f.min_p) for f in filters])
-        return cls(table[:, 0], table[:, 1].astype(np.int64), table[:, 2], table[:, 3])
+        rare = [
+            (i, f.typical_p, f.xtc_threshold)
+            for i, f in enumerate(filters)
+            if f.typical_p < 1.0 or f.xtc_threshold < 1.0
+        ]
+        return cls(
+            np.array([f.temperature for f in filters]),
+            np.array([f.top_k or math.inf for f in filters]),
+            np.array([f.top_p if f.top_p < 1.0 else math.inf for f in filters]),
+            np.array([f.min_p or _LEAST for f in filters]),
+            rare,
+        )
 
 
-def weigh(logits: npt.NDArray[_F], temperature: Floats) -> npt.NDArray[_F]:
-    """Return exp(logits / temperature [rows]) [rows, width] in the logits' dtype; the largest is 1."""
-    weights: npt.NDArray[_F] = logits - logits.max(axis=1, keepdims=True)
-    with np.errstate(over="ignore"):  # a tiny temperature gives -inf for all but the largest, as intended
-        weights /= temperature.astype(logits.dtype)[:, None]
-    np.exp(weights, out=weights)
-    return weights
-
-
-def num_kept(weights: Floats, total: Floats, filters: FilterColumns) -> Integers:
-    """Return how many of the sorted candidates top-p and min-p keep, per row; they are the first ones.
+class WeightedCandidates:
+    """The weights of sorted candidates, exp(logit / temperature); the largest of a row is 1.
 
     Args:
-        weights: [rows, width], in descending order.
-        total: [rows], the total weight of each row, for top-p.
-        filters: filters per row.
+        logits: float32 [rows, width], in descending order.
+        filters: per row. Top-k is applied here: the weights of the candidates after the first k are 0.
+
+    Attributes:
+        weights: [rows, width].
+        known: [rows], the sums of the weights.
     """
-    before = np.cumsum(weights, axis=1)
-    before -= weights
-    kept = (weights > 0.0) & (weights >= filters.min_p[:, None])
-    bound = np.where(filters.top_p >= 1.0, np.inf, filters.top_p * total)
-    kept &= before < bound[:, None]
-    return np.asarray(kept.sum(axis=1), np.int64)
+
+    def __init__(self, logits: npt.NDArray[np.float32], filters: FilterColumns) -> None:
+        self._filters = filters
+        self.weights = weigh(logits, filters.temperature)
+        width = self.weights.shape[1]
+        if filters.top_k.min() < width:
+            self.weights[np.arange(width) >= filters.top_k[:, None]] = 0.0
+        self._cumulative = self.weights.cumsum(axis=1)
+        self.known = self._cumulative[:, -1]
+
+    def num_kept(self, total: Floats) -> Integers:
+        """Return how many of each row's first candidates top-p and min-p keep: [..., rows].
+
+        Args:
+            total: [..., rows], the total weight of all tokens that top-k keeps, for top-p.
+        """
+        kept = (self._cumulative - self.weights) < (self._filters.top_p * total)[..., None]
+        kept &= self.weights >= self._filters.min_p[:, None]
+        return np.asarray(kept.sum(axis=-1), np.int64)
+
+    def draw(self, kept: Integers, uniforms: Floats) -> Integers:
+        """Apply typical-p and XTC to the first ``kept`` [rows] candidates, and sample from the rest.
+
+        Args:
+            kept: the most likely candidate always is.
+            uniforms: [rows] in [0, 1).
+
+        Returns:
+            [rows], the places of the sampled candidates.
+        """
+        last = np.maximum(kept, 1) - 1
+        for i, typical_p, xtc_threshold in self._filters.rare:
+            weights = self.weights[i, : last[i] + 1]
+            if typical_p < 1.0:
+                weights[~typical(weights / weights.sum(), typical_p)] = 0.0
+            exclude_top(weights, float(xtc_threshold * weights.sum()))
+            self._cumulative[i, : last[i] + 1] = np.cumsum(weights)
+        rows = np.arange(len(last))
+        target = uniforms * self._cumulative[rows, last]
+        # A cumulative sum never falls, so the number of those that do not exceed the target is a place.
+        place: Integers = np.minimum((self._cumulative <= target[:, None]).sum(axis=1), last)
+        return place
+
+
+def weigh(logits: npt.NDArray[np.float32], temperature: Floats) -> Floats:
+    """Return exp(logits / temperature [rows]) [rows, width], in proportion: the first, the largest, is 1."""
+    weights = logits.astype(np.float64)
+    weights -= weights[:, :1]
+    weights /= temperature[:, None]
+    return np.exp(weights, out=weights)
 
 
 def typical(probabilities: Floats, mass: float) -> npt.NDArray[np.bool_]:
@@ -98,28 +159,14 @@ def typical(probabilities: Floats, mass: float) -> npt.NDArray[np.bool_]:
     return kept
 
 
-def choose(
-    candidates: Candidates, weights: Floats, kept: Integers, filters: Sequence[Filters], uniforms: Floats
-) -> Integers:
-    """Apply XTC to the sorted candidates that top-p and min-p keep, and sample from the rest.
+def exclude_top(weights: npt.NDArray[_F], bound: float, heaviest: float = 1.0) -> None:
+    """Set all weights >= ``bound`` to 0 except the smallest of them (the last of equal ones), in place.
 
-    Args:
-        candidates: the candidates of each row.
-        weights: [rows, width], their weights; XTC changes them in place.
-        kept: [rows], how many of them are kept; the most likely one always is.
-        filters: filters per row.
-        uniforms: [rows] in [0, 1).
-
-    Returns:
-        [rows], the sampled token ids.
+    XTC, by its author's definition: https://github.com/oobabooga/text-generation-webui/pull/6335.
     """
-    cumulative = np.cumsum(weights, axis=1)
-    last = np.maximum(kept, 1) - 1
-    for i, f in enumerate(filters):
-        if f.xtc_threshold < 1.0:
-            exclude_top(weights[i, : last[i] + 1], f.xtc_threshold * float(cumulative[i, last[i]]))
-            cumulative[i] = np.cumsum(weights[i])
-    rows = np.arange(len(weights))
-    target = uniforms * cumulative[rows, last]
-    chosen = np.minimum((cumulative <= target[:, None]).sum(axis=1), last)
-    return np.asarray(candidates.token_ids[rows, chosen], np.int64)
+    if bound > heaviest:
+        return
+    top = np.flatnonzero(weights >= bound)
+    if len(top) > 1:
+        last = len(top) - 1 - int(np.argmin(weights[top][::-1]))
+        weights[np.delete(top, last)] = 0.0

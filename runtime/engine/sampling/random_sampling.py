@@ -1,25 +1,32 @@
-"""Random sampling from many rows of logits.
+"""Random sampling of many rows: from sorted candidates, or from whole rows where these do not decide.
 
-Work on a whole vocabulary is done row by row, while the row is in a core's cache, which halves its time. If
-filters leave few candidates, those of all rows are sorted and sampled together.
+Candidates are the few most likely tokens, of all rows in one array. They come from whole rows on the host, or
+are the largest logits that a device has selected. A host's row is worked on while it is in a core's cache,
+which halves its time; only its candidates are kept until all rows are drawn together.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 
-from . import full_vocabulary
-from .filters import FilterColumns, Filters, Floats, choose, num_kept, typical, weigh
-from .full_vocabulary import Cumulative, Weights, exclude_top, inverse
-from .top_candidates import Found, Integers, Row, find_above, find_top, in_order
+from ....providers.base import BestLogits
+from .candidates import Integers, Row, Shortlist, in_order, shortlist_above, shortlist_top
+from .filters import FilterColumns, Filters, Floats, WeightedCandidates
+from .whole_rows import WholeRow
 
-MAX_SORTED = 512  # candidates; with more, sampling without sorting is cheaper
-NUCLEUS = 64  # number of top candidates that usually hold the nucleus of top-p
-_MAX_SURPRISE = 1000.0  # bits; 2**-1000 is still a float64
+NO_TOKEN = -1
+
+_MAX_SORTED = 512  # candidates; with more, sampling without sorting is cheaper
+_NUCLEUS = 64  # number of top candidates that usually hold the nucleus of top-p
+# Relative error of a float32 sum of exponentials over a vocabulary, on the CPU or on a device.
+_ROUNDING = 1e-4
+_AROUND = np.array([[1 - _ROUNDING], [1 + _ROUNDING]])
+_NO_LOGITS: Row = np.empty(0, np.float32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,34 +37,69 @@ class RandomTokens:
     surprises: Floats
 
 
+@dataclass(slots=True)
+class _Draw:
+    """One row on its way to a token.
+
+    Args:
+        place: its index in the result.
+        logits: [vocab_size].
+        best: a most likely token.
+        filters: its filters.
+        share: its uniform.
+        whole: the weights of all tokens, where they were needed.
+    """
+
+    place: int
+    logits: Row
+    best: int
+    filters: Filters
+    share: float
+    whole: WholeRow | None = None
+
+    def num_sorted(self) -> int:
+        """Return how many of the most likely tokens decide, or may decide; 0 if too many would."""
+        f, vocab_size = self.filters, len(self.logits)
+        if f.max_surprise < math.inf:
+            return 0
+        if f.typical_p < 1.0:
+            alone = f.top_p == 1.0 and f.min_p == 0.0 and f.xtc_threshold == 1.0
+            count = min(f.top_k or vocab_size, vocab_size)
+            return 0 if alone and count == vocab_size > _MAX_SORTED else count
+        if 0 < f.top_k < vocab_size:
+            return f.top_k
+        if f.top_p < 1.0:
+            whole = self.weighed()
+            width = vocab_size if vocab_size <= _MAX_SORTED else _NUCLEUS
+            # Each weight is at most that of the heaviest, so a nucleus of w such weights needs w tokens.
+            return width if f.top_p * whole.total <= width * whole.heaviest else 0
+        return 0
+
+    def likely(self) -> Shortlist | None:
+        """Return the tokens that min-p keeps, if it alone decides and they are few."""
+        f = self.filters
+        if f.min_p == 0.0 or f.top_p < 1.0 or f.typical_p < 1.0 or f.max_surprise < math.inf:
+            return None
+        # The threshold is one float32 step lower, so that rounding drops no token; the draw is exact.
+        lowest = np.float32(float(self.logits[self.best]) + f.temperature * math.log(f.min_p))
+        threshold = np.nextafter(lowest, np.float32(-np.inf))
+        if np.count_nonzero(self.logits >= threshold) > _MAX_SORTED:
+            return None
+        return shortlist_above([self.logits], threshold[None])
+
+    def weighed(self) -> WholeRow:
+        """Return the weights of all tokens."""
+        if self.whole is None:
+            self.whole = WholeRow(self.logits, self.filters.temperature, self.best)
+        return self.whole
+
+
 @dataclass(frozen=True, slots=True)
-class _Rows:
-    """Rows to sample from: indices in the result, logits, most likely tokens, filters and uniforms."""
+class _Pool:
+    """Rows with shortlists, and the total weight of each; NaN is the sum of its candidates."""
 
-    places: Integers
-    rows: Sequence[Row]
-    best: Integers
-    filters: Sequence[Filters]
-    uniforms: Floats
-
-    def those(self, chosen: Sequence[int]) -> _Rows:
-        """Return a subset of the rows."""
-        if len(chosen) == len(self.rows):
-            return self
-        rows, filters = [self.rows[i] for i in chosen], [self.filters[i] for i in chosen]
-        return _Rows(self.places[chosen], rows, self.best[chosen], filters, self.uniforms[chosen])
-
-    def weights(self, index: int) -> Weights:
-        """Return the weights of all tokens of a row."""
-        return Weights.of(self.rows[index], self.filters[index].temperature, int(self.best[index]))
-
-
-@dataclass(frozen=True, slots=True)
-class _Shortlist:
-    """The candidates of some rows, and the total weight of each row; NaN is the sum of its candidates."""
-
-    draws: _Rows
-    found: Found
+    draws: Sequence[_Draw]
+    shortlist: Shortlist
     total: Floats
 
 
@@ -73,7 +115,7 @@ class RandomSampler:
     def __init__(self, count: int) -> None:
         self._tokens = np.zeros(count, np.int64)
         self._surprises = np.full(count, np.nan)
-        self._short: list[_Shortlist] = []
+        self._pools: list[_Pool] = []
 
     def add(
         self,
@@ -81,7 +123,7 @@ class RandomSampler:
         rows: Sequence[Row],
         best: Sequence[int],
         filters: Sequence[Filters],
-        uniforms: Floats,
+        uniforms: Sequence[float],
     ) -> None:
         """Add rows.
 
@@ -92,121 +134,52 @@ class RandomSampler:
             filters: filters per row.
             uniforms: [rows] in [0, 1).
         """
-        draws = _Rows(np.array(places, np.int64), rows, np.array(best, np.int64), filters, uniforms)
-        paths: dict[_Path, list[int]] = {}
-        for i, each in enumerate(filters):
-            paths.setdefault(_path(each, len(rows[i])), []).append(i)
-        for path, chosen in paths.items():
-            path(self, draws.those(chosen))
+        draws = [_Draw(*row) for row in zip(places, rows, best, filters, uniforms, strict=True)]
+        sorted_draws, counts, others = list[_Draw](), list[int](), list[_Draw]()
+        for draw in draws:
+            if count := draw.num_sorted():
+                sorted_draws.append(draw)
+                counts.append(count)
+            elif shortlist := draw.likely():
+                self._keep([draw], shortlist)
+            else:
+                others.append(draw)
+        if sorted_draws:
+            shortlist = shortlist_top([draw.logits for draw in sorted_draws], np.array(counts))
+            enough = _hold_nuclei(sorted_draws, shortlist)
+            others += [draw for draw, held in zip(sorted_draws, enough, strict=True) if not held]
+            kept = [draw for draw, held in zip(sorted_draws, enough, strict=True) if held]
+            if kept:
+                self._keep(kept, shortlist.of_rows(np.array(enough)))
+        for draw in others:
+            whole = draw.weighed()
+            self._tokens[draw.place] = token = whole.draw(draw.filters, draw.share)
+            if draw.filters.max_surprise < math.inf:
+                self._surprises[draw.place] = whole.surprise(token)
 
     def finish(self) -> RandomTokens:
         """Sample from the candidates of all rows that were not sampled in ``add``; return all results."""
-        narrow = [each for each in self._short if each.found.counts.max() <= MAX_SORTED]
-        wide = [[each] for each in self._short if each.found.counts.max() > MAX_SORTED]
-        for some in [narrow, *wide] if narrow else wide:
-            filters = [f for each in some for f in each.draws.filters]
-            candidates = in_order([each.found for each in some])
-            columns = FilterColumns.of(filters)
-            weights = weigh(candidates.logits.astype(np.float64), columns.temperature)
-            top_k = np.where(columns.top_k > 0, columns.top_k, weights.shape[1])
-            weights[np.arange(weights.shape[1]) >= top_k[:, None]] = 0.0
-            total = np.concatenate([each.total for each in some])
-            total = np.where(np.isnan(total), weights.sum(axis=1), total)
-            uniforms = np.concatenate([each.draws.uniforms for each in some])
-            places = np.concatenate([each.draws.places for each in some])
-            kept = num_kept(weights, total, columns)
-            self._tokens[places] = choose(candidates, weights, kept, filters, uniforms)
+        narrow = [pool for pool in self._pools if pool.shortlist.counts.max() <= _MAX_SORTED]
+        wide = [[pool] for pool in self._pools if pool.shortlist.counts.max() > _MAX_SORTED]
+        for pools in [narrow, *wide] if narrow else wide:
+            draws = [draw for pool in pools for draw in pool.draws]
+            columns = FilterColumns.of([draw.filters for draw in draws])
+            candidates = in_order([pool.shortlist for pool in pools])
+            weighted = WeightedCandidates(candidates.logits, columns)
+            total = np.concatenate([pool.total for pool in pools])
+            kept = weighted.num_kept(np.where(np.isnan(total), weighted.known, total))
+            chosen = weighted.draw(kept, np.array([draw.share for draw in draws]))
+            places = [draw.place for draw in draws]
+            self._tokens[places] = candidates.token_ids[np.arange(len(draws)), chosen]
         return RandomTokens(self._tokens, self._surprises)
 
-    def top_k(self, draws: _Rows) -> None:
-        """Shortlist the candidates of top-k."""
-        found = find_top(draws.rows, np.array([f.top_k for f in draws.filters], np.int64))
-        self._short.append(_Shortlist(draws, found, np.full(len(draws.rows), np.nan)))
-
-    def nucleus(self, draws: _Rows) -> None:
-        """Shortlist the top candidates if they hold the nucleus of top-p; else sample from the whole row."""
-        vocab_size = len(draws.rows[0])
-        width = vocab_size if vocab_size <= MAX_SORTED else NUCLEUS
-        weights = [draws.weights(i) for i in range(len(draws.rows))]
-        cumulative = [Cumulative(each.values) for each in weights]
-        heaviest = np.array([each.heaviest for each in weights])
-        total = np.array([each.total for each in cumulative]) / heaviest
-        wanted = np.array([f.top_p for f in draws.filters]) * total
-        # Each weight is at most 1, so a nucleus of weight w needs at least w tokens.
-        is_narrow = wanted <= width
-        tried = np.flatnonzero(is_narrow)
-        if len(tried):
-            some = draws.those(tried.tolist())
-            found = find_top(some.rows, np.full(len(tried), width))
-            held = _masses(found, [weights[i] for i in tried])
-            enough = (held >= wanted[tried]) | (width == vocab_size)
-            is_narrow[tried[~enough]] = False
-            if enough.any():
-                kept = some.those(np.flatnonzero(enough).tolist())
-                self._short.append(_Shortlist(kept, found.those(enough), total[tried[enough]]))
-        for i in np.flatnonzero(~is_narrow).tolist():
-            f, share = draws.filters[i], float(draws.uniforms[i])
-            self._tokens[draws.places[i]] = full_vocabulary.draw_nucleus(
-                cumulative[i],
-                weights[i].heaviest,
-                float(wanted[i] * heaviest[i]),
-                f.min_p,
-                f.xtc_threshold,
-                share,
-            )
-
-    def min_p(self, draws: _Rows) -> None:
-        """Shortlist the candidates of min-p; if there are too many, sample from the whole row."""
-        # The threshold is one float32 step lower, so that rounding drops no token; ``choose`` is exact.
-        lowest = [
-            float(row[best]) + f.temperature * math.log(f.min_p)
-            for row, best, f in zip(draws.rows, draws.best.tolist(), draws.filters, strict=True)
-        ]
-        threshold = np.nextafter(np.array(lowest, np.float32), np.float32(-np.inf))
-        counts = [np.count_nonzero(row >= least) for row, least in zip(draws.rows, threshold, strict=True)]
-        is_few = np.less_equal(counts, MAX_SORTED)
-        few, many = np.flatnonzero(is_few).tolist(), np.flatnonzero(~is_few).tolist()
-        if few:
-            some = draws.those(few)
-            found = find_above(some.rows, threshold[few])
-            self._short.append(_Shortlist(some, found, np.full(len(few), np.nan)))
-        if many:
-            self.any(draws.those(many))
-
-    def any(self, draws: _Rows) -> None:
-        """Sample from the whole row; of the filters, only min-p and XTC apply."""
-        for i, f in enumerate(draws.filters):
-            share = float(draws.uniforms[i])
-            token = full_vocabulary.draw_any(draws.weights(i), f.min_p, f.xtc_threshold, share)
-            self._tokens[draws.places[i]] = token
-
-    def mirostat(self, draws: _Rows) -> None:
-        """Sample with Mirostat 2 (arXiv:2007.14966), without other filters."""
-        for i, f in enumerate(draws.filters):
-            bits = min(f.max_surprise or 0.0, _MAX_SURPRISE)
-            share, place = float(draws.uniforms[i]), draws.places[i]
-            drawn = full_vocabulary.draw_below_surprise(draws.weights(i), bits, share)
-            self._tokens[place], self._surprises[place] = drawn
-
-    def typical(self, draws: _Rows) -> None:
-        """Sample with typical-p, row by row."""
-        each = zip(draws.rows, draws.best.tolist(), draws.filters, draws.uniforms.tolist(), strict=True)
-        self._tokens[draws.places] = [_draw_typical(*one) for one in each]
-
-
-_Path = Callable[[RandomSampler, _Rows], None]
-
-
-def _path(filters: Filters, vocab_size: int) -> _Path:
-    if filters.max_surprise is not None:
-        return RandomSampler.mirostat
-    if filters.typical_p < 1.0:
-        return RandomSampler.typical
-    if 0 < filters.top_k < vocab_size:
-        return RandomSampler.top_k
-    if filters.top_p < 1.0:
-        return RandomSampler.nucleus
-    return RandomSampler.min_p if filters.min_p > 0.0 else RandomSampler.any
+    def _keep(self, draws: Sequence[_Draw], shortlist: Shortlist) -> None:
+        """Keep the shortlists of rows until all are drawn together, and forget the rows."""
+        total = np.array(
+            [math.nan if draw.whole is None else draw.whole.total / draw.whole.heaviest for draw in draws]
+        )
+        forgotten = [replace(draw, logits=_NO_LOGITS, whole=None) for draw in draws]
+        self._pools.append(_Pool(forgotten, shortlist, total))
 
 
 def sample_random(rows: Sequence[Row], filters: Sequence[Filters], uniforms: Floats) -> RandomTokens:
@@ -218,29 +191,116 @@ def sample_random(rows: Sequence[Row], filters: Sequence[Filters], uniforms: Flo
         uniforms: [rows] in [0, 1).
     """
     sampler = RandomSampler(len(rows))
-    sampler.add(range(len(rows)), rows, [int(row.argmax()) for row in rows], filters, uniforms)
+    sampler.add(range(len(rows)), rows, [int(row.argmax()) for row in rows], filters, uniforms.tolist())
     return sampler.finish()
 
 
-def _masses(found: Found, weights: Sequence[Weights]) -> Floats:
-    """Return the total weight of each row's candidates, relative to the row's largest weight."""
-    own = np.split(found.token_ids, np.cumsum(found.counts)[:-1])
-    pairs = zip(own, weights, strict=True)
-    return np.array([each.values[ids].sum(dtype=np.float64) / each.heaviest for ids, each in pairs])
+def draw_best(rows: Sequence[BestLogits], filters: Sequence[Filters], uniforms: Sequence[float]) -> list[int]:
+    """Return the tokens that ``sample_random`` draws from all logits; NO_TOKEN where these do not decide.
+
+    Args:
+        rows: of one step, with equal numbers of logits and finite log-sum-exps.
+        filters: per row, without ``max_surprise`` and ``typical_p``.
+        uniforms: [rows] in [0, 1).
+    """
+    count, vocab_size = len(rows[0].logits), rows[0].vocab_size
+    widths = [_num_first(f, count, vocab_size) for f in filters]
+    tokens = [NO_TOKEN] * len(rows)
+    for width in set(widths) - {0}:
+        group = [i for i, own in enumerate(widths) if own == width]
+        drawn = _draw_first(
+            [rows[i] for i in group],
+            [filters[i] for i in group],
+            np.array([uniforms[i] for i in group]),
+            width,
+        )
+        for i, token in zip(group, drawn, strict=True):
+            tokens[i] = token
+    return tokens
 
 
-def _draw_typical(row: Row, best: int, filters: Filters, share: float) -> int:
-    count = min(filters.top_k or len(row), len(row))
-    alone = filters.top_p == 1.0 and filters.min_p == 0.0 and filters.xtc_threshold == 1.0
-    if alone and count == len(row) > MAX_SORTED:
-        scaled = full_vocabulary.scaled_logits(row, filters.temperature, best)
-        return full_vocabulary.draw_typical(scaled, filters.typical_p, share)
-    candidates = in_order([find_top([row], np.array([count]))])
-    columns = FilterColumns.of([filters])
-    weights = weigh(candidates.logits.astype(np.float64), columns.temperature)
-    weights[:, count:] = 0.0
-    kept = weights[0]
-    kept[num_kept(weights, weights.sum(axis=1), columns)[0] :] = 0.0
-    kept[~typical(kept / kept.sum(), filters.typical_p)] = 0.0
-    exclude_top(kept, filters.xtc_threshold * kept.sum())
-    return int(candidates.token_ids[0, inverse(kept, share * float(kept.sum()))])
+def _num_first(filters: Filters, count: int, vocab_size: int) -> int:
+    """Return how many of the ``count`` largest logits decide as ``sample_random`` does; 0 is none."""
+    if 0 < filters.top_k < vocab_size:
+        return min(count, _MAX_SORTED)
+    if vocab_size <= count:
+        return 0  # it draws from the whole row, in another order
+    # It draws a longer nucleus from the whole row, too.
+    return min(count, _NUCLEUS if filters.top_p < 1.0 and vocab_size > _MAX_SORTED else _MAX_SORTED)
+
+
+def _hold_nuclei(draws: Sequence[_Draw], shortlist: Shortlist) -> list[bool]:
+    """Return whether the candidates of each row hold what its filters keep."""
+    enough = [True] * len(draws)
+    stops = np.cumsum(shortlist.counts).tolist()
+    for i, (draw, count, stop) in enumerate(zip(draws, shortlist.counts.tolist(), stops, strict=True)):
+        whole = draw.whole
+        if whole is not None and count < len(draw.logits):
+            held = whole.weights[shortlist.token_ids[stop - count : stop]].sum(dtype=np.float64)
+            enough[i] = bool(held >= draw.filters.top_p * whole.total)
+    return enough
+
+
+def _draw_first(
+    rows: Sequence[BestLogits], filters: Sequence[Filters], uniforms: Floats, width: int
+) -> list[int]:
+    """Draw from the first ``width`` logits of each row; NO_TOKEN where these do not decide.
+
+    Weights are w_i = exp((l_i - l_0) / T), in descending order. Known are the first ones, and the log-sum-exp
+    of all logits at T = 1. Top-p keeps a token while the weights before it sum to less than top_p * total. So
+    ``total`` decides only how many tokens are kept. If a lower and an upper bound of ``total`` keep the same
+    tokens, the sampled token is certain.
+    """
+    vocab_size = rows[0].vocab_size
+    columns = FilterColumns.of(filters)
+    logits = np.concatenate([row.logits for row in rows]).reshape(len(rows), -1)[:, :width]
+    candidates = WeightedCandidates(logits, columns)
+    certain = columns.top_k <= width
+    if certain.all():
+        kept = candidates.num_kept(candidates.known)
+    else:
+        logsumexp = np.array([row.logsumexp for row in rows])
+        totals = _totals(logits, logsumexp, candidates.known, columns, vocab_size)
+        kept, kept_at_most = candidates.num_kept(np.where(certain, candidates.known, totals))
+        # ``sample_random`` sorts a whole row only if the first hold the nucleus, or min-p ends in them.
+        ends = candidates.known >= columns.top_p * totals[1]
+        ends |= (columns.top_p == math.inf) & (candidates.weights[:, -1] < columns.min_p * (1 - _ROUNDING))
+        ends |= columns.top_k < vocab_size
+        certain |= ends & (kept == kept_at_most) & (kept < width)
+    places = candidates.draw(kept, uniforms).tolist()
+    return [
+        int(row.token_ids[place]) if is_certain else NO_TOKEN
+        for row, place, is_certain in zip(rows, places, certain.tolist(), strict=True)
+    ]
+
+
+def _totals(
+    logits: npt.NDArray[np.float32],
+    logsumexp: Floats,
+    known: Floats,
+    filters: FilterColumns,
+    vocab_size: int,
+) -> Floats:
+    """Return lower and upper bounds [2, rows] of the total weight of the logits that top-k keeps.
+
+    With a = 1 / T, the n unknown tokens have x = exp(l - l_0) <= x_k, and their x sum to R. Their weights
+    x^a = x x^(a-1) sum to at most R x_k^(a-1) if a >= 1, and to at least that if a <= 1. The other bound is
+    that of n equal values, n (R / n)^a (Jensen's inequality).
+    """
+    others, exponent = vocab_size - logits.shape[1], 1.0 / filters.temperature
+    largest = logits[:, 0].astype(np.float64)
+    smallest = np.maximum(np.exp(logits[:, -1] - largest), 1e-300)
+    top = np.exp(logits - logits[:, :1]).sum(axis=1)
+    rest = np.maximum(0.0, np.exp(logsumexp - largest) * _AROUND - top)  # R, at least and at most
+    with np.errstate(over="ignore"):  # a tiny temperature's exponent is huge
+        equal = others * (rest / others) ** exponent
+        unequal = rest * smallest ** (exponent - 1.0)
+        each = smallest**exponent
+    least = np.minimum(equal[0], unequal[0])
+    most = np.minimum(np.maximum(equal[1], unequal[1]), others * each)
+    is_cut = filters.top_k < vocab_size
+    if is_cut.any():
+        least = np.where(is_cut, 0.0, least)
+        most = np.where(is_cut, np.minimum(most, (filters.top_k - logits.shape[1]) * each), most)
+    bounds: Floats = (known + np.stack([least, most])) * _AROUND
+    return bounds

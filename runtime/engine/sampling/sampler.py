@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
+from ....errors import ProviderRuntimeError
+from ....providers.base import BestLogits
 from ...types.sampling_params import SamplingParams
-from .full_vocabulary import log_sum_exp
-from .random_sampling import RandomSampler
+from .candidates import GROUP_LOGITS, Row, top_candidates
+from .random_sampling import NO_TOKEN as NO_TOKEN
+from .random_sampling import RandomSampler, draw_best
 from .sampling_state import SamplingState
-from .top_candidates import GROUP_LOGITS, Row, top_candidates
-
-NO_TOKEN = -1
+from .whole_rows import log_sum_exp
 
 
-@dataclass(frozen=True, slots=True)
-class TokenLogprob:
+class TokenLogprob(NamedTuple):
     """Natural-log probability of a token under the model's own distribution; rank 1 is the most likely."""
 
     token_id: int
@@ -28,14 +27,16 @@ class TokenLogprob:
     rank: int
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
+class Sample(NamedTuple):
     """A sampled token, NO_TOKEN if no logit is finite; the first of its log-probabilities is its own."""
 
     token_id: int
     logprobs: tuple[TokenLogprob, ...] = ()
     surprise: float | None = None  # in bits, for SamplingState.observe
     error: str = ""  # why there is NO_TOKEN, if something other than the logits failed
+
+
+_NOTHING = Sample(NO_TOKEN)
 
 
 @runtime_checkable
@@ -63,24 +64,111 @@ def is_wanted(processor: BatchLogitsProcessor, state: SamplingState) -> bool:
 
 
 def sample(
-    logits: Sequence[Row],
+    rows: Sequence[Row | BestLogits],
     states: Sequence[SamplingState],
     processors: Sequence[BatchLogitsProcessor] = (),
 ) -> list[Sample]:
     """Sample the next token of each row.
 
     Args:
-        logits: float32 [vocab_size] per row; not changed.
+        rows: per row, logits float32 [vocab_size], or only the largest where ``best_may_suffice``; not
+            changed. All logits are fetched only where the largest were not enough.
         states: per row; not changed, so that a step can be repeated.
         processors: change the logits of the rows that they apply to.
 
     Returns:
         One ``Sample`` per row; NO_TOKEN where nothing can be sampled.
     """
-    if not processors and all(state.takes_most_likely for state in states):
-        return [Sample(_most_likely(row)) for row in logits]
+    samples = [_NOTHING] * len(rows)
+    random: list[int] = []
+    undecided: list[int] = []
+    for i, (row, state) in enumerate(zip(rows, states, strict=True)):
+        if isinstance(row, BestLogits):
+            if not math.isfinite(row.logsumexp):
+                undecided.append(i)
+            elif state.greedy:
+                samples[i] = _best_sample(row, int(row.token_ids[0]), state)
+            else:
+                random.append(i)
+        elif processors or not state.takes_most_likely:
+            undecided.append(i)
+        else:
+            token = int(row.argmax())  # also finds any NaN
+            if math.isfinite(row[token]):
+                samples[i] = Sample(token)
+    if random:
+        undecided += _sample_best(rows, states, random, samples)
+    if undecided:
+        _sample_whole(rows, states, undecided, processors, samples)
+    return samples
+
+
+def best_may_suffice(
+    state: SamplingState, count: int, processors: Sequence[BatchLogitsProcessor] = ()
+) -> bool:
+    """Whether the ``count`` largest logits may be enough to sample a request's next token.
+
+    With top-p and min-p this depends on the logits.
+    """
+    params = state.params
+    if state.processors or any(is_wanted(processor, state) for processor in processors):
+        return False
+    if params.logprob_token_ids or (params.logprobs or 0) > count:
+        return False
+    if params.greedy:
+        return True
+    if params.mirostat or params.typical_p < 1.0:
+        return False
+    return 0 < params.top_k <= count or params.top_p < 1.0 or params.min_p > 0.0
+
+
+def _sample_best(
+    rows: Sequence[Row | BestLogits],
+    states: Sequence[SamplingState],
+    chosen: Sequence[int],
+    samples: list[Sample],
+) -> list[int]:
+    """Sample the chosen rows from their largest logits; return the rows for which these are not enough.
+
+    Log-probabilities are relative to all logits, up to rounding in the log-sum-exp.
+    """
+    best = [row for i in chosen if isinstance(row := rows[i], BestLogits)]
+    filters, uniforms = [states[i].filters() for i in chosen], [states[i].uniform() for i in chosen]
+    undecided = []
+    for i, row, token in zip(chosen, best, draw_best(best, filters, uniforms), strict=True):
+        if token == NO_TOKEN:
+            undecided.append(i)
+        else:
+            samples[i] = _best_sample(row, token, states[i])
+    return undecided
+
+
+def _sample_whole(
+    rows: Sequence[Row | BestLogits],
+    states: Sequence[SamplingState],
+    chosen: Sequence[int],
+    processors: Sequence[BatchLogitsProcessor],
+    samples: list[Sample],
+) -> None:
+    """Sample the chosen rows from all of their logits."""
+    whole: dict[int, Row] = {}
+    for i in chosen:
+        row = rows[i]
+        try:
+            whole[i] = row.whole() if isinstance(row, BestLogits) else row
+        except ProviderRuntimeError as error:
+            samples[i] = Sample(NO_TOKEN, error=str(error))
+    if whole:
+        drawn = _sample_logits(list(whole.values()), [states[i] for i in whole], processors)
+        for i, sampled in zip(whole, drawn, strict=True):
+            samples[i] = sampled
+
+
+def _sample_logits(
+    logits: Sequence[Row], states: Sequence[SamplingState], processors: Sequence[BatchLogitsProcessor]
+) -> list[Sample]:
     changed, faults = _changed_together(logits, states, processors)
-    step = max(1, GROUP_LOGITS // len(logits[0])) if logits else 1
+    step = max(1, GROUP_LOGITS // len(logits[0]))
     tokens, random_sampler = [NO_TOKEN] * len(states), RandomSampler(len(states))
     logprobs: dict[int, tuple[TokenLogprob, ...]] = {}
     random: list[int] = []
@@ -160,10 +248,10 @@ def _add(
     }
     random = list(best)
     if random:
-        uniforms = np.array([states[i].uniform() for i in random])
+        uniforms = [states[i].uniform() for i in random]
         filters = [states[i].filters() for i in random]
-        own = [rows[i - group[0]] for i in random]
-        random_sampler.add(random, own, list(best.values()), filters, uniforms)
+        logits = [rows[i - group[0]] for i in random]
+        random_sampler.add(random, logits, list(best.values()), filters, uniforms)
     return random
 
 
@@ -219,3 +307,18 @@ def _row_logprobs(
 def _rank(logits: Row, token: int) -> int:
     own = logits[token]
     return 1 + int(np.count_nonzero(logits > own)) + int(np.count_nonzero(logits[:token] == own))
+
+
+def _best_sample(row: BestLogits, token: int, state: SamplingState) -> Sample:
+    count = state.params.logprobs
+    if count is None:
+        return Sample(token)
+    ids = row.token_ids.tolist()
+    places = [ids.index(token), *range(min(count, len(ids)))]
+    return Sample(
+        token,
+        tuple(
+            TokenLogprob(ids[place], float(row.logits[place]) - row.logsumexp, place + 1)
+            for place in dict.fromkeys(places)
+        ),
+    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import secrets
 from collections.abc import Collection, Iterator, Sequence
 
@@ -10,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ....errors import RequestError
+from ....providers.base import Draw
 from ...process.faults import fault_text
 from ...types.sampling_params import SamplingParams
 from .dry import Dry
@@ -44,6 +44,7 @@ class SamplingState:
         dry_breakers: token ids that end a repetition for DRY.
 
     Attributes:
+        greedy: whether the most likely token is taken.
         error: why a logits processor failed; nothing is sampled then. Empty if none did.
         invalid: whether the request itself caused that error.
     """
@@ -53,6 +54,7 @@ class SamplingState:
         "_key",
         "_mirostat",
         "error",
+        "greedy",
         "invalid",
         "num_tokens",
         "output_token_ids",
@@ -70,6 +72,7 @@ class SamplingState:
         dry_breakers: Collection[int] = (),
     ) -> None:
         self.params = params
+        self.greedy = params.greedy
         self.error = ""
         self.invalid = False
         self._filters = _filters(params)
@@ -104,7 +107,7 @@ class SamplingState:
     @property
     def takes_most_likely(self) -> bool:
         """Whether the next token is the argmax of the model's logits, and no log-probabilities are wanted."""
-        return self.params.greedy and not self.processors and self.params.logprobs is None
+        return self.greedy and not self.processors and self.params.logprobs is None
 
     def uniform(self, stream: int = 0, ahead: int = 0) -> float:
         """Return the uniform in [0, 1) of the next token, or ``ahead`` tokens later, in a ``stream``."""
@@ -113,10 +116,22 @@ class SamplingState:
     def filters(self) -> Filters:
         """Return the filters of the next token."""
         if self._mirostat is not None:
-            return dataclasses.replace(self._filters, max_surprise=self._mirostat.max_surprise)
+            return self._filters._replace(max_surprise=self._mirostat.max_surprise)
         if self.params.xtc_probability and self.uniform(_XTC) < self.params.xtc_probability:
-            return dataclasses.replace(self._filters, xtc_threshold=self.params.xtc_threshold)
+            return self._filters._replace(xtc_threshold=self.params.xtc_threshold)
         return self._filters
+
+    def draw(self, ahead: int = 0) -> Draw | None:
+        """Return how a device draws the token ``ahead`` of the next one; None if only the host can."""
+        params = self.params
+        if self.processors or self.error or params.mirostat or params.typical_p < 1.0:
+            return None
+        if params.greedy:
+            return Draw(0.0)
+        if params.xtc_probability or not (params.top_k or params.top_p < 1.0 or params.min_p):
+            return None  # the host draws from whole rows in another order
+        f = self._filters
+        return Draw(self.uniform(ahead=ahead), f.temperature, f.top_k, f.top_p, f.min_p)
 
     def processed(self, logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         """Return a copy of ``logits`` [vocab_size] with all processors applied, or itself if there are none.

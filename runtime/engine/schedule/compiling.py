@@ -16,26 +16,29 @@ class CompilingRequests:
 
     Args:
         seconds: how long a request waits for its grammar before it is refused.
+
+    Attributes:
+        deadlines: the waiting requests, with the time at which each is refused.
     """
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
-        self._deadlines: dict[Request, float] = {}
+        self.deadlines: dict[Request, float] = {}
 
     def __len__(self) -> int:
-        return len(self._deadlines)
+        return len(self.deadlines)
 
     def add(self, request: Request) -> None:
         """Add a request, which waits from now on."""
-        self._deadlines[request] = time.monotonic() + self._seconds
+        self.deadlines[request] = time.monotonic() + self._seconds
 
     def discard(self, request: Request) -> bool:
         """Remove a request; return False if it was not waiting here."""
-        return self._deadlines.pop(request, None) is not None
+        return self.deadlines.pop(request, None) is not None
 
     def pause(self) -> None:
         """Block until a grammar is ready, at most 10 ms."""
-        futures = [request.awaited_grammar for request in self._deadlines if request.awaited_grammar]
+        futures = [request.awaited_grammar for request in self.deadlines if request.awaited_grammar]
         wait(futures, _PAUSE_SECONDS, FIRST_COMPLETED)
 
     def take(self) -> tuple[list[Request], list[Request]]:
@@ -45,7 +48,7 @@ class CompilingRequests:
         """
         ready: list[Request] = []
         refused: list[Request] = []
-        for request, deadline in list(self._deadlines.items()):
+        for request, deadline in list(self.deadlines.items()):
             if not request.waits_for_grammar:
                 self._finish(request, ready, refused)
             elif time.monotonic() > deadline:
@@ -63,7 +66,7 @@ class CompilingRequests:
                 error = fault
         if error is None:
             ready.append(request)
-            del self._deadlines[request]
+            del self.deadlines[request]
             return
         if not isinstance(error, RequestError):  # a fault of the library fails this request only
             error = RequestError(f"the grammar could not be compiled: {error!r}")

@@ -8,8 +8,8 @@ known tokens and computed tokens, and a step computes some of the difference.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -31,79 +31,131 @@ _MAX_OVERTAKES = 16
 _MAX_PROMPT_LOGITS = 128
 # A request waits for a prefix that another request is computing only if it is at least this long.
 _MIN_AWAITED_PREFIX = 16
+_PLACEHOLDER = -1  # no token
 # How much several requests that wait for their first token outweigh streams. At 8 streams of a closed loop, 6
 # takes 16 % off the time to the first token at the same p95 between tokens (simulated; see docs/engine.md).
 _BACKLOG = 6.0
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class StepPlan:
-    """The rows of a step, the request of each, and how many tokens at the end of each row are proposals."""
+    """The rows of a step. A plan does not change; a row may hold a placeholder (``Row.source``).
 
-    rows: list[Row] = field(default_factory=list)
-    requests: list[Request] = field(default_factory=list)
-    proposed: list[int] = field(default_factory=list)
-    restoring: list[Request] = field(default_factory=list)  # without a row: their KV is restored from tiers
+    Args:
+        rows: what the runner runs.
+        requests: per row, its request.
+        proposed: per row, how many tokens at its end are proposals.
+        sampling: indices of the rows that end with the newest token of their request and have its logits.
+        restoring: requests without a row: their KV is restored from tiers.
+        observed: whether a request wants logits or hidden states of its prompt.
+        constrained: whether a grammar restricts a request.
+        ahead: whether the plan was made while the step before it was in flight.
+    """
 
-    def add(self, request: Request, num_tokens: int) -> int:
-        """Add a row of up to ``num_tokens`` of the request's next tokens; return how many."""
-        if request.awaits_prompt_logprobs:
-            num_tokens = min(num_tokens, _MAX_PROMPT_LOGITS)
-        start = request.num_computed
-        stop = start + num_tokens
-        assert request.slot is not None  # noqa: S101 -- only running requests are planned
-        tokens = request.token_slice(start, stop)
-        num_logits = int(stop == request.num_tokens and request.pooling is None)
-        if request.awaits_prompt_logprobs:
-            num_logits = max(num_logits, stop - max(start, request.first_prompt_logits))
-        row = Row(request.slot, tokens, start, num_logits, lora=request.lora_place)
-        seen = None if request.images is None else request.images.part(start, stop)
-        if seen is not None:
-            row.image_states, row.image_rows = seen
-        self.rows.append(row)
-        self.requests.append(request)
-        self.proposed.append(0)
-        return num_tokens
+    rows: tuple[Row, ...] = ()
+    requests: tuple[Request, ...] = ()
+    proposed: tuple[int, ...] = ()
+    sampling: tuple[int, ...] = ()
+    restoring: tuple[Request, ...] = ()
+    observed: bool = False
+    constrained: bool = False
+    ahead: bool = False
 
     def decode_rows(self) -> list[int]:
         """Return the indices of rows that compute one known token and sample the next."""
-        return [i for i in self.sampling_rows() if len(self.rows[i].tokens) - self.proposed[i] == 1]
+        return [i for i in self.sampling if len(self.rows[i].tokens) - self.proposed[i] == 1]
 
-    def sampling_rows(self) -> list[int]:
-        """Return the indices of rows that end with the newest token of their request and have its logits."""
-        triples = zip(self.rows, self.requests, self.proposed, strict=True)
-        return [
-            i
-            for i, (row, request, extra) in enumerate(triples)
-            if row.start + len(row.tokens) - extra == request.num_tokens and row.num_logits
-        ]
-
-    def add_proposal(self, index: int, tokens: npt.NDArray[np.int64]) -> None:
-        """Append proposed ``tokens`` to a row, so that the step verifies them."""
-        row = self.rows[index]
-        known_and_proposed = np.concatenate([row.tokens, tokens])
-        wanted = row.num_logits + len(tokens)
-        self.rows[index] = replace(row, tokens=known_and_proposed, num_logits=wanted)
-        self.proposed[index] = len(tokens)
+    def with_proposals(self, proposals: Mapping[int, npt.NDArray[np.int64]]) -> StepPlan:
+        """Return the plan with proposed tokens, by row, so that the step verifies them."""
+        rows, proposed = list(self.rows), list(self.proposed)
+        for index, tokens in proposals.items():
+            row = rows[index]
+            known_and_proposed = np.concatenate([row.tokens, tokens])
+            rows[index] = replace(row, tokens=known_and_proposed, num_logits=row.num_logits + len(tokens))
+            proposed[index] = len(tokens)
+        return replace(self, rows=tuple(rows), proposed=tuple(proposed))
 
     def accepts(self, index: int, position: int, token: int) -> bool:
         """Whether the row's proposed token number ``position``, counted from 0, is ``token``."""
         extra = self.proposed[index]
         return position < extra and int(self.rows[index].tokens[position - extra]) == token
 
-    def remove_proposals(self) -> None:
-        """Remove all proposed tokens from the rows."""
-        for i, extra in enumerate(self.proposed):
-            row = self.rows[i]
+    def known(self) -> StepPlan:
+        """Return the plan with known tokens alone: no proposals, and tokens instead of placeholders."""
+        rows = list(self.rows)
+        for i, (row, request, extra) in enumerate(zip(rows, self.requests, self.proposed, strict=True)):
             if extra:
-                self.rows[i] = replace(row, tokens=row.tokens[:-extra], num_logits=row.num_logits - extra)
-        self.proposed = [0] * len(self.rows)
+                rows[i] = replace(row, tokens=row.tokens[:-extra], num_logits=row.num_logits - extra)
+            elif row.source is not None:
+                rows[i] = replace(row, tokens=request.token_slice(row.start, row.start + 1), source=None)
+        return replace(self, rows=tuple(rows), proposed=(0,) * len(rows))
 
-    def without(self, failed: Collection[int]) -> StepPlan:
-        """Return the plan without the rows at the ``failed`` indices."""
-        kept = [i for i in range(len(self.rows)) if i not in failed]
-        rows, requests = [self.rows[i] for i in kept], [self.requests[i] for i in kept]
-        return StepPlan(rows, requests, [self.proposed[i] for i in kept])
+    def without(self, dropped: Collection[int]) -> StepPlan:
+        """Return the plan without the rows at the ``dropped`` indices."""
+        kept = [i for i in range(len(self.rows)) if i not in dropped]
+        places = {old: new for new, old in enumerate(kept)}
+        return replace(
+            self,
+            rows=tuple(self.rows[i] for i in kept),
+            requests=tuple(self.requests[i] for i in kept),
+            proposed=tuple(self.proposed[i] for i in kept),
+            sampling=tuple(places[i] for i in self.sampling if i in places),
+        )
+
+
+class _Draft:
+    """A plan in the making."""
+
+    def __init__(self) -> None:
+        self.rows: list[Row] = []
+        self.requests: list[Request] = []
+        self.sampling: list[int] = []
+        self.restoring: list[Request] = []
+        self.observed = self.constrained = False
+
+    def add(self, request: Request, start: int, num_tokens: int) -> int:
+        """Add a row of up to ``num_tokens`` of the request's tokens from ``start`` on; return how many."""
+        observed = request.observes_prompt
+        if observed and request.awaits_prompt_logprobs:
+            num_tokens = min(num_tokens, _MAX_PROMPT_LOGITS)
+        stop = start + num_tokens
+        assert request.slot is not None  # noqa: S101 -- only running requests are planned
+        row = Row(request.slot, request.token_slice(start, stop), start, 0, lora=request.lora_place)
+        if request.images is not None and (seen := request.images.part(start, stop)) is not None:
+            row.image_states, row.image_rows = seen
+        if stop == request.num_tokens and request.pooling is None:
+            row.num_logits = 1
+            self.sampling.append(len(self.rows))
+        if observed:
+            self.observed = True
+            if request.awaits_prompt_logprobs:
+                row.num_logits = max(row.num_logits, stop - max(start, request.first_prompt_logits))
+        if request.grammar is not None:
+            self.constrained = True
+        self.rows.append(row)
+        self.requests.append(request)
+        return num_tokens
+
+    def add_placeholder(self, request: Request, source: int) -> None:
+        """Add a row of the token that row ``source`` of the step in flight draws."""
+        assert request.slot is not None  # noqa: S101 -- only running requests are planned
+        token, start = np.array([_PLACEHOLDER], np.int64), request.num_tokens
+        self.sampling.append(len(self.rows))
+        self.rows.append(Row(request.slot, token, start, lora=request.lora_place, source=source))
+        self.requests.append(request)
+
+    def plan(self, *, ahead: bool = False) -> StepPlan:
+        """Return the plan."""
+        return StepPlan(
+            tuple(self.rows),
+            tuple(self.requests),
+            (0,) * len(self.rows),
+            tuple(self.sampling),
+            tuple(self.restoring),
+            self.observed,
+            self.constrained,
+            ahead,
+        )
 
 
 class Scheduler:
@@ -163,29 +215,70 @@ class Scheduler:
 
     def plan(self) -> StepPlan:
         """Choose the rows of the next step: decode rows, then prompts in progress, then new requests."""
-        plan = StepPlan()
+        draft = _Draft()
         self._grow_running()
         prefilling = []
         for request in self._running:
-            if request.num_uncomputed == 0:
+            uncomputed = request.num_tokens - request.num_computed
+            if uncomputed == 0:
                 continue  # its next token waits for a grammar
-            if request.num_uncomputed == 1:
-                plan.add(request, 1)
+            if uncomputed == 1:
+                draft.add(request, request.num_computed, 1)
             elif request.restorable > request.num_computed:
-                plan.restoring.append(request)
+                draft.restoring.append(request)
             else:
-                prefilling.append(request)
-        budget = self._prompt_budget(plan, len(prefilling))
-        for request in sorted(prefilling, key=self._serving_order):
-            budget = self._admit(plan, budget, before=request)
-            if budget > 0:
-                budget -= plan.add(request, min(request.num_uncomputed, budget))
-        self._admit(plan, budget)
+                prefilling.append((request, request.num_computed))
+        if prefilling or self._waiting.size:
+            budget = self._add_prompts(draft, prefilling, admit=True)
+            self._admit(draft, budget)
         if self._slots.state_tokens:
-            for row in plan.rows:
+            for row in draft.rows:
                 stop = row.start + len(row.tokens)
                 row.checkpoints = [n for n in self._slots.checkpoints(row.slot) if n < stop]
-        return plan
+        return draft.plan()
+
+    def plan_ahead(self, flight: StepPlan) -> StepPlan | None:
+        """Choose the rows of the step after ``flight``, which runs; None if that must be finished first.
+
+        Rows of the tokens that the runner draws in the flight are placeholders. A request whose token only
+        the host can draw has no row. Nothing is admitted, evicted or preempted, since slots are in use.
+        """
+        if self._waiting.size and self._slots.num_used < self._slots.num_slots:
+            return None
+        draft, prefilling, skipped = _Draft(), [], 0
+        places = {request: i for i, request in enumerate(flight.requests)}
+        sampling = set(flight.sampling)
+        for request in self._running:
+            i = places.get(request)
+            row = None if i is None else flight.rows[i]
+            if i is None or row is None or row.start != request.num_computed:  # its row ran a wrong token
+                start = request.num_computed
+            else:
+                start = row.start + len(row.tokens)
+            if request.observes_prompt or request.restorable > start:
+                return None
+            if row is not None and i is not None and i in sampling and start == request.num_tokens:
+                if request.remaining_tokens > 1:
+                    if row.draw is None:
+                        skipped += 1
+                    else:
+                        draft.add_placeholder(request, i)
+            elif request.num_tokens - start == 1:
+                draft.add(request, start, 1)
+            elif start < request.num_tokens:
+                prefilling.append((request, start))
+        lengths = {
+            row.slot: request.num_kept + (row.source is not None)
+            for row, request in zip(draft.rows, draft.requests, strict=True)
+        }
+        growth = sum(length - self._slots.held[slot] for slot, length in lengths.items())
+        if 2 * skipped > len(flight.sampling) or not self._slots.fits(growth):
+            return None
+        for slot, length in lengths.items():
+            self._slots.grow(slot, length)
+        if prefilling:
+            self._add_prompts(draft, prefilling, admit=False)
+        return draft.plan(ahead=True)
 
     def commit(self, plan: StepPlan) -> None:
         """Record that the plan's rows were computed."""
@@ -196,9 +289,14 @@ class Scheduler:
 
     def learn(self, plan: StepPlan, seconds: float) -> None:
         """Learn the cost of prompt tokens from a step's duration; steps with proposals are skipped."""
-        if not any(plan.proposed):
-            prompts = [len(row.tokens) for row in plan.rows if len(row.tokens) > 1]
-            self.costs.observe(len(plan.rows) - len(prompts), len(prompts), sum(prompts), seconds)
+        if any(plan.proposed):
+            return
+        prompts = tokens = 0
+        for row in plan.rows:
+            if (length := len(row.tokens)) > 1:
+                prompts += 1
+                tokens += length
+        self.costs.observe(len(plan.rows) - prompts, prompts, tokens, seconds)
 
     def reserve(self, request: Request, num_tokens: int) -> bool:
         """Reserve KV of proposed tokens without preempting; return whether there is room."""
@@ -208,12 +306,17 @@ class Scheduler:
         self._slots.grow(request.slot, self._slots.tokens(request.slot) + num_tokens)
         return True
 
-    def settle(self, plan: StepPlan) -> None:
-        """Keep the KV of accepted proposals, and free the reserved KV of rejected ones."""
+    def settle(self, plan: StepPlan, flight: StepPlan | None = None) -> None:
+        """Keep the KV of accepted proposals, and free that of rejected ones and of rows that came to nothing.
+
+        Args:
+            plan: the step that was finished.
+            flight: the step after it, whose rows need what they have reserved.
+        """
         for request, extra in zip(plan.requests, plan.proposed, strict=True):
-            if request.slot is None:
+            if request.slot is None or (flight is not None and request in flight.requests):
                 continue
-            if self._slots.tokens(request.slot) > request.num_kept:
+            if self._slots.held[request.slot] > request.num_kept:
                 self._slots.grow(request.slot, request.num_computed - request.num_dropped)
             if extra:
                 self.cache.progress(request)
@@ -260,8 +363,11 @@ class Scheduler:
         if self._slots.is_idle(slot):
             self.cache.evict(slot, save=False)
 
-    def check_integrity(self) -> None:
+    def check_integrity(self, flight: StepPlan | None = None) -> None:
         """Check that requests and slots are consistent.
+
+        Args:
+            flight: the step in flight; its requests may hold room for one more token.
 
         Raises:
             RuntimeError: they are not; the message shows the difference.
@@ -277,11 +383,21 @@ class Scheduler:
             held = self._slots.tokens(request.slot)
             if request in self._waiting or request.status is not RequestStatus.RUNNING:
                 raise RuntimeError(f"{request} holds a slot, but is queued or not in status RUNNING")
-            if not request.num_computed <= held + request.num_dropped <= request.num_tokens:
+            most = request.num_tokens + (flight is not None and request in flight.requests)
+            if not request.num_computed <= held + request.num_dropped <= most:
                 raise RuntimeError(f"{request} has {request.num_computed} computed tokens, its slot {held}")
 
     def _grow_running(self) -> None:
         """Reserve KV for the newest token of each running request; preempt the youngest if that fails."""
+        growth = 0
+        for request in self._running:
+            if request.slot is not None:
+                growth += request.num_tokens - request.num_dropped - self._slots.held[request.slot]
+        if self._slots.fits(growth):
+            for request in self._running:
+                if request.slot is not None:
+                    self._slots.grow(request.slot, request.num_tokens - request.num_dropped)
+            return
         for request in sorted(self._running, key=lambda r: r.order):
             while request.slot is not None and not self.cache.make_room(self._growth(request)):
                 self.preempt(max(self._running, key=lambda r: r.order))
@@ -292,17 +408,27 @@ class Scheduler:
         assert request.slot is not None  # noqa: S101 -- only called for running requests
         return request.num_kept - self._slots.tokens(request.slot)
 
-    def _prompt_budget(self, plan: StepPlan, prefilling: int) -> int:
+    def _add_prompts(self, draft: _Draft, prefilling: Sequence[tuple[Request, int]], *, admit: bool) -> int:
+        """Add rows of prompts in progress, each from a token on; return the budget of prompt tokens left."""
+        budget = self._prompt_budget(draft, len(prefilling))
+        for request, start in sorted(prefilling, key=lambda part: self._serving_order(part[0])):
+            if admit:
+                budget = self._admit(draft, budget, before=request)
+            if budget > 0:
+                budget -= draft.add(request, start, min(request.num_tokens - start, budget))
+        return budget
+
+    def _prompt_budget(self, draft: _Draft, prefilling: int) -> int:
         """Return the number of prompt tokens of a step with the plan's decode rows, limited by ``stretch``.
 
         The limit grows with the requests that wait for their first token: with their share of all requests if
         there are several, and with their number for each stream if there are more of them than streams.
         """
-        rows = len(plan.rows)
+        rows = len(draft.rows)
         most = self._max_step_tokens - rows
         if not (prefilling or len(self._waiting)) or self._stretch == float("inf"):
             return most
-        if not any(request.streamed for request in plan.requests):
+        if not any(request.streamed for request in draft.requests):
             return most
         starting = prefilling + min(len(self._waiting), self._slots.num_slots - self._slots.num_used)
         backlog = _BACKLOG * (starting - 1) / (starting + rows)
@@ -314,7 +440,7 @@ class Scheduler:
         """Return the sort key of requests whose prompts compete for a step's tokens."""
         return request.priority, self._served.served(request.tenant), request.arrival_index
 
-    def _admit(self, plan: StepPlan, budget: int, before: Request | None = None) -> int:
+    def _admit(self, draft: _Draft, budget: int, before: Request | None = None) -> int:
         """Admit waiting requests within the token budget; return the budget left.
 
         With ``before``, admit only requests that are served before that one.
@@ -334,9 +460,9 @@ class Scheduler:
             self._served.chosen(request.tenant)
             self._start(request, match)
             if request.restorable:
-                plan.restoring.append(request)
+                draft.restoring.append(request)
                 continue
-            budget -= plan.add(request, min(request.num_uncomputed, budget))
+            budget -= draft.add(request, request.num_computed, min(request.num_uncomputed, budget))
         return budget
 
     def _choose(self) -> tuple[Request, PrefixMatch] | None:

@@ -57,6 +57,9 @@ class WaitingQueue:
 
     Args:
         counters: service received by each tenant.
+
+    Attributes:
+        size: the number of requests.
     """
 
     def __init__(self, counters: VirtualCounters | None = None) -> None:
@@ -64,11 +67,11 @@ class WaitingQueue:
         self._levels: dict[int, _PriorityLevel] = {}
         self._priorities: list[int] = []  # a heap of priorities, including some whose level is empty
         self._noted: set[int] = set()
-        self._size = 0
+        self.size = 0
         self._num_queues = 0  # created so far
 
     def __len__(self) -> int:
-        return self._size
+        return self.size
 
     def __contains__(self, request: Request) -> bool:
         level = self._levels.get(request.priority)
@@ -90,7 +93,7 @@ class WaitingQueue:
             served = self._counters.served(request.tenant)
             heapq.heappush(level.tenants, (served, self._num_queues, request.tenant))
         level.line(request).push(request)
-        self._size += 1
+        self.size += 1
 
     def first(self, count: int) -> list[Request]:
         """Return up to ``count`` requests to serve next, in order, all of one tenant or all preempted."""
@@ -109,7 +112,7 @@ class WaitingQueue:
         level = self._levels[request.priority]
         line = level.line(request)
         line.remove(request)
-        self._size -= 1
+        self.size -= 1
         if not line.live and not request.resumes:
             del level.lines[request.tenant]
         if not level.lines and not level.resumed.live:

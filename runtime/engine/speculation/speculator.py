@@ -49,18 +49,18 @@ class Speculator:
         self._declined = 0  # steps with declined proposals since a token was accepted
         self._pause = 0  # steps to skip
 
-    def add_proposals(self, plan: StepPlan, scheduler: Scheduler) -> None:
-        """Append proposals to the plan's decode rows, within the token and KV budgets."""
+    def with_proposals(self, plan: StepPlan, scheduler: Scheduler) -> StepPlan:
+        """Return the plan with proposals in its decode rows, within the token and KV budgets."""
         if self._made:
             self._made.clear()
         decoding = plan.decode_rows()
         self._decoding, self._chosen = len(decoding), 0
         if self._pause:
             self._pause -= 1
-            return
+            return plan
         candidates = [c for i in decoding if (c := self._candidate(i, plan.requests[i])) is not None]
         if not candidates:
-            return
+            return plan
         if self._adaptive:
             counts = self._controller.choose(candidates, len(decoding))
         else:
@@ -68,20 +68,22 @@ class Speculator:
         if not any(counts):
             self._declined += 1
             self._pause = min(self._declined // _PATIENCE, _MAX_PAUSE)
-            return
+            return plan
         self._chosen = sum(count > 0 for count in counts)
         budget = self._max_step_tokens - sum(len(row.tokens) for row in plan.rows)
         begin = time.perf_counter()
         proposals = self._propose(plan, candidates, counts)
         if not all(len(tokens) for _, tokens in proposals):
             self._controller.charge(time.perf_counter() - begin)
+        added: dict[int, Tokens] = {}
         for candidate, tokens in proposals:
             request = plan.requests[candidate.index]
             tokens = tokens[: request.valid_prefix(tokens[:budget])]
             if len(tokens) and scheduler.reserve(request, len(tokens)):
                 budget -= len(tokens)
-                plan.add_proposal(candidate.index, tokens)
+                added[candidate.index] = tokens
                 self._made[candidate.request_id] = candidate
+        return plan.with_proposals(added)
 
     def learn(self, plan: StepPlan, accepted: Sequence[int], seconds: float) -> None:
         """Learn from the step: ``accepted`` tokens per row, and its duration."""

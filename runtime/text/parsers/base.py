@@ -5,8 +5,9 @@ from __future__ import annotations
 import abc
 import json
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 from ...types.outputs import ToolCall
 
@@ -59,17 +60,27 @@ class Message:
         if arguments:
             self.tool_calls.append(ToolCall("", "", arguments))
 
-    def call_json(self, text: str) -> bool:
-        """Add the tool calls of a JSON object or list; return False, adding none, if it is no tool call."""
+    def call_json(
+        self, text: str, name_keys: Sequence[str] = ("name",), argument_keys: Sequence[str] = ("arguments",)
+    ) -> bool:
+        """Add the tool calls of a JSON object or list; return False, adding none, if it is no tool call.
+
+        Args:
+            text: JSON.
+            name_keys: the path to the name; empty if the object is ``{name: arguments}``.
+            argument_keys: the path to the arguments.
+        """
         try:
             value = json.loads(text)
         except (ValueError, RecursionError):
             return False
-        calls = value if isinstance(value, list) else [value]
-        if not calls or not all(map(_is_call, calls)):
+        items = value if isinstance(value, list) else [value]
+        calls = [_call_of(item, name_keys, argument_keys) for item in items]
+        if not calls or not all(calls):
             return False
         for call in calls:
-            self.call(call["name"], _arguments(call))
+            if call is not None:
+                self.call(*call)
         return True
 
 
@@ -83,12 +94,10 @@ class MessageParser(abc.ABC):
         message: receives the parsed parts.
 
     Attributes:
-        marker: a text that chat templates of this style contain.
         needs_special_tokens: whether the style uses special tokens, which are usually left out of the text.
     """
 
-    marker: ClassVar[str] = ""
-    needs_special_tokens: ClassVar[bool] = True
+    needs_special_tokens = True
 
     def __init__(self, message: Message) -> None:
         self.message = message
@@ -118,33 +127,37 @@ class MessageParser(abc.ABC):
 
         If there is no marker, return the text that cannot be the start of one, and "".
         """
-        found = [(at, marker) for marker in markers if (at := self._text.find(marker)) >= 0]
-        at, marker = min(found, default=(len(self._text), ""))
+        places = [(at, -len(marker), marker) for marker in markers if (at := self._text.find(marker)) >= 0]
+        at, _, marker = min(places, default=(len(self._text), 0, ""))
         if not marker and not final:
-            at -= max(overlap(self._text, one) for one in markers)
+            at -= max((overlap(self._text, text) for text in markers), default=0)
         text, self._text = self._text[:at], self._text[at + len(marker) :]
         return text, marker
 
 
-class PlainParser(MessageParser):
-    """Treats the whole message as content."""
+def _call_of(value: Any, name_keys: Sequence[str], argument_keys: Sequence[str]) -> tuple[str, str] | None:
+    """Return the name and the arguments as JSON text; models write them as an object or as JSON text."""
+    if not isinstance(value, dict):
+        return None
+    if not name_keys:
+        if len(value) != 1 or not isinstance(arguments := next(iter(value.values())), dict):
+            return None
+        return next(iter(value)), json.dumps(arguments, ensure_ascii=False)
+    name = _at(value, name_keys)
+    arguments = _at(value, argument_keys)
+    if not isinstance(name, str):
+        name = value.get("name")
+    if arguments is None:
+        arguments = value.get("arguments", value.get("parameters", {}))
+    if not isinstance(name, str):
+        return None
+    return name, arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
 
-    needs_special_tokens = False
 
-    def _advance(self, *, final: bool) -> bool:
-        self.message.content.add(self._text)
-        self._text = ""
-        return False
-
-
-def _is_call(value: Any) -> bool:
-    return isinstance(value, dict) and isinstance(value.get("name"), str)
-
-
-def _arguments(call: dict[str, Any]) -> str:
-    """Return the arguments as JSON text; models write them as an object or as JSON text."""
-    given = call.get("arguments", call.get("parameters", {}))
-    return given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
+def _at(value: Any, path: Sequence[str]) -> Any:
+    for key in path:
+        value = value.get(key) if isinstance(value, dict) else None
+    return value
 
 
 def overlap(text: str, marker: str) -> int:

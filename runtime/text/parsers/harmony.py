@@ -19,8 +19,6 @@ _RECIPIENT = re.compile(r"to=(?:functions\.)?([^\s<]+)")
 class HarmonyParser(MessageParser):
     """Alternates between headers and bodies."""
 
-    marker = "<|channel|>"
-
     def __init__(self, message: Message) -> None:
         super().__init__(message)
         self._header: str | None = ""  # None within a body

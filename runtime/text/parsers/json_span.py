@@ -20,6 +20,11 @@ class JsonSpan:
         self._at = 0
         self._in_string = False
 
+    @property
+    def in_text(self) -> bool:
+        """Whether the text read so far ends within a string."""
+        return self._in_string
+
     def end(self, text: str) -> int | None:
         """Return the end of the value in ``text``, None if it is incomplete; ``text`` must only grow."""
         while True:

@@ -1,51 +1,104 @@
-"""Choose the message parser of a model by its chat template."""
+"""The format of the answers of a model, and the parser of one answer."""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 from ....errors import UsageError
-from .base import Message, MessageParser, PlainParser
+from ..chat_template import ChatTemplate
+from ..special_texts import SpecialTexts
+from .answer import AnswerParser
+from .base import Message, MessageParser
+from .derivation import Derived, derive
+from .formats import NAMED, AnswerFormat
 from .harmony import HarmonyParser
-from .hermes import HermesParser
-from .llama import LlamaParser
-from .mistral import MistralParser
-from .think import TAGS, ThinkParser
 
-# Ordered: if a template contains several markers, the first style is chosen.
-STYLES: dict[str, type[MessageParser]] = {
-    "harmony": HarmonyParser,
-    "mistral": MistralParser,
-    "llama": LlamaParser,
-    "hermes": HermesParser,
-}
+STYLES = ("harmony", *NAMED)
+
+_MOST_TEMPLATES = 16  # of requests; a derivation takes about 0.1 s
+
+_log = logging.getLogger(__name__)
 
 
-def message_parser(
-    template: str, prompt: str = "", *, tools: bool = False, style: str | None = None
-) -> MessageParser | None:
-    """Return a parser for one message; None if the whole message is content.
+class AnswerFormats:
+    """The formats of the answers of a model's chat templates, each derived when first asked for. Thread-safe.
 
     Args:
-        template: the source of the chat template.
-        prompt: the rendered prompt; if it ends with an opening reasoning tag, the message starts inside it.
-        tools: whether the request has tools.
-        style: a name from ``STYLES``, in place of the template's style.
+        template: the chat templates.
+        special: the texts of special tokens; None if there is no tokenizer.
+    """
+
+    def __init__(self, template: ChatTemplate, special: SpecialTexts | None = None) -> None:
+        self._template, self._special = template, special
+        self._derived = functools.lru_cache(maxsize=_MOST_TEMPLATES)(self._derive)
+
+    def of(self, template: str | None, *, with_tools: bool, style: str | None = None) -> AnswerFormat:
+        """Return the format of the answers to a rendered conversation.
+
+        Args:
+            template: see ``ChatTemplate.render``.
+            with_tools: whether the conversation has tools.
+            style: the form of calls, one of ``STYLES``; None takes the template's.
+
+        Raises:
+            ChatTemplateError: there is no such template.
+            UsageError: there is no such style.
+        """
+        answer = self.derived(template, with_tools=with_tools).answer
+        answer = answer if style is None else named_format(answer, style)
+        return dataclasses.replace(answer, special=self._special is None or self._special.hold(answer.texts))
+
+    def derived(self, template: str | None, *, with_tools: bool) -> Derived:
+        """Return the format of a template's answers, and what could not be derived.
+
+        Raises:
+            ChatTemplateError: there is no such template.
+        """
+        return self._derived(self._template.source(template, with_tools=with_tools))
+
+    def _derive(self, source: str) -> Derived:
+        described = self._template.describes_tools(source)
+        render = functools.partial(self._template.render, template=source)
+        derived = derive(source, render, described=described)
+        for note in derived.notes:
+            level = logging.WARNING if derived.answer.calls is None else logging.INFO
+            _log.log(level, "the chat template does not tell all of how the model answers: %s", note)
+        return derived
+
+
+def named_format(answer: AnswerFormat, style: str) -> AnswerFormat:
+    """Return a format whose calls have a style by name.
+
+    Args:
+        answer: the format of the template.
+        style: one of ``STYLES``.
 
     Raises:
         UsageError: there is no such style.
     """
-    chosen = _style(template, style)
-    if chosen is HarmonyParser:
-        return chosen(Message())
-    answer = chosen(Message()) if chosen is not None and tools else PlainParser(Message())
-    for tags in TAGS:
-        if tags[1] in template:
-            return ThinkParser(answer, tags, opened=prompt.rstrip().endswith(tags[0]))
-    return None if isinstance(answer, PlainParser) else answer
+    if style not in STYLES:
+        raise UsageError(f"there is no tool call style '{style}'; choose one of {', '.join(STYLES)}")
+    if style == "harmony":
+        return AnswerFormat("harmony", harmony=True)
+    return dataclasses.replace(answer, source=style, calls=NAMED[style], harmony=False)
 
 
-def _style(template: str, name: str | None) -> type[MessageParser] | None:
-    if name is None:
-        return next((style for style in STYLES.values() if style.marker in template), None)
-    if name not in STYLES:
-        raise UsageError(f"there is no tool call style '{name}'; choose one of {', '.join(STYLES)}")
-    return STYLES[name]
+def message_parser(
+    answer: AnswerFormat, prompt: str = "", *, tools: Sequence[Mapping[str, Any]] = ()
+) -> MessageParser | None:
+    """Return a parser for one answer; None if all of it is content.
+
+    Args:
+        answer: the format.
+        prompt: the rendered prompt; if it ends with what opens a thought, the answer starts inside it.
+        tools: the tools of the request.
+    """
+    if answer.harmony:
+        return HarmonyParser(Message())
+    if answer.thought is None and not (answer.calls and tools) and not answer.text_open:
+        return None
+    return AnswerParser(Message(), answer, tools, opened=answer.opens_thought(prompt))

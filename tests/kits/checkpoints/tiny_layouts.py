@@ -153,7 +153,8 @@ def _falcon(config: Mapping[str, Any]) -> Shapes:
     return decoder(config, lambda _: layer, norm_bias=True, **names)
 
 
-def _experts(config: Mapping[str, Any]) -> Shapes:
+def experts(config: Mapping[str, Any]) -> Shapes:
+    """Return the shapes of DeepSeek's experts, router and shared experts."""
     hidden, width = config["hidden_size"], config["moe_intermediate_size"]
     shared = width * config["n_shared_experts"]
     layer = modules(mlp__gate=(config["n_routed_experts"], hidden))
@@ -166,7 +167,8 @@ def _experts(config: Mapping[str, Any]) -> Shapes:
     return layer
 
 
-def _deepseek(config: Mapping[str, Any]) -> Shapes:
+def latent_decoder(config: Mapping[str, Any]) -> Shapes:
+    """Return the shapes of a decoder with latent attention, dense layers first."""
     n, heads, rank = config["hidden_size"], config["num_attention_heads"], config["kv_lora_rank"]
     plain, rotary, value = (config[key] for key in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"))
     queries, bias = config.get("q_lora_rank"), config.get("attention_bias", False)
@@ -181,10 +183,10 @@ def _deepseek(config: Mapping[str, Any]) -> Shapes:
         base |= modules(self_attn__q_a_layernorm=(queries,), self_attn__q_b_proj=(size, queries))
     else:
         base |= modules(self_attn__q_proj=(size, n))
-    sparse = _experts(config)
-    if config["model_type"] == "deepseek_v3":
-        sparse["mlp.gate.e_score_correction_bias"] = (config["n_routed_experts"],)
     dense = config["first_k_dense_replace"]
+    sparse = experts(config) if dense < config["num_hidden_layers"] else {}
+    if config["model_type"] in ("deepseek_v3", "glm4_moe_lite"):
+        sparse["mlp.gate.e_score_correction_bias"] = (config["n_routed_experts"],)
     return decoder(config, lambda i: base | (gated_mlp(config) if i < dense else sparse))
 
 
@@ -254,6 +256,15 @@ def _gemma4_seeing(config: Mapping[str, Any]) -> Shapes:
     return {**shapes, "model.vision_tower.std_bias": (8,), "model.embed_vision.norm.weight": (8,)}
 
 
+def _gemma4_unified(config: Mapping[str, Any], prefix: str = "model.") -> Shapes:
+    return _gemma4({**config, "hidden_size_per_layer_input": 0}, prefix)
+
+
+def _gemma4_unified_seeing(config: Mapping[str, Any]) -> Shapes:
+    shapes = _gemma4_unified(config["text_config"], "model.language_model.")
+    return {**shapes, "model.vision_embedder.pos_norm.weight": (8,), "model.embed_audio.norm.weight": (8,)}
+
+
 _GEMMA4: Config = {
     **{key: value for key, value in BASE.items() if key != "rope_parameters"},
     "num_hidden_layers": 5,
@@ -273,9 +284,11 @@ _GEMMA4: Config = {
     "tie_word_embeddings": True,
 }
 
+_GEMMA4_UNIFIED = {key: value for key, value in _GEMMA4.items() if "per_layer_input" not in key}
+
 _FEW = {key: BASE[key] for key in ("vocab_size", "hidden_size")}
 
-_LATENT: Config = {
+LATENT: Config = {
     **BASE,
     "rms_norm_eps": 1e-5,
     "num_key_value_heads": 4,
@@ -596,12 +609,12 @@ LAYOUTS: dict[str, tuple[Config, Callable[[Mapping[str, Any]], Shapes]]] = {
         _falcon,
     ),
     "deepseek_v2": (
-        {**_LATENT, "n_routed_experts": 6, "n_shared_experts": 2, "num_experts_per_tok": 3},
-        _deepseek,
+        {**LATENT, "n_routed_experts": 6, "n_shared_experts": 2, "num_experts_per_tok": 3},
+        latent_decoder,
     ),
     "deepseek_v3": (
         {
-            **_LATENT,
+            **LATENT,
             "q_lora_rank": 12,
             "n_routed_experts": 8,
             "n_shared_experts": 1,
@@ -611,10 +624,15 @@ LAYOUTS: dict[str, tuple[Config, Callable[[Mapping[str, Any]], Shapes]]] = {
             "first_k_dense_replace": 1,
             "routed_scaling_factor": 1.5,
         },
-        _deepseek,
+        latent_decoder,
     ),
     "gemma4_text": (_GEMMA4, _gemma4),
     "gemma4": ({"text_config": {"model_type": "gemma4_text", **_GEMMA4}}, _gemma4_seeing),
+    "gemma4_unified_text": (_GEMMA4_UNIFIED, _gemma4_unified),
+    "gemma4_unified": (
+        {"text_config": {"model_type": "gemma4_unified_text", **_GEMMA4_UNIFIED}},
+        _gemma4_unified_seeing,
+    ),
     "qwen3_5_text": (_QWEN3_5, _qwen3_5),
     "qwen3_5": (
         {"text_config": {"model_type": "qwen3_5_text", **_QWEN3_5}, "tie_word_embeddings": False},

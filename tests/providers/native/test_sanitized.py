@@ -58,6 +58,18 @@ for case in range(12):
     for isa in isas(library):
         filled(library, isa, made, rng, separate=int(rng.choice([0, 1000])))
 """
+ROUNDING = """
+from carryall.graph_opt.quantize.algorithms.blockwise import BlockFormat
+from carryall.providers.native.rounding import BlockRounding
+
+for case in range(60):
+    bits, block, group = [(4, 32, 64), (4, 16, 64), (4, 256, 0), (8, 64, 0)][case % 4]
+    form = BlockFormat(bits=bits, block_size=block, symmetric=not group, group_size=group)
+    shape = int(rng.integers(1, 6)) * block, int(rng.integers(1, 60))
+    matrix = np.asarray(rng.standard_normal(shape), np.float32, order="CF"[case // 4 % 2])
+    for isa in isas(library):
+        BlockRounding(library, ("rtn", "kquant")[case // 8 % 2], isa)(matrix, form)
+"""
 END = 'print("clean")'
 _ADDRESS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-g"]
 _THREAD = ["-fsanitize=thread", "-g"]
@@ -77,7 +89,7 @@ def sanitized(
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="preloads GCC's sanitizer")
 @pytest.mark.parametrize("sanitized", [_ADDRESS], ids=["address"], indirect=True)
-@pytest.mark.parametrize("script", [LINEAR, ATTENTION], ids=["linear", "attention"])
+@pytest.mark.parametrize("script", [LINEAR, ATTENTION, ROUNDING], ids=["linear", "attention", "rounding"])
 def test_no_access_outside_of_the_arrays(sanitized: tuple[Path, list[str]], script: str) -> None:
     compiler = find_compiler() or []
     asked = [*compiler, "-print-file-name=libasan.so"]

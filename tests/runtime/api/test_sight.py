@@ -17,6 +17,7 @@ from tiny_models import write_tiny
 from tiny_vlms import IMAGE, IMAGE_ID, SPECIAL, write_vlm
 from vision_golden import NEW_TOKENS, golden_path, picture
 
+import carryall
 from carryall import LLM, SamplingParams
 from carryall.errors import ChatTemplateError, PromptTooLongError, RequestError
 from carryall.runtime.engine.requests.prompt_images import PromptImages
@@ -147,6 +148,30 @@ def test_any_cut_of_a_prompt_gives_equal_tokens(package: Path, cut: int, chunk: 
         llm.generate(begun, SamplingParams(temperature=0, max_tokens=1))
         assert cached(llm, asked(picture())) >= cut - 1
         assert tokens(llm, asked(picture())) == GOLDEN["tokens"].tolist()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("method", ["int8", "int4", "fp16"])
+def test_quantized_decoders_see_what_float_ones_do(package: Path, tmp_path: Path, method: str) -> None:
+    """Rotation of the stream by a quantization turns the rows of pictures too."""
+    carryall.quantize(package, tmp_path / "quantized", method)
+    params = SamplingParams(temperature=0, max_tokens=1, logprobs=20)
+    text = [{"role": "user", "content": "What is it, and where is it in the picture?"}]
+
+    def distance(talk: list[Json]) -> float:
+        """How far the best log-probabilities of a quantized decoder are from those of the float one."""
+        best = []
+        with opened(tmp_path / "quantized") as llm, opened(package) as reference:
+            for model in (llm, reference):
+                logprobs = model.chat(talk, params)[0].outputs[0].logprobs
+                assert logprobs
+                best.append({token: one.logprob for token, one in logprobs[0].items()})
+        found, expected = best
+        shared = found.keys() & expected.keys()
+        assert len(shared) >= 8
+        return float(np.mean([abs(found[token] - expected[token]) for token in shared]))
+
+    assert distance(asked(picture())) < max(0.1, 3 * distance(text))
 
 
 def test_files_images_arrays_and_data_urls_are_one_picture(llm: LLM, tmp_path: Path) -> None:

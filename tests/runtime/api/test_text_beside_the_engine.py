@@ -19,6 +19,8 @@ from carryall.runtime.api.llm import LLM
 from carryall.runtime.api.prompts import ChatPrompt, Prompt
 from carryall.runtime.models.loading import LoadedModel
 from carryall.runtime.text.parsers.base import Message, MessageParser
+from carryall.runtime.text.parsers.formats import HERMES, AnswerFormat
+from carryall.runtime.text.parsers.registry import message_parser
 from carryall.runtime.text.stop_strings import StopStrings
 from carryall.runtime.text.tokenizer import Tokenizer
 from carryall.runtime.types.outputs import RequestOutput
@@ -218,9 +220,8 @@ def test_work_for_a_published_token_does_not_grow(
     tokenizer.decode = decode
     prompt: Prompt = [1, 2, 3]
     if parsed:
-        from carryall.runtime.text.parsers.hermes import HermesParser
-
-        prompt = ChatPrompt([1, 2, 3], lambda: HermesParser(Message()))
+        answer = AnswerFormat("test", calls=HERMES)
+        prompt = ChatPrompt([1, 2, 3], lambda: message_parser(answer, tools=[{"name": "f"}]))
     with LLM(model) as llm:
         group = llm._requests.group(prompt, params)
         (request,) = group.requests

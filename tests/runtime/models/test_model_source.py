@@ -64,26 +64,29 @@ def test_a_package_is_taken_as_it_is(package: Path, own_cache: Path) -> None:
 def test_a_checkpoint_is_exported_once_with_progress(checkpoint: Path, own_cache: Path) -> None:
     told: list[tuple[int, int]] = []
     files = resolve_model(checkpoint, progress=lambda done, total, name: told.append((done, total)))
+    assert (files.folder, told) == (checkpoint, [])  # it runs in place
+    exported = files.portable_file()
     assert told[-1][0] == told[-1][1] > 0
-    assert own_cache in files.folder.parents
+    assert own_cache in exported.parents
     told.clear()
-    assert resolve_model(checkpoint, progress=lambda *_: told.append((0, 0))) == files
+    assert resolve_model(checkpoint, progress=lambda *_: told.append((0, 0))).portable_file() == exported
     assert told == []
 
 
 def test_a_changed_checkpoint_is_exported_again(checkpoint: Path) -> None:
     before = resolve_model(checkpoint)
+    exported, key = before.portable_file(), before.content_key
     write_tiny("llama", checkpoint, seed=1, hidden_size=128, intermediate_size=128)
     after = resolve_model(checkpoint)
-    assert before.folder != after.folder
-    assert before.content_key != after.content_key
+    assert after.portable_file() != exported
+    assert after.content_key != key
 
 
 def test_a_checkpoint_and_a_package_quantize_to_the_same_weights(checkpoint: Path, package: Path) -> None:
     one, other = resolve_model(checkpoint, quantize="int4-fast"), resolve_model(package, quantize="int4-fast")
     names = {value.const_value.dtype for value in one.load().graph.initializers.values() if value.const_value}
     assert ir.DataType.UINT4 in names
-    data = [(files.folder / "model.onnx.data").read_bytes() for files in (one, other)]
+    data = [files.portable_file().with_name("model.onnx.data").read_bytes() for files in (one, other)]
     assert data[0] == data[1]
     record = Package.open(other.folder).record
     assert record.quantization is not None

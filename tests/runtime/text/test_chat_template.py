@@ -85,11 +85,11 @@ def test_tools_are_described_where_the_template_has_no_place_for_them() -> None:
     template = ChatTemplate({"default": source, "tool_use": "{{ tools }}{{ messages[0].role }}"}, {})
     tools = [{"name": "f<é>"}]
     assert template.render(MESSAGES, tools=tools).endswith("user")  # this template has a place
-    assert template.tool_style(None) is None
+    assert not template.describes_tools("{{ tools }}{{ messages[0].role }}")
     assert "[system]You can call these functions" in template.render(
         MESSAGES, tools=tools, template="default"
     )
-    assert template.tool_style("default") == "hermes"
+    assert template.describes_tools(source)
     assert template.render(MESSAGES, template="default") == "[user]2 < 3 & é[assistant]yes"
 
 
@@ -111,7 +111,7 @@ def test_a_template_that_hides_tools_says_so_once(caplog: pytest.LogCaptureFixtu
         assert template.render(MESSAGES, tools=[{"name": "f"}]) == MESSAGES[0]["content"]
     (record,) = caplog.records
     assert "the chat template has no place for tools" in record.getMessage()
-    assert template.tool_style(None) is None
+    assert not template.describes_tools("{{ messages[0].content }}")
 
 
 def test_dates_and_extra_variables() -> None:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from carryall.errors import ChatTemplateError
-from carryall.runtime.text.parsers.base import Message
-from carryall.runtime.text.parsers.hermes import HermesParser
+from carryall.runtime.text.parsers.formats import HERMES, AnswerFormat
+from carryall.runtime.text.parsers.registry import message_parser
 from carryall.runtime.text.tool_messages import as_text
 
 TOOL = {"type": "function", "function": {"name": "now", "parameters": {"type": "object"}}}
@@ -45,7 +45,8 @@ def test_past_calls_are_text_that_the_parser_reads_back() -> None:
         {"role": "tool", "tool_call_id": "2", "content": [{"type": "text", "text": "13:00"}]},
     ]
     _, answer, results = as_text(turns, [], system=True)
-    parser = HermesParser(Message())
+    parser = message_parser(AnswerFormat("test", calls=HERMES), tools=[TOOL])
+    assert parser is not None
     parser.push(answer["content"])
     parser.end()
     assert answer["role"] == "assistant"

@@ -15,7 +15,7 @@ from carryall.exporter.export import export_model
 from carryall.graph_opt.lower.outputs.top_logits import TopLogitsPass
 from carryall.graph_opt.lower.pipelines.slots import SlotOptions, slot_passes
 from carryall.graph_opt.pipeline import pipeline
-from carryall.runtime.engine.sampling.top_candidates import top_candidates
+from carryall.runtime.engine.sampling.candidates import top_candidates
 
 HEADER = '<ir_version: 10, opset_import: ["": 23]>'
 

@@ -10,9 +10,12 @@ from hypothesis import strategies as st
 from text_kit import byte_level
 
 from carryall.runtime.engine.requests.output_text import OutputText, TextPart
+from carryall.runtime.text.parsers.formats import AnswerFormat, Thought
 from carryall.runtime.text.parsers.registry import message_parser
 from carryall.runtime.text.tokenizer import Tokenizer
 from carryall.runtime.types.sampling_params import SamplingParams
+
+THINKING = AnswerFormat("test", Thought("<think>", "</think>"))
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +52,7 @@ def test_the_whole_equals_its_parts(
 
 @given(cuts=st.lists(st.integers(0, 30), max_size=4))
 def test_tokens_of_the_reasoning_are_counted_once(by_bytes: Tokenizer, cuts: list[int]) -> None:
-    text = OutputText(by_bytes, [1, 2], SamplingParams(), message_parser("<think></think>"))
+    text = OutputText(by_bytes, [1, 2], SamplingParams(), message_parser(THINKING))
     tokens = by_bytes.encode("<think>why</think>so", add_special_tokens=False)
     parts = taken(text, tokens, cuts)
     assert "".join(part.reasoning for part in parts) == "why"

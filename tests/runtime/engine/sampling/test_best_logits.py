@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+import functools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plain_sampler import ROUNDING, keep, most_likely, whole_rows_used
 
+from carryall.errors import ProviderRuntimeError
 from carryall.providers.base import BestLogits
-from carryall.runtime.engine.sampling.best_logits import best_may_suffice, sample_best
-from carryall.runtime.engine.sampling.sampler import Sample, sample
+from carryall.runtime.engine.sampling.sampler import Sample, best_may_suffice, sample
 from carryall.runtime.engine.sampling.sampling_state import SamplingState
 from carryall.runtime.types.sampling_params import SamplingParams
 
@@ -26,12 +28,25 @@ def not_asked() -> Logits:
     raise AssertionError("all logits were asked for")
 
 
-def best_of(logits: Logits, count: int, whole: Callable[[], Logits] = not_asked) -> BestLogits:
+def sample_best(rows: Sequence[BestLogits], states: Sequence[SamplingState]) -> list[Sample | None]:
+    """Return per row its sample, or None if all logits of the row were asked for."""
+    asked: set[int] = set()
+
+    def refuse(i: int) -> Logits:
+        asked.add(i)
+        raise ProviderRuntimeError("all logits were asked for")
+
+    refusing = [dataclasses.replace(row, whole=functools.partial(refuse, i)) for i, row in enumerate(rows)]
+    samples = sample(refusing, states)
+    return [None if i in asked else drawn for i, drawn in enumerate(samples)]
+
+
+def best_of(logits: Logits, count: int) -> BestLogits:
     """Return the best logits as a device gives them, with their log-sum-exp in float32."""
     order = np.argsort(-logits, kind="stable")[:count]
     largest = logits.max()
     logsumexp = np.float32(largest + np.log(np.exp(logits - largest).sum()))
-    return BestLogits(order, logits[order], float(logsumexp), len(logits), whole)
+    return BestLogits(order, logits[order], float(logsumexp), len(logits), not_asked)
 
 
 def random_logits(seed: int, spread: float, *, ties: bool = False, vocab_size: int = 3000) -> Logits:
@@ -172,11 +187,7 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(seed: int, rows: int, sprea
         SamplingState(SamplingParams(seed=seed + i, **choices[random.integers(len(choices))]), EMPTY)
         for i in range(rows)
     ]
-    sizes = random.choice([700, 3000], rows)
-    counts = random.choice([8, 64, 600], rows)
-    best = [
-        best_of(random_logits(seed + i, spread, vocab_size=int(size)), int(count))
-        for i, (size, count) in enumerate(zip(sizes, counts, strict=True))
-    ]
+    size, count = random.choice([700, 3000]), random.choice([8, 64, 600])
+    best = [best_of(random_logits(seed + i, spread, vocab_size=int(size)), int(count)) for i in range(rows)]
     alone = [sample_best([row], [state])[0] for row, state in zip(best, states, strict=True)]
     assert sample_best(best, states) == alone

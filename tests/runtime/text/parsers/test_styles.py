@@ -13,19 +13,27 @@ from hypothesis import strategies as st
 
 from carryall.errors import UsageError
 from carryall.runtime.text.parsers.base import MessageParser
+from carryall.runtime.text.parsers.formats import AnswerFormat, Thought
 from carryall.runtime.text.parsers.json_span import JsonSpan
-from carryall.runtime.text.parsers.registry import STYLES, message_parser
+from carryall.runtime.text.parsers.registry import STYLES, message_parser, named_format
 from carryall.runtime.types.outputs import merged_calls
 
-MARKERS = {name: style.marker for name, style in STYLES.items()}
-TEMPLATES = {**MARKERS, "think": "<think></think>", "magistral": "[THINK][/THINK][TOOL_CALLS]"}
-TEMPLATES["qwen"] = TEMPLATES["think"] + TEMPLATES["hermes"]
+TOOLS = [
+    {"type": "function", "function": {"name": "get_weather", "parameters": {
+        "type": "object", "properties": {"city": {"type": "string"}}}}},
+    {"type": "function", "function": {"name": "now"}},
+]  # fmt: skip
+THINK = AnswerFormat("test", Thought("<think>", "</think>"))
+PLAIN = AnswerFormat("test")
+FORMATS = {name: named_format(PLAIN, name) for name in STYLES}
+FORMATS |= {"think": THINK, "qwen": named_format(THINK, "hermes")}
+FORMATS["magistral"] = named_format(AnswerFormat("test", Thought("[THINK]", "[/THINK]")), "mistral")
 
 
 def parser(name: str, prompt: str = "") -> MessageParser:
-    found = message_parser(TEMPLATES[name], prompt, tools=True)
-    assert found is not None
-    return found
+    answer_parser = message_parser(FORMATS[name], prompt, tools=TOOLS)
+    assert answer_parser is not None
+    return answer_parser
 
 
 def parsed(one: MessageParser, *pieces: str) -> tuple[str, str, list[tuple[str, str]]]:
@@ -60,7 +68,7 @@ CASES: list[tuple[str, str, tuple[str, str, list[Any]]]] = [
     ("hermes", '<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>',
      ("", "", [("f", '{"a": 1}')])),
     ("mistral", '[TOOL_CALLS][{"name": "f", "arguments": {"a": 1}},{"arguments": {}, "name": "g"},{"x": 1}]',
-     ('{"x": 1}', "", [("f", '{"a": 1}'), ("g", "{}")])),
+     ('{"x": 1}]', "", [("f", '{"a": 1}'), ("g", "{}")])),
     ("mistral", '[TOOL_CALLS]f{"a": 1', ("", "", [("f", '{"a": 1')])),
     ("llama", '{"name": "get_weather", "parameters": {"city": "Paris"}}', ("", "", [W])),
     ("llama", f"<|python_tag|>{WEATHER}; {NOW}", ("", "", [W, T])),
@@ -72,7 +80,7 @@ CASES: list[tuple[str, str, tuple[str, str, list[Any]]]] = [
     ("mistral", '[TOOL_CALLS]get_weather[ARGS]{"city": "Paris"}[TOOL_CALLS]now[CALL_ID]a1[ARGS]{}',
      ("", "", [W, T])),
     ("mistral", 'So: [TOOL_CALLS]now{} ', ("So:", "", [T])),
-    ("mistral", f"[TOOL_CALLS] [{CUT}", (f"[TOOL_CALLS][{CUT}", "", [])),
+    ("mistral", f"[TOOL_CALLS] [{CUT}", (f"[TOOL_CALLS] [{CUT}", "", [])),
     ("harmony", "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Yes.",
      ("Yes.", "Hm.", [])),
     ("harmony", "<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>commentary "
@@ -101,7 +109,8 @@ def test_a_prompt_may_open_the_reasoning() -> None:
 
 
 FRAGMENTS = [
-    *MARKERS.values(), "</tool_call>", "<think>", "</think>", "[ARGS]", "<|message|>", "<|end|>", "<|call|>",
+    "<|channel|>", "[TOOL_CALLS]", "<|python_tag|>", "<tool_call>", "</tool_call>", "<think>", "</think>",
+    "[ARGS]", "<|message|>", "<|end|>", "<|call|>",
     "<|start|>assistant", "<|channel|>final", "<|channel|>analysis", " to=functions.now", WEATHER, NOW, CUT,
     "[", "]", "{", "}", '"', "\\", ";", " ", "\n", "text", "<", "é",
 ]  # fmt: skip
@@ -109,7 +118,7 @@ FRAGMENTS = [
 
 @settings(max_examples=400, deadline=None)
 @given(
-    name=st.sampled_from(sorted(TEMPLATES)),
+    name=st.sampled_from(sorted(FORMATS)),
     fragments=st.lists(st.sampled_from(FRAGMENTS), max_size=12),
     opened=st.booleans(),
     cuts=st.lists(st.integers(0, 300), max_size=12),
@@ -124,7 +133,7 @@ def test_the_result_is_independent_of_the_pieces(
 
 
 @settings(max_examples=200, deadline=None)
-@given(name=st.sampled_from(sorted(TEMPLATES)), fragments=st.lists(st.sampled_from(FRAGMENTS), max_size=12))
+@given(name=st.sampled_from(sorted(FORMATS)), fragments=st.lists(st.sampled_from(FRAGMENTS), max_size=12))
 def test_parsed_parts_are_never_withdrawn(name: str, fragments: list[str]) -> None:
     one = parser(name)
     content = reasoning = ""
@@ -163,17 +172,14 @@ def test_ids_are_what_mistral_s_templates_demand() -> None:
 
 
 def test_without_tools_or_reasoning_there_is_nothing_to_parse() -> None:
-    assert message_parser(MARKERS["hermes"]) is None
-    assert message_parser("no markers", tools=True) is None
-    assert message_parser(MARKERS["harmony"]) is not None
+    assert message_parser(FORMATS["hermes"]) is None
+    assert message_parser(PLAIN, tools=TOOLS) is None
+    assert message_parser(FORMATS["harmony"]) is not None
 
 
 def test_a_style_may_be_chosen() -> None:
-    one = message_parser("no markers", tools=True, style="hermes")
-    assert one is not None
-    assert parsed(one, f"<tool_call>{NOW}</tool_call>")[2] == [T]
     with pytest.raises(UsageError, match="no tool call style 'x'; choose one of harmony, mistral"):
-        message_parser("", tools=True, style="x")
+        named_format(PLAIN, "x")
 
 
 @pytest.mark.parametrize(

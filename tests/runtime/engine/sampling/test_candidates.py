@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from carryall.runtime.engine.sampling.top_candidates import find_above, in_order, top_candidates
+from carryall.runtime.engine.sampling.candidates import in_order, shortlist_above, top_candidates
 
 
 @settings(max_examples=100, deadline=None)
@@ -37,6 +37,6 @@ def test_few_candidates_are_looked_at_in_a_large_vocabulary() -> None:
 
 def test_threshold_keeps_what_reaches_it_and_pads_shorter_rows() -> None:
     logits = np.array([[1, 5, 3], [9, 0, 0]], np.float32)
-    found = in_order([find_above(list(logits), np.array([3, 9], np.float32))])
+    found = in_order([shortlist_above(list(logits), np.array([3, 9], np.float32))])
     assert found.token_ids[0].tolist() == [1, 2]
     assert found.logits.tolist() == [[5, 3], [9, -np.inf]]

@@ -1,4 +1,4 @@
-"""Find the most likely tokens of each row without sorting the vocabulary."""
+"""The most likely tokens of rows of logits, found without sorting the vocabulary."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GROUP_LOGITS = 2**18
 _MIN_BLOCKS = 2048
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Candidates:
     """The most likely tokens of each row, in descending order; equal logits are in order of token id.
 
@@ -28,20 +28,20 @@ class Candidates:
     logits: Logits  # [rows, width]
 
 
-@dataclass(slots=True)
-class Found:
-    """Candidates of several rows, concatenated; those of a row are in order of token id."""
+@dataclass(frozen=True, slots=True)
+class Shortlist:
+    """Candidates of several rows, concatenated and not sorted: those of a row are in order of token id."""
 
     counts: Integers  # [rows]
     token_ids: Integers  # [all]
     logits: npt.NDArray[np.float32]  # [all]
 
-    def those(self, chosen: npt.NDArray[np.bool_]) -> Found:
+    def of_rows(self, chosen: npt.NDArray[np.bool_]) -> Shortlist:
         """Return the candidates of the rows selected by a mask [rows]."""
         if chosen.all():
             return self
-        own = np.repeat(chosen, self.counts)
-        return Found(self.counts[chosen], self.token_ids[own], self.logits[own])
+        kept = np.repeat(chosen, self.counts)
+        return Shortlist(self.counts[chosen], self.token_ids[kept], self.logits[kept])
 
 
 def top_candidates(rows: Sequence[Row], count: Integers) -> Candidates:
@@ -51,29 +51,34 @@ def top_candidates(rows: Sequence[Row], count: Integers) -> Candidates:
         rows: logits [vocab_size] per row, without NaN.
         count: [rows], each in [1, vocab_size].
     """
-    return in_order([find_top(rows, count)])
+    return in_order([shortlist_top(rows, count)])
 
 
-def find_top(rows: Sequence[Row], count: Integers) -> Found:
-    """Return at least the ``count`` [rows] most likely tokens of each row, not sorted by logit."""
-    return _joined([_top(logits, count[own]) for own, logits in _grouped(rows)])
+def shortlist_top(rows: Sequence[Row], count: Integers) -> Shortlist:
+    """Return at least the ``count`` [rows] most likely tokens of each row."""
+    return _joined([_top(logits, count[group]) for group, logits in _grouped(rows)])
 
 
-def find_above(rows: Sequence[Row], threshold: npt.NDArray[np.float32]) -> Found:
+def shortlist_above(rows: Sequence[Row], threshold: npt.NDArray[np.float32]) -> Shortlist:
     """Return all tokens whose logit is at least the row's ``threshold`` [rows]."""
-    return _joined([_above(logits, threshold[own]) for own, logits in _grouped(rows)])
+    return _joined(
+        [
+            _at(logits, np.flatnonzero((logits >= threshold[group][:, None]).ravel()))
+            for group, logits in _grouped(rows)
+        ]
+    )
 
 
-def in_order(found: Sequence[Found]) -> Candidates:
-    """Concatenate candidates and sort those of each row, the most likely first."""
-    all_found = _joined(found)
-    counts = all_found.counts
+def in_order(shortlists: Sequence[Shortlist]) -> Candidates:
+    """Concatenate shortlists and sort the candidates of each row, the most likely first."""
+    joined = _joined(shortlists)
+    counts = joined.counts
     row = np.repeat(np.arange(len(counts)), counts)
     column = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
     token_ids = np.zeros((len(counts), int(counts.max())), np.int64)
     logits = np.full(token_ids.shape, -np.inf, np.float32)
-    token_ids[row, column] = all_found.token_ids
-    logits[row, column] = all_found.logits
+    token_ids[row, column] = joined.token_ids
+    logits[row, column] = joined.logits
     order = np.argsort(-logits, axis=1, kind="stable")
     return Candidates(np.take_along_axis(token_ids, order, 1), np.take_along_axis(logits, order, 1))
 
@@ -82,30 +87,26 @@ def _grouped(rows: Sequence[Row]) -> Iterator[tuple[slice, Logits]]:
     """Yield groups of rows: their slice, and their logits stacked [rows, vocab_size]."""
     step = max(1, GROUP_LOGITS // len(rows[0]))
     for start in range(0, len(rows), step):
-        chosen = slice(start, start + step)
-        yield chosen, rows[start][None] if step == 1 else np.stack(rows[chosen])
+        group = slice(start, start + step)
+        yield group, rows[start][None] if step == 1 else np.stack(rows[group])
 
 
-def _joined(found: Sequence[Found]) -> Found:
-    if len(found) == 1:
-        return found[0]
-    return Found(
-        np.concatenate([part.counts for part in found]),
-        np.concatenate([part.token_ids for part in found]),
-        np.concatenate([part.logits for part in found]),
+def _joined(shortlists: Sequence[Shortlist]) -> Shortlist:
+    if len(shortlists) == 1:
+        return shortlists[0]
+    return Shortlist(
+        np.concatenate([part.counts for part in shortlists]),
+        np.concatenate([part.token_ids for part in shortlists]),
+        np.concatenate([part.logits for part in shortlists]),
     )
 
 
-def _above(logits: Logits, threshold: npt.NDArray[np.float32]) -> Found:
-    return _at(logits, np.flatnonzero((logits >= threshold[:, None]).ravel()))
-
-
-def _at(logits: Logits, flat: Integers) -> Found:
+def _at(logits: Logits, flat: Integers) -> Shortlist:
     row, token_ids = np.divmod(flat, logits.shape[1])
-    return Found(np.bincount(row, minlength=len(logits)), token_ids, logits.ravel()[flat])
+    return Shortlist(np.bincount(row, minlength=len(logits)), token_ids, logits.ravel()[flat])
 
 
-def _top(logits: Logits, count: Integers) -> Found:
+def _top(logits: Logits, count: Integers) -> Shortlist:
     """Return the tokens whose logit reaches a bound that at least ``count`` logits of the row reach.
 
     The bound is the k-th largest maximum of disjoint blocks: k blocks have a logit that reaches it, and only
@@ -119,8 +120,7 @@ def _top(logits: Logits, count: Integers) -> Found:
     maxima = parts.max(axis=1)
     bound = np.sort(maxima, axis=1)[np.arange(rows), np.maximum(blocks - count, 0)]
     row, block = np.nonzero(maxima >= bound[:, None])
-    reaches = parts[row, :, block] >= bound[row, None]
-    found, place = np.nonzero(reaches)
+    hit, place = np.nonzero(parts[row, :, block] >= bound[row, None])
     rest_row, rest = np.nonzero(logits[:, full:] >= bound[:, None])
-    flat = row[found] * vocab_size + place * blocks + block[found]
+    flat = row[hit] * vocab_size + place * blocks + block[hit]
     return _at(logits, np.sort(np.concatenate([flat, rest_row * vocab_size + full + rest])))

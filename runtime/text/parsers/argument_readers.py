@@ -1,0 +1,315 @@
+"""Arguments of calls that are no JSON, read as JSON while they arrive."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from .base import Message, overlap
+from .formats import CallFormat
+
+_CONSTANTS = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false",
+              "null": "null", "none": "null"}  # fmt: skip
+_NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?")
+_WORD = re.compile(r"[^\s,:={}\[\]()'\"<]+")
+_ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{4}|x[0-9a-fA-F]{2}|[^ux]|[ux])", re.DOTALL)
+_PLAIN_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "\n": ""}
+_MOST_DEEP = 200
+
+
+class LiteralReader:
+    """Reads ``{key: value, ...}`` or ``(key=value, ...)`` up to its closing bracket.
+
+    Args:
+        message: receives the arguments as JSON text.
+        calls: the quotes of texts; those of several characters know no escapes.
+
+    Attributes:
+        done: whether the closing bracket was read.
+    """
+
+    def __init__(self, message: Message, calls: CallFormat) -> None:
+        self.done = False
+        self._message, self._quotes = message, tuple(sorted(calls.quotes, key=len, reverse=True))
+        self._text = ""
+        self._closers: list[str] = []  # in JSON
+        self._quote = ""  # of the text in progress
+        self._comma = False  # seen, and not written: a list may end with it
+
+    @property
+    def in_text(self) -> bool:
+        """Whether a tag would be part of a text."""
+        return bool(self._quote)
+
+    def read(self, text: str, *, final: bool = False) -> str:
+        """Read the next text, and return what follows the arguments; the first begins with a bracket."""
+        self._text += text
+        pieces: list[str] = []
+        while self._text and not self.done:
+            piece = self._string(final=final) if self._quote else self._next(final=final)
+            if piece is None:
+                break
+            pieces.append(piece)
+        self._message.continue_call("".join(pieces))
+        if not self.done:
+            return ""
+        rest, self._text = self._text, ""
+        return rest
+
+    def _string(self, *, final: bool) -> str | None:
+        """Return the next piece of a text in JSON; None if more must come first."""
+        quote, escapes = self._quote, len(self._quote) == 1
+        at = self._text.find(quote)
+        if escapes and (slash := self._text.find("\\")) >= 0 and (at < 0 or slash < at):
+            if slash:
+                return self._taken(slash)
+            escape = _ESCAPE.match(self._text)
+            digits = {"u": 6, "x": 4}.get(self._text[1:2], 2)
+            if escape is None or (len(self._text) < digits and not final):
+                return None
+            self._text = self._text[escape.end() :]
+            return _json_escape(escape.group())
+        if at >= 0:
+            piece = self._taken(at)
+            self._text, self._quote = self._text[len(quote) :], ""
+            return piece + '"'
+        most = len(self._text) - overlap(self._text, quote)
+        return self._taken(most) if most else None
+
+    def _taken(self, count: int) -> str:
+        piece, self._text = self._text[:count], self._text[count:]
+        return _json_text(piece)
+
+    def _next(self, *, final: bool) -> str | None:
+        text = self._text = self._text.lstrip()
+        if not text:
+            return None
+        for quote in self._quotes:
+            if text.startswith(quote):
+                self._text, self._quote = text[len(quote) :], quote
+                return self._separated('"')
+            if quote.startswith(text) and not final:
+                return None
+        first = text[0]
+        if first in "([{":
+            closer = "}" if first == "{" or not self._closers else "]"
+            if len(self._closers) >= _MOST_DEEP:
+                self.done = True
+                return ""
+            self._text = text[1:]
+            piece = self._separated("{" if closer == "}" else "[")
+            self._closers.append(closer)
+            return piece
+        if first in ")]}":
+            self._text, self._comma = text[1:], False
+            closer = self._closers.pop() if self._closers else ""
+            self.done = not self._closers
+            return closer
+        if first in ",:=":
+            self._text = text[1:]
+            self._comma = first == ","
+            return "" if first == "," else ": "
+        return self._word(text, final=final)
+
+    def _word(self, text: str, *, final: bool) -> str | None:
+        """Return a key, constant or number in JSON; any other word is a text."""
+        word = _WORD.match(text)
+        end = word.end() if word is not None else 1
+        if end == len(text) and not final:
+            return None
+        after = text[end:].lstrip()
+        if not after and not final:
+            return None  # what follows tells whether it is a key
+        self._text = text[end:]
+        if after[:1] not in (":", "="):
+            if text[:end] in _CONSTANTS:
+                return self._separated(_CONSTANTS[text[:end]])
+            if _NUMBER.fullmatch(text[:end]):
+                return self._separated(text[:end])
+        return self._separated(json.dumps(text[:end], ensure_ascii=False))
+
+    def _separated(self, piece: str) -> str:
+        comma, self._comma = self._comma, False
+        return f", {piece}" if comma else piece
+
+
+def _json_text(text: str) -> str:
+    """Return a piece of a text as it is written in JSON."""
+    return json.dumps(text, ensure_ascii=False)[1:-1]
+
+
+def _json_escape(escape: str) -> str:
+    """Return an escape of Python in JSON; halves of surrogate pairs stay escapes."""
+    kind = escape[1]
+    if kind in "ux" and len(escape) > 2:
+        return rf"\u{escape[2:]:>04}"
+    return _json_text(_PLAIN_ESCAPES.get(kind, kind))
+
+
+class PairsReader:
+    """Reads arguments between tags up to the tag that closes the call.
+
+    Args:
+        message: receives the arguments as JSON text.
+        calls: the tags.
+        properties: the schemas of the parameters by name.
+
+    Attributes:
+        done: whether something else than an argument was read.
+    """
+
+    def __init__(self, message: Message, calls: CallFormat, properties: Mapping[str, Any]) -> None:
+        self.done = False
+        self._message, self._calls, self._properties = message, calls, properties
+        self._text = ""
+        self._begun = False  # whether an argument was read
+        self._value = ""  # of the argument in progress, as far as it is not passed on
+        self._state = "between"
+        self._types: tuple[str, ...] = ()
+        self._streams = False  # whether the value is a text, passed on as it arrives
+        self._first = False  # whether nothing of the value was read
+        self._opens = [text.strip() for text in calls.value_opens]
+        self._key_open, self._value_close = calls.key_open.strip(), calls.value_close.strip()
+        self._trailing = calls.value_close[: len(calls.value_close) - len(calls.value_close.lstrip())]
+        message.continue_call("{")
+
+    @property
+    def in_text(self) -> bool:
+        """Whether a tag would be part of a value."""
+        return self._state == "value"
+
+    def read(self, text: str, *, final: bool = False) -> str:
+        """Read the next text, and return what follows the arguments."""
+        self._text += text
+        readers = {"between": self._read_between, "key": self._read_key, "value": self._read_value}
+        while not self.done and readers[self._state](final=final):
+            pass
+        if not self.done:
+            return ""
+        rest, self._text = self._text, ""
+        return rest
+
+    def _read_between(self, *, final: bool) -> bool:
+        text = self._text.lstrip()
+        if text.startswith(self._key_open):
+            self._text, self._state = text[len(self._key_open) :], "key"
+            return True
+        if not final and self._key_open.startswith(text):
+            return False
+        self.done = bool(text)
+        if self.done:
+            self._message.continue_call("}")
+        return False
+
+    def _read_key(self, *, final: bool) -> bool:
+        """Read a key, and the tag between it and its value, which may tell that the value is a text."""
+        at = {text: self._text.find(text) for text in self._opens}
+        present = [(place, -len(text), text) for text, place in at.items() if place >= 0]
+        if not present:
+            return False
+        place, _, text = min(present)
+        key = self._text[:place].strip()
+        opening = next(opened for opened in self._calls.value_opens if opened.strip() == text)
+        self._leading = opening[len(opening.rstrip()) :]
+        self._text, self._state = self._text[place + len(text) :], "value"
+        self._types = _types(self._properties.get(key))
+        if self._opens[0] != self._opens[1]:
+            self._streams = text == self._opens[0]
+            self._types = self._types or ("object", "array", "number", "boolean", "null")
+        else:
+            self._streams = self._types in ((), ("string",))
+        self._first, self._value = True, ""
+        head = ", " if self._begun else ""
+        self._begun = True
+        self._message.continue_call(f"{head}{json.dumps(key, ensure_ascii=False)}: " + '"' * self._streams)
+        return True
+
+    def _read_value(self, *, final: bool) -> bool:
+        at = self._text.find(self._value_close)
+        if at < 0:
+            most = len(self._text) - overlap(self._text, self._value_close)
+            if not final:
+                while most and self._trailing and self._text[most - 1].isspace():
+                    most -= 1
+            piece, self._text = self._text[:most], self._text[most:]
+        else:
+            piece, self._text = self._text[:at], self._text[at + len(self._value_close) :]
+        self._add(piece, last=at >= 0)
+        if at >= 0:
+            self._state = "between"
+        return at >= 0
+
+    def _add(self, piece: str, *, last: bool) -> None:
+        if self._first and self._leading:
+            if not last and self._leading.startswith(self._value + piece):
+                self._value += piece
+                return
+            piece, self._value = (self._value + piece).removeprefix(self._leading), ""
+        self._first = self._first and not piece and not last
+        if last and self._trailing:
+            piece = piece.removesuffix(self._trailing)
+        if self._streams:
+            self._message.continue_call(_json_text(piece) + '"' * last)
+            return
+        self._value += piece
+        if last:
+            self._message.continue_call(typed(self._value, self._types))
+
+
+def _types(schema: Any) -> tuple[str, ...]:
+    """Return the types that a schema allows, empty if it does not tell."""
+    if not isinstance(schema, Mapping):
+        return ()
+    kind = schema.get("type")
+    types = [kind] if isinstance(kind, str) else []
+    types += [item for item in kind if isinstance(item, str)] if isinstance(kind, list) else []
+    for name in ("anyOf", "oneOf"):
+        branches = schema.get(name)
+        types += (
+            [item for branch in branches for item in _types(branch)] if isinstance(branches, list) else []
+        )
+    if "$ref" in schema or "allOf" in schema:
+        types += ["object", "string"]
+    if not types:
+        values = [schema["const"]] if "const" in schema else schema.get("enum")
+        if isinstance(values, list) and all(isinstance(value, str) for value in values):
+            types = ["string"]
+    if schema.get("nullable") is True:
+        types.append("null")
+    return tuple(dict.fromkeys(types))
+
+
+_PYTHON: dict[str, tuple[type, ...]] = {
+    "integer": (int,), "number": (int, float), "boolean": (bool,), "object": (dict,), "array": (list,),
+    "null": (type(None),),
+}  # fmt: skip
+
+
+def typed(text: str, types: tuple[str, ...]) -> str:
+    """Return the value of an argument as JSON text.
+
+    The text is a value of the first of the types that takes it, in JSON or, as many templates write it, in
+    Python; a text of none of them is a string, so that nothing is lost.
+    """
+    stripped = text.strip()
+    for read in (_from_json, ast.literal_eval):
+        try:
+            value = read({"True": "true", "False": "false", "None": "null"}.get(stripped, stripped))
+        except (ValueError, SyntaxError, RecursionError, MemoryError, TypeError):
+            continue
+        for kind in types:
+            if kind == "integer" and isinstance(value, float) and value.is_integer():
+                value = int(value)
+            if isinstance(value, _PYTHON.get(kind, ())) and isinstance(value, bool) is (kind == "boolean"):
+                try:
+                    return json.dumps(value, ensure_ascii=False, allow_nan=False)
+                except (ValueError, TypeError):
+                    break
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _from_json(text: str) -> Any:
+    return json.loads(text)
