@@ -16,6 +16,14 @@ LOGITS = "logits"
 TOKEN_TYPE_IDS = "token_type_ids"  # noqa: S105
 LAST_HIDDEN_STATE = "last_hidden_state"
 
+# Of vision.onnx: patches of pictures to rows of the decoder's input.
+PIXELS = "pixels"
+PATCH_POSITIONS = "patch_positions"
+GROUPS, GROUP_ROWS = "groups", "group_rows"
+MERGED_PATCHES = "merged_patches"
+IMAGE_STATES = "image_states"  # its output, and an input of a decoder lowered for a model that sees
+IMAGE_ROWS = "image_rows"  # the row of image_states that replaces a token's embedding, -1 for none
+
 # Only in lowered graphs.
 SEQLENS_K = "seqlens_k"
 TOTAL_SEQUENCE_LENGTH = "total_sequence_length"

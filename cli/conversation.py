@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
 import click
 
@@ -18,7 +20,10 @@ PROMPT = "> "
 
 
 class Conversation:
-    """The messages of a conversation, and the model that answers them, with the LoRA adapter ``lora``."""
+    """The messages of a conversation, and the model that answers them, with the LoRA adapter ``lora``.
+
+    The first message shows the pictures ``images``.
+    """
 
     def __init__(
         self,
@@ -27,10 +32,11 @@ class Conversation:
         params: SamplingParams,
         opening: list[dict[str, str]],
         lora: str | None = None,
+        images: Sequence[Path] = (),
     ) -> None:
         self._llm, self._requests, self._params, self._opening = llm, requests, params, opening
-        self._lora = lora
-        self.messages = list(opening)
+        self._lora, self._images = lora, images
+        self.messages: list[dict[str, Any]] = list(opening)
 
     def reset(self) -> None:
         """Drop all messages except the system message."""
@@ -38,12 +44,12 @@ class Conversation:
 
     def answer(self, message: str) -> Iterator[str]:
         """Yield the answer in pieces; a partial answer is kept in the conversation too."""
-        asked = [*self.messages, {"role": "user", "content": message}]
+        first = len(self.messages) == len(self._opening)
+        asked = [*self.messages, generation.user_message(message, self._images if first else ())]
         said: list[str] = []
         try:
-            for piece, _ in generation.stream_text(
-                self._llm, self._requests.chat_prompt(asked).token_ids, self._params, self._lora
-            ):
+            prompt = generation.unparsed(self._requests.chat_prompt(asked))
+            for piece, _ in generation.stream_text(self._llm, prompt, self._params, self._lora):
                 said.append(piece)
                 yield piece
         finally:

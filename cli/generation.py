@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import time
 from collections.abc import Iterator, Sequence
@@ -87,10 +88,33 @@ def speed_line(output: RequestOutput) -> str:
     )
 
 
-def chat_prompt(loaded: LoadedModel, message: str, tools: Path | None) -> ChatPrompt:
+image_option = click.option(
+    "--image",
+    "images",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    multiple=True,
+    metavar="FILE",
+    help="A picture that the message is about, for models that see; repeat it for several.",
+)
+
+
+def user_message(text: str, images: Sequence[Path]) -> dict[str, Any]:
+    """Return a message of the user; pictures come before the text."""
+    pictures = [{"type": "image", "image": path} for path in images]
+    return {"role": "user", "content": [*pictures, {"type": "text", "text": text}] if pictures else text}
+
+
+def chat_prompt(
+    loaded: LoadedModel, message: str, tools: Path | None, images: Sequence[Path] = ()
+) -> ChatPrompt:
     """Render a message, and the functions of a file, with the model's chat template."""
     functions = None if tools is None else _functions(tools)
-    return RequestFactory(loaded).chat_prompt([{"role": "user", "content": message}], tools=functions)
+    return RequestFactory(loaded).chat_prompt([user_message(message, images)], tools=functions)
+
+
+def unparsed(prompt: ChatPrompt) -> ChatPrompt:
+    """Return a prompt whose answer is one text, with reasoning and calls."""
+    return dataclasses.replace(prompt, new_parser=lambda: None)
 
 
 def _functions(path: Path) -> list[dict[str, Any]]:

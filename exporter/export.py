@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import pkgutil
+import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -16,17 +17,19 @@ import onnx_ir as ir
 
 from ..contract import CONTEXT_LENGTH
 from ..errors import CheckpointError, UnsupportedModelError, UsageError
+from ..graph_opt.graph.saving import save_model
 from ..progress import Progress
 from ..storage.scratch import scratch_folder
 from ..storage.stored_tensor import StoredTensor
 from ..storage.writing import writing
-from . import models
+from . import models, vision
 from .config import CONFIG_FILE, DecoderConfig, RawConfig, context_lengths, read_config
 from .config_checks import check_config, check_layer_count
 from .decoder import Decoder
 from .gguf.file import GGUF_SUFFIX, GgufFile
 from .gguf.tokenizer import tokenizer_files
-from .package import Package, fingerprint
+from .image_processor import SIDE_FILES, image_processor
+from .package import VISION_FILE, Package, fingerprint
 from .package_writing import check_paths, check_tokenizer, write_package
 from .quantized.formats import QuantizedCheckpoint, read_quantized
 from .safetensors_files import safetensors_of
@@ -140,6 +143,43 @@ Tensors = Mapping[str, StoredTensor] | None  # by name; None for those of the fo
 Build = Callable[[Path, Tensors], ExportedGraph]
 
 
+def has_tower(raw: RawConfig) -> bool:
+    """Return whether a config.json describes a model whose pictures can be exported."""
+    known = [module.name for module in pkgutil.iter_modules(vision.__path__)]
+    return raw.get("model_type") in known and bool(raw.get("vision_config"))
+
+
+def sight(
+    source: Path, raw: RawConfig, tensors: Mapping[str, StoredTensor] | None = None
+) -> Callable[[Path], None] | None:
+    """Return what writes the files with which a model sees into a package; None for one that reads text only.
+
+    Args:
+        source: the checkpoint folder.
+        raw: the content of its config.json.
+        tensors: as for ``export_model``.
+
+    Raises:
+        CheckpointError: its picture processor is missing or damaged, or a weight is.
+        UnsupportedModelError: its picture processor, or an option of it, is not supported.
+    """
+    if not has_tower(raw):
+        return None
+    processor = image_processor(source, raw)
+    module: Any = importlib.import_module(f"{vision.__name__}.{raw['model_type']}")
+    model = module.vision_model(raw, Checkpoint(source, tensors))
+
+    def write(folder: Path) -> None:
+        save_model(model, folder / VISION_FILE)
+        processor.write(folder)
+        for file in SIDE_FILES:
+            if (source / file).is_file():
+                with writing(folder / file):
+                    shutil.copyfile(source / file, folder / file)
+
+    return write
+
+
 def export_package(
     source: Path,
     out: Path,
@@ -148,6 +188,7 @@ def export_package(
     change: Callable[[ExportedGraph], ExportedGraph] | None = None,
     content: str | None = None,
     progress: Progress | None = None,
+    text_only: bool = False,
 ) -> Package:
     """Export a checkpoint folder into a package.
 
@@ -159,6 +200,7 @@ def export_package(
             weights evaluate its lazy initializers.
         content: the fingerprint of what was exported; by default that of ``source``.
         progress: called after each tensor written.
+        text_only: leave out what a model sees pictures with.
 
     Raises:
         OutputExistsError: ``out`` is not empty.
@@ -170,6 +212,7 @@ def export_package(
     with opened(source, raw) as (folder, tensors, stored):
         config = check_paths(folder, out) if raw is None else raw
         check_tokenizer(folder)
+        seen = None if text_only else sight(folder, config, tensors)
         if build is None:
             graph = ExportedGraph(export_model(folder, config, tensors), folder, stored)
         else:
@@ -185,6 +228,7 @@ def export_package(
             progress=progress,
             config=config,
             content=content or fingerprint(source),
+            sight=seen,
         )
 
 

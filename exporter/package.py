@@ -13,6 +13,7 @@ from ..storage.hashes import content_key
 from ..storage.manifest import MISSING, UNREADABLE, find_damage
 from .config import CONFIG_FILE, GENERATION_FILE, read_json
 from .gguf.file import shard_paths
+from .image_processor import IMAGE_PROCESSOR_FILE, SIDE_FILES
 from .package_record import RECORD_FILE, PackageRecord, read_record
 from .signature import DecoderSignature
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 MODEL_FILE, DATA_FILE = "model.onnx", "model.onnx.data"
+VISION_FILE = "vision.onnx"  # of a model that sees
 TOKENIZER_FILE = "tokenizer.json"
 COPIED_FILES = (
     CONFIG_FILE,
@@ -31,6 +33,8 @@ COPIED_FILES = (
     "chat_template.jinja",
     "chat_template.json",
 )
+# What a package of a model that sees has beside the others.
+SIGHT_FILES = (VISION_FILE, f"{VISION_FILE}.data", IMAGE_PROCESSOR_FILE, *SIDE_FILES)
 _NEEDED = (MODEL_FILE, CONFIG_FILE, TOKENIZER_FILE)
 
 
@@ -96,6 +100,11 @@ class Package:
     def model_path(self) -> Path:
         """The path of the ONNX file."""
         return self.path / MODEL_FILE
+
+    @property
+    def sees(self) -> bool:
+        """Whether the model takes pictures."""
+        return VISION_FILE in self.record.files and IMAGE_PROCESSOR_FILE in self.record.files
 
     @cached_property
     def content_hash(self) -> str:
@@ -204,7 +213,7 @@ def fingerprint(source: Path) -> str:
         folder = source
         patterns = ("*.safetensors", "*.safetensors.index.json", "*.onnx", "*.onnx.data")
         names = [path.name for pattern in patterns for path in folder.glob(pattern)]
-        names += [name for name in COPIED_FILES if (folder / name).is_file()]
+        names += [name for name in (*COPIED_FILES, *SIDE_FILES) if (folder / name).is_file()]
     try:
         return content_key(folder, names)
     except OSError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -32,7 +32,7 @@ from .config import (
     read_generation_config,
     states_length,
 )
-from .package import COPIED_FILES, MODEL_FILE, TOKENIZER_FILE, Package, fingerprint
+from .package import COPIED_FILES, MODEL_FILE, SIGHT_FILES, TOKENIZER_FILE, Package, fingerprint
 from .package_record import PackageRecord, is_token
 
 
@@ -48,13 +48,15 @@ def write_package(
     content: str | None = None,
     context_length: int | None = None,
     others: Sequence[str] = (),
+    sight: Callable[[Path], None] | None = None,
 ) -> Package:
     """Write ``model`` and the tokenizer and configuration files of ``source`` into the folder ``out``.
 
     ``source`` is a checkpoint folder or another package; ``config`` is the content of its config.json, if
     already read; ``content`` is the fingerprint to record, by default that of ``source``; ``context_length``
-    is recorded if config.json states none; ``others`` are relative paths of further files to copy. The other
-    arguments are those of ``export_package``.
+    is recorded if config.json states none; ``others`` are relative paths of further files to copy; ``sight``
+    writes the files with which a model sees, those of a package are copied. The other arguments are those of
+    ``export_package``.
 
     Raises:
         OutputExistsError: ``out`` is not empty.
@@ -65,7 +67,10 @@ def write_package(
     with new_folder(out) as folder:
         with narrowed_scales(model):
             save_model(model, folder / MODEL_FILE, progress)
-        for name in (*COPIED_FILES, *others):
+        if sight is not None:
+            sight(folder)
+        kept = SIGHT_FILES if sight is None and _sees(source) else ()
+        for name in (*COPIED_FILES, *others, *kept):
             if (source / name).is_file():
                 (folder / name).parent.mkdir(exist_ok=True)
                 with writing(folder / name):
@@ -79,6 +84,11 @@ def write_package(
         record = _make_record(folder, config, tokens, content or fingerprint(source), quantization, passes)
         record.write(folder)
     return Package(out, record)
+
+
+def _sees(source: Path) -> bool:
+    """Return whether a folder is a package of a model that takes pictures."""
+    return Package.is_package(source) and Package.unchecked(source).sees
 
 
 def _write_json(path: Path, content: RawConfig) -> None:

@@ -93,6 +93,7 @@ class RunnerInfo:
     max_lora_rank: int = 0
     # Number of inputs and outputs of each linear layer that an adapter can change, by module.
     lora_modules: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    image_width: int = 0  # columns of ``Row.image_states``; 0 if the graph takes no pictures
     on_device: bool = False  # whether the model runs on a device and leaves the host's cores free
     step_tokens: int = STEP_TOKENS  # more tokens in a step hardly save time
     steps_ahead: int = 0  # 1 if ``submit`` takes a step while the step before it is in flight
@@ -156,6 +157,10 @@ class Row:
     hidden_states: npt.NDArray[np.float32] | None = None
     # [n, embedding_size]: if given, the run writes the last hidden states into it.
     last_hidden_states: npt.NDArray[np.float32] | None = None
+    # [states, info.image_width]: outputs of ``vision.onnx``, for the tokens of pictures in this row.
+    image_states: npt.NDArray[np.float32] | None = None
+    # [m], m <= n: the state that replaces the embedding of each of the first m tokens, -1 for none.
+    image_rows: npt.NDArray[np.int64] | None = None
     lora: int | None = None  # the place of the LoRA adapter, see ``Runner.load_lora``; None is none
     # Lengths at which states are kept, below start + len(tokens): of the slot's checkpoints and its former
     # length those that stay, and lengths within the row. Others are dropped.
@@ -363,6 +368,7 @@ class Provider(abc.ABC):
         None  # ONNX Runtime's name, if it is an execution provider of ONNX Runtime
     )
     takes_argument: bool = False  # whether NAME:ARGUMENT is valid; the class takes the argument
+    takes_images: bool = False  # whether its runners take graphs with the inputs of ``ImageInputsPass``
     takes_loras: bool = True  # whether graphs with branches for LoRA adapters run
     runs_models: bool = True  # False for a test double, which "auto" must not choose
     vendors: frozenset[str] = frozenset()  # vendors of its accelerators; empty if it is for any machine

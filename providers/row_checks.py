@@ -21,6 +21,17 @@ def _check_hidden_states(row: Row, hidden_size: int | None) -> None:
         raise ProviderRuntimeError(f"hidden states have shape {given}, the graph takes {wanted}")
 
 
+def _check_images(row: Row, states: npt.NDArray[np.float32], width: int) -> None:
+    """Check that the states of pictures fit the graph, and that each row of them exists."""
+    if not width:
+        raise ProviderRuntimeError(f"slot {row.slot} has pictures, which the graph does not take")
+    rows = row.image_rows
+    if rows is None or states.shape[1:] != (width,) or len(rows) > len(row.tokens):
+        raise ProviderRuntimeError(f"slot {row.slot} has states of pictures that do not fit its tokens")
+    if len(rows) and rows.max() >= len(states):
+        raise ProviderRuntimeError(f"slot {row.slot} lacks states of pictures: {len(states)}")
+
+
 def check_rows(
     rows: Sequence[Row], info: RunnerInfo, held: Sequence[int] | npt.NDArray[Any], hidden_size: int | None
 ) -> None:
@@ -58,6 +69,8 @@ def check_rows(
             )
         if row.hidden_states is not None or hidden_size is not None:
             _check_hidden_states(row, hidden_size)
+        if row.image_states is not None:
+            _check_images(row, row.image_states, info.image_width)
         states = row.last_hidden_states
         if states is not None and states.shape != (len(row.tokens), info.embedding_size):
             raise ProviderRuntimeError(

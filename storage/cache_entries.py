@@ -16,7 +16,18 @@ from .root import cache_root, unusable
 from .scratch import sweep
 
 # Folders of the cache that hold entries; other files in the cache folder are left alone.
-KINDS = ("packages", "gguf", "lowered", FACTS, "fastest", "calibration", "openvino", "tensorrt", "shipped")
+KINDS = (
+    "packages",
+    "gguf",
+    "lowered",
+    FACTS,
+    "fastest",
+    "calibration",
+    "openvino",
+    "tensorrt",
+    "shipped",
+    "vision",
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import click
@@ -20,10 +21,12 @@ from ..sections import SectionedCommand
 @config_options(without=("max_queue",), max_slots=1)
 @sampling_options(without=("n", "best_of", "logprobs"))
 @click.option("--system", help="System message with instructions for the model.")
+@generation.image_option
 @quiet_option
 def command(
     chosen: Chosen,
     system: str | None,
+    images: tuple[Path, ...],
     quiet: bool,
     **sampling: Any,
 ) -> None:
@@ -31,8 +34,8 @@ def command(
 
     Each line is a message, and the answer is printed while it is generated. Ctrl-C stops an answer, /reset
     starts a new conversation, /exit or Ctrl-D ends the program. Messages may also be piped in, one per line.
-    If the model has no chat template, give one with --chat-template; to continue plain text, use
-    'carryall run --raw'.
+    The pictures of --image belong to the first message. If the model has no chat template, give one with
+    --chat-template; to continue plain text, use 'carryall run --raw'.
 
     \b
     Examples:
@@ -46,4 +49,4 @@ def command(
     opening = [{"role": "system", "content": system}] if system else []
     check_chat(loaded, opening)
     with LLM(loaded, engine_config=chosen.engine) as llm:
-        Conversation(llm, RequestFactory(loaded), params, opening, lora).talk()
+        Conversation(llm, RequestFactory(loaded), params, opening, lora, images).talk()

@@ -40,6 +40,9 @@ from ..progress import phases
     show_default=True,
     help="The files of DST: a package, or what transformers.js loads in browsers.",
 )
+@click.option(
+    "--text-only", is_flag=True, help="Leave out what the model sees pictures with: smaller, for text."
+)
 @json_option
 @quiet_option
 def command(
@@ -49,6 +52,7 @@ def command(
     via: Literal["optimum"] | None,
     adapter: Path | None,
     layout: Literal["carryall", "transformers.js"],
+    text_only: bool,
     as_json: bool,
     quiet: bool,
 ) -> None:
@@ -69,5 +73,14 @@ def command(
     """
     method = None if quantize == "none" else quantize
     with phases(quiet=quiet or as_json) as tell:
-        found = export(source, out, quantize=method, via=via, adapter=adapter, layout=layout, progress=tell)
+        found = export(
+            source,
+            out,
+            quantize=method,
+            via=via,
+            adapter=adapter,
+            layout=layout,
+            text_only=text_only,
+            progress=tell,
+        )
     click.echo(found.to_json() if as_json else str(found))

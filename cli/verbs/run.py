@@ -45,6 +45,7 @@ class RunCommand(SectionedCommand):
 )
 @click.option("--chat", is_flag=True,
               help="PROMPT is a message, as it is for every model with a chat template.")  # fmt: skip
+@generation.image_option
 @click.option("--tools", type=READABLE, help="A JSON file with a list of functions the model may call.")
 @json_option
 @quiet_option
@@ -53,6 +54,7 @@ def command(
     chosen: Chosen,
     raw: bool,
     chat: bool,
+    images: tuple[Path, ...],
     tools: Path | None,
     as_json: bool,
     quiet: bool,
@@ -70,27 +72,29 @@ def command(
         carryall run demo "def fibonacci(n):"
         carryall run qwen3 "Why is the sky blue?" --temperature 0.7
         carryall run qwen3 "A user, please." --json-schema @user.json
+        carryall run smolvlm "Read the form." --image form.png
         cat question.txt | carryall run qwen3 - --json -n 3 --seed 1
         carryall run qwen3 "Hello" --provider openvino --provider-option inference_precision=bf16
         carryall run qwen3 "Hello" --split cpu:0-11,openvino:12-27
     """
     check_exclusive({"--raw": raw, "--chat": chat})
     check_exclusive({"--raw": raw, "--tools": tools is not None})
+    check_exclusive({"--raw": raw, "--image": bool(images)})
     if prompt is None and (raw or tools is not None or as_json):
         raise UsageError("--raw, --tools and --json need a prompt: carryall run MODEL PROMPT")
     lora = generation.only_lora(chosen.model)
     loaded = generation.open_model(chosen.model, max_slots=chosen.engine.max_slots, quiet=quiet or as_json)
     params = sampling_params(loaded, sampling)
     if prompt is None:
-        _talk(loaded, chosen, params, lora)
+        _talk(loaded, chosen, params, lora, images)
         return
     text = sys.stdin.read() if prompt == "-" else prompt
     if not text:
         raise UsageError("the prompt is empty")
     written: Prompt = text
-    if not raw and (chat or tools is not None or loaded.chat_template.names):
-        asked = generation.chat_prompt(loaded, text, tools)
-        written = asked if as_json else asked.token_ids  # streamed text includes reasoning and calls
+    if not raw and (chat or images or tools is not None or loaded.chat_template.names):
+        asked = generation.chat_prompt(loaded, text, tools, images)
+        written = asked if as_json else generation.unparsed(asked)  # streamed text includes all
     output: RequestOutput | None = None
     with LLM(loaded, engine_config=chosen.engine) as llm:
         streamed = params.n == 1 and params.best_of is None and not as_json
@@ -108,7 +112,9 @@ def command(
         click.secho(generation.speed_line(output), dim=True, err=True)
 
 
-def _talk(loaded: LoadedModel, chosen: Chosen, params: SamplingParams, lora: str | None) -> None:
+def _talk(
+    loaded: LoadedModel, chosen: Chosen, params: SamplingParams, lora: str | None, images: tuple[Path, ...]
+) -> None:
     """Hold a conversation: what ``carryall run MODEL`` does without a prompt."""
     if params.n != 1 or params.best_of is not None or params.logprobs is not None:
         raise UsageError("-n, --best-of and --logprobs need a prompt: carryall run MODEL PROMPT")
@@ -118,4 +124,4 @@ def _talk(loaded: LoadedModel, chosen: Chosen, params: SamplingParams, lora: str
         )
     check_chat(loaded, [])
     with LLM(loaded, engine_config=chosen.engine) as llm:
-        Conversation(llm, RequestFactory(loaded), params, [], lora).talk()
+        Conversation(llm, RequestFactory(loaded), params, [], lora, images).talk()

@@ -56,42 +56,12 @@ class EncoderConfig:
         return self.hidden_size // self.num_heads
 
 
-class Encoder(GraphWriter):
-    """An encoder graph: its inputs, outputs, masks and layers. Weights have the names of the checkpoint."""
+class EncoderLayers(GraphWriter):
+    """The layers that encoders of texts and of pictures share. Weights have the names of the checkpoint."""
 
     def __init__(self, config: EncoderConfig, checkpoint: Checkpoint) -> None:
         super().__init__(config.model_type)
         self.config, self.checkpoint = config, checkpoint
-        tokens = ("batch", "sequence")
-        self.input_ids = self.input(INPUT_IDS, ir.DataType.INT64, tokens)
-        self.attention_mask = self.input(ATTENTION_MASK, ir.DataType.INT64, tokens)
-        self.token_type_ids: ir.Value | None = None
-        if config.token_types > 1:
-            self.token_type_ids = self.input(TOKEN_TYPE_IDS, ir.DataType.INT64, tokens)
-        self._masks: dict[int | None, ir.Value] = {}
-        self._ropes: dict[RopeConfig, tuple[ir.Value, ir.Value]] = {}
-
-    @contextmanager
-    def base(self, name: str) -> Iterator[None]:
-        """Prefix names with ``name`` and a dot, unless it is empty."""
-        if not name:
-            yield
-            return
-        with self.scope(name):
-            yield
-
-    def finish(self, states: ir.Value, logits: ir.Value | None) -> ir.Model:
-        """Add the outputs and return the model.
-
-        Args:
-            states: float32 [batch, sequence, hidden].
-            logits: float32 [batch, labels]; None for a model without a classification head.
-        """
-        size = self.config.hidden_size
-        self.output(states, LAST_HIDDEN_STATE, ir.DataType.FLOAT, ("batch", "sequence", size))
-        if logits is not None:
-            self.output(logits, LOGITS, ir.DataType.FLOAT, ("batch", self.config.labels))
-        return self.model()
 
     def weight(self, name: str, *shape: int) -> ir.Value:
         """Return the weight ``name`` of the current scope."""
@@ -157,6 +127,43 @@ class Encoder(GraphWriter):
                 return self.op("Mul", x, self.op("Sigmoid", x))
         known = ", ".join(("gelu", *_GELU_TANH, "relu", "tanh", "silu, swish"))
         raise UnsupportedModelError(f"activation '{name}' is not supported; supported: {known}")
+
+
+class Encoder(EncoderLayers):
+    """The graph of a text encoder: its inputs, outputs, masks and layers."""
+
+    def __init__(self, config: EncoderConfig, checkpoint: Checkpoint) -> None:
+        super().__init__(config, checkpoint)
+        tokens = ("batch", "sequence")
+        self.input_ids = self.input(INPUT_IDS, ir.DataType.INT64, tokens)
+        self.attention_mask = self.input(ATTENTION_MASK, ir.DataType.INT64, tokens)
+        self.token_type_ids: ir.Value | None = None
+        if config.token_types > 1:
+            self.token_type_ids = self.input(TOKEN_TYPE_IDS, ir.DataType.INT64, tokens)
+        self._masks: dict[int | None, ir.Value] = {}
+        self._ropes: dict[RopeConfig, tuple[ir.Value, ir.Value]] = {}
+
+    @contextmanager
+    def base(self, name: str) -> Iterator[None]:
+        """Prefix names with ``name`` and a dot, unless it is empty."""
+        if not name:
+            yield
+            return
+        with self.scope(name):
+            yield
+
+    def finish(self, states: ir.Value, logits: ir.Value | None) -> ir.Model:
+        """Add the outputs and return the model.
+
+        Args:
+            states: float32 [batch, sequence, hidden].
+            logits: float32 [batch, labels]; None for a model without a classification head.
+        """
+        size = self.config.hidden_size
+        self.output(states, LAST_HIDDEN_STATE, ir.DataType.FLOAT, ("batch", "sequence", size))
+        if logits is not None:
+            self.output(logits, LOGITS, ir.DataType.FLOAT, ("batch", self.config.labels))
+        return self.model()
 
     def attention(self, layer: int, q: ir.Value, k: ir.Value, v: ir.Value) -> ir.Value:
         """Attend without a causal mask; all are [batch, sequence, hidden]."""

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import CheckpointError, UnsupportedModelError
-from ..weights import Array
+from ...storage.stored_tensor import Array
 from .keys import check_keys
 
 _BLOCK = re.compile(r"blk\.(\d{1,9})\.(.+)")

@@ -13,6 +13,7 @@ import numpy as np
 from ...contract import (
     CONTEXT_LENGTH,
     HIDDEN_STATES,
+    IMAGE_STATES,
     INPUT_IDS,
     LAST_HIDDEN_STATE,
     LOGITS,
@@ -60,6 +61,7 @@ class DecoderGraph:
         top_logits: number of largest logits that the graph returns beside all logits; 0 for none.
         num_tokens: rows of the embedding table, None if unknown.
         lora_modules: number of inputs and outputs of the modules that adapters can change.
+        image_width: width of the input ``image_states``, 0 if there is none.
         block_size: positions of a block of the caches; 0 if they have no blocks, or the device chooses it.
         metadata: all metadata of the graph.
     """
@@ -75,6 +77,7 @@ class DecoderGraph:
     num_tokens: int | None = None
     lora_modules: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     block_size: int = 0
+    image_width: int = 0
     metadata: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -113,6 +116,7 @@ class DecoderGraph:
             embedding_size=self.embedding_size,
             top_logits=self.top_logits,
             num_tokens=self.num_tokens,
+            image_width=self.image_width,
             **lora_facts(self.lora_modules, config),
             **abilities,
         )
@@ -156,6 +160,7 @@ def read_graph(session: Any, source: str, *, heads_axis: int = 1) -> DecoderGrap
         num_tokens=_stated_number(session, NUM_TOKENS, source),
         lora_modules=lora_modules({name: value.shape for name, value in inputs.items()}),
         block_size=size if isinstance(size, int) else 0,
+        image_width=inputs[IMAGE_STATES].shape[-1] if IMAGE_STATES in inputs else 0,
         metadata=session.get_modelmeta().custom_metadata_map,
     )
 

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...contract import (
+    IMAGE_STATES,
     INPUT_IDS,
     LAST_HIDDEN_STATE,
     LOGITS,
@@ -144,7 +145,8 @@ class HostPagedSession:
             self._logits = np.empty((wanted, 1, self._logits.shape[2]), np.float32)
             self._bound.clear()
         columns = feeds[LORA_MASK].shape[2] if LORA_MASK in feeds else 0
-        key = (*feeds[INPUT_IDS].shape, *feeds[self._tables[0]].shape, wanted, columns)
+        seen = len(feeds[IMAGE_STATES]) if IMAGE_STATES in feeds else 0
+        key = (*feeds[INPUT_IDS].shape, *feeds[self._tables[0]].shape, wanted, columns, seen)
         if key not in self._bound:
             if len(self._bound) >= _MAX_BINDINGS:
                 self._bound.pop(next(iter(self._bound)))

@@ -10,6 +10,8 @@ import numpy.typing as npt
 
 from ...contract import (
     HIDDEN_STATES,
+    IMAGE_ROWS,
+    IMAGE_STATES,
     INPUT_IDS,
     LOGITS,
     LOGITS_POSITIONS,
@@ -123,4 +125,6 @@ def paged_feeds(
         feeds[LORA_MASK] = batch.lora.mask
     if batch.hidden_states is not None:
         feeds[HIDDEN_STATES] = np.ascontiguousarray(batch.hidden_states[:, None])
+    if batch.image_states is not None and batch.image_rows is not None:
+        feeds |= {IMAGE_STATES: batch.image_states, IMAGE_ROWS: batch.image_rows[:, None]}
     return {name: array for name, array in feeds.items() if name in inputs}

@@ -15,10 +15,20 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from ...contract import ATTENTION_MASK, EXPLICIT_KV, HIDDEN_STATES, INPUT_IDS, LOGITS_POSITIONS, POSITION_IDS
+from ...contract import (
+    ATTENTION_MASK,
+    EXPLICIT_KV,
+    HIDDEN_STATES,
+    IMAGE_ROWS,
+    IMAGE_STATES,
+    INPUT_IDS,
+    LOGITS_POSITIONS,
+    POSITION_IDS,
+)
 from ...errors import ProviderRuntimeError, UsageError
 from ..base import LoraMatrices, Row, Runner, RunnerConfig
 from ..captures import no_capture
+from ..image_rows import image_inputs
 from ..kv.decoder_graph import DecoderGraph
 from ..kv_groups import FullKV, KVGroups, StateKV
 from ..lora import LoraPlaces
@@ -203,6 +213,9 @@ class ExplicitRunner(Runner):
         }
         if self._loras.modules:
             feeds |= self._loras.inputs([row.lora]).feeds
+        if self._graph.image_width:
+            states, rows = image_inputs([row], self._graph.image_width)
+            feeds |= {IMAGE_STATES: states, IMAGE_ROWS: rows[None, begin:end]}
         if row.hidden_states is not None:
             feeds[HIDDEN_STATES] = np.ascontiguousarray(row.hidden_states[begin:end], np.float32)[None]
         return {name: array for name, array in feeds.items() if name in self._graph.inputs}

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from ...errors import ProviderRuntimeError
 from ..base import KVEviction, LoraMatrices, Row, Runner, RunnerInfo
 from ..captures import no_capture
+from ..image_rows import image_inputs
 from ..kv.block_pool import FREED, BlockTables
 from ..kv.state_memory import StateMemory
 from ..lora import LoraInputs, LoraPlaces
@@ -38,6 +39,8 @@ class PagedBatch:
         last_hidden_states: [tokens, embedding_size], filled by the run; None if they are not wanted.
         lora: the inputs for LoRA adapters; None if the graph has none.
         state_places: [rows], the places of the rows' recurrent states; None if the graph has none.
+        image_states: see ``image_inputs``; None if the graph takes no pictures.
+        image_rows: [tokens], see there.
     """
 
     input_ids: npt.NDArray[np.int64]
@@ -50,6 +53,8 @@ class PagedBatch:
     last_hidden_states: npt.NDArray[np.float32] | None = None
     lora: LoraInputs | None = None
     state_places: npt.NDArray[np.int32] | None = None
+    image_states: npt.NDArray[np.float32] | None = None
+    image_rows: npt.NDArray[np.int64] | None = None
 
     @property
     def max_context(self) -> int:
@@ -308,6 +313,8 @@ class PagedRunner(Runner):
                 states.append(row.hidden_states)
             asked = asked or row.last_hidden_states is not None
         lengths, total = np.diff(begins), begins[-1]
+        width = self.info.image_width
+        seen, seen_rows = image_inputs(rows, width) if width else (None, None)
         return PagedBatch(
             input_ids=np.concatenate(tokens).astype(np.int64),
             position_ids=np.repeat(np.array(firsts, np.int64), lengths) + np.arange(total),
@@ -319,6 +326,8 @@ class PagedRunner(Runner):
             hidden_states=np.concatenate(states) if states else None,
             last_hidden_states=np.empty((total, self.info.embedding_size), np.float32) if asked else None,
             lora=None if self._loras is None else self._loras.inputs(loras),
+            image_states=seen,
+            image_rows=seen_rows,
         )
 
 
@@ -346,6 +355,7 @@ def _piece(row: Row, first: int, last: int) -> Row:
         start=first,
         num_logits=max(0, last - max(first, logits_from)),
         hidden_states=None if row.hidden_states is None else row.hidden_states[part],
+        image_rows=None if row.image_rows is None else row.image_rows[part],
         last_hidden_states=None if row.last_hidden_states is None else row.last_hidden_states[part],
     )
 

@@ -68,6 +68,7 @@ class CpuProvider(OrtProvider):
 
     name = "cpu"
     execution_provider = ort.CPU
+    takes_images = True
     kernels = CPU
     options: ClassVar[type[Any]] = CpuOptions
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from ...errors import CarryallError, PromptTooLongError, RequestError, RequestFailedError
 from ..engine.requests.pooled_states import Pooling
+from ..engine.requests.prompt_images import PromptImages
 from ..engine.schedule.admission import check_prompt
 from ..text.parsers.answer_grammar import AnswerFrame
 from ..text.parsers.base import MessageParser
@@ -38,11 +39,13 @@ class ChatPrompt:
         token_ids: the tokens.
         new_parser: returns a parser of an answer; None if all of it is content.
         frame: what is around a structured output, or which calls the answer must hold.
+        images: its pictures; None for none.
     """
 
     token_ids: list[int]
     new_parser: Callable[[], MessageParser | None]
     frame: AnswerFrame | None = None
+    images: PromptImages | None = None
 
 
 @dataclass(frozen=True, slots=True)

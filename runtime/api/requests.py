@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 import itertools
@@ -30,6 +31,7 @@ from .prompts import ChatPrompt as ChatPrompt
 from .prompts import PooledPrompt as PooledPrompt
 from .prompts import Prompt as Prompt
 from .prompts import PromptReader, plain_prompt
+from .sight import Sight
 
 if TYPE_CHECKING:
     from ..models.loading import LoadedModel
@@ -51,6 +53,7 @@ class RequestFactory:
         self._reader = PromptReader(lambda: self.tokenizer, info.vocab_size, info.context_length)
         self.encoder = Encoder(model.open_encoder)
         special = None if model.tokenizer is None else model.tokenizer.special_texts
+        self._sight = Sight(model.open_sight)
         self._formats = AnswerFormats(model.chat_template, special)
 
     @property
@@ -119,6 +122,7 @@ class RequestFactory:
             "pooling": prompt.pooling if isinstance(prompt, PooledPrompt) else None,
             "adapter": adapter,
             "streamed": streamed,
+            "images": prompt.images if isinstance(prompt, ChatPrompt) else None,
             "deadline": None if timeout is None else time.monotonic() + timeout,
         }
         requests = [
@@ -193,9 +197,11 @@ class RequestFactory:
                 variable is reserved.
             UsageError: there is no such ``tool_style``.
             PromptTooLongError: the prompt is too long.
+            RequestError: a picture is damaged, too large or not supported, or the model reads text only.
         """
         check_variables(variables, _RENDERING)
         template = self._model.chat_template
+        messages, pictures = self._sight.take(messages)
         if isinstance(messages, Sized):
             self._reader.check_messages(len(messages))
         most = self._reader.most_bytes
@@ -224,6 +230,7 @@ class RequestFactory:
             self._reader.check_bytes(most + 1)
             raise
         pieces = rendered.split(mark) if mark else [rendered]
+        pieces = self._sight.placed(pieces, pictures)
         text = "".join(pieces)
         answer = self._formats.of(chat_template, with_tools=bool(tools), style=tool_style)
         if called and answer.calls is None:
@@ -234,7 +241,12 @@ class RequestFactory:
             frame = answer_frame(answer, text, tools or (), called, parallel=parallel_calls)
         # The template itself writes the special tokens.
         tokens = [self.encode(piece, add_special_tokens=False) for piece in pieces]
-        return ChatPrompt(tokens[0] if len(tokens) == 1 else [*itertools.chain(*tokens)], new_parser, frame)
+        whole = tokens[0] if len(tokens) == 1 else [*itertools.chain(*tokens)]
+        prompt = ChatPrompt(whole, new_parser, frame)
+        if not pictures:
+            return prompt
+        self.token_ids(prompt)  # a prompt that is too long is refused before its pictures are computed
+        return dataclasses.replace(prompt, images=self._sight.images(prompt.token_ids, pictures))
 
     def _marked(
         self,

@@ -141,6 +141,7 @@ class Engine:
         if request.request_id in self._requests:
             raise RequestError(f"request id '{request.request_id}' is in use; ids must be unique")
         room = checked_room(request, self.info, self.max_length)
+        self._check_images(request)
         self._policy.admit(request, room)
         self._requests[request.request_id] = request
         _log.debug("request %s: %d prompt tokens", request.request_id, request.num_tokens)
@@ -150,6 +151,21 @@ class Engine:
             self._scheduler.add(request)
         else:
             self._compiling.add(request)
+
+    def _check_images(self, request: Request) -> None:
+        """Check that the pictures of a prompt can be computed, and stay where they are.
+
+        Raises:
+            RequestError: the runner takes none, or the options drop tokens of a sequence.
+        """
+        if request.images is None:
+            return
+        if request.images.states.shape[1] != self.info.image_width:
+            raise RequestError("this model reads text only, not images; leave them out")
+        if type(self._policy) is not KVPolicy:
+            raise RequestError(
+                "pictures cannot be combined with context_shift or KV eviction, which drop tokens; omit these"
+            )
 
     def cancel(self, request_id: str) -> Request | None:
         """End a request with finish_reason "cancelled"; return it, or None if it is not in the engine."""

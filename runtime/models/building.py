@@ -37,6 +37,8 @@ def build_export(
     content: str,
     progress: Progress | None,
     build: Build | None = None,
+    *,
+    text_only: bool = False,
 ) -> tuple[Package, ExportedGraph, LeftFloat | None]:
     """Export a checkpoint folder or GGUF file into the folder ``out``, and quantize it by a recipe.
 
@@ -47,6 +49,7 @@ def build_export(
         content: a text that changes whenever the source does.
         progress: called for every tensor, in the phases ``calibrate``, ``measure`` and ``export``.
         build: see ``export_package``.
+        text_only: leave out what a model sees pictures with.
 
     Returns:
         The package, its graph, and what stayed float; None if nothing was quantized.
@@ -66,7 +69,13 @@ def build_export(
 
     with scratch_folder() as scratch:
         package = export_package(
-            source, out, build=build, change=change, content=content, progress=phase(progress, "export")
+            source,
+            out,
+            build=build,
+            change=change,
+            content=content,
+            progress=phase(progress, "export"),
+            text_only=text_only,
         )
     return package, *exported[-1]
 

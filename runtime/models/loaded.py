@@ -6,15 +6,26 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ...errors import RequestError
 from ...providers.base import DeviceMemory, Runner
 from ...providers.placement import Placement
 from ..engine.adapters import AdapterSet
 from ..engine.speculation.proposer import Proposer
+from ..images.encoding import ImageEncoder
 from ..text.chat_template import ChatTemplate
 from ..text.tokenizer import Tokenizer
 from .fastest import Choice
 from .generation_defaults import GenerationDefaults
 from .model_source import ModelSummary
+
+
+def reads_text() -> ImageEncoder:
+    """Refuse pictures, for a model that reads text only.
+
+    Raises:
+        RequestError: always.
+    """
+    raise RequestError("this model reads text only, not images; leave them out")
 
 
 @dataclass(slots=True)
@@ -29,6 +40,8 @@ class LoadedModel:
         defaults: end tokens and sampling options.
         identity: a hash of the model's content and its lowering; empty if unknown.
         open_encoder: opens another runner of the model that returns hidden states instead of logits.
+        open_sight: opens what turns pictures into rows of the model's input; raises RequestError if the model
+            reads text only.
         proposer: proposes tokens for speculative decoding; the engine closes it.
         provider: the provider that runs the model.
         choice: the measurements, if the provider was ``auto``.
@@ -46,6 +59,7 @@ class LoadedModel:
     defaults: GenerationDefaults = field(default_factory=GenerationDefaults)
     identity: str = ""
     proposer: Proposer | None = None
+    open_sight: Callable[[], ImageEncoder] = reads_text
     open_encoder: Callable[[], Runner] | None = None
     provider: str = ""
     choice: Choice | None = None

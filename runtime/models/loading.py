@@ -26,8 +26,9 @@ from .fastest import AUTO, fastest_provider
 from .generation_defaults import GenerationDefaults
 from .limits import check_budgets, check_memory, check_threads
 from .loaded import LoadedModel as LoadedModel
-from .lowering import is_lowered, lora_branches, lowered_model, with_context
+from .lowering import image_inputs, is_lowered, lora_branches, lowered_model, with_context
 from .model_source import SourceModel, resolve_model
+from .sight import open_sight
 from .speculative import make_proposer
 from .split import device_memory, first_provider, is_split, name_and_device, split_runner, with_device
 
@@ -227,6 +228,8 @@ def _opened(
     loaded.provider = provider
     loaded.device_memory = functools.partial(device_memory, provider, config)
     loaded.summary = lambda: source.summary
+    if source.sees:
+        loaded.open_sight = functools.partial(open_sight, source, provider, config, runner.info.image_width)
     loaded.open_encoder = functools.partial(_encoder, source, provider, config, progress)
     return loaded
 
@@ -244,6 +247,8 @@ def _open(
         return runner, f"{source.content_key} {provider}", graphs
     target = get_provider(provider)
     change = lora_branches(source, lora_modules) if config.max_loras else None
+    if change is None and source.sees and target.takes_images:
+        change = image_inputs()
     lowered = lowered_model(source, target, config, progress, change=change)
     identity = lowered.parent.name if is_lowered(lowered) else source.content_key
     return target.runner(lowered, config), identity, [lowered]

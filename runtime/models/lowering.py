@@ -61,6 +61,13 @@ def lora_branches(files: SourceModel, modules: Collection[str]) -> GraphPass:
     return LoraPass(modules)
 
 
+def image_inputs() -> GraphPass:
+    """Return the pass that lets pictures replace the embeddings of tokens."""
+    from ...graph_opt.lower.image_inputs import ImageInputsPass
+
+    return ImageInputsPass()
+
+
 def lowered_model(
     files: SourceModel,
     provider: Provider,

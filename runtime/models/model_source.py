@@ -15,6 +15,7 @@ from ...errors import CheckpointError, GraphError, PackageError, UnsupportedMode
 from ...exporter.encoders.names import is_encoder
 from ...exporter.facts import GraphFacts
 from ...exporter.gguf.file import GGUF_SUFFIX, GgufFile, shard_paths
+from ...exporter.image_processor import PREPROCESSOR_FILE
 from ...exporter.package import COPIED_FILES, Package, external_tensors, fingerprint
 from ...exporter.safetensors_files import weight_files
 from ...progress import Progress
@@ -89,6 +90,15 @@ class SourceModel:
             return stated_lengths(self.config, self.facts)
         record = self.package.record
         return ContextLengths(record.context_length, record.default_context_length)
+
+    @property
+    def sees(self) -> bool:
+        """Whether the model takes pictures."""
+        return self.package is not None and self.package.sees
+
+    def sight_folder(self) -> Path:
+        """Return the folder with ``vision.onnx`` and the record of the picture processor."""
+        return self.folder
 
     @cached_property
     def graph(self) -> ir.Model:
@@ -342,6 +352,30 @@ class CheckpointModel(InPlaceModel):
 
         recipe = recipe_of(self.method)
         return checkpoint_graph(self.folder, self.config, recipe, fingerprint(self.folder), self.progress)
+
+    @cached_property
+    def sees(self) -> bool:
+        """See ``SourceModel``."""
+        from ...exporter.export import has_tower
+
+        return has_tower(self.config) and (self.folder / PREPROCESSOR_FILE).is_file()
+
+    def sight_folder(self) -> Path:
+        """See ``SourceModel``; it is written into the cache once.
+
+        Raises:
+            CheckpointError: its picture processor or a weight is damaged.
+            UnsupportedModelError: its picture processor, or an option of it, is not supported.
+        """
+        from ...exporter.export import sight
+
+        def build(folder: Path) -> None:
+            write = sight(self.folder, self.config)
+            if write is not None:
+                write(folder)
+
+        key = cache_key(vision=fingerprint(self.folder))
+        return cached_folder("vision", key, build, {"model": self.name})
 
     def export(self) -> Package:
         """See ``InPlaceModel``."""

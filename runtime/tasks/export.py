@@ -99,6 +99,7 @@ def export(
     via: Literal["optimum"] | None = None,
     adapter: str | Path | None = None,
     layout: Literal["carryall", "transformers.js"] = "carryall",
+    text_only: bool = False,
     progress: Progress | None = None,
 ) -> ExportReport:
     """Convert a Hugging Face checkpoint to a portable ONNX package.
@@ -113,6 +114,7 @@ def export(
         adapter: a folder with a LoRA adapter of PEFT, which is merged into the weights.
         layout: ``transformers.js`` writes the folder that this library loads in browsers and Node.js, with
             ``onnx/model_q4.onnx`` and its keys of config.json; it is no package of carryall.
+        text_only: leave out what a model sees pictures with.
         progress: called for every tensor, in bytes.
 
     Raises:
@@ -132,9 +134,12 @@ def export(
         options["layout"] = layout != "carryall"
         package, model = export_encoder_package(path, out, options, progress)
         return _report(package, out, ExportedGraph(model, path), None, start)
+    blind = text_only or via is not None or layout != "carryall"
     with scratch_folder() as traced, _arranged(out, layout) as folder:
         build = _merging(adapter) if via is None else partial(_traced, path, traced)
-        package, graph, left = build_export(path, folder, recipe, _content(path, adapter), progress, build)
+        package, graph, left = build_export(
+            path, folder, recipe, _content(path, adapter), progress, build, text_only=blind
+        )
     if left is not None:
         warn_of_much_float(str(out), graph.quantization or {}, left)
     return _report(package, out, graph, left, start)

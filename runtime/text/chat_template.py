@@ -108,6 +108,8 @@ class ChatTemplate:
         plain = [_plain(message) for message in messages]
         if continue_final_message:
             plain = _marked(plain)
+        if _takes_parts(source):
+            plain = [_in_parts(message) for message in plain]
         if "tools" not in source:
             self._tell(tools)
         if self.describes_tools(source):
@@ -205,6 +207,28 @@ def _takes_system(source: str) -> bool:
         return mark in _render(source, {"messages": talk, "add_generation_prompt": True}, None)
     except ChatTemplateError:
         return False
+
+
+@functools.lru_cache(maxsize=16)
+def _takes_parts(source: str) -> bool:
+    """Return whether a template writes contents only if they are lists of parts, as those of SmolVLM do."""
+    mark = "carryall-user"
+
+    def writes(content: Any) -> bool:
+        talk = [{"role": "user", "content": content}]
+        try:
+            return mark in _render(source, {"messages": talk, "add_generation_prompt": True}, None)
+        except ChatTemplateError:
+            return False
+
+    return not writes(mark) and writes([{"type": "text", "text": mark}])
+
+
+def _in_parts(message: dict[str, Any]) -> dict[str, Any]:
+    content = message.get("content")
+    if not isinstance(content, str):
+        return message
+    return {**message, "content": [{"type": "text", "text": content}] if content else []}
 
 
 def check_variables(variables: Mapping[str, Any], reserved: Collection[str]) -> None:

@@ -109,6 +109,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "gemma3": ("gemma3", {}),
+    "idefics3": ("idefics3", {}),
+    "smolvlm": ("smolvlm", {}),
     "gpt2": ("gpt2", {}),
     "gemma2": ("gemma2", {"seed": 3}),
     # config.json as transformers 4 wrote it
@@ -276,6 +278,8 @@ PADDING_CHANGES_TRANSFORMERS = {"lfm2-biases"}
 # Cases that share the golden file of another, because transformers would need additional, unused weights.
 GOLDEN_OF = {
     "gemma3": "gemma3_text",
+    "idefics3": "llama",
+    "smolvlm": "llama",
     "gemma4": "gemma4_text",
     "gemma4_unified": "gemma4_unified_text",
     "qwen3_5": "qwen3_5_text",

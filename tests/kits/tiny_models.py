@@ -102,6 +102,9 @@ CONFIGS: dict[str, Config] = {
     },
     "gemma3_text": _GEMMA3_TEXT,
     "gemma3": {"text_config": {"model_type": "gemma3_text", **_GEMMA3_TEXT}},
+    # Their towers are in tiny_vlms.
+    "idefics3": {"text_config": {"model_type": "llama", **_LLAMA}},
+    "smolvlm": {"text_config": {"model_type": "llama", **_LLAMA}},
     **FAMILY_CONFIGS,
     **{model_type: config for model_type, (config, _) in {**LAYOUTS, **RELATIVES}.items()},
     "gpt2": {
@@ -283,6 +286,16 @@ def _gemma3_shapes(config: Mapping[str, Any], prefix: str = "model") -> Shapes:
     return _layered(config, _llama_layer(config) | _head_norms(config) | norms, prefix)
 
 
+def _idefics3_shapes(config: Mapping[str, Any]) -> Shapes:
+    text = config["text_config"]
+    shapes = _layered(text, _llama_layer(text), "model.text_model")
+    return {
+        **shapes,
+        "model.vision_model.post_layernorm.weight": (8,),
+        "model.connector.modality_projection.proj.weight": (32, 8),
+    }
+
+
 def _gemma3_seeing_shapes(config: Mapping[str, Any]) -> Shapes:
     return {
         **_gemma3_shapes(config["text_config"], "language_model.model"),
@@ -336,6 +349,8 @@ _SHAPES: dict[str, Callable[[Mapping[str, Any]], Shapes]] = {
     "phi3": _phi3_shapes,
     "gemma3_text": _gemma3_shapes,
     "gemma3": _gemma3_seeing_shapes,
+    "idefics3": _idefics3_shapes,
+    "smolvlm": _idefics3_shapes,
     "gpt2": _gpt2_shapes,
 }
 

@@ -19,6 +19,7 @@ from ....contract import (
     ATTENTION_MASK,
     CONTEXT_LENGTH,
     HIDDEN_STATES,
+    IMAGE_ROWS,
     INPUT_IDS,
     LOGITS,
     LOGITS_POSITIONS,
@@ -193,7 +194,7 @@ class PagedInputsPass(GraphPass):
         for value in [*graph.inputs, *graph.outputs]:
             if value in caches and value.shape is not None:
                 value.shape = self.form.cache_shape(value.shape[1], value.shape[3])
-            elif value.name in (INPUT_IDS, POSITION_IDS):
+            elif value.name in (INPUT_IDS, POSITION_IDS, IMAGE_ROWS):
                 value.shape = ir.Shape(["tokens", 1])
             elif value.name == HIDDEN_STATES and value.shape is not None:
                 value.shape = ir.Shape(["tokens", 1, value.shape[-1]])

@@ -82,6 +82,11 @@ class LayerChanges:
         record = {"vectors": vectors, "inputs": self.inputs, "outputs": self.outputs}
         graph.metadata_props[KEY] = json.dumps(record, separators=(",", ":"))
 
+    @property
+    def rotates_stream(self) -> bool:
+        """Whether the residual stream, and so the embedding table, was multiplied by its ``Rotation``."""
+        return any(ROTATE in steps.split(" ") for steps in self.outputs.values())
+
     def vector(self, values: npt.NDArray[np.floating]) -> int:
         """Add a vector of factors and return its number."""
         self.vectors.append(np.asarray(values, np.float32).reshape(-1))

@@ -81,7 +81,7 @@ class PrefixCache:
         usable = request.usable_prefix
         if not self.enabled or not usable:
             return PrefixMatch()
-        return self._tree.match(request.token_slice(0, usable), request.kv_salt, self._slots.resume_point)
+        return self._tree.match(request.identity_slice(0, usable), request.kv_salt, self._slots.resume_point)
 
     def stored(self, request: Request) -> int:
         """Return how many first tokens of a request the tiers hold; looked up once each time it is queued."""
@@ -140,13 +140,13 @@ class PrefixCache:
         """Exclude a running request from sharing, since some of its KV was evicted."""
         if self.enabled and request.slot is not None:
             self._tree.remove(request.slot)
-            self._tree.insert(request.slot, request.token_slice(0, 0), 0, request.kv_salt)
+            self._tree.insert(request.slot, request.identity_slice(0, 0), 0, request.kv_salt)
 
     def replace(self, request: Request) -> None:
         """Record that the tokens of a running request have changed."""
         if self.enabled and request.slot is not None:
             self._tree.remove(request.slot)
-            tokens = request.token_slice(0, request.num_tokens)
+            tokens = request.identity_slice(0, request.num_tokens)
             self._tree.insert(request.slot, tokens, request.num_computed, request.kv_salt)
 
     def leave(self, request: Request, *, keep: bool) -> None:
@@ -162,7 +162,7 @@ class PrefixCache:
         count = request.num_computed
         if self._slots.state_tokens:  # others are not computed
             self._slots.keep(slot, [length for length in self._slots.checkpoints(slot) if length < count])
-        self._tree.insert(slot, request.token_slice(0, count), count, request.kv_salt)
+        self._tree.insert(slot, request.identity_slice(0, count), count, request.kv_salt)
         shortest = self._slots.shortest
         for other in self._tree.prefixes(slot):
             covered = not self._slots.state_tokens and shortest.get(slot, 0) <= shortest.get(other, 0)
@@ -251,7 +251,7 @@ class PrefixCache:
             self._keep_states(request, request.slot, match)
         stored = self.stored(request)
         request.restorable = stored if stored - match.length >= _MIN_RESTORED else 0
-        tokens = request.token_slice(0, request.num_tokens)
+        tokens = request.identity_slice(0, request.num_tokens)
         self._tree.insert(request.slot, tokens, match.length, request.kv_salt)
         self.counters.prefix_queries += 1
         self.counters.prefix_hits += match.length > 0
@@ -289,4 +289,4 @@ class PrefixCache:
         assert self._stored is not None  # noqa: S101 -- callers check
         if request.chunk_keys is None:
             request.chunk_keys = ChunkKeys(self._stored.identity, request.kv_salt)
-        return request.chunk_keys.extend(request.token_slice(0, count))
+        return request.chunk_keys.extend(request.identity_slice(0, count))

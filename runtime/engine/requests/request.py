@@ -23,6 +23,7 @@ from ..sampling.sampling_state import SamplingState
 from .chunk import ChunkKeys, KVSalt
 from .output_text import OutputText
 from .pooled_states import PooledStates, Pooling
+from .prompt_images import PromptImages
 from .prompt_logprobs import PromptLogprobs
 
 _log = logging.getLogger(__name__)
@@ -86,6 +87,7 @@ class Request:
         pooling: return an embedding instead of generated tokens; None generates.
         adapter: the LoRA adapter to run with; None is the base model.
         streamed: whether its tokens are read while it runs; others' prompts then delay them little.
+        images: the pictures of the prompt; None without pictures.
     """
 
     # The state of a request that has not run yet.
@@ -129,6 +131,7 @@ class Request:
         pooling: Pooling | None = None,
         adapter: LoraAdapter | None = None,
         streamed: bool = True,
+        images: PromptImages | None = None,
     ) -> None:
         self.request_id = request_id
         self.prompt = prompt
@@ -141,6 +144,7 @@ class Request:
         self.pooling = pooling
         self.adapter = adapter
         self.streamed = streamed
+        self.images = images
         self.max_tokens = params.max_tokens  # the engine limits it to the free part of the context
         self.end_token_ids = frozenset(end_token_ids)
         # These lists only grow, so any thread may read them.
@@ -253,6 +257,13 @@ class Request:
     def token_slice(self, start: int, stop: int) -> npt.NDArray[np.int64]:
         """Return tokens [start, stop) of prompt and output together, as a view."""
         return self._tokens[start:stop]
+
+    def identity_slice(self, start: int, stop: int) -> npt.NDArray[np.int64]:
+        """Return what KV of tokens [start, stop) depends on: token ids, and numbers below 0 for pictures."""
+        if self.images is None:
+            return self._tokens[start:stop]
+        known = self.images.identity
+        return np.concatenate([known[start:stop], self._tokens[max(start, len(known)) : stop]])
 
     @property
     def awaits_prompt_logprobs(self) -> bool:

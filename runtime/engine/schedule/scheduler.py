@@ -121,6 +121,8 @@ class _Draft:
         stop = start + num_tokens
         assert request.slot is not None  # noqa: S101 -- only running requests are planned
         row = Row(request.slot, request.token_slice(start, stop), start, 0, lora=request.lora_place)
+        if request.images is not None and (seen := request.images.part(start, stop)) is not None:
+            row.image_states, row.image_rows = seen
         if stop == request.num_tokens and request.pooling is None:
             row.num_logits = 1
             self.sampling.append(len(self.rows))

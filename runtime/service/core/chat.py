@@ -85,14 +85,11 @@ class FunctionResult:
 Part = Text | Image | Reasoning | FunctionCall | FunctionResult
 
 
-def no_vision(image: Image) -> str:
-    """Refuse an image, since no model here reads one.
-
-    Raises:
-        RequestError: always.
-    """
-    what = image.media_type or ("an address" if image.url else "bytes")
-    raise RequestError(f"this model reads text only, not images (one is given as {what}); leave them out")
+def image_part(image: Image) -> Json:
+    """Return an image as a part of a content, as ``LLM.chat`` takes it."""
+    if image.url:
+        return {"type": "image_url", "image_url": {"url": image.url}}
+    return {"type": "image", "image": image.data}
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,22 +112,27 @@ class Message:
         return [part for part in self.parts if isinstance(part, FunctionCall)]
 
     def require_text(self) -> None:
-        """Check that no part is an image, for what is no conversation to a model.
+        """Check that no part is an image, for a prompt that no template renders.
 
         Raises:
             RequestError: one is.
         """
         for part in self.parts:
             if isinstance(part, Image):
-                no_vision(part)
+                what = part.media_type or ("an address" if part.url else "bytes")
+                raise RequestError(
+                    f"a raw prompt is text, and takes no images (one is given as {what}); leave them out, "
+                    "or send messages"
+                )
 
-    def turns(self, show: Callable[[Image], str] = no_vision) -> Iterator[Json]:
+    def turns(self, show: Callable[[Image], str | Json] = image_part) -> Iterator[Json]:
         """Yield the messages for a chat template; each result of a function is one of its own.
 
         Args:
-            show: returns the text that stands for an image.
+            show: returns the text, or the part of a content, that stands for an image.
         """
-        texts, thoughts, calls, results = [], [], [], 0
+        texts: list[str | Json] = []
+        thoughts, calls, results = [], [], 0
         for part in self.parts:
             match part:
                 case Text(text):
@@ -146,7 +148,7 @@ class Message:
                     yield {**self.fields, **_result_turn(part, show)}
         if results and not (texts or thoughts or calls):
             return
-        turn: Json = {**self.fields, "role": self.role, "content": "".join(texts)}
+        turn: Json = {**self.fields, "role": self.role, "content": _content(texts)}
         if thoughts:
             turn["reasoning_content"] = "".join(thoughts)
         if calls:
@@ -154,14 +156,22 @@ class Message:
         yield turn
 
 
+def _content(texts: Sequence[str | Json]) -> str | list[Json]:
+    """Return texts as one; with images, a list of parts."""
+    plain = [text for text in texts if isinstance(text, str)]
+    if len(plain) == len(texts):
+        return "".join(plain)
+    return [{"type": "text", "text": text} if isinstance(text, str) else text for text in texts]
+
+
 def _call_turn(call: FunctionCall) -> Json:
     call_turn: Json = {"type": "function", "function": {"name": call.name, "arguments": call.arguments}}
     return {"id": call.id, **call_turn} if call.id else call_turn
 
 
-def _result_turn(result: FunctionResult, show: Callable[[Image], str]) -> Json:
+def _result_turn(result: FunctionResult, show: Callable[[Image], str | Json]) -> Json:
     texts = [part.text if isinstance(part, Text) else show(part) for part in result.parts]
-    turn: Json = {"role": "tool", "content": "".join(texts)}
+    turn: Json = {"role": "tool", "content": _content(texts)}
     if result.id:
         turn["tool_call_id"] = result.id
     if result.name:
@@ -208,12 +218,8 @@ class Conversation:
     left_out: tuple[str, ...] = ()
     origins: Mapping[str, ToolOrigin] = field(default_factory=dict)
 
-    def turns(self, show: Callable[[Image], str] = no_vision) -> list[Json]:
-        """Return the messages for the chat template; see ``Message.turns``.
-
-        Raises:
-            RequestError: a message has an image, and ``show`` takes none.
-        """
+    def turns(self, show: Callable[[Image], str | Json] = image_part) -> list[Json]:
+        """Return the messages for the chat template; see ``Message.turns``."""
         return [turn for message in self.messages for turn in message.turns(show)]
 
 

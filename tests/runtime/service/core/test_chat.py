@@ -115,8 +115,8 @@ def test_images_are_carried_with_their_bytes_and_media_type(part: dict[str, Any]
     assert message.parts == (Text("What is "), Image(DOT, "image/png"))
     told = list(message.turns(lambda image: f"<{len(image.data)} bytes>"))
     assert told == [{"role": "user", "content": f"What is <{len(DOT)} bytes>"}]
-    with pytest.raises(RequestError, match=r"reads text only, not images \(one is given as image/png\)"):
-        list(message.turns())
+    parts = [{"type": "text", "text": "What is "}, {"type": "image", "image": DOT}]
+    assert list(message.turns()) == [{"role": "user", "content": parts}]
 
 
 @pytest.mark.parametrize(
@@ -138,8 +138,8 @@ def test_images_of_ollama_and_of_results_are_carried() -> None:
         {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": [block]}]}
     )
     assert result.parts == (FunctionResult((Image(DOT, "image/png"),), "c"),)
-    with pytest.raises(RequestError, match="reads text only"):
-        list(result.turns())
+    parts = [{"type": "image", "image": DOT}]
+    assert list(result.turns()) == [{"role": "tool", "content": parts, "tool_call_id": "c"}]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Images in messages are refused at every door that takes messages, in the shape of its errors."""
+"""Models that read text only refuse images at every door that takes messages, in its shape of errors."""
 
 from __future__ import annotations
 
@@ -65,7 +65,12 @@ OLLAMA = {"messages": [{"role": "user", "content": "What is this?", "images": ["
         ("/v1/messages/count_tokens", {"messages": user(IMAGE)}, anthropic, REFUSED),
         ("/api/chat", OLLAMA, ollama, REFUSED),
         ("/api/generate", {"prompt": "What is this?", "images": ["iVBORw0KGgo="]}, ollama, REFUSED),
-        ("/api/generate", {"prompt": "Hm?", "images": ["iVBORw0KGgo="], "raw": True}, ollama, REFUSED),
+        (
+            "/api/generate",
+            {"prompt": "Hm?", "images": ["iVBORw0KGgo="], "raw": True},
+            ollama,
+            "a raw prompt is text, and takes no images",
+        ),
     ],
 )
 def test_images_are_refused(path: str, body: Json, message: Callable[[Json], str], told: str) -> None:

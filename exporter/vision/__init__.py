@@ -1,0 +1,1 @@
+"""The graphs that turn pictures into rows of the decoder's input; one module per architecture."""

@@ -1,0 +1,29 @@
+"""The inputs of a step for rows with pictures: what replaces the embeddings of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from .base import Row
+
+
+def image_inputs(rows: Sequence[Row], width: int) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
+    """Return ``image_states`` [states, width], and ``image_rows`` [tokens] of all rows one behind the other.
+
+    The last state is zeros, which tokens of text look up and do not use. Tokens behind the ``image_rows``
+    of a row, such as proposed ones, are text.
+    """
+    states, places, known = [], [], 0
+    for row in rows:
+        place = np.full(len(row.tokens), -1, np.int64)
+        if row.image_states is not None and row.image_rows is not None:
+            given = row.image_rows
+            place[: len(given)] = np.where(given >= 0, given + known, -1)
+            states.append(row.image_states)
+            known += len(row.image_states)
+        places.append(place)
+    states.append(np.zeros((1, width), np.float32))
+    return np.concatenate(states), np.concatenate(places)

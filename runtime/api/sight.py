@@ -1,0 +1,134 @@
+"""The pictures of a conversation: taken from its messages, placed in its prompt, and computed."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import functools
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ...errors import ChatTemplateError, RequestError
+from ...options import shown
+from ..engine.requests.prompt_images import PromptImages
+from ..images.encoding import ImageEncoder, Picture
+from ..text.chat_template import Message
+
+
+class Sight:
+    """What a model sees with; opened when the first picture comes. Thread-safe.
+
+    Args:
+        open_encoder: see ``LoadedModel.open_sight``.
+    """
+
+    def __init__(self, open_encoder: Callable[[], ImageEncoder]) -> None:
+        self._open, self._lock = open_encoder, threading.Lock()
+
+    @functools.cached_property
+    def _encoder(self) -> ImageEncoder:
+        with self._lock:
+            return self._open()
+
+    def take(self, messages: Sequence[Message]) -> tuple[Sequence[Message], list[Picture]]:
+        """Return messages whose pictures are parts ``{"type": "image"}``, and the pictures in order.
+
+        Args:
+            messages: a part of a content is a picture if it is ``{"type": "image", "image": ...}``, with what
+                ``open_picture`` takes, or ``{"type": "image_url", "image_url": {"url": "data:..."}}``.
+
+        Raises:
+            RequestError: the model reads text only, or a picture cannot be opened.
+        """
+        if not isinstance(messages, Sequence) or not any(map(_has_pictures, messages)):
+            return messages, []
+        encoder, pictures, taken = self._encoder, list[Picture](), list[Message]()
+        for message in messages:
+            if not _has_pictures(message):
+                taken.append(message)
+                continue
+            parts = []
+            for part in message["content"]:
+                if _is_picture(part):
+                    pictures.append(encoder.prepare(_source(part)))
+                    part = {"type": "image"}
+                parts.append(part)
+            taken.append({**message, "content": parts})
+        return taken, pictures
+
+    def placed(self, pieces: Sequence[str], pictures: Sequence[Picture]) -> list[str]:
+        """Return the pieces of a rendered text with all tokens of each picture in its place.
+
+        The template writes a place for a picture; what a user types like one was cut before, and stays text.
+
+        Raises:
+            ChatTemplateError: the template did not write one place for each picture.
+        """
+        if not pictures:
+            return list(pieces)
+        place = self._encoder.processor.texts["image"]
+        found = sum(piece.count(place) for piece in pieces)
+        if found != len(pictures):
+            raise ChatTemplateError(
+                f"the chat template writes {found} places '{place}' for {len(pictures)} pictures; take the "
+                "model's own template, and no such text in answers of the assistant"
+            )
+        left = iter(pictures)
+        filled = []
+        for piece in pieces:
+            first, *rest = piece.split(place)
+            filled.append(first + "".join(next(left).text + part for part in rest))
+        return filled
+
+    def images(self, token_ids: Sequence[int], pictures: Sequence[Picture]) -> PromptImages:
+        """Compute the pictures of a prompt.
+
+        Raises:
+            RequestError: the tokenizer has no token for a place of a picture, or makes other ones.
+            ProviderRuntimeError: the computation failed.
+        """
+        encoder = self._encoder
+        token = encoder.processor.image_token_id
+        wanted = sum(len(picture.tiles) for picture in pictures) * encoder.processor.tile_tokens
+        if (found := token_ids.count(token)) != wanted:
+            raise RequestError(
+                f"the prompt has {found} tokens {token} for pictures, which need {wanted}; the tokenizer "
+                "does not belong to this model"
+            )
+        states = [(picture.key, encoder.states(picture)) for picture in pictures]
+        return PromptImages.of(token_ids, token, states)
+
+
+def _is_picture(part: Any) -> bool:
+    if not isinstance(part, Mapping):
+        return False
+    return part.get("type") in ("image", "image_url") and not part.keys().isdisjoint({"image", "image_url"})
+
+
+def _has_pictures(message: Any) -> bool:
+    content = message.get("content") if isinstance(message, Mapping) else None
+    return isinstance(content, list | tuple) and any(map(_is_picture, content))
+
+
+def _source(part: Mapping[str, Any]) -> Any:
+    """Return what ``open_picture`` takes.
+
+    Raises:
+        RequestError: the picture is given by an address, or its base64 is damaged.
+    """
+    if "image" in part:
+        return part["image"]
+    given = part["image_url"]
+    url = given.get("url") if isinstance(given, Mapping) else given
+    if not isinstance(url, str):
+        raise RequestError(f"'image_url' must be an address or an object with a 'url', not {shown(given)}")
+    head, comma, data = url.partition(",")
+    if not head.startswith("data:") or not comma or not head.endswith(";base64"):
+        raise RequestError(
+            "pictures are not fetched from addresses; send the content as data:image/png;base64,..."
+        )
+    try:
+        return base64.b64decode(data, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise RequestError(f"the data of an image is not base64: {error}") from error

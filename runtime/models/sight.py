@@ -1,0 +1,56 @@
+"""Open ``vision.onnx`` of a package: what turns pictures into rows of the decoder's input."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...contract import IMAGE_STATES
+from ...errors import ProviderRuntimeError, RequestError
+from ...exporter.image_processor import IMAGE_PROCESSOR_FILE, read_image_processor
+from ...exporter.package import VISION_FILE
+from ...graph_opt.quantize.algorithms.layer_changes import LayerChanges
+from ...graph_opt.quantize.algorithms.rotation import Rotation
+from ...providers import get_provider
+from ...providers.base import RunnerConfig
+from ..images.encoding import ImageEncoder
+from .model_source import SourceModel
+
+
+def open_sight(source: SourceModel, provider: str, config: RunnerConfig, width: int) -> ImageEncoder:
+    """Return what turns pictures into rows of the decoder's input.
+
+    Args:
+        source: a model that sees.
+        provider: the provider that runs its decoder, and will run its tower.
+        config: options of the runner.
+        width: ``RunnerInfo.image_width`` of the decoder's runner.
+
+    Raises:
+        RequestError: the decoder runs without the inputs for pictures.
+        PackageError: the package is damaged.
+        CheckpointError: as ``sight_folder``.
+        UnsupportedModelError: as ``sight_folder``.
+    """
+    if not width:
+        raise RequestError(
+            f"{source.name} reads pictures, but not as it was loaded here: with provider '{provider}'"
+            f"{' and LoRA adapters' if config.max_loras else ''}; load it with provider cpu, without adapters"
+        )
+    folder = source.sight_folder()
+    # Quantization may have rotated the stream that the rows enter in place of embeddings.
+    rotated = LayerChanges.of(source.graph.graph).rotates_stream
+    turned = Rotation(width).after if rotated else np.asarray
+    session = get_provider(provider).session(folder / VISION_FILE, config)
+
+    def run(feeds: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[np.float32]:
+        try:
+            states: npt.NDArray[np.float32] = session.run([IMAGE_STATES], dict(feeds))[0]
+        except Exception as error:  # onnxruntime raises errors of many types
+            raise ProviderRuntimeError(f"{VISION_FILE} failed: {error}") from error
+        return turned(states)
+
+    return ImageEncoder(read_image_processor(folder / IMAGE_PROCESSOR_FILE), run)

@@ -1,0 +1,125 @@
+"""``--image`` of ``carryall run`` and ``carryall chat``, and pictures in the lines of ``carryall batch``."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+from PIL import Image
+from tiny_vlms import write_vlm
+from vision_golden import golden_path, picture
+
+from carryall.cli import carryall
+from carryall.runtime.tasks.export import export
+from carryall.runtime.text.tokenizer import Tokenizer
+
+GOLDEN = np.load(golden_path("smolvlm"))
+QUESTION, NEW = "What is it?", 8
+DAMAGED = "data:image/png;base64,aGk="
+OPTIONS = ("--provider", "cpu", "--kv-cache-dtype", "float32")
+GREEDY = (*OPTIONS, "--temperature", 0, "--max-tokens", NEW)
+
+
+def run(*args: object, stdin: str = "") -> Result:
+    return CliRunner().invoke(carryall, [str(arg) for arg in args], input=stdin)
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sight")
+    export(write_vlm(folder / "checkpoint"), folder / "package")
+    return folder / "package"
+
+
+@pytest.fixture(scope="module")
+def answer(package: Path) -> str:
+    return Tokenizer(package).decode(GOLDEN["tokens"][:NEW].tolist())
+
+
+@pytest.fixture
+def photo(tmp_path: Path) -> Path:
+    Image.fromarray(picture()).save(tmp_path / "photo.png")
+    return tmp_path / "photo.png"
+
+
+@pytest.mark.long
+def test_run_answers_a_question_on_a_picture(package: Path, photo: Path, answer: str) -> None:
+    result = run("run", package, QUESTION, "--image", photo, *GREEDY, "--json")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert found["token_ids"] == GOLDEN["tokens"][:NEW].tolist()
+    assert found["prompt_tokens"] == len(GOLDEN["token_ids"])
+    streamed = CliRunner().invoke(
+        carryall, ["run", str(package), QUESTION, "--image", str(photo), *map(str, GREEDY)]
+    )
+    assert streamed.stdout_bytes.decode(errors="replace") == f"{answer}\n"
+
+
+@pytest.mark.long
+def test_chat_shows_the_picture_with_the_first_message(package: Path, photo: Path, answer: str) -> None:
+    result = run("chat", package, "--image", photo, *GREEDY, stdin=f"{QUESTION}\n")
+    assert result.exit_code == 0, result.output
+    assert answer in result.stdout
+
+
+@pytest.mark.long
+def test_a_checkpoint_folder_sees_too(tmp_path: Path, photo: Path) -> None:
+    result = run("run", write_vlm(tmp_path / "vlm"), QUESTION, "--image", photo, *GREEDY, "--json")
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["token_ids"] == GOLDEN["tokens"][:NEW].tolist()
+
+
+@pytest.mark.long
+def test_a_batch_reads_pictures_of_its_lines(package: Path, photo: Path, tmp_path: Path, answer: str) -> None:
+    urls = [
+        f"data:image/png;base64,{base64.b64encode(photo.read_bytes()).decode()}",
+        DAMAGED,
+    ]
+    lines = [
+        {
+            "custom_id": str(number),
+            "method": "POST",
+            "url": "/v1/chat/completions",
+            "body": {
+                "messages": [
+                    {
+                        "role": "user",
+                        "content": [
+                            {"type": "image_url", "image_url": {"url": url}},
+                            {"type": "text", "text": QUESTION},
+                        ],
+                    }
+                ],
+                "temperature": 0,
+                "max_tokens": NEW,
+            },
+        }
+        for number, url in enumerate(urls)
+    ]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    out = tmp_path / "out.jsonl"
+    result = run("batch", "run", tmp_path / "in.jsonl", "-o", out, "--model", package, *OPTIONS)
+    found = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
+    by_id = {line["custom_id"]: line for line in found}
+    assert by_id["0"]["response"]["body"]["choices"][0]["message"]["content"] == answer, result.output
+    assert "no supported format" in (tmp_path / "out.errors.jsonl").read_text(encoding="utf-8")
+    assert result.exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("args", "why"),
+    [
+        (("--raw",), "--raw excludes --image"),
+        (("--image", "nowhere.png"), "nowhere.png"),
+    ],
+)
+def test_pictures_that_cannot_be_shown_are_refused(
+    package: Path, photo: Path, args: tuple[str, ...], why: str
+) -> None:
+    result = run("run", package, QUESTION, "--image", photo, *args)
+    assert result.exit_code == 2
+    assert why in result.output

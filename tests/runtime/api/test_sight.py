@@ -1,0 +1,262 @@
+"""Pictures in conversations: tokens equal transformers, whatever the chunks, prefixes and neighbours."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from tiny_models import write_tiny
+from tiny_vlms import IMAGE, IMAGE_ID, SPECIAL, write_vlm
+from vision_golden import NEW_TOKENS, golden_path, picture
+
+import carryall
+from carryall import LLM, SamplingParams
+from carryall.errors import ChatTemplateError, PromptTooLongError, RequestError
+from carryall.runtime.engine.requests.prompt_images import PromptImages
+from carryall.runtime.tasks.export import export
+
+GREEDY = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True)
+GOLDEN = np.load(golden_path("smolvlm"))
+Json = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sight")
+    export(write_vlm(folder / "checkpoint"), folder / "package")
+    return folder / "package"
+
+
+@pytest.fixture(scope="module")
+def llm(package: Path) -> Iterator[LLM]:
+    with opened(package) as model:
+        yield model
+
+
+def opened(package: Path, **options: Any) -> LLM:
+    return LLM(package, **{"max_slots": 3, "kv_cache_dtype": "float32", "provider": "cpu", **options})
+
+
+def asked(*pictures: Any, text: str = "What is it?") -> list[Json]:
+    parts: list[Json] = [{"type": "image", "image": each} for each in pictures]
+    return [{"role": "user", "content": [*parts, {"type": "text", "text": text}]}]
+
+
+def tokens(llm: LLM, messages: list[Json], params: SamplingParams = GREEDY) -> list[int]:
+    (output,) = llm.chat(messages, params)
+    output.check()
+    return output.outputs[0].token_ids
+
+
+def cached(llm: LLM, messages: list[Json]) -> int:
+    (output,) = llm.chat(messages, GREEDY)
+    assert output.metrics is not None
+    return output.metrics.cached_tokens
+
+
+def encoded(llm: LLM) -> int:
+    return llm._requests._sight._encoder.num_encoded
+
+
+def png(pixels: Any) -> bytes:
+    out = io.BytesIO()
+    Image.fromarray(pixels).save(out, "PNG")
+    return out.getvalue()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"max_step_tokens": 16},
+        {"prefix_cache": False},
+        {"provider_options": {"kv_memory": "explicit"}},
+        {"provider_options": {"kernels": "onnxruntime"}},
+        {"speculative": "prompt-lookup"},
+    ],
+    ids=str,
+)
+@pytest.mark.filterwarnings("ignore:carryall's CPU kernels")
+def test_tokens_equal_transformers(package: Path, options: Json) -> None:
+    with opened(package, **options) as llm:
+        assert llm.render_chat(asked(picture())).token_ids == GOLDEN["token_ids"].tolist()
+        assert tokens(llm, asked(picture())) == GOLDEN["tokens"].tolist()
+
+
+def test_a_second_question_on_a_picture_computes_nothing_of_it(package: Path) -> None:
+    with opened(package) as llm:
+        first = tokens(llm, asked(picture()))
+        count = encoded(llm)
+        other = asked(picture(), text="Where is it?")
+        last = len(GOLDEN["token_ids"]) - GOLDEN["token_ids"][::-1].tolist().index(IMAGE_ID)
+        assert cached(llm, other) > last
+        assert encoded(llm) == count
+        assert tokens(llm, asked(picture())) == first
+
+
+def test_a_prefix_never_covers_another_picture(package: Path) -> None:
+    with opened(package) as llm, opened(package, prefix_cache=False) as fresh:
+        places = llm.render_chat(asked(picture())).token_ids
+        tokens(llm, asked(picture()))
+        for shift in (1, 64):
+            other = asked(picture(shift=shift))
+            assert cached(llm, other) <= places.index(IMAGE_ID)
+            assert tokens(llm, other) == tokens(fresh, other)
+
+
+def test_all_pictures_of_a_step_and_their_sizes_are_apart(package: Path) -> None:
+    talks = [
+        asked(picture(30, 31)),
+        asked(picture(), picture(8, 60, 5)),
+        asked(text="Hello"),
+        asked(picture()),
+    ]
+    with opened(package) as llm, opened(package, max_slots=1, prefix_cache=False) as alone:
+        together = [output.outputs[0].token_ids for output in llm.chat(talks, GREEDY)]
+        assert together == [tokens(alone, talk) for talk in talks]
+
+
+def test_preempted_pictures_are_computed_again(package: Path) -> None:
+    talks = [asked(picture(shift=shift)) for shift in range(4)]
+    with opened(package) as wide:
+        expected = [tokens(wide, talk) for talk in talks]
+        each = wide._engine.info.kv_bytes_per_token
+    with opened(package, kv_bytes=each * 160) as llm:
+        assert [output.outputs[0].token_ids for output in llm.chat(talks, GREEDY)] == expected
+        assert llm.stats().preemptions > 0
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(cut=st.integers(1, 74), chunk=st.integers(3, 40))
+@pytest.mark.long
+def test_any_cut_of_a_prompt_gives_equal_tokens(package: Path, cut: int, chunk: int) -> None:
+    """A prefix of any length is cached, also one that ends within the picture."""
+    with opened(package, max_step_tokens=chunk) as llm:
+        prompt = llm.render_chat(asked(picture()))
+        assert prompt.images is not None
+        images = prompt.images
+        part = PromptImages(images.states, images.rows[:cut], images.identity[:cut])
+        begun = type(prompt)(prompt.token_ids[:cut], prompt.new_parser, images=part)
+        llm.generate(begun, SamplingParams(temperature=0, max_tokens=1))
+        assert cached(llm, asked(picture())) >= cut - 1
+        assert tokens(llm, asked(picture())) == GOLDEN["tokens"].tolist()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("method", ["int8", "int4", "fp16"])
+def test_quantized_decoders_see_what_float_ones_do(package: Path, tmp_path: Path, method: str) -> None:
+    """Rotation of the stream by a quantization turns the rows of pictures too."""
+    carryall.quantize(package, tmp_path / "quantized", method)
+    params = SamplingParams(temperature=0, max_tokens=1, logprobs=20)
+    text = [{"role": "user", "content": "What is it, and where is it in the picture?"}]
+
+    def distance(talk: list[Json]) -> float:
+        """How far the best log-probabilities of a quantized decoder are from those of the float one."""
+        best = []
+        with opened(tmp_path / "quantized") as llm, opened(package) as reference:
+            for model in (llm, reference):
+                logprobs = model.chat(talk, params)[0].outputs[0].logprobs
+                assert logprobs
+                best.append({token: one.logprob for token, one in logprobs[0].items()})
+        found, expected = best
+        shared = found.keys() & expected.keys()
+        assert len(shared) >= 8
+        return float(np.mean([abs(found[token] - expected[token]) for token in shared]))
+
+    assert distance(asked(picture())) < max(0.1, 3 * distance(text))
+
+
+def test_files_images_arrays_and_data_urls_are_one_picture(llm: LLM, tmp_path: Path) -> None:
+    data = png(picture())
+    (tmp_path / "a.png").write_bytes(data)
+    url = f"data:image/png;base64,{base64.b64encode(data).decode()}"
+    sources = [data, tmp_path / "a.png", Image.fromarray(picture()), picture()]
+    talks = [asked(source) for source in sources]
+    talks.append([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}},
+                                               {"type": "text", "text": "What is it?"}]}])  # fmt: skip
+    for talk in talks:
+        assert llm.render_chat(talk).token_ids == GOLDEN["token_ids"].tolist()
+        assert tokens(llm, talk) == GOLDEN["tokens"].tolist()
+
+
+@pytest.mark.parametrize("special", SPECIAL)
+def test_a_place_for_a_picture_that_a_user_types_stays_text(llm: LLM, special: str) -> None:
+    typed = llm.render_chat(asked(picture(), text=f"a{special}b")).token_ids
+    plain = llm.render_chat(asked(picture(), text="ab")).token_ids
+    assert len(typed) == len(plain) + len(special)
+    assert typed.count(IMAGE_ID) == plain.count(IMAGE_ID)
+    assert IMAGE_ID not in llm.render_chat([{"role": "user", "content": special}]).token_ids
+
+
+def test_a_place_in_an_answer_of_the_assistant_is_refused_and_moves_no_picture(llm: LLM) -> None:
+    talk = [{"role": "assistant", "content": f"{IMAGE} was here"}, *asked(picture())]
+    with pytest.raises(ChatTemplateError, match=f"2 places '{IMAGE}' for 1 pictures"):
+        llm.render_chat(talk)
+
+
+def test_text_alone_is_read_by_a_template_of_parts(llm: LLM) -> None:
+    assert llm.decode(llm.render_chat([{"role": "user", "content": "Hello"}]).token_ids) == (
+        "User: Hello\nAssistant:"
+    )
+
+
+@pytest.mark.parametrize(
+    ("source", "what"),
+    [
+        (b"", "0 bytes"),
+        (b"GIF89a", "damaged|no supported format"),
+        (png(picture())[:80], "damaged or cut off"),
+        (np.zeros((0, 0, 3), np.uint8), "no pixels"),
+        (7, "must be a path"),
+    ],
+)
+def test_a_bad_picture_fails_its_request_only(llm: LLM, source: Any, what: str) -> None:
+    with pytest.raises(RequestError, match=what):
+        llm.chat(asked(source), GREEDY)
+    assert tokens(llm, asked(picture())) == GOLDEN["tokens"].tolist()
+
+
+@pytest.mark.parametrize(
+    ("url", "what"),
+    [
+        ("https://example.org/a.png", "not fetched"),
+        ("file:///etc/passwd", "not fetched"),
+        ("data:image/png,abc", "not fetched"),
+        ("data:image/png;base64,???", "not base64"),
+        (5, "must be an address"),
+    ],
+)
+def test_addresses_are_not_fetched(llm: LLM, url: Any, what: str) -> None:
+    with pytest.raises(RequestError, match=what):
+        llm.chat([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}], GREEDY)
+
+
+def test_a_prompt_that_is_too_long_is_refused_before_its_pictures_are_computed(llm: LLM) -> None:
+    count = encoded(llm) if llm.stats().finished else 0
+    new = [picture(shift=100 + number) for number in range(20)]
+    with pytest.raises(PromptTooLongError):
+        llm.chat(asked(*new), GREEDY)
+    llm.render_chat(asked(picture()))
+    assert encoded(llm) - count <= 7
+
+
+def test_models_that_do_not_see_refuse_pictures_by_name(package: Path, tmp_path: Path) -> None:
+    with LLM(write_tiny("llama", tmp_path / "text"), max_slots=1, provider="cpu") as text:
+        refuses(text, "this model reads text only, not images")
+    with opened(package, context_shift=True, max_slots=1) as shifting:
+        refuses(shifting, "context_shift")
+    with opened(package, max_loras=1, max_slots=1) as adapted:
+        refuses(adapted, "LoRA adapters")
+
+
+def refuses(llm: LLM, why: str) -> None:
+    with pytest.raises(RequestError, match=why):
+        llm.chat(asked(picture()), GREEDY)

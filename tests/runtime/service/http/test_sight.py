@@ -1,0 +1,157 @@
+"""A picture reaches a model through every door of the service, and all doors give one answer."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from http_serving import HttpServed, http_serving
+from PIL import Image
+from tiny_vlms import write_vlm
+from vision_golden import golden_path, picture
+
+from carryall import AsyncLLM
+from carryall.runtime.tasks.export import export
+from carryall.runtime.text.tokenizer import Tokenizer
+
+Json = dict[str, Any]
+GOLDEN = np.load(golden_path("smolvlm"))
+LENGTH, NEW = len(GOLDEN["token_ids"]), 12
+QUESTION = "What is it?"
+
+
+def png() -> str:
+    out = io.BytesIO()
+    Image.fromarray(picture()).save(out, "PNG")
+    return base64.b64encode(out.getvalue()).decode()
+
+
+DATA = png()
+URL = f"data:image/png;base64,{DATA}"
+TEXT = {"type": "text", "text": QUESTION}
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sight")
+    export(write_vlm(folder / "checkpoint"), folder / "package")
+    return folder / "package"
+
+
+@pytest.fixture(scope="module")
+def answer(package: Path) -> str:
+    return Tokenizer(package).decode(GOLDEN["tokens"][:NEW].tolist())
+
+
+@asynccontextmanager
+async def served(package: Path) -> AsyncIterator[HttpServed]:
+    llm = AsyncLLM(package, max_slots=2, provider="cpu", kv_cache_dtype="float32")
+    try:
+        async with http_serving(llm) as service:
+            yield service
+    finally:
+        llm.shutdown()
+
+
+def user(*content: Json) -> list[Json]:
+    return [{"role": "user", "content": list(content)}]
+
+
+def openai_chat(given: Json) -> tuple[str, int]:
+    return given["choices"][0]["message"]["content"], given["usage"]["prompt_tokens"]
+
+
+def responses(given: Json) -> tuple[str, int]:
+    return given["output"][0]["content"][0]["text"], given["usage"]["input_tokens"]
+
+
+def anthropic(given: Json) -> tuple[str, int]:
+    usage = given["usage"]
+    return given["content"][0]["text"], usage["input_tokens"] + usage.get("cache_read_input_tokens", 0)
+
+
+def ollama_chat(given: Json) -> tuple[str, int]:
+    return given["message"]["content"], given["prompt_eval_count"]
+
+
+def ollama_generate(given: Json) -> tuple[str, int]:
+    return given["response"], given["prompt_eval_count"]
+
+
+PART = {"type": "image_url", "image_url": {"url": URL, "detail": "auto"}}
+BLOCK = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": DATA}}
+INPUT = [{"type": "input_image", "image_url": URL}, {"type": "input_text", "text": QUESTION}]
+GREEDY = {"temperature": 0, "max_tokens": NEW}
+OPTIONS = {"temperature": 0, "num_predict": NEW}
+OLLAMA = {"role": "user", "content": QUESTION, "images": [DATA]}
+DOORS: list[tuple[str, Json, Any]] = [
+    ("/v1/chat/completions", {"messages": user(PART, TEXT), **GREEDY, "ignore_eos": True}, openai_chat),
+    ("/v1/responses", {"input": user(*INPUT), "temperature": 0, "max_output_tokens": NEW}, responses),
+    ("/v1/messages", {"messages": user(BLOCK, TEXT), **GREEDY}, anthropic),
+    ("/api/chat", {"messages": [OLLAMA], "options": OPTIONS, "stream": False}, ollama_chat),
+    (
+        "/api/generate",
+        {"prompt": QUESTION, "images": [DATA], "options": OPTIONS, "stream": False},
+        ollama_generate,
+    ),
+]
+
+
+@pytest.mark.long
+def test_every_door_gives_the_answer_of_the_picture_and_counts_its_tokens(package: Path, answer: str) -> None:
+    async def scenario() -> None:
+        async with served(package) as service:
+            for path, body, read in DOORS:
+                given = await service.post(path, **body)
+                assert given.status_code == 200, (path, given.text)
+                text, count = read(given.json())
+                assert (path, text, count) == (path, answer, LENGTH)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.long
+def test_the_client_of_openai_streams_an_answer_to_a_picture(package: Path, answer: str) -> None:
+    async def scenario() -> None:
+        async with served(package) as service:
+            client = service.openai()
+            (model,) = [each.id async for each in client.models.list()]
+            stream = await client.chat.completions.create(
+                model=model, messages=user(PART, TEXT), stream=True, **GREEDY, extra_body={"ignore_eos": True}
+            )
+            pieces = [chunk.choices[0].delta.content or "" async for chunk in stream if chunk.choices]
+            assert "".join(pieces) == answer
+
+    asyncio.run(scenario())
+
+
+BAD: list[tuple[str, Json, str]] = [
+    ("url", {"url": "https://example.org/a.png"}, "not fetched from addresses"),
+    ("local", {"url": "file:///etc/passwd"}, "not fetched from addresses"),
+    ("base64", {"url": "data:image/png;base64,%%%"}, "not base64"),
+    ("text", {"url": "data:image/png;base64,aGVsbG8="}, "no supported format"),
+    ("empty", {"url": "data:image/png;base64,"}, "0 bytes"),
+    ("cut", {"url": f"data:image/png;base64,{DATA[:200]}"}, "damaged or cut off"),
+]
+
+
+@pytest.mark.long
+def test_a_bad_picture_is_a_400_that_says_why_and_the_service_lives_on(package: Path, answer: str) -> None:
+    async def scenario() -> None:
+        async with served(package) as service:
+            for name, image, why in BAD:
+                body = {"messages": user({"type": "image_url", "image_url": image}, TEXT), **GREEDY}
+                given = await service.post("/v1/chat/completions", **body)
+                assert (name, given.status_code) == (name, 400)
+                assert why in given.json()["error"]["message"], name
+            path, body, read = DOORS[0]
+            assert read((await service.post(path, **body)).json()) == (answer, LENGTH)
+
+    asyncio.run(scenario())
