@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from .runtime.tasks.evaluate import EvaluationReport, evaluate
     from .runtime.tasks.export import ExportReport, export
     from .runtime.tasks.optimize import OptimizeReport, optimize
+    from .runtime.tasks.plan import PlanReport, plan
     from .runtime.tasks.quantize import QuantizationWarning, QuantizeReport, quantize
     from .runtime.tasks.quantize_any import quantize_any
     from .runtime.tasks.verify import VerificationReport, verify
@@ -65,6 +66,7 @@ _HOME = {
     "EvaluationReport": ".runtime.tasks.evaluate",
     "ExportReport": ".runtime.tasks.export",
     "OptimizeReport": ".runtime.tasks.optimize",
+    "PlanReport": ".runtime.tasks.plan",
     "Progress": ".progress",
     "QuantizationRecipe": ".graph_opt.quantize.recipe",
     "QuantizationWarning": ".runtime.tasks.quantize",
@@ -80,6 +82,7 @@ _HOME = {
     "evaluate": ".runtime.tasks.evaluate",
     "export": ".runtime.tasks.export",
     "optimize": ".runtime.tasks.optimize",
+    "plan": ".runtime.tasks.plan",
     "quantize": ".runtime.tasks.quantize",
     "quantize_any": ".runtime.tasks.quantize_any",
     "verify": ".runtime.tasks.verify",
@@ -103,6 +106,7 @@ __all__ = [
     "InferenceSession",
     "ModelConfig",
     "OptimizeReport",
+    "PlanReport",
     "Progress",
     "QuantizationRecipe",
     "QuantizationWarning",
@@ -120,6 +124,7 @@ __all__ = [
     "evaluate",
     "export",
     "optimize",
+    "plan",
     "quantize",
     "quantize_any",
     "verify",

@@ -41,7 +41,7 @@ def option(
     above: float | None = None,
     most: float | None = None,
     unit: str = "",
-    choices: Iterable[str] = (),
+    choices: Iterable[str | int] = (),
     flags: tuple[str, ...] = (),
     section: str = "",
 ) -> Any:
@@ -52,9 +52,9 @@ def option(
         least: the smallest number allowed.
         above: allowed numbers are larger than this.
         most: the largest number allowed; for integers by default the maximum of int64.
-        unit: the unit of the number; with ``bytes``, strings such as ``8GB`` are accepted.
-        choices: allowed strings, if the annotation cannot list them.
-        flags: flags on the command line, if not ``--the-field``.
+        unit: the unit of the number, which strings may end with; with ``bytes``, such as ``8GB``.
+        choices: allowed strings or integers, if the annotation cannot list them.
+        flags: flags on the command line, if not ``--the-field``; ``--yes/--no`` for both values of a bool.
         section: the section of the command line's help; only if a dataclass has several.
     """
     facts: dict[str, Any] = {"least": least, "above": above, "most": most, "unit": unit}
@@ -75,7 +75,7 @@ class Option:
         help: the text in the class docstring, in one line.
         kinds: types of its values: bool, int, float, str, Path, Mapping or a protocol. A string for a
             protocol is ``module:name``, an object, or a class that is created without arguments.
-        choices: allowed strings, beside values of ``kinds``.
+        choices: allowed strings or integers, beside values of ``kinds``.
         optional: whether it may be None.
         repeated: whether it is a tuple of values of ``kinds``.
         least: the smallest number allowed.
@@ -90,7 +90,7 @@ class Option:
     default: Any
     help: str
     kinds: tuple[Any, ...]
-    choices: tuple[str, ...] = ()
+    choices: tuple[str | int, ...] = ()
     optional: bool = False
     repeated: bool = False
     least: float | None = None
@@ -126,8 +126,9 @@ class Option:
         """
         if self.optional and text.lower() == "none":
             return None
-        if text in self.choices:
-            return text
+        for choice in self.choices:
+            if text == str(choice):
+                return choice
         for kind in self.kinds:
             with contextlib.suppress(ValueError, ImportError, AttributeError, TypeError):
                 return self._one(_READERS.get(kind, _imported)(self, text), owner)
@@ -138,13 +139,14 @@ class Option:
         """A description of valid values: ``an integer of at least 1``."""
         parts = [self._kind_in_words(kind) for kind in self.kinds]
         if self.choices:
-            parts.append(f"one of {', '.join(self.choices)}" if len(self.choices) > 1 else self.choices[0])
+            names = ", ".join(map(str, self.choices))
+            parts.append(f"one of {names}" if len(self.choices) > 1 else names)
         if self.optional:
             parts.append("None")
         return ", or ".join(parts)
 
     def _one(self, value: Any, owner: str) -> Any:
-        if isinstance(value, str) and value in self.choices:
+        if isinstance(value, str | int) and not isinstance(value, bool) and value in self.choices:
             return value
         for kind in self.kinds:
             fitting = _fitting(kind, value)
@@ -208,7 +210,8 @@ def _declared(owner: Any) -> Mapping[str, Option]:
         facts = {**_annotated(hints[field.name]), **field.metadata.get(_METADATA, {})}
         facts["choices"] = facts["choices"] or _choices(hints[field.name])
         if facts["choices"]:
-            facts["kinds"] = tuple(kind for kind in facts["kinds"] if kind is not str)
+            listed = set(map(type, facts["choices"]))
+            facts["kinds"] = tuple(kind for kind in facts["kinds"] if kind not in listed)
         found[field.name] = Option(name=field.name, default=default, help=helps.get(field.name, ""), **facts)
     return found
 
@@ -257,7 +260,7 @@ def _parts(hint: Any) -> tuple[Any, ...]:
     return typing.get_args(hint) if union else (hint,)
 
 
-def _choices(hint: Any) -> tuple[str, ...]:
+def _choices(hint: Any) -> tuple[str | int, ...]:
     """Return the values that the ``Literal`` parts of an annotation allow."""
     literals = [typing.get_args(part) for part in _parts(hint) if typing.get_origin(part) is Literal]
     return tuple(choice for choices in literals for choice in choices)
@@ -339,7 +342,7 @@ def _read_integer(declaration: Option, text: str) -> int:
 _READERS: dict[Any, Callable[[Option, str], Any]] = {
     bool: _read_bool,
     int: _read_integer,
-    float: lambda _, text: float(text),
+    float: lambda declaration, text: float(text.removesuffix(declaration.unit)),
     str: lambda _, text: text,
     Path: lambda _, text: Path(text),
 }

@@ -32,8 +32,9 @@ def declared_option(declaration: Option, **attributes: Any) -> Callable[[Any], A
         own |= {"multiple": True, "default": None}
     elif declaration.kinds == (bool,):
         own = {"is_flag": True}
-        flags = (f"{flags[0]}/--no-{flags[0].removeprefix('--')}", *flags[1:])
-    attributes = {"help": _help(declaration), **attributes, **own}
+        if "/" not in flags[0]:
+            flags = (f"{flags[0]}/--no-{flags[0].removeprefix('--')}", *flags[1:])
+    attributes = {"help": option_help(declaration), **attributes, **own}
     return click.option(*flags, declaration.name, cls=SectionOption, **attributes)
 
 
@@ -43,9 +44,9 @@ class DeclaredType(click.ParamType):  # type: ignore[type-arg]  # generic since 
     def __init__(self, declaration: Option) -> None:
         self._declaration = declaration
         kinds = [_METAVARS.get(kind, "MODULE:NAME") for kind in declaration.kinds]
-        self.name = "|".join(declaration.choices) or kinds[0]
-        if declaration.unit == "bytes":
-            self.name = "BYTES"
+        self.name = "|".join(map(str, declaration.choices)) or kinds[0]
+        if declaration.unit in ("bytes", "bits"):
+            self.name = declaration.unit.upper()
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """See click."""
@@ -61,7 +62,7 @@ class DeclaredType(click.ParamType):  # type: ignore[type-arg]  # generic since 
         return f"[{self.name}]" if self._declaration.choices else self.name
 
 
-def _help(declaration: Option) -> str:
+def option_help(declaration: Option) -> str:
     """Return the help of a field, from its docstring without code marks."""
     text = declaration.help.replace("``", "")
     return text[:1].upper() + text[1:] + (" May be repeated." if declaration.repeated else "")

@@ -33,6 +33,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "batch": "Answer files of requests, every line exactly once.",
     },
     "Measure and check": {
+        "plan": "Show which form of a model fits, and the speed to expect.",
         "bench": "Measure prefill and decode speed.",
         "eval": "Measure perplexity, and the divergence from a reference model.",
         "inspect": "Show operators, weights, KV cache and sizes of a model.",

@@ -139,7 +139,7 @@ def amount(name: str, units: Mapping[str, int], example: str) -> Callable[..., f
     def read(_: click.Context, __: click.Parameter, text: str | None) -> float | None:
         if text is None:
             return None
-        found = re.fullmatch(r"(\d{1,15}(?:\.\d{1,6})?) ?([a-zA-Z]*)", text)
+        found = re.fullmatch(r"(\d{1,15}(?:\.\d{1,6})?) ?([a-zA-Z]*(?:/s)?)", text)
         if found is None or found[2].upper() not in factors:
             known = ", ".join(filter(None, units))
             raise click.BadParameter(

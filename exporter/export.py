@@ -8,6 +8,7 @@ import pkgutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -117,13 +118,35 @@ def _config(module: Family, raw: RawConfig) -> DecoderConfig:
     return config
 
 
+@dataclass(frozen=True, slots=True)
+class ExportedGraph:
+    """A graph on its way from a checkpoint to a package.
+
+    Args:
+        model: the graph.
+        folder: configuration and tokenizer of the checkpoint.
+        quantization: how the weights are quantized, as a package records it; None for floats.
+        passes: names of the passes that changed the graph.
+    """
+
+    model: ir.Model
+    folder: Path
+    quantization: dict[str, Any] | None = None
+    passes: tuple[str, ...] = ()
+
+
+Tensors = Mapping[str, StoredTensor] | None  # by name; None for those of the folder
+# Returns the portable graph of a folder with configuration and tokenizer, and of tensors.
+Build = Callable[[Path, Tensors], ExportedGraph]
+
+
 def export_package(
     source: Path,
     out: Path,
     *,
-    transform: Callable[[ir.Model], ir.Model] | None = None,
-    quantization: dict[str, Any] | None = None,
-    passes: tuple[str, ...] = (),
+    build: Build | None = None,
+    change: Callable[[ExportedGraph], ExportedGraph] | None = None,
+    content: str | None = None,
     progress: Progress | None = None,
 ) -> Package:
     """Export a checkpoint folder into a package.
@@ -131,37 +154,37 @@ def export_package(
     Args:
         source: a Hugging Face checkpoint folder, or a GGUF file.
         out: the folder of the package; must be empty or not exist.
-        transform: applied to the graph before it is written, such as a quantizer. The threads that write the
+        build: builds the portable graph; by default ``export_model``.
+        change: applied to the graph before it is written, such as a quantizer. The threads that write the
             weights evaluate its lazy initializers.
-        quantization: how ``transform`` quantizes the weights; stored in the package's record.
-        passes: the names of the passes in ``transform``; stored in the package's record.
+        content: the fingerprint of what was exported; by default that of ``source``.
         progress: called after each tensor written.
 
     Raises:
         OutputExistsError: ``out`` is not empty.
         UnsupportedModelError: see ``export_model``.
-        UsageError: the file is already quantized, and ``quantization`` is given.
         CheckpointError: see ``export_model``, or the tokenizer is missing or damaged.
         OSError: a file cannot be written; the incomplete package is deleted.
     """
-    raw = None if _is_gguf(source) else check_paths(source, out)  # before any work of the transformation
+    raw = None if _is_gguf(source) else check_paths(source, out)  # before any work
     with opened(source, raw) as (folder, tensors, stored):
-        if quantization is not None:
-            check_float(source, stored)
         config = check_paths(folder, out) if raw is None else raw
         check_tokenizer(folder)
-        model = export_model(folder, config, tensors)
-        if transform is not None:
-            model = transform(model)
+        if build is None:
+            graph = ExportedGraph(export_model(folder, config, tensors), folder, stored)
+        else:
+            graph = replace(build(folder, tensors), quantization=stored)
+        if change is not None:
+            graph = change(graph)
         return write_package(
-            model,
+            graph.model,
             folder,
             out,
-            quantization=quantization or stored,
-            passes=passes,
+            quantization=graph.quantization,
+            passes=graph.passes,
             progress=progress,
             config=config,
-            content=fingerprint(source),
+            content=content or fingerprint(source),
         )
 
 

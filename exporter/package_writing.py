@@ -16,6 +16,7 @@ from tokenizers import Tokenizer
 
 from ..errors import CheckpointError, OutputExistsError
 from ..graph_opt.graph.half_scales import narrowed_scales
+from ..graph_opt.graph.saving import save_model
 from ..progress import Progress
 from ..storage.manifest import make_manifest
 from ..storage.paths import check_place
@@ -33,7 +34,6 @@ from .config import (
 )
 from .package import COPIED_FILES, MODEL_FILE, TOKENIZER_FILE, Package, fingerprint
 from .package_record import PackageRecord, is_token
-from .save import save_model
 
 
 def write_package(
@@ -103,9 +103,7 @@ def check_paths(source: Path, out: Path, config: RawConfig | None = None) -> Raw
         CheckpointError: ``source`` has no tokenizer, or its configuration is invalid.
         OSError: ``out`` cannot be created.
     """
-    check_place(out)
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise _not_empty(out)
+    check_empty(out)
     config = read_config(source) if config is None else config
     _read_bos_eos(source, config)
     if not (source / TOKENIZER_FILE).is_file():
@@ -114,6 +112,18 @@ def check_paths(source: Path, out: Path, config: RawConfig | None = None) -> Raw
             "AutoTokenizer.from_pretrained(SRC).save_pretrained(SRC)"
         )
     return config
+
+
+def check_empty(out: Path) -> None:
+    """Check that a folder can be written.
+
+    Raises:
+        OutputExistsError: ``out`` is not empty.
+        OSError: ``out`` cannot be created.
+    """
+    check_place(out)
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise _not_empty(out)
 
 
 def check_tokenizer(source: Path) -> None:

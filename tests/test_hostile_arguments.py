@@ -39,6 +39,7 @@ FUNCTIONS: Mapping[str, dict[str, Any]] = {
     "diff": {"a": "package", "b": "package"},
     "evaluate": {"model": "package", "text": "def f(x): return x" * 5},
     "benchmark": {"model": "missing/model"},
+    "plan": {"model": "package", "bandwidth": 1e9},
     "LLM": {"model": "package"},
     "TextClassifier": {"folder": "package"},
     "TextEncoder": {"folder": "package"},
@@ -64,6 +65,7 @@ FUNCTIONS: Mapping[str, dict[str, Any]] = {
 # What carryall makes and the caller reads; modules, protocols and constants.
 MADE_BY_US = {
     *("BenchmarkReport", "DiffReport", "EvaluationReport", "ExportReport", "OptimizeReport"),
+    "PlanReport",
     *("QuantizeReport", "VerificationReport", "CompletionOutput", "RequestOutput", "batch.BatchJob"),
     "batch.SharedModel",
     *("CarryallError", "QuantizationWarning", "Progress", "__version__", "batch"),

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from carryall.exporter.save import save_model
 from carryall.graph_opt.experts.write_mixture import ExpertWeights, Routing, write_mixture
 from carryall.graph_opt.graph.edit import add_initializer, insert
+from carryall.graph_opt.graph.saving import save_model
 from carryall.graph_opt.lower.kernels import CPU
 from carryall.graph_opt.lower.products.moe import FusedExpertsPass
 from carryall.graph_opt.lower.products.quantized_experts import QuantizedExpertsPass

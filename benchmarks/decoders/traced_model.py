@@ -22,9 +22,9 @@ import numpy as np
 import onnx_ir as ir
 from optimizers import CONTEXT
 
-from carryall.exporter.save import save_model
 from carryall.graph_opt.compare.verify import verify
 from carryall.graph_opt.graph.load import load_model
+from carryall.graph_opt.graph.saving import save_model
 from carryall.graph_opt.lower.pipelines.slots import SlotOptions, slot_passes
 from carryall.graph_opt.pipeline.pipeline import run
 from carryall.graph_opt.pipeline.pipelines import portable_passes

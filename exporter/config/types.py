@@ -118,6 +118,7 @@ class StateConfig:
         key_heads: heads of queries and keys, of which each serves ``heads / key_heads`` heads.
         key_size: elements of a head of keys.
         value_size: elements of a head of values.
+        in_turns: whether heads of keys serve heads of values in turns, not groups of neighbours.
         projection_bias: whether the projections in front of the convolution have biases.
         output_bias: whether the last projection has a bias.
     """
@@ -129,6 +130,7 @@ class StateConfig:
     key_heads: int = 0
     key_size: int = 0
     value_size: int = 0
+    in_turns: bool = False
     projection_bias: bool = False
     output_bias: bool = False
 

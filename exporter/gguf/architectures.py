@@ -11,7 +11,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from ...errors import CheckpointError, UnsupportedModelError
+from ..weights import Array
 from .keys import check_keys
 
 _BLOCK = re.compile(r"blk\.(\d{1,9})\.(.+)")
@@ -67,6 +70,40 @@ _GPT_OSS = {
     "ffn_up_exps": "mlp.experts.up_proj",
     "ffn_down_exps": "mlp.experts.down_proj",
 }
+_QWEN3_5 = {
+    "post_attention_norm": "post_attention_layernorm",
+    "attn_qkv": "linear_attn.in_proj_qkv",
+    "attn_gate": "linear_attn.in_proj_z",
+    "ssm_alpha": "linear_attn.in_proj_a",
+    "ssm_beta": "linear_attn.in_proj_b",
+    "ssm_conv1d": "linear_attn.conv1d",
+    "ssm_norm": "linear_attn.norm",
+    "ssm_out": "linear_attn.out_proj",
+}
+_QWEN3_5_KEYS = {
+    "attention.recurrent_layers": "recurrent_layers",
+    "full_attention_interval": "full_attention_interval",
+    "nextn_predict_layers": "num_nextn_predict_layers",
+    "rope.dimension_sections": "mrope_section",  # of pictures; the positions of text are equal
+    "ssm.conv_kernel": "linear_conv_kernel_dim",
+    "ssm.group_count": "linear_num_key_heads",
+    "ssm.inner_size": "linear_inner_size",
+    "ssm.state_size": "linear_key_head_dim",
+    "ssm.time_step_rank": "linear_num_value_heads",
+}
+_LFM2 = {
+    "attn_norm": "operator_norm",
+    "attn_output": "self_attn.out_proj",
+    "attn_q_norm": "self_attn.q_layernorm",
+    "attn_k_norm": "self_attn.k_layernorm",
+    "ffn_norm": "ffn_norm",
+    "ffn_gate": "feed_forward.w1",
+    "ffn_up": "feed_forward.w3",
+    "ffn_down": "feed_forward.w2",
+    "shortconv.conv": "conv.conv",
+    "shortconv.in_proj": "conv.in_proj",
+    "shortconv.out_proj": "conv.out_proj",
+}
 _ATTENTION_FACTORS = ("attn_factor", "yarn_attn_factor")
 _BARE = ("self_attn.sinks",)  # parameters whose names have no suffix
 _GEMMA_27B_LAYERS = (46, 62)  # of Gemma 2 and 3
@@ -79,6 +116,11 @@ class Architecture:
     Args:
         model_type: the model family, a module of ``exporter/models``.
         inner: names of a layer's modules that differ from the common ones.
+        outer: the same of modules outside of layers.
+        parameters: names of a layer's parameters that are not a module's weight or bias.
+        views: by the end of a name of Hugging Face, the function that makes its tensor of the stored one.
+        channels: ends of names of convolutions, whose stored [channels, taps] is [channels, 1, taps].
+        plain_norms: ends of names of norms without ``norm_offset``.
         rotates_pairs: whether rows of q and k are ordered for a rope that rotates adjacent elements.
         norm_offset: offset that the file's norm weights include.
         experts: whether its layers are mixtures of experts, whose weights are stacked.
@@ -88,6 +130,11 @@ class Architecture:
 
     model_type: str
     inner: Mapping[str, str] = field(default_factory=dict)
+    outer: Mapping[str, str] = field(default_factory=dict)
+    parameters: Mapping[str, str] = field(default_factory=dict)
+    views: Mapping[str, Callable[[Array], Array]] = field(default_factory=dict)
+    channels: tuple[str, ...] = ()
+    plain_norms: tuple[str, ...] = ()
     rotates_pairs: bool = False
     norm_offset: float = 0.0
     experts: bool = False
@@ -109,6 +156,49 @@ def _gpt_oss(config: Mapping[str, Any]) -> dict[str, Any]:
     return found if scaling is None else {**found, "rope_scaling": {**scaling, "truncate": False}}
 
 
+def _stated(config: Mapping[str, Any], key: str) -> Any:
+    """Return the value of a key of config.json that the metadata must give.
+
+    Raises:
+        CheckpointError: it gives none.
+    """
+    if config.get(key) is None:
+        raise CheckpointError(f"the GGUF file does not state '{key}'")
+    return config[key]
+
+
+def _qwen3_5(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the layers' kinds, without those of speculation, and the size of a head of values.
+
+    llama.cpp's converter orders heads of values so that those of equal rank in their groups are together.
+    """
+    speculating = config.get("num_nextn_predict_layers", 0)
+    count, heads = _stated(config, "num_hidden_layers"), _stated(config, "linear_num_value_heads")
+    count -= speculating
+    found: dict[str, Any] = {
+        "num_hidden_layers": count,
+        "linear_value_head_dim": _stated(config, "linear_inner_size") // max(1, heads),
+        "linear_heads_in_turns": True,
+    }
+    recurrent = config.get("recurrent_layers")
+    if recurrent is not None:
+        kinds = ("full_attention", "linear_attention")
+        found["layer_types"] = [kinds[bool(each)] for each in recurrent[:count]]
+    return found
+
+
+def _lfm2(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the layers' kinds: convolutions have no heads of keys."""
+    heads = _stated(config, "num_key_value_heads")
+    heads = heads if isinstance(heads, list) else [heads] * _stated(config, "num_hidden_layers")
+    return {
+        "num_key_value_heads": [number for number in heads if number],
+        "layer_types": ["full_attention" if number else "conv" for number in heads],
+        "norm_eps": config.get("rms_norm_eps"),
+        "block_auto_adjust_ff_dim": False,
+    }
+
+
 ARCHITECTURES: dict[str, Architecture] = {
     "llama": Architecture(model_type="llama", rotates_pairs=True),
     "smollm3": Architecture(model_type="smollm3", rotates_pairs=True),
@@ -117,6 +207,25 @@ ARCHITECTURES: dict[str, Architecture] = {
     # llama.cpp scales the weights of a token's experts to a sum of 1, as all published models do.
     "qwen3moe": Architecture(
         model_type="qwen3_moe", experts=True, adapt=lambda config: {"norm_topk_prob": True}
+    ),
+    "qwen35": Architecture(
+        model_type="qwen3_5_text",
+        inner=_QWEN3_5,
+        parameters={"ssm_a": "linear_attn.A_log", "ssm_dt.bias": "linear_attn.dt_bias"},
+        views={"linear_attn.A_log": lambda rates: np.log(-rates)},
+        channels=("linear_attn.conv1d.weight",),
+        norm_offset=1.0,
+        plain_norms=("linear_attn.norm.weight",),
+        keys=_QWEN3_5_KEYS,
+        adapt=_qwen3_5,
+    ),
+    "lfm2": Architecture(
+        model_type="lfm2",
+        inner=_LFM2,
+        outer={"token_embd_norm": "model.embedding_norm"},
+        channels=("conv.conv.weight",),
+        keys={"shortconv.l_cache": "conv_L_cache"},
+        adapt=_lfm2,
     ),
     "phi3": Architecture(model_type="phi3", inner={"ffn_up": "mlp.gate_up_proj"}),
     "gpt-oss": Architecture(model_type="gpt_oss", inner=_GPT_OSS, experts=True, adapt=_gpt_oss),
@@ -156,10 +265,14 @@ def architecture(metadata: Mapping[str, Any]) -> Architecture:
 
 def tensor_name(name: str, known: Architecture) -> str:
     """Return Hugging Face's name of a tensor; unknown names are unchanged."""
+    whole = _BLOCK.fullmatch(name)
+    if whole is not None and whole[2] in known.parameters:
+        return f"model.layers.{whole[1]}.{known.parameters[whole[2]]}"
     stem, dot, suffix = name.rpartition(".")
     found = _BLOCK.fullmatch(stem)
     if found is None:
-        return f"{_OUTER[stem]}.{suffix}" if stem in _OUTER else name
+        outer = {**_OUTER, **known.outer}
+        return f"{outer[stem]}.{suffix}" if stem in outer else name
     inner = {**_INNER, **known.inner}.get(found[2])
     if inner is None:
         return name
@@ -197,11 +310,11 @@ def config_of(
         "eos_token_id": metadata.get("tokenizer.ggml.eos_token_id"),
         **_rope(metadata, prefix, by_frequency=by_frequency),
     }
+    check_keys(metadata, prefix, frozenset(keys))
+    config |= known.adapt(config)
     for key in ("num_key_value_heads", "intermediate_size"):
         config[key] = _same_in_all_layers(config.get(key), key)
     _check_heads(metadata, prefix)
-    check_keys(metadata, prefix, frozenset(keys))
-    config |= known.adapt(config)
     return {key: value for key, value in config.items() if value is not None}
 
 

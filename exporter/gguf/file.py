@@ -30,6 +30,7 @@ _ROPE_FACTORS = {
     "rope_factors_long": ("long",),
 }
 _PAIRED = re.compile(r"blk\.\d+\.attn_([qk])\.(weight|bias)")
+_LAYER = re.compile(r"blk\.(\d{1,9})\.")
 _STACKED = re.compile(r"blk\.(\d{1,9})\.ffn_(gate|up|down)_exps\.weight")
 Order = npt.NDArray[np.intp]
 
@@ -107,6 +108,9 @@ class GgufFile:
             raise UnsupportedModelError(
                 f"{data.path}: tensor '{info.name}' has type {info.type_name}; supported: {known}"
             )
+        layer = _LAYER.match(info.name)
+        if layer is not None and int(layer[1]) >= self._num_layers:
+            return  # of layers that predict further tokens
         stacked = _STACKED.fullmatch(info.name) if self.architecture.experts else None
         if stacked is not None and len(info.shape) == 3:
             self.types.add(info.type_name)
@@ -114,10 +118,32 @@ class GgufFile:
                 name = f"model.layers.{stacked[1]}.mlp.experts.{index}.{stacked[2]}_proj.weight"
                 self._put(name, GgufTensor(data, expert, None, 0.0))
             return
-        name = tensor_name(info.name, self.architecture)
+        self._put(*self._module_tensor(data, info))
+
+    def _module_tensor(self, data: OpenFile, info: TensorInfo) -> tuple[str, GgufTensor]:
+        """Return a tensor of one module, and its name."""
+        form = self.architecture
+        name = tensor_name(info.name, form)
         self.types.add(info.type_name)
-        offset = self.architecture.norm_offset if name.endswith("norm.weight") else 0.0
-        self._put(name, GgufTensor(data, info, self._order(info), offset))
+        if name.endswith(form.channels) and len(info.shape) == 2:
+            info = dataclasses.replace(info, shape=(info.shape[0], 1, info.shape[1]))
+        shifted = name.endswith("norm.weight") and not name.endswith(form.plain_norms)
+        offset = form.norm_offset if shifted else 0.0
+        change = next((view for end, view in form.views.items() if name.endswith(end)), None)
+        return name, GgufTensor(data, info, self._order(info), offset, change)
+
+    @property
+    def _num_layers(self) -> float:
+        """The number of layers without those that predict further tokens."""
+        speculating, count = (
+            self._of_architecture("nextn_predict_layers", 0),
+            self._of_architecture("block_count"),
+        )
+        if not speculating or "nextn_predict_layers" not in self.architecture.keys:
+            return math.inf
+        if not isinstance(count, int) or not isinstance(speculating, int):
+            raise CheckpointError("the GGUF file's block_count and nextn_predict_layers must be integers")
+        return count - speculating
 
     def _put(self, name: str, tensor: GgufTensor) -> None:
         if name in self.tensors:
@@ -144,10 +170,18 @@ class GgufFile:
 class GgufTensor:
     """One tensor, decoded when it is read."""
 
-    def __init__(self, data: OpenFile, info: TensorInfo, order: Order | None, offset: float) -> None:
+    def __init__(
+        self,
+        data: OpenFile,
+        info: TensorInfo,
+        order: Order | None,
+        offset: float,
+        change: Callable[[Array], Array] | None = None,
+    ) -> None:
         self.path, self.shape, self.dtype = data.path, info.shape, np.dtype(np.float32)
         self.stored_name = info.name
         self._data, self._info, self._order, self._offset = data, info, order, np.float32(offset)
+        self._change = change
 
     @property
     def packed(self) -> Packed | None:
@@ -181,6 +215,7 @@ class GgufTensor:
             array = array if self._order is None else array[self._order]
         else:
             array = decode(self._rows(), self._info.type_name).reshape(self.shape)
+        array = array if self._change is None else self._change(array)
         return np.ascontiguousarray(view(array - self._offset if self._offset else array), np.float32)
 
     @property

@@ -24,6 +24,8 @@ _LLAMA3 = (
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+# Marks belong to words, so that a letter and its accent stay together.
+_QWEN35 = _QWEN2.replace(r"\p{L}+", r"[\p{L}\p{M}]+").replace(r"[^\s\p{L}\p{N}]", r"[^\s\p{L}\p{M}\p{N}]")
 _O200K = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
     r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
@@ -39,14 +41,18 @@ _DEFAULT = "default"  # of files without a name
 _PATTERNS: dict[str, str] = {
     **dict.fromkeys(("gpt-2", "gpt2", "phi-2", "jina-en", "olmo", "mpt"), _GPT2),
     **dict.fromkeys(("llama3", "llama-bpe", "llama-v3", "falcon3", "smaug-bpe", "dbrx", "pixtral"), _LLAMA3),
+    **dict.fromkeys(("falcon-h1", "lfm2"), _LLAMA3),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "stablelm2", "hunyuan", "megrez"), _QWEN2),
     **dict.fromkeys(("gpt-4o", "llama4", "o200k"), _O200K),
+    "qwen35": _QWEN35,
     "tekken": _TEKKEN,
 }
 # Each digit is a separate piece; then GPT-2's pattern.
 _SINGLE_DIGITS = frozenset({"smollm", "starcoder", "refact", "command-r", "codeshell", "exaone"})
 # A word that is a token stays whole, and a text begins with BOS unless the file denies it.
-_WHOLE_WORDS = frozenset({"llama3", "llama-bpe", "llama-v3", "falcon3", "pixtral", "tekken"})
+_WHOLE_WORDS = frozenset(
+    {"llama3", "llama-bpe", "llama-v3", "falcon3", "falcon-h1", "lfm2", "pixtral", "tekken"}
+)
 # Texts of tokens that end a turn, for files without the number of theirs.
 _TURN_ENDS = ("<|eot_id|>", "<|im_end|>", "<end_of_turn>", "<|end|>")
 

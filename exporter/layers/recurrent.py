@@ -58,7 +58,7 @@ def delta_attention(
 ) -> ir.Value:
     """Write linear attention by the gated delta rule (Yang et al., https://arxiv.org/abs/2412.06464).
 
-    Queries and keys are scaled to length 1. Heads of keys serve several heads of values in order.
+    Queries and keys are scaled to length 1. A head of keys may serve several heads of values.
 
     Args:
         net: the graph to write into.
@@ -109,6 +109,7 @@ def repeated_heads(net: Decoder, x: ir.Value, state: StateConfig) -> ir.Value:
 def _repeated(net: Decoder, heads: ir.Value, state: StateConfig) -> ir.Value:
     repeats = state.heads // state.key_heads
     if repeats > 1:
-        order = net.constant(np.repeat(np.arange(state.key_heads), repeats), np.int64, "heads_of_keys")
-        heads = net.op("Gather", heads, order, axis=2)
+        numbers = np.arange(state.key_heads)
+        order = np.tile(numbers, repeats) if state.in_turns else np.repeat(numbers, repeats)
+        heads = net.op("Gather", heads, net.constant(order, np.int64, "heads_of_keys"), axis=2)
     return net.op("Reshape", heads, net.ints(0, 0, state.heads * state.key_size))

@@ -77,6 +77,7 @@ def hybrid_config(raw: RawConfig, experts: Sequence[ExpertsConfig | None] | None
         key_heads=key_heads,
         key_size=key_size,
         value_size=size,
+        in_turns=bool(raw.get("linear_heads_in_turns")),  # as GGUF files order them
     )
     rope = rope_config(raw)
     attends = [kind == "full_attention" for kind in types]

@@ -19,7 +19,7 @@ from ...storage.scratch import scratch_folder
 from ..graph.edit import add_initializer, insert, int_attribute
 from ..graph.lazy import Array
 from ..graph.load import load_model
-from ..graph.saving import save_files
+from ..graph.saving import save_model
 from .report import VerifyReport
 
 _LEVEL = "accuracy_level"
@@ -68,7 +68,7 @@ def _write_without_rounding(model: Path, path: Path) -> ir.Model:
     """Write a copy whose products compute in float32, and return it."""
     copy = load_model(model)
     _compute_in_floats(rounded_products(copy))
-    save_files(copy, path)
+    save_model(copy, path)
     return copy
 
 
@@ -87,7 +87,7 @@ def _write_with_simulated_rounding(model: Path, path: Path) -> ir.Model:
             rounded[node.graph, x, size] = _round(copy.graph, node, x, size, constants)
         node.replace_input_with(0, rounded[node.graph, x, size])
     _compute_in_floats(products)
-    save_files(copy, path)
+    save_model(copy, path)
     return copy
 
 

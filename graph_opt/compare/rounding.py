@@ -17,7 +17,7 @@ import onnx_ir as ir
 
 from ..graph.lazy import Array, lazy, shape_of
 from ..graph.load import load_model
-from ..graph.saving import save_files
+from ..graph.saving import save_model
 
 _FLOATS = {ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE}
 # Kernels compute a sigmoid as 1/2 plus an odd function: a result of 1e-6 has the rounding error of 1/2.
@@ -35,7 +35,7 @@ def write_rounded(model: Path, path: Path, *, seed: int = 0) -> None:
             if tensor is not None and tensor.dtype in _FLOATS and tensor.size > 1:
                 number += 1
                 value.const_value = _rounded(tensor, str(value.name), [seed, number])
-    save_files(found, path)
+    save_model(found, path)
 
 
 def rounded_feed(feed: Mapping[str, Any], *, seed: int = 0) -> dict[str, Any]:

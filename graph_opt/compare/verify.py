@@ -23,7 +23,7 @@ from ..analysis.probe import fixed_tokens, has_caches
 from ..graph.edit import static_size
 from ..graph.lazy import Array
 from ..graph.load import load_model
-from ..graph.saving import save_files
+from ..graph.saving import save_model
 from ..graph.session import open_session
 from ..passes.normalize.lower_opset import LowerOpsetPass
 from ..passes.normalize.raise_opset import TARGET
@@ -268,7 +268,7 @@ def _files(reference: Path | ir.Model, candidate: Path | ir.Model) -> Iterator[t
         for name, given in (("reference", reference), ("candidate", candidate)):
             path, model = folder / f"{name}.onnx", _runnable(given)
             if isinstance(model, ir.Model):
-                save_files(model, path)
+                save_model(model, path)
             found.append(path if isinstance(model, ir.Model) else model)
         yield found[0], found[1]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,13 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from ...progress import Progress
 from ...storage.writing import writing
 from .lazy import SlabTensor
+
+_INLINE_BYTES = 256  # tensors up to this size are stored in the ONNX file itself
+_MAX_IN_FLIGHT_BYTES = 256 << 20
+_ALIGNMENT = 4096  # of large tensors, so that runtimes can map them
 
 
 class _Unbuffered:
@@ -81,12 +87,33 @@ def save_checked(model: ir.Model, path: Path, **options: Any) -> None:
             value.const_value = tensor
 
 
-def save_files(model: ir.Model, path: Path) -> None:
-    """Write a graph to ``path`` and its weights to ``path`` + ``.data``.
+def save_model(model: ir.Model, path: Path, progress: Progress | None = None) -> None:
+    """Write ``model`` to ``path`` and its weights to ``path`` + ``.data``.
+
+    The writing threads evaluate lazy initializers, a few at a time.
 
     Raises:
         OSError: a file cannot be written.
     """
+    tensors = [value.const_value for graph in model.graphs() for value in graph.initializers.values()]
+    total = sum(tensor.nbytes for tensor in tensors if tensor is not None and tensor.nbytes > _INLINE_BYTES)
+    done = 0
+
+    def count(tensor: ir.TensorProtocol, _info: ir.external_data.CallbackInfo) -> None:
+        nonlocal done
+        done += tensor.nbytes
+        if progress is not None:
+            progress(done, total, tensor.name or "")
+
     data = path.with_name(f"{path.name}.data")
     with writing(data):
-        save_checked(model, path, external_data=data.name)
+        save_checked(
+            model,
+            path,
+            external_data=data.name,
+            size_threshold_bytes=_INLINE_BYTES,
+            callback=count,
+            max_workers=os.cpu_count() or 1,
+            max_in_flight_bytes=_MAX_IN_FLIGHT_BYTES,
+            alignment=_ALIGNMENT,
+        )

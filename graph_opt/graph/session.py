@@ -1,4 +1,4 @@
-"""Sessions of onnxruntime on the CPU that compute a graph as written, for comparisons."""
+"""Sessions of onnxruntime on the CPU that compute a graph as written, for comparisons and calibration."""
 
 from __future__ import annotations
 
@@ -14,11 +14,14 @@ from ...storage.paths import check_utf8
 from .edit import weight
 from .exact_session import prepare_session
 from .integer_sums import exact_sums
+from .integer_weights import prepare_sums
 from .load import read_model
+from .recurrent_states import use_microsoft_states
 from .saturation import OPERATORS
 
 _HALF = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 _QDQ = ("QuantizeLinear", "DequantizeLinear")
+_FP32_ACTIVATIONS = "session.qdq_matmulnbits_accuracy_level", "1"
 _MANY = 1 << 24  # quantized weights, whose dequantization takes longer than the products of a short run
 
 
@@ -38,24 +41,19 @@ def open_session(model: Path, name: str | None = None, *, defaults: bool = False
         MissingExtraError: onnxruntime is not installed.
         GraphError: onnxruntime cannot run the graph on the CPU.
     """
-    try:
-        import onnxruntime
-    except ImportError as error:
-        raise MissingExtraError("comparing graphs", "onnxruntime", "cpu") from error
     check_utf8(model)
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4  # errors are raised too
+    options = _options("comparing graphs")
     if defaults:
         source, entries = exact_sums(model)
         for entry in entries.items():
             options.add_session_config_entry(*entry)
     else:
-        options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")  # fp32 activations
+        options.add_session_config_entry(*_FP32_ACTIVATIONS)
         if not _needs_optimizations(read_model(model)):
-            options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+            options.graph_optimization_level = type(options.graph_optimization_level).ORT_DISABLE_ALL
         source = prepare_session(model, options)
     try:
-        return onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+        return _opened(source, options)
     except Exception as error:  # onnxruntime's error types are not importable by a stable name
         said = str(error).replace(str(model), name or str(model))
         advice = ""
@@ -63,6 +61,49 @@ def open_session(model: Path, name: str | None = None, *, defaults: bool = False
         if "NOT_IMPLEMENTED" in said and any(value.dtype in _HALF for value in weights):
             advice = "; it lacks kernels for 16-bit floats, so give a graph whose weights are float32"
         raise GraphError(f"onnxruntime's CPU provider cannot run {name or model}: {said}{advice}") from error
+
+
+def open_part(model: ir.Model, folder: Path | None = None) -> Any:
+    """Open a session on the CPU that computes values of a float graph, or of a part of it, for calibration.
+
+    Args:
+        model: the graph, which may be changed; its results are not.
+        folder: where its external weights are; they are mapped, not copied.
+
+    Raises:
+        MissingExtraError: onnxruntime is not installed.
+    """
+    options = _options("calibration")
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # NumPy computes between runs
+    options.add_session_config_entry(*_FP32_ACTIVATIONS)
+    if folder is not None:
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
+    # The standard's operators with states have no kernels but bodies, which a part without types lacks.
+    use_microsoft_states(model.graph)
+    for entry in prepare_sums(model).items():
+        options.add_session_config_entry(*entry)
+    return _opened(ir.to_proto(model).SerializeToString(), options)
+
+
+def _options(purpose: str) -> Any:
+    """Return ``onnxruntime.SessionOptions`` without messages, since errors are raised too.
+
+    Raises:
+        MissingExtraError: onnxruntime is not installed.
+    """
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise MissingExtraError(purpose, "onnxruntime", "cpu") from error
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    return options
+
+
+def _opened(source: str | bytes, options: Any) -> Any:
+    import onnxruntime
+
+    return onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
 
 
 def _needs_optimizations(model: ir.Model) -> bool:

@@ -18,7 +18,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ...errors import UsageError
-from ...graph_opt.graph.saving import save_files
+from ...graph_opt.graph.saving import save_model
 from ...graph_opt.lower.products.quantized_linear import DOMAIN
 from ...graph_opt.lower.products.tiles import COLUMNS, LAYOUT, MIDDLE, tile_bytes
 from ...storage.scratch import scratch_folder
@@ -54,7 +54,7 @@ def tune(open_session: Callable[[Path, int], Any]) -> Tuning:
     default = machine.usable_cores()
     with scratch_folder() as folder:
         path = folder / "products.onnx"
-        save_files(_products(), path)
+        save_model(_products(), path)
         sessions = {count: open_session(path, count) for count in _candidates(default)}
         by_count = _relative(
             _times({count: functools.partial(_run, session) for count, session in sessions.items()}), default

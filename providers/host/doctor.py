@@ -16,7 +16,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ...errors import CarryallError, UsageError
-from ...graph_opt.graph.saving import save_files
+from ...graph_opt.graph.saving import save_model
 from ...storage.root import cache_root
 from ...storage.scratch import scratch_folder
 from .. import get_provider, provider_names
@@ -228,7 +228,7 @@ def _selftest(provider: Provider) -> ProviderReport:
     x, w = np.arange(6, dtype=np.float32).reshape(2, 3), np.ones((3, 2), np.float32)
     with scratch_folder() as folder:
         path = folder / "selftest.onnx"
-        save_files(ir.from_onnx_text(_SELFTEST), path)
+        save_model(ir.from_onnx_text(_SELFTEST), path)
         start = time.perf_counter()
         try:
             session = provider.session(path)

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from ...graph_opt.graph.saving import save_files
+from ...graph_opt.graph.saving import save_model
 from ...graph_opt.pipeline.pipeline import run
 from ...storage.scratch import scratch_folder
 from ..base import Provider, Row, Runner, RunnerConfig
@@ -129,7 +129,7 @@ def _lowered(
 ) -> Path:
     model, _ = run(make_model(), provider.passes(config))
     folder.mkdir()
-    save_files(model, folder / "model.onnx")
+    save_model(model, folder / "model.onnx")
     return folder / "model.onnx"
 
 

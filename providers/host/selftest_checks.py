@@ -16,7 +16,7 @@ import onnx_ir as ir
 
 from ...errors import CarryallError, ProviderRuntimeError
 from ...graph_opt.graph.onnx_files import read_onnx
-from ...graph_opt.graph.saving import save_files
+from ...graph_opt.graph.saving import save_model
 from ...graph_opt.pipeline.pipeline import run
 from ...storage.scratch import scratch_folder
 from ..base import Provider, Row, Runner, RunnerConfig
@@ -108,7 +108,7 @@ def opened(provider: Provider, make_model: ModelMaker, config: RunnerConfig) -> 
     config = provider.resolve_options(config)
     with scratch_folder() as folder:
         path = folder / "model.onnx"
-        save_files(run(make_model(), provider.passes(config))[0], path)
+        save_model(run(make_model(), provider.passes(config))[0], path)
         runner = provider.runner(path, config)
         try:
             yield runner, path

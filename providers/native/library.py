@@ -96,6 +96,14 @@ def load(path: Path) -> ctypes.CDLL:
         functions.carryall_supported_isa.restype = ctypes.c_char_p
         functions.carryall_supported_isa.argtypes = [ctypes.c_int64]
         functions.carryall_stores_pairs.argtypes = [ctypes.c_char_p, *[ctypes.c_int64] * 3]
+        functions.carryall_linear.restype = ctypes.c_int
+        functions.carryall_linear.argtypes = [
+            ctypes.c_char_p,
+            *(ctypes.c_void_p, ctypes.c_int64) * 2,
+            ctypes.c_void_p,
+            *[ctypes.c_int64] * 8,
+            *(ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int64),
+        ]
         functions.carryall_round.restype = ctypes.c_int64
         functions.carryall_round.argtypes = [ctypes.c_char_p, ctypes.c_void_p, *[ctypes.c_int64] * 2]
         functions.carryall_pack_stored.restype = ctypes.c_int64

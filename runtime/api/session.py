@@ -18,7 +18,7 @@ import onnx_ir as ir
 
 from ...errors import ModelNotFoundError, UsageError
 from ...graph_opt.graph.exact_session import prepare_session
-from ...graph_opt.graph.saving import save_files
+from ...graph_opt.graph.saving import save_model
 from ...options import shown
 from ...providers import get_provider, has_argument
 from ...providers.captures import no_capture
@@ -227,5 +227,5 @@ def _readable(model: object) -> Iterator[Any]:
         return
     with scratch_folder() as folder:
         path = folder / "model.onnx"
-        save_files(model, path)
+        save_model(model, path)
         yield str(path)

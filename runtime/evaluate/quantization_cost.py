@@ -12,7 +12,7 @@ import numpy as np
 
 from ...errors import UsageError
 from ...exporter.package import MODEL_FILE, Package
-from ...graph_opt.graph.saving import save_files
+from ...graph_opt.graph.saving import save_model
 from ...graph_opt.passes.base import GraphPass
 from ...graph_opt.pipeline.pipeline import run
 from ...graph_opt.quantize.algorithms.rotate import RotatePass
@@ -116,7 +116,7 @@ def _layer_errors(
         rescaled, _ = run(load_graph(source)[0], moved)
         reference = scratch / "rescaled" / MODEL_FILE
         reference.parent.mkdir()
-        save_files(rescaled, reference)
+        save_model(rescaled, reference)
     quantized = Package.open(out).model_path if out.is_dir() else out
     return layer_errors(reference, quantized, measured.longest_window(), phase(progress, "evaluate"))
 

@@ -1,9 +1,9 @@
-"""Build what loading keeps in the cache: packages and lowered graphs."""
+"""Build packages, exported and quantized ones, and lowered graphs, for the user or for the cache."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,37 +12,80 @@ import onnx_ir as ir
 from ...contract import EXPLICIT_KV
 from ...errors import UnsupportedAttentionError
 from ...exporter.config import context_lengths, read_config
-from ...exporter.export import check_float, export_model, export_package, opened
+from ...exporter.export import Build, ExportedGraph, check_float, export_model, export_package, opened
 from ...exporter.package import MODEL_FILE, Package
-from ...exporter.package_writing import write_package
-from ...exporter.save import save_model
 from ...graph_opt.graph.load import load_model
+from ...graph_opt.graph.saving import save_model
 from ...graph_opt.passes.base import GraphPass, pass_name
 from ...graph_opt.pipeline.pipeline import run
 from ...graph_opt.pipeline.pipelines import exported_passes, portable_passes
+from ...graph_opt.quantize.left_float import LeftFloat
 from ...graph_opt.quantize.recipe import QuantizationRecipe
-from ...progress import Progress
+from ...progress import Progress, phase
 from ...providers.base import Provider, RunnerConfig
 from ...storage.scratch import scratch_folder
-from .float_model import FloatModel, FloatSource
+from .float_model import FloatSource
 from .model_source import SourceModel
+from .quantized_graph import float_model, quantize_graph
+from .write_graph import write_graph
 
 
 def build_export(
-    source: Path, out: Path, method: QuantizationRecipe | None, content: str, progress: Progress | None
-) -> None:
-    """Export a checkpoint folder or GGUF file into the folder ``out``; ``content`` is its fingerprint."""
-    length = None if method is None else context_lengths(read_config(source))[1]
-    facts = FloatSource(name=str(source), folder=source, context_length=length, key=lambda: content)
-    with _quantizing(method, facts, lambda: export_model(source), progress) as (passes, record):
-        export_package(
-            source,
-            out,
-            transform=lambda model: run(model, passes)[0],
-            quantization=record,
-            passes=tuple(map(pass_name, passes)),
-            progress=progress,
+    source: Path,
+    out: Path,
+    recipe: QuantizationRecipe | None,
+    content: str,
+    progress: Progress | None,
+    build: Build | None = None,
+) -> tuple[Package, ExportedGraph, LeftFloat | None]:
+    """Export a checkpoint folder or GGUF file into the folder ``out``, and quantize it by a recipe.
+
+    Args:
+        source: what to export.
+        out: a new or empty folder.
+        recipe: how to quantize; None does not.
+        content: a text that changes whenever the source does.
+        progress: called for every tensor, in the phases ``calibrate``, ``measure`` and ``export``.
+        build: see ``export_package``.
+
+    Returns:
+        The package, its graph, and what stayed float; None if nothing was quantized.
+
+    Raises:
+        UsageError: the source is quantized already, or the recipe does not fit it.
+        Exception: those of ``export_package``.
+    """
+    exported: list[tuple[ExportedGraph, LeftFloat | None]] = []
+
+    def change(graph: ExportedGraph) -> ExportedGraph:
+        left = None
+        if recipe is not None:
+            graph, left = _quantized(graph, source, recipe, content, scratch, progress)
+        exported.append((graph, left))
+        return graph
+
+    with scratch_folder() as scratch:
+        package = export_package(
+            source, out, build=build, change=change, content=content, progress=phase(progress, "export")
         )
+    return package, *exported[-1]
+
+
+def _quantized(
+    graph: ExportedGraph,
+    source: Path,
+    recipe: QuantizationRecipe,
+    content: str,
+    scratch: Path,
+    progress: Progress | None,
+) -> tuple[ExportedGraph, LeftFloat]:
+    """Quantize the graph of a checkpoint; return it with its record, and what stayed float."""
+    check_float(source, graph.quantization)
+    length = context_lengths(read_config(graph.folder))[1]
+    facts = FloatSource(name=str(source), folder=graph.folder, context_length=length, key=lambda: content)
+    done = quantize_graph(graph.model, float_model(facts, graph.model, recipe, scratch, progress), recipe)
+    passes = (*graph.passes, *map(pass_name, done.passes))
+    return replace(graph, model=done.model, quantization=done.record, passes=passes), done.left
 
 
 def checkpoint_graph(
@@ -66,20 +109,15 @@ def checkpoint_graph(
         UnsupportedModelError: there is no exporter for it.
         UsageError: it is already quantized.
     """
-    with opened(source, config) as (folder, tensors, stored):
+    with opened(source, config) as (folder, tensors, stored), scratch_folder() as scratch:
+        graph = ExportedGraph(export_model(folder, config, tensors), folder, stored)
         if method is not None:
-            check_float(source, stored)
-        model = export_model(folder, config, tensors)
-        if method is None:
-            return model
-        length = context_lengths(config)[1]
-        facts = FloatSource(name=str(source), folder=source, context_length=length, key=lambda: content)
-        with _quantizing(method, facts, lambda: model, progress) as (passes, _):
-            return run(model, passes)[0]
+            graph, _ = _quantized(graph, source, method, content, scratch, progress)
+        return graph.model
 
 
 def build_quantized(
-    package: Package, out: Path, method: QuantizationRecipe | None, progress: Progress | None
+    package: Package, out: Path, recipe: QuantizationRecipe, progress: Progress | None
 ) -> None:
     """Write a quantized copy of a package into the folder ``out``."""
     facts = FloatSource(
@@ -89,30 +127,11 @@ def build_quantized(
         key=lambda: package.content_hash,
         path=package.model_path,
     )
-    with _quantizing(method, facts, package.load, progress) as (passes, record):
-        write_package(
-            run(load_model(package.model_path), passes)[0],
-            package.path,
-            out,
-            quantization=record,
-            passes=(*package.record.passes, *map(pass_name, passes)),
-            progress=progress,
-        )
-
-
-@contextmanager
-def _quantizing(
-    method: QuantizationRecipe | None,
-    source: FloatSource,
-    load: Callable[[], ir.Model],
-    progress: Progress | None,
-) -> Iterator[tuple[list[GraphPass], dict[str, Any] | None]]:
-    """Yield the passes of a recipe and their record; the measurements they read exist inside of the block."""
-    if method is None:
-        yield [], None
-        return
     with scratch_folder() as scratch:
-        yield method.passes(FloatModel(source, load(), None, scratch, progress=progress))
+        model = load_model(package.model_path)
+        done = quantize_graph(model, float_model(facts, model, recipe, scratch, progress), recipe)
+        names = tuple(map(pass_name, done.passes))
+        write_graph(done.model, package.path, out, passes=names, quantization=done.record, progress=progress)
 
 
 def build_lowered(
@@ -133,14 +152,36 @@ def build_lowered(
         change: a pass that changes the portable graph first.
         progress: called for every tensor written.
     """
-    canonical = exported_passes() if files.canonical else portable_passes()
-    first = [*canonical, *([change] if change is not None else [])]
+    save_model(
+        lower(files, provider, config, [] if change is None else [change]), folder / MODEL_FILE, progress
+    )
+
+
+def lower(
+    files: SourceModel,
+    provider: Provider,
+    config: RunnerConfig,
+    changes: Sequence[GraphPass] = (),
+    *,
+    without: type[GraphPass] | tuple[()] = (),
+) -> ir.Model:
+    """Return the graph of a model for a provider, with weights that are computed when they are written.
+
+    Args:
+        files: the portable model.
+        provider: the provider to lower for.
+        config: the options of the runner, with ``context_length`` set.
+        changes: passes that change the portable graph first.
+        without: a kind of pass to leave out.
+    """
+    first = [*(exported_passes() if files.canonical else portable_passes()), *changes]
     try:
-        model, _ = run(files.load(), [*first, *provider.passes(config)])
+        own = [each for each in provider.passes(config) if not isinstance(each, without)]
+        return run(files.load(), [*first, *own])[0]
     except UnsupportedAttentionError as error:
         explicit = provider.explicit_passes(config)
         if explicit is None:
             raise error.refusal() from error
         model, _ = run(files.load(), [*first, *explicit])
         model.metadata_props[EXPLICIT_KV] = str(error)
-    save_model(model, folder / MODEL_FILE, progress)
+        return model

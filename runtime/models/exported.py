@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ...errors import UsageError
 from ...exporter.package import Package, fingerprint
 from ...progress import Progress
 from ...storage.cache import cache_key, cached_folder
+from ...storage.remembered import remembered
 
 if TYPE_CHECKING:
     from ...graph_opt.quantize.recipe import QuantizationRecipe
@@ -41,7 +42,9 @@ def quantized_package(package: Package, quantize: str, progress: Progress | None
     Raises:
         UsageError: the package is already quantized.
     """
-    method = recipe_of(quantize)
+    from ...graph_opt.quantize.recipe import QuantizationRecipe
+
+    method = QuantizationRecipe(quantize)
     if package.record.quantization is not None:
         raise UsageError(f"{package.path} is already quantized: {package.record.quantization}")
 
@@ -64,6 +67,24 @@ def recipe_of(quantize: str | None) -> QuantizationRecipe | None:
     from ...graph_opt.quantize.recipe import QuantizationRecipe
 
     return QuantizationRecipe(quantize)
+
+
+def recipe_facts(quantize: str | None) -> dict[str, Any]:
+    """Return the ``record`` of a method's recipe, and whether it ``needs_text``; from the cache if known.
+
+    Recipes import the library of graphs, which the start of a prepared model does without.
+
+    Raises:
+        UsageError: there is no such method.
+    """
+
+    def compute() -> dict[str, Any]:
+        recipe = recipe_of(quantize)
+        if recipe is None:
+            return {"record": None, "needs_text": False}
+        return {"record": recipe.to_dict(), "needs_text": recipe.needs_text}
+
+    return compute() if quantize is None else remembered(cache_key(recipe_of=quantize), compute)
 
 
 def _cached(

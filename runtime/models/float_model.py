@@ -16,7 +16,7 @@ import onnx_ir as ir
 from ...errors import UsageError
 from ...exporter.config import CONFIG_FILE
 from ...exporter.package import MODEL_FILE
-from ...graph_opt.graph.saving import save_files
+from ...graph_opt.graph.saving import save_model
 from ...graph_opt.passes.base import GraphPass
 from ...graph_opt.pipeline.pipeline import run
 from ...graph_opt.quantize.algorithms.blockwise import BlockFormat, Floats, Quantizer
@@ -241,7 +241,7 @@ class FloatModel:
             return self._source.path
         folder = self._scratch / "float"
         folder.mkdir()
-        save_files(self._model.clone(), folder / MODEL_FILE)
+        save_model(self._model.clone(), folder / MODEL_FILE)
         return folder / MODEL_FILE
 
     @cached_property

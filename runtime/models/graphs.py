@@ -11,7 +11,7 @@ from ...exporter.export import export_model
 from ...exporter.facts import GraphFacts
 from ...exporter.package import MODEL_FILE, Package, fingerprint
 from ...graph_opt.graph.load import load_model, read_model
-from ...graph_opt.graph.saving import save_files
+from ...graph_opt.graph.saving import save_model
 from .context import optional_config, stated_lengths
 from .find import side_folder
 from .float_model import FloatSource
@@ -50,7 +50,7 @@ def graph_file(name: str, scratch: Path) -> Path:
     if Package.is_package(path):
         return Package.open(path).model_path
     scratch.mkdir()
-    save_files(export_model(path), scratch / MODEL_FILE)
+    save_model(export_model(path), scratch / MODEL_FILE)
     return scratch / MODEL_FILE
 
 

@@ -24,13 +24,11 @@ from ...storage.hashes import content_key
 from ...storage.remembered import remembered
 from ..process.garbage import collector_paused
 from .context import ContextLengths, optional_config, stated_lengths
-from .exported import exported_package, quantized_package, recipe_of
+from .exported import exported_package, quantized_package, recipe_facts, recipe_of
 from .find import find_model, side_folder
 
 if TYPE_CHECKING:
     import onnx_ir as ir
-
-    from ...graph_opt.quantize.recipe import QuantizationRecipe
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,25 +329,23 @@ class CheckpointModel(InPlaceModel):
     """A checkpoint folder that runs in place, quantized on the way if that needs no text.
 
     Args:
-        recipe: how its weights are quantized; None for floats.
-        progress: called while the recipe measures the model.
+        method: how its weights are quantized; None for floats.
+        progress: called while the method measures the model.
     """
 
-    recipe: QuantizationRecipe | None = field(kw_only=True, default=None)
+    method: str | None = field(kw_only=True, default=None)
     progress: Progress | None = field(kw_only=True, default=None, compare=False, repr=False)
 
     def build(self) -> ir.Model:
         """See ``InPlaceModel``."""
         from .building import checkpoint_graph
 
-        return checkpoint_graph(
-            self.folder, self.config, self.recipe, fingerprint(self.folder), self.progress
-        )
+        recipe = recipe_of(self.method)
+        return checkpoint_graph(self.folder, self.config, recipe, fingerprint(self.folder), self.progress)
 
     def export(self) -> Package:
         """See ``InPlaceModel``."""
-        method = None if self.recipe is None else self.recipe.method
-        return exported_package(self.folder, method, self.progress)
+        return exported_package(self.folder, self.method, self.progress)
 
     @property
     def unprepared_bytes(self) -> int:
@@ -369,14 +365,14 @@ class CheckpointModel(InPlaceModel):
     @property
     def quantization(self) -> str | None:
         """See ``SourceModel``."""
-        if self.recipe is not None:
-            return self.recipe.method
+        if self.method is not None:
+            return self.method
         stored = self.config.get("quantization_config")
         return str(stored["quant_method"]) if isinstance(stored, dict) and "quant_method" in stored else None
 
     def identity(self) -> str:
         """Return a hash of the content of the files and of the recipe."""
-        record = None if self.recipe is None else self.recipe.to_dict()
+        record = recipe_facts(self.method)["record"]
         return cache_key(content=fingerprint(self.folder), quantization=record)
 
 
@@ -424,12 +420,12 @@ def resolve_model(
     if path.suffix.lower() == GGUF_SUFFIX and path.is_file() and quantize is None:
         return _gguf_in_place(str(model), path)
     if not Package.is_package(path):
-        recipe = recipe_of(quantize)
+        needs_text = recipe_facts(quantize)["needs_text"]
         if path.is_dir():
             files = weight_files(path)
-            found = CheckpointModel(str(model), path, files[0], recipe=recipe, progress=progress)
+            found = CheckpointModel(str(model), path, files[0], method=quantize, progress=progress)
             _refuse_encoder(path, str(found.config.get("model_type")))
-            if recipe is None or not recipe.needs_text:
+            if not needs_text:
                 return found
         return _package_files(str(model), exported_package(path, quantize, progress))
     package = Package.open(path, read_graph=False)

@@ -61,7 +61,8 @@ def write_graph(
                     shutil.copyfile(source, folder / out.name)
                 _publish_all(folder, out)
             return
-        _write_file(model, out, one_file=whole and _is_small(source, model))
+        one_file = whole and _is_small(source, model)
+        _write_files(model, out, None if one_file else _data_file(out).name)
     else:
         source = _folder(source)
         record = Package.open(source).record if Package.is_package(source) else None
@@ -128,14 +129,33 @@ def _is_small(source: Path, model: ir.Model) -> bool:
     return max(source.stat().st_size, stored) <= _SMALL_BYTES
 
 
-def _write_file(model: ir.Model, out: Path, *, one_file: bool) -> None:
-    """Write graph and weights to a temporary folder beside ``out``, then move the weights, then the graph."""
-    data = out if one_file else _data_file(out)
+def _write_files(model: ir.Model, out: Path, data: str | None, *, at_most: int | None = None) -> int:
+    """Write a graph to a temporary folder beside ``out``, then move the weights, then the graph.
+
+    Args:
+        model: the graph.
+        out: its file.
+        data: the name of the file of its weights; None for those in the graph's file.
+        at_most: maximum size of the files in bytes; None for any.
+
+    Returns:
+        The size of the files in bytes.
+
+    Raises:
+        UsageError: they are larger than ``at_most``.
+    """
     with folder_beside(out, out.parent) as folder:
-        with writing(folder / data.name), narrowed_scales(model):
-            save_checked(model, folder / out.name, external_data=None if one_file else data.name)
+        with writing(folder / (data or out.name)), narrowed_scales(model):
+            save_checked(model, folder / out.name, external_data=data)
             restore_map_types(model, folder / out.name)
+        size = sum(file.stat().st_size for file in folder.iterdir())
+        if at_most is not None and size > at_most:
+            raise UsageError(
+                f"the result would be larger than the source, {size} bytes instead of {at_most}: this method "
+                "quantizes too few weights; try another --method"
+            )
         _publish_all(folder, out)
+    return size
 
 
 def _publish_all(folder: Path, out: Path) -> None:
@@ -171,14 +191,4 @@ def write_single_file(model: ir.Model, out: Path, *, at_most: int) -> int:
     """
     stored = sum(tensor.nbytes for tensor in graph_facts.initializers(model))
     data = _data_file(out).name if stored > _MAX_INLINE_BYTES else None
-    with folder_beside(out, out.parent) as folder:
-        with writing(folder / out.name):
-            save_checked(model, folder / out.name, external_data=data)
-        size = sum(file.stat().st_size for file in folder.iterdir())
-        if size > at_most:
-            raise UsageError(
-                f"the result would be larger than the source, {size} bytes instead of {at_most}: this method "
-                "quantizes too few weights; try another --method"
-            )
-        _publish_all(folder, out)
-    return size
+    return _write_files(model, out, data, at_most=at_most)

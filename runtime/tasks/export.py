@@ -3,41 +3,37 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
-
-import onnx_ir as ir
+from typing import Any, Literal
 
 from ...errors import UsageError
 from ...exporter.adapter import adapter_fingerprint, merge_adapter
-from ...exporter.config import context_lengths, read_config
+from ...exporter.config import read_config
 from ...exporter.encoders.names import is_encoder
-from ...exporter.export import check_float, export_model, opened
+from ...exporter.export import Build, ExportedGraph, Tensors, export_model
 from ...exporter.gguf.file import GGUF_SUFFIX
 from ...exporter.layouts.transformers_js import arrange
 from ...exporter.optimum import trace
 from ...exporter.package import Package, fingerprint
-from ...exporter.package_writing import check_paths, check_tokenizer, new_folder, write_package
+from ...exporter.package_writing import check_empty, new_folder
 from ...exporter.safetensors_files import safetensors_of
 from ...graph_opt.graph import graph_facts
-from ...graph_opt.passes.base import pass_name
 from ...graph_opt.pipeline.pipeline import run
 from ...graph_opt.pipeline.pipelines import portable_passes
 from ...graph_opt.quantize.left_float import LeftFloat
 from ...graph_opt.quantize.recipe import QuantizationRecipe
-from ...progress import Progress, phase
+from ...progress import Progress
 from ...reports import Report, human_bytes
 from ...storage.scratch import scratch_folder
-from ...storage.stored_tensor import StoredTensor
+from ..models.building import build_export
 from ..models.find import find_model
-from ..models.float_model import FloatSource
 from ..types.arguments import checked_arguments
-from .export_encoder import check_encoder_options, export_encoder_package
+from .export_encoder import export_encoder_package
 from .quantize import warn_of_much_float
-from .quantized_graph import QuantizedGraph, float_model, quantize_graph
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,48 +126,30 @@ def export(
     _check_source(source, path, merges=adapter is not None, traces=via is not None)
     recipe = QuantizationRecipe(quantize) if isinstance(quantize, str) else quantize
     start = time.perf_counter()
-    with scratch_folder() as scratch, scratch_folder() as traced, opened(path) as (folder, tensors, stored):
-        if recipe is not None:
-            check_float(path, stored)
-        config = check_paths(folder, out)  # before any work
-        check_tokenizer(folder)
-        if via is None and is_encoder(config):
-            options = {"quantize": recipe is not None, "adapter": adapter is not None}
-            check_encoder_options(config["model_type"], {**options, "layout": layout != "carryall"})
-            package, model = export_encoder_package(path, folder, out, config, progress)
-            return _report(package, out, _Graph(model), start)
-        found = _built(folder, tensors, adapter) if via is None else _traced(path, traced)
-        found, content = found._replace(record=stored), _content(path, adapter)
-        if recipe is not None:
-            facts = _float_source(path, folder, content)
-            measured = float_model(facts, found.model, recipe, scratch, progress)
-            done = quantize_graph(found.model, measured, recipe)
-            warn_of_much_float(str(out), done.record, done.left)
-            found = found.quantized(done)
-        write = partial(
-            write_package,
-            found.model,
-            folder,
-            quantization=found.record,
-            content=content,
-            passes=found.passes,
-            progress=phase(progress, "export"),
-        )
-        package = write(out=out) if layout == "carryall" else _for_transformers_js(write, out)
-        return _report(package, out, found, start)
+    check_empty(out)  # before any work
+    if via is None and path.is_dir() and is_encoder(read_config(path)):
+        options = {"quantize": recipe is not None, "adapter": adapter is not None}
+        options["layout"] = layout != "carryall"
+        package, model = export_encoder_package(path, out, options, progress)
+        return _report(package, out, ExportedGraph(model, path), None, start)
+    with scratch_folder() as traced, _arranged(out, layout) as folder:
+        build = _merging(adapter) if via is None else partial(_traced, path, traced)
+        package, graph, left = build_export(path, folder, recipe, _content(path, adapter), progress, build)
+    if left is not None:
+        warn_of_much_float(str(out), graph.quantization or {}, left)
+    return _report(package, out, graph, left, start)
 
 
-class _Graph(NamedTuple):
-    """An exported graph: the passes that changed it, its quantization, and the weights left float by it."""
-
-    model: ir.Model
-    passes: Sequence[str] = ()
-    record: dict[str, Any] | None = None
-    left: LeftFloat | None = None
-
-    def quantized(self, done: QuantizedGraph) -> _Graph:
-        """Return the graph after a quantization."""
-        return _Graph(done.model, [*self.passes, *map(pass_name, done.passes)], done.record, done.left)
+@contextmanager
+def _arranged(out: Path, layout: str) -> Iterator[Path]:
+    """Yield the folder to write a package into, and bring its files into the layout at the end."""
+    if layout == "carryall":
+        yield out
+        return
+    with new_folder(out) as folder:
+        yield folder / "package"
+        arrange(folder / "package", folder)
+        (folder / "package").rmdir()
 
 
 def _check_source(source: str | Path, path: Path, *, merges: bool, traces: bool) -> None:
@@ -192,23 +170,22 @@ def _check_source(source: str | Path, path: Path, *, merges: bool, traces: bool)
         raise UsageError("adapter is merged by carryall's own exporter; omit via, or merge it with PEFT")
 
 
-def _built(folder: Path, tensors: Mapping[str, StoredTensor] | None, adapter: Path | None) -> _Graph:
-    """Return the graph that carryall's exporter builds, with an adapter merged into its weights.
+def _merging(adapter: Path | None) -> Build | None:
+    """Return how to build a graph with a LoRA adapter in its weights; None for the weights as they are."""
+    if adapter is None:
+        return None
 
-    Args:
-        folder: configuration and tokenizer of the checkpoint.
-        tensors: its weights; None for those in the folder.
-        adapter: the folder of a LoRA adapter; None for the weights as they are.
-    """
-    if adapter is not None:
-        tensors = merge_adapter(safetensors_of(folder) if tensors is None else tensors, adapter)
-    return _Graph(export_model(folder, tensors=tensors))
+    def build(folder: Path, tensors: Tensors) -> ExportedGraph:
+        merged = merge_adapter(safetensors_of(folder) if tensors is None else tensors, adapter)
+        return ExportedGraph(export_model(folder, tensors=merged), folder)
+
+    return build
 
 
-def _traced(checkpoint: Path, scratch: Path) -> _Graph:
+def _traced(checkpoint: Path, scratch: Path, folder: Path, _: Tensors) -> ExportedGraph:
     """Return the graph that Optimum traces, made portable; ``scratch`` holds its weights."""
-    model, made = run(trace(checkpoint, scratch), portable_passes())
-    return _Graph(model, [one.name for one in made.passes])
+    model, report = run(trace(checkpoint, scratch), portable_passes())
+    return ExportedGraph(model, folder, passes=tuple(one.name for one in report.passes))
 
 
 def _content(path: Path, adapter: Path | None) -> str:
@@ -216,28 +193,16 @@ def _content(path: Path, adapter: Path | None) -> str:
     return fingerprint(path) if adapter is None else f"{fingerprint(path)} {adapter_fingerprint(adapter)}"
 
 
-def _float_source(path: Path, folder: Path, content: str) -> FloatSource:
-    length = context_lengths(read_config(folder))[1]
-    return FloatSource(name=str(path), folder=folder, context_length=length, key=lambda: content)
-
-
-def _report(package: Package, out: Path, found: _Graph, start: float) -> ExportReport:
+def _report(
+    package: Package, out: Path, graph: ExportedGraph, left: LeftFloat | None, start: float
+) -> ExportReport:
     return ExportReport(
         path=out,
         model_type=package.record.model_type,
-        parameters=graph_facts.parameter_count(found.model),
-        nodes=sum(graph_facts.operators(found.model).values()),
-        quantization=found.record,
-        left_float=found.left,
+        parameters=graph_facts.parameter_count(graph.model),
+        nodes=sum(graph_facts.operators(graph.model).values()),
+        quantization=graph.quantization,
+        left_float=left,
         bytes=sum(file.stat().st_size for file in out.rglob("*") if file.is_file()),
         seconds=time.perf_counter() - start,
     )
-
-
-def _for_transformers_js(write: Callable[..., Package], out: Path) -> Package:
-    """Write a package, and arrange its files in the folder ``out``."""
-    with new_folder(out) as folder:
-        package = write(out=folder / "package")
-        arrange(package.path, folder)
-        package.path.rmdir()
-    return package

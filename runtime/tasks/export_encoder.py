@@ -9,11 +9,11 @@ import onnx_ir as ir
 
 from ...contract import CONTEXT_LENGTH
 from ...errors import UsageError
-from ...exporter.config import LENGTH_KEYS, RawConfig
+from ...exporter.config import LENGTH_KEYS
 from ...exporter.encoders.export import export_encoder
 from ...exporter.encoders.modules import side_files
 from ...exporter.package import Package, fingerprint
-from ...exporter.package_writing import write_package
+from ...exporter.package_writing import check_paths, check_tokenizer, write_package
 from ...progress import Progress, phase
 
 
@@ -36,30 +36,33 @@ def check_encoder_options(model_type: str, given: Mapping[str, bool]) -> None:
 
 
 def export_encoder_package(
-    source: Path, folder: Path, out: Path, config: RawConfig, progress: Progress | None
+    folder: Path, out: Path, options: Mapping[str, bool], progress: Progress | None
 ) -> tuple[Package, ir.Model]:
     """Write the package of an encoder.
 
     Args:
-        source: what the user named, for the record.
-        folder: its folder.
+        folder: its checkpoint.
         out: the package, a new folder.
-        config: the content of config.json.
+        options: see ``check_encoder_options``.
         progress: called for every tensor, in bytes.
 
     Raises:
+        UsageError: an option is given that only decoders have.
         UnsupportedModelError: see ``export_encoder``.
         CheckpointError: see ``export_encoder``.
         OSError: a file cannot be written.
     """
-    others = side_files(folder)  # before any work
+    config = check_paths(folder, out)  # before any work
+    check_tokenizer(folder)
+    check_encoder_options(config["model_type"], options)
+    others = side_files(folder)
     model = export_encoder(folder, config)
     length = {LENGTH_KEYS[0]: int(model.metadata_props[CONTEXT_LENGTH])}
     package = write_package(
         model,
         folder,
         out,
-        content=fingerprint(source),
+        content=fingerprint(folder),
         config={**config, **length},
         others=others,
         progress=phase(progress, "export"),

@@ -25,7 +25,7 @@ from ...exporter.package import MODEL_FILE
 from ...graph_opt.compare.bars import Bars
 from ...graph_opt.compare.report import VerifyReport
 from ...graph_opt.compare.verify import verify as verify_graphs
-from ...graph_opt.graph.saving import save_files
+from ...graph_opt.graph.saving import save_model
 from ...graph_opt.graph.weight_errors import float_weights
 from ...graph_opt.passes.base import pass_name
 from ...graph_opt.pipeline import pipeline
@@ -189,7 +189,7 @@ class _Check:
         names = (self.source, "the optimized graph")
         with scratch_folder() as folder:
             changed = folder / MODEL_FILE
-            save_files(graph, changed)
+            save_model(graph, changed)
             try:
                 return verify_graphs(
                     original,

@@ -27,9 +27,9 @@ from ...storage.scratch import scratch_folder
 from ..evaluate.quantization_cost import check_measurable, measure_cost, summary
 from ..models.graphs import float_source, load_graph
 from ..models.model_source import locate_model
+from ..models.quantized_graph import QuantizedGraph, float_model, quantize_graph
 from ..models.write_graph import check_output, write_graph
 from ..types.arguments import checked_arguments
-from .quantized_graph import QuantizedGraph, float_model, quantize_graph
 from .report_file import check_report, left_without_report, write_report
 
 _OLDEST_OPSET = 21  # the first whose DequantizeLinear has blocks and 4 bits

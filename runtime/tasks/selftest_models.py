@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from ...contract import is_past
 from ...graph_opt.graph.edit import nodes_of, static_size
-from ...graph_opt.graph.saving import save_files
+from ...graph_opt.graph.saving import save_model
 from ...graph_opt.pipeline import pipeline
 from ...graph_opt.quantize.algorithms.blockwise import BlockFormat
 from ...graph_opt.quantize.calibration.activations import ActivationReader
@@ -143,7 +143,7 @@ def _ranges(model: ir.Model) -> dict[str, float]:
     names = sorted(products - set(model.graph.initializers))
     with scratch_folder() as folder:
         path = folder / "model.onnx"
-        save_files(model, path)
+        save_model(model, path)
         tokens = np.random.default_rng(0).integers(1, static_size(model.graph.outputs[0], 2) or 2, CONTEXT)
         values = ActivationReader(path, names).read(tokens)
     return {name: float(np.abs(value).max()) for name, value in values.items()}

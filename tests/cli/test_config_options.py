@@ -57,7 +57,7 @@ def other_value(option: Option) -> tuple[str, Any]:
     if option.name == "num_speculative_tokens":
         return "3", 3
     if option.choices:
-        text = next(choice for choice in option.choices if choice != option.default)
+        text = str(next(choice for choice in option.choices if choice != option.default))
         return text, text
     kind = option.kinds[0]
     if kind is bool:

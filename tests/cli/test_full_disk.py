@@ -26,7 +26,7 @@ from faults import Fault, faulty
 from onnx import numpy_helper
 
 from carryall.cli import carryall
-from carryall.exporter.save import save_model
+from carryall.graph_opt.graph.saving import save_model
 from carryall.storage.writing import hide_scratch, writing
 
 FULL = os.strerror(errno.ENOSPC)

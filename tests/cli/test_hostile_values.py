@@ -60,6 +60,7 @@ ROWS = {
     "batch report": row("batch report done.jsonl -o out.html", 2),
     "batch retry-failed": row("batch retry-failed done.jsonl -q", 2),
     "bench": row("bench missing/model -q --batch 1 --prompt-tokens 4 --new-tokens 2", 1, works=False),
+    "plan": row("plan package --bandwidth 10GB", 1),
     "eval": row("eval package --text text.txt --max-tokens 20 -q", 1),
     "inspect": row("inspect package", 1),
     "verify": row("verify package package --steps 2", 1, 2),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 import pytest
@@ -11,12 +10,23 @@ from click.testing import CliRunner
 from carryall import QuantizationRecipe
 from carryall.cli import carryall
 from carryall.cli.verbs.quantize import command
+from carryall.errors import UsageError
+from carryall.options import declared
 
 
 def test_every_field_is_an_option_with_help() -> None:
     options = {parameter.name: parameter for parameter in command.params}
-    for field in dataclasses.fields(QuantizationRecipe):
-        assert getattr(options[field.name], "help", None) == field.metadata["help"]
+    for name, declaration in declared(QuantizationRecipe).items():
+        text = getattr(options[name], "help", "")
+        assert len(text) > 20
+        assert text[1:] == declaration.help[1:]
+
+
+def test_a_budget_may_name_its_unit() -> None:
+    budget = declared(QuantizationRecipe)["budget"]
+    assert [budget.parse(text) for text in ("4.5bits", "4.5", "5")] == [4.5, 4.5, 5.0]
+    with pytest.raises(UsageError, match="budget must be a number of bits, more than 0 and at most 32"):
+        budget.parse("4.5bytes")
 
 
 @pytest.mark.parametrize(

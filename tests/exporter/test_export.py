@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from tiny_models import write_tiny
 
 import carryall.exporter.models
 from carryall.errors import GraphError
-from carryall.exporter.export import export_model, export_package, families
+from carryall.exporter.export import ExportedGraph, export_model, export_package, families
 from carryall.exporter.signature import DecoderSignature
 
 
@@ -116,9 +117,9 @@ def test_layers_without_a_rope_do_not_rotate(tmp_path: Path) -> None:
     assert (counts["Attention"], counts["RotaryEmbedding"]) == (4, 2 * 3)
 
 
-def test_a_transformation_is_applied_before_writing(tmp_path: Path) -> None:
-    def double_norm(model: ir.Model) -> ir.Model:
-        value = model.graph.initializers["model.norm.weight"]
+def test_a_change_is_applied_before_writing(tmp_path: Path) -> None:
+    def double_norm(graph: ExportedGraph) -> ExportedGraph:
+        value = graph.model.graph.initializers["model.norm.weight"]
         original = value.const_value
         assert original is not None
         value.const_value = ir.LazyTensor(
@@ -127,12 +128,10 @@ def test_a_transformation_is_applied_before_writing(tmp_path: Path) -> None:
             shape=ir.Shape([32]),
             name=value.name,
         )
-        return model
+        return replace(graph, quantization={"bits": 4}, passes=("double",))
 
     source = write_tiny("llama", tmp_path / "checkpoint")
-    package = export_package(
-        source, tmp_path / "package", transform=double_norm, quantization={"bits": 4}, passes=("double",)
-    )
+    package = export_package(source, tmp_path / "package", change=double_norm)
     tensor = package.load().graph.initializers["model.norm.weight"].const_value
     assert tensor is not None
     original = load_file(source / "model.safetensors")["model.norm.weight"].astype(np.float32)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 from gguf import GGMLQuantizationType
@@ -18,6 +19,7 @@ from tokenizers import pre_tokenizers
 ARCHITECTURES = {
     "gemma3_text": "gemma3",
     "gpt_oss": "gpt-oss",
+    "qwen3_5_text": "qwen35",
     "qwen3_moe": "qwen3moe",
 }  # where GGUF's name is another
 # Offsets of the float16 factors in a block of the types that the gguf package reads but does not write.
@@ -31,6 +33,7 @@ ONE = {
     "IQ4_XS": (0,),
     "IQ3_XXS": (0,),
 }
+HYBRID = ("lfm2", "qwen3_5_text")
 ROTATES_PAIRS = ("llama", "smollm3")
 
 
@@ -56,6 +59,7 @@ def write_gguf(
     Returns:
         The weights under Hugging Face's names, as the file holds them.
     """
+    seed = overrides.pop("seed", 0)
     config = tiny_config(model_type, **overrides)
     name = ARCHITECTURES.get(model_type, model_type)
     writer = gguf.GGUFWriter(path, name, split_max_tensors=split)
@@ -66,7 +70,9 @@ def write_gguf(
         config["num_hidden_layers"],
     )
     held: dict[str, npt.NDArray[np.float32]] = {}
-    weights = random_weights(config, dtype=np.float32)
+    # Those of hybrid models are compared with a checkpoint's, which holds 16 bits.
+    dtype = ml_dtypes.bfloat16 if model_type in HYBRID else np.float32
+    weights = random_weights(config, seed, dtype)
     if model_type == "gpt_oss":
         held |= _write_gpt_oss_experts(writer, weights, types)
     for hf_name, stack in _stacks(weights).items():
@@ -80,6 +86,8 @@ def write_gguf(
             continue
         if config["tie_word_embeddings"] and hf_name == "lm_head.weight":
             continue
+        if model_type in HYBRID:
+            hf_name, weight = _hybrid_tensor(hf_name, weight.astype(np.float32), config)
         matrix = _rotating_pairs(weight, hf_name, config) if model_type in ROTATES_PAIRS else weight
         stored = matrix + 1 if name in ("gemma2", "gemma3") and hf_name.endswith("norm.weight") else matrix
         target = names.get_name(hf_name, try_suffixes=(".weight", ".bias"))
@@ -96,6 +104,53 @@ def write_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return held
+
+
+def _hybrid_tensor(
+    name: str, weight: npt.NDArray[Any], config: dict[str, Any]
+) -> tuple[str, npt.NDArray[Any]]:
+    """Return a tensor of a hybrid model, and its name, as llama.cpp's converter changes them."""
+    if name.endswith(("conv1d.weight", "conv.conv.weight")):
+        weight = weight[:, 0]
+    if name.endswith("A_log"):
+        weight = -np.exp(weight)
+    if "linear_attn" not in name:
+        is_norm = name.endswith("norm.weight") and config["model_type"] == "qwen3_5_text"
+        return name, weight + 1 if is_norm else weight
+    keys = 2 * config["linear_num_key_heads"] * config["linear_key_head_dim"]
+    if name.endswith(("in_proj_qkv.weight", "conv1d.weight")):
+        weight = np.concatenate([weight[:keys], _in_turns(weight[keys:], config)])
+    elif name.endswith("out_proj.weight"):
+        weight = _in_turns(weight.T, config).T
+    elif not name.endswith("norm.weight"):
+        weight = _in_turns(weight, config)
+    return name.replace("dt_bias", "dt_proj.bias"), weight
+
+
+def _in_turns(rows: npt.NDArray[Any], config: dict[str, Any]) -> npt.NDArray[Any]:
+    """Order heads of values so that those of equal rank in their groups are together."""
+    groups, heads = config["linear_num_key_heads"], config["linear_num_value_heads"]
+    by_head = rows.reshape(groups, heads // groups, -1, *rows.shape[1:])
+    return np.ascontiguousarray(by_head.swapaxes(0, 1).reshape(rows.shape))
+
+
+def _write_hybrid_config(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    types = config["layer_types"]
+    if config["model_type"] == "lfm2":
+        heads = config["num_key_value_heads"]
+        writer.add_head_count_kv([heads if kind == "full_attention" else 0 for kind in types])
+        writer.add_shortconv_l_cache(config["conv_L_cache"])
+        return
+    values = config["linear_num_value_heads"]
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_ssm_conv_kernel(config["linear_conv_kernel_dim"])
+    writer.add_ssm_state_size(config["linear_key_head_dim"])
+    writer.add_ssm_group_count(config["linear_num_key_heads"])
+    writer.add_ssm_time_step_rank(values)
+    writer.add_ssm_inner_size(values * config["linear_value_head_dim"])
+    recurrent = [kind == "linear_attention" for kind in types]
+    writer.add_array("qwen35.attention.recurrent_layers", recurrent)
+    writer.add_rope_dimension_sections([11, 11, 10, 0])
 
 
 def _write_gpt_oss_experts(
@@ -191,10 +246,13 @@ def _write_config(writer: gguf.GGUFWriter, config: dict[str, Any], name: str) ->
     writer.add_embedding_length(hidden)
     writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(heads)
-    writer.add_head_count_kv(config["num_key_value_heads"])
+    if config["model_type"] in HYBRID:
+        _write_hybrid_config(writer, config)
+    else:
+        writer.add_head_count_kv(config["num_key_value_heads"])
     writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_layer_norm_rms_eps(config.get("rms_norm_eps") or config["norm_eps"])
     writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1.0)))
     writer.add_rope_freq_base(rope.get("rope_theta", 10000.0))
     if config.get("sliding_window"):

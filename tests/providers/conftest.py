@@ -16,7 +16,7 @@ from tiny_models import write_tiny
 from carryall.errors import GraphError
 from carryall.exporter.export import export_package
 from carryall.exporter.package import Package
-from carryall.exporter.save import save_model
+from carryall.graph_opt.graph.saving import save_model
 from carryall.graph_opt.pipeline.pipeline import run
 from carryall.providers import get_provider, provider_names
 from carryall.providers.base import Provider, Runner, RunnerConfig

@@ -19,7 +19,7 @@ from ...compare.tensors import Side
 from ...graph.lazy import Array
 from ...graph.onnx_files import read_onnx
 from ...graph.saturation import saturates
-from ...graph.saving import save_files
+from ...graph.saving import save_model
 from .dynamic import DynamicGraphPass
 from .half_graph import HalfGraphPass, check_kernels, half_type, values_beyond
 from .layers import find_layers
@@ -171,7 +171,7 @@ def _prepared(model: ir.Model, samples: Samples | None, method: str) -> Iterator
     model = prepare(model)
     with scratch_folder() as folder:
         path = folder / "float.onnx"
-        save_files(model, path)
+        save_model(model, path)
         found = samples or _generated_samples(model.graph, path)
         calibration, held_out = _split(found.feeds)
         report = GraphQuantizationReport(method=method, samples=found.origin, bytes_before=before)

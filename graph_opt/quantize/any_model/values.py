@@ -12,7 +12,7 @@ import onnx_ir as ir
 from ....errors import GraphError, UsageError
 from ...graph.lazy import Array
 from ...graph.onnx_files import read_onnx
-from ..calibration.session import open_session
+from ...graph.session import open_part
 
 Feed = Mapping[str, Array]
 MAX_BYTES = 256 << 20  # limit of values in memory
@@ -42,7 +42,7 @@ class GraphValues:
         model.graph.outputs.clear()
         model.graph.outputs.extend(values[name] for name in self.names)
         try:
-            self._session: Any = open_session(model, folder)
+            self._session: Any = open_part(model, folder)
         except UsageError:
             raise
         except Exception as error:  # onnxruntime's error types are not importable by a stable name

@@ -15,7 +15,7 @@ from ....errors import GraphError, UsageError
 from ....progress import Progress
 from ...graph.lazy import Array
 from ...graph.onnx_files import read_onnx
-from .session import open_session
+from ...graph.session import open_part
 
 Tokens = npt.NDArray[np.int64]
 MIN_TOKENS = 128  # fewer tokens are not representative
@@ -36,9 +36,7 @@ class ActivationReader:
 
     def __init__(self, model: Path, names: Sequence[str], changed: ir.Model | None = None) -> None:
         self.names = list(names)
-        self._session: Any = open_session(
-            _with_outputs(changed or read_onnx(model), self.names), model.parent
-        )
+        self._session: Any = open_part(_with_outputs(changed or read_onnx(model), self.names), model.parent)
         self._inputs = {value.name: value.shape for value in self._session.get_inputs()}
 
     def read(self, tokens: Tokens, start: int = 0) -> dict[str, Array]:

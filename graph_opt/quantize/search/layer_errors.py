@@ -16,9 +16,9 @@ from ....progress import Progress
 from ...graph.edit import nodes_of
 from ...graph.lazy import Array
 from ...graph.onnx_files import read_onnx
+from ...graph.session import open_part
 from ...passes.normalize.float_compute import FloatComputePass
 from ..calibration.activations import ActivationReader, Tokens
-from ..calibration.session import open_session
 from .layerwise import is_matrix
 
 _INPUTS_AT_ONCE = 16  # activations held at a time
@@ -86,7 +86,7 @@ class _Parts:
         part = ir.convenience.extract(self._model.graph, [self._values[source]], values)
         for value in (*part.inputs, *part.outputs):
             value.type = ir.TensorType(ir.DataType.FLOAT)
-        session = open_session(ir.Model(part, ir_version=self._model.ir_version), self._folder)
+        session = open_part(ir.Model(part, ir_version=self._model.ir_version), self._folder)
         results: list[Array] = session.run(list(outputs), {source: x})
         return results
 

@@ -20,9 +20,9 @@ from ....progress import Progress
 from ....storage.scratch import scratch_folder
 from ...graph.edit import nodes_of, weight
 from ...graph.lazy import Array, shape_of
+from ...graph.session import open_part
 from ..algorithms.blockwise import Floats
 from ..calibration.activations import Tokens, fresh_sequence, placed
-from ..calibration.session import open_session
 from ..calibration.waiting import Values, Waiting
 
 _MAX_BYTES = 4 << 30  # approximate limit of values stored between two stages
@@ -170,7 +170,7 @@ class _Segment:
             kind = ir.DataType.FLOAT if name in self.weights else ir.DataType.from_numpy(samples[name].dtype)
             value.type = ir.TensorType(kind)
         self._inputs = [str(value.name) for value in inputs]
-        self._session = open_session(ir.Model(graph, ir_version=model.ir_version))
+        self._session = open_part(ir.Model(graph, ir_version=model.ir_version))
 
     def matrices(self, replaced: Mapping[str, Floats]) -> Values:
         """Return the weights, replaced by those in ``replaced``."""

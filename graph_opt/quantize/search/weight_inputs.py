@@ -15,9 +15,9 @@ from ....contract import LOGITS
 from ....errors import GraphError
 from ...graph.lazy import Array
 from ...graph.onnx_files import read_onnx
+from ...graph.session import open_part
 from ..algorithms.blockwise import BlockFormat, Floats, dequantize, round_to_nearest
 from ..calibration.activations import Tokens, fresh_sequence, placed
-from ..calibration.session import open_session
 from ..formats.weight_only import Forms, summed_axis
 from .layerwise import is_matrix
 
@@ -60,7 +60,7 @@ class WeightInputs:
         self._feeds = [
             fresh_sequence(shapes, tokens, start) for tokens, start in placed(windows, context_length)
         ]
-        self._session: Any = open_session(loaded, model.parent)
+        self._session: Any = open_part(loaded, model.parent)
         self._expected = [self._predict(feed, {}) for feed in self._feeds]
 
     def divergence(self, forms: Mapping[str, BlockFormat | None]) -> float:

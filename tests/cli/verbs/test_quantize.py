@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 import shutil
@@ -23,6 +22,7 @@ from carryall.exporter.package import Package
 from carryall.graph_opt.quantize.methods import METHODS
 from carryall.graph_opt.quantize.recipe import QuantizationRecipe
 from carryall.graph_opt.quantize.weight_methods import WeightOnlyMethod
+from carryall.options import declared
 from carryall.providers.native.library import find_library
 from carryall.runtime.models.loading import load_model
 
@@ -105,7 +105,7 @@ def test_calibration_text_of_the_users_own(tiny_package: Path, tmp_path: Path) -
             ("--max-error", "0.1"),
             "max_error has no effect with method int4; it is for: int8-",
         ),
-        (("--budget", "many"), "a number of bits, such as 4.5bits, not 'many'"),
+        (("--budget", "many"), "a number of bits, more than 0 and at most 32, or None, not 'many'"),
         (
             ("--budget", "5", "--method", "int8-dynamic"),
             "budget has no effect with method int8-dyn",
@@ -320,8 +320,7 @@ def test_the_help_states_the_defaults_of_the_method(method: str) -> None:
 
 def stated_default(setting: str, method: str) -> str:
     """The default in a help such as ``[default: int4, int8 yes; others no]``."""
-    (one,) = (field for field in dataclasses.fields(QuantizationRecipe) if field.name == setting)
-    _, _, defaults = one.metadata["help"].rstrip("]").partition("[default: ")
+    _, _, defaults = declared(QuantizationRecipe)[setting].help.rstrip("]").partition("[default: ")
     found: dict[str, str] = {}
     for clause in defaults.split("; "):
         *names, value = clause.replace(",", "").split()

@@ -25,8 +25,19 @@ BASE = {
 }  # fmt: skip
 
 
+# What architectures must state beside it.
+NEEDED: dict[str, dict[str, Any]] = {
+    "qwen35": {"ssm.time_step_rank": 4, "ssm.inner_size": 32},
+    "lfm2": {"attention.head_count_kv": [0, 1]},
+}
+
+
 def metadata(name: str = "llama", **changes: Any) -> dict[str, Any]:
-    stated = {**BASE, **{key.replace("__", "."): value for key, value in changes.items()}}
+    stated = {
+        **BASE,
+        **NEEDED.get(name, {}),
+        **{key.replace("__", "."): value for key, value in changes.items()},
+    }
     return {"general.architecture": name, **{f"{name}.{key}": value for key, value in stated.items()}}
 
 

@@ -38,13 +38,19 @@ def read(*, special: tuple[str, ...] = (), **changes: Any) -> tuple[Tokenizer, d
     [
         *(
             (name, ["<s>", "xyz"])
-            for name in ("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "tekken")
+            for name in ("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "tekken", "lfm2")
         ),
         *((name, ["x", "y", "z"]) for name in ("gpt-2", "smaug-bpe", "dbrx", "qwen2", "smollm", "gpt-4o")),
     ],
 )
 def test_some_begin_with_bos_and_keep_words_that_are_tokens(pre: str, tokens: list[str]) -> None:
     assert read(pre=pre)[0].encode("xyz").tokens == tokens
+
+
+@pytest.mark.parametrize(("pre", "words"), [("qwen2", 3), ("qwen35", 2)])
+def test_marks_are_part_of_words_in_newer_files(pre: str, words: int) -> None:
+    pieces = read(pre=pre)[0].pre_tokenizer.pre_tokenize_str("e\u0301a e")
+    assert len(pieces) == words
 
 
 @pytest.mark.parametrize(("pre", "stated"), [("llama-bpe", False), ("gpt-2", True)])

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 from tiny_models import write_tiny
 
-from carryall import LLM, SamplingParams, quantize
+from carryall import LLM, SamplingParams, export, quantize
 from carryall.errors import CheckpointError, UnsupportedModelError, UsageError
 from carryall.exporter.export import export_model, export_package, opened
 from carryall.exporter.package import Package
@@ -221,7 +221,7 @@ def test_a_quantized_checkpoint_is_not_quantized_again(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"already quantized"):
         quantize(checkpoint, tmp_path / "out")
     with pytest.raises(UsageError, match=r"already quantized \(awq\)"):
-        export_package(checkpoint, tmp_path / "out", quantization={"method": "int4"})
+        export(checkpoint, tmp_path / "out", quantize="int4-fast")
     assert not (tmp_path / "out").exists()
 
 

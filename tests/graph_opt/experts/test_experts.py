@@ -12,7 +12,7 @@ from exporter_golden import golden_path, prompt
 from family_cases import write_case
 
 from carryall.exporter.export import export_model, export_package
-from carryall.exporter.save import save_model
+from carryall.graph_opt.graph.saving import save_model
 from carryall.graph_opt.lower.pipelines.slots import SlotOptions, slot_passes
 from carryall.graph_opt.pipeline.pipeline import run
 from carryall.graph_opt.pipeline.pipelines import portable_passes

@@ -11,11 +11,11 @@ import pytest
 from graph_asserts import apply, canonical, evaluate, graph
 
 from carryall.errors import GraphError
-from carryall.exporter.save import save_model
 from carryall.graph_opt.graph.edit import hold_in_memory
 from carryall.graph_opt.graph.graph_facts import describe_tensor, initializers, weights_by_type
 from carryall.graph_opt.graph.half_scales import Widened, narrowed_scales, widen_scales
 from carryall.graph_opt.graph.load import load_model
+from carryall.graph_opt.graph.saving import save_model
 from carryall.graph_opt.quantize.algorithms.blockwise import BlockFormat
 from carryall.graph_opt.quantize.formats.weight_only import WeightOnlyQuantizationPass
 

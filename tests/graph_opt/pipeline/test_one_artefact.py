@@ -30,7 +30,7 @@ from tiny_models import write_tiny
 from carryall.cli import carryall
 from carryall.exporter.export import export_package
 from carryall.exporter.package import Package
-from carryall.exporter.save import save_model
+from carryall.graph_opt.graph.saving import save_model
 from carryall.graph_opt.lower.kernels import CPU
 from carryall.graph_opt.pipeline.pipeline import run
 from carryall.providers.base import Provider, Row, RunnerConfig

@@ -23,8 +23,8 @@ from engine_kit import run as run_engine
 from lowered_forms import CONTEXT, decoder
 
 from carryall.errors import CarryallError
-from carryall.exporter.save import save_model
 from carryall.graph_opt.graph.load import read_model
+from carryall.graph_opt.graph.saving import save_model
 from carryall.graph_opt.pipeline import pipeline
 from carryall.providers import placement
 from carryall.providers.base import Row, RunnerConfig

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from device_stand_ins import CudaOnCpu
 
-from carryall.exporter.save import save_model
+from carryall.graph_opt.graph.saving import save_model
 from carryall.graph_opt.pipeline.pipeline import run
 from carryall.providers.base import BestLogits, Row, RunnerConfig
 from carryall.providers.targets import cuda

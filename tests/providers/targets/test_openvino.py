@@ -20,8 +20,8 @@ from carryall import LLM, SamplingParams
 from carryall.errors import GraphError, ProviderRuntimeError, ProviderUnavailableError, UsageError
 from carryall.exporter.export import export_package
 from carryall.exporter.package import Package
-from carryall.exporter.save import save_model
 from carryall.graph_opt.compare.runners import PortableRunner
+from carryall.graph_opt.graph.saving import save_model
 from carryall.graph_opt.lower.outputs.hidden_states import LastHiddenStatePass
 from carryall.graph_opt.lower.pipelines.paged import paged_passes
 from carryall.graph_opt.lower.products.weight_only_products import WeightOnlyProductsPass

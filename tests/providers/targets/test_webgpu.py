@@ -19,7 +19,7 @@ from carryall import LLM, SamplingParams
 from carryall.contract import SLIDING_WINDOWS
 from carryall.errors import GraphError, ProviderRuntimeError, ProviderUnavailableError, UsageError
 from carryall.exporter.demo import demo_path
-from carryall.exporter.save import save_model
+from carryall.graph_opt.graph.saving import save_model
 from carryall.graph_opt.pipeline import pipeline
 from carryall.providers import get_provider
 from carryall.providers.base import Row, RunnerConfig

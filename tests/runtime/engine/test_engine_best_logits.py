@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tiny_models import write_tiny
 
 from carryall.exporter.export import export_model
-from carryall.exporter.save import save_model
+from carryall.graph_opt.graph.saving import save_model
 from carryall.graph_opt.pipeline import pipeline
 from carryall.providers.base import RunnerConfig
 from carryall.providers.ort.slot_memory import BoundRun

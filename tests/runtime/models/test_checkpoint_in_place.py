@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +75,18 @@ def test_the_second_start_builds_no_graph(checkpoint: Path, monkeypatch: pytest.
     first = logprobs(checkpoint, quantize="int4-fast")
     monkeypatch.setattr(building, "checkpoint_graph", lambda *_: pytest.fail("the graph was built again"))
     np.testing.assert_array_equal(logprobs(checkpoint, quantize="int4-fast"), first)
+
+
+@pytest.mark.long
+def test_the_start_of_a_prepared_model_imports_no_library_of_graphs(checkpoint: Path) -> None:
+    load_model(checkpoint, quantize="int4-fast").close()
+    code = (
+        "import sys; from carryall.runtime.models.loading import load_model\n"
+        f"load_model({str(checkpoint)!r}, quantize='int4-fast').close()\n"
+        "print({'onnx_ir', 'sympy'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("set()\n", "")
 
 
 def test_other_weights_of_the_same_name_are_prepared_again(checkpoint: Path) -> None:

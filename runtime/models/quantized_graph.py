@@ -1,4 +1,4 @@
-"""Quantize a graph by a recipe; the common part of ``export`` and ``quantize``."""
+"""Quantize a graph by a recipe, for ``export``, ``quantize`` and the packages in the cache."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ...graph_opt.pipeline.report import Report
 from ...graph_opt.quantize.left_float import LeftFloat, float_matrices, left_float
 from ...graph_opt.quantize.recipe import QuantizationRecipe
 from ...progress import Progress
-from ..models.float_model import FloatModel, FloatSource
+from .float_model import FloatModel, FloatSource
 
 
 @dataclass(frozen=True, slots=True)

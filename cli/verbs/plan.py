@@ -1,0 +1,75 @@
+"""``carryall plan``."""
+
+from __future__ import annotations
+
+import click
+
+from ...runtime.tasks.plan import MOST_BATCH, plan
+from ..options import BYTES, amount, json_option, model_argument, quiet_option
+from ..progress import phases
+
+_RATES = {f"{unit}/s" if unit else "": factor for unit, factor in BYTES.items()}
+
+
+@click.command("plan")
+@model_argument
+@click.option(
+    "--memory",
+    callback=amount("size", BYTES, "16GB"),
+    help="Memory of the machine, such as 16GB.  [default: of this machine]",
+)
+@click.option(
+    "--bandwidth",
+    callback=amount("size a second", {**BYTES, **_RATES}, "100GB/s"),
+    help="Bandwidth of its memory, such as 100GB/s.  [default: this machine is measured]",
+)
+@click.option(
+    "--context",
+    type=click.IntRange(1),
+    help="Tokens of a sequence.  [default: the model's own, at most 8192]",
+)
+@click.option(
+    "--batch", type=click.IntRange(1, MOST_BATCH), default=1, show_default=True, help="Sequences at once."
+)
+@click.option(
+    "--goal",
+    type=click.Choice(["quality", "speed"]),
+    default="quality",
+    show_default=True,
+    help="Take the most accurate quantized form that fits, or the one that decodes fastest.",
+)
+@json_option
+@quiet_option
+def command(
+    model: str,
+    memory: float | None,
+    bandwidth: float | None,
+    context: int | None,
+    batch: int,
+    goal: str,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Show which form of a model fits into a machine, and how fast it will decode.
+
+    Only headers are read. For each form of the weights the table shows their size, keys and values, whether
+    all sequences fit, and the tokens a second to expect with the whole context cached: from products of the
+    kernels that are measured here, or with --bandwidth from the bytes of a step alone.
+
+    \b
+    Examples:
+        carryall plan demo
+        carryall plan ./qwen3-8b --memory 16GB --bandwidth 100GB/s --context 8192 --batch 16
+        carryall plan model.gguf --goal speed --json
+    """
+    with phases(quiet=quiet or as_json) as tell:
+        found = plan(
+            model,
+            memory=None if memory is None else int(memory),
+            bandwidth=bandwidth,
+            context_length=context,
+            batch=batch,
+            goal="speed" if goal == "speed" else "quality",
+            progress=tell,
+        )
+    click.echo(found.to_json() if as_json else str(found))
