@@ -52,6 +52,7 @@ NOT_RUN = {
     "docs/lora.md: carryall run BASE": "needs an adapter; tests/runtime/models/test_lora_models.py has some",
     "docs/lora.md: from carryall": "needs an adapter; tests/runtime/models/test_lora_models.py has some",
     "docs/lora.md: curl localhost": "tests/runtime/service/http/test_lora_api.py uses both endpoints",
+    "docs/clients.md: carryall agent claude": "starts agents; tests/cli/verbs/test_agent.py has one",
     "docs/clients.md: carryall serve qwen3": "starts agents; test_agents.py sends what they send",
     "docs/clients.md: model = ": "a file of Codex",
     "docs/cpu_kernels.md: carryall doctor": "compiles for half a minute; tests/providers/native builds it",

@@ -54,6 +54,8 @@ class RequestFactory:
         self.encoder = Encoder(model.open_encoder)
         special = None if model.tokenizer is None else model.tokenizer.special_texts
         self._sight = Sight(model.open_sight)
+        if model.tokenizer is not None:
+            self._texts_apart = functools.lru_cache(maxsize=16)(model.tokenizer.texts_apart)
         self._formats = AnswerFormats(model.chat_template, special)
 
     @property
@@ -205,7 +207,10 @@ class RequestFactory:
         if isinstance(messages, Sized):
             self._reader.check_messages(len(messages))
         most = self._reader.most_bytes
-        marked_messages, marked_tools, marked_variables, mark = self._marked(messages, tools, variables)
+        source = template.source(chat_template, with_tools=bool(tools))
+        marked_messages, marked_tools, marked_variables, mark = self._marked(
+            source, messages, tools, variables
+        )
 
         def render(turns: Sequence[Message]) -> str:
             return template.render(
@@ -250,6 +255,7 @@ class RequestFactory:
 
     def _marked(
         self,
+        source: str,
         messages: Sequence[Message],
         tools: Sequence[Mapping[str, Any]] | None,
         variables: Mapping[str, Any],
@@ -257,7 +263,7 @@ class RequestFactory:
         """Return what a template renders with marks in texts of special tokens; see ``SpecialTexts``."""
         if self._model.tokenizer is None or not isinstance(messages, Sequence):
             return messages, tools, variables, ""
-        return self._model.tokenizer.special_texts.marked(messages, tools, variables)
+        return self._texts_apart(source).marked(messages, tools, variables)
 
     def _output_text(self, prompt: Prompt, token_ids: list[int], params: SamplingParams) -> OutputText | None:
         """Return what makes the text of one output; None without a tokenizer."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Sequence
 from functools import cached_property
@@ -20,6 +21,7 @@ from .token_bytes import bytes_of_piece
 from .token_coverage import Coverage, coverage
 
 TOKENIZER_FILE = "tokenizer.json"
+_TAG = re.compile(r"[<\[]\S+[>\]]")
 
 # Characters or tokens. Shorter inputs take the library at most about 2 ms, during which it holds the GIL.
 _LONG_TEXT = 4096
@@ -80,6 +82,19 @@ class Tokenizer:
         """Keeps the texts of special tokens apart from the tokens."""
         added = self._tokenizer.get_added_tokens_decoder()
         return SpecialTexts([token.content for token in added.values() if token.special])
+
+    def texts_apart(self, template: str) -> SpecialTexts:
+        """Keep the texts of special tokens, and of other tokens that are tags of a chat template, apart.
+
+        Args:
+            template: the source. Qwen's ``<tool_call>`` is such a tag; Gemma's ``<table>`` is none.
+        """
+        added = list(self._tokenizer.get_added_tokens_decoder().values())
+        tags = [token.content for token in added if not token.special and _TAG.fullmatch(token.content)]
+        used = [tag for tag in tags if tag in template]
+        if not used:
+            return self.special_texts
+        return SpecialTexts([*used, *(token.content for token in added if token.special)])
 
     @cached_property
     def special_tokens(self) -> dict[str, str]:

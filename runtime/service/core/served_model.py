@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib.metadata
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -10,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ....errors import CarryallError, PromptTooLongError, ProviderRuntimeError, UsageError
+from ....errors import CarryallError, ChatTemplateError, PromptTooLongError, ProviderRuntimeError, UsageError
 from ....progress import Progress
 from ....providers.base import DeviceMemory
 from ....providers.placement import Placement
@@ -76,6 +77,8 @@ def load_served_model(
         raise
     if warm_up:
         asyncio.run(_warm_up(llm))
+        if loaded.chat_template.names and loaded.tokenizer is not None:
+            asyncio.run(_warm_up_chats(llm))
     if not loaded.defaults.says_how:
         options = ", ".join(f"{option} {value}" for option, value in loaded.defaults.served.items())
         _log.info(
@@ -84,6 +87,13 @@ def load_served_model(
     return ServedModel(
         llm, info, loaded.defaults.served, loaded.fallbacks, loaded.device_memory, loaded.summary
     )
+
+
+async def _warm_up_chats(llm: AsyncLLM) -> None:
+    """Render a chat, which derives how the model writes answers, and tells in the log what is not known."""
+    # A template may refuse this conversation; requests are told why theirs is refused.
+    with contextlib.suppress(ChatTemplateError, PromptTooLongError):
+        await llm.render([{"role": "user", "content": "x"}])
 
 
 async def _warm_up(llm: AsyncLLM) -> None:

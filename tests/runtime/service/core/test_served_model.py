@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncGenerator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -55,3 +56,14 @@ def test_a_model_that_says_nothing_of_sampling_is_sampled_readably(caplog: pytes
     assert served.defaults == {"temperature": 0.8, "top_k": 40, "top_p": 0.9}
     (line,) = (one.message for one in caplog.records if "sampling" in one.message)
     assert line.endswith("temperature 0.8, top_k 40, top_p 0.9")
+
+
+def test_what_a_chat_template_does_not_tell_is_in_the_log_before_requests(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    template = tmp_path / "template.jinja"
+    template.write_text("{{ tools }}{{ messages[0].content }}")
+    with caplog.at_level(logging.WARNING):
+        served = load_served_model("demo", provider="null", warm_up=True, chat_template=template)
+        served.llm.shutdown()
+    assert "calls: the template leaves calls out of past answers" in caplog.text

@@ -1,0 +1,76 @@
+"""Tool sets of the size that coding agents send: how long their grammar takes."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from text_kit import byte_level_with
+from tokenizers import AddedToken
+
+from carryall.runtime.text.grammars import GrammarCompiler
+from carryall.runtime.text.parsers.answer_grammar import answer_frame
+from carryall.runtime.text.parsers.formats import HERMES, QWEN_XML, AnswerFormat, CallFormat, Thought
+
+KINDS = [{"type": "string", "maxLength": 2000}, {"type": "integer", "maximum": 10_000}, {"type": "null"}]
+OPTION = {"anyOf": KINDS, "description": "What it is for, in a few words. " * 10}
+
+
+def tool(number: int) -> dict[str, Any]:
+    edit = {"type": "object", "properties": {"old": {"type": "string"}, "new": {"type": "string"}},
+            "required": ["old", "new"], "additionalProperties": False}  # fmt: skip
+    properties = {
+        f"path_{number}": {"type": "string", "maxLength": 4000},
+        "mode": {"enum": ["read", "write"]},
+        "options": {"type": "object", "properties": {f"option_{at}": OPTION for at in range(5)}},
+        "edits": {"type": "array", "items": {"$ref": "#/$defs/Edit"}, "maxItems": 1000},
+        "when": {"type": "string", "format": "date-time"},
+        "id": {"type": "string", "format": "uuid"},
+        "pattern": {"type": "string", "pattern": "^[a-z]{1,40}$"},
+    }
+    parameters = {"type": "object", "properties": properties, "required": [f"path_{number}", "mode"],
+                  "$defs": {"Edit": edit}}  # fmt: skip
+    return {"type": "function", "function": {"name": f"tool_{number}", "parameters": parameters}}
+
+
+OBJECT = """<tool_call>
+{"name": "tool_7", "arguments": {"path_7": "/tmp", "mode": "read"}}
+</tool_call>"""
+PAIRS = """<tool_call>
+<function=tool_7>
+<parameter=path_7>
+/tmp
+</parameter>
+<parameter=mode>
+read
+</parameter>
+</function>
+</tool_call>"""
+CALLS = {"object": (HERMES, OBJECT), "pairs": (QWEN_XML, PAIRS)}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("style", CALLS)
+def test_the_grammar_of_60_tools_of_100_kb_compiles_in_a_second(style: str, tmp_path: Path) -> None:
+    form: CallFormat
+    form, text = CALLS[style]
+    tools = [tool(number) for number in range(60)]
+    assert len(json.dumps(tools)) > 100_000
+    tags = [AddedToken(tag, special=True) for tag in ("<tool_call>", "</tool_call>", "<think>", "</think>")]
+    tokenizer = byte_level_with(tmp_path / "tokenizer", tags)
+    end = tokenizer.encode("</s>", add_special_tokens=False)
+    compiler = GrammarCompiler(tokenizer, end, tokenizer.vocab_size)
+    answer = AnswerFormat("test", Thought("<think>", "</think>"), form)
+    names = [each["function"]["name"] for each in tools]
+    begin = time.process_time()  # other processes of the machine do not count
+    state = compiler.compile(None, answer_frame(answer, "", tools, names, parallel=True)).result()
+    assert time.process_time() - begin < 1.5
+    for token in [*tokenizer.encode(text, add_special_tokens=False), *end]:
+        logits = np.zeros(tokenizer.vocab_size, np.float32)
+        state.apply(logits)
+        assert logits[token] == 0
+        state.observe(token)
