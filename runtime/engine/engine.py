@@ -218,11 +218,11 @@ class Engine:
 
     def adapter_names(self) -> tuple[list[str], list[str]]:
         """Return the names of the LoRA adapters of running requests, and of waiting ones."""
-        found: tuple[set[str], set[str]] = (set(), set())
+        running, waiting = set[str](), set[str]()
         for request in list(self._requests.values()):
             if request.adapter is not None:
-                found[request.lora_place is None].add(request.adapter.name)
-        return sorted(found[0]), sorted(found[1])
+                (waiting if request.lora_place is None else running).add(request.adapter.name)
+        return sorted(running), sorted(waiting)
 
     def check_integrity(self) -> None:
         """Check that requests, queue and slots agree.
@@ -394,9 +394,9 @@ def _check_states(config: EngineConfig, proposer: Proposer | None) -> None:
     Raises:
         UsageError: an option does.
     """
-    wanted = {"context_shift": config.context_shift, "speculative": proposer is not None}
-    for name, given in wanted.items():
-        if given:
+    cutting = {"context_shift": config.context_shift, "speculative": proposer is not None}
+    for name, is_set in cutting.items():
+        if is_set:
             raise UsageError(f"{name} cuts sequences, which layers with a state do not allow; omit it")
 
 

@@ -17,7 +17,7 @@ def chosen_policy(config: EngineConfig) -> type[KVPolicy]:
     Raises:
         UsageError: the options ask for two policies.
     """
-    found = [(policy, option) for policy in POLICIES if (option := policy.wanted(config)) is not None]
-    if len(found) > 1:
-        raise UsageError(f"{' and '.join(option for _, option in found)} both drop tokens; choose one")
-    return found[0][0] if found else KVPolicy
+    wanted = [(policy, option) for policy in POLICIES if (option := policy.wanted(config)) is not None]
+    if len(wanted) > 1:
+        raise UsageError(f"{' and '.join(option for _, option in wanted)} both drop tokens; choose one")
+    return wanted[0][0] if wanted else KVPolicy

@@ -207,7 +207,7 @@ def draw_best(rows: Sequence[BestLogits], filters: Sequence[Filters], uniforms: 
     widths = [_num_first(f, count, vocab_size) for f in filters]
     tokens = [NO_TOKEN] * len(rows)
     for width in set(widths) - {0}:
-        group = [i for i, own in enumerate(widths) if own == width]
+        group = [i for i, row_width in enumerate(widths) if row_width == width]
         drawn = _draw_first(
             [rows[i] for i in group],
             [filters[i] for i in group],

@@ -211,11 +211,11 @@ def _changed_together(
         wanted = [i for i, state in enumerate(states) if is_wanted(processor, state)]
         if wanted:
             rows = [changed[i] if i in changed else states[i].processed(logits[i]) for i in wanted]
-            own = [states[i] for i in wanted]
-            stacked, error = _applied(processor, rows, own)
+            wanting = [states[i] for i in wanted]
+            stacked, error = _applied(processor, rows, wanting)
             changed |= zip(wanted, stacked, strict=True)
             if error is not None:  # run each row alone to find the rows at fault
-                for i, row, state in zip(wanted, rows, own, strict=True):
+                for i, row, state in zip(wanted, rows, wanting, strict=True):
                     (changed[i],), error = _applied(processor, [row], [state])
                     if error is not None:
                         faults[i] = f"logits processor {processor!r} failed: {error!r}"
@@ -262,8 +262,8 @@ def _wanted_logprobs(
     wanted = [i for i in chosen if states[i].params.logprobs is not None and tokens[i] != NO_TOKEN]
     counts = [states[i].params.logprobs or 0 for i in wanted]
     named = [states[i].params.logprob_token_ids for i in wanted]
-    own = token_logprobs([logits[i] for i in wanted], [tokens[i] for i in wanted], counts, named)
-    return dict(zip(wanted, own, strict=True))
+    logprobs = token_logprobs([logits[i] for i in wanted], [tokens[i] for i in wanted], counts, named)
+    return dict(zip(wanted, logprobs, strict=True))
 
 
 def _most_likely(logits: Row) -> int:
@@ -299,14 +299,14 @@ def _row_logprobs(
     best = best[:count]
     places = {other: place for place, other in enumerate(best, start=1)}
     return tuple(
-        TokenLogprob(one, float(logits[one]) - normalizer, places.get(one) or _rank(logits, one))
-        for one in dict.fromkeys([token, *best, *named])
+        TokenLogprob(listed, float(logits[listed]) - normalizer, places.get(listed) or _rank(logits, listed))
+        for listed in dict.fromkeys([token, *best, *named])
     )
 
 
 def _rank(logits: Row, token: int) -> int:
-    own = logits[token]
-    return 1 + int(np.count_nonzero(logits > own)) + int(np.count_nonzero(logits[:token] == own))
+    logit = logits[token]
+    return 1 + int(np.count_nonzero(logits > logit)) + int(np.count_nonzero(logits[:token] == logit))
 
 
 def _best_sample(row: BestLogits, token: int, state: SamplingState) -> Sample:
