@@ -116,14 +116,26 @@ def test_a_full_disk_under_the_cache_is_one_line(
 ) -> None:
     cache = disk / "cache"
     monkeypatch.setenv("CARRYALL_CACHE", str(cache))
-    for model, kind in ((tiny_package, "lowered"), (tiny_checkpoint, "packages")):
-        result = run("run", model, "def f", "--max-tokens", "1", "-q")  # a slow machine shows progress
-        assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (1, "", 1)
-        assert FULL in result.stderr
-        assert f"'{cache / kind}/" in result.stderr
-        assert "/." not in result.stderr.replace("...", ""), "no temporary name"
-        assert list((cache / kind).iterdir()) == []
+    result = run("run", tiny_package, "def f", "--max-tokens", "1", "-q")  # a slow machine shows progress
+    assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (1, "", 1)
+    assert FULL in result.stderr
+    assert f"'{cache / 'lowered'}/" in result.stderr
+    assert "/." not in result.stderr.replace("...", ""), "no temporary name"
+    assert list((cache / "lowered").iterdir()) == []
     shutil.rmtree(cache)
+
+
+def test_a_checkpoint_that_would_fill_the_cache_s_disk_is_refused_before_any_work(
+    disk: Path, tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = disk / "cache"
+    monkeypatch.setenv("CARRYALL_CACHE", str(cache))
+    result = run("run", tiny_checkpoint, "def f", "--max-tokens", "1", "-q")
+    assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1)
+    assert re.search(rf"writes [\d.]+ .*{cache}.* left", result.stderr)
+    written = {path.relative_to(cache).parts[0] for path in cache.rglob("*") if path.is_file()}
+    assert written <= {"facts"}  # hashes of files
+    shutil.rmtree(cache, ignore_errors=True)
 
 
 TEMPORARY = {
