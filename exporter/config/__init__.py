@@ -13,7 +13,17 @@ from .types import (
     RopeConfig,
     StateConfig,
 )
-from .values import LENGTH_KEYS, MAX_LAYERS, MAX_POSITIONS, RawConfig, integer, mapping, number, with_defaults
+from .values import (
+    LENGTH_KEYS,
+    MAX_LAYERS,
+    MAX_POSITIONS,
+    RawConfig,
+    integer,
+    mapping,
+    number,
+    text_config,
+    with_defaults,
+)
 
 __all__ = [
     "CONFIG_FILE",
@@ -44,5 +54,6 @@ __all__ = [
     "rope_config",
     "ropes_of_types",
     "states_length",
+    "text_config",
     "with_defaults",
 ]

@@ -197,7 +197,7 @@ class DecoderConfig:
         attends: per layer, whether it has attention; empty if those without a state have.
         attention_scales: factors of the input, the keys and the output of attention.
         mlp_scales: factors of the gate and of the output of feed-forward layers.
-        output_bias: whether the output of attention has a bias where ``attention_bias`` is not for it too.
+        output_bias: whether the output of attention has a bias; None if ``attention_bias`` is for it too.
         head_norms: whether each query and key head has a norm, in families where not all models have.
         head_gates: whether each head of attention has a gate, in such families.
         norms_behind: whether norms follow each part too, in such families.
@@ -240,7 +240,7 @@ class DecoderConfig:
     attends: tuple[bool, ...] = ()
     attention_scales: tuple[float, float, float] = (1.0, 1.0, 1.0)
     mlp_scales: tuple[float, float] = (1.0, 1.0)
-    output_bias: bool = False
+    output_bias: bool | None = None
     head_norms: bool = False
     head_gates: bool = False
     norms_behind: bool = False

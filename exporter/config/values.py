@@ -54,6 +54,22 @@ def mapping(raw: RawConfig, *keys: str) -> RawConfig:
     return {}
 
 
+def text_config(raw: RawConfig, family: str) -> RawConfig:
+    """Return the decoder's part of a multimodal config.json, of ``family`` where it names none.
+
+    Whether the head is tied may be stated outside of that part, which then counts.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    text, tied = raw.get("text_config"), raw.get("tie_word_embeddings")
+    if not isinstance(text, dict):
+        raise CheckpointError(
+            f"config.json of model_type '{raw['model_type']}' must hold an object 'text_config'"
+        )
+    return {"model_type": family, **text, **({} if tied is None else {"tie_word_embeddings": tied})}
+
+
 def integer(raw: RawConfig, key: str, default: int | None = None) -> int:
     """Return the integer under ``key``.
 

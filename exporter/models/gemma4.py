@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from ...errors import CheckpointError
-from ..config import DecoderConfig, RawConfig
+from ..config import DecoderConfig, RawConfig, text_config
 from ..decoder import Decoder
 from . import gemma4_text
 
 
 def config(raw: RawConfig) -> DecoderConfig:
     """Normalise config.json, whose ``text_config`` describes the decoder."""
-    text = raw.get("text_config")
-    if not isinstance(text, dict):
-        raise CheckpointError("config.json of model_type 'gemma4' must hold an object 'text_config'")
-    return gemma4_text.config({"model_type": "gemma4_text", **text})
+    return gemma4_text.config(text_config(raw, "gemma4_text"))
 
 
 def build(net: Decoder) -> ir.Value:

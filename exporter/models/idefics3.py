@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from ...errors import CheckpointError, UnsupportedModelError
+from ...errors import UnsupportedModelError
 from .. import layers
-from ..config import DecoderConfig, RawConfig, decoder_config
+from ..config import DecoderConfig, RawConfig, decoder_config, text_config
 from ..decoder import Decoder
 from .llama import attention
 
 
 def config(raw: RawConfig) -> DecoderConfig:
     """Normalise config.json, whose ``text_config`` describes the decoder."""
-    text = raw.get("text_config")
-    if not isinstance(text, dict):
-        raise CheckpointError(f"config.json of model_type '{raw['model_type']}' must hold 'text_config'")
-    if text.get("model_type", "llama") != "llama":
+    text = text_config(raw, "llama")
+    if text["model_type"] != "llama":
         raise UnsupportedModelError(
             f"'{raw['model_type']}' with the decoder '{text['model_type']}' is not supported; only llama"
         )
-    tied = raw.get("tie_word_embeddings", text.get("tie_word_embeddings", False))
-    return decoder_config({**text, "model_type": "llama", "tie_word_embeddings": tied})
+    return decoder_config(text)
 
 
 def build(net: Decoder) -> ir.Value:

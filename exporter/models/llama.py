@@ -25,4 +25,5 @@ def attention(net: Decoder, layer: int, x: ir.Value) -> ir.Value:
     with net.scope("self_attn"):
         q, k, v = layers.qkv(net, x, bias=c.attention_bias)
         out = layers.attention(net, layer, q, k, v)
-        return layers.linear(net, "o_proj", out, c.q_size, c.hidden_size, bias=c.attention_bias)
+        bias = c.attention_bias if c.output_bias is None else c.output_bias
+        return layers.linear(net, "o_proj", out, c.q_size, c.hidden_size, bias=bias)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from ...errors import CheckpointError, UnsupportedModelError
-from ..config import DecoderConfig, RawConfig
+from ...errors import UnsupportedModelError
+from ..config import DecoderConfig, RawConfig, text_config
 from ..decoder import Decoder
 from . import ministral3, mistral
 
@@ -14,16 +14,13 @@ _FAMILIES = {"mistral": mistral.config, "ministral3": ministral3.config}
 
 def config(raw: RawConfig) -> DecoderConfig:
     """Normalise config.json, whose ``text_config`` describes a decoder of Mistral or of Ministral 3."""
-    text = raw.get("text_config")
-    if not isinstance(text, dict):
-        raise CheckpointError("config.json of model_type 'mistral3' must hold an object 'text_config'")
-    kind = text.get("model_type", "mistral")
+    text = text_config(raw, "mistral")
+    kind = text["model_type"]
     if kind not in _FAMILIES:
         raise UnsupportedModelError(
             f"mistral3 with a decoder of '{kind}' is not supported; supported: {', '.join(_FAMILIES)}"
         )
-    tied = raw.get("tie_word_embeddings", text.get("tie_word_embeddings", False))
-    return _FAMILIES[kind]({**text, "model_type": kind, "tie_word_embeddings": tied})
+    return _FAMILIES[kind](text)
 
 
 def build(net: Decoder) -> ir.Value:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from ..config import DecoderConfig, RawConfig
+from ..config import DecoderConfig, RawConfig, text_config
 from . import qwen3_5_moe_text
-from .qwen3_5 import build, text_config
+from .qwen3_5 import build
 
 __all__ = ["build", "config"]
 
 
 def config(raw: RawConfig) -> DecoderConfig:
     """Normalise config.json, whose ``text_config`` describes the decoder."""
-    return qwen3_5_moe_text.config(text_config(raw))
+    return qwen3_5_moe_text.config(text_config(raw, "qwen3_5_moe_text"))
