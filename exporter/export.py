@@ -28,7 +28,7 @@ from .config_checks import check_config, check_layer_count
 from .decoder import Decoder
 from .gguf.file import GGUF_SUFFIX, GgufFile
 from .gguf.tokenizer import tokenizer_files
-from .image_processor import SIDE_FILES, image_processor
+from .image_processor import SIDE_FILES, has_tower, image_processor
 from .package import VISION_FILE, Package, fingerprint
 from .package_writing import check_paths, check_tokenizer, write_package
 from .quantized.formats import QuantizedCheckpoint, read_quantized
@@ -141,12 +141,6 @@ class ExportedGraph:
 Tensors = Mapping[str, StoredTensor] | None  # by name; None for those of the folder
 # Returns the portable graph of a folder with configuration and tokenizer, and of tensors.
 Build = Callable[[Path, Tensors], ExportedGraph]
-
-
-def has_tower(raw: RawConfig) -> bool:
-    """Return whether a config.json describes a model whose pictures can be exported."""
-    known = [module.name for module in pkgutil.iter_modules(vision.__path__)]
-    return raw.get("model_type") in known and bool(raw.get("vision_config"))
 
 
 def sight(

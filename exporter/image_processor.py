@@ -7,6 +7,7 @@ holds the resolved values, so that the pixels of a picture never depend on an in
 from __future__ import annotations
 
 import json
+import pkgutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -75,6 +76,12 @@ class ImageProcessor:
         path = folder / IMAGE_PROCESSOR_FILE
         with writing(path):
             path.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
+
+
+def has_tower(raw: RawConfig) -> bool:
+    """Return whether a config.json describes a model whose pictures can be exported, in ``vision/``."""
+    known = [module.name for module in pkgutil.iter_modules([str(Path(__file__).parent / "vision")])]
+    return raw.get("model_type") in known and bool(raw.get("vision_config"))
 
 
 def read_image_processor(path: Path) -> ImageProcessor:

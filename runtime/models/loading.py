@@ -19,6 +19,7 @@ from ..engine.adapters import AdapterSet
 from ..engine.config import EngineConfig
 from ..engine.engine import Engine
 from ..engine.speculation.proposer import Proposer
+from ..images.encoding import ImageEncoder
 from ..text.chat_template import ChatTemplate
 from ..text.tokenizer import TOKENIZER_FILE, Tokenizer
 from .config import ModelConfig, model_config, split_fields
@@ -28,7 +29,6 @@ from .limits import check_budgets, check_memory, check_threads
 from .loaded import LoadedModel as LoadedModel
 from .lowering import image_inputs, is_lowered, lora_branches, lowered_model, with_context
 from .model_source import SourceModel, resolve_model
-from .sight import open_sight
 from .speculative import make_proposer
 from .split import device_memory, first_provider, is_split, name_and_device, split_runner, with_device
 
@@ -229,9 +229,15 @@ def _opened(
     loaded.device_memory = functools.partial(device_memory, provider, config)
     loaded.summary = lambda: source.summary
     if source.sees:
-        loaded.open_sight = functools.partial(open_sight, source, provider, config, runner.info.image_width)
+        loaded.open_sight = functools.partial(_sight, source, provider, config, runner.info.image_width)
     loaded.open_encoder = functools.partial(_encoder, source, provider, config, progress)
     return loaded
+
+
+def _sight(source: SourceModel, provider: str, config: RunnerConfig, width: int) -> ImageEncoder:
+    from .sight import open_sight  # not at the start of models without pictures: it imports graphs
+
+    return open_sight(source, provider, config, width)
 
 
 def _open(

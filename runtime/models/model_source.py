@@ -15,7 +15,7 @@ from ...errors import CheckpointError, GraphError, PackageError, UnsupportedMode
 from ...exporter.encoders.names import is_encoder
 from ...exporter.facts import GraphFacts
 from ...exporter.gguf.file import GGUF_SUFFIX, GgufFile, shard_paths
-from ...exporter.image_processor import PREPROCESSOR_FILE
+from ...exporter.image_processor import PREPROCESSOR_FILE, has_tower
 from ...exporter.package import COPIED_FILES, Package, external_tensors, fingerprint
 from ...exporter.safetensors_files import weight_files
 from ...progress import Progress
@@ -356,8 +356,6 @@ class CheckpointModel(InPlaceModel):
     @cached_property
     def sees(self) -> bool:
         """See ``SourceModel``."""
-        from ...exporter.export import has_tower
-
         return has_tower(self.config) and (self.folder / PREPROCESSOR_FILE).is_file()
 
     def sight_folder(self) -> Path:

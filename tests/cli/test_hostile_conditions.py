@@ -50,6 +50,8 @@ VERBS = {
     "bench": "bench package -q --batch 1 --prompt-tokens 4 --new-tokens 2",
     "eval": "eval package --text text.txt --max-tokens 20 -q",
     "inspect": "inspect package",
+    "plan": "plan package --bandwidth 10GB",
+    "agent": "agent --url http://127.0.0.1:9 --print claude",
     "verify": "verify package package --steps 2",
     "verify --integrity": "verify package --integrity",
     "diff": "diff package package",

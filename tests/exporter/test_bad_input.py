@@ -72,7 +72,9 @@ def test_config_without_a_size(checkpoint: Path) -> None:
 
 def test_unknown_family(checkpoint: Path) -> None:
     edit_config(checkpoint, model_type="mamba")
-    assert_refused(checkpoint, UnsupportedModelError, "'mamba'", "gemma4_text, gemma4_unified, ", "--via optimum")
+    assert_refused(
+        checkpoint, UnsupportedModelError, "'mamba'", "gemma4_text, gemma4_unified, ", "--via optimum"
+    )
 
 
 @pytest.mark.parametrize("types", [["full_attention"], ["full_attention"] * 9, "full_attention", [1] * 5])

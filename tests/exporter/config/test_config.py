@@ -145,7 +145,7 @@ def test_a_key_that_the_family_does_not_have_is_ignored(family: str, tmp_path: P
 STRAY = {"query_pre_attn_scalar": 2.75, "attn_logit_softcapping": 5.25, "final_logit_softcapping": 3.25}
 CAPPED = {"final_logit_softcapping"}
 HAVE = {
-    **dict.fromkeys(("gemma2", "gemma3_text"), set(STRAY)),
+    **{key: set(STRAY) for key in ("gemma2", "gemma3_text")},
     **dict.fromkeys(("gemma4_text", "gemma4_unified_text", "nanochat"), CAPPED),
 }
 

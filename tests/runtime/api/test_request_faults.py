@@ -274,7 +274,7 @@ def test_a_batch_logits_processor(model: LoadedModel, broken: str, why: str) -> 
     ["copy", "prepare", "ready", "apply", "observe", "finished", "forced_tokens", "valid_prefix"],
 )
 def test_a_grammar(model: LoadedModel, run: Run, broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def compiled(factory: RequestFactory, params: SamplingParams) -> Future[FaultyGrammar] | None:
+    def compiled(_: RequestFactory, params: SamplingParams, frame: object) -> Future[FaultyGrammar] | None:
         if params.structured_output is None:
             return None
         future = Future[FaultyGrammar]()
