@@ -113,7 +113,9 @@ def test_calls_of_real_templates_are_read_back(templates: dict[str, str]) -> Non
         assert parser is not None
         written = text.rpartition(QUESTION["content"])[2]
         marker = found.answer.calls.marker or "{"
-        for character in written[written.index(marker) :]:
+        # Harmony writes the name of a call in front of its channel.
+        begin = 0 if found.answer.harmony else written.index(marker)
+        for character in written[begin:]:
             parser.push(character)
         parser.end()
         calls = [(c.name, json.loads(c.arguments)) for c in merged_calls(parser.message.tool_calls)]
