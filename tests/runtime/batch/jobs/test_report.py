@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from pathlib import Path
 from xml.etree import ElementTree as ET
@@ -48,8 +49,9 @@ def test_a_page_says_what_happened_and_escapes_it(tmp_path: Path, monkeypatch: p
     text = page.read_text(encoding="utf-8")
     assert "<script>" not in text
     assert "&lt;script&gt;alert(1)" in text
-    for part in ("32 of 32", "invalid_line", "invalid_request", "465", "length", "line-30"):
+    for part in ("32 of 32", "invalid_line", "invalid_request", "465", "length"):
         assert part in text
+    assert re.search(r"\bline-\d+\b", text)  # which lines were slowest depends on the machine
     body = text[text.index("<body>") : text.index("</html>")]
     ET.fromstring(body)  # noqa: S314 -- our own; every tag is closed
 
