@@ -13,7 +13,7 @@ from ..weights import Array
 from .elementwise import scaled
 from .norms import plain_rms_norm
 from .projections import linear, split_linear
-from .recurrent import repeated_heads, short_convolution
+from .recurrent import check_activation, repeated_heads, short_convolution
 
 
 def mamba_config(
@@ -23,7 +23,12 @@ def mamba_config(
 
     Time steps are in ``time_step_limit`` for every token. transformers bounds those of prompts only, so that
     a prompt in pieces would differ from the whole.
+
+    Raises:
+        UnsupportedModelError: its activation is not SiLU.
     """
+    name = "mamba_hidden_act" if "mamba_hidden_act" in raw else "hidden_act"
+    check_activation(name, raw.get(name, "silu"))
     hidden, heads = integer(raw, "hidden_size"), integer(raw, "mamba_n_heads")
     if raw.get("mamba_d_head", "auto") == "auto":
         stated = raw.get("mamba_d_ssm") is not None

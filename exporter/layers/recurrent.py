@@ -7,10 +7,21 @@ import math
 import numpy as np
 import onnx_ir as ir
 
+from ...errors import UnsupportedModelError
 from ..config import StateConfig
 from ..decoder import Decoder
 
 _L2_EPSILON = 1e-6  # that of the checkpoints' code, inside the root
+
+
+def check_activation(name: str, activation: object) -> None:
+    """Refuse an activation behind short convolutions that is not SiLU, the only one with an operator.
+
+    Raises:
+        UnsupportedModelError: it is another one.
+    """
+    if activation not in ("silu", "swish"):
+        raise UnsupportedModelError(f"recurrent layers with {name} '{activation}' are not supported")
 
 
 def short_convolution(

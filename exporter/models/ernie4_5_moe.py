@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from ...errors import UnsupportedModelError
 from .. import layers
 from ..config import (
     DecoderConfig,
@@ -38,6 +39,8 @@ _SMALLEST = 1e-12  # sum of the weights of a token's experts
 def config(raw: RawConfig) -> DecoderConfig:
     """Normalise config.json. ``use_bias`` is for all projections but those of routed experts' router."""
     raw = with_defaults(raw, DEFAULTS)
+    if raw.get("moe_norm_min", _SMALLEST) != _SMALLEST:
+        raise UnsupportedModelError(f"ERNIE 4.5 with moe_norm_min {raw['moe_norm_min']!r} is not supported")
     width, count = integer(raw, "moe_intermediate_size"), integer(raw, "num_hidden_layers")
     sparse = ExpertsConfig(
         scope="mlp",

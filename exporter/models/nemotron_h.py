@@ -67,6 +67,7 @@ def config(raw: RawConfig) -> DecoderConfig:
         mamba_config(
             {
                 "hidden_size": raw["hidden_size"],
+                "mamba_hidden_act": raw.get("mamba_hidden_act", "silu"),
                 "mamba_n_heads": raw["mamba_num_heads"],
                 "mamba_d_head": raw["mamba_head_dim"],
                 "mamba_n_groups": raw["n_groups"],

@@ -23,7 +23,7 @@ from ..decoder import Decoder
 from ..layers.experts import mlp
 from ..layers.mamba import negative_power
 from ..layers.projections import View
-from ..layers.recurrent import delta_attention, short_convolution
+from ..layers.recurrent import check_activation, delta_attention, short_convolution
 from ..weights import Array
 from .gemma3_text import norm, one_plus
 
@@ -59,6 +59,7 @@ def hybrid_config(raw: RawConfig, experts: Sequence[ExpertsConfig | None] | None
         raw: config.json with all defaults.
         experts: each layer's experts, None for a dense layer; by default all are dense.
     """
+    check_activation("hidden_act", raw.get("hidden_act", "silu"))
     interval = integer(raw, "full_attention_interval")
     types = raw.get("layer_types") or [
         _KINDS[(layer + 1) % interval == 0] for layer in range(integer(raw, "num_hidden_layers"))
