@@ -96,7 +96,15 @@ class GenerationServicer(service_pb2_grpc.GenerationServiceServicer):
             found = await handler.score(
                 [one.text for one in request.inputs], [one.continuation for one in request.inputs]
             )
-            scores = [tasks_pb2.ContinuationScore(**dataclasses.asdict(score)) for score in found]
+            scores = [
+                tasks_pb2.ContinuationScore(
+                    logprob=score.logprob,
+                    token_ids=score.token_ids,
+                    token_logprobs=score.token_logprobs,
+                    greedy=score.greedy,
+                )
+                for score in found
+            ]
             return tasks_pb2.ScoreResponse(model=handler.model.info.model, scores=scores)
 
     async def Rerank(self, request: tasks_pb2.RerankRequest, context: Context) -> tasks_pb2.RerankResponse:  # noqa: N802

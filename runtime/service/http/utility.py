@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
 from typing import Any
 
 from starlette.requests import Request
@@ -11,11 +10,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from ....errors import RequestError
-from ....options import shown
-from ..core.chat import converse, read_message, read_tools
-from ..core.messages import Prompt
 from .openai import scoring
-from .openai.reading import bool_field, is_token_ids
+from .openai.reading import bool_field, is_token_ids, text_or_conversation
 from .service import HttpService, json_response, service_of
 from .sse import while_connected
 
@@ -30,6 +26,8 @@ _TOKENIZE = frozenset(
         "add_special_tokens",
         "return_token_strs",
         "chat_template_kwargs",
+        "add_generation_prompt",
+        "continue_final_message",
     }
 )
 
@@ -40,25 +38,12 @@ async def tokenize(request: Request) -> Response:
     body, headers = await service.known_body(request, _TOKENIZE)
     handler = service.llm(request, body.get("model"))
     special = bool_field("add_special_tokens", body.get("add_special_tokens", True))
-    tokens = await handler.tokenize(_prompt(body), add_special_tokens=special)
+    tokens = await handler.tokenize(text_or_conversation(body, "prompt"), add_special_tokens=special)
     info = handler.model.info
     answer: Json = {"count": len(tokens), "max_model_len": info.context_length, "tokens": tokens}
     if bool_field("return_token_strs", body.get("return_token_strs") or False):
         answer["token_strs"] = [await handler.detokenize([token]) for token in tokens]
     return json_response(answer, headers)
-
-
-def _prompt(body: Mapping[str, Any]) -> Prompt:
-    prompt, messages = body.get("prompt"), body.get("messages")
-    if isinstance(prompt, str) and messages is None:
-        return prompt
-    if not isinstance(messages, list) or prompt is not None:
-        raise RequestError("give either 'prompt' (a string) or 'messages' (a list)")
-    variables = body.get("chat_template_kwargs") or {}
-    if not isinstance(variables, dict):
-        raise RequestError(f"'chat_template_kwargs' must be an object, not {shown(variables)}")
-    tools = read_tools(body.get("tools") or [])
-    return converse([read_message(message) for message in messages], {}, tools=tools, variables=variables)
 
 
 async def detokenize(request: Request) -> Response:
@@ -75,7 +60,8 @@ async def detokenize(request: Request) -> Response:
 async def score(request: Request) -> Response:
     """Handle ``POST /score``: return the score of each pair of texts.
 
-    With ``text`` and ``continuations``, return the log-probability of each continuation after the text.
+    With ``text`` and ``continuations``, return the log-probability of each continuation after the text; with
+    ``messages`` instead of ``text``, of each answer to the conversation.
     With vLLM's ``text_1`` and ``text_2`` (or ``queries`` and ``documents``), return the probability that
     each document answers its query.
     """
