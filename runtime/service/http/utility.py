@@ -36,7 +36,7 @@ async def tokenize(request: Request) -> Response:
     """Handle ``POST /tokenize``: return the tokens of ``prompt``, or of ``messages`` in the chat template."""
     service = service_of(request)
     body, headers = await service.known_body(request, _TOKENIZE)
-    handler = service.llm(request, body.get("model"))
+    handler = await service.llm(request, body.get("model"))
     special = bool_field("add_special_tokens", body.get("add_special_tokens", True))
     tokens = await handler.tokenize(text_or_conversation(body, "prompt"), add_special_tokens=special)
     info = handler.model.info
@@ -53,7 +53,8 @@ async def detokenize(request: Request) -> Response:
     tokens = body.get("tokens")
     if not is_token_ids(tokens):
         raise RequestError("'tokens' must be a list of token ids")
-    text = await service.llm(request, body.get("model")).detokenize(tokens or [])
+    handler = await service.llm(request, body.get("model"))
+    text = await handler.detokenize(tokens or [])
     return json_response({"prompt": text}, headers)
 
 
@@ -69,10 +70,10 @@ async def score(request: Request) -> Response:
     body, headers = await service.known_body(request, scoring.SCORE)
     ask, name = scoring.read_score(body), uuid.uuid4().hex
     if isinstance(ask, scoring.ContinuationsAsk):
-        handler = service.llm(request, body.get("model"))
+        handler = await service.llm(request, body.get("model"))
         found = await while_connected(request.receive, handler.score(ask.text, ask.continuations))
         return json_response(scoring.continuations_response(found, handler.name, name), headers)
-    ranker = service.embedder(body.get("model"))
+    ranker = await service.embedder(body.get("model"))
     scores = []
     for query, document in zip(ask.queries, ask.documents, strict=True):
         work = ranker.rerank(query, [document], instruction=ask.instruction)
@@ -84,7 +85,7 @@ async def rerank(request: Request) -> Response:
     """Handle ``POST /rerank``: sort ``documents`` by the probability that each answers ``query``."""
     service = service_of(request)
     body, headers = await service.known_body(request, scoring.RERANK)
-    handler = service.embedder(body.get("model"))
+    handler = await service.embedder(body.get("model"))
     ask = scoring.read_rerank(body)
     work = handler.rerank(ask.query, ask.documents, instruction=ask.instruction)
     scores = await while_connected(request.receive, work)
