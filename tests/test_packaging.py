@@ -14,7 +14,7 @@ from filelock import FileLock
 from carryall.providers.native.compiler import find_compiler, installed_library
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDERS = ("cli", "client", "exporter", "graph_opt", "proto", "providers", "runtime", "storage")
+FOLDERS = ("cli", "client", "exporter", "graph_opt", "program", "proto", "providers", "runtime", "storage")
 FILES = (
     "__init__.py",
     "__main__.py",

@@ -26,7 +26,14 @@ from .engine_thread import EngineThread
 from .prompts import ChatPrompt, Prompt, listed_prompts
 from .request_stream import RequestStream
 from .requests import RequestFactory
-from .scoring import RERANK_INSTRUCTION, ContinuationScore, Questions, rerank_questions, score_questions
+from .scoring import (
+    RERANK_INSTRUCTION,
+    ContinuationScore,
+    Questions,
+    chat_score_questions,
+    rerank_questions,
+    score_questions,
+)
 from .text_model import TextModel
 
 if TYPE_CHECKING:
@@ -152,6 +159,13 @@ class AsyncLLM(TextModel):
     ) -> list[ContinuationScore]:
         """Return log-probabilities of continuations; see ``LLM.score``."""
         return await self._ask(await self._in_thread(score_questions, self._requests, texts, continuations))
+
+    async def score_chat(
+        self, messages: Sequence[Message], continuations: Sequence[str], **options: Any
+    ) -> list[ContinuationScore]:
+        """Return the log-probability of each answer to a conversation; see ``LLM.score_chat``."""
+        ask = functools.partial(chat_score_questions, self._requests, messages, continuations, **options)
+        return await self._ask(await self._in_thread(ask))
 
     async def rerank(
         self,

@@ -166,6 +166,11 @@ class RequestFactory:
         """Return the checkpoint's own sampling options; see ``GenerationDefaults.params``."""
         return self._model.defaults.params(max_tokens)
 
+    @property
+    def served_defaults(self) -> dict[str, Any]:
+        """See ``GenerationDefaults.served``."""
+        return self._model.defaults.served
+
     def chat_prompt(
         self,
         messages: Sequence[Message],
@@ -177,6 +182,7 @@ class RequestFactory:
         tool_style: str | None = None,
         called: Collection[str] = (),
         parallel_calls: bool = True,
+        begun: str = "",
         **variables: Any,
     ) -> ChatPrompt:
         """Render a conversation to a prompt.
@@ -192,6 +198,7 @@ class RequestFactory:
             called: the names of tools; the answer calls one of them and holds nothing else but a thought. If
                 empty, the model may call any.
             parallel_calls: whether an answer that must call may hold several calls.
+            begun: text at the end of the prompt, with which the answer begins.
             **variables: see there.
 
         Raises:
@@ -236,6 +243,7 @@ class RequestFactory:
             raise
         pieces = rendered.split(mark) if mark else [rendered]
         pieces = self._sight.placed(pieces, pictures)
+        pieces[-1] += begun
         text = "".join(pieces)
         answer = self._formats.of(chat_template, with_tools=bool(tools), style=tool_style)
         if called and answer.calls is None:

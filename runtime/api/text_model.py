@@ -81,6 +81,11 @@ class TextModel:
         return self._requests.tokenizer
 
     @property
+    def sampling_defaults(self) -> dict[str, Any]:
+        """The sampling options of requests over a network and of programs that give none."""
+        return self._requests.served_defaults
+
+    @property
     def end_token_ids(self) -> frozenset[int]:
         """The model's own end tokens."""
         return self._requests.end_token_ids

@@ -15,7 +15,13 @@ import numpy.typing as npt
 from ....errors import RequestCancelled, RequestError
 from ...api.embedding import embedding_questions, stacked
 from ...api.requests import RENDER_OPTIONS, Prompt, RequestFactory
-from ...api.scoring import Questions, rerank_questions, score_questions
+from ...api.scoring import (
+    ContinuationScore,
+    Questions,
+    chat_score_questions,
+    rerank_questions,
+    score_questions,
+)
 from ...engine.requests.request_group import RequestGroup
 from ...service.core.chat import Conversation
 from ...service.core.messages import (
@@ -32,6 +38,7 @@ from ...service.http.openai.embeddings import KNOWN as EMBEDDINGS_FIELDS
 from ...service.http.openai.embeddings import embeddings_response, read_embeddings
 from ...service.http.openai.endpoints import ENDPOINTS
 from ...service.http.openai.reading import IGNORED
+from ...text.chat_template import check_variables
 from ...types.outputs import RequestOutput, ToolCall
 from ..inputs.lines import CHAT, COMPLETIONS, EMBEDDINGS, RERANK, RESPONSES, SCORE, BatchLine
 from .responses import read_line, response_body
@@ -128,7 +135,7 @@ class Preparer:
         """Return the requests of log-probabilities of continuations, or of scores of documents."""
         ask, name = scoring.read_score(_known(line, scoring.SCORE)), _name(line)
         if isinstance(ask, scoring.ContinuationsAsk):
-            questions = score_questions(self.requests, ask.text, ask.continuations)
+            questions = self._continuations(ask)
             return self._asked(
                 line,
                 [questions],
@@ -145,6 +152,20 @@ class Preparer:
             line,
             pairs,
             lambda found: (_with_usage(scoring.pairs_response(found, self.model, name), pairs), "stop"),
+        )
+
+    def _continuations(self, ask: scoring.ContinuationsAsk) -> Questions[ContinuationScore]:
+        talk = ask.text
+        if isinstance(talk, str):
+            return score_questions(self.requests, talk, ask.continuations)
+        check_variables(talk.variables, RENDER_OPTIONS)
+        return chat_score_questions(
+            self.requests,
+            talk.turns(),
+            ask.continuations,
+            tools=talk.tools or None,
+            continue_final_message=talk.continues,
+            **talk.variables,
         )
 
     def rerank(self, line: BatchLine) -> Work:

@@ -37,6 +37,8 @@ class ServerConfig(Checked):
         models_poll_seconds: look for changed models at this interval; without it, at SIGHUP only.
         memory_limit: while the process uses more memory, unload idle models, least recently used first; the
             next request loads them again.
+        keep_alive_seconds: unload a model to which no request came for so long; the next request loads it
+            again. By default models stay loaded. Ollama's ``keep_alive`` sets it for a model.
         served_model_names: more names that requests may use for the model.
         aliases: more names for models, as NAME=MODEL; ``*`` in NAME stands for any text (``claude-*=qwen3``).
         any_model_name: answer requests for unknown models with the default model.
@@ -80,6 +82,7 @@ class ServerConfig(Checked):
     models: Path | None = None
     models_poll_seconds: float | None = option(None, least=0.1)
     memory_limit: int | None = option(None, least=1, unit="bytes")
+    keep_alive_seconds: float | None = option(None, least=1, flags=("--keep-alive",))
     served_model_names: tuple[str, ...] = option((), flags=("--served-model-name",))
     aliases: tuple[str, ...] = option((), flags=("--alias",))
     any_model_name: bool = False

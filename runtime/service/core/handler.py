@@ -235,11 +235,21 @@ class LLMHandler:
         return Embeddings(vectors, sum(map(len, tokens)))
 
     async def score(
-        self, texts: str | Sequence[str], continuations: str | Sequence[str]
+        self, texts: str | Sequence[str] | Conversation, continuations: str | Sequence[str]
     ) -> list[ContinuationScore]:
-        """Return the log-probability of each continuation; see ``LLM.score``."""
+        """Return the log-probability of each continuation; see ``LLM.score`` and ``LLM.score_chat``."""
         self._refuse_adapter("scores")
         with self._in_progress() as llm:
+            if isinstance(texts, Conversation):
+                check_variables(texts.variables, RENDER_OPTIONS)
+                await _spend_on(llm, continuations)
+                return await llm.score_chat(
+                    texts.turns(),
+                    [continuations] if isinstance(continuations, str) else continuations,
+                    tools=texts.tools or None,
+                    continue_final_message=texts.continues,
+                    **texts.variables,
+                )
             await _spend_on(llm, texts, continuations)
             return await llm.score(texts, continuations)
 

@@ -45,7 +45,7 @@ async def create_message(request: Request) -> Response:
     """Handle ``POST /v1/messages``: generate a message."""
     service = service_of(request)
     body, headers = await service.known_body(request, _KNOWN)
-    handler = service.llm(request, body.get("model"))
+    handler = await service.llm(request, body.get("model"))
     if "max_tokens" not in body:
         raise RequestError("'max_tokens' is required")
     stream = bool_field("stream", body.get("stream") or False)
@@ -78,7 +78,7 @@ async def count_tokens(request: Request) -> Response:
     """Handle ``POST /v1/messages/count_tokens``: return the number of prompt tokens."""
     service = service_of(request)
     body, headers = await service.known_body(request, _KNOWN)
-    handler = service.llm(request, body.get("model"))
+    handler = await service.llm(request, body.get("model"))
     tokens = await handler.tokenize(read_body({**body, "max_tokens": 1}, {}).prompt)
     return json_response({"input_tokens": len(tokens)}, headers)
 

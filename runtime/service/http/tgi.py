@@ -80,7 +80,7 @@ async def _answer(request: Request, *, stream: bool | None) -> Response:
     parameters = {name: value for name, value in given.items() if name in _READ}
     unknown = {f"parameters.{name}": value for name, value in given.items() if name not in _READ}
     body, headers = service.split({**body, **unknown}, _KNOWN)
-    handler = service.llm(request, body.get("model"), parameters.get("adapter_id"))
+    handler = await service.llm(request, body.get("model"), parameters.get("adapter_id"))
     streams = stream if stream is not None else bool_field("stream", body.get("stream") or False)
     ask = await _read(handler, body.get("inputs"), parameters, streams=streams)
     ask = dataclasses.replace(ask, request=await service.admitted(ask.request, headers))
@@ -235,7 +235,7 @@ def _reason(reason: str | None, stop: str | int | None) -> str:
 
 async def info(request: Request) -> Response:
     """Handle ``GET /info``: describe the default model."""
-    facts = service_of(request).llm(request, None).model.info
+    facts = (await service_of(request).llm(request, None)).model.info
     return json_response(
         {
             "model_id": facts.model,

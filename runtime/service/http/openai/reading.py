@@ -9,7 +9,7 @@ from typing import Any
 from .....errors import RequestError
 from .....options import shown
 from ....types.sampling_params import SamplingParams
-from ...core.chat import Conversation
+from ...core.chat import Conversation, converse, read_message, read_tools
 from ...core.messages import GenerationRequest, Prompt, checked_timeout
 
 Json = dict[str, Any]
@@ -74,6 +74,43 @@ def structured_output(response_format: Any) -> Json | None:
     raise RequestError(
         f"'response_format' must have the type text, json_object or json_schema, not {shown(response_format)}"
     )
+
+
+def text_or_conversation(body: Mapping[str, Any], name: str) -> str | Conversation:
+    """Return the text that field ``name`` of a body holds, or the conversation of its ``messages``.
+
+    Raises:
+        RequestError: both or neither are there, or one is invalid.
+    """
+    text, messages = body.get(name), body.get("messages")
+    if isinstance(text, str) and messages is None:
+        return text
+    if not isinstance(messages, list) or not messages or text is not None:
+        raise RequestError(f"give either '{name}' (a string) or 'messages' (a list)")
+    variables = body.get("chat_template_kwargs") or {}
+    if not isinstance(variables, dict):
+        raise RequestError(f"'chat_template_kwargs' must be an object, not {shown(variables)}")
+    return converse(
+        [read_message(message) for message in messages],
+        {},
+        tools=read_tools(body.get("tools") or []),
+        variables=variables,
+        continues=read_continues(dict(body)),
+    )
+
+
+def read_continues(options: Json) -> bool:
+    """Return whether the last message is to be continued, and remove the options that tell.
+
+    Raises:
+        RequestError: they contradict each other.
+    """
+    continues = bool_field("continue_final_message", options.pop("continue_final_message", False))
+    if bool_field("add_generation_prompt", options.pop("add_generation_prompt", not continues)) == continues:
+        raise RequestError(
+            "'continue_final_message' needs 'add_generation_prompt': false, which is not supported without it"
+        )
+    return continues
 
 
 def generation_request(prompt: Prompt, options: Json) -> GenerationRequest:
