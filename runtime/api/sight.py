@@ -67,7 +67,7 @@ class Sight:
         """
         if not pictures:
             return list(pieces)
-        place = self._encoder.processor.texts["image"]
+        place = self._encoder.processor.place
         found = sum(piece.count(place) for piece in pieces)
         if found != len(pictures):
             raise ChatTemplateError(
@@ -90,14 +90,14 @@ class Sight:
         """
         encoder = self._encoder
         token = encoder.processor.image_token_id
-        wanted = sum(len(picture.tiles) for picture in pictures) * encoder.processor.tile_tokens
+        wanted = sum(picture.num_tokens for picture in pictures)
         if (found := token_ids.count(token)) != wanted:
             raise RequestError(
                 f"the prompt has {found} tokens {token} for pictures, which need {wanted}; the tokenizer "
                 "does not belong to this model"
             )
         states = [(picture.key, encoder.states(picture)) for picture in pictures]
-        return PromptImages.of(token_ids, token, states)
+        return PromptImages.of(token_ids, token, states, [picture.places for picture in pictures])
 
 
 def _is_picture(part: Any) -> bool:
