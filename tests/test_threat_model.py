@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = (ROOT / "docs" / "threat_model.md").read_text(encoding="utf-8")
 NAMED = sorted(set(re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", PAGE)))
-PACKAGE = ("cli", "client", "exporter", "graph_opt", "program", "providers", "runtime", "storage")
+PACKAGE = ("cli", "client", "exporter", "graph_opt", "providers", "runtime", "storage")
 
 
 @pytest.mark.parametrize("path", sorted({path for path, _ in NAMED}))

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from carryall.runtime.program.parts import Image, Turn, parts_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from llm_kit import toy_model
@@ -27,7 +28,6 @@ from carryall.program import (
     tool_result,
     user,
 )
-from carryall.program.parts import Image, Turn, parts_of
 from carryall.runtime.api.llm import LLM
 from carryall.runtime.types.sampling_params import SamplingParams
 
