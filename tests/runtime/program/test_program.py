@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from carryall.runtime.program.parts import Image, Turn, parts_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from llm_kit import toy_model
@@ -29,6 +28,7 @@ from carryall.program import (
     user,
 )
 from carryall.runtime.api.llm import LLM
+from carryall.runtime.program.parts import Image, Turn, parts_of
 from carryall.runtime.types.sampling_params import SamplingParams
 
 PREFIX = "a text of more than thirty tokens, which is shared: "
