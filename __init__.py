@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from .runtime.engine.sampling.beam_search import BeamSearchOptions
     from .runtime.models.config import ModelConfig
     from .runtime.tasks.benchmark import BenchmarkReport, benchmark
+    from .runtime.tasks.detect import DetectionReport, detect
     from .runtime.tasks.diff import DiffReport, diff
     from .runtime.tasks.evaluate import EvaluationReport, evaluate
     from .runtime.tasks.export import ExportReport, export
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from .runtime.types.outputs import CompletionOutput, RequestOutput
     from .runtime.types.sampling_params import SamplingParams
     from .runtime.types.structured_output import StructuredOutput
+    from .runtime.types.watermark import Watermark
 
 __version__ = "0.1.0"
 
@@ -57,6 +59,7 @@ _HOME = {
     "BenchmarkReport": ".runtime.tasks.benchmark",
     "CarryallError": ".errors",
     "CompletionOutput": ".runtime.types.outputs",
+    "DetectionReport": ".runtime.tasks.detect",
     "DiffReport": ".runtime.tasks.diff",
     "DynamicBatcher": ".runtime.api.dynamic_batching",
     "EngineConfig": ".runtime.engine.config",
@@ -77,7 +80,9 @@ _HOME = {
     "TextClassifier": ".runtime.api.text_classifier",
     "TextEncoder": ".runtime.api.text_encoder",
     "VerificationReport": ".runtime.tasks.verify",
+    "Watermark": ".runtime.types.watermark",
     "benchmark": ".runtime.tasks.benchmark",
+    "detect": ".runtime.tasks.detect",
     "diff": ".runtime.tasks.diff",
     "evaluate": ".runtime.tasks.evaluate",
     "export": ".runtime.tasks.export",
@@ -98,6 +103,7 @@ __all__ = [
     "BenchmarkReport",
     "CarryallError",
     "CompletionOutput",
+    "DetectionReport",
     "DiffReport",
     "DynamicBatcher",
     "EngineConfig",
@@ -117,9 +123,11 @@ __all__ = [
     "TextClassifier",
     "TextEncoder",
     "VerificationReport",
+    "Watermark",
     "__version__",
     "batch",
     "benchmark",
+    "detect",
     "diff",
     "evaluate",
     "export",

@@ -93,6 +93,7 @@ class RequestFactory:
         tenant: str | None = None,
         timeout: float | None = None,
         lora: str | None = None,
+        pin_seconds: float = 0.0,
         streamed: bool = True,
     ) -> RequestGroup:
         """Return the requests for all outputs of one prompt.
@@ -124,6 +125,7 @@ class RequestFactory:
             "pooling": prompt.pooling if isinstance(prompt, PooledPrompt) else None,
             "adapter": adapter,
             "streamed": streamed,
+            "pin_seconds": pin_seconds,
             "images": prompt.images if isinstance(prompt, ChatPrompt) else None,
             "deadline": None if timeout is None else time.monotonic() + timeout,
         }

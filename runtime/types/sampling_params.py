@@ -14,6 +14,7 @@ import numpy.typing as npt
 from ...errors import InvalidSamplingError, UsageError
 from ...options import Option, check_names, declared, option, shown
 from .structured_output import StructuredOutput
+from .watermark import Watermark
 
 MAX_LOGPROBS = 64
 _MAX_NUMBER = 1e6  # and not infinite, as JSON's 1e999
@@ -73,6 +74,8 @@ class SamplingParams:
             float32 [vocab_size]; each returns the logits to use. Only in Python, not over a network.
         extra_args: options for ``BatchLogitsProcessor``s of the engine.
         structured_output: the format that the output must have, as a ``StructuredOutput`` or a mapping.
+        watermark: write a watermark, by which ``carryall detect`` recognizes the text: true, a ``Watermark``,
+            or a mapping of its fields. Below a temperature of about 0.5, ``synthid`` writes little.
         stop_token_ids: tokens that end the output, in addition to the model's own end tokens.
         ignore_eos: keep generating past the model's end tokens.
         logprob_token_ids: tokens whose log-probability is also reported, if ``logprobs`` is set.
@@ -119,6 +122,7 @@ class SamplingParams:
     logits_processors: tuple[LogitsFunction, ...] = ()
     extra_args: Mapping[str, Any] = field(default_factory=dict, hash=False)
     structured_output: StructuredOutput | None = None
+    watermark: Watermark | None = None
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprob_token_ids: tuple[int, ...] = ()
@@ -146,6 +150,11 @@ class SamplingParams:
             raise InvalidSamplingError("mirostat must be 0 (off) or 2, not 1")
         if self.best_of is not None and self.best_of < self.n:
             raise InvalidSamplingError(f"best_of {self.best_of} is less than n {self.n}")
+        tournament = self.watermark is not None and self.watermark.kind == "synthid"
+        if tournament and (self.mirostat or self.typical_p < 1.0 or self.xtc_probability):
+            raise InvalidSamplingError(
+                "a watermark of the kind synthid excludes mirostat, typical_p and xtc_probability; omit these"
+            )
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidSamplingError(f"min_tokens {self.min_tokens} exceeds max_tokens {self.max_tokens}")
 
@@ -252,4 +261,5 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "bad_words": _bad_words,
     "logits_processors": _functions,
     "structured_output": _structured_output,
+    "watermark": Watermark.of,
 }

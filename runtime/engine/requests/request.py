@@ -88,6 +88,7 @@ class Request:
         adapter: the LoRA adapter to run with; None is the base model.
         streamed: whether its tokens are read while it runs; others' prompts then delay them little.
         images: the pictures of the prompt; None without pictures.
+        pin_seconds: how long its KV is evicted after that of others when it has ended.
     """
 
     # The state of a request that has not run yet.
@@ -132,6 +133,7 @@ class Request:
         adapter: LoraAdapter | None = None,
         streamed: bool = True,
         images: PromptImages | None = None,
+        pin_seconds: float = 0.0,
     ) -> None:
         self.request_id = request_id
         self.prompt = prompt
@@ -145,6 +147,7 @@ class Request:
         self.adapter = adapter
         self.streamed = streamed
         self.images = images
+        self.pin_seconds = pin_seconds
         self.max_tokens = params.max_tokens  # the engine limits it to the free part of the context
         self.end_token_ids = frozenset(end_token_ids)
         # These lists only grow, so any thread may read them.
@@ -190,7 +193,7 @@ class Request:
         """
         if self.awaited_grammar is not None:
             self.grammar = self.awaited_grammar.result().copy()
-            self.sampling.processors.append(self.grammar)
+            self.sampling.restrict(self.grammar)
 
     def prepare_sampling(self) -> None:
         """Start the part of sampling that needs no logits, in parallel with the model's run."""
