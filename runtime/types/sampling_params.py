@@ -52,6 +52,8 @@ class SamplingParams:
         presence_penalty: subtracted from the logit of each token generated before.
         frequency_penalty: subtracted from a token's logit for each time it was generated.
         no_repeat_ngram_size: never repeat an n-gram of this length, from prompt or output; 0 is off.
+        repetition_guard: end the output, as if it were too long (stop_reason "repetition"), when it ends with
+            so many times the same sequence of at most 64 tokens, 32 tokens in all at least; 0 is off.
         dry_multiplier: penalty on continuing a repeated sequence (DRY); 0 is off.
         dry_base: growth of the DRY penalty per repeated token.
         dry_allowed_length: shortest repeated sequence that DRY penalizes, in tokens.
@@ -104,6 +106,7 @@ class SamplingParams:
     presence_penalty: float = option(0.0, least=-2, most=2, section=_REPEATS)
     frequency_penalty: float = option(0.0, least=-2, most=2, section=_REPEATS)
     no_repeat_ngram_size: int = option(0, least=0, most=_MAX_COUNT, section=_REPEATS)
+    repetition_guard: int = option(0, least=0, most=_MAX_COUNT, section=_REPEATS)
     dry_multiplier: float = option(0.0, least=0, most=1e6, section=_REPEATS)
     dry_base: float = option(1.75, least=1, most=1e6, section=_REPEATS)
     dry_allowed_length: int = option(2, least=1, most=_MAX_COUNT, section=_REPEATS)
@@ -146,6 +149,8 @@ class SamplingParams:
             raise InvalidSamplingError("stop strings must not be empty")
         if not all(self.dry_sequence_breakers):
             raise InvalidSamplingError("dry_sequence_breakers must not be empty texts")
+        if self.repetition_guard == 1:
+            raise InvalidSamplingError("repetition_guard must be 0 (off) or at least 2, not 1")
         if self.mirostat == 1:
             raise InvalidSamplingError("mirostat must be 0 (off) or 2, not 1")
         if self.best_of is not None and self.best_of < self.n:

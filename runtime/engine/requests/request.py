@@ -25,6 +25,7 @@ from .output_text import OutputText
 from .pooled_states import PooledStates, Pooling
 from .prompt_images import PromptImages
 from .prompt_logprobs import PromptLogprobs
+from .repetition import RepetitionGuard
 
 _log = logging.getLogger(__name__)
 
@@ -159,6 +160,7 @@ class Request:
         self.sampling = SamplingState(
             params, self._tokens, self.end_token_ids, bad_words, dry_breakers, thought
         )
+        self._guard = RepetitionGuard(params.repetition_guard) if params.repetition_guard else None
         self.awaited_grammar = grammar
         self.grammar: Grammar | None = None  # restricts the output, once it is compiled
         self.text = text
@@ -309,6 +311,7 @@ class Request:
         self.sampling.observe(token, sample.surprise)
         if not self.metrics.first_token:
             self.metrics.first_token = time.monotonic()
+        circles = self._guard is not None and self._guard.observe(token)
         ended = token in self.end_token_ids
         stop_string = None
         if self.text is not None and (not ended or self.params.include_stop_str_in_output):
@@ -322,6 +325,8 @@ class Request:
             self.finish("stop")
         elif self.max_tokens is not None and len(self.output_token_ids) >= self.max_tokens:
             self.finish("length")
+        elif circles:
+            self.finish("length", "repetition")
 
     def finish(
         self, reason: FinishReason, stop_reason: str | int | None = None, error: str | None = None

@@ -37,18 +37,10 @@ Json = dict[str, Any]
 
 _KNOWN = frozenset(
     {"model", "max_tokens", "messages", "system", "stop_sequences", "stream", "temperature", "top_p", "top_k"}
-    | {
-        "tools",
-        "tool_choice",
-        "cache_control",
-        "watermark",
-        "thinking",
-        "metadata",
-        "service_tier",
-        "output_config",
-    }
+    | {"tools", "tool_choice", "thinking", "metadata", "service_tier", "output_config", "cache_control"}
+    | {"watermark", "repetition_guard"}
 )
-_SAMPLING = ("max_tokens", "temperature", "top_p", "top_k", "watermark")
+_SAMPLING = ("max_tokens", "temperature", "top_p", "top_k", "watermark", "repetition_guard")
 
 
 async def create_message(request: Request) -> Response:

@@ -57,7 +57,8 @@ _GENERATE = _COMMON | {"prompt", "system", "raw", "suffix", "template", "context
 # Maps Ollama's option names to ours. Machine options (num_ctx, num_gpu, ...) are settings of the service.
 _OPTIONS = {"num_predict": "max_tokens", "repeat_penalty": "repetition_penalty"}
 _SAME = ("temperature", "top_k", "top_p", "min_p", "typical_p", "seed", "stop", "presence_penalty",
-         "frequency_penalty", "watermark", "mirostat", "mirostat_tau", "mirostat_eta")  # fmt: skip
+         "frequency_penalty", "watermark", "repetition_guard", "mirostat", "mirostat_tau",
+         "mirostat_eta")  # fmt: skip
 
 
 async def chat(request: Request) -> Response:
