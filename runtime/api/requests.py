@@ -56,7 +56,8 @@ class RequestFactory:
         self._sight = Sight(model.open_sight)
         if model.tokenizer is not None:
             self._texts_apart = functools.lru_cache(maxsize=16)(model.tokenizer.texts_apart)
-        self._formats = AnswerFormats(model.chat_template, special)
+        stated = None if model.tokenizer is None else model.tokenizer.config.get("response_template")
+        self._formats = AnswerFormats(model.chat_template, special, stated)
 
     @property
     def has_tokenizer(self) -> bool:
