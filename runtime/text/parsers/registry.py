@@ -79,11 +79,16 @@ class AnswerFormats:
 def with_stated(derived: Derived, stated: StatedFormat) -> Derived:
     """Return a format in which a response template tells what could not be derived and proven."""
     answer, notes = derived.answer, list(derived.notes)
-    for part, value in (("thought", stated.thought), ("calls", stated.calls)):
-        open_questions = [note for note in notes if note.startswith(part)]
-        if value is not None and (open_questions or getattr(answer, part) is None):
-            answer = dataclasses.replace(answer, **{part: value})
-            notes = [note for note in notes if note not in open_questions]
+
+    def is_open(part: str) -> bool:
+        return getattr(answer, part) is None or any(note.startswith(part) for note in notes)
+
+    if stated.thought is not None and is_open("thought"):
+        answer = dataclasses.replace(answer, thought=stated.thought)
+        notes = [note for note in notes if not note.startswith("thought")]
+    if stated.calls is not None and is_open("calls"):
+        answer = dataclasses.replace(answer, calls=stated.calls)
+        notes = [note for note in notes if not note.startswith("calls")]
     if stated.text is not None and not answer.text_open:
         answer = dataclasses.replace(answer, text_open=stated.text[0], text_close=stated.text[1])
     return Derived(answer, (*notes, *stated.notes))
