@@ -56,7 +56,8 @@ class RequestFactory:
         self._sight = Sight(model.open_sight)
         if model.tokenizer is not None:
             self._texts_apart = functools.lru_cache(maxsize=16)(model.tokenizer.texts_apart)
-        self._formats = AnswerFormats(model.chat_template, special)
+        stated = None if model.tokenizer is None else model.tokenizer.config.get("response_template")
+        self._formats = AnswerFormats(model.chat_template, special, stated)
 
     @property
     def has_tokenizer(self) -> bool:
@@ -93,6 +94,7 @@ class RequestFactory:
         tenant: str | None = None,
         timeout: float | None = None,
         lora: str | None = None,
+        pin_seconds: float = 0.0,
         streamed: bool = True,
     ) -> RequestGroup:
         """Return the requests for all outputs of one prompt.
@@ -124,6 +126,7 @@ class RequestFactory:
             "pooling": prompt.pooling if isinstance(prompt, PooledPrompt) else None,
             "adapter": adapter,
             "streamed": streamed,
+            "pin_seconds": pin_seconds,
             "images": prompt.images if isinstance(prompt, ChatPrompt) else None,
             "deadline": None if timeout is None else time.monotonic() + timeout,
         }

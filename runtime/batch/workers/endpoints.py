@@ -31,6 +31,7 @@ from ...service.core.messages import (
     GenerationRequest,
     Usage,
     refuse_left_out,
+    with_gap,
     with_schema_read,
 )
 from ...service.http.openai import scoring
@@ -39,6 +40,7 @@ from ...service.http.openai.embeddings import embeddings_response, read_embeddin
 from ...service.http.openai.endpoints import ENDPOINTS
 from ...service.http.openai.reading import IGNORED
 from ...text.chat_template import check_variables
+from ...text.infill import Infill, infill_tokens
 from ...types.outputs import RequestOutput, ToolCall
 from ..inputs.lines import CHAT, COMPLETIONS, EMBEDDINGS, RERANK, RESPONSES, SCORE, BatchLine
 from .responses import read_line, response_body
@@ -95,6 +97,8 @@ class Preparer:
         """Return the requests of a completion or a chat completion."""
         asked = read_generation(line, self.defaults, self.seed)
         request, name = asked.request, line.body.get("model")
+        if isinstance(request.prompt, Infill):
+            request = with_gap(request, *infill_tokens(self.requests.tokenizer, request.prompt))
         lora = name if name in self.requests.adapters.names else None
         group = self.requests.group(
             self._prompt(request),
@@ -199,9 +203,10 @@ class Preparer:
         return Work(groups, read)
 
     def _prompt(self, request: GenerationRequest) -> Prompt:
-        if not isinstance(request.prompt, Conversation):
-            return request.prompt
         turns = request.prompt
+        if not isinstance(turns, Conversation):
+            assert not isinstance(turns, Infill)  # noqa: S101 -- ``generation`` has made tokens of it
+            return turns
         reserved = sorted(RENDER_OPTIONS & set(turns.variables))
         if reserved:
             raise RequestError(f"'chat_template_kwargs' must not contain '{reserved[0]}', which is reserved")
@@ -316,6 +321,7 @@ def _generation(output: RequestOutput, number: int) -> Generation:
         choices=choices,
         usage=usage,
         prompt_logprobs=output.prompt_logprobs or [],
+        prompt_token_ids=output.prompt_token_ids,
     )
 
 

@@ -31,6 +31,7 @@ class ServerConfig(Checked):
     Args:
         host: where to listen; 0.0.0.0 is every address of this machine.
         http_port: port for HTTP; 0 takes a free one, none serves no HTTP.
+        unix_socket: serve HTTP on a socket in the file system too, for processes of this user.
         grpc_port: port for gRPC; 0 takes a free one, none serves no gRPC.
         grace_seconds: how long running requests may continue after the service is told to stop.
         models: a folder of models to serve, instead of MODEL (docs/serving.md).
@@ -77,6 +78,7 @@ class ServerConfig(Checked):
 
     host: str = "127.0.0.1"
     http_port: int | None = option(8000, least=0, most=65535)
+    unix_socket: Path | None = None
     grpc_port: int | None = option(8001, least=0, most=65535)
     grace_seconds: float = option(30.0, least=0, flags=("--grace",))
     models: Path | None = None

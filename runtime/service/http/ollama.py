@@ -24,6 +24,7 @@ from starlette.routing import Route
 from ....errors import CarryallError, ChatTemplateError, RequestError, UnknownModelError
 from ....options import shown
 from ...models.model_source import ModelSummary
+from ...text.infill import Infill
 from ..core.answer_parts import AnswerParts, CallDelta
 from ..core.chat import (
     Conversation,
@@ -56,7 +57,8 @@ _GENERATE = _COMMON | {"prompt", "system", "raw", "suffix", "template", "context
 # Maps Ollama's option names to ours. Machine options (num_ctx, num_gpu, ...) are settings of the service.
 _OPTIONS = {"num_predict": "max_tokens", "repeat_penalty": "repetition_penalty"}
 _SAME = ("temperature", "top_k", "top_p", "min_p", "typical_p", "seed", "stop", "presence_penalty",
-         "frequency_penalty", "mirostat", "mirostat_tau", "mirostat_eta")  # fmt: skip
+         "frequency_penalty", "watermark", "repetition_guard", "mirostat", "mirostat_tau",
+         "mirostat_eta")  # fmt: skip
 
 
 async def chat(request: Request) -> Response:
@@ -83,12 +85,16 @@ async def generate(request: Request) -> Response:
     service = service_of(request)
     body, headers = await service.known_body(request, _GENERATE)
     handler = await _llm(service, request, body, headers)
-    for name in ("suffix", "template"):
-        if body.get(name):
-            raise RequestError(f"'{name}' is not supported")
+    if body.get("template"):
+        raise RequestError("'template' is not supported")
     prompt = text_field("prompt", body.get("prompt")) or ""
     if not prompt:
         return json_response({**_frame(handler), "response": "", **_loaded(body)}, headers)
+    if suffix := text_field("suffix", body.get("suffix")):
+        gap = _asked(Infill(prompt, suffix), handler, body)
+        return await _answer(
+            request, handler, await service.admitted(gap, headers), body, headers, chat_form=False
+        )
     system = text_field("system", body.get("system"))
     messages = [Message("system", (Text(system),))] if system else []
     user = read_message({"role": "user", "content": prompt, "images": body.get("images")})
@@ -179,7 +185,9 @@ def _variables(body: Mapping[str, Any]) -> Json:
     return {} if think is None else {"enable_thinking": bool_field("think", think)}
 
 
-def _asked(prompt: str | Conversation, handler: LLMHandler, body: Mapping[str, Any]) -> GenerationRequest:
+def _asked(
+    prompt: str | Conversation | Infill, handler: LLMHandler, body: Mapping[str, Any]
+) -> GenerationRequest:
     given = body.get("options") or {}
     if not isinstance(given, dict):
         raise RequestError(f"'options' must be an object, not {shown(given)}")

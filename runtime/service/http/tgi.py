@@ -134,12 +134,12 @@ def _count(name: str, given: Mapping[str, Any], least: int = 0) -> int:
 
 
 def _options(handler: LLMHandler, given: Mapping[str, Any]) -> Json:
-    if given.get("watermark"):
-        raise RequestError("'watermark' is not supported")
     drawn = given.get("do_sample") or any(given.get(name) is not None for name in _DRAWN)
     options: Json = {"max_tokens": _DEFAULT_TOKENS, **(handler.model.defaults if drawn else {})}
     if not drawn:
         options["temperature"] = 0.0
+    if given.get("watermark") is not None:
+        options["watermark"] = given["watermark"]
     options |= {name: given[name] for name in _SAME if given.get(name) is not None}
     options |= {ours: given[theirs] for theirs, ours in _NAMES.items() if given.get(theirs) is not None}
     match given.get("grammar"):

@@ -97,9 +97,13 @@ def chat_response(request: GenerationRequest, result: Generation, model: str) ->
                 "message": _message(choice, origins),
                 "logprobs": chat_logprobs(choice.token_ids, choice.logprobs, request.params.logprobs),
                 "finish_reason": finish_reason(choice.finish_reason, bool(choice.tool_calls)),
+                **({"token_ids": choice.token_ids} if request.return_token_ids else {}),
             }
         )
-    return response("chatcmpl", "chat.completion", result, model, choices)
+    body = response("chatcmpl", "chat.completion", result, model, choices)
+    if request.return_token_ids:
+        body["prompt_token_ids"] = list(result.prompt_token_ids)
+    return body
 
 
 def finish_reason(reason: str, calls: bool) -> str:
