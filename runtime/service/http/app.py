@@ -25,6 +25,7 @@ from . import (
     openapi,
     playground_page,
     responses_api,
+    tei,
     tgi,
     utility,
 )
@@ -35,7 +36,7 @@ from .sse import ClientGone
 
 # A request tries the routes in this order: those of most requests come first.
 _ROUTERS = (
-    *(openai_api, responses_api, anthropic, ollama, tgi, health, playground_page, utility, kserve),
+    *(openai_api, responses_api, anthropic, ollama, tgi, health, playground_page, utility, tei, kserve),
     openapi,
 )
 
