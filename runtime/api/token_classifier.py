@@ -77,6 +77,8 @@ class TokenClassifier:
                 f"not {', '.join(ranks)}"
             )
         self.labels = label_names(read_config(folder))
+        # As in transformers, only WordPiece ("##ing") tells the tokens inside words.
+        self._marks_words = bool(getattr(self._batches.tokenizer.model, "continuing_subword_prefix", None))
 
     def scores(self, texts: Sequence[str], *, truncate: bool | None = None) -> list[Scores]:
         """Return the probability [tokens, labels] of each label, for each token of each text.
@@ -138,7 +140,8 @@ class TokenClassifier:
             return [entity for entity in entities if entity.label != _OUTSIDE]
         pieces = [(span, row) for _, span, row in parts]
         if aggregation != "simple":
-            pieces = _words(tokens, [(place, span, row) for place, span, row in parts], aggregation)
+            words = tokens.words if self._marks_words else _by_spaces(text, tokens)
+            pieces = _words(words, parts, aggregation)
         return self._joined(text, pieces)
 
     def _joined(self, text: str, pieces: Sequence[tuple[tuple[int, int], Floats]]) -> list[Entity]:
@@ -174,14 +177,26 @@ def _tag(label: str) -> tuple[bool, str]:
     return False, label
 
 
+def _by_spaces(text: str, tokens: Tokens) -> list[int | None]:
+    """Return the number of the word of each token, by spaces, where the tokenizer marks no words."""
+    words: list[int | None] = []
+    number = 0
+    for start, _ in tokens.spans:
+        number += start == 0 or " " in text[start - 1 : start + 1]
+        words.append(number)
+    return words
+
+
 def _words(
-    tokens: Tokens, parts: Sequence[tuple[int, tuple[int, int], Floats]], aggregation: Aggregation
+    numbers: Sequence[int | None],
+    parts: Sequence[tuple[int, tuple[int, int], Floats]],
+    aggregation: Aggregation,
 ) -> list[tuple[tuple[int, int], Floats]]:
     """Return the span and the scores of each word."""
     words: list[list[tuple[tuple[int, int], Floats]]] = []
     last: int | None = None
     for place, span, row in parts:
-        word = tokens.words[place]
+        word = numbers[place]
         if words and word is not None and word == last:
             words[-1].append((span, row))
         else:

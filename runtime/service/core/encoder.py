@@ -206,6 +206,33 @@ class EncoderHandler:
         )
         return np.array(scores, np.float32).reshape(len(scores), len(classifier.labels))
 
+    async def zero_shot(
+        self,
+        texts: Sequence[str],
+        labels: Sequence[str],
+        *,
+        hypothesis: str = "This example is {}.",
+        independent: bool = False,
+        truncate: bool | None = None,
+    ) -> Vectors:
+        """Return the probability [texts, labels] of labels that a request brings; see ``TextClassifier``.
+
+        Raises:
+            UnsupportedTaskError: the model is no classifier.
+            CarryallError: see ``TextClassifier.zero_shot``.
+        """
+        classifier = self._classifier()
+
+        def run(given: list[Any]) -> list[Any]:
+            scores = classifier.zero_shot(
+                given, labels, hypothesis=hypothesis, independent=independent, truncate=truncate
+            )
+            return list(scores)
+
+        key = ("zero_shot", tuple(labels), hypothesis, independent, truncate)
+        scores, _ = await self._run(key, run, texts)
+        return np.array(scores, np.float32)
+
     async def entities(
         self, texts: Sequence[str], *, aggregation: Aggregation = "simple", truncate: bool | None = None
     ) -> list[list[Entity]]:

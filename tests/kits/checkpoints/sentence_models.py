@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import save_file
-from tiny_encoders import HIDDEN, MASKED, VOCABULARY, write_tiny_encoder
+from safetensors.numpy import load_file, save_file
+from tiny_encoders import CLASSIFIER, HIDDEN, MASKED, TOKENS, VOCABULARY, write_tiny_encoder
 
 TEXTS = ["a longer text, than the others", "b", "cd (ef)"]
 PROMPTS = {"query": "search: ", "document": "", "long": "title: none | text: "}
@@ -114,19 +114,44 @@ _PLACES = {
 }
 
 
+LABELS = {"names": ["O", "B-PER", "I-PER", "LOC"], "inference": ["contradiction", "entailment", "neutral"]}
+
+
+def write_classifier(folder: Path, name: str) -> Path:
+    """Write a classifier of tokens (``names``), or of pairs of texts (``inference``)."""
+    labels = {str(number): label for number, label in enumerate(LABELS[name])}
+    places = {label: int(number) for number, label in labels.items()}
+    if name == "names":
+        write_tiny_encoder(folder, "bert", TOKENS, case="bert-tokens", id2label=labels, label2id=places)
+        _widen(folder / "model.safetensors", len(labels))
+    else:
+        write_tiny_encoder(folder, "bert", CLASSIFIER, id2label=labels, label2id=places)
+    _name_tokenizer(folder)
+    return folder
+
+
+def _widen(path: Path, labels: int) -> None:
+    """Give a head of three labels more, and larger weights, so that all labels occur."""
+    tensors, rng = load_file(path), np.random.default_rng(5)
+    tensors["classifier.weight"] = rng.standard_normal((labels, HIDDEN)).astype(np.float32)
+    tensors["classifier.bias"] = np.zeros(labels, np.float32)
+    save_file(tensors, path)
+
+
+def _name_tokenizer(folder: Path) -> None:
+    path = folder / "tokenizer_config.json"
+    special: dict[str, Any] = {"pad_token": "</s>", "unk_token": "</s>", "eos_token": "</s>"}
+    special["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
+    config = {**json.loads(path.read_text()), "tokenizer_class": "PreTrainedTokenizerFast", **special}
+    path.write_text(json.dumps(config))
+
+
 def write_sentence_model(folder: Path, name: str) -> Path:
     """Write the folder of a model of ``MODELS`` and return it."""
     model = MODELS[name]
     case = f"{model.family}-masked" if model.head == MASKED else ""
     write_tiny_encoder(folder, model.family, model.head, case=case)
-    path = folder / "tokenizer_config.json"
-    special = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "pad_token": "</s>",
-        "unk_token": "</s>",
-        "eos_token": "</s>",
-    }
-    path.write_text(json.dumps({**json.loads(path.read_text()), **special}))
+    _name_tokenizer(folder)
     (folder / "sentence_bert_config.json").write_text(
         json.dumps({"max_seq_length": 38, "do_lower_case": False, "transformer_task": model.task})
     )
