@@ -66,6 +66,11 @@ class ImageProcessor:
         """What the chat template writes for a picture."""
         return self.texts.get("place", self.texts["image"])
 
+    @property
+    def constants(self) -> int:
+        """Number of last rows of every run of ``vision.onnx`` that are the same for all pictures."""
+        return 0
+
     def write(self, folder: Path) -> None:
         """Write image_processor.json.
 
@@ -133,8 +138,7 @@ def read_image_processor(path: Path) -> ImageProcessor:
             f"than version {_VERSION} of its family; export the model again"
         )
     try:
-        content["mean"], content["std"] = tuple(content["mean"]), tuple(content["std"])
-        processor = kind(**content)
+        processor = kind(**{name: _tuples(value) for name, value in content.items()})
         processor.check()
     except (TypeError, ValueError, LookupError, CheckpointError) as error:
         raise PackageError(f"{path} is damaged: {error}; export the model again") from error
@@ -218,6 +222,11 @@ def token_text(folder: Path, token_id: int) -> str:
 
 def _families() -> list[str]:
     return [module.name for module in pkgutil.iter_modules([str(Path(__file__).parent / "vision")])]
+
+
+def _tuples(value: Any) -> Any:
+    """Return a value of JSON with tuples in place of lists."""
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
 def _kind(family: object) -> type[ImageProcessor] | None:

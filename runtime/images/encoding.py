@@ -92,6 +92,7 @@ class ImageEncoder:
         self._geometry = cast(Geometry, importlib.import_module(name))
         self.num_encoded = 0
         self._kept: OrderedDict[bytes, States] = OrderedDict()
+        self._constants: list[States] = []  # rows that are the same for all pictures, once they are known
         self._bytes = 0
         self._lock = threading.Lock()  # one run at a time: each uses all threads
 
@@ -142,13 +143,15 @@ class ImageEncoder:
                 "a picture of %d x %d pixels: %d of %d units computed, %d in all",
                 *(width, height, len(missing), len(keys), self.num_encoded),
             )
-        states = np.concatenate([rows[key] for key in keys])
+        states = np.concatenate([*(rows[key] for key in keys), *self._constants])
         return states if order is None else states[order]
 
     def _encode(self, units: Sequence[Values]) -> Sequence[States]:
         """Run units together."""
         inputs = [self._geometry.inputs(self.processor, unit) for unit in units]
         states = self._run(joined(inputs))
+        if count := self.processor.constants:
+            states, self._constants = states[:-count], [states[-count:]]
         self.num_encoded += len(units)
         ends = np.cumsum([len(unit.merged) for unit in inputs])[:-1]
         return [part.copy() for part in np.split(states, ends)]
