@@ -201,6 +201,23 @@ def levels(
     }
 
 
+def named_tokens(folder: Path, names: Mapping[str, tuple[str, str]]) -> dict[str, str]:
+    """Return the texts of the tokens around pictures, which the tokenizer may name.
+
+    Args:
+        folder: the checkpoint.
+        names: by key, the name in tokenizer_config.json, and the default.
+    """
+    path = folder / "tokenizer_config.json"
+    config = read_json(path) if path.is_file() else {}
+    extra = config.get("extra_special_tokens")
+    given = {**(extra if isinstance(extra, dict) else {}), **config}
+    return {
+        key: given[name] if isinstance(given.get(name), str) and given[name] else default
+        for key, (name, default) in names.items()
+    }
+
+
 def token_text(folder: Path, token_id: int) -> str:
     """Return the text of a token.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import onnx_ir as ir
@@ -91,12 +91,21 @@ def image_processor(content: Mapping[str, Any], folder: Path, raw: RawConfig) ->
     pads = bool(content.get("do_pad", False)) and "Llava" in str(content["image_processor_type"])
     if content.get("do_center_crop", True) is not True:
         raise UnsupportedModelError("'do_center_crop': False is not supported; supported: true")
-    return processor_of(content, folder, raw, "llava", pads=pads)
+    return processor_of(content, folder, raw, "llava", kind=Processor, pads=pads)
+
+
+_Kind = TypeVar("_Kind", bound=Processor)
 
 
 def processor_of(
-    content: Mapping[str, Any], folder: Path, raw: RawConfig, family: str, **options: Any
-) -> Processor:
+    content: Mapping[str, Any],
+    folder: Path,
+    raw: RawConfig,
+    family: str,
+    *,
+    kind: type[_Kind],
+    **options: Any,
+) -> _Kind:
     """Return the processor of a checkpoint of LLaVA's kind.
 
     Args:
@@ -104,7 +113,8 @@ def processor_of(
         folder: the checkpoint.
         raw: the content of config.json.
         family: the geometry.
-        options: ``pads`` or ``resolutions``.
+        kind: the class of its record.
+        options: further fields of it.
 
     Raises:
         UnsupportedModelError: an option is not supported.
@@ -123,7 +133,7 @@ def processor_of(
         )
     default = integer(raw, "image_token_index", 32_000)
     token = integer(raw, "image_token_id", default)
-    return Processor(
+    return kind(
         family=family,
         tile=integer(vision, "image_size"),
         class_token=vision["model_type"] == "clip_vision_model",

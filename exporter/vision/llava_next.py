@@ -23,4 +23,4 @@ def image_processor(content: Mapping[str, Any], folder: Path, raw: RawConfig) ->
     if given != raw.get("image_grid_pinpoints", _RESOLUTIONS):
         raise UnsupportedModelError("'image_grid_pinpoints' differ from those of config.json")
     resolutions = tuple(tuple(size) for size in given)
-    return processor_of(content, folder, raw, "llava_next", resolutions=resolutions)
+    return processor_of(content, folder, raw, "llava_next", kind=Processor, resolutions=resolutions)

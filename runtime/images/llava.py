@@ -19,7 +19,7 @@ def prepare(processor: Processor, pixels: Pixels) -> Prepared:
     from PIL import Image
 
     if processor.pads:
-        pixels = _padded(processor, pixels)
+        pixels = padded(processor, pixels)
     height, width, _ = pixels.shape
     edge = processor.tile
     # The shorter edge becomes that of a tile.
@@ -47,7 +47,7 @@ def inputs(processor: Processor, unit: Values) -> UnitInputs:
     return UnitInputs(patches, numbers[-count:, None], {GROUPS: [numbers]}, {PATCH_POSITIONS: numbers})
 
 
-def _padded(processor: Processor, pixels: Pixels) -> Pixels:
+def padded(processor: Processor, pixels: Pixels) -> Pixels:
     """Return a picture in the middle of a square of the mean colour."""
     height, width, _ = pixels.shape
     if height == width:

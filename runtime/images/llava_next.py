@@ -74,14 +74,19 @@ def unpadded(grid: tuple[int, int], size: tuple[int, int]) -> tuple[int, int]:
     return 0, (columns - int(round(width * (rows / height), 7))) // 2
 
 
-def _rows(processor: Processor, grid: tuple[int, int], size: tuple[int, int]) -> Ids:
-    """Return the order of rows: those of the whole picture, then each row of all tiles and its end."""
+def unpadded_rows(processor: Processor, grid: tuple[int, int], size: tuple[int, int]) -> Ids:
+    """Return the rows [rows, columns] of all tiles as one grid, without those that hold padding only."""
     side = processor.tile // processor.patch
     each = side * side
-    first = np.arange(each)
     numbers = each + np.arange(grid[0] * grid[1] * each).reshape(*grid, side, side)
     joined = numbers.transpose(0, 2, 1, 3).reshape(grid[0] * side, grid[1] * side)
     above, beside = unpadded((joined.shape[0], joined.shape[1]), size)
-    joined = joined[above : joined.shape[0] - above, beside : joined.shape[1] - beside]
+    return joined[above : joined.shape[0] - above, beside : joined.shape[1] - beside]
+
+
+def _rows(processor: Processor, grid: tuple[int, int], size: tuple[int, int]) -> Ids:
+    """Return the order of rows: those of the whole picture, then each row of all tiles and its end."""
+    first = np.arange((processor.tile // processor.patch) ** 2)
+    joined = unpadded_rows(processor, grid, size)
     ended = np.concatenate([joined, np.full((len(joined), 1), -1)], axis=1)
     return np.asarray(np.concatenate([first, ended.reshape(-1)]), np.int64)

@@ -19,15 +19,19 @@ from vision_golden import golden_path, picture
 
 Array = npt.NDArray[Any]
 
-FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "llava", "llava_next")
+# Further files are of the one picture whose tokens depend on whether there are others.
+FAMILIES = (
+    *("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"),
+    *("llava", "llava_next", "llava_onevision", "llava_onevision-alone", "internvl"),
+)
 NEW_TOKENS = 16
 QUESTION = "What differs?"
 SEED = 1
 
 
-def pictures() -> list[npt.NDArray[np.uint8]]:
-    """Return two pictures of different sizes, of which no edge is a whole number of tokens."""
-    return [picture(50, 90), picture(70, 37, 9)]
+def pictures(family: str = "") -> list[npt.NDArray[np.uint8]]:
+    """Return two pictures of different sizes, of which no edge is a whole number of tokens; or one."""
+    return [picture(85, 90)] if family.endswith("-alone") else [picture(50, 90), picture(70, 37, 9)]
 
 
 def transformers_answer(
@@ -51,7 +55,9 @@ def transformers_answer(
     text = tokenizer.apply_chat_template(
         [{"role": "user", "content": parts}], tokenize=False, add_generation_prompt=True
     )
-    inputs = dict(processor(text=[text], images=list(pixels), return_tensors="pt", add_special_tokens=False))
+    inputs = dict(
+        processor(text=[text], images=[list(pixels)], return_tensors="pt", add_special_tokens=False)
+    )
     inputs.pop("attention_mask")
     model, loading = transformers.AutoModelForImageTextToText.from_pretrained(
         checkpoint, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
@@ -95,7 +101,7 @@ def _processor(checkpoint: Path, model_type: str, tokenizer: Any) -> Any:
     options = {key: value for key, value in files.processor.items() if key != "processor_class"}
     # The video processors need torchvision, which would also replace Pillow in those of pictures.
     kind = type(name, (getattr(transformers, name),), {"check_argument_for_proper_class": _anything})
-    video = {"video_processor": None} if name.startswith(("Qwen", "LlavaOne")) else {}
+    video = {"video_processor": None} if name.startswith(("Qwen", "LlavaOne", "Intern")) else {}
     return kind(image_processor=images.from_pretrained(checkpoint), tokenizer=tokenizer, **video, **options)
 
 
@@ -111,8 +117,9 @@ def _anything(self: Any, name: str, argument: Any) -> None:
 def _record(families: Sequence[str]) -> None:
     for name in families or FAMILIES:
         with tempfile.TemporaryDirectory() as folder:
-            checkpoint = write_vlm(Path(folder), name, seed=SEED)
-            answer = transformers_answer(checkpoint, name, pictures())
+            model_type = name.removesuffix("-alone")
+            checkpoint = write_vlm(Path(folder), model_type, seed=SEED)
+            answer = transformers_answer(checkpoint, model_type, pictures(name))
         arrays: dict[str, Any] = dict(answer)
         np.savez_compressed(golden_path(name), **arrays)
         print(name, {key: array.shape for key, array in answer.items()}, answer["tokens"])

@@ -110,6 +110,8 @@ CONFIGS: dict[str, Config] = {
     "smolvlm": {"text_config": {"model_type": "llama", **_LLAMA}},
     "llava": {"text_config": {"model_type": "llama", **_LLAMA}},
     "llava_next": {"text_config": {"model_type": "mistral", **_LLAMA, "sliding_window": 5}},
+    "internvl": {"text_config": {"model_type": "qwen2", **_QWEN2}},
+    "llava_onevision": {"text_config": {"model_type": "qwen2", **_QWEN2}},
     "qwen2_vl": {**_QWEN2, "rope_parameters": {**_LLAMA["rope_parameters"], "mrope_section": [2, 1, 1]}},
     "qwen2_5_vl": {
         "text_config": {
@@ -402,7 +404,7 @@ _SHAPES: dict[str, Callable[[Mapping[str, Any]], Shapes]] = {
     "gemma3_text": _gemma3_shapes,
     "gemma3": _gemma3_seeing_shapes,
     "idefics3": _idefics3_shapes,
-    **dict.fromkeys(("llava", "llava_next"), _llava_shapes),
+    **dict.fromkeys(("llava", "llava_next", "llava_onevision", "internvl"), _llava_shapes),
     "qwen2_vl": lambda config: _llama_shapes({**config, "model_type": "qwen2"}),
     "qwen2_5_vl": lambda config: _layered(
         config["text_config"],

@@ -204,6 +204,15 @@ def _write_tokenizer(folder: Path, kind: Family) -> None:
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
+        # Names of tokens that the processors of some families ask for.
+        "extra_special_tokens": {
+            "start_image_token": "<img>",
+            "end_image_token": "</img>",
+            "context_image_token": "<image>",
+            "video_token": "<video>",
+        }
+        if "<img>" in kind.special
+        else {},
         **dict(zip(("bos_token", "eos_token", "pad_token"), kind.special, strict=False)),
         "chat_template": kind.template,
     }

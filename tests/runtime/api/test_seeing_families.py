@@ -32,7 +32,7 @@ def family(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="module")
 def package(family: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("sight")
-    export(write_vlm(folder / "checkpoint", family, seed=SEED), folder / "package")
+    export(write_vlm(folder / "checkpoint", family.removesuffix("-alone"), seed=SEED), folder / "package")
     return folder / "package"
 
 
@@ -77,7 +77,7 @@ def patches_of(expected: Any, counts: Sequence[int], size: int) -> Any:
 
 def test_pixels_and_states_equal_transformers(family: str, package: Path) -> None:
     seen, expected = encoder(package), golden(family)
-    prepared = [seen.prepare(each) for each in pictures()]
+    prepared = [seen.prepare(each, several=len(pictures(family)) > 1) for each in pictures(family)]
     units = [each.prepared.units for each in prepared]
     found = np.concatenate(
         [seen._geometry.inputs(seen.processor, unit).patches for part in units for unit in part]
@@ -106,20 +106,20 @@ def test_pixels_and_states_equal_transformers(family: str, package: Path) -> Non
 def test_tokens_equal_transformers(family: str, package: Path, options: Json) -> None:
     expected = golden(family)
     with opened(package, **options) as llm:
-        assert llm.render_chat(asked(*pictures())).token_ids == expected["token_ids"].tolist()
-        assert answer(llm, asked(*pictures()))[0] == expected["tokens"].tolist()
+        assert llm.render_chat(asked(*pictures(family))).token_ids == expected["token_ids"].tolist()
+        assert answer(llm, asked(*pictures(family)))[0] == expected["tokens"].tolist()
 
 
 def test_a_second_question_computes_nothing_of_the_pictures(family: str, package: Path) -> None:
     with opened(package) as llm, opened(package, prefix_cache=False) as fresh:
-        first, _ = answer(llm, asked(*pictures()))
+        first, _ = answer(llm, asked(*pictures(family)))
         encoded = llm._requests._sight._encoder.num_encoded
-        other = asked(*pictures(), text="Where is it?")
+        other = asked(*pictures(family), text="Where is it?")
         tokens, cached = answer(llm, other)
         assert cached > np.flatnonzero(golden(family)["token_ids"] >= 256)[-4]
         assert llm._requests._sight._encoder.num_encoded == encoded
         assert tokens == answer(fresh, other)[0]
-        assert answer(llm, asked(*pictures()))[0] == first
+        assert answer(llm, asked(*pictures(family)))[0] == first
 
 
 def test_neighbours_of_a_step_change_nothing(package: Path) -> None:
@@ -146,7 +146,11 @@ def test_a_conversation_goes_on_behind_its_pictures(package: Path) -> None:
 
 
 def test_text_alone_is_read_as_without_a_tower(family: str, package: Path, tmp_path: Path) -> None:
-    export(write_vlm(tmp_path / "checkpoint", family, seed=SEED), tmp_path / "text", text_only=True)
+    export(
+        write_vlm(tmp_path / "checkpoint", family.removesuffix("-alone"), seed=SEED),
+        tmp_path / "text",
+        text_only=True,
+    )
     talk = asked(text="Hello, who is there?")
     with opened(package) as llm, opened(tmp_path / "text") as text:
         assert answer(llm, talk)[0] == answer(text, talk)[0]
