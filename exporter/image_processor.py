@@ -66,6 +66,11 @@ class ImageProcessor:
         """What the chat template writes for a picture."""
         return self.texts.get("place", self.texts["image"])
 
+    @property
+    def constants(self) -> int:
+        """Number of last rows of every run of ``vision.onnx`` that are the same for all pictures."""
+        return 0
+
     def write(self, folder: Path) -> None:
         """Write image_processor.json.
 
@@ -133,8 +138,7 @@ def read_image_processor(path: Path) -> ImageProcessor:
             f"than version {_VERSION} of its family; export the model again"
         )
     try:
-        content["mean"], content["std"] = tuple(content["mean"]), tuple(content["std"])
-        processor = kind(**content)
+        processor = kind(**{name: _tuples(value) for name, value in content.items()})
         processor.check()
     except (TypeError, ValueError, LookupError, CheckpointError) as error:
         raise PackageError(f"{path} is damaged: {error}; export the model again") from error
@@ -197,6 +201,23 @@ def levels(
     }
 
 
+def named_tokens(folder: Path, names: Mapping[str, tuple[str, str]]) -> dict[str, str]:
+    """Return the texts of the tokens around pictures, which the tokenizer may name.
+
+    Args:
+        folder: the checkpoint.
+        names: by key, the name in tokenizer_config.json, and the default.
+    """
+    path = folder / "tokenizer_config.json"
+    config = read_json(path) if path.is_file() else {}
+    extra = config.get("extra_special_tokens")
+    given = {**(extra if isinstance(extra, dict) else {}), **config}
+    return {
+        key: given[name] if isinstance(given.get(name), str) and given[name] else default
+        for key, (name, default) in names.items()
+    }
+
+
 def token_text(folder: Path, token_id: int) -> str:
     """Return the text of a token.
 
@@ -218,6 +239,11 @@ def token_text(folder: Path, token_id: int) -> str:
 
 def _families() -> list[str]:
     return [module.name for module in pkgutil.iter_modules([str(Path(__file__).parent / "vision")])]
+
+
+def _tuples(value: Any) -> Any:
+    """Return a value of JSON with tuples in place of lists."""
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
 def _kind(family: object) -> type[ImageProcessor] | None:

@@ -16,13 +16,19 @@ import onnx_ir as ir
 
 from ...contract import GROUP_ROWS, GROUPS, IMAGE_STATES, PATCH_POSITIONS
 from ...errors import UnsupportedModelError
-from ..config import RawConfig, integer, mapping, number, read_json
+from ..config import RawConfig, integer, mapping, number
 from ..encoders.encoder import EncoderConfig
 from ..encoders.tower import Groups, Tower, tower_config
-from ..image_processor import HALF, ImageProcessor, check_processor, levels
+from ..image_processor import HALF, ImageProcessor, check_processor, levels, named_tokens
 from ..weights import Checkpoint
 
 _TOWER, _PROJECTION = "model.vision_model", "model.connector.modality_projection.proj"
+
+_TOKENS = {
+    "image": ("image_token", "<image>"),
+    "around": ("fake_image_token", "<fake_token_around_image>"),
+    "whole": ("global_image_token", "<global-img>"),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +78,7 @@ def image_processor(content: Mapping[str, Any], folder: Path, raw: RawConfig) ->
         merge=integer(raw, "scale_factor", 2),
         positions=edge // max(1, patch),
         image_token_id=integer(raw, "image_token_id", 128257),
-        texts=_texts(folder),
+        texts=named_tokens(folder, _TOKENS),
         **levels(content, 1, HALF, HALF),
     )
 
@@ -87,23 +93,6 @@ def _edge(size: Any, key: str) -> int:
             f"'{key}' {size!r} is not supported; supported: an integer 'longest_edge'"
         )
     return int(size["longest_edge"])
-
-
-def _texts(folder: Path) -> dict[str, str]:
-    """Return the texts of the tokens around pictures, which the tokenizer may name."""
-    path = folder / "tokenizer_config.json"
-    config = read_json(path) if path.is_file() else {}
-    names = {
-        "image": ("image_token", "<image>"),
-        "around": ("fake_image_token", "<fake_token_around_image>"),
-        "whole": ("global_image_token", "<global-img>"),
-    }
-    extra = config.get("extra_special_tokens")
-    given = {**(extra if isinstance(extra, dict) else {}), **config}
-    return {
-        key: given[name] if isinstance(given.get(name), str) and given[name] else default
-        for key, (name, default) in names.items()
-    }
 
 
 def vision_model(raw: RawConfig, checkpoint: Checkpoint) -> ir.Model:

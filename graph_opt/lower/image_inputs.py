@@ -130,6 +130,7 @@ def _turn_with_axes(graph: ir.Graph, axes: list[int]) -> None:
     for column in columns:
         replace(column.outputs[0], numbers)
         remove_unused(graph, column)
+    numbers.shape = None if ids is None or ids.shape is None else ir.Shape([*ids.shape, len(axes)])
 
 
 def _embedding(graph: ir.Graph) -> tuple[ir.Value, int]:

@@ -44,6 +44,8 @@ class Sight:
         if not isinstance(messages, Sequence) or not any(map(_has_pictures, messages)):
             return messages, []
         encoder, pictures, taken = self._encoder, list[Picture](), list[Message]()
+        parts_of = [message["content"] for message in messages if _has_pictures(message)]
+        several = sum(_is_picture(part) for parts in parts_of for part in parts) > 1
         for message in messages:
             if not _has_pictures(message):
                 taken.append(message)
@@ -51,7 +53,7 @@ class Sight:
             parts = []
             for part in message["content"]:
                 if _is_picture(part):
-                    pictures.append(encoder.prepare(_source(part)))
+                    pictures.append(encoder.prepare(_source(part), several=several))
                     part = {"type": "image"}
                 parts.append(part)
             taken.append({**message, "content": parts})

@@ -56,7 +56,10 @@ class Picture:
 
 
 class Geometry(Protocol):
-    """What the module of a family defines."""
+    """What the module of a family defines.
+
+    If it defines ``prepare_several`` too, that is for each of several pictures of a conversation.
+    """
 
     def prepare(self, processor: Any, pixels: Pixels) -> Prepared:
         """Return a picture in units.
@@ -92,21 +95,25 @@ class ImageEncoder:
         self._geometry = cast(Geometry, importlib.import_module(name))
         self.num_encoded = 0
         self._kept: OrderedDict[bytes, States] = OrderedDict()
+        self._constants: list[States] = []  # rows that are the same for all pictures, once they are known
         self._bytes = 0
         self._lock = threading.Lock()  # one run at a time: each uses all threads
 
-    def prepare(self, source: Any) -> Picture:
+    def prepare(self, source: Any, *, several: bool = False) -> Picture:
         """Open a picture and resize it or cut it into units.
 
         Args:
             source: as for ``open_picture``.
+            several: whether it is one of several pictures of a conversation.
 
         Raises:
             RequestError: it cannot be opened, or is too large for the model's memory.
             MissingExtraError: Pillow is not installed.
         """
         pixels = open_picture(source)
-        prepared = self._geometry.prepare(self.processor, pixels)
+        alone = self._geometry.prepare
+        prepare = getattr(self._geometry, "prepare_several", alone) if several else alone
+        prepared = prepare(self.processor, pixels)
         height, width = pixels.shape[0], pixels.shape[1]
         largest = max(prepared.units, key=lambda unit: unit.shape[0] * unit.shape[1])
         patches = (largest.shape[0] // self.processor.patch) * (largest.shape[1] // self.processor.patch)
@@ -129,7 +136,7 @@ class ImageEncoder:
         Raises:
             ProviderRuntimeError: the run failed.
         """
-        units, order = picture.prepared.units, picture.prepared.rows
+        units, order, weights = picture.prepared.units, picture.prepared.rows, picture.prepared.weights
         keys = [unit_key(unit) for unit in units]
         with self._lock:
             rows = {key: self._kept[key] for key in keys if key in self._kept}
@@ -142,13 +149,17 @@ class ImageEncoder:
                 "a picture of %d x %d pixels: %d of %d units computed, %d in all",
                 *(width, height, len(missing), len(keys), self.num_encoded),
             )
-        states = np.concatenate([rows[key] for key in keys])
-        return states if order is None else states[order]
+        states = np.concatenate([*(rows[key] for key in keys), *self._constants])
+        if order is None:
+            return states
+        return states[order] if weights is None else np.einsum("tkh,tk->th", states[order], weights)
 
     def _encode(self, units: Sequence[Values]) -> Sequence[States]:
         """Run units together."""
         inputs = [self._geometry.inputs(self.processor, unit) for unit in units]
         states = self._run(joined(inputs))
+        if count := self.processor.constants:
+            states, self._constants = states[:-count], [states[-count:]]
         self.num_encoded += len(units)
         ends = np.cumsum([len(unit.merged) for unit in inputs])[:-1]
         return [part.copy() for part in np.split(states, ends)]

@@ -28,14 +28,17 @@ class Prepared:
         units: uint8 [height, width, 3] of each unit: a tile, or the whole picture.
         text: what stands for it in a prompt.
         rows: [tokens], for each token its row among the states of all units, one behind the other; None if
-            they are in order. Negative numbers count from the end of the constant rows of the graph.
+            they are in order. Negative numbers count from the end of the constant rows of the graph. With
+            ``weights`` it is [tokens, k].
         places: [axes, tokens], places in time, height and width; None if positions have one axis.
+        weights: [tokens, k], the parts of each row in a token; None for one row each.
     """
 
     units: Sequence[Values]
     text: str
     rows: Ids | None = None
     places: Ids | None = None
+    weights: Floats | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
