@@ -41,6 +41,19 @@ def test_a_model_that_sees_later_tokens_is_no_decoder(model_type: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("model_type", "value"),
+    [("gemma", True), ("gemma2", True), ("gemma3_text", True), ("gemma4_text", "all")],
+)
+def test_an_encoder_of_a_decoder_family_is_named(model_type: str, value: object) -> None:
+    with pytest.raises(UnsupportedModelError, match="is an encoder"):
+        check_options({"model_type": model_type, "use_bidirectional_attention": value})
+    text = {"model_type": model_type, "use_bidirectional_attention": value}
+    with pytest.raises(UnsupportedModelError, match="is an encoder"):
+        check_options({"model_type": "gemma3", "text_config": text})
+    check_options({"model_type": model_type, "use_bidirectional_attention": "vision"})
+
+
+@pytest.mark.parametrize(
     "option",
     [
         {"partial_rotary_factor": 0.5},
