@@ -30,14 +30,24 @@ _PARTIAL_ROPES = frozenset(
 
 
 def check_options(raw: RawConfig) -> None:
-    """Refuse fields of config.json that change the results of any family and that no family reads.
+    """Refuse fields of config.json, or of its decoder's part, that have an effect and that no family reads.
 
     Raises:
         UnsupportedModelError: one has an effect; the message names it.
     """
-    if raw.get("is_causal") is False:
-        raise UnsupportedModelError("config.json: 'is_causal' false is for encoders, not for decoders")
-    if raw["model_type"] in _PARTIAL_ROPES:
+    text = raw.get("text_config")
+    for part in (raw, text) if isinstance(text, dict) else (raw,):
+        if part.get("is_causal") is False:
+            raise UnsupportedModelError("config.json: 'is_causal' false is an encoder's, not a decoder's")
+        if part.get("use_bidirectional_attention") in (True, "all"):
+            raise UnsupportedModelError(
+                "config.json: a model with 'use_bidirectional_attention' is an encoder, not a decoder"
+            )
+        _check_partial_ropes(part, str(part.get("model_type", raw["model_type"])))
+
+
+def _check_partial_ropes(raw: RawConfig, model_type: str) -> None:
+    if model_type in _PARTIAL_ROPES:
         return
     ropes = [rope for key in ("rope_parameters", "rope_scaling") for rope in _ropes(raw.get(key))]
     for rope in (raw, *ropes):
@@ -45,7 +55,7 @@ def check_options(raw: RawConfig) -> None:
         if factor not in (None, 1) and rope.get("rope_type", rope.get("type")) != "proportional":
             raise UnsupportedModelError(
                 f"config.json: 'partial_rotary_factor' {factor!r} is not supported for model_type "
-                f"'{raw['model_type']}'"
+                f"'{model_type}'"
             )
 
 

@@ -41,6 +41,19 @@ def test_a_model_that_sees_later_tokens_is_no_decoder(model_type: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("model_type", "value"),
+    [("gemma", True), ("gemma2", True), ("gemma3_text", True), ("gemma4_text", "all")],
+)
+def test_an_encoder_of_a_decoder_family_is_named(model_type: str, value: object) -> None:
+    with pytest.raises(UnsupportedModelError, match="is an encoder"):
+        check_options({"model_type": model_type, "use_bidirectional_attention": value})
+    text = {"model_type": model_type, "use_bidirectional_attention": value}
+    with pytest.raises(UnsupportedModelError, match="is an encoder"):
+        check_options({"model_type": "gemma3", "text_config": text})
+    check_options({"model_type": model_type, "use_bidirectional_attention": "vision"})
+
+
+@pytest.mark.parametrize(
     "option",
     [
         {"partial_rotary_factor": 0.5},
@@ -102,3 +115,20 @@ def test_lfm2_has_silu_whatever_is_stated() -> None:
 def test_a_convolution_of_one_tap_has_no_state() -> None:
     with pytest.raises(CheckpointError, match=r"taps of the short convolution.* found 1"):
         _config(family("lfm2"), CONFIGS["lfm2"] | {"model_type": "lfm2", "conv_L_cache": 1})
+
+
+@pytest.mark.parametrize("model_type", ["gpt2", "opt", "bloom", "gpt_neox"])
+def test_keys_that_transformers_ignores_are_ignored(model_type: str) -> None:
+    assert normalised(model_type, head_dim=16, num_key_value_heads=1) == normalised(model_type)
+
+
+@pytest.mark.parametrize("name", ["gate_proj", "g_proj"])
+def test_gates_of_lfm3_are_found_by_both_names(name: str, tmp_path: Path) -> None:
+    file = write_tiny("lfm3", tmp_path) / "model.safetensors"
+    weights = {
+        key.replace("self_attn.gate_proj", f"self_attn.{name}"): value
+        for key, value in load_file(file).items()
+    }
+    save_file(weights, file)
+    initializers = export_model(tmp_path).graph.initializers
+    assert any(f".self_attn.{name}." in key for key in initializers)
