@@ -53,7 +53,7 @@ async def embed_all(request: Request) -> Response:
     service = service_of(request)
     body, headers = await service.known_body(request, _COMMON)
     texts, options = _texts(body), _options(body)
-    work = await (await _encoder(service, body)).embed_tokens(texts, **options)
+    work = (await _encoder(service, body)).embed_tokens(texts, **options)
     rows = await while_connected(request.receive, work)
     return json_response([row.tolist() for row in rows], headers)
 
@@ -63,7 +63,7 @@ async def embed_sparse(request: Request) -> Response:
     service = service_of(request)
     body, headers = await service.known_body(request, _COMMON)
     texts, options = _texts(body), _options(body)
-    work = await (await _encoder(service, body)).embed_sparse(texts, **options)
+    work = (await _encoder(service, body)).embed_sparse(texts, **options)
     vectors = await while_connected(request.receive, work)
     answer = [
         [
@@ -84,7 +84,7 @@ async def similarity(request: Request) -> Response:
     if source is None:
         raise RequestError("'source_sentence' is required and must be a string")
     sentences = _strings("sentences", inputs.get("sentences"))
-    work = await (await _encoder(service, body)).similarity(source, sentences, **_options(parameters))
+    work = (await _encoder(service, body)).similarity(source, sentences, **_options(parameters))
     return json_response(await while_connected(request.receive, work), headers)
 
 
