@@ -94,12 +94,6 @@ class Tower(EncoderLayers):
             shape = self.op("Concat", count, self.ints(1), longest, longest, axis=0)
             return Groups(self.op("Max", members, zero), self.op("Expand", there, shape), places)
 
-    def rms_norm(self, name: str, x: ir.Value) -> ir.Value:
-        """Write RMSNorm (https://arxiv.org/abs/1910.07467) over the last axis."""
-        with self.scope(name):
-            weight = self.weight("weight", self.config.hidden_size)
-            return self.op("RMSNormalization", x, weight, axis=-1, epsilon=self.config.norm_eps)
-
     def rotate(self, x: ir.Value) -> ir.Value:
         """Rotate heads by the inputs ``patch_cos`` and ``patch_sin`` [patches, head_dim / 2] (2-D rope)."""
         if self._rope is None:
