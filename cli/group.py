@@ -30,6 +30,8 @@ SECTIONS: dict[str, dict[str, str]] = {
         "chat": "Chat with a model.",
         "serve": "Serve models over the network.",
         "agent": "Start a coding agent on a local model.",
+        "embed": "Print the vectors of texts.",
+        "rerank": "Sort documents by how well they answer a query.",
         "batch": "Answer files of requests, every line exactly once.",
     },
     "Measure and check": {

@@ -34,6 +34,18 @@ def is_encoder_folder(folder: Path) -> bool:
     return (folder / MODULES_FILE).is_file() and (folder / TOKENIZER_FILE).is_file()
 
 
+def encoder_folder(model: str | None) -> Path | None:
+    """Return the folder that ``model`` names if it is that of an encoder; None for other models.
+
+    Raises:
+        CheckpointError: the configuration of a package is damaged.
+    """
+    if model is None:
+        return None
+    folder = Path(model).expanduser()
+    return folder if folder.is_dir() and is_encoder_folder(folder) else None
+
+
 def load_encoder(
     folder: Path, provider: str, options: Mapping[str, Any], *, warm_up: bool
 ) -> TextEncoder | TextClassifier | TokenClassifier:

@@ -69,6 +69,7 @@ class TokenBatches:
     """
 
     def __init__(self, folder: Path, providers: Providers | None, max_tokens: int | None) -> None:
+        import onnxruntime  # ``session`` has said what to do where it is missing
         from tokenizers import Tokenizer
 
         check_name(folder)
@@ -76,7 +77,11 @@ class TokenBatches:
         if not models or not (folder / TOKENIZER_FILE).is_file():
             raise ModelNotFoundError(f"{folder} needs {' or '.join(_MODEL_FILES)}, and {TOKENIZER_FILE}")
         self.path = models[0]
-        self.session = InferenceSession(self.path, providers=providers)
+        # Threads that spin between the products of a short text took half of all processor time (measured:
+        # 21 ms instead of 10 ms for 14 tokens of MiniLM), and the texts came no sooner.
+        options = onnxruntime.SessionOptions()
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        self.session = InferenceSession(self.path, sess_options=options, providers=providers)
         self._inputs = self._read_inputs()
         self.tokenizer = Tokenizer.from_file(str(folder / TOKENIZER_FILE))
         self.tokenizer.no_padding()

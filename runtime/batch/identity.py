@@ -10,6 +10,8 @@ from pathlib import Path
 from ...exporter.adapter import adapter_fingerprint
 from ...exporter.package import COPIED_FILES
 from ...progress import Progress
+from ...storage.hashes import content_key
+from ..api.load_encoder import encoder_folder
 from ..models.find import find_model
 from ..models.model_source import resolve_model
 
@@ -34,6 +36,9 @@ def model_identity(
     Raises:
         CarryallError: as ``resolve_model``, or an adapter cannot be read.
     """
+    if (encoder := encoder_folder(model)) is not None:
+        names = [str(path.relative_to(encoder)) for path in sorted(encoder.rglob("*")) if path.is_file()]
+        return {"encoder": _hexdigest(content_key(encoder, names).encode())}
     files = resolve_model(model, quantize=quantize, progress=progress)
     found = {"weights": _hexdigest(files.content_key.encode())}
     for name in COPIED_FILES:

@@ -51,6 +51,8 @@ VERBS = {
     "eval": "eval package --text text.txt --max-tokens 20 -q",
     "inspect": "inspect package",
     "plan": "plan package --bandwidth 10GB",
+    "embed": "embed missing/model text",
+    "rerank": "rerank missing/model query text",
     "agent": "agent --url http://127.0.0.1:9 --print claude",
     "verify": "verify package package --steps 2",
     "verify --integrity": "verify package --integrity",

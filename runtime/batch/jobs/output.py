@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from ....errors import UsageError
 from ....plain_json import plain_json
@@ -21,7 +24,9 @@ _RESULTS = (
     "prompt_tokens",
     "completion_tokens",
     "response",
+    "embedding",
 )
+_VECTOR = b'"object": "embedding"'
 _ARROW_TYPES = {"string": "string", "integer": "int64", "number": "float64", "boolean": "bool_"}
 
 
@@ -39,7 +44,9 @@ def export(journal: Journal, output: str, errors: str | None) -> None:
     """
     if plain_suffix(output) == ".parquet":
         kept = kept_columns(journal.answers("code IS NULL AND extra IS NOT NULL"))
-        write_parquet(journal.answers("code IS NULL"), output, journal.fact("job"), kept)
+        vectors = any(_VECTOR in answer.record for answer in journal.answers("code IS NULL"))
+        answers = journal.answers("code IS NULL")
+        write_parquet(answers, output, journal.fact("job"), kept, vectors=vectors)
     else:
         write_lines(journal.lines("code IS NULL"), output)
     if errors is not None and journal.totals().failed:
@@ -72,7 +79,12 @@ def write_lines(lines: Iterator[bytes], name: str) -> None:
 
 
 def write_parquet(
-    answers: Iterator[Answer], name: str, facts: Mapping[str, Any] | None, kept: Mapping[str, str]
+    answers: Iterator[Answer],
+    name: str,
+    facts: Mapping[str, Any] | None,
+    kept: Mapping[str, str],
+    *,
+    vectors: bool = False,
 ) -> None:
     """Write a table with a row for each answer and a column for each property of the job's JSON schema.
 
@@ -81,6 +93,7 @@ def write_parquet(
         name: file or URL of the table.
         facts: the facts of the job.
         kept: Arrow types of the columns kept from the input; see ``kept_columns``.
+        vectors: write the column ``embedding`` too, the vector of the first text of a line.
 
     Raises:
         OSError: the file cannot be written.
@@ -93,6 +106,7 @@ def write_parquet(
         ("custom_id", pyarrow.string()),
         *((column, getattr(pyarrow, kind)()) for column, kind in kept.items()),
         ("text", pyarrow.string()),
+        *([("embedding", pyarrow.list_(pyarrow.float32()))] if vectors else []),
         *((f"output.{key}", getattr(pyarrow, kind)()) for key, kind in properties.items()),
         ("finish_reason", pyarrow.string()),
         ("prompt_tokens", pyarrow.int64()),
@@ -102,7 +116,7 @@ def write_parquet(
     schema = pyarrow.schema(fields)
     with replacing(name) as stream, pyarrow.parquet.ParquetWriter(stream, schema) as writer:
         while batch := list(itertools.islice(answers, _PARQUET_ROWS)):
-            rows = [_table_row(answer, kept, properties) for answer in batch]
+            rows = [_table_row(answer, kept, properties, vectors=vectors) for answer in batch]
             writer.write_table(pyarrow.Table.from_pylist(rows, schema=schema))
 
 
@@ -141,7 +155,9 @@ def _common(kinds: set[str]) -> str:
     return kinds.pop() if len(kinds) == 1 else "string"
 
 
-def _table_row(answer: Answer, kept: Mapping[str, str], properties: Mapping[str, str]) -> dict[str, Any]:
+def _table_row(
+    answer: Answer, kept: Mapping[str, str], properties: Mapping[str, str], *, vectors: bool
+) -> dict[str, Any]:
     record = json.loads(answer.record)
     body = record["response"]["body"]
     text = text_of(body)
@@ -154,6 +170,8 @@ def _table_row(answer: Answer, kept: Mapping[str, str], properties: Mapping[str,
         "completion_tokens": answer.completion_tokens,
         "response": plain_json(body),
     }
+    if vectors:
+        row["embedding"] = embedding_of(body)
     columns = json.loads(answer.extra) if answer.extra else {}
     row |= {column: _as_kind(columns.get(column), kind) for column, kind in kept.items()}
     found = _object(text) if properties else {}
@@ -196,7 +214,11 @@ def text_of(body: Mapping[str, Any] | None) -> str | None:
 def embedding_of(body: Mapping[str, Any] | None) -> list[float] | None:
     """The first vector of a response, if it has one."""
     data = (body or {}).get("data")
-    return data[0].get("embedding") if data else None
+    vector = data[0].get("embedding") if data else None
+    if isinstance(vector, str):
+        decoded: list[float] = np.frombuffer(base64.b64decode(vector), "<f4").tolist()
+        return decoded
+    return list(vector) if vector else None
 
 
 def _response_text(response: Mapping[str, Any]) -> str | None:

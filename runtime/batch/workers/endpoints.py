@@ -118,7 +118,7 @@ class Preparer:
 
     def embeddings(self, line: BatchLine) -> Work:
         """Return the requests of the embeddings of one or several texts."""
-        ask = read_embeddings(_known(line, EMBEDDINGS_FIELDS))
+        ask = read_embeddings(known_fields_of(line, EMBEDDINGS_FIELDS))
         pooling, texts = ask.pooling or "last", [self.requests.token_ids(text) for text in ask.inputs]
 
         def answer(vectors: npt.NDArray[np.float32]) -> tuple[Json, str]:
@@ -137,7 +137,7 @@ class Preparer:
 
     def score(self, line: BatchLine) -> Work:
         """Return the requests of log-probabilities of continuations, or of scores of documents."""
-        ask, name = scoring.read_score(_known(line, scoring.SCORE)), _name(line)
+        ask, name = scoring.read_score(known_fields_of(line, scoring.SCORE)), _name(line)
         if isinstance(ask, scoring.ContinuationsAsk):
             questions = self._continuations(ask)
             return self._asked(
@@ -174,7 +174,7 @@ class Preparer:
 
     def rerank(self, line: BatchLine) -> Work:
         """Return the requests that rank documents by their relevance to a query, the best first."""
-        ask = scoring.read_rerank(_known(line, scoring.RERANK))
+        ask = scoring.read_rerank(known_fields_of(line, scoring.RERANK))
         questions = rerank_questions(self.requests, ask.query, ask.documents, ask.instruction, ("yes", "no"))
 
         def answer(scores: list[float]) -> tuple[Json, str]:
@@ -334,7 +334,7 @@ def _name(line: BatchLine) -> str:
     return f"batch_req_{line.number}"
 
 
-def _known(line: BatchLine, known: Collection[str]) -> Json:
+def known_fields_of(line: BatchLine, known: Collection[str]) -> Json:
     """Return the body of a line without null values.
 
     Raises:

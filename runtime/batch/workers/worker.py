@@ -7,14 +7,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ....errors import UsageError
 from ....progress import Progress
+from ...api.load_encoder import encoder_folder, load_encoder
 from ...api.requests import RequestFactory
 from ...engine.config import EngineConfig
 from ...engine.engine import Engine
-from ...models.config import split_fields
+from ...models.config import ModelConfig, split_fields
 from ...models.loading import LoadedModel, load_model
 from .endpoints import Preparer
 from .offline import WINDOW_LINES, OfflineEngine
+from .vectors import VectorWorker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,13 +45,24 @@ class WorkerSpec:
     window: int = WINDOW_LINES
 
 
-def open_worker(spec: WorkerSpec, progress: Progress | None = None) -> OfflineEngine:
-    """Load a worker's model.
+def open_worker(spec: WorkerSpec, progress: Progress | None = None) -> OfflineEngine | VectorWorker:
+    """Load a worker's model: a language model, or an encoder.
 
     Raises:
-        CarryallError: as ``load_model``.
+        CarryallError: as ``load_model``, ``load_encoder``.
+        UsageError: an option is given that encoders do not have.
     """
     of_model, of_engine = split_fields(spec.loading, "a batch job")
+    if (folder := encoder_folder(spec.model)) is not None:
+        from ...api.token_classifier import TokenClassifier  # imports onnxruntime
+
+        if other := sorted((of_model.keys() | of_engine.keys() | spec.sampling.keys()) - {"provider"}):
+            raise UsageError(f"{spec.model} is an encoder; it has no option {other[0]}")
+        provider = of_model.get("provider") or ModelConfig(model=spec.model).provider
+        encoder = load_encoder(folder, provider, {}, warm_up=False)
+        if isinstance(encoder, TokenClassifier):
+            raise UsageError(f"{spec.model} classifies tokens; a batch job takes encoders of texts")
+        return VectorWorker(encoder, spec.label or spec.model, spec.worker or provider)
     slots = of_engine.get("max_slots")
     return worker_of(load_model(spec.model, max_slots=slots, progress=progress, **of_model), spec)
 

@@ -40,7 +40,7 @@ from ....errors import ModelNotFoundError, UsageError
 from ....exporter.package import Package
 from ....options import check_names, checked, declared
 from ....providers.base import DeviceMemory, RunnerConfig
-from ...api.load_encoder import OPTIONS, is_encoder_folder, load_encoder
+from ...api.load_encoder import OPTIONS, encoder_folder, is_encoder_folder, load_encoder
 from ...engine.config import EngineConfig
 from ...models.config import ModelConfig
 from ...models.split import device_memory
@@ -128,8 +128,7 @@ def encoder_loader(model: ModelConfig, *, warm_up: bool) -> ModelLoader | None:
     Raises:
         CheckpointError: see ``is_encoder_folder``.
     """
-    folder = Path(model.model).expanduser()
-    if not folder.is_dir() or not is_encoder_folder(folder):
+    if (folder := encoder_folder(model.model)) is None:
         return None
     return ModelLoader(
         lambda: load_encoder(folder, model.provider, {}, warm_up=warm_up),

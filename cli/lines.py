@@ -1,0 +1,37 @@
+"""Texts as arguments, or as the lines of a file."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ..errors import UsageError
+from ..storage.texts import read_text
+
+
+def lines_option(help_text: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return the option ``--lines FILE``."""
+    return click.option(
+        "--lines", metavar="FILE", type=click.Path(path_type=Path), help=f"{help_text} - is stdin."
+    )
+
+
+def given_lines(texts: Sequence[str], lines: Path | None) -> list[str]:
+    """Return the texts that were typed, or the lines of a file without empty ones.
+
+    Raises:
+        UsageError: both or neither are given, or the file has no text, cannot be read, or is not UTF-8.
+    """
+    if (lines is None) == (not texts):
+        raise UsageError("give texts, or a file of them with --lines")
+    if lines is None:
+        return list(texts)
+    content = sys.stdin.read() if str(lines) == "-" else read_text(lines)
+    given = [line for line in content.splitlines() if line.strip()]
+    if not given:
+        raise UsageError(f"{lines} has no text")
+    return given

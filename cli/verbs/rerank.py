@@ -1,0 +1,67 @@
+"""``carryall rerank``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from ...errors import UsageError
+from ...runtime.api.load_encoder import encoder_folder, load_encoder
+from ..lines import given_lines, lines_option
+from ..options import json_option, print_json
+from ..sections import SectionedCommand
+
+
+@click.command("rerank", cls=SectionedCommand)
+@click.argument("model")
+@click.argument("query")
+@click.argument("documents", nargs=-1)
+@lines_option("Rank the lines of a file.")
+@click.option("--top", type=click.IntRange(1), help="Print the best only.")
+@click.option("--truncate", is_flag=True, help="Cut texts that are too long, instead of refusing them.")
+@click.option("--provider", default="cpu", show_default=True, help="Where the model runs.")
+@json_option
+def command(
+    model: str,
+    query: str,
+    documents: tuple[str, ...],
+    lines: Path | None,
+    top: int | None,
+    truncate: bool,
+    provider: str,
+    as_json: bool,
+) -> None:
+    """Print documents by how well they answer a query, the best first.
+
+    MODEL is a package of a classifier with one label, which scores pairs, or of an encoder, whose vectors are
+    compared.
+
+    \b
+    Example:
+        carryall rerank reranker "Where is Paris?" "Paris is in France." "Cats sleep."
+        carryall rerank reranker "Where is Paris?" --lines documents.txt --top 5
+    """
+    from ...runtime.api.text_classifier import TextClassifier  # imports onnxruntime
+    from ...runtime.api.text_encoder import TextEncoder
+
+    texts = given_lines(documents, lines)
+    folder = encoder_folder(model)
+    encoder = (
+        TextEncoder(Path(model), providers=[provider])
+        if folder is None
+        else load_encoder(folder, provider, {}, warm_up=False)
+    )
+    if isinstance(encoder, TextClassifier):
+        scores = encoder.rerank(query, texts, truncate=truncate)
+    elif isinstance(encoder, TextEncoder):
+        vectors = encoder.embed([query, *texts], truncate=truncate)
+        scores = encoder.similarity(vectors[:1], vectors[1:])[0].tolist()
+    else:
+        raise UsageError(f"{model} classifies tokens; it does not rank")
+    order = sorted(range(len(texts)), key=lambda place: -scores[place])[:top]
+    if as_json:
+        print_json([{"index": place, "score": scores[place], "text": texts[place]} for place in order])
+        return
+    for place in order:
+        click.echo(f"{scores[place]:.4f}  {texts[place]}")

@@ -1,0 +1,118 @@
+"""Batch jobs with an encoder: tables to tables of vectors, resumed; ranks and scores by line."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sentence_models import TEXTS, write_classifier, write_sentence_model
+from tiny_encoders import CLASSIFIER, write_tiny_encoder
+
+import carryall
+from carryall.errors import UsageError
+
+pytest.importorskip("pyarrow")
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CARRYALL_CACHE", str(tmp_path_factory.mktemp("cache")))
+
+
+def encoder(folder: Path, name: str = "cls") -> Path:
+    carryall.export(write_sentence_model(folder / "source", name), folder / "encoder")
+    return folder / "encoder"
+
+
+def lines(path: Path) -> list[Any]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.mark.long
+def test_a_table_becomes_a_table_of_vectors_and_a_stopped_job_goes_on(tmp_path: Path) -> None:
+    from pyarrow import parquet
+
+    model = encoder(tmp_path)
+    texts = [f"{n % 97} {TEXTS[n % 3]}"[:37] for n in range(1500)]
+    with (tmp_path / "in.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerows([["id", "text"], *[[f"row{n}", text] for n, text in enumerate(texts)]])
+    options: dict[str, Any] = {
+        "model": str(model),
+        "template": "{{ text }}",
+        "kind": "embedding",
+        "keep": ["id"],
+    }
+    first = carryall.batch.run(tmp_path / "in.csv", tmp_path / "out.parquet", **options)
+    next(iter(first))  # an answer is there
+    first.stop()
+    assert not first.wait(120).finished
+    outcome = carryall.batch.run(tmp_path / "in.csv", tmp_path / "out.parquet", **options).wait(120)
+    assert outcome.finished
+    assert 0 < outcome.answered_before < 1500
+    table = parquet.read_table(tmp_path / "out.parquet").to_pydict()
+    assert table["id"] == [f"row{n}" for n in range(1500)]
+    expected = carryall.TextEncoder(model).embed(texts)
+    np.testing.assert_allclose(np.array(table["embedding"], np.float32), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_lines_fail_alone(tmp_path: Path) -> None:
+    model = encoder(tmp_path)
+    bodies: list[dict[str, Any]] = [
+        {"input": TEXTS, "dimensions": 4, "prompt_name": "query", "truncate": True},
+        {"input": "x" * 99},
+        {"input": "y", "encoding_format": "base64"},
+        {"query": "b", "documents": TEXTS},
+        {"url": "/v1/score", "custom_id": "s", "body": {"text_1": "b", "text_2": TEXTS}},
+        {"prompt": "generate"},
+        {"input": "z", "pooling": "mean"},
+    ]
+    source = tmp_path / "in.jsonl"
+    source.write_text("".join(json.dumps(body) + "\n" for body in bodies))
+    carryall.batch.run(
+        source, tmp_path / "out.jsonl", errors=str(tmp_path / "errors.jsonl"), model=str(model)
+    ).wait()
+    oracle = carryall.TextEncoder(model)
+    answers = {line["id"]: line["response"]["body"] for line in lines(tmp_path / "out.jsonl")}
+    vectors = [each["embedding"] for each in answers["batch_req_1"]["data"]]
+    expected = oracle.embed(TEXTS, prompt="query", dimensions=4, truncate=True)
+    np.testing.assert_allclose(vectors, expected, rtol=1e-5, atol=1e-5)
+    assert isinstance(answers["batch_req_3"]["data"][0]["embedding"], str)
+    dense = oracle.embed(["b", *TEXTS])
+    similarity = dense[1:] @ dense[0]
+    ranked = answers["batch_req_4"]["results"]
+    assert [each["index"] for each in ranked] == sorted(range(3), key=lambda place: -similarity[place])
+    scores = [each["score"] for each in answers["batch_req_5"]["data"]]
+    np.testing.assert_allclose(scores, similarity, rtol=1e-5, atol=1e-5)
+    errors = {line["error"]["line"]: line["error"]["message"] for line in lines(tmp_path / "errors.jsonl")}
+    assert errors.keys() == {2, 6, 7}
+    assert "has 100 tokens; the model takes 38" in errors[2]
+    assert "is an encoder; it cannot answer /v1/completions" in errors[6]
+    assert "has its own pooling" in errors[7]
+
+
+def test_a_reranker_scores_lines(tmp_path: Path) -> None:
+    source = write_tiny_encoder(tmp_path / "source", "bert", CLASSIFIER, id2label={"0": "LABEL_0"})
+    carryall.export(source, tmp_path / "ranker")
+    (tmp_path / "in.jsonl").write_text(json.dumps({"query": "q", "documents": TEXTS}) + "\n")
+    carryall.batch.run(tmp_path / "in.jsonl", tmp_path / "out.jsonl", model=str(tmp_path / "ranker")).wait()
+    (line,) = lines(tmp_path / "out.jsonl")
+    scores = carryall.TextClassifier(tmp_path / "ranker").rerank("q", TEXTS)
+    for each in line["response"]["body"]["results"]:
+        assert each["relevance_score"] == pytest.approx(scores[each["index"]], abs=1e-5)
+
+
+def test_what_an_encoder_cannot_do_is_refused_before_any_line(tmp_path: Path) -> None:
+    model = encoder(tmp_path)
+    (tmp_path / "in.jsonl").write_text('{"input": "x"}\n')
+    with pytest.raises(UsageError, match="is an encoder; it has no option max_slots"):
+        carryall.batch.run(
+            tmp_path / "in.jsonl", tmp_path / "out.jsonl", model=str(model), loading={"max_slots": 2}
+        ).wait()
+    carryall.export(write_classifier(tmp_path / "names-source", "names"), tmp_path / "names")
+    with pytest.raises(UsageError, match="classifies tokens"):
+        carryall.batch.run(tmp_path / "in.jsonl", tmp_path / "o.jsonl", model=str(tmp_path / "names")).wait()
