@@ -23,6 +23,7 @@ Array = npt.NDArray[Any]
 FAMILIES = (
     *("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"),
     *("llava", "llava_next", "llava_onevision", "llava_onevision-alone", "internvl"),
+    *("qwen3_5", "qwen3_5_moe"),
 )
 NEW_TOKENS = 16
 QUESTION = "What differs?"

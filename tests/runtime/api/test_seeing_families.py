@@ -22,6 +22,7 @@ from carryall.runtime.tasks.export import export
 
 GREEDY = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True)
 Json = dict[str, Any]
+STATES = ("qwen3_5", "qwen3_5_moe")  # families whose layers have states
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -104,6 +105,8 @@ def test_pixels_and_states_equal_transformers(family: str, package: Path) -> Non
 )
 @pytest.mark.filterwarnings("ignore:carryall's CPU kernels")
 def test_tokens_equal_transformers(family: str, package: Path, options: Json) -> None:
+    if family in STATES and "speculative" in options:
+        pytest.skip("a state cannot be cut")
     expected = golden(family)
     with opened(package, **options) as llm:
         assert llm.render_chat(asked(*pictures(family))).token_ids == expected["token_ids"].tolist()
@@ -116,7 +119,8 @@ def test_a_second_question_computes_nothing_of_the_pictures(family: str, package
         encoded = llm._requests._sight._encoder.num_encoded
         other = asked(*pictures(family), text="Where is it?")
         tokens, cached = answer(llm, other)
-        assert cached > np.flatnonzero(golden(family)["token_ids"] >= 256)[-4]
+        # States of so short prompts are not kept.
+        assert family in STATES or cached > np.flatnonzero(golden(family)["token_ids"] >= 256)[-4]
         assert llm._requests._sight._encoder.num_encoded == encoded
         assert tokens == answer(fresh, other)[0]
         assert answer(llm, asked(*pictures(family)))[0] == first
