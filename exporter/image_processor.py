@@ -162,7 +162,9 @@ def image_processor(folder: Path, raw: RawConfig) -> ImageProcessor:
             f"{folder} holds no {PREPROCESSOR_FILE}, which says how pictures are prepared; take the "
             "checkpoint's, or export with --text-only"
         )
-    content, module = read_json(path), importlib.import_module(f"{_VISION}.{raw['model_type']}")
+    # As in transformers, null stands for a default.
+    content = {key: value for key, value in read_json(path).items() if value is not None}
+    module = importlib.import_module(f"{_VISION}.{raw['model_type']}")
     try:
         processor = cast(ImageProcessor, module.image_processor(content, folder, raw))
         processor.check()

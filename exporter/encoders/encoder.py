@@ -130,16 +130,21 @@ class EncoderLayers(GraphWriter):
             return self.op("LayerNormalization", x, *values, axis=-1, epsilon=c.norm_eps)
 
     def rms_norm(
-        self, name: str, x: ir.Value, size: int | None = None, *, view: Callable[[Array], Array] | None = None
+        self,
+        name: str,
+        x: ir.Value,
+        size: int | None = None,
+        *,
+        epsilon: float | None = None,
+        view: Callable[[Array], Array] | None = None,
     ) -> ir.Value:
         """Write RMSNormalization (https://arxiv.org/abs/1910.07467) over the last axis."""
+        epsilon = self.config.norm_eps if epsilon is None else epsilon
         with self.scope(name):
             stored = self.checkpoint.tensor(
                 self.qualified("weight"), (size or self.config.hidden_size,), view=view
             )
-            return self.op(
-                "RMSNormalization", x, self.initializer(stored), axis=-1, epsilon=self.config.norm_eps
-            )
+            return self.op("RMSNormalization", x, self.initializer(stored), axis=-1, epsilon=epsilon)
 
     def activation(self, x: ir.Value, name: str | None = None) -> ir.Value:
         """Apply an activation function, by default ``hidden_act``.

@@ -1,4 +1,4 @@
-"""Mistral Small 3.1 and 3.2, Ministral 3, multimodal checkpoints: their text decoder, without vision."""
+"""Mistral Small 3.1 and 3.2, Ministral 3: their text decoder, see ``vision/mistral3.py``."""
 
 from __future__ import annotations
 

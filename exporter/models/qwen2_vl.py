@@ -71,8 +71,25 @@ def seeing_config(
         )
     rope = {"rope_theta": text.get("rope_theta") or theta, **rope, "rope_type": kind}
     result = family({**text, "model_type": model_type, "rope_parameters": rope, "rope_scaling": None})
+    return with_axes(result, rope, sections, interleaved=interleaved)
+
+
+def with_axes(
+    config: DecoderConfig, rope: RawConfig, sections: tuple[int, int, int], *, interleaved: bool
+) -> DecoderConfig:
+    """Return a configuration with the axis of each frequency.
+
+    Args:
+        config: the configuration; its layers have one rope, or none.
+        rope: the parameters of the rope in config.json.
+        sections: number of frequencies of each axis where the file states none.
+        interleaved: whether frequencies turn with the axes in turns, not in sections.
+
+    Raises:
+        CheckpointError: the sections do not fit the heads.
+    """
     counts = rope.get("mrope_section", sections)
-    half = result.head_dim // 2
+    half = next(each.rotary_dim for each in config.ropes if each is not None) // 2
     if (
         not isinstance(counts, list | tuple)
         or len(counts) != 3
@@ -82,7 +99,7 @@ def seeing_config(
         raise CheckpointError(
             f"config.json: 'mrope_section' must hold 3 numbers with the sum {half}, found {counts!r}"
         )
-    return replace(result, rope_axes=_axes(counts, half, interleaved=interleaved))
+    return replace(config, rope_axes=_axes(counts, half, interleaved=interleaved))
 
 
 def _axes(counts: list[int] | tuple[int, ...], half: int, *, interleaved: bool) -> tuple[int, ...]:

@@ -1,17 +1,26 @@
-"""Qwen 3.5, 3.6 and 3.8, multimodal checkpoints: their text decoder, without the vision tower."""
+"""Qwen 3.5, 3.6 and 3.8, multimodal checkpoints: their text decoder, see ``vision/qwen3_5.py``."""
 
 from __future__ import annotations
 
 import onnx_ir as ir
 
-from ..config import DecoderConfig, RawConfig, text_config
+from ..config import DecoderConfig, RawConfig, mapping, text_config
 from ..decoder import Decoder
-from . import qwen3_5_text
+from . import qwen2_vl, qwen3_5_text
+
+_SECTIONS = (11, 11, 10)
 
 
 def config(raw: RawConfig) -> DecoderConfig:
     """Normalise config.json, whose ``text_config`` describes the decoder."""
-    return qwen3_5_text.config(text_config(raw, "qwen3_5_text"))
+    text = text_config(raw, "qwen3_5_text")
+    return seeing(qwen3_5_text.config(text), text)
+
+
+def seeing(config: DecoderConfig, text: RawConfig) -> DecoderConfig:
+    """Return the configuration with the axis of positions of each frequency."""
+    rope = mapping(text, "rope_parameters", "rope_scaling")
+    return qwen2_vl.with_axes(config, rope, _SECTIONS, interleaved=True)
 
 
 def build(net: Decoder) -> ir.Value:

@@ -1,14 +1,15 @@
-"""Qwen 3.5, 3.6 and 3.8 with experts, multimodal checkpoints: their text decoder, without vision."""
+"""Qwen 3.5, 3.6 and 3.8 with experts, multimodal checkpoints: their text decoder."""
 
 from __future__ import annotations
 
 from ..config import DecoderConfig, RawConfig, text_config
 from . import qwen3_5_moe_text
-from .qwen3_5 import build
+from .qwen3_5 import build, seeing
 
 __all__ = ["build", "config"]
 
 
 def config(raw: RawConfig) -> DecoderConfig:
     """Normalise config.json, whose ``text_config`` describes the decoder."""
-    return qwen3_5_moe_text.config(text_config(raw, "qwen3_5_moe_text"))
+    text = text_config(raw, "qwen3_5_moe_text")
+    return seeing(qwen3_5_moe_text.config(text), text)

@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 import tempfile
+import types
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,8 @@ Array = npt.NDArray[Any]
 # Further files are of the one picture whose tokens depend on whether there are others.
 FAMILIES = (
     *("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"),
-    *("llava", "llava_next", "llava_onevision", "llava_onevision-alone", "internvl"),
+    *("llava", "llava_next", "llava_onevision", "llava_onevision-alone", "internvl", "mistral3"),
+    *("qwen3_5", "qwen3_5_moe"),
 )
 NEW_TOKENS = 16
 QUESTION = "What differs?"
@@ -100,9 +103,24 @@ def _processor(checkpoint: Path, model_type: str, tokenizer: Any) -> Any:
     images = getattr(transformers, _image_processor(str(files.preprocessor["image_processor_type"])))
     options = {key: value for key, value in files.processor.items() if key != "processor_class"}
     # The video processors need torchvision, which would also replace Pillow in those of pictures.
-    kind = type(name, (getattr(transformers, name),), {"check_argument_for_proper_class": _anything})
+    base = _pixtral_processor() if name == "PixtralProcessor" else getattr(transformers, name)
+    kind = type(name, (base,), {"check_argument_for_proper_class": _anything})
     video = {"video_processor": None} if name.startswith(("Qwen", "LlavaOne", "Intern")) else {}
     return kind(image_processor=images.from_pretrained(checkpoint), tokenizer=tokenizer, **video, **options)
+
+
+def _pixtral_processor() -> Any:
+    """Return Pixtral's processor, whose module imports torchvision for nothing that a prompt needs."""
+    names = ["torchvision", "torchvision.transforms", "torchvision.transforms.v2"]
+    if missing := [name for name in names if name not in sys.modules]:
+        for name in missing:
+            sys.modules[name] = types.ModuleType(name)
+        sys.modules[names[-1]].functional = None  # type: ignore[attr-defined]
+    try:
+        return importlib.import_module("transformers.models.pixtral.processing_pixtral").PixtralProcessor
+    finally:
+        for name in missing:
+            del sys.modules[name]
 
 
 def _image_processor(name: str) -> str:

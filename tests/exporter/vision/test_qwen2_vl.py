@@ -6,12 +6,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from tiny_vlms import write_vlm
 
-from carryall.errors import CheckpointError, UnsupportedModelError
+from carryall.errors import CheckpointError, RequestError, UnsupportedModelError
 from carryall.exporter.image_processor import read_image_processor
 from carryall.exporter.vision.qwen2_vl import Processor
+from carryall.runtime.images.encoding import ImageEncoder
 from carryall.runtime.tasks.export import export
 
 
@@ -86,3 +88,16 @@ def test_a_tokenizer_without_the_token_of_pictures_is_refused(tmp_path: Path) ->
     change(checkpoint / "config.json", image_token_id=7)
     with pytest.raises(CheckpointError, match="no added token 7"):
         export(checkpoint, tmp_path / "package")
+
+
+def test_a_picture_whose_attention_would_not_fit_is_refused_with_its_size(tmp_path: Path) -> None:
+    checkpoint = write_vlm(tmp_path / "checkpoint", "qwen2_vl")
+    change(checkpoint / "preprocessor_config.json", max_pixels=10**6)
+    export(checkpoint, tmp_path / "package")
+    processor = read_image_processor(tmp_path / "package" / "image_processor.json")
+    seen = ImageEncoder(processor, lambda _: np.zeros((0, 0), np.float32))
+    with pytest.raises(
+        RequestError, match="800 x 800 pixels makes 10000 patches of 8 pixels; the limit is 8192"
+    ):
+        seen.prepare(np.zeros((800, 800, 3), np.uint8))
+    assert seen.prepare(np.zeros((700, 700, 3), np.uint8)).num_tokens == 1936

@@ -9,7 +9,7 @@ from tiny_layouts import attention, decoder, gated_mlp, modules, norms
 
 Shapes = dict[str, tuple[int, ...]]
 
-SPECIAL = ["<s>", "</s>", "<pad>", "<image>", "<video>", "<img>", "</img>"]
+SPECIAL = ["<s>", "</s>", "<pad>", "<image>", "<video>", "<img>", "</img>", "[IMG_BREAK]", "[IMG_END]"]
 BOS, EOS, PAD, IMAGE_ID, VIDEO_ID, *_ = range(256, 256 + len(SPECIAL))
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ message['role'] | upper }}: "
@@ -98,6 +98,27 @@ CONFIGS["internvl"] = {
         "hidden_act": "gelu",
     },
 }
+CONFIGS["mistral3"] = {
+    "image_token_index": IMAGE_ID,
+    "spatial_merge_size": 2,
+    "vision_feature_layer": -1,
+    "projector_hidden_act": "gelu",
+    "multimodal_projector_bias": False,
+    "tie_word_embeddings": False,
+    "text_config": {**_TEXT, "model_type": "mistral", "sliding_window": None, "head_dim": 16},
+    "vision_config": {
+        "model_type": "pixtral",
+        "hidden_size": 24,
+        "intermediate_size": 40,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 3,
+        "head_dim": 8,
+        "image_size": 64,
+        "patch_size": 8,
+        "hidden_act": "silu",
+        "rope_theta": 10000.0,
+    },
+}
 
 
 def preprocessor(model_type: str) -> dict[str, Any]:
@@ -106,6 +127,9 @@ def preprocessor(model_type: str) -> dict[str, Any]:
     common = {"crop_size": square, "size": {"shortest_edge": TILE}, "do_center_crop": True}
     if model_type == "llava":
         return {**common, "image_processor_type": "CLIPImageProcessor", "do_convert_rgb": True}
+    if model_type == "mistral3":
+        sizes = {"size": {"longest_edge": 64}, "patch_size": {"height": 16, "width": 16}}
+        return {**sizes, "image_processor_type": "PixtralImageProcessorFast", "do_center_crop": None}
     if model_type == "internvl":
         size = {"height": 32, "width": 32}
         options = {"crop_to_patches": False, "min_patches": 1, "max_patches": 6}
@@ -129,6 +153,9 @@ def preprocessor(model_type: str) -> dict[str, Any]:
 
 def processor(model_type: str) -> dict[str, Any]:
     """Return processor_config.json."""
+    if model_type == "mistral3":
+        options = {"image_token": "<image>", "patch_size": PATCH, "spatial_merge_size": 2}
+        return {"processor_class": "PixtralProcessor", **options}
     if model_type == "internvl":
         return {"processor_class": "InternVLProcessor", "image_seq_length": 4}
     if model_type == "llava_onevision":
@@ -157,6 +184,11 @@ def shapes(config: Mapping[str, Any]) -> Shapes:
     found = decoder({**text, "tie_word_embeddings": False}, layer, prefix="language_model.model.")
     found["language_model.lm_head.weight"] = found.pop("lm_head.weight")
     size, width = vision["hidden_size"], text["hidden_size"]
+    if config["model_type"] == "mistral3":
+        found |= {f"vision_tower.{name}": shape for name, shape in _pixtral(vision).items()}
+        projector = modules(norm=(size,), linear_1=(width, size), linear_2=(width, width))
+        projector |= modules(patch_merger__merging_layer=(size, 4 * size))
+        return {**found, **{f"multi_modal_projector.{name}": shape for name, shape in projector.items()}}
     if config["model_type"] == "internvl":
         found |= {f"vision_tower.{name}": shape for name, shape in _internvl_tower(vision).items()}
         projector = modules(True, layer_norm=(4 * size,), linear_1=(width, 4 * size), linear_2=(width, width))
@@ -219,4 +251,19 @@ def _internvl_tower(vision: Mapping[str, Any]) -> Shapes:
         )
         layer |= {"lambda_1": (size,), "lambda_2": (size,)}
         found |= {f"encoder.layer.{number}.{name}": shape for name, shape in layer.items()}
+    return found
+
+
+def _pixtral(vision: Mapping[str, Any]) -> Shapes:
+    size, inner, patch = vision["hidden_size"], vision["intermediate_size"], vision["patch_size"]
+    found: Shapes = {"patch_conv.weight": (size, 3, patch, patch), "ln_pre.weight": (size,)}
+    for number in range(vision["num_hidden_layers"]):
+        layer = {f"attention.{name}_proj.weight": (size, size) for name in "qkvo"} | modules(
+            attention_norm=(size,),
+            ffn_norm=(size,),
+            feed_forward__gate_proj=(inner, size),
+            feed_forward__up_proj=(inner, size),
+            feed_forward__down_proj=(size, inner),
+        )
+        found |= {f"transformer.layers.{number}.{name}": shape for name, shape in layer.items()}
     return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tiny_layouts import attention, decoder, gated_mlp, modules, norms
+from tiny_layouts import LAYOUTS, attention, decoder, gated_mlp, modules, norms
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -39,6 +39,7 @@ _TEXT: dict[str, Any] = {
     "bos_token_id": BOS,
     "eos_token_id": EOS,
 }
+_TOKENS = ("vocab_size", "max_position_embeddings", "pad_token_id", "bos_token_id", "eos_token_id")
 _IDS = {
     "image_token_id": IMAGE_ID,
     "video_token_id": VIDEO_ID,
@@ -129,6 +130,21 @@ CONFIGS["qwen3_vl_moe"] = {
     },
     "vision_config": {**_QWEN3_TOWER, "model_type": "qwen3_vl_moe_vision"},
 }
+for _kind in ("qwen3_5", "qwen3_5_moe"):
+    CONFIGS[_kind] = {
+        **_IDS,
+        "tie_word_embeddings": False,
+        "text_config": {
+            **LAYOUTS[_kind][0]["text_config"],
+            **{key: _TEXT[key] for key in _TOKENS},
+            "linear_key_head_dim": 16,  # as carryall's kernels take them
+            "linear_value_head_dim": 16,
+        },
+        "vision_config": {
+            **{key: value for key, value in _QWEN3_TOWER.items() if key != "deepstack_visual_indexes"},
+            "model_type": f"{_kind}_vision",
+        },
+    }
 # How the checkpoints name decoder and tower: published ones, and those of transformers 5.
 _PREFIXES = {"qwen2_vl": ("model.", "visual.")}
 
@@ -159,7 +175,11 @@ def shapes(config: Mapping[str, Any]) -> Shapes:
         mlp = _experts(text) if sparse else gated_mlp(text)
         return {**attending, **mlp, **norms(text, "input", "post_attention")}
 
-    found = decoder(text, layer, prefix=first)
+    if kind.startswith("qwen3_5"):
+        whole = LAYOUTS[kind][1](config)
+        found = {name: shape for name, shape in whole.items() if not name.startswith(("mtp", "model.visual"))}
+    else:
+        found = decoder(text, layer, prefix=first)
     written = _qwen3_tower(vision) if third else _tower(kind, vision)
     return {**found, **{f"{tower}{name}": shape for name, shape in written.items()}}
 
@@ -218,7 +238,7 @@ def _qwen3_tower(vision: Mapping[str, Any]) -> Shapes:
         )
         found |= {f"blocks.{number}.{name}": shape for name, shape in layer.items()}
     mergers = {"merger": size}
-    deep = len(vision["deepstack_visual_indexes"])
+    deep = len(vision.get("deepstack_visual_indexes", ()))
     mergers |= {f"deepstack_merger_list.{number}": joined for number in range(deep)}
     for name, normed in mergers.items():
         parts = modules(True, norm=(normed,), linear_fc1=(joined, joined), linear_fc2=(out, joined))

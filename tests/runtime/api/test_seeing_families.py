@@ -22,6 +22,7 @@ from carryall.runtime.tasks.export import export
 
 GREEDY = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True)
 Json = dict[str, Any]
+STATES = ("qwen3_5", "qwen3_5_moe")  # families whose layers have states
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -63,16 +64,19 @@ def encoder(package: Path) -> ImageEncoder:
     return ImageEncoder(processor, lambda feeds: session.run(None, dict(feeds))[0])
 
 
-def patches_of(expected: Any, counts: Sequence[int], size: int) -> Any:
+def patches_of(expected: Any, units: Sequence[Sequence[Any]], size: int) -> Any:
     """The patches of pixel values as transformers returns them.
 
-    Those of tiles are [(pictures,) tiles, 3, height, width], and pictures of fewer tiles end with zeros.
+    Those of units are [(pictures,) units, 3, height, width]; pictures of fewer units, and smaller ones, end
+    with zeros.
     """
     if expected.ndim == 2:
         return expected
     if expected.ndim == 5:
-        expected = np.concatenate([each[:count] for each, count in zip(expected, counts, strict=True)])
-    return np.concatenate([square_patches(tile, size) for tile in expected])
+        expected = np.concatenate([each[: len(part)] for each, part in zip(expected, units, strict=True)])
+    shapes = [unit.shape for part in units for unit in part]
+    cut = [values[:, :height, :width] for values, (height, width, _) in zip(expected, shapes, strict=True)]
+    return np.concatenate([square_patches(values, size) for values in cut])
 
 
 def test_pixels_and_states_equal_transformers(family: str, package: Path) -> None:
@@ -82,7 +86,7 @@ def test_pixels_and_states_equal_transformers(family: str, package: Path) -> Non
     found = np.concatenate(
         [seen._geometry.inputs(seen.processor, unit).patches for part in units for unit in part]
     )
-    pixels = patches_of(expected["pixel_values"], [len(part) for part in units], seen.processor.patch)
+    pixels = patches_of(expected["pixel_values"], units, seen.processor.patch)
     if len(found) > len(pixels):  # a state of each tile has no pixels
         found = found[np.abs(found).sum(axis=1) > 0]
     np.testing.assert_array_equal(found, pixels)
@@ -104,6 +108,8 @@ def test_pixels_and_states_equal_transformers(family: str, package: Path) -> Non
 )
 @pytest.mark.filterwarnings("ignore:carryall's CPU kernels")
 def test_tokens_equal_transformers(family: str, package: Path, options: Json) -> None:
+    if family in STATES and "speculative" in options:
+        pytest.skip("a state cannot be cut")
     expected = golden(family)
     with opened(package, **options) as llm:
         assert llm.render_chat(asked(*pictures(family))).token_ids == expected["token_ids"].tolist()
@@ -116,7 +122,8 @@ def test_a_second_question_computes_nothing_of_the_pictures(family: str, package
         encoded = llm._requests._sight._encoder.num_encoded
         other = asked(*pictures(family), text="Where is it?")
         tokens, cached = answer(llm, other)
-        assert cached > np.flatnonzero(golden(family)["token_ids"] >= 256)[-4]
+        # States of so short prompts are not kept.
+        assert family in STATES or cached > np.flatnonzero(golden(family)["token_ids"] >= 256)[-4]
         assert llm._requests._sight._encoder.num_encoded == encoded
         assert tokens == answer(fresh, other)[0]
         assert answer(llm, asked(*pictures(family)))[0] == first
