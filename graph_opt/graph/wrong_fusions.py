@@ -4,8 +4,10 @@ onnxruntime matches the outline of a pattern and ignores some of its details (1.
 subtraction, the exponent, axes that a mean drops (issues 25855, 30513, 31147 and 31980 of
 https://github.com/microsoft/onnxruntime), for two quantized pairs in a row that their parameters differ. A
 session disables such an optimizer if a pattern of its outline is not exactly the one that it computes.
-Another one makes a valid graph of opset 21 invalid: it turns int8 tensors to uint8 by their zero points and
-leaves the attribute output_dtype, which the graph or onnxruntime itself wrote (issue 25526).
+Others make valid graphs invalid: int8 tensors of opset 21 become uint8 by their zero points, not by the
+attribute output_dtype, which the graph or onnxruntime itself wrote (issue 25526); quantizers to int32, which
+do not exist, are inserted behind DequantizeLinear (25001); the reader of a quotient of constants is joined
+with it when the quotient is folded already (32413, 32416).
 """
 
 from __future__ import annotations
@@ -27,11 +29,16 @@ ENTRY = "optimization.disable_specified_optimizers"
 _NORMS = ("LayerNormFusionL1", "LayerNormFusionL2", "SimplifiedLayerNormFusion")
 _PAIRS = ("DoubleQDQPairsRemover",)
 _SIGNED = ("QDQS8ToU8Transformer",)
+_WIDE = ("QDQPropagationTransformer",)
+_QUOTIENTS = ("DivMulFusion",)
 _OUTLINES = (
     ((b"ReduceMean", b"Sqrt"), _NORMS),
     ((b"QuantizeLinear", b"DequantizeLinear"), _PAIRS),
     ((b"DequantizeLinear",), _SIGNED),
+    ((b"DequantizeLinear",), _WIDE),
+    ((b"Div", b"Mul"), _QUOTIENTS),
 )
+_WITH_ZERO_POINT = 3  # inputs of QuantizeLinear and DequantizeLinear
 _FIRST_OUTPUT_DTYPE = 21  # the opset from which QuantizeLinear has output_dtype
 # onnxruntime inserts quantized pairs behind those that follow DequantizeLinear.
 _MOVES = frozenset({"MaxPool", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Slice", "Flatten", "Gather"})
@@ -76,6 +83,8 @@ def _of_content(content: mmap.mmap | bytes) -> tuple[str, ...]:
         _NORMS: _has_other_norm,
         _PAIRS: _has_unequal_pairs,
         _SIGNED: lambda scope: typed and _has_typed_pairs(scope),
+        _WIDE: lambda scope: any(_is_moved(scope, node, np.int32) for node in scope.nodes),
+        _QUOTIENTS: _has_constant_quotient,
     }
     return tuple(name for fusion in candidates if any(map(tests[fusion], scopes)) for name in fusion)
 
@@ -303,17 +312,40 @@ def _has_unequal_pairs(scope: _Scope) -> bool:
 
 def _has_typed_pairs(scope: _Scope) -> bool:
     """Return whether a quantizer of int8 states its type beside its zero point, or may be inserted so."""
-    for node in scope.nodes:
-        zero = scope.constant(node.input[2]) if len(node.input) > 2 else None
-        if node.domain or zero is None or zero.dtype != np.int8:
-            continue
-        if node.op_type == "QuantizeLinear" and any(each.name == "output_dtype" for each in node.attribute):
-            return True
-        if node.op_type == "DequantizeLinear" and any(
-            reader.op_type in _MOVES for reader in scope.readers[node.output[0]]
-        ):
-            return True
-    return False
+    stating = (
+        node
+        for node in scope.nodes
+        if node.op_type == "QuantizeLinear" and any(each.name == "output_dtype" for each in node.attribute)
+    )
+    return any(_has_zero_point(scope, node, np.int8) for node in stating) or any(
+        _is_moved(scope, node, np.int8) for node in scope.nodes
+    )
+
+
+def _has_zero_point(scope: _Scope, node: onnx.NodeProto, dtype: npt.DTypeLike) -> bool:
+    zero = scope.constant(node.input[2]) if len(node.input) == _WITH_ZERO_POINT else None
+    return zero is not None and zero.dtype == dtype
+
+
+def _is_moved(scope: _Scope, node: onnx.NodeProto, dtype: npt.DTypeLike) -> bool:
+    """Return whether DequantizeLinear of ``dtype`` is in front of nodes that move elements only."""
+    return (
+        node.op_type == "DequantizeLinear"
+        and not node.domain
+        and any(reader.op_type in _MOVES for reader in scope.readers[node.output[0]])
+        and _has_zero_point(scope, node, dtype)
+    )
+
+
+def _has_constant_quotient(scope: _Scope) -> bool:
+    """Return whether a quotient of two constants is multiplied."""
+    return any(
+        node.op_type == "Div"
+        and not node.domain
+        and all(scope.constant(name) is not None for name in node.input)
+        and any(reader.op_type == "Mul" for reader in scope.readers[node.output[0]])
+        for node in scope.nodes
+    )
 
 
 def _equal_parameters(scope: _Scope, first: onnx.NodeProto, second: onnx.NodeProto) -> bool:
