@@ -155,6 +155,7 @@ class _Scope:
 
     nodes: list[onnx.NodeProto]
     constants: dict[str, onnx.TensorProto]
+    widths: Mapping[str, int]  # the last sizes of inputs and other values whose shapes are stated
     producers: dict[str, onnx.NodeProto] = field(default_factory=dict)
     readers: dict[str, list[onnx.NodeProto]] = field(default_factory=lambda: defaultdict(list))
 
@@ -210,17 +211,21 @@ class _Scope:
 def _scopes(model: onnx.ModelProto) -> Iterator[_Scope]:
     def of_graph(graph: onnx.GraphProto, outer: Mapping[str, onnx.TensorProto]) -> Iterator[_Scope]:
         constants = {**outer, **{tensor.name: tensor for tensor in graph.initializer}}
-        yield from of_nodes(list(graph.node), constants)
+        shapes = {value.name: value.type.tensor_type.shape.dim for value in (*graph.input, *graph.value_info)}
+        widths = {name: dims[-1].dim_value for name, dims in shapes.items() if dims and dims[-1].dim_value}
+        yield from of_nodes(list(graph.node), constants, widths)
 
-    def of_nodes(nodes: list[onnx.NodeProto], constants: dict[str, onnx.TensorProto]) -> Iterator[_Scope]:
-        yield _Scope(nodes, constants)
+    def of_nodes(
+        nodes: list[onnx.NodeProto], constants: dict[str, onnx.TensorProto], widths: Mapping[str, int]
+    ) -> Iterator[_Scope]:
+        yield _Scope(nodes, constants, widths)
         for attribute in (attribute for node in nodes for attribute in node.attribute):
             for graph in [*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])]:
                 yield from of_graph(graph, constants)
 
     yield from of_graph(model.graph, {})
     for function in model.functions:
-        yield from of_nodes(list(function.node), {})
+        yield from of_nodes(list(function.node), {}, {})
 
 
 def _has_other_norm(scope: _Scope) -> bool:
@@ -252,9 +257,31 @@ def _is_exact(scope: _Scope, variance: onnx.NodeProto, divide: onnx.NodeProto, r
     if scope.constant(scaled[0]) is not None:  # 1 / sqrt(...), which is multiplied later
         products = scope.read_by(divide.output[0], "Mul")
         scaled = [scope.uncast(name) for node, read in products for name in node.input if name != read]
+    if _is_scaled_wider(scope, base, divide):
+        return False
     return _is_centred_exactly(scope, base, axes) and all(
         name == base or _equal_nodes(scope, name, base) for name in scaled
     )
+
+
+def _is_scaled_wider(scope: _Scope, base: str, divide: onnx.NodeProto) -> bool:
+    """Return whether a norm over one element is multiplied by a vector, which makes it wider."""
+    difference = scope.source(base, "Sub")
+    width = next(
+        (
+            scope.widths[name]
+            for name in (base, *(difference.input if difference else ()))
+            if name in scope.widths
+        ),
+        None,
+    )
+    factors = (
+        scope.constant(name)
+        for node, read in scope.read_by(divide.output[0], "Mul")
+        for name in node.input
+        if name != read
+    )
+    return width == 1 and any(factor is not None and factor.size > 1 for factor in factors)
 
 
 def _is_centred_exactly(scope: _Scope, value: str, axes: list[int]) -> bool:

@@ -60,7 +60,7 @@ class Report:
 
 
 def floats(*shape: int) -> Array:
-    return RNG.standard_normal(shape).astype(np.float32)
+    return np.asarray(RNG.standard_normal(shape)).astype(np.float32)
 
 
 ORT, SCRIPT, SIMPLIFIER, OPTIMIZER = (
@@ -70,6 +70,12 @@ ONE = {"one": np.float32(1), "unit": np.float32(1), "nil": np.float32(0)}
 ERF = {"root": np.float32(1.4142135), "one": np.float32(1), "half": np.float32(0.5)}
 LEVELS = {"q": np.array([[-5, 3, -128, 127], [1, -1, 0, 9]], np.int8)}
 ZERO, PADS = np.array([0]), np.array([0, 0, 1, 1, 0, 0, 1, 1])
+NORM = (
+    "m = ReduceMean<axes = [-1]>(x) c = Sub(x, m) q = Pow(c, two) v = ReduceMean<axes = [-1]>(q)"
+    " w = Add(v, e) r = Sqrt(w) n = Div(c, r)"
+)
+DROPPING = NORM.replace("[-1]>(x)", "[-1], keepdims = 0>(x)")
+NORM_CONSTANTS = {"two": np.float32(2), "e": np.float32(1e-5)}
 REPORTS = (
     Report(
         f"{ORT}32228", "an identity Transpose became transA of Gemm",
@@ -183,6 +189,25 @@ REPORTS = (
         " w = Add(v, e) r = Sqrt(w) n = Div(c, r) p = Mul(n, g) y = Add(p, b)",
         "(float[4,4] x) => (float[4,4] y)",
         {"axes": np.array([-1]), "e": np.float32(1e-5), "g": floats(4), "b": floats(4)},
+    ),
+    Report(
+        f"{ORT}31980", "a norm over one element times a vector was fused, which needs equal sizes",
+        f"{NORM} y = Mul(g, n)", "(float[3,1] x) => (float[3,2] y)", {**NORM_CONSTANTS, "g": floats(2)}, 17,
+    ),
+    Report(
+        "onnx/onnx#8204", "a mean that drops its axis made a fused norm invalid",
+f"{DROPPING} y = Mul(n, g)",
+        "(float[4,4] x) => (float[4,4] y)", {**NORM_CONSTANTS, "g": floats(4)}, 17,
+    ),
+    Report(
+        f"{ORT}3764", "a sum that is wider than the product became Gemm",
+        "p = MatMul(x, w) q = Mul(two, z) y = Add(p, q)",
+        "(float[3,3] x, float[3,1] w, float[1,4] z) => (float[3,4] y)", {"two": np.float32(2)},
+    ),
+    Report(
+        f"{ORT}23138", "a fused Gelu refused a scalar",
+        "d = Div(x, root) e = Erf(d) o = Add(e, one) m = Mul(x, o) y = Mul(m, half)",
+        "(float x) => (float y)", ERF,
     ),
     Report(
         f"{ORT}7021", "a Transpose and a Cast were fused into MatMul although others read them",
