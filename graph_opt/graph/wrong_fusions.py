@@ -4,8 +4,10 @@ onnxruntime matches the outline of a pattern and ignores some of its details (1.
 subtraction, the exponent, axes that a mean drops (issues 25855, 30513, 31147 and 31980 of
 https://github.com/microsoft/onnxruntime), for two quantized pairs in a row that their parameters differ. A
 session disables such an optimizer if a pattern of its outline is not exactly the one that it computes.
-Another one makes a valid graph of opset 21 invalid: it turns int8 tensors to uint8 by their zero points and
-leaves the attribute output_dtype, which the graph or onnxruntime itself wrote (issue 25526).
+Others make valid graphs invalid: int8 tensors of opset 21 become uint8 by their zero points, not by the
+attribute output_dtype, which the graph or onnxruntime itself wrote (issue 25526); quantizers to int32, which
+do not exist, are inserted behind DequantizeLinear (25001); the reader of a quotient of constants is joined
+with it when the quotient is folded already (32413, 32416).
 """
 
 from __future__ import annotations
@@ -27,11 +29,16 @@ ENTRY = "optimization.disable_specified_optimizers"
 _NORMS = ("LayerNormFusionL1", "LayerNormFusionL2", "SimplifiedLayerNormFusion")
 _PAIRS = ("DoubleQDQPairsRemover",)
 _SIGNED = ("QDQS8ToU8Transformer",)
+_WIDE = ("QDQPropagationTransformer",)
+_QUOTIENTS = ("DivMulFusion",)
 _OUTLINES = (
     ((b"ReduceMean", b"Sqrt"), _NORMS),
     ((b"QuantizeLinear", b"DequantizeLinear"), _PAIRS),
     ((b"DequantizeLinear",), _SIGNED),
+    ((b"DequantizeLinear",), _WIDE),
+    ((b"Div", b"Mul"), _QUOTIENTS),
 )
+_WITH_ZERO_POINT = 3  # inputs of QuantizeLinear and DequantizeLinear
 _FIRST_OUTPUT_DTYPE = 21  # the opset from which QuantizeLinear has output_dtype
 # onnxruntime inserts quantized pairs behind those that follow DequantizeLinear.
 _MOVES = frozenset({"MaxPool", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Slice", "Flatten", "Gather"})
@@ -76,6 +83,8 @@ def _of_content(content: mmap.mmap | bytes) -> tuple[str, ...]:
         _NORMS: _has_other_norm,
         _PAIRS: _has_unequal_pairs,
         _SIGNED: lambda scope: typed and _has_typed_pairs(scope),
+        _WIDE: lambda scope: any(_is_moved(scope, node, np.int32) for node in scope.nodes),
+        _QUOTIENTS: _has_constant_quotient,
     }
     return tuple(name for fusion in candidates if any(map(tests[fusion], scopes)) for name in fusion)
 
@@ -146,6 +155,7 @@ class _Scope:
 
     nodes: list[onnx.NodeProto]
     constants: dict[str, onnx.TensorProto]
+    widths: Mapping[str, int]  # the last sizes of inputs and other values whose shapes are stated
     producers: dict[str, onnx.NodeProto] = field(default_factory=dict)
     readers: dict[str, list[onnx.NodeProto]] = field(default_factory=lambda: defaultdict(list))
 
@@ -201,17 +211,21 @@ class _Scope:
 def _scopes(model: onnx.ModelProto) -> Iterator[_Scope]:
     def of_graph(graph: onnx.GraphProto, outer: Mapping[str, onnx.TensorProto]) -> Iterator[_Scope]:
         constants = {**outer, **{tensor.name: tensor for tensor in graph.initializer}}
-        yield from of_nodes(list(graph.node), constants)
+        shapes = {value.name: value.type.tensor_type.shape.dim for value in (*graph.input, *graph.value_info)}
+        widths = {name: dims[-1].dim_value for name, dims in shapes.items() if dims and dims[-1].dim_value}
+        yield from of_nodes(list(graph.node), constants, widths)
 
-    def of_nodes(nodes: list[onnx.NodeProto], constants: dict[str, onnx.TensorProto]) -> Iterator[_Scope]:
-        yield _Scope(nodes, constants)
+    def of_nodes(
+        nodes: list[onnx.NodeProto], constants: dict[str, onnx.TensorProto], widths: Mapping[str, int]
+    ) -> Iterator[_Scope]:
+        yield _Scope(nodes, constants, widths)
         for attribute in (attribute for node in nodes for attribute in node.attribute):
             for graph in [*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])]:
                 yield from of_graph(graph, constants)
 
     yield from of_graph(model.graph, {})
     for function in model.functions:
-        yield from of_nodes(list(function.node), {})
+        yield from of_nodes(list(function.node), {}, {})
 
 
 def _has_other_norm(scope: _Scope) -> bool:
@@ -243,9 +257,31 @@ def _is_exact(scope: _Scope, variance: onnx.NodeProto, divide: onnx.NodeProto, r
     if scope.constant(scaled[0]) is not None:  # 1 / sqrt(...), which is multiplied later
         products = scope.read_by(divide.output[0], "Mul")
         scaled = [scope.uncast(name) for node, read in products for name in node.input if name != read]
+    if _is_scaled_wider(scope, base, divide):
+        return False
     return _is_centred_exactly(scope, base, axes) and all(
         name == base or _equal_nodes(scope, name, base) for name in scaled
     )
+
+
+def _is_scaled_wider(scope: _Scope, base: str, divide: onnx.NodeProto) -> bool:
+    """Return whether a norm over one element is multiplied by a vector, which makes it wider."""
+    difference = scope.source(base, "Sub")
+    width = next(
+        (
+            scope.widths[name]
+            for name in (base, *(difference.input if difference else ()))
+            if name in scope.widths
+        ),
+        None,
+    )
+    factors = (
+        scope.constant(name)
+        for node, read in scope.read_by(divide.output[0], "Mul")
+        for name in node.input
+        if name != read
+    )
+    return width == 1 and any(factor is not None and factor.size > 1 for factor in factors)
 
 
 def _is_centred_exactly(scope: _Scope, value: str, axes: list[int]) -> bool:
@@ -303,17 +339,40 @@ def _has_unequal_pairs(scope: _Scope) -> bool:
 
 def _has_typed_pairs(scope: _Scope) -> bool:
     """Return whether a quantizer of int8 states its type beside its zero point, or may be inserted so."""
-    for node in scope.nodes:
-        zero = scope.constant(node.input[2]) if len(node.input) > 2 else None
-        if node.domain or zero is None or zero.dtype != np.int8:
-            continue
-        if node.op_type == "QuantizeLinear" and any(each.name == "output_dtype" for each in node.attribute):
-            return True
-        if node.op_type == "DequantizeLinear" and any(
-            reader.op_type in _MOVES for reader in scope.readers[node.output[0]]
-        ):
-            return True
-    return False
+    stating = (
+        node
+        for node in scope.nodes
+        if node.op_type == "QuantizeLinear" and any(each.name == "output_dtype" for each in node.attribute)
+    )
+    return any(_has_zero_point(scope, node, np.int8) for node in stating) or any(
+        _is_moved(scope, node, np.int8) for node in scope.nodes
+    )
+
+
+def _has_zero_point(scope: _Scope, node: onnx.NodeProto, dtype: npt.DTypeLike) -> bool:
+    zero = scope.constant(node.input[2]) if len(node.input) == _WITH_ZERO_POINT else None
+    return zero is not None and zero.dtype == dtype
+
+
+def _is_moved(scope: _Scope, node: onnx.NodeProto, dtype: npt.DTypeLike) -> bool:
+    """Return whether DequantizeLinear of ``dtype`` is in front of nodes that move elements only."""
+    return (
+        node.op_type == "DequantizeLinear"
+        and not node.domain
+        and any(reader.op_type in _MOVES for reader in scope.readers[node.output[0]])
+        and _has_zero_point(scope, node, dtype)
+    )
+
+
+def _has_constant_quotient(scope: _Scope) -> bool:
+    """Return whether a quotient of two constants is multiplied."""
+    return any(
+        node.op_type == "Div"
+        and not node.domain
+        and all(scope.constant(name) is not None for name in node.input)
+        and any(reader.op_type == "Mul" for reader in scope.readers[node.output[0]])
+        for node in scope.nodes
+    )
 
 
 def _equal_parameters(scope: _Scope, first: onnx.NodeProto, second: onnx.NodeProto) -> bool:

@@ -37,6 +37,8 @@ DEVIATIONS = {
     "gemma: hidden_activation": "older files",
     # Padding changes its states, behind a projection with a bias.
     "lfm2: conv_bias": "padding",
+    "lfm2_moe: conv_bias": "padding",
+    "granitemoehybrid: mamba_proj_bias": "padding",
 }
 
 
