@@ -25,6 +25,7 @@ from carryall.runtime.batch.inputs.sources import Row
 from carryall.runtime.batch.inputs.templates import PromptTemplate
 from carryall.runtime.batch.jobs.journal import Answer
 from carryall.runtime.batch.workers.offline import OfflineEngine, windows
+from carryall.runtime.batch.workers.vectors import VectorWorker
 from carryall.runtime.batch.workers.worker import WorkerSpec, open_worker
 from carryall.runtime.models.loading import load_model
 
@@ -36,7 +37,7 @@ def lines(records: Iterable[Record]) -> Iterator[BatchLine]:
         yield line
 
 
-def answers(worker: OfflineEngine, records: Iterable[Record]) -> dict[int, Answer]:
+def answers(worker: OfflineEngine | VectorWorker, records: Iterable[Record]) -> dict[int, Answer]:
     try:
         found = list(worker.run(lines(records), threading.Event()))
     finally:
