@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from .runtime.api.session import InferenceSession
     from .runtime.api.text_classifier import TextClassifier
     from .runtime.api.text_encoder import TextEncoder
+    from .runtime.api.token_classifier import TokenClassifier
     from .runtime.batch import api as batch
     from .runtime.engine.config import EngineConfig
     from .runtime.engine.sampling.beam_search import BeamSearchOptions
@@ -79,6 +80,7 @@ _HOME = {
     "StructuredOutput": ".runtime.types.structured_output",
     "TextClassifier": ".runtime.api.text_classifier",
     "TextEncoder": ".runtime.api.text_encoder",
+    "TokenClassifier": ".runtime.api.token_classifier",
     "VerificationReport": ".runtime.tasks.verify",
     "Watermark": ".runtime.types.watermark",
     "benchmark": ".runtime.tasks.benchmark",
@@ -122,6 +124,7 @@ __all__ = [
     "StructuredOutput",
     "TextClassifier",
     "TextEncoder",
+    "TokenClassifier",
     "VerificationReport",
     "Watermark",
     "__version__",

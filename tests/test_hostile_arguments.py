@@ -45,6 +45,7 @@ FUNCTIONS: Mapping[str, dict[str, Any]] = {
     "LLM": {"model": "package"},
     "TextClassifier": {"folder": "package"},
     "TextEncoder": {"folder": "package"},
+    "TokenClassifier": {"folder": "package"},
     "AsyncLLM": {"model": "package"},
     "InferenceSession": {"path_or_bytes": "package/model.onnx"},
     "DynamicBatcher": {"session": None},

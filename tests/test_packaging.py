@@ -14,7 +14,7 @@ from filelock import FileLock
 from carryall.providers.native.compiler import find_compiler, installed_library
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDERS = ("cli", "client", "exporter", "graph_opt", "program", "proto", "providers", "runtime", "storage")
+FOLDERS = ("cli", "client", "exporter", "graph_opt", "proto", "providers", "runtime", "storage")
 FILES = (
     "__init__.py",
     "__main__.py",
@@ -23,6 +23,7 @@ FILES = (
     "logs.py",
     "options.py",
     "plain_json.py",
+    "program.py",
     "reports.py",
     "progress.py",
     "py.typed",

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDERS = ("cli", "client", "exporter", "graph_opt", "program", "proto", "providers", "runtime", "storage")
+FOLDERS = ("cli", "client", "exporter", "graph_opt", "proto", "providers", "runtime", "storage")
 TENSOR_RUNTIMES = {"onnxruntime", "openvino", "torch", "tensorflow"}
 PURE = ("runtime/engine", "exporter", "graph_opt/passes", "graph_opt/analysis", "graph_opt/lower")
 
@@ -59,7 +59,7 @@ runtime.engine
 runtime.models
 runtime.evaluate
 runtime.tasks runtime.api
-program
+runtime.program
 runtime.service.core
 runtime.service.access runtime.service.telemetry
 runtime.service.kserve

@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = (ROOT / "docs" / "threat_model.md").read_text(encoding="utf-8")
 NAMED = sorted(set(re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", PAGE)))
-PACKAGE = ("cli", "client", "exporter", "graph_opt", "program", "providers", "runtime", "storage")
+PACKAGE = ("cli", "client", "exporter", "graph_opt", "providers", "runtime", "storage")
 
 
 @pytest.mark.parametrize("path", sorted({path for path, _ in NAMED}))
@@ -95,4 +95,4 @@ def test_onnxruntime_sends_and_keeps_nothing(tmp_path: Path) -> None:
 def test_nothing_is_sent_unless_configured() -> None:
     """Only named files may import a library that opens connections to others."""
     clients = ("requests", "httpx", "aiohttp", "urllib3", "http", "ftplib", "smtplib", "telnetlib")
-    assert imported(*clients) == {"program/service.py"}  # to the address that a program is run on
+    assert imported(*clients) == {"runtime/program/service.py"}  # to the address that a program is run on

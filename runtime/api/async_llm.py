@@ -6,7 +6,7 @@ import asyncio
 import atexit
 import functools
 import sys
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
@@ -185,7 +185,7 @@ class AsyncLLM(TextModel):
         return await self._ask(await self._in_thread(rerank_questions, self._requests, *asked))
 
     async def embed(
-        self, prompts: Prompt | Sequence[Prompt], *, pooling: Pooling = "last", normalize: bool = True
+        self, prompts: Prompt | Iterable[Prompt], *, pooling: Pooling = "last", normalize: bool = True
     ) -> npt.NDArray[np.float32]:
         """Return embeddings [prompts, hidden_size]; see ``LLM.embed``."""
         check_pooling(pooling)

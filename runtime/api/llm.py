@@ -90,7 +90,7 @@ class LLM(TextModel):
 
     def generate(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: Prompt | Iterable[Prompt],
         sampling_params: Params = None,
         *,
         lora: Loras = None,
@@ -199,7 +199,7 @@ class LLM(TextModel):
         self._raise_if_cut_off(group)
 
     def beam_search(
-        self, prompts: Prompt | Sequence[Prompt], options: BeamSearchOptions | None = None
+        self, prompts: Prompt | Iterable[Prompt], options: BeamSearchOptions | None = None
     ) -> list[RequestOutput]:
         """Return the ``num_beams`` most likely outputs of each prompt, the best first.
 
@@ -290,7 +290,7 @@ class LLM(TextModel):
         return self._ask(rerank_questions(self._requests, query, documents, instruction, answers))
 
     def embed(
-        self, prompts: Prompt | Sequence[Prompt], *, pooling: Pooling = "last", normalize: bool = True
+        self, prompts: Prompt | Iterable[Prompt], *, pooling: Pooling = "last", normalize: bool = True
     ) -> npt.NDArray[np.float32]:
         """Return embeddings, float32 [prompts, hidden_size], from the model's last hidden states.
 

@@ -19,6 +19,10 @@ class TextModel:
 
     _requests: RequestFactory
     _engine: Engine
+    name: str
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r}, context_length={self.context_length})"
 
     @checked_arguments
     def render_chat(

@@ -300,7 +300,7 @@ def test_without_a_temporary_folder_the_variable_is_named(monkeypatch: pytest.Mo
 def test_temporary_folders_are_made_in_one_place() -> None:
     """``tempfile`` alone leaves its folders behind when the process is killed."""
     root = Path(scratch.__file__).resolve().parents[1]
-    folders = ("cli", "client", "exporter", "graph_opt", "program", "providers", "runtime", "storage")
+    folders = ("cli", "client", "exporter", "graph_opt", "providers", "runtime", "storage")
     users = {
         path.relative_to(root).as_posix()
         for folder in folders

@@ -221,18 +221,31 @@ class LLMHandler:
         *,
         pooling: Pooling | None = None,
         normalize: bool = True,
+        prompt: str | None = None,
+        truncate: bool | None = None,
     ) -> Embeddings:
-        """Return the embeddings of texts or token ids; ``pooling`` None is "last".
+        """Return the embeddings of texts or token ids.
+
+        Args:
+            prompts: the texts or token ids.
+            pooling: None is "last".
+            normalize: whether to scale vectors to length 1.
+            prompt: must be None, because a decoder has no prompts by name.
+            truncate: whether to cut texts that are longer than the context, instead of refusing them.
 
         Raises:
-            RequestError: a prompt is invalid.
+            RequestError: a prompt is invalid, or the name of a prompt is given.
             UnsupportedTaskError: the model cannot compute embeddings.
             ServiceUnavailableError: see ``generate``.
         """
         self._refuse_adapter("embeddings")
+        if prompt is not None:
+            raise RequestError(f"the model '{self.name}' has no prompts by name; omit 'prompt_name'")
         with self._in_progress() as llm:
             check_tokens()
-            tokens = [await llm.token_ids(prompt) for prompt in prompts]
+            tokens = [await llm.token_ids(text) for text in prompts]
+            if truncate:
+                tokens = [ids[: self.model.info.context_length] for ids in tokens]
             spend(sum(map(len, tokens)))
             try:
                 vectors = await llm.embed(tokens, pooling=pooling or "last", normalize=normalize)
@@ -268,8 +281,17 @@ class LLMHandler:
         *,
         instruction: str = RERANK_INSTRUCTION,
         answers: Sequence[str] = ("yes", "no"),
+        truncate: bool | None = None,
     ) -> list[float]:
-        """Return the probability that each document answers the query; see ``LLM.rerank``."""
+        """Return the probability that each document answers the query; see ``LLM.rerank``.
+
+        Raises:
+            RequestError: ``truncate`` is True, which would cut the question behind the document.
+        """
+        if truncate:
+            raise RequestError(
+                f"the model '{self.name}' asks a question behind each document; omit 'truncate'"
+            )
         self._refuse_adapter("reranking")
         with self._in_progress() as llm:
             await _spend_on(llm, [query] * len(documents), documents)

@@ -26,6 +26,7 @@ from . import (
     openapi,
     playground_page,
     responses_api,
+    tei,
     tgi,
     utility,
 )
@@ -36,7 +37,19 @@ from .sse import ClientGone
 
 # A request tries the routes in this order: those of most requests come first.
 _ROUTERS = (
-    *(openai_api, responses_api, anthropic, ollama, tgi, health, playground_page, utility, infill, kserve),
+    *(
+        openai_api,
+        responses_api,
+        anthropic,
+        ollama,
+        tgi,
+        health,
+        playground_page,
+        utility,
+        infill,
+        tei,
+        kserve,
+    ),
     openapi,
 )
 

@@ -337,7 +337,9 @@ async def embed(request: Request) -> Response:
     handler = await _embedder(service, body, headers)
     ask = read_embeddings({"input": body.get("input"), "dimensions": body.get("dimensions")})
     start = time.monotonic_ns()
-    found = await while_connected(request.receive, handler.embed(ask.inputs))
+    truncate = body.get("truncate")  # Ollama cuts unless it is false
+    cut = bool_field("truncate", True if truncate is None else truncate)
+    found = await while_connected(request.receive, handler.embed(ask.inputs, truncate=cut))
     answer = {
         "model": handler.name,
         "embeddings": cut_vectors(ask, found).tolist(),
@@ -356,7 +358,7 @@ async def embeddings(request: Request) -> Response:
     prompt = text_field("prompt", body.get("prompt"))
     if not prompt:  # loads the model
         return json_response({"embedding": []}, headers)
-    found = await while_connected(request.receive, handler.embed([prompt]))
+    found = await while_connected(request.receive, handler.embed([prompt], truncate=True))
     return json_response({"embedding": found.vectors[0].tolist()}, headers)
 
 

@@ -165,7 +165,14 @@ async def text_embeddings(request: Request) -> Response:
     handler = await service.embedder(body.get("model"))
     ask = embeddings.read_embeddings(body)
     found = await while_connected(
-        request.receive, handler.embed(ask.inputs, pooling=ask.pooling, normalize=ask.normalize)
+        request.receive,
+        handler.embed(
+            ask.inputs,
+            pooling=ask.pooling,
+            normalize=ask.normalize,
+            prompt=ask.prompt,
+            truncate=ask.truncate,
+        ),
     )
     return json_response(embeddings.embeddings_response(ask, found, handler.name), headers)
 

@@ -10,6 +10,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from ....errors import RequestError
+from . import tei
 from .openai import scoring
 from .openai.reading import bool_field, is_token_ids, text_or_conversation
 from .service import HttpService, json_response, service_of
@@ -82,12 +83,18 @@ async def score(request: Request) -> Response:
 
 
 async def rerank(request: Request) -> Response:
-    """Handle ``POST /rerank``: sort ``documents`` by the probability that each answers ``query``."""
+    """Handle ``POST /rerank``: sort ``documents`` by the probability that each answers ``query``.
+
+    With ``texts`` in place of ``documents``, the answer is that of text-embeddings-inference.
+    """
     service = service_of(request)
-    body, headers = await service.known_body(request, scoring.RERANK)
+    given = await service.body(request)
+    if "texts" in given and "documents" not in given:
+        return await tei.rank(request, service, given)
+    body, headers = service.split(given, scoring.RERANK)
     handler = await service.embedder(body.get("model"))
     ask = scoring.read_rerank(body)
-    work = handler.rerank(ask.query, ask.documents, instruction=ask.instruction)
+    work = handler.rerank(ask.query, ask.documents, instruction=ask.instruction, truncate=ask.truncate)
     scores = await while_connected(request.receive, work)
     return json_response(scoring.rerank_response(ask, scores, handler.name, uuid.uuid4().hex), headers)
 

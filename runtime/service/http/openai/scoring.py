@@ -22,7 +22,9 @@ SCORE = frozenset(
     {"model", "text_1", "text_2", "queries", "documents", "text", "continuations", "instruction", "user"}
     | {"messages", "tools", "chat_template_kwargs", "add_generation_prompt", "continue_final_message"}
 )
-RERANK = frozenset({"model", "query", "documents", "top_n", "return_documents", "instruction", "user"})
+RERANK = frozenset(
+    {"model", "query", "documents", "top_n", "return_documents", "instruction", "user", "truncate"}
+)
 MOST_TEXTS = 2048
 
 
@@ -53,6 +55,7 @@ class RerankAsk:
         instruction: what an answer is.
         top_n: how many of the best to return; None is all.
         show: whether to return their texts too.
+        truncate: whether to cut texts that are too long; None does as the model is served.
     """
 
     query: str
@@ -60,6 +63,7 @@ class RerankAsk:
     instruction: str
     top_n: int | None
     show: bool
+    truncate: bool | None = None
 
 
 def read_score(body: Mapping[str, Any]) -> ContinuationsAsk | PairsAsk:
@@ -91,13 +95,14 @@ def read_rerank(body: Mapping[str, Any]) -> RerankAsk:
     most = body.get("top_n")
     if most is not None and (type(most) is not int or most < 1):
         raise RequestError(f"'top_n' must be an integer of at least 1, not {shown(most)}")
-    show = body.get("return_documents")
+    show, truncate = body.get("return_documents"), body.get("truncate")
     return RerankAsk(
         _required_text("query", body.get("query")),
         _texts("documents", body.get("documents")),
         _instruction(body),
         most,
         bool_field("return_documents", True if show is None else show),
+        None if truncate is None else bool_field("truncate", truncate),
     )
 
 

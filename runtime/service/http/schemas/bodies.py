@@ -105,6 +105,7 @@ def bodies(llms: Json, embedders: Json) -> dict[str, Json]:
         **_anthropic(llms),
         **_ollama(llms, embedders),
         **_tgi(),
+        **_tei(embedders),
         **_kserve(),
         "/tokenize": _object("prompt", prompt=_TEXT, add_special_tokens=_FLAG, model=llms),
         "/infill": _object(
@@ -182,6 +183,18 @@ def _tgi() -> dict[str, Json]:
         "/generate": _object("inputs", **asked),
         "/generate_stream": _object("inputs", **asked),
         "/": _object("inputs", **asked, stream=_FLAG),
+    }
+
+
+def _tei(embedders: Json) -> dict[str, Json]:
+    texts = {"inputs": _TEXTS, "truncate": _FLAG, "model": embedders}
+    sentences = _object("source_sentence sentences", source_sentence=_TEXT, sentences=_TEXTS)
+    return {
+        "/embed": _object("inputs model", **texts, normalize=_FLAG, dimensions=_COUNT),
+        "/embed_all": _object("inputs model", **texts),
+        "/embed_sparse": _object("inputs model", **texts),
+        "/similarity": _object("inputs model", inputs=sentences, model=embedders),
+        "/predict": _object("inputs model", **texts, raw_scores=_FLAG),
     }
 
 

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from threading import Event
 from typing import Any
 
-from ..runtime.api.llm import LLM
-from ..runtime.types.outputs import RequestOutput, Usage
-from ..runtime.types.sampling_params import SamplingParams
+from ..api.llm import LLM
+from ..types.outputs import RequestOutput, Usage
+from ..types.sampling_params import SamplingParams
 from .parts import DEFAULT_MAX_TOKENS, Place
 from .prompts import Answer, ProgramCancelledError, Prompt, chosen
 

@@ -11,14 +11,14 @@ from collections.abc import Callable, Iterator, Mapping
 from threading import Event
 from typing import Any
 
-from ..errors import (
+from ...errors import (
     ProviderRuntimeError,
     RequestError,
     ServiceUnavailableError,
     UsageError,
 )
-from ..options import shown
-from ..runtime.types.outputs import ToolCall, Usage, merged_calls
+from ...options import shown
+from ..types.outputs import ToolCall, Usage, merged_calls
 from .parts import DEFAULT_MAX_TOKENS, Place
 from .prompts import Answer, ProgramCancelledError, Prompt, chosen
 

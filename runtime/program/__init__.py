@@ -11,7 +11,7 @@
 
 from __future__ import annotations
 
-from ..runtime.types.outputs import ToolCall
+from ..types.outputs import ToolCall
 from .conversation import Branches, Conversation
 from .parts import Parts, assistant, gen, image, select, system, tool_result, user
 from .program import Program, Run, program

@@ -8,9 +8,9 @@ from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, NamedTuple, Self, overload
 
-from ..errors import UsageError
-from ..options import shown
-from ..runtime.types.outputs import Usage
+from ...errors import UsageError
+from ...options import shown
+from ..types.outputs import Usage
 from .parts import Image, Item, Parts, Place, Turn, parts_of
 from .prompts import Answer, Model, ProgramCancelledError, Prompt
 

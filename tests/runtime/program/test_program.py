@@ -27,8 +27,8 @@ from carryall.program import (
     tool_result,
     user,
 )
-from carryall.program.parts import Image, Turn, parts_of
 from carryall.runtime.api.llm import LLM
+from carryall.runtime.program.parts import Image, Turn, parts_of
 from carryall.runtime.types.sampling_params import SamplingParams
 
 PREFIX = "a text of more than thirty tokens, which is shared: "

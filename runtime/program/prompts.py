@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from threading import Event
 from typing import Any, Protocol
 
-from ..errors import CarryallError
-from ..runtime.types.outputs import ToolCall, Usage
+from ...errors import CarryallError
+from ..types.outputs import ToolCall, Usage
 from .parts import Place
 
 Json = dict[str, Any]

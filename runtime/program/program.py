@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal, overload
 
-from ..errors import UsageError
-from ..options import shown
-from ..runtime.api.llm import LLM
+from ...errors import UsageError
+from ...options import shown
+from ..api.llm import LLM
 from .conversation import Conversation, Execution
 from .local import LocalModel
 from .parts import checked_options

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..errors import UsageError
-from ..options import shown
-from ..runtime.types.outputs import ToolCall
-from ..runtime.types.sampling_params import SamplingParams
-from ..runtime.types.structured_output import StructuredOutput
+from ...errors import UsageError
+from ...options import shown
+from ..types.outputs import ToolCall
+from ..types.sampling_params import SamplingParams
+from ..types.structured_output import StructuredOutput
 
 Json = dict[str, Any]
 DEFAULT_MAX_TOKENS = 128
