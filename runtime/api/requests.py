@@ -35,7 +35,7 @@ from .sight import Sight
 
 if TYPE_CHECKING:
     from ..models.loading import LoadedModel
-    from ..text.grammars import GrammarCompiler
+    from ..text.grammars import GrammarCompiler, LateMatcher
 
 
 # Maximum characters that are tokenized in the caller's thread, which blocks its event loop meanwhile.
@@ -292,6 +292,7 @@ class RequestFactory:
             "dry_breakers": self._dry_breakers(params),
             "thought": self._thought(params, frame),
             "grammar": self._grammar(params, frame),
+            "late_grammar": self._late_grammar(params, frame),
         }
 
     def _thought(self, params: SamplingParams, frame: AnswerFrame | None) -> ThoughtMarks | None:
@@ -317,6 +318,24 @@ class RequestFactory:
             return None
         if frame is not None and frame.must_call:
             wanted = None  # an answer of calls has no other form
+        held = None if frame is None else dataclasses.replace(frame, offered="")
+        return cast("Future[Grammar]", self._compiler().compile(wanted, held))
+
+    def _late_grammar(self, params: SamplingParams, frame: AnswerFrame | None) -> LateMatcher | None:
+        """Return what holds calls of tools that the model may call or not; None if nothing does."""
+        call_frame = None if frame is None else frame.call_frame
+        calls = None if frame is None else frame.answer.calls
+        tokenizer = self._model.tokenizer
+        if params.structured_output is not None or call_frame is None or calls is None or tokenizer is None:
+            return None
+        from ..text.grammars import LateMatcher  # as above
+
+        compiled = self._compiler().compile(None, call_frame)
+        return LateMatcher(
+            compiled, calls.marker, lambda token: tokenizer.decode([token], skip_special_tokens=False)
+        )
+
+    def _compiler(self) -> GrammarCompiler:
         from ..text.grammars import GrammarCompiler  # loaded on demand: few requests need it
 
         with self._lock:
@@ -324,7 +343,7 @@ class RequestFactory:
                 self._grammars = GrammarCompiler(
                     self.tokenizer, self._model.defaults.end_token_ids, self._model.runner.info.vocab_size
                 )
-        return cast("Future[Grammar]", self._grammars.compile(wanted, frame))
+        return self._grammars
 
     def _bad_words(self, params: SamplingParams) -> set[tuple[int, ...]]:
         """Return the token sequences of the bad words; a text is encoded with and without a leading space."""

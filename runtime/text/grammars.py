@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 import threading
 import time
@@ -22,6 +23,8 @@ from ..process.faults import raised_in_thread
 from ..types.structured_output import StructuredOutput
 from .json_schema import held_schema
 from .tokenizer import Tokenizer
+
+_log = logging.getLogger(__name__)
 
 _MAX_CACHED = 128
 _GBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
@@ -149,6 +152,115 @@ class GrammarMatcher:
     def copy(self) -> GrammarMatcher:
         """Return an independent copy of the state."""
         return GrammarMatcher(self._matcher.deep_copy(), 32 * len(self._mask))
+
+
+class LateMatcher:
+    """The grammar of calls that a model may make or not: it holds an answer from the first marker on.
+
+    Before, nothing is forbidden and no mask is computed. Then the request waits until the grammar is
+    compiled, so that the tokens do not depend on the time that this takes. An answer that does not fit the
+    grammar up to the marker, and tools whose schema no grammar can hold, stay free.
+
+    Args:
+        compiled: the initial state; failed if the schemas cannot be used.
+        marker: the text that begins a call.
+        text_of: returns the text of a token.
+
+    Attributes:
+        begun: whether the marker was written.
+    """
+
+    def __init__(self, compiled: Future[GrammarMatcher], marker: str, text_of: Callable[[int], str]) -> None:
+        self.begun = False
+        self._compiled, self._marker, self._text_of = compiled, marker, text_of
+        self._tokens: list[int] = []  # that the matcher has not seen
+        self._text = ""
+        self._matcher: GrammarMatcher | None = None
+        self._free = False
+
+    def observe(self, token: int) -> None:
+        """Follow the answer."""
+        if self._matcher is not None:
+            self._matcher.observe(token)
+            return
+        if not self._free:
+            self._tokens.append(token)
+        if not self.begun:
+            text = self._text + self._text_of(token)
+            self.begun = self._marker in text
+            self._text = text[-len(self._marker) :]
+
+    @property
+    def _held(self) -> GrammarMatcher | None:
+        """The matcher, if it holds the answer and is compiled."""
+        if self._matcher is None and self.begun and not self._free and self._compiled.done():
+            try:
+                matcher = self._compiled.result().copy()
+            except Exception as error:  # noqa: BLE001 -- nobody asked for a grammar, so that none is no fault
+                self._give_up(error)
+                return None
+            for token in self._tokens:
+                matcher.observe(token)
+            self._tokens.clear()
+            if matcher.error:
+                self._free = True
+            else:
+                self._matcher = matcher
+        return self._matcher
+
+    def prepare(self) -> None:
+        """Start computing the mask, if there is one."""
+        if (matcher := self._held) is not None:
+            matcher.prepare()
+
+    def ready(self, seconds: float) -> bool:
+        """Whether it is known what may come next; wait at most so long for it."""
+        if not self.begun or self._free:
+            return True
+        if not self._compiled.done():
+            wait([self._compiled], max(0.0, seconds))
+        matcher = self._held
+        return self._free if matcher is None else matcher.ready(seconds)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the grammar allows no further token."""
+        return self._matcher is not None and self._matcher.finished
+
+    @property
+    def error(self) -> str:
+        """Why the grammar failed, empty if it did not."""
+        return "" if self._matcher is None else self._matcher.error
+
+    def apply(self, logits: npt.NDArray[np.float32]) -> None:
+        """Forbid all tokens that the grammar does not allow here; one that is too much work is given up."""
+        if (matcher := self._held) is not None:
+            try:
+                matcher.apply(logits)
+            except (InvalidSamplingError, RequestFailedError) as error:
+                self._give_up(error)
+
+    def _give_up(self, error: Exception) -> None:
+        _log.info("calls are not held to their schemas: %s", error)
+        self._free, self._matcher = True, None
+
+    def forced_tokens(self) -> list[int]:
+        """Return the tokens that must come next; see ``GrammarMatcher``."""
+        return [] if self._matcher is None else self._matcher.forced_tokens()
+
+    def valid_prefix(self, tokens: Sequence[int]) -> int:
+        """Return how many of these tokens are allowed next; none while that is not known."""
+        if self._free or not self.begun:
+            return len(tokens)
+        return 0 if self._matcher is None else self._matcher.valid_prefix(tokens)
+
+    def copy(self) -> LateMatcher:
+        """Return an independent copy of the state."""
+        copied = LateMatcher(self._compiled, self._marker, self._text_of)
+        copied.begun, copied._free, copied._text = self.begun, self._free, self._text
+        copied._tokens = list(self._tokens)
+        copied._matcher = None if self._matcher is None else self._matcher.copy()
+        return copied
 
 
 class Frame(Protocol):

@@ -67,6 +67,12 @@ class Grammar(LogitsProcessor, Protocol):
         """Return how many of these tokens the grammar allows next."""
 
 
+class LateGrammar(Grammar, Protocol):
+    """A grammar that begins within an output."""
+
+    begun: bool
+
+
 class Request:
     """A prompt, its options, and the tokens generated for it.
 
@@ -79,6 +85,7 @@ class Request:
         dry_breakers: tokens that end a repeated run for DRY.
         thought: the marks of a thought in the answer, for ``reasoning_budget``.
         grammar: resolves to the grammar state that the output must follow; the request waits for it.
+        late_grammar: holds the output from a marker on; several requests may be given the same one.
         text: the detokenizer; None leaves the text empty.
         prompt: the prompt text, if the prompt was given as text.
         priority: lower is served first, as in vLLM.
@@ -124,6 +131,7 @@ class Request:
         dry_breakers: Collection[int] = (),
         thought: ThoughtMarks | None = None,
         grammar: Future[Grammar] | None = None,
+        late_grammar: LateGrammar | None = None,
         text: OutputText | None = None,
         prompt: str | None = None,
         priority: int = 0,
@@ -162,6 +170,7 @@ class Request:
         )
         self._guard = RepetitionGuard(params.repetition_guard) if params.repetition_guard else None
         self.awaited_grammar = grammar
+        self._late = None if late_grammar is None else late_grammar.copy()
         self.grammar: Grammar | None = None  # restricts the output, once it is compiled
         self.text = text
         self._pooled = PooledStates(pooling)
@@ -309,6 +318,8 @@ class Request:
         if self.output_logprobs is not None:
             self.output_logprobs.append(sample.logprobs)
         self.sampling.observe(token, sample.surprise)
+        if self._late is not None:
+            self._follow(self._late, token)
         if not self.metrics.first_token:
             self.metrics.first_token = time.monotonic()
         circles = self._guard is not None and self._guard.observe(token)
@@ -327,6 +338,13 @@ class Request:
             self.finish("length")
         elif circles:
             self.finish("length", "repetition")
+
+    def _follow(self, late: LateGrammar, token: int) -> None:
+        """Attach the grammar once its marker is written."""
+        late.observe(token)
+        if late.begun:
+            self.grammar, self._late = late, None
+            self.sampling.restrict(late)
 
     def finish(
         self, reason: FinishReason, stop_reason: str | int | None = None, error: str | None = None

@@ -35,6 +35,7 @@ class AnswerFrame:
         tools: the tools that may be called, as JSON text; empty if there are none.
         must_call: whether the answer consists of calls; else they may come between text.
         parallel: whether there may be several.
+        offered: tools that the model may call or not, as JSON text: a call is held from its first marker on.
     """
 
     answer: AnswerFormat
@@ -42,6 +43,12 @@ class AnswerFrame:
     tools: str = ""
     must_call: bool = False
     parallel: bool = True
+    offered: str = ""
+
+    @property
+    def call_frame(self) -> AnswerFrame | None:
+        """What holds calls of the offered tools, once one begins; None if there are none."""
+        return replace(self, tools=self.offered, offered="") if self.offered else None
 
     @property
     def is_needed(self) -> bool:
@@ -84,7 +91,10 @@ def answer_frame(
     if called:
         functions = [function for function in functions if function.get("name") in called]
     elif not any(function.get("strict") is True for function in functions):
-        functions = []
+        # Without a marker the beginning of a call is not known; harmony's are those of all messages.
+        marked = answer.calls is not None and bool(answer.calls.marker) and not answer.harmony
+        offered = json.dumps(functions) if functions and marked else ""
+        return AnswerFrame(answer, thought, parallel=parallel, offered=offered)
     held = json.dumps(functions) if functions else ""
     return AnswerFrame(answer, thought, held, must_call=bool(called), parallel=parallel)
 

@@ -26,7 +26,7 @@ HERMES = (
 TOOLS = [{"type": "function", "function": {"name": "now", "parameters": {}}}]
 ASK = [{"role": "user", "content": "time?"}]
 ANSWER = (
-    '<think>hm</think>\n\nLet me see.\n<tool_call>{"name": "now", "arguments": {"zone": "é"}}</tool_call>'
+    '<think>hm</think>\n\nLet me see.\n<tool_call>\n{"name": "now", "arguments": {"zone": "é"}}\n</tool_call>'
 )
 GREEDY = SamplingParams(temperature=0.0, max_tokens=None)
 
@@ -44,8 +44,9 @@ class Parrot(NullRunner):
         for row, result in zip(rows, results, strict=True):
             end = row.start + len(row.tokens)
             for place, logits in enumerate(result, start=end - len(result) + 1):
-                if place >= self._prompt_length:
-                    logits[self._said[place - self._prompt_length]] = 1000.0
+                if place >= self._prompt_length:  # proposals may go on behind the end
+                    said = min(place - self._prompt_length, len(self._said) - 1)
+                    logits[self._said[said]] = 1000.0
         return results
 
 

@@ -35,6 +35,15 @@ PACKAGES = {
     "litellm_client.py": ("litellm",),
     "langchain_client.py": ("langchain-openai",),
     "open_responses_client.py": ("openresponses-types",),
+    "pydantic_ai_client.py": ("pydantic-ai-slim[openai]",),
+    "openai_agents_client.py": ("openai-agents",),
+    "instructor_client.py": ("instructor",),
+    "smolagents_client.py": ("smolagents[openai]",),
+    "haystack_client.py": ("haystack-ai",),
+    "llama_index_client.py": ("llama-index-llms-openai-like",),
+    "langgraph_client.py": ("langgraph", "langchain-openai"),
+    "dspy_client.py": ("dspy",),
+    "autogen_client.py": ("autogen-agentchat", "autogen-ext[openai]"),
 }
 SECONDS = 300
 CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,unsupported_method"
