@@ -34,7 +34,7 @@ def is_encoder_folder(folder: Path) -> bool:
     return (folder / MODULES_FILE).is_file() and (folder / TOKENIZER_FILE).is_file()
 
 
-def encoder_folder(model: str | None) -> Path | None:
+def encoder_folder(model: str | Path | None) -> Path | None:
     """Return the folder that ``model`` names if it is that of an encoder; None for other models.
 
     Raises:

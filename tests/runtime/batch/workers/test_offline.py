@@ -25,6 +25,7 @@ from carryall.runtime.batch.inputs.sources import Row
 from carryall.runtime.batch.inputs.templates import PromptTemplate
 from carryall.runtime.batch.jobs.journal import Answer
 from carryall.runtime.batch.workers.offline import OfflineEngine, windows
+from carryall.runtime.batch.workers.vectors import VectorWorker
 from carryall.runtime.batch.workers.worker import WorkerSpec, open_worker
 from carryall.runtime.models.loading import load_model
 
@@ -36,7 +37,7 @@ def lines(records: Iterable[Record]) -> Iterator[BatchLine]:
         yield line
 
 
-def answers(worker: OfflineEngine, records: Iterable[Record]) -> dict[int, Answer]:
+def answers(worker: OfflineEngine | VectorWorker, records: Iterable[Record]) -> dict[int, Answer]:
     try:
         found = list(worker.run(lines(records), threading.Event()))
     finally:
@@ -310,7 +311,8 @@ def test_a_line_is_answered_as_the_service_answers_its_body(
     """Bodies with and without each option, so that the defaults are compared too."""
     monkeypatch.setenv("CARRYALL_CACHE", str(tmp_path / "cache"))
     if url == "/v1/embeddings":
-        worker, model = open_worker(WorkerSpec(model="demo")), load_model("demo")
+        worker: OfflineEngine | VectorWorker = open_worker(WorkerSpec(model="demo"))
+        model = load_model("demo")
     else:
         worker = toy_worker(tmp_path, context_length=2048)
         model = toy_model(tmp_path / "online", context_length=2048)
