@@ -107,6 +107,12 @@ class Checkpoint:
         """Return the sorted names of tensors that were not requested."""
         return sorted(self._unused)
 
+    def bias_left_out(self) -> str | None:
+        """Return the name of a bias that was not requested though its weight was; None if there is none."""
+        requested = self._tensors.keys() - self._unused
+        biases = (name for name in self.unused() if name.endswith(".bias"))
+        return next((name for name in biases if f"{name.removesuffix('bias')}weight" in requested), None)
+
     def layer_counts(self) -> dict[str, int]:
         """Return the number of layers by prefix, such as ``model.layers`` for names ``model.layers.0.*``."""
         numbers: dict[str, set[int]] = defaultdict(set)

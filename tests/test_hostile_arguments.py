@@ -37,6 +37,8 @@ FUNCTIONS: Mapping[str, dict[str, Any]] = {
     "quantize_any": {"source": "package/model.onnx", "out": "out.onnx"},
     "verify": {"reference": "package", "candidate": "package", "steps": 2},
     "diff": {"a": "package", "b": "package"},
+    "detect": {"model": "package", "text": "def f(x): return x"},
+    "Watermark": {},
     "evaluate": {"model": "package", "text": "def f(x): return x" * 5},
     "benchmark": {"model": "missing/model"},
     "plan": {"model": "package", "bandwidth": 1e9},
@@ -67,6 +69,7 @@ FUNCTIONS: Mapping[str, dict[str, Any]] = {
 MADE_BY_US = {
     *("BenchmarkReport", "DiffReport", "EvaluationReport", "ExportReport", "OptimizeReport"),
     "PlanReport",
+    "DetectionReport",
     *("QuantizeReport", "VerificationReport", "CompletionOutput", "RequestOutput", "batch.BatchJob"),
     "batch.SharedModel",
     *("CarryallError", "QuantizationWarning", "Progress", "__version__", "batch"),

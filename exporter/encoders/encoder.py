@@ -16,6 +16,7 @@ from ..graph import GraphWriter
 from ..rope import rope_tables
 from ..weights import Array, Checkpoint
 
+_QUICK_GELU = 1.702  # https://github.com/hendrycks/GELUs
 _GELU_TANH = ("gelu_new", "gelu_fast", "gelu_pytorch_tanh")
 
 
@@ -116,7 +117,10 @@ class EncoderLayers(GraphWriter):
         return self.initializer(tensor)
 
     def layer_norm(self, name: str, x: ir.Value, size: int | None = None) -> ir.Value:
-        """Write LayerNormalization (https://arxiv.org/abs/1607.06450) over the last axis."""
+        """Write LayerNormalization (https://arxiv.org/abs/1607.06450) over the last axis.
+
+        Its size is by default the hidden size.
+        """
         c = self.config
         with self.scope(name):
             # Checkpoints converted from TensorFlow call weight and bias gamma and beta.
@@ -153,9 +157,12 @@ class EncoderLayers(GraphWriter):
                 return self.op("Relu", x)
             case "tanh":
                 return self.op("Tanh", x)
+            case "quick_gelu":
+                factor = self.constant(_QUICK_GELU, np.float32, "quick_gelu")
+                return self.op("Mul", x, self.op("Sigmoid", self.op("Mul", x, factor)))
             case "silu" | "swish":
                 return self.op("Mul", x, self.op("Sigmoid", x))
-        known = ", ".join(("gelu", *_GELU_TANH, "relu", "tanh", "silu, swish"))
+        known = ", ".join(("gelu", *_GELU_TANH, "quick_gelu", "relu", "tanh", "silu, swish"))
         raise UnsupportedModelError(f"activation '{name}' is not supported; supported: {known}")
 
 

@@ -19,6 +19,7 @@ from ..telemetry.metrics import Metrics
 from . import (
     anthropic,
     health,
+    infill,
     kserve,
     ollama,
     openai_api,
@@ -36,7 +37,19 @@ from .sse import ClientGone
 
 # A request tries the routes in this order: those of most requests come first.
 _ROUTERS = (
-    *(openai_api, responses_api, anthropic, ollama, tgi, health, playground_page, utility, tei, kserve),
+    *(
+        openai_api,
+        responses_api,
+        anthropic,
+        ollama,
+        tgi,
+        health,
+        playground_page,
+        utility,
+        infill,
+        tei,
+        kserve,
+    ),
     openapi,
 )
 

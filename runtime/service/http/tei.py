@@ -37,7 +37,7 @@ async def embed(request: Request) -> Response:
     """Handle ``POST /embed``: return a vector for each text."""
     service = service_of(request)
     body, headers = await service.known_body(request, _EMBED)
-    handler = service.embedder(body.get("model"))
+    handler = await service.embedder(body.get("model"))
     normalize = _flag(body, "normalize", default=True)
     dimensions = body.get("dimensions")
     if dimensions is not None and (type(dimensions) is not int or dimensions < 1):
@@ -53,7 +53,7 @@ async def embed_all(request: Request) -> Response:
     service = service_of(request)
     body, headers = await service.known_body(request, _COMMON)
     texts, options = _texts(body), _options(body)
-    work = _encoder(service, body).embed_tokens(texts, **options)
+    work = (await _encoder(service, body)).embed_tokens(texts, **options)
     rows = await while_connected(request.receive, work)
     return json_response([row.tolist() for row in rows], headers)
 
@@ -63,7 +63,7 @@ async def embed_sparse(request: Request) -> Response:
     service = service_of(request)
     body, headers = await service.known_body(request, _COMMON)
     texts, options = _texts(body), _options(body)
-    work = _encoder(service, body).embed_sparse(texts, **options)
+    work = (await _encoder(service, body)).embed_sparse(texts, **options)
     vectors = await while_connected(request.receive, work)
     answer = [
         [
@@ -84,7 +84,7 @@ async def similarity(request: Request) -> Response:
     if source is None:
         raise RequestError("'source_sentence' is required and must be a string")
     sentences = _strings("sentences", inputs.get("sentences"))
-    work = _encoder(service, body).similarity(source, sentences, **_options(parameters))
+    work = (await _encoder(service, body)).similarity(source, sentences, **_options(parameters))
     return json_response(await while_connected(request.receive, work), headers)
 
 
@@ -99,7 +99,7 @@ async def predict(request: Request) -> Response:
     parameters, truncate = _object(body, "parameters"), _options(body)["truncate"]
     if body.get("inputs") is None:
         raise RequestError("'inputs' is required")
-    handler = _encoder(service, body)
+    handler = await _encoder(service, body)
     if parameters.get("candidate_labels") is not None:
         work = _zero_shot(handler, body, parameters, truncate)
     elif handler.finds_entities:
@@ -117,10 +117,10 @@ async def rank(request: Request, service: HttpService, given: Mapping[str, Any])
         raise RequestError("'query' is required and must be a string")
     texts, show = _strings("texts", body.get("texts")), _flag(body, "return_text")
     raw, options = _flag(body, "raw_scores"), _options(body)
-    handler = service.embedder(body.get("model"))
+    handler = await service.embedder(body.get("model"))
     more: Json = {"truncate": options["truncate"]}
     if raw:
-        more["raw"] = _encoder(service, body) is handler
+        more["raw"] = await _encoder(service, body) is handler
     work = handler.rerank(query, texts, instruction=RERANK_INSTRUCTION, **more)
     scores = await while_connected(request.receive, work)
     answer = [
@@ -182,8 +182,8 @@ async def _zero_shot(handler: EncoderHandler, body: Json, parameters: Json, trun
     return answer[0] if isinstance(body.get("inputs"), str) else answer
 
 
-def _encoder(service: HttpService, body: Json) -> EncoderHandler:
-    handler = service.embedder(body.get("model"))
+async def _encoder(service: HttpService, body: Json) -> EncoderHandler:
+    handler = await service.embedder(body.get("model"))
     if not isinstance(handler, EncoderHandler):
         raise UnsupportedTaskError(f"the model '{handler.name}' is a language model, not an encoder")
     return handler

@@ -13,10 +13,14 @@ from typing import Any
 from .....errors import RequestError
 from .....options import shown
 from ....api.scoring import RERANK_INSTRUCTION, ContinuationScore
-from .reading import Json, bool_field, text_field
+from ....types.outputs import Usage
+from ...core.chat import Conversation
+from .reading import Json, bool_field, text_field, text_or_conversation
+from .writing import usage_json
 
 SCORE = frozenset(
     {"model", "text_1", "text_2", "queries", "documents", "text", "continuations", "instruction", "user"}
+    | {"messages", "tools", "chat_template_kwargs", "add_generation_prompt", "continue_final_message"}
 )
 RERANK = frozenset(
     {"model", "query", "documents", "top_n", "return_documents", "instruction", "user", "truncate"}
@@ -26,9 +30,9 @@ MOST_TEXTS = 2048
 
 @dataclass(frozen=True, slots=True)
 class ContinuationsAsk:
-    """A text, and the continuations whose log-probabilities are asked for."""
+    """A text or a conversation, and the continuations whose log-probabilities are asked for."""
 
-    text: str
+    text: str | Conversation
     continuations: list[str]
 
 
@@ -70,7 +74,7 @@ def read_score(body: Mapping[str, Any]) -> ContinuationsAsk | PairsAsk:
     """
     if body.get("continuations") is not None:
         continuations = _texts("continuations", body["continuations"])
-        return ContinuationsAsk(_required_text("text", body.get("text")), continuations)
+        return ContinuationsAsk(text_or_conversation(body, "text"), continuations)
     queries = _texts("text_1", body.get("text_1", body.get("queries")))
     documents = _texts("text_2", body.get("text_2", body.get("documents")))
     if len(queries) == 1:
@@ -114,7 +118,14 @@ def continuations_response(scores: Sequence[ContinuationScore], model: str, name
         }
         for index, score in enumerate(scores)
     ]
-    return {"id": f"score-{name}", "object": "list", "model": model, "data": data}
+    usage = Usage(
+        prompt_tokens=sum(score.prompt_tokens for score in scores),
+        completion_tokens=0,
+        cached_tokens=sum(score.cached_tokens for score in scores),
+    )
+    return {
+        "id": f"score-{name}", "object": "list", "model": model, "data": data, "usage": usage_json(usage)
+    }  # fmt: skip
 
 
 def pairs_response(scores: Sequence[float], model: str, name: str) -> Json:

@@ -29,8 +29,8 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         name: write_sentence_model(folder / f"{name}-source", name) for name in ("cls", "splade", "colbert")
     }
     sources |= {name: write_classifier(folder / f"{name}-source", name) for name in ("names", "inference")}
-    one: dict[str, Any] = {"id2label": {"0": "LABEL_0"}}
-    sources["ranker"] = write_tiny_encoder(folder / "ranker-source", "bert", CLASSIFIER, **one)
+    labels: dict[str, Any] = {"id2label": {"0": "LABEL_0"}}
+    sources["ranker"] = write_tiny_encoder(folder / "ranker-source", "bert", CLASSIFIER, **labels)
     for name, source in sources.items():
         carryall.export(source, folder / name)
     return {name: folder / name for name in sources}
