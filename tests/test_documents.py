@@ -60,7 +60,7 @@ NOT_RUN = {
     "docs/webgpu.md: pip install": "installs packages, and needs a Vulkan device",
     "docs/webgpu.md: export ORT_WEBGPU": "needs a Vulkan device in software",
     "docs/directml.md: pip uninstall": "installs packages, and needs Windows and a GPU",
-    "docs/models.md: from carryall import TextClassifier": "needs a checkpoint; tests/runtime/tasks runs it",
+    "docs/vectors.md: from carryall import TextClassifier": "needs checkpoints; tests/runtime/api runs it",
     "docs/models.md: carryall export demo web": "tests/exporter/layouts/test_transformers_js.py runs it",
     "docs/models.md: cd examples/browser": "tests/exporter/layouts/test_browser.py opens the page",
     "docs/openvino.md: pip install": "installs packages; tests/providers/openvino runs the provider",

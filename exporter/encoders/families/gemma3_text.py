@@ -11,7 +11,6 @@ from ....errors import UnsupportedModelError
 from ...config import RawConfig
 from ...models import gemma3_text as decoder
 from ..encoder import Encoder, EncoderConfig
-from ..encoder import classify_tokens as classify_tokens
 
 BASE = "model"
 UNUSED = ("lm_head.",)
@@ -68,6 +67,15 @@ def classify(net: Encoder, raw: RawConfig, states: ir.Value, base: str) -> ir.Va
         UnsupportedModelError: always.
     """
     raise UnsupportedModelError("sequence classification by an encoder of Gemma 3 is not supported")
+
+
+def classify_tokens(net: Encoder, raw: RawConfig, states: ir.Value) -> ir.Value:
+    """Refuse: transformers has no such head for Gemma 3.
+
+    Raises:
+        UnsupportedModelError: always.
+    """
+    raise UnsupportedModelError("token classification by an encoder of Gemma 3 is not supported")
 
 
 def _norm(net: Encoder, name: str, x: ir.Value, size: int | None = None) -> ir.Value:

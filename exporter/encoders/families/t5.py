@@ -7,7 +7,6 @@ import onnx_ir as ir
 from ....errors import UnsupportedModelError
 from ...config import RawConfig, integer, number
 from ..encoder import Encoder, EncoderConfig
-from ..encoder import classify_tokens as classify_tokens
 from ..post_norm import relative_bias
 
 BASE = "transformer"
@@ -55,6 +54,15 @@ def classify(net: Encoder, raw: RawConfig, states: ir.Value, base: str) -> ir.Va
         UnsupportedModelError: always.
     """
     raise UnsupportedModelError("sequence classification by T5 needs its decoder, which is not supported")
+
+
+def classify_tokens(net: Encoder, raw: RawConfig, states: ir.Value) -> ir.Value:
+    """Refuse: the head is not read.
+
+    Raises:
+        UnsupportedModelError: always.
+    """
+    raise UnsupportedModelError("token classification by T5 is not supported")
 
 
 def _activation(raw: RawConfig) -> tuple[bool, str]:

@@ -196,6 +196,12 @@ RECORDED: dict[str, tuple[str, str, dict[str, Any]]] = {
     "eurobert-mean": ("eurobert", CLASSIFIER, {"classifier_pooling": "mean"}),
     "eurobert-tokens": ("eurobert", TOKENS, _THREE),
     "gemma3-text": ("gemma3_text", "Model", {}),
+    "electra-tokens": ("electra", TOKENS, _THREE),
+    "albert-tokens": ("albert", TOKENS, _THREE),
+    "mpnet-tokens": ("mpnet", TOKENS, _THREE),
+    "nomic-bert-tokens": ("nomic_bert", TOKENS, _THREE),
+    "jina-embeddings-v3-tokens": ("jina_embeddings_v3", TOKENS, _THREE),
+    "jina-embeddings-v3-masked": ("jina_embeddings_v3", MASKED, {}),
     "t5": ("t5", "Model", {}),
     "mt5": ("mt5", "Model", {}),
 }

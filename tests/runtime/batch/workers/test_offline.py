@@ -321,7 +321,8 @@ def test_a_line_is_answered_as_the_service_answers_its_body(
     """Bodies with and without each option, so that the defaults are compared too."""
     monkeypatch.setenv("CARRYALL_CACHE", str(tmp_path / "cache"))
     if url == "/v1/embeddings":
-        worker, model = open_worker(WorkerSpec(model="demo")), load_model("demo")
+        worker: OfflineEngine | VectorWorker = open_worker(WorkerSpec(model="demo"))
+        model = load_model("demo")
     else:
         worker = toy_worker(tmp_path, context_length=2048)
         model = toy_model(tmp_path / "online", context_length=2048)
