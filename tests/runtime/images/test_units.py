@@ -35,11 +35,11 @@ CLIP: dict[str, Any] = {
 
 def family(kind: str) -> tuple[ImageProcessor, ModuleType]:
     if kind == "pixtral":
-        sizes = {"longest_edge": 256, "rotary": 8, "theta": 10000.0, "ends": True, "merge": 2}
+        sizes: dict[str, Any] = {"longest_edge": 256, "rotary": 8, "theta": 10000.0, "ends": True, "merge": 2}
         return mistral3_record.Processor(family="mistral3", **sizes, **CLIP), mistral3
     if kind.startswith("internvl"):
         least, most = (2, 6) if kind.endswith("6") else (1, 12)
-        tiles = {"tile": TILE, "min_tiles": least, "max_tiles": most, "merge": 1}
+        tiles: dict[str, Any] = {"tile": TILE, "min_tiles": least, "max_tiles": most, "merge": 1}
         return internvl_record.Processor(family="internvl", **tiles, **CLIP), internvl
     sides = range(TILE, 5 * TILE, TILE)
     half = {**CLIP, "mean": HALF, "std": HALF, "merge": 1, "tile": TILE, "class_token": False}
