@@ -15,6 +15,9 @@ LOGITS = "logits"
 # Of text encoders. Lowered decoders may have the hidden states too.
 TOKEN_TYPE_IDS = "token_type_ids"  # noqa: S105
 LAST_HIDDEN_STATE = "last_hidden_state"
+TERM_WEIGHTS = "term_weights"  # [batch, vocabulary]: what a text says of each token of the vocabulary
+TOKEN_WEIGHTS = "token_weights"  # [batch, sequence, 1] # noqa: S105
+TOKEN_VECTORS = "token_vectors"  # [batch, sequence, size] # noqa: S105
 
 # Of vision.onnx: patches of pictures to rows of the decoder's input.
 PIXELS = "pixels"

@@ -5,19 +5,65 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from ..errors import CheckpointError
+from ..errors import CheckpointError, UnsupportedModelError
 from .config import (
     MAX_LAYERS,
     MAX_POSITIONS,
     DecoderConfig,
     ExpertsConfig,
     MambaConfig,
+    RawConfig,
     RopeConfig,
     StateConfig,
 )
 from .weights import Checkpoint
 
 _LONGEST_ROPE_FACTOR = 1e6
+# Families whose rotary embeddings may turn a part of a head. In transformers, others ignore the factor for
+# the type "default" and fail for other types, so that a file with one has no right result.
+_PARTIAL_ROPES = frozenset(
+    {
+        *("glm4", "glm4_moe", "gpt_neox", "mellum", "phi", "phi3", "qwen3_next", "stablelm"),
+        *("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"),
+    }
+)
+
+
+def check_options(raw: RawConfig) -> None:
+    """Refuse fields of config.json, or of its decoder's part, that have an effect and that no family reads.
+
+    Raises:
+        UnsupportedModelError: one has an effect; the message names it.
+    """
+    text = raw.get("text_config")
+    for part in (raw, text) if isinstance(text, dict) else (raw,):
+        if part.get("is_causal") is False:
+            raise UnsupportedModelError("config.json: 'is_causal' false is an encoder's, not a decoder's")
+        if part.get("use_bidirectional_attention") in (True, "all"):
+            raise UnsupportedModelError(
+                "config.json: a model with 'use_bidirectional_attention' is an encoder, not a decoder"
+            )
+        _check_partial_ropes(part, str(part.get("model_type", raw["model_type"])))
+
+
+def _check_partial_ropes(raw: RawConfig, model_type: str) -> None:
+    if model_type in _PARTIAL_ROPES:
+        return
+    ropes = [rope for key in ("rope_parameters", "rope_scaling") for rope in _ropes(raw.get(key))]
+    for rope in (raw, *ropes):
+        factor = rope.get("partial_rotary_factor")
+        if factor not in (None, 1) and rope.get("rope_type", rope.get("type")) != "proportional":
+            raise UnsupportedModelError(
+                f"config.json: 'partial_rotary_factor' {factor!r} is not supported for model_type "
+                f"'{model_type}'"
+            )
+
+
+def _ropes(value: object) -> list[RawConfig]:
+    """Return the parameters of one rotary embedding, or of one for each kind of layer."""
+    if not isinstance(value, dict):
+        return []
+    return [value, *(part for part in value.values() if isinstance(part, dict))]
 
 
 def check_config(config: DecoderConfig) -> None:
@@ -95,7 +141,7 @@ def _check_state(state: StateConfig | None) -> None:
     if state is None:
         return
     _number("channels of the short convolution", state.channels, 1, 2**24, whole=True)
-    _number("taps of the short convolution", state.taps, 1, 1024, whole=True)
+    _number("taps of the short convolution", state.taps, 2, 1024, whole=True)
     if state.heads:
         for name in ("heads", "key_heads", "key_size", "value_size"):
             _number(f"{name} of linear attention", getattr(state, name), 1, 2**16, whole=True)
@@ -159,6 +205,11 @@ def _check_experts(experts: ExpertsConfig) -> None:
     if experts.count % experts.groups:
         raise CheckpointError(
             f"config.json: {experts.count} experts cannot be divided into {experts.groups} groups"
+        )
+    selectable = experts.count // experts.groups * experts.groups_per_token
+    if experts.per_token > selectable:
+        raise CheckpointError(
+            f"config.json: a token is routed to {experts.per_token} experts, and its groups have {selectable}"
         )
 
 

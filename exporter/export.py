@@ -24,7 +24,7 @@ from ..storage.stored_tensor import StoredTensor
 from ..storage.writing import writing
 from . import models, vision
 from .config import CONFIG_FILE, DecoderConfig, RawConfig, context_lengths, read_config
-from .config_checks import check_config, check_layer_count
+from .config_checks import check_config, check_layer_count, check_options
 from .decoder import Decoder
 from .gguf.file import GGUF_SUFFIX, GgufFile
 from .gguf.tokenizer import tokenizer_files
@@ -85,6 +85,10 @@ def export_model(
     checkpoint = Checkpoint(source, tensors)
     model = model_from(raw, checkpoint)
     unused = checkpoint.unused()
+    if (bias := checkpoint.bias_left_out()) is not None:
+        raise UnsupportedModelError(
+            f"{source} has the bias '{bias}', and model_type '{raw['model_type']}' has none there"
+        )
     if unused:
         shown = ", ".join(unused[:5]) + (", ..." if len(unused) > 5 else "")
         warnings.warn(
@@ -112,6 +116,7 @@ def model_from(raw: RawConfig, checkpoint: Checkpoint) -> ir.Model:
 
 
 def _config(module: Family, raw: RawConfig) -> DecoderConfig:
+    check_options(raw)
     try:
         config = module.config(raw)
     except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:

@@ -41,6 +41,16 @@ class Checkpoint:
         """Return whether the name of a tensor begins with ``prefix``."""
         return any(name.startswith(prefix) for name in self._tensors)
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a tensor in the checkpoint.
+
+        Raises:
+            CheckpointError: the tensor is missing.
+        """
+        if name not in self._tensors:
+            raise CheckpointError(f"{self.source} holds no tensor '{name}'")
+        return self._tensors[name].shape
+
     def tensor(
         self,
         name: str,
@@ -96,6 +106,12 @@ class Checkpoint:
     def unused(self) -> list[str]:
         """Return the sorted names of tensors that were not requested."""
         return sorted(self._unused)
+
+    def bias_left_out(self) -> str | None:
+        """Return the name of a bias that was not requested though its weight was; None if there is none."""
+        requested = self._tensors.keys() - self._unused
+        biases = (name for name in self.unused() if name.endswith(".bias"))
+        return next((name for name in biases if f"{name.removesuffix('bias')}weight" in requested), None)
 
     def layer_counts(self) -> dict[str, int]:
         """Return the number of layers by prefix, such as ``model.layers`` for names ``model.layers.0.*``."""

@@ -94,13 +94,6 @@ class Tower(EncoderLayers):
             shape = self.op("Concat", count, self.ints(1), longest, longest, axis=0)
             return Groups(self.op("Max", members, zero), self.op("Expand", there, shape), places)
 
-    def rms_norm(self, name: str, x: ir.Value, epsilon: float | None = None) -> ir.Value:
-        """Write RMSNorm (https://arxiv.org/abs/1910.07467) over the last axis."""
-        epsilon = self.config.norm_eps if epsilon is None else epsilon
-        with self.scope(name):
-            weight = self.weight("weight", self.config.hidden_size)
-            return self.op("RMSNormalization", x, weight, axis=-1, epsilon=epsilon)
-
     def rotate(self, x: ir.Value) -> ir.Value:
         """Rotate heads by the inputs ``patch_cos`` and ``patch_sin`` [patches, head_dim / 2] (2-D rope)."""
         if self._rope is None:

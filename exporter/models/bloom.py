@@ -32,7 +32,8 @@ def config(raw: RawConfig) -> DecoderConfig:
         "intermediate_size": 4 * width,
         "num_hidden_layers": num_layers,
         "num_attention_heads": heads,
-        "num_key_value_heads": heads,  # transformers ignores the key
+        "num_key_value_heads": heads,  # transformers ignores it, and head_dim
+        "head_dim": None,
         "max_position_embeddings": raw["seq_length"],
         "hidden_act": "gelu_pytorch_tanh",
         "rms_norm_eps": raw["layer_norm_epsilon"],

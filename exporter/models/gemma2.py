@@ -6,7 +6,6 @@ import math
 
 import onnx_ir as ir
 
-from ...errors import UnsupportedModelError
 from .. import layers
 from ..config import SCORES, DecoderConfig, RawConfig, decoder_config, integer, layer_windows, with_defaults
 from ..decoder import Decoder
@@ -33,8 +32,6 @@ def config(raw: RawConfig) -> DecoderConfig:
     # An explicit null switches a soft cap off.
     caps = {key: raw[key] for key in ("attn_logit_softcapping", "final_logit_softcapping") if key in raw}
     raw = {**with_defaults(raw, DEFAULTS), **caps}
-    if raw.get("use_bidirectional_attention"):
-        raise UnsupportedModelError("Gemma 2 with use_bidirectional_attention is an encoder, not a decoder")
     types = raw.get("layer_types") or [
         "full_attention" if layer % 2 else "sliding_attention"
         for layer in range(integer(raw, "num_hidden_layers"))

@@ -7,7 +7,6 @@ import math
 import numpy as np
 import onnx_ir as ir
 
-from ...errors import UnsupportedModelError
 from .. import layers
 from ..config import (
     SCORES,
@@ -41,8 +40,6 @@ DEFAULTS: RawConfig = {
 def config(raw: RawConfig) -> DecoderConfig:
     """Normalise config.json."""
     raw = with_defaults(raw, DEFAULTS)
-    if raw.get("use_bidirectional_attention"):
-        raise UnsupportedModelError("Gemma 3 with use_bidirectional_attention is an encoder, not a decoder")
     pattern = integer(raw, "sliding_window_pattern")
     types = raw.get("layer_types") or [
         "full_attention" if (layer + 1) % pattern == 0 else "sliding_attention"

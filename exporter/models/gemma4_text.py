@@ -57,10 +57,6 @@ _BY_LAYER = ("head_dim", "num_key_value_heads")  # what ``per_layer_config`` may
 def config(raw: RawConfig) -> DecoderConfig:
     """Normalise config.json."""
     raw = with_defaults(raw, DEFAULTS)
-    if raw.get("use_bidirectional_attention") == "all":
-        raise UnsupportedModelError(
-            "Gemma 4 with use_bidirectional_attention 'all' is an encoder, not a decoder"
-        )
     types = _layer_types(raw)
     key_values = _key_values(raw, types)
     normalised = decoder_config(

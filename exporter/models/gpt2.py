@@ -30,7 +30,8 @@ def config(raw: RawConfig) -> DecoderConfig:
         "intermediate_size": raw.get("n_inner") or 4 * width,
         "num_hidden_layers": num_layers,
         "num_attention_heads": raw.get("n_head"),
-        "num_key_value_heads": raw.get("n_head"),  # transformers ignores the key
+        "num_key_value_heads": raw.get("n_head"),  # transformers ignores it, and head_dim
+        "head_dim": None,
         "max_position_embeddings": raw["n_positions"],
         "hidden_act": raw["activation_function"],
         "rms_norm_eps": raw["layer_norm_epsilon"],

@@ -33,8 +33,12 @@ def config(raw: RawConfig) -> DecoderConfig:
     """Normalise config.json."""
     raw = with_defaults(raw, DEFAULTS)
     older = {"partial_rotary_factor": raw["rotary_pct"], "rope_theta": raw["rotary_emb_base"]}
-    heads = integer(raw, "num_attention_heads")  # transformers ignores num_key_value_heads
-    raw = {**older, **raw, "rms_norm_eps": raw["layer_norm_eps"], "num_key_value_heads": heads}
+    heads = integer(raw, "num_attention_heads")
+    ignored = {
+        "num_key_value_heads": heads,
+        "head_dim": integer(raw, "hidden_size") // heads,
+    }  # in transformers
+    raw = {**older, **raw, "rms_norm_eps": raw["layer_norm_eps"], **ignored}
     rope = rope_config(raw, mapping(raw, "rope_parameters", "rope_scaling"))
     normalised = decoder_config(raw, ropes=[rope] * decoder_config(raw).num_layers)
     return dataclasses.replace(normalised, parallel_residual=bool(raw["use_parallel_residual"]))

@@ -79,7 +79,8 @@ def hybrid_config(raw: RawConfig, experts: Sequence[ExpertsConfig | None] | None
     )
     rope = rope_config(raw)
     return decoder_config(
-        {**raw, "rms_norm_eps": raw["norm_eps"], "intermediate_size": _width(raw)},
+        # transformers does not read 'hidden_act' here: the layers are written with SiLU.
+        {**raw, "rms_norm_eps": raw["norm_eps"], "intermediate_size": _width(raw), "hidden_act": "silu"},
         experts=experts,
         ropes=[rope if kind == "full_attention" else None for kind in types],
         states=[None if kind == "full_attention" else state for kind in types],

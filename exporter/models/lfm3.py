@@ -74,7 +74,9 @@ def attention(net: Decoder, layer: int, x: ir.Value) -> ir.Value:
         k = layers.head_norm(net, "k_norm", k, c.num_kv_heads)
         out = layers.attention(net, layer, q, k, v)
         if c.head_gates:
-            gate = net.op("Sigmoid", layers.linear(net, "g_proj", x, c.hidden_size, c.num_heads))
+            # Files have the first name; transformers renames it as it reads them, and takes both.
+            name = "g_proj" if f"{net.qualified('g_proj')}.weight" in net.checkpoint else "gate_proj"
+            gate = net.op("Sigmoid", layers.linear(net, name, x, c.hidden_size, c.num_heads))
             heads = net.op("Reshape", out, net.ints(0, 0, c.num_heads, c.head_dim))
             heads = net.op("Mul", heads, net.op("Unsqueeze", gate, net.ints(-1)))
             out = net.op("Reshape", heads, net.ints(0, 0, c.q_size))

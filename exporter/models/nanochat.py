@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import onnx_ir as ir
 
 from .. import layers
-from ..config import DecoderConfig, RawConfig, decoder_config, with_defaults
+from ..config import DecoderConfig, RawConfig, decoder_config, integer, rope_config, with_defaults
 from ..decoder import Decoder
 from ..layers.projections import View
 from ..weights import Array
@@ -22,7 +24,12 @@ def config(raw: RawConfig) -> DecoderConfig:
     """Normalise config.json. A ``final_logit_softcapping`` of null means none."""
     uncapped = "final_logit_softcapping" in raw and raw["final_logit_softcapping"] is None
     raw = with_defaults(raw, DEFAULTS)
-    return decoder_config(raw, scores=() if uncapped else ("final_logit_softcapping",))
+    rope = dataclasses.replace(rope_config(raw), attention_factor=1.0)  # the norms behind undo any other
+    return decoder_config(
+        raw,
+        scores=() if uncapped else ("final_logit_softcapping",),
+        ropes=[rope] * integer(raw, "num_hidden_layers"),
+    )
 
 
 def build(net: Decoder) -> ir.Value:

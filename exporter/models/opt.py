@@ -35,7 +35,8 @@ def config(raw: RawConfig) -> DecoderConfig:
         "intermediate_size": raw["ffn_dim"],
         "hidden_act": raw["activation_function"],
         "rms_norm_eps": 1e-5,
-        "num_key_value_heads": integer(raw, "num_attention_heads"),  # transformers ignores the key
+        "num_key_value_heads": integer(raw, "num_attention_heads"),  # transformers ignores it, and head_dim
+        "head_dim": None,
         "attention_bias": raw["enable_bias"],
         "mlp_bias": raw["enable_bias"],
     }

@@ -128,7 +128,7 @@ def tower_model(
     width, bias = integer(text, "hidden_size"), bool(raw.get("multimodal_projector_bias", False))
     with net.scope(names[1]):
         if merges:
-            x = net.rms_norm("norm", x, number(text, "rms_norm_eps", 1e-6))
+            x = net.rms_norm("norm", x, epsilon=number(text, "rms_norm_eps", 1e-6))
             x = _merged(net, x, integer(raw, "spatial_merge_size", 2) ** 2)
         else:
             x = net.merged(x, 1)

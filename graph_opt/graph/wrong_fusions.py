@@ -4,6 +4,8 @@ onnxruntime matches the outline of a pattern and ignores some of its details (1.
 subtraction, the exponent, axes that a mean drops (issues 25855, 30513, 31147 and 31980 of
 https://github.com/microsoft/onnxruntime), for two quantized pairs in a row that their parameters differ. A
 session disables such an optimizer if a pattern of its outline is not exactly the one that it computes.
+Another one makes a valid graph of opset 21 invalid: it turns int8 tensors to uint8 by their zero points and
+leaves the attribute output_dtype, which the graph or onnxruntime itself wrote (issue 25526).
 """
 
 from __future__ import annotations
@@ -24,7 +26,15 @@ if TYPE_CHECKING:
 ENTRY = "optimization.disable_specified_optimizers"
 _NORMS = ("LayerNormFusionL1", "LayerNormFusionL2", "SimplifiedLayerNormFusion")
 _PAIRS = ("DoubleQDQPairsRemover",)
-_OUTLINES = (((b"ReduceMean", b"Sqrt"), _NORMS), ((b"QuantizeLinear", b"DequantizeLinear"), _PAIRS))
+_SIGNED = ("QDQS8ToU8Transformer",)
+_OUTLINES = (
+    ((b"ReduceMean", b"Sqrt"), _NORMS),
+    ((b"QuantizeLinear", b"DequantizeLinear"), _PAIRS),
+    ((b"DequantizeLinear",), _SIGNED),
+)
+_FIRST_OUTPUT_DTYPE = 21  # the opset from which QuantizeLinear has output_dtype
+# onnxruntime inserts quantized pairs behind those that follow DequantizeLinear.
+_MOVES = frozenset({"MaxPool", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Slice", "Flatten", "Gather"})
 _SMALL = 4096  # bytes; larger initializers are no axes, exponents or scales of a tensor
 # onnxruntime may remove these between two quantized pairs.
 _MAY_VANISH = frozenset(
@@ -61,7 +71,12 @@ def _of_content(content: mmap.mmap | bytes) -> tuple[str, ...]:
         except (DecodeError, IndexError, ValueError):
             return ()
     scopes = list(_scopes(model))
-    tests = {_NORMS: _has_other_norm, _PAIRS: _has_unequal_pairs}
+    typed = any(not each.domain and each.version >= _FIRST_OUTPUT_DTYPE for each in model.opset_import)
+    tests = {
+        _NORMS: _has_other_norm,
+        _PAIRS: _has_unequal_pairs,
+        _SIGNED: lambda scope: typed and _has_typed_pairs(scope),
+    }
     return tuple(name for fusion in candidates if any(map(tests[fusion], scopes)) for name in fusion)
 
 
@@ -283,6 +298,21 @@ def _has_unequal_pairs(scope: _Scope) -> bool:
                     if reader.op_type in _MAY_VANISH:
                         waiting += [name for name in reader.output if name not in seen]
                         seen.update(reader.output)
+    return False
+
+
+def _has_typed_pairs(scope: _Scope) -> bool:
+    """Return whether a quantizer of int8 states its type beside its zero point, or may be inserted so."""
+    for node in scope.nodes:
+        zero = scope.constant(node.input[2]) if len(node.input) > 2 else None
+        if node.domain or zero is None or zero.dtype != np.int8:
+            continue
+        if node.op_type == "QuantizeLinear" and any(each.name == "output_dtype" for each in node.attribute):
+            return True
+        if node.op_type == "DequantizeLinear" and any(
+            reader.op_type in _MOVES for reader in scope.readers[node.output[0]]
+        ):
+            return True
     return False
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 from typing import Any, TypedDict, cast
@@ -71,15 +71,15 @@ class TokensPrompt(TypedDict):
 Prompt = str | Sequence[int] | ChatPrompt | PooledPrompt | TextPrompt | TokensPrompt
 
 
-def listed_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """Return one prompt or several as a list.
+def listed_prompts(prompts: Prompt | Iterable[Prompt]) -> list[Prompt]:
+    """Return one prompt or several, which may come from an iterator, as a list.
 
     Raises:
         RequestError: the value is neither.
     """
     if isinstance(prompts, str | ChatPrompt | PooledPrompt | Mapping):
         return [cast(Prompt, prompts)]
-    if isinstance(prompts, _BYTES) or not isinstance(prompts, Sequence | np.ndarray):
+    if isinstance(prompts, _BYTES) or not isinstance(prompts, Sequence | Iterator | np.ndarray):
         raise RequestError(f"{ACCEPTED}; not {shown(prompts)}")
     items = list(prompts)
     return [cast(Prompt, items)] if items and isinstance(items[0], Integral) else cast("list[Prompt]", items)

@@ -16,6 +16,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import unquote
 
 import llguidance
 
@@ -60,10 +61,11 @@ def held_schema(text: str) -> HeldSchema:
         text: the schema as JSON.
 
     Raises:
-        InvalidSamplingError: it is not JSON, is ``false``, or is nested too deeply.
+        InvalidSamplingError: it is not JSON, is ``false``, is nested too deeply, or a reference names itself.
     """
     try:
         schema = json.loads(text)
+        _check_references(schema)
         reader = _Reader(frozenset(_extended(schema)))
         held = reader.read(schema)
         written = json.dumps(held, ensure_ascii=False)
@@ -74,6 +76,37 @@ def held_schema(text: str) -> HeldSchema:
     if held is False:
         raise InvalidSamplingError("json_schema 'false' allows no output")
     return HeldSchema("{}" if held is True else written, tuple(reader.loosened))
+
+
+def _check_references(schema: Any) -> None:
+    """Refuse references that lead to themselves: a grammar of them ends in the middle of an answer.
+
+    Raises:
+        InvalidSamplingError: the schema behind a reference is that reference.
+    """
+    waiting = [schema]
+    while waiting:
+        item = waiting.pop()
+        waiting += item if isinstance(item, list) else item.values() if isinstance(item, dict) else ()
+        start = item.get("$ref") if isinstance(item, dict) else None
+        passed: set[str] = set()
+        while isinstance(start, str) and start.startswith("#"):
+            if start in passed:
+                raise InvalidSamplingError(f"json_schema: the reference '{start}' leads to itself")
+            passed.add(start)
+            target = _referred(schema, start)
+            start = target.get("$ref") if isinstance(target, dict) else None
+
+
+def _referred(schema: Any, reference: str) -> Any:
+    """Return the part of a schema that a reference names, as a JSON pointer; None if there is none."""
+    for key in reference.removeprefix("#").split("/")[1:]:
+        key = unquote(key).replace("~1", "/").replace("~0", "~")
+        if isinstance(schema, list) and key.isdecimal() and int(key) < len(schema):
+            schema = schema[int(key)]
+        else:
+            schema = schema.get(key) if isinstance(schema, dict) else None
+    return schema
 
 
 def _extended(schema: Any) -> Iterator[str]:

@@ -48,37 +48,52 @@ def checked_arguments(function: Callable[P, R]) -> Callable[P, R]:
 
 def fits(value: object, hint: Any) -> bool:
     """Return whether a value is of an annotated type."""
+    return _test_of(hint)(value)
+
+
+@functools.cache
+def _test_of(hint: Any) -> Callable[[object], bool]:
+    """Return the test of a type, made once: a sequence may hold a test's value 100,000 times."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any or isinstance(hint, TypeVar):
-        return True
+        return lambda value: True
     if origin in (types.UnionType, typing.Union):
-        return any(fits(value, part) for part in args)
+        tests = [_test_of(part) for part in args]
+        return lambda value: any(test(value) for test in tests)
     if origin is Literal:
-        return any(type(value) is type(part) and value == part for part in args)
+        return lambda value: any(type(value) is type(part) and value == part for part in args)
     if hint in (None, type(None)):
-        return value is None
+        return lambda value: value is None
     if hint in (int, float):
         kind = Integral if hint is int else Real
-        return isinstance(value, kind) and not isinstance(value, bool)
+        return lambda value: isinstance(value, kind) and not isinstance(value, bool)
     if typing.is_protocol(hint) if hasattr(typing, "is_protocol") else getattr(hint, "_is_protocol", False):
-        return callable(value) if "__call__" in vars(hint) else True
-    return _container_fits(value, origin, args) if origin is not None else isinstance(value, hint)
+        return callable if "__call__" in vars(hint) else lambda value: True
+    if origin is None:
+        return lambda value: isinstance(value, hint)
+    return callable if origin in (Callable, type) else _container_test(origin, args)
 
 
-def _container_fits(value: object, origin: Any, args: tuple[Any, ...]) -> bool:
-    if origin is Callable or origin is type:
-        return callable(value)
-    if not isinstance(value, origin):
-        return False
-    if isinstance(value, tuple) and origin is tuple and Ellipsis not in args:
-        return len(value) == len(args) and all(map(fits, value, args))
-    if isinstance(value, Mapping) and issubclass(origin, Mapping):
-        return all(fits(key, args[0]) and fits(one, args[1]) for key, one in value.items())
-    if issubclass(origin, Iterable) and isinstance(value, str | bytes):
-        return False
-    if isinstance(value, Sequence) and issubclass(origin, Iterable):
-        return all(fits(one, args[0]) for one in value)
-    return True
+def _container_test(origin: type, args: tuple[Any, ...]) -> Callable[[object], bool]:
+    """Return the test of a container and of its elements."""
+    tests = [_test_of(part) for part in args if part is not Ellipsis]
+    is_tuple = origin is tuple and Ellipsis not in args
+    is_mapping, is_iterable = issubclass(origin, Mapping), issubclass(origin, Iterable)
+
+    def test(value: object) -> bool:
+        if not isinstance(value, origin):
+            return False
+        if isinstance(value, tuple) and is_tuple:
+            return len(value) == len(tests) and all(
+                part(each) for part, each in zip(tests, value, strict=True)
+            )
+        if isinstance(value, Mapping) and is_mapping:
+            return all(tests[0](key) and tests[1](each) for key, each in value.items())
+        if is_iterable and isinstance(value, str | bytes):
+            return False
+        return not (isinstance(value, Sequence) and is_iterable) or all(map(tests[0], value))
+
+    return test
 
 
 def described(hint: Any) -> str:

@@ -43,7 +43,6 @@ def test_a_proportional_rope_turns_the_first_elements_only() -> None:
 @pytest.mark.parametrize(
     ("changed", "error", "message"),
     [
-        ({"use_bidirectional_attention": "all"}, UnsupportedModelError, "is an encoder"),
         ({"num_kv_shared_layers": 4}, CheckpointError, "none of the first 1 layers has the kind full"),
         ({"vocab_size_per_layer_input": 99}, UnsupportedModelError, "99 is below vocab_size 260"),
         ({"per_layer_config": {"0": {"window": 1}}}, UnsupportedModelError, "with 'window' is not supported"),

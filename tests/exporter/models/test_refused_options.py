@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from family_cases import normalised
+from safetensors.numpy import load_file, save_file
+from tiny_models import CONFIGS, write_tiny
 
-from carryall.errors import UnsupportedModelError
+from carryall.errors import CheckpointError, UnsupportedModelError
+from carryall.exporter.config_checks import check_options
+from carryall.exporter.export import _config, export_model, family
 
 
 @pytest.mark.parametrize(
-    ("family", "option"),
+    ("model_type", "option"),
     [
         ("qwen3_5_text", {"hidden_act": "gelu"}),
         ("granitemoehybrid", {"hidden_act": "gelu"}),
@@ -23,6 +29,106 @@ from carryall.errors import UnsupportedModelError
         ("olmoe", {"clip_qkv": 3.0}),
     ],
 )
-def test_it_is_named(family: str, option: dict[str, Any]) -> None:
+def test_it_is_named(model_type: str, option: dict[str, Any]) -> None:
     with pytest.raises(UnsupportedModelError, match=re.escape(next(iter(option)))):
-        normalised(family, **option)
+        normalised(model_type, **option)
+
+
+@pytest.mark.parametrize("model_type", CONFIGS)
+def test_a_model_that_sees_later_tokens_is_no_decoder(model_type: str) -> None:
+    with pytest.raises(UnsupportedModelError, match="'is_causal' false"):
+        check_options({"model_type": model_type, "is_causal": False})
+
+
+@pytest.mark.parametrize(
+    ("model_type", "value"),
+    [("gemma", True), ("gemma2", True), ("gemma3_text", True), ("gemma4_text", "all")],
+)
+def test_an_encoder_of_a_decoder_family_is_named(model_type: str, value: object) -> None:
+    with pytest.raises(UnsupportedModelError, match="is an encoder"):
+        check_options({"model_type": model_type, "use_bidirectional_attention": value})
+    text = {"model_type": model_type, "use_bidirectional_attention": value}
+    with pytest.raises(UnsupportedModelError, match="is an encoder"):
+        check_options({"model_type": "gemma3", "text_config": text})
+    check_options({"model_type": model_type, "use_bidirectional_attention": "vision"})
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"partial_rotary_factor": 0.5},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}},
+        {"rope_scaling": {"type": "linear", "factor": 2.0, "partial_rotary_factor": 0.5}},
+        {"rope_parameters": {"full_attention": {"rope_type": "default", "partial_rotary_factor": 0.5}}},
+    ],
+)
+def test_a_part_of_a_head_turns_only_in_families_that_have_it(option: dict[str, Any]) -> None:
+    with pytest.raises(UnsupportedModelError, match=r"'partial_rotary_factor' 0\.5 is not supported"):
+        check_options({"model_type": "llama", **option})
+    check_options({"model_type": "phi3", **option})
+
+
+def test_a_part_of_a_head_that_is_the_whole_is_no_option() -> None:
+    check_options({"model_type": "llama", "partial_rotary_factor": 1.0, "rope_scaling": None})
+    check_options(
+        {
+            "model_type": "gemma4_text",
+            "rope_parameters": {"x": {"rope_type": "proportional", "partial_rotary_factor": 0.25}},
+        }
+    )
+
+
+@pytest.mark.parametrize("model_type", ["nanochat", "mistral", "qwen3", "olmoe"])
+def test_a_bias_of_a_projection_is_not_left_out(model_type: str, tmp_path: Path) -> None:
+    """transformers reads it for ``attention_bias``, which these families do not all have."""
+    file = write_tiny(model_type, tmp_path) / "model.safetensors"
+    weights = load_file(file)
+    name = next(name for name in sorted(weights) if name.endswith("o_proj.weight"))
+    bias = f"{name.removesuffix('weight')}bias"
+    save_file({**weights, bias: np.ones(weights[name].shape[0], np.float32)}, file)
+    with pytest.raises(UnsupportedModelError, match=f"the bias '{bias}'"):
+        export_model(tmp_path)
+
+
+def test_groups_must_have_the_experts_of_a_token() -> None:
+    raw = CONFIGS["glm4_moe"] | {
+        "model_type": "glm4_moe",
+        "n_group": 2,
+        "topk_group": 1,
+        "n_routed_experts": 4,
+    }
+    with pytest.raises(CheckpointError, match="routed to 3 experts, and its groups have 2"):
+        _config(family("glm4_moe"), raw | {"num_experts_per_tok": 3})
+
+
+def test_the_norms_of_nanochat_undo_the_factor_of_yarn() -> None:
+    """transformers norms queries and keys behind the rotation; the factor is 1.14 without them."""
+    yarn = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4, "original_max_position_embeddings": 16}
+    ropes = normalised("nanochat", rope_parameters=yarn).ropes
+    assert {rope.attention_factor for rope in ropes if rope is not None} == {1.0}
+
+
+def test_lfm2_has_silu_whatever_is_stated() -> None:
+    assert normalised("lfm2", hidden_act="relu").hidden_act == "silu"
+
+
+def test_a_convolution_of_one_tap_has_no_state() -> None:
+    with pytest.raises(CheckpointError, match=r"taps of the short convolution.* found 1"):
+        _config(family("lfm2"), CONFIGS["lfm2"] | {"model_type": "lfm2", "conv_L_cache": 1})
+
+
+@pytest.mark.parametrize("model_type", ["gpt2", "opt", "bloom", "gpt_neox"])
+def test_keys_that_transformers_ignores_are_ignored(model_type: str) -> None:
+    assert normalised(model_type, head_dim=16, num_key_value_heads=1) == normalised(model_type)
+
+
+@pytest.mark.parametrize("name", ["gate_proj", "g_proj"])
+def test_gates_of_lfm3_are_found_by_both_names(name: str, tmp_path: Path) -> None:
+    file = write_tiny("lfm3", tmp_path) / "model.safetensors"
+    weights = {
+        key.replace("self_attn.gate_proj", f"self_attn.{name}"): value
+        for key, value in load_file(file).items()
+    }
+    save_file(weights, file)
+    initializers = export_model(tmp_path).graph.initializers
+    assert any(f".self_attn.{name}." in key for key in initializers)

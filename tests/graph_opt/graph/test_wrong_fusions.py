@@ -207,3 +207,43 @@ def test_large_weights_are_not_read(tmp_path: Path) -> None:
     )
     ir.save(given, tmp_path / "model.onnx")
     assert "LayerNormFusionL1" in wrong_fusions(tmp_path / "model.onnx")
+
+
+def signed_pair(body: str, *, opset: int = 21, typed: str = "") -> ir.Model:
+    text = f"""<ir_version: 10, opset_import: ["" : {opset}]> g (float[2, 4] x) => (float[M, N] y) {{
+        q = QuantizeLinear{typed}(x, scale, zero) d = DequantizeLinear(q, scale, zero) {body} }}"""
+    arrays: dict[str, Any] = {"scale": np.float32(0.05), "zero": np.int8(3)}
+    arrays |= {"shape": np.array([4, 2])} if "shape" in body else {}
+    return ir.from_onnx_text(text, initializers=[ir.tensor(a, name=name) for name, a in arrays.items()])
+
+
+@pytest.mark.parametrize(
+    ("typed", "body"),
+    [
+        ("<output_dtype = 3>", "y = Add(d, d)"),
+        ("<output_dtype = 3>", "t = Reshape(d, shape) y = Add(t, t)"),
+        ("", "t = Transpose<perm = [1, 0]>(d) y = Add(t, t)"),
+        ("<output_dtype = 3>", "t = Transpose<perm = [1, 0]>(d) y = Add(t, t)"),
+    ],
+)
+def test_int8_with_a_stated_type_opens_and_is_computed_as_written(typed: str, body: str) -> None:
+    source = signed_pair(body, typed=typed)
+    x = RNG.standard_normal((2, 4)).astype(np.float32)
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    content = ir.to_proto(source).SerializeToString()
+    plain = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+    (expected,), (result,) = (
+        plain.run(None, {"x": x}),
+        InferenceSession(source, providers=["cpu"]).run(None, {"x": x}),
+    )
+    np.testing.assert_array_equal(result, expected)
+
+
+def test_int8_of_older_opsets_is_still_turned_to_uint8() -> None:
+    body = "t = Transpose<perm = [1, 0]>(d) y = Add(t, t)"
+    of_opset = {
+        opset: wrong_fusions(ir.to_proto(signed_pair(body, opset=opset)).SerializeToString())
+        for opset in (19, 21)
+    }
+    assert of_opset == {19: (), 21: ("QDQS8ToU8Transformer",)}

@@ -125,7 +125,7 @@ def _lfm3(config: Mapping[str, Any]) -> Shapes:
             shapes |= modules(post_operator_norm=(hidden,), post_ffn_norm=(hidden,))
         if config["layer_types"][i] != "conv":
             shapes |= attention(config) | _head_norms(config)
-            gate = modules(self_attn__g_proj=(config["num_attention_heads"], hidden))
+            gate = modules(self_attn__gate_proj=(config["num_attention_heads"], hidden))
             return shapes | (gate if config["use_attention_gate"] else {})
         shapes |= modules(conv__in_proj=(3 * hidden, hidden), conv__out_proj=(hidden, hidden))
         return shapes | {"conv.conv.weight": (hidden, 1, taps)}

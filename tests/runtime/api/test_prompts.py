@@ -21,7 +21,7 @@ from carryall.errors import PromptTooLongError, RequestError
 from carryall.exporter.demo import demo_path
 from carryall.runtime.api.async_llm import AsyncLLM
 from carryall.runtime.api.llm import LLM
-from carryall.runtime.api.prompts import MOST_BYTES, PromptReader
+from carryall.runtime.api.prompts import MOST_BYTES, Prompt, PromptReader
 from carryall.runtime.text.token_coverage import coverage
 from carryall.runtime.text.tokenizer import Tokenizer
 from carryall.runtime.types.sampling_params import SamplingParams
@@ -56,6 +56,16 @@ def test_forms_that_are_taken(llm: LLM, given: Any, token_ids: list[list[int]]) 
     assert [output.prompt_token_ids for output in outputs] == token_ids
 
 
+def test_prompts_of_an_iterator_are_taken_in_order(llm: LLM) -> None:
+    prompts: list[Prompt] = ["a", [1, 2]]
+    outputs = llm.generate(iter(prompts), GREEDY)
+    assert [output.prompt_token_ids for output in outputs] == [[256, 64], [1, 2]]
+
+
+def test_a_model_shows_its_name_and_its_context(llm: LLM) -> None:
+    assert repr(llm) == f"LLM({llm.name!r}, context_length={llm.context_length})"
+
+
 @pytest.mark.parametrize(
     ("given", "shown"),
     [
@@ -67,7 +77,6 @@ def test_forms_that_are_taken(llm: LLM, given: Any, token_ids: list[list[int]]) 
         (None, "not NoneType None"),
         ([None], "not NoneType None"),
         ({1, 2}, "not set"),
-        (iter(["a"]), "not list_iterator"),
         ([True, False], "the list has bool True"),
         ([1, "a"], "the list has str 'a'"),
         ([1.5], "not float 1.5"),

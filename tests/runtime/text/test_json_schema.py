@@ -253,3 +253,30 @@ def test_any_way_through_a_grammar_ends_in_a_text_that_fits(schema: Any, seed: i
     if matcher.finished:
         text = tokenizer.decode(tokens)
         assert fits(schema, json.loads(text)), text
+
+
+@pytest.mark.parametrize(
+    ("schema", "named"),
+    [
+        ({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}, "#/$defs/a"),
+        (
+            {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}},
+            "#/$defs/a",
+        ),
+        (an_object(required=["b"]) | {"properties": {"b": {"$ref": "#/properties/b"}}}, "#/properties/b"),
+        ({"$ref": "#"}, "#"),
+        ({"items": {"$ref": "#/$defs/a~1b"}, "$defs": {"a/b": {"$ref": "#/$defs/a~1b"}}}, "#/$defs/a~1b"),
+    ],
+)
+def test_a_reference_to_itself_is_refused(schema: Any, named: str) -> None:
+    """Its grammar would end after the name of the property: no text of it is valid."""
+    with pytest.raises(InvalidSamplingError, match=re.escape(f"'{named}' leads to itself")):
+        held_schema(json.dumps(schema))
+
+
+def test_a_schema_may_contain_itself() -> None:
+    tree = {"type": "object", "properties": {"left": {"$ref": "#"}, "right": {"$ref": "#/properties/left"}}}
+    assert takes(tree, {"left": {"right": {}}})
+    chain = {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": STRING}}
+    assert takes(chain, "x")
+    assert not takes(chain, 1)
