@@ -145,25 +145,35 @@ def read_image_processor(path: Path) -> ImageProcessor:
     return processor
 
 
+def has_processor(folder: Path) -> bool:
+    """Return whether a checkpoint says how pictures are prepared, in any of the files that do.
+
+    Raises:
+        CheckpointError: a file is damaged.
+    """
+    return _preprocessor(folder) is not None
+
+
 def image_processor(folder: Path, raw: RawConfig) -> ImageProcessor:
     """Return the processor of a checkpoint, with all values resolved.
 
     Args:
-        folder: the checkpoint, with ``preprocessor_config.json``.
+        folder: the checkpoint.
         raw: the content of its config.json.
 
     Raises:
-        CheckpointError: the file is missing or damaged.
+        CheckpointError: the file that describes it is missing or damaged.
         UnsupportedModelError: its processor, or an option of it, is not supported.
     """
-    path = folder / PREPROCESSOR_FILE
-    if not path.is_file():
+    found = _preprocessor(folder)
+    if found is None:
         raise CheckpointError(
             f"{folder} holds no {PREPROCESSOR_FILE}, which says how pictures are prepared; take the "
             "checkpoint's, or export with --text-only"
         )
+    path, stored = found
     # As in transformers, null stands for a default.
-    content = {key: value for key, value in read_json(path).items() if value is not None}
+    content = {key: value for key, value in stored.items() if value is not None}
     module = importlib.import_module(f"{_VISION}.{raw['model_type']}")
     try:
         processor = cast(ImageProcessor, module.image_processor(content, folder, raw))
@@ -173,6 +183,19 @@ def image_processor(folder: Path, raw: RawConfig) -> ImageProcessor:
     except (TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(f"{path} does not describe a processor of pictures: {error}") from error
     return processor
+
+
+def _preprocessor(folder: Path) -> tuple[Path, Mapping[str, Any]] | None:
+    """Return the file that describes the processor of pictures, and what it says; None if there is none.
+
+    transformers 5 writes it into processor_config.json, beside those of other inputs.
+    """
+    path = folder / PROCESSOR_FILE
+    part = read_json(path).get("image_processor") if path.is_file() else None
+    if isinstance(part, dict):
+        return path, part
+    path = folder / PREPROCESSOR_FILE
+    return (path, read_json(path)) if path.is_file() else None
 
 
 def check_processor(

@@ -138,7 +138,10 @@ class EncoderLayers(GraphWriter):
         epsilon: float | None = None,
         view: Callable[[Array], Array] | None = None,
     ) -> ir.Value:
-        """Write RMSNormalization (https://arxiv.org/abs/1910.07467) over the last axis."""
+        """Write RMSNormalization (https://arxiv.org/abs/1910.07467) over the last axis.
+
+        Its size and epsilon are by default those of the configuration.
+        """
         epsilon = self.config.norm_eps if epsilon is None else epsilon
         with self.scope(name):
             stored = self.checkpoint.tensor(

@@ -20,6 +20,7 @@ from ..encoders.tower import Tower, tower_config
 from ..image_processor import CLIP_MEAN, CLIP_STD, ImageProcessor, check_processor, levels, token_text
 from ..models.llava import decoder_part
 from ..weights import Checkpoint
+from . import mistral3
 from .idefics3 import siglip_layer
 
 _MOST_TILES = 4096
@@ -85,8 +86,12 @@ class Processor(ImageProcessor):
                 )
 
 
-def image_processor(content: Mapping[str, Any], folder: Path, raw: RawConfig) -> Processor:
+def image_processor(content: Mapping[str, Any], folder: Path, raw: RawConfig) -> ImageProcessor:
     """Return the processor of a checkpoint; see ``exporter.image_processor.image_processor``."""
+    if _is_pixtral(raw):
+        token = integer(raw, "image_token_id", integer(raw, "image_token_index", 32_000))
+        one = {**raw, "spatial_merge_size": 1, "image_token_id": token}
+        return mistral3.image_processor(content, folder, one)
     check_processor(content, ("CLIPImageProcessor", "LlavaImageProcessor"))
     pads = bool(content.get("do_pad", False)) and "Llava" in str(content["image_processor_type"])
     if content.get("do_center_crop", True) is not True:
@@ -156,6 +161,8 @@ def vision_model(raw: RawConfig, checkpoint: Checkpoint) -> ir.Model:
         CheckpointError: the configuration or a weight is damaged or missing.
         UnsupportedModelError: an option is not supported.
     """
+    if _is_pixtral(raw):
+        return _pixtral_model(raw, checkpoint)
     vision = _vision(raw)
     clip = vision["model_type"] == "clip_vision_model"
     strategy = raw.get("vision_feature_select_strategy", "default" if clip else "full")
@@ -215,6 +222,22 @@ def vision_model(raw: RawConfig, checkpoint: Checkpoint) -> ir.Model:
     return net.model()
 
 
+def _is_pixtral(raw: RawConfig) -> bool:
+    """Whether the tower is that of Pixtral, of which each patch is a token."""
+    return mapping(raw, "vision_config").get("model_type") == "pixtral"
+
+
+def _pixtral_model(raw: RawConfig, checkpoint: Checkpoint) -> ir.Model:
+    if (strategy := raw.get("vision_feature_select_strategy", "full")) != "full":
+        raise UnsupportedModelError(
+            f"'vision_feature_select_strategy' '{strategy}' is not supported with 'pixtral'"
+        )
+    first = "" if checkpoint.has_prefix("vision_tower.") else "model."
+    names = (f"{first}vision_tower", f"{first}multi_modal_projector")
+    full = {"multimodal_projector_bias": True, **raw, "text_config": decoder_part(raw)}
+    return mistral3.tower_model(full, checkpoint, names, merges=False)
+
+
 def _vision(raw: RawConfig) -> RawConfig:
     """Return the tower's part of config.json, complete.
 
@@ -225,7 +248,8 @@ def _vision(raw: RawConfig) -> RawConfig:
     kind = vision.get("model_type", "clip_vision_model")
     if kind not in _TOWERS:
         raise UnsupportedModelError(
-            f"'{raw['model_type']}' with the tower '{kind}' is not supported; supported: {', '.join(_TOWERS)}"
+            f"'{raw['model_type']}' with the tower '{kind}' is not supported; supported: "
+            f"{', '.join(_TOWERS)}, and in LLaVA pixtral"
         )
     return {**with_defaults(vision, _TOWERS[kind]), "model_type": kind}
 

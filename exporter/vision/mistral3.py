@@ -25,17 +25,19 @@ _EPSILON = 1e-5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Processor(ImageProcessor):
-    """Pictures of any size up to a longest edge, in whole tokens; a token of text ends each row of them.
+    """Pictures of any size up to a longest edge, in whole tokens.
 
     Args:
         longest_edge: pixels of the longest edge of a resized picture.
         rotary: elements of a head, which turn with the row and the column in turns.
         theta: base of the frequencies.
+        ends: whether a token of text ends each row of tokens.
     """
 
     longest_edge: int
     rotary: int
     theta: float
+    ends: bool
 
     def check(self) -> None:
         """See ``ImageProcessor``."""
@@ -43,7 +45,8 @@ class Processor(ImageProcessor):
         self.check_sizes("longest_edge", "rotary")
         if self.rotary % 4 or not self.theta > 0:
             raise ValueError(f"'rotary' {self.rotary} must be a multiple of 4, and 'theta' positive")
-        self.check_texts("break", "end")
+        if self.ends:
+            self.check_texts("break", "end")
 
 
 def image_processor(content: Mapping[str, Any], folder: Path, raw: RawConfig) -> Processor:
@@ -67,6 +70,7 @@ def image_processor(content: Mapping[str, Any], folder: Path, raw: RawConfig) ->
         theta=number(
             mapping(vision, "rope_parameters"), "rope_theta", number(vision, "rope_theta", 10_000.0)
         ),
+        ends=True,
         image_token_id=token,
         texts={"image": token_text(folder, token), "break": "[IMG_BREAK]", "end": "[IMG_END]"},
         **levels(content, 3, CLIP_MEAN, CLIP_STD),
@@ -79,6 +83,25 @@ def vision_model(raw: RawConfig, checkpoint: Checkpoint) -> ir.Model:
     Raises:
         CheckpointError: the configuration or a weight is damaged or missing.
         UnsupportedModelError: an option is not supported.
+    """
+    first = "" if checkpoint.has_prefix("vision_tower.") else "model."
+    return tower_model(raw, checkpoint, (f"{first}vision_tower", f"{first}multi_modal_projector"))
+
+
+def tower_model(
+    raw: RawConfig, checkpoint: Checkpoint, names: tuple[str, str], *, merges: bool = True
+) -> ir.Model:
+    """Build the graph; see ``vision_model``.
+
+    Args:
+        raw: the content of config.json.
+        checkpoint: the weights.
+        names: of the tower and of its projector in the checkpoint.
+        merges: whether squares of patches join into a token.
+
+    Raises:
+        CheckpointError: see ``vision_model``.
+        UnsupportedModelError: see ``vision_model``.
     """
     vision, text = mapping(raw, "vision_config"), mapping(raw, "text_config")
     if (kind := vision.get("model_type", "pixtral")) != "pixtral":
@@ -95,18 +118,20 @@ def vision_model(raw: RawConfig, checkpoint: Checkpoint) -> ir.Model:
         norm_eps=_EPSILON,
     )
     patch, size = integer(vision, "patch_size", 16), config.hidden_size
-    first = "" if checkpoint.has_prefix("vision_tower.") else "model."
     net = Tower(config, checkpoint, (3, patch, patch))
     groups = net.groups(GROUPS, GROUP_ROWS)
-    with net.scope(f"{first}vision_tower"):
+    with net.scope(names[0]):
         x = net.rms_norm("ln_pre", net.patch_embedding("patch_conv", bias=False))
         for layer in range(config.num_layers):
             with net.scope(f"transformer.layers.{layer}"):
                 x = _layer(net, x, groups)
     width, bias = integer(text, "hidden_size"), bool(raw.get("multimodal_projector_bias", False))
-    with net.scope(f"{first}multi_modal_projector"):
-        x = net.rms_norm("norm", x, epsilon=number(text, "rms_norm_eps", 1e-6))
-        x = _merged(net, x, integer(raw, "spatial_merge_size", 2) ** 2)
+    with net.scope(names[1]):
+        if merges:
+            x = net.rms_norm("norm", x, epsilon=number(text, "rms_norm_eps", 1e-6))
+            x = _merged(net, x, integer(raw, "spatial_merge_size", 2) ** 2)
+        else:
+            x = net.merged(x, 1)
         x = net.activation(
             net.linear("linear_1", x, size, width, bias=bias), str(raw.get("projector_hidden_act", "gelu"))
         )

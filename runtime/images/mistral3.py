@@ -23,8 +23,9 @@ def prepare(processor: Processor, pixels: Pixels) -> Prepared:
     height, width = resized(processor, pixels.shape[0], pixels.shape[1])
     image = Image.fromarray(pixels).resize((width, height), Image.Resampling(processor.resample))
     token, texts = processor.patch * processor.merge, processor.texts
-    row = texts["image"] * (width // token)
-    text = texts["break"].join([row] * (height // token)) + texts["end"]
+    rows, columns = height // token, width // token
+    row = texts["image"] * columns
+    text = texts["break"].join([row] * rows) + texts["end"] if processor.ends else row * rows
     return Prepared([np.array(image, np.uint8)], text)
 
 

@@ -15,7 +15,7 @@ from ...errors import CheckpointError, GraphError, PackageError, UnsupportedMode
 from ...exporter.encoders.names import is_encoder
 from ...exporter.facts import GraphFacts
 from ...exporter.gguf.file import GGUF_SUFFIX, GgufFile, shard_paths
-from ...exporter.image_processor import PREPROCESSOR_FILE, has_tower
+from ...exporter.image_processor import has_processor, has_tower
 from ...exporter.package import COPIED_FILES, Package, external_tensors, fingerprint
 from ...exporter.safetensors_files import weight_files
 from ...progress import Progress
@@ -356,7 +356,7 @@ class CheckpointModel(InPlaceModel):
     @cached_property
     def sees(self) -> bool:
         """See ``SourceModel``."""
-        return has_tower(self.config) and (self.folder / PREPROCESSOR_FILE).is_file()
+        return has_tower(self.config) and has_processor(self.folder)
 
     def sight_folder(self) -> Path:
         """See ``SourceModel``; it is written into the cache once.

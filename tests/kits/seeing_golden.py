@@ -25,6 +25,7 @@ Array = npt.NDArray[Any]
 FAMILIES = (
     *("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"),
     *("llava", "llava_next", "llava_onevision", "llava_onevision-alone", "internvl", "mistral3"),
+    *("lighton_ocr", "llava+pixtral"),
     *("qwen3_5", "qwen3_5_moe"),
 )
 NEW_TOKENS = 16

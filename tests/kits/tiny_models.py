@@ -110,6 +110,9 @@ CONFIGS: dict[str, Config] = {
     "smolvlm": {"text_config": {"model_type": "llama", **_LLAMA}},
     "llava": {"text_config": {"model_type": "llama", **_LLAMA}},
     "llava_next": {"text_config": {"model_type": "mistral", **_LLAMA, "sliding_window": 5}},
+    "lighton_ocr": {
+        "text_config": {"model_type": "qwen3", **_LLAMA, "head_dim": 16, "tie_word_embeddings": True}
+    },
     "internvl": {"text_config": {"model_type": "qwen2", **_QWEN2}},
     "llava_onevision": {"text_config": {"model_type": "qwen2", **_QWEN2}},
     "qwen2_vl": {**_QWEN2, "rope_parameters": {**_LLAMA["rope_parameters"], "mrope_section": [2, 1, 1]}},
@@ -409,6 +412,11 @@ _SHAPES: dict[str, Callable[[Mapping[str, Any]], Shapes]] = {
     "qwen2_5_vl": lambda config: _layered(
         config["text_config"],
         _llama_layer({**config["text_config"], "model_type": "qwen2"}),
+        "model.language_model",
+    ),
+    "lighton_ocr": lambda config: _layered(
+        config["text_config"],
+        _llama_layer(config["text_config"]) | _head_norms(config["text_config"]),
         "model.language_model",
     ),
     "qwen3_vl": lambda config: _layered(

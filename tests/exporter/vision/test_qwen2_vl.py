@@ -101,3 +101,18 @@ def test_a_picture_whose_attention_would_not_fit_is_refused_with_its_size(tmp_pa
     ):
         seen.prepare(np.zeros((800, 800, 3), np.uint8))
     assert seen.prepare(np.zeros((700, 700, 3), np.uint8)).num_tokens == 1936
+
+
+def test_a_processor_that_transformers_5_wrote_is_read(tmp_path: Path) -> None:
+    """It is a part of processor_config.json, and counts if both files are there, as in transformers."""
+    checkpoint = write_vlm(tmp_path / "checkpoint", "qwen3_vl")
+    path = checkpoint / "preprocessor_config.json"
+    content = {**json.loads(path.read_text()), "size": {"shortest_edge": 600, "longest_edge": 7000}}
+    change(checkpoint / "processor_config.json", image_processor={**content, "do_pad": None})
+    export(checkpoint, tmp_path / "both")
+    path.unlink()
+    export(checkpoint, tmp_path / "one")
+    for package in ("both", "one"):
+        record = read_image_processor(tmp_path / package / "image_processor.json")
+        assert isinstance(record, Processor)
+        assert (record.min_pixels, record.max_pixels, record.mean) == (600, 7000, (0.5, 0.5, 0.5))

@@ -119,6 +119,23 @@ CONFIGS["mistral3"] = {
         "rope_theta": 10000.0,
     },
 }
+CONFIGS["llava+pixtral"] = {
+    "model_type": "llava",
+    "image_token_index": IMAGE_ID,
+    "vision_feature_layer": -1,
+    "vision_feature_select_strategy": "full",
+    "projector_hidden_act": "gelu",
+    "tie_word_embeddings": False,
+    "text_config": CONFIGS["mistral3"]["text_config"],
+    "vision_config": CONFIGS["mistral3"]["vision_config"],
+}
+CONFIGS["lighton_ocr"] = {
+    "image_token_id": IMAGE_ID,
+    "spatial_merge_size": 2,
+    "tie_word_embeddings": False,
+    "text_config": {**_TEXT, "model_type": "qwen3", "head_dim": 16},
+    "vision_config": CONFIGS["mistral3"]["vision_config"],
+}
 
 
 def preprocessor(model_type: str) -> dict[str, Any]:
@@ -127,7 +144,10 @@ def preprocessor(model_type: str) -> dict[str, Any]:
     common = {"crop_size": square, "size": {"shortest_edge": TILE}, "do_center_crop": True}
     if model_type == "llava":
         return {**common, "image_processor_type": "CLIPImageProcessor", "do_convert_rgb": True}
-    if model_type == "mistral3":
+    if model_type == "llava+pixtral":
+        size = {"longest_edge": 48}
+        return {"size": size, "patch_size": PATCH, "image_processor_type": "PixtralImageProcessor"}
+    if model_type in ("mistral3", "lighton_ocr"):
         sizes = {"size": {"longest_edge": 64}, "patch_size": {"height": 16, "width": 16}}
         return {**sizes, "image_processor_type": "PixtralImageProcessorFast", "do_center_crop": None}
     if model_type == "internvl":
@@ -153,6 +173,11 @@ def preprocessor(model_type: str) -> dict[str, Any]:
 
 def processor(model_type: str) -> dict[str, Any]:
     """Return processor_config.json."""
+    if model_type == "lighton_ocr":
+        options: dict[str, Any] = {"patch_size": PATCH, "spatial_merge_size": 2}
+        return {"processor_class": "LightOnOcrProcessor", **options}
+    if model_type == "llava+pixtral":
+        return {"processor_class": "PixtralProcessor", "image_token": "<image>", "patch_size": PATCH}
     if model_type == "mistral3":
         options = {"image_token": "<image>", "patch_size": PATCH, "spatial_merge_size": 2}
         return {"processor_class": "PixtralProcessor", **options}
@@ -179,11 +204,22 @@ def shapes(config: Mapping[str, Any]) -> Shapes:
 
     def layer(_: int) -> Shapes:
         bias = text["model_type"] == "qwen2"
-        return {**attention(text, bias), **gated_mlp(text), **norms(text, "input", "post_attention")}
+        heads = modules(self_attn__q_norm=(16,), self_attn__k_norm=(16,)) if "3" in text["model_type"] else {}
+        return {**attention(text, bias), **heads, **gated_mlp(text), **norms(text, "input", "post_attention")}
 
+    size, width = vision["hidden_size"], text["hidden_size"]
+    if config["model_type"] == "lighton_ocr":
+        found = decoder({**text, "tie_word_embeddings": False}, layer, prefix="model.language_model.")
+        found |= {f"model.vision_encoder.{name}": shape for name, shape in _pixtral(vision).items()}
+        projector = modules(norm=(size,), linear_1=(width, size), linear_2=(width, width))
+        projector |= modules(patch_merger__merging_layer=(size, 4 * size))
+        return {**found, **{f"model.vision_projection.{name}": shape for name, shape in projector.items()}}
     found = decoder({**text, "tie_word_embeddings": False}, layer, prefix="language_model.model.")
     found["language_model.lm_head.weight"] = found.pop("lm_head.weight")
-    size, width = vision["hidden_size"], text["hidden_size"]
+    if config["model_type"] == "llava" and vision["model_type"] == "pixtral":
+        found |= {f"vision_tower.{name}": shape for name, shape in _pixtral(vision).items()}
+        projector = modules(True, linear_1=(width, size), linear_2=(width, width))
+        return {**found, **{f"multi_modal_projector.{name}": shape for name, shape in projector.items()}}
     if config["model_type"] == "mistral3":
         found |= {f"vision_tower.{name}": shape for name, shape in _pixtral(vision).items()}
         projector = modules(norm=(size,), linear_1=(width, size), linear_2=(width, width))

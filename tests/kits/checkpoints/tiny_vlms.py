@@ -178,7 +178,7 @@ def write_vlm(folder: Path, model_type: str = "smolvlm", *, seed: int = 0, **cha
     from safetensors.numpy import save_file
 
     kind = family(model_type)
-    config = {**kind.config, "model_type": model_type, **changes}
+    config = {"model_type": model_type, **kind.config, **changes}
     rng = np.random.default_rng(seed)
     weights = {}
     for name, shape in kind.shapes(config).items():
@@ -210,6 +210,9 @@ def _write_tokenizer(folder: Path, kind: Family) -> None:
             "end_image_token": "</img>",
             "context_image_token": "<image>",
             "video_token": "<video>",
+            "image_token": "<image>",
+            "image_break_token": "[IMG_BREAK]",
+            "image_end_token": "[IMG_END]",
         }
         if "<img>" in kind.special
         else {},
