@@ -61,7 +61,7 @@ def test_arrays_are_token_ids_too_and_anything_else_is_refused(llm: LLM) -> None
     outputs = llm.generate(arrays, GREEDY)  # type: ignore[arg-type]
     assert [output.prompt_token_ids for output in outputs] == [[1, 2, 3], [4, 5]]
     assert type(outputs[0].prompt_token_ids[0]) is int
-    assert tokens(llm.generate(arrays[0], GREEDY)) == tokens(outputs)[:1]  # type: ignore[arg-type]
+    assert tokens(llm.generate(arrays[0], GREEDY)) == tokens(outputs)[:1]
     for wrong in ([None], [[1.5]], [["a"]]):
         with pytest.raises(RequestError, match="a prompt must be a text, a list of token ids"):
             llm.generate(wrong, GREEDY)  # type: ignore[arg-type]
