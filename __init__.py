@@ -28,11 +28,13 @@ if TYPE_CHECKING:
     from .runtime.api.session import InferenceSession
     from .runtime.api.text_classifier import TextClassifier
     from .runtime.api.text_encoder import TextEncoder
+    from .runtime.api.token_classifier import TokenClassifier
     from .runtime.batch import api as batch
     from .runtime.engine.config import EngineConfig
     from .runtime.engine.sampling.beam_search import BeamSearchOptions
     from .runtime.models.config import ModelConfig
     from .runtime.tasks.benchmark import BenchmarkReport, benchmark
+    from .runtime.tasks.detect import DetectionReport, detect
     from .runtime.tasks.diff import DiffReport, diff
     from .runtime.tasks.evaluate import EvaluationReport, evaluate
     from .runtime.tasks.export import ExportReport, export
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
     from .runtime.types.outputs import CompletionOutput, RequestOutput
     from .runtime.types.sampling_params import SamplingParams
     from .runtime.types.structured_output import StructuredOutput
+    from .runtime.types.watermark import Watermark
 
 __version__ = "0.1.0"
 
@@ -57,6 +60,7 @@ _HOME = {
     "BenchmarkReport": ".runtime.tasks.benchmark",
     "CarryallError": ".errors",
     "CompletionOutput": ".runtime.types.outputs",
+    "DetectionReport": ".runtime.tasks.detect",
     "DiffReport": ".runtime.tasks.diff",
     "DynamicBatcher": ".runtime.api.dynamic_batching",
     "EngineConfig": ".runtime.engine.config",
@@ -76,8 +80,11 @@ _HOME = {
     "StructuredOutput": ".runtime.types.structured_output",
     "TextClassifier": ".runtime.api.text_classifier",
     "TextEncoder": ".runtime.api.text_encoder",
+    "TokenClassifier": ".runtime.api.token_classifier",
     "VerificationReport": ".runtime.tasks.verify",
+    "Watermark": ".runtime.types.watermark",
     "benchmark": ".runtime.tasks.benchmark",
+    "detect": ".runtime.tasks.detect",
     "diff": ".runtime.tasks.diff",
     "evaluate": ".runtime.tasks.evaluate",
     "export": ".runtime.tasks.export",
@@ -98,6 +105,7 @@ __all__ = [
     "BenchmarkReport",
     "CarryallError",
     "CompletionOutput",
+    "DetectionReport",
     "DiffReport",
     "DynamicBatcher",
     "EngineConfig",
@@ -116,10 +124,13 @@ __all__ = [
     "StructuredOutput",
     "TextClassifier",
     "TextEncoder",
+    "TokenClassifier",
     "VerificationReport",
+    "Watermark",
     "__version__",
     "batch",
     "benchmark",
+    "detect",
     "diff",
     "evaluate",
     "export",

@@ -15,14 +15,22 @@ LOGITS = "logits"
 # Of text encoders. Lowered decoders may have the hidden states too.
 TOKEN_TYPE_IDS = "token_type_ids"  # noqa: S105
 LAST_HIDDEN_STATE = "last_hidden_state"
+TERM_WEIGHTS = "term_weights"  # [batch, vocabulary]: what a text says of each token of the vocabulary
+TOKEN_WEIGHTS = "token_weights"  # [batch, sequence, 1] # noqa: S105
+TOKEN_VECTORS = "token_vectors"  # [batch, sequence, size] # noqa: S105
 
 # Of vision.onnx: patches of pictures to rows of the decoder's input.
 PIXELS = "pixels"
 PATCH_POSITIONS = "patch_positions"
 GROUPS, GROUP_ROWS = "groups", "group_rows"
+WINDOWS, WINDOW_ROWS = "windows", "window_rows"  # as the two above, for layers that attend within windows
+PATCH_COS, PATCH_SIN = "patch_cos", "patch_sin"
+TABLE_ROWS, TABLE_WEIGHTS = "table_rows", "table_weights"
 MERGED_PATCHES = "merged_patches"
 IMAGE_STATES = "image_states"  # its output, and an input of a decoder lowered for a model that sees
 IMAGE_ROWS = "image_rows"  # the row of image_states that replaces a token's embedding, -1 for none
+
+ROPE_POSITIONS = "rope_positions"  # positions in time, height and width, for a decoder of ``ROPE_AXES``
 
 # Only in lowered graphs.
 SEQLENS_K = "seqlens_k"
@@ -36,6 +44,10 @@ TOP_LOGITS, TOP_TOKEN_IDS, LOGSUMEXP = "top_logits", "top_token_ids", "logsumexp
 CONTEXT_LENGTH = "context_length"
 SLIDING_WINDOWS = "sliding_windows"
 EXPLICIT_KV = "explicit_kv"  # why a lowered graph keeps past in, present out
+ROPE_AXES = "rope_axes"  # JSON: by rotary frequency, the axis of ``rope_positions`` that it turns with
+# JSON: values of the residual stream, in order. The columns of ``image_states`` behind those of the embedding
+# are added to them, for the tokens of pictures.
+DEEP_STATES = "deep_image_states"
 NUM_TOKENS = "num_tokens"  # number of rows of the embedding table
 
 # Caches are past_key_values.N.key and .value, and present.N.key and .value.

@@ -39,6 +39,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "inspect": "Show operators, weights, KV cache and sizes of a model.",
         "verify": "Compare two models, or check the files of a package.",
         "diff": "Compare the graphs of two models.",
+        "detect": "Look for a watermark in a text.",
         "list": "List downloaded and prepared models (ls does the same).",
         "rm": "Delete a downloaded model, and what was prepared of it.",
         "cache": "List, prune or clear the cache of prepared models.",

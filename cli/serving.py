@@ -62,9 +62,14 @@ def served_models(
         scan = functools.partial(
             models_in, server.models, chosen.model, chosen.engine, warm_up=server.warm_up
         )
-        return ModelRepository(scan(), aliases=server.names_for(None)), scan
+        return ModelRepository(
+            scan(), aliases=server.names_for(None), keep_seconds=server.keep_alive_seconds
+        ), scan
     loader = encoder_loader(chosen.model, warm_up=server.warm_up) or load
-    return ModelRepository.of_one(name, loader, aliases=server.names_for(name)), None
+    models = ModelRepository.of_one(
+        name, loader, aliases=server.names_for(name), keep_seconds=server.keep_alive_seconds
+    )
+    return models, None
 
 
 def announce(

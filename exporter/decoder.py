@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -10,9 +11,11 @@ import onnx_ir as ir
 
 from ..contract import (
     ATTENTION_MASK,
+    DEEP_STATES,
     INPUT_IDS,
     LOGITS,
     POSITION_IDS,
+    ROPE_AXES,
     STATE_KINDS,
     past_name,
     past_state_name,
@@ -52,6 +55,7 @@ class Decoder(GraphWriter):
             (layer, kind): self.input(past_state_name(layer, kind), ir.DataType.FLOAT, shape)
             for layer, kind, shape in shapes
         }
+        self._deep: list[str] = []
         self._packed: dict[str, ir.Value] = {}
         self._ordered: dict[tuple[ir.Value, ir.Value], ir.Value] = {}
         self._present: dict[int, tuple[ir.Value, ir.Value]] = {}
@@ -94,6 +98,12 @@ class Decoder(GraphWriter):
     def set_state(self, layer: int, kind: str, state: ir.Value) -> None:
         """Set the present recurrent state of ``layer``; ``kind`` is ``conv`` or ``recurrent``."""
         self._present_states[layer, kind] = state
+
+    def end_layer(self, layer: int, x: ir.Value) -> ir.Value:
+        """Return the states behind ``layer``, after recording them if states of pictures are added there."""
+        if layer < self.config.deep_states:
+            self._deep.append(str(x.name))
+        return x
 
     def without_padding(self, x: ir.Value) -> ir.Value:
         """Return x [batch, sequence, width] with zeros where ``attention_mask`` is 0.
@@ -138,7 +148,11 @@ class Decoder(GraphWriter):
             for _, kind, shape in self._state_shapes(layer):
                 state = self._present_states[layer, kind]
                 self.output(state, present_state_name(layer, kind), ir.DataType.FLOAT, shape)
-        return self.model()
+        model = self.model()
+        for key, names in ((ROPE_AXES, self.config.rope_axes), (DEEP_STATES, self._deep)):
+            if names:
+                model.metadata_props[key] = json.dumps(names)
+        return model
 
     def _state_shapes(self, layer: int) -> list[tuple[int, str, tuple[Any, ...]]]:
         """Return layer, kind and shape of each recurrent state of ``layer``."""

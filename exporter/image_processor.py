@@ -6,66 +6,70 @@ holds the resolved values, so that the pixels of a picture never depend on an in
 
 from __future__ import annotations
 
+import importlib
 import json
 import pkgutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from ..errors import CheckpointError, PackageError, UnsupportedModelError
 from ..storage.writing import writing
-from .config import RawConfig, integer, mapping, read_json
+from .config import RawConfig, read_json
 
 IMAGE_PROCESSOR_FILE = "image_processor.json"
 PREPROCESSOR_FILE, PROCESSOR_FILE = "preprocessor_config.json", "processor_config.json"
 # The checkpoint's own files; a package keeps them, so that transformers opens it too.
 SIDE_FILES = (PREPROCESSOR_FILE, PROCESSOR_FILE, "video_preprocessor_config.json")
 
+MOST_PIXELS = 2**14  # of an edge; a damaged file must not cause huge allocations
+HALF = (0.5, 0.5, 0.5)  # transformers' IMAGENET_STANDARD_MEAN and _STD
+CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)  # of the data of CLIP, https://arxiv.org/abs/2103.00020
+CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
+
 _VERSION = 1
-_MOST_PIXELS = 2**14  # of an edge; a damaged file must not cause huge allocations
-_IDEFICS3 = ("Idefics3ImageProcessor", "SmolVLMImageProcessor")
+_VISION = f"{__package__}.vision"
+_STEPS = ("do_resize", "do_rescale", "do_normalize", "do_convert_rgb")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageProcessor:
-    """The content of image_processor.json, for pictures cut into tiles as in Idefics3 and SmolVLM.
+    """The content of image_processor.json that all families have; each adds the sizes of its geometry.
 
     Args:
-        family: the geometry, ``idefics3``.
-        longest_edge: pixels of the longest edge that a picture is resized to, before it is cut.
-        tile: pixels of an edge of a tile, all of which are square.
-        splits: whether a picture is cut into tiles; False resizes it to one.
+        family: the geometry, a module of ``vision/`` and of the runtime's ``images/``.
         resample: the filter, in the numbers of Pillow: 0 nearest, 1 Lanczos, 2 bilinear, 3 bicubic.
         rescale: what the values 0 to 255 are multiplied by.
         mean: per channel, subtracted after that.
         std: per channel, divided by after that.
         patch: pixels of an edge of a patch.
         merge: patches along an edge that become one token.
-        positions: entries along an edge of the tower's table of positions.
         image_token_id: stands for a token of a picture in the prompt.
-        texts: what a prompt has around pictures: ``image``, ``around`` and ``whole`` are tokens.
+        texts: what a prompt has around pictures. ``image`` is the token of a row; ``place``, by default the
+            same, is what the chat template writes for a picture.
     """
 
     version: int = _VERSION
     family: str
-    longest_edge: int
-    tile: int
-    splits: bool
     resample: int
     rescale: float
     mean: tuple[float, ...]
     std: tuple[float, ...]
     patch: int
     merge: int
-    positions: int
     image_token_id: int
     texts: Mapping[str, str]
 
     @property
-    def tile_tokens(self) -> int:
-        """Tokens of a tile."""
-        return (self.tile // self.patch // self.merge) ** 2
+    def place(self) -> str:
+        """What the chat template writes for a picture."""
+        return self.texts.get("place", self.texts["image"])
+
+    @property
+    def constants(self) -> int:
+        """Number of last rows of every run of ``vision.onnx`` that are the same for all pictures."""
+        return 0
 
     def write(self, folder: Path) -> None:
         """Write image_processor.json.
@@ -77,40 +81,72 @@ class ImageProcessor:
         with writing(path):
             path.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
 
+    def check(self) -> None:
+        """Check the ranges of the values.
+
+        Raises:
+            ValueError: a value is out of its range.
+        """
+        self.check_sizes("patch", "merge")
+        if self.resample not in range(4):
+            raise ValueError(f"'resample' must be 0, 1, 2 or 3, found {self.resample!r}")
+        if len(self.mean) != 3 or len(self.std) != 3 or 0.0 in self.std:
+            raise ValueError("'mean' and 'std' need 3 numbers, and no 'std' may be 0")
+        self.check_texts("image")
+
+    def check_sizes(self, *names: str, most: int = MOST_PIXELS) -> None:
+        """Check that fields are integers in [1, ``most``].
+
+        Raises:
+            ValueError: one is not.
+        """
+        for name in names:
+            value = getattr(self, name)
+            if type(value) is not int or not 1 <= value <= most:
+                raise ValueError(f"'{name}' must be an integer in [1, {most}], found {value!r}")
+
+    def check_texts(self, *names: str) -> None:
+        """Check that ``texts`` has these, and none is empty.
+
+        Raises:
+            ValueError: one is missing.
+        """
+        if not all(isinstance(self.texts.get(name), str) and self.texts[name] for name in names):
+            raise ValueError(f"'texts' must hold {', '.join(map(repr, names))}")
+
 
 def has_tower(raw: RawConfig) -> bool:
     """Return whether a config.json describes a model whose pictures can be exported, in ``vision/``."""
-    known = [module.name for module in pkgutil.iter_modules([str(Path(__file__).parent / "vision")])]
-    return raw.get("model_type") in known and bool(raw.get("vision_config"))
+    return raw.get("model_type") in _families() and bool(raw.get("vision_config"))
 
 
 def read_image_processor(path: Path) -> ImageProcessor:
     """Read image_processor.json.
 
     Raises:
-        PackageError: the file is damaged, or of another version.
+        PackageError: the file is damaged, or of another version or family.
     """
     try:
         content = read_json(path)
     except CheckpointError as error:
         raise PackageError(str(error)) from error
-    names = {field.name for field in fields(ImageProcessor)}
-    if content.get("version") != _VERSION or content.keys() != names:
+    kind = _kind(content.get("family"))
+    names = set() if kind is None else {field.name for field in fields(kind)}
+    if kind is None or content.get("version") != _VERSION or content.keys() != names:
         raise PackageError(
-            f"{path} has version {content.get('version')!r} or other keys than version {_VERSION}; "
-            "export the model again"
+            f"{path} has family {content.get('family')!r}, version {content.get('version')!r} or other keys "
+            f"than version {_VERSION} of its family; export the model again"
         )
     try:
-        content["mean"], content["std"] = tuple(content["mean"]), tuple(content["std"])
-        processor = ImageProcessor(**content)
-        _check(processor)
-    except (TypeError, ValueError, CheckpointError) as error:
+        processor = kind(**{name: _tuples(value) for name, value in content.items()})
+        processor.check()
+    except (TypeError, ValueError, LookupError, CheckpointError) as error:
         raise PackageError(f"{path} is damaged: {error}; export the model again") from error
     return processor
 
 
 def image_processor(folder: Path, raw: RawConfig) -> ImageProcessor:
-    """Return the processor of a checkpoint of the Idefics3 architecture, with all values resolved.
+    """Return the processor of a checkpoint, with all values resolved.
 
     Args:
         folder: the checkpoint, with ``preprocessor_config.json``.
@@ -126,63 +162,54 @@ def image_processor(folder: Path, raw: RawConfig) -> ImageProcessor:
             f"{folder} holds no {PREPROCESSOR_FILE}, which says how pictures are prepared; take the "
             "checkpoint's, or export with --text-only"
         )
-    given = read_json(path)
-    name = str(given.get("image_processor_type", "")).removesuffix("Fast").removesuffix("Pil")
-    if name not in _IDEFICS3:
-        raise UnsupportedModelError(
-            f"{path}: the processor '{name}' is not supported; supported: {', '.join(_IDEFICS3)}"
-        )
-    for step in ("do_resize", "do_rescale", "do_normalize", "do_convert_rgb"):
-        if given.get(step, True) is not True:
-            raise UnsupportedModelError(
-                f"{path}: '{step}': {given[step]!r} is not supported; supported: true"
-            )
-    vision = mapping(raw, "vision_config")
-    edge, patch = integer(vision, "image_size", 224), integer(vision, "patch_size", 32)
-    half = [0.5, 0.5, 0.5]  # transformers' IMAGENET_STANDARD_MEAN and _STD
+    content, module = read_json(path), importlib.import_module(f"{_VISION}.{raw['model_type']}")
     try:
-        processor = ImageProcessor(
-            family="idefics3",
-            longest_edge=_edge(given.get("size", {"longest_edge": 4 * 364}), "size"),
-            tile=_edge(given.get("max_image_size", {"longest_edge": 364}), "max_image_size"),
-            splits=bool(given.get("do_image_splitting", True)),
-            resample=int(given.get("resample", 1)),
-            rescale=float(given.get("rescale_factor", 1 / 255)),
-            mean=tuple(map(float, given.get("image_mean", half))),
-            std=tuple(map(float, given.get("image_std", half))),
-            patch=patch,
-            merge=integer(raw, "scale_factor", 2),
-            positions=edge // max(1, patch),
-            image_token_id=integer(raw, "image_token_id", 128257),
-            texts=_texts(folder),
-        )
-        _check(processor)
-    except (TypeError, ValueError) as error:
+        processor = cast(ImageProcessor, module.image_processor(content, folder, raw))
+        processor.check()
+    except UnsupportedModelError as error:
+        raise UnsupportedModelError(f"{path}: {error}") from error
+    except (TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(f"{path} does not describe a processor of pictures: {error}") from error
     return processor
 
 
-def _edge(size: Any, key: str) -> int:
-    if (
-        not isinstance(size, dict)
-        or size.keys() - {"longest_edge"}
-        or not isinstance(size.get("longest_edge"), int)
-    ):
-        raise UnsupportedModelError(
-            f"'{key}' {size!r} is not supported; supported: an integer 'longest_edge'"
-        )
-    return int(size["longest_edge"])
+def check_processor(
+    content: Mapping[str, Any], names: Collection[str], steps: Sequence[str] = _STEPS
+) -> None:
+    """Check that preprocessor_config.json describes a processor of these names that does all ``steps``.
+
+    Raises:
+        UnsupportedModelError: it is another one, or leaves out a step.
+    """
+    name = str(content.get("image_processor_type", "")).removesuffix("Fast").removesuffix("Pil")
+    if name not in names:
+        raise UnsupportedModelError(f"the processor '{name}' is not supported; supported: {', '.join(names)}")
+    for step in steps:
+        if content.get(step, True) is not True:
+            raise UnsupportedModelError(f"'{step}': {content[step]!r} is not supported; supported: true")
 
 
-def _texts(folder: Path) -> dict[str, str]:
-    """Return the texts of the tokens around pictures, which the tokenizer may name."""
+def levels(
+    content: Mapping[str, Any], resample: int, mean: Sequence[float], std: Sequence[float]
+) -> dict[str, Any]:
+    """Return the fields of an ``ImageProcessor`` for the filter and the values, with a family's defaults."""
+    return {
+        "resample": int(content.get("resample", resample)),
+        "rescale": float(content.get("rescale_factor", 1 / 255)),
+        "mean": tuple(map(float, content.get("image_mean", mean))),
+        "std": tuple(map(float, content.get("image_std", std))),
+    }
+
+
+def named_tokens(folder: Path, names: Mapping[str, tuple[str, str]]) -> dict[str, str]:
+    """Return the texts of the tokens around pictures, which the tokenizer may name.
+
+    Args:
+        folder: the checkpoint.
+        names: by key, the name in tokenizer_config.json, and the default.
+    """
     path = folder / "tokenizer_config.json"
     config = read_json(path) if path.is_file() else {}
-    names = {
-        "image": ("image_token", "<image>"),
-        "around": ("fake_image_token", "<fake_token_around_image>"),
-        "whole": ("global_image_token", "<global-img>"),
-    }
     extra = config.get("extra_special_tokens")
     given = {**(extra if isinstance(extra, dict) else {}), **config}
     return {
@@ -191,26 +218,36 @@ def _texts(folder: Path) -> dict[str, str]:
     }
 
 
-def _check(processor: ImageProcessor) -> None:
-    """Check the ranges of the values.
+def token_text(folder: Path, token_id: int) -> str:
+    """Return the text of a token.
+
+    Args:
+        folder: the checkpoint, with tokenizer.json.
+        token_id: of an added token.
 
     Raises:
-        ValueError: a value is out of its range.
+        CheckpointError: the tokenizer has no such added token.
     """
-    edges = {
-        name: getattr(processor, name) for name in ("longest_edge", "tile", "patch", "merge", "positions")
-    }
-    for name, value in edges.items():
-        if type(value) is not int or not 1 <= value <= _MOST_PIXELS:
-            raise ValueError(f"'{name}' must be an integer in [1, {_MOST_PIXELS}], found {value!r}")
-    if processor.tile % (processor.patch * processor.merge):
-        raise ValueError(
-            f"tiles of {processor.tile} pixels do not hold whole tokens of {processor.merge} patches of "
-            f"{processor.patch} pixels along an edge"
-        )
-    if processor.resample not in range(4):
-        raise ValueError(f"'resample' must be 0, 1, 2 or 3, found {processor.resample!r}")
-    if len(processor.mean) != 3 or len(processor.std) != 3 or 0.0 in processor.std:
-        raise ValueError("'mean' and 'std' need 3 numbers, and no 'std' may be 0")
-    if not all(isinstance(processor.texts.get(key), str) for key in ("image", "around", "whole")):
-        raise ValueError("'texts' must hold 'image', 'around' and 'whole'")
+    added = read_json(folder / "tokenizer.json").get("added_tokens", [])
+    for token in added if isinstance(added, list) else []:
+        if isinstance(token, dict) and token.get("id") == token_id and isinstance(token.get("content"), str):
+            return str(token["content"])
+    raise CheckpointError(
+        f"{folder / 'tokenizer.json'} has no added token {token_id}, which config.json names for pictures"
+    )
+
+
+def _families() -> list[str]:
+    return [module.name for module in pkgutil.iter_modules([str(Path(__file__).parent / "vision")])]
+
+
+def _tuples(value: Any) -> Any:
+    """Return a value of JSON with tuples in place of lists."""
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+
+
+def _kind(family: object) -> type[ImageProcessor] | None:
+    """Return the class of a family's record; None for one that is not known."""
+    if family not in _families():
+        return None
+    return cast("type[ImageProcessor]", importlib.import_module(f"{_VISION}.{family}").Processor)

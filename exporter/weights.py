@@ -41,6 +41,16 @@ class Checkpoint:
         """Return whether the name of a tensor begins with ``prefix``."""
         return any(name.startswith(prefix) for name in self._tensors)
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a tensor in the checkpoint.
+
+        Raises:
+            CheckpointError: the tensor is missing.
+        """
+        if name not in self._tensors:
+            raise CheckpointError(f"{self.source} holds no tensor '{name}'")
+        return self._tensors[name].shape
+
     def tensor(
         self,
         name: str,

@@ -27,3 +27,22 @@ def image_inputs(rows: Sequence[Row], width: int) -> tuple[npt.NDArray[np.float3
         places.append(place)
     states.append(np.zeros((1, width), np.float32))
     return np.concatenate(states), np.concatenate(places)
+
+
+def rope_positions(rows: Sequence[Row], starts: Sequence[int], axes: int) -> npt.NDArray[np.int64]:
+    """Return ``rope_positions`` [axes, tokens] of all rows one behind the other.
+
+    Args:
+        rows: rows, with positions or without.
+        starts: the position in the text of the first token of each row.
+        axes: number of axes.
+    """
+    parts = []
+    for row, start in zip(rows, starts, strict=True):
+        count, given = len(row.tokens), row.rope_positions
+        if given is None:
+            parts.append(np.broadcast_to(np.arange(start, start + count, dtype=np.int64), (axes, count)))
+            continue
+        behind = given[:, -1].max() + np.arange(1, count - given.shape[1] + 1)
+        parts += [given, np.broadcast_to(behind, (axes, len(behind)))]
+    return np.concatenate(parts, axis=1)

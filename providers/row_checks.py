@@ -32,6 +32,15 @@ def _check_images(row: Row, states: npt.NDArray[np.float32], width: int) -> None
         raise ProviderRuntimeError(f"slot {row.slot} lacks states of pictures: {len(states)}")
 
 
+def _check_positions(row: Row, positions: npt.NDArray[np.int64], axes: int) -> None:
+    """Check that positions fit the graph and the tokens of a row."""
+    if not axes or positions.shape[0] != axes or not 1 <= positions.shape[1] <= len(row.tokens):
+        raise ProviderRuntimeError(
+            f"slot {row.slot} has positions {positions.shape} for {len(row.tokens)} tokens; the graph takes "
+            f"{axes} axes"
+        )
+
+
 def check_rows(
     rows: Sequence[Row], info: RunnerInfo, held: Sequence[int] | npt.NDArray[Any], hidden_size: int | None
 ) -> None:
@@ -71,6 +80,8 @@ def check_rows(
             _check_hidden_states(row, hidden_size)
         if row.image_states is not None:
             _check_images(row, row.image_states, info.image_width)
+        if row.rope_positions is not None:
+            _check_positions(row, row.rope_positions, info.rope_axes)
         states = row.last_hidden_states
         if states is not None and states.shape != (len(row.tokens), info.embedding_size):
             raise ProviderRuntimeError(

@@ -66,6 +66,7 @@ NOT_RUN = {
     "docs/openvino.md: pip install": "installs packages; tests/providers/openvino runs the provider",
     "docs/benchmarks.md: ": "needs peers in environments of their own, and hours",
     "docs/openvino.md: python benchmarks": "needs peers in environments of their own, and minutes",
+    "docs/programs.md: python benchmarks": "minutes",
     "docs/engine.md: python benchmarks": "minutes; needs a larger model",
 }
 # Commands inside of blocks that run.
@@ -176,6 +177,8 @@ def run_commands(content: Fence, model: str) -> None:
 
 def namespace(fence: Fence, model: str) -> dict[str, Any]:
     """The names that a block takes as given."""
+    if fence.page == "docs/programs.md":
+        return {"llm": carryall.LLM(model, chat_template=_template())}
     if fence.page != "docs/generation.md":
         return {}
     llm = carryall.LLM(model, chat_template=_template())
@@ -200,7 +203,7 @@ def _template() -> Path:
 def run_python(fence: Fence, model: str) -> None:
     source = fence.content.replace('"demo"', f'"{model}"').replace("tools=[...]", "tools=[]")
     names = namespace(fence, model)
-    if fence.page in ("docs/serving.md", "docs/grpc.md"):
+    if fence.page in ("docs/serving.md", "docs/grpc.md") or "http://127.0.0.1:8000" in source:
         with served() as addresses:
             for usual, address in addresses.items():
                 source = source.replace(usual, address)

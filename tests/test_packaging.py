@@ -23,6 +23,7 @@ FILES = (
     "logs.py",
     "options.py",
     "plain_json.py",
+    "program.py",
     "reports.py",
     "progress.py",
     "py.typed",

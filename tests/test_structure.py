@@ -59,6 +59,7 @@ runtime.engine
 runtime.models
 runtime.evaluate
 runtime.tasks runtime.api
+runtime.program
 runtime.service.core
 runtime.service.access runtime.service.telemetry
 runtime.service.kserve

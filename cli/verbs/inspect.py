@@ -80,9 +80,12 @@ def describe(name: str, model: ir.Model, package: Package | None) -> dict[str, A
 
 def _answers(folder: Path) -> dict[str, Any] | None:
     """Return how the chat template writes thoughts and calls; None without a template."""
-    has_tokenizer = (folder / TOKENIZER_FILE).is_file()
-    template = ChatTemplate.from_folder(folder, Tokenizer(folder).special_tokens if has_tokenizer else {})
-    return AnswerFormats(template).derived(None, with_tools=True).document() if template.names else None
+    tokenizer = Tokenizer(folder) if (folder / TOKENIZER_FILE).is_file() else None
+    template = ChatTemplate.from_folder(folder, tokenizer.special_tokens if tokenizer else {})
+    if not template.names:
+        return None
+    stated = tokenizer.config.get("response_template") if tokenizer else None
+    return AnswerFormats(template, None, stated).derived(None, with_tools=True).document()
 
 
 def _context_length(record: PackageRecord | None, config: dict[str, Any], model: ir.Model) -> int | None:

@@ -20,7 +20,7 @@ from ..serving import announce, check_packages, serve_on_cluster, served_models
 
 
 @click.command("serve", cls=SectionedCommand)
-@config_options(tables=SERVER_TABLES, max_queue=1024)
+@config_options(tables=SERVER_TABLES, max_queue=1024, prefix_cache_dir="auto")
 @json_option
 @quiet_option
 def command(chosen: Chosen, as_json: bool, quiet: bool) -> None:

@@ -202,6 +202,9 @@ class DecoderConfig:
         head_gates: whether each head of attention has a gate, in such families.
         norms_behind: whether norms follow each part too, in such families.
         query_growth: factor of the logarithm by which queries grow beyond the trained length.
+        rope_axes: by rotary frequency, the axis of positions that it turns with for tokens of pictures; empty
+            if positions have one axis.
+        deep_states: number of first layers behind which states of pictures are added.
     """
 
     model_type: str
@@ -245,6 +248,8 @@ class DecoderConfig:
     head_gates: bool = False
     norms_behind: bool = False
     query_growth: float = 0.0
+    rope_axes: tuple[int, ...] = ()
+    deep_states: int = 0
 
     def key_value(self, layer: int) -> KeyValueConfig:
         """Return the keys and values of ``layer``."""

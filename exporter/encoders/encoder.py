@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
 
-from ...contract import ATTENTION_MASK, INPUT_IDS, LAST_HIDDEN_STATE, LOGITS, TOKEN_TYPE_IDS
+from ...contract import ATTENTION_MASK, INPUT_IDS, LAST_HIDDEN_STATE, TOKEN_TYPE_IDS
 from ...errors import UnsupportedModelError
-from ..config import RopeConfig
+from ..config import RawConfig, RopeConfig
 from ..graph import GraphWriter
 from ..rope import rope_tables
-from ..weights import Checkpoint
+from ..weights import Array, Checkpoint
 
+_QUICK_GELU = 1.702  # https://github.com/hendrycks/GELUs
 _GELU_TANH = ("gelu_new", "gelu_fast", "gelu_pytorch_tanh")
 
 
@@ -30,7 +31,11 @@ class EncoderConfig:
         token_types: number of types that the input ``token_type_ids`` tells apart; 1 or 0 for no such input.
         windows: per layer, the largest distance of two tokens that attend to each other; None for any.
         ropes: per layer, its rotary embedding; None for none.
-        labels: number of classes of a text; 0 for a model without a classification head.
+        labels: number of classes of a text or token; 0 for a model without a classification head.
+        kv_heads: number of heads of keys and values; None for as many as queries have.
+        head_size: width of a head; None for ``hidden_size / num_heads``.
+        scale: factor of the scores of attention; None for ``head_size ** -0.5``.
+        stored_layers: number of layers in the checkpoint, if layers share their weights.
     """
 
     model_type: str
@@ -49,11 +54,25 @@ class EncoderConfig:
     windows: tuple[int | None, ...] = ()
     ropes: tuple[RopeConfig | None, ...] = ()
     labels: int = 0
+    kv_heads: int | None = None
+    head_size: int | None = None
+    scale: float | None = None
+    stored_layers: int | None = None
 
     @property
     def head_dim(self) -> int:
         """Width of one head."""
-        return self.hidden_size // self.num_heads
+        return self.head_size or self.hidden_size // self.num_heads
+
+    @property
+    def q_size(self) -> int:
+        """Width of the queries of all heads."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        """Width of the keys, or the values, of all heads."""
+        return (self.kv_heads or self.num_heads) * self.head_dim
 
 
 class EncoderLayers(GraphWriter):
@@ -67,10 +86,10 @@ class EncoderLayers(GraphWriter):
         """Return the weight ``name`` of the current scope."""
         return self.initializer(self.checkpoint.tensor(self.qualified(name), shape))
 
-    def table(self, name: str, rows: int) -> ir.Value:
-        """Return the weight [rows, hidden] of an embedding."""
+    def table(self, name: str, rows: int, size: int | None = None) -> ir.Value:
+        """Return the weight [rows, size] of an embedding, by default of the width of the hidden states."""
         with self.scope(name):
-            return self.weight("weight", rows, self.config.hidden_size)
+            return self.weight("weight", rows, size or self.config.hidden_size)
 
     def linear(self, name: str, x: ir.Value, size: int, out: int, *, bias: bool = True) -> ir.Value:
         """Return x W^T (+ b) [..., out] of a ``torch.nn.Linear``; ``size`` is the last axis of x."""
@@ -97,15 +116,30 @@ class EncoderLayers(GraphWriter):
         tensor = self.checkpoint.tensor(stored, shape, view=lambda array: array[rows].T, new_name=new)
         return self.initializer(tensor)
 
-    def layer_norm(self, name: str, x: ir.Value) -> ir.Value:
-        """Write LayerNormalization (https://arxiv.org/abs/1607.06450) over the last axis."""
+    def layer_norm(self, name: str, x: ir.Value, size: int | None = None) -> ir.Value:
+        """Write LayerNormalization (https://arxiv.org/abs/1607.06450) over the last axis.
+
+        Its size is by default the hidden size.
+        """
         c = self.config
         with self.scope(name):
             # Checkpoints converted from TensorFlow call weight and bias gamma and beta.
             old = self.qualified("gamma") in self.checkpoint
             names = ("gamma", "beta") if old else ("weight", "bias")
-            values = [self.weight(each, c.hidden_size) for each in names[: 1 + c.norm_bias]]
+            values = [self.weight(each, size or c.hidden_size) for each in names[: 1 + c.norm_bias]]
             return self.op("LayerNormalization", x, *values, axis=-1, epsilon=c.norm_eps)
+
+    def rms_norm(
+        self, name: str, x: ir.Value, size: int | None = None, *, view: Callable[[Array], Array] | None = None
+    ) -> ir.Value:
+        """Write RMSNormalization (https://arxiv.org/abs/1910.07467) over the last axis."""
+        with self.scope(name):
+            stored = self.checkpoint.tensor(
+                self.qualified("weight"), (size or self.config.hidden_size,), view=view
+            )
+            return self.op(
+                "RMSNormalization", x, self.initializer(stored), axis=-1, epsilon=self.config.norm_eps
+            )
 
     def activation(self, x: ir.Value, name: str | None = None) -> ir.Value:
         """Apply an activation function, by default ``hidden_act``.
@@ -123,9 +157,12 @@ class EncoderLayers(GraphWriter):
                 return self.op("Relu", x)
             case "tanh":
                 return self.op("Tanh", x)
+            case "quick_gelu":
+                factor = self.constant(_QUICK_GELU, np.float32, "quick_gelu")
+                return self.op("Mul", x, self.op("Sigmoid", self.op("Mul", x, factor)))
             case "silu" | "swish":
                 return self.op("Mul", x, self.op("Sigmoid", x))
-        known = ", ".join(("gelu", *_GELU_TANH, "relu", "tanh", "silu, swish"))
+        known = ", ".join(("gelu", *_GELU_TANH, "quick_gelu", "relu", "tanh", "silu, swish"))
         raise UnsupportedModelError(f"activation '{name}' is not supported; supported: {known}")
 
 
@@ -141,6 +178,8 @@ class Encoder(EncoderLayers):
         if config.token_types > 1:
             self.token_type_ids = self.input(TOKEN_TYPE_IDS, ir.DataType.INT64, tokens)
         self._masks: dict[int | None, ir.Value] = {}
+        self._distances: dict[int, ir.Value] = {}
+        self._biased: dict[tuple[ir.Value, ir.Value], ir.Value] = {}
         self._ropes: dict[RopeConfig, tuple[ir.Value, ir.Value]] = {}
 
     @contextmanager
@@ -152,27 +191,74 @@ class Encoder(EncoderLayers):
         with self.scope(name):
             yield
 
-    def finish(self, states: ir.Value, logits: ir.Value | None) -> ir.Model:
+    def finish(self, states: ir.Value, heads: Mapping[str, tuple[ir.Value, Sequence[int | str]]]) -> ir.Model:
         """Add the outputs and return the model.
 
         Args:
             states: float32 [batch, sequence, hidden].
-            logits: float32 [batch, labels]; None for a model without a classification head.
+            heads: the value and the shape of each further output, float32, by name.
         """
         size = self.config.hidden_size
         self.output(states, LAST_HIDDEN_STATE, ir.DataType.FLOAT, ("batch", "sequence", size))
-        if logits is not None:
-            self.output(logits, LOGITS, ir.DataType.FLOAT, ("batch", self.config.labels))
+        for name, (value, shape) in heads.items():
+            self.output(value, name, ir.DataType.FLOAT, shape)
         return self.model()
 
-    def attention(self, layer: int, q: ir.Value, k: ir.Value, v: ir.Value) -> ir.Value:
-        """Attend without a causal mask; all are [batch, sequence, hidden]."""
+    def attention(
+        self, layer: int, q: ir.Value, k: ir.Value, v: ir.Value, bias: ir.Value | None = None
+    ) -> ir.Value:
+        """Attend without a causal mask.
+
+        Args:
+            layer: the number of the layer.
+            q: queries [batch, sequence, heads * head_dim].
+            k: keys [batch, sequence, kv_heads * head_dim].
+            v: values of the same shape.
+            bias: added to the scores, [1 or batch, heads, sequence, sequence].
+        """
         c = self.config
         rope = c.ropes[layer] if c.ropes else None
+        kv_heads = c.kv_heads or c.num_heads
         if rope is not None:
-            q, k = (self.op("RotaryEmbedding", x, *self._rope(rope), num_heads=c.num_heads) for x in (q, k))
-        heads = {"q_num_heads": c.num_heads, "kv_num_heads": c.num_heads}
-        return self.op("Attention", q, k, v, self._mask(layer), **heads, scale=c.head_dim**-0.5)
+            tables = self._rope(rope)
+            q = self.op("RotaryEmbedding", q, *tables, num_heads=c.num_heads)
+            k = self.op("RotaryEmbedding", k, *tables, num_heads=kv_heads)
+        mask = self._mask(layer)
+        if bias is not None:
+            key = (mask, bias)  # layers that share both share their sum
+            if key not in self._biased:
+                self._biased[key] = self.op("Add", mask, bias)
+            mask = self._biased[key]
+        heads = {"q_num_heads": c.num_heads, "kv_num_heads": kv_heads}
+        scale = c.head_dim**-0.5 if c.scale is None else c.scale
+        return self.op("Attention", q, k, v, mask, **heads, scale=scale)
+
+    def by_distance(self, table: ir.Value, most: int) -> ir.Value:
+        """Return the columns of ``table`` [heads, 2 most + 1] by distance, as [1, heads, sequence, sequence].
+
+        The column of a query at i and a key at j is that of max(-most, min(most, j - i)) + most.
+        """
+        with self.unscoped(f"distances_{most}"):
+            rows = self.op("Gather", table, self.distances(most), axis=1)
+            return self.op("Unsqueeze", rows, self.ints(0))
+
+    def distances(self, most: int) -> ir.Value:
+        """Return max(-most, min(most, j - i)) + most [sequence, sequence] of queries i and keys j."""
+        if most not in self._distances:
+            with self.unscoped(f"distances_{most}"):
+                keys = self.positions()
+                distance = self.op("Sub", keys, self.op("Unsqueeze", keys, self.ints(1)))
+                ends = [self.constant(n, np.int64, name) for n, name in ((-most, "least"), (most, "most"))]
+                self._distances[most] = self.op("Add", self.op("Clip", distance, *ends), ends[1])
+        return self._distances[most]
+
+    def split_heads(self, x: ir.Value, heads: int) -> ir.Value:
+        """Return x [batch, sequence, heads * head_dim] as [batch, sequence, heads, head_dim]."""
+        return self.op("Reshape", x, self.ints(0, 0, heads, self.config.head_dim))
+
+    def joined_heads(self, x: ir.Value) -> ir.Value:
+        """Return x [batch, sequence, heads, head_dim] as [batch, sequence, heads * head_dim]."""
+        return self.op("Reshape", x, self.ints(0, 0, -1))
 
     def first_token(self, x: ir.Value) -> ir.Value:
         """Return x [batch, hidden] of the first token of x [batch, sequence, hidden]."""
@@ -186,11 +272,15 @@ class Encoder(EncoderLayers):
             return self.op("Range", zero, length, one)
 
     def mean_token(self, x: ir.Value) -> ir.Value:
-        """Return the mean [batch, hidden] over the tokens of x [batch, sequence, hidden]."""
+        """Return the mean [batch, size] over the tokens of x [batch, sequence, size]."""
+        real = self.real_tokens()
+        total = self.op("ReduceSum", self.op("Mul", x, real), self.ints(1), keepdims=0)
+        return self.op("Div", total, self.op("ReduceSum", real, self.ints(1), keepdims=0))
+
+    def real_tokens(self) -> ir.Value:
+        """Return 1 for each token and 0 for padding, float32 [batch, sequence, 1]."""
         real = self.op("Cast", self.attention_mask, to=ir.DataType.FLOAT)
-        kept = self.op("Mul", x, self.op("Unsqueeze", real, self.ints(2)))
-        total = self.op("ReduceSum", kept, self.ints(1), keepdims=0)
-        return self.op("Div", total, self.op("ReduceSum", real, self.ints(1)))
+        return self.op("Unsqueeze", real, self.ints(2))
 
     def _rope(self, config: RopeConfig) -> tuple[ir.Value, ir.Value]:
         if config not in self._ropes:
@@ -222,3 +312,8 @@ class Encoder(EncoderLayers):
             queries = self.op("Shape", self.input_ids, start=1, end=2)
             mask = self.op("Expand", mask, self.op("Concat", self.ints(1, 1), queries, self.ints(1), axis=0))
         return mask
+
+
+def classify_tokens(net: Encoder, raw: RawConfig, states: ir.Value) -> ir.Value:
+    """Write the usual head for token classification: a linear layer. Logits are [batch, sequence, labels]."""
+    return net.linear("classifier", states, net.config.hidden_size, net.config.labels)

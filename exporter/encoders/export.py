@@ -10,17 +10,18 @@ from typing import Protocol, cast
 
 import onnx_ir as ir
 
-from ...contract import CONTEXT_LENGTH
+from ...contract import CONTEXT_LENGTH, LOGITS
 from ...errors import CheckpointError, UnsupportedModelError, WeightWarning
 from ...storage.stored_tensor import StoredTensor
 from ..config import MAX_LAYERS, MAX_POSITIONS, RawConfig, read_config
 from ..weights import Checkpoint
 from . import families
 from .encoder import Encoder, EncoderConfig
-from .names import CLASSIFIER, is_classifier, known_name
+from .heads import Heads, vector_heads
+from .names import CLASSIFIER, TOKEN_CLASSIFIER, classifies_tokens, is_classifier, known_name
 
-# Architectures whose head is left out: the encoder in them is the whole model.
-_ENCODERS = ("Model", "ForMaskedLM", "ForPreTraining")
+# Architectures whose head is left out, unless the files of sentence-transformers ask for it.
+_ENCODERS = ("Model", "ForMaskedLM", "ForPreTraining", "HF_ColBERT")
 
 
 class EncoderFamily(Protocol):
@@ -41,7 +42,13 @@ class EncoderFamily(Protocol):
         """Write the encoder and return the states of its last layer."""
 
     def classify(self, net: Encoder, raw: RawConfig, states: ir.Value, base: str) -> ir.Value:
-        """Write the classification head and return the logits; ``base`` prefixes the encoder's tensors."""
+        """Write the head for sequence classification and return logits [batch, labels].
+
+        ``base`` prefixes the encoder's tensors.
+        """
+
+    def classify_tokens(self, net: Encoder, raw: RawConfig, states: ir.Value) -> ir.Value:
+        """Write the head for token classification and return logits [batch, sequence, labels]."""
 
 
 def encoder_family(model_type: str) -> EncoderFamily:
@@ -56,8 +63,9 @@ def export_encoder(
     """Build the portable graph of a checkpoint folder of an encoder, with lazily read weights.
 
     Inputs are ``input_ids``, ``attention_mask`` and, where the model tells texts apart, ``token_type_ids``,
-    all int64 [batch, sequence]. Outputs are float32: ``last_hidden_state`` [batch, sequence, hidden], and
-    ``logits`` [batch, labels] of a model for sequence classification.
+    all int64 [batch, sequence]. Outputs are float32: ``last_hidden_state`` [batch, sequence, hidden];
+    ``logits`` [batch, labels] of a model for sequence classification, [batch, sequence, labels] of one for
+    token classification; and those of ``vector_heads``.
 
     Args:
         source: the folder.
@@ -77,8 +85,7 @@ def export_encoder(
     base = family.BASE if checkpoint.has_prefix(f"{family.BASE}.") else ""
     with net.base(base):
         states = family.build(net, raw)
-    logits = family.classify(net, raw, states, base) if normalised.labels else None
-    model = net.finish(states, logits)
+    model = net.finish(states, _heads(family, net, raw, states, base))
     model.metadata_props[CONTEXT_LENGTH] = str(normalised.max_tokens)
     checkpoint.ignore(*family.UNUSED)
     if unused := checkpoint.unused():
@@ -98,6 +105,17 @@ def label_names(raw: RawConfig) -> list[str]:
     return [str(names.get(str(number), f"LABEL_{number}")) for number in range(count)]
 
 
+def _heads(family: EncoderFamily, net: Encoder, raw: RawConfig, states: ir.Value, base: str) -> Heads:
+    """Write the heads behind the states, and return their outputs."""
+    labels = net.config.labels
+    if labels and is_classifier(raw):
+        return {LOGITS: (family.classify(net, raw, states, base), ("batch", labels))}
+    if labels:
+        return {LOGITS: (family.classify_tokens(net, raw, states), ("batch", "sequence", labels))}
+    vocabulary = getattr(family, "vocabulary", None)
+    return vector_heads(net, states, vocabulary and (lambda: vocabulary(net, raw, states, base)))
+
+
 def _labels(raw: RawConfig) -> int:
     """Return the number of labels; 0 for a model without a classification head.
 
@@ -105,12 +123,12 @@ def _labels(raw: RawConfig) -> int:
         UnsupportedModelError: the model has another head.
     """
     names = [str(name) for name in raw.get("architectures") or []]
-    if is_classifier(raw):
+    if is_classifier(raw) or classifies_tokens(raw):
         return len(label_names(raw))
     other = [name for name in names if not name.endswith(_ENCODERS)]
     if other:
         raise UnsupportedModelError(
-            f"architecture '{other[0]}' is not supported; supported: *{CLASSIFIER}, "
+            f"architecture '{other[0]}' is not supported; supported: *{CLASSIFIER}, *{TOKEN_CLASSIFIER}, "
             + ", ".join(f"*{name}" for name in _ENCODERS)
         )
     return 0
@@ -126,10 +144,16 @@ def _config(family: EncoderFamily, raw: RawConfig) -> EncoderConfig:
         raise CheckpointError(f"config.json does not describe a {raw['model_type']}: {error}") from error
     if not isinstance(config.hidden_act, str):
         raise CheckpointError(f"config.json: 'hidden_act' must be a name, found {config.hidden_act!r}")
-    if config.hidden_size % config.num_heads:
+    if not 1 <= config.num_heads <= 2**16 or (
+        config.head_size is None and config.hidden_size % config.num_heads
+    ):
         raise CheckpointError(
             f"config.json: hidden_size {config.hidden_size} must be a multiple of the number of heads "
             f"{config.num_heads}"
+        )
+    if config.num_heads % (config.kv_heads or config.num_heads):
+        raise CheckpointError(
+            f"config.json: {config.num_heads} heads of queries are no multiple of {config.kv_heads} of keys"
         )
     if not 1 <= config.num_layers <= MAX_LAYERS or not 1 <= config.max_tokens <= MAX_POSITIONS:
         raise CheckpointError(
@@ -144,9 +168,7 @@ def _config(family: EncoderFamily, raw: RawConfig) -> EncoderConfig:
 
 
 def _check_layers(config: EncoderConfig, checkpoint: Checkpoint) -> None:
-    counts = checkpoint.layer_counts()
-    if config.num_layers not in counts.values():
+    counts, expected = checkpoint.layer_counts(), config.stored_layers or config.num_layers
+    if expected not in counts.values():
         held = ", ".join(f"{count} of '{prefix}.N'" for prefix, count in sorted(counts.items())) or "none"
-        raise CheckpointError(
-            f"config.json says {config.num_layers} layers; {checkpoint.source} holds {held}"
-        )
+        raise CheckpointError(f"config.json says {expected} layers; {checkpoint.source} holds {held}")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import onnx_ir as ir
 
-from ...errors import UnsupportedModelError
+from ...errors import CheckpointError, UnsupportedModelError
 from ..config import RawConfig, integer, number
 from .encoder import Encoder, EncoderConfig
 
@@ -24,9 +27,12 @@ class LayerNames:
     up: str = "intermediate.dense"
     down: str = "output.dense"
     norm: str = "output.LayerNorm"
+    gate: str = ""  # of a feed-forward layer down(act(gate(x)) * up(x))
+    fused: bool = False  # whether ``query`` holds the rows of queries, keys and values
 
 
 BERT = LayerNames()
+Bias = Callable[[ir.Value, ir.Value], ir.Value]  # of queries and keys
 
 
 def bert_config(raw: RawConfig, *, labels: int, padding: int | None = None) -> EncoderConfig:
@@ -62,25 +68,38 @@ def bert_config(raw: RawConfig, *, labels: int, padding: int | None = None) -> E
     )
 
 
-def embeddings(net: Encoder, positions: ir.Value | None = None, *, skipped: int = 0) -> ir.Value:
+def embeddings(
+    net: Encoder,
+    positions: ir.Value | None = None,
+    *,
+    skipped: int = 0,
+    absolute: bool = True,
+    size: int | None = None,
+    norm: str = "embeddings.LayerNorm",
+) -> ir.Value:
     """Return the normalized sum of the embeddings of tokens, positions and token types.
 
     Args:
         net: the graph to write into.
         positions: rows [batch, sequence] of the table of positions; None for 0, 1, ...
         skipped: rows of this table that belong to no position of a text.
+        absolute: whether there is a table of positions.
+        size: the width of the tables; None for that of the hidden states.
+        norm: the name of the norm.
     """
     c = net.config
     with net.scope("embeddings"):
-        x = net.op("Gather", net.table("word_embeddings", c.vocab_size), net.input_ids)
+        x = net.op("Gather", net.table("word_embeddings", c.vocab_size, size), net.input_ids)
         if c.token_types:
-            types = net.table("token_type_embeddings", c.token_types)
+            types = net.table("token_type_embeddings", c.token_types, size)
             kinds = net.token_type_ids
             kinds = net.constant(0, np.int64, "first") if kinds is None else kinds
             x = net.op("Add", x, net.op("Gather", types, kinds))
-        table = net.table("position_embeddings", c.max_tokens + skipped)
-        x = net.op("Add", x, net.op("Gather", table, net.positions() if positions is None else positions))
-        return net.layer_norm("LayerNorm", x)
+        if absolute:
+            table = net.table("position_embeddings", c.max_tokens + skipped, size)
+            rows = net.positions() if positions is None else positions
+            x = net.op("Add", x, net.op("Gather", table, rows))
+    return net.layer_norm(norm, x, size)
 
 
 def positions_of_tokens(net: Encoder, padding: int) -> ir.Value:
@@ -92,15 +111,119 @@ def positions_of_tokens(net: Encoder, padding: int) -> ir.Value:
         return net.op("Add", net.op("Mul", count, token), net.constant(padding, np.int64, "padding"))
 
 
-def layers(net: Encoder, x: ir.Value, names: LayerNames = BERT, *, scope: str = "encoder.layer") -> ir.Value:
-    """Write the layers: x = norm(x + attention(x)); x = norm(x + mlp(x))."""
+def layers(
+    net: Encoder,
+    x: ir.Value,
+    names: LayerNames = BERT,
+    *,
+    scope: str = "encoder.layer",
+    bias: Bias | None = None,
+) -> ir.Value:
+    """Write the layers of the encoder; see ``post_norm_layer``.
+
+    Args:
+        net: the graph to write into.
+        x: the embeddings [batch, sequence, hidden].
+        names: of a layer's modules.
+        scope: of the layers in the checkpoint.
+        bias: returns what a layer adds to the scores of its queries and keys.
+    """
+    for layer in range(net.config.num_layers):
+        with net.scope(f"{scope}.{layer}"):
+            x = post_norm_layer(net, layer, x, names, bias)
+    return x
+
+
+def post_norm_layer(
+    net: Encoder, layer: int, x: ir.Value, names: LayerNames, bias: Bias | None = None
+) -> ir.Value:
+    """Write x = norm(x + attention(x)); x = norm(x + mlp(x))."""
     c = net.config
     hidden, inner = c.hidden_size, c.intermediate_size
-    for layer in range(c.num_layers):
-        with net.scope(f"{scope}.{layer}"):
-            q, k, v = (net.linear(n, x, hidden, hidden) for n in (names.query, names.key, names.value))
-            attended = net.linear(names.output, net.attention(layer, q, k, v), hidden, hidden)
-            x = net.layer_norm(names.attention_norm, net.op("Add", attended, x))
-            inside = net.activation(net.linear(names.up, x, hidden, inner))
-            x = net.layer_norm(names.norm, net.op("Add", net.linear(names.down, inside, inner, hidden), x))
-    return x
+    if names.fused:
+        parts = ("q", "k", "v")
+        q, k, v = net.split_linear(names.query, parts, x, hidden, hidden, bias=c.attention_bias)
+    else:
+        q, k, v = (
+            net.linear(n, x, hidden, hidden, bias=c.attention_bias)
+            for n in (names.query, names.key, names.value)
+        )
+    attended = net.attention(layer, q, k, v, bias(q, k) if bias else None)
+    attended = net.linear(names.output, attended, hidden, hidden, bias=c.attention_bias)
+    x = net.layer_norm(names.attention_norm, net.op("Add", attended, x))
+    inside = net.activation(net.linear(names.gate or names.up, x, hidden, inner, bias=c.mlp_bias))
+    if names.gate:
+        inside = net.op("Mul", inside, net.linear(names.up, x, hidden, inner, bias=c.mlp_bias))
+    down = net.linear(names.down, inside, inner, hidden, bias=c.mlp_bias)
+    return net.layer_norm(names.norm, net.op("Add", down, x))
+
+
+def tied_vocabulary(
+    net: Encoder,
+    x: ir.Value,
+    names: tuple[str, str | None],
+    base: str,
+    table: str = "embeddings.word_embeddings",
+) -> ir.Value:
+    """Return logits [batch, sequence, vocabulary] by a weight that may be that of the embedding.
+
+    Args:
+        net: the graph to write into.
+        x: states [batch, sequence, size].
+        names: the module, and its bias; None for none. The bias may be stored as the module's own.
+        base: prefixes the encoder's tensors.
+        table: the embedding, in the encoder.
+    """
+    c = net.config
+    module, bias = names
+    own, tied = f"{module}.weight", f"{base}.{table}.weight" if base else f"{table}.weight"
+    stored = net.checkpoint.tensor(
+        own if own in net.checkpoint else tied,
+        (c.vocab_size, c.hidden_size),
+        view=lambda array: array.T,
+        new_name=f"{module}.transposed",
+    )
+    with net.scope(module):
+        x = net.op("MatMul", x, net.initializer(stored))
+        if bias is None:
+            return x
+        added = bias if bias in net.checkpoint else f"{module}.bias"
+        return net.op("Add", x, net.initializer(net.checkpoint.tensor(added, (c.vocab_size,))))
+
+
+def relative_buckets(count: int, most: int) -> npt.NDArray[np.int64]:
+    """Return the bucket [2 most + 1] of each distance -most, ..., most of a key from its query.
+
+    As in T5 (https://arxiv.org/abs/1910.10683, section 2.1): half of ``count`` buckets are for keys behind
+    the query; of each half, one half is for single distances, the other for ranges that grow by a factor.
+    """
+    distance = np.arange(-most, most + 1)
+    half = count // 2
+    exact = half // 2
+    far = np.abs(distance).astype(np.float32)
+    with np.errstate(divide="ignore"):
+        place = (
+            np.log(far / np.float32(exact)) / np.float32(math.log(most / exact)) * np.float32(half - exact)
+        )
+    place = np.where(np.isfinite(place), place, 0)
+    ranges = np.minimum(exact + place.astype(np.int64), half - 1)
+    buckets = np.where(np.abs(distance) < exact, np.abs(distance), ranges)
+    return np.asarray(np.where(distance > 0, buckets + half, buckets), np.int64)
+
+
+def relative_bias(net: Encoder, name: str, count: int, most: int) -> ir.Value:
+    """Return the learned bias [1, heads, sequence, sequence] by bucket of distance; see ``relative_buckets``.
+
+    Raises:
+        CheckpointError: the numbers describe no buckets.
+    """
+    if not 4 <= count <= 2**16 or not count // 4 < most <= 2**20:
+        raise CheckpointError(f"config.json: {count} buckets for distances up to {most} are out of range")
+    buckets = relative_buckets(count, most)
+    stored = net.checkpoint.tensor(
+        net.qualified(f"{name}.weight"),
+        (count, net.config.num_heads),
+        view=lambda array: array[buckets].T,
+        new_name=net.qualified(f"{name}.by_distance"),
+    )
+    return net.by_distance(net.initializer(stored), most)

@@ -33,6 +33,7 @@ def pre_norm_decoder(
         with net.scope(f"{prefix}.layers.{layer}"):
             x = net.op("Add", x, attention(net, layer, rms_norm(net, "input_layernorm", x)))
             x = net.op("Add", x, mlp(net, layer, rms_norm(net, "post_attention_layernorm", x)))
+            net.end_layer(layer, x)
     x = rms_norm(net, f"{prefix}.norm", x)
     return lm_head(net, x, embedding_name=f"{prefix}.embed_tokens", head_name=head_name)
 

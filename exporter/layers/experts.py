@@ -101,17 +101,27 @@ def _expert(net: Decoder, x: ir.Value, index: int, experts: ExpertsConfig) -> ir
 
 
 def stacked_expert(
-    net: Decoder, x: ir.Value, index: int, experts: ExpertsConfig, stacks: tuple[str, str] = STACKS
+    net: Decoder,
+    x: ir.Value,
+    index: int,
+    experts: ExpertsConfig,
+    stacks: tuple[str, str] = STACKS,
+    *,
+    transposed: bool = False,
 ) -> ir.Value:
-    """Write expert ``index``, whose weights are parts of two stacks [experts, out, in], for x [n, hidden]."""
+    """Write expert ``index``, whose weights are parts of two stacks, for x [n, hidden].
+
+    The stacks are [experts, out, in], or [experts, in, out] if ``transposed``.
+    """
     hidden, width = net.config.hidden_size, experts.width
 
     def product(stored: str, name: str, x: ir.Value, shape: tuple[int, int], part: slice) -> ir.Value:
         def view(array: Array) -> Array:
-            return np.transpose(array[index][part])
+            return array[index][:, part] if transposed else np.transpose(array[index][part])
 
         name = f"{index}.{name}"
-        weight = net.weight(stored, experts.count, *shape, view=view, new_name=f"{name}.weight")
+        sizes = shape[::-1] if transposed else shape
+        weight = net.weight(stored, experts.count, *sizes, view=view, new_name=f"{name}.weight")
         with net.scope(name):
             return net.op("MatMul", x, weight)
 

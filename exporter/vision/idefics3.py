@@ -7,23 +7,92 @@ inputs, computed on the host.
 
 from __future__ import annotations
 
-import numpy as np
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
 import onnx_ir as ir
 
-from ...contract import (
-    GROUP_ROWS,
-    GROUPS,
-    IMAGE_STATES,
-    MERGED_PATCHES,
-    PATCH_POSITIONS,
-    PIXELS,
-)
-from ...errors import CheckpointError
+from ...contract import GROUP_ROWS, GROUPS, IMAGE_STATES, PATCH_POSITIONS
+from ...errors import UnsupportedModelError
 from ..config import RawConfig, integer, mapping, number
-from ..encoders.encoder import EncoderConfig, EncoderLayers
+from ..encoders.encoder import EncoderConfig
+from ..encoders.tower import Groups, Tower, tower_config
+from ..image_processor import HALF, ImageProcessor, check_processor, levels, named_tokens
 from ..weights import Checkpoint
 
 _TOWER, _PROJECTION = "model.vision_model", "model.connector.modality_projection.proj"
+
+_TOKENS = {
+    "image": ("image_token", "<image>"),
+    "around": ("fake_image_token", "<fake_token_around_image>"),
+    "whole": ("global_image_token", "<global-img>"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Processor(ImageProcessor):
+    """Pictures cut into tiles, as in Idefics3 and SmolVLM.
+
+    Args:
+        longest_edge: pixels of the longest edge that a picture is resized to, before it is cut.
+        tile: pixels of an edge of a tile, all of which are square.
+        splits: whether a picture is cut into tiles; False resizes it to one.
+        positions: entries along an edge of the tower's table of positions.
+    """
+
+    longest_edge: int
+    tile: int
+    splits: bool
+    positions: int
+
+    @property
+    def tile_tokens(self) -> int:
+        """Tokens of a tile."""
+        return (self.tile // self.patch // self.merge) ** 2
+
+    def check(self) -> None:
+        """See ``ImageProcessor``."""
+        ImageProcessor.check(self)
+        self.check_sizes("longest_edge", "tile", "positions")
+        if self.tile % (self.patch * self.merge):
+            raise ValueError(
+                f"tiles of {self.tile} pixels do not hold whole tokens of {self.merge} patches of "
+                f"{self.patch} pixels along an edge"
+            )
+        self.check_texts("around", "whole")
+
+
+def image_processor(content: Mapping[str, Any], folder: Path, raw: RawConfig) -> Processor:
+    """Return the processor of a checkpoint; see ``exporter.image_processor.image_processor``."""
+    check_processor(content, ("Idefics3ImageProcessor", "SmolVLMImageProcessor"))
+    vision = mapping(raw, "vision_config")
+    edge, patch = integer(vision, "image_size", 224), integer(vision, "patch_size", 32)
+    return Processor(
+        family="idefics3",
+        longest_edge=_edge(content.get("size", {"longest_edge": 4 * 364}), "size"),
+        tile=_edge(content.get("max_image_size", {"longest_edge": 364}), "max_image_size"),
+        splits=bool(content.get("do_image_splitting", True)),
+        patch=patch,
+        merge=integer(raw, "scale_factor", 2),
+        positions=edge // max(1, patch),
+        image_token_id=integer(raw, "image_token_id", 128257),
+        texts=named_tokens(folder, _TOKENS),
+        **levels(content, 1, HALF, HALF),
+    )
+
+
+def _edge(size: Any, key: str) -> int:
+    if (
+        not isinstance(size, dict)
+        or size.keys() - {"longest_edge"}
+        or not isinstance(size.get("longest_edge"), int)
+    ):
+        raise UnsupportedModelError(
+            f"'{key}' {size!r} is not supported; supported: an integer 'longest_edge'"
+        )
+    return int(size["longest_edge"])
 
 
 def vision_model(raw: RawConfig, checkpoint: Checkpoint) -> ir.Model:
@@ -43,96 +112,45 @@ def vision_model(raw: RawConfig, checkpoint: Checkpoint) -> ir.Model:
     patch, channels = integer(vision, "patch_size", 32), integer(vision, "num_channels", 3)
     table = (integer(vision, "image_size", 224) // max(1, patch)) ** 2
     k, width = integer(raw, "scale_factor", 2) ** 2, integer(mapping(raw, "text_config"), "hidden_size")
-    net = EncoderLayers(config, checkpoint)
-    pixels = net.input(PIXELS, ir.DataType.FLOAT, ("patches", channels * patch * patch))
+    net = Tower(config, checkpoint, (channels, patch, patch))
     positions = net.input(PATCH_POSITIONS, ir.DataType.INT64, ("patches",))
-    groups = net.input(GROUPS, ir.DataType.INT64, ("groups", "longest"))
-    rows = net.input(GROUP_ROWS, ir.DataType.INT64, ("patches",))
-    merged = net.input(MERGED_PATCHES, ir.DataType.INT64, ("tokens", k))
+    groups = net.groups(GROUPS, GROUP_ROWS)
     with net.scope(_TOWER):
-        x = _embeddings(net, pixels, positions, (channels, patch, table))
-        mask, seen = _group_mask(net, groups)
+        with net.scope("embeddings"):
+            x = net.patch_embedding("patch_embedding")
+            places = net.op("Gather", net.table("position_embedding", table), positions, axis=0)
+            x = net.op("Add", x, places)
         for layer in range(config.num_layers):
             with net.scope(f"encoder.layers.{layer}"):
-                x = _layer(net, x, (seen, mask, rows))
+                x = siglip_layer(net, x, groups)
         x = net.layer_norm("post_layernorm", x)
-    joined = net.op("Gather", x, merged, axis=0)
-    flat = net.op("Reshape", joined, net.ints(-1, k * config.hidden_size))
+    flat = net.merged(x, k)
     states = net.linear(_PROJECTION, flat, k * config.hidden_size, width, bias=False)
     net.output(states, IMAGE_STATES, ir.DataType.FLOAT, ("tokens", width))
     return net.model()
 
 
 def _config(raw: RawConfig, vision: RawConfig) -> EncoderConfig:
-    config = EncoderConfig(
-        model_type=f"{raw['model_type']}_vision",
-        vocab_size=0,
+    return tower_config(
+        raw,
         hidden_size=integer(vision, "hidden_size", 1152),
         intermediate_size=integer(vision, "intermediate_size", 3072),
         num_layers=integer(vision, "num_hidden_layers", 12),
         num_heads=integer(vision, "num_attention_heads", 16),
-        max_tokens=0,
         hidden_act=str(vision.get("hidden_act", "gelu_pytorch_tanh")),
         norm_eps=number(vision, "layer_norm_eps", 1e-6),
     )
-    if config.hidden_size % config.num_heads:
-        raise CheckpointError(
-            f"config.json: hidden_size {config.hidden_size} of 'vision_config' must be a multiple of the "
-            f"number of heads {config.num_heads}"
-        )
-    return config
 
 
-def _embeddings(
-    net: EncoderLayers, pixels: ir.Value, positions: ir.Value, sizes: tuple[int, int, int]
-) -> ir.Value:
-    """Return the states [n, hidden] of patches: a convolution whose stride is its kernel is a product."""
-    (channels, patch, table), hidden = sizes, net.config.hidden_size
-    with net.scope("embeddings"):
-        with net.scope("patch_embedding"):
-            stored = net.checkpoint.tensor(
-                net.qualified("weight"),
-                (hidden, channels, patch, patch),
-                view=lambda array: array.reshape(hidden, -1).T,
-            )
-            x = net.op("MatMul", pixels, net.initializer(stored))
-            x = net.op("Add", x, net.weight("bias", hidden))
-        with net.scope("position_embedding"):
-            places = net.op("Gather", net.weight("weight", table, hidden), positions, axis=0)
-        return net.op("Add", x, places)
-
-
-def _group_mask(net: EncoderLayers, groups: ir.Value) -> tuple[ir.Value, ir.Value]:
-    """Return which members of a group exist, [groups, 1, longest, longest], and members without -1."""
-    with net.unscoped("groups"):
-        zero = net.constant(0, np.int64, "0")
-        there = net.op("Unsqueeze", net.op("GreaterOrEqual", groups, zero), net.ints(1, 2))
-        count, longest = net.op("Shape", groups, start=0, end=1), net.op("Shape", groups, start=1, end=2)
-        # onnxruntime 1.32 does not broadcast one row to all queries.
-        mask = net.op("Expand", there, net.op("Concat", count, net.ints(1), longest, longest, axis=0))
-        return mask, net.op("Max", groups, zero)
-
-
-def _layer(net: EncoderLayers, x: ir.Value, where: tuple[ir.Value, ir.Value, ir.Value]) -> ir.Value:
+def siglip_layer(net: Tower, x: ir.Value, groups: Groups) -> ir.Value:
     """Write one layer: x += attention(norm(x)); x += mlp(norm(x)); x is [n, hidden]."""
     c = net.config
     hidden, inner = c.hidden_size, c.intermediate_size
     normed = net.layer_norm("layer_norm1", x)
     with net.scope("self_attn"):
-        x = net.op("Add", x, net.linear("out_proj", _attention(net, normed, where), hidden, hidden))
+        q, k, v = (net.linear(name, normed, hidden, hidden) for name in ("q_proj", "k_proj", "v_proj"))
+        x = net.op("Add", x, net.linear("out_proj", net.attention(q, k, v, groups), hidden, hidden))
     normed = net.layer_norm("layer_norm2", x)
     with net.scope("mlp"):
         inside = net.activation(net.linear("fc1", normed, hidden, inner))
         return net.op("Add", x, net.linear("fc2", inside, inner, hidden))
-
-
-def _attention(net: EncoderLayers, x: ir.Value, where: tuple[ir.Value, ir.Value, ir.Value]) -> ir.Value:
-    """Attend within each group; x is [n, hidden]."""
-    c, (seen, mask, rows) = net.config, where
-    q, k, v = (
-        net.op("Gather", net.linear(name, x, c.hidden_size, c.hidden_size), seen, axis=0)
-        for name in ("q_proj", "k_proj", "v_proj")
-    )
-    heads = {"q_num_heads": c.num_heads, "kv_num_heads": c.num_heads}
-    attended = net.op("Attention", q, k, v, mask, **heads, scale=c.head_dim**-0.5)
-    return net.op("Gather", net.op("Reshape", attended, net.ints(-1, c.hidden_size)), rows, axis=0)

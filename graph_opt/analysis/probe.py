@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from ...contract import ATTENTION_MASK, CACHE, INPUT_IDS, POSITION_IDS
+from ...contract import ATTENTION_MASK, CACHE, INPUT_IDS, POSITION_IDS, ROPE_POSITIONS
 from ...errors import GraphError
 from ..graph.edit import hold_in_memory, static_size
 from ..graph.lazy import Array
@@ -74,6 +74,11 @@ def inputs_of(value: ir.Value) -> list[ir.Value]:
             seen.add(node)
             stack.extend(operand for operand in node.inputs if operand is not None)
     return list(found)
+
+
+def turns_with_axes(angle: ir.Value | None) -> bool:
+    """Whether a cos or sin value depends on positions in time, height and width."""
+    return angle is not None and any(value.name == ROPE_POSITIONS for value in inputs_of(angle))
 
 
 def rope_table(graph: ir.Graph, value: ir.Value, context_length: int) -> npt.NDArray[np.float32]:

@@ -1,23 +1,37 @@
 """Let rows of ``image_states`` replace the embeddings of tokens, for a decoder that sees pictures.
 
     x = embedding(input_ids)   ->   x = Where(image_rows >= 0, Gather(image_states, image_rows), x)
+    angles = position_ids * f  ->   angles[j] = rope_positions[axis of j] * f[j]
+    x behind layer i           ->   x + Gather(further columns of image_states, image_rows)
 
 ``image_states`` [rows, hidden] holds what ``vision.onnx`` returns, and zeros in its last row;
 ``image_rows`` has the shape of ``input_ids`` and the row of each position, -1 for text. So a step without
 pictures costs one Where, and the token of a place for a picture that the model writes is a plain embedding.
-The stored graph stays a decoder of text, as it does for LoRA adapters.
+The second form is for decoders whose metadata has ``ROPE_AXES`` (M-RoPE, https://arxiv.org/abs/2409.12191),
+the third for those with ``DEEP_STATES`` (DeepStack, https://arxiv.org/abs/2406.04334). The stored graph stays
+a decoder of text, as it does for LoRA adapters.
 """
 
 from __future__ import annotations
+
+import json
 
 import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-from ...contract import IMAGE_ROWS, IMAGE_STATES, INPUT_IDS
+from ...contract import (
+    DEEP_STATES,
+    IMAGE_ROWS,
+    IMAGE_STATES,
+    INPUT_IDS,
+    POSITION_IDS,
+    ROPE_AXES,
+    ROPE_POSITIONS,
+)
 from ...errors import GraphError
 from ..analysis.decoder_inputs import find_input
-from ..graph.edit import insert, shared_constant, static_size
+from ..graph.edit import insert, remove_unused, replace, shared_constant, static_size
 from ..passes.base import GraphPass
 
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
@@ -27,18 +41,27 @@ class ImageInputsPass(GraphPass):
     """Add the inputs to a portable decoder. Must run before a lowering.
 
     Raises:
-        GraphError: the graph does not look its tokens up in one table of known width.
+        GraphError: the graph does not look its tokens up in one table of known width, or lacks what its
+            metadata names.
     """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._axes: list[int] = []
+        self._deep: list[str] = []
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Rewrite the main graph, with known shapes."""
         common.ShapeInferencePass()(model)
+        self._axes = json.loads(model.metadata_props.get(ROPE_AXES, "[]"))
+        self._deep = json.loads(model.metadata_props.get(DEEP_STATES, "[]"))
         return super().call(model)
 
     def rewrite(self, graph: ir.Graph) -> None:
         """Replace the embeddings where a row is given."""
         embedded, width = _embedding(graph)
-        states = ir.val(IMAGE_STATES, ir.DataType.FLOAT, ir.Shape(["image_rows", width]))
+        columns = width * (1 + len(self._deep))
+        states = ir.val(IMAGE_STATES, ir.DataType.FLOAT, ir.Shape(["image_rows", columns]))
         ids = find_input(graph, INPUT_IDS)
         rows = ir.val(IMAGE_ROWS, ir.DataType.INT64, None if ids is None else ids.shape)
         graph.inputs.extend([states, rows])
@@ -52,11 +75,62 @@ class ImageInputsPass(GraphPass):
         seen = insert(lookup, "Gather", [states, rows], {"axis": 0}).outputs[0]
         if embedded.dtype not in (None, ir.DataType.FLOAT):
             seen = insert(lookup, "Cast", [seen], {"to": int(embedded.dtype)}).outputs[0]
-        chosen = insert(lookup, "Where", [given, seen, embedded])
+        parts = [seen]
+        if self._deep:
+            count = 1 + len(self._deep)
+            sizes = shared_constant(graph, "images.widths", np.full(count, width, np.int64))
+            parts = list(insert(lookup, "Split", [seen, sizes], {"axis": -1}, num_outputs=count).outputs)
+        chosen = insert(lookup, "Where", [given, parts[0], embedded])
         for node, index in users:
             node.replace_input_with(index, chosen.outputs[0])
         chosen.outputs[0].type, chosen.outputs[0].shape = embedded.type, embedded.shape
+        for name, part in zip(self._deep, parts[1:], strict=True):
+            _add_to(graph, name, part)
+        if self._axes:
+            _turn_with_axes(graph, self._axes)
         self.fired += 1
+
+
+def _add_to(graph: ir.Graph, name: str, part: ir.Value) -> None:
+    """Add ``part`` to the value ``name``. Rows of text look up zeros."""
+    value = next((node.outputs[0] for node in graph if node.outputs[0].name == name), None)
+    if value is None:
+        raise GraphError(
+            f"the graph has no value '{name}', to which pictures are added; export the model again"
+        )
+    users = [(use.node, use.idx) for use in value.uses()]
+    readers = {node for node, _ in users}
+    added = insert(next(node for node in graph if node in readers), "Add", [value, part])
+    for node, index in users:
+        node.replace_input_with(index, added.outputs[0])
+    added.outputs[0].type, added.outputs[0].shape = value.type, value.shape
+
+
+def _turn_with_axes(graph: ir.Graph, axes: list[int]) -> None:
+    """Let each frequency turn with its own axis of positions.
+
+    What every rope multiplies its frequencies by, float32 [batch, sequence, 1], becomes [batch, sequence,
+    frequencies]: equal numbers for text, so its angles stay equal to the bit.
+    """
+    ids = find_input(graph, POSITION_IDS)
+    casts = [] if ids is None else [use.node for use in ids.uses() if use.node.op_type == "Cast"]
+    columns = [
+        use.node for cast in casts for use in cast.outputs[0].uses() if use.node.op_type == "Unsqueeze"
+    ]
+    if not columns:
+        raise GraphError("the graph does not compute its rope from positions; export the model again")
+    shape = None if ids is None or ids.shape is None else [max(axes) + 1, *ids.shape]
+    positions = ir.val(ROPE_POSITIONS, ir.DataType.INT64, None if shape is None else ir.Shape(shape))
+    graph.inputs.append(positions)
+    first = next(node for node in graph if node in columns)
+    chosen = shared_constant(graph, "images.rope_axes", np.array(axes, np.int64))
+    numbers = insert(first, "Cast", [positions], {"to": int(ir.DataType.FLOAT)}).outputs[0]
+    numbers = insert(first, "Gather", [numbers, chosen], {"axis": 0}).outputs[0]
+    numbers = insert(first, "Transpose", [numbers], {"perm": [1, 2, 0]}).outputs[0]
+    for column in columns:
+        replace(column.outputs[0], numbers)
+        remove_unused(graph, column)
+    numbers.shape = None if ids is None or ids.shape is None else ir.Shape([*ids.shape, len(axes)])
 
 
 def _embedding(graph: ir.Graph) -> tuple[ir.Value, int]:

@@ -14,6 +14,7 @@ from .algorithms.smooth import SmoothQuantPass
 from .formats.weight_only import Forms, WeightOnlyQuantizationPass
 from .method import Made, Measurements, Method
 from .search.calibrated import CALIBRATED
+from .search.outliers import sensitive_weights
 
 if TYPE_CHECKING:
     from ..passes.base import GraphPass
@@ -38,7 +39,8 @@ EMBEDDING_BITS = {"int4": 4, "int8": 8, FLOAT: 32}
 class WeightOnlyMethod(Method):
     """Weight-only quantization to ``bits`` bits; the other fields are defaults of the recipe's settings.
 
-    ``outliers`` is the default of both ``rotate`` and ``smooth``.
+    ``outliers`` is the default of both ``rotate`` and ``smooth``. With ``mixed``, and unless the recipe asks
+    for a mix of its own, the weights of ``sensitive_weights`` get 8 bits.
     """
 
     name: str
@@ -50,6 +52,7 @@ class WeightOnlyMethod(Method):
     embedding: str = "int8"
     outliers: bool = False
     promote: float = 0.0
+    mixed: bool = False
 
     settings: frozenset[str] = _SETTINGS
 
@@ -91,6 +94,9 @@ class WeightOnlyMethod(Method):
         if plan is not None:
             forms = dataclasses.replace(forms, overrides={**forms.overrides, **plan.overrides})
             record["mixed"] = plan.record()
+        mixed = self._mixes(recipe)
+        if mixed:
+            record["mixed"] = {"int8": "keys, values and outlying feed-forward outputs"}
         calibrated = None
         if algorithm in CALIBRATED:
             layers = self.measurements(measured).layers(algorithm, forms)
@@ -103,6 +109,7 @@ class WeightOnlyMethod(Method):
             float_embedding=forms.float_embedding,
             quantizer=_quantizer(algorithm if algorithm in UNCALIBRATED else "rtn", measured),
             calibrated=calibrated,
+            promote=sensitive_weights if mixed else None,
         )
         return [*before, quantizer], record
 
@@ -116,6 +123,15 @@ class WeightOnlyMethod(Method):
         if recipe.budget is not None or recipe.max_kl is not None:
             return 0.0
         return self.promote if recipe.promote is None else recipe.promote
+
+    def _mixes(self, recipe: QuantizationRecipe) -> bool:
+        """Return whether the most sensitive weights get 8 bits without a measurement.
+
+        Algorithms that read a text round every layer to the formats that its measurements were made for.
+        """
+        asked = (recipe.promote, recipe.budget, recipe.max_kl)
+        calibrated = (recipe.algorithm or self.algorithm) in CALIBRATED
+        return self.mixed and not calibrated and all(setting is None for setting in asked)
 
     def _plan(self, recipe: QuantizationRecipe, forms: Forms, measured: Measurements | None) -> Plan | None:
         """Return the mix of formats that the recipe asks for, None for one format."""
@@ -153,10 +169,11 @@ INT4 = WeightOnlyMethod(
 )
 INT4_FAST = WeightOnlyMethod(
     name="int4-fast",
-    summary="4-bit weights, without a calibration text",
+    summary="4-bit weights, a few kinds of layers in 8 bits, without a calibration text",
     bits=4,
     symmetric=False,
     algorithm="kquant",
+    mixed=True,
     settings=_SETTINGS | {"promote"},
 )
 INT8 = WeightOnlyMethod(

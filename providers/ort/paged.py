@@ -17,6 +17,7 @@ from ...contract import (
     LOGITS_POSITIONS,
     LORA_MASK,
     POSITION_IDS,
+    ROPE_POSITIONS,
 )
 from ...errors import GraphError, ProviderRuntimeError
 from ...graph_opt.lower.paged_kv import BEGINS, BOUNDS, PAST, STATE_PLACES, TABLE
@@ -127,4 +128,6 @@ def paged_feeds(
         feeds[HIDDEN_STATES] = np.ascontiguousarray(batch.hidden_states[:, None])
     if batch.image_states is not None and batch.image_rows is not None:
         feeds |= {IMAGE_STATES: batch.image_states, IMAGE_ROWS: batch.image_rows[:, None]}
+    if batch.rope_positions is not None:
+        feeds[ROPE_POSITIONS] = batch.rope_positions[:, :, None]
     return {name: array for name, array in feeds.items() if name in inputs}

@@ -24,11 +24,12 @@ from ...contract import (
     INPUT_IDS,
     LOGITS_POSITIONS,
     POSITION_IDS,
+    ROPE_POSITIONS,
 )
 from ...errors import ProviderRuntimeError, UsageError
 from ..base import LoraMatrices, Row, Runner, RunnerConfig
 from ..captures import no_capture
-from ..image_rows import image_inputs
+from ..image_rows import image_inputs, rope_positions
 from ..kv.decoder_graph import DecoderGraph
 from ..kv_groups import FullKV, KVGroups, StateKV
 from ..lora import LoraPlaces
@@ -216,6 +217,9 @@ class ExplicitRunner(Runner):
         if self._graph.image_width:
             states, rows = image_inputs([row], self._graph.image_width)
             feeds |= {IMAGE_STATES: states, IMAGE_ROWS: rows[None, begin:end]}
+        if self._graph.rope_axes:
+            positions = rope_positions([row], [row.start], self._graph.rope_axes)
+            feeds[ROPE_POSITIONS] = positions[:, None, begin:end]
         if row.hidden_states is not None:
             feeds[HIDDEN_STATES] = np.ascontiguousarray(row.hidden_states[begin:end], np.float32)[None]
         return {name: array for name, array in feeds.items() if name in self._graph.inputs}

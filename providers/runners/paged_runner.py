@@ -13,7 +13,7 @@ import numpy.typing as npt
 from ...errors import ProviderRuntimeError
 from ..base import KVEviction, LoraMatrices, Row, Runner, RunnerInfo
 from ..captures import no_capture
-from ..image_rows import image_inputs
+from ..image_rows import image_inputs, rope_positions
 from ..kv.block_pool import FREED, BlockTables
 from ..kv.state_memory import StateMemory
 from ..lora import LoraInputs, LoraPlaces
@@ -41,6 +41,7 @@ class PagedBatch:
         state_places: [rows], the places of the rows' recurrent states; None if the graph has none.
         image_states: see ``image_inputs``; None if the graph takes no pictures.
         image_rows: [tokens], see there.
+        rope_positions: [axes, tokens]; None if the graph takes positions of one axis.
     """
 
     input_ids: npt.NDArray[np.int64]
@@ -55,6 +56,7 @@ class PagedBatch:
     state_places: npt.NDArray[np.int32] | None = None
     image_states: npt.NDArray[np.float32] | None = None
     image_rows: npt.NDArray[np.int64] | None = None
+    rope_positions: npt.NDArray[np.int64] | None = None
 
     @property
     def max_context(self) -> int:
@@ -313,7 +315,8 @@ class PagedRunner(Runner):
                 states.append(row.hidden_states)
             asked = asked or row.last_hidden_states is not None
         lengths, total = np.diff(begins), begins[-1]
-        width = self.info.image_width
+        width, axes = self.info.image_width, self.info.rope_axes
+        texts = [first + begin for first, begin in zip(firsts, begins, strict=False)]
         seen, seen_rows = image_inputs(rows, width) if width else (None, None)
         return PagedBatch(
             input_ids=np.concatenate(tokens).astype(np.int64),
@@ -328,6 +331,7 @@ class PagedRunner(Runner):
             lora=None if self._loras is None else self._loras.inputs(loras),
             image_states=seen,
             image_rows=seen_rows,
+            rope_positions=rope_positions(rows, texts, axes) if axes else None,
         )
 
 
@@ -356,8 +360,14 @@ def _piece(row: Row, first: int, last: int) -> Row:
         num_logits=max(0, last - max(first, logits_from)),
         hidden_states=None if row.hidden_states is None else row.hidden_states[part],
         image_rows=None if row.image_rows is None else row.image_rows[part],
+        rope_positions=_positions(row, part),
         last_hidden_states=None if row.last_hidden_states is None else row.last_hidden_states[part],
     )
+
+
+def _positions(row: Row, part: slice) -> npt.NDArray[np.int64] | None:
+    given = row.rope_positions
+    return None if given is None else rope_positions([row], [row.start], len(given))[:, part]
 
 
 def _fill_hidden_states(rows: Sequence[Row], batch: PagedBatch, states: npt.NDArray[np.float32]) -> None:

@@ -19,6 +19,7 @@ from ..engine.engine import EngineConfig
 from ..engine.stats import EngineStats
 from ..process.faults import raised_in_thread
 from ..text.chat_template import Message
+from ..text.infill import Infill
 from ..types.outputs import RequestOutput
 from ..types.sampling_params import SamplingParams
 from .embedding import Pooling, check_pooling, embedding_questions, stacked
@@ -26,7 +27,14 @@ from .engine_thread import EngineThread
 from .prompts import ChatPrompt, Prompt, listed_prompts
 from .request_stream import RequestStream
 from .requests import RequestFactory
-from .scoring import RERANK_INSTRUCTION, ContinuationScore, Questions, rerank_questions, score_questions
+from .scoring import (
+    RERANK_INSTRUCTION,
+    ContinuationScore,
+    Questions,
+    chat_score_questions,
+    rerank_questions,
+    score_questions,
+)
 from .text_model import TextModel
 
 if TYPE_CHECKING:
@@ -85,6 +93,7 @@ class AsyncLLM(TextModel):
         tenant: str | None = None,
         timeout: float | None = None,
         lora: str | None = None,
+        pin_seconds: float = 0.0,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Generate from a prompt; yield the whole output each time it has grown.
 
@@ -99,6 +108,7 @@ class AsyncLLM(TextModel):
             tenant: slots are shared fairly between tenants; None uses ``cache_salt``.
             timeout: seconds until the request ends with finish_reason "cancelled", stop_reason "deadline".
             lora: the name of a LoRA adapter; None is the base model.
+            pin_seconds: how long its KV is evicted after that of others, when the request has ended.
 
         Raises:
             RequestError: the prompt or an option is invalid, or there is no such adapter.
@@ -106,7 +116,7 @@ class AsyncLLM(TextModel):
             EngineClosedError: the engine was shut down.
         """
         stream = await self.add_request(
-            prompt, params, request_id, priority, cache_salt, tenant, timeout, lora
+            prompt, params, request_id, priority, cache_salt, tenant, timeout, lora, pin_seconds
         )
         try:
             async for output in stream:
@@ -124,6 +134,7 @@ class AsyncLLM(TextModel):
         tenant: str | None = None,
         timeout: float | None = None,
         lora: str | None = None,
+        pin_seconds: float = 0.0,
     ) -> RequestStream:
         """Queue a request; return a stream to read or cancel it. See ``generate``."""
         params = self._requests.default_params(None) if params is None else params
@@ -137,6 +148,7 @@ class AsyncLLM(TextModel):
             tenant=tenant,
             timeout=timeout,
             lora=lora,
+            pin_seconds=pin_seconds,
         )
         group = make() if self._requests.is_quick(prompt, params) else await self._in_thread(make)
         stream = RequestStream(group, self._thread.drop)
@@ -152,6 +164,13 @@ class AsyncLLM(TextModel):
     ) -> list[ContinuationScore]:
         """Return log-probabilities of continuations; see ``LLM.score``."""
         return await self._ask(await self._in_thread(score_questions, self._requests, texts, continuations))
+
+    async def score_chat(
+        self, messages: Sequence[Message], continuations: Sequence[str], **options: Any
+    ) -> list[ContinuationScore]:
+        """Return the log-probability of each answer to a conversation; see ``LLM.score_chat``."""
+        ask = functools.partial(chat_score_questions, self._requests, messages, continuations, **options)
+        return await self._ask(await self._in_thread(ask))
 
     async def rerank(
         self,
@@ -180,6 +199,10 @@ class AsyncLLM(TextModel):
     async def render(self, messages: Sequence[Message], **options: Any) -> ChatPrompt:
         """Render a conversation to a prompt in a thread, without blocking the event loop."""
         return await self._in_thread(self.render_chat, messages, **options)
+
+    async def infill(self, gap: Infill) -> tuple[list[int], tuple[int, ...]]:
+        """The prompt of a gap and the tokens that end it; see ``infill_tokens``."""
+        return await self._in_thread(self.infill_tokens, gap)
 
     async def token_ids(self, prompt: Prompt, *, add_special_tokens: bool = True) -> list[int]:
         """The tokens of a prompt, while the event loop goes on.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
@@ -28,7 +28,14 @@ from .beam_search import beam_search
 from .embedding import Pooling, check_pooling, embedding_questions, stacked
 from .prompts import Prompt, listed_prompts
 from .requests import RequestFactory
-from .scoring import RERANK_INSTRUCTION, ContinuationScore, Questions, rerank_questions, score_questions
+from .scoring import (
+    RERANK_INSTRUCTION,
+    ContinuationScore,
+    Questions,
+    chat_score_questions,
+    rerank_questions,
+    score_questions,
+)
 from .text_model import TextModel
 
 if TYPE_CHECKING:
@@ -153,16 +160,28 @@ class LLM(TextModel):
         return self._run(prompts, self._params(sampling_params, len(prompts), None), lora)
 
     def stream(
-        self, prompt: Prompt, sampling_params: SamplingParams | None = None, *, lora: str | None = None
-    ) -> Iterator[RequestOutput]:
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        lora: str | None = None,
+        read_live: bool = True,
+    ) -> Generator[RequestOutput, None, None]:
         """Generate from one prompt; yield the whole output each time it has grown.
 
-        Closing the generator cancels the request. ``lora`` is the name of a LoRA adapter.
+        Closing the generator cancels the request.
+
+        Args:
+            prompt: as for ``generate``.
+            sampling_params: as for ``generate``.
+            lora: the name of a LoRA adapter.
+            read_live: whether somebody reads the text while it grows; prompts of other requests then yield
+                to it, which costs them time.
         """
         params = sampling_params
         if params is None:
             params = self._requests.default_params(_DEFAULT_MAX_TOKENS)
-        group = self._requests.group(prompt, params, lora=lora)
+        group = self._requests.group(prompt, params, lora=lora, streamed=read_live)
         try:
             self._add([group])
             output, seen = GrowingOutput(group), 0
@@ -214,6 +233,38 @@ class LLM(TextModel):
             ProviderRuntimeError: the model failed to run.
         """
         return self._ask(score_questions(self._requests, texts, continuations))
+
+    @checked_arguments
+    def score_chat(
+        self,
+        messages: Sequence[Message],
+        continuations: Sequence[str],
+        *,
+        continue_final_message: bool = False,
+        **variables: Any,
+    ) -> list[ContinuationScore]:
+        """Return the log-probability of each of several answers to a conversation, as one batch.
+
+        Args:
+            messages: objects with ``role`` and ``content``, as for ``chat``.
+            continuations: the answers.
+            continue_final_message: they continue the last message, which is one of the assistant.
+            **variables: further variables of the template, such as ``enable_thinking``.
+
+        Raises:
+            ChatTemplateError: the template is missing, fails, or tries something forbidden.
+            RequestError: the conversation or an answer is invalid.
+            ProviderRuntimeError: the model failed to run.
+        """
+        return self._ask(
+            chat_score_questions(
+                self._requests,
+                messages,
+                continuations,
+                continue_final_message=continue_final_message,
+                **variables,
+            )
+        )
 
     @checked_arguments
     def rerank(

@@ -9,15 +9,17 @@ from typing import TYPE_CHECKING, Any
 from ...errors import UsageError
 from ...exporter.config import CONFIG_FILE, read_config
 from ...exporter.encoders.modules import MODULES_FILE
-from ...exporter.encoders.names import is_classifier, is_encoder
+from ...exporter.encoders.names import classifies_tokens, is_classifier, is_encoder
 from ...exporter.package import Package
 from ..text.tokenizer import TOKENIZER_FILE
 
 if TYPE_CHECKING:
     from .text_classifier import TextClassifier
     from .text_encoder import TextEncoder
+    from .token_classifier import TokenClassifier
 
-OPTIONS = ("pooling", "normalize", "max_tokens")
+OPTIONS = ("pooling", "normalize", "max_tokens", "truncate")
+_SHARED = {"max_tokens", "truncate"}
 _WARM_UP_TEXT = "warm-up"
 
 
@@ -34,13 +36,13 @@ def is_encoder_folder(folder: Path) -> bool:
 
 def load_encoder(
     folder: Path, provider: str, options: Mapping[str, Any], *, warm_up: bool
-) -> TextEncoder | TextClassifier:
-    """Load an encoder; a classifier if its configuration names one.
+) -> TextEncoder | TextClassifier | TokenClassifier:
+    """Load an encoder; a classifier of texts or tokens if its configuration names one.
 
     Args:
         folder: see ``TextEncoder``. The files of a package are checked first.
         provider: as for ``InferenceSession``.
-        options: arguments of ``TextEncoder``; a classifier has only ``max_tokens``.
+        options: arguments of ``TextEncoder``; a classifier has only ``max_tokens`` and ``truncate``.
         warm_up: run it once.
 
     Raises:
@@ -49,16 +51,23 @@ def load_encoder(
     """
     from .text_classifier import TextClassifier  # imports onnxruntime
     from .text_encoder import TextEncoder
+    from .token_classifier import TokenClassifier
 
     if Package.is_package(folder):
         Package.open(folder)
-    if not (folder / CONFIG_FILE).is_file() or not is_classifier(read_config(folder)):
+    config = read_config(folder) if (folder / CONFIG_FILE).is_file() else {}
+    if not is_classifier(config) and not classifies_tokens(config):
         encoder = TextEncoder(folder, providers=[provider], **options)
         if warm_up:
             encoder.embed([_WARM_UP_TEXT])
         return encoder
-    if other := sorted(options.keys() - {"max_tokens"}):
+    if other := sorted(options.keys() - _SHARED):
         raise UsageError(f"{folder} classifies texts; it has no option {other[0]}")
+    if classifies_tokens(config):
+        finder = TokenClassifier(folder, providers=[provider], **options)
+        if warm_up:
+            finder.scores([_WARM_UP_TEXT])
+        return finder
     classifier = TextClassifier(folder, providers=[provider], **options)
     if warm_up:
         classifier.logits([_WARM_UP_TEXT])

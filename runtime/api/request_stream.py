@@ -56,6 +56,17 @@ class RequestStream(AsyncIterator[RequestOutput]):
             await self._waiting
         return self._accepted and self._error is None
 
+    async def prefilling(self, seconds: float) -> AsyncIterator[int]:
+        """Yield the number of computed prompt tokens every ``seconds``, until there is news."""
+        request = self.group.requests[0]
+        while not self._news:
+            self._waiting = self.loop.create_future()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await self._waiting
+            if not self._news and request.slot is not None:
+                yield min(request.num_computed, len(request.prompt_token_ids))
+
     def tell(self) -> None:
         """Wake the reader: there is news. Called in the event loop."""
         self._news = True

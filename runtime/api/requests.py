@@ -56,7 +56,8 @@ class RequestFactory:
         self._sight = Sight(model.open_sight)
         if model.tokenizer is not None:
             self._texts_apart = functools.lru_cache(maxsize=16)(model.tokenizer.texts_apart)
-        self._formats = AnswerFormats(model.chat_template, special)
+        stated = None if model.tokenizer is None else model.tokenizer.config.get("response_template")
+        self._formats = AnswerFormats(model.chat_template, special, stated)
 
     @property
     def has_tokenizer(self) -> bool:
@@ -93,6 +94,7 @@ class RequestFactory:
         tenant: str | None = None,
         timeout: float | None = None,
         lora: str | None = None,
+        pin_seconds: float = 0.0,
         streamed: bool = True,
     ) -> RequestGroup:
         """Return the requests for all outputs of one prompt.
@@ -124,6 +126,7 @@ class RequestFactory:
             "pooling": prompt.pooling if isinstance(prompt, PooledPrompt) else None,
             "adapter": adapter,
             "streamed": streamed,
+            "pin_seconds": pin_seconds,
             "images": prompt.images if isinstance(prompt, ChatPrompt) else None,
             "deadline": None if timeout is None else time.monotonic() + timeout,
         }
@@ -166,6 +169,11 @@ class RequestFactory:
         """Return the checkpoint's own sampling options; see ``GenerationDefaults.params``."""
         return self._model.defaults.params(max_tokens)
 
+    @property
+    def served_defaults(self) -> dict[str, Any]:
+        """See ``GenerationDefaults.served``."""
+        return self._model.defaults.served
+
     def chat_prompt(
         self,
         messages: Sequence[Message],
@@ -177,6 +185,7 @@ class RequestFactory:
         tool_style: str | None = None,
         called: Collection[str] = (),
         parallel_calls: bool = True,
+        begun: str = "",
         **variables: Any,
     ) -> ChatPrompt:
         """Render a conversation to a prompt.
@@ -192,6 +201,7 @@ class RequestFactory:
             called: the names of tools; the answer calls one of them and holds nothing else but a thought. If
                 empty, the model may call any.
             parallel_calls: whether an answer that must call may hold several calls.
+            begun: text at the end of the prompt, with which the answer begins.
             **variables: see there.
 
         Raises:
@@ -236,6 +246,7 @@ class RequestFactory:
             raise
         pieces = rendered.split(mark) if mark else [rendered]
         pieces = self._sight.placed(pieces, pictures)
+        pieces[-1] += begun
         text = "".join(pieces)
         answer = self._formats.of(chat_template, with_tools=bool(tools), style=tool_style)
         if called and answer.calls is None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
 
 from ...errors import ProviderRuntimeError, RequestError, UsageError
+from ..text.chat_template import Message
 from ..types.outputs import Logprob, RequestOutput
 from ..types.sampling_params import SamplingParams
 from .requests import ChatPrompt, Prompt, RequestFactory
@@ -26,21 +28,39 @@ RERANK_INSTRUCTION = "Given a web search query, retrieve relevant passages that 
 class ContinuationScore:
     """The log-probability (natural) of a continuation, and of each of its tokens.
 
-    ``greedy`` says whether each token was the most likely one.
+    Args:
+        logprob: of the whole continuation.
+        token_ids: its tokens.
+        token_logprobs: of each token.
+        greedy: whether each token was the most likely one.
+        prompt_tokens: the number of tokens of text and continuation.
+        cached_tokens: those of them whose KV was reused.
     """
 
     logprob: float
     token_ids: list[int]
     token_logprobs: list[float]
     greedy: bool
+    prompt_tokens: int = field(default=0, compare=False)
+    cached_tokens: int = field(default=0, compare=False)
+
+    @property
+    def mean(self) -> float:
+        """The mean log-probability of a token, by which texts of several lengths are compared."""
+        return self.logprob / len(self.token_ids)
 
 
 @dataclass(frozen=True, slots=True)
 class ScoringRequest:
     """A text and its continuation as one prompt; ``start`` is the first token of the continuation."""
 
-    token_ids: list[int]
+    prompt: list[int] | ChatPrompt
     start: int
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The tokens of text and continuation."""
+        return self.prompt.token_ids if isinstance(self.prompt, ChatPrompt) else self.prompt
 
     @property
     def params(self) -> SamplingParams:
@@ -68,12 +88,44 @@ def score_questions(
         RequestError: a text or a continuation is invalid.
         UsageError: there are not as many texts as continuations.
     """
-    wanted = [scoring_request(requests, *pair) for pair in paired(texts, continuations)]
+    return _questions([scoring_request(requests, *pair) for pair in paired(texts, continuations)])
 
+
+def chat_score_questions(
+    requests: RequestFactory,
+    messages: Sequence[Message],
+    continuations: Sequence[str],
+    *,
+    continue_final_message: bool = False,
+    **variables: Any,
+) -> Questions[ContinuationScore]:
+    """Return the requests that score each of several answers to a conversation, from their first token on.
+
+    Args:
+        requests: makes requests for the model.
+        messages: see ``RequestFactory.chat_prompt``.
+        continuations: the answers, or what follows the last message.
+        continue_final_message: see there.
+        **variables: see there.
+
+    Raises:
+        RequestError: the conversation or a continuation is invalid.
+    """
+    rendering = {"continue_final_message": continue_final_message, **variables}
+    before = requests.chat_prompt(messages, **rendering)
+    wanted = []
+    for text in continuations:
+        whole = requests.chat_prompt(messages, begun=text, **rendering)
+        start = _boundary(before.token_ids, whole.token_ids)
+        wanted.append(ScoringRequest(dataclasses.replace(whole, frame=None), start))
+    return _questions(wanted)
+
+
+def _questions(wanted: Sequence[ScoringRequest]) -> Questions[ContinuationScore]:
     def read(outputs: Sequence[RequestOutput]) -> list[ContinuationScore]:
         return [continuation_score(*pair) for pair in zip(wanted, outputs, strict=True)]
 
-    return Questions([each.token_ids for each in wanted], [each.params for each in wanted], read)
+    return Questions([each.prompt for each in wanted], [each.params for each in wanted], read)
 
 
 def rerank_questions(
@@ -100,13 +152,18 @@ def scoring_request(requests: RequestFactory, text: str, continuation: str) -> S
         RequestError: one of them is empty.
     """
     before, whole = requests.token_ids(text), requests.token_ids(text + continuation)
+    return ScoringRequest(whole, _boundary(before, whole))
+
+
+def _boundary(before: Sequence[int], whole: Sequence[int]) -> int:
+    """Return the first token of a continuation, from the tokens before it and those of the whole."""
     pairs = enumerate(zip(before, whole, strict=False))
     start = next((i for i, (a, b) in pairs if a != b), min(len(before), len(whole)))
     if not 0 < start < len(whole):
         raise RequestError(
             "a continuation is scored after a text of at least one token; neither may be empty"
         )
-    return ScoringRequest(whole, start)
+    return start
 
 
 def continuation_score(request: ScoringRequest, output: RequestOutput) -> ContinuationScore:
@@ -121,7 +178,14 @@ def continuation_score(request: ScoringRequest, output: RequestOutput) -> Contin
     entries = zip(tokens, output.prompt_logprobs[request.start :], strict=True)
     own: list[Logprob] = [(entry or {})[token] for token, entry in entries]
     logprobs = [entry.logprob for entry in own]
-    return ContinuationScore(math.fsum(logprobs), tokens, logprobs, all(entry.rank == 1 for entry in own))
+    return ContinuationScore(
+        math.fsum(logprobs),
+        tokens,
+        logprobs,
+        all(entry.rank == 1 for entry in own),
+        len(request.token_ids),
+        output.metrics.cached_tokens if output.metrics else 0,
+    )
 
 
 def paired(texts: str | Sequence[str], continuations: str | Sequence[str]) -> list[tuple[str, str]]:

@@ -44,6 +44,8 @@ class Sight:
         if not isinstance(messages, Sequence) or not any(map(_has_pictures, messages)):
             return messages, []
         encoder, pictures, taken = self._encoder, list[Picture](), list[Message]()
+        parts_of = [message["content"] for message in messages if _has_pictures(message)]
+        several = sum(_is_picture(part) for parts in parts_of for part in parts) > 1
         for message in messages:
             if not _has_pictures(message):
                 taken.append(message)
@@ -51,7 +53,7 @@ class Sight:
             parts = []
             for part in message["content"]:
                 if _is_picture(part):
-                    pictures.append(encoder.prepare(_source(part)))
+                    pictures.append(encoder.prepare(_source(part), several=several))
                     part = {"type": "image"}
                 parts.append(part)
             taken.append({**message, "content": parts})
@@ -67,7 +69,7 @@ class Sight:
         """
         if not pictures:
             return list(pieces)
-        place = self._encoder.processor.texts["image"]
+        place = self._encoder.processor.place
         found = sum(piece.count(place) for piece in pieces)
         if found != len(pictures):
             raise ChatTemplateError(
@@ -90,14 +92,14 @@ class Sight:
         """
         encoder = self._encoder
         token = encoder.processor.image_token_id
-        wanted = sum(len(picture.tiles) for picture in pictures) * encoder.processor.tile_tokens
+        wanted = sum(picture.num_tokens for picture in pictures)
         if (found := token_ids.count(token)) != wanted:
             raise RequestError(
                 f"the prompt has {found} tokens {token} for pictures, which need {wanted}; the tokenizer "
                 "does not belong to this model"
             )
         states = [(picture.key, encoder.states(picture)) for picture in pictures]
-        return PromptImages.of(token_ids, token, states)
+        return PromptImages.of(token_ids, token, states, [picture.places for picture in pictures])
 
 
 def _is_picture(part: Any) -> bool:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...contract import LOGITS
-from ...errors import RequestError, UnsupportedModelError
+from ...errors import ProviderRuntimeError, RequestError, UnsupportedModelError
 from ...exporter.config import read_config
 from ...exporter.encoders.export import label_names
 from ..types.arguments import checked_arguments
@@ -26,7 +26,8 @@ class TextClassifier:
         folder: a package of ``carryall export``, or a folder with ``model.onnx``, ``config.json`` and
             ``tokenizer.json``. The model has the output ``logits`` [texts, labels].
         providers: as for ``InferenceSession``.
-        max_tokens: tokens after which a text is cut, special tokens included; None reads it from the folder.
+        max_tokens: tokens of the longest text, special tokens included; None reads it from the folder.
+        truncate: cut longer texts, instead of refusing them, unless a call says otherwise.
 
     Attributes:
         labels: names of the labels, in the order of the scores.
@@ -44,9 +45,11 @@ class TextClassifier:
         *,
         providers: Providers | None = ("cpu",),
         max_tokens: int | None = None,
+        truncate: bool = False,
     ) -> None:
         folder = Path(folder)
         self._batches = TokenBatches(folder, providers, max_tokens)
+        self._truncate = truncate
         ranks = {value.name: len(value.shape or ()) for value in self._batches.session.get_outputs()}
         if ranks.get(LOGITS) != 2:
             raise UnsupportedModelError(
@@ -58,40 +61,110 @@ class TextClassifier:
         several = config.get("problem_type") == "multi_label_classification"
         self._independent = several or len(self.labels) == 1
 
-    def logits(self, texts: Sequence[Text]) -> Scores:
+    def logits(self, texts: Sequence[Text], *, truncate: bool | None = None) -> Scores:
         """Return the logits [texts, labels].
+
+        Args:
+            texts: texts, pairs of texts, or lists of token ids.
+            truncate: cut texts that are too long; None does as the constructor says.
 
         Raises:
             RequestError: ``texts`` is one text, or a text has no token.
+            PromptTooLongError: a text is too long.
+            ProviderRuntimeError: a logit is NaN.
         """
-        rows = self._batches.run(texts, LOGITS, lambda logits, mask: logits)
-        return np.array(rows, np.float32).reshape(len(rows), len(self.labels))
+        encoded = self._batches.encode(texts, truncate=self._truncate if truncate is None else truncate)
+        rows = self._batches.run(encoded, [LOGITS], lambda found, batch: list(found[0]))
+        logits = np.array(rows, np.float32).reshape(len(rows), len(self.labels))
+        if len(broken := np.flatnonzero(np.isnan(logits).any(1))):
+            raise ProviderRuntimeError(
+                f"the model returned NaN for text {broken[0]}; its weights are damaged"
+            )
+        return logits
 
-    def scores(self, texts: Sequence[Text]) -> Scores:
+    def scores(self, texts: Sequence[Text], *, truncate: bool | None = None) -> Scores:
         """Return probabilities [texts, labels], which sum to 1 unless labels are independent of each other.
 
         Raises:
-            RequestError: see ``logits``.
+            CarryallError: see ``logits``.
         """
-        logits = self.logits(texts).astype(np.float64)
-        if self._independent:
-            return np.asarray(0.5 + 0.5 * np.tanh(logits / 2), np.float32)
-        powers = np.exp(logits - logits.max(-1, keepdims=True, initial=-np.inf))
-        return np.asarray(powers / powers.sum(-1, keepdims=True), np.float32)
+        return probabilities(self.logits(texts, truncate=truncate), independent=self._independent)
 
-    def rerank(self, query: str, documents: Sequence[str]) -> list[float]:
+    def zero_shot(
+        self,
+        texts: Sequence[str],
+        labels: Sequence[str],
+        *,
+        hypothesis: str = "This example is {}.",
+        independent: bool = False,
+        truncate: bool | None = None,
+    ) -> Scores:
+        """Return the probability [texts, labels] of labels that the model was not trained for.
+
+        A model for natural language inference says whether a text entails the hypothesis of each label
+        (https://arxiv.org/abs/1909.00161).
+
+        Args:
+            texts: the texts.
+            labels: names of classes.
+            hypothesis: a sentence with {} in place of the label.
+            independent: compare the entailment of each label with its contradiction, instead of the labels
+                with each other.
+            truncate: see ``logits``.
+
+        Raises:
+            RequestError: there are no labels, the hypothesis has no {}, or the model has no label
+                "entailment".
+            CarryallError: see ``logits``.
+        """
+        if isinstance(labels, str) or not labels or not all(isinstance(label, str) for label in labels):
+            raise RequestError("zero-shot classification needs a list of at least one label")
+        if not isinstance(hypothesis, str) or "{}" not in hypothesis:
+            raise RequestError(f"a hypothesis has {{}} in place of the label, unlike {hypothesis!r}")
+        entails, contradicts = self._entailment()
+        pairs = [(text, hypothesis.replace("{}", label)) for text in texts for label in labels]
+        logits = self.logits(pairs, truncate=truncate).reshape(len(texts), len(labels), len(self.labels))
+        if independent or len(labels) == 1:
+            both = np.stack([logits[:, :, contradicts], logits[:, :, entails]], axis=-1)
+            return probabilities(both, independent=False)[:, :, 1]
+        return probabilities(logits[:, :, entails], independent=False)
+
+    def _entailment(self) -> tuple[int, int]:
+        """Return the places of the labels of entailment and of its opposite."""
+        names = [label.lower() for label in self.labels]
+        entails = next((place for place, name in enumerate(names) if name.startswith("entail")), None)
+        if entails is None or len(names) < 2:
+            raise RequestError(
+                "zero-shot classification needs a model with a label 'entailment'; this one has "
+                + ", ".join(self.labels[:5])
+            )
+        opposite = [place for place, name in enumerate(names) if name.startswith("contra")]
+        return entails, opposite[0] if opposite else 0 if entails else len(names) - 1
+
+    def rerank(self, query: str, documents: Sequence[str], *, truncate: bool | None = None) -> list[float]:
         """Return the probability that each document answers the query, by a model with one label.
 
         Raises:
-            RequestError: the model has several labels, or a text has no token.
+            RequestError: the model has several labels.
+            CarryallError: see ``logits``.
         """
         if len(self.labels) != 1:
             raise RequestError(
                 f"a model that reranks has one label; this one has {', '.join(self.labels[:5])}"
             )
-        found: list[float] = self.scores([(query, document) for document in documents])[:, 0].tolist()
-        return found
+        pairs = [(query, document) for document in documents]
+        scores: list[float] = self.scores(pairs, truncate=truncate)[:, 0].tolist()
+        return scores
 
     def token_counts(self, texts: Sequence[Text]) -> list[int]:
         """Return the number of tokens of each text, special tokens included, after the cut."""
         return self._batches.token_counts(texts)
+
+
+def probabilities(logits: Scores, *, independent: bool) -> Scores:
+    """Return the sigmoid of logits, or their softmax over the last axis where labels exclude each other."""
+    logits = logits.astype(np.float64)
+    if independent:
+        return np.asarray(0.5 + 0.5 * np.tanh(logits / 2), np.float32)
+    powers = np.exp(logits - logits.max(-1, keepdims=True, initial=-np.inf))
+    return np.asarray(powers / powers.sum(-1, keepdims=True), np.float32)

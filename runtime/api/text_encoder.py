@@ -1,50 +1,94 @@
-"""Embeddings by an encoder: an ONNX model with a tokenizer, in the folder layout of sentence-transformers.
+"""Vectors of texts by an encoder: an ONNX model with a tokenizer, in the folders of sentence-transformers.
 
 `modules.json` and the folders of modules: https://www.sbert.net ("Creating Custom Models").
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ...errors import UnsupportedModelError, UsageError
-from ...exporter.encoders.modules import read_modules, read_pooling
+from ...contract import TERM_WEIGHTS, TOKEN_VECTORS, TOKEN_WEIGHTS
+from ...errors import (
+    ProviderRuntimeError,
+    RequestError,
+    UnsupportedModelError,
+    UnsupportedTaskError,
+    UsageError,
+)
+from ...exporter.encoders.modules import (
+    Dense,
+    Pooling,
+    read_dense,
+    read_modules,
+    read_pooling,
+    read_prompts,
+    read_skipped,
+)
 from ..types.arguments import checked_arguments
-from .embedding import Vectors, stacked
+from .embedding import Vectors, cut_vectors, scaled, similarities, stacked
 from .session import Providers
-from .token_batches import Mask, TokenBatches
-
-States = npt.NDArray[np.float32]  # [texts, tokens, hidden_size]
+from .token_batches import Batch, Floats, Mask, Text, TokenBatches, Tokens
 
 _SENTENCE = "sentence_embedding"
+_HEADS = {TERM_WEIGHTS, TOKEN_WEIGHTS, TOKEN_VECTORS}
+
+Pool = Callable[[Floats, Mask], Floats]  # of states [texts, tokens, size] and their mask
 
 
-def _mean(states: States, mask: Mask) -> npt.NDArray[np.float32]:
+def _mean(states: Floats, mask: Mask) -> Floats:
     weights = mask[:, :, None].astype(np.float32)
-    total: npt.NDArray[np.float32] = (states * weights).sum(1) / np.maximum(weights.sum(1), 1e-9)
-    return total
+    return np.asarray((states * weights).sum(1) / np.maximum(weights.sum(1), 1e-9), np.float32)
 
 
-def _max(states: States, mask: Mask) -> npt.NDArray[np.float32]:
-    highest: npt.NDArray[np.float32] = np.where(mask[:, :, None] > 0, states, -np.inf).max(1)
-    return highest
+def _mean_sqrt_len(states: Floats, mask: Mask) -> Floats:
+    weights = mask[:, :, None].astype(np.float32)
+    return np.asarray((states * weights).sum(1) / np.sqrt(np.maximum(weights.sum(1), 1e-9)), np.float32)
 
 
-def _last(states: States, mask: Mask) -> npt.NDArray[np.float32]:
-    last: npt.NDArray[np.float32] = states[np.arange(len(states)), mask.sum(1) - 1]
-    return last
+def _weighted_mean(states: Floats, mask: Mask) -> Floats:
+    places = np.arange(1, mask.shape[1] + 1, dtype=np.float32)
+    weights = (mask * places)[:, :, None].astype(np.float32)
+    return np.asarray((states * weights).sum(1) / np.maximum(weights.sum(1), 1e-9), np.float32)
 
 
-POOLINGS: dict[str, Callable[[States, Mask], npt.NDArray[np.float32]]] = {
-    "cls": lambda states, mask: states[:, 0],
+def _max(states: Floats, mask: Mask) -> Floats:
+    return np.asarray(np.where(mask[:, :, None] > 0, states, -np.inf).max(1), np.float32)
+
+
+def _first(states: Floats, mask: Mask) -> Floats:
+    return np.asarray(states[np.arange(len(states)), mask.argmax(1)], np.float32)
+
+
+def _last(states: Floats, mask: Mask) -> Floats:
+    places = mask.shape[1] - 1 - mask[:, ::-1].argmax(1)
+    return np.asarray(states[np.arange(len(states)), places], np.float32)
+
+
+POOLINGS: dict[str, Pool] = {
+    "cls": _first,
     "mean": _mean,
     "max": _max,
     "last": _last,
+    "mean_sqrt_len": _mean_sqrt_len,
+    "weightedmean": _weighted_mean,
 }
+
+
+@dataclass(frozen=True, slots=True)
+class SparseVector:
+    """A vector of the size of the vocabulary: its positive elements, by ascending token id.
+
+    ``indices`` is int64 [n], ``values`` float32 [n].
+    """
+
+    indices: npt.NDArray[np.int64]
+    values: Floats
 
 
 class TextEncoder:
@@ -52,18 +96,24 @@ class TextEncoder:
 
     Args:
         folder: a package of ``carryall export``, or a folder with ``model.onnx`` or ``onnx/model.onnx``, and
-            ``tokenizer.json``; ``modules.json`` and ``sentence_bert_config.json`` of sentence-transformers
-            say what is not given here.
+            ``tokenizer.json``; ``modules.json`` and the other files of sentence-transformers say what is
+            not given here.
         providers: as for ``InferenceSession``.
-        pooling: cls, mean, max or last; None reads it from the folder. A model with an output
+        pooling: a name of ``POOLINGS``; None reads it from the folder. A model with an output
             ``sentence_embedding`` pools itself.
         normalize: scale vectors to length 1; None reads it from the folder.
-        max_tokens: tokens after which a text is cut, special tokens included; None reads it from the folder.
+        max_tokens: tokens of the longest text, special tokens included; None reads it from the folder.
+        truncate: cut longer texts, instead of refusing them, unless a call says otherwise.
+
+    Attributes:
+        prompts: texts that ``embed`` puts before a text, by name.
+        kinds: the kinds of vectors that it computes, of dense, sparse and multi.
 
     Raises:
         ModelNotFoundError: the folder has no model or no tokenizer.
         UnsupportedModelError: the model has inputs or modules that are not known, or no output to pool.
         PackageError: a file of the folder is damaged.
+        CheckpointError: a module of the folder is damaged.
         UsageError: the pooling is neither given nor in the folder, or there is none of that name.
     """
 
@@ -76,46 +126,258 @@ class TextEncoder:
         pooling: str | None = None,
         normalize: bool | None = None,
         max_tokens: int | None = None,
+        truncate: bool = False,
     ) -> None:
         folder = Path(folder)
         self._batches = TokenBatches(folder, providers, max_tokens)
-        modules = read_modules(folder)
-        self._output, rank = _output(self._batches)
-        self._pool = None if rank == 2 else POOLINGS[_pooling(folder, pooling)]
+        modules = {module.kind for module in read_modules(folder)}
+        self._dense, self._prompts = read_dense(folder), read_prompts(folder)
         self._normalize = "Normalize" in modules if normalize is None else normalize
+        self._truncate = truncate
+        ranks = {value.name: len(value.shape or ()) for value in self._batches.session.get_outputs()}
+        self.prompts: Mapping[str, str] = self._prompts.texts
+        stated = read_pooling(folder) if pooling is None else Pooling((pooling,))
+        self._heads = _HEADS & ranks.keys()
+        self._per_token = "MultiVectorMask" in modules
+        self._skipped = {
+            task: {self._batches.tokenizer.token_to_id(word) for word in words} - {None}
+            for task, words in read_skipped(folder).items()
+        }
+        pools_itself = ranks.get(_SENTENCE) == 2
+        kinds = {"sparse"} if self._heads & {TERM_WEIGHTS, TOKEN_WEIGHTS} else set()
+        kinds |= {"multi"} if TOKEN_VECTORS in self._heads or self._per_token else set()
+        if pools_itself or stated is not None or not kinds:
+            _check_pooling(folder, stated, pooling, pools_itself=pools_itself)
+            kinds.add("dense")
+        self.kinds: frozenset[str] = frozenset(kinds)
+        self._pooling = None if pools_itself else stated
+        self._output = _SENTENCE if pools_itself else _states(self._batches, ranks)
 
-    def embed(self, texts: Sequence[str]) -> Vectors:
-        """Vectors of texts, float32 [texts, hidden_size].
+    def embed(
+        self,
+        texts: Sequence[Text],
+        *,
+        prompt: str | None = None,
+        dimensions: int | None = None,
+        truncate: bool | None = None,
+    ) -> Vectors:
+        """Return a vector of each text, float32 [texts, size].
+
+        Args:
+            texts: texts, or lists of token ids.
+            prompt: the name of one of ``prompts``; None takes the folder's default, "" none.
+            dimensions: how many of the first elements to keep (https://arxiv.org/abs/2205.13147); None keeps
+                all.
+            truncate: cut texts that are too long; None does as the constructor says.
 
         Raises:
-            RequestError: ``texts`` is one text, or a text has no token.
+            RequestError: ``texts`` is one text, a text has no token, there is no such prompt, or the vectors
+                have fewer dimensions.
+            PromptTooLongError: a text is too long.
+            UnsupportedTaskError: the model has no dense vectors.
+            ProviderRuntimeError: a vector is not finite.
         """
-        vectors = self._batches.run(texts, self._output, self._pool or (lambda states, mask: states))
-        return stacked(vectors, len(vectors[0]) if vectors else 0, normalize=self._normalize)
+        self._require("dense")
+        encoded, skipped = self._encoded(texts, prompt, truncate)
+        rows: list[Floats] = self._batches.run(
+            encoded, [self._output], lambda found, batch: list(self._pooled(found[0], batch, skipped))
+        )
+        size = len(rows[0]) if rows else 0
+        vectors = stacked(rows, size, normalize=self._normalize)
+        _check_finite(vectors)
+        if dimensions is None or not rows:
+            return vectors
+        return cut_vectors(vectors, dimensions, self._normalize)
 
-    def token_counts(self, texts: Sequence[str]) -> list[int]:
+    def embed_sparse(
+        self, texts: Sequence[Text], *, prompt: str | None = None, truncate: bool | None = None
+    ) -> list[SparseVector]:
+        """Return a weight of each token of the vocabulary that is not 0, for each text; see ``embed``."""
+        self._require("sparse")
+        encoded, _ = self._encoded(texts, prompt, truncate)
+        if TERM_WEIGHTS in self._heads:
+            return self._batches.run(
+                encoded, [TERM_WEIGHTS], lambda found, batch: [_sparse(row) for row in found[0]]
+            )
+        special = self._special()
+
+        def reduce(found: list[Floats], batch: Batch) -> list[SparseVector]:
+            return [
+                _highest(text, row[:, 0], special) for text, row in zip(batch.texts, found[0], strict=True)
+            ]
+
+        return self._batches.run(encoded, [TOKEN_WEIGHTS], reduce)
+
+    def embed_tokens(
+        self, texts: Sequence[Text], *, prompt: str | None = None, truncate: bool | None = None
+    ) -> list[Floats]:
+        """Return a vector of each token of each text, float32 [tokens, size]; see ``embed``.
+
+        Of a model for late interaction (ColBERT, https://arxiv.org/abs/2004.12832) the vectors have length
+        1, and the special token in front is left out where BGE-M3 leaves it out. Of another model they are
+        its states. Tokens that a
+        MultiVectorMask skips have none; with the prompt "query", those that it skips in queries.
+        """
+        encoded, _ = self._encoded(texts, prompt, truncate)
+        if TOKEN_VECTORS in self._heads:
+            first = int(self._pooling is not None)  # BGE-M3, which pools the first token besides
+            return self._batches.run(
+                encoded,
+                [TOKEN_VECTORS],
+                lambda found, batch: [scaled(row[first:]) for row in _rows(found[0], batch)],
+            )
+        if self._output == _SENTENCE:
+            raise RequestError("this model pools itself; it has no vectors of tokens")
+        layers = self._dense if self._per_token else []
+        scale = self._per_token and self._normalize
+
+        skipped = self._skipped.get("query" if prompt == "query" else "document", set())
+
+        def reduce(found: list[Floats], batch: Batch) -> list[Floats]:
+            rows = [_through(layers, row) for row in _rows(found[0], batch)]
+            rows = [scaled(row) for row in rows] if scale else rows
+            if not skipped:
+                return rows
+            kept = [[number not in skipped for number in text.ids] for text in batch.texts]
+            return [row[places] for row, places in zip(rows, kept, strict=True)]
+
+        return self._batches.run(encoded, [self._output], reduce)
+
+    def similarity(self, first: Vectors, second: Vectors) -> Vectors:
+        """Return the similarity [n, m] of vectors [n, size] and [m, size], by the measure of the folder.
+
+        It is cosine unless ``config_sentence_transformers.json`` names dot, euclidean or manhattan, whose
+        distances are negated.
+        """
+        return similarities(first, second, self._prompts.similarity)
+
+    def token_counts(self, texts: Sequence[Text]) -> list[int]:
         """Number of tokens of each text, special tokens included, after the cut at ``max_tokens``."""
         return self._batches.token_counts(texts)
 
+    def _require(self, kind: str) -> None:
+        if kind not in self.kinds:
+            raise UnsupportedTaskError(
+                f"this model has no {kind} vectors; it has {', '.join(sorted(self.kinds))}"
+            )
 
-def _pooling(folder: Path, given: str | None) -> str:
-    given = read_pooling(folder) if given is None else given
-    if given not in POOLINGS:
-        raise UsageError(
-            f"{folder} does not say how to pool; give pooling as {', '.join(POOLINGS)}, not {given!r}"
-        )
-    return given
+    def _encoded(
+        self, texts: Sequence[Text], prompt: str | None, truncate: bool | None
+    ) -> tuple[list[Tokens], int]:
+        """Return the tokens of texts behind their prompt, and how many tokens in front are not pooled."""
+        words = self._prompt(prompt)
+        if isinstance(texts, str):
+            raise RequestError("texts is a list of texts, not a text")
+        if words and not all(isinstance(text, str) for text in texts):
+            raise RequestError("a prompt is put before texts, not before token ids")
+        texts = [words + text if isinstance(text, str) else text for text in texts] if words else texts
+        encoded = self._batches.encode(texts, truncate=self._truncate if truncate is None else truncate)
+        if not words or self._pooling is None or self._pooling.prompt:
+            return encoded, 0
+        (alone,) = self._batches.encode([words], truncate=True)
+        behind = next((n for n, special in enumerate(reversed(alone.special)) if not special), 0)
+        return encoded, len(alone.ids) - behind
+
+    def _prompt(self, name: str | None) -> str:
+        name = self._prompts.default if name is None else name
+        if not name:
+            return ""
+        if name not in self.prompts:
+            known = ", ".join(self.prompts) or "none"
+            raise RequestError(f"the encoder has no prompt {name!r}; it has {known}")
+        return self.prompts[name]
+
+    def _pooled(self, states: Floats, batch: Batch, skipped: int) -> Floats:
+        if self._pooling is not None:
+            mask = batch.mask
+            if skipped:
+                mask = mask.copy()
+                mask[:, :skipped] = 0
+            states = np.concatenate([POOLINGS[mode](states, mask) for mode in self._pooling.modes], axis=-1)
+        return _through([] if self._per_token else self._dense, states)
+
+    def _special(self) -> set[int]:
+        added = self._batches.tokenizer.get_added_tokens_decoder()
+        return {number for number, token in added.items() if token.special}
 
 
-def _output(batches: TokenBatches) -> tuple[str, int]:
-    """The output to read, and its rank: vectors of texts, else hidden states of tokens."""
-    ranks = {value.name: len(value.shape or ()) for value in batches.session.get_outputs()}
-    if ranks.get(_SENTENCE) == 2:
-        return _SENTENCE, 2
-    states = [name for name, rank in ranks.items() if rank == 3]
+def _check_pooling(folder: Path, stated: Pooling | None, pooling: str | None, *, pools_itself: bool) -> None:
+    modes = stated.modes if stated else ()
+    if (pools_itself and pooling is None) or (modes and set(modes) <= POOLINGS.keys()):
+        return
+    raise UsageError(
+        f"{folder} does not say how to pool; give pooling as {', '.join(POOLINGS)}, not {pooling!r}"
+    )
+
+
+def _states(batches: TokenBatches, ranks: Mapping[str, int]) -> str:
+    """Return the output with the states of tokens."""
+    states = [name for name, rank in ranks.items() if rank == 3 and name not in _HEADS]
     if len(states) != 1:
         raise UnsupportedModelError(
             f"{batches.path}: needs an output {_SENTENCE} [texts, size] or one output [texts, tokens, size], "
             f"not {', '.join(ranks)}"
         )
-    return states[0], 3
+    return states[0]
+
+
+def _through(layers: Sequence[Dense], x: Floats) -> Floats:
+    """Apply Dense modules to the last axis."""
+    for layer in layers:
+        y = x @ layer.weight.T
+        y = y if layer.bias is None else y + layer.bias
+        y = _ACTIVATIONS[layer.activation](y)
+        if layer.residual is not None:
+            y = y + (x @ layer.residual.T if isinstance(layer.residual, np.ndarray) else x)
+        x = np.asarray(y, np.float32)
+    return x
+
+
+def _gelu(x: Floats) -> Any:
+    from math import erf
+
+    return 0.5 * x * (1 + np.vectorize(erf, otypes=[np.float32])(x / np.sqrt(2)))
+
+
+def _sigmoid(x: Floats) -> Any:
+    return 0.5 + 0.5 * np.tanh(x / 2)
+
+
+_ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
+    "Identity": lambda x: x,
+    "Tanh": np.tanh,
+    "ReLU": lambda x: np.maximum(x, 0),
+    "GELU": _gelu,
+    "Sigmoid": _sigmoid,
+    "SiLU": lambda x: x * _sigmoid(x),
+}
+
+
+def _rows(array: Floats, batch: Batch) -> list[Floats]:
+    """Return the rows of each text without padding."""
+    return [row[: len(text.ids)] for text, row in zip(batch.texts, array, strict=True)]
+
+
+def _sparse(row: Floats) -> SparseVector:
+    indices = np.flatnonzero(row > 0)
+    return SparseVector(indices.astype(np.int64), row[indices])
+
+
+def _highest(text: Tokens, weights: Floats, special: set[int]) -> SparseVector:
+    """Return the highest weight of each token of a text that is not special."""
+    best: dict[int, float] = {}
+    for token, weight in zip(text.ids, weights.tolist(), strict=False):
+        if token not in special and weight > best.get(token, 0.0):
+            best[token] = weight
+    indices = sorted(best)
+    return SparseVector(np.array(indices, np.int64), np.array([best[each] for each in indices], np.float32))
+
+
+def _check_finite(vectors: Vectors) -> None:
+    broken = np.flatnonzero(~np.isfinite(vectors).all(1))
+    if len(broken):
+        raise ProviderRuntimeError(
+            f"the model returned NaN or infinity for text {broken[0]}; its weights are damaged, or too "
+            f"large for "
+            "their type"
+        )

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..engine.engine import Engine
 from ..text.chat_template import Message
+from ..text.infill import Infill, infill_tokens
 from ..text.tokenizer import Tokenizer
 from ..types.arguments import checked_arguments
 from .requests import ChatPrompt, RequestFactory
@@ -37,6 +38,10 @@ class TextModel:
         return self._requests.chat_prompt(
             messages, tools=tools, chat_template=chat_template, tool_style=tool_style, **options
         )
+
+    def infill_tokens(self, gap: Infill) -> tuple[list[int], tuple[int, ...]]:
+        """Return the prompt of a gap in a text and the tokens that end it; see ``text.infill``."""
+        return infill_tokens(self._requests.tokenizer, gap)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of a text."""
@@ -83,6 +88,11 @@ class TextModel:
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer."""
         return self._requests.tokenizer
+
+    @property
+    def sampling_defaults(self) -> dict[str, Any]:
+        """The sampling options of requests over a network and of programs that give none."""
+        return self._requests.served_defaults
 
     @property
     def end_token_ids(self) -> frozenset[int]:

@@ -3,26 +3,52 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from ...contract import ATTENTION_MASK, CONTEXT_LENGTH, INPUT_IDS, TOKEN_TYPE_IDS
-from ...errors import ModelNotFoundError, RequestError, UnsupportedModelError
+from ...errors import ModelNotFoundError, PromptTooLongError, RequestError, UnsupportedModelError
 from ...exporter.encoders.modules import LENGTH_FILE
 from ...storage.paths import check_name
 from ..text.tokenizer import TOKENIZER_FILE, read_optional_json
 from .session import InferenceSession, Providers
 
-Text = str | tuple[str, str]  # a text, or a pair of texts
+Text = str | tuple[str, str] | list[int]  # a text, a pair of texts, or token ids
+Floats = npt.NDArray[np.float32]
 Mask = npt.NDArray[np.int64]  # [texts, tokens]
-Reduce = Callable[[npt.NDArray[np.float32], Mask], npt.NDArray[np.float32]]
 
 _MODEL_FILES = ("model.onnx", "onnx/model.onnx")
 _INPUTS = (INPUT_IDS, ATTENTION_MASK, TOKEN_TYPE_IDS)
-_BATCH = 32
+_MOST_TEXTS = 64  # of one run
+_MOST_TOKENS = 4096  # of one run, padding included
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """The tokens of a text: their ids, their types, and whether each is special.
+
+    ``spans`` are the characters [start, end) of each token in its text; empty for token ids that were given.
+    """
+
+    ids: list[int]
+    types: list[int]
+    special: list[int]
+    spans: list[tuple[int, int]]
+    words: list[int | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The texts of one run, in their order, and which tokens are no padding."""
+
+    texts: Sequence[Tokens]
+    mask: Mask
 
 
 class TokenBatches:
@@ -31,7 +57,11 @@ class TokenBatches:
     Args:
         folder: with ``model.onnx`` or ``onnx/model.onnx``, and ``tokenizer.json``.
         providers: as for ``InferenceSession``.
-        max_tokens: tokens after which a text is cut; None reads it from the folder, or from the graph.
+        max_tokens: the longest text, special tokens included; None reads it from the folder, or from the
+            graph.
+
+    Attributes:
+        max_tokens: the longest text; None for no limit.
 
     Raises:
         ModelNotFoundError: the folder has no model or no tokenizer.
@@ -42,50 +72,101 @@ class TokenBatches:
         from tokenizers import Tokenizer
 
         check_name(folder)
-        found = [folder / name for name in _MODEL_FILES if (folder / name).is_file()]
-        if not found or not (folder / TOKENIZER_FILE).is_file():
+        models = [folder / name for name in _MODEL_FILES if (folder / name).is_file()]
+        if not models or not (folder / TOKENIZER_FILE).is_file():
             raise ModelNotFoundError(f"{folder} needs {' or '.join(_MODEL_FILES)}, and {TOKENIZER_FILE}")
-        self.path = found[0]
+        self.path = models[0]
         self.session = InferenceSession(self.path, providers=providers)
         self._inputs = self._read_inputs()
-        self._tokenizer = Tokenizer.from_file(str(folder / TOKENIZER_FILE))
-        self._tokenizer.no_padding()
+        self.tokenizer = Tokenizer.from_file(str(folder / TOKENIZER_FILE))
+        self.tokenizer.no_padding()
+        self.tokenizer.no_truncation()
+        self._lower = bool(read_optional_json(folder / LENGTH_FILE).get("do_lower_case", False))
+        self._cutter: Any = None  # cuts texts; made when a text is cut
         stated = self.session.get_modelmeta().custom_metadata_map.get(CONTEXT_LENGTH)
         most = max_tokens or read_optional_json(folder / LENGTH_FILE).get("max_seq_length") or stated
-        if most is not None:
-            self._tokenizer.enable_truncation(int(most))
+        self.max_tokens = None if most is None else int(most)
 
-    def run(self, texts: Sequence[Text], output: str, reduce: Reduce) -> list[npt.NDArray[np.float32]]:
-        """Return a row per text.
+    def encode(self, texts: Sequence[Text], *, truncate: bool) -> list[Tokens]:
+        """Return the tokens of texts, of pairs of texts, or of token ids, which are taken as they are.
 
         Args:
-            texts: texts, or pairs of texts.
-            output: the output to read, float [texts, ...].
-            reduce: computes rows [texts, size] from the output of a batch and its mask.
+            texts: the texts.
+            truncate: cut texts that are longer than ``max_tokens``, instead of refusing them.
 
         Raises:
-            RequestError: ``texts`` is one text, or a text has no token.
+            RequestError: ``texts`` is one text, a text has no token, or a token id is out of range.
+            PromptTooLongError: a text is too long, and ``truncate`` is False.
         """
         if isinstance(texts, str):
             raise RequestError("texts is a list of texts, not a text")
-        encoded = self._tokenizer.encode_batch(list(texts))
-        if not all(each.ids for each in encoded):
-            raise RequestError("a text to embed is empty; give it at least one token")
-        rows: list[Any] = [None] * len(encoded)
-        order = sorted(range(len(encoded)), key=lambda place: len(encoded[place].ids))  # little padding
-        for start in range(0, len(order), _BATCH):
-            places = order[start : start + _BATCH]
-            values = _padded([encoded[place] for place in places])
+        if self._lower:
+            texts = [_lower(text) for text in texts]
+        written = [text for text in texts if not isinstance(text, list)]
+        encodings = iter(self.tokenizer.encode_batch(written) if written else ())
+        encoded = [
+            self._given(text) if isinstance(text, list) else _tokens(next(encodings)) for text in texts
+        ]
+        most = self.max_tokens
+        for place, (text, tokens) in enumerate(zip(texts, encoded, strict=True)):
+            if not tokens.ids:
+                raise RequestError(f"text {place} to embed is empty; give it at least one token")
+            if most is not None and len(tokens.ids) > most:
+                if not truncate:
+                    raise PromptTooLongError(
+                        f"text {place} has {len(tokens.ids)} tokens; the model takes {most}; shorten it, "
+                        f"or cut "
+                        "it with truncate",
+                        len(tokens.ids),
+                        most,
+                    )
+                encoded[place] = self._cut(text, most)
+        return encoded
+
+    def run(
+        self,
+        encoded: Sequence[Tokens],
+        outputs: Sequence[str],
+        reduce: Callable[[list[Floats], Batch], Sequence[T]],
+    ) -> list[T]:
+        """Return a result per text.
+
+        Args:
+            encoded: the texts.
+            outputs: the outputs to read, float [texts, ...].
+            reduce: computes a result for each text of a batch from the outputs.
+        """
+        results: list[Any] = [None] * len(encoded)
+        for places in _batches([len(tokens.ids) for tokens in encoded]):
+            batch = [encoded[place] for place in places]
+            values = _padded(batch)
             feed = {name: values[name].astype(kind) for name, kind in self._inputs.items()}
-            (found,) = self.session.run([output], feed)
-            batch = reduce(found.astype(np.float32, copy=False), values[ATTENTION_MASK])
-            for place, row in zip(places, batch, strict=True):
-                rows[place] = row
-        return rows
+            arrays = [array.astype(np.float32, copy=False) for array in self.session.run(list(outputs), feed)]
+            for place, result in zip(
+                places, reduce(arrays, Batch(batch, values[ATTENTION_MASK])), strict=True
+            ):
+                results[place] = result
+        return results
 
     def token_counts(self, texts: Sequence[Text]) -> list[int]:
         """Return the number of tokens of each text, special tokens included, after the cut."""
-        return [len(encoding.ids) for encoding in self._tokenizer.encode_batch(list(texts))]
+        return [len(tokens.ids) for tokens in self.encode(texts, truncate=True)]
+
+    def _given(self, ids: list[int]) -> Tokens:
+        size = self.tokenizer.get_vocab_size()
+        wrong = [each for each in ids if type(each) is not int or not 0 <= each < size]
+        if wrong:
+            raise RequestError(f"token id {wrong[0]!r} is out of range; the vocabulary has {size} tokens")
+        return Tokens(ids, [0] * len(ids), [0] * len(ids), [], [])
+
+    def _cut(self, text: Text, most: int) -> Tokens:
+        if isinstance(text, list):
+            return self._given(text[:most])
+        if self._cutter is None:
+            cutter = type(self.tokenizer).from_str(self.tokenizer.to_str())
+            cutter.enable_truncation(most)
+            self._cutter = cutter
+        return _tokens(self._cutter.encode(*text) if isinstance(text, tuple) else self._cutter.encode(text))
 
     def _read_inputs(self) -> dict[str, str]:
         """Return the NumPy types of the inputs, by name."""
@@ -97,11 +178,36 @@ class TokenBatches:
         return {name: "int32" if kind == "tensor(int32)" else "int64" for name, kind in names.items()}
 
 
-def _padded(encoded: Sequence[Any]) -> dict[str, npt.NDArray[np.int64]]:
+def _lower(text: Text) -> Text:
+    if isinstance(text, tuple):
+        return text[0].lower(), text[1].lower()
+    return text if isinstance(text, list) else text.lower()
+
+
+def _tokens(encoding: Any) -> Tokens:
+    return Tokens(
+        encoding.ids, encoding.type_ids, encoding.special_tokens_mask, encoding.offsets, encoding.word_ids
+    )
+
+
+def _batches(lengths: Sequence[int]) -> list[list[int]]:
+    """Return the places of texts in runs of similar length, so that there is little padding."""
+    batches: list[list[int]] = []
+    for place in sorted(range(len(lengths)), key=lambda place: -lengths[place]):
+        last = batches[-1] if batches else []
+        fits = len(last) < _MOST_TEXTS and last and (len(last) + 1) * lengths[last[0]] <= _MOST_TOKENS
+        if fits:
+            last.append(place)
+        else:
+            batches.append([place])
+    return batches
+
+
+def _padded(encoded: Sequence[Tokens]) -> dict[str, npt.NDArray[np.int64]]:
     """Return the inputs of a batch, padded on the right."""
     shape = len(encoded), max(len(each.ids) for each in encoded)
     ids, mask, types = (np.zeros(shape, np.int64) for _ in range(3))
     for row, text in enumerate(encoded):
         length = len(text.ids)
-        ids[row, :length], mask[row, :length], types[row, :length] = text.ids, 1, text.type_ids
+        ids[row, :length], mask[row, :length], types[row, :length] = text.ids, 1, text.types
     return {INPUT_IDS: ids, ATTENTION_MASK: mask, TOKEN_TYPE_IDS: types}

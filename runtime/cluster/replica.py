@@ -75,7 +75,9 @@ class Replica:
             )
 
         aliases = spec.server.names_for(spec.name)
-        self._models = ModelRepository.of_one(spec.name, load, aliases=aliases)
+        self._models = ModelRepository.of_one(
+            spec.name, load, aliases=aliases, keep_seconds=spec.server.keep_alive_seconds
+        )
         self._models.observers.add(RequestLog(content=spec.server.log_content))
         self._app = make_app(self._models, Inference.of(self._models, spec.server))
         self._loading: asyncio.Task[None] | None = None

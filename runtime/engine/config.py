@@ -26,7 +26,9 @@ class EngineConfig(Checked):
         kv_bytes: maximum KV memory of all requests together; by default what the slots can hold.
         prefix_cache: keep the KV of finished requests, while there is room, for prompts with the same first
             tokens.
-        prefix_cache_dir: a folder for evicted prefixes, used by this process and later ones.
+        prefix_cache_dir: a folder for evicted prefixes, used by this process and later ones; ``auto`` is one
+            in the cache folder, where the model and the provider can move KV, and at most a quarter of the
+            free disk. ``serve`` has ``auto`` by default.
         prefix_cache_bytes: maximum size of the files in ``prefix_cache_dir``.
         swap_bytes: host memory for KV of preempted requests and evicted prefixes, in addition to
             ``kv_bytes``. Without it, and without ``prefix_cache_dir``, such KV is computed again.
@@ -53,7 +55,7 @@ class EngineConfig(Checked):
     max_queue: int | None = option(None, least=0)
     kv_bytes: int | None = option(None, least=1, unit="bytes")
     prefix_cache: bool = True
-    prefix_cache_dir: Path | None = None
+    prefix_cache_dir: Path | Literal["auto"] | None = None
     prefix_cache_bytes: int = option(2**33, least=0, unit="bytes")
     swap_bytes: int = option(0, least=0, unit="bytes")
     trim_windows: Literal["when_short", "always"] = "when_short"

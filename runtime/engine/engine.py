@@ -21,7 +21,7 @@ from ..process.faults import fault_text, log_fault
 from .config import EngineConfig as EngineConfig
 from .kv.slot_operations import SlotOperations
 from .kv.slots import Release, SlotTable, Windows
-from .kv.tiers.mover import KVMover, make_tier
+from .kv.tiers.mover import KVMover, make_tier, own_folder
 from .kv_policies import chosen_policy
 from .kv_policy import KVPolicy, PolicyParts
 from .requests.chunk import Tier
@@ -408,11 +408,17 @@ def _adapter_places(runner: Runner) -> AdapterPlaces | None:
 
 def _tier(config: EngineConfig, info: RunnerInfo, identity: str) -> Tier | None:
     """Open the tiers that the options ask for; None if there are none."""
-    folder = None if config.prefix_cache_dir is None else Path(config.prefix_cache_dir)
+    folder, folder_bytes = config.prefix_cache_dir, config.prefix_cache_bytes
+    if folder == "auto":
+        folder = None
+        if identity and info.kv_layout and not info.state_bytes and config.prefix_cache:
+            folder, folder_bytes = own_folder(folder_bytes)
+    elif folder is not None:
+        folder = Path(folder)
     if folder is not None and not identity:
         raise UsageError("prefix_cache_dir needs the model's identity: load it with LLM, or pass identity")
     if info.state_bytes and (folder is not None or config.swap_bytes):
         raise UsageError(
             "the model's recurrent states are not kept in tiers; omit prefix_cache_dir and swap_bytes"
         )
-    return make_tier(folder, config.prefix_cache_bytes, config.swap_bytes, info.kv_layout)
+    return make_tier(folder, folder_bytes, config.swap_bytes, info.kv_layout)

@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from ...contract import GROUP_ROWS, GROUPS, MERGED_PATCHES, PATCH_POSITIONS, PIXELS
+from ...errors import RequestError
 from ...exporter.image_processor import ImageProcessor
-from . import idefics3
-from .opening import open_picture
+from .opening import Pixels, open_picture
+from .units import Ids, Prepared, UnitInputs, Values, joined, unit_key
 
 _log = logging.getLogger(__name__)
 
 States = npt.NDArray[np.float32]  # [rows, hidden]
 CACHE_BYTES = 256 * 2**20
-_TILES_OF_A_RUN = 4  # bounds the memory of a run; more tiles in one are hardly faster
+_PIXELS_OF_A_RUN = 4 * 512 * 512  # bounds the memory of a run; more in one are hardly faster
+# Scores of attention take 4 bytes for each pair of patches and each head: 4 GiB with 16 heads.
+MOST_PATCHES = 8192
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,15 +34,42 @@ class Picture:
 
     Args:
         key: 32 bytes that tell apart all pictures that the model sees differently.
-        text: what stands for it in a prompt.
-        tiles: its tiles, in the order of the places in ``text``.
+        prepared: its units, text and places.
+        num_tokens: tokens of the prompt that its states replace.
         size: pixels (height, width) of the picture as it was given.
     """
 
     key: bytes
-    text: str
-    tiles: Sequence[idefics3.Tile]
+    prepared: Prepared
+    num_tokens: int
     size: tuple[int, int]
+
+    @property
+    def text(self) -> str:
+        """What stands for it in a prompt."""
+        return self.prepared.text
+
+    @property
+    def places(self) -> Ids | None:
+        """See ``Prepared``."""
+        return self.prepared.places
+
+
+class Geometry(Protocol):
+    """What the module of a family defines.
+
+    If it defines ``prepare_several`` too, that is for each of several pictures of a conversation.
+    """
+
+    def prepare(self, processor: Any, pixels: Pixels) -> Prepared:
+        """Return a picture in units.
+
+        Raises:
+            RequestError: the family does not take pictures of this shape.
+        """
+
+    def inputs(self, processor: Any, unit: Values) -> UnitInputs:
+        """Return the inputs of ``vision.onnx`` for a unit."""
 
 
 class ImageEncoder:
@@ -51,7 +81,7 @@ class ImageEncoder:
         cache_bytes: most bytes of kept results; the least recently used go first.
 
     Attributes:
-        num_encoded: tiles that were computed, which those of the cache are not.
+        num_encoded: units that were computed, which those of the cache are not.
     """
 
     def __init__(
@@ -61,67 +91,78 @@ class ImageEncoder:
         cache_bytes: int = CACHE_BYTES,
     ) -> None:
         self.processor, self._run, self._room = processor, run, cache_bytes
+        name = f"{__package__}.{processor.family}"
+        self._geometry = cast(Geometry, importlib.import_module(name))
         self.num_encoded = 0
         self._kept: OrderedDict[bytes, States] = OrderedDict()
+        self._constants: list[States] = []  # rows that are the same for all pictures, once they are known
         self._bytes = 0
         self._lock = threading.Lock()  # one run at a time: each uses all threads
 
-    def prepare(self, source: Any) -> Picture:
-        """Open a picture and cut it into tiles.
+    def prepare(self, source: Any, *, several: bool = False) -> Picture:
+        """Open a picture and resize it or cut it into units.
 
         Args:
             source: as for ``open_picture``.
+            several: whether it is one of several pictures of a conversation.
 
         Raises:
-            RequestError: it cannot be opened.
+            RequestError: it cannot be opened, or is too large for the model's memory.
             MissingExtraError: Pillow is not installed.
         """
         pixels = open_picture(source)
-        tiles, grid = idefics3.tiles(self.processor, pixels)
-        key = hashlib.blake2b(f"{self.processor} {grid}".encode(), digest_size=32)
-        for tile in tiles:
-            key.update(_key(tile))
-        text = idefics3.prompt_text(self.processor, grid)
-        return Picture(key.digest(), text, tiles, (pixels.shape[0], pixels.shape[1]))
+        alone = self._geometry.prepare
+        prepare = getattr(self._geometry, "prepare_several", alone) if several else alone
+        prepared = prepare(self.processor, pixels)
+        height, width = pixels.shape[0], pixels.shape[1]
+        largest = max(prepared.units, key=lambda unit: unit.shape[0] * unit.shape[1])
+        patches = (largest.shape[0] // self.processor.patch) * (largest.shape[1] // self.processor.patch)
+        if patches > MOST_PATCHES:
+            raise RequestError(
+                f"a picture of {width} x {height} pixels makes {patches} patches of {self.processor.patch} "
+                f"pixels; the limit is {MOST_PATCHES}; make it smaller"
+            )
+        key = hashlib.blake2b(f"{self.processor} {prepared.text}".encode(), digest_size=32)
+        for unit in prepared.units:
+            key.update(unit_key(unit))
+        for array in (prepared.rows, prepared.places):
+            key.update(b"" if array is None else array.tobytes())
+        count = prepared.text.count(self.processor.texts["image"])
+        return Picture(key.digest(), prepared, count, (height, width))
 
     def states(self, picture: Picture) -> States:
-        """Return the rows [tiles * tile tokens, hidden] of a picture; tiles that are known are not computed.
+        """Return the rows [tokens, hidden] of a picture; units that are known are not computed.
 
         Raises:
             ProviderRuntimeError: the run failed.
         """
-        keys = [_key(tile) for tile in picture.tiles]
+        units, order, weights = picture.prepared.units, picture.prepared.rows, picture.prepared.weights
+        keys = [unit_key(unit) for unit in units]
         with self._lock:
             rows = {key: self._kept[key] for key in keys if key in self._kept}
-            missing = {key: tile for key, tile in zip(keys, picture.tiles, strict=True) if key not in rows}
-            names = list(missing)
-            for first in range(0, len(names), _TILES_OF_A_RUN):
-                part = names[first : first + _TILES_OF_A_RUN]
+            missing = {key: unit for key, unit in zip(keys, units, strict=True) if key not in rows}
+            for part in _runs(missing):
                 rows |= zip(part, self._encode([missing[name] for name in part]), strict=True)
             self._keep(rows)
             height, width = picture.size
             _log.debug(
-                "a picture of %d x %d pixels: %d of %d tiles computed, %d in all",
+                "a picture of %d x %d pixels: %d of %d units computed, %d in all",
                 *(width, height, len(missing), len(keys), self.num_encoded),
             )
-        return np.concatenate([rows[key] for key in keys])
+        states = np.concatenate([*(rows[key] for key in keys), *self._constants])
+        if order is None:
+            return states
+        return states[order] if weights is None else np.einsum("tkh,tk->th", states[order], weights)
 
-    def _encode(self, tiles: Sequence[idefics3.Tile]) -> Sequence[States]:
-        """Run tiles together; each is a group, which attention does not leave."""
-        processor, count = self.processor, len(tiles)
-        size = (processor.tile // processor.patch) ** 2
-        merged = idefics3.merged(processor)
-        numbers = np.arange(count * size, dtype=np.int64)
-        feeds = {
-            PIXELS: np.concatenate([idefics3.patches(processor, tile) for tile in tiles]),
-            PATCH_POSITIONS: np.tile(idefics3.positions(processor), count),
-            GROUPS: numbers.reshape(count, size),
-            GROUP_ROWS: numbers,
-            MERGED_PATCHES: np.concatenate([merged + number * size for number in range(count)]),
-        }
-        states = self._run(feeds)
-        self.num_encoded += count
-        return [part.copy() for part in np.split(states, count)]
+    def _encode(self, units: Sequence[Values]) -> Sequence[States]:
+        """Run units together."""
+        inputs = [self._geometry.inputs(self.processor, unit) for unit in units]
+        states = self._run(joined(inputs))
+        if count := self.processor.constants:
+            states, self._constants = states[:-count], [states[-count:]]
+        self.num_encoded += len(units)
+        ends = np.cumsum([len(unit.merged) for unit in inputs])[:-1]
+        return [part.copy() for part in np.split(states, ends)]
 
     def _keep(self, rows: Mapping[bytes, States]) -> None:
         for key, states in rows.items():
@@ -135,5 +176,15 @@ class ImageEncoder:
             self._bytes -= oldest.nbytes
 
 
-def _key(tile: idefics3.Tile) -> bytes:
-    return hashlib.blake2b(np.ascontiguousarray(tile).tobytes(), digest_size=32).digest()
+def _runs(units: Mapping[bytes, Values]) -> Iterator[list[bytes]]:
+    """Yield the keys of units that are computed together: of one shape, since groups are padded."""
+    part: list[bytes] = []
+    for key, unit in units.items():
+        shape = units[part[0]].shape if part else unit.shape
+        full = (len(part) + 1) * unit.shape[0] * unit.shape[1] > _PIXELS_OF_A_RUN
+        if part and (full or shape != unit.shape):
+            yield part
+            part = []
+        part.append(key)
+    if part:
+        yield part

@@ -12,18 +12,24 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from ...exporter.image_processor import ImageProcessor
+from ...contract import GROUPS, PATCH_POSITIONS
+from ...exporter.vision.idefics3 import Processor
 from .opening import Pixels
+from .units import Prepared, UnitInputs, Values, merged_squares, normalized, square_patches
 
 if TYPE_CHECKING:
     from PIL.Image import Image as PillowImage
 
-Tile = npt.NDArray[np.uint8]  # [tile, tile, 3]
-
 _LONGEST = 4096  # pixels of an edge, whatever the processor says
 
 
-def tiles(processor: ImageProcessor, pixels: Pixels) -> tuple[list[Tile], tuple[int, int]]:
+def prepare(processor: Processor, pixels: Pixels) -> Prepared:
+    """Return a picture in tiles, with its text."""
+    cut, grid = tiles(processor, pixels)
+    return Prepared(cut, prompt_text(processor, grid))
+
+
+def tiles(processor: Processor, pixels: Pixels) -> tuple[list[Values], tuple[int, int]]:
     """Cut a picture into tiles.
 
     Args:
@@ -55,7 +61,7 @@ def tiles(processor: ImageProcessor, pixels: Pixels) -> tuple[list[Tile], tuple[
     return [*cut, _array(image.resize((edge, edge), resample))], (rows, columns)
 
 
-def prompt_text(processor: ImageProcessor, grid: tuple[int, int]) -> str:
+def prompt_text(processor: Processor, grid: tuple[int, int]) -> str:
     """Return the text that stands for a picture of ``grid`` rows and columns of tiles in a prompt."""
     around, whole = processor.texts["around"], processor.texts["whole"]
     places = processor.texts["image"] * processor.tile_tokens
@@ -69,21 +75,18 @@ def prompt_text(processor: ImageProcessor, grid: tuple[int, int]) -> str:
     return f"{text}{lead}{around}{whole}{places}{around}"
 
 
-def patches(processor: ImageProcessor, tile: Tile) -> npt.NDArray[np.float32]:
-    """Return the normalized patches of a tile, [patches, channels * patch * patch], row by row.
-
-    The 256 values of each channel are normalized once: float64 times the factor, then float32.
-    """
-    levels = (np.arange(256, dtype=np.float64) * processor.rescale).astype(np.float32)
-    table = (levels[:, None] - np.array(processor.mean, np.float32)) / np.array(processor.std, np.float32)
-    values = np.stack([table[tile[..., channel], channel] for channel in range(3)])
-    size = processor.patch
-    side = processor.tile // size
-    cut = values.reshape(3, side, size, side, size).transpose(1, 3, 0, 2, 4)
-    return np.ascontiguousarray(cut.reshape(side * side, 3 * size * size), np.float32)
+def inputs(processor: Processor, unit: Values) -> UnitInputs:
+    """Return the inputs of ``vision.onnx`` for a tile, which is one group; patches are row by row."""
+    side = processor.tile // processor.patch
+    return UnitInputs(
+        square_patches(normalized(processor, unit), processor.patch),
+        merged_squares(side, side, processor.merge),
+        {GROUPS: [np.arange(side * side)]},
+        {PATCH_POSITIONS: positions(processor)},
+    )
 
 
-def positions(processor: ImageProcessor) -> npt.NDArray[np.int64]:
+def positions(processor: Processor) -> npt.NDArray[np.int64]:
     """Return the entry of the table of positions for each patch of a tile, [patches], row by row.
 
     Patches have fractional places in the tile, which fall between the places of the table. All of it is in
@@ -95,13 +98,6 @@ def positions(processor: ImageProcessor) -> npt.NDArray[np.int64]:
     places = np.minimum(np.arange(side, dtype=np.float32) * step, np.float32(1.0 - 1e-6))
     entries = np.searchsorted(borders, places, side="right").astype(np.int64)
     return np.asarray(entries[:, None] * table + entries[None, :], np.int64).reshape(-1)
-
-
-def merged(processor: ImageProcessor) -> npt.NDArray[np.int64]:
-    """Return the patches that each token of a tile joins, [tokens, merge * merge], row by row."""
-    side, merge = processor.tile // processor.patch, processor.merge
-    numbers = np.arange(side * side).reshape(side // merge, merge, side // merge, merge)
-    return numbers.transpose(0, 2, 1, 3).reshape(-1, merge * merge)
 
 
 def _scaled(height: int, width: int, longest: int) -> tuple[int, int]:
@@ -134,5 +130,5 @@ def _whole_tiles(height: int, width: int, edge: int) -> tuple[int, int]:
     return height, width
 
 
-def _array(image: PillowImage) -> Tile:
+def _array(image: PillowImage) -> Values:
     return np.array(image, np.uint8)

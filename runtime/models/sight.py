@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ...contract import IMAGE_STATES
+from ...contract import DEEP_STATES, IMAGE_STATES
 from ...errors import ProviderRuntimeError, RequestError
 from ...exporter.image_processor import IMAGE_PROCESSOR_FILE, read_image_processor
 from ...exporter.package import VISION_FILE
@@ -43,7 +44,8 @@ def open_sight(source: SourceModel, provider: str, config: RunnerConfig, width: 
     folder = source.sight_folder()
     # Quantization may have rotated the stream that the rows enter in place of embeddings.
     rotated = LayerChanges.of(source.graph.graph).rotates_stream
-    turned = Rotation(width).after if rotated else np.asarray
+    parts = 1 + len(json.loads(source.graph.metadata_props.get(DEEP_STATES, "[]")))
+    turned = Rotation(width // parts).after if rotated else np.asarray
     session = get_provider(provider).session(folder / VISION_FILE, config)
 
     def run(feeds: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[np.float32]:
@@ -51,6 +53,6 @@ def open_sight(source: SourceModel, provider: str, config: RunnerConfig, width: 
             states: npt.NDArray[np.float32] = session.run([IMAGE_STATES], dict(feeds))[0]
         except Exception as error:  # onnxruntime raises errors of many types
             raise ProviderRuntimeError(f"{VISION_FILE} failed: {error}") from error
-        return turned(states)
+        return turned(states.reshape(-1, width // parts)).reshape(states.shape)
 
     return ImageEncoder(read_image_processor(folder / IMAGE_PROCESSOR_FILE), run)

@@ -11,6 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -335,11 +336,17 @@ def _forms(files: SourceModel) -> list[str]:
 
 def _loads(files: SourceModel, form: str, config: RunnerConfig) -> Loads:
     from ...graph_opt.lower.chain.chain_pass import ChainPass
+    from ...graph_opt.quantize.formats.weight_only import WeightOnlyQuantizationPass
     from ...graph_opt.quantize.recipe import QuantizationRecipe
+    from ...graph_opt.quantize.search.outliers import sensitive_weights
     from ..models.building import lower
 
     provider = get_provider("cpu")
     passes = [] if form == STORED else QuantizationRecipe(form).passes()[0]
+    for quantizing in passes:
+        if isinstance(quantizing, WeightOnlyQuantizationPass) and quantizing.promote is not None:
+            # Which layers get 8 bits depends on their content, how many does not: no weight is read.
+            quantizing.promote = partial(sensitive_weights, peak_of=lambda _: 0.0)
     # A chain hides the forms of its products.
     return Loads.of(lower(files, provider, provider.resolve_options(config), passes, without=ChainPass))
 

@@ -87,10 +87,12 @@ class Delta:
     prompt_tokens: int = 0  # length of the prompt in tokens
     cached_tokens: int = 0  # those of them whose KV was reused
     reasoning_tokens: int = 0  # so many of ``token_ids``, the first ones, are reasoning
+    computed_prompt_tokens: int | None = None  # of a delta that tells only how far the prompt is computed
+    prompt_token_ids: Sequence[int] = ()  # in the first delta, if requested
 
     @property
     def opens(self) -> bool:
-        """Whether the delta only tells that the request is valid and queued; it is the first one."""
+        """Whether the delta has no part of the answer, and tells that the request is queued or under way."""
         return not (self.token_ids or self.text or self.reasoning or self.tool_calls or self.finish_reason
                     or self.usage)  # fmt: skip
 

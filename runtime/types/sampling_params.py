@@ -14,6 +14,7 @@ import numpy.typing as npt
 from ...errors import InvalidSamplingError, UsageError
 from ...options import Option, check_names, declared, option, shown
 from .structured_output import StructuredOutput
+from .watermark import Watermark
 
 MAX_LOGPROBS = 64
 _MAX_NUMBER = 1e6  # and not infinite, as JSON's 1e999
@@ -51,6 +52,8 @@ class SamplingParams:
         presence_penalty: subtracted from the logit of each token generated before.
         frequency_penalty: subtracted from a token's logit for each time it was generated.
         no_repeat_ngram_size: never repeat an n-gram of this length, from prompt or output; 0 is off.
+        repetition_guard: end the output, as if it were too long (stop_reason "repetition"), when it ends with
+            so many times the same sequence of at most 64 tokens, 32 tokens in all at least; 0 is off.
         dry_multiplier: penalty on continuing a repeated sequence (DRY); 0 is off.
         dry_base: growth of the DRY penalty per repeated token.
         dry_allowed_length: shortest repeated sequence that DRY penalizes, in tokens.
@@ -73,6 +76,8 @@ class SamplingParams:
             float32 [vocab_size]; each returns the logits to use. Only in Python, not over a network.
         extra_args: options for ``BatchLogitsProcessor``s of the engine.
         structured_output: the format that the output must have, as a ``StructuredOutput`` or a mapping.
+        watermark: write a watermark, by which ``carryall detect`` recognizes the text: true, a ``Watermark``,
+            or a mapping of its fields. Below a temperature of about 0.5, ``synthid`` writes little.
         stop_token_ids: tokens that end the output, in addition to the model's own end tokens.
         ignore_eos: keep generating past the model's end tokens.
         logprob_token_ids: tokens whose log-probability is also reported, if ``logprobs`` is set.
@@ -101,6 +106,7 @@ class SamplingParams:
     presence_penalty: float = option(0.0, least=-2, most=2, section=_REPEATS)
     frequency_penalty: float = option(0.0, least=-2, most=2, section=_REPEATS)
     no_repeat_ngram_size: int = option(0, least=0, most=_MAX_COUNT, section=_REPEATS)
+    repetition_guard: int = option(0, least=0, most=_MAX_COUNT, section=_REPEATS)
     dry_multiplier: float = option(0.0, least=0, most=1e6, section=_REPEATS)
     dry_base: float = option(1.75, least=1, most=1e6, section=_REPEATS)
     dry_allowed_length: int = option(2, least=1, most=_MAX_COUNT, section=_REPEATS)
@@ -119,6 +125,7 @@ class SamplingParams:
     logits_processors: tuple[LogitsFunction, ...] = ()
     extra_args: Mapping[str, Any] = field(default_factory=dict, hash=False)
     structured_output: StructuredOutput | None = None
+    watermark: Watermark | None = None
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprob_token_ids: tuple[int, ...] = ()
@@ -142,10 +149,17 @@ class SamplingParams:
             raise InvalidSamplingError("stop strings must not be empty")
         if not all(self.dry_sequence_breakers):
             raise InvalidSamplingError("dry_sequence_breakers must not be empty texts")
+        if self.repetition_guard == 1:
+            raise InvalidSamplingError("repetition_guard must be 0 (off) or at least 2, not 1")
         if self.mirostat == 1:
             raise InvalidSamplingError("mirostat must be 0 (off) or 2, not 1")
         if self.best_of is not None and self.best_of < self.n:
             raise InvalidSamplingError(f"best_of {self.best_of} is less than n {self.n}")
+        tournament = self.watermark is not None and self.watermark.kind == "synthid"
+        if tournament and (self.mirostat or self.typical_p < 1.0 or self.xtc_probability):
+            raise InvalidSamplingError(
+                "a watermark of the kind synthid excludes mirostat, typical_p and xtc_probability; omit these"
+            )
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidSamplingError(f"min_tokens {self.min_tokens} exceeds max_tokens {self.max_tokens}")
 
@@ -252,4 +266,5 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "bad_words": _bad_words,
     "logits_processors": _functions,
     "structured_output": _structured_output,
+    "watermark": Watermark.of,
 }

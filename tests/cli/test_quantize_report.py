@@ -21,8 +21,8 @@ def run(*args: object) -> Result:
     ("options", "measured"),
     [
         (("--method", "int8-fast", "--block-size", 16, "--kv", "int8"), 15),
-        (("--method", "int8-static", "--block-size", 16, "--smooth"), 15),
-        (("--method", "bf16"), 15),
+        pytest.param(("--method", "int8-static", "--block-size", 16, "--smooth"), 15, marks=pytest.mark.slow),
+        pytest.param(("--method", "bf16"), 15, marks=pytest.mark.slow),
         (("--method", "none", "--kv", "int8"), 15),
     ],
 )

@@ -58,11 +58,23 @@ _GEMMA3_TEXT: Config = {
     "tie_word_embeddings": True,
 }
 
+_QWEN2: Config = {**_LLAMA, "head_dim": None, "use_sliding_window": False, "tie_word_embeddings": True}
+_QWEN3_MOE: Config = {
+    **_LLAMA,
+    "head_dim": 16,
+    "num_hidden_layers": 3,
+    "num_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 16,
+    "mlp_only_layers": [1],
+    "norm_topk_prob": True,
+}
+
 # Configurations as transformers 5 writes them, sized to run in milliseconds.
 CONFIGS: dict[str, Config] = {
     "llama": _LLAMA,
     "mistral": {**_LLAMA, "sliding_window": 5},
-    "qwen2": {**_LLAMA, "head_dim": None, "use_sliding_window": False, "tie_word_embeddings": True},
+    "qwen2": _QWEN2,
     "qwen3": {**_LLAMA, "head_dim": 16, "tie_word_embeddings": True},
     "smollm3": {**_LLAMA, "head_dim": None, "num_hidden_layers": 4, "no_rope_layers": [1, 0, 1, 1]},
     "phi3": {
@@ -80,16 +92,7 @@ CONFIGS: dict[str, Config] = {
         },
     },
     "mixtral": {**_LLAMA, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 5},
-    "qwen3_moe": {
-        **_LLAMA,
-        "head_dim": 16,
-        "num_hidden_layers": 3,
-        "num_experts": 6,
-        "num_experts_per_tok": 3,
-        "moe_intermediate_size": 16,
-        "mlp_only_layers": [1],
-        "norm_topk_prob": True,
-    },
+    "qwen3_moe": _QWEN3_MOE,
     "qwen2_moe": {
         **_LLAMA,
         "head_dim": None,
@@ -105,6 +108,27 @@ CONFIGS: dict[str, Config] = {
     # Their towers are in tiny_vlms.
     "idefics3": {"text_config": {"model_type": "llama", **_LLAMA}},
     "smolvlm": {"text_config": {"model_type": "llama", **_LLAMA}},
+    "llava": {"text_config": {"model_type": "llama", **_LLAMA}},
+    "llava_next": {"text_config": {"model_type": "mistral", **_LLAMA, "sliding_window": 5}},
+    "internvl": {"text_config": {"model_type": "qwen2", **_QWEN2}},
+    "llava_onevision": {"text_config": {"model_type": "qwen2", **_QWEN2}},
+    "qwen2_vl": {**_QWEN2, "rope_parameters": {**_LLAMA["rope_parameters"], "mrope_section": [2, 1, 1]}},
+    "qwen2_5_vl": {
+        "text_config": {
+            **_QWEN2,
+            "model_type": "qwen2_5_vl_text",
+            "rope_parameters": {**_LLAMA["rope_parameters"], "mrope_section": [2, 1, 1]},
+        }
+    },
+    "qwen3_vl": {
+        "text_config": {
+            **_LLAMA,
+            "model_type": "qwen3_vl_text",
+            "head_dim": 16,
+            "tie_word_embeddings": True,
+        }
+    },
+    "qwen3_vl_moe": {"text_config": {**_QWEN3_MOE, "model_type": "qwen3_vl_moe_text"}},
     **FAMILY_CONFIGS,
     **{model_type: config for model_type, (config, _) in {**LAYOUTS, **RELATIVES}.items()},
     "gpt2": {
@@ -166,6 +190,9 @@ def random_weights(
     config: Mapping[str, Any], seed: int = 0, dtype: npt.DTypeLike = ml_dtypes.bfloat16
 ) -> dict[str, npt.NDArray[Any]]:
     """Return the tensors of a checkpoint with this configuration, with transformers' names."""
+    if config["model_type"] == "qwen3_vl_moe":
+        text = {**config["text_config"], "model_type": "qwen3_moe"}
+        return _stacked_experts(random_weights(text, seed, dtype))
     rng = np.random.default_rng(seed)
     is_gemma = config["model_type"].startswith("gemma")  # it scales the embedding
     less_one = is_gemma and not config["model_type"].startswith("gemma4")  # of the weights of norms
@@ -268,6 +295,27 @@ def _with_experts(config: Mapping[str, Any], shapes: Shapes) -> Shapes:
     return shapes
 
 
+def _stacked_experts(weights: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
+    """Return the tensors of a Qwen 3 MoE as Qwen3-VL stores them: stacks of experts, [experts, in, out]."""
+    found: dict[str, npt.NDArray[Any]] = {}
+    stacks: dict[str, list[npt.NDArray[Any]]] = {}
+    for name, array in weights.items():
+        name = name.replace("model.", "model.language_model.")
+        layer, inside, expert = name.partition(".mlp.experts.")
+        if inside:
+            stacks.setdefault(f"{layer}{inside}{expert.split('.')[1]}", []).append(array.T)
+        else:
+            found[name] = array
+    for name, gates in list(stacks.items()):
+        if name.endswith("gate_proj"):
+            ups = stacks[name.replace("gate_proj", "up_proj")]
+            both = [np.concatenate(pair, axis=1) for pair in zip(gates, ups, strict=True)]
+            found[name.replace("gate_proj", "gate_up_proj")] = np.ascontiguousarray(both)
+        elif name.endswith("down_proj"):
+            found[name] = np.ascontiguousarray(gates)
+    return found
+
+
 def _qwen2_moe_shapes(config: Mapping[str, Any]) -> Shapes:
     hidden, inner = config["hidden_size"], config["shared_expert_intermediate_size"]
     shapes = _with_experts(config, _llama_shapes(config))
@@ -294,6 +342,12 @@ def _idefics3_shapes(config: Mapping[str, Any]) -> Shapes:
         "model.vision_model.post_layernorm.weight": (8,),
         "model.connector.modality_projection.proj.weight": (32, 8),
     }
+
+
+def _llava_shapes(config: Mapping[str, Any]) -> Shapes:
+    text = config["text_config"]
+    shapes = _layered(text, _llama_layer(text), "language_model.model")
+    return {name.replace("lm_head", "language_model.lm_head"): shape for name, shape in shapes.items()}
 
 
 def _gemma3_seeing_shapes(config: Mapping[str, Any]) -> Shapes:
@@ -350,6 +404,18 @@ _SHAPES: dict[str, Callable[[Mapping[str, Any]], Shapes]] = {
     "gemma3_text": _gemma3_shapes,
     "gemma3": _gemma3_seeing_shapes,
     "idefics3": _idefics3_shapes,
+    **dict.fromkeys(("llava", "llava_next", "llava_onevision", "internvl"), _llava_shapes),
+    "qwen2_vl": lambda config: _llama_shapes({**config, "model_type": "qwen2"}),
+    "qwen2_5_vl": lambda config: _layered(
+        config["text_config"],
+        _llama_layer({**config["text_config"], "model_type": "qwen2"}),
+        "model.language_model",
+    ),
+    "qwen3_vl": lambda config: _layered(
+        config["text_config"],
+        _llama_layer(config["text_config"]) | _head_norms(config["text_config"]),
+        "model.language_model",
+    ),
     "smolvlm": _idefics3_shapes,
     "gpt2": _gpt2_shapes,
 }

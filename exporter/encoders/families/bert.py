@@ -6,7 +6,8 @@ import onnx_ir as ir
 
 from ...config import RawConfig
 from ..encoder import Encoder, EncoderConfig
-from ..post_norm import bert_config, embeddings, layers
+from ..encoder import classify_tokens as classify_tokens
+from ..post_norm import bert_config, embeddings, layers, tied_vocabulary
 
 BASE = "bert"
 UNUSED = ("pooler.", "cls.", "position_ids")
@@ -28,3 +29,12 @@ def classify(net: Encoder, raw: RawConfig, states: ir.Value, base: str) -> ir.Va
     with net.base(base):
         x = net.activation(net.linear("pooler.dense", net.first_token(states), size, size), "tanh")
     return net.linear("classifier", x, size, net.config.labels)
+
+
+def vocabulary(net: Encoder, raw: RawConfig, states: ir.Value, base: str) -> ir.Value:
+    """Write the head of ``BertForMaskedLM`` and return logits [batch, sequence, vocabulary]."""
+    c = net.config
+    with net.scope("cls.predictions"):
+        x = net.activation(net.linear("transform.dense", states, c.hidden_size, c.hidden_size))
+        x = net.layer_norm("transform.LayerNorm", x)
+    return tied_vocabulary(net, x, ("cls.predictions.decoder", "cls.predictions.bias"), base)

@@ -6,7 +6,8 @@ import onnx_ir as ir
 
 from ...config import RawConfig
 from ..encoder import Encoder, EncoderConfig
-from ..post_norm import LayerNames, bert_config, embeddings, layers
+from ..encoder import classify_tokens as classify_tokens
+from ..post_norm import LayerNames, bert_config, embeddings, layers, tied_vocabulary
 
 BASE = "distilbert"
 UNUSED = ("vocab_transform.", "vocab_layer_norm.", "vocab_projector.", "position_ids")
@@ -51,3 +52,11 @@ def classify(net: Encoder, raw: RawConfig, states: ir.Value, base: str) -> ir.Va
     size = net.config.hidden_size
     x = net.activation(net.linear("pre_classifier", net.first_token(states), size, size), "relu")
     return net.linear("classifier", x, size, net.config.labels)
+
+
+def vocabulary(net: Encoder, raw: RawConfig, states: ir.Value, base: str) -> ir.Value:
+    """Write the head of ``DistilBertForMaskedLM`` and return logits [batch, sequence, vocabulary]."""
+    size = net.config.hidden_size
+    x = net.activation(net.linear("vocab_transform", states, size, size))
+    x = net.layer_norm("vocab_layer_norm", x)
+    return tied_vocabulary(net, x, ("vocab_projector", "vocab_projector.bias"), base)

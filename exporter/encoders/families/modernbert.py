@@ -7,6 +7,7 @@ import onnx_ir as ir
 from ....errors import UnsupportedModelError
 from ...config import RawConfig, RopeConfig, integer, layer_windows, mapping, number, rope_config
 from ..encoder import Encoder, EncoderConfig
+from ..post_norm import tied_vocabulary
 
 BASE = "model"
 UNUSED = ("decoder.", "head.")
@@ -68,10 +69,26 @@ def classify(net: Encoder, raw: RawConfig, states: ir.Value, base: str) -> ir.Va
             raise UnsupportedModelError(
                 f"classifier_pooling '{other}' is not supported; supported: cls, mean"
             )
+    return net.linear("classifier", _head(net, raw, x), size, net.config.labels)
+
+
+def classify_tokens(net: Encoder, raw: RawConfig, states: ir.Value) -> ir.Value:
+    """Write the head of ``ModernBertForTokenClassification``; logits are [batch, sequence, labels]."""
+    return net.linear("classifier", _head(net, raw, states), net.config.hidden_size, net.config.labels)
+
+
+def vocabulary(net: Encoder, raw: RawConfig, states: ir.Value, base: str) -> ir.Value:
+    """Write the head of ``ModernBertForMaskedLM`` and return logits [batch, sequence, vocabulary]."""
+    bias = "decoder.bias" if raw.get("decoder_bias", True) else None
+    table = "embeddings.tok_embeddings"
+    return tied_vocabulary(net, _head(net, raw, states), ("decoder", bias), base, table)
+
+
+def _head(net: Encoder, raw: RawConfig, x: ir.Value) -> ir.Value:
+    size = net.config.hidden_size
     with net.scope("head"):
         x = net.linear("dense", x, size, size, bias=bool(raw.get("classifier_bias", False)))
-        x = net.layer_norm("norm", net.activation(x, raw.get("classifier_activation", "gelu")))
-    return net.linear("classifier", x, size, net.config.labels)
+        return net.layer_norm("norm", net.activation(x, raw.get("classifier_activation", "gelu")))
 
 
 def _rope(raw: RawConfig, kind: str) -> RopeConfig:

@@ -6,7 +6,8 @@ import onnx_ir as ir
 
 from ...config import RawConfig, integer
 from ..encoder import Encoder, EncoderConfig
-from ..post_norm import bert_config, embeddings, layers, positions_of_tokens
+from ..encoder import classify_tokens as classify_tokens
+from ..post_norm import bert_config, embeddings, layers, positions_of_tokens, tied_vocabulary
 
 BASE = "roberta"
 UNUSED = ("pooler.", "lm_head.", "position_ids")
@@ -28,6 +29,14 @@ def classify(net: Encoder, raw: RawConfig, states: ir.Value, base: str) -> ir.Va
     size = net.config.hidden_size
     x = net.activation(net.linear("classifier.dense", net.first_token(states), size, size), "tanh")
     return net.linear("classifier.out_proj", x, size, net.config.labels)
+
+
+def vocabulary(net: Encoder, raw: RawConfig, states: ir.Value, base: str) -> ir.Value:
+    """Write the head of ``RobertaForMaskedLM`` and return logits [batch, sequence, vocabulary]."""
+    size = net.config.hidden_size
+    with net.scope("lm_head"):
+        x = net.layer_norm("layer_norm", net.activation(net.linear("dense", states, size, size), "gelu"))
+    return tied_vocabulary(net, x, ("lm_head.decoder", "lm_head.bias"), base)
 
 
 def _padding(raw: RawConfig) -> int:

@@ -1,7 +1,9 @@
-"""XLM-RoBERTa (https://arxiv.org/abs/1911.02116), also multilingual E5 and BGE-M3."""
+"""XLM-RoBERTa (https://arxiv.org/abs/1911.02116), also multilingual E5, BGE-M3 and its rerankers."""
 
 from .roberta import BASE as BASE
 from .roberta import UNUSED as UNUSED
 from .roberta import build as build
 from .roberta import classify as classify
+from .roberta import classify_tokens as classify_tokens
 from .roberta import config as config
+from .roberta import vocabulary as vocabulary

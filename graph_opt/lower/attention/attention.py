@@ -126,7 +126,7 @@ class GroupQueryAttentionPass(GraphPass):
 
     def _read_table(self, graph: ir.Graph, node: ir.Node) -> None:
         """Make a remaining RotaryEmbedding read tables, so that rows do not depend on each other's length."""
-        if len(node.inputs) > 3 and node.inputs[3] is not None:
+        if (len(node.inputs) > 3 and node.inputs[3] is not None) or probe.turns_with_axes(node.inputs[1]):
             return
         tables = [self._table(graph, angle) for angle in node.inputs[1:3] if angle is not None]
         attributes = {name: attribute.value for name, attribute in node.attributes.items()}
@@ -184,6 +184,8 @@ def rope_misfit(node: ir.Node, query: ir.Node, key: ir.Node) -> str | None:
         return "q and k are rotated by different angles"
     if len(query.inputs) > 3 and query.inputs[3] is not None:
         return "the rope reads a table by position_ids; expected angles [batch, sequence, rotary_dim / 2]"
+    if probe.turns_with_axes(query.inputs[1]):
+        return "positions have several axes, and the kernel's table has one"
     names = ("interleaved", "rotary_embedding_dim")
     if any(int_attribute(query, name, 0) != int_attribute(key, name, 0) for name in names):
         return "q and k have different rotary attributes"

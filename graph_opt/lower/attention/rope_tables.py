@@ -38,6 +38,9 @@ class RopeTablesPass(GraphPass):
             if len(node.inputs) > 3 and node.inputs[3] is not None:
                 self.refuse(node, "its angles already come from a table")
                 continue
+            if probe.turns_with_axes(node.inputs[1]):
+                self.refuse(node, "its positions have several axes")
+                continue
             for position in (1, 2):
                 angle = node.inputs[position]
                 if angle is None or angle in gathered.values():

@@ -24,6 +24,7 @@ from ....contract import (
     LOGITS,
     LOGITS_POSITIONS,
     POSITION_IDS,
+    ROPE_POSITIONS,
 )
 from ....errors import GraphError, UnsupportedAttentionError
 from ...analysis import probe
@@ -196,6 +197,8 @@ class PagedInputsPass(GraphPass):
                 value.shape = self.form.cache_shape(value.shape[1], value.shape[3])
             elif value.name in (INPUT_IDS, POSITION_IDS, IMAGE_ROWS):
                 value.shape = ir.Shape(["tokens", 1])
+            elif value.name == ROPE_POSITIONS and value.shape is not None:
+                value.shape = ir.Shape([value.shape[0], "tokens", 1])
             elif value.name == HIDDEN_STATES and value.shape is not None:
                 value.shape = ir.Shape(["tokens", 1, value.shape[-1]])
             elif value.name == ATTENTION_MASK:

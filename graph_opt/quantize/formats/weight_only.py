@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,6 +18,8 @@ from ...graph.lazy import Array, SharedComputation, lazy, pack_nibbles, shape_of
 from ...passes.base import GraphPass
 from ..algorithms.blockwise import BLOCK_SIZES, BlockFormat, Quantized, Quantizer, round_to_nearest
 from .routers import is_router
+
+Promote = Callable[[ir.Graph], Iterable[ir.Value]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +65,7 @@ class WeightOnlyQuantizationPass(GraphPass):
         float_embedding: see ``Forms``.
         quantizer: computes values, scales and zero points.
         calibrated: returns a calibrated quantizer by weight name, or None to use ``quantizer``.
+        promote: the weights of a graph that get 8 bits, besides ``overrides``.
     """
 
     def __init__(
@@ -73,15 +77,20 @@ class WeightOnlyQuantizationPass(GraphPass):
         float_embedding: bool = False,
         quantizer: Quantizer = round_to_nearest,
         calibrated: Callable[[str], Quantizer | None] | None = None,
+        promote: Promote | None = None,
     ) -> None:
         super().__init__()
         self.forms = Forms(form, embedding, dict(overrides or {}), float_embedding)
         self.quantizer = quantizer
         self.calibrated = calibrated
+        self.promote = promote
         self._late: deque[ir.Value] = deque()
 
     def rewrite(self, graph: ir.Graph) -> None:
         """Quantize every weight that is summed along one axis by all its consumers."""
+        if self.promote is not None:
+            wide = {str(value.name): self.forms.form.wide() for value in self.promote(graph)}
+            self.forms = dataclasses.replace(self.forms, overrides={**wide, **self.forms.overrides})
         for value in list(graph.initializers.values()):
             axis, form = summed_axis(value), self.forms.of(value)
             if axis is not None and form is not None:

@@ -29,8 +29,9 @@ CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/r
 EMBEDDINGS, RERANK, SCORE = "/v1/embeddings", "/v1/rerank", "/v1/score"
 URLS = (COMPLETIONS, CHAT, RESPONSES, EMBEDDINGS, SCORE, RERANK)
 # The field that selects the endpoint of a body without a url.
-_URL_OF_FIELD = {"messages": CHAT, "prompt": COMPLETIONS, "input": EMBEDDINGS, "documents": RERANK,
-            "continuations": SCORE}  # fmt: skip
+# The first that a body has decides: answers to a conversation are scored.
+_URL_OF_FIELD = {"continuations": SCORE, "messages": CHAT, "prompt": COMPLETIONS, "input": EMBEDDINGS,
+            "documents": RERANK}  # fmt: skip
 _NUMBERED = re.compile(r"line-(\d+)")
 
 

@@ -107,7 +107,9 @@ class ServedExecutor:
         return (keys.named(owner) if keys else None) or Caller(owner, tuple(self._batch.models))
 
     async def _generation(self, line: BatchLine) -> Answer:
-        begin, handler = time.monotonic(), self._models.llm(_model(line))
+        begin = time.monotonic()
+        await self._models.loaded(_model(line))
+        handler = self._models.llm(_model(line))
         info = handler.model.info
         self._most = max(1, info.max_slots - max(1, info.max_slots // 4))
         self._model = info.model
@@ -125,7 +127,9 @@ class ServedExecutor:
         return completed(line, body, reason, tokens, seconds=seconds, worker="service")
 
     async def _embeddings(self, line: BatchLine) -> Answer:
-        begin, handler = time.monotonic(), self._models.embedder(_model(line))
+        begin = time.monotonic()
+        await self._models.loaded(_model(line))
+        handler = self._models.embedder(_model(line))
         self._most = _MOST_EMBEDDINGS
         self._model = handler.name
         ask = read_embeddings(line.body)

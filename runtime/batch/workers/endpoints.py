@@ -15,7 +15,13 @@ import numpy.typing as npt
 from ....errors import RequestCancelled, RequestError
 from ...api.embedding import embedding_questions, stacked
 from ...api.requests import RENDER_OPTIONS, Prompt, RequestFactory
-from ...api.scoring import Questions, rerank_questions, score_questions
+from ...api.scoring import (
+    ContinuationScore,
+    Questions,
+    chat_score_questions,
+    rerank_questions,
+    score_questions,
+)
 from ...engine.requests.request_group import RequestGroup
 from ...service.core.chat import Conversation
 from ...service.core.messages import (
@@ -25,6 +31,7 @@ from ...service.core.messages import (
     GenerationRequest,
     Usage,
     refuse_left_out,
+    with_gap,
     with_schema_read,
 )
 from ...service.http.openai import scoring
@@ -32,6 +39,8 @@ from ...service.http.openai.embeddings import KNOWN as EMBEDDINGS_FIELDS
 from ...service.http.openai.embeddings import embeddings_response, read_embeddings
 from ...service.http.openai.endpoints import ENDPOINTS
 from ...service.http.openai.reading import IGNORED
+from ...text.chat_template import check_variables
+from ...text.infill import Infill, infill_tokens
 from ...types.outputs import RequestOutput, ToolCall
 from ..inputs.lines import CHAT, COMPLETIONS, EMBEDDINGS, RERANK, RESPONSES, SCORE, BatchLine
 from .responses import read_line, response_body
@@ -88,6 +97,8 @@ class Preparer:
         """Return the requests of a completion or a chat completion."""
         asked = read_generation(line, self.defaults, self.seed)
         request, name = asked.request, line.body.get("model")
+        if isinstance(request.prompt, Infill):
+            request = with_gap(request, *infill_tokens(self.requests.tokenizer, request.prompt))
         lora = name if name in self.requests.adapters.names else None
         group = self.requests.group(
             self._prompt(request),
@@ -128,7 +139,7 @@ class Preparer:
         """Return the requests of log-probabilities of continuations, or of scores of documents."""
         ask, name = scoring.read_score(_known(line, scoring.SCORE)), _name(line)
         if isinstance(ask, scoring.ContinuationsAsk):
-            questions = score_questions(self.requests, ask.text, ask.continuations)
+            questions = self._continuations(ask)
             return self._asked(
                 line,
                 [questions],
@@ -145,6 +156,20 @@ class Preparer:
             line,
             pairs,
             lambda found: (_with_usage(scoring.pairs_response(found, self.model, name), pairs), "stop"),
+        )
+
+    def _continuations(self, ask: scoring.ContinuationsAsk) -> Questions[ContinuationScore]:
+        talk = ask.text
+        if isinstance(talk, str):
+            return score_questions(self.requests, talk, ask.continuations)
+        check_variables(talk.variables, RENDER_OPTIONS)
+        return chat_score_questions(
+            self.requests,
+            talk.turns(),
+            ask.continuations,
+            tools=talk.tools or None,
+            continue_final_message=talk.continues,
+            **talk.variables,
         )
 
     def rerank(self, line: BatchLine) -> Work:
@@ -178,9 +203,10 @@ class Preparer:
         return Work(groups, read)
 
     def _prompt(self, request: GenerationRequest) -> Prompt:
-        if not isinstance(request.prompt, Conversation):
-            return request.prompt
         turns = request.prompt
+        if not isinstance(turns, Conversation):
+            assert not isinstance(turns, Infill)  # noqa: S101 -- ``generation`` has made tokens of it
+            return turns
         reserved = sorted(RENDER_OPTIONS & set(turns.variables))
         if reserved:
             raise RequestError(f"'chat_template_kwargs' must not contain '{reserved[0]}', which is reserved")
@@ -295,6 +321,7 @@ def _generation(output: RequestOutput, number: int) -> Generation:
         choices=choices,
         usage=usage,
         prompt_logprobs=output.prompt_logprobs or [],
+        prompt_token_ids=output.prompt_token_ids,
     )
 
 

@@ -168,7 +168,7 @@ class PrefixCache:
             covered = not self._slots.state_tokens and shortest.get(slot, 0) <= shortest.get(other, 0)
             if self._slots.is_idle(other) and covered:
                 self.evict(other, save=False)
-        self._slots.park(slot, count)
+        self._slots.park(slot, count, request.pin_seconds)
         if self._stored is not None:
             self._keys[slot] = self._chunk_keys(request, count)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -108,6 +109,7 @@ class SlotTable:
         self.idle_tokens = 0
         self.held: dict[int, int] = {}
         self._idle: dict[int, int] = {}  # the same of idle slots, least recently used first
+        self._pins: dict[int, float] = {}  # idle slots that are evicted last, until this ``time.monotonic``
         self._free = list(range(num_slots))  # a heap
         self.operations: list[Operation] = []
 
@@ -160,8 +162,16 @@ class SlotTable:
         return resume_point(self._groups, length, held)
 
     def oldest_idle(self, spared: Collection[int] = ()) -> int | None:
-        """Return the least recently used idle slot that is not ``spared``, None if there is none."""
-        return next((slot for slot in self._idle if slot not in spared), None)
+        """Return the least recently used idle slot that is not ``spared``, None if there is none.
+
+        A slot that is pinned goes after all others.
+        """
+        idle = [slot for slot in self._idle if slot not in spared] if spared else list(self._idle)
+        if self._pins:
+            now = time.monotonic()
+            self._pins = {slot: until for slot, until in self._pins.items() if until > now}
+            idle.sort(key=self._pins.__contains__)
+        return idle[0] if idle else None
 
     def fits(self, num_tokens: int) -> bool:
         """Whether the budget allows ``num_tokens`` more."""
@@ -184,8 +194,10 @@ class SlotTable:
         del self.held[slot]
         self._give_back(slot)
 
-    def park(self, slot: int, num_tokens: int) -> None:
-        """Make a used slot idle; it keeps ``num_tokens`` tokens."""
+    def park(self, slot: int, num_tokens: int, pin_seconds: float = 0.0) -> None:
+        """Make a used slot idle; it keeps ``num_tokens`` tokens, and is evicted last for ``pin_seconds``."""
+        if pin_seconds:
+            self._pins[slot] = time.monotonic() + pin_seconds
         self.used_tokens -= self.worth(slot)
         del self.held[slot]
         self._idle[slot] = num_tokens
@@ -199,12 +211,14 @@ class SlotTable:
         """Use an idle slot with its KV for ``num_tokens`` tokens."""
         self.idle_tokens -= self.worth(slot)
         del self._idle[slot]
+        self._pins.pop(slot, None)
         self._use(slot, num_tokens)
 
     def evict(self, slot: int) -> None:
         """Free an idle slot."""
         self.idle_tokens -= self.worth(slot)
         del self._idle[slot]
+        self._pins.pop(slot, None)
         self._give_back(slot)
 
     def trimmable(self, slot: int, computed: int) -> int:

@@ -23,11 +23,14 @@ class PromptImages:
         states: outputs of ``vision.onnx`` for all pictures, [rows, hidden].
         rows: [tokens of the prompt], the row of each token, -1 for text.
         identity: [tokens of the prompt], token ids of text, numbers below 0 for pictures.
+        positions: [axes, tokens of the prompt], positions in time, height and width; None if positions have
+            one axis.
     """
 
     states: npt.NDArray[np.float32]
     rows: Ids
     identity: Ids
+    positions: Ids | None = None
 
     @classmethod
     def of(
@@ -35,6 +38,7 @@ class PromptImages:
         token_ids: Sequence[int],
         image_token_id: int,
         pictures: Sequence[tuple[bytes, npt.NDArray[np.float32]]],
+        places: Sequence[Ids | None] = (),
     ) -> PromptImages:
         """Return the pictures of a prompt.
 
@@ -42,14 +46,18 @@ class PromptImages:
             token_ids: of the prompt.
             image_token_id: what stands for a row of a picture; as many as there are rows.
             pictures: key and rows [n, hidden] of each picture, in the order of the prompt.
+            places: of each picture, the places [axes, n] of its rows in time, height and width; None or
+                nothing for models whose positions have one axis.
         """
         identity = np.array(token_ids, np.int64)
-        places = np.flatnonzero(identity == image_token_id)
+        seen = np.flatnonzero(identity == image_token_id)
         rows = np.full(len(identity), -1, np.int64)
-        rows[places] = np.arange(len(places))
+        rows[seen] = np.arange(len(seen))
         words = [_words(key, len(states)) for key, states in pictures]
-        identity[places] = -1 - np.concatenate(words)
-        return cls(np.concatenate([states for _, states in pictures]), rows, identity)
+        identity[seen] = -1 - np.concatenate(words)
+        given = [place for place in places if place is not None]
+        positions = _positions(len(identity), seen, given) if given else None
+        return cls(np.concatenate([states for _, states in pictures]), rows, identity, positions)
 
     def part(self, start: int, stop: int) -> tuple[npt.NDArray[np.float32], Ids] | None:
         """Return the states and rows of tokens [start, stop) as for ``Row``; None if all are text."""
@@ -59,6 +67,38 @@ class PromptImages:
             return None
         first = int(seen[0])  # rows of a prompt ascend
         return self.states[first : int(seen[-1]) + 1], np.where(rows >= 0, rows - first, -1)
+
+    def rope_positions(self, start: int, stop: int) -> Ids | None:
+        """Return positions [axes, stop - start] of tokens [start, stop), also of those behind the prompt."""
+        known = self.positions
+        if known is None:
+            return None
+        count = known.shape[1]
+        if stop <= count:
+            return known[:, start:stop]
+        behind = int(known[:, -1].max()) + 1 - count + np.arange(max(start, count), stop)
+        return np.concatenate([known[:, start:], np.broadcast_to(behind, (len(known), len(behind)))], axis=1)
+
+
+def _positions(count: int, seen: Ids, places: Sequence[Ids]) -> Ids:
+    """Return the positions [axes, count] of a prompt (M-RoPE, https://arxiv.org/abs/2409.12191, section 2.1).
+
+    Text counts on along all axes. A picture begins where text would, and text behind it goes on from its
+    largest position.
+    """
+    axes = len(places[0])
+    steps = np.ones(count, np.int64)  # from the token before
+    offsets = np.zeros((axes, count), np.int64)
+    first = 0
+    for place in places:
+        size = place.shape[1]
+        tokens = seen[first : first + size]
+        steps[tokens[1:]] = 0
+        offsets[:, tokens] = place
+        if tokens[-1] + 1 < count:
+            steps[tokens[-1] + 1] = int(place.max()) + 1
+        first += size
+    return np.asarray(np.cumsum(steps) - 1 + offsets, np.int64)
 
 
 def _words(key: bytes, count: int) -> Ids:

@@ -25,6 +25,7 @@ from .output_text import OutputText
 from .pooled_states import PooledStates, Pooling
 from .prompt_images import PromptImages
 from .prompt_logprobs import PromptLogprobs
+from .repetition import RepetitionGuard
 
 _log = logging.getLogger(__name__)
 
@@ -88,6 +89,7 @@ class Request:
         adapter: the LoRA adapter to run with; None is the base model.
         streamed: whether its tokens are read while it runs; others' prompts then delay them little.
         images: the pictures of the prompt; None without pictures.
+        pin_seconds: how long its KV is evicted after that of others when it has ended.
     """
 
     # The state of a request that has not run yet.
@@ -132,6 +134,7 @@ class Request:
         adapter: LoraAdapter | None = None,
         streamed: bool = True,
         images: PromptImages | None = None,
+        pin_seconds: float = 0.0,
     ) -> None:
         self.request_id = request_id
         self.prompt = prompt
@@ -145,6 +148,7 @@ class Request:
         self.adapter = adapter
         self.streamed = streamed
         self.images = images
+        self.pin_seconds = pin_seconds
         self.max_tokens = params.max_tokens  # the engine limits it to the free part of the context
         self.end_token_ids = frozenset(end_token_ids)
         # These lists only grow, so any thread may read them.
@@ -156,6 +160,7 @@ class Request:
         self.sampling = SamplingState(
             params, self._tokens, self.end_token_ids, bad_words, dry_breakers, thought
         )
+        self._guard = RepetitionGuard(params.repetition_guard) if params.repetition_guard else None
         self.awaited_grammar = grammar
         self.grammar: Grammar | None = None  # restricts the output, once it is compiled
         self.text = text
@@ -190,7 +195,7 @@ class Request:
         """
         if self.awaited_grammar is not None:
             self.grammar = self.awaited_grammar.result().copy()
-            self.sampling.processors.append(self.grammar)
+            self.sampling.restrict(self.grammar)
 
     def prepare_sampling(self) -> None:
         """Start the part of sampling that needs no logits, in parallel with the model's run."""
@@ -306,6 +311,7 @@ class Request:
         self.sampling.observe(token, sample.surprise)
         if not self.metrics.first_token:
             self.metrics.first_token = time.monotonic()
+        circles = self._guard is not None and self._guard.observe(token)
         ended = token in self.end_token_ids
         stop_string = None
         if self.text is not None and (not ended or self.params.include_stop_str_in_output):
@@ -319,6 +325,8 @@ class Request:
             self.finish("stop")
         elif self.max_tokens is not None and len(self.output_token_ids) >= self.max_tokens:
             self.finish("length")
+        elif circles:
+            self.finish("length", "repetition")
 
     def finish(
         self, reason: FinishReason, stop_reason: str | int | None = None, error: str | None = None

@@ -12,6 +12,7 @@ from ....errors import RequestError
 from ....providers.base import Draw
 from ...process.faults import fault_text
 from ...types.sampling_params import SamplingParams
+from ...types.watermark import Watermark
 from .dry import Dry
 from .filters import COLDEST, Filters
 from .logits_processors import (
@@ -28,6 +29,7 @@ from .logits_processors import (
 from .mirostat import Mirostat
 from .penalties import Penalties
 from .splitmix import mix, uniform
+from .watermarks import GreenList, SynthId
 
 _XTC = 1  # the stream of uniforms that decides whether XTC applies
 
@@ -56,6 +58,7 @@ class SamplingState:
         "_filters",
         "_key",
         "_mirostat",
+        "_tournament",
         "error",
         "greedy",
         "invalid",
@@ -98,6 +101,22 @@ class SamplingState:
             self.processors.append(ThoughtBudget(params.reasoning_budget, thought))
         if params.logits_processors:
             self.processors.append(CustomFunctions(params.logits_processors))
+        self._tournament: SynthId | None = None
+        if params.watermark is not None:
+            self._mark(params.watermark)
+
+    def _mark(self, watermark: Watermark) -> None:
+        if watermark.kind == "green":
+            self.processors.append(GreenList(watermark, self.prompt_token_ids))
+            return
+        # It applies the filters itself, so that none is left for the draw.
+        self._tournament = SynthId(watermark, self._filters)
+        self._filters = Filters()
+        self.processors.append(self._tournament)
+
+    def restrict(self, grammar: LogitsProcessor) -> None:
+        """Add a grammar; a tournament stays the last processor."""
+        self.processors.insert(len(self.processors) - (self._tournament is not None), grammar)
 
     def observe(self, token: int, surprise: float | None = None) -> None:
         """Record a generated token and its surprise in bits (``Sample.surprise``)."""

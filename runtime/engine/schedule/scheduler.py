@@ -121,8 +121,10 @@ class _Draft:
         stop = start + num_tokens
         assert request.slot is not None  # noqa: S101 -- only running requests are planned
         row = Row(request.slot, request.token_slice(start, stop), start, 0, lora=request.lora_place)
-        if request.images is not None and (seen := request.images.part(start, stop)) is not None:
-            row.image_states, row.image_rows = seen
+        if request.images is not None:
+            row.rope_positions = request.images.rope_positions(start, stop)
+            if (seen := request.images.part(start, stop)) is not None:
+                row.image_states, row.image_rows = seen
         if stop == request.num_tokens and request.pooling is None:
             row.num_logits = 1
             self.sampling.append(len(self.rows))
@@ -141,7 +143,10 @@ class _Draft:
         assert request.slot is not None  # noqa: S101 -- only running requests are planned
         token, start = np.array([_PLACEHOLDER], np.int64), request.num_tokens
         self.sampling.append(len(self.rows))
-        self.rows.append(Row(request.slot, token, start, lora=request.lora_place, source=source))
+        row = Row(request.slot, token, start, lora=request.lora_place, source=source)
+        if request.images is not None:
+            row.rope_positions = request.images.rope_positions(start, start + 1)
+        self.rows.append(row)
         self.requests.append(request)
 
     def plan(self, *, ahead: bool = False) -> StepPlan:

@@ -63,6 +63,27 @@ class Admission:
         status = self.find(name, version)
         return status if version else self.find(status.name, self._models.draw_version(status.name))
 
+    async def loaded(self, name: str | None = None, version: str = "") -> None:
+        """Wait while the model that a request names is loading; see ``ModelRepository.loaded``.
+
+        Raises:
+            UnknownModelError: there is no model of that name, or the caller may not use it.
+            ServiceUnavailableError: the model cannot be loaded.
+        """
+        await self._models.loaded(self._allowed(name, version))
+
+    def keep(self, name: str | None, seconds: float | None) -> bool:
+        """Set how long a model stays loaded without a request; see ``ModelRepository.keep``.
+
+        Returns:
+            Whether the caller may do that: with API keys, ``admin`` may.
+        """
+        caller = CALLER.get()
+        if caller is not None and not caller.admin:
+            return False
+        self._models.keep(self._allowed(name, ""), seconds)
+        return True
+
     def llm(self, name: str | None = None, version: str = "", adapter: str | None = None) -> LLMHandler:
         """Return the handler of a language model's requests; see ``ModelRepository.llm``.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -53,8 +54,8 @@ class Catalog:
         """Return the names of the LoRA adapters of all models."""
         return [name for entry in self.entries for name in entry.loras]
 
-    def statuses(self) -> list[ModelStatus]:
-        """Return the status of all versions of all models."""
+    def statuses(self, keep_seconds: float | None = None) -> list[ModelStatus]:
+        """Return the status of all versions of all models; see ``Entry.kept_for``."""
         return [
             ModelStatus(
                 name=entry.name,
@@ -69,6 +70,7 @@ class Catalog:
                 only=len(versions) == 1,
                 loras=entry.loras,
                 evicted=entry.evicted,
+                seconds_left=entry.last_used + entry.kept_for(keep_seconds) - time.monotonic(),
                 summary=entry.model.summary if entry.model is not None else (lambda: None),
             )
             for versions in self.versions.values()

@@ -31,12 +31,15 @@ class ServerConfig(Checked):
     Args:
         host: where to listen; 0.0.0.0 is every address of this machine.
         http_port: port for HTTP; 0 takes a free one, none serves no HTTP.
+        unix_socket: serve HTTP on a socket in the file system too, for processes of this user.
         grpc_port: port for gRPC; 0 takes a free one, none serves no gRPC.
         grace_seconds: how long running requests may continue after the service is told to stop.
         models: a folder of models to serve, instead of MODEL (docs/serving.md).
         models_poll_seconds: look for changed models at this interval; without it, at SIGHUP only.
         memory_limit: while the process uses more memory, unload idle models, least recently used first; the
             next request loads them again.
+        keep_alive_seconds: unload a model to which no request came for so long; the next request loads it
+            again. By default models stay loaded. Ollama's ``keep_alive`` sets it for a model.
         served_model_names: more names that requests may use for the model.
         aliases: more names for models, as NAME=MODEL; ``*`` in NAME stands for any text (``claude-*=qwen3``).
         any_model_name: answer requests for unknown models with the default model.
@@ -75,11 +78,13 @@ class ServerConfig(Checked):
 
     host: str = "127.0.0.1"
     http_port: int | None = option(8000, least=0, most=65535)
+    unix_socket: Path | None = None
     grpc_port: int | None = option(8001, least=0, most=65535)
     grace_seconds: float = option(30.0, least=0, flags=("--grace",))
     models: Path | None = None
     models_poll_seconds: float | None = option(None, least=0.1)
     memory_limit: int | None = option(None, least=1, unit="bytes")
+    keep_alive_seconds: float | None = option(None, least=1, flags=("--keep-alive",))
     served_model_names: tuple[str, ...] = option((), flags=("--served-model-name",))
     aliases: tuple[str, ...] = option((), flags=("--alias",))
     any_model_name: bool = False

@@ -44,6 +44,7 @@ async def collect(deltas: AsyncGenerator[Delta, None]) -> Generation:
         choices=[_choice(index, [part for part in parts if part.index == index]) for index in indices],
         usage=last.usage,
         prompt_logprobs=[entry for part in parts for entry in part.prompt_logprobs],
+        prompt_token_ids=next((part.prompt_token_ids for part in parts if part.prompt_token_ids), ()),
     )
 
 

@@ -26,9 +26,10 @@ from ...api.requests import Prompt as EnginePrompt
 from ...api.scoring import RERANK_INSTRUCTION, ContinuationScore
 from ...engine.stats import EngineStats
 from ...text.chat_template import check_variables
+from ...text.infill import Infill
 from .caller import CALLER, caller_name, check_tokens, spend
 from .chat import Conversation
-from .messages import Delta, Embeddings, GenerationRequest, Prompt
+from .messages import Delta, Embeddings, GenerationRequest, Prompt, with_gap
 from .observer import Observer
 from .served_model import ServedModel
 
@@ -36,6 +37,7 @@ LOADING = "the model is still loading; retry later"
 STOPPING = "the service is shutting down; retry elsewhere"
 CUT_OFF = "the service was shut down before the request was finished; retry elsewhere"
 _ERROR_SECONDS = 0.5
+PROGRESS_SECONDS = 0.5  # between two reports of a prompt's progress
 
 
 @dataclass(slots=True)
@@ -137,6 +139,8 @@ class LLMHandler:
         """
         check_tokens()
         with self._in_progress() as llm:
+            if isinstance(request.prompt, Infill):
+                request = with_gap(request, *await llm.infill(request.prompt))
             stream = await llm.add_request(
                 await _prompt(llm, request.prompt),
                 request.params,
@@ -146,6 +150,7 @@ class LLMHandler:
                 request.tenant,
                 request.timeout,
                 self.lora or request.lora,
+                request.pin_seconds,
             )
             self._requests.streams[stream] = caller_name()
             start = time.monotonic()
@@ -154,11 +159,14 @@ class LLMHandler:
             try:
                 metrics = stream.group.requests[0].metrics
                 if await stream.accepted():
-                    opening = _opening(stream)
+                    opening = _opening(stream, with_tokens=request.return_token_ids)
                     spend(opening.prompt_tokens)
                     if observer is not None:
                         observer.delta(opening, None)
                     yield opening
+                    if request.return_progress:
+                        async for count in stream.prefilling(PROGRESS_SECONDS):
+                            yield _progress(stream, count)
                 async for deltas in stream.deltas(request.stream_interval):
                     if (wrong := stream.group.failure) is not None:
                         raise wrong
@@ -213,18 +221,31 @@ class LLMHandler:
         *,
         pooling: Pooling | None = None,
         normalize: bool = True,
+        prompt: str | None = None,
+        truncate: bool | None = None,
     ) -> Embeddings:
-        """Return the embeddings of texts or token ids; ``pooling`` None is "last".
+        """Return the embeddings of texts or token ids.
+
+        Args:
+            prompts: the texts or token ids.
+            pooling: None is "last".
+            normalize: whether to scale vectors to length 1.
+            prompt: must be None, because a decoder has no prompts by name.
+            truncate: whether to cut texts that are longer than the context, instead of refusing them.
 
         Raises:
-            RequestError: a prompt is invalid.
+            RequestError: a prompt is invalid, or the name of a prompt is given.
             UnsupportedTaskError: the model cannot compute embeddings.
             ServiceUnavailableError: see ``generate``.
         """
         self._refuse_adapter("embeddings")
+        if prompt is not None:
+            raise RequestError(f"the model '{self.name}' has no prompts by name; omit 'prompt_name'")
         with self._in_progress() as llm:
             check_tokens()
-            tokens = [await llm.token_ids(prompt) for prompt in prompts]
+            tokens = [await llm.token_ids(text) for text in prompts]
+            if truncate:
+                tokens = [ids[: self.model.info.context_length] for ids in tokens]
             spend(sum(map(len, tokens)))
             try:
                 vectors = await llm.embed(tokens, pooling=pooling or "last", normalize=normalize)
@@ -235,11 +256,21 @@ class LLMHandler:
         return Embeddings(vectors, sum(map(len, tokens)))
 
     async def score(
-        self, texts: str | Sequence[str], continuations: str | Sequence[str]
+        self, texts: str | Sequence[str] | Conversation, continuations: str | Sequence[str]
     ) -> list[ContinuationScore]:
-        """Return the log-probability of each continuation; see ``LLM.score``."""
+        """Return the log-probability of each continuation; see ``LLM.score`` and ``LLM.score_chat``."""
         self._refuse_adapter("scores")
         with self._in_progress() as llm:
+            if isinstance(texts, Conversation):
+                check_variables(texts.variables, RENDER_OPTIONS)
+                await _spend_on(llm, continuations)
+                return await llm.score_chat(
+                    texts.turns(),
+                    [continuations] if isinstance(continuations, str) else continuations,
+                    tools=texts.tools or None,
+                    continue_final_message=texts.continues,
+                    **texts.variables,
+                )
             await _spend_on(llm, texts, continuations)
             return await llm.score(texts, continuations)
 
@@ -250,8 +281,17 @@ class LLMHandler:
         *,
         instruction: str = RERANK_INSTRUCTION,
         answers: Sequence[str] = ("yes", "no"),
+        truncate: bool | None = None,
     ) -> list[float]:
-        """Return the probability that each document answers the query; see ``LLM.rerank``."""
+        """Return the probability that each document answers the query; see ``LLM.rerank``.
+
+        Raises:
+            RequestError: ``truncate`` is True, which would cut the question behind the document.
+        """
+        if truncate:
+            raise RequestError(
+                f"the model '{self.name}' asks a question behind each document; omit 'truncate'"
+            )
         self._refuse_adapter("reranking")
         with self._in_progress() as llm:
             await _spend_on(llm, [query] * len(documents), documents)
@@ -319,10 +359,27 @@ class LLMHandler:
                 self._requests.idle.set()
 
 
-def _opening(stream: RequestStream) -> Delta:
+def _opening(stream: RequestStream, *, with_tokens: bool) -> Delta:
     """Return the delta that tells that a request is queued."""
-    group = stream.group
-    return Delta(request_id=group.request_id, index=0, prompt_tokens=len(group.requests[0].prompt_token_ids))
+    group, tokens = stream.group, stream.group.requests[0].prompt_token_ids
+    return Delta(
+        request_id=group.request_id,
+        index=0,
+        prompt_tokens=len(tokens),
+        prompt_token_ids=tokens if with_tokens else (),
+    )
+
+
+def _progress(stream: RequestStream, count: int) -> Delta:
+    """Return the delta that tells that ``count`` tokens of a prompt are computed."""
+    request = stream.group.requests[0]
+    return Delta(
+        request_id=stream.group.request_id,
+        index=0,
+        prompt_tokens=len(request.prompt_token_ids),
+        cached_tokens=request.metrics.cached_tokens,
+        computed_prompt_tokens=count,
+    )
 
 
 async def _spend_on(llm: AsyncLLM, *given: str | Sequence[str]) -> None:
@@ -338,6 +395,8 @@ async def _spend_on(llm: AsyncLLM, *given: str | Sequence[str]) -> None:
 
 async def _prompt(llm: AsyncLLM, prompt: Prompt) -> EnginePrompt:
     """Return a prompt in the engine's form; a conversation is rendered."""
+    if isinstance(prompt, Infill):
+        return (await llm.infill(prompt))[0]
     if not isinstance(prompt, Conversation):
         return prompt
     check_variables(prompt.variables, RENDER_OPTIONS)

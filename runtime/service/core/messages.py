@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,13 +13,14 @@ import numpy.typing as npt
 
 from ....errors import RequestError
 from ....options import shown
+from ...text.infill import Infill
 from ...types.outputs import Delta as Delta
 from ...types.outputs import FinishReason, Logprob, ToolCall
 from ...types.outputs import Usage as Usage
 from ...types.sampling_params import SamplingParams
 from .chat import Conversation
 
-Prompt = str | list[int] | Conversation  # list[int]: token ids
+Prompt = str | list[int] | Conversation | Infill  # list[int]: token ids
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +35,9 @@ class GenerationRequest:
         stream_interval: engine steps per delta, except for the first and the last delta.
         lora: the name of a LoRA adapter; None is the base model.
         left_out: what the request has that is not used, for a header of the answer.
+        pin_seconds: how long the KV of the request is evicted after that of others.
+        return_progress: tell how much of the prompt is computed while it is.
+        return_token_ids: tell the tokens of the prompt and of the answer.
     """
 
     prompt: Prompt
@@ -46,12 +50,21 @@ class GenerationRequest:
     stream_interval: int = 1
     lora: str | None = None
     left_out: tuple[str, ...] = ()
+    pin_seconds: float = 0.0
+    return_progress: bool = False
+    return_token_ids: bool = False
 
     @property
     def has_schemas(self) -> bool:
         """Whether JSON schemas may hold the answer."""
         called = isinstance(self.prompt, Conversation) and bool(self.prompt.called)
         return called or self.params.structured_output is not None
+
+
+def with_gap(request: GenerationRequest, tokens: list[int], ends: Sequence[int]) -> GenerationRequest:
+    """Return a request for the text of a gap, from what ``infill_tokens`` gives."""
+    params = dataclasses.replace(request.params, stop_token_ids=(*request.params.stop_token_ids, *ends))
+    return dataclasses.replace(request, prompt=tokens, params=params)
 
 
 def with_schema_read(request: GenerationRequest) -> GenerationRequest:
@@ -121,6 +134,7 @@ class Generation:
     choices: list[Choice]
     usage: Usage
     prompt_logprobs: list[dict[int, Logprob] | None] = field(default_factory=list)
+    prompt_token_ids: Sequence[int] = ()  # if the request asked for them
 
 
 @dataclass(frozen=True, slots=True)

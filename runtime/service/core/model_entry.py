@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -39,6 +40,7 @@ class ModelStatus:
         only: whether the model has no other version.
         loras: the folders of its LoRA adapters, by name.
         evicted: whether it was unloaded to free memory, and the next request loads it.
+        seconds_left: until it is unloaded, if no request comes; infinite if it stays.
         summary: returns what a list of models tells of a loaded language model; None of others.
     """
 
@@ -52,6 +54,7 @@ class ModelStatus:
     only: bool = True
     loras: Mapping[str, str] = field(default_factory=dict)
     evicted: bool = False
+    seconds_left: float = field(default=math.inf, compare=False)
     summary: Callable[[], ModelSummary | None] = field(default=lambda: None, compare=False)
 
     @property
@@ -96,6 +99,8 @@ class Entry:
 
     Attributes:
         evicted: whether it is unloaded to free memory; the next request loads it again.
+        keep_seconds: how long it stays loaded without a request, if a request has said so; infinite is for
+            good, None is the service's own time.
     """
 
     def __init__(self, name: str, loader: ModelLoader, new_handler: Callable[[Entry], LLMHandler]) -> None:
@@ -106,6 +111,7 @@ class Entry:
         self.tensor: TensorModel | None = None
         self.encoder: EncoderHandler | None = None
         self.evicted = False
+        self.keep_seconds: float | None = None
         self._used = 0.0  # when the latest request came, in seconds of ``time.monotonic``
         self._new_handler = new_handler
         self._changing = asyncio.Lock()
@@ -141,6 +147,15 @@ class Entry:
         """Return when the latest request came or ended, in seconds of ``time.monotonic``."""
         return max(self._used, self.handler.last_ended)
 
+    def kept_for(self, keep_seconds: float | None) -> float:
+        """Return how long the model stays loaded without a request, in seconds.
+
+        Args:
+            keep_seconds: the service's own time; None is for good.
+        """
+        own = self.keep_seconds if self.keep_seconds is not None else keep_seconds
+        return math.inf if own is None else own
+
     def use(self) -> Entry:
         """Note that a request uses the model, and return it.
 
@@ -155,6 +170,11 @@ class Entry:
         if self.state == "unloading":
             raise ServiceUnavailableError(f"the model '{self.name}' is being unloaded; load it first")
         return self
+
+    async def settled(self) -> None:
+        """Wait until the model is neither being loaded nor unloaded."""
+        async with self._changing:
+            return
 
     async def load(self) -> None:
         """Load the model if it is not loaded.

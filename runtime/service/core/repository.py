@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -52,6 +53,7 @@ class ModelRepository:
         aliases: model names by alias, in which ``*`` stands for any text.
         default: the model of requests without a model name; None takes the only language model, if any.
         grace_seconds: how long running requests may continue when their model is unloaded.
+        keep_seconds: how long a model stays loaded without a request; None is for good.
     """
 
     def __init__(
@@ -61,7 +63,9 @@ class ModelRepository:
         aliases: Mapping[str, str] | None = None,
         default: str | None = None,
         grace_seconds: float = 30.0,
+        keep_seconds: float | None = None,
     ) -> None:
+        self.keep_seconds = keep_seconds
         self.all_lost = asyncio.Event()  # set when the last working engine has failed
         self.observers = Observers()  # of all requests
         self._grace_seconds = grace_seconds
@@ -71,13 +75,20 @@ class ModelRepository:
         self._catalog = Catalog(entries, dict(aliases or {}), default)
 
     @classmethod
-    def of_one(cls, name: str, load: Loaders, *, aliases: Mapping[str, str] | None = None) -> ModelRepository:
+    def of_one(
+        cls,
+        name: str,
+        load: Loaders,
+        *,
+        aliases: Mapping[str, str] | None = None,
+        keep_seconds: float | None = None,
+    ) -> ModelRepository:
         """Return a repository with one model."""
-        return cls({name: load}, aliases=aliases, default=name)
+        return cls({name: load}, aliases=aliases, default=name, keep_seconds=keep_seconds)
 
     def models(self) -> list[ModelStatus]:
         """Return the status of all versions of all models, in the order of ``loaders``."""
-        return self._catalog.statuses()
+        return self._catalog.statuses(self.keep_seconds)
 
     @property
     def entries(self) -> list[Entry]:
@@ -88,7 +99,8 @@ class ModelRepository:
     def ready(self) -> bool:
         """Return whether a model accepts requests, and those of startup are not loading any more."""
         states = [entry.state for entry in self.entries]
-        return "ready" in states and (self._started or "loading" not in states)
+        evicted = any(entry.evicted for entry in self.entries)  # the next request loads it
+        return ("ready" in states or evicted) and (self._started or "loading" not in states)
 
     def base_of(self, name: str | None) -> Entry | None:
         """Return the model that has a LoRA adapter of this name; None if there is no such adapter."""
@@ -150,6 +162,18 @@ class ModelRepository:
         if entry.loader.kind != "llm":
             raise UnsupportedTaskError(f"the model '{entry.name}' is {_WHAT[entry.loader.kind]}")
         return entry.handler if named.adapter is None else entry.handler.adapted(named.adapter)
+
+    async def loaded(self, named: Named) -> None:
+        """Wait while a model that a request names is loading, or is loaded again after it was idle.
+
+        Raises:
+            ServiceUnavailableError: it cannot be loaded.
+        """
+        entry = self._catalog.drawn(named)
+        if entry.evicted and entry.state in ("unloading", "unloaded"):
+            await asyncio.shield(self._loaded_again(entry))
+        elif self._started and entry.state == "loading":
+            await entry.settled()
 
     def embedder(self, named: Named) -> LLMHandler | EncoderHandler:
         """Return the handler of a model that makes embeddings and ranks documents; see ``handler``."""
@@ -272,6 +296,25 @@ class ModelRepository:
                 return True
         return False
 
+    def keep(self, named: Named, seconds: float | None) -> None:
+        """Set how long a model stays loaded without a request; None is the service's own time."""
+        for entry in named.versions:
+            entry.keep_seconds = seconds
+
+    async def unload_idle(self) -> None:
+        """Unload the models that were not used for their time; the next request loads them again.
+
+        A model with LoRA adapters stays, because those loaded at run time would be lost.
+        """
+        now = time.monotonic()
+        for entry in self.entries:
+            # A request that has found its model has a second to begin.
+            keep = max(1.0, entry.kept_for(self.keep_seconds))
+            idle = entry.state == "ready" and not entry.active and not entry.loras
+            if idle and now - entry.last_used >= keep:
+                await entry.unload(self._grace_seconds, evict=True)
+                _log.info("the model %a is unloaded: no request came for %.0f s", entry.name, keep)
+
     async def drain(self, grace_seconds: float) -> bool:
         """Refuse new requests of all models and wait for those in progress; see ``LLMHandler.drain``."""
         drained = await asyncio.gather(*[entry.drain(grace_seconds) for entry in self.entries])
@@ -290,11 +333,17 @@ class ModelRepository:
         """
         entry = self._catalog.drawn(named)
         if entry.evicted and entry.state in ("unloading", "unloaded"):
-            if entry not in self._loading_again:
-                task = self._loading_again[entry] = asyncio.create_task(self._load_again(entry))
-                task.add_done_callback(lambda _: self._loading_again.pop(entry))
+            self._loaded_again(entry)
             raise ServiceUnavailableError(f"the model '{entry.name}' is loading again; retry later")
         return entry.use()
+
+    def _loaded_again(self, entry: Entry) -> asyncio.Task[None]:
+        """Return the task that loads an evicted model again."""
+        task = self._loading_again.get(entry)
+        if task is None:
+            task = self._loading_again[entry] = asyncio.create_task(self._load_again(entry))
+            task.add_done_callback(lambda _: self._loading_again.pop(entry))
+        return task
 
     async def _load_again(self, entry: Entry) -> None:
         try:

@@ -17,6 +17,7 @@ _log = logging.getLogger(__name__)
 
 Scan = Callable[[], Mapping[str, Sequence[ModelLoader]]]
 MEMORY_SECONDS = 2.0  # between two looks at the memory
+IDLE_SECONDS = 1.0  # between two looks at idle models
 
 
 def used_memory() -> int:
@@ -55,6 +56,7 @@ class Upkeep:
             self._begin(self._poll(self._poll_seconds))
         if self._limit is not None:
             self._begin(self._watch(self._limit))
+        self._begin(self._unload_idle())
 
     def stop(self) -> None:
         """Stop the periodic work."""
@@ -84,6 +86,11 @@ class Upkeep:
         while True:
             await asyncio.sleep(seconds)
             await self.reload()
+
+    async def _unload_idle(self) -> None:
+        while True:
+            await asyncio.sleep(IDLE_SECONDS)
+            await self._models.unload_idle()
 
     async def _watch(self, limit: int) -> None:
         while True:

@@ -49,6 +49,7 @@ class GenerationServicer(service_pb2_grpc.GenerationServiceServicer):
     ) -> None:
         """Stream the continuation of a prompt."""
         async with errors_as_status(context):
+            await self._models.loaded(request.model)
             handler = self._models.llm(request.model)
             wanted = self._models.admitted(generate_request(request, handler.model.defaults))
             name, top = handler.model.info.model, wanted.params.logprobs or 0
@@ -62,6 +63,7 @@ class GenerationServicer(service_pb2_grpc.GenerationServiceServicer):
     async def Chat(self, request: generation_pb2.ChatRequest, context: Context) -> None:  # noqa: N802
         """Stream the next turn in a conversation."""
         async with errors_as_status(context):
+            await self._models.loaded(request.model)
             handler = self._models.llm(request.model)
             wanted = self._models.admitted(chat_request(request, handler.model.defaults))
             writer = ChatWriter(handler.model.info.model, wanted)
@@ -75,6 +77,7 @@ class GenerationServicer(service_pb2_grpc.GenerationServiceServicer):
     async def Embed(self, request: tasks_pb2.EmbedRequest, context: Context) -> tasks_pb2.EmbedResponse:  # noqa: N802
         """Return one vector for each input."""
         async with errors_as_status(context):
+            await self._models.loaded(request.model)
             handler = self._models.embedder(request.model)
             if request.pooling not in POOLINGS:
                 raise RequestError(f"pooling has no value {request.pooling}")
@@ -92,16 +95,26 @@ class GenerationServicer(service_pb2_grpc.GenerationServiceServicer):
     async def Score(self, request: tasks_pb2.ScoreRequest, context: Context) -> tasks_pb2.ScoreResponse:  # noqa: N802
         """Return the log-probability of each continuation."""
         async with errors_as_status(context):
+            await self._models.loaded(request.model)
             handler = self._models.llm(request.model)
             found = await handler.score(
                 [one.text for one in request.inputs], [one.continuation for one in request.inputs]
             )
-            scores = [tasks_pb2.ContinuationScore(**dataclasses.asdict(score)) for score in found]
+            scores = [
+                tasks_pb2.ContinuationScore(
+                    logprob=score.logprob,
+                    token_ids=score.token_ids,
+                    token_logprobs=score.token_logprobs,
+                    greedy=score.greedy,
+                )
+                for score in found
+            ]
             return tasks_pb2.ScoreResponse(model=handler.model.info.model, scores=scores)
 
     async def Rerank(self, request: tasks_pb2.RerankRequest, context: Context) -> tasks_pb2.RerankResponse:  # noqa: N802
         """Return the documents and their scores, best first."""
         async with errors_as_status(context):
+            await self._models.loaded(request.model)
             handler = self._models.embedder(request.model)
             instruction = request.instruction or RERANK_INSTRUCTION
             scores = await handler.rerank(request.query, list(request.documents), instruction=instruction)
@@ -114,6 +127,7 @@ class GenerationServicer(service_pb2_grpc.GenerationServiceServicer):
     ) -> tasks_pb2.TokenizeResponse:
         """Return the token ids of a text or a conversation."""
         async with errors_as_status(context):
+            await self._models.loaded(request.model)
             handler = self._models.llm(request.model)
             token_ids = await _tokens(handler, request)
             info = handler.model.info
@@ -126,6 +140,7 @@ class GenerationServicer(service_pb2_grpc.GenerationServiceServicer):
     ) -> tasks_pb2.DetokenizeResponse:
         """Return the text of token ids."""
         async with errors_as_status(context):
+            await self._models.loaded(request.model)
             handler = self._models.llm(request.model)
             skip = request.skip_special_tokens if request.HasField("skip_special_tokens") else True
             text = await handler.detokenize(list(request.token_ids), skip_special_tokens=skip)

@@ -31,6 +31,7 @@ class EngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
         """Stream the continuation of a prompt."""
         async with errors_as_status(context):
             self._last_request = time.time()
+            await self._models.loaded()
             handler = self._models.llm()
             wanted = self._models.admitted(generation_request(request))
             prompt = (
@@ -50,6 +51,7 @@ class EngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
             self._last_request = time.time()
             if not request.tokenized.input_ids:
                 raise RequestError("the request has no tokens")
+            await self._models.loaded()
             found = await self._models.llm().embed([list(request.tokenized.input_ids)])
             vector = found.vectors[0].tolist()
             return pb.EmbedResponse(
@@ -68,6 +70,7 @@ class EngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
     async def Abort(self, request: pb.AbortRequest, context: Context) -> pb.AbortResponse:  # noqa: N802
         """Cancel requests; unknown ids are ignored."""
         async with errors_as_status(context):
+            await self._models.loaded()
             handler = self._models.llm()
             for request_id in request.request_ids:
                 handler.abort(request_id)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import aclosing
@@ -36,16 +37,17 @@ Json = dict[str, Any]
 
 _KNOWN = frozenset(
     {"model", "max_tokens", "messages", "system", "stop_sequences", "stream", "temperature", "top_p", "top_k"}
-    | {"tools", "tool_choice", "thinking", "metadata", "service_tier", "output_config"}
+    | {"tools", "tool_choice", "thinking", "metadata", "service_tier", "output_config", "cache_control"}
+    | {"watermark", "repetition_guard"}
 )
-_SAMPLING = ("max_tokens", "temperature", "top_p", "top_k")
+_SAMPLING = ("max_tokens", "temperature", "top_p", "top_k", "watermark", "repetition_guard")
 
 
 async def create_message(request: Request) -> Response:
     """Handle ``POST /v1/messages``: generate a message."""
     service = service_of(request)
     body, headers = await service.known_body(request, _KNOWN)
-    handler = service.llm(request, body.get("model"))
+    handler = await service.llm(request, body.get("model"))
     if "max_tokens" not in body:
         raise RequestError("'max_tokens' is required")
     stream = bool_field("stream", body.get("stream") or False)
@@ -78,7 +80,7 @@ async def count_tokens(request: Request) -> Response:
     """Handle ``POST /v1/messages/count_tokens``: return the number of prompt tokens."""
     service = service_of(request)
     body, headers = await service.known_body(request, _KNOWN)
-    handler = service.llm(request, body.get("model"))
+    handler = await service.llm(request, body.get("model"))
     tokens = await handler.tokenize(read_body({**body, "max_tokens": 1}, {}).prompt)
     return json_response({"input_tokens": len(tokens)}, headers)
 
@@ -130,7 +132,31 @@ def read_body(body: Mapping[str, Any], defaults: Mapping[str, Any]) -> Generatio
         parallel=not single,
         continues=None,
     )
-    return generation_request(prompt, options)
+    return dataclasses.replace(generation_request(prompt, options), pin_seconds=_pin(given))
+
+
+_LIFE = {"5m": 300.0, "1h": 3600.0}
+
+
+def _pin(given: Json) -> float:
+    """Return the longest time that a ``cache_control`` of a body asks for, in seconds; 0 without one."""
+    system, tools = given.get("system"), given.get("tools") or []
+    blocks = [given, *(system if isinstance(system, list) else []), *tools]
+    for turn in given["messages"]:
+        blocks += turn["content"] if isinstance(turn["content"], list) else []
+    seconds = 0.0
+    for block in blocks:
+        control = block.get("cache_control") if isinstance(block, dict) else None
+        if control is None:
+            continue
+        life = control.get("ttl", "5m") if isinstance(control, dict) else None
+        if not isinstance(life, str) or life not in _LIFE or control.get("type") != "ephemeral":
+            raise RequestError(
+                "'cache_control' must be {\"type\": \"ephemeral\"}, with a 'ttl' of 5m or 1h, not "
+                f"{shown(control)}"
+            )
+        seconds = max(seconds, _LIFE[life])
+    return seconds
 
 
 def _form(given: Any) -> Json:

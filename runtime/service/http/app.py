@@ -19,12 +19,14 @@ from ..telemetry.metrics import Metrics
 from . import (
     anthropic,
     health,
+    infill,
     kserve,
     ollama,
     openai_api,
     openapi,
     playground_page,
     responses_api,
+    tei,
     tgi,
     utility,
 )
@@ -35,7 +37,19 @@ from .sse import ClientGone
 
 # A request tries the routes in this order: those of most requests come first.
 _ROUTERS = (
-    *(openai_api, responses_api, anthropic, ollama, tgi, health, playground_page, utility, kserve),
+    *(
+        openai_api,
+        responses_api,
+        anthropic,
+        ollama,
+        tgi,
+        health,
+        playground_page,
+        utility,
+        infill,
+        tei,
+        kserve,
+    ),
     openapi,
 )
 

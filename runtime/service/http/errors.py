@@ -58,7 +58,7 @@ _SHAPES: dict[str, Callable[[int, str, str | None], Json]] = {
     "/v1/messages": anthropic_error,
     "/api/": plain_error,
     "/v2/": plain_error,
-    "/generate": tgi_error,
+    **dict.fromkeys(("/generate", "/embed", "/similarity", "/predict"), tgi_error),
 }
 
 

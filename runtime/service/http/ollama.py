@@ -9,10 +9,12 @@ import asyncio
 import importlib.metadata
 import json
 import logging
+import math
+import re
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, MutableMapping
 from contextlib import aclosing
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from starlette.requests import Request
@@ -22,6 +24,7 @@ from starlette.routing import Route
 from ....errors import CarryallError, ChatTemplateError, RequestError, UnknownModelError
 from ....options import shown
 from ...models.model_source import ModelSummary
+from ...text.infill import Infill
 from ..core.answer_parts import AnswerParts, CallDelta
 from ..core.chat import (
     Conversation,
@@ -34,13 +37,14 @@ from ..core.chat import (
     read_tools,
 )
 from ..core.deltas import collect, refuse_cancelled
+from ..core.encoder import EncoderHandler
 from ..core.handler import LLMHandler
 from ..core.messages import Choice, Delta, Generation, GenerationRequest, Usage
 from ..core.model_entry import ModelStatus
 from .errors import described, plain_error
 from .openai.embeddings import cut_vectors, read_embeddings
 from .openai.reading import bool_field, generation_request, text_field
-from .service import HttpService, json_response, service_of
+from .service import HttpService, json_response, list_ignored, service_of
 from .sse import streamed, while_connected
 
 Json = dict[str, Any]
@@ -53,17 +57,18 @@ _GENERATE = _COMMON | {"prompt", "system", "raw", "suffix", "template", "context
 # Maps Ollama's option names to ours. Machine options (num_ctx, num_gpu, ...) are settings of the service.
 _OPTIONS = {"num_predict": "max_tokens", "repeat_penalty": "repetition_penalty"}
 _SAME = ("temperature", "top_k", "top_p", "min_p", "typical_p", "seed", "stop", "presence_penalty",
-         "frequency_penalty", "mirostat", "mirostat_tau", "mirostat_eta")  # fmt: skip
+         "frequency_penalty", "watermark", "repetition_guard", "mirostat", "mirostat_tau",
+         "mirostat_eta")  # fmt: skip
 
 
 async def chat(request: Request) -> Response:
     """Handle ``POST /api/chat``: continue a conversation."""
     service = service_of(request)
     body, headers = await service.known_body(request, _CHAT)
-    handler = _llm(service, request, body)
+    handler = await _llm(service, request, body, headers)
     messages = [read_message(message) for message in objects("messages", body.get("messages") or [])]
     if not messages:
-        return json_response({**_frame(handler), **_message({}), "done": True, "done_reason": "load"})
+        return json_response({**_frame(handler), **_message({}), **_loaded(body)}, headers)
     tools = read_tools(body.get("tools") or [])
     talk = converse(messages, {}, tools=tools, variables=_variables(body), continues=None)
     asked = _asked(talk, handler, body)
@@ -79,13 +84,17 @@ async def generate(request: Request) -> Response:
     """
     service = service_of(request)
     body, headers = await service.known_body(request, _GENERATE)
-    handler = _llm(service, request, body)
-    for name in ("suffix", "template"):
-        if body.get(name):
-            raise RequestError(f"'{name}' is not supported")
+    handler = await _llm(service, request, body, headers)
+    if body.get("template"):
+        raise RequestError("'template' is not supported")
     prompt = text_field("prompt", body.get("prompt")) or ""
     if not prompt:
-        return json_response({**_frame(handler), "response": "", "done": True, "done_reason": "load"})
+        return json_response({**_frame(handler), "response": "", **_loaded(body)}, headers)
+    if suffix := text_field("suffix", body.get("suffix")):
+        gap = _asked(Infill(prompt, suffix), handler, body)
+        return await _answer(
+            request, handler, await service.admitted(gap, headers), body, headers, chat_form=False
+        )
     system = text_field("system", body.get("system"))
     messages = [Message("system", (Text(system),))] if system else []
     user = read_message({"role": "user", "content": prompt, "images": body.get("images")})
@@ -107,8 +116,62 @@ async def _has_template(handler: LLMHandler, conversation: Conversation) -> bool
     return True
 
 
-def _llm(service: HttpService, request: Request, body: Mapping[str, Any]) -> LLMHandler:
-    return service.llm(request, _own_name(body.get("model")))
+async def _llm(
+    service: HttpService, request: Request, body: Mapping[str, Any], headers: MutableMapping[str, str]
+) -> LLMHandler:
+    """Return the handler of the model that a body names, which stays loaded for its ``keep_alive``."""
+    _keep(service, body, headers)
+    return await service.llm(request, _own_name(body.get("model")))
+
+
+async def _embedder(
+    service: HttpService, body: Mapping[str, Any], headers: MutableMapping[str, str]
+) -> LLMHandler | EncoderHandler:
+    _keep(service, body, headers)
+    return await service.embedder(_own_name(body.get("model")))
+
+
+def _keep(service: HttpService, body: Mapping[str, Any], headers: MutableMapping[str, str]) -> None:
+    """Keep the model that a body names for its ``keep_alive``, if the caller may do that."""
+    seconds = body.get("keep_alive")
+    if seconds is None:
+        return
+    name = _own_name(body.get("model"))
+    if isinstance(name, str | None) and not service.admission.keep(name, _seconds(seconds)):
+        list_ignored(headers, ["keep_alive"])
+
+
+_DURATION = re.compile(r"(-?)((?:\d+(?:\.\d+)?(?:ns|us|µs|ms|s|m|h))+)")
+_UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def _seconds(keep_alive: Any) -> float:
+    """Return a ``keep_alive`` in seconds: a number, or a text as Go writes durations; below 0 is for good.
+
+    Raises:
+        RequestError: it is neither.
+    """
+    try:
+        if isinstance(keep_alive, str) and (found := _DURATION.fullmatch(keep_alive)):
+            parts = re.findall(r"([\d.]+)([a-zµ]+)", found[2])
+            seconds = sum(float(number) * _UNITS[unit] for number, unit in parts) * (-1 if found[1] else 1)
+        elif isinstance(keep_alive, bool):
+            raise ValueError
+        else:
+            seconds = float(keep_alive)
+    except (TypeError, ValueError):
+        seconds = math.nan
+    if math.isnan(seconds):
+        raise RequestError(
+            f"'keep_alive' must be a number of seconds or a text such as \"5m\", not {shown(keep_alive)}"
+        )
+    return math.inf if seconds < 0 else seconds
+
+
+def _loaded(body: Mapping[str, Any]) -> Json:
+    """Return the end of an answer to a request without a prompt, which loads a model or lets it go."""
+    gone = body.get("keep_alive") is not None and _seconds(body["keep_alive"]) == 0
+    return {"done": True, "done_reason": "unload" if gone else "load"}
 
 
 def _own_name(name: Any) -> Any:
@@ -122,7 +185,9 @@ def _variables(body: Mapping[str, Any]) -> Json:
     return {} if think is None else {"enable_thinking": bool_field("think", think)}
 
 
-def _asked(prompt: str | Conversation, handler: LLMHandler, body: Mapping[str, Any]) -> GenerationRequest:
+def _asked(
+    prompt: str | Conversation | Infill, handler: LLMHandler, body: Mapping[str, Any]
+) -> GenerationRequest:
     given = body.get("options") or {}
     if not isinstance(given, dict):
         raise RequestError(f"'options' must be an object, not {shown(given)}")
@@ -269,10 +334,12 @@ async def embed(request: Request) -> Response:
     service = service_of(request)
     known = {"model", "input", "truncate", "options", "keep_alive", "dimensions"}
     body, headers = await service.known_body(request, known)
-    handler = service.embedder(_own_name(body.get("model")))
+    handler = await _embedder(service, body, headers)
     ask = read_embeddings({"input": body.get("input"), "dimensions": body.get("dimensions")})
     start = time.monotonic_ns()
-    found = await while_connected(request.receive, handler.embed(ask.inputs))
+    truncate = body.get("truncate")  # Ollama cuts unless it is false
+    cut = bool_field("truncate", True if truncate is None else truncate)
+    found = await while_connected(request.receive, handler.embed(ask.inputs, truncate=cut))
     answer = {
         "model": handler.name,
         "embeddings": cut_vectors(ask, found).tolist(),
@@ -287,11 +354,11 @@ async def embeddings(request: Request) -> Response:
     """Handle ``POST /api/embeddings``, the older form of ``/api/embed``: return one vector."""
     service = service_of(request)
     body, headers = await service.known_body(request, {"model", "prompt", "options", "keep_alive"})
-    handler = service.embedder(_own_name(body.get("model")))
+    handler = await _embedder(service, body, headers)
     prompt = text_field("prompt", body.get("prompt"))
     if not prompt:  # loads the model
         return json_response({"embedding": []}, headers)
-    found = await while_connected(request.receive, handler.embed([prompt]))
+    found = await while_connected(request.receive, handler.embed([prompt], truncate=True))
     return json_response({"embedding": found.vectors[0].tolist()}, headers)
 
 
@@ -315,7 +382,11 @@ async def _listed(request: Request, *, running: bool) -> list[Json]:
             model = _model(name, summary)
             if running:
                 length = status.info.context_length if status.info else 0
-                model |= {"expires_at": _NEVER, "size_vram": 0, "context_length": length}
+                model |= {
+                    "expires_at": _moment(status.seconds_left),
+                    "size_vram": 0,
+                    "context_length": length,
+                }
                 del model["modified_at"]
             listed.append(model)
     return listed
@@ -330,7 +401,9 @@ def _summary(status: ModelStatus) -> ModelSummary | None:
         return None
 
 
-_NEVER = "2318-01-01T00:00:00Z"  # models stay in memory
+def _moment(seconds: float) -> str:
+    """Return the moment in so many seconds; of a model that stays in memory one in centuries."""
+    return (datetime.now(UTC) + timedelta(seconds=min(seconds, 9e9))).isoformat()
 
 
 def _model(name: str, summary: ModelSummary | None) -> Json:
@@ -368,7 +441,7 @@ async def show(request: Request) -> Response:
     """Handle ``POST /api/show``: describe one model."""
     service = service_of(request)
     body, headers = await service.known_body(request, {"model", "name", "verbose"})
-    model = _llm(service, request, {"model": body.get("model", body.get("name"))}).model
+    model = (await _llm(service, request, {"model": body.get("model", body.get("name"))}, headers)).model
     summary = await asyncio.to_thread(model.summary)
     family = (summary.family if summary else "") or "onnx"
     facts: Json = {"general.architecture": family, f"{family}.context_length": model.info.context_length}
@@ -385,7 +458,7 @@ async def pull(request: Request) -> Response:
     body, headers = await service.known_body(request, {"model", "name", "insecure", "stream"})
     name = body.get("model", body.get("name"))
     try:
-        _llm(service, request, {"model": name})
+        await _llm(service, request, {"model": name}, headers)
     except UnknownModelError as error:
         raise UnknownModelError(
             f"{error}. A service downloads no models: start it with this one (carryall serve MODEL)"

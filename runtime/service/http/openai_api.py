@@ -34,7 +34,7 @@ async def chat_completions(request: Request) -> Response:
     """Handle ``POST /v1/chat/completions``: continue a conversation."""
     service = service_of(request)
     body, headers = await service.known_body(request, chat.KNOWN)
-    handler = service.llm(request, body.get("model"))
+    handler = await service.llm(request, body.get("model"))
     read, options = chat.read_chat(with_defaults(handler, body))
     asked = await service.admitted(read, headers)
     model = handler.model.info.model
@@ -51,7 +51,7 @@ async def text_completions(request: Request) -> Response:
     """Handle ``POST /v1/completions``: continue one or several texts."""
     service = service_of(request)
     body, headers = await service.known_body(request, completions.KNOWN)
-    handler = service.llm(request, body.get("model"))
+    handler = await service.llm(request, body.get("model"))
     read = completions.read_completion(with_defaults(handler, body))
     ask = dataclasses.replace(
         read, requests=[await service.admitted(asked, headers) for asked in read.requests]
@@ -162,10 +162,17 @@ async def text_embeddings(request: Request) -> Response:
     """Handle ``POST /v1/embeddings``: return one vector for each input."""
     service = service_of(request)
     body, headers = await service.known_body(request, embeddings.KNOWN)
-    handler = service.embedder(body.get("model"))
+    handler = await service.embedder(body.get("model"))
     ask = embeddings.read_embeddings(body)
     found = await while_connected(
-        request.receive, handler.embed(ask.inputs, pooling=ask.pooling, normalize=ask.normalize)
+        request.receive,
+        handler.embed(
+            ask.inputs,
+            pooling=ask.pooling,
+            normalize=ask.normalize,
+            prompt=ask.prompt,
+            truncate=ask.truncate,
+        ),
     )
     return json_response(embeddings.embeddings_response(ask, found, handler.name), headers)
 

@@ -53,7 +53,7 @@ class ResponsesApi:
         service = service_of(request)
         given = await service.body(request)
         body, headers = service.split({**given, **not_included(given)}, KNOWN)
-        handler = service.llm(request, body.get("model"))
+        handler = await service.llm(request, body.get("model"))
         ask = await self._read(service, handler, body, headers)
         builder = ResponseBuilder(ask, handler.model.info.model)
         if ask.background:
@@ -77,7 +77,7 @@ class ResponsesApi:
         service = service_of(request)
         body, headers = await service.known_body(request, compaction.KNOWN)
         body = compaction.summary_body(body)
-        handler = service.llm(request, body["model"])
+        handler = await service.llm(request, body["model"])
         ask = await self._read(service, handler, body, headers)
         builder = ResponseBuilder(ask, handler.model.info.model)
         await while_connected(request.receive, self._run(handler, ask, builder))
@@ -88,7 +88,7 @@ class ResponsesApi:
         service = service_of(request)
         given = await service.body(request)
         body, headers = service.split({**given, **not_included(given)}, KNOWN)
-        handler = service.llm(request, body.get("model"))
+        handler = await service.llm(request, body.get("model"))
         ask = await self._read(service, handler, body, headers)
         tokens = await handler.tokenize(ask.request.prompt)
         return json_response({"object": "response.input_tokens", "input_tokens": len(tokens)}, headers)
@@ -102,7 +102,7 @@ class ResponsesApi:
         """Start a turn of a WebSocket; ``own`` holds the last response of the connection."""
         service = service_of(socket)
         body, _ = service.split({**body, **not_included(body)}, KNOWN)
-        handler = service.llm(socket, body.get("model"))
+        handler = await service.llm(socket, body.get("model"))
         ask = await self._read(service, handler, body, {}, own)
         builder = ResponseBuilder(ask, handler.model.info.model)
         return Turn(

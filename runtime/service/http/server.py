@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import socket
 import ssl
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -100,7 +102,10 @@ class HttpServer:
             self._context, self._stamp = context, self._tls.stamp()
             self._watching = asyncio.create_task(self._watch())
         bound = _bound(self._config.host, self._config.http_port or 0)
-        self._serving = asyncio.create_task(self._server.serve([bound]))
+        sockets = [bound]
+        if self._config.unix_socket is not None:
+            sockets.append(_bound_file(self._config.unix_socket))
+        self._serving = asyncio.create_task(self._server.serve(sockets))
         while not self._server.started:
             if self._serving.done():
                 self._serving.result()
@@ -115,6 +120,8 @@ class HttpServer:
         if self._serving is not None:
             self._server.end()
             await self._serving
+            if self._config.unix_socket is not None:
+                self._config.unix_socket.unlink(missing_ok=True)
 
     async def _watch(self) -> None:
         """Check every ``_WATCH_SECONDS`` for renewed certificates."""
@@ -160,6 +167,36 @@ def _bound(host: str, port: int) -> socket.socket:
             "Choose another port or host with --http-port or --host"
         ) from error
     return bound
+
+
+def _bound_file(path: Path) -> socket.socket:
+    """Listen on a socket in the file system, which only this user may open."""
+    if not hasattr(socket, "AF_UNIX"):
+        raise UsageError("this system has no sockets in the file system; omit --unix-socket")
+    bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        if path.is_socket() and not _answers(path):
+            path.unlink()  # a process that was killed has left it
+        before = os.umask(0o177)
+        try:
+            bound.bind(str(path))
+        finally:
+            os.umask(before)
+        bound.listen(_BACKLOG)
+        bound.setblocking(False)
+    except (OSError, ValueError) as error:
+        bound.close()
+        raise UsageError(
+            f"cannot listen on {ascii(str(path))[1:-1]}: {getattr(error, 'strerror', None) or error}. Choose "
+            "another path with --unix-socket, of at most 100 bytes, in a folder you can write to"
+        ) from error
+    return bound
+
+
+def _answers(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1.0)
+        return probe.connect_ex(str(path)) == 0
 
 
 def _end_connections_of_lost_hosts(bound: socket.socket) -> None:

@@ -50,17 +50,21 @@ class HttpService:
         """Return the view of the models that applies the current caller's permissions."""
         return self.inference.models
 
-    def llm(self, request: HTTPConnection, name: Any, adapter: Any = None) -> LLMHandler:
+    async def llm(self, request: HTTPConnection, name: Any, adapter: Any = None) -> LLMHandler:
         """Return the handler of the model ``name``, with one of its adapters; None is the default model.
+
+        A model that is loading is waited for.
 
         Raises:
             RequestError: a name is not a string.
             UnknownModelError: no model has this name, or the caller may not use it.
         """
+        await self.admission.loaded(_model_name(name))
         return self.admission.llm(_model_name(name), adapter=text_field("adapter_id", adapter))
 
-    def embedder(self, name: Any) -> LLMHandler | EncoderHandler:
+    async def embedder(self, name: Any) -> LLMHandler | EncoderHandler:
         """Return the handler of a model that makes embeddings; see ``llm``."""
+        await self.admission.loaded(_model_name(name))
         return self.admission.embedder(_model_name(name))
 
     async def body(self, request: Request) -> Json:
@@ -79,7 +83,7 @@ class HttpService:
         """Return the known fields of a body, and a header that lists the ignored ones; see ``known_body``."""
         body, unknown = known_fields(given, known, strict=self.config.strict)
         headers: dict[str, str] = {}
-        _list_ignored(headers, unknown)
+        list_ignored(headers, unknown)
         return body, headers
 
     async def admitted(
@@ -101,11 +105,11 @@ class HttpService:
             refuse_left_out(asked, "remove it, or start the service without --strict")
         for name in asked.left_out:
             _warn_once(name)
-        _list_ignored(headers, asked.left_out)
+        list_ignored(headers, asked.left_out)
         return self.admission.admitted(asked)
 
 
-def _list_ignored(headers: MutableMapping[str, str], names: Iterable[str]) -> None:
+def list_ignored(headers: MutableMapping[str, str], names: Iterable[str]) -> None:
     """Add names to the header that lists what a request has and no one reads."""
     # Clients choose names freely, but a header may hold only printable ASCII.
     listed = headers[IGNORED_HEADER].split(", ") if IGNORED_HEADER in headers else []

@@ -80,7 +80,7 @@ async def _answer(request: Request, *, stream: bool | None) -> Response:
     parameters = {name: value for name, value in given.items() if name in _READ}
     unknown = {f"parameters.{name}": value for name, value in given.items() if name not in _READ}
     body, headers = service.split({**body, **unknown}, _KNOWN)
-    handler = service.llm(request, body.get("model"), parameters.get("adapter_id"))
+    handler = await service.llm(request, body.get("model"), parameters.get("adapter_id"))
     streams = stream if stream is not None else bool_field("stream", body.get("stream") or False)
     ask = await _read(handler, body.get("inputs"), parameters, streams=streams)
     ask = dataclasses.replace(ask, request=await service.admitted(ask.request, headers))
@@ -134,12 +134,12 @@ def _count(name: str, given: Mapping[str, Any], least: int = 0) -> int:
 
 
 def _options(handler: LLMHandler, given: Mapping[str, Any]) -> Json:
-    if given.get("watermark"):
-        raise RequestError("'watermark' is not supported")
     drawn = given.get("do_sample") or any(given.get(name) is not None for name in _DRAWN)
     options: Json = {"max_tokens": _DEFAULT_TOKENS, **(handler.model.defaults if drawn else {})}
     if not drawn:
         options["temperature"] = 0.0
+    if given.get("watermark") is not None:
+        options["watermark"] = given["watermark"]
     options |= {name: given[name] for name in _SAME if given.get(name) is not None}
     options |= {ours: given[theirs] for theirs, ours in _NAMES.items() if given.get(theirs) is not None}
     match given.get("grammar"):
@@ -235,7 +235,7 @@ def _reason(reason: str | None, stop: str | int | None) -> str:
 
 async def info(request: Request) -> Response:
     """Handle ``GET /info``: describe the default model."""
-    facts = service_of(request).llm(request, None).model.info
+    facts = (await service_of(request).llm(request, None)).model.info
     return json_response(
         {
             "model_id": facts.model,

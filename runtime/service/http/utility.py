@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
 from typing import Any
 
 from starlette.requests import Request
@@ -11,11 +10,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from ....errors import RequestError
-from ....options import shown
-from ..core.chat import converse, read_message, read_tools
-from ..core.messages import Prompt
+from . import tei
 from .openai import scoring
-from .openai.reading import bool_field, is_token_ids
+from .openai.reading import bool_field, is_token_ids, text_or_conversation
 from .service import HttpService, json_response, service_of
 from .sse import while_connected
 
@@ -30,6 +27,8 @@ _TOKENIZE = frozenset(
         "add_special_tokens",
         "return_token_strs",
         "chat_template_kwargs",
+        "add_generation_prompt",
+        "continue_final_message",
     }
 )
 
@@ -38,27 +37,14 @@ async def tokenize(request: Request) -> Response:
     """Handle ``POST /tokenize``: return the tokens of ``prompt``, or of ``messages`` in the chat template."""
     service = service_of(request)
     body, headers = await service.known_body(request, _TOKENIZE)
-    handler = service.llm(request, body.get("model"))
+    handler = await service.llm(request, body.get("model"))
     special = bool_field("add_special_tokens", body.get("add_special_tokens", True))
-    tokens = await handler.tokenize(_prompt(body), add_special_tokens=special)
+    tokens = await handler.tokenize(text_or_conversation(body, "prompt"), add_special_tokens=special)
     info = handler.model.info
     answer: Json = {"count": len(tokens), "max_model_len": info.context_length, "tokens": tokens}
     if bool_field("return_token_strs", body.get("return_token_strs") or False):
         answer["token_strs"] = [await handler.detokenize([token]) for token in tokens]
     return json_response(answer, headers)
-
-
-def _prompt(body: Mapping[str, Any]) -> Prompt:
-    prompt, messages = body.get("prompt"), body.get("messages")
-    if isinstance(prompt, str) and messages is None:
-        return prompt
-    if not isinstance(messages, list) or prompt is not None:
-        raise RequestError("give either 'prompt' (a string) or 'messages' (a list)")
-    variables = body.get("chat_template_kwargs") or {}
-    if not isinstance(variables, dict):
-        raise RequestError(f"'chat_template_kwargs' must be an object, not {shown(variables)}")
-    tools = read_tools(body.get("tools") or [])
-    return converse([read_message(message) for message in messages], {}, tools=tools, variables=variables)
 
 
 async def detokenize(request: Request) -> Response:
@@ -68,14 +54,16 @@ async def detokenize(request: Request) -> Response:
     tokens = body.get("tokens")
     if not is_token_ids(tokens):
         raise RequestError("'tokens' must be a list of token ids")
-    text = await service.llm(request, body.get("model")).detokenize(tokens or [])
+    handler = await service.llm(request, body.get("model"))
+    text = await handler.detokenize(tokens or [])
     return json_response({"prompt": text}, headers)
 
 
 async def score(request: Request) -> Response:
     """Handle ``POST /score``: return the score of each pair of texts.
 
-    With ``text`` and ``continuations``, return the log-probability of each continuation after the text.
+    With ``text`` and ``continuations``, return the log-probability of each continuation after the text; with
+    ``messages`` instead of ``text``, of each answer to the conversation.
     With vLLM's ``text_1`` and ``text_2`` (or ``queries`` and ``documents``), return the probability that
     each document answers its query.
     """
@@ -83,10 +71,10 @@ async def score(request: Request) -> Response:
     body, headers = await service.known_body(request, scoring.SCORE)
     ask, name = scoring.read_score(body), uuid.uuid4().hex
     if isinstance(ask, scoring.ContinuationsAsk):
-        handler = service.llm(request, body.get("model"))
+        handler = await service.llm(request, body.get("model"))
         found = await while_connected(request.receive, handler.score(ask.text, ask.continuations))
         return json_response(scoring.continuations_response(found, handler.name, name), headers)
-    ranker = service.embedder(body.get("model"))
+    ranker = await service.embedder(body.get("model"))
     scores = []
     for query, document in zip(ask.queries, ask.documents, strict=True):
         work = ranker.rerank(query, [document], instruction=ask.instruction)
@@ -95,12 +83,18 @@ async def score(request: Request) -> Response:
 
 
 async def rerank(request: Request) -> Response:
-    """Handle ``POST /rerank``: sort ``documents`` by the probability that each answers ``query``."""
+    """Handle ``POST /rerank``: sort ``documents`` by the probability that each answers ``query``.
+
+    With ``texts`` in place of ``documents``, the answer is that of text-embeddings-inference.
+    """
     service = service_of(request)
-    body, headers = await service.known_body(request, scoring.RERANK)
-    handler = service.embedder(body.get("model"))
+    given = await service.body(request)
+    if "texts" in given and "documents" not in given:
+        return await tei.rank(request, service, given)
+    body, headers = service.split(given, scoring.RERANK)
+    handler = await service.embedder(body.get("model"))
     ask = scoring.read_rerank(body)
-    work = handler.rerank(ask.query, ask.documents, instruction=ask.instruction)
+    work = handler.rerank(ask.query, ask.documents, instruction=ask.instruction, truncate=ask.truncate)
     scores = await while_connected(request.receive, work)
     return json_response(scoring.rerank_response(ask, scores, handler.name, uuid.uuid4().hex), headers)
 

@@ -70,6 +70,7 @@ class Inference:
         Raises:
             CarryallError: see ``run``.
         """
+        await self.models.loaded(request.model, request.version)
         status = self.models.drawn(request.model, request.version)
         start, times, ended = time.perf_counter_ns(), None, False
         try:

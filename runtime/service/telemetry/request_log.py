@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import time
 from collections import defaultdict
 from typing import Any
 
+from ...text.infill import Infill
 from ...types.outputs import RequestMetrics
 from ..core.chat import Conversation
 from ..core.messages import Delta, GenerationRequest
@@ -73,4 +75,6 @@ class _Request:
 
 def _prompt(request: GenerationRequest) -> Any:
     prompt = request.prompt
+    if isinstance(prompt, Infill):
+        return dataclasses.asdict(prompt)
     return prompt.turns(lambda image: "[image]") if isinstance(prompt, Conversation) else prompt

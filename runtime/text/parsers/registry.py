@@ -16,6 +16,7 @@ from .base import Message, MessageParser
 from .derivation import Derived, derive
 from .formats import HARMONY, NAMED, AnswerFormat
 from .harmony import HarmonyParser
+from .response_template import StatedFormat, stated_format
 
 STYLES = ("harmony", *NAMED)
 
@@ -30,10 +31,14 @@ class AnswerFormats:
     Args:
         template: the chat templates.
         special: the texts of special tokens; None if there is no tokenizer.
+        response_template: that of tokenizer_config.json; None if it has none.
     """
 
-    def __init__(self, template: ChatTemplate, special: SpecialTexts | None = None) -> None:
+    def __init__(
+        self, template: ChatTemplate, special: SpecialTexts | None = None, response_template: Any = None
+    ) -> None:
         self._template, self._special = template, special
+        self._stated = StatedFormat() if response_template is None else stated_format(response_template)
         self._derived = functools.lru_cache(maxsize=_MOST_TEMPLATES)(self._derive)
 
     def of(self, template: str | None, *, with_tools: bool, style: str | None = None) -> AnswerFormat:
@@ -64,10 +69,29 @@ class AnswerFormats:
         described = self._template.describes_tools(source)
         render = functools.partial(self._template.render, template=source)
         derived = derive(source, render, described=described)
+        derived = with_stated(derived, self._stated)
         for note in derived.notes:
             level = logging.WARNING if derived.answer.calls is None else logging.INFO
             _log.log(level, "the chat template does not tell all of how the model answers: %s", note)
         return derived
+
+
+def with_stated(derived: Derived, stated: StatedFormat) -> Derived:
+    """Return a format in which a response template tells what could not be derived and proven."""
+    answer, notes = derived.answer, list(derived.notes)
+
+    def is_open(part: str) -> bool:
+        return getattr(answer, part) is None or any(note.startswith(part) for note in notes)
+
+    if stated.thought is not None and is_open("thought"):
+        answer = dataclasses.replace(answer, thought=stated.thought)
+        notes = [note for note in notes if not note.startswith("thought")]
+    if stated.calls is not None and is_open("calls"):
+        answer = dataclasses.replace(answer, calls=stated.calls)
+        notes = [note for note in notes if not note.startswith("calls")]
+    if stated.text is not None and not answer.text_open:
+        answer = dataclasses.replace(answer, text_open=stated.text[0], text_close=stated.text[1])
+    return Derived(answer, (*notes, *stated.notes))
 
 
 def named_format(answer: AnswerFormat, style: str) -> AnswerFormat:

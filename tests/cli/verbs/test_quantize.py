@@ -57,6 +57,7 @@ def test_the_record_says_what_was_done(kv_package: Path, tmp_path: Path) -> None
         "group_size": 64,
         "algorithm": "kquant",
         "embedding_bits": 8,
+        "mixed": {"int8": "keys, values and outlying feed-forward outputs"},
         "kv_cache": "int8",
         "recipe": {"method": "int4-fast", "block_size": 16},
     }

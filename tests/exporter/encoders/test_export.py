@@ -11,7 +11,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 from onnx.reference import ReferenceEvaluator
-from tiny_encoders import CASES, CLASSIFIER, tokens, write_tiny_encoder
+from tiny_encoders import CASES, CLASSIFIER, MASKED, TOKENS, tokens, write_case, write_tiny_encoder
 
 from carryall.errors import CheckpointError, UnsupportedModelError, WeightWarning
 from carryall.exporter.encoders.export import export_encoder, label_names
@@ -34,27 +34,50 @@ def run(model: ir.Model, folder: Path) -> dict[str, Any]:
     return dict(zip(names, session.run(None, feed), strict=True))
 
 
+def golden_of(case: str) -> dict[str, Any]:
+    with np.load(GOLDEN) as golden:
+        return {key.partition("/")[2]: golden[key] for key in golden if key.partition("/")[0] == case}
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_states_and_logits_equal_those_of_transformers(tmp_path: Path, case: str) -> None:
-    model_type, head, changes = CASES[case]
-    model = export_encoder(write_tiny_encoder(tmp_path, model_type, head, **changes))
+    head = CASES[case][1]
+    model = export_encoder(write_case(tmp_path, case))
     assert set(model.opset_imports) == {""}
-    found = run(model, tmp_path)
-    with np.load(GOLDEN) as golden:
-        expected = {key.partition("/")[2]: golden[key] for key in golden if key.partition("/")[0] == case}
-    assert set(found) == {"last_hidden_state"} | ({"logits"} if head == CLASSIFIER else set())
-    states = found["last_hidden_state"] * tokens()[1][:, :, None]
-    np.testing.assert_allclose(states, expected["states"], rtol=0, atol=5e-6)
-    if head == CLASSIFIER:
-        np.testing.assert_allclose(found["logits"], expected["logits"], rtol=0, atol=1e-5)
+    found, expected = run(model, tmp_path), golden_of(case)
+    assert set(found) == {"last_hidden_state"} | ({"logits"} if head in (CLASSIFIER, TOKENS) else set())
+    mask = tokens()[1][:, :, None]
+    np.testing.assert_allclose(found["last_hidden_state"] * mask, expected["states"], rtol=0, atol=1e-5)
+    if "logits" in found:
+        logits = found["logits"] if head == CLASSIFIER else found["logits"] * mask
+        np.testing.assert_allclose(logits, expected["logits"], rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("case", ["bert-reranker", "roberta", "modernbert-classes"])
+@pytest.mark.parametrize("case", [case for case in CASES if CASES[case][1] == MASKED])
+@pytest.mark.parametrize(("strategy", "activation"), [("max", "relu"), ("sum", "log1p_relu")])
+def test_term_weights_are_those_of_splade(tmp_path: Path, case: str, strategy: str, activation: str) -> None:
+    folder = write_case(tmp_path, case)
+    kinds = {"MLMTransformer": "", "SpladePooling": "1_SpladePooling"}
+    modules = [{"type": f"sentence_transformers.models.{kind}", "path": path} for kind, path in kinds.items()]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "1_SpladePooling").mkdir()
+    config = {"pooling_strategy": strategy, "activation_function": activation}
+    (folder / "1_SpladePooling/config.json").write_text(json.dumps(config))
+    found = run(export_encoder(folder), tmp_path)["term_weights"]
+    weights = np.log1p(np.maximum(golden_of(case)["logits"].astype(np.float64), 0))  # 0 for padding
+    weights = np.log1p(weights) if activation == "log1p_relu" else weights
+    expected = weights.max(1) if strategy == "max" else weights.sum(1)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "case",
+    ["bert-reranker", "roberta", "modernbert-classes", "mpnet", "deberta-v2-apart", "gemma3-text", "t5"],
+)
 def test_other_engines_give_the_same_states(tmp_path: Path, case: str) -> None:
     openvino = pytest.importorskip("openvino")
-    model_type, head, changes = CASES[case]
     path = tmp_path / "model.onnx"
-    model = export_encoder(write_tiny_encoder(tmp_path, model_type, head, **changes))
+    model = export_encoder(write_case(tmp_path, case))
     ir.save(model, path)
     ids, mask, types = tokens()
     given = {"input_ids": ids, "attention_mask": mask, "token_type_ids": types}
@@ -68,7 +91,8 @@ def test_other_engines_give_the_same_states(tmp_path: Path, case: str) -> None:
 
 
 def test_cases_cover_every_family() -> None:
-    assert {model_type for model_type, _, _ in CASES.values()} == set(encoder_families())
+    names = {model_type.replace("_", "-") for model_type, _, _ in CASES.values()}
+    assert names == set(encoder_families())
 
 
 def test_tensors_of_a_language_model_head_are_left_out(tmp_path: Path, recwarn: Any) -> None:

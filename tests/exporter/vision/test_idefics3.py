@@ -59,8 +59,8 @@ def test_a_tile_has_the_same_states_alone_and_beside_others(package: Path) -> No
     seen = encoder(package, cache_bytes=0)
     whole = seen.prepare(picture())
     together = seen.states(whole)
-    size = seen.processor.tile_tokens
-    for number, tile in enumerate(whole.tiles):
+    size = whole.num_tokens // len(whole.prepared.units)
+    for number, tile in enumerate(whole.prepared.units):
         alone = seen._encode([tile])[0]
         np.testing.assert_allclose(together[number * size : (number + 1) * size], alone, rtol=0, atol=2e-6)
 

@@ -1,4 +1,7 @@
-"""Tiny random checkpoints of encoders, with the tensors that transformers 5.23 saves."""
+"""Tiny random checkpoints of encoders, with the tensors that transformers 5.23 and 5.24 save.
+
+``encoder_shapes.json`` has the shapes of the cases in ``RECORDED``; tools/make_encoder_golden.py writes it.
+"""
 
 from __future__ import annotations
 
@@ -48,6 +51,52 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "sep_token_id": 2,
     },
 }
+_POSITIONS = {**_SIZES, "pad_token_id": 1, "layer_norm_eps": 1e-5}
+CONFIGS |= {
+    "mpnet": _POSITIONS,
+    "camembert": _ROBERTA,
+    "electra": {**_SIZES, "embedding_size": 12},
+    "albert": {**_SIZES, "embedding_size": 12, "num_hidden_layers": 4, "num_hidden_groups": 2},
+    "nomic_bert": {**_SIZES, "type_vocab_size": 2},
+    "jina_embeddings_v3": _ROBERTA,
+    "deberta-v2": {
+        **_SIZES,
+        "relative_attention": True,
+        "max_relative_positions": -1,
+        "position_buckets": 6,
+        "norm_rel_ebd": "layer_norm",
+        "share_att_key": True,
+        "pos_att_type": "p2c|c2p",
+        "position_biased_input": False,
+        "type_vocab_size": 0,
+    },
+    "eurobert": {**_SIZES, "num_attention_heads": 4, "num_key_value_heads": 2, "rope_theta": 500.0},
+    "gemma3_text": {
+        **_SIZES,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 6,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": 5,
+        "sliding_window": 5,
+        "sliding_window_pattern": 2,
+        "use_bidirectional_attention": True,
+    },
+    "t5": {
+        "vocab_size": VOCABULARY,
+        "d_model": HIDDEN,
+        "d_kv": 6,
+        "d_ff": INNER,
+        "num_layers": LAYERS,
+        "num_heads": 4,
+        "relative_attention_num_buckets": 8,
+        "relative_attention_max_distance": 9,
+        "feed_forward_proj": "relu",
+        "pad_token_id": 0,
+        "eos_token_id": 1,
+    },
+}
+CONFIGS["mt5"] = {**CONFIGS["t5"], "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
 _BASES = {"bert": "bert", "distilbert": "distilbert", "modernbert": "model"}
 _ARCHITECTURES = {
     "bert": "Bert",
@@ -55,8 +104,19 @@ _ARCHITECTURES = {
     "xlm-roberta": "XLMRoberta",
     "distilbert": "DistilBert",
     "modernbert": "ModernBert",
+    "mpnet": "MPNet",
+    "camembert": "Camembert",
+    "electra": "Electra",
+    "albert": "Albert",
+    "nomic_bert": "NomicBert",
+    "jina_embeddings_v3": "JinaEmbeddingsV3",
+    "deberta-v2": "DebertaV2",
+    "eurobert": "EuroBert",
+    "gemma3_text": "Gemma3Text",
+    "t5": "T5Encoder",
+    "mt5": "MT5Encoder",
 }
-CLASSIFIER = "ForSequenceClassification"
+CLASSIFIER, TOKENS, MASKED = "ForSequenceClassification", "ForTokenClassification", "ForMaskedLM"
 
 # Case -> model_type, head, changes of the configuration.
 CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
@@ -86,20 +146,89 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
 }
 
 
+_THREE = {"id2label": {"0": "O", "1": "B-PER", "2": "I-PER"}}
+# Cases whose tensors are recorded.
+RECORDED: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "bert-tokens": ("bert", TOKENS, _THREE),
+    "distilbert-tokens": ("distilbert", TOKENS, _THREE),
+    "xlm-roberta-tokens": ("xlm-roberta", TOKENS, _THREE),
+    "modernbert-tokens": ("modernbert", TOKENS, {**_THREE, "classifier_bias": True}),
+    "bert-masked": ("bert", MASKED, {}),
+    "distilbert-masked": ("distilbert", MASKED, {}),
+    "roberta-masked": ("roberta", MASKED, {}),
+    "modernbert-masked": ("modernbert", MASKED, {}),
+    "mpnet": ("mpnet", "Model", {}),
+    "mpnet-classes": ("mpnet", CLASSIFIER, {}),
+    "mpnet-masked": ("mpnet", MASKED, {}),
+    "camembert": ("camembert", CLASSIFIER, {}),
+    "electra": ("electra", "Model", {}),
+    "electra-classes": ("electra", CLASSIFIER, {"embedding_size": HIDDEN}),
+    "albert": ("albert", "Model", {}),
+    "albert-classes": ("albert", CLASSIFIER, {"num_hidden_groups": 1, "inner_group_num": 2}),
+    "nomic-bert": ("nomic_bert", "Model", {}),
+    "nomic-bert-classes": (
+        "nomic_bert",
+        CLASSIFIER,
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 50.0}},
+    ),
+    "jina-embeddings-v3": ("jina_embeddings_v3", "Model", {}),
+    "jina-embeddings-v3-classes": ("jina_embeddings_v3", CLASSIFIER, {}),
+    "deberta-v2": ("deberta-v2", "Model", {}),
+    "deberta-v2-reranker": ("deberta-v2", CLASSIFIER, {"id2label": {"0": "LABEL_0"}}),
+    "deberta-v2-apart": (
+        "deberta-v2",
+        TOKENS,
+        {
+            **_THREE,
+            "share_att_key": False,
+            "pos_att_type": ["c2p", "p2c"],
+            "position_biased_input": True,
+            "position_buckets": -1,
+            "max_relative_positions": 5,
+            "norm_rel_ebd": "none",
+            "conv_kernel_size": 3,
+            "type_vocab_size": 2,
+        },
+    ),
+    "deberta-v2-plain": ("deberta-v2", "Model", {"relative_attention": False, "pos_att_type": None}),
+    "eurobert": ("eurobert", "Model", {}),
+    "eurobert-classes": ("eurobert", CLASSIFIER, {}),
+    "eurobert-mean": ("eurobert", CLASSIFIER, {"classifier_pooling": "mean"}),
+    "eurobert-tokens": ("eurobert", TOKENS, _THREE),
+    "gemma3-text": ("gemma3_text", "Model", {}),
+    "t5": ("t5", "Model", {}),
+    "mt5": ("mt5", "Model", {}),
+}
+CASES |= RECORDED
+_SHAPES = Path(__file__).with_name("encoder_shapes.json")
+
+
+def write_case(folder: Path, case: str) -> Path:
+    """Write the checkpoint of a case."""
+    model_type, head, changes = CASES[case]
+    return write_tiny_encoder(folder, model_type, head, case=case, **changes)
+
+
+def encoder_config(model_type: str, head: str, changes: dict[str, Any]) -> dict[str, Any]:
+    """Return the config.json of a tiny encoder."""
+    architecture = f"{_ARCHITECTURES[model_type]}{head}"
+    return {"model_type": model_type, "architectures": [architecture], **CONFIGS[model_type], **changes}
+
+
 def write_tiny_encoder(
-    folder: Path, model_type: str, head: str = "Model", *, seed: int = 0, **changes: Any
+    folder: Path, model_type: str, head: str = "Model", *, seed: int = 0, case: str = "", **changes: Any
 ) -> Path:
-    """Write a random checkpoint with a byte-level tokenizer and return ``folder``."""
+    """Write a random checkpoint with a byte-level tokenizer and return ``folder``.
+
+    The shapes of its tensors are those that are recorded for ``case``, if any.
+    """
     write_byte_level(folder)
-    config = {
-        "model_type": model_type,
-        "architectures": [f"{_ARCHITECTURES[model_type]}{head}"],
-        **CONFIGS[model_type],
-        **changes,
-    }
+    config = encoder_config(model_type, head, changes)
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     rng = np.random.default_rng(seed)
-    shapes = _shapes(config, head)
+    recorded = json.loads(_SHAPES.read_text()) if _SHAPES.is_file() else {}
+    case = case if case in RECORDED else model_type.replace("_", "-")
+    shapes = recorded[case] if case in RECORDED else _shapes(config, head)
     tensors = {name: _random(rng, name, shapes[name]) for name in sorted(shapes)}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     return folder

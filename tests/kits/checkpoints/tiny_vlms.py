@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tiny_llavas
+import tiny_qwen_vls
 from tiny_layouts import attention as attention_shapes
 from tiny_layouts import decoder, gated_mlp, norms
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
@@ -108,27 +111,51 @@ def vlm_shapes(config: Mapping[str, Any]) -> Shapes:
     return {**shapes, "model.connector.modality_projection.proj.weight": (text["hidden_size"], joined)}
 
 
-def write_vlm(folder: Path, model_type: str = "smolvlm", *, seed: int = 0, **changes: Any) -> Path:
-    """Write a random checkpoint that reads pictures in tiles of 32 pixels, 4 tokens each."""
-    from safetensors.numpy import save_file
+@dataclass(frozen=True)
+class Family:
+    """What tells tiny checkpoints of a family apart.
 
-    config = vlm_config(model_type, **changes)
-    rng = np.random.default_rng(seed)
-    weights = {}
-    for name, shape in vlm_shapes(config).items():
-        values = rng.standard_normal(shape) * 0.4
-        weights[name] = (values + (len(shape) == 1 and name.endswith("weight"))).astype(np.float32)
-    folder.mkdir(parents=True, exist_ok=True)
-    _write(folder / "config.json", config)
-    tokens = {"bos_token_id": BOS, "eos_token_id": EOS, "pad_token_id": PAD}
-    _write(folder / "generation_config.json", tokens)
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    _write_tokenizer(folder)
-    side = config["vision_config"]["image_size"]
-    processor = {
-        "image_processor_type": {"smolvlm": "SmolVLMImageProcessor", "idefics3": "Idefics3ImageProcessor"}[
-            model_type
-        ],
+    Args:
+        config: config.json, without its ``model_type``.
+        shapes: returns the shapes of the tensors of a config.json.
+        preprocessor: preprocessor_config.json.
+        processor: processor_config.json.
+        special: added tokens, numbered from 256 on; those of beginning, end and padding come first.
+        template: the chat template.
+    """
+
+    config: Mapping[str, Any]
+    shapes: Callable[[Mapping[str, Any]], Shapes]
+    preprocessor: Mapping[str, Any]
+    processor: Mapping[str, Any]
+    special: Sequence[str]
+    template: str
+
+
+def family(model_type: str) -> Family:
+    """Return the tiny checkpoint of a ``model_type``."""
+    if model_type in tiny_qwen_vls.CONFIGS:
+        return Family(
+            tiny_qwen_vls.CONFIGS[model_type],
+            tiny_qwen_vls.shapes,
+            tiny_qwen_vls.preprocessor(model_type),
+            {"processor_class": "Qwen3VLProcessor" if "3" in model_type else "Qwen2VLProcessor"},
+            tiny_qwen_vls.SPECIAL,
+            tiny_qwen_vls.CHAT_TEMPLATE,
+        )
+    if model_type in tiny_llavas.CONFIGS:
+        return Family(
+            tiny_llavas.CONFIGS[model_type],
+            tiny_llavas.shapes,
+            tiny_llavas.preprocessor(model_type),
+            tiny_llavas.processor(model_type),
+            tiny_llavas.SPECIAL,
+            tiny_llavas.CHAT_TEMPLATE,
+        )
+    side = VISION_CONFIG["image_size"]
+    name = {"smolvlm": "SmolVLM", "idefics3": "Idefics3"}[model_type]
+    preprocessor = {
+        "image_processor_type": f"{name}ImageProcessor",
         "do_convert_rgb": True,
         "do_image_splitting": True,
         "do_normalize": True,
@@ -142,25 +169,52 @@ def write_vlm(folder: Path, model_type: str = "smolvlm", *, seed: int = 0, **cha
         "rescale_factor": 1 / 255,
         "size": {"longest_edge": 3 * side},
     }
-    _write(folder / "preprocessor_config.json", processor)
-    kind = {"smolvlm": "SmolVLMProcessor", "idefics3": "Idefics3Processor"}[model_type]
-    _write(folder / "processor_config.json", {"processor_class": kind, "image_seq_len": 4})
+    processor = {"processor_class": f"{name}Processor", "image_seq_len": 4}
+    return Family(vlm_config(model_type), vlm_shapes, preprocessor, processor, SPECIAL, CHAT_TEMPLATE)
+
+
+def write_vlm(folder: Path, model_type: str = "smolvlm", *, seed: int = 0, **changes: Any) -> Path:
+    """Write a random checkpoint that reads pictures."""
+    from safetensors.numpy import save_file
+
+    kind = family(model_type)
+    config = {**kind.config, "model_type": model_type, **changes}
+    rng = np.random.default_rng(seed)
+    weights = {}
+    for name, shape in kind.shapes(config).items():
+        values = rng.standard_normal(shape) * 0.4
+        weights[name] = (values + (len(shape) == 1 and name.endswith("weight"))).astype(np.float32)
+    folder.mkdir(parents=True, exist_ok=True)
+    _write(folder / "config.json", config)
+    tokens = {"bos_token_id": BOS, "eos_token_id": EOS, "pad_token_id": PAD}
+    _write(folder / "generation_config.json", tokens)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    _write_tokenizer(folder, kind)
+    _write(folder / "preprocessor_config.json", kind.preprocessor)
+    _write(folder / "processor_config.json", kind.processor)
     return folder
 
 
-def _write_tokenizer(folder: Path) -> None:
+def _write_tokenizer(folder: Path, kind: Family) -> None:
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={symbol: i for i, symbol in enumerate(alphabet)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in SPECIAL])
+    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in kind.special])
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "bos_token": "<|im_start|>",
-        "eos_token": "<end_of_utterance>",
-        "pad_token": "<pad>",
-        "chat_template": CHAT_TEMPLATE,
+        # Names of tokens that the processors of some families ask for.
+        "extra_special_tokens": {
+            "start_image_token": "<img>",
+            "end_image_token": "</img>",
+            "context_image_token": "<image>",
+            "video_token": "<video>",
+        }
+        if "<img>" in kind.special
+        else {},
+        **dict(zip(("bos_token", "eos_token", "pad_token"), kind.special, strict=False)),
+        "chat_template": kind.template,
     }
     _write(folder / "tokenizer_config.json", config)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
 from carryall.exporter.demo import demo_path
 from carryall.providers.base import Row, RunnerConfig
@@ -18,24 +19,28 @@ from carryall.runtime.text.tokenizer import Tokenizer
 TEMPLATE = "{% for message in messages %}[{{ message.role }}]{{ message.content }}{% endfor %}"
 
 
-@asynccontextmanager
-async def null_llm(
+def null_model(
     *,
     max_slots: int = 4,
-    max_queue: int | None = None,
     step_seconds: float = 0.0,
     before_forward: Callable[[Sequence[Row]], None] | None = None,
     template: str = TEMPLATE,
     max_loras: int = 0,
-) -> AsyncIterator[AsyncLLM]:
-    """Yield an engine whose model is a pure function of the tokens, and shut it down."""
+) -> LoadedModel:
+    """A model that is a pure function of the tokens."""
     tokenizer = Tokenizer(demo_path("pycoder"))
     options = NullOptions(vocab_size=tokenizer.vocab_size, step_seconds=step_seconds)
     runner = NullRunner(RunnerConfig(max_slots=max_slots, max_loras=max_loras), options)
     runner.before_forward = before_forward
     model = LoadedModel("toy", runner, tokenizer, ChatTemplate({"default": template}, {}))
     model.adapters = AdapterSet(runner.info)
-    llm = AsyncLLM(model, engine_config=EngineConfig(max_queue=max_queue))
+    return model
+
+
+@asynccontextmanager
+async def null_llm(*, max_queue: int | None = None, **model: Any) -> AsyncIterator[AsyncLLM]:
+    """Yield an engine of ``null_model``, and shut it down."""
+    llm = AsyncLLM(null_model(**model), engine_config=EngineConfig(max_queue=max_queue))
     try:
         yield llm
     finally:

@@ -75,7 +75,7 @@ def made(rng: np.random.Generator, rows: Any, rotary: int, size: int, **options:
     return random_case(rng, size=size, lengths=lengths, past=past, rotary=min(rotary, size), **options)
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(0, 2**32 - 1), CASES, st.sampled_from([0, 1000]))
 def test_every_instruction_set_gives_the_bits_of_the_reference(
     library: Path, seed: int, options: dict[str, Any], separate: int

@@ -14,6 +14,7 @@ from carryall.errors import (
     CarryallError,
     ModelNotFoundError,
     PackageError,
+    PromptTooLongError,
     RequestError,
     UnsupportedModelError,
     UsageError,
@@ -44,10 +45,14 @@ def test_vectors_are_pooled_as_the_folder_says(tmp_path: Path, mode: str, normal
 
 def test_arguments_override_the_folder(tmp_path: Path) -> None:
     folder = write_encoder(tmp_path / "m", "mean", normalize=True, max_seq_length=4)
-    cut = TextEncoder(folder, pooling="last", normalize=False).embed(["abcdef"])
-    np.testing.assert_array_equal(cut[0], states(folder, "abcdef", 4)[-1])
-    longer = TextEncoder(folder, pooling="last", normalize=False, max_tokens=5).embed(["abcdef"])
-    np.testing.assert_array_equal(longer[0], states(folder, "abcdef", 5)[-1])
+    encoder = TextEncoder(folder, pooling="last", normalize=False, truncate=True)
+    np.testing.assert_array_equal(encoder.embed(["abcdef"])[0], states(folder, "abcdef", 4)[-1])
+    with pytest.raises(PromptTooLongError, match="text 1 has 7 tokens; the model takes 4"):
+        encoder.embed(["ab", "abcdef"], truncate=False)
+    longer = TextEncoder(folder, pooling="last", normalize=False, max_tokens=5)
+    np.testing.assert_array_equal(longer.embed(["abcdef"], truncate=True)[0], states(folder, "abcdef", 5)[-1])
+    with pytest.raises(PromptTooLongError, match="text 0 has 7 tokens; the model takes 5"):
+        longer.embed(["abcdef"])
 
 
 def test_many_texts_come_back_in_their_order(tmp_path: Path) -> None:
@@ -65,18 +70,18 @@ def test_many_texts_come_back_in_their_order(tmp_path: Path) -> None:
         (lambda folder: (folder / "tokenizer.json").unlink(), ModelNotFoundError, "and tokenizer.json"),
         (lambda folder: (folder / "modules.json").unlink(), UsageError, "does not say how to pool"),
         (
-            lambda folder: (folder / "modules.json").write_text('[{"type": "x.Dense", "path": "3"}]'),
+            lambda folder: (folder / "modules.json").write_text('[{"type": "x.CNN", "path": "3"}]'),
             UnsupportedModelError,
-            "modules Dense are not supported",
+            "modules CNN are not supported; supported: Dense, ",
         ),
         (lambda folder: (folder / "modules.json").write_text("{}x"), PackageError, "is no list of modules"),
         (lambda folder: (folder / "modules.json").write_text("[1]"), PackageError, "is no list of modules"),
         (
             lambda folder: (folder / "1_Pooling/config.json").write_text(
-                '{"pooling_mode_weightedmean": true}'
+                '{"pooling_mode_median_tokens": true}'
             ),
             UnsupportedModelError,
-            "pooling by pooling_mode_weightedmean is not supported",
+            "pooling by median_tokens is not supported; supported: cls, max, mean, ",
         ),
     ],
 )

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from carryall.exporter.image_processor import ImageProcessor
+from carryall.exporter.vision.idefics3 import Processor
 from carryall.runtime.images import idefics3
 from carryall.runtime.images.opening import Pixels
 
@@ -21,7 +21,7 @@ CASES: list[dict[str, Any]] = json.loads(RECORDED.read_text(encoding="utf-8"))
 TEXTS = {"image": "<image>", "around": "<fake_token_around_image>", "whole": "<global-img>"}
 
 
-def processor(longest: int, tile: int, *, split: bool = True, res: int = 1, **changes: Any) -> ImageProcessor:
+def processor(longest: int, tile: int, *, split: bool = True, res: int = 1, **changes: Any) -> Processor:
     values: dict[str, Any] = {
         "family": "idefics3",
         "longest_edge": longest,
@@ -37,7 +37,7 @@ def processor(longest: int, tile: int, *, split: bool = True, res: int = 1, **ch
         "image_token_id": 5,
         "texts": TEXTS,
     }
-    return ImageProcessor(**{**values, **changes})
+    return Processor(**{**values, **changes})
 
 
 def picture(height: int, width: int) -> Pixels:
@@ -50,11 +50,11 @@ def picture(height: int, width: int) -> Pixels:
     return np.stack(channels, -1).astype(np.uint8)
 
 
-def pixel_values(options: ImageProcessor, pixels: Pixels) -> np.ndarray[Any, Any]:
+def pixel_values(options: Processor, pixels: Pixels) -> np.ndarray[Any, Any]:
     """The tiles as transformers returns them, float32 [tiles, 3, tile, tile]."""
     cut, _ = idefics3.tiles(options, pixels)
     side, size = options.tile // options.patch, options.patch
-    values = np.stack([idefics3.patches(options, tile) for tile in cut])
+    values = np.stack([idefics3.inputs(options, tile).patches for tile in cut])
     apart = values.reshape(-1, side, side, 3, size, size).transpose(0, 3, 1, 4, 2, 5)
     return np.ascontiguousarray(apart.reshape(-1, 3, options.tile, options.tile))
 
@@ -123,5 +123,5 @@ def test_a_tile_as_large_as_the_table_takes_its_entries_in_order(side: int, tabl
 
 
 def test_merged_patches_are_those_of_a_square() -> None:
-    rows = idefics3.merged(processor(64, 32))
+    rows = idefics3.inputs(processor(64, 32), np.zeros((32, 32, 3), np.uint8)).merged
     np.testing.assert_array_equal(rows, [[0, 1, 4, 5], [2, 3, 6, 7], [8, 9, 12, 13], [10, 11, 14, 15]])

@@ -11,7 +11,13 @@ import pytest
 from tiny_encoders import CLASSIFIER, write_tiny_encoder
 
 import carryall
-from carryall.errors import PackageError, RequestError, UnsupportedModelError, UsageError
+from carryall.errors import (
+    PackageError,
+    PromptTooLongError,
+    RequestError,
+    UnsupportedModelError,
+    UsageError,
+)
 from carryall.exporter.package import Package
 from carryall.runtime.text.tokenizer import Tokenizer
 
@@ -57,12 +63,14 @@ def test_a_package_embeds_as_its_modules_say(tmp_path: Path, pooling: str, pool:
         np.testing.assert_allclose(vector, expected / np.linalg.norm(expected), rtol=0, atol=2e-6)
 
 
-def test_texts_are_cut_at_the_positions_of_the_model(tmp_path: Path) -> None:
+def test_texts_beyond_the_positions_of_the_model_are_refused_or_cut(tmp_path: Path) -> None:
     carryall.export(write_tiny_encoder(tmp_path / "source", "roberta"), tmp_path / "out")
     assert Package.open(tmp_path / "out").record.context_length == 38  # 40 rows, 2 for padding
     encoder = carryall.TextEncoder(tmp_path / "out", pooling="mean")
     assert encoder.token_counts(["x" * 100]) == [38]
-    assert encoder.embed(["x" * 100]).shape == (1, 16)
+    assert encoder.embed(["x" * 100], truncate=True).shape == (1, 16)
+    with pytest.raises(PromptTooLongError, match="text 0 has 101 tokens; the model takes 38"):
+        encoder.embed(["x" * 100])
 
 
 def test_a_damaged_module_is_found(tmp_path: Path) -> None:
@@ -110,10 +118,8 @@ def test_options_of_decoders_are_refused(tmp_path: Path, options: Any, name: str
 
 def test_modules_that_change_vectors_are_refused(tmp_path: Path) -> None:
     source = with_modules(write_tiny_encoder(tmp_path / "source", "bert"), "cls_token", normalize=False)
-    (source / "modules.json").write_text(
-        '[{"type": "sentence_transformers.models.Dense", "path": "2_Dense"}]'
-    )
-    with pytest.raises(UnsupportedModelError, match="modules Dense are not supported"):
+    (source / "modules.json").write_text('[{"type": "sentence_transformers.models.LSTM", "path": "2_LSTM"}]')
+    with pytest.raises(UnsupportedModelError, match="modules LSTM are not supported"):
         carryall.export(source, tmp_path / "out")
     (source / "modules.json").write_text('[{"type": "x.Pooling", "path": "../other"}]')
     with pytest.raises(PackageError, match=r"names the folder '../other', which lies outside"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ import numpy as np
 
 from .....errors import ProviderRuntimeError, UsageError
 from .....providers.base import Runner
+from .....storage.root import cache_root
 from .....storage.secret import kv_key
 from ...requests.chunk import CHUNK_TOKENS, Tier
 from ...requests.prompt_costs import PromptCosts
@@ -138,6 +140,25 @@ class KVMover:
         cost = (time.perf_counter() - begin) / CHUNK_TOKENS
         known = self._seconds_per_token
         self._seconds_per_token = cost if known is None else (1 - _WEIGHT) * known + _WEIGHT * cost
+
+
+def own_folder(most_bytes: int) -> tuple[Path | None, int]:
+    """Return the folder for KV in the cache folder, and the maximum size of its files.
+
+    Readable by the user only, since KV is made of what users write. None, and a line in the log, if it cannot
+    be used.
+
+    Args:
+        most_bytes: a limit of the size; a quarter of the free disk is another.
+    """
+    folder = cache_root() / "prefixes"
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        free = shutil.disk_usage(folder).free
+    except OSError as error:
+        _log.warning("prefixes are kept in memory only: the folder %s cannot be used: %s", folder, error)
+        return None, 0
+    return folder, min(most_bytes, free // 4)
 
 
 def make_tier(folder: Path | None, folder_bytes: int, host_bytes: int, layout: str) -> Tier | None:

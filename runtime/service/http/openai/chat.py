@@ -20,7 +20,7 @@ from ...core.chat import (
     thinking,
 )
 from ...core.messages import Choice, Generation, GenerationRequest
-from .reading import COMMON, Json, bool_field, generation_request, read_options
+from .reading import COMMON, Json, bool_field, generation_request, read_continues, read_options
 from .stream_options import StreamOptions, take_stream_options
 from .writing import chat_logprobs, response
 
@@ -74,11 +74,6 @@ def _conversation(messages: list[Any], options: Json) -> Conversation:
     tools = read_tools(options.pop("tools", []))
     parallel = bool_field("parallel_tool_calls", options.pop("parallel_tool_calls", True))
     choice = read_tool_choice(options.pop("tool_choice", None), tools.left_out)
-    continues = bool_field("continue_final_message", options.pop("continue_final_message", False))
-    if bool_field("add_generation_prompt", options.pop("add_generation_prompt", not continues)) == continues:
-        raise RequestError(
-            "'continue_final_message' needs 'add_generation_prompt': false, which is not supported without it"
-        )
     return converse(
         [read_message(message) for message in messages],
         options,
@@ -86,7 +81,7 @@ def _conversation(messages: list[Any], options: Json) -> Conversation:
         choice=choice,
         variables=variables,
         parallel=parallel,
-        continues=continues,
+        continues=read_continues(options),
     )
 
 
@@ -102,9 +97,13 @@ def chat_response(request: GenerationRequest, result: Generation, model: str) ->
                 "message": _message(choice, origins),
                 "logprobs": chat_logprobs(choice.token_ids, choice.logprobs, request.params.logprobs),
                 "finish_reason": finish_reason(choice.finish_reason, bool(choice.tool_calls)),
+                **({"token_ids": choice.token_ids} if request.return_token_ids else {}),
             }
         )
-    return response("chatcmpl", "chat.completion", result, model, choices)
+    body = response("chatcmpl", "chat.completion", result, model, choices)
+    if request.return_token_ids:
+        body["prompt_token_ids"] = list(result.prompt_token_ids)
+    return body
 
 
 def finish_reason(reason: str, calls: bool) -> str:

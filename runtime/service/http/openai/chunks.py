@@ -25,6 +25,18 @@ class _Chunks:
         self._prompt_tokens: dict[int, int] = {}  # by index of the prompt
         self._tokens = 0
         self._usage: dict[int, Usage] = {}
+        self._begun = time.monotonic()
+
+    def progress(self, delta: Delta) -> Json:
+        """Return the chunk that tells how far a prompt is computed, as llama.cpp's server does."""
+        return self.chunk([]) | {
+            "prompt_progress": {
+                "total": delta.prompt_tokens,
+                "cache": delta.cached_tokens,
+                "processed": delta.computed_prompt_tokens,
+                "time_ms": round(1000 * (time.monotonic() - self._begun)),
+            }
+        }
 
     def note(self, delta: Delta, position: int = 0) -> None:
         """Add the tokens of a delta to the counts."""
@@ -75,17 +87,23 @@ class ChatChunks(_Chunks):
     def of(self, delta: Delta) -> Iterator[Json]:
         """Yield the chunks of a delta."""
         self.note(delta)
+        if delta.computed_prompt_tokens is not None:
+            yield self.progress(delta)
+            return
+        tells = self._request.return_token_ids
         parts = self._parts.get(delta.index)
         if parts is None:
             parts = self._parts[delta.index] = AnswerParts(self._request)
-            yield self.chunk([_choice(delta.index, {"role": "assistant", "content": ""})])
+            first = self.chunk([_choice(delta.index, {"role": "assistant", "content": ""})])
+            yield first | ({"prompt_token_ids": list(delta.prompt_token_ids)} if tells else {})
         contents = [_content(part) for part in parts.of(delta)]
         logprobs = chat_logprobs(delta.token_ids, delta.logprobs, self._wanted if delta.logprobs else None)
-        if logprobs is not None and not contents:
+        token_ids: Json = {"token_ids": list(delta.token_ids)} if tells and delta.token_ids else {}
+        if (logprobs is not None or token_ids) and not contents:
             contents = [{"content": ""}]
         for content in contents:
-            yield self.chunk([_choice(delta.index, content, logprobs)])
-            logprobs = None  # they cover all tokens of the delta, so send them once
+            yield self.chunk([_choice(delta.index, content, logprobs) | token_ids])
+            logprobs, token_ids = None, {}  # they cover all tokens of the delta, so send them once
         if delta.finish_reason is not None:
             reason = finish_reason(delta.finish_reason, parts.calls > 0)
             yield self.chunk([_choice(delta.index, {}, None, reason)])
@@ -131,7 +149,14 @@ class CompletionChunks(_Chunks):
         """Yield the chunks of a delta of the prompt at ``position``."""
         request = self._ask.requests[position]
         self.note(delta, position)
+        if delta.computed_prompt_tokens is not None:
+            yield self.progress(delta)
+            return
         if delta.opens:
+            if request.return_token_ids:
+                first = {"index": position * request.params.n, "text": "", "logprobs": None,
+                         "finish_reason": None, "prompt_token_ids": list(delta.prompt_token_ids)}  # fmt: skip
+                yield self.chunk([first])
             return
         if self._ask.no_tokens:
             self._tokens = 0
@@ -146,9 +171,11 @@ class CompletionChunks(_Chunks):
             offset = self._lengths.get(index, 0)
             logprobs = completion_logprobs(delta.token_ids, delta.logprobs, offset=offset)
         self._lengths[index] = self._lengths.get(index, 0) + len(text)
-        if text or logprobs or delta.finish_reason:
+        tokens = {"token_ids": list(delta.token_ids)} if request.return_token_ids else {}
+        if text or logprobs or tokens or delta.finish_reason:
             reason = "length" if delta.finish_reason and self._ask.no_tokens else delta.finish_reason
-            yield self.chunk([{"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}])
+            choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
+            yield self.chunk([choice | tokens])
 
     def _echo(self, index: int, echo: Echo) -> Json:
         self._lengths[index] = len(echo.text)

@@ -8,9 +8,10 @@ from typing import Any
 
 from .....errors import RequestError
 from .....options import shown
+from ....text.infill import Infill
 from ....types.outputs import Logprob
-from ...core.messages import Choice, Generation, GenerationRequest, Usage
-from .reading import COMMON, Json, bool_field, generation_request, is_token_ids, read_options
+from ...core.messages import Choice, Generation, GenerationRequest, Prompt, Usage
+from .reading import COMMON, Json, bool_field, generation_request, is_token_ids, read_options, text_field
 from .stream_options import StreamOptions, take_stream_options
 from .writing import completion_logprobs, response
 
@@ -56,10 +57,14 @@ def read_completion(body: Mapping[str, Any]) -> CompletionAsk:
     Raises:
         RequestError: a field is invalid or not supported.
     """
-    options = read_options(body, {"suffix": ""})
+    options = read_options(body, {})
     stream = take_stream_options(options)
-    prompts = _prompts(options.pop("prompt", None))
+    prompts: list[Prompt] = [*_prompts(options.pop("prompt", None))]
+    if suffix := text_field("suffix", options.pop("suffix", None)):
+        prompts = [_gap(prompt, suffix) for prompt in prompts]
     echo = bool_field("echo", options.pop("echo", False))
+    if echo and suffix:
+        raise RequestError("'echo' is not supported with 'suffix'")
     no_tokens = echo and options.get("max_tokens") == 0
     if no_tokens:
         options["max_tokens"] = 1
@@ -81,9 +86,18 @@ def _prompts(given: Any) -> list[str | list[int]]:
     return list(given)
 
 
+def _gap(prompt: Prompt, suffix: str) -> Infill:
+    if not isinstance(prompt, str):
+        raise RequestError("with 'suffix', 'prompt' must be a string or a list of strings")
+    return Infill(prompt, suffix)
+
+
 def completion_response(request: GenerationRequest, result: Generation, model: str) -> Json:
     """Return the response to a body with one prompt."""
-    choices = [choice_json(choice, choice.index) for choice in result.choices]
+    choices = [
+        choice_json(choice, choice.index) | token_ids_json(request, result, choice)
+        for choice in result.choices
+    ]
     return response("cmpl", "text_completion", result, model, choices)
 
 
@@ -103,7 +117,8 @@ def completions_response(
         for choice in result.choices:
             index = position * len(result.choices) + choice.index
             echoed = prompts[position].with_logprobs(result.prompt_logprobs) if ask.echo else None
-            choices.append(choice_json(choice, index, echoed, no_tokens=ask.no_tokens))
+            written = choice_json(choice, index, echoed, no_tokens=ask.no_tokens)
+            choices.append(written | token_ids_json(ask.requests[position], result, choice))
     usage = Usage(
         prompt_tokens=sum(result.usage.prompt_tokens for result in results),
         completion_tokens=0 if ask.no_tokens else sum(result.usage.completion_tokens for result in results),
@@ -118,6 +133,13 @@ def completions_response(
             prompt_logprobs=results[0].prompt_logprobs,
         )
     return response("cmpl", "text_completion", whole, model, choices)
+
+
+def token_ids_json(request: GenerationRequest, result: Generation, choice: Choice) -> Json:
+    """Return the tokens of a choice and of its prompt, if the request asked for them, as vLLM names them."""
+    if not request.return_token_ids:
+        return {}
+    return {"prompt_token_ids": list(result.prompt_token_ids), "token_ids": choice.token_ids}
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,12 +12,15 @@ import numpy.typing as npt
 
 from .....errors import RequestError
 from .....options import shown
-from ....api.embedding import Pooling, check_pooling
+from ....api.embedding import Pooling, check_pooling, scaled
 from ...core.messages import Embeddings
-from .reading import Json, bool_field, is_token_ids
+from .reading import Json, bool_field, is_token_ids, text_field
 
 KNOWN = frozenset(
-    {"input", "model", "encoding_format", "dimensions", "user", "pooling", "normalize", "metadata"}
+    {
+        *("input", "model", "encoding_format", "dimensions", "user", "pooling", "normalize", "metadata"),
+        *("truncate", "prompt_name"),
+    }
 )
 MOST_INPUTS = 2048  # OpenAI's limit
 
@@ -32,6 +35,8 @@ class EmbeddingsAsk:
         dimensions: the number of leading components to keep; None keeps all.
         pooling: how to pool the hidden states; None is the model's own way.
         normalize: whether to scale the vectors to length 1, after ``dimensions`` is applied.
+        prompt: the name of a prompt of the model that is put before the texts; None takes its default.
+        truncate: whether to cut texts that are too long; None does as the model is served.
     """
 
     inputs: list[str | list[int]]
@@ -39,6 +44,8 @@ class EmbeddingsAsk:
     dimensions: int | None
     pooling: Pooling | None
     normalize: bool
+    prompt: str | None = None
+    truncate: bool | None = None
 
 
 def read_embeddings(body: Mapping[str, Any]) -> EmbeddingsAsk:
@@ -57,15 +64,17 @@ def read_embeddings(body: Mapping[str, Any]) -> EmbeddingsAsk:
     if dimensions is not None and (type(dimensions) is not int or dimensions < 1):
         raise RequestError(f"'dimensions' must be an integer of at least 1, not {shown(dimensions)}")
     return EmbeddingsAsk(
-        _inputs(options.get("input")),
+        read_inputs("input", options.get("input")),
         encoding,
         dimensions,
         cast(Pooling | None, pooling),
         bool_field("normalize", options.get("normalize", True)),
+        text_field("prompt_name", options.get("prompt_name")),
+        bool_field("truncate", options["truncate"]) if "truncate" in options else None,
     )
 
 
-def _inputs(given: Any) -> list[str | list[int]]:
+def read_inputs(name: str, given: Any) -> list[str | list[int]]:
     """Return one or several inputs as a list.
 
     Raises:
@@ -74,11 +83,11 @@ def _inputs(given: Any) -> list[str | list[int]]:
     if isinstance(given, str) or (given and is_token_ids(given)):
         return [given]
     if not given or not isinstance(given, list):
-        raise RequestError("'input' must be a string, a list of token ids, or a list of these")
+        raise RequestError(f"'{name}' must be a string, a list of token ids, or a list of these")
     if not all(isinstance(one, str) or is_token_ids(one) for one in given):
-        raise RequestError("'input' must be a string, a list of token ids, or a list of these")
+        raise RequestError(f"'{name}' must be a string, a list of token ids, or a list of these")
     if len(given) > MOST_INPUTS:
-        raise RequestError(f"'input' has {len(given)} texts; the maximum is {MOST_INPUTS}")
+        raise RequestError(f"'{name}' has {len(given)} texts; the maximum is {MOST_INPUTS}")
     return list(given)
 
 
@@ -108,10 +117,7 @@ def cut_vectors(ask: EmbeddingsAsk, found: Embeddings) -> npt.NDArray[np.float32
         return vectors
     if size > vectors.shape[1]:
         raise RequestError(f"'dimensions' is {size}, but the model's vectors have {vectors.shape[1]}")
-    cut = vectors[:, :size]
-    if ask.normalize:
-        cut = cut / np.maximum(np.linalg.norm(cut, axis=1, keepdims=True), np.finfo(np.float32).tiny)
-    return cut
+    return scaled(vectors[:, :size]) if ask.normalize else vectors[:, :size]
 
 
 def encoded(vector: npt.NDArray[np.float32], encoding: str) -> Any:

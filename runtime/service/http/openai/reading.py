@@ -9,18 +9,18 @@ from typing import Any
 from .....errors import RequestError
 from .....options import shown
 from ....types.sampling_params import SamplingParams
-from ...core.chat import Conversation
+from ...core.chat import Conversation, converse, read_message, read_tools
 from ...core.messages import GenerationRequest, Prompt, checked_timeout
 
 Json = dict[str, Any]
 
 # These fields do not affect generation. The model is selected before a body is read.
-IGNORED = ("metadata", "model", "prompt_cache_key", "prompt_cache_retention", "safety_identifier",
-           "service_tier", "store")  # fmt: skip
+IGNORED = ("metadata", "model", "safety_identifier", "service_tier", "store")
 # The fields that all endpoints for text generation accept.
 COMMON = frozenset(
     {field.name for field in dataclasses.fields(SamplingParams)}
     | {*IGNORED, "cache_salt", "priority", "response_format", "stream", "stream_options", "timeout", "user"}
+    | {"prompt_cache_key", "prompt_cache_retention", "return_progress", "return_token_ids"}
 )
 
 
@@ -76,6 +76,43 @@ def structured_output(response_format: Any) -> Json | None:
     )
 
 
+def text_or_conversation(body: Mapping[str, Any], name: str) -> str | Conversation:
+    """Return the text that field ``name`` of a body holds, or the conversation of its ``messages``.
+
+    Raises:
+        RequestError: both or neither are there, or one is invalid.
+    """
+    text, messages = body.get(name), body.get("messages")
+    if isinstance(text, str) and messages is None:
+        return text
+    if not isinstance(messages, list) or not messages or text is not None:
+        raise RequestError(f"give either '{name}' (a string) or 'messages' (a list)")
+    variables = body.get("chat_template_kwargs") or {}
+    if not isinstance(variables, dict):
+        raise RequestError(f"'chat_template_kwargs' must be an object, not {shown(variables)}")
+    return converse(
+        [read_message(message) for message in messages],
+        {},
+        tools=read_tools(body.get("tools") or []),
+        variables=variables,
+        continues=read_continues(dict(body)),
+    )
+
+
+def read_continues(options: Json) -> bool:
+    """Return whether the last message is to be continued, and remove the options that tell.
+
+    Raises:
+        RequestError: they contradict each other.
+    """
+    continues = bool_field("continue_final_message", options.pop("continue_final_message", False))
+    if bool_field("add_generation_prompt", options.pop("add_generation_prompt", not continues)) == continues:
+        raise RequestError(
+            "'continue_final_message' needs 'add_generation_prompt': false, which is not supported without it"
+        )
+    return continues
+
+
 def generation_request(prompt: Prompt, options: Json) -> GenerationRequest:
     """Return a request for a prompt with the given options.
 
@@ -86,6 +123,10 @@ def generation_request(prompt: Prompt, options: Json) -> GenerationRequest:
     if isinstance(priority, bool) or not isinstance(priority, int):
         raise RequestError(f"'priority' must be an integer, not {shown(priority)}")
     salt, tenant = (text_field(name, options.pop(name, None)) for name in ("cache_salt", "user"))
+    progress, tokens = (
+        bool_field(name, options.pop(name, False)) for name in ("return_progress", "return_token_ids")
+    )
+    pin = pin_of(options)
     timeout = options.pop("timeout", None)
     if isinstance(timeout, bool) or not isinstance(timeout, int | float | None):
         raise RequestError(f"'timeout' must be a number of seconds, not {shown(timeout)}")
@@ -99,7 +140,28 @@ def generation_request(prompt: Prompt, options: Json) -> GenerationRequest:
         tenant=tenant,
         timeout=None if timeout is None else checked_timeout(timeout),
         left_out=left_out,
+        pin_seconds=pin,
+        return_progress=progress,
+        return_token_ids=tokens,
     )
+
+
+# Seconds that a named prefix is kept before others: OpenAI keeps it in memory for 5 to 10 minutes, or for a
+# day (https://platform.openai.com/docs/guides/prompt-caching).
+_RETENTION = {"in_memory": 600.0, "in-memory": 600.0, "24h": 86_400.0}
+
+
+def pin_of(options: Json) -> float:
+    """Return how long the KV of a request is pinned, and remove the options that tell; 0 is not at all.
+
+    Raises:
+        RequestError: an option is invalid.
+    """
+    key = text_field("prompt_cache_key", options.pop("prompt_cache_key", None))
+    kept = text_field("prompt_cache_retention", options.pop("prompt_cache_retention", None))
+    if kept is not None and kept not in _RETENTION:
+        raise RequestError(f"'prompt_cache_retention' must be in_memory or 24h, not {shown(kept)}")
+    return _RETENTION[kept or "in_memory"] if key or kept else 0.0
 
 
 def _without_minus_one(options: Json) -> Json:

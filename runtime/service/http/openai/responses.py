@@ -40,12 +40,14 @@ KNOWN = frozenset(
     {"model", "input", "instructions", "previous_response_id", "store", "stream", "background", "metadata"}
     | {"temperature", "top_p", "max_output_tokens", "tools", "tool_choice", "parallel_tool_calls", "text"}
     | {"reasoning", "user", "truncation", "service_tier", "safety_identifier", "prompt_cache_key"}
+    | {"prompt_cache_retention", "watermark", "repetition_guard"}
     | {"stream_options", "top_k", "min_p", "seed", "stop", "ignore_eos", "priority", "timeout", "cache_salt"}
     | {"presence_penalty", "frequency_penalty", "include", "top_logprobs"}
 )
 _LOGPROBS = "message.output_text.logprobs"
 _SAME = ("temperature", "top_p", "top_k", "min_p", "seed", "stop", "ignore_eos", "user", "priority",
-         "timeout", "cache_salt", "presence_penalty", "frequency_penalty")  # fmt: skip
+         "timeout", "cache_salt", "presence_penalty", "frequency_penalty", "prompt_cache_key",
+         "prompt_cache_retention", "watermark", "repetition_guard")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,20 +13,26 @@ from typing import Any
 from .....errors import RequestError
 from .....options import shown
 from ....api.scoring import RERANK_INSTRUCTION, ContinuationScore
-from .reading import Json, bool_field, text_field
+from ....types.outputs import Usage
+from ...core.chat import Conversation
+from .reading import Json, bool_field, text_field, text_or_conversation
+from .writing import usage_json
 
 SCORE = frozenset(
     {"model", "text_1", "text_2", "queries", "documents", "text", "continuations", "instruction", "user"}
+    | {"messages", "tools", "chat_template_kwargs", "add_generation_prompt", "continue_final_message"}
 )
-RERANK = frozenset({"model", "query", "documents", "top_n", "return_documents", "instruction", "user"})
+RERANK = frozenset(
+    {"model", "query", "documents", "top_n", "return_documents", "instruction", "user", "truncate"}
+)
 MOST_TEXTS = 2048
 
 
 @dataclass(frozen=True, slots=True)
 class ContinuationsAsk:
-    """A text, and the continuations whose log-probabilities are asked for."""
+    """A text or a conversation, and the continuations whose log-probabilities are asked for."""
 
-    text: str
+    text: str | Conversation
     continuations: list[str]
 
 
@@ -49,6 +55,7 @@ class RerankAsk:
         instruction: what an answer is.
         top_n: how many of the best to return; None is all.
         show: whether to return their texts too.
+        truncate: whether to cut texts that are too long; None does as the model is served.
     """
 
     query: str
@@ -56,6 +63,7 @@ class RerankAsk:
     instruction: str
     top_n: int | None
     show: bool
+    truncate: bool | None = None
 
 
 def read_score(body: Mapping[str, Any]) -> ContinuationsAsk | PairsAsk:
@@ -66,7 +74,7 @@ def read_score(body: Mapping[str, Any]) -> ContinuationsAsk | PairsAsk:
     """
     if body.get("continuations") is not None:
         continuations = _texts("continuations", body["continuations"])
-        return ContinuationsAsk(_required_text("text", body.get("text")), continuations)
+        return ContinuationsAsk(text_or_conversation(body, "text"), continuations)
     queries = _texts("text_1", body.get("text_1", body.get("queries")))
     documents = _texts("text_2", body.get("text_2", body.get("documents")))
     if len(queries) == 1:
@@ -87,13 +95,14 @@ def read_rerank(body: Mapping[str, Any]) -> RerankAsk:
     most = body.get("top_n")
     if most is not None and (type(most) is not int or most < 1):
         raise RequestError(f"'top_n' must be an integer of at least 1, not {shown(most)}")
-    show = body.get("return_documents")
+    show, truncate = body.get("return_documents"), body.get("truncate")
     return RerankAsk(
         _required_text("query", body.get("query")),
         _texts("documents", body.get("documents")),
         _instruction(body),
         most,
         bool_field("return_documents", True if show is None else show),
+        None if truncate is None else bool_field("truncate", truncate),
     )
 
 
@@ -109,7 +118,14 @@ def continuations_response(scores: Sequence[ContinuationScore], model: str, name
         }
         for index, score in enumerate(scores)
     ]
-    return {"id": f"score-{name}", "object": "list", "model": model, "data": data}
+    usage = Usage(
+        prompt_tokens=sum(score.prompt_tokens for score in scores),
+        completion_tokens=0,
+        cached_tokens=sum(score.cached_tokens for score in scores),
+    )
+    return {
+        "id": f"score-{name}", "object": "list", "model": model, "data": data, "usage": usage_json(usage)
+    }  # fmt: skip
 
 
 def pairs_response(scores: Sequence[float], model: str, name: str) -> Json:

@@ -105,8 +105,18 @@ def bodies(llms: Json, embedders: Json) -> dict[str, Json]:
         **_anthropic(llms),
         **_ollama(llms, embedders),
         **_tgi(),
+        **_tei(embedders),
         **_kserve(),
         "/tokenize": _object("prompt", prompt=_TEXT, add_special_tokens=_FLAG, model=llms),
+        "/infill": _object(
+            "",
+            input_prefix=_TEXT,
+            input_suffix=_TEXT,
+            prompt=_TEXT,
+            n_predict=_COUNT,
+            stream=_FLAG,
+            model=llms,
+        ),
         "/detokenize": _object("tokens", tokens=_INTEGERS, model=llms),
         **{f"{version}/score": _object("text_1 text_2 model", **pairs) for version in ("", "/v1")},
         **{f"{version}/rerank": rerank for version in ("", "/v1", "/v2")},
@@ -173,6 +183,18 @@ def _tgi() -> dict[str, Json]:
         "/generate": _object("inputs", **asked),
         "/generate_stream": _object("inputs", **asked),
         "/": _object("inputs", **asked, stream=_FLAG),
+    }
+
+
+def _tei(embedders: Json) -> dict[str, Json]:
+    texts = {"inputs": _TEXTS, "truncate": _FLAG, "model": embedders}
+    sentences = _object("source_sentence sentences", source_sentence=_TEXT, sentences=_TEXTS)
+    return {
+        "/embed": _object("inputs model", **texts, normalize=_FLAG, dimensions=_COUNT),
+        "/embed_all": _object("inputs model", **texts),
+        "/embed_sparse": _object("inputs model", **texts),
+        "/similarity": _object("inputs model", inputs=sentences, model=embedders),
+        "/predict": _object("inputs model", **texts, raw_scores=_FLAG),
     }
 
 

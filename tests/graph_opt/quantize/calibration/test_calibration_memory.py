@@ -75,7 +75,9 @@ def growth(package: Path, method: str, held: int) -> int:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("method", ["static", "smooth", "awq", "gptq"])
+@pytest.mark.parametrize(
+    "method", ["static", "smooth", *(pytest.param(name, marks=pytest.mark.slow) for name in ("awq", "gptq"))]
+)
 def test_more_text_needs_no_more_memory(package: Path, method: str) -> None:
     assert growth(package, method, HELD) < KEPT / 2
 

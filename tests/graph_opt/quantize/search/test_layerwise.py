@@ -123,7 +123,7 @@ def expert_moments(model: ir.Model, folder: Path, source: str) -> Floats:
     return total / np.float32(count)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_memory_is_independent_of_the_number_of_layers(tmp_path: Path) -> None:
     """A model of many layers needs no more memory than one of few."""
 

@@ -127,7 +127,17 @@ def test_lines_of_a_pipe_do_not_wait_for_a_window() -> None:
         ({"input": "x", "dimension": 8}, "invalid_request", "unknown field 'dimension'"),
         ({"input": "x", "pooling": "max"}, "invalid_request", "pooling"),
         ({"query": "x", "documents": [5]}, "invalid_request", "'documents' must be"),
-        ({"text": 5, "continuations": ["a"]}, "invalid_request", "'text' must be"),
+        ({"text": 5, "continuations": ["a"]}, "invalid_request", "give either 'text'"),
+        ({"messages": [], "continuations": ["a"]}, "invalid_request", "give either 'text'"),
+        (
+            {
+                "messages": [{"role": "user", "content": "x"}],
+                "continuations": ["a"],
+                "chat_template_kwargs": {"tools": []},
+            },
+            "invalid_request",
+            "reserved",
+        ),
         (
             {"messages": [{"role": "user", "content": "x"}], "tools": [{"type": "web_search"}]},
             "invalid_request",

@@ -87,7 +87,7 @@ def test_http_serves_all_three(tmp_path: Path) -> None:
     ("path", "body", "status", "message"),
     [
         ("/v1/completions", {"prompt": "x"}, 501, "'vectors' is an encoder"),
-        ("/v1/embeddings", {"input": [[5, 6]]}, 400, "needs texts, not token ids"),
+        ("/v1/embeddings", {"input": [[5, 999]]}, 400, "token id 999 is out of range"),
         ("/v1/embeddings", {"input": "x", "pooling": "last"}, 400, "has its own pooling"),
         ("/rerank", {"query": "x", "documents": ["y"], "instruction": "find"}, 400, "takes no 'instruction'"),
         ("/score", {"text": "x", "continuations": ["y"]}, 501, "'vectors' is an encoder"),
@@ -135,7 +135,7 @@ class Slow:
         self.runs: list[list[str]] = []
         self.go = threading.Event()
 
-    def embed(self, texts: list[str]) -> Any:
+    def embed(self, texts: list[str], **options: Any) -> Any:
         self.go.wait(10)
         self.runs.append(texts)
         if "bad" in texts:

@@ -34,6 +34,7 @@ from carryall.proto.tasks_pb2 import (
     TokenizeRequest,
 )
 from carryall.runtime.api.async_llm import AsyncLLM
+from carryall.runtime.api.scoring import ContinuationScore
 from carryall.runtime.engine.stats import EngineStats
 from carryall.runtime.service.core.model_entry import ModelKind, ModelState
 from carryall.runtime.service.grpc.service import KINDS, STATES
@@ -72,13 +73,8 @@ def test_scores_are_the_engines() -> None:
         expected = await llm.score(*map(list, zip(*pairs, strict=True)))
         inputs = [tasks_pb2.ScoreInput(text=text, continuation=end) for text, end in pairs]
         answer = await served.stub.Score(ScoreRequest(inputs=inputs))
-        assert [dataclasses.asdict(score) for score in expected] == [
-            {
-                "logprob": score.logprob,
-                "token_ids": list(score.token_ids),
-                "token_logprobs": list(score.token_logprobs),
-                "greedy": score.greedy,
-            }
+        assert expected == [
+            ContinuationScore(score.logprob, list(score.token_ids), list(score.token_logprobs), score.greedy)
             for score in answer.scores
         ]
         code, details = await code_of(served.stub.Score(ScoreRequest(inputs=[{"text": "a"}])))

@@ -200,7 +200,6 @@ def test_vectors_are_cut_to_the_dimensions_that_are_asked_for(tmp_path: Path) ->
         ("/api/chat", {"format": "xml"}, 400, "'format' must be"),
         ("/api/chat", {"options": []}, 400, None),
         ("/api/chat", {"options": 3}, 400, "'options' must be"),
-        ("/api/generate", {"prompt": "x", "suffix": "y"}, 400, "'suffix' is not supported"),
         ("/api/embed", {"input": "x"}, 501, "hidden states"),
     ],
 )

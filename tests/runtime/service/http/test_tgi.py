@@ -114,7 +114,7 @@ def test_unknown_parameters_are_ignored_with_a_header_or_refused() -> None:
     ("body", "message"),
     [
         ({}, "'inputs' must be a string"),
-        ({"inputs": "x", "parameters": {"watermark": True}}, "'watermark' is not supported"),
+        ({"inputs": "x", "parameters": {"watermark": "yes"}}, "watermark must be"),
         ({"inputs": "x", "parameters": {"truncate": 0}}, "'truncate' must be an integer of at least 1"),
         ({"inputs": "x", "parameters": {"top_n_tokens": 1000, "details": True}}, "logprobs"),
         ({"inputs": "x", "parameters": {"decoder_input_details": True}}, "needs 'details': true"),

@@ -48,12 +48,52 @@ def test_scores_and_ranks_are_the_engines() -> None:
     asyncio.run(scenario())
 
 
+def test_answers_to_a_conversation_are_scored_behind_its_template() -> None:
+    async def scenario() -> None:
+        async with null_llm() as llm, http_serving(llm) as served:
+            messages = [{"role": "user", "content": "def "}]
+            answer = (await served.post("/score", messages=messages, continuations=["f", "g(x)"])).json()
+            begun = [*messages, {"role": "assistant", "content": "g("}]
+            how = {"continue_final_message": True, "add_generation_prompt": False}
+            more = (await served.post("/score", messages=begun, continuations=["x)"], **how)).json()
+            tokens = (await served.post("/tokenize", messages=begun, **how)).json()["tokens"]
+        text, prompt = "[user]def ", "[user]def [assistant]g("
+        assert tokens == llm.encode(prompt, add_special_tokens=False)
+        async with null_llm() as llm:  # the same model, whose cache is empty
+            expected = await llm.score([text, text, prompt], ["f", "g(x)", "x)"])
+        found = [entry["token_logprobs"] for entry in (*answer["data"], *more["data"])]
+        assert found == [score.token_logprobs for score in expected]
+        whole = sum(len(llm.encode(text + end)) for end in ("f", "g(x)"))
+        assert answer["usage"]["prompt_tokens"] == whole
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("path", "body", "message"),
     [
         ("/tokenize", {}, "either 'prompt'"),
         ("/tokenize", {"prompt": "x", "messages": []}, "either 'prompt'"),
+        (
+            "/tokenize",
+            {
+                "messages": [{"role": "user", "content": "x"}],
+                "continue_final_message": True,
+                "add_generation_prompt": True,
+            },
+            "add_generation_prompt",
+        ),
+        ("/score", {"continuations": ["x"], "text": "a", "messages": []}, "either 'text'"),
+        (
+            "/score",
+            {
+                "continuations": ["x"],
+                "messages": [{"role": "user", "content": "x"}],
+                "chat_template_kwargs": {"tools": 1},
+            },
+            "reserved",
+        ),
         ("/detokenize", {"tokens": ["x"]}, "list of token ids"),
         ("/detokenize", {"tokens": [10**9]}, "outside the vocabulary"),
         ("/rerank", {"query": "q"}, "'documents' must be"),

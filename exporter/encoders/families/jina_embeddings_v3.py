@@ -1,0 +1,68 @@
+"""Jina Embeddings v3 (https://arxiv.org/abs/2409.10173) in the form of transformers: rotary positions.
+
+Checkpoints are read with the names of transformers' modules, or with those that it saves. Tensors of
+adapters for tasks are reported as unused.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import onnx_ir as ir
+
+from ...config import RawConfig, mapping, number, rope_config
+from ..encoder import Encoder, EncoderConfig
+from ..encoder import classify_tokens as classify_tokens
+from ..post_norm import LayerNames, bert_config, embeddings, layers, tied_vocabulary
+
+BASE = "roberta"
+UNUSED = ("pooler.", "lm_head.", "position_ids")
+_NAMES = LayerNames(
+    query="self_attn.q_proj",
+    key="self_attn.k_proj",
+    value="self_attn.v_proj",
+    output="self_attn.o_proj",
+    attention_norm="post_attention_layernorm",
+    up="mlp.fc1",
+    down="mlp.fc2",
+    norm="post_mlp_layernorm",
+)
+_OWN_NAMES = LayerNames(
+    query="mixer.Wqkv",
+    output="mixer.out_proj",
+    attention_norm="norm1",
+    up="mlp.fc1",
+    down="mlp.fc2",
+    norm="norm2",
+    fused=True,
+)
+
+
+def config(raw: RawConfig, labels: int) -> EncoderConfig:
+    """Normalise config.json."""
+    raw = {"type_vocab_size": 1, "layer_norm_eps": 1e-5, "max_position_embeddings": 8194, **raw}
+    c = bert_config({**raw, "position_embedding_type": "absolute"}, labels=labels)
+    parameters = {"rope_theta": number(raw, "rope_theta", 20_000.0), **mapping(raw, "rope_parameters")}
+    return replace(c, ropes=(rope_config(raw, parameters),) * c.num_layers)
+
+
+def build(net: Encoder, raw: RawConfig) -> ir.Value:
+    """Write the encoder and return the states of its last layer."""
+    if net.qualified("emb_ln.weight") in net.checkpoint:
+        return layers(net, embeddings(net, absolute=False, norm="emb_ln"), _OWN_NAMES, scope="encoder.layers")
+    return layers(net, embeddings(net, absolute=False), _NAMES, scope="layers")
+
+
+def classify(net: Encoder, raw: RawConfig, states: ir.Value, base: str) -> ir.Value:
+    """Write the head of ``JinaEmbeddingsV3ForSequenceClassification`` and return the logits."""
+    size = net.config.hidden_size
+    x = net.activation(net.linear("classifier.dense", net.first_token(states), size, size), "tanh")
+    return net.linear("classifier.out_proj", x, size, net.config.labels)
+
+
+def vocabulary(net: Encoder, raw: RawConfig, states: ir.Value, base: str) -> ir.Value:
+    """Write the head of ``JinaEmbeddingsV3ForMaskedLM`` and return logits [batch, sequence, vocabulary]."""
+    size = net.config.hidden_size
+    with net.scope("lm_head"):
+        x = net.layer_norm("layer_norm", net.activation(net.linear("dense", states, size, size), "gelu"))
+    return tied_vocabulary(net, x, ("lm_head.decoder", "lm_head.bias"), base)

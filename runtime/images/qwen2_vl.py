@@ -1,0 +1,119 @@
+"""The geometry of Qwen2-VL, Qwen2.5-VL and Qwen3-VL: a picture is one unit, in whole tokens of any number.
+
+Source: https://arxiv.org/abs/2409.12191. The results equal those of transformers' processor on Pillow, bit
+for bit. Patches are in the order of tokens: those of a square that joins into one are neighbours.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...contract import GROUPS, PATCH_COS, PATCH_SIN, TABLE_ROWS, TABLE_WEIGHTS, WINDOWS
+from ...exporter.vision.qwen2_vl import Processor
+from .opening import Pixels
+from .units import Floats, Ids, Prepared, UnitInputs, Values, normalized
+
+
+def prepare(processor: Processor, pixels: Pixels) -> Prepared:
+    """Return a picture in the size that the tower sees, with its text and the places of its tokens."""
+    from PIL import Image
+
+    height, width = resized(processor, pixels.shape[0], pixels.shape[1])
+    image = Image.fromarray(pixels).resize((width, height), Image.Resampling(processor.resample))
+    token = processor.patch * processor.merge
+    rows, columns = height // token, width // token
+    places = np.stack([np.zeros(rows * columns, np.int64), *_grid(rows, columns)])
+    return Prepared([np.array(image, np.uint8)], processor.texts["image"] * (rows * columns), places=places)
+
+
+def resized(processor: Processor, height: int, width: int) -> tuple[int, int]:
+    """Return height and width in whole tokens, near the aspect ratio and within the range of pixels.
+
+    Halves round to even numbers, as in the training.
+    """
+    token = processor.patch * processor.merge
+    rows, columns = round(height / token), round(width / token)
+    pixels = rows * columns * token * token
+    if pixels > processor.max_pixels:
+        shrink = math.sqrt((height * width) / processor.max_pixels)
+        rows = max(1, math.floor(height / shrink / token))
+        columns = max(1, math.floor(width / shrink / token))
+    elif pixels < processor.min_pixels:
+        growth = math.sqrt(processor.min_pixels / (height * width))
+        rows, columns = math.ceil(height * growth / token), math.ceil(width * growth / token)
+    return rows * token, columns * token
+
+
+def inputs(processor: Processor, unit: Values) -> UnitInputs:
+    """Return the inputs of ``vision.onnx`` for a picture."""
+    merge, size = processor.merge, processor.patch
+    rows, columns = unit.shape[0] // size, unit.shape[1] // size
+    values = normalized(processor, unit)
+    cut = values.reshape(3, rows // merge, merge, size, columns // merge, merge, size)
+    cut = cut.transpose(1, 4, 2, 5, 0, 3, 6)[:, :, :, :, :, None]
+    cut = np.broadcast_to(cut, (*cut.shape[:5], processor.frames, *cut.shape[6:]))
+    count = rows * columns
+    row, column = (_in_order(axis, rows, columns, merge) for axis in _grid(rows, columns))
+    cos, sin = _turns(processor, row, column)
+    others: dict[str, npt.NDArray[Any]] = {PATCH_COS: cos, PATCH_SIN: sin}
+    groups = {GROUPS: [np.arange(count)]}
+    if processor.window:
+        groups[WINDOWS] = _windows(processor, row, column)
+    if processor.positions:
+        entries = _table(processor.positions, (row, rows), (column, columns))
+        others[TABLE_ROWS], others[TABLE_WEIGHTS] = entries
+    patches = np.ascontiguousarray(cut.reshape(count, -1), np.float32)
+    return UnitInputs(patches, np.arange(count).reshape(-1, merge * merge), groups, others)
+
+
+def _grid(rows: int, columns: int) -> tuple[Ids, Ids]:
+    """Return row and column of each place of a grid, row by row."""
+    row, column = np.divmod(np.arange(rows * columns, dtype=np.int64), columns)
+    return row, column
+
+
+def _in_order(axis: Ids, rows: int, columns: int, merge: int) -> Ids:
+    """Return numbers that are row by row in the order of tokens."""
+    return axis.reshape(rows // merge, merge, columns // merge, merge).transpose(0, 2, 1, 3).reshape(-1)
+
+
+def _turns(processor: Processor, row: Ids, column: Ids) -> tuple[Floats, Floats]:
+    """Return cosines and sines [patches, rotary / 2]: half of the frequencies turn with the row."""
+    half = processor.rotary // 2
+    exponents = np.arange(0, half, 2, dtype=np.float32) / np.float32(half)
+    frequencies = (1.0 / np.float32(processor.theta) ** exponents).astype(np.float32)
+    angles = [axis[:, None].astype(np.float32) * frequencies for axis in (row, column)]
+    joined = np.concatenate(angles, axis=1)
+    return np.cos(joined), np.sin(joined)
+
+
+def _windows(processor: Processor, row: Ids, column: Ids) -> list[Ids]:
+    """Return the patches of each window; those at the edges of the picture are smaller."""
+    side = processor.window * processor.merge
+    number = (row // side) * (int(column.max()) // side + 1) + column // side
+    return [np.flatnonzero(number == window) for window in range(int(number.max()) + 1)]
+
+
+def _table(side: int, row: tuple[Ids, int], column: tuple[Ids, int]) -> tuple[Ids, Floats]:
+    """Return entries of a table [side, side] and weights, [patches, 4], for bilinear interpolation.
+
+    The first and the last patch of an axis are on the first and the last entry. All of it is in float32.
+    """
+    (top, above), (left, beside) = (_taps(side, *axis) for axis in (row, column))
+    entries = top[:, :, None] * side + left[:, None, :]
+    weights = above[:, :, None] * beside[:, None, :]
+    return entries.reshape(-1, 4), weights.reshape(-1, 4)
+
+
+def _taps(side: int, axis: Ids, size: int) -> tuple[Ids, Floats]:
+    """Return the two entries around each place of an axis of ``size`` patches, and their weights."""
+    place = axis.astype(np.float32) * np.float32(side - 1) / np.float32(max(size - 1, 1))
+    floor = np.floor(place)
+    offsets = np.arange(2)
+    entries = np.clip(floor.astype(np.int64)[:, None] + offsets, 0, side - 1)
+    weights = 1 - np.abs(place[:, None] - floor[:, None] - offsets.astype(np.float32))
+    return entries, np.maximum(weights, 0).astype(np.float32)

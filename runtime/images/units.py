@@ -1,0 +1,119 @@
+"""A picture in units: what attention of a tower does not leave, so that each is computed and kept alone."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...contract import GROUP_ROWS, GROUPS, MERGED_PATCHES, PIXELS, WINDOW_ROWS, WINDOWS
+from ...exporter.image_processor import ImageProcessor
+
+Ids = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float32]
+Values = npt.NDArray[np.uint8]  # [height, width, 3]: pixels in the size that a tower sees
+
+_GROUPS = {GROUPS: GROUP_ROWS, WINDOWS: WINDOW_ROWS}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prepared:
+    """A picture as a family prepares it.
+
+    Args:
+        units: uint8 [height, width, 3] of each unit: a tile, or the whole picture.
+        text: what stands for it in a prompt.
+        rows: [tokens], for each token its row among the states of all units, one behind the other; None if
+            they are in order. Negative numbers count from the end of the constant rows of the graph. With
+            ``weights`` it is [tokens, k].
+        places: [axes, tokens], places in time, height and width; None if positions have one axis.
+        weights: [tokens, k], the parts of each row in a token; None for one row each.
+    """
+
+    units: Sequence[Values]
+    text: str
+    rows: Ids | None = None
+    places: Ids | None = None
+    weights: Floats | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class UnitInputs:
+    """The inputs of ``vision.onnx`` for one unit.
+
+    Args:
+        patches: float32 [patches, channels * patch * patch].
+        merged: [tokens, k], the patches of each token.
+        groups: by name of the input, the patches of each group that attend to each other.
+        others: further inputs, [patches, ...].
+    """
+
+    patches: Floats
+    merged: Ids
+    groups: Mapping[str, Sequence[Ids]]
+    others: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
+
+
+def joined(units: Sequence[UnitInputs]) -> dict[str, npt.NDArray[Any]]:
+    """Return the inputs of a run for several units, one behind the other."""
+    sizes = [len(unit.patches) for unit in units]
+    firsts = np.cumsum([0, *sizes])[:-1].tolist()
+    feeds: dict[str, npt.NDArray[Any]] = {
+        PIXELS: np.concatenate([unit.patches for unit in units]),
+        MERGED_PATCHES: np.concatenate(
+            [unit.merged + first for unit, first in zip(units, firsts, strict=True)]
+        ),
+    }
+    for name in units[0].others:
+        feeds[name] = np.concatenate([unit.others[name] for unit in units])
+    for name in units[0].groups:
+        members = [
+            group + first for unit, first in zip(units, firsts, strict=True) for group in unit.groups[name]
+        ]
+        feeds |= _grouped(name, members, sum(sizes))
+    return feeds
+
+
+def _grouped(name: str, members: Sequence[Ids], count: int) -> dict[str, Ids]:
+    """Return groups [groups, longest] and the place of each of ``count`` patches in them."""
+    longest = max(map(len, members))
+    groups = np.full((len(members), longest), -1, np.int64)
+    places = np.empty(count, np.int64)
+    for number, group in enumerate(members):
+        groups[number, : len(group)] = group
+        places[group] = number * longest + np.arange(len(group))
+    return {name: groups, _GROUPS[name]: places}
+
+
+def unit_key(unit: Values) -> bytes:
+    """Return 32 bytes that tell units of different shape or content apart."""
+    key = hashlib.blake2b(repr(unit.shape).encode(), digest_size=32)
+    key.update(np.ascontiguousarray(unit).tobytes())
+    return key.digest()
+
+
+def normalized(processor: ImageProcessor, unit: Values) -> Floats:
+    """Return the values that a tower sees, channels first, [3, height, width].
+
+    The 256 values of each channel are normalized once: float64 times the factor, then float32.
+    """
+    levels = (np.arange(256, dtype=np.float64) * processor.rescale).astype(np.float32)
+    table = (levels[:, None] - np.array(processor.mean, np.float32)) / np.array(processor.std, np.float32)
+    return np.stack([table[unit[..., channel], channel] for channel in range(3)])
+
+
+def square_patches(values: Floats, size: int) -> Floats:
+    """Return the patches of [3, height, width] row by row, [patches, 3 * size * size]."""
+    rows, columns = values.shape[1] // size, values.shape[2] // size
+    cut = values.reshape(3, rows, size, columns, size).transpose(1, 3, 0, 2, 4)
+    return np.ascontiguousarray(cut.reshape(rows * columns, -1), np.float32)
+
+
+def merged_squares(rows: int, columns: int, merge: int) -> Ids:
+    """Return the patches that each token joins, [tokens, merge * merge], all row by row."""
+    numbers = np.arange(rows * columns).reshape(rows // merge, merge, columns // merge, merge)
+    return numbers.transpose(0, 2, 1, 3).reshape(-1, merge * merge)

@@ -1,0 +1,259 @@
+"""The API of Hugging Face's text-embeddings-inference: vectors, similarities, ranks and classes of texts.
+
+``/predict`` also answers for classifiers of tokens and for labels that a request brings, in the JSON of
+Hugging Face's inference API. See https://huggingface.github.io/text-embeddings-inference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast, get_args
+
+import numpy as np
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from ....errors import RequestError, UnsupportedTaskError
+from ....options import shown
+from ...api.scoring import RERANK_INSTRUCTION
+from ..core.encoder import EncoderHandler
+from .openai.embeddings import EmbeddingsAsk, cut_vectors, read_inputs
+from .openai.reading import bool_field, text_field
+from .service import HttpService, json_response, service_of
+from .sse import while_connected
+
+Json = dict[str, Any]
+
+_COMMON = {"inputs", "model", "truncate", "truncation_direction", "prompt_name"}
+_EMBED = _COMMON | {"normalize", "dimensions"}
+_SIMILARITY = {"inputs", "model", "parameters"}
+_PREDICT = {"inputs", "model", "truncate", "truncation_direction", "raw_scores", "parameters"}
+RERANK = {"query", "texts", "model", "truncate", "truncation_direction", "raw_scores", "return_text"}
+_MOST_TEXTS = 2048
+
+
+async def embed(request: Request) -> Response:
+    """Handle ``POST /embed``: return a vector for each text."""
+    service = service_of(request)
+    body, headers = await service.known_body(request, _EMBED)
+    handler = await service.embedder(body.get("model"))
+    normalize = _flag(body, "normalize", default=True)
+    dimensions = body.get("dimensions")
+    if dimensions is not None and (type(dimensions) is not int or dimensions < 1):
+        raise RequestError(f"'dimensions' must be an integer of at least 1, not {shown(dimensions)}")
+    ask = EmbeddingsAsk(read_inputs("inputs", body.get("inputs")), "float", dimensions, None, normalize)
+    work = handler.embed(ask.inputs, normalize=normalize, **_options(body))
+    vectors = cut_vectors(ask, await while_connected(request.receive, work))
+    return json_response(vectors.tolist(), headers)
+
+
+async def embed_all(request: Request) -> Response:
+    """Handle ``POST /embed_all``: return a vector for each token of each text."""
+    service = service_of(request)
+    body, headers = await service.known_body(request, _COMMON)
+    texts, options = _texts(body), _options(body)
+    work = (await _encoder(service, body)).embed_tokens(texts, **options)
+    rows = await while_connected(request.receive, work)
+    return json_response([row.tolist() for row in rows], headers)
+
+
+async def embed_sparse(request: Request) -> Response:
+    """Handle ``POST /embed_sparse``: return the elements of each text's sparse vector that are not 0."""
+    service = service_of(request)
+    body, headers = await service.known_body(request, _COMMON)
+    texts, options = _texts(body), _options(body)
+    work = (await _encoder(service, body)).embed_sparse(texts, **options)
+    vectors = await while_connected(request.receive, work)
+    answer = [
+        [
+            {"index": index, "value": value}
+            for index, value in zip(vector.indices.tolist(), vector.values.tolist(), strict=True)
+        ]
+        for vector in vectors
+    ]
+    return json_response(answer, headers)
+
+
+async def similarity(request: Request) -> Response:
+    """Handle ``POST /similarity``: return the similarity of each sentence to the source."""
+    service = service_of(request)
+    body, headers = await service.known_body(request, _SIMILARITY)
+    inputs, parameters = _object(body, "inputs"), _object(body, "parameters")
+    source = text_field("source_sentence", inputs.get("source_sentence"))
+    if source is None:
+        raise RequestError("'source_sentence' is required and must be a string")
+    sentences = _strings("sentences", inputs.get("sentences"))
+    work = (await _encoder(service, body)).similarity(source, sentences, **_options(parameters))
+    return json_response(await while_connected(request.receive, work), headers)
+
+
+async def predict(request: Request) -> Response:
+    """Handle ``POST /predict``: return the labels of texts by their scores, the best first.
+
+    A classifier of tokens returns the parts that it finds. With ``candidate_labels`` in ``parameters``, a
+    model for natural language inference scores these labels.
+    """
+    service = service_of(request)
+    body, headers = await service.known_body(request, _PREDICT)
+    parameters, truncate = _object(body, "parameters"), _options(body)["truncate"]
+    if body.get("inputs") is None:
+        raise RequestError("'inputs' is required")
+    handler = await _encoder(service, body)
+    if parameters.get("candidate_labels") is not None:
+        work = _zero_shot(handler, body, parameters, truncate)
+    elif handler.finds_entities:
+        work = _found(handler, body, parameters, truncate)
+    else:
+        work = _classes(handler, body, truncate)
+    return json_response(await while_connected(request.receive, work), headers)
+
+
+async def rank(request: Request, service: HttpService, given: Mapping[str, Any]) -> Response:
+    """Answer ``POST /rerank`` with ``texts``: return their scores, the best first."""
+    body, headers = service.split(dict(given), RERANK)
+    query = text_field("query", body.get("query"))
+    if query is None:
+        raise RequestError("'query' is required and must be a string")
+    texts, show = _strings("texts", body.get("texts")), _flag(body, "return_text")
+    raw, options = _flag(body, "raw_scores"), _options(body)
+    handler = await service.embedder(body.get("model"))
+    more: Json = {"truncate": options["truncate"]}
+    if raw:
+        more["raw"] = await _encoder(service, body) is handler
+    work = handler.rerank(query, texts, instruction=RERANK_INSTRUCTION, **more)
+    scores = await while_connected(request.receive, work)
+    answer = [
+        {"index": index, "score": scores[index]} | ({"text": texts[index]} if show else {})
+        for index in sorted(range(len(texts)), key=lambda index: -scores[index])
+    ]
+    return json_response(answer, headers)
+
+
+async def _classes(handler: EncoderHandler, body: Json, truncate: bool | None) -> Any:
+    texts, single = _predicted(body.get("inputs"))
+    scores = await handler.classify(texts, truncate=truncate, raw=_flag(body, "raw_scores"))
+    answer = [
+        [
+            {"label": handler.labels[place], "score": float(row[place])}
+            for place in np.argsort(-row, kind="stable")
+        ]
+        for row in scores
+    ]
+    return answer[0] if single else answer
+
+
+async def _found(handler: EncoderHandler, body: Json, parameters: Json, truncate: bool | None) -> Any:
+    from ...api.token_classifier import Aggregation  # imports onnxruntime
+
+    way = parameters.get("aggregation_strategy") or "simple"
+    if way not in get_args(Aggregation):
+        raise RequestError(
+            f"'aggregation_strategy' must be one of {', '.join(get_args(Aggregation))}, not {shown(way)}"
+        )
+    found = await handler.entities(_texts(body), aggregation=cast(Aggregation, way), truncate=truncate)
+    name = "entity" if way == "none" else "entity_group"
+    answer = [
+        [
+            {name: part.label, "score": part.score, "word": part.text, "start": part.start, "end": part.end}
+            for part in parts
+        ]
+        for parts in found
+    ]
+    return answer[0] if isinstance(body.get("inputs"), str) else answer
+
+
+async def _zero_shot(handler: EncoderHandler, body: Json, parameters: Json, truncate: bool | None) -> Any:
+    texts, given = _texts(body), parameters["candidate_labels"]
+    labels = [label.strip() for label in given.split(",")] if isinstance(given, str) else given
+    hypothesis = parameters.get("hypothesis_template", "This example is {}.")
+    scores = await handler.zero_shot(
+        texts,
+        _strings("candidate_labels", labels),
+        hypothesis=hypothesis,
+        independent=_flag(parameters, "multi_label"),
+        truncate=truncate,
+    )
+    answer = []
+    for text, row in zip(texts, scores, strict=True):
+        order = np.argsort(-row, kind="stable").tolist()
+        names = [labels[place] for place in order]
+        answer.append({"sequence": text, "labels": names, "scores": [float(row[place]) for place in order]})
+    return answer[0] if isinstance(body.get("inputs"), str) else answer
+
+
+async def _encoder(service: HttpService, body: Json) -> EncoderHandler:
+    handler = await service.embedder(body.get("model"))
+    if not isinstance(handler, EncoderHandler):
+        raise UnsupportedTaskError(f"the model '{handler.name}' is a language model, not an encoder")
+    return handler
+
+
+def _options(body: Mapping[str, Any]) -> Json:
+    """Return the options ``prompt`` and ``truncate`` of a body."""
+    side = body.get("truncation_direction")
+    if side not in (None, "Right", "right"):
+        raise RequestError(f"'truncation_direction' must be Right, not {shown(side)}")
+    truncate = body.get("truncate")
+    return {
+        "prompt": text_field("prompt_name", body.get("prompt_name")),
+        "truncate": None if truncate is None else bool_field("truncate", truncate),
+    }
+
+
+def _flag(body: Mapping[str, Any], name: str, *, default: bool = False) -> bool:
+    value = body.get(name)
+    return bool_field(name, default if value is None else value)
+
+
+def _object(body: Mapping[str, Any], name: str) -> Json:
+    value = body.get(name)
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise RequestError(f"'{name}' must be an object, not {shown(value)}")
+    return value
+
+
+def _texts(body: Mapping[str, Any]) -> list[str]:
+    value = body.get("inputs")
+    return _strings("inputs", [value] if isinstance(value, str) else value)
+
+
+def _strings(name: str, value: Any) -> list[str]:
+    if not isinstance(value, list) or not value or not all(isinstance(item, str) for item in value):
+        raise RequestError(f"'{name}' must be a string or a list of strings")
+    if len(value) > _MOST_TEXTS:
+        raise RequestError(f"'{name}' has {len(value)} texts; the maximum is {_MOST_TEXTS}")
+    return value
+
+
+def _predicted(value: Any) -> tuple[list[str | tuple[str, str]], bool]:
+    """Return texts and pairs of texts, and whether there is one that is not in a list of several.
+
+    A list of two strings is a pair; several texts are lists of one or two strings each.
+    """
+    single = isinstance(value, str) or (
+        isinstance(value, list) and all(isinstance(item, str) for item in value)
+    )
+    items: Sequence[Any] = [[value] if isinstance(value, str) else value] if single else value
+    if not isinstance(items, list) or not all(
+        isinstance(item, list) and len(item) in (1, 2) and all(isinstance(part, str) for part in item)
+        for item in items
+    ):
+        raise RequestError("'inputs' must be a text, a pair of texts, or a list of lists of one or two texts")
+    if not items or len(items) > _MOST_TEXTS:
+        raise RequestError(f"'inputs' has {len(items)} texts; there must be 1 to {_MOST_TEXTS}")
+    return [item[0] if len(item) == 1 else (item[0], item[1]) for item in items], single
+
+
+def routes(service: HttpService) -> list[Route]:
+    """Return the routes; ``/rerank`` belongs to ``utility``."""
+    paths = {
+        "/embed": embed,
+        "/embed_all": embed_all,
+        "/embed_sparse": embed_sparse,
+        "/similarity": similarity,
+        "/predict": predict,
+    }
+    return [Route(path, handle, methods=["POST"]) for path, handle in paths.items()]

@@ -1,0 +1,226 @@
+"""Tiny configurations of Qwen's models that see, with the shapes of their tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tiny_layouts import attention, decoder, gated_mlp, modules, norms
+
+Shapes = dict[str, tuple[int, ...]]
+
+SPECIAL = [
+    *("<|im_start|>", "<|im_end|>", "<|endoftext|>"),
+    *("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"),
+]
+BOS, EOS, PAD, START, END, IMAGE_ID, VIDEO_ID = range(256, 256 + len(SPECIAL))
+IMAGE = "<|image_pad|>"
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
+    "{% if message['content'] is string %}{{ message['content'] }}{% else %}"
+    "{% for part in message['content'] %}{% if part['type'] == 'image' %}"
+    "<|vision_start|><|image_pad|><|vision_end|>{% elif 'text' in part %}{{ part['text'] }}{% endif %}"
+    "{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+_TEXT: dict[str, Any] = {
+    "vocab_size": 256 + len(SPECIAL),
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "hidden_act": "silu",
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+    "pad_token_id": PAD,
+    "bos_token_id": BOS,
+    "eos_token_id": EOS,
+}
+_IDS = {
+    "image_token_id": IMAGE_ID,
+    "video_token_id": VIDEO_ID,
+    "vision_start_token_id": START,
+    "vision_end_token_id": END,
+}
+_TOWER: dict[str, Any] = {
+    "depth": 3,
+    "num_heads": 2,
+    "in_channels": 3,
+    "patch_size": 8,
+    "spatial_merge_size": 2,
+    "temporal_patch_size": 2,
+}
+_QWEN3_TEXT: dict[str, Any] = {
+    **_TEXT,
+    "head_dim": 16,
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 10000.0,
+        "mrope_section": [4, 2, 2],
+        "mrope_interleaved": True,
+    },
+}
+_QWEN3_TOWER: dict[str, Any] = {
+    **_TOWER,
+    "hidden_size": 24,
+    "intermediate_size": 40,
+    "num_heads": 3,
+    "out_hidden_size": 32,
+    "hidden_act": "gelu_pytorch_tanh",
+    "num_position_embeddings": 36,
+    "deepstack_visual_indexes": [0, 2],
+}
+
+CONFIGS: dict[str, dict[str, Any]] = {
+    # As published: the decoder's fields are not in a part of their own.
+    "qwen2_vl": {
+        **_TEXT,
+        **_IDS,
+        "rope_theta": 10000.0,
+        "rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]},
+        "vision_config": {
+            **_TOWER,
+            "embed_dim": 16,
+            "hidden_size": 32,
+            "mlp_ratio": 2,
+            "hidden_act": "quick_gelu",
+        },
+    },
+    # As transformers 5 writes it.
+    "qwen2_5_vl": {
+        **_IDS,
+        "tie_word_embeddings": False,
+        "text_config": {
+            **_TEXT,
+            "model_type": "qwen2_5_vl_text",
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]},
+        },
+        "vision_config": {
+            **_TOWER,
+            "model_type": "qwen2_5_vl_vision",
+            "hidden_size": 16,
+            "out_hidden_size": 32,
+            "intermediate_size": 24,
+            "window_size": 32,
+            "fullatt_block_indexes": [1],
+            "hidden_act": "silu",
+        },
+    },
+    "qwen3_vl": {
+        **_IDS,
+        "tie_word_embeddings": False,
+        "text_config": {**_QWEN3_TEXT, "model_type": "qwen3_vl_text"},
+        "vision_config": {**_QWEN3_TOWER, "model_type": "qwen3_vl_vision"},
+    },
+}
+CONFIGS["qwen3_vl_moe"] = {
+    **CONFIGS["qwen3_vl"],
+    "text_config": {
+        **_QWEN3_TEXT,
+        "model_type": "qwen3_vl_moe_text",
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 20,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [1],
+    },
+    "vision_config": {**_QWEN3_TOWER, "model_type": "qwen3_vl_moe_vision"},
+}
+# How the checkpoints name decoder and tower: published ones, and those of transformers 5.
+_PREFIXES = {"qwen2_vl": ("model.", "visual.")}
+
+
+def preprocessor(model_type: str) -> dict[str, Any]:
+    """Return preprocessor_config.json."""
+    common = {"image_processor_type": "Qwen2VLImageProcessor", "patch_size": 8, "merge_size": 2,
+              "temporal_patch_size": 2}  # fmt: skip
+    if model_type == "qwen2_vl":
+        return {**common, "min_pixels": 512, "max_pixels": 6000}
+    size = {"shortest_edge": 512, "longest_edge": 6000}
+    half = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3} if model_type.startswith("qwen3") else {}
+    return {**common, **half, "size": size, "image_processor_type": "Qwen2VLImageProcessorFast"}
+
+
+def shapes(config: Mapping[str, Any]) -> Shapes:
+    """Return the shapes of a checkpoint's tensors by name."""
+    kind, vision = config["model_type"], config["vision_config"]
+    text = {**config, **config.get("text_config", {}), "tie_word_embeddings": config["tie_word_embeddings"]}
+    first, tower = _PREFIXES.get(kind, ("model.language_model.", "model.visual."))
+
+    third = kind.startswith("qwen3")
+
+    def layer(number: int) -> Shapes:
+        heads = {"self_attn.q_norm.weight": (16,), "self_attn.k_norm.weight": (16,)}
+        attending = attention(text, bias=False) | heads if third else attention(text, bias=True)
+        sparse = "num_experts" in text and number not in text["mlp_only_layers"]
+        mlp = _experts(text) if sparse else gated_mlp(text)
+        return {**attending, **mlp, **norms(text, "input", "post_attention")}
+
+    found = decoder(text, layer, prefix=first)
+    written = _qwen3_tower(vision) if third else _tower(kind, vision)
+    return {**found, **{f"{tower}{name}": shape for name, shape in written.items()}}
+
+
+def _experts(text: Mapping[str, Any]) -> Shapes:
+    """Return the shapes of a mixture of experts; its stacks are [experts, in, out]."""
+    count, width, hidden = text["num_experts"], text["moe_intermediate_size"], text["hidden_size"]
+    return {
+        "mlp.gate.weight": (count, hidden),
+        "mlp.experts.gate_up_proj": (count, hidden, 2 * width),
+        "mlp.experts.down_proj": (count, width, hidden),
+    }
+
+
+def _tower(kind: str, vision: Mapping[str, Any]) -> Shapes:
+    old = kind == "qwen2_vl"
+    size = vision["embed_dim" if old else "hidden_size"]
+    out = vision["hidden_size" if old else "out_hidden_size"]
+    inner = vision["embed_dim"] * vision["mlp_ratio"] if old else vision["intermediate_size"]
+    joined = size * vision["spatial_merge_size"] ** 2
+    patch = vision["patch_size"]
+    found: Shapes = {"patch_embed.proj.weight": (size, 3, vision["temporal_patch_size"], patch, patch)}
+    for number in range(vision["depth"]):
+        if old:
+            mlp = modules(True, mlp__fc1=(inner, size), mlp__fc2=(size, inner))
+        else:
+            wide = {"mlp__gate_proj": (inner, size), "mlp__up_proj": (inner, size)}
+            mlp = modules(True, **wide, mlp__down_proj=(size, inner))
+        layer = {
+            **modules(old, norm1=(size,), norm2=(size,)),
+            **modules(True, attn__qkv=(3 * size, size), attn__proj=(size, size)),
+            **mlp,
+        }
+        found |= {f"blocks.{number}.{name}": shape for name, shape in layer.items()}
+    found |= modules(old, merger__ln_q=(size,))
+    return found | modules(True, merger__mlp__0=(joined, joined), merger__mlp__2=(out, joined))
+
+
+def _qwen3_tower(vision: Mapping[str, Any]) -> Shapes:
+    size, inner, patch = vision["hidden_size"], vision["intermediate_size"], vision["patch_size"]
+    joined, out = size * vision["spatial_merge_size"] ** 2, vision["out_hidden_size"]
+    found: Shapes = {
+        "patch_embed.proj.weight": (size, 3, vision["temporal_patch_size"], patch, patch),
+        "patch_embed.proj.bias": (size,),
+        "pos_embed.weight": (vision["num_position_embeddings"], size),
+    }
+    for number in range(vision["depth"]):
+        layer = modules(
+            True,
+            norm1=(size,),
+            norm2=(size,),
+            attn__qkv=(3 * size, size),
+            attn__proj=(size, size),
+            mlp__linear_fc1=(inner, size),
+            mlp__linear_fc2=(size, inner),
+        )
+        found |= {f"blocks.{number}.{name}": shape for name, shape in layer.items()}
+    mergers = {"merger": size}
+    deep = len(vision["deepstack_visual_indexes"])
+    mergers |= {f"deepstack_merger_list.{number}": joined for number in range(deep)}
+    for name, normed in mergers.items():
+        parts = modules(True, norm=(normed,), linear_fc1=(joined, joined), linear_fc2=(out, joined))
+        found |= {f"{name}.{part}": shape for part, shape in parts.items()}
+    return found

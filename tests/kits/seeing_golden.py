@@ -1,0 +1,129 @@
+"""Golden files of families that see: the results of transformers for tiny checkpoints and two pictures.
+
+``python tests/kits/seeing_golden.py [FAMILY ...]``, with torch and transformers, records them again.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from tiny_vlms import family as tiny_family
+from tiny_vlms import write_vlm
+from vision_golden import golden_path, picture
+
+Array = npt.NDArray[Any]
+
+# Further files are of the one picture whose tokens depend on whether there are others.
+FAMILIES = (
+    *("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"),
+    *("llava", "llava_next", "llava_onevision", "llava_onevision-alone", "internvl"),
+)
+NEW_TOKENS = 16
+QUESTION = "What differs?"
+SEED = 1
+
+
+def pictures(family: str = "") -> list[npt.NDArray[np.uint8]]:
+    """Return two pictures of different sizes, of which no edge is a whole number of tokens; or one."""
+    return [picture(85, 90)] if family.endswith("-alone") else [picture(50, 90), picture(70, 37, 9)]
+
+
+def transformers_answer(
+    checkpoint: Path, model_type: str, pixels: Sequence[npt.NDArray[np.uint8]]
+) -> dict[str, Array]:
+    """Return what transformers computes from pictures and a question about them.
+
+    Returns:
+        ``token_ids`` [tokens] of the prompt, ``pixel_values`` as the tower takes them, ``image_states``
+        [rows, hidden] of all pictures, ``logits`` [vocabulary] behind the prompt, and ``tokens`` [new],
+        chosen greedily.
+    """
+    import torch
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(checkpoint)
+    processor = _processor(checkpoint, model_type, tokenizer)
+    parts = [*({"type": "image"} for _ in pixels), {"type": "text", "text": QUESTION}]
+    text = tokenizer.apply_chat_template(
+        [{"role": "user", "content": parts}], tokenize=False, add_generation_prompt=True
+    )
+    inputs = dict(
+        processor(text=[text], images=[list(pixels)], return_tensors="pt", add_special_tokens=False)
+    )
+    inputs.pop("attention_mask")
+    model, loading = transformers.AutoModelForImageTextToText.from_pretrained(
+        checkpoint, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
+    )
+    if any(loading[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")):
+        raise ValueError(f"the tiny checkpoint of {model_type} has other tensors: {loading}")
+    model.eval()
+    known, tokens, logits = inputs.pop("input_ids"), list[int](), []
+    types = inputs.pop("mm_token_type_ids", None)
+    prompt = known[0].numpy()
+    with torch.inference_mode():
+        features = model.model.get_image_features(**inputs)
+        for _ in range(NEW_TOKENS):
+            further = {} if types is None else {"mm_token_type_ids": types}
+            model.model.rope_deltas = None  # kept from the run before
+            out = model(input_ids=known, **further, **inputs, use_cache=False)
+            logits.append(out.logits[0, -1].numpy())
+            tokens.append(int(logits[-1].argmax()))
+            known = torch.cat([known, torch.tensor([[tokens[-1]]])], dim=1)
+            types = (
+                None if types is None else torch.cat([types, torch.zeros((1, 1), dtype=types.dtype)], dim=1)
+            )
+    columns = [features.pooler_output, *(getattr(features, "deepstack_features", None) or [])]
+    columns = [torch.cat(list(part)) if isinstance(part, list | tuple) else part for part in columns]
+    return {
+        "token_ids": prompt,
+        "pixel_values": inputs["pixel_values"].numpy(),
+        "image_states": torch.cat([part.reshape(-1, part.shape[-1]) for part in columns], dim=1).numpy(),
+        "logits": logits[0],
+        "tokens": np.array(tokens),
+    }
+
+
+def _processor(checkpoint: Path, model_type: str, tokenizer: Any) -> Any:
+    """Return the processor with its image processor on Pillow."""
+    import transformers
+
+    files = tiny_family(model_type)
+    name = str(files.processor["processor_class"])
+    images = getattr(transformers, _image_processor(str(files.preprocessor["image_processor_type"])))
+    options = {key: value for key, value in files.processor.items() if key != "processor_class"}
+    # The video processors need torchvision, which would also replace Pillow in those of pictures.
+    kind = type(name, (getattr(transformers, name),), {"check_argument_for_proper_class": _anything})
+    video = {"video_processor": None} if name.startswith(("Qwen", "LlavaOne", "Intern")) else {}
+    return kind(image_processor=images.from_pretrained(checkpoint), tokenizer=tokenizer, **video, **options)
+
+
+def _image_processor(name: str) -> str:
+    """Return the class of an image processor on Pillow."""
+    return f"{name.removesuffix('Fast')}Pil"
+
+
+def _anything(self: Any, name: str, argument: Any) -> None:
+    """Accept any part of a processor."""
+
+
+def _record(families: Sequence[str]) -> None:
+    for name in families or FAMILIES:
+        with tempfile.TemporaryDirectory() as folder:
+            model_type = name.removesuffix("-alone")
+            checkpoint = write_vlm(Path(folder), model_type, seed=SEED)
+            answer = transformers_answer(checkpoint, model_type, pictures(name))
+        arrays: dict[str, Any] = dict(answer)
+        np.savez_compressed(golden_path(name), **arrays)
+        print(name, {key: array.shape for key, array in answer.items()}, answer["tokens"])
+
+
+if __name__ == "__main__":
+    _record(sys.argv[1:])

@@ -1,0 +1,183 @@
+"""Families that see: tokens equal transformers, whatever the chunks, prefixes and kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+from seeing_golden import FAMILIES, NEW_TOKENS, QUESTION, SEED, pictures
+from tiny_vlms import write_vlm
+from vision_golden import golden_path, picture
+
+import carryall
+from carryall import LLM, SamplingParams
+from carryall.exporter.image_processor import read_image_processor
+from carryall.runtime.images.encoding import ImageEncoder
+from carryall.runtime.images.units import square_patches
+from carryall.runtime.tasks.export import export
+
+GREEDY = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True)
+Json = dict[str, Any]
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def family(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def package(family: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sight")
+    export(write_vlm(folder / "checkpoint", family.removesuffix("-alone"), seed=SEED), folder / "package")
+    return folder / "package"
+
+
+def golden(family: str) -> Any:
+    return np.load(golden_path(family))
+
+
+def opened(package: Path, **options: Any) -> LLM:
+    return LLM(package, **{"max_slots": 3, "kv_cache_dtype": "float32", "provider": "cpu", **options})
+
+
+def asked(*seen: Any, text: str = QUESTION) -> list[Json]:
+    parts: list[Json] = [{"type": "image", "image": each} for each in seen]
+    return [{"role": "user", "content": [*parts, {"type": "text", "text": text}]}]
+
+
+def answer(llm: LLM, messages: list[Json]) -> tuple[list[int], int]:
+    """The tokens of an answer, and how many tokens of the prompt came from the cache."""
+    (output,) = llm.chat(messages, GREEDY)
+    output.check()
+    assert output.metrics is not None
+    return output.outputs[0].token_ids, output.metrics.cached_tokens
+
+
+def encoder(package: Path) -> ImageEncoder:
+    session = onnxruntime.InferenceSession(package / "vision.onnx", providers=["CPUExecutionProvider"])
+    processor = read_image_processor(package / "image_processor.json")
+    return ImageEncoder(processor, lambda feeds: session.run(None, dict(feeds))[0])
+
+
+def patches_of(expected: Any, counts: Sequence[int], size: int) -> Any:
+    """The patches of pixel values as transformers returns them.
+
+    Those of tiles are [(pictures,) tiles, 3, height, width], and pictures of fewer tiles end with zeros.
+    """
+    if expected.ndim == 2:
+        return expected
+    if expected.ndim == 5:
+        expected = np.concatenate([each[:count] for each, count in zip(expected, counts, strict=True)])
+    return np.concatenate([square_patches(tile, size) for tile in expected])
+
+
+def test_pixels_and_states_equal_transformers(family: str, package: Path) -> None:
+    seen, expected = encoder(package), golden(family)
+    prepared = [seen.prepare(each, several=len(pictures(family)) > 1) for each in pictures(family)]
+    units = [each.prepared.units for each in prepared]
+    found = np.concatenate(
+        [seen._geometry.inputs(seen.processor, unit).patches for part in units for unit in part]
+    )
+    pixels = patches_of(expected["pixel_values"], [len(part) for part in units], seen.processor.patch)
+    if len(found) > len(pixels):  # a state of each tile has no pixels
+        found = found[np.abs(found).sum(axis=1) > 0]
+    np.testing.assert_array_equal(found, pixels)
+    states = np.concatenate([seen.states(each) for each in prepared])
+    np.testing.assert_allclose(states, expected["image_states"], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"max_step_tokens": 16},
+        {"prefix_cache": False},
+        {"provider_options": {"kv_memory": "explicit"}},
+        {"provider_options": {"kernels": "onnxruntime"}},
+        {"speculative": "prompt-lookup"},
+    ],
+    ids=str,
+)
+@pytest.mark.filterwarnings("ignore:carryall's CPU kernels")
+def test_tokens_equal_transformers(family: str, package: Path, options: Json) -> None:
+    expected = golden(family)
+    with opened(package, **options) as llm:
+        assert llm.render_chat(asked(*pictures(family))).token_ids == expected["token_ids"].tolist()
+        assert answer(llm, asked(*pictures(family)))[0] == expected["tokens"].tolist()
+
+
+def test_a_second_question_computes_nothing_of_the_pictures(family: str, package: Path) -> None:
+    with opened(package) as llm, opened(package, prefix_cache=False) as fresh:
+        first, _ = answer(llm, asked(*pictures(family)))
+        encoded = llm._requests._sight._encoder.num_encoded
+        other = asked(*pictures(family), text="Where is it?")
+        tokens, cached = answer(llm, other)
+        assert cached > np.flatnonzero(golden(family)["token_ids"] >= 256)[-4]
+        assert llm._requests._sight._encoder.num_encoded == encoded
+        assert tokens == answer(fresh, other)[0]
+        assert answer(llm, asked(*pictures(family)))[0] == first
+
+
+def test_neighbours_of_a_step_change_nothing(package: Path) -> None:
+    talks = [
+        asked(picture(30, 31)),
+        asked(*pictures()),
+        asked(text="Hello"),
+        asked(picture(8, 60, 5), text="a"),
+    ]
+    with opened(package) as llm, opened(package, max_slots=1, prefix_cache=False) as alone:
+        together = [output.outputs[0].token_ids for output in llm.chat(talks, GREEDY)]
+        assert together == [answer(alone, talk)[0] for talk in talks]
+
+
+def test_a_conversation_goes_on_behind_its_pictures(package: Path) -> None:
+    with opened(package) as llm, opened(package, prefix_cache=False, max_step_tokens=8) as fresh:
+        talk = [
+            *asked(*pictures()),
+            {"role": "assistant", "content": "A lot."},
+            *asked(picture(20, 40), text="And?"),
+        ]
+        answer(llm, talk[:1])
+        assert answer(llm, talk)[0] == answer(fresh, talk)[0]
+
+
+def test_text_alone_is_read_as_without_a_tower(family: str, package: Path, tmp_path: Path) -> None:
+    export(
+        write_vlm(tmp_path / "checkpoint", family.removesuffix("-alone"), seed=SEED),
+        tmp_path / "text",
+        text_only=True,
+    )
+    talk = asked(text="Hello, who is there?")
+    with opened(package) as llm, opened(tmp_path / "text") as text:
+        assert answer(llm, talk)[0] == answer(text, talk)[0]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("method", ["int8", "int4"])
+@pytest.mark.parametrize("model_type", ["qwen2_vl", "qwen3_vl"])
+def test_quantized_decoders_see_what_float_ones_do(model_type: str, tmp_path: Path, method: str) -> None:
+    """Rotation of the stream by a quantization turns all that pictures add to it."""
+    package = tmp_path / "package"
+    export(write_vlm(tmp_path / "checkpoint", model_type, seed=SEED), package)
+    carryall.quantize(package, tmp_path / "quantized", method)
+    params = SamplingParams(temperature=0, max_tokens=1, logprobs=20)
+
+    def distance(talk: list[Json]) -> float:
+        """How far the best log-probabilities of a quantized decoder are from those of the float one."""
+        best = []
+        with opened(tmp_path / "quantized") as llm, opened(package) as reference:
+            for model in (llm, reference):
+                logprobs = model.chat(talk, params)[0].outputs[0].logprobs
+                assert logprobs
+                best.append({token: each.logprob for token, each in logprobs[0].items()})
+        found, expected = best
+        shared = found.keys() & expected.keys()
+        assert len(shared) >= 8
+        return float(np.mean([abs(found[token] - expected[token]) for token in shared]))
+
+    text = asked(text="What is it, and where is it in the picture?")
+    assert distance(asked(*pictures())) < max(0.1, 2 * distance(text))

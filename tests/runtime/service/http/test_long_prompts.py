@@ -1,0 +1,248 @@
+"""Long prompts and agents' sessions: progress, pins, and turns that cost their new tokens only."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from http_serving import http_serving
+from null_llm import null_llm, null_model
+
+from carryall.runtime.api.async_llm import AsyncLLM
+from carryall.runtime.engine.engine import EngineConfig
+from carryall.runtime.service.core import handler
+
+LONG = "word " * 1500
+WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta"]
+
+
+def test_progress_of_a_prompt_is_told_while_it_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handler, "PROGRESS_SECONDS", 0.01)
+
+    async def scenario() -> None:
+        async with null_llm(step_seconds=0.03) as llm, http_serving(llm) as served:
+            for path, body in (
+                ("/v1/chat/completions", {"messages": [{"role": "user", "content": f"chat {LONG}"}]}),
+                ("/v1/completions", {"prompt": f"text {LONG}"}),
+            ):
+                asked: Any = {**body, "max_tokens": 2, "stream": True, "return_progress": True}
+                events = await served.events(path, **asked)
+                told = [event["prompt_progress"] for event in events[:-1] if "prompt_progress" in event]
+                assert len(told) >= 2
+                done = [each["processed"] for each in told]
+                assert done == sorted(done)
+                assert len(set(done)) > 1
+                assert all(each["total"] > 1500 >= each["cache"] for each in told)
+                assert done[-1] <= told[0]["total"]
+                first = next(i for i, event in enumerate(events) if "prompt_progress" in event)
+                assert not any("prompt_progress" in event for event in events[first + len(told) : -1])
+                plain = await served.events(path, **{**asked, "return_progress": False})
+                assert not any("prompt_progress" in event for event in plain[:-1])
+            answer = await served.post(path, **{**asked, "return_progress": 5})
+            assert (answer.status_code, "return_progress" in answer.text) == (400, True)
+
+    asyncio.run(scenario())
+
+
+def test_tokens_are_returned_as_vllm_names_them() -> None:
+    async def scenario() -> None:
+        async with null_llm() as llm, http_serving(llm) as served:
+            asked: Any = {"max_tokens": 5, "temperature": 0, "return_token_ids": True}
+            chat: Any = {"messages": [{"role": "user", "content": "def f("}], **asked}
+            whole = (await served.post("/v1/chat/completions", **chat)).json()
+            prompt = llm.encode("[user]def f(", add_special_tokens=False)
+            assert whole["prompt_token_ids"] == prompt
+            tokens = whole["choices"][0]["token_ids"]
+            assert llm.decode(tokens) == whole["choices"][0]["message"]["content"]
+            assert len(tokens) == 5
+            chunks = (await served.events("/v1/chat/completions", **chat, stream=True))[:-1]
+            assert chunks[0]["prompt_token_ids"] == prompt
+            pieces = [choice.get("token_ids", []) for chunk in chunks for choice in chunk["choices"]]
+            assert [token for piece in pieces for token in piece] == tokens
+
+            text: Any = {"prompt": ["def f(", "x"], **asked}
+            (first, second) = (await served.post("/v1/completions", **text)).json()["choices"]
+            assert first["prompt_token_ids"] == llm.encode("def f(")
+            assert second["prompt_token_ids"] == llm.encode("x")
+            assert llm.decode(first["token_ids"]) == first["text"]
+            streamed: Any = {**text, "prompt": "def f("}
+            chunks = (await served.events("/v1/completions", **streamed, stream=True))[:-1]
+            choices = [choice for chunk in chunks for choice in chunk["choices"]]
+            assert choices[0]["prompt_token_ids"] == first["prompt_token_ids"]
+            pieces = [choice.get("token_ids", []) for choice in choices]
+            assert [token for piece in pieces for token in piece] == first["token_ids"]
+            plain = (await served.post("/v1/completions", prompt="x", max_tokens=1)).json()
+            assert "token_ids" not in plain["choices"][0]
+
+    asyncio.run(scenario())
+
+
+def turns_of_a_session() -> list[dict[str, Any]]:
+    """The messages of an agent: a long prompt of the system, then results of tools of random words."""
+    source = random.Random(0)
+    text = " ".join(source.choices(WORDS, k=300))
+    asked = [f"turn {turn} " + " ".join(source.choices(WORDS, k=8)) for turn in range(30)]
+    return [{"role": "system", "content": text}, *({"role": "user", "content": each} for each in asked)]
+
+
+@pytest.mark.parametrize("door", ["openai", "anthropic", "responses"])
+def test_each_turn_of_a_session_computes_its_new_tokens_only(door: str) -> None:
+    system, *questions = turns_of_a_session()
+
+    async def scenario() -> None:
+        async with null_llm() as llm, http_serving(llm) as served:
+            talk: list[dict[str, Any]] = []
+            before = 0  # tokens of the whole conversation after the turn before
+            for number, question in enumerate(questions):
+                talk.append(question)
+                computed = llm.stats().computed_tokens
+                if door == "openai":
+                    body: Any = {"messages": [system, *talk], "max_tokens": 8, "temperature": 0}
+                    answer = (await served.post("/v1/chat/completions", **body)).json()
+                    text = answer["choices"][0]["message"]["content"]
+                    total = answer["usage"]["prompt_tokens"]
+                    cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+                elif door == "anthropic":
+                    body = {"system": system["content"], "messages": talk, "max_tokens": 8, "temperature": 0}
+                    answer = (await served.post("/v1/messages", **body)).json()
+                    text = answer["content"][0]["text"]
+                    cached = answer["usage"]["cache_read_input_tokens"]
+                    total = cached + answer["usage"]["input_tokens"]
+                else:
+                    body = {"instructions": system["content"], "input": talk, "max_output_tokens": 8}
+                    answer = (await served.post("/v1/responses", **body, temperature=0)).json()
+                    text = answer["output"][0]["content"][0]["text"]
+                    total = answer["usage"]["input_tokens"]
+                    cached = answer["usage"]["input_tokens_details"]["cached_tokens"]
+                talk.append({"role": "assistant", "content": text})
+                spent = llm.stats().computed_tokens - computed
+                new = total - before
+                if number:
+                    # The last token of an answer has no KV, and tokens at the seams may be others when the
+                    # whole text is tokenized again.
+                    assert cached >= before - 8 - 6
+                    assert spent <= new + 8 + 6, number
+                before = total
+            assert total > 1500
+
+    asyncio.run(scenario())
+
+
+def test_a_prompt_of_a_client_that_leaves_is_kept() -> None:
+    async def scenario() -> None:
+        async with null_llm(step_seconds=0.02) as llm, http_serving(llm) as served:
+            body: Any = {"prompt": LONG + LONG, "max_tokens": 4, "stream": True}
+            async with served.client.stream("POST", "/v1/completions", json=body):
+                while llm.stats().computed_tokens < 600:  # some chunks, not all
+                    await asyncio.sleep(0.01)
+            while llm.stats().running:
+                await asyncio.sleep(0.01)
+            kept = llm.stats().computed_tokens
+            assert 600 <= kept < 2900
+            answer = (await served.post("/v1/completions", prompt=LONG + LONG, max_tokens=4)).json()
+            assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] >= kept - 1
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "pin"),
+    [
+        ("/v1/completions", {"prompt": "PINNED"}, {"prompt_cache_key": "k"}),
+        ("/v1/completions", {"prompt": "PINNED"}, {"prompt_cache_retention": "24h"}),
+        ("/v1/responses", {"input": "PINNED"}, {"prompt_cache_key": "k"}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "PINNED"}], "max_tokens": 2},
+         {"cache_control": {"type": "ephemeral"}}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "PINNED"}], "max_tokens": 2},
+         {"system": [{"type": "text", "text": "be", "cache_control": {"type": "ephemeral", "ttl": "1h"}}]}),
+    ],
+)  # fmt: skip
+def test_a_pinned_prefix_outlives_others(path: str, body: dict[str, Any], pin: dict[str, Any]) -> None:
+    long = " ".join(f"token{number}" for number in range(40))
+
+    async def cached(pinned: bool) -> int:
+        async with null_llm(max_slots=4) as llm, http_serving(llm) as served:
+            asked = {**json.loads(json.dumps(body).replace("PINNED", long)), **(pin if pinned else {})}
+            if "system" in pin and not pinned:
+                asked["system"] = "be"
+            assert (await served.post(path, **asked)).status_code == 200
+            for number in range(8):  # twice as many as there are slots
+                await served.post("/v1/completions", prompt=f"{number} other", max_tokens=2)
+            before = llm.stats().prefix_cached_tokens
+            await served.post(path, **asked)
+            return llm.stats().prefix_cached_tokens - before
+
+    assert asyncio.run(cached(True)) > 30
+    assert asyncio.run(cached(False)) < 30
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "x", "prompt_cache_key": 5}),
+        ("/v1/completions", {"prompt": "x", "prompt_cache_retention": "forever"}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "x"}], "cache_control": "yes"}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "x"}], "cache_control": {"type": "x"}}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "x"}],
+                          "cache_control": {"type": "ephemeral", "ttl": "1d"}}),
+    ],
+)  # fmt: skip
+def test_wrong_pins_are_errors(path: str, body: dict[str, Any]) -> None:
+    async def scenario() -> None:
+        async with null_llm() as llm, http_serving(llm) as served:
+            answer = await served.post(path, **{"max_tokens": 1, **body})
+            assert (answer.status_code, "cache" in answer.text) == (400, True), answer.text
+
+    asyncio.run(scenario())
+
+
+def test_a_prefix_survives_other_conversations_and_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CARRYALL_CACHE", str(tmp_path))
+    prompt = "a beginning of some length, " * 20
+
+    def loaded() -> AsyncLLM:
+        model = null_model(max_slots=4)
+        model.identity = "toy"
+        return AsyncLLM(model, engine_config=EngineConfig(prefix_cache_dir="auto"))
+
+    async def scenario() -> None:
+        for others in (20, 0):  # the second process begins with an empty memory
+            llm = loaded()
+            async with http_serving(llm) as served:
+                ask: Any = {"prompt": prompt, "max_tokens": 2}
+                first = (await served.post("/v1/completions", **ask)).json()
+                for number in range(others):
+                    await served.post("/v1/completions", prompt=f"{number} another talk " * 10, max_tokens=2)
+                again = (await served.post("/v1/completions", **ask)).json()
+                usage = [answer["usage"] for answer in (first, again)]
+                cached = [each["prompt_tokens_details"]["cached_tokens"] for each in usage]
+                assert cached[1] >= usage[1]["prompt_tokens"] - 64
+                assert (cached[0] == 0) is bool(others)
+            llm.shutdown()
+
+    asyncio.run(scenario())
+    assert (tmp_path / "prefixes").stat().st_mode & 0o077 == 0
+
+
+def test_a_socket_in_the_file_system_serves_this_user(tmp_path: Path) -> None:
+    import httpx2
+
+    path = tmp_path / "carryall.sock"
+
+    async def scenario() -> None:
+        for _ in range(2):
+            async with null_llm() as llm, http_serving(llm, unix_socket=path) as served:
+                assert path.stat().st_mode & 0o177 == 0
+                transport = httpx2.AsyncHTTPTransport(uds=str(path))
+                async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as client:
+                    answers = [await one.get("/v1/models") for one in (client, served.client)]
+                assert answers[0].json() == answers[1].json()
+            assert not path.exists()
+
+    asyncio.run(scenario())

@@ -1,0 +1,188 @@
+"""The endpoints of text-embeddings-inference are those of the encoders in this process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from http_serving import http_serving
+from sentence_models import TEXTS, write_classifier, write_sentence_model
+from tiny_encoders import CLASSIFIER, write_tiny_encoder
+
+import carryall
+from carryall.runtime.api.load_encoder import load_encoder
+from carryall.runtime.service.core.model_entry import ModelLoader
+from carryall.runtime.service.core.repository import ModelRepository
+
+CLOSE: dict[str, Any] = {"rtol": 1e-5, "atol": 1e-5}
+
+
+@pytest.fixture(scope="module")
+def packages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("encoders")
+    sources = {
+        name: write_sentence_model(folder / f"{name}-source", name) for name in ("cls", "splade", "colbert")
+    }
+    sources |= {name: write_classifier(folder / f"{name}-source", name) for name in ("names", "inference")}
+    labels: dict[str, Any] = {"id2label": {"0": "LABEL_0"}}
+    sources["ranker"] = write_tiny_encoder(folder / "ranker-source", "bert", CLASSIFIER, **labels)
+    for name, source in sources.items():
+        carryall.export(source, folder / name)
+    return {name: folder / name for name in sources}
+
+
+@asynccontextmanager
+async def served(packages: dict[str, Path]) -> AsyncIterator[Any]:
+    def loader(folder: Path) -> ModelLoader:
+        return ModelLoader(lambda: load_encoder(folder, "cpu", {}, warm_up=False), kind="encoder")
+
+    models = ModelRepository({name: loader(folder) for name, folder in packages.items()})
+    async with http_serving(None, models) as http:
+        yield http
+
+
+def answers(packages: dict[str, Path], *asked: tuple[str, dict[str, Any]]) -> list[Any]:
+    """Return the JSON of each answer, whose status is 200."""
+
+    async def scenario() -> list[Any]:
+        results = []
+        async with served(packages) as http:
+            for path, body in asked:
+                answer = await http.post(path, **body)
+                assert answer.status_code == 200, answer.text
+                results.append(answer.json())
+        return results
+
+    return asyncio.run(scenario())
+
+
+def test_dense_vectors_and_similarities(packages: dict[str, Path]) -> None:
+    encoder = carryall.TextEncoder(packages["cls"])
+    sentences = {"source_sentence": TEXTS[1], "sentences": TEXTS}
+    queries = {"prompt_name": "query", "model": "cls"}
+    cut = {"inputs": "x" * 99, "truncate": True}
+    vectors, one, short, openai, similar, long = answers(
+        packages,
+        ("/embed", {"inputs": TEXTS, **queries, "truncate": True}),
+        ("/embed", {"inputs": TEXTS[0], "model": "cls"}),
+        ("/embed", {"inputs": [[256, 65]], "model": "cls", "dimensions": 3}),
+        ("/v1/embeddings", {"input": TEXTS[1], **queries, "dimensions": 5}),
+        ("/similarity", {"inputs": sentences, "model": "cls", "parameters": {"truncate": True}}),
+        ("/embed", {**cut, "model": "cls"}),
+    )
+    np.testing.assert_allclose(vectors, encoder.embed(TEXTS, prompt="query", truncate=True), **CLOSE)
+    np.testing.assert_allclose(one, encoder.embed(TEXTS[:1]), **CLOSE)
+    np.testing.assert_allclose(short, encoder.embed(["b"], dimensions=3), **CLOSE)
+    expected = encoder.embed([TEXTS[1]], prompt="query", dimensions=5)[0]
+    np.testing.assert_allclose(openai["data"][0]["embedding"], expected, **CLOSE)
+    dense = encoder.embed(TEXTS)
+    np.testing.assert_allclose(similar, encoder.similarity(dense[1:2], dense)[0], **CLOSE)
+    np.testing.assert_allclose(long, encoder.embed(["x" * 37]), **CLOSE)
+
+
+def test_sparse_vectors_and_vectors_of_tokens(packages: dict[str, Path]) -> None:
+    sparse, tokens = answers(
+        packages,
+        ("/embed_sparse", {"inputs": TEXTS, "model": "splade"}),
+        ("/embed_all", {"inputs": TEXTS[1], "model": "colbert"}),
+    )
+    for found, vector in zip(
+        sparse, carryall.TextEncoder(packages["splade"]).embed_sparse(TEXTS), strict=True
+    ):
+        assert [each["index"] for each in found] == vector.indices.tolist()
+        np.testing.assert_allclose([each["value"] for each in found], vector.values, **CLOSE)
+    (expected,) = carryall.TextEncoder(packages["colbert"]).embed_tokens([TEXTS[1]])
+    np.testing.assert_allclose(tokens[0], expected, **CLOSE)
+
+
+def test_ranks_have_the_shape_that_is_asked_for(packages: dict[str, Path]) -> None:
+    classifier = carryall.TextClassifier(packages["ranker"])
+    pairs: list[Any] = [("q", text) for text in TEXTS]
+    scores, logits = classifier.scores(pairs)[:, 0], classifier.logits(pairs)[:, 0]
+    order = sorted(range(3), key=lambda place: -scores[place])
+    tei, raw, cohere = answers(
+        packages,
+        ("/rerank", {"query": "q", "texts": TEXTS, "return_text": True, "model": "ranker"}),
+        ("/rerank", {"query": "q", "texts": TEXTS, "raw_scores": True, "model": "ranker"}),
+        ("/v2/rerank", {"query": "q", "documents": TEXTS, "top_n": 1, "model": "ranker"}),
+    )
+    assert [(each["index"], each["text"]) for each in tei] == [(place, TEXTS[place]) for place in order]
+    np.testing.assert_allclose([each["score"] for each in tei], scores[order], **CLOSE)
+    np.testing.assert_allclose([each["score"] for each in raw], logits[order], **CLOSE)
+    assert [each["index"] for each in cohere["results"]] == order[:1]
+
+
+def test_classes_names_and_labels_of_a_request(packages: dict[str, Path]) -> None:
+    labels = {"candidate_labels": ["sport", "art"], "hypothesis_template": "is {}"}
+    one, pair, several, names, chosen = answers(
+        packages,
+        ("/predict", {"inputs": TEXTS[0], "model": "inference"}),
+        ("/predict", {"inputs": [TEXTS[0], TEXTS[1]], "model": "inference", "raw_scores": True}),
+        ("/predict", {"inputs": [[TEXTS[0]], [TEXTS[0], TEXTS[1]]], "model": "inference"}),
+        ("/predict", {"inputs": TEXTS[0], "model": "names"}),
+        ("/predict", {"inputs": TEXTS[0], "model": "inference", "parameters": labels}),
+    )
+    classifier = carryall.TextClassifier(packages["inference"])
+    given: list[Any] = [TEXTS[0], (TEXTS[0], TEXTS[1])]
+    scores = classifier.scores(given)
+    by_label = [{each["label"]: each["score"] for each in answer} for answer in several]
+    for found, row in zip(by_label, scores, strict=True):
+        np.testing.assert_allclose([found[label] for label in classifier.labels], row, **CLOSE)
+    assert [each["score"] for each in one] == sorted((each["score"] for each in one), reverse=True)
+    logits = dict(zip(classifier.labels, classifier.logits(given)[1].tolist(), strict=True))
+    assert {each["label"]: pytest.approx(each["score"], abs=1e-5) for each in pair} == logits
+    (parts,) = carryall.TokenClassifier(packages["names"]).entities([TEXTS[0]])
+    assert [(each["entity_group"], each["start"], each["end"], each["word"]) for each in names] == [
+        (part.label, part.start, part.end, part.text) for part in parts
+    ]
+    expected = classifier.zero_shot([TEXTS[0]], ["sport", "art"], hypothesis="is {}")[0]
+    assert chosen["sequence"] == TEXTS[0]
+    assert dict(zip(chosen["labels"], chosen["scores"], strict=True)) == {
+        "sport": pytest.approx(float(expected[0]), abs=1e-5),
+        "art": pytest.approx(float(expected[1]), abs=1e-5),
+    }
+
+
+BAD: list[tuple[str, dict[str, Any], int, str]] = [
+    ("/embed", {"inputs": "x" * 99, "model": "cls"}, 400, "text 0 has 100 tokens; the model takes 38"),
+    ("/embed", {"inputs": [], "model": "cls"}, 400, "'inputs' must be a string"),
+    ("/embed", {"inputs": ["x"] * 10_000, "model": "cls"}, 400, "10000 texts; the maximum is 2048"),
+    ("/embed", {"inputs": "x", "model": "cls", "dimensions": 99}, 400, "'dimensions' is 99"),
+    ("/embed", {"inputs": "x", "model": "cls", "prompt_name": "passage"}, 400, "has no prompt 'passage'"),
+    ("/embed", {"inputs": "x", "model": "cls", "truncate": "yes"}, 400, "'truncate'"),
+    ("/embed", {"inputs": "x", "model": "cls", "truncation_direction": "Left"}, 400, "must be Right"),
+    ("/embed", {"inputs": "x", "model": "splade"}, 501, "has no dense vectors; it has sparse"),
+    ("/embed_sparse", {"inputs": "x", "model": "cls"}, 501, "has no sparse vectors; it has dense"),
+    ("/embed_all", {"inputs": [1], "model": "cls"}, 400, "'inputs' must be a string or a list of strings"),
+    ("/similarity", {"inputs": {"sentences": ["x"]}, "model": "cls"}, 400, "'source_sentence' is required"),
+    ("/similarity", {"inputs": {"source_sentence": "x"}, "model": "cls"}, 400, "'sentences' must be"),
+    ("/predict", {"inputs": "x", "model": "cls"}, 501, "'cls' does not classify texts"),
+    ("/predict", {"inputs": [["a", "b", "c"]], "model": "inference"}, 400, "one or two texts"),
+    (
+        "/predict",
+        {"inputs": "x", "model": "inference", "parameters": 3},
+        400,
+        "'parameters' must be an object",
+    ),
+    ("/rerank", {"query": "q", "texts": [], "model": "ranker"}, 400, "'texts' must be"),
+    ("/v1/embeddings", {"input": "x" * 99, "model": "cls"}, 400, "text 0 has 100 tokens"),
+    ("/api/embed", {"input": "x" * 99, "model": "cls", "truncate": False}, 400, "text 0 has 100 tokens"),
+]
+
+
+def test_bad_requests_are_refused_and_the_service_lives_on(packages: dict[str, Path]) -> None:
+    async def scenario() -> None:
+        async with served(packages) as http:
+            for path, body, status, message in BAD:
+                answer = await http.post(path, **body)
+                assert (answer.status_code, message in answer.text) == (status, True), (path, answer.text)
+            assert (await http.post("/embed", inputs="x", model="cls")).status_code == 200
+            cut = await http.post("/api/embed", input="x" * 99, model="cls")  # Ollama cuts by default
+            assert cut.status_code == 200
+
+    asyncio.run(scenario())
