@@ -87,6 +87,7 @@ def config(raw: RawConfig) -> DecoderConfig:
                 "rms_norm_eps": raw["layer_norm_epsilon"],
                 "hidden_act": raw["mlp_hidden_act"],
                 "attention_bias": False,
+                "tie_word_embeddings": False,  # transformers ignores the key: files always have a head
             },
             experts=[experts if kind == _EXPERTS else None for kind in kinds],
             ropes=[None] * len(kinds),

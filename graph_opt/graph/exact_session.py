@@ -21,7 +21,7 @@ def prepare_session(model: str | os.PathLike[str] | bytes, options: Any) -> str 
         options: ``onnxruntime.SessionOptions``; changed in place.
     """
     source, entries = exact_sums(model)
-    disabled = wrong_fusions(model)
+    disabled = wrong_fusions(model, exact_sums=bool(entries))
     if disabled:
         with contextlib.suppress(RuntimeError):  # the entry is not set
             disabled = (*options.get_session_config_entry(ENTRY).split(";"), *disabled)

@@ -4,10 +4,12 @@ onnxruntime matches the outline of a pattern and ignores some of its details (1.
 subtraction, the exponent, axes that a mean drops (issues 25855, 30513, 31147 and 31980 of
 https://github.com/microsoft/onnxruntime), for two quantized pairs in a row that their parameters differ. A
 session disables such an optimizer if a pattern of its outline is not exactly the one that it computes.
-Others make valid graphs invalid: int8 tensors of opset 21 become uint8 by their zero points, not by the
-attribute output_dtype, which the graph or onnxruntime itself wrote (issue 25526); quantizers to int32, which
-do not exist, are inserted behind DequantizeLinear (25001); the reader of a quotient of constants is joined
-with it when the quotient is folded already (32413, 32416).
+Others make valid graphs invalid:
+- int8 tensors of opset 21 become uint8 by their zero points, not by the attribute output_dtype, which the
+  graph or onnxruntime itself wrote (25526);
+- quantizers to int32, which do not exist, are inserted behind DequantizeLinear (25001);
+- with exact 8-bit sums, a zero point of two int8 weights that are quantized in the graph is replaced twice;
+- the reader of a quotient of constants is joined with it when the quotient is folded already (32413, 32416).
 """
 
 from __future__ import annotations
@@ -52,20 +54,24 @@ _GRAPH_OF_MODEL, _INITIALIZER_OF_GRAPH = 7, 5  # numbers of protobuf fields in o
 _BYTES = 2  # the wire type of a field that states its length
 
 
-def wrong_fusions(model: str | os.PathLike[str] | bytes) -> tuple[str, ...]:
+def wrong_fusions(model: str | os.PathLike[str] | bytes, *, exact_sums: bool = False) -> tuple[str, ...]:
     """Return the names of onnxruntime's optimizers that would change the results of a file or its content.
 
     Only nodes and small initializers are read. What is no ONNX needs none.
+
+    Args:
+        model: the file, or its content.
+        exact_sums: whether the session is asked for exact 8-bit sums.
     """
     if isinstance(model, bytes):
-        return _of_content(model)
+        return _of_content(model, exact_sums)
     if not os.stat(model).st_size:
         return ()  # it cannot be mapped
     with open(model, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        return _of_content(content)
+        return _of_content(content, exact_sums)
 
 
-def _of_content(content: mmap.mmap | bytes) -> tuple[str, ...]:
+def _of_content(content: mmap.mmap | bytes, exact_sums: bool) -> tuple[str, ...]:
     candidates = [fusion for words, fusion in _OUTLINES if all(content.find(word) >= 0 for word in words)]
     if not candidates:
         return ()
@@ -82,7 +88,9 @@ def _of_content(content: mmap.mmap | bytes) -> tuple[str, ...]:
     tests = {
         _NORMS: _has_other_norm,
         _PAIRS: _has_unequal_pairs,
-        _SIGNED: lambda scope: typed and _has_typed_pairs(scope),
+        _SIGNED: lambda scope: (
+            (typed and _has_typed_pairs(scope)) or (exact_sums and _quantizes_weights(scope))
+        ),
         _WIDE: lambda scope: any(_is_moved(scope, node, np.int32) for node in scope.nodes),
         _QUOTIENTS: _has_constant_quotient,
     }
@@ -155,7 +163,8 @@ class _Scope:
 
     nodes: list[onnx.NodeProto]
     constants: dict[str, onnx.TensorProto]
-    widths: Mapping[str, int]  # the last sizes of inputs and other values whose shapes are stated
+    inputs: frozenset[str] = frozenset()
+    widths: Mapping[str, int] = field(default_factory=dict)  # last sizes of values whose shapes are stated
     producers: dict[str, onnx.NodeProto] = field(default_factory=dict)
     readers: dict[str, list[onnx.NodeProto]] = field(default_factory=lambda: defaultdict(list))
 
@@ -213,19 +222,19 @@ def _scopes(model: onnx.ModelProto) -> Iterator[_Scope]:
         constants = {**outer, **{tensor.name: tensor for tensor in graph.initializer}}
         shapes = {value.name: value.type.tensor_type.shape.dim for value in (*graph.input, *graph.value_info)}
         widths = {name: dims[-1].dim_value for name, dims in shapes.items() if dims and dims[-1].dim_value}
-        yield from of_nodes(list(graph.node), constants, widths)
+        inputs = frozenset(value.name for value in graph.input if value.name not in constants)
+        yield from of_nodes(_Scope(list(graph.node), constants, inputs, widths))
 
-    def of_nodes(
-        nodes: list[onnx.NodeProto], constants: dict[str, onnx.TensorProto], widths: Mapping[str, int]
-    ) -> Iterator[_Scope]:
-        yield _Scope(nodes, constants, widths)
-        for attribute in (attribute for node in nodes for attribute in node.attribute):
+    def of_nodes(scope: _Scope) -> Iterator[_Scope]:
+        yield scope
+        constants = scope.constants
+        for attribute in (attribute for node in scope.nodes for attribute in node.attribute):
             for graph in [*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])]:
                 yield from of_graph(graph, constants)
 
     yield from of_graph(model.graph, {})
     for function in model.functions:
-        yield from of_nodes(list(function.node), {}, {})
+        yield from of_nodes(_Scope(list(function.node), {}, frozenset(function.input)))
 
 
 def _has_other_norm(scope: _Scope) -> bool:
@@ -347,6 +356,17 @@ def _has_typed_pairs(scope: _Scope) -> bool:
     return any(_has_zero_point(scope, node, np.int8) for node in stating) or any(
         _is_moved(scope, node, np.int8) for node in scope.nodes
     )
+
+
+def _quantizes_weights(scope: _Scope) -> bool:
+    """Return whether two quantizers to int8 depend on no input, so that onnxruntime folds them."""
+    varying, count = set(scope.inputs), 0
+    for node in scope.nodes:
+        if varying.intersection(node.input):
+            varying.update(node.output)
+        elif node.op_type == "QuantizeLinear" and not node.domain:
+            count += _has_zero_point(scope, node, np.int8)
+    return count > 1
 
 
 def _has_zero_point(scope: _Scope, node: onnx.NodeProto, dtype: npt.DTypeLike) -> bool:

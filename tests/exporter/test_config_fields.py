@@ -39,6 +39,9 @@ DEVIATIONS = {
     "lfm2: conv_bias": "padding",
     "lfm2_moe: conv_bias": "padding",
     "granitemoehybrid: mamba_proj_bias": "padding",
+    "nemotron_h: use_bias": "padding",
+    # It bounds the time steps of prompts only, so that a prompt in pieces would differ from the whole.
+    "nemotron_h: time_step_min": "pieces",
 }
 
 
@@ -92,6 +95,7 @@ NO_EFFECT = {
         "twice the values mean the same",
     ),
     "gemma4_unified_text: use_bidirectional_attention": "only 'all' has an effect, and is refused",
+    "nemotron_h: tie_word_embeddings": "files always have a head",
     "smollm3: use_sliding_window": "layer_types decides",
     "stablelm: qk_layernorm": "the graph is written by it, not the configuration",
 }

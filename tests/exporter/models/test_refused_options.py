@@ -132,3 +132,8 @@ def test_gates_of_lfm3_are_found_by_both_names(name: str, tmp_path: Path) -> Non
     save_file(weights, file)
     initializers = export_model(tmp_path).graph.initializers
     assert any(f".self_attn.{name}." in key for key in initializers)
+
+
+def test_the_head_of_nemotron_h_is_never_the_embedding() -> None:
+    """transformers reads ``tie_word_embeddings`` and ties nothing."""
+    assert not normalised("nemotron_h", tie_word_embeddings=True).tie_word_embeddings

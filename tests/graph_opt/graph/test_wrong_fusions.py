@@ -247,3 +247,30 @@ def test_int8_of_older_opsets_is_still_turned_to_uint8() -> None:
         for opset in (19, 21)
     }
     assert of_opset == {19: (), 21: ("QDQS8ToU8Transformer",)}
+
+
+@pytest.mark.parametrize("opset", [13, 18, 21])
+def test_weights_that_are_quantized_in_the_graph_may_share_a_zero_point(opset: int) -> None:
+    """The form of quantization-aware training; with exact sums onnxruntime would not open it."""
+    text = f"""<ir_version: 10, opset_import: ["" : {opset}]> g (float[3, 4] x) => (float[3, 5] y) {{
+        xq = QuantizeLinear(x, scale, zero) xd = DequantizeLinear(xq, scale, zero)
+        vq = QuantizeLinear(v, scale, zero) vd = DequantizeLinear(vq, scale, zero)
+        wq = QuantizeLinear(w, scale, zero) wd = DequantizeLinear(wq, scale, zero)
+        m = MatMul(xd, vd) mq = QuantizeLinear(m, scale, zero) md = DequantizeLinear(mq, scale, zero)
+        y = MatMul(md, wd) }}"""
+    rng = np.random.default_rng(0)
+    arrays: dict[str, Any] = {
+        "scale": np.float32(0.02),
+        "zero": np.int8(0),
+        "v": rng.standard_normal((4, 6)).astype(np.float32),
+        "w": rng.standard_normal((6, 5)).astype(np.float32),
+    }
+    source = ir.from_onnx_text(text, initializers=[ir.tensor(a, name=name) for name, a in arrays.items()])
+    x = rng.standard_normal((3, 4)).astype(np.float32)
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    content = ir.to_proto(source).SerializeToString()
+    plain = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+    (expected,) = plain.run(None, {"x": x})
+    (result,) = InferenceSession(source, providers=["cpu"]).run(None, {"x": x})
+    np.testing.assert_allclose(result, expected, rtol=0, atol=1e-5)
