@@ -115,7 +115,7 @@ def test_branches_go_on_from_the_same_point_and_compute_it_once(llm: LLM) -> Non
     assert llm.stats().computed_tokens > before
 
 
-def test_branches_run_in_the_same_steps(llm: LLM) -> None:
+def test_branches_run_in_the_same_steps(tmp_path: Path) -> None:
     @program(temperature=0, max_tokens=40, ignore_eos=True, **LETTERS)
     def forked(s: Any) -> None:
         s += PREFIX
@@ -123,9 +123,10 @@ def test_branches_run_in_the_same_steps(llm: LLM) -> None:
         for number, branch in enumerate(branches):
             branch += f"{number}" + gen("x")
 
-    before = llm.stats().steps
-    forked.run(llm)
-    assert llm.stats().steps - before < 8 * 40 / 4  # one after another would be 320
+    # A step takes longer than a thread needs to begin, also on a busy machine.
+    with LLM(toy_model(tmp_path, context_length=512, max_slots=8, step_seconds=0.01)) as llm:
+        forked.run(llm)
+        assert llm.stats().steps < 8 * 40 / 2  # one after another would be 320
 
 
 def test_select_takes_the_choice_of_the_largest_mean(llm: LLM) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -167,15 +166,3 @@ def test_a_grammar_holds_with_a_watermark(watermark: Any) -> None:
         token = sample([row], [state])[0].token_id
         assert token < 5
         state.observe(token)
-
-
-@pytest.mark.long
-def test_a_new_green_list_takes_milliseconds() -> None:
-    best = min(_seconds(before) for before in range(5))
-    assert best < 0.1  # 15 ms on an idle core, for a vocabulary of 150,000
-
-
-def _seconds(before: int) -> float:
-    begin = time.perf_counter()
-    green_tokens(Watermark(key=98765), 151_936, before)
-    return time.perf_counter() - begin
