@@ -39,8 +39,9 @@ class Sight:
                 ``open_picture`` takes, or ``{"type": "image_url", "image_url": {"url": "data:..."}}``.
 
         Raises:
-            RequestError: the model reads text only, or a picture cannot be opened.
+            RequestError: the model reads text only, a picture cannot be opened, or a part is a video.
         """
+        _refuse_videos(messages)
         if not isinstance(messages, Sequence) or not any(map(_has_pictures, messages)):
             return messages, []
         encoder, pictures, taken = self._encoder, list[Picture](), list[Message]()
@@ -100,6 +101,15 @@ class Sight:
             )
         states = [(picture.key, encoder.states(picture)) for picture in pictures]
         return PromptImages.of(token_ids, token, states, [picture.places for picture in pictures])
+
+
+def _refuse_videos(messages: Any) -> None:
+    """Raise RequestError for a video: templates have a place for it, which would stay empty."""
+    for message in messages if isinstance(messages, Sequence) else ():
+        content = message.get("content") if isinstance(message, Mapping) else None
+        for part in content if isinstance(content, list | tuple) else ():
+            if isinstance(part, Mapping) and part.get("type") in ("video", "video_url"):
+                raise RequestError("videos are not read; send frames of it as images")
 
 
 def _is_picture(part: Any) -> bool:

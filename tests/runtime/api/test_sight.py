@@ -239,6 +239,14 @@ def test_addresses_are_not_fetched(llm: LLM, url: Any, what: str) -> None:
         llm.chat([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}], GREEDY)
 
 
+@pytest.mark.parametrize(
+    "part", [{"type": "video", "video": "a.mp4"}, {"type": "video_url", "video_url": "a"}]
+)
+def test_a_video_is_refused_and_not_left_out(llm: LLM, part: Json) -> None:
+    with pytest.raises(RequestError, match="videos are not read"):
+        llm.chat([{"role": "user", "content": [part, {"type": "text", "text": "What is it?"}]}], GREEDY)
+
+
 def test_a_prompt_that_is_too_long_is_refused_before_its_pictures_are_computed(llm: LLM) -> None:
     count = encoded(llm) if llm.stats().finished else 0
     new = [picture(shift=100 + number) for number in range(20)]
