@@ -39,6 +39,7 @@ DEVIATIONS = {
     "lfm2: conv_bias": "padding",
     "lfm2_moe: conv_bias": "padding",
     "granitemoehybrid: mamba_proj_bias": "padding",
+    "falcon_h1: mamba_proj_bias": "padding",
     "nemotron_h: use_bias": "padding",
     # It bounds the time steps of prompts only, so that a prompt in pieces would differ from the whole.
     "nemotron_h: time_step_min": "pieces",
