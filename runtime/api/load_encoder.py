@@ -11,6 +11,7 @@ from ...exporter.config import CONFIG_FILE, read_config
 from ...exporter.encoders.modules import MODULES_FILE
 from ...exporter.encoders.names import classifies_tokens, is_classifier, is_encoder
 from ...exporter.package import Package
+from ...storage.paths import check_name
 from ..text.tokenizer import TOKENIZER_FILE
 
 if TYPE_CHECKING:
@@ -39,10 +40,12 @@ def encoder_folder(model: str | Path | None) -> Path | None:
 
     Raises:
         CheckpointError: the configuration of a package is damaged.
+        UsageError: the name is not a valid file name.
     """
     if model is None:
         return None
     folder = Path(model).expanduser()
+    check_name(folder)
     return folder if folder.is_dir() and is_encoder_folder(folder) else None
 
 
