@@ -342,10 +342,34 @@ def _matches_others(pattern: str, names: tuple[str, ...]) -> bool:
 
 def _whole(pattern: str) -> str:
     """Return a regular expression of the whole texts in which a pattern matches a part."""
+    return _slashed("|".join(f"({_whole_alternative(part)})" for part in _alternatives(pattern)))
+
+
+def _whole_alternative(pattern: str) -> str:
+    """Return ``_whole`` of a pattern without alternatives, whose anchors hold for all of it."""
     head = "" if pattern.startswith("^") else "(?s:.*)"
-    tail = "" if pattern.endswith("$") and not pattern.endswith(r"\$") else "(?s:.*)"
+    escapes = len(pattern.removesuffix("$")) - len(pattern.removesuffix("$").rstrip("\\"))
+    tail = "" if pattern.endswith("$") and escapes % 2 == 0 else "(?s:.*)"
     body = pattern.removeprefix("^")
-    return _slashed(f"{head}({body if tail else body.removesuffix('$')}){tail}")
+    return f"{head}({body if tail else body.removesuffix('$')}){tail}"
+
+
+def _alternatives(pattern: str) -> list[str]:
+    """Split a pattern at the bars that are in no group and no class: an anchor holds for its alternative."""
+    parts, depth, in_class, escaped = [""], 0, False, False
+    for letter in pattern:
+        bar = letter == "|" and not (depth or in_class or escaped)
+        if bar:
+            parts.append("")
+            continue
+        parts[-1] += letter
+        if escaped or letter == "\\":
+            escaped = not escaped
+        elif in_class or letter == "[":
+            in_class = letter != "]"
+        else:
+            depth += (letter == "(") - (letter == ")")
+    return parts
 
 
 def _matcher(rule: str) -> llguidance.LLMatcher | None:

@@ -144,6 +144,13 @@ def test_objects_are_closed_where_the_schema_is_silent(
         ({"^s": BOOLEAN}, [{"s": True, "sx": True}], [{"s": True, "sx": 1}]),
         ({"^[s]$": BOOLEAN, "^q$": STRING}, [{"s": True, "q": "x"}], [{"s": True, "q": True}]),
         ({"s": BOOLEAN}, [{"s": True, "xs": False}], [{"s": True, "x": True}]),
+        ({"^s$|^q": BOOLEAN}, [{"s": True, "qx": False}], [{"s": True, "qx": 1}, {"s": True, "xq": True}]),
+        (
+            {"^q|s$": BOOLEAN},
+            [{"s": True, "qx": True, "xs": True}],
+            [{"s": True, "qx": 1}, {"s": True, "x": True}],
+        ),
+        ({"^[|]$|^(s|t)$": BOOLEAN}, [{"s": True, "t": True, "|": True}], [{"s": True, "t": 1}]),
     ],
 )
 def test_a_pattern_that_matches_declared_properties_applies_to_them(
