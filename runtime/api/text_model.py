@@ -39,6 +39,7 @@ class TextModel:
             messages, tools=tools, chat_template=chat_template, tool_style=tool_style, **options
         )
 
+    @checked_arguments
     def infill_tokens(self, gap: Infill) -> tuple[list[int], tuple[int, ...]]:
         """Return the prompt of a gap in a text and the tokens that end it; see ``text.infill``."""
         return infill_tokens(self._requests.tokenizer, gap)

@@ -84,18 +84,19 @@ def _check_references(schema: Any) -> None:
     Raises:
         InvalidSamplingError: the schema behind a reference is that reference.
     """
-    waiting = [schema]
+    waiting, sound = [schema], set[str]()
     while waiting:
         item = waiting.pop()
         waiting += item if isinstance(item, list) else item.values() if isinstance(item, dict) else ()
         start = item.get("$ref") if isinstance(item, dict) else None
         passed: set[str] = set()
-        while isinstance(start, str) and start.startswith("#"):
+        while isinstance(start, str) and start.startswith("#") and start not in sound:
             if start in passed:
                 raise InvalidSamplingError(f"json_schema: the reference '{start}' leads to itself")
             passed.add(start)
             target = _referred(schema, start)
             start = target.get("$ref") if isinstance(target, dict) else None
+        sound |= passed
 
 
 def _referred(schema: Any, reference: str) -> Any:

@@ -51,6 +51,7 @@ VERBS = {
     "eval": "eval package --text text.txt --max-tokens 20 -q",
     "inspect": "inspect package",
     "plan": "plan package --bandwidth 10GB",
+    "detect": "detect package text.txt",
     "embed": "embed missing/model text",
     "rerank": "rerank missing/model query text",
     "agent": "agent --url http://127.0.0.1:9 --print claude",

@@ -63,6 +63,7 @@ ROWS = {
     "rerank": row("rerank missing/model query text", works=False),
     "bench": row("bench missing/model -q --batch 1 --prompt-tokens 4 --new-tokens 2", 1, works=False),
     "plan": row("plan package --bandwidth 10GB", 1),
+    "detect": row("detect package text.txt", 1, works=False),  # it has no watermark: exit code 1
     "eval": row("eval package --text text.txt --max-tokens 20 -q", 1),
     "inspect": row("inspect package", 1),
     "verify": row("verify package package --steps 2", 1, 2),

