@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol, cast
 
@@ -27,6 +27,10 @@ _ENCODERS = ("Model", "ForMaskedLM", "ForPreTraining", "HF_ColBERT")
 class EncoderFamily(Protocol):
     """What each module in ``families/`` defines.
 
+    A family also defines the heads that it has: ``classify(net, raw, states, base)`` returns logits [batch,
+    labels], ``classify_tokens(net, raw, states)`` [batch, sequence, labels], and
+    ``vocabulary(net, raw, states, base)`` [batch, sequence, vocabulary]. ``base`` prefixes the tensors.
+
     Attributes:
         BASE: the prefix of the encoder's tensors in a checkpoint with a head.
         UNUSED: parts of the names of tensors that only other tasks need.
@@ -40,15 +44,6 @@ class EncoderFamily(Protocol):
 
     def build(self, net: Encoder, raw: RawConfig) -> ir.Value:
         """Write the encoder and return the states of its last layer."""
-
-    def classify(self, net: Encoder, raw: RawConfig, states: ir.Value, base: str) -> ir.Value:
-        """Write the head for sequence classification and return logits [batch, labels].
-
-        ``base`` prefixes the encoder's tensors.
-        """
-
-    def classify_tokens(self, net: Encoder, raw: RawConfig, states: ir.Value) -> ir.Value:
-        """Write the head for token classification and return logits [batch, sequence, labels]."""
 
 
 def encoder_family(model_type: str) -> EncoderFamily:
@@ -109,11 +104,27 @@ def _heads(family: EncoderFamily, net: Encoder, raw: RawConfig, states: ir.Value
     """Write the heads behind the states, and return their outputs."""
     labels = net.config.labels
     if labels and is_classifier(raw):
-        return {LOGITS: (family.classify(net, raw, states, base), ("batch", labels))}
+        classify = _head(family, "classify", "sequence classification", raw)
+        return {LOGITS: (classify(net, raw, states, base), ("batch", labels))}
     if labels:
-        return {LOGITS: (family.classify_tokens(net, raw, states), ("batch", "sequence", labels))}
+        classify = _head(family, "classify_tokens", "token classification", raw)
+        return {LOGITS: (classify(net, raw, states), ("batch", "sequence", labels))}
     vocabulary = getattr(family, "vocabulary", None)
     return vector_heads(net, states, vocabulary and (lambda: vocabulary(net, raw, states, base)))
+
+
+def _head(family: EncoderFamily, name: str, task: str, raw: RawConfig) -> Callable[..., ir.Value]:
+    """Return the function of a family that writes a head.
+
+    Raises:
+        UnsupportedModelError: the family has no such head.
+    """
+    head: Callable[..., ir.Value] | None = getattr(family, name, None)
+    if head is None:
+        raise UnsupportedModelError(
+            f"{task} by an encoder of model_type '{raw['model_type']}' is not supported"
+        )
+    return head
 
 
 def _labels(raw: RawConfig) -> int:

@@ -60,24 +60,6 @@ def build(net: Encoder, raw: RawConfig) -> ir.Value:
     return _norm(net, "norm", x)
 
 
-def classify(net: Encoder, raw: RawConfig, states: ir.Value, base: str) -> ir.Value:
-    """Refuse: Gemma's head for sequence classification reads the last token of a causal model.
-
-    Raises:
-        UnsupportedModelError: always.
-    """
-    raise UnsupportedModelError("sequence classification by an encoder of Gemma 3 is not supported")
-
-
-def classify_tokens(net: Encoder, raw: RawConfig, states: ir.Value) -> ir.Value:
-    """Refuse: transformers has no such head for Gemma 3.
-
-    Raises:
-        UnsupportedModelError: always.
-    """
-    raise UnsupportedModelError("token classification by an encoder of Gemma 3 is not supported")
-
-
 def _norm(net: Encoder, name: str, x: ir.Value, size: int | None = None) -> ir.Value:
     return net.rms_norm(name, x, size, view=decoder.one_plus)
 

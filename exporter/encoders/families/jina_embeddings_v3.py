@@ -13,7 +13,9 @@ import onnx_ir as ir
 from ...config import RawConfig, mapping, number, rope_config
 from ..encoder import Encoder, EncoderConfig
 from ..encoder import classify_tokens as classify_tokens
-from ..post_norm import LayerNames, bert_config, embeddings, layers, tied_vocabulary
+from ..post_norm import LayerNames, bert_config, embeddings, layers
+from .roberta import classify as classify
+from .roberta import vocabulary as vocabulary
 
 BASE = "roberta"
 UNUSED = ("pooler.", "lm_head.", "position_ids")
@@ -51,18 +53,3 @@ def build(net: Encoder, raw: RawConfig) -> ir.Value:
     if net.qualified("emb_ln.weight") in net.checkpoint:
         return layers(net, embeddings(net, absolute=False, norm="emb_ln"), _OWN_NAMES, scope="encoder.layers")
     return layers(net, embeddings(net, absolute=False), _NAMES, scope="layers")
-
-
-def classify(net: Encoder, raw: RawConfig, states: ir.Value, base: str) -> ir.Value:
-    """Write the head of ``JinaEmbeddingsV3ForSequenceClassification`` and return the logits."""
-    size = net.config.hidden_size
-    x = net.activation(net.linear("classifier.dense", net.first_token(states), size, size), "tanh")
-    return net.linear("classifier.out_proj", x, size, net.config.labels)
-
-
-def vocabulary(net: Encoder, raw: RawConfig, states: ir.Value, base: str) -> ir.Value:
-    """Write the head of ``JinaEmbeddingsV3ForMaskedLM`` and return logits [batch, sequence, vocabulary]."""
-    size = net.config.hidden_size
-    with net.scope("lm_head"):
-        x = net.layer_norm("layer_norm", net.activation(net.linear("dense", states, size, size), "gelu"))
-    return tied_vocabulary(net, x, ("lm_head.decoder", "lm_head.bias"), base)

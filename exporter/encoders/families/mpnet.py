@@ -15,8 +15,9 @@ from ..post_norm import (
     layers,
     positions_of_tokens,
     relative_bias,
-    tied_vocabulary,
 )
+from .roberta import classify as classify
+from .roberta import vocabulary as vocabulary
 
 BASE = "mpnet"
 UNUSED = ("pooler.", "lm_head.", "position_ids")
@@ -50,18 +51,3 @@ def build(net: Encoder, raw: RawConfig) -> ir.Value:
     with net.scope("encoder"):
         bias = relative_bias(net, "relative_attention_bias", _BUCKETS, _FARTHEST)
     return layers(net, x, _NAMES, bias=lambda q, k: bias)
-
-
-def classify(net: Encoder, raw: RawConfig, states: ir.Value, base: str) -> ir.Value:
-    """Write the head of ``MPNetForSequenceClassification`` and return the logits."""
-    size = net.config.hidden_size
-    x = net.activation(net.linear("classifier.dense", net.first_token(states), size, size), "tanh")
-    return net.linear("classifier.out_proj", x, size, net.config.labels)
-
-
-def vocabulary(net: Encoder, raw: RawConfig, states: ir.Value, base: str) -> ir.Value:
-    """Write the head of ``MPNetForMaskedLM`` and return logits [batch, sequence, vocabulary]."""
-    size = net.config.hidden_size
-    with net.scope("lm_head"):
-        x = net.layer_norm("layer_norm", net.activation(net.linear("dense", states, size, size), "gelu"))
-    return tied_vocabulary(net, x, ("lm_head.decoder", "lm_head.bias"), base)

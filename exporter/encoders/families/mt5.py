@@ -3,6 +3,4 @@
 from .t5 import BASE as BASE
 from .t5 import UNUSED as UNUSED
 from .t5 import build as build
-from .t5 import classify as classify
-from .t5 import classify_tokens as classify_tokens
 from .t5 import config as config

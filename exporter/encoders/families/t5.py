@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from ....errors import UnsupportedModelError
 from ...config import RawConfig, integer, number
 from ..encoder import Encoder, EncoderConfig
 from ..post_norm import relative_bias
@@ -45,24 +44,6 @@ def build(net: Encoder, raw: RawConfig) -> ir.Value:
                 x = _attention(net, layer, x, bias)
                 x = _mlp(net, x, gated=_activation(raw)[0])
         return net.rms_norm("final_layer_norm", x)
-
-
-def classify(net: Encoder, raw: RawConfig, states: ir.Value, base: str) -> ir.Value:
-    """Refuse: T5's head for sequence classification reads its decoder.
-
-    Raises:
-        UnsupportedModelError: always.
-    """
-    raise UnsupportedModelError("sequence classification by T5 needs its decoder, which is not supported")
-
-
-def classify_tokens(net: Encoder, raw: RawConfig, states: ir.Value) -> ir.Value:
-    """Refuse: the head is not read.
-
-    Raises:
-        UnsupportedModelError: always.
-    """
-    raise UnsupportedModelError("token classification by T5 is not supported")
 
 
 def _activation(raw: RawConfig) -> tuple[bool, str]:

@@ -176,3 +176,16 @@ def test_labels_are_named() -> None:
     assert label_names({}) == ["LABEL_0", "LABEL_1"]
     with pytest.raises(CheckpointError, match="'num_labels' must be a positive integer, found 0"):
         label_names({"num_labels": 0})
+
+
+@pytest.mark.parametrize(
+    ("model_type", "head", "task"),
+    [("t5", CLASSIFIER, "sequence"), ("mt5", TOKENS, "token"), ("gemma3_text", CLASSIFIER, "sequence")],
+)
+def test_a_head_that_a_family_lacks_is_refused(tmp_path: Path, model_type: str, head: str, task: str) -> None:
+    source = write_tiny_encoder(tmp_path, model_type)
+    config = json.loads((source / "config.json").read_text())
+    config["architectures"] = [config["architectures"][0].replace("Model", head).replace("Encoder", "")]
+    config["id2label"] = {"0": "a", "1": "b"}
+    with pytest.raises(UnsupportedModelError, match=f"{task} classification by an encoder of model_type"):
+        export_encoder(source, config)
