@@ -3,12 +3,12 @@
 >>> from carryall.program import assistant, gen, program, user
 """
 
-from .runtime.program import Answer as Answer
 from .runtime.program import Branches as Branches
-from .runtime.program import Conversation as Conversation
 from .runtime.program import Parts as Parts
+from .runtime.program import PlaceAnswer as PlaceAnswer
 from .runtime.program import Program as Program
 from .runtime.program import ProgramCancelledError as ProgramCancelledError
+from .runtime.program import ProgramState as ProgramState
 from .runtime.program import Run as Run
 from .runtime.program import Service as Service
 from .runtime.program import ToolCall as ToolCall

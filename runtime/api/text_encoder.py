@@ -33,7 +33,7 @@ from ...exporter.encoders.modules import (
 from ..types.arguments import checked_arguments
 from .embedding import Vectors, cut_vectors, scaled, similarities, stacked
 from .session import Providers
-from .token_batches import Batch, Floats, Mask, Text, TokenBatches, Tokens
+from .token_batches import Floats, Mask, Text, TokenBatch, TokenBatches, Tokens
 
 _SENTENCE = "sentence_embedding"
 _HEADS = {TERM_WEIGHTS, TOKEN_WEIGHTS, TOKEN_VECTORS}
@@ -201,7 +201,7 @@ class TextEncoder:
             )
         special = self._special()
 
-        def reduce(found: list[Floats], batch: Batch) -> list[SparseVector]:
+        def reduce(found: list[Floats], batch: TokenBatch) -> list[SparseVector]:
             return [
                 _highest(text, row[:, 0], special) for text, row in zip(batch.texts, found[0], strict=True)
             ]
@@ -233,7 +233,7 @@ class TextEncoder:
 
         skipped = self._skipped.get("query" if prompt == "query" else "document", set())
 
-        def reduce(found: list[Floats], batch: Batch) -> list[Floats]:
+        def reduce(found: list[Floats], batch: TokenBatch) -> list[Floats]:
             rows = [_through(layers, row) for row in _rows(found[0], batch)]
             rows = [scaled(row) for row in rows] if scale else rows
             if not skipped:
@@ -287,7 +287,7 @@ class TextEncoder:
             raise RequestError(f"the encoder has no prompt {name!r}; it has {known}")
         return self.prompts[name]
 
-    def _pooled(self, states: Floats, batch: Batch, skipped: int) -> Floats:
+    def _pooled(self, states: Floats, batch: TokenBatch, skipped: int) -> Floats:
         if self._pooling is not None:
             mask = batch.mask
             if skipped:
@@ -353,7 +353,7 @@ _ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def _rows(array: Floats, batch: Batch) -> list[Floats]:
+def _rows(array: Floats, batch: TokenBatch) -> list[Floats]:
     """Return the rows of each text without padding."""
     return [row[: len(text.ids)] for text, row in zip(batch.texts, array, strict=True)]
 

@@ -44,7 +44,7 @@ class Tokens:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class TokenBatch:
     """The texts of one run, in their order, and which tokens are no padding."""
 
     texts: Sequence[Tokens]
@@ -132,7 +132,7 @@ class TokenBatches:
         self,
         encoded: Sequence[Tokens],
         outputs: Sequence[str],
-        reduce: Callable[[list[Floats], Batch], Sequence[T]],
+        reduce: Callable[[list[Floats], TokenBatch], Sequence[T]],
     ) -> list[T]:
         """Return a result per text.
 
@@ -148,7 +148,7 @@ class TokenBatches:
             feed = {name: values[name].astype(kind) for name, kind in self._inputs.items()}
             arrays = [array.astype(np.float32, copy=False) for array in self.session.run(list(outputs), feed)]
             for place, result in zip(
-                places, reduce(arrays, Batch(batch, values[ATTENTION_MASK])), strict=True
+                places, reduce(arrays, TokenBatch(batch, values[ATTENTION_MASK])), strict=True
             ):
                 results[place] = result
         return results

@@ -16,7 +16,7 @@ from ...exporter.encoders.export import label_names
 from ..types.arguments import checked_arguments
 from .session import Providers
 from .text_classifier import Scores, probabilities
-from .token_batches import Batch, Floats, TokenBatches, Tokens
+from .token_batches import Floats, TokenBatch, TokenBatches, Tokens
 
 Aggregation = Literal["none", "simple", "first", "average", "max"]
 
@@ -121,7 +121,7 @@ class TokenClassifier:
             raise RequestError("texts is a list of texts")
         cut = self._truncate if truncate is None else truncate
 
-        def reduce(found: list[Floats], batch: Batch) -> list[tuple[Tokens, Scores]]:
+        def reduce(found: list[Floats], batch: TokenBatch) -> list[tuple[Tokens, Scores]]:
             return [
                 (text, probabilities(row[: len(text.ids)], independent=False))
                 for text, row in zip(batch.texts, found[0], strict=True)

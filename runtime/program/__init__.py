@@ -12,19 +12,19 @@
 from __future__ import annotations
 
 from ..types.outputs import ToolCall
-from .conversation import Branches, Conversation
 from .parts import Parts, assistant, gen, image, select, system, tool_result, user
 from .program import Program, Run, program
-from .prompts import Answer, ProgramCancelledError
+from .prompts import PlaceAnswer, ProgramCancelledError
 from .service import Service
+from .state import Branches, ProgramState
 
 __all__ = [
-    "Answer",
     "Branches",
-    "Conversation",
     "Parts",
+    "PlaceAnswer",
     "Program",
     "ProgramCancelledError",
+    "ProgramState",
     "Run",
     "Service",
     "ToolCall",

@@ -12,7 +12,7 @@ from ..api.llm import LLM
 from ..types.outputs import RequestOutput, Usage
 from ..types.sampling_params import SamplingParams
 from .parts import DEFAULT_MAX_TOKENS, Place
-from .prompts import Answer, ProgramCancelledError, Prompt, chosen
+from .prompts import PlaceAnswer, ProgramCancelledError, Prompt, chosen
 
 
 class LocalModel:
@@ -26,7 +26,9 @@ class LocalModel:
     def __init__(self, llm: LLM, *, read_live: bool = False) -> None:
         self._llm, self._read_live = llm, read_live
 
-    def generate(self, prompt: Prompt, place: Place, take: Callable[[str], None], cancelled: Event) -> Answer:
+    def generate(
+        self, prompt: Prompt, place: Place, take: Callable[[str], None], cancelled: Event
+    ) -> PlaceAnswer:
         """Return what the model writes; see ``Model``."""
         options = {"max_tokens": DEFAULT_MAX_TOKENS, **self._llm.sampling_defaults, **place.options}
         output: RequestOutput | None = None
@@ -46,7 +48,7 @@ class LocalModel:
         output.check()
         answer = output.outputs[0]
         cached = output.metrics.cached_tokens if output.metrics else 0
-        return Answer(
+        return PlaceAnswer(
             answer.text,
             answer.reasoning_content or "",
             tuple(answer.tool_calls),
@@ -54,7 +56,7 @@ class LocalModel:
             Usage(len(output.prompt_token_ids), len(answer.token_ids), cached, answer.reasoning_tokens),
         )
 
-    def select(self, prompt: Prompt, place: Place) -> Answer:
+    def select(self, prompt: Prompt, place: Place) -> PlaceAnswer:
         """Return the likeliest choice; see ``Model``."""
         if prompt.text is not None:
             scores = self._llm.score(prompt.text, place.choices)

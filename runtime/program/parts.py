@@ -22,7 +22,7 @@ _NOT_OPTIONS = {"n", "best_of", "logits_processors", "structured_output"}
 
 
 @dataclass(frozen=True, slots=True)
-class Image:
+class ImageItem:
     """A picture, as the address of its data (``data:image/png;base64,...``)."""
 
     url: str
@@ -54,11 +54,11 @@ class Turn:
     """A message of a role; ``call_id`` is that of the call that a tool's result answers."""
 
     role: str
-    items: tuple[str | Image | Place, ...]
+    items: tuple[str | ImageItem | Place, ...]
     call_id: str | None = None
 
 
-Item = str | Image | Place | Turn
+Item = str | ImageItem | Place | Turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ def tool_result(call: ToolCall, text: str) -> Parts:
     """Return what a tool answered to a call of the model.
 
     Args:
-        call: one of ``Answer.tool_calls``.
+        call: one of ``PlaceAnswer.tool_calls``.
         text: the result, such as JSON.
     """
     if not isinstance(call, ToolCall):
@@ -135,7 +135,7 @@ def image(source: str | Path | bytes) -> Parts:
         UsageError: the file cannot be read, or the source is of another type.
     """
     if isinstance(source, str) and source.startswith("data:"):
-        return Parts((Image(source),))
+        return Parts((ImageItem(source),))
     if isinstance(source, str | Path):
         try:
             source = Path(source).read_bytes()
@@ -144,7 +144,7 @@ def image(source: str | Path | bytes) -> Parts:
     if not isinstance(source, bytes):
         raise UsageError(f"a picture is a path or bytes, not {shown(source)}")
     # Pictures are opened by their content, so that the type here has no meaning.
-    return Parts((Image(f"data:image/png;base64,{base64.b64encode(source).decode()}"),))
+    return Parts((ImageItem(f"data:image/png;base64,{base64.b64encode(source).decode()}"),))
 
 
 def gen(
@@ -202,7 +202,7 @@ def select(name: str | None, choices: Sequence[str], *, template: Mapping[str, A
     by default: a sum would favour short choices. All choices are one batch that shares the text before.
 
     Args:
-        name: the variable that holds the choice; ``Answer.scores`` has the scores.
+        name: the variable that holds the choice; ``PlaceAnswer.scores`` has the scores.
         choices: at least two different texts.
         template: variables of the chat template.
 

@@ -11,11 +11,11 @@ from typing import Any, Literal, overload
 from ...errors import UsageError
 from ...options import shown
 from ..api.llm import LLM
-from .conversation import Conversation, Execution
 from .local import LocalModel
 from .parts import checked_options
 from .prompts import Model
 from .service import Service
+from .state import Execution, ProgramState
 
 _PARALLEL = 64  # requests in progress of one run
 _BATCH = 16  # programs in progress of one batch
@@ -23,7 +23,7 @@ _BATCH = 16  # programs in progress of one batch
 Function = Callable[..., Any]
 
 
-class Run(Conversation):
+class Run(ProgramState):
     """The conversation of a program that was run or started.
 
     Attributes:
@@ -95,7 +95,7 @@ class Program:
         self._function, self._defaults = function, checked_options(defaults)
         functools.update_wrapper(self, function)
 
-    def __call__(self, conversation: Conversation, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, conversation: ProgramState, *args: Any, **kwargs: Any) -> Any:
         """Call the function as a part of another program."""
         return self._function(conversation, *args, **kwargs)
 

@@ -19,7 +19,7 @@ class ProgramCancelledError(CarryallError):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class PlaceAnswer:
     """What the model wrote in a place.
 
     Args:
@@ -57,7 +57,9 @@ class Prompt:
 class Model(Protocol):
     """Where programs run: a model in this process, or a service. Thread-safe."""
 
-    def generate(self, prompt: Prompt, place: Place, take: Callable[[str], None], cancelled: Event) -> Answer:
+    def generate(
+        self, prompt: Prompt, place: Place, take: Callable[[str], None], cancelled: Event
+    ) -> PlaceAnswer:
         """Return what the model writes in a place.
 
         Args:
@@ -71,12 +73,12 @@ class Model(Protocol):
         """
         ...
 
-    def select(self, prompt: Prompt, place: Place) -> Answer:
+    def select(self, prompt: Prompt, place: Place) -> PlaceAnswer:
         """Return the likeliest choice of a place, by the mean log-probability of its tokens."""
         ...
 
 
-def chosen(choices: Sequence[str], scores: Sequence[float], usage: Usage) -> Answer:
+def chosen(choices: Sequence[str], scores: Sequence[float], usage: Usage) -> PlaceAnswer:
     """Return the answer of ``select``: the choice of the largest score, the first of equal ones."""
     by_choice = dict(zip(choices, scores, strict=True))
-    return Answer(max(choices, key=lambda choice: by_choice[choice]), usage=usage, scores=by_choice)
+    return PlaceAnswer(max(choices, key=lambda choice: by_choice[choice]), usage=usage, scores=by_choice)

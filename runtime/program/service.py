@@ -20,7 +20,7 @@ from ...errors import (
 from ...options import shown
 from ..types.outputs import ToolCall, Usage, merged_calls
 from .parts import DEFAULT_MAX_TOKENS, Place
-from .prompts import Answer, ProgramCancelledError, Prompt, chosen
+from .prompts import PlaceAnswer, ProgramCancelledError, Prompt, chosen
 
 Json = dict[str, Any]
 
@@ -60,7 +60,9 @@ class Service:
         if api_key is not None:
             self._headers["Authorization"] = f"Bearer {api_key}"
 
-    def generate(self, prompt: Prompt, place: Place, take: Callable[[str], None], cancelled: Event) -> Answer:
+    def generate(
+        self, prompt: Prompt, place: Place, take: Callable[[str], None], cancelled: Event
+    ) -> PlaceAnswer:
         """Return what the model writes; see ``Model``."""
         body: Json = {"stream": True, "stream_options": {"include_usage": True}, **_options(place)}
         if prompt.text is not None:
@@ -88,9 +90,9 @@ class Service:
                 calls += [_call(piece) for piece in delta.get("tool_calls") or ()]
                 finish = choice.get("finish_reason") or finish
         finish = "stop" if finish == "tool_calls" else finish
-        return Answer("".join(texts), "".join(thoughts), tuple(merged_calls(calls)), finish, usage)
+        return PlaceAnswer("".join(texts), "".join(thoughts), tuple(merged_calls(calls)), finish, usage)
 
-    def select(self, prompt: Prompt, place: Place) -> Answer:
+    def select(self, prompt: Prompt, place: Place) -> PlaceAnswer:
         """Return the likeliest choice; see ``Model``."""
         asked = {"text": prompt.text} if prompt.text is not None else _talk(prompt, place)
         with self._answer("/score", {**asked, "continuations": list(place.choices)}) as answer:

@@ -28,7 +28,7 @@ from carryall.program import (
     user,
 )
 from carryall.runtime.api.llm import LLM
-from carryall.runtime.program.parts import Image, Turn, parts_of
+from carryall.runtime.program.parts import ImageItem, Turn, parts_of
 from carryall.runtime.types.sampling_params import SamplingParams
 
 PREFIX = "a text of more than thirty tokens, which is shared: "
@@ -363,7 +363,7 @@ def test_pictures_are_parts_of_a_message(tmp_path: Path, llm: LLM) -> None:
     for source in (b"\x89PNG", tmp_path / "picture", "data:image/png;base64,iVBORw=="):
         with pytest.raises(RequestError, match="reads text only"):
             see.run(llm, source)
-    assert image(b"ab").items == (Image("data:image/png;base64,YWI="),)
+    assert image(b"ab").items == (ImageItem("data:image/png;base64,YWI="),)
 
 
 @pytest.mark.parametrize(

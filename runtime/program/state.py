@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, Self, overload
 from ...errors import UsageError
 from ...options import shown
 from ..types.outputs import Usage
-from .parts import Image, Item, Parts, Place, Turn, parts_of
-from .prompts import Answer, Model, ProgramCancelledError, Prompt
+from .parts import ImageItem, Item, Parts, Place, Turn, parts_of
+from .prompts import Model, PlaceAnswer, ProgramCancelledError, Prompt
 
 Json = dict[str, Any]
 
@@ -21,7 +21,7 @@ class Variable:
     """The answer of the model in one place, perhaps still being written."""
 
     def __init__(self) -> None:
-        self.future: Future[Answer] = Future()
+        self.future: Future[PlaceAnswer] = Future()
         self._pieces: list[str] = []
         self._changed = threading.Condition()
 
@@ -31,7 +31,7 @@ class Variable:
             self._pieces.append(piece)
             self._changed.notify_all()
 
-    def end(self, answer: Answer | None, error: BaseException | None = None) -> None:
+    def end(self, answer: PlaceAnswer | None, error: BaseException | None = None) -> None:
         """Set the answer, or why there is none."""
         if error is not None:
             self.future.set_exception(error)
@@ -75,7 +75,7 @@ class Execution:
         """Fill a place when ``after``, the last place before it, is filled; return its variable."""
         variable = Variable()
 
-        def start(before: Future[Answer] | None = None) -> None:
+        def start(before: Future[PlaceAnswer] | None = None) -> None:
             error = before.exception() if before is not None else None
             if error is not None:
                 variable.end(None, error)
@@ -117,7 +117,7 @@ class Piece(NamedTuple):
 
     turn: int
     role: str
-    item: str | Image | Variable
+    item: str | ImageItem | Variable
     call_id: str | None = None
 
 
@@ -142,8 +142,8 @@ class Pieces(tuple[Piece, ...]):
         return Prompt(None, messages, continues=last["role"] == "assistant")
 
 
-def _text(item: str | Image | Variable) -> str:
-    if isinstance(item, Image):
+def _text(item: str | ImageItem | Variable) -> str:
+    if isinstance(item, ImageItem):
         raise UsageError("a picture belongs into a message of the user: user(image(...), ...)")
     return item if isinstance(item, str) else item.future.result().text
 
@@ -151,10 +151,10 @@ def _text(item: str | Image | Variable) -> str:
 def _message(turn: Sequence[Piece]) -> Json:
     role, call_id = turn[0].role, turn[0].call_id
     message: Json = {"role": role}
-    if any(isinstance(piece.item, Image) for piece in turn):
+    if any(isinstance(piece.item, ImageItem) for piece in turn):
         message["content"] = [
             {"type": "image_url", "image_url": {"url": piece.item.url}}
-            if isinstance(piece.item, Image)
+            if isinstance(piece.item, ImageItem)
             else {"type": "text", "text": _text(piece.item)}
             for piece in turn
         ]
@@ -173,7 +173,7 @@ def _message(turn: Sequence[Piece]) -> Json:
     return message
 
 
-class Conversation:
+class ProgramState:
     """What a program writes: ``s += ...`` adds to it, ``s[name]`` waits for a variable.
 
     A conversation is a text (``s += "..."``) or a chat (``s += user(...)``), not both. In a chat, texts and
@@ -187,7 +187,7 @@ class Conversation:
         self._last: Variable | None = None
         self._variables: dict[str, Variable] = {}
         self._requests: list[Variable] = []
-        self._children: list[Conversation] = []
+        self._children: list[ProgramState] = []
         self._declared = threading.Condition()
         self._over = False
 
@@ -202,7 +202,7 @@ class Conversation:
     def __contains__(self, name: object) -> bool:
         return name in self._variables
 
-    def answer(self, name: str) -> Answer:
+    def answer(self, name: str) -> PlaceAnswer:
         """Wait for a variable; return all that the model answered.
 
         Raises:
@@ -247,7 +247,7 @@ class Conversation:
             raise UsageError(f"fork takes a number of branches from 1 to 1024, not {shown(count)}")
         branches = []
         for _ in range(count):
-            branch = Conversation(self._execution, self._defaults)
+            branch = ProgramState(self._execution, self._defaults)
             branch._pieces, branch._last = list(self._pieces), self._last
             branch._variables = dict(self._variables)
             branches.append(branch)
@@ -315,9 +315,9 @@ class Conversation:
             self._pieces.append(Piece(turn, "assistant", ""))
             self._put(turn, "assistant", item)
 
-    def _put(self, turn: int, role: str, item: str | Image | Place, call_id: str | None = None) -> None:
+    def _put(self, turn: int, role: str, item: str | ImageItem | Place, call_id: str | None = None) -> None:
         if not isinstance(item, Place):
-            if isinstance(item, Image) and role != "user":
+            if isinstance(item, ImageItem) and role != "user":
                 raise UsageError("a picture belongs into a message of the user: user(image(...), ...)")
             self._pieces.append(Piece(turn, role, item, call_id))
             return
@@ -334,17 +334,17 @@ class Conversation:
                 self._declared.notify_all()
 
 
-class Branches(Sequence[Conversation]):
+class Branches(Sequence[ProgramState]):
     """Conversations that go on from the same point: ``+=`` adds to each, ``[name]`` reads one of each."""
 
-    def __init__(self, conversations: Sequence[Conversation]) -> None:
+    def __init__(self, conversations: Sequence[ProgramState]) -> None:
         self._conversations = list(conversations)
 
     def __len__(self) -> int:
         return len(self._conversations)
 
     @overload
-    def __getitem__(self, index: int) -> Conversation: ...
+    def __getitem__(self, index: int) -> ProgramState: ...
     @overload
     def __getitem__(self, index: slice) -> Branches: ...
     @overload
