@@ -49,8 +49,8 @@ def command(
 ) -> None:
     """Print the vectors of texts, one line of JSON for each.
 
-    MODEL is a package of an encoder, or a folder of sentence-transformers with an ONNX file. For CSV and
-    Parquet files, and for jobs that resume, see 'carryall batch run --as embedding'.
+    MODEL is a package or a checkpoint folder of an encoder, or a folder of sentence-transformers. For CSV
+    and Parquet files, and for jobs that resume, see 'carryall batch run --as embedding'.
 
     \b
     Example:

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import UsageError
 from ...exporter.config import CONFIG_FILE, read_config
-from ...exporter.encoders.modules import MODULES_FILE
+from ...exporter.encoders.modules import MODULES_FILE, side_files
 from ...exporter.encoders.names import classifies_tokens, is_classifier, is_encoder
-from ...exporter.package import Package
+from ...exporter.package import Package, fingerprint
+from ...storage.cache import cache_key, cached_folder
+from ...storage.hashes import content_key
 from ...storage.paths import check_name
 from ..text.tokenizer import TOKENIZER_FILE
 
@@ -20,19 +22,47 @@ if TYPE_CHECKING:
     from .token_classifier import TokenClassifier
 
 OPTIONS = ("pooling", "normalize", "max_tokens", "truncate")
+MODEL_FILES = ("model.onnx", "onnx/model.onnx")
 _SHARED = {"max_tokens", "truncate"}
 _WARM_UP_TEXT = "warm-up"
 
 
+def has_model(folder: Path) -> bool:
+    """Return whether a folder has the ONNX file of an encoder."""
+    return any((folder / name).is_file() for name in MODEL_FILES)
+
+
+def prepared_encoder(source: Path) -> Path:
+    """Return the folder of an encoder's ONNX file: ``source``, or the cached package of a checkpoint.
+
+    Raises:
+        CarryallError: the checkpoint cannot be exported; see ``carryall.export``.
+    """
+    if has_model(source) or not (source / CONFIG_FILE).is_file() or not is_encoder(read_config(source)):
+        return source
+    content = {"weights": fingerprint(source), "modules": content_key(source, side_files(source))}
+
+    def build(folder: Path) -> None:
+        from ..models.encoder_package import export_encoder_package  # imports the library of graphs
+
+        export_encoder_package(source, folder / source.name, {}, None)
+
+    return cached_folder("packages", cache_key(encoder=content), build, {"model": str(source)}) / source.name
+
+
 def is_encoder_folder(folder: Path) -> bool:
-    """Return whether a folder is a package of an encoder, or has the layout of sentence-transformers.
+    """Return whether a folder is a package or a checkpoint of an encoder, or one of sentence-transformers.
 
     Raises:
         CheckpointError: the configuration of a package is damaged.
     """
     if Package.is_package(folder):
         return (folder / CONFIG_FILE).is_file() and is_encoder(read_config(folder))
-    return (folder / MODULES_FILE).is_file() and (folder / TOKENIZER_FILE).is_file()
+    if not (folder / TOKENIZER_FILE).is_file():
+        return False
+    if has_model(folder):
+        return (folder / MODULES_FILE).is_file()
+    return (folder / CONFIG_FILE).is_file() and is_encoder(read_config(folder))
 
 
 def encoder_folder(model: str | Path | None) -> Path | None:

@@ -13,6 +13,7 @@ from ...errors import ProviderRuntimeError, RequestError, UnsupportedModelError
 from ...exporter.config import read_config
 from ...exporter.encoders.export import label_names
 from ..types.arguments import checked_arguments
+from .load_encoder import prepared_encoder
 from .session import Providers
 from .token_batches import Text, TokenBatches
 
@@ -23,8 +24,9 @@ class TextClassifier:
     """Classifies texts, or pairs of texts. Thread-safe.
 
     Args:
-        folder: a package of ``carryall export``, or a folder with ``model.onnx``, ``config.json`` and
-            ``tokenizer.json``. The model has the output ``logits`` [texts, labels].
+        folder: a package of ``carryall export``; a checkpoint, which is prepared in the cache; or a folder
+            with ``model.onnx``, ``config.json`` and ``tokenizer.json``.
+            The model has the output ``logits`` [texts, labels].
         providers: as for ``InferenceSession``.
         max_tokens: tokens of the longest text, special tokens included; None reads it from the folder.
         truncate: cut longer texts, instead of refusing them, unless a call says otherwise.
@@ -47,7 +49,7 @@ class TextClassifier:
         max_tokens: int | None = None,
         truncate: bool = False,
     ) -> None:
-        folder = Path(folder)
+        folder = prepared_encoder(Path(folder))
         self._batches = TokenBatches(folder, providers, max_tokens)
         self._truncate = truncate
         ranks = {value.name: len(value.shape or ()) for value in self._batches.session.get_outputs()}

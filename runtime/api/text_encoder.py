@@ -32,6 +32,7 @@ from ...exporter.encoders.modules import (
 )
 from ..types.arguments import checked_arguments
 from .embedding import Vectors, cut_vectors, scaled, similarities, stacked
+from .load_encoder import prepared_encoder
 from .session import Providers
 from .token_batches import Floats, Mask, Text, TokenBatch, TokenBatches, Tokens
 
@@ -95,9 +96,9 @@ class TextEncoder:
     """Embeds texts. Thread-safe.
 
     Args:
-        folder: a package of ``carryall export``, or a folder with ``model.onnx`` or ``onnx/model.onnx``, and
-            ``tokenizer.json``; ``modules.json`` and the other files of sentence-transformers say what is
-            not given here.
+        folder: a package of ``carryall export``; a checkpoint, which is prepared in the cache; or a folder
+            with ``model.onnx`` or ``onnx/model.onnx``, and ``tokenizer.json``. ``modules.json`` and the other
+            files of sentence-transformers say what is not given here.
         providers: as for ``InferenceSession``.
         pooling: a name of ``POOLINGS``; None reads it from the folder. A model with an output
             ``sentence_embedding`` pools itself.
@@ -128,7 +129,8 @@ class TextEncoder:
         max_tokens: int | None = None,
         truncate: bool = False,
     ) -> None:
-        folder = Path(folder)
+        source = Path(folder)
+        folder = prepared_encoder(source)
         self._batches = TokenBatches(folder, providers, max_tokens)
         modules = {module.kind for module in read_modules(folder)}
         self._dense, self._prompts = read_dense(folder), read_prompts(folder)
@@ -147,7 +149,7 @@ class TextEncoder:
         kinds = {"sparse"} if self._heads & {TERM_WEIGHTS, TOKEN_WEIGHTS} else set()
         kinds |= {"multi"} if TOKEN_VECTORS in self._heads or self._per_token else set()
         if pools_itself or stated is not None or not kinds:
-            _check_pooling(folder, stated, pooling, pools_itself=pools_itself)
+            _check_pooling(source, stated, pooling, pools_itself=pools_itself)
             kinds.add("dense")
         self.kinds: frozenset[str] = frozenset(kinds)
         self._pooling = None if pools_itself else stated

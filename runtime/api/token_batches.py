@@ -15,13 +15,13 @@ from ...errors import ModelNotFoundError, PromptTooLongError, RequestError, Unsu
 from ...exporter.encoders.modules import LENGTH_FILE
 from ...storage.paths import check_name
 from ..text.tokenizer import TOKENIZER_FILE, read_optional_json
+from .load_encoder import MODEL_FILES
 from .session import InferenceSession, Providers
 
 Text = str | tuple[str, str] | list[int]  # a text, a pair of texts, or token ids
 Floats = npt.NDArray[np.float32]
 Mask = npt.NDArray[np.int64]  # [texts, tokens]
 
-_MODEL_FILES = ("model.onnx", "onnx/model.onnx")
 _INPUTS = (INPUT_IDS, ATTENTION_MASK, TOKEN_TYPE_IDS)
 _MOST_TEXTS = 64  # of one run
 _MOST_TOKENS = 4096  # of one run, padding included
@@ -73,9 +73,9 @@ class TokenBatches:
         from tokenizers import Tokenizer
 
         check_name(folder)
-        models = [folder / name for name in _MODEL_FILES if (folder / name).is_file()]
+        models = [folder / name for name in MODEL_FILES if (folder / name).is_file()]
         if not models or not (folder / TOKENIZER_FILE).is_file():
-            raise ModelNotFoundError(f"{folder} needs {' or '.join(_MODEL_FILES)}, and {TOKENIZER_FILE}")
+            raise ModelNotFoundError(f"{folder} needs {' or '.join(MODEL_FILES)}, and {TOKENIZER_FILE}")
         self.path = models[0]
         # Threads that spin between the products of a short text took half of all processor time (measured:
         # 21 ms instead of 10 ms for 14 tokens of MiniLM), and the texts came no sooner.

@@ -14,6 +14,7 @@ from ...errors import RequestError, UnsupportedModelError
 from ...exporter.config import read_config
 from ...exporter.encoders.export import label_names
 from ..types.arguments import checked_arguments
+from .load_encoder import prepared_encoder
 from .session import Providers
 from .text_classifier import Scores, probabilities
 from .token_batches import Floats, TokenBatch, TokenBatches, Tokens
@@ -42,8 +43,9 @@ class TokenClassifier:
     """Finds names and other parts in texts. Thread-safe.
 
     Args:
-        folder: a package of ``carryall export``, or a folder with ``model.onnx``, ``config.json`` and
-            ``tokenizer.json``. The model has the output ``logits`` [texts, tokens, labels].
+        folder: a package of ``carryall export``; a checkpoint, which is prepared in the cache; or a folder
+            with ``model.onnx``, ``config.json`` and ``tokenizer.json``.
+            The model has the output ``logits`` [texts, tokens, labels].
         providers: as for ``InferenceSession``.
         max_tokens: tokens of the longest text, special tokens included; None reads it from the folder.
         truncate: cut longer texts, instead of refusing them, unless a call says otherwise.
@@ -66,7 +68,7 @@ class TokenClassifier:
         max_tokens: int | None = None,
         truncate: bool = False,
     ) -> None:
-        folder = Path(folder)
+        folder = prepared_encoder(Path(folder))
         self._batches = TokenBatches(folder, providers, max_tokens)
         self._truncate = truncate
         ranks = {value.name: len(value.shape or ()) for value in self._batches.session.get_outputs()}

@@ -30,9 +30,9 @@ from ...progress import Progress
 from ...reports import Report, human_bytes
 from ...storage.scratch import scratch_folder
 from ..models.building import build_export
+from ..models.encoder_package import export_encoder_package
 from ..models.find import find_model
 from ..types.arguments import checked_arguments
-from .export_encoder import export_encoder_package
 from .quantize import warn_of_much_float
 
 
