@@ -75,7 +75,10 @@ class TokenBatches:
         check_name(folder)
         models = [folder / name for name in MODEL_FILES if (folder / name).is_file()]
         if not models or not (folder / TOKENIZER_FILE).is_file():
-            raise ModelNotFoundError(f"{folder} needs {' or '.join(MODEL_FILES)}, and {TOKENIZER_FILE}")
+            raise ModelNotFoundError(
+                f"{folder} is not a package, a checkpoint or a folder of an encoder, which needs "
+                f"{' or '.join(MODEL_FILES)}, and {TOKENIZER_FILE}"
+            )
         self.path = models[0]
         # Threads that spin between the products of a short text took half of all processor time (measured:
         # 21 ms instead of 10 ms for 14 tokens of MiniLM), and the texts came no sooner.
