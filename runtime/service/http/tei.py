@@ -117,11 +117,11 @@ async def rank(request: Request, service: HttpService, given: Mapping[str, Any])
         raise RequestError("'query' is required and must be a string")
     texts, show = _strings("texts", body.get("texts")), _flag(body, "return_text")
     raw, options = _flag(body, "raw_scores"), _options(body)
-    handler = await service.embedder(body.get("model"))
-    more: Json = {"truncate": options["truncate"]}
-    if raw:
-        more["raw"] = await _encoder(service, body) is handler
-    work = handler.rerank(query, texts, instruction=RERANK_INSTRUCTION, **more)
+    more: Json = {"instruction": RERANK_INSTRUCTION, "truncate": options["truncate"]}
+    if raw:  # a language model has no logit of a pair
+        work = (await _encoder(service, body)).rerank(query, texts, raw=True, **more)
+    else:
+        work = (await service.embedder(body.get("model"))).rerank(query, texts, **more)
     scores = await while_connected(request.receive, work)
     answer = [
         {"index": index, "score": scores[index]} | ({"text": texts[index]} if show else {})
