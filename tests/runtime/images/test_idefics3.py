@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from recorded_pictures import picture
 
 from carryall.exporter.vision.idefics3 import Processor
 from carryall.runtime.images import idefics3
@@ -38,16 +39,6 @@ def processor(longest: int, tile: int, *, split: bool = True, res: int = 1, **ch
         "texts": TEXTS,
     }
     return Processor(**{**values, **changes})
-
-
-def picture(height: int, width: int) -> Pixels:
-    y, x = np.mgrid[0:height, 0:width]
-    channels = [
-        (x * 7 + y * 3) % 256,
-        (x * x // 5 + y * 11) % 256,
-        ((x // 9 + y // 7) % 2) * 200 + (x % 50),
-    ]
-    return np.stack(channels, -1).astype(np.uint8)
 
 
 def pixel_values(options: Processor, pixels: Pixels) -> np.ndarray[Any, Any]:

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from recorded_pictures import picture
 
 from carryall.exporter.image_processor import CLIP_MEAN, CLIP_STD
 from carryall.exporter.vision.llava import Processor
 from carryall.runtime.images import llava, llava_next
-from carryall.runtime.images.opening import Pixels
 from carryall.runtime.images.units import normalized
 
 RECORDED = Path(__file__).parents[2] / "corpora" / "images" / "llava_pixels.json"
@@ -40,16 +40,6 @@ def processor(kind: str) -> Processor:
         image_token_id=5,
         texts={"image": "<image>"},
     )
-
-
-def picture(height: int, width: int) -> Pixels:
-    y, x = np.mgrid[0:height, 0:width]
-    channels = [
-        (x * 7 + y * 3) % 256,
-        (x * x // 5 + y * 11) % 256,
-        ((x // 9 + y // 7) % 2) * 200 + (x % 50),
-    ]
-    return np.stack(channels, -1).astype(np.uint8)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "{kind}-{height}x{width}".format(**case))

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from recorded_pictures import picture
 
 from carryall.contract import PATCH_COS, TABLE_ROWS, TABLE_WEIGHTS, WINDOWS
 from carryall.exporter.image_processor import CLIP_MEAN, CLIP_STD, HALF
 from carryall.exporter.vision.qwen2_vl import Processor
 from carryall.runtime.images import qwen2_vl
-from carryall.runtime.images.opening import Pixels
 
 RECORDED = Path(__file__).parents[2] / "corpora" / "images" / "qwen2_vl_pixels.json"
 CASES: list[dict[str, Any]] = json.loads(RECORDED.read_text(encoding="utf-8"))
@@ -41,16 +41,6 @@ def processor(least: int, most: int, patch: int, mean: str = "clip", **changes: 
         "texts": {"image": "<|image_pad|>"},
     }
     return Processor(**{**values, **changes})
-
-
-def picture(height: int, width: int) -> Pixels:
-    y, x = np.mgrid[0:height, 0:width]
-    channels = [
-        (x * 7 + y * 3) % 256,
-        (x * x // 5 + y * 11) % 256,
-        ((x // 9 + y // 7) % 2) * 200 + (x % 50),
-    ]
-    return np.stack(channels, -1).astype(np.uint8)
 
 
 @pytest.mark.parametrize(

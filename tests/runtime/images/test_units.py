@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from recorded_pictures import picture
 
 from carryall.exporter.image_processor import CLIP_MEAN, CLIP_STD, HALF, ImageProcessor
 from carryall.exporter.vision import internvl as internvl_record
 from carryall.exporter.vision import llava_onevision as onevision_record
 from carryall.exporter.vision import mistral3 as mistral3_record
 from carryall.runtime.images import internvl, llava_onevision, mistral3
-from carryall.runtime.images.opening import Pixels
 from carryall.runtime.images.units import joined, normalized, unit_key
 
 RECORDED = Path(__file__).parents[2] / "corpora" / "images" / "tiles_pixels.json"
@@ -48,16 +48,6 @@ def family(kind: str) -> tuple[ImageProcessor, ModuleType]:
         family="llava_onevision", most_tiles=9, resolutions=resolutions, **half
     )
     return record, llava_onevision
-
-
-def picture(height: int, width: int) -> Pixels:
-    y, x = np.mgrid[0:height, 0:width]
-    channels = [
-        (x * 7 + y * 3) % 256,
-        (x * x // 5 + y * 11) % 256,
-        ((x // 9 + y // 7) % 2) * 200 + (x % 50),
-    ]
-    return np.stack(channels, -1).astype(np.uint8)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "{kind}-{height}x{width}".format(**case))
