@@ -7,12 +7,14 @@ takes before it works. No pass here computes with symbolic sizes.
 from __future__ import annotations
 
 import importlib
-import importlib.abc
-import importlib.machinery
 import sys
 from collections.abc import Sequence
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
+
+if TYPE_CHECKING:  # importing it takes 20 ms
+    from importlib.abc import Loader
+    from importlib.machinery import ModuleSpec
 
 _LIBRARY = "onnx_ir"
 _DEFERRED = ("sympy", "onnx_ir._symbolic_shapes")  # the second reads attributes of the first at its top
@@ -27,13 +29,13 @@ class _Deferred(ModuleType):
         return getattr(importlib.import_module(self.__name__), name)
 
 
-class _Loader(importlib.abc.Loader):
+class _Loader:
     """Runs onnx_ir's own loader while stand-ins take the place of the deferred modules."""
 
-    def __init__(self, loader: importlib.abc.Loader) -> None:
+    def __init__(self, loader: Loader) -> None:
         self._loader = loader
 
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         """See ``importlib.abc.Loader``."""
         return self._loader.create_module(spec)
 
@@ -54,20 +56,22 @@ class _Loader(importlib.abc.Loader):
                     del sys.modules[name]
 
 
-class _Finder(importlib.abc.MetaPathFinder):
+class _Finder:
     """Finds onnx_ir where the finders behind it find it, and finds nothing else."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
+    ) -> ModuleSpec | None:
         """See ``importlib.abc.MetaPathFinder``."""
         if fullname != _LIBRARY:
             return None
         others = [finder for finder in sys.meta_path if finder is not self]
-        specs = (finder.find_spec(fullname, path, target) for finder in others if hasattr(finder, "find_spec"))
+        specs = (
+            finder.find_spec(fullname, path, target) for finder in others if hasattr(finder, "find_spec")
+        )
         spec = next((spec for spec in specs if spec is not None), None)
         if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader)
+            spec.loader = cast(Any, _Loader(spec.loader))
         return spec
 
 
