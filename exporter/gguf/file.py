@@ -178,10 +178,16 @@ class GgufTensor:
         offset: float,
         change: Callable[[Array], Array] | None = None,
     ) -> None:
-        self.path, self.shape, self.dtype = data.path, info.shape, np.dtype(np.float32)
+        self.path, self.shape = data.path, info.shape
         self.stored_name = info.name
         self._data, self._info, self._order, self._offset = data, info, order, np.float32(offset)
         self._change = change
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype of the array that ``read`` passes to the view: the stored one if no value is changed."""
+        changed = self._change is not None or bool(self._offset)
+        return np.dtype(np.float32 if changed else FLOATS.get(self._info.type_name, np.float32))
 
     @property
     def packed(self) -> Packed | None:
@@ -211,7 +217,7 @@ class GgufTensor:
     def read(self, view: Callable[[Array], Array]) -> Array:
         """Return the view of the tensor, float32."""
         if self._info.type_name in FLOATS:
-            array = _array(self._data, self._info).astype(np.float32)
+            array = _array(self._data, self._info).astype(self.dtype, copy=False)
             array = array if self._order is None else array[self._order]
         else:
             array = decode(self._rows(), self._info.type_name).reshape(self.shape)
