@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,7 @@ class GgufFile:
         self.tensors: dict[str, StoredTensor] = {}
         self.types: set[str] = set()
         self._factors: dict[str, list[float]] = {}
+        self._bytes: Counter[str] = Counter()
         for data, header in files:
             for info in header.tensors:
                 self._add(data, info)
@@ -97,7 +99,13 @@ class GgufFile:
         types = sorted(self.types - FLOATS.keys())
         return {"method": "gguf", "types": types} if types else None
 
+    @property
+    def main_type(self) -> str:
+        """The type of most bytes, such as ``Q4_K`` or ``F16``."""
+        return max(self._bytes, key=lambda name: self._bytes[name], default="")
+
     def _add(self, data: OpenFile, info: TensorInfo) -> None:
+        self._bytes[info.type_name] += info.size
         stem = info.name.removesuffix(".weight")
         if stem in _ROPE_FACTORS:
             factors = _array(data, info).astype(np.float64).tolist()

@@ -325,6 +325,11 @@ class GgufModel(InPlaceModel):
         return exported_package(self.model_path)
 
     @property
+    def quantization(self) -> str | None:
+        """The type of most of its weights."""
+        return self.opened().main_type
+
+    @property
     def unprepared_bytes(self) -> int:
         """The bytes of the files: tiles have the size of the blocks in the file."""
         return sum(path.stat().st_size for path in shard_paths(self.model_path))
@@ -408,7 +413,7 @@ class CheckpointModel(InPlaceModel):
         return cache_key(content=fingerprint(self.folder), quantization=record)
 
 
-def _gguf_in_place(name: str, path: Path) -> GgufModel:
+def gguf_in_place(name: str, path: Path) -> GgufModel:
     """Return a GGUF file with configuration and tokenizer in the cache, where they are written once."""
     first = shard_paths(path)[0]
 
@@ -450,7 +455,7 @@ def resolve_model(
             raise UsageError(f"{path} is an ONNX file; quantize it first: carryall quantize {path} OUT")
         return _onnx_file(str(model), path)
     if path.suffix.lower() == GGUF_SUFFIX and path.is_file() and quantize is None:
-        return _gguf_in_place(str(model), path)
+        return gguf_in_place(str(model), path)
     if not Package.is_package(path):
         needs_text = recipe_facts(quantize)["needs_text"]
         if path.is_dir():
