@@ -61,6 +61,9 @@ def weights_by_type(model: ir.Model) -> dict[str, dict[str, int]]:
     return dict(sorted(found.items(), key=lambda item: -item[1]["bytes"]))
 
 
+_SIZES = frozenset({ir.DataType.INT64, ir.DataType.INT32, ir.DataType.BOOL, ir.DataType.STRING})
+
+
 def parameter_count(model: ir.Model) -> int | None:
     """Return the number of parameters; None if a kernel packed them.
 
@@ -75,7 +78,8 @@ def parameter_count(model: ir.Model) -> int | None:
     )
     added = (use.node for node in apart for use in node.outputs[0].uses() if use.node.op_type == "Add")
     helpers |= {value.name for node in added for value in node.inputs if value is not None}
-    return sum(t.size for t in initializers(model) if t.size > 1 and t.name not in helpers)
+    learned = (t for t in initializers(model) if t.dtype not in _SIZES and t.name not in helpers)
+    return sum(t.size for t in learned if t.size > 1)
 
 
 def _readers(node: ir.Node, op_type: str) -> list[ir.Node]:

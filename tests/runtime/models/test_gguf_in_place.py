@@ -76,7 +76,7 @@ def test_a_file_is_inspected_in_place(tmp_path: Path, cache: Path, kind: str) ->
     facts = json.loads(done.stdout)
     assert facts["quantization"] == (None if kind == "F16" else {"method": "gguf", "types": [kind]})
     stored = sum(math.prod(tensor.shape) for tensor in GgufFile(path).tensors.values())
-    assert facts["parameters"] == stored + WIDE["head_dim"] // 2 + 2  # the graph's own: frequencies, a shape
+    assert facts["parameters"] == stored + WIDE["head_dim"] // 2  # the frequencies are the graph's own
     assert facts["files"] == {"m.gguf": path.stat().st_size}
     assert resolve_model(path).summary.quantization == kind
     assert not (cache / "packages").exists()
