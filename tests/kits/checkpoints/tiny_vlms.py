@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tiny_gemma_vls
 import tiny_llavas
 import tiny_qwen_vls
 from tiny_layouts import attention as attention_shapes
@@ -122,6 +123,7 @@ class Family:
         processor: processor_config.json.
         special: added tokens, numbered from 256 on; those of beginning, end and padding come first.
         template: the chat template.
+        names: of tokens that the processor asks for.
     """
 
     config: Mapping[str, Any]
@@ -130,6 +132,7 @@ class Family:
     processor: Mapping[str, Any]
     special: Sequence[str]
     template: str
+    names: Mapping[str, str] = field(default_factory=dict)
 
 
 def family(model_type: str) -> Family:
@@ -151,6 +154,17 @@ def family(model_type: str) -> Family:
             tiny_llavas.processor(model_type),
             tiny_llavas.SPECIAL,
             tiny_llavas.CHAT_TEMPLATE,
+            tiny_llavas.NAMES,
+        )
+    if model_type in tiny_gemma_vls.CONFIGS:
+        return Family(
+            tiny_gemma_vls.CONFIGS[model_type],
+            tiny_gemma_vls.shapes,
+            tiny_gemma_vls.preprocessor(model_type),
+            tiny_gemma_vls.processor(model_type),
+            tiny_gemma_vls.SPECIAL,
+            tiny_gemma_vls.CHAT_TEMPLATE,
+            tiny_gemma_vls.NAMES,
         )
     side = VISION_CONFIG["image_size"]
     name = {"smolvlm": "SmolVLM", "idefics3": "Idefics3"}[model_type]
@@ -204,18 +218,7 @@ def _write_tokenizer(folder: Path, kind: Family) -> None:
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        # Names of tokens that the processors of some families ask for.
-        "extra_special_tokens": {
-            "start_image_token": "<img>",
-            "end_image_token": "</img>",
-            "context_image_token": "<image>",
-            "video_token": "<video>",
-            "image_token": "<image>",
-            "image_break_token": "[IMG_BREAK]",
-            "image_end_token": "[IMG_END]",
-        }
-        if "<img>" in kind.special
-        else {},
+        "extra_special_tokens": dict(kind.names),
         **dict(zip(("bos_token", "eos_token", "pad_token"), kind.special, strict=False)),
         "chat_template": kind.template,
     }

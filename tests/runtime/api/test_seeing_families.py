@@ -165,7 +165,7 @@ def test_text_alone_is_read_as_without_a_tower(family: str, package: Path, tmp_p
 
 @pytest.mark.long
 @pytest.mark.parametrize("method", ["int8", "int4"])
-@pytest.mark.parametrize("model_type", ["qwen2_vl", "qwen3_vl"])
+@pytest.mark.parametrize("model_type", ["qwen2_vl", "qwen3_vl", "gemma3"])
 def test_quantized_decoders_see_what_float_ones_do(model_type: str, tmp_path: Path, method: str) -> None:
     """Rotation of the stream by a quantization turns all that pictures add to it."""
     package = tmp_path / "package"

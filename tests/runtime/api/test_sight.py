@@ -143,7 +143,7 @@ def test_any_cut_of_a_prompt_gives_equal_tokens(package: Path, cut: int, chunk: 
         prompt = llm.render_chat(asked(picture()))
         assert prompt.images is not None
         images = prompt.images
-        part = PromptImages(images.states, images.rows[:cut], images.identity[:cut])
+        part = PromptImages(images.states, images.rows[:cut], images.identity[:cut], images.ahead[:cut])
         begun = type(prompt)(prompt.token_ids[:cut], prompt.new_parser, images=part)
         llm.generate(begun, SamplingParams(temperature=0, max_tokens=1))
         assert cached(llm, asked(picture())) >= cut - 1
