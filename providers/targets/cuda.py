@@ -33,10 +33,16 @@ from ..ort.slot_policy import SlotPolicy, powers_of_two
 from ..ort.slot_runner import SlotRunner
 from ..runners.paged_runner import PagedRunner
 from ..runners.self_agreement import joint_prompts_agree
+from ..runners.thread_runner import ThreadRunner
 
 _log = logging.getLogger(__name__)
 
 _REMEDY = "or raise memory_fraction"
+# Compute capabilities for which releases of onnxruntime-gpu have code: fatbins of
+# libonnxruntime_providers_cuda.so. They hold no PTX, which a driver could translate for other devices. Code
+# runs on devices of the same major version and no smaller minor version (CUDA programming guide, "Binary
+# Compatibility").
+_CODE = {"1.31": ((7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (12, 0))}
 _AMPERE = (8, 0)
 # onnxruntime 1.31: contrib_ops/cuda/bert/group_query_attention.cc refuses an int8 cache below, and the
 # grouped products of moe/ have no kernels.
@@ -93,6 +99,19 @@ class CudaProvider(NvidiaProvider):
     block_size = staticmethod(block_size)
     options: ClassVar[type[Any]] = CudaOptions
 
+    def complaint(self, index: int) -> str | None:
+        """Return why the wheel has no code for a device, None if it has, or if its code is not known."""
+        version = ort.installed_wheels().get("onnxruntime-gpu", "")
+        code = _CODE.get(".".join(version.split(".")[:2]))
+        major, minor = self.compute_capability(index)
+        if code is None or any(one == major and other <= minor for one, other in code):
+            return None
+        listed = ", ".join(f"{one}.{other}" for one, other in code)
+        return (
+            f"device {index} has compute capability {major}.{minor}, for which onnxruntime-gpu {version} has "
+            f"neither code nor PTX; it has code for {listed}. Use another device, or another version"
+        )
+
     def resolve_options(self, config: RunnerConfig) -> RunnerConfig:
         """Decide ``kv_cache=auto`` and ``fused_experts=auto`` by the device's compute capability.
 
@@ -130,6 +149,9 @@ class CudaProvider(NvidiaProvider):
 
     def runner(self, model: Path, config: RunnerConfig) -> Runner:
         """Load a graph lowered by ``passes`` for generation, with fewer slots if memory is short."""
+        return ThreadRunner(lambda: self._runner(model, config))
+
+    def _runner(self, model: Path, config: RunnerConfig) -> Runner:
         options = self.checked_options(config.options)
         device = self.device(options["device"])
         if is_paged(options):

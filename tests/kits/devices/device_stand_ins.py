@@ -12,10 +12,11 @@ import onnx_ir as ir
 from paged_attention_stand_in import PagedStandInPass
 
 from carryall.graph_opt.lower.kernels import CUDA
-from carryall.providers.base import RunnerConfig
+from carryall.providers.base import Runner, RunnerConfig
 from carryall.providers.host.libraries import Library
 from carryall.providers.ort import ort
 from carryall.providers.ort.device_memory import Device
+from carryall.providers.runners.thread_runner import ThreadRunner
 from carryall.providers.targets.cuda import CudaOptions, CudaProvider
 from carryall.providers.targets.directml import DirectMLOptions, DirectMLProvider
 from carryall.providers.targets.tensorrt import TensorRTOptions, TensorRTProvider
@@ -55,6 +56,11 @@ class FloatTensorRTOptions(TensorRTOptions):
 @dataclass(frozen=True, kw_only=True)
 class SmallWebGpuOptions(WebGpuOptions):
     bank: int = 3
+
+
+def threaded(runner: Runner) -> Any:
+    """Return the runner within the thread of a ``ThreadRunner``, or a runner without a thread itself."""
+    return runner._runner if isinstance(runner, ThreadRunner) else runner
 
 
 class _OnCpu:

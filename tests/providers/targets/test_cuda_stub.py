@@ -57,6 +57,26 @@ def test_one_thread_captures_while_others_open_run_copy_and_close() -> None:
     assert outcome.count("begin") == outcome.count("end") > 0
 
 
+def test_callers_of_several_threads_capture_each_run_once() -> None:
+    """onnxruntime keeps captured runs by thread, so another thread would capture them again."""
+    outcome = cuda_stub.run("callers_by_turns")
+    texts, captures = outcome.result
+    assert len(texts) == 9
+    assert captures[0] > 0
+    assert captures == captures[:1] * 3
+    assert outcome.illegal() == []
+
+
+@pytest.mark.parametrize("capability", ["90", "100", "103"])
+def test_a_device_without_code_is_refused(capability: str) -> None:
+    reason, outcome = cuda_stub.run("no_code", CUDA_STUB_CAPABILITY=capability).result
+    if capability == "90":
+        assert (reason, outcome) == (None, "opened")
+    else:
+        assert "neither code nor PTX" in reason
+        assert outcome.startswith("ProviderUnavailableError: provider 'cuda' is not available: device 0")
+
+
 def test_a_capture_that_another_library_spoils_fails_its_requests_only() -> None:
     """Threads of carryall ignore captures; those of other libraries in the process do not."""
     outcome = cuda_stub.run("foreign_thread", CUDA_STUB_CAPTURE_MS="200")
