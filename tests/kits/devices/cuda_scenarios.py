@@ -41,6 +41,7 @@ ort.installed_wheels = lambda: {"onnxruntime-gpu": VERSION}
 
 # The stub's kernels compute nothing that could agree.
 cuda.joint_prompts_agree = lambda runner: True  # type: ignore[attr-defined]
+cuda.padded_runs_agree = lambda runner, pad: True  # type: ignore[attr-defined]
 
 SLOTS = 4
 
@@ -288,6 +289,20 @@ def callers_by_turns(folder: Path) -> list[Any]:
     ask()
     llm.close()
     return [texts, captures]
+
+
+def few_forms(folder: Path) -> list[int]:
+    """Let a paged runner run more forms than it may capture; return captures, those freed, freed after it."""
+    cuda._MOST_FORMS = 4
+    model, config = lowered(folder, "qwen3", "float", kv_memory="paged")
+    runner = CudaProvider().runner(model, config)
+    for turn in range(2):
+        for size in (5, 30, 40):
+            runner.forward([Row(0, tokens(size), 0)])
+            runner.forward([Row(0, tokens(1), size), Row(1, tokens(1), turn)])
+    found = [_logged("begin"), _logged("forget")]
+    runner.close()
+    return [*found, _logged("forget")]
 
 
 def no_code(folder: Path) -> list[Any]:

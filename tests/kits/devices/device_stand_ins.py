@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import numpy as np
+import numpy.typing as npt
 import onnx_ir as ir
 from paged_attention_stand_in import PagedStandInPass
 
@@ -76,7 +78,12 @@ class _OnCpu:
         pass
 
     def buffer(self, index: int, size: int) -> Any:
-        return Device(name="cpu").allocate([size], np.dtype(np.uint8))
+        value = Device(name="cpu").allocate([size], np.dtype(np.uint8))
+        value.update_inplace(np.zeros(size, np.uint8))
+        return value
+
+    def read(self, index: int, address: int, array: npt.NDArray[Any]) -> None:
+        ctypes.memmove(array.ctypes.data, address, array.nbytes)
 
     def provider_options(self, options: Mapping[str, Any], *, generating: bool) -> dict[str, str]:
         return {}
@@ -103,6 +110,7 @@ class PagedCudaOnCpu(CudaOnCpu):
     """CUDA with paged KV; PagedAttention is decomposed, because it has only a CUDA kernel."""
 
     name = "paged-cuda-on-cpu"
+    kernels = dataclasses.replace(CUDA, float_attention=True)
     options: ClassVar[type[Any]] = PagedCudaOptions
 
     def block_size(self, head_size: int) -> int:
