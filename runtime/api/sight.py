@@ -15,6 +15,8 @@ from ..engine.requests.prompt_images import PromptImages
 from ..images.encoding import ImageEncoder, Picture
 from ..text.chat_template import Message
 
+_TEXTS = ("text", "thinking", "reasoning")  # types of parts; some templates write past thoughts so
+
 
 class Sight:
     """What a model sees with; opened when the first picture comes. Thread-safe.
@@ -39,9 +41,10 @@ class Sight:
                 ``open_picture`` takes, or ``{"type": "image_url", "image_url": {"url": "data:..."}}``.
 
         Raises:
-            RequestError: the model reads text only, a picture cannot be opened, or a part is a video.
+            RequestError: the model reads text only, a picture cannot be opened, or a part of a content is
+                neither a picture nor a text.
         """
-        _refuse_videos(messages)
+        _check_parts(messages)
         if not isinstance(messages, Sequence) or not any(map(_has_pictures, messages)):
             return messages, []
         encoder, pictures, taken = self._encoder, list[Picture](), list[Message]()
@@ -103,13 +106,19 @@ class Sight:
         return PromptImages.of(token_ids, token, states, [picture.places for picture in pictures])
 
 
-def _refuse_videos(messages: Any) -> None:
-    """Raise RequestError for a video: templates have a place for it, which would stay empty."""
+def _check_parts(messages: Any) -> None:
+    """Raise RequestError for a part that is not read: a template leaves it out, or writes an empty place."""
     for message in messages if isinstance(messages, Sequence) else ():
         content = message.get("content") if isinstance(message, Mapping) else None
         for part in content if isinstance(content, list | tuple) else ():
-            if isinstance(part, Mapping) and part.get("type") in ("video", "video_url"):
+            if not isinstance(part, Mapping) or _is_picture(part) or part.get("type", "text") in _TEXTS:
+                continue
+            if part.get("type") in ("video", "video_url"):
                 raise RequestError("videos are not read; send frames of it as images")
+            raise RequestError(
+                "a part of a content must be {'type': 'text', 'text': ...} or {'type': 'image', 'image': ...}"
+                f" with a path, bytes, an image of Pillow or an array, not {shown(part)}"
+            )
 
 
 def _is_picture(part: Any) -> bool:

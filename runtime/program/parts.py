@@ -153,7 +153,7 @@ def gen(
     max_tokens: int | None = None,
     stop: str | Sequence[str] = (),
     regex: str | None = None,
-    choices: Sequence[str] = (),
+    choices: Sequence[str] | None = None,
     schema: Any = None,
     grammar: str | None = None,
     tools: Sequence[Mapping[str, Any]] = (),
@@ -181,8 +181,11 @@ def gen(
     """
     if hasattr(schema, "model_json_schema"):
         schema = schema.model_json_schema()
-    formats = {"regex": regex, "choice": tuple(choices), "json_schema": schema, "grammar": grammar}
-    wanted = {key: value for key, value in formats.items() if value is not None and value != ()}
+    if choices is not None and (isinstance(choices, str) or not choices):
+        raise UsageError(f"choices must be at least one text, not {shown(choices)}")
+    choice = None if choices is None else tuple(choices)
+    formats = {"regex": regex, "choice": choice, "json_schema": schema, "grammar": grammar}
+    wanted = {key: value for key, value in formats.items() if value is not None}
     chosen = checked_options(options)
     if max_tokens is not None:
         chosen["max_tokens"] = max_tokens

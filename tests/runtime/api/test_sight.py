@@ -240,6 +240,40 @@ def test_addresses_are_not_fetched(llm: LLM, url: Any, what: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "image"},
+        {"type": "image", "url": "a.png"},
+        {"type": "image", "path": "a.png"},
+        {"type": "image", "source": {"type": "base64", "data": "aaaa"}},
+        {"type": "image_url"},
+        {"type": "input_image", "image_url": "data:image/png;base64,aaaa"},
+        {"type": "audio", "audio": "a.wav"},
+    ],
+    ids=str,
+)
+def test_a_part_that_is_not_read_is_refused_and_not_left_out(llm: LLM, part: Json) -> None:
+    for content in ([part], [part, {"type": "text", "text": "x"}], (part,)):
+        with pytest.raises(RequestError, match="part of a content must be"):
+            llm.chat([{"role": "user", "content": content}], GREEDY)
+
+
+def test_a_result_of_a_tool_may_be_a_picture(llm: LLM) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    talk: list[Json] = [
+        {"role": "user", "content": "Look."},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "1", "content": [{"type": "image", "image": picture()}]},
+    ]
+    tokens = llm.render_chat(talk).token_ids
+    assert tokens.count(IMAGE_ID) == GOLDEN["token_ids"].tolist().count(IMAGE_ID)
+    text = llm.tokenizer.decode(tokens, skip_special_tokens=False)
+    before, *_, after = text.split(IMAGE)
+    assert "User: <tool_response>\n<" in before
+    assert ">\n</tool_response><end_of_utterance>\nAssistant:" in after
+
+
+@pytest.mark.parametrize(
     "part", [{"type": "video", "video": "a.mp4"}, {"type": "video_url", "video_url": "a"}]
 )
 def test_a_video_is_refused_and_not_left_out(llm: LLM, part: Json) -> None:
