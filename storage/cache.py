@@ -177,7 +177,7 @@ def _remove(path: Path) -> None:
 
 def _write_record(folder: Path, kind: str, key: str, about: Mapping[str, Any]) -> None:
     names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
-    files = {name: asdict(facts) for name, facts in make_manifest(folder, names).items()}
+    files = {name: asdict(facts) for name, facts in make_manifest(folder, names, pieces=True).items()}
     content = {"kind": kind, "key": key, "about": about, "files": files}
     with writing(folder / RECORD):
         (folder / RECORD).write_text(json.dumps(content, indent=1, default=str), encoding="utf-8")
