@@ -386,13 +386,15 @@ class CheckpointModel(InPlaceModel):
 
     @property
     def unprepared_bytes(self) -> int:
-        """The bytes of the weights in the form that the target computes with, before it packs them."""
+        """The bytes of the weights in the smallest form that a target computes with."""
         return int(self._remembered(self._weight_bytes, form="bytes of weights")["bytes"])
 
     def _weight_bytes(self) -> dict[str, Any]:
         from ...graph_opt.graph.graph_facts import initializers
+        from ...graph_opt.graph.lazy import half_type
 
-        return {"bytes": sum(tensor.nbytes for tensor in initializers(self.graph))}
+        sizes = ((tensor, tensor.nbytes) for tensor in initializers(self.graph))
+        return {"bytes": sum(size if half_type(tensor) is None else size // 2 for tensor, size in sizes)}
 
     @cached_property
     def graph_files(self) -> tuple[str, ...]:
