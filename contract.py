@@ -50,6 +50,7 @@ ROPE_AXES = "rope_axes"  # JSON: by rotary frequency, the axis of ``rope_positio
 # are added to them, for the tokens of pictures.
 DEEP_STATES = "deep_image_states"
 SEEN_EMBEDDING = "image_embedding"  # the value whose rows pictures replace; without it, the rows of the table
+IMAGE_PAD = "image_pad_token"  # the token that further tables look up in place of those of pictures
 AHEAD_WINDOWS = "image_ahead_windows"  # JSON: windows, or null, of the layers whose tokens see by IMAGE_AHEAD
 NUM_TOKENS = "num_tokens"  # number of rows of the embedding table
 

@@ -13,6 +13,7 @@ from ..contract import (
     AHEAD_WINDOWS,
     ATTENTION_MASK,
     DEEP_STATES,
+    IMAGE_PAD,
     INPUT_IDS,
     LOGITS,
     POSITION_IDS,
@@ -168,6 +169,8 @@ class Decoder(GraphWriter):
                 model.metadata_props[key] = json.dumps(names)
         if self._seen_embedding is not None:
             model.metadata_props[SEEN_EMBEDDING] = self._seen_embedding
+        if self.config.image_pad is not None:
+            model.metadata_props[IMAGE_PAD] = str(self.config.image_pad)
         return model
 
     def _state_shapes(self, layer: int) -> list[tuple[int, str, tuple[Any, ...]]]:

@@ -206,6 +206,7 @@ class DecoderConfig:
             if positions have one axis.
         deep_states: number of first layers behind which states of pictures are added.
         image_scale: whether the states of pictures replace embeddings behind their scale, not in front of it.
+        image_pad: the token that embeddings of each layer have in place of those of pictures.
         image_windows: windows, or None, of the layers in which tokens of a picture see those behind them.
     """
 
@@ -253,6 +254,7 @@ class DecoderConfig:
     rope_axes: tuple[int, ...] = ()
     deep_states: int = 0
     image_scale: bool = False
+    image_pad: int | None = None
     image_windows: tuple[int | None, ...] = ()
 
     def key_value(self, layer: int) -> KeyValueConfig:

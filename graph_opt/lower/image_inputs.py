@@ -27,6 +27,7 @@ from ...contract import (
     AHEAD_WINDOWS,
     DEEP_STATES,
     IMAGE_AHEAD,
+    IMAGE_PAD,
     IMAGE_ROWS,
     IMAGE_STATES,
     INPUT_IDS,
@@ -60,6 +61,7 @@ class ImageInputsPass(GraphPass):
         self._deep: list[str] = []
         self._windows: list[int | None] = []
         self._place: str | None = None
+        self._pad: int | None = None
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Rewrite the main graph, with known shapes."""
@@ -68,6 +70,8 @@ class ImageInputsPass(GraphPass):
         self._deep = json.loads(model.metadata_props.get(DEEP_STATES, "[]"))
         self._windows = json.loads(model.metadata_props.get(AHEAD_WINDOWS, "[]"))
         self._place = model.metadata_props.get(SEEN_EMBEDDING)
+        pad = model.metadata_props.get(IMAGE_PAD)
+        self._pad = None if pad is None else int(pad)
         return super().call(model)
 
     def rewrite(self, graph: ir.Graph) -> None:
@@ -84,7 +88,7 @@ class ImageInputsPass(GraphPass):
         zero = shared_constant(graph, "images.zero", np.array(0, np.int64))
         last = shared_constant(graph, "images.last_axis", np.array([-1], np.int64))
         given = insert(lookup, "GreaterOrEqual", [rows, zero]).outputs[0]
-        given = insert(lookup, "Unsqueeze", [given, last]).outputs[0]
+        column = insert(lookup, "Unsqueeze", [given, last]).outputs[0]
         seen = insert(lookup, "Gather", [states, rows], {"axis": 0}).outputs[0]
         if embedded.dtype not in (None, ir.DataType.FLOAT):
             seen = insert(lookup, "Cast", [seen], {"to": int(embedded.dtype)}).outputs[0]
@@ -93,10 +97,12 @@ class ImageInputsPass(GraphPass):
             count = 1 + len(self._deep)
             sizes = shared_constant(graph, "images.widths", np.full(count, width, np.int64))
             parts = list(insert(lookup, "Split", [seen, sizes], {"axis": -1}, num_outputs=count).outputs)
-        chosen = insert(lookup, "Where", [given, parts[0], embedded])
+        chosen = insert(lookup, "Where", [column, parts[0], embedded])
         for node, index in users:
             node.replace_input_with(index, chosen.outputs[0])
         chosen.outputs[0].type, chosen.outputs[0].shape = embedded.type, embedded.shape
+        if self._pad is not None and ids is not None:
+            _look_up_padding(graph, embedded, ids, rows, self._pad)
         for name, part in zip(self._deep, parts[1:], strict=True):
             _add_to(graph, name, part)
         if self._axes:
@@ -112,6 +118,24 @@ def _named(graph: ir.Graph, name: str) -> ir.Value:
     if value is None:
         raise GraphError(f"the graph has no value '{name}', which pictures change; export the model again")
     return value
+
+
+def _look_up_padding(graph: ir.Graph, embedded: ir.Value, ids: ir.Value, rows: ir.Value, pad: int) -> None:
+    """Let look-ups of tokens, except that of ``embedded``, find ``pad`` where ``rows`` are of pictures."""
+    own, waiting = set[ir.Node](), [embedded.producer()]
+    while waiting:
+        node = waiting.pop()
+        if node is not None and node not in own:
+            own.add(node)
+            waiting += [value.producer() for value in node.inputs if value is not None]
+    zero, token = (
+        shared_constant(graph, f"images.{name}", np.array(number, np.int64))
+        for name, number in (("zero", 0), ("pad", pad))
+    )
+    for use in list(ids.uses()):
+        if use.node.op_type.startswith("Gather") and use.node not in own:
+            seen = insert(use.node, "GreaterOrEqual", [rows, zero]).outputs[0]
+            use.node.replace_input_with(use.idx, insert(use.node, "Where", [seen, token, ids]).outputs[0])
 
 
 def _see_ahead(graph: ir.Graph, windows: Sequence[int | None]) -> None:

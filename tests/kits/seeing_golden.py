@@ -26,7 +26,7 @@ FAMILIES = (
     *("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"),
     *("llava", "llava_next", "llava_onevision", "llava_onevision-alone", "internvl", "mistral3"),
     *("lighton_ocr", "llava+pixtral"),
-    *("gemma3", "gemma3+crops"),
+    *("gemma3", "gemma3+crops", "gemma4", "gemma4+joined"),
     *("qwen3_5", "qwen3_5_moe"),
 )
 NEW_TOKENS = 16
@@ -121,6 +121,7 @@ def _processor(checkpoint: Path, model_type: str, tokenizer: Any) -> Any:
     base = _pixtral_processor() if name == "PixtralProcessor" else getattr(transformers, name)
     kind = type(name, (base,), {"check_argument_for_proper_class": _anything})
     video = {"video_processor": None} if name.startswith(("Qwen", "LlavaOne", "Intern")) else {}
+    video |= {"feature_extractor": None, "video_processor": None} if name == "Gemma4Processor" else {}
     return kind(image_processor=images.from_pretrained(checkpoint), tokenizer=tokenizer, **video, **options)
 
 

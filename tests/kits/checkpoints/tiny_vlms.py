@@ -163,7 +163,7 @@ def family(model_type: str) -> Family:
             tiny_gemma_vls.preprocessor(model_type),
             tiny_gemma_vls.processor(model_type),
             tiny_gemma_vls.SPECIAL,
-            tiny_gemma_vls.CHAT_TEMPLATE,
+            tiny_gemma_vls.template(model_type),
             tiny_gemma_vls.NAMES,
         )
     side = VISION_CONFIG["image_size"]
@@ -197,7 +197,10 @@ def write_vlm(folder: Path, model_type: str = "smolvlm", *, seed: int = 0, **cha
     weights = {}
     for name, shape in kind.shapes(config).items():
         values = rng.standard_normal(shape) * 0.4
-        weights[name] = (values + (len(shape) == 1 and name.endswith("weight"))).astype(np.float32)
+        if name.endswith(("put_min", "put_max")):  # what clips values of the size of 1
+            values = np.copysign(0.8 + np.abs(values), 1 if name.endswith("max") else -1)
+        values = values + (len(shape) == 1 and name.endswith("weight"))
+        weights[name] = np.asarray(values, np.float32)
     folder.mkdir(parents=True, exist_ok=True)
     _write(folder / "config.json", config)
     tokens = {"bos_token_id": BOS, "eos_token_id": EOS, "pad_token_id": PAD}
