@@ -10,6 +10,7 @@ from typing import Any
 
 from ...errors import UsageError
 from ...options import shown
+from ..images.data_url import is_data_url, read_data_url
 from ..types.outputs import ToolCall
 from ..types.sampling_params import SamplingParams
 from ..types.structured_output import StructuredOutput
@@ -132,9 +133,11 @@ def image(source: str | Path | bytes) -> Parts:
     """Return a picture: a file, its bytes, or the address of its data (``data:...``).
 
     Raises:
+        RequestError: the source is an address of another kind, or its data is damaged.
         UsageError: the file cannot be read, or the source is of another type.
     """
-    if isinstance(source, str) and source.startswith("data:"):
+    if isinstance(source, str) and (is_data_url(source) or "://" in source):
+        read_data_url(source)
         return Parts((ImageItem(source),))
     if isinstance(source, str | Path):
         try:

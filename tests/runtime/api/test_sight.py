@@ -229,7 +229,7 @@ def test_a_bad_picture_fails_its_request_only(llm: LLM, source: Any, what: str) 
     [
         ("https://example.org/a.png", "not fetched"),
         ("file:///etc/passwd", "not fetched"),
-        ("data:image/png,abc", "not fetched"),
+        ("data:image/png,abc", "must be base64"),
         ("data:image/png;base64,???", "not base64"),
         (5, "must be an address"),
     ],
@@ -256,6 +256,24 @@ def test_a_part_that_is_not_read_is_refused_and_not_left_out(llm: LLM, part: Jso
     for content in ([part], [part, {"type": "text", "text": "x"}], (part,)):
         with pytest.raises(RequestError, match="part of a content must be"):
             llm.chat([{"role": "user", "content": content}], GREEDY)
+
+
+def test_an_address_that_holds_the_picture_is_one_and_others_are_refused(llm: LLM) -> None:
+    url = f"data:image/png;base64,{base64.encodebytes(png(picture())).decode()}"
+    for part in ({"type": "image", "image": url}, {"type": "image_url", "image_url": {"url": url}}):
+        assert llm.render_chat([{"role": "user", "content": [part]}]).token_ids == (
+            llm.render_chat([{"role": "user", "content": [{"type": "image", "image": picture()}]}]).token_ids
+        )
+    for address in ("https://a.b/c.png", "file:///etc/passwd"):
+        with pytest.raises(RequestError, match="not fetched from addresses"):
+            llm.render_chat(asked(address))
+
+
+def test_a_closed_image_is_told(llm: LLM) -> None:
+    closed = Image.open(io.BytesIO(png(picture())))
+    closed.close()
+    with pytest.raises(RequestError, match=r"a picture is damaged or cut off: .*closed"):
+        llm.render_chat(asked(closed))
 
 
 def test_a_result_of_a_tool_may_be_a_picture(llm: LLM) -> None:
