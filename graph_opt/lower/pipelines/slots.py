@@ -162,7 +162,7 @@ def _product_passes(options: SlotOptions) -> list[ir.passes.PassBase]:
     kernels, passes = options.kernels, list[ir.passes.PassBase]()
     if options.fused_experts:
         if kernels.quantized_linear:
-            passes.append(QuantizedExpertsPass())
+            passes.append(QuantizedExpertsPass(kernels.stored_tiles))
         passes.append(FusedExpertsPass(kernels.experts, accuracy_level=kernels.accuracy_level))
     passes.append(MergeProjectionsPass())
     if kernels.quantized_linear:
