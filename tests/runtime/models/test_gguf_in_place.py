@@ -56,7 +56,7 @@ def assert_near(found: np.ndarray, expected: np.ndarray) -> None:
     assert np.corrcoef(found, expected)[0, 1] > 0.95
 
 
-@pytest.mark.parametrize("kind", [*FORMS, "F16", "IQ4_NL"])
+@pytest.mark.parametrize("kind", [*FORMS, "F16", "IQ3_XXS"])
 def test_a_file_runs_in_place_with_the_results_of_its_package(tmp_path: Path, cache: Path, kind: str) -> None:
     path = tmp_path / "m.gguf"
     write_gguf("llama", path, types=kind, **WIDE)
@@ -108,7 +108,7 @@ def test_a_mixed_file_merges_only_products_of_one_type(tmp_path: Path) -> None:
     assert_near(logprobs(path), logprobs(export_package(path, tmp_path / "package").path))
 
 
-@pytest.mark.parametrize("kinds", [("Q4_K", "Q6_K"), ("Q8_0", "Q8_0"), ("Q4_0", "Q5_1")])
+@pytest.mark.parametrize("kinds", [("Q4_K", "Q6_K"), ("MXFP4", "MXFP4"), ("IQ4_XS", "Q5_1")])
 def test_experts_keep_the_bytes_of_the_file(tmp_path: Path, cache: Path, kinds: tuple[str, str]) -> None:
     path = tmp_path / "m.gguf"
     types = {"ffn_down_exps": kinds[1], "": kinds[0]}
