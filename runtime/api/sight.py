@@ -13,6 +13,7 @@ from ...errors import ChatTemplateError, RequestError
 from ...options import shown
 from ..engine.requests.prompt_images import PromptImages
 from ..images.encoding import ImageEncoder, Picture
+from ..images.pdf import pictures_of
 from ..text.chat_template import Message
 
 
@@ -36,27 +37,31 @@ class Sight:
 
         Args:
             messages: a part of a content is a picture if it is ``{"type": "image", "image": ...}``, with what
-                ``open_picture`` takes, or ``{"type": "image_url", "image_url": {"url": "data:..."}}``.
+                ``open_picture`` takes, or ``{"type": "image_url", "image_url": {"url": "data:..."}}``. A PDF
+                file is a picture for each of its pages, or for that of its field ``page``, counted from 1.
 
         Raises:
             RequestError: the model reads text only, a picture cannot be opened, or a part is a video.
         """
-        _refuse_videos(messages)
+        _refuse_others(messages)
         if not isinstance(messages, Sequence) or not any(map(_has_pictures, messages)):
             return messages, []
         encoder, pictures, taken = self._encoder, list[Picture](), list[Message]()
         parts_of = [message["content"] for message in messages if _has_pictures(message)]
-        several = sum(_is_picture(part) for parts in parts_of for part in parts) > 1
+        sources = [_sources(part) for parts in parts_of for part in parts if _is_picture(part)]
+        several, opened = sum(map(len, sources)) > 1, iter(sources)
         for message in messages:
             if not _has_pictures(message):
                 taken.append(message)
                 continue
             parts = []
             for part in message["content"]:
-                if _is_picture(part):
-                    pictures.append(encoder.prepare(_source(part), several=several))
-                    part = {"type": "image"}
-                parts.append(part)
+                if not _is_picture(part):
+                    parts.append(part)
+                    continue
+                prepared = [encoder.prepare(source, several=several) for source in next(opened)]
+                pictures += prepared
+                parts += [{"type": "image"}] * len(prepared)
             taken.append({**message, "content": parts})
         return taken, pictures
 
@@ -103,13 +108,15 @@ class Sight:
         return PromptImages.of(token_ids, token, states, [picture.places for picture in pictures])
 
 
-def _refuse_videos(messages: Any) -> None:
-    """Raise RequestError for a video: templates have a place for it, which would stay empty."""
+def _refuse_others(messages: Any) -> None:
+    """Raise RequestError for a video or a file of the HTTP API, which templates would leave out."""
     for message in messages if isinstance(messages, Sequence) else ():
         content = message.get("content") if isinstance(message, Mapping) else None
         for part in content if isinstance(content, list | tuple) else ():
             if isinstance(part, Mapping) and part.get("type") in ("video", "video_url"):
                 raise RequestError("videos are not read; send frames of it as images")
+            if isinstance(part, Mapping) and part.get("type") in ("file", "input_file"):
+                raise RequestError('a file is a part {"type": "image", "image": path or bytes}')
 
 
 def _is_picture(part: Any) -> bool:
@@ -121,6 +128,19 @@ def _is_picture(part: Any) -> bool:
 def _has_pictures(message: Any) -> bool:
     content = message.get("content") if isinstance(message, Mapping) else None
     return isinstance(content, list | tuple) and any(map(_is_picture, content))
+
+
+def _sources(part: Mapping[str, Any]) -> Sequence[Any]:
+    """Return the pictures of a part, for ``open_picture``: that of a file, or the pages of a PDF file.
+
+    Raises:
+        RequestError: see ``_source``; or the PDF file cannot be read.
+        MissingExtraError: pypdfium2 is not installed.
+    """
+    page = part.get("page")
+    if page is not None and (type(page) is not int or page < 1):
+        raise RequestError(f"'page' of a picture must be an integer of at least 1, not {shown(page)}")
+    return pictures_of(_source(part), page)
 
 
 def _source(part: Mapping[str, Any]) -> Any:
