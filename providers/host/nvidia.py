@@ -6,6 +6,9 @@ import ctypes
 import logging
 import sys
 import weakref
+from typing import Any
+
+import numpy.typing as npt
 
 from ...errors import ProviderUnavailableError
 from ..ort import ort
@@ -16,6 +19,7 @@ _log = logging.getLogger(__name__)
 
 _CUDA_WHEELS = "Install them with: pip install 'carryall[cuda]'"
 _THREAD_LOCAL = 1  # cudaStreamCaptureModeThreadLocal
+_TO_HOST = 2  # cudaMemcpyDeviceToHost
 # Of cudaDeviceAttr: compute capability, memory clock rate in kHz, global memory bus width in bits.
 _CAPABILITY, _MEMORY_KHZ, _MEMORY_BITS = (75, 76), 36, 37
 _DRIVER = "Install NVIDIA's display driver"
@@ -93,7 +97,7 @@ def enter(index: int) -> None:
 
 
 class Buffer:
-    """Memory of a device, which is freed with this object.
+    """Memory of a device, all 0 at first, which is freed with this object.
 
     onnxruntime allocates the values of its Python API from an arena that grows to a power of two and that no
     call shrinks, so a closed model's caches would keep it until the process ends.
@@ -109,10 +113,25 @@ class Buffer:
         _check(code, "cudaMalloc")
         self._address = address.value or 0
         weakref.finalize(self, _free, index, self._address).atexit = False
+        code = _runtime().cudaMemset(address, 0, ctypes.c_size_t(size))
+        _check(code, "cudaMemset")
 
     def data_ptr(self) -> int:
         """Return the address."""
         return self._address
+
+
+def read(index: int, address: int, array: npt.NDArray[Any]) -> None:
+    """Copy memory of a device, which nothing writes meanwhile, into a contiguous array.
+
+    Raises:
+        ProviderUnavailableError: the copy failed.
+    """
+    enter(index)
+    code = _runtime().cudaMemcpy(
+        ctypes.c_void_p(array.ctypes.data), ctypes.c_void_p(address), ctypes.c_size_t(array.nbytes), _TO_HOST
+    )
+    _check(code, "cudaMemcpy")
 
 
 def compute_capability(index: int) -> tuple[int, int]:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...errors import ProviderRuntimeError
-from ..base import KVEviction, LoraMatrices, Row, Runner, RunnerInfo
+from ..base import BestLogits, KVEviction, LoraMatrices, Row, Runner, RunnerInfo
 from ..captures import no_capture
 from ..image_rows import image_ahead, image_inputs, rope_positions
 from ..kv.block_pool import FREED, BlockTables
@@ -43,6 +43,7 @@ class PagedBatch:
         image_rows: [tokens], see there.
         image_ahead: [tokens], see there; None if the graph takes none.
         rope_positions: [axes, tokens]; None if the graph takes positions of one axis.
+        late: [wanted], for which of the logits the largest may be enough; empty if for none.
     """
 
     input_ids: npt.NDArray[np.int64]
@@ -59,6 +60,7 @@ class PagedBatch:
     image_rows: npt.NDArray[np.int64] | None = None
     image_ahead: npt.NDArray[np.int32] | None = None
     rope_positions: npt.NDArray[np.int64] | None = None
+    late: Sequence[bool] = ()
 
     @property
     def max_context(self) -> int:
@@ -87,8 +89,12 @@ class PagedSession(Protocol):
     ``ProviderRuntimeError`` on failure.
     """
 
-    def run(self, batch: PagedBatch) -> Logits:
-        """Run once; return logits [wanted, vocab_size], which the next run may overwrite."""
+    def run(self, batch: PagedBatch) -> Logits | list[Logits | BestLogits]:
+        """Run once; return logits [wanted, vocab_size], which the next run may overwrite.
+
+        If ``batch.late`` is not empty, return a list by wanted position: the largest logits, or all logits
+        [vocab_size].
+        """
 
     def copy_block(self, group: int, source: int, target: int) -> None:
         """Copy the content of a block in all caches of a group."""
@@ -147,15 +153,31 @@ class PagedRunner(Runner):
         """Run one step; see ``Runner.forward``."""
         session, placed = self._check(rows)
         if self._states is None or not any(row.checkpoints for row in rows):
-            return self._run(session, rows, placed)
+            return [np.asarray(logits) for logits in self._run(session, rows, placed)]
         results: list[list[Logits]] = [[] for _ in rows]
         for pieces in _runs(rows):  # a state is known only where a run ends
             parts = list(pieces.values())
             for index, logits in zip(pieces, self._run(session, parts, parts), strict=True):
-                results[index].append(logits.copy())
+                results[index].append(np.array(logits))
         return [np.concatenate(parts) for parts in results]
 
-    def _run(self, session: PagedSession, rows: Sequence[Row], placed: Sequence[Row]) -> list[Logits]:
+    def forward_best(self, rows: Sequence[Row]) -> list[Logits | BestLogits]:
+        """Run one step; see ``Runner``."""
+        if not self.info.top_logits or not any(row.best_suffice for row in rows):
+            return [*self.forward(rows)]
+        session, placed = self._check(rows)
+        late = [row.best_suffice for row in rows for _ in range(row.num_logits)]
+        results: list[Logits | BestLogits] = []
+        for row, part in zip(rows, self._run(session, rows, placed, late), strict=True):
+            if row.best_suffice:
+                results += part
+            else:
+                results.append(np.array(part, np.float32).reshape(row.num_logits, self.info.vocab_size))
+        return results
+
+    def _run(
+        self, session: PagedSession, rows: Sequence[Row], placed: Sequence[Row], late: Sequence[bool] = ()
+    ) -> list[Any]:
         """Run rows once, given also with their starts in the cache; return the logits of each."""
         ends = []
         for row in placed:
@@ -163,7 +185,7 @@ class PagedRunner(Runner):
             ends.append((row.slot, row.start + len(row.tokens)))
         for copy in self._tables.reserve(ends):
             session.copy_block(*copy)
-        batch = self._batch(placed)
+        batch = dataclasses.replace(self._batch(placed), late=late)
         if self._states is not None:
             places = [self._states.begin(row) for row in rows]
             batch = dataclasses.replace(batch, state_places=np.array(places, np.int32))
@@ -175,7 +197,8 @@ class PagedRunner(Runner):
                 self._states.end(row, place)
         if batch.last_hidden_states is not None:
             _fill_hidden_states(rows, batch, batch.last_hidden_states)
-        results, begin = [], 0
+        results: list[Any] = []
+        begin = 0
         for row in rows:
             results.append(logits[begin : begin + row.num_logits])
             begin += row.num_logits

@@ -122,6 +122,9 @@ struct AttentionKernels {
   int64_t (*item_queries)(const AttentionSizes& sizes);  // the most of an item
   bool (*paired)(const AttentionSizes& sizes);           // whether the cache holds pairs
   RecurrentKernels recurrent;
+  // Computes columns of tiles [first_tile, last_tile) of y for rows [first_row, last_row) of x; see float_products.h.
+  void (*products)(const Weights& weights, Inputs x, const float* bias, int64_t first_row, int64_t last_row,
+                   int64_t first_tile, int64_t last_tile, Outputs y);
 };
 
 extern const AttentionKernels kPortableAttention, kAvx2Attention, kAvx512Attention, kAvx512Bf16Attention,

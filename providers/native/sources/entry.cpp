@@ -62,7 +62,7 @@ CARRYALL_EXPORT int carryall_linear(const char* isa, const float* x, int64_t cou
   if (count < 1 || row_step < 1 || tile_step < 1) return complain("a size is not positive", message, size);
   const Workspace workspace(weights, count);
   if (!workspace.valid()) return complain("out of memory", message, size);
-  Job job{kernels, &weights, x, bias, {y, outputs}, count, workspace.rows(), row_step, tile_step};
+  Job job{kernels, &weights, {x, inputs}, bias, {y, outputs}, count, workspace.rows(), row_step, tile_step};
   for (size_t task = 0; task < job.quantize_tasks(); task++) quantize_task(&job, task);
   for (size_t task = job.multiply_tasks(); task > 0; task--) multiply_task(&job, task - 1);
   return 0;

@@ -627,6 +627,7 @@ API int cudaGraphDestroy(void *graph) {
   return kSuccess;
 }
 API int cudaGraphExecDestroy(void *executable) {
+  note("forget %d", static_cast<Graph *>(executable)->device);
   delete static_cast<Graph *>(executable);
   return kSuccess;
 }

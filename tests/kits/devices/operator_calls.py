@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from half_weight import HalfWeight
 from operator_host import Call
 from paged_attention_reference import BFLOAT16, FLOAT32, INT8, INT8_TOLERANCE, Case, attention, random_case
 from quantized_experts_reference import Experts, quantized_experts, random_experts
@@ -44,7 +45,7 @@ class Known:
             np.testing.assert_allclose(one, expected, rtol=self.tolerance, atol=absolute)
 
 
-def linear_attributes(weight: Weight) -> dict[str, int | float]:
+def linear_attributes(weight: Weight | HalfWeight) -> dict[str, int | float]:
     """Return the attributes of a product with a weight."""
     sizes = {"inputs": weight.inputs, "outputs": weight.outputs, "bits": weight.bits}
     blocks = {"block_size": weight.block, "group_size": weight.group_size, "offsets": weight.offsets}

@@ -10,7 +10,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import onnx_ir as ir
 import pytest
+from half_weight import HalfWeight
 from native_kernels import isas
 from operator_calls import MAKERS, attention_attributes, attention_inputs, linear_attributes
 from operator_host import Call, OperatorHost, RefusedError, build_host
@@ -57,20 +59,30 @@ def program(widths: list[int], outputs: int, steps: list[tuple[int, ...]]) -> np
     return np.array([*header, *(number for step in steps for number in step)], np.int64)
 
 
-def facts(weight: Weight) -> tuple[int, ...]:
+AnyWeight = Weight | HalfWeight
+
+
+def facts(weight: AnyWeight) -> tuple[int, ...]:
     return tuple(int(value) for name, value in linear_attributes(weight).items() if name != "layout")
 
 
 def mlp(
-    rng: np.random.Generator, hidden: int = HIDDEN, inner: int = INNER
-) -> tuple[list[Weight], npt.NDArray[np.int64], list[npt.NDArray[np.generic]]]:
-    """Return weights, program and inputs behind x of two products of x, a sum and a gated MLP."""
-    weights = [
+    rng: np.random.Generator, hidden: int = HIDDEN, inner: int = INNER, *, halves: tuple[int, ...] = ()
+) -> tuple[list[AnyWeight], npt.NDArray[np.int64], list[npt.NDArray[np.generic]]]:
+    """Return weights, program and inputs behind x of two products of x, a sum and a gated MLP.
+
+    Weights with the numbers ``halves`` are floats of 16 bits.
+    """
+    weights: list[AnyWeight] = [
         grouped_weight(rng, hidden, hidden, 32, 64, 1),
         random_weight(rng, hidden, hidden, 8, 64, 0),
         random_weight(rng, 2 * inner, hidden, 4, 32, 2),
         random_weight(rng, hidden, inner, 8, 128, 0),
     ]
+    for number in halves:
+        size = weights[number].inputs, weights[number].outputs
+        values = rng.standard_normal(size).astype(np.float16).astype(np.float32)
+        weights[number] = HalfWeight(values, ir.DataType.FLOAT16)
     bias = rng.standard_normal(hidden).astype(np.float32)
     steps = [
         (LINEAR, -2, 0, 1, ABSENT, *facts(weights[0])),
@@ -90,11 +102,12 @@ def mlp(
     ("rows", "hidden", "inner"),
     [*((rows, HIDDEN, INNER) for rows in (1, 2, 7, 40, 300)), (1, 1024, 512), (40, 1024, 512)],
 )
+@pytest.mark.parametrize("halves", [(), (0,), (1, 3), (0, 1, 2, 3)])
 def test_a_chain_equals_its_operators_bit_by_bit(
-    host: OperatorHost, rows: int, hidden: int, inner: int
+    host: OperatorHost, rows: int, hidden: int, inner: int, halves: tuple[int, ...]
 ) -> None:
     rng = np.random.default_rng(rows)
-    weights, numbers, inputs = mlp(rng, hidden, inner)
+    weights, numbers, inputs = mlp(rng, hidden, inner, halves=halves)
     bias = np.asarray(inputs[-1])
     x = rng.standard_normal((rows, hidden)).astype(np.float32)
 
