@@ -78,6 +78,8 @@ def test_a_batch_reads_pictures_of_its_lines(package: Path, photo: Path, tmp_pat
     urls = [
         f"data:image/png;base64,{base64.b64encode(photo.read_bytes()).decode()}",
         DAMAGED,
+        f"file:{photo.name}",
+        "file:../photo.png",
     ]
     lines = [
         {
@@ -106,7 +108,10 @@ def test_a_batch_reads_pictures_of_its_lines(package: Path, photo: Path, tmp_pat
     found = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
     by_id = {line["custom_id"]: line for line in found}
     assert by_id["0"]["response"]["body"]["choices"][0]["message"]["content"] == answer, result.output
-    assert "no supported format" in (tmp_path / "out.errors.jsonl").read_text(encoding="utf-8")
+    assert by_id["2"]["response"]["body"]["choices"][0]["message"]["content"] == answer
+    errors = (tmp_path / "out.errors.jsonl").read_text(encoding="utf-8")
+    assert "no supported format" in errors
+    assert "'file:../photo.png' is not in the folder" in errors
     assert result.exit_code == 1
 
 
