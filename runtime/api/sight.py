@@ -12,6 +12,7 @@ from ...options import shown
 from ..engine.requests.prompt_images import PromptImages
 from ..images.data_url import is_data_url, read_data_url
 from ..images.encoding import ImageEncoder, Picture
+from ..images.pdf import pictures_of
 from ..text.chat_template import Message
 
 _TEXTS = ("text", "thinking", "reasoning")  # types of parts; some templates write past thoughts so
@@ -38,7 +39,8 @@ class Sight:
         Args:
             messages: a part of a content is a picture if it is ``{"type": "image", "image": ...}``, with what
                 ``open_picture`` takes, or ``{"type": "image_url", "image_url": {"url": ...}}``; both may be
-                ``data:`` addresses.
+                ``data:`` addresses. A PDF file is a picture for each of its pages, or for that of its field
+                ``page``, counted from 1.
 
         Raises:
             RequestError: the model reads text only, a picture cannot be opened, or a part of a content is
@@ -49,17 +51,20 @@ class Sight:
             return messages, []
         encoder, pictures, taken = self._encoder, list[Picture](), list[Message]()
         parts_of = [message["content"] for message in messages if _has_pictures(message)]
-        several = sum(_is_picture(part) for parts in parts_of for part in parts) > 1
+        sources = [_sources(part) for parts in parts_of for part in parts if _is_picture(part)]
+        several, opened = sum(map(len, sources)) > 1, iter(sources)
         for message in messages:
             if not _has_pictures(message):
                 taken.append(message)
                 continue
             parts = []
             for part in message["content"]:
-                if _is_picture(part):
-                    pictures.append(encoder.prepare(_source(part), several=several))
-                    part = {"type": "image"}
-                parts.append(part)
+                if not _is_picture(part):
+                    parts.append(part)
+                    continue
+                prepared = [encoder.prepare(source, several=several) for source in next(opened)]
+                pictures += prepared
+                parts += [{"type": "image"}] * len(prepared)
             taken.append({**message, "content": parts})
         return taken, pictures
 
@@ -130,6 +135,19 @@ def _is_picture(part: Any) -> bool:
 def _has_pictures(message: Any) -> bool:
     content = message.get("content") if isinstance(message, Mapping) else None
     return isinstance(content, list | tuple) and any(map(_is_picture, content))
+
+
+def _sources(part: Mapping[str, Any]) -> Sequence[Any]:
+    """Return the pictures of a part, for ``open_picture``: that of a file, or the pages of a PDF file.
+
+    Raises:
+        RequestError: see ``_source``; or the PDF file cannot be read.
+        MissingExtraError: pypdfium2 is not installed.
+    """
+    page = part.get("page")
+    if page is not None and (type(page) is not int or page < 1):
+        raise RequestError(f"'page' of a picture must be an integer of at least 1, not {shown(page)}")
+    return pictures_of(_source(part), page)
 
 
 def _source(part: Mapping[str, Any]) -> Any:

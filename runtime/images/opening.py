@@ -48,7 +48,7 @@ def open_picture(source: Any) -> Pixels:
     if isinstance(source, Image.Image):
         return _pixels(source)
     if isinstance(source, str | os.PathLike):
-        source = _content(Path(source))
+        source = read_picture(Path(source))
     if not isinstance(source, bytes | bytearray | memoryview):
         raise RequestError(
             f"a picture must be a path, bytes, a Pillow image or an array, not {shown(source)}"
@@ -56,7 +56,12 @@ def open_picture(source: Any) -> Pixels:
     return _decoded(bytes(source))
 
 
-def _content(path: Path) -> bytes:
+def read_picture(path: Path) -> bytes:
+    """Return the content of a file of a picture.
+
+    Raises:
+        RequestError: it cannot be read, or is too large.
+    """
     try:
         if path.stat().st_size > _MOST_BYTES:
             raise RequestError(

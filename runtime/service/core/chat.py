@@ -329,10 +329,14 @@ def _part(part: Any) -> list[Part]:
             return [FunctionCall(name, read_arguments(rest.get("input", {})), str(rest.get("id") or ""))]
         case {"type": str(kind), "tool_use_id": str(id_), **rest} if kind.endswith("tool_result"):
             return [FunctionResult(read_result(rest.get("content") or ""), id_)]
-        case {"type": "document" | "search_result"}:
-            return _document(part)
+        case {"type": "document", "source": {"type": "base64" | "url"}}:
+            return [_image(part)]
         case {"type": "image_url" | "input_image" | "image"}:
             return [_image(part)]
+        case {"type": "file", "file": {**file}} | {"type": "input_file", **file}:
+            return [_file({str(name): value for name, value in file.items()})]
+        case {"type": "document" | "search_result"}:
+            return _document(part)
         case {"type": str(kind)} if kind not in ("text", "input_text", "output_text"):
             raise RequestError(
                 f"content of type '{kind[:_MOST_SHOWN]}' is not supported, only texts and images"
@@ -362,14 +366,14 @@ def _hosted_text(part: Any) -> Any:
 
 
 def _document(part: Mapping[str, Any]) -> list[Part]:
-    """Return the text of a document; those of other media are not read."""
+    """Return the text of a document."""
     match part:
         case {"source": {"type": "text", "data": str(text)}}:
             pass
         case {"source": {"type": "content", "content": content}} | {"content": content}:
             text = "".join(part.text for part in read_parts(content) if isinstance(part, Text))
         case _:
-            raise RequestError("a document must be given as text; other media are not supported")
+            raise RequestError("a document must be given as text, or as a PDF file in base64")
     title = part.get("title")
     return [Text(f"{title}\n\n{text}" if isinstance(title, str) and title else text)]
 
@@ -383,6 +387,18 @@ def _image(part: Mapping[str, Any]) -> Image:
         case {"source": {"type": "url", "url": str(url)}}:
             return _image_at(url)
     raise RequestError("an image must have an 'image_url' or a 'source' with base64 data or an address")
+
+
+def _file(file: Mapping[str, Any]) -> Image:
+    """Return a file, a picture or a PDF file whose pages are pictures, that is given by its content."""
+    match file:
+        case {"file_data": str(data)}:
+            return _image_at(data) if is_data_url(data) else Image(read_base64(data))
+        case {"file_url": str(url)}:
+            return _image_at(url)
+    raise RequestError(
+        "a file must have 'file_data', data:application/pdf;base64,...; files by 'file_id' are not read"
+    )
 
 
 def _image_at(url: str) -> Image:
