@@ -526,6 +526,7 @@ API int cudaStreamDestroy(void *stream) {
 }
 API int cudaStreamSynchronize(void *stream) {
   Lock lock(guard);
+  note("wait stream");
   if (int code = lost()) return code;
   if (capture_of(stream) || (!stream && blocks_captures())) return illegal("cudaStreamSynchronize");
   return kSuccess;
@@ -563,6 +564,7 @@ API int cudaEventRecordWithFlags(void *event, void *stream, unsigned) {
 API int cudaEventRecord(void *event, void *stream) { return cudaEventRecordWithFlags(event, stream, 0); }
 API int cudaEventSynchronize(void *event) {
   Lock lock(guard);
+  note("wait event");
   if (int code = lost()) return code;
   return event_captures.count(event) ? illegal("cudaEventSynchronize") : kSuccess;
 }
