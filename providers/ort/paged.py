@@ -17,6 +17,7 @@ from ...contract import (
     DRAWN,
     DRAWN_BEFORE,
     HIDDEN_STATES,
+    IMAGE_AHEAD,
     IMAGE_ROWS,
     IMAGE_STATES,
     INPUT_IDS,
@@ -458,6 +459,8 @@ def paged_feeds(
         feeds[HIDDEN_STATES] = np.ascontiguousarray(batch.hidden_states[:, None])
     if batch.image_states is not None and batch.image_rows is not None:
         feeds |= {IMAGE_STATES: batch.image_states, IMAGE_ROWS: batch.image_rows[:, None]}
+    if batch.image_ahead is not None:
+        feeds[IMAGE_AHEAD] = batch.image_ahead[:, None]
     if batch.rope_positions is not None:
         feeds[ROPE_POSITIONS] = batch.rope_positions[:, :, None]
     return {name: array for name, array in feeds.items() if name in inputs}

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from ...errors import ProviderRuntimeError
 from ..base import BestLogits, Draw, KVEviction, LoraMatrices, Pending, Row, Runner, RunnerInfo
 from ..captures import no_capture
-from ..image_rows import image_inputs, rope_positions
+from ..image_rows import image_ahead, image_inputs, rope_positions
 from ..kv.block_pool import FREED, BlockTables
 from ..kv.state_memory import StateMemory
 from ..lora import LoraInputs, LoraPlaces
@@ -41,6 +41,7 @@ class PagedBatch:
         state_places: [rows], the places of the rows' recurrent states; None if the graph has none.
         image_states: see ``image_inputs``; None if the graph takes no pictures.
         image_rows: [tokens], see there.
+        image_ahead: [tokens], see there; None if the graph takes none.
         rope_positions: [axes, tokens]; None if the graph takes positions of one axis.
         late: [wanted], for which of the logits the largest may be enough; empty if for none.
         draws: [wanted], how the device draws a token; empty if it draws none.
@@ -60,6 +61,7 @@ class PagedBatch:
     state_places: npt.NDArray[np.int32] | None = None
     image_states: npt.NDArray[np.float32] | None = None
     image_rows: npt.NDArray[np.int64] | None = None
+    image_ahead: npt.NDArray[np.int32] | None = None
     rope_positions: npt.NDArray[np.int64] | None = None
     late: Sequence[bool] = ()
     draws: Sequence[Draw | None] = ()
@@ -434,6 +436,7 @@ class PagedRunner(Runner):
             lora=None if self._loras is None else self._loras.inputs(loras),
             image_states=seen,
             image_rows=seen_rows,
+            image_ahead=image_ahead(rows) if self.info.image_ahead else None,
             rope_positions=rope_positions(rows, texts, axes) if axes else None,
         )
 
@@ -483,6 +486,7 @@ def _piece(row: Row, first: int, last: int) -> Row:
         num_logits=max(0, last - max(first, logits_from)),
         hidden_states=None if row.hidden_states is None else row.hidden_states[part],
         image_rows=None if row.image_rows is None else row.image_rows[part],
+        image_ahead=None if row.image_ahead is None else row.image_ahead[part],
         rope_positions=_positions(row, part),
         last_hidden_states=None if row.last_hidden_states is None else row.last_hidden_states[part],
     )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 import functools
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -12,8 +10,11 @@ from typing import Any
 from ...errors import ChatTemplateError, RequestError
 from ...options import shown
 from ..engine.requests.prompt_images import PromptImages
+from ..images.data_url import is_data_url, read_data_url
 from ..images.encoding import ImageEncoder, Picture
 from ..text.chat_template import Message
+
+_TEXTS = ("text", "thinking", "reasoning")  # types of parts; some templates write past thoughts so
 
 
 class Sight:
@@ -36,12 +37,14 @@ class Sight:
 
         Args:
             messages: a part of a content is a picture if it is ``{"type": "image", "image": ...}``, with what
-                ``open_picture`` takes, or ``{"type": "image_url", "image_url": {"url": "data:..."}}``.
+                ``open_picture`` takes, or ``{"type": "image_url", "image_url": {"url": ...}}``; both may be
+                ``data:`` addresses.
 
         Raises:
-            RequestError: the model reads text only, a picture cannot be opened, or a part is a video.
+            RequestError: the model reads text only, a picture cannot be opened, or a part of a content is
+                neither a picture nor a text.
         """
-        _refuse_videos(messages)
+        _check_parts(messages)
         if not isinstance(messages, Sequence) or not any(map(_has_pictures, messages)):
             return messages, []
         encoder, pictures, taken = self._encoder, list[Picture](), list[Message]()
@@ -103,13 +106,19 @@ class Sight:
         return PromptImages.of(token_ids, token, states, [picture.places for picture in pictures])
 
 
-def _refuse_videos(messages: Any) -> None:
-    """Raise RequestError for a video: templates have a place for it, which would stay empty."""
+def _check_parts(messages: Any) -> None:
+    """Raise RequestError for a part that is not read: a template leaves it out, or writes an empty place."""
     for message in messages if isinstance(messages, Sequence) else ():
         content = message.get("content") if isinstance(message, Mapping) else None
         for part in content if isinstance(content, list | tuple) else ():
-            if isinstance(part, Mapping) and part.get("type") in ("video", "video_url"):
+            if not isinstance(part, Mapping) or _is_picture(part) or part.get("type", "text") in _TEXTS:
+                continue
+            if part.get("type") in ("video", "video_url"):
                 raise RequestError("videos are not read; send frames of it as images")
+            raise RequestError(
+                "a part of a content must be {'type': 'text', 'text': ...} or {'type': 'image', 'image': ...}"
+                f" with a path, bytes, an image of Pillow or an array, not {shown(part)}"
+            )
 
 
 def _is_picture(part: Any) -> bool:
@@ -130,17 +139,11 @@ def _source(part: Mapping[str, Any]) -> Any:
         RequestError: the picture is given by an address, or its base64 is damaged.
     """
     if "image" in part:
-        return part["image"]
+        image = part["image"]
+        is_address = isinstance(image, str) and (is_data_url(image) or "://" in image)
+        return read_data_url(image)[1] if is_address else image
     given = part["image_url"]
     url = given.get("url") if isinstance(given, Mapping) else given
     if not isinstance(url, str):
         raise RequestError(f"'image_url' must be an address or an object with a 'url', not {shown(given)}")
-    head, comma, data = url.partition(",")
-    if not head.startswith("data:") or not comma or not head.endswith(";base64"):
-        raise RequestError(
-            "pictures are not fetched from addresses; send the content as data:image/png;base64,..."
-        )
-    try:
-        return base64.b64decode(data, validate=True)
-    except (binascii.Error, ValueError) as error:
-        raise RequestError(f"the data of an image is not base64: {error}") from error
+    return read_data_url(url)[1]

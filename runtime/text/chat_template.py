@@ -13,7 +13,7 @@ from ...errors import ChatTemplateError, PackageError, PromptTooLongError
 from ...options import shown
 from ...storage.texts import read_text
 from .tokenizer import read_optional_json
-from .tool_messages import as_text
+from .tool_messages import as_text, text_of
 
 Message = Mapping[str, Any]
 
@@ -108,12 +108,11 @@ class ChatTemplate:
         plain = [_plain(message) for message in messages]
         if continue_final_message:
             plain = _marked(plain)
-        if _takes_parts(source):
-            plain = [_in_parts(message) for message in plain]
         if "tools" not in source:
             self._tell(tools)
         if self.describes_tools(source):
             plain = as_text(plain, tools or (), system=_takes_system(source))
+        plain = _in_form(source, plain)
         given = {
             **self._special_tokens,
             **variables,
@@ -204,31 +203,56 @@ def _takes_system(source: str) -> bool:
     mark = "carryall-system"
     talk = [{"role": "system", "content": mark}, {"role": "user", "content": "hello"}]
     try:
-        return mark in _render(source, {"messages": talk, "add_generation_prompt": True}, None)
+        return mark in _render(
+            source, {"messages": _in_form(source, talk), "add_generation_prompt": True}, None
+        )
     except ChatTemplateError:
         return False
 
 
 @functools.lru_cache(maxsize=16)
-def _takes_parts(source: str) -> bool:
-    """Return whether a template writes contents only if they are lists of parts, as those of SmolVLM do."""
+def _content_forms(source: str) -> tuple[bool, bool]:
+    """Return whether a template writes contents that are texts, and those that are lists of parts.
+
+    Some write only lists, as those of SmolVLM do; others fail on a list, or write how Python prints it, which
+    puts the text in quotes.
+    """
     mark = "carryall-user"
 
-    def writes(content: Any) -> bool:
+    def written(content: Any) -> str:
         talk = [{"role": "user", "content": content}]
         try:
-            return mark in _render(source, {"messages": talk, "add_generation_prompt": True}, None)
+            return _render(source, {"messages": talk, "add_generation_prompt": True}, None)
         except ChatTemplateError:
-            return False
+            return ""
 
-    return not writes(mark) and writes([{"type": "text", "text": mark}])
+    listed = written([{"type": "text", "text": mark}])
+    quoted = f"'{mark}'" in listed or f'"{mark}"' in listed
+    return mark in written(mark), mark in listed and not quoted
 
 
-def _in_parts(message: dict[str, Any]) -> dict[str, Any]:
+def _in_form(source: str, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return messages whose contents have the form that a template writes; lists of texts become one text."""
+    texts, lists = _content_forms(source)
+    if texts == lists:
+        return [dict(message) for message in messages]
+    changed = _in_one_text if texts else _in_parts
+    return [changed(message) for message in messages]
+
+
+def _in_parts(message: Mapping[str, Any]) -> dict[str, Any]:
     content = message.get("content")
     if not isinstance(content, str):
-        return message
+        return dict(message)
     return {**message, "content": [{"type": "text", "text": content}] if content else []}
+
+
+def _in_one_text(message: Mapping[str, Any]) -> dict[str, Any]:
+    content = message.get("content")
+    texts = [text_of(part) for part in content] if isinstance(content, list | tuple) else [None]
+    if None in texts:
+        return dict(message)
+    return {**message, "content": "".join(map(str, texts))}
 
 
 def check_variables(variables: Mapping[str, Any], reserved: Collection[str]) -> None:

@@ -32,6 +32,7 @@ from ..products.block_minima import SplitMinimaPass
 from ..products.dequantize_weights import DequantizeWeightsPass
 from ..products.dynamic_int8 import DynamicProductsPass
 from ..products.float8_weights import Float8WeightsPass
+from ..products.half_products import HalfProductsPass
 from ..products.matmul_nbits import QuantizedWeightsPass
 from ..products.merge import MergeProjectionsPass, PackedQKVPass
 from ..products.moe import FusedExpertsPass
@@ -170,7 +171,7 @@ def _product_passes(options: SlotOptions) -> list[ir.passes.PassBase]:
         passes.append(FusedExpertsPass(kernels.experts, accuracy_level=kernels.accuracy_level))
     passes.append(MergeProjectionsPass())
     if kernels.quantized_linear:
-        passes.append(QuantizedLinearPass(kernels.stored_tiles))
+        passes += [QuantizedLinearPass(kernels.stored_tiles), HalfProductsPass()]
     passes.append(SplitMinimaPass())
     if kernels.branchwise_norms:
         passes.append(BranchwiseNormsPass())

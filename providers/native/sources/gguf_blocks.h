@@ -35,6 +35,15 @@ CARRYALL_INLINE float float_of_half(const uint8_t* half) {
   return y;
 }
 
+// Exact for every number, infinities and NaN.
+CARRYALL_INLINE float float_of_float16(uint16_t half) {
+  if ((half & 0x7c00) != 0x7c00) return float_of_half(reinterpret_cast<const uint8_t*>(&half));
+  const uint32_t bits = static_cast<uint32_t>(half & 0x8000) << 16 | 0x7f800000 | static_cast<uint32_t>(half & 1023) << 13;
+  float y;
+  memcpy(&y, &bits, sizeof y);
+  return y;
+}
+
 // Unsigned weights of 32 inputs of a tile: byte 64 (k / 4) + 4 c + k % 4 is input k of output c. Those of 8 bits are raised by 128.
 CARRYALL_INLINE void unpack_unit(const uint8_t* unit, int64_t bits, uint8_t* bytes) {
   if (bits == 8) {

@@ -25,6 +25,8 @@
 //   with half_minima (blocks of 32)  8 times 16 bytes: the lower 4 bits of a block's scale, and above them of its minimum;
 //                                    4 times 16 bytes: the upper 2 bits of scale and minimum of two blocks, from bit 0 on
 //   with half_middle (blocks of 16)  16 times 16 signed bytes: scales
+//
+// Floats of 16 bits, with Offsets::float16 or bfloat16 and blocks of 1: 16 outputs of 2 bytes for each input.
 #pragma once
 #include <cstdint>
 
@@ -37,7 +39,7 @@ constexpr int64_t kUnit = 32;     // inputs whose bits lie together in weights o
 constexpr int64_t kSharedScale = 64;  // inputs of a row with a common scale, for weights of less than 8 bits without groups
 constexpr int64_t kLargest = int64_t{1} << 24;  // of inputs and of outputs; keeps every product below in 63 bits
 
-enum class Offsets : int64_t { middle = 0, zero_points = 1, minima = 2, half_middle = 3, half_minima = 4 };
+enum class Offsets : int64_t { middle = 0, zero_points = 1, minima = 2, half_middle = 3, half_minima = 4, float16 = 5, bfloat16 = 6 };
 
 // Inlined always: sources are compiled for different instruction sets, and the linker keeps one copy of a function.
 #define CARRYALL_INLINE [[gnu::always_inline]] inline
@@ -60,6 +62,7 @@ struct Weights {
   CARRYALL_INLINE int64_t group_scales() const { return blocks() * block_bytes(); }
   CARRYALL_INLINE int64_t multiples() const { return group_scales() + groups() * kLine; }
   CARRYALL_INLINE int64_t points() const { return multiples() + (group > 0 ? blocks() * kColumns : 0); }
+  CARRYALL_INLINE bool floats() const { return bits == 16; }
   // Of weights of GGUF files.
   CARRYALL_INLINE bool halves() const { return offsets == Offsets::half_middle || offsets == Offsets::half_minima; }
   CARRYALL_INLINE int64_t stretch() const { return group > 0 ? group : block; }
@@ -75,6 +78,7 @@ struct Weights {
     return shared > block ? shared : block;
   }
   CARRYALL_INLINE int64_t tile_bytes() const {
+    if (floats()) return (inputs * 2 * kColumns + kLine - 1) / kLine * kLine;
     if (halves()) return (inputs / stretch() * stretch_bytes() + kLine - 1) / kLine * kLine;
     const int64_t end = points() + (offsets == Offsets::zero_points ? blocks() * kColumns : 0);
     return (end + kLine - 1) / kLine * kLine;
@@ -86,10 +90,13 @@ struct Weights {
     if (inputs < 1 || inputs > kLargest) return "inputs is not in [1, 2^24]";
     if (outputs < 1 || outputs > kLargest) return "outputs is not in [1, 2^24]";
     if (halves()) return complaint_of_halves();
+    const bool sixteen = offsets == Offsets::float16 || offsets == Offsets::bfloat16;
+    if (sixteen != floats()) return "weights of 16 bits have the offsets 5 or 6, and no others have";
+    if (sixteen) return block == 1 && group == 0 ? nullptr : "weights of 16 bits have blocks of 1 and no groups";
     if (bits != 4 && bits != 8) return "bits is not 4 or 8";
     if (block < 16 || block > 256 || (block & (block - 1)) != 0) return "block_size is not 16, 32, 64, 128 or 256";
     const int64_t kind = static_cast<int64_t>(offsets);
-    if (kind < 0 || kind > 2) return "offsets is not 0, 1, 2, 3 or 4";
+    if (kind < 0 || kind > 2) return "offsets is not 0 to 6";
     if (group == 0) return nullptr;
     if (group < 64 || group > 256 || group % 64 != 0) return "group_size is not 0, 64, 128, 192 or 256";
     if (group % block != 0 || bits != 4 || offsets == Offsets::minima) return "these weights have no groups";
@@ -105,6 +112,20 @@ struct Weights {
     if (inputs % stretch() != 0) return "inputs is no multiple of the blocks of these weights";
     return nullptr;
   }
+};
+
+// Rows of activations in memory.
+struct Inputs {
+  const float* data = nullptr;
+  int64_t step = 0;  // floats from one row to the next
+  CARRYALL_INLINE const float* row(int64_t index) const { return data + index * step; }
+};
+
+// Rows of results in memory.
+struct Outputs {
+  float* data;
+  int64_t step;  // floats from one row to the next
+  CARRYALL_INLINE float* at(int64_t row, int64_t column) const { return data + row * step + column; }
 };
 
 }  // namespace carryall

@@ -143,7 +143,7 @@ def test_any_cut_of_a_prompt_gives_equal_tokens(package: Path, cut: int, chunk: 
         prompt = llm.render_chat(asked(picture()))
         assert prompt.images is not None
         images = prompt.images
-        part = PromptImages(images.states, images.rows[:cut], images.identity[:cut])
+        part = PromptImages(images.states, images.rows[:cut], images.identity[:cut], images.ahead[:cut])
         begun = type(prompt)(prompt.token_ids[:cut], prompt.new_parser, images=part)
         llm.generate(begun, SamplingParams(temperature=0, max_tokens=1))
         assert cached(llm, asked(picture())) >= cut - 1
@@ -229,7 +229,7 @@ def test_a_bad_picture_fails_its_request_only(llm: LLM, source: Any, what: str) 
     [
         ("https://example.org/a.png", "not fetched"),
         ("file:///etc/passwd", "not fetched"),
-        ("data:image/png,abc", "not fetched"),
+        ("data:image/png,abc", "must be base64"),
         ("data:image/png;base64,???", "not base64"),
         (5, "must be an address"),
     ],
@@ -237,6 +237,58 @@ def test_a_bad_picture_fails_its_request_only(llm: LLM, source: Any, what: str) 
 def test_addresses_are_not_fetched(llm: LLM, url: Any, what: str) -> None:
     with pytest.raises(RequestError, match=what):
         llm.chat([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}], GREEDY)
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "image"},
+        {"type": "image", "url": "a.png"},
+        {"type": "image", "path": "a.png"},
+        {"type": "image", "source": {"type": "base64", "data": "aaaa"}},
+        {"type": "image_url"},
+        {"type": "input_image", "image_url": "data:image/png;base64,aaaa"},
+        {"type": "audio", "audio": "a.wav"},
+    ],
+    ids=str,
+)
+def test_a_part_that_is_not_read_is_refused_and_not_left_out(llm: LLM, part: Json) -> None:
+    for content in ([part], [part, {"type": "text", "text": "x"}], (part,)):
+        with pytest.raises(RequestError, match="part of a content must be"):
+            llm.chat([{"role": "user", "content": content}], GREEDY)
+
+
+def test_an_address_that_holds_the_picture_is_one_and_others_are_refused(llm: LLM) -> None:
+    url = f"data:image/png;base64,{base64.encodebytes(png(picture())).decode()}"
+    for part in ({"type": "image", "image": url}, {"type": "image_url", "image_url": {"url": url}}):
+        assert llm.render_chat([{"role": "user", "content": [part]}]).token_ids == (
+            llm.render_chat([{"role": "user", "content": [{"type": "image", "image": picture()}]}]).token_ids
+        )
+    for address in ("https://a.b/c.png", "file:///etc/passwd"):
+        with pytest.raises(RequestError, match="not fetched from addresses"):
+            llm.render_chat(asked(address))
+
+
+def test_a_closed_image_is_told(llm: LLM) -> None:
+    closed = Image.open(io.BytesIO(png(picture())))
+    closed.close()
+    with pytest.raises(RequestError, match=r"a picture is damaged or cut off: .*closed"):
+        llm.render_chat(asked(closed))
+
+
+def test_a_result_of_a_tool_may_be_a_picture(llm: LLM) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    talk: list[Json] = [
+        {"role": "user", "content": "Look."},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "1", "content": [{"type": "image", "image": picture()}]},
+    ]
+    tokens = llm.render_chat(talk).token_ids
+    assert tokens.count(IMAGE_ID) == GOLDEN["token_ids"].tolist().count(IMAGE_ID)
+    text = llm.tokenizer.decode(tokens, skip_special_tokens=False)
+    before, *_, after = text.split(IMAGE)
+    assert "User: <tool_response>\n<" in before
+    assert ">\n</tool_response><end_of_utterance>\nAssistant:" in after
 
 
 @pytest.mark.parametrize(

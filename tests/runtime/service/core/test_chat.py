@@ -148,6 +148,7 @@ def test_images_of_ollama_and_of_results_are_carried() -> None:
         ([{"type": "image_url"}], "must have an 'image_url'"),
         ([{"type": "image_url", "image_url": "data:image/png,abc"}], "must be base64"),
         ([{"type": "image_url", "image_url": "data:image/png;base64,?"}], "is not base64"),
+        ([{"type": "image", "source": {"type": "base64", "data": "?"}}], "is not base64"),
         ([{"type": "input_audio", "input_audio": {}}], "'input_audio' is not supported"),
         ([{"type": "document", "source": {"type": "base64", "data": ""}}], "must be given as text"),
         ([{"type": "text"}], "the strings 'type' and 'text'"),

@@ -14,10 +14,13 @@ import numpy as np
 import pytest
 from http_serving import HttpServed, http_serving
 from PIL import Image
+from tiny_models import write_tiny
 from tiny_vlms import write_vlm
 from vision_golden import golden_path, picture
 
 from carryall import AsyncLLM
+from carryall.runtime.service.core.repository import ModelRepository
+from carryall.runtime.service.core.served_model import load_served_model
 from carryall.runtime.tasks.export import export
 from carryall.runtime.text.tokenizer import Tokenizer
 
@@ -153,5 +156,19 @@ def test_a_bad_picture_is_a_400_that_says_why_and_the_service_lives_on(package: 
                 assert why in given.json()["error"]["message"], name
             path, body, read = DOORS[0]
             assert read((await service.post(path, **body)).json()) == (answer, LENGTH)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("sees", [True, False])
+def test_ollamas_clients_are_told_whether_a_model_sees(package: Path, sees: bool, tmp_path: Path) -> None:
+    model: Path | str = package if sees else write_tiny("llama", tmp_path)
+    models = ModelRepository({"toy": lambda: load_served_model(model, provider="cpu")})
+
+    async def scenario() -> None:
+        async with http_serving(None, models) as service:
+            shown = (await service.post("/api/show", model="toy")).json()
+            assert ("vision" in shown["capabilities"]) == sees
+            assert shown["capabilities"][:2] == ["completion", "tools"]
 
     asyncio.run(scenario())
