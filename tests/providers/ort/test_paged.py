@@ -21,6 +21,7 @@ from carryall.graph_opt.graph.saving import save_model
 from carryall.graph_opt.pipeline import pipeline
 from carryall.providers.base import BestLogits, Row, RunnerConfig
 from carryall.providers.ort import paged
+from carryall.providers.runners.paged_runner import PagedRunner
 from carryall.providers.targets import cuda
 from carryall.runtime.engine import step
 from carryall.runtime.engine.engine import Engine, EngineConfig
@@ -276,15 +277,28 @@ def test_a_device_that_is_late_gives_the_same_tokens(
     provider.streams[0].end()
 
 
-@pytest.mark.parametrize("moment", [30, 41, 52])
+@pytest.mark.parametrize("moment", [1, 4, 9])
 def test_a_run_that_fails_late_fails_no_request(
-    model: Path, opened: Callable[..., Any], moment: int, caplog: pytest.LogCaptureFixture
+    model: Path,
+    opened: Callable[..., Any],
+    moment: int,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The step after it fails too; their rows run one by one."""
-    provider = LateCudaOnCpu(moment, seconds=0.0005)
+    """The step after it fails too; their rows run one by one. The fault of a single row would be final."""
+    provider, ahead = LateCudaOnCpu(moment, seconds=0.0005), iter(range(1, 10**6))
     config = RunnerConfig(max_slots=SLOTS, context_length=CONTEXT, num_threads=1)
     late = provider.runner(model, config)
-    provider.sessions[0].faulty = lambda count: count == moment
+    submit = PagedRunner.submit
+
+    def faulty(self: Any, rows: Any) -> Any:
+        session = provider.sessions[0]
+        if len(rows) > 2 and self._flying and self is threaded(late) and next(ahead) == moment:
+            number = session.runs
+            session.faulty = lambda count: count == number
+        return submit(self, rows)
+
+    monkeypatch.setattr(PagedRunner, "submit", faulty)
     assert results(late) == results(opened(), steps_ahead=0)
     assert "launch failure" in caplog.text
     late.close()
