@@ -360,15 +360,15 @@ class OrtPagedSession:
         count, size = len(batch.logits_positions), self._graph.vocab_size
         if not any(batch.late):
             return self._read(logits, 0, count)
-        results: list[Logits | BestLogits] = []
-        for row, late in enumerate(batch.late):
-            if not late:
-                results.append(self._read(logits, row, 1)[0])
-                continue
-            ids, largest = best[TOP_TOKEN_IDS][row, 0].copy(), best[TOP_LOGITS][row, 0].copy()
-            whole = partial(self._whole, logits, row)
-            results.append(BestLogits(ids, largest, float(best[LOGSUMEXP][row, 0]), size, whole))
-        return results
+        # The second next step overwrites the originals.
+        ids, largest = best[TOP_TOKEN_IDS][:count, 0].copy(), best[TOP_LOGITS][:count, 0].copy()
+        totals = best[LOGSUMEXP][:count, 0].tolist()
+        return [
+            BestLogits(ids[row], largest[row], totals[row], size, partial(self._whole, logits, row))
+            if late
+            else self._read(logits, row, 1)[0]
+            for row, late in enumerate(batch.late)
+        ]
 
     def _whole(self, logits: Any, row: int) -> Logits:
         try:
@@ -410,14 +410,20 @@ class OrtPagedSession:
 
 def controls_of(draws: Sequence[Draw | None]) -> npt.NDArray[np.float32]:
     """Return how a device draws tokens, [draws, columns of ``DRAW_COLUMNS``]; None draws any token."""
-    controls = np.empty((len(draws), len(DRAW_COLUMNS)), np.float32)
-    controls[:] = _GREEDY
-    for row, draw in enumerate(draws):
-        if draw is not None and draw.temperature > 0:
-            # Rounding of sums must not drop what no limit is set for.
-            top_k, top_p = draw.top_k or _NO_LIMIT, draw.top_p if draw.top_p < 1 else 2.0
-            controls[row] = 1 / draw.temperature, top_k, top_p, draw.min_p, draw.uniform
-    return controls
+    # Rounding of sums must not drop what no limit is set for.
+    columns = [
+        _GREEDY
+        if draw is None or draw.temperature == 0
+        else (
+            1 / draw.temperature,
+            draw.top_k or _NO_LIMIT,
+            draw.top_p if draw.top_p < 1 else 2.0,
+            draw.min_p,
+            draw.uniform,
+        )
+        for draw in draws
+    ]
+    return np.array(columns, np.float32).reshape(len(draws), len(DRAW_COLUMNS))
 
 
 def paged_feeds(
