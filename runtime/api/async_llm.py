@@ -22,7 +22,7 @@ from ..text.chat_template import Message
 from ..text.infill import Infill
 from ..types.outputs import RequestOutput
 from ..types.sampling_params import SamplingParams
-from .embedding import Pooling, check_pooling, embedding_questions, stacked
+from .embedding import Pooling, check_pooling, embedding_questions, encoded_tokens, stacked
 from .engine_thread import EngineThread
 from .prompts import ChatPrompt, Prompt, listed_prompts
 from .request_stream import RequestStream
@@ -190,11 +190,11 @@ class AsyncLLM(TextModel):
         """Return embeddings [prompts, hidden_size]; see ``LLM.embed``."""
         check_pooling(pooling)
         listed = listed_prompts(prompts)
-        tokens = await self._in_thread(lambda: [self._requests.token_ids(prompt) for prompt in listed])
+        asked = await self._in_thread(lambda: [self._requests.pooled(prompt, pooling) for prompt in listed])
         if not (size := self._engine.info.embedding_size):
-            found = await self._in_thread(self._requests.encoder.embed, tokens, pooling)
+            found = await self._in_thread(self._requests.encoder.embed, encoded_tokens(asked), pooling)
             return stacked(*found, normalize=normalize)
-        return stacked(await self._ask(embedding_questions(tokens, pooling)), size, normalize=normalize)
+        return stacked(await self._ask(embedding_questions(asked)), size, normalize=normalize)
 
     async def render(self, messages: Sequence[Message], **options: Any) -> ChatPrompt:
         """Render a conversation to a prompt in a thread, without blocking the event loop."""

@@ -119,7 +119,9 @@ class Preparer:
     def embeddings(self, line: BatchLine) -> Work:
         """Return the requests of the embeddings of one or several texts."""
         ask = read_embeddings(known_fields_of(line, EMBEDDINGS_FIELDS))
-        pooling, texts = ask.pooling or "last", [self.requests.token_ids(text) for text in ask.inputs]
+        pooling = ask.pooling or "last"
+        prompts = [self.requests.pooled(text, pooling) for text in ask.inputs]
+        texts = [prompt.token_ids for prompt in prompts]
 
         def answer(vectors: npt.NDArray[np.float32]) -> tuple[Json, str]:
             return embeddings_response(ask, Embeddings(vectors, sum(map(len, texts))), self.model), "stop"
@@ -131,7 +133,7 @@ class Preparer:
             )
         return self._asked(
             line,
-            [embedding_questions(texts, pooling)],
+            [embedding_questions(prompts)],
             lambda vectors: answer(stacked(vectors, self.embedding_size, normalize=ask.normalize)),
         )
 
