@@ -204,16 +204,21 @@ class AsyncLLM(TextModel):
         """The prompt of a gap and the tokens that end it; see ``infill_tokens``."""
         return await self._in_thread(self.infill_tokens, gap)
 
-    async def token_ids(self, prompt: Prompt, *, add_special_tokens: bool = True) -> list[int]:
+    async def token_ids(
+        self, prompt: Prompt, *, add_special_tokens: bool = True, truncate: bool = False
+    ) -> list[int]:
         """The tokens of a prompt, while the event loop goes on.
 
         Args:
             prompt: as for ``generate``; a text may be empty here.
             add_special_tokens: begin a text as the model expects texts to begin.
+            truncate: cut a text or a list of tokens to the longest prompt, as for an embedding.
 
         Raises:
             RequestError: it is no prompt, is too long, or names tokens that do not exist.
         """
+        if truncate:
+            return await self._in_thread(self._requests.cut_token_ids, prompt)
         if isinstance(prompt, str):
             return await self._in_thread(self._requests.encode, prompt, add_special_tokens=add_special_tokens)
         return await self._in_thread(self._requests.token_ids, prompt)

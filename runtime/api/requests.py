@@ -152,6 +152,24 @@ class RequestFactory:
         """Return the tokens of a prompt; see ``PromptReader.token_ids``."""
         return self._reader.token_ids(prompt)
 
+    def cut_token_ids(self, prompt: Prompt) -> list[int]:
+        """Return the tokens of a text or of a list, at most as many as a prompt may have; see ``token_ids``.
+
+        Special tokens that the tokenizer writes behind a text stay, since their state may be its vector.
+        """
+        most = self._model.runner.info.context_length - 1  # a prompt leaves room for a token
+        plain = plain_prompt(prompt)
+        if not isinstance(plain, str):
+            return self.token_ids(plain if isinstance(plain, ChatPrompt | PooledPrompt) else plain[:most])
+        tokens = self.encode(plain)
+        if len(tokens) > most:
+            bare = self.encode(plain, add_special_tokens=False)
+            places = range(len(tokens) - len(bare) + 1)
+            first = next((at for at in places if tokens[at : at + len(bare)] == bare), None)
+            behind = [] if first is None else tokens[first + len(bare) :]
+            tokens = [*tokens[: most - len(behind)], *behind]
+        return self.token_ids(tokens)
+
     def pooled(self, prompt: Prompt, pooling: Pooling) -> PooledPrompt:
         """Return a prompt to embed, with its pictures; see ``token_ids``."""
         return PooledPrompt(self.token_ids(prompt), pooling, images_of(prompt))
