@@ -104,7 +104,7 @@ def load_encoder(
     if not is_classifier(config) and not classifies_tokens(config):
         encoder = TextEncoder(folder, providers=[provider], **options)
         if warm_up:
-            encoder.embed([_WARM_UP_TEXT])
+            _run_once(encoder)
         return encoder
     if other := sorted(options.keys() - _SHARED):
         raise UsageError(f"{folder} classifies texts; it has no option {other[0]}")
@@ -117,3 +117,13 @@ def load_encoder(
     if warm_up:
         classifier.logits([_WARM_UP_TEXT])
     return classifier
+
+
+def _run_once(encoder: TextEncoder) -> None:
+    """Compute one kind of vectors; all kinds are outputs of one graph."""
+    if "dense" in encoder.kinds:
+        encoder.embed([_WARM_UP_TEXT])
+    elif "sparse" in encoder.kinds:
+        encoder.embed_sparse([_WARM_UP_TEXT])
+    else:
+        encoder.embed_tokens([_WARM_UP_TEXT])

@@ -54,3 +54,10 @@ def test_checkpoints_of_encoders_are_told_from_those_of_decoders(tmp_path: Path)
             carryall.TextEncoder(folder)
     (decoder / "modules.json").write_text("[]")  # as Qwen3-Embedding has
     assert encoder_folder(decoder) is None
+
+
+@pytest.mark.parametrize("name", ["cls", "splade", "colbert"])
+def test_encoders_of_all_kinds_run_once_when_they_are_loaded(tmp_path: Path, name: str) -> None:
+    encoder = load_encoder(write_sentence_model(tmp_path, name), "cpu", {}, warm_up=True)
+    assert isinstance(encoder, carryall.TextEncoder)
+    assert encoder.kinds == {{"cls": "dense", "splade": "sparse", "colbert": "multi"}[name]}

@@ -39,7 +39,7 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @asynccontextmanager
 async def served(packages: dict[str, Path]) -> AsyncIterator[Any]:
     def loader(folder: Path) -> ModelLoader:
-        return ModelLoader(lambda: load_encoder(folder, "cpu", {}, warm_up=False), kind="encoder")
+        return ModelLoader(lambda: load_encoder(folder, "cpu", {}, warm_up=True), kind="encoder")
 
     models = ModelRepository({name: loader(folder) for name, folder in packages.items()})
     async with http_serving(None, models) as http:
