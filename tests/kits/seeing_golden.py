@@ -27,7 +27,7 @@ FAMILIES = (
     *("llava", "llava_next", "llava_onevision", "llava_onevision-alone", "internvl", "mistral3"),
     *("lighton_ocr", "llava+pixtral"),
     *("gemma3", "gemma3+crops", "gemma4", "gemma4+joined"),
-    *("qwen3_5", "qwen3_5_moe"),
+    *("qwen3_5", "qwen3_5_moe", "paddleocr_vl"),
 )
 NEW_TOKENS = 16
 QUESTION = "What differs?"
