@@ -164,6 +164,34 @@ CONFIGS["paddleocr_vl"] = {
         "spatial_merge_size": 2,
     },
 }
+CONFIGS["glm_ocr"] = {
+    **_IDS,
+    "image_start_token_id": START,
+    "image_end_token_id": END,
+    "tie_word_embeddings": False,
+    "text_config": {
+        **_TEXT,
+        "model_type": "glm_ocr_text",
+        "head_dim": 16,
+        "attention_bias": True,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 10000.0,
+            "partial_rotary_factor": 0.5,
+            "mrope_section": [1, 1, 2],
+        },
+    },
+    "vision_config": {
+        **_TOWER,
+        "model_type": "glm_ocr_vision",
+        "hidden_size": 24,
+        "intermediate_size": 40,
+        "num_heads": 3,
+        "out_hidden_size": 32,
+        "hidden_act": "silu",
+        "attention_bias": True,
+    },
+}
 # How the checkpoints name decoder and tower: published ones, and those of transformers 5.
 _PREFIXES = {"qwen2_vl": ("model.", "visual."), "paddleocr_vl": ("model.", "")}
 
@@ -176,6 +204,9 @@ def preprocessor(model_type: str) -> dict[str, Any]:
         name = "PaddleOCRVLImageProcessor"
         return {**common, "temporal_patch_size": 1, "image_processor_type": name, "min_pixels": 512,
                 "max_pixels": 6000}  # fmt: skip
+    if model_type == "glm_ocr":
+        size = {"shortest_edge": 1024, "longest_edge": 12000}
+        return {**common, "size": size, "image_processor_type": "Glm46VImageProcessor"}
     if model_type == "qwen2_vl":
         return {**common, "min_pixels": 512, "max_pixels": 6000}
     size = {"shortest_edge": 512, "longest_edge": 6000}
@@ -187,12 +218,14 @@ def processor(model_type: str) -> dict[str, Any]:
     """Return processor_config.json."""
     if model_type == "paddleocr_vl":
         return {"processor_class": "PaddleOCRVLProcessor"}
+    if model_type == "glm_ocr":
+        return {"processor_class": "Glm46VProcessor"}
     return {"processor_class": "Qwen3VLProcessor" if "3" in model_type else "Qwen2VLProcessor"}
 
 
 def names(model_type: str) -> dict[str, str]:
     """Return the tokens that the processor asks the tokenizer for by name."""
-    return {"image_token": IMAGE} if model_type == "paddleocr_vl" else {}
+    return {"image_token": IMAGE} if model_type in ("paddleocr_vl", "glm_ocr") else {}
 
 
 def shapes(config: Mapping[str, Any]) -> Shapes:
@@ -205,6 +238,8 @@ def shapes(config: Mapping[str, Any]) -> Shapes:
 
     def layer(number: int) -> Shapes:
         heads = {"self_attn.q_norm.weight": (16,), "self_attn.k_norm.weight": (16,)}
+        if kind == "glm_ocr":
+            return _glm_layer(text)
         plain = kind == "paddleocr_vl"
         attending = attention(text, bias=False) | heads if third else attention(text, bias=not plain)
         sparse = "num_experts" in text and number not in text["mlp_only_layers"]
@@ -218,6 +253,8 @@ def shapes(config: Mapping[str, Any]) -> Shapes:
         found = decoder(text, layer, prefix=first)
     if kind == "paddleocr_vl":
         written = _paddle_tower(vision, text)
+    elif kind == "glm_ocr":
+        written = _glm_tower(vision)
     else:
         written = _qwen3_tower(vision) if third else _tower(kind, vision)
     return {**found, **{f"{tower}{name}": shape for name, shape in written.items()}}
@@ -231,6 +268,37 @@ def _experts(text: Mapping[str, Any]) -> Shapes:
         "mlp.experts.gate_up_proj": (count, hidden, 2 * width),
         "mlp.experts.down_proj": (count, width, hidden),
     }
+
+
+def _glm_layer(text: Mapping[str, Any]) -> Shapes:
+    hidden, inner = text["hidden_size"], text["intermediate_size"]
+    names = ("input", "post_attention", "post_self_attn", "post_mlp")
+    mlp = modules(mlp__gate_up_proj=(2 * inner, hidden), mlp__down_proj=(hidden, inner))
+    return {**attention(text), **mlp, **norms(text, *names)}
+
+
+def _glm_tower(vision: Mapping[str, Any]) -> Shapes:
+    size, inner, out, patch = (
+        vision[key] for key in ("hidden_size", "intermediate_size", "out_hidden_size", "patch_size")
+    )
+    head = size // vision["num_heads"]
+    found: Shapes = {
+        "patch_embed.proj.weight": (size, 3, vision["temporal_patch_size"], patch, patch),
+        "patch_embed.proj.bias": (size,),
+        "downsample.weight": (out, size, 2, 2),
+        "downsample.bias": (out,),
+        "post_layernorm.weight": (size,),
+        **modules(merger__proj=(out, out), merger__gate_proj=(3 * out, out)),
+        **modules(merger__up_proj=(3 * out, out), merger__down_proj=(out, 3 * out)),
+        **modules(True, merger__post_projection_norm=(out,)),
+    }
+    for number in range(vision["depth"]):
+        linears = modules(True, attn__qkv=(3 * size, size), attn__proj=(size, size))
+        linears |= modules(True, mlp__gate_proj=(inner, size), mlp__up_proj=(inner, size))
+        linears |= modules(True, mlp__down_proj=(size, inner))
+        layer = linears | modules(norm1=(size,), norm2=(size,), attn__q_norm=(head,), attn__k_norm=(head,))
+        found |= {f"blocks.{number}.{name}": shape for name, shape in layer.items()}
+    return found
 
 
 def _paddle_tower(vision: Mapping[str, Any], text: Mapping[str, Any]) -> Shapes:
