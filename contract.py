@@ -40,6 +40,10 @@ LOGITS_POSITIONS = "logits_positions"
 HIDDEN_STATES = "hidden_states"  # the input of a later part of a split model, in place of token ids
 LORA_MASK = "lora_mask"  # which columns of the low-rank products belong to the adapter of each batch row
 TOP_LOGITS, TOP_TOKEN_IDS, LOGSUMEXP = "top_logits", "top_token_ids", "logsumexp"
+# How a device draws each wanted token (columns: DRAW_COLUMNS), the tokens that it drew, those of the run
+# before, and the place among these of each token whose id in ``input_ids`` is negative.
+DRAW, DRAWN, DRAWN_BEFORE, TOKEN_SOURCES = "draw", "drawn_tokens", "drawn_before", "token_sources"
+DRAW_COLUMNS = ("inverse_temperature", "top_k", "top_p", "min_p", "uniform")
 
 # Keys of a model's metadata.
 CONTEXT_LENGTH = "context_length"

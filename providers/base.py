@@ -326,6 +326,10 @@ class Runner(abc.ABC):
         """
         raise self._unable("write KV")
 
+    def take_lost(self) -> set[int]:
+        """Return the slots whose KV was lost since the last call, because a process or device failed."""
+        return set()
+
     def trim(self, slot: int, length: int) -> None:
         """Free what the groups of layers free behind ``length`` (``KVGroup.freed``).
 
@@ -377,6 +381,7 @@ class Provider(abc.ABC):
     takes_argument: bool = False  # whether NAME:ARGUMENT is valid; the class takes the argument
     takes_images: bool = False  # whether its runners take graphs with the inputs of ``ImageInputsPass``
     takes_loras: bool = True  # whether graphs with branches for LoRA adapters run
+    takes_ranks: bool = False  # whether its runners take graphs of ``graph_opt.shard``
     runs_models: bool = True  # False for a test double, which "auto" must not choose
     vendors: frozenset[str] = frozenset()  # vendors of its accelerators; empty if it is for any machine
     options: ClassVar[type[Any]] = NoOptions  # a dataclass of the options in RunnerConfig.options

@@ -27,7 +27,7 @@ exporter.layers
 exporter.layouts exporter.encoders exporter.models
 exporter.encoders.families exporter.vision
 graph_opt.analysis
-graph_opt.experts
+graph_opt.experts graph_opt.shard
 graph_opt.passes.cleanup graph_opt.passes.importing graph_opt.passes.normalize
 graph_opt.passes.cache graph_opt.passes.fuse
 graph_opt.compare graph_opt.pipeline graph_opt.quantize.calibration

@@ -65,7 +65,7 @@ def imported(*names: str) -> set[str]:
 
 def test_no_code_of_a_model_can_run() -> None:
     assert calls("eval") == calls("exec") == []
-    own_process = {"providers/runners/process_runner.py"}  # exchanges objects with its own child process
+    own_process = {"providers/runners/runner_process.py"}  # exchanges objects with its own child process
     assert imported("pickle", "dill", "joblib", "marshal", "torch") == own_process
     trusting = [call for folder in PACKAGE for call in _mentions(folder, "trust_remote_code=True")]
     assert trusting == []

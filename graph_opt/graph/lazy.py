@@ -156,17 +156,18 @@ def transpose(tensor: ir.TensorProtocol) -> ir.LazyTensor:
     """Return the transposed matrix."""
     rows, columns = shape_of(tensor)
     result = lazy(lambda: np.ascontiguousarray(tensor.numpy().T), tensor.dtype, (columns, rows))
-    return _with_half_type(result, tensor)
+    return with_half_type(result, tensor)
 
 
 def reshape(tensor: ir.TensorProtocol, shape: Sequence[int]) -> ir.LazyTensor:
     """Return the tensor with another shape."""
     if tensor.dtype.bitwidth == 4:
         return lazy(lambda: packed_bytes(tensor), tensor.dtype, shape)
-    return _with_half_type(lazy(tensor.numpy, tensor.dtype, shape), tensor)
+    return with_half_type(lazy(tensor.numpy, tensor.dtype, shape), tensor)
 
 
-def _with_half_type(result: ir.LazyTensor, source: ir.TensorProtocol) -> ir.LazyTensor:
+def with_half_type(result: ir.LazyTensor, source: ir.TensorProtocol) -> ir.LazyTensor:
+    """Mark values that ``source`` holds too with its ``half_type``; return ``result``."""
     if (half := half_type(source)) is not None:
         result.meta[HALF] = half
     return result

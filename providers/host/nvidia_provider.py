@@ -7,10 +7,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy.typing as npt
-
 from ...errors import CarryallError, ProviderUnavailableError
 from ..base import DeviceMemory, RunnerConfig
+from ..ort.device_block import DeviceStream
 from ..ort.device_memory import Device
 from ..ort.provider import OrtProvider
 from . import libraries, nvidia
@@ -46,16 +45,16 @@ class NvidiaProvider(OrtProvider):
     def device(self, index: int) -> Device:
         """Return the device for ONNX Runtime's memory and bindings."""
         enter, buffer = partial(self.enter, index), partial(self.buffer, index)
-        read = partial(self.read, index)
-        return Device(name=self.device_name, index=index, enter=enter, buffer=buffer, read=read)
+        stream = partial(self.stream, index)
+        return Device(name=self.device_name, index=index, enter=enter, buffer=buffer, stream=stream)
 
     def buffer(self, index: int, size: int) -> Any:
         """Allocate bytes of a device for a cache; the object that owns them has ``data_ptr()``."""
         return nvidia.Buffer(index, size)
 
-    def read(self, index: int, address: int, array: npt.NDArray[Any]) -> None:
-        """Copy memory of a device into an array."""
-        nvidia.read(index, address, array)
+    def stream(self, index: int) -> DeviceStream:
+        """Make a stream of a device."""
+        return nvidia.Stream(index)
 
     def enter(self, index: int) -> None:
         """Make this thread ready for a device."""

@@ -43,6 +43,8 @@ _SHARED = (
     "chain",
     "chain_program",
     "chain_operator",
+    "ranks",
+    "ranks_operator",
     "entry",
     "portable",
     "rounding",

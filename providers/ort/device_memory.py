@@ -20,14 +20,15 @@ from ...errors import ProviderRuntimeError, ProviderUnavailableError
 from .. import captures
 from ..kv.kv_memory import KVSpec
 from . import ort
-from .device_block import DeviceBlock, shapes_of
+from .device_block import DeviceBlock, DeviceStream, shapes_of
 from .slot_memory import Array, BoundRun, SlotMemory, element_type, shared_value
 
 # CUDA's kernels read only this input from host memory (onnxruntime's contrib_ops/cuda/bert/
 # group_query_attention.cc: InputMemoryType(OrtMemTypeCPUInput, 6)).
 _ON_HOST = frozenset({TOTAL_SEQUENCE_LENGTH})
 _log = logging.getLogger(__name__)
-_GRAPH_ID = "gpu_graph_id"  # a run option; -1 disables capture and replay
+# Run options; -1 disables capture and replay.
+_GRAPH_ID, _NO_WAIT = "gpu_graph_id", "disable_synchronize_execution_providers"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +45,7 @@ class Device:
         enter: makes the calling thread ready for the device; see ``ready``.
         buffer: allocates a number of bytes for a cache, all 0, and returns an object with ``data_ptr()`` that
             owns them; raises ``ProviderUnavailableError``. By default caches are ``OrtValue``.
-        read: copies memory at an address to an array, for devices with ``buffer``.
+        stream: makes a stream, which sessions can be given.
     """
 
     name: str
@@ -54,7 +55,7 @@ class Device:
     memory: Any = None
     enter: Callable[[], None] | None = None
     buffer: Callable[[int], Any] | None = None
-    read: Callable[[int, Array], None] | None = None
+    stream: Callable[[], DeviceStream] | None = None
 
     def ready(self) -> None:
         """Make the calling thread ready for the device.
@@ -154,9 +155,9 @@ class DeviceMemory(SlotMemory):
             run.downloads[name] = (value, array)
         return run
 
-    def captured_run(self, binding: Any) -> CapturedRun:
-        """Return a run of a binding that is captured."""
-        return CapturedRun(binding, next(self._graph_ids))
+    def captured_run(self, binding: Any, *, waits: bool = True) -> CapturedRun:
+        """Return a run of a binding that is captured; replays need not wait for the device."""
+        return CapturedRun(binding, next(self._graph_ids), waits=waits)
 
     def bytes_of(self, size: int) -> Any:
         """Return an ``OrtValue`` of a number of bytes.
@@ -166,15 +167,15 @@ class DeviceMemory(SlotMemory):
         """
         return self._allocate("inputs and results", (size,), np.dtype(np.uint8))
 
-    def read(self, address: int, array: Array) -> None:
-        """Copy the device's memory at an address to an array.
+    def stream(self) -> DeviceStream:
+        """Return a new stream of the device.
 
         Raises:
-            ProviderUnavailableError: the device is gone.
+            ProviderUnavailableError: the device has no streams, or is gone.
         """
-        if self.device.read is None:
-            raise ProviderUnavailableError(f"memory of {self.device.name} cannot be read by its address")
-        self.device.read(address, array)
+        if self.device.stream is None:
+            raise ProviderUnavailableError(f"{self.device.name} has no streams")
+        return self.device.stream()
 
     def _upload(self, binding: Any, feeds: Mapping[str, Array]) -> list[Callable[[], None]]:
         """Bind values of the device to inputs; return what copies the arrays to them."""
@@ -317,18 +318,18 @@ class CapturedRun(BoundRun):
     on CUDA.
     """
 
-    __slots__ = ("_captured",)
+    __slots__ = ("_captured", "_first")
 
-    def __init__(self, binding: Any, graph_id: int) -> None:
-        super().__init__(binding, options=run_options(graph_id))
-        self._captured = False
+    def __init__(self, binding: Any, graph_id: int, *, waits: bool) -> None:
+        super().__init__(binding, options=run_options(graph_id, waits=waits))
+        self._captured, self._first = False, run_options(graph_id)
 
     def _execute(self, session: Any, options: Any) -> None:
         if self._captured:
             super()._execute(session, options)
             return
         with captures.capture() as may:
-            super()._execute(session, options if may else run_options(None))
+            super()._execute(session, self._first if may else run_options(None))
         self._captured = may
 
 
@@ -364,10 +365,17 @@ def _runtime_errors(doing: str) -> Iterator[None]:
         raise ProviderRuntimeError(f"{doing} failed: {ort.one_line(error)}") from error
 
 
-def run_options(graph_id: int | None) -> Any:
-    """Return options of a run that is captured as a graph of this number, or not captured."""
+def run_options(graph_id: int | None, *, waits: bool = True) -> Any:
+    """Return options of a run that is captured as a graph of this number, or not captured.
+
+    Args:
+        graph_id: a number of its own; None does not capture.
+        waits: whether the call returns when the device has computed the run, or when it was given to it.
+    """
     options = ort.load_onnxruntime("a device run").RunOptions()
     options.add_run_config_entry(_GRAPH_ID, str(-1 if graph_id is None else graph_id))
+    if not waits:
+        options.add_run_config_entry(_NO_WAIT, "1")
     return options
 
 

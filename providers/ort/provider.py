@@ -92,6 +92,7 @@ class OrtProvider(Provider):
             kv_cache=options.get("kv_cache", "auto"),
             compute=compute_type(options.get("compute")),
             top_logits=options.get("top_logits", 0),
+            draws=is_paged(options) and bool(options.get("steps_ahead")),
             paged=is_paged(options),
         )
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from ...errors import ProviderRuntimeError
-from ..base import BestLogits, KVEviction, LoraMatrices, Row, Runner, RunnerInfo
+from ..base import BestLogits, Draw, KVEviction, LoraMatrices, Pending, Row, Runner, RunnerInfo
 from ..captures import no_capture
 from ..image_rows import image_ahead, image_inputs, rope_positions
 from ..kv.block_pool import FREED, BlockTables
@@ -44,6 +44,9 @@ class PagedBatch:
         image_ahead: [tokens], see there; None if the graph takes none.
         rope_positions: [axes, tokens]; None if the graph takes positions of one axis.
         late: [wanted], for which of the logits the largest may be enough; empty if for none.
+        draws: [wanted], how the device draws a token; empty if it draws none.
+        sources: [tokens], which of the tokens drawn before is run where ``input_ids`` is negative; None if it
+            is nowhere.
     """
 
     input_ids: npt.NDArray[np.int64]
@@ -61,6 +64,8 @@ class PagedBatch:
     image_ahead: npt.NDArray[np.int32] | None = None
     rope_positions: npt.NDArray[np.int64] | None = None
     late: Sequence[bool] = ()
+    draws: Sequence[Draw | None] = ()
+    sources: npt.NDArray[np.int64] | None = None
 
     @property
     def max_context(self) -> int:
@@ -109,6 +114,22 @@ class PagedSession(Protocol):
         """Evict KV of all layers, see ``BlockLayer.evict_kv``; only if ``RunnerInfo.evicts_kv`` is set."""
 
 
+class PagedFlight(Protocol):
+    """A run that was begun."""
+
+    drawn: npt.NDArray[np.int64]  # [wanted], after ``finish``
+
+    def finish(self) -> Logits | list[Logits | BestLogits]:
+        """Return what ``PagedSession.run`` does, when the run is done; to be called once."""
+
+
+class AheadSession(PagedSession, Protocol):
+    """A session that takes one more run while another is not finished; runs are computed in order."""
+
+    def begin(self, batch: PagedBatch) -> PagedFlight:
+        """Begin a run; its results stay valid until the second next one is begun."""
+
+
 def _most_tokens(tables: BlockTables, info: RunnerInfo) -> int | None:
     """Return how many tokens always fit, in any distribution over slots; None if only slots are a limit."""
     if info.kv_tokens is not None:  # states share a budget with KV
@@ -129,6 +150,7 @@ class PagedRunner(Runner):
         hidden_size: width of the input ``hidden_states``; None if the graph has none.
         loras: the adapters' places; None if the graph takes no adapters.
         states: the recurrent states; None if the graph has none.
+        ahead: the session, if steps are taken ahead (``info.steps_ahead``).
     """
 
     def __init__(
@@ -139,8 +161,10 @@ class PagedRunner(Runner):
         hidden_size: int | None = None,
         loras: LoraPlaces | None = None,
         states: StateMemory | None = None,
+        ahead: AheadSession | None = None,
     ) -> None:
-        self._states = states
+        self._states, self._ahead = states, ahead
+        self._flying: list[_Step] = []  # at most two
         self.info = dataclasses.replace(info, kv_tokens=_most_tokens(tables, info))
         self._hidden_size = hidden_size
         self._tables = tables
@@ -167,25 +191,76 @@ class PagedRunner(Runner):
             return [*self.forward(rows)]
         session, placed = self._check(rows)
         late = [row.best_suffice for row in rows for _ in range(row.num_logits)]
+        return self._best(rows, self._run(session, rows, placed, late))
+
+    def submit(self, rows: Sequence[Row]) -> Pending[list[Logits | BestLogits]]:
+        """Begin one step; see ``Runner``."""
+        if self._ahead is None:
+            return super().submit(rows)
+        _, placed = self._check(rows)
+        before = self._flying[-1] if self._flying else None
+        batch = self._placed(self._ahead, placed)
+        ends = np.cumsum([row.num_logits for row in rows])  # in the wanted logits
+        draws = [
+            row.draw if end == row.num_logits else None
+            for row in rows
+            for end in range(1, row.num_logits + 1)
+        ]
+        late = [row.best_suffice for row in rows for _ in range(row.num_logits)]
+        batch = dataclasses.replace(batch, draws=draws, late=late if any(late) else ())
+        if before is not None and any(row.source is not None for row in rows):
+            batch = _with_sources(batch, rows, before)
+        step = _Step(self._ahead.begin(batch), before, (ends - 1).tolist())
+        self._flying.append(step)
+        for row in placed:
+            self._tables.lengths[row.slot] = row.start + len(row.tokens)
+        return Pending(lambda: self._finish(step, rows, batch))
+
+    def _finish(self, step: _Step, rows: Sequence[Row], batch: PagedBatch) -> list[Logits | BestLogits]:
+        """Wait for a step that was submitted."""
+        try:
+            step.failed = True
+            logits = step.flight.finish()
+            step.drawn = step.flight.drawn.copy()  # the second next step overwrites it
+            if step.before is not None and step.before.failed:
+                raise ProviderRuntimeError("the step before failed, on which this one depends")
+            step.failed = False
+        finally:
+            self._flying.remove(step)
+            before, step.before = step.before, None
+        for row in rows:
+            if row.source is not None and before is not None:
+                row.tokens[:] = before.drawn[before.places[row.source]]
+        if batch.last_hidden_states is not None:
+            _fill_hidden_states(rows, batch, batch.last_hidden_states)
+        parts = self._parts(rows, logits)
+        return self._best(rows, parts) if batch.late else parts
+
+    def _best(self, rows: Sequence[Row], parts: Sequence[Any]) -> list[Logits | BestLogits]:
+        """Return the largest or all logits of each row, given a list of them for each."""
         results: list[Logits | BestLogits] = []
-        for row, part in zip(rows, self._run(session, rows, placed, late), strict=True):
+        for row, part in zip(rows, parts, strict=True):
             if row.best_suffice:
                 results += part
             else:
                 results.append(np.array(part, np.float32).reshape(row.num_logits, self.info.vocab_size))
         return results
 
-    def _run(
-        self, session: PagedSession, rows: Sequence[Row], placed: Sequence[Row], late: Sequence[bool] = ()
-    ) -> list[Any]:
-        """Run rows once, given also with their starts in the cache; return the logits of each."""
+    def _placed(self, session: PagedSession, placed: Sequence[Row]) -> PagedBatch:
+        """Give rows with starts in the cache their blocks, and return them as one flat batch."""
         ends = []
         for row in placed:
             self._tables.truncate(row.slot, row.start)
             ends.append((row.slot, row.start + len(row.tokens)))
         for copy in self._tables.reserve(ends):
             session.copy_block(*copy)
-        batch = dataclasses.replace(self._batch(placed), late=late)
+        return self._batch(placed)
+
+    def _run(
+        self, session: PagedSession, rows: Sequence[Row], placed: Sequence[Row], late: Sequence[bool] = ()
+    ) -> list[Any]:
+        """Run rows once, given also with their starts in the cache; return the logits of each."""
+        batch = dataclasses.replace(self._placed(session, placed), late=late)
         if self._states is not None:
             places = [self._states.begin(row) for row in rows]
             batch = dataclasses.replace(batch, state_places=np.array(places, np.int32))
@@ -197,6 +272,11 @@ class PagedRunner(Runner):
                 self._states.end(row, place)
         if batch.last_hidden_states is not None:
             _fill_hidden_states(rows, batch, batch.last_hidden_states)
+        return self._parts(rows, logits)
+
+    @staticmethod
+    def _parts(rows: Sequence[Row], logits: Any) -> list[Any]:
+        """Cut the wanted logits of all rows."""
         results: list[Any] = []
         begin = 0
         for row in rows:
@@ -288,7 +368,7 @@ class PagedRunner(Runner):
     def close(self) -> None:
         """Free all resources. The runner cannot be used afterwards."""
         with no_capture():  # a device frees the session
-            self._session = None
+            self._session = self._ahead = None
 
     def _opened(self) -> PagedSession:
         if self._session is None:
@@ -359,6 +439,26 @@ class PagedRunner(Runner):
             image_ahead=image_ahead(rows) if self.info.image_ahead else None,
             rope_positions=rope_positions(rows, texts, axes) if axes else None,
         )
+
+
+@dataclass(slots=True)
+class _Step:
+    """A step that was submitted: the step before, and the place of each row's last wanted logits."""
+
+    flight: PagedFlight
+    before: _Step | None
+    places: list[int]
+    drawn: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))  # after its end
+    failed: bool = False
+
+
+def _with_sources(batch: PagedBatch, rows: Sequence[Row], before: _Step) -> PagedBatch:
+    """Return a batch that runs tokens drawn by the step before, where rows say so."""
+    ids, sources = batch.input_ids.copy(), np.zeros_like(batch.input_ids)
+    for row, begin in zip(rows, batch.begins.tolist(), strict=False):
+        if row.source is not None:
+            ids[begin], sources[begin] = -1, before.places[row.source]
+    return dataclasses.replace(batch, input_ids=ids, sources=sources)
 
 
 def _runs(rows: Sequence[Row]) -> Iterator[dict[int, Row]]:

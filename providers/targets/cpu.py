@@ -69,6 +69,7 @@ class CpuProvider(OrtProvider):
     name = "cpu"
     execution_provider = ort.CPU
     takes_images = True
+    takes_ranks = True
     kernels = CPU
     options: ClassVar[type[Any]] = CpuOptions
 

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal
 
 import onnx_ir as ir
 
+from ...contract import DRAW
 from ...errors import ProviderRuntimeError, ProviderUnavailableError
 from ...graph_opt.graph.edit import constant, nodes_of
 from ...graph_opt.graph.load import read_model
@@ -26,6 +27,7 @@ from ..kv.kv_memory import KVSpec
 from ..kv_groups import FullKV
 from ..lora import LoraPlaces
 from ..ort import ort
+from ..ort.device_block import DeviceStream
 from ..ort.device_memory import Device, DeviceMemory, slots_that_fit
 from ..ort.paged import OrtPagedSession, read_paged_graph
 from ..ort.paged_forms import Forms
@@ -76,6 +78,8 @@ class CudaOptions(Checked):
             are not fused, cannot be captured.
         top_logits: number of largest logits selected on the device; only these are downloaded for requests
             that need no more. 0 downloads all.
+        steps_ahead: with ``paged`` and ``top_logits``, 1 lets the device draw tokens and begin the next step
+            with them while the host samples; the host's tokens count.
         kv_memory: ``slots``: a buffer of context length for each sequence. ``paged``: blocks that sequences
             allocate as they grow, and share if their first tokens are equal. Prompts and single tokens share
             a run, and runs of up to 2,048 tokens are captured in some sizes. The cache is fp16 or bf16.
@@ -89,6 +93,7 @@ class CudaOptions(Checked):
     joint_prompts: bool = True
     cuda_graphs: bool = True
     top_logits: int = option(64, least=0)
+    steps_ahead: int = option(1, least=0, most=1)
     kv_memory: Literal["slots", "paged"] = "slots"
     memory_fraction: float = option(0.9, least=0, most=1)
 
@@ -182,7 +187,8 @@ class CudaProvider(NvidiaProvider):
     def _paged_runner(
         self, model: Path, config: RunnerConfig, options: dict[str, Any], device: Device
     ) -> Runner:
-        own = self.provider_options(options, generating=True)
+        stream = self.stream(options["device"])
+        own = self.provider_options(options, generating=True) | _on(stream)
         session = self._open(model, config, generating=True, own=own)
         graph = read_paged_graph(session, str(model))
         length = chosen_context_length(config.context_length, graph.context_length, str(model))
@@ -193,13 +199,14 @@ class CudaProvider(NvidiaProvider):
         free = int(self.free_memory(options) * options["memory_fraction"])
         most_forms = min(_MOST_FORMS, free // 16 // _GRAPH_BYTES)
         if forms is not None:  # what they hold is not for KV
-            free -= most_forms * _GRAPH_BYTES + 4 * forms.most_rows * graph.vocab_size
+            free -= most_forms * _GRAPH_BYTES + 3 * 4 * forms.most_rows * graph.vocab_size
         # The last block takes the padding of captured runs.
         blocks = slots_that_fit(free, size * token_bytes, config.max_slots * each + 1, _REMEDY) - 1
         if blocks < 1:
             raise ProviderRuntimeError(f"{free / 2**30:.2f} GiB of device memory hold no two KV blocks")
         caches = {name: dataclasses.replace(spec, heads=size) for name, spec in graph.caches.items()}
-        memory = DeviceMemory(caches, blocks + 1, heads, device=device, session_factory=self._copier(config))
+        copier = self._copier(config, stream)
+        memory = DeviceMemory(caches, blocks + 1, heads, device=device, session_factory=copier)
         info = graph.info(
             config,
             (FullKV(token_bytes),),
@@ -207,15 +214,19 @@ class CudaProvider(NvidiaProvider):
             batched_multi_token=True,
             on_device=True,
             step_tokens=_STEP_TOKENS,
+            steps_ahead=int(DRAW in graph.inputs),
         )
         loras = LoraPlaces(graph.lora_modules, config.max_loras, config.max_lora_rank)
-        paged = OrtPagedSession(session, graph, memory, forms, most_forms)
+        paged = OrtPagedSession(
+            session, graph, memory, stream, forms, rows=config.max_slots, most_forms=most_forms
+        )
         runner = PagedRunner(
             paged,
             BlockTables(blocks, size, config.max_slots),
             info,
             hidden_size=graph.hidden_size,
             loras=loras if graph.lora_modules else None,
+            ahead=paged if info.steps_ahead else None,
         )
         if paged.pads and graph.hidden_size is None and not padded_runs_agree(runner, paged.pad):
             _log.warning("%s: runs are not captured, because padded ones have other logits here", model)
@@ -236,10 +247,17 @@ class CudaProvider(NvidiaProvider):
         """Return the compute capability of a device."""
         return nvidia.compute_capability(index)
 
-    def _copier(self, config: RunnerConfig) -> Any:
+    def _copier(self, config: RunnerConfig, stream: DeviceStream | None = None) -> Any:
         """Return a function that opens small graphs on the same device, without capture."""
-        own = self.provider_options(self.checked_options(config.options), generating=False)
+        own = self.provider_options(self.checked_options(config.options), generating=False) | _on(stream)
         return lambda content: ort.open_session(content, self.execution_provider, None, own)
+
+
+def _on(stream: DeviceStream | None) -> dict[str, str]:
+    """Return the provider options that let a session work on a stream; 0 is no handle."""
+    if stream is None or not stream.handle:
+        return {}
+    return {"has_user_compute_stream": "1", "user_compute_stream": str(stream.handle)}
 
 
 def uncapturable(graph: ir.Graph) -> str | None:

@@ -310,6 +310,7 @@ class Engine:
         """
         plan = self._scheduler.plan()
         lost = self._operations.apply(self._slots.take_operations()) if self._slots.operations else set()
+        lost |= self._runner.take_lost()
         if self._drops_kv:
             lost |= self._policy.before_run(plan.requests)
         if lost:

@@ -25,6 +25,8 @@ class ModelConfig(Checked):
         provider: where the model runs, see ``carryall doctor``. ``auto`` measures all providers and takes the
             fastest, ``cuda:1`` chooses a device, ``cpu:0-11,openvino:12-27`` splits the layers, and
             ``cpu@process:...`` runs a part in a separate process.
+        tensor_parallel: cut the model by weights over this many processes on the provider ``cpu``, which run
+            the same steps: each reads its part of the weights and holds its part of the KV cache.
         device: the provider's name of the device: ``1``, ``GPU.1``.
         provider_options: options of the provider, such as ``compute=bf16``.
         ep_library: an ONNX Runtime plugin library to run on, in place of ``provider``.
@@ -53,6 +55,7 @@ class ModelConfig(Checked):
 
     model: str | Path = option(flags=("MODEL",))  # noqa: RUF009 -- makes a field
     provider: str = option("cpu", flags=("--provider", "--split"))
+    tensor_parallel: int = option(1, least=1, most=64)
     device: str | int | None = None
     provider_options: Mapping[str, Any] = option({}, flags=("--provider-option",))
     ep_library: Path | None = None
@@ -88,6 +91,10 @@ class ModelConfig(Checked):
         given = [name for name in ("max_lora_rank", "lora_modules") if getattr(self, name)]
         if given and not self.adapters_at_once:
             raise UsageError(f"{given[0]} has no effect without adapters: set loras or max_loras")
+        if self.tensor_parallel > 1 and self.adapters_at_once:
+            raise UsageError(
+                f"tensor_parallel {self.tensor_parallel} cannot be combined with LoRA adapters; omit one"
+            )
         if self.ep_library is not None and self.provider != "cpu":
             raise UsageError(
                 f"ep_library replaces provider, but both are given: {self.ep_library} and "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from .limits import check_budgets, check_memory, check_threads
 from .loaded import LoadedModel as LoadedModel
 from .lowering import image_inputs, is_lowered, lora_branches, lowered_model, with_context
 from .model_source import SourceModel, resolve_model
+from .sharded import check_ranks, sharded_runner
 from .speculative import make_proposer
 from .split import device_memory, first_provider, is_split, name_and_device, split_runner, with_device
 
@@ -58,6 +59,7 @@ def load_model(
     check_threads(asked.num_threads)
     name, device = _where(asked)
     check_available(name)
+    check_ranks(asked.tensor_parallel, name)
     if progress is not None and not callable(progress):
         raise UsageError(f"progress must be a function, not {shown(progress)}")
     source = resolve_model(asked.model, quantize=asked.quantize, progress=progress)
@@ -225,14 +227,14 @@ def _opened(
     else:
         chat_template = ChatTemplate.from_file(asked.chat_template, special_tokens, tool_prompt=tool_prompt)
     defaults = GenerationDefaults.from_folder(source.folder, lambda: source.config)
-    runner, identity, graphs = _open(source, provider, config, asked.lora_modules, progress)
+    runner, identity, graphs = _open(source, provider, config, asked, progress)
     loaded = LoadedModel(source.name, runner, tokenizer, chat_template, defaults, identity, graphs=graphs)
     loaded.provider = provider
     loaded.device_memory = functools.partial(device_memory, provider, config)
     loaded.summary = lambda: source.summary
     if source.sees:
         loaded.open_sight = functools.partial(_sight, source, provider, config, runner.info.image_width)
-    loaded.open_encoder = functools.partial(_encoder, source, provider, config, progress)
+    loaded.open_encoder = functools.partial(_encoder, source, provider, config, asked, progress)
     return loaded
 
 
@@ -246,7 +248,7 @@ def _open(
     source: SourceModel,
     provider: str,
     config: RunnerConfig,
-    lora_modules: Collection[str],
+    asked: ModelConfig,
     progress: Progress | None,
 ) -> tuple[Runner, str, Sequence[Path]]:
     """Open a runner; return it, the identity of its model, and its lowered graphs."""
@@ -254,7 +256,10 @@ def _open(
         runner, graphs = split_runner(source, provider, config, progress)
         return runner, f"{source.content_key} {provider}", graphs
     target = get_provider(provider)
-    change = lora_branches(source, lora_modules) if config.max_loras else None
+    if (count := asked.tensor_parallel) > 1:
+        runner, graphs = sharded_runner(source, target, config, count, progress)
+        return runner, f"{source.content_key} {provider} tensor_parallel {count}", graphs
+    change = lora_branches(source, asked.lora_modules) if config.max_loras else None
     if change is None and source.sees and target.takes_images:
         change = image_inputs()
     lowered = lowered_model(source, target, config, progress, change=change)
@@ -262,9 +267,11 @@ def _open(
     return target.runner(lowered, config), identity, [lowered]
 
 
-def _encoder(source: SourceModel, provider: str, config: RunnerConfig, progress: Progress | None) -> Runner:
-    if is_split(provider):
-        raise UsageError("a split model cannot compute embeddings; load it on one provider")
+def _encoder(
+    source: SourceModel, provider: str, config: RunnerConfig, asked: ModelConfig, progress: Progress | None
+) -> Runner:
+    if is_split(provider) or asked.tensor_parallel > 1:
+        raise UsageError("a split model cannot compute embeddings; load it on one provider, in one process")
     from ...graph_opt.lower.outputs.hidden_states import HiddenStatesPass
 
     target = get_provider(provider)

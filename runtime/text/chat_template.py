@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import keyword
 import logging
@@ -22,6 +23,10 @@ _log = logging.getLogger(__name__)
 _MAX_SOURCE = 1_000_000
 _DEFAULT, _WITH_TOOLS = "default", "tool_use"
 _END = "<carryall:continue>"  # marks the place in the prompt where a message is continued
+_TOOL = {
+    "type": "function",
+    "function": {"name": "f", "description": "", "parameters": {"type": "object", "properties": {}}},
+}
 
 # Exceptions that a template's expressions may raise on unexpected content.
 _FAULTS = (
@@ -202,12 +207,7 @@ def _takes_system(source: str) -> bool:
     """Return whether a template writes system messages; some refuse them, and some leave them out."""
     mark = "carryall-system"
     talk = [{"role": "system", "content": mark}, {"role": "user", "content": "hello"}]
-    try:
-        return mark in _render(
-            source, {"messages": _in_form(source, talk), "add_generation_prompt": True}, None
-        )
-    except ChatTemplateError:
-        return False
+    return mark in _tried(source, _in_form(source, talk))
 
 
 @functools.lru_cache(maxsize=16)
@@ -218,36 +218,51 @@ def _content_forms(source: str) -> tuple[bool, bool]:
     puts the text in quotes.
     """
     mark = "carryall-user"
-
-    def written(content: Any) -> str:
-        talk = [{"role": "user", "content": content}]
-        try:
-            return _render(source, {"messages": talk, "add_generation_prompt": True}, None)
-        except ChatTemplateError:
-            return ""
-
-    listed = written([{"type": "text", "text": mark}])
+    text = _tried(source, [{"role": "user", "content": mark}])
+    listed = _tried(source, [{"role": "user", "content": [{"type": "text", "text": mark}]}])
     quoted = f"'{mark}'" in listed or f'"{mark}"' in listed
-    return mark in written(mark), mark in listed and not quoted
+    return mark in text, mark in listed and not quoted
 
 
-def _in_form(source: str, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return messages whose contents have the form that a template writes; lists of texts become one text."""
+def _tried(source: str, messages: Sequence[Message]) -> str:
+    """Return what a template writes for messages, without special tokens; "" if it refuses them.
+
+    Templates of conversations with tools fail without any.
+    """
+    tokens = dict.fromkeys(("bos_token", "eos_token", "unk_token", "pad_token"), "")
+    for tools in (None, [_TOOL]):
+        given = {**tokens, "messages": messages, "tools": tools, "add_generation_prompt": True}
+        with contextlib.suppress(ChatTemplateError):
+            return _render(source, given, None)
+    return ""
+
+
+def _in_form(source: str, messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Return messages whose contents have the form that a template writes.
+
+    A list of texts becomes one text if the template writes texts only. So it does in other messages than the
+    user's, where few templates that write lists do.
+    """
     texts, lists = _content_forms(source)
-    if texts == lists:
-        return [dict(message) for message in messages]
-    changed = _in_one_text if texts else _in_parts
-    return [changed(message) for message in messages]
+    changed = []
+    for message in messages:
+        if not texts:
+            changed.append(_in_parts(message) if lists else dict(message))
+        elif lists and message.get("role") == "user":
+            changed.append(dict(message))
+        else:
+            changed.append(_in_one_text(message))
+    return changed
 
 
-def _in_parts(message: Mapping[str, Any]) -> dict[str, Any]:
+def _in_parts(message: Message) -> dict[str, Any]:
     content = message.get("content")
     if not isinstance(content, str):
         return dict(message)
     return {**message, "content": [{"type": "text", "text": content}] if content else []}
 
 
-def _in_one_text(message: Mapping[str, Any]) -> dict[str, Any]:
+def _in_one_text(message: Message) -> dict[str, Any]:
     content = message.get("content")
     texts = [text_of(part) for part in content] if isinstance(content, list | tuple) else [None]
     if None in texts:

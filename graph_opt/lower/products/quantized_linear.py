@@ -58,23 +58,31 @@ class QuantizedLinearPass(GraphPass):
         self, graph: ir.Graph, node: ir.Node, found: BlockedWeight, minima: ir.TensorProtocol | None
     ) -> None:
         if found.node not in self._tiles:
-            tensor, form = self._tensor(found, minima)
+            tensor, form = weight_tiles(found, minima, self._stored)
             self._tiles[found.node] = add_initializer(graph, f"{found.stem}.tiles", tensor), form
         tiles, form = self._tiles[found.node]
         lower_consumer(graph, node, tiles, {"inputs": found.inputs, "outputs": found.outputs, **form})
 
-    def _tensor(
-        self, found: BlockedWeight, minima: ir.TensorProtocol | None
-    ) -> tuple[ir.LazyTensor, dict[str, int]]:
-        """Return the tiles of a weight, and the attributes that describe them."""
-        blocks = None if self._stored is None else stored_blocks(found.values)
-        if self._stored is not None and blocks is not None and blocks.type_name in FORMS:
-            form = FORMS[blocks.type_name]
-            tensor = stored_tiles(blocks, found.inputs, found.outputs, self._stored)
-            return tensor, form_attributes(form.bits, form.block, form.group, form.offsets)
-        size = 0 if minima is not None else group_size(found)
-        offsets = offsets_of(found, minima)
-        return packed_tiles(found, minima, size), form_attributes(found.bits, found.block_size, size, offsets)
+
+def weight_tiles(
+    found: BlockedWeight, minima: ir.TensorProtocol | None, stored: TilePacker | None, *, grouped: bool = True
+) -> tuple[ir.LazyTensor, dict[str, int]]:
+    """Return the tiles of a weight, and the attributes that describe them.
+
+    Args:
+        found: the weight.
+        minima: its minima, if it has any.
+        stored: writes weights of GGUF files as tiles of the same size; None takes their levels and scales.
+        grouped: store scales in groups if they allow it.
+    """
+    blocks = None if stored is None else stored_blocks(found.values)
+    if stored is not None and blocks is not None and blocks.type_name in FORMS:
+        form = FORMS[blocks.type_name]
+        tensor = stored_tiles(blocks, found.inputs, found.outputs, stored)
+        return tensor, form_attributes(form.bits, form.block, form.group, form.offsets)
+    size = group_size(found) if grouped and minima is None else 0
+    offsets = offsets_of(found, minima)
+    return packed_tiles(found, minima, size), form_attributes(found.bits, found.block_size, size, offsets)
 
 
 def lower_consumer(graph: ir.Graph, node: ir.Node, tiles: ir.Value, attributes: Mapping[str, int]) -> None:

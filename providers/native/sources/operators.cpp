@@ -7,6 +7,7 @@
 // SiluAndMul        see gate_operator.cpp
 // Chain             see chain_operator.cpp
 // DeltaRule, ShortConvolution  see recurrent_operator.cpp
+// AllReduce, AllGather  see ranks_operator.cpp
 //
 // Attributes of the first two, integers: layout, inputs, outputs, bits, block_size, group_size, offsets (see layout.h).
 #include <cstdio>
@@ -134,8 +135,9 @@ OrtCustomOp rows_operator() {
 // The domain lives as long as the process: sessions keep pointers to it.
 struct Domain {
   OrtCustomOpDomain* domain = nullptr;
-  OrtCustomOp operators[8] = {linear_operator(), rows_operator(), attention_operator(), experts_operator(),
-                              gate_operator(), chain_operator(), delta_operator(), convolution_operator()};
+  OrtCustomOp operators[10] = {linear_operator(), rows_operator(), attention_operator(), experts_operator(),
+                              gate_operator(), chain_operator(), delta_operator(), convolution_operator(),
+                               sum_operator(), join_operator()};
 };
 
 OrtStatus* add_domain(OrtSessionOptions* options, const OrtApi* api) {

@@ -119,5 +119,7 @@ OrtCustomOp convolution_operator();
 OrtCustomOp delta_operator();
 OrtCustomOp experts_operator();
 OrtCustomOp gate_operator();
+OrtCustomOp join_operator();
+OrtCustomOp sum_operator();
 
 }  // namespace carryall

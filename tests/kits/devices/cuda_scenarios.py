@@ -291,6 +291,28 @@ def callers_by_turns(folder: Path) -> list[Any]:
     return [texts, captures]
 
 
+def ahead(folder: Path) -> list[str]:
+    """Run one request on a paged runner; return the replays, copies and waits of its last steps."""
+    model, config = lowered(folder, "qwen3", "float", kv_memory="paged")
+    runner = CudaProvider().runner(model, config)
+    inner = threaded(runner)
+    inner.info = dataclasses.replace(inner.info, num_tokens=None)  # the stub's kernels draw no tokens
+    engine = Engine(runner)
+    request = make_request("r", [1, 2, 3], SamplingParams(temperature=0.0, max_tokens=30))
+    engine.add(request)
+    while len(request.output_token_ids) < 15:
+        engine.step()
+    place = os.stat(os.environ["CUDA_STUB_LOG"]).st_size
+    while len(request.output_token_ids) < 25:
+        engine.step()
+    with open(os.environ["CUDA_STUB_LOG"]) as log:
+        log.seek(place)
+        found = [" ".join(line.split()[:2]) for line in log]
+    run_engine(engine, [])
+    engine.close()
+    return found
+
+
 def few_forms(folder: Path) -> list[int]:
     """Let a paged runner run more forms than it may capture; return captures, those freed, freed after it."""
     cuda._MOST_FORMS = 4

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -65,6 +65,21 @@ def threaded(runner: Runner) -> Any:
     return runner._runner if isinstance(runner, ThreadRunner) else runner
 
 
+class HostStream:
+    """A stream of the CPU, whose work is done when it is given."""
+
+    handle = 0
+
+    def host(self, size: int) -> npt.NDArray[np.uint8]:
+        return np.zeros(size, np.uint8)
+
+    def copy(self, target: int, source: int, size: int) -> None:
+        ctypes.memmove(target, source, size)
+
+    def mark(self) -> Callable[[], None]:
+        return lambda: None
+
+
 class _OnCpu:
     """Replace the parts of a provider that need a device."""
 
@@ -82,8 +97,8 @@ class _OnCpu:
         value.update_inplace(np.zeros(size, np.uint8))
         return value
 
-    def read(self, index: int, address: int, array: npt.NDArray[Any]) -> None:
-        ctypes.memmove(array.ctypes.data, address, array.nbytes)
+    def stream(self, index: int) -> HostStream:
+        return HostStream()
 
     def provider_options(self, options: Mapping[str, Any], *, generating: bool) -> dict[str, str]:
         return {}

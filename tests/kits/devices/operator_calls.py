@@ -13,6 +13,7 @@ from operator_host import Call
 from paged_attention_reference import BFLOAT16, FLOAT32, INT8, INT8_TOLERANCE, Case, attention, random_case
 from quantized_experts_reference import Experts, quantized_experts, random_experts
 from quantized_linear_reference import Weight, grouped_weight, quantized_linear, random_weight
+from stored_weight import StoredWeight
 
 from carryall.graph_opt.lower.chain.program import (
     ABSENT,
@@ -45,7 +46,7 @@ class Known:
             np.testing.assert_allclose(one, expected, rtol=self.tolerance, atol=absolute)
 
 
-def linear_attributes(weight: Weight | HalfWeight) -> dict[str, int | float]:
+def linear_attributes(weight: Weight | HalfWeight | StoredWeight) -> dict[str, int | float]:
     """Return the attributes of a product with a weight."""
     sizes = {"inputs": weight.inputs, "outputs": weight.outputs, "bits": weight.bits}
     blocks = {"block_size": weight.block, "group_size": weight.group_size, "offsets": weight.offsets}
@@ -131,10 +132,11 @@ def random_attention(rng: np.random.Generator, **options: Any) -> Known:
 
 def experts_attributes(mixture: Experts) -> dict[str, int | float]:
     """Return the attributes of a mixture of experts."""
-    facts = linear_attributes(mixture.gate[0])
+    facts, out = linear_attributes(mixture.gate[0]), linear_attributes(mixture.down[0])
     hidden, width = int(facts.pop("inputs")), int(facts.pop("outputs"))
     return {
         **facts,
+        **{f"out_{name}": out[name] for name in ("bits", "block_size", "group_size", "offsets")},
         "num_experts": len(mixture.gate),
         "per_token": mixture.per_token,
         "normalize": int(mixture.normalize),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import numpy.typing as npt
 import pytest
 from device_stand_ins import PagedCudaOnCpu, threaded
 from engine_kit import make_request, run
+from late_device import LateCudaOnCpu
 from tiny_models import write_tiny
 
 from carryall.errors import ProviderRuntimeError
@@ -19,8 +21,11 @@ from carryall.graph_opt.graph.saving import save_model
 from carryall.graph_opt.pipeline import pipeline
 from carryall.providers.base import BestLogits, Row, RunnerConfig
 from carryall.providers.ort import paged
+from carryall.providers.runners.paged_runner import PagedRunner
 from carryall.providers.targets import cuda
-from carryall.runtime.engine.engine import Engine
+from carryall.runtime.engine import step
+from carryall.runtime.engine.engine import Engine, EngineConfig
+from carryall.runtime.types.sampling_params import SamplingParams
 
 CONTEXT, SLOTS, VOCAB, BEST = 200, 6, 260, 64
 Tokens = npt.NDArray[np.int64]
@@ -69,8 +74,8 @@ def test_random_steps_have_the_logits_of_runs_of_their_size(opened: Callable[...
     texts = [rng.integers(0, VOCAB, CONTEXT) for _ in range(SLOTS)]
     lengths = [0] * SLOTS
     used = set()
-    for step in range(40):
-        if step % 7 == 3:
+    for turn in range(40):
+        if turn % 7 == 3:
             source, target = rng.permutation(SLOTS)[:2].tolist()
             kept = int(rng.integers(0, lengths[source] + 1))
             for runner in (padded, exact):
@@ -175,7 +180,7 @@ def test_padded_runs_with_other_logits_are_not_captured(
 @pytest.mark.parametrize("moment", [0, 1, 4])
 def test_a_failed_run_fails_no_request(opened: Callable[..., Any], moment: int) -> None:
     requests = [make_request(f"r{i}", list(range(1, 9 + i))) for i in range(3)]
-    engine = Engine(opened())
+    engine = Engine(opened(), EngineConfig(prefix_cache=False, max_step_slowdown=float("inf")))
     expected = run(engine, requests)
     session, runs = session_of(engine._runner), iter(range(10**6))
     real = session._session
@@ -191,8 +196,113 @@ def test_a_failed_run_fails_no_request(opened: Callable[..., Any], moment: int) 
 
     session._session = Faulty()
     again = [make_request(f"again {i}", list(range(1, 9 + i))) for i in range(3)]
-    assert run(engine, again) == expected
+    found = run(engine, again)
+    assert [str(request.error) for request in again] == ["None"] * 3
+    assert found == expected
     assert next(runs) > moment
+
+
+WAYS: list[dict[str, Any]] = [
+    {"temperature": 0.0},
+    {"temperature": 0.8, "top_p": 0.9},
+    {"temperature": 1.2, "top_k": 30, "min_p": 0.01},
+    {"temperature": 0.7, "top_p": 0.5, "logprobs": 3},
+    {"temperature": 0.9},  # the host alone can draw it
+    {"temperature": 0.0, "repetition_penalty": 1.3},
+    {"temperature": 0.6, "top_k": 5, "max_tokens": 1},
+]
+
+
+def results(runner: Any, *, steps_ahead: int = 1) -> list[Any]:
+    """Run greedy and seeded requests of many lengths; return what became of them."""
+    assert runner.info.steps_ahead == 1
+    runner.info = dataclasses.replace(runner.info, steps_ahead=steps_ahead)
+    engine, rng = Engine(runner), np.random.default_rng(7)
+    requests = [
+        make_request(
+            f"r{i}",
+            rng.integers(0, VOCAB, int(rng.integers(1, 90))).tolist(),
+            SamplingParams(**{"seed": i, "max_tokens": 5 + i % 17, **WAYS[i % len(WAYS)]}),
+            end_token_ids=[3, 5, 8],
+        )
+        for i in range(25)
+    ]
+    tokens = run(engine, requests)
+    return [tokens, [(request.finish_reason, str(request.error)) for request in requests]]
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Return, for each row of a token that the device drew, whether the host drew another."""
+    found: list[bool] = []
+    outdated = step._outdated
+
+    def compared(plan: Any, *, ran: bool) -> set[int]:
+        wrong = outdated(plan, ran=ran)
+        ended = outdated(plan, ran=False)
+        found.extend(
+            i in wrong for i, row in enumerate(plan.rows) if row.source is not None and i not in ended
+        )
+        return wrong
+
+    monkeypatch.setattr(step, "_outdated", compared)
+    return found
+
+
+def test_a_step_in_flight_gives_the_tokens_of_one_step_at_a_time(
+    opened: Callable[..., Any], drawn: list[bool], caplog: pytest.LogCaptureFixture
+) -> None:
+    alone = results(opened(), steps_ahead=0)
+    assert results(opened(cuda_graphs=False), steps_ahead=0) == alone
+    assert not drawn
+    assert results(opened()) == alone
+    assert len(drawn) > 30
+    assert not any(drawn)
+    assert "failed" not in caplog.text
+
+
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.long)])
+def test_a_device_that_is_late_gives_the_same_tokens(
+    model: Path, opened: Callable[..., Any], drawn: list[bool], seed: int
+) -> None:
+    """Its copies read and write when it comes to them, not when they are asked for."""
+    provider = LateCudaOnCpu(seed, seconds=0.001)
+    config = RunnerConfig(max_slots=SLOTS, context_length=CONTEXT, num_threads=1)
+    late = provider.runner(model, config)
+    assert results(late) == results(opened(), steps_ahead=0)
+    assert provider.streams[0].most > 5  # work of two steps
+    assert len(drawn) > 30
+    assert not any(drawn)
+    late.close()
+    provider.streams[0].end()
+
+
+@pytest.mark.parametrize("moment", [1, 4, 9])
+def test_a_run_that_fails_late_fails_no_request(
+    model: Path,
+    opened: Callable[..., Any],
+    moment: int,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The step after it fails too; their rows run one by one. The fault of a single row would be final."""
+    provider, ahead = LateCudaOnCpu(moment, seconds=0.0005), iter(range(1, 10**6))
+    config = RunnerConfig(max_slots=SLOTS, context_length=CONTEXT, num_threads=1)
+    late = provider.runner(model, config)
+    submit = PagedRunner.submit
+
+    def faulty(self: Any, rows: Any) -> Any:
+        session = provider.sessions[0]
+        if len(rows) > 2 and self._flying and self is threaded(late) and next(ahead) == moment:
+            number = session.runs
+            session.faulty = lambda count: count == number
+        return submit(self, rows)
+
+    monkeypatch.setattr(PagedRunner, "submit", faulty)
+    assert results(late) == results(opened(), steps_ahead=0)
+    assert "launch failure" in caplog.text
+    late.close()
+    provider.streams[0].end()
 
 
 def test_too_little_memory_is_an_error(opened: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:

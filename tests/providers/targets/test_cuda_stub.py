@@ -68,6 +68,19 @@ def test_callers_of_several_threads_capture_each_run_once() -> None:
     assert outcome.illegal() == []
 
 
+def test_a_step_is_given_to_the_device_before_the_one_before_it_is_waited_for() -> None:
+    """Nothing but the event of a step is waited for: the run, and copies from and to the host, are not."""
+    outcome = cuda_stub.run("ahead")
+    calls: list[str] = outcome.result
+    assert calls.count("replay 0") == 10
+    assert calls.count("wait event") == 10
+    assert "wait stream" not in calls
+    assert calls[: calls.index("wait event")].count("replay 0") == 1  # and one is in flight
+    step = ["copy upload", "replay 0", "copy download", "copy download", "copy on-device", "wait event"]
+    assert calls == step * 10
+    assert outcome.illegal() == []
+
+
 def test_paged_runs_beyond_the_most_forms_are_not_captured() -> None:
     """onnxruntime 1.31 frees nothing that it captured before the session ends."""
     outcome = cuda_stub.run("few_forms")

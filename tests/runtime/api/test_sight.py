@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import io
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from safetensors.numpy import load_file
 from tiny_models import write_tiny
 from tiny_vlms import IMAGE, IMAGE_ID, SPECIAL, write_vlm
 from vision_golden import NEW_TOKENS, golden_path, picture
@@ -20,6 +22,8 @@ from vision_golden import NEW_TOKENS, golden_path, picture
 import carryall
 from carryall import LLM, SamplingParams
 from carryall.errors import ChatTemplateError, PromptTooLongError, RequestError
+from carryall.runtime.api.embedding import encoded_tokens
+from carryall.runtime.api.prompts import PooledPrompt
 from carryall.runtime.engine.requests.prompt_images import PromptImages
 from carryall.runtime.tasks.export import export
 
@@ -267,6 +271,53 @@ def test_an_address_that_holds_the_picture_is_one_and_others_are_refused(llm: LL
     for address in ("https://a.b/c.png", "file:///etc/passwd"):
         with pytest.raises(RequestError, match="not fetched from addresses"):
             llm.render_chat(asked(address))
+
+
+@pytest.mark.parametrize("pooling", ["last", "mean"])
+def test_an_embedding_sees_the_picture(llm: LLM, package: Path, pooling: Any) -> None:
+    prompt, other = llm.render_chat(asked(picture())), llm.render_chat(asked(picture(shift=64)))
+    prompts: list[Any] = [prompt, other, prompt.token_ids]
+    vectors = llm.embed(prompts, pooling=pooling)
+    assert min(np.abs(vectors[0] - vectors[1]).max(), np.abs(vectors[0] - vectors[2]).max()) > 1e-3
+    again = asyncio.run(embedded(package, prompt, pooling))
+    np.testing.assert_allclose(again, vectors[:1], rtol=0, atol=1e-5)
+    if pooling == "last":
+        head = load_file(package.parent / "checkpoint" / "model.safetensors")["lm_head.weight"]
+        states = llm.embed(prompt, normalize=False)[0]
+        np.testing.assert_allclose(head @ states, GOLDEN["logits"], rtol=0, atol=1e-4)
+
+
+async def embedded(package: Path, prompt: Any, pooling: Any) -> Any:
+    model = carryall.AsyncLLM(package, max_slots=2, kv_cache_dtype="float32", provider="cpu")
+    try:
+        return await model.embed(prompt, pooling=pooling)
+    finally:
+        model.shutdown()
+
+
+def test_an_encoder_beside_the_engine_refuses_pictures(llm: LLM) -> None:
+    plain = PooledPrompt([1, 2], "last")
+    seeing = PooledPrompt([1, 2], "last", llm.render_chat(asked(picture())).images)
+    assert encoded_tokens([plain]) == [[1, 2]]
+    with pytest.raises(RequestError, match="embeddings of pictures"):
+        encoded_tokens([plain, seeing])
+
+
+def test_beams_see_the_picture(llm: LLM) -> None:
+    prompt = llm.render_chat(asked(picture()))
+    (output,) = llm.beam_search(prompt, carryall.BeamSearchOptions(num_beams=1, max_tokens=NEW_TOKENS))
+    assert output.outputs[0].token_ids == GOLDEN["tokens"].tolist()[: len(output.outputs[0].token_ids)]
+    assert len(output.outputs[0].token_ids) > 3
+
+
+def test_scores_of_answers_see_the_picture(llm: LLM) -> None:
+    answers = ["a", "b"]
+    scores = [llm.score_chat(asked(picture(shift=shift)), answers) for shift in (0, 64)]
+    logits = GOLDEN["logits"].astype(np.float64)
+    chances = logits - np.log(np.exp(logits - logits.max()).sum()) - logits.max()
+    for score, other in zip(*scores, strict=True):
+        assert abs(score.logprob - other.logprob) > 1e-3
+        assert score.logprob == pytest.approx(chances[score.token_ids[0]], abs=1e-4)
 
 
 def test_a_closed_image_is_told(llm: LLM) -> None:

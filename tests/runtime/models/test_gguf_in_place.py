@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from click.testing import CliRunner
 from tiny_gguf import write_gguf
@@ -55,7 +56,7 @@ def assert_near(found: np.ndarray, expected: np.ndarray) -> None:
     assert np.corrcoef(found, expected)[0, 1] > 0.95
 
 
-@pytest.mark.parametrize("kind", [*FORMS, "F16", "IQ4_NL"])
+@pytest.mark.parametrize("kind", [*FORMS, "F16", "IQ3_XXS"])
 def test_a_file_runs_in_place_with_the_results_of_its_package(tmp_path: Path, cache: Path, kind: str) -> None:
     path = tmp_path / "m.gguf"
     write_gguf("llama", path, types=kind, **WIDE)
@@ -105,6 +106,21 @@ def test_a_mixed_file_merges_only_products_of_one_type(tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     write_gguf("llama", path, types={"attn_v": "Q6_K", "ffn_down": "Q6_K", "": "Q4_K"}, **WIDE)
     assert_near(logprobs(path), logprobs(export_package(path, tmp_path / "package").path))
+
+
+@pytest.mark.parametrize("kinds", [("Q4_K", "Q6_K"), ("MXFP4", "MXFP4"), ("IQ4_XS", "Q5_1")])
+def test_experts_keep_the_bytes_of_the_file(tmp_path: Path, cache: Path, kinds: tuple[str, str]) -> None:
+    path = tmp_path / "m.gguf"
+    types = {"ffn_down_exps": kinds[1], "": kinds[0]}
+    write_gguf("qwen3_moe", path, types=types, moe_intermediate_size=256, mlp_only_layers=[], **WIDE)
+    here = logprobs(path)
+    (graph,) = (cache / "lowered").glob("*/model.onnx")
+    assert "QuantizedExperts" in {
+        node.op_type for node in onnx.load(graph, load_external_data=False).graph.node
+    }
+    tiles = graph.with_name("model.onnx.data").stat().st_size
+    assert tiles <= 1.1 * path.stat().st_size + (1 << 16)  # tables and alignment
+    assert_near(here, logprobs(export_package(path, tmp_path / "package").path))
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "phi3", "gemma2", "gemma3_text", "smollm3"])

@@ -89,8 +89,7 @@ def lonely(tmp_path: Path) -> Any:
 
 def test_a_process_that_dies_is_an_error_of_the_run(lonely: ProcessRunner) -> None:
     lonely.forward([Row(0, np.array([1, 2]), 0)])
-    os.kill(lonely._child.pid, signal.SIGKILL)
-    lonely._child.wait()
+    os.kill(lonely.pid, signal.SIGKILL)
     with pytest.raises(ProviderRuntimeError, match="exit code -9"):
         lonely.forward([Row(0, np.array([1]), 2)])
 

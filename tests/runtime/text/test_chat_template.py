@@ -276,19 +276,33 @@ def test_tools_calls_and_results_reach_a_template_that_writes_lists_of_parts_onl
         "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}",
         "{% for m in messages %}{{ '[' + m.role + ']' + m.content }}{% endfor %}",
         "{% for m in messages %}[{{ m.role }}]{{ m.content | tojson }}{% endfor %}",
+        "{{ bos_token + '' }}{% for m in messages %}{{ '[' + m.role + ']' + m.content }}{% endfor %}",
     ],
 )
 def test_lists_of_texts_are_one_text_for_a_template_of_texts(source: str) -> None:
     parts = [{"type": "text", "text": "a "}, {"type": "text", "text": "b"}]
-    text = ChatTemplate({"default": source}, {}).render([{"role": "user", "content": parts}])
+    template = ChatTemplate({"default": source}, {"bos_token": ""})
+    text = template.render([{"role": "user", "content": parts}])
     assert text.replace('"', "") == "[user]a b"
 
 
-def test_a_template_that_writes_texts_and_lists_gets_what_was_given() -> None:
+def test_lists_of_texts_are_one_text_for_a_template_of_tools() -> None:
+    source = "{{ tools[0].function.name }}{% for m in messages %}{{ ' ' + m.content }}{% endfor %}"
+    talk = [{"role": "user", "content": [{"type": "text", "text": "a"}]}]
+    tools = [{"type": "function", "function": {"name": "now"}}]
+    assert ChatTemplate({"default": source}, {}).render(talk, tools=tools) == "now a"
+
+
+def test_a_template_that_writes_texts_and_lists_gets_those_of_users() -> None:
     source = (
         "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}"
         "{% for part in m.content %}<{{ part.text }}>{% endfor %}{% endif %}{% endfor %}"
     )
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    talk: list[dict[str, Any]] = [{"role": "user", "content": parts}, {"role": "user", "content": "c"}]
-    assert ChatTemplate({"default": source}, {}).render(talk) == "<a><b>c"
+    talk: list[dict[str, Any]] = [
+        {"role": "system", "content": parts},
+        {"role": "user", "content": parts},
+        {"role": "user", "content": "c"},
+        {"role": "assistant", "content": [*parts, {"type": "thinking", "thinking": "d"}]},
+    ]
+    assert ChatTemplate({"default": source}, {}).render(talk) == "ab<a><b>c<a><b><>"

@@ -15,6 +15,7 @@ from graph_asserts import apply, graph
 from carryall.errors import GraphError
 from carryall.graph_opt.graph.lazy import HALF, concat_last, half_type, lazy, reshape, transpose
 from carryall.graph_opt.lower.products.half_products import HalfProductsPass, half_tiles
+from carryall.graph_opt.shard.weights import take
 
 K, N = 48, 22
 RNG = np.random.default_rng(0)
@@ -114,6 +115,7 @@ def test_the_mark_goes_through_what_only_moves_values(tmp_path: Path) -> None:
     first.meta[HALF] = second.meta[HALF] = kind
     assert half_type(transpose(first)) == half_type(reshape(first, (N, K))) == kind
     assert half_type(concat_last([first, second])) == kind
+    assert half_type(take(first, np.array([3, 1, 7]), -1)) == kind
     second.meta[HALF] = ir.DataType.BFLOAT16
     assert half_type(concat_last([first, second])) is None
     assert half_type(lazy(lambda: FLOATS, ir.DataType.FLOAT, (K, N))) is None

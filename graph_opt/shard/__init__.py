@@ -1,0 +1,1 @@
+"""Cut a decoder's graph by weights into one graph for each process."""

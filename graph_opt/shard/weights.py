@@ -1,0 +1,169 @@
+"""Cut weights: lazily, and quantized ones with their scales."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import onnx_ir as ir
+
+from ...errors import GraphError
+from ..graph.edit import add_initializer, insert, int_attribute, weight
+from ..graph.lazy import lazy, pack_nibbles, packed_bytes, shape_of, unpack_nibbles, with_half_type
+from .cuts import Cut, Indices
+
+_LEAST_BLOCK = 16  # weights of one scale: the kernels have no smaller blocks
+_OF_EACH = frozenset({"Cast", "Identity"})
+
+
+def take(tensor: ir.TensorProtocol, indices: Indices, axis: int) -> ir.TensorProtocol:
+    """Return a lazy tensor of some elements of an axis.
+
+    Args:
+        tensor: any tensor; it is read whenever the result is, and not kept.
+        indices: elements of the axis, in the order of the result.
+        axis: counted from the end.
+    """
+    shape = list(shape_of(tensor))
+    shape[axis] = len(indices)
+    if tensor.dtype.bitwidth == 4:
+
+        def nibbles() -> np.ndarray:
+            whole = unpack_nibbles(packed_bytes(tensor), shape_of(tensor))
+            return pack_nibbles(np.take(whole, indices, axis).reshape(-1))
+
+        return lazy(nibbles, tensor.dtype, shape)
+    part = lazy(lambda: np.take(tensor.numpy(), indices, axis), tensor.dtype, shape)
+    return with_half_type(part, tensor)
+
+
+class WeightCuts:
+    """Weights of a graph, and parts of them for one rank.
+
+    Args:
+        graph: initializers are added to it.
+        rank: the rank whose parts are made.
+    """
+
+    def __init__(self, graph: ir.Graph, rank: int) -> None:
+        self._graph = graph
+        self._rank = rank
+        self._known: dict[ir.Value, tuple[int, ...] | None] = {}
+        self._made: dict[tuple[ir.Value, Cut], ir.Value] = {}
+
+    def shape(self, value: ir.Value | None) -> tuple[int, ...] | None:
+        """Return the shape of a weight, also of one that is dequantized; None if ``value`` is none."""
+        if value is None:
+            return None
+        if value not in self._known:
+            self._known[value] = self._shape(value)
+        return self._known[value]
+
+    def block(self, value: ir.Value, axis: int) -> int:
+        """Return how many elements of an axis, counted from the end, have one scale; 1 if each its own."""
+        node = value.producer()
+        while node is not None and node.op_type in _OF_EACH and node.inputs[0] is not None:
+            node = node.inputs[0].producer()
+        shape = self.shape(value)
+        if node is None or node.op_type != "DequantizeLinear" or shape is None:
+            return 1
+        same = int_attribute(node, "axis", 1) % len(shape) == axis % len(shape)
+        return (int_attribute(node, "block_size", 0) or 1) if same else 1
+
+    def quantum(self, value: ir.Value, axis: int, count: int) -> int:
+        """Return how many elements of an axis should stay together, so that each rank has some.
+
+        That is a block, or a part of one of at least 16, whose scale is repeated: weights stay as they are.
+        """
+        shape = self.shape(value)
+        block = size = 1
+        if shape is not None:
+            block, size = self.block(value, axis), shape[axis]
+        while block % 2 == 0 and block // 2 >= _LEAST_BLOCK and -(-size // block) < count:
+            block //= 2
+        return block
+
+    def fits(self, value: ir.Value, cut: Cut) -> bool:
+        """Return whether a weight can be cut so; a quantized one only at blocks of 16 or more."""
+        block = self.block(value, cut.axis)
+        return block == 1 or _common_block(cut, block) is not None
+
+    def part(self, value: ir.Value, cut: Cut, before: ir.Node) -> ir.Value:
+        """Return this rank's part of a weight.
+
+        Args:
+            value: the weight, an initializer or computed from initializers.
+            cut: of one of its axes.
+            before: the node that will read it.
+        """
+        known = (value, cut)
+        if known not in self._made:
+            self._made[known] = self._part(value, cut, before)
+        return self._made[known]
+
+    def _shape(self, value: ir.Value) -> tuple[int, ...] | None:
+        tensor = weight(value)
+        if tensor is not None:
+            return shape_of(tensor)
+        node = value.producer()
+        if node is not None and node.op_type in (*_OF_EACH, "DequantizeLinear"):
+            shapes = [self.shape(operand) for operand in node.inputs if operand is not None]
+            return shapes[0] if None not in shapes else None
+        return None
+
+    def _part(self, value: ir.Value, cut: Cut, before: ir.Node) -> ir.Value:
+        tensor = weight(value)
+        if tensor is not None:
+            return add_initializer(
+                self._graph, f"{value.name}.part", take(tensor, cut.indices(self._rank), cut.axis)
+            )
+        node = value.producer()
+        if node is None:
+            raise GraphError(f"the weight {value.name} cannot be cut: it is computed from no weight")
+        attributes = dict(node.attributes.items())
+        inputs = [self.part(value, cut, before) if value is not None else None for value in node.inputs[:1]]
+        if node.op_type == "DequantizeLinear":
+            others, block = self._scales(node, cut, before)
+            inputs += others
+            if block:
+                attributes["block_size"] = ir.AttrInt64("block_size", block)
+        made = insert(before, node.op_type, inputs, domain=node.domain)
+        made.attributes.update(attributes)
+        made.name = f"{node.name}.part"
+        result = made.outputs[0]
+        result.name, result.type = f"{value.name}.part", value.type
+        if inputs[0] is not None:
+            result.shape = inputs[0].shape
+        return result
+
+    def _scales(self, node: ir.Node, cut: Cut, before: ir.Node) -> tuple[list[ir.Value | None], int]:
+        """Return the parts of scale and zero point, and the size of their blocks; 0 without blocks."""
+        shape, block = self.shape(node.inputs[0]) or (), int_attribute(node, "block_size", 0)
+        axis = int_attribute(node, "axis", 1) % max(len(shape), 1) - len(shape)
+        on_axis = axis == cut.axis
+        own: Cut | None = cut
+        if block and on_axis:
+            finer = _common_block(cut, block)
+            if finer is None:
+                raise GraphError(
+                    f"{node.op_type} {node.name} has blocks of {block} weights, which {len(cut.parts)} ranks "
+                    "would cut into parts of fewer than 16; use fewer ranks, or smaller blocks"
+                )
+            own = cut.mapped(lambda part: part[::finer] // block, axis, -(-cut.size // block))
+            block = finer
+        parts: list[ir.Value | None] = []
+        for value in node.inputs[1:]:
+            sizes = self.shape(value) or ()
+            if value is None or not sizes or (len(sizes) == 1 and not on_axis):
+                parts.append(value)
+            elif own is not None:
+                parts.append(self.part(value, own.moved(-1) if len(sizes) == 1 else own, before))
+        return parts, block
+
+
+def _common_block(cut: Cut, block: int) -> int | None:
+    """Return the largest part of a block, of 16 or more, that no cut divides; None if there is none."""
+    bounds = [bound for runs in cut.parts for run in runs for bound in run if bound != cut.size]
+    ends = [sum(stop - start for start, stop in runs[:-1]) for runs in cut.parts]
+    common = math.gcd(block, *bounds, *ends)
+    return common if common == block or common >= _LEAST_BLOCK else None

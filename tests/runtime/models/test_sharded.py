@@ -1,0 +1,88 @@
+"""Models over several processes give the tokens of the whole model, and serve on when one of them ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from typing import Any
+
+import pytest
+
+from carryall import LLM, SamplingParams
+from carryall.errors import ProviderRuntimeError, UsageError
+from carryall.providers.native.library import find_library
+from carryall.providers.runners.sharded_runner import ShardedRunner
+from carryall.runtime.models.loading import load_model
+
+pytestmark = [
+    pytest.mark.skipif(find_library() is None, reason="the CPU kernels are not built"),
+    pytest.mark.skipif(sys.platform == "win32", reason="ranks need POSIX"),
+]
+
+PROMPTS = ["def add(a, b):", "class Point:\n    def __init__(self", "import os"]
+GREEDY = SamplingParams(temperature=0.0, max_tokens=16)
+
+
+def tokens(llm: LLM) -> list[list[int]]:
+    return [output.outputs[0].token_ids for output in llm.generate(PROMPTS, GREEDY)]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("quantize", [None, "int4"])
+def test_ranks_give_the_tokens_of_the_whole_model(quantize: str | None) -> None:
+    options: dict[str, Any] = {"max_slots": 4, "quantize": quantize, "num_threads": 1}
+    with LLM("draft", **options) as whole:
+        expected = tokens(whole)
+    with LLM("draft", tensor_parallel=2, speculative="prompt-lookup", **options) as llm:
+        assert [tokens(llm) for _ in range(2)] == [expected] * 2  # the second time from the prefix cache
+
+
+@pytest.mark.long
+def test_requests_fail_with_a_rank_and_the_next_are_answered() -> None:
+    loaded = load_model("draft", tensor_parallel=2, max_slots=4, num_threads=1)
+    runner = loaded.runner
+    assert isinstance(runner, ShardedRunner)
+    with LLM(loaded) as llm:
+        expected = tokens(llm)
+        second = runner._ranks[1].pid
+        os.kill(second, signal.SIGSTOP)
+        threading.Timer(0.5, os.kill, (second, signal.SIGKILL)).start()
+        (output,) = llm.generate(["while True:"], GREEDY)
+        assert output.outputs[0].finish_reason == "error"
+        with pytest.raises(ProviderRuntimeError, match="rank 1 of 2"):
+            output.check()
+        assert tokens(llm) == expected  # prefixes in the slots were lost
+        os.kill(runner._ranks[0].pid, signal.SIGKILL)
+        assert tokens(llm) == expected  # it ended between steps
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"provider": "cpu:0-0,cpu:1-2"}, "needs a provider that adds up over processes"),
+        ({"provider": "auto"}, "needs a provider that adds up over processes"),
+        ({"provider": "null"}, "needs a provider that adds up over processes"),
+        ({"max_loras": 1}, "cannot be combined with LoRA adapters"),
+        ({"provider_options": {"kernels": "onnxruntime"}}, "needs carryall's CPU kernels"),
+        ({"tensor_parallel": 0}, "tensor_parallel"),
+        (
+            {"tensor_parallel": 7},
+            "cannot be cut over 7 processes: Attention .* which 7 ranks cannot share equally",
+        ),
+    ],
+)
+def test_what_cannot_be_cut_is_refused(options: dict[str, Any], error: str) -> None:
+    with pytest.raises(UsageError, match=error):
+        load_model("draft", **{"tensor_parallel": 2, "max_slots": 2, **options})
+
+
+def test_a_model_over_processes_computes_no_embeddings() -> None:
+    loaded = load_model("draft", tensor_parallel=2, max_slots=2, num_threads=1)
+    assert loaded.open_encoder is not None
+    try:
+        with pytest.raises(UsageError, match="cannot compute embeddings"):
+            loaded.open_encoder()
+    finally:
+        loaded.runner.close()
