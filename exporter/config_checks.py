@@ -23,7 +23,18 @@ _LONGEST_ROPE_FACTOR = 1e6
 # the type "default" and fail for other types, so that a file with one has no right result.
 _PARTIAL_ROPES = frozenset(
     {
-        *("glm4", "glm4_moe", "gpt_neox", "mellum", "phi", "phi3", "qwen3_next", "stablelm"),
+        *(
+            "glm4",
+            "glm4_moe",
+            "glm_ocr",
+            "glm_ocr_text",
+            "gpt_neox",
+            "mellum",
+            "phi",
+            "phi3",
+            "qwen3_next",
+            "stablelm",
+        ),
         *("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"),
     }
 )

@@ -26,17 +26,17 @@ def config(raw: RawConfig) -> DecoderConfig:
     return decoder_config(raw, ropes=[rope] * integer(raw, "num_hidden_layers"))
 
 
-def build(net: Decoder) -> ir.Value:
+def build(net: Decoder, prefix: str = "model") -> ir.Value:
     """Write the decoder and return its logits."""
-    x = layers.embedding(net, "model.embed_tokens")
+    x = layers.embedding(net, f"{prefix}.embed_tokens")
     for layer in range(net.config.num_layers):
-        with net.scope(f"model.layers.{layer}"):
+        with net.scope(f"{prefix}.layers.{layer}"):
             y = attention(net, layer, layers.rms_norm(net, "input_layernorm", x))
             x = net.op("Add", x, layers.rms_norm(net, "post_self_attn_layernorm", y))
             y = mlp(net, layer, layers.rms_norm(net, "post_attention_layernorm", x))
             x = net.op("Add", x, layers.rms_norm(net, "post_mlp_layernorm", y))
-    x = layers.rms_norm(net, "model.norm", x)
-    return layers.lm_head(net, x, embedding_name="model.embed_tokens")
+    x = layers.rms_norm(net, f"{prefix}.norm", x)
+    return layers.lm_head(net, x, embedding_name=f"{prefix}.embed_tokens")
 
 
 def attention(net: Decoder, layer: int, x: ir.Value) -> ir.Value:

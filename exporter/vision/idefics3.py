@@ -142,13 +142,18 @@ def _config(raw: RawConfig, vision: RawConfig) -> EncoderConfig:
     )
 
 
-def siglip_layer(net: Tower, x: ir.Value, groups: Groups) -> ir.Value:
-    """Write one layer: x += attention(norm(x)); x += mlp(norm(x)); x is [n, hidden]."""
+def siglip_layer(net: Tower, x: ir.Value, groups: Groups, *, rotates: bool = False) -> ir.Value:
+    """Write one layer: x += attention(norm(x)); x += mlp(norm(x)); x is [n, hidden].
+
+    ``rotates`` says whether queries and keys have a 2-D rope.
+    """
     c = net.config
     hidden, inner = c.hidden_size, c.intermediate_size
     normed = net.layer_norm("layer_norm1", x)
     with net.scope("self_attn"):
         q, k, v = (net.linear(name, normed, hidden, hidden) for name in ("q_proj", "k_proj", "v_proj"))
+        if rotates:
+            q, k = net.rotate(q), net.rotate(k)
         x = net.op("Add", x, net.linear("out_proj", net.attention(q, k, v, groups), hidden, hidden))
     normed = net.layer_norm("layer_norm2", x)
     with net.scope("mlp"):

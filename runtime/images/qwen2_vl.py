@@ -20,9 +20,13 @@ from .units import Floats, Ids, Prepared, UnitInputs, Values, normalized
 
 def prepare(processor: Processor, pixels: Pixels) -> Prepared:
     """Return a picture in the size that the tower sees, with its text and the places of its tokens."""
+    return prepared(processor, pixels, *resized(processor, pixels.shape[0], pixels.shape[1]))
+
+
+def prepared(processor: Processor, pixels: Pixels, height: int, width: int) -> Prepared:
+    """Return a picture in a size in whole tokens, with its text and the places of its tokens."""
     from PIL import Image
 
-    height, width = resized(processor, pixels.shape[0], pixels.shape[1])
     image = Image.fromarray(pixels).resize((width, height), Image.Resampling(processor.resample))
     token = processor.patch * processor.merge
     rows, columns = height // token, width // token
@@ -58,13 +62,13 @@ def inputs(processor: Processor, unit: Values) -> UnitInputs:
     cut = np.broadcast_to(cut, (*cut.shape[:5], processor.frames, *cut.shape[6:]))
     count = rows * columns
     row, column = (_in_order(axis, rows, columns, merge) for axis in _grid(rows, columns))
-    cos, sin = _turns(processor, row, column)
+    cos, sin = turns(processor, row, column)
     others: dict[str, npt.NDArray[Any]] = {PATCH_COS: cos, PATCH_SIN: sin}
     groups = {GROUPS: [np.arange(count)]}
     if processor.window:
         groups[WINDOWS] = _windows(processor, row, column)
     if processor.positions:
-        entries = _table(processor.positions, (row, rows), (column, columns))
+        entries = table(processor.positions, (row, rows), (column, columns))
         others[TABLE_ROWS], others[TABLE_WEIGHTS] = entries
     patches = np.ascontiguousarray(cut.reshape(count, -1), np.float32)
     return UnitInputs(patches, np.arange(count).reshape(-1, merge * merge), groups, others)
@@ -81,7 +85,7 @@ def _in_order(axis: Ids, rows: int, columns: int, merge: int) -> Ids:
     return axis.reshape(rows // merge, merge, columns // merge, merge).transpose(0, 2, 1, 3).reshape(-1)
 
 
-def _turns(processor: Processor, row: Ids, column: Ids) -> tuple[Floats, Floats]:
+def turns(processor: Processor, row: Ids, column: Ids) -> tuple[Floats, Floats]:
     """Return cosines and sines [patches, rotary / 2]: half of the frequencies turn with the row."""
     half = processor.rotary // 2
     exponents = np.arange(0, half, 2, dtype=np.float32) / np.float32(half)
@@ -98,20 +102,28 @@ def _windows(processor: Processor, row: Ids, column: Ids) -> list[Ids]:
     return [np.flatnonzero(number == window) for window in range(int(number.max()) + 1)]
 
 
-def _table(side: int, row: tuple[Ids, int], column: tuple[Ids, int]) -> tuple[Ids, Floats]:
+def table(
+    side: int, row: tuple[Ids, int], column: tuple[Ids, int], *, corners: bool = True
+) -> tuple[Ids, Floats]:
     """Return entries of a table [side, side] and weights, [patches, 4], for bilinear interpolation.
 
-    The first and the last patch of an axis are on the first and the last entry. All of it is in float32.
+    With ``corners`` the first and the last patch of an axis are on the first and the last entry, else the
+    edges of patches and entries are. All of it is in float32.
     """
-    (top, above), (left, beside) = (_taps(side, *axis) for axis in (row, column))
+    (top, above), (left, beside) = (_taps(side, *axis, corners=corners) for axis in (row, column))
     entries = top[:, :, None] * side + left[:, None, :]
     weights = above[:, :, None] * beside[:, None, :]
     return entries.reshape(-1, 4), weights.reshape(-1, 4)
 
 
-def _taps(side: int, axis: Ids, size: int) -> tuple[Ids, Floats]:
+def _taps(side: int, axis: Ids, size: int, *, corners: bool) -> tuple[Ids, Floats]:
     """Return the two entries around each place of an axis of ``size`` patches, and their weights."""
-    place = axis.astype(np.float32) * np.float32(side - 1) / np.float32(max(size - 1, 1))
+    place = axis.astype(np.float32)
+    if corners:
+        place = place * np.float32(side - 1) / np.float32(max(size - 1, 1))
+    else:
+        half = np.float32(0.5)
+        place = (place + half) * np.float32(side) / np.float32(size) - half
     floor = np.floor(place)
     offsets = np.arange(2)
     entries = np.clip(floor.astype(np.int64)[:, None] + offsets, 0, side - 1)

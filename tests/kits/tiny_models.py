@@ -116,6 +116,7 @@ CONFIGS: dict[str, Config] = {
     "internvl": {"text_config": {"model_type": "qwen2", **_QWEN2}},
     "llava_onevision": {"text_config": {"model_type": "qwen2", **_QWEN2}},
     "qwen2_vl": {**_QWEN2, "rope_parameters": {**_LLAMA["rope_parameters"], "mrope_section": [2, 1, 1]}},
+    "paddleocr_vl": {**_LLAMA, "rope_parameters": {**_LLAMA["rope_parameters"], "mrope_section": [2, 1, 1]}},
     "qwen2_5_vl": {
         "text_config": {
             **_QWEN2,
@@ -396,6 +397,7 @@ _SHAPES: dict[str, Callable[[Mapping[str, Any]], Shapes]] = {
     **dict.fromkeys(FAMILY_CONFIGS, family_shapes),
     **{model_type: shapes for model_type, (_, shapes) in {**LAYOUTS, **RELATIVES}.items()},
     "llama": _llama_shapes,
+    "paddleocr_vl": _llama_shapes,
     "mistral": _llama_shapes,
     "qwen2": _llama_shapes,
     "qwen3": _qwen3_shapes,

@@ -74,13 +74,18 @@ def _ernie(config: Mapping[str, Any]) -> Shapes:
     return decoder(config, lambda _: layer)
 
 
-def _glm4(config: Mapping[str, Any]) -> Shapes:
+def _glm4(config: Mapping[str, Any], prefix: str = "model.") -> Shapes:
     hidden, inner = config["hidden_size"], config["intermediate_size"]
-    layer = attention(config, True) | modules(
+    layer = attention(config, config.get("attention_bias", True)) | modules(
         mlp__gate_up_proj=(2 * inner, hidden), mlp__down_proj=(hidden, inner)
     )
     layer |= norms(config, "input", "post_attention", "post_self_attn", "post_mlp")
-    return decoder(config, lambda _: layer)
+    return decoder(config, lambda _: layer, prefix=prefix)
+
+
+def _glm_ocr(config: Mapping[str, Any]) -> Shapes:
+    text = {**config["text_config"], "attention_bias": False}
+    return {**_glm4(text, "model.language_model."), "model.visual.post_layernorm.weight": (8,)}
 
 
 def _exaone4(config: Mapping[str, Any]) -> Shapes:
@@ -560,16 +565,25 @@ _MAMBA: Config = {
     "mamba_proj_bias": False,
 }
 
+_GLM4: Config = {
+    **BASE,
+    "head_dim": 8,
+    "rms_norm_eps": 1e-5,
+    "rope_parameters": {**BASE["rope_parameters"], "partial_rotary_factor": 0.5},
+}
+
 LAYOUTS: dict[str, tuple[Config, Callable[[Mapping[str, Any]], Shapes]]] = {
     "ernie4_5": ({**BASE, "head_dim": 8, "rms_norm_eps": 1e-5, "use_bias": False}, _ernie),
-    "glm4": (
+    "glm4": (_GLM4, _glm4),
+    "glm_ocr": (
         {
-            **BASE,
-            "head_dim": 8,
-            "rms_norm_eps": 1e-5,
-            "rope_parameters": {**BASE["rope_parameters"], "partial_rotary_factor": 0.5},
+            "text_config": {
+                **_GLM4,
+                "model_type": "glm_ocr_text",
+                "rope_parameters": {**_GLM4["rope_parameters"], "mrope_section": [1, 1, 0]},
+            }
         },
-        _glm4,
+        _glm_ocr,
     ),
     "exaone4": ({**BASE, **_WINDOWS, "head_dim": 16, "rms_norm_eps": 1e-5}, _exaone4),
     "cohere2": (

@@ -145,19 +145,87 @@ for _kind in ("qwen3_5", "qwen3_5_moe"):
             "model_type": f"{_kind}_vision",
         },
     }
+# As published: the decoder's fields are not in a part of their own.
+CONFIGS["paddleocr_vl"] = {
+    **_TEXT,
+    **_IDS,
+    "head_dim": 16,
+    "use_bias": False,
+    "rope_theta": 10000.0,
+    "rope_scaling": {"rope_type": "default", "type": "default", "mrope_section": [2, 3, 3]},
+    "vision_config": {
+        "model_type": "paddleocr_vl",
+        "hidden_size": 24,
+        "intermediate_size": 40,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 3,
+        "image_size": 56,
+        "patch_size": 8,
+        "spatial_merge_size": 2,
+    },
+}
+CONFIGS["glm_ocr"] = {
+    **_IDS,
+    "image_start_token_id": START,
+    "image_end_token_id": END,
+    "tie_word_embeddings": False,
+    "text_config": {
+        **_TEXT,
+        "model_type": "glm_ocr_text",
+        "head_dim": 16,
+        "attention_bias": True,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 10000.0,
+            "partial_rotary_factor": 0.5,
+            "mrope_section": [1, 1, 2],
+        },
+    },
+    "vision_config": {
+        **_TOWER,
+        "model_type": "glm_ocr_vision",
+        "hidden_size": 24,
+        "intermediate_size": 40,
+        "num_heads": 3,
+        "out_hidden_size": 32,
+        "hidden_act": "silu",
+        "attention_bias": True,
+    },
+}
 # How the checkpoints name decoder and tower: published ones, and those of transformers 5.
-_PREFIXES = {"qwen2_vl": ("model.", "visual.")}
+_PREFIXES = {"qwen2_vl": ("model.", "visual."), "paddleocr_vl": ("model.", "")}
 
 
 def preprocessor(model_type: str) -> dict[str, Any]:
     """Return preprocessor_config.json."""
     common = {"image_processor_type": "Qwen2VLImageProcessor", "patch_size": 8, "merge_size": 2,
               "temporal_patch_size": 2}  # fmt: skip
+    if model_type == "paddleocr_vl":
+        name = "PaddleOCRVLImageProcessor"
+        return {**common, "temporal_patch_size": 1, "image_processor_type": name, "min_pixels": 512,
+                "max_pixels": 6000}  # fmt: skip
+    if model_type == "glm_ocr":
+        size = {"shortest_edge": 1024, "longest_edge": 12000}
+        return {**common, "size": size, "image_processor_type": "Glm46VImageProcessor"}
     if model_type == "qwen2_vl":
         return {**common, "min_pixels": 512, "max_pixels": 6000}
     size = {"shortest_edge": 512, "longest_edge": 6000}
     half = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3} if model_type.startswith("qwen3") else {}
     return {**common, **half, "size": size, "image_processor_type": "Qwen2VLImageProcessorFast"}
+
+
+def processor(model_type: str) -> dict[str, Any]:
+    """Return processor_config.json."""
+    if model_type == "paddleocr_vl":
+        return {"processor_class": "PaddleOCRVLProcessor"}
+    if model_type == "glm_ocr":
+        return {"processor_class": "Glm46VProcessor"}
+    return {"processor_class": "Qwen3VLProcessor" if "3" in model_type else "Qwen2VLProcessor"}
+
+
+def names(model_type: str) -> dict[str, str]:
+    """Return the tokens that the processor asks the tokenizer for by name."""
+    return {"image_token": IMAGE} if model_type in ("paddleocr_vl", "glm_ocr") else {}
 
 
 def shapes(config: Mapping[str, Any]) -> Shapes:
@@ -170,7 +238,10 @@ def shapes(config: Mapping[str, Any]) -> Shapes:
 
     def layer(number: int) -> Shapes:
         heads = {"self_attn.q_norm.weight": (16,), "self_attn.k_norm.weight": (16,)}
-        attending = attention(text, bias=False) | heads if third else attention(text, bias=True)
+        if kind == "glm_ocr":
+            return _glm_layer(text)
+        plain = kind == "paddleocr_vl"
+        attending = attention(text, bias=False) | heads if third else attention(text, bias=not plain)
         sparse = "num_experts" in text and number not in text["mlp_only_layers"]
         mlp = _experts(text) if sparse else gated_mlp(text)
         return {**attending, **mlp, **norms(text, "input", "post_attention")}
@@ -180,7 +251,12 @@ def shapes(config: Mapping[str, Any]) -> Shapes:
         found = {name: shape for name, shape in whole.items() if not name.startswith(("mtp", "model.visual"))}
     else:
         found = decoder(text, layer, prefix=first)
-    written = _qwen3_tower(vision) if third else _tower(kind, vision)
+    if kind == "paddleocr_vl":
+        written = _paddle_tower(vision, text)
+    elif kind == "glm_ocr":
+        written = _glm_tower(vision)
+    else:
+        written = _qwen3_tower(vision) if third else _tower(kind, vision)
     return {**found, **{f"{tower}{name}": shape for name, shape in written.items()}}
 
 
@@ -191,6 +267,64 @@ def _experts(text: Mapping[str, Any]) -> Shapes:
         "mlp.gate.weight": (count, hidden),
         "mlp.experts.gate_up_proj": (count, hidden, 2 * width),
         "mlp.experts.down_proj": (count, width, hidden),
+    }
+
+
+def _glm_layer(text: Mapping[str, Any]) -> Shapes:
+    hidden, inner = text["hidden_size"], text["intermediate_size"]
+    names = ("input", "post_attention", "post_self_attn", "post_mlp")
+    mlp = modules(mlp__gate_up_proj=(2 * inner, hidden), mlp__down_proj=(hidden, inner))
+    return {**attention(text), **mlp, **norms(text, *names)}
+
+
+def _glm_tower(vision: Mapping[str, Any]) -> Shapes:
+    size, inner, out, patch = (
+        vision[key] for key in ("hidden_size", "intermediate_size", "out_hidden_size", "patch_size")
+    )
+    head = size // vision["num_heads"]
+    found: Shapes = {
+        "patch_embed.proj.weight": (size, 3, vision["temporal_patch_size"], patch, patch),
+        "patch_embed.proj.bias": (size,),
+        "downsample.weight": (out, size, 2, 2),
+        "downsample.bias": (out,),
+        "post_layernorm.weight": (size,),
+        **modules(merger__proj=(out, out), merger__gate_proj=(3 * out, out)),
+        **modules(merger__up_proj=(3 * out, out), merger__down_proj=(out, 3 * out)),
+        **modules(True, merger__post_projection_norm=(out,)),
+    }
+    for number in range(vision["depth"]):
+        linears = modules(True, attn__qkv=(3 * size, size), attn__proj=(size, size))
+        linears |= modules(True, mlp__gate_proj=(inner, size), mlp__up_proj=(inner, size))
+        linears |= modules(True, mlp__down_proj=(size, inner))
+        layer = linears | modules(norm1=(size,), norm2=(size,), attn__q_norm=(head,), attn__k_norm=(head,))
+        found |= {f"blocks.{number}.{name}": shape for name, shape in layer.items()}
+    return found
+
+
+def _paddle_tower(vision: Mapping[str, Any], text: Mapping[str, Any]) -> Shapes:
+    size, inner, patch = vision["hidden_size"], vision["intermediate_size"], vision["patch_size"]
+    tower: Shapes = {
+        "embeddings.patch_embedding.weight": (size, 3, patch, patch),
+        "embeddings.patch_embedding.bias": (size,),
+        "embeddings.position_embedding.weight": ((vision["image_size"] // patch) ** 2, size),
+        **modules(True, post_layernorm=(size,)),
+    }
+    for number in range(vision["num_hidden_layers"]):
+        layer = modules(
+            True,
+            **{f"self_attn__{name}_proj": (size, size) for name in ("q", "k", "v", "out")},
+            layer_norm1=(size,),
+            layer_norm2=(size,),
+            mlp__fc1=(inner, size),
+            mlp__fc2=(size, inner),
+        )
+        tower |= {f"encoder.layers.{number}.{name}": shape for name, shape in layer.items()}
+    projector = modules(
+        True, pre_norm=(size,), linear_1=(4 * size, 4 * size), linear_2=(text["hidden_size"], 4 * size)
+    )
+    return {
+        **{f"visual.vision_model.{name}": shape for name, shape in tower.items()},
+        **{f"mlp_AR.{name}": shape for name, shape in projector.items()},
     }
 
 

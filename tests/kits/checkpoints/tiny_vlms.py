@@ -142,9 +142,10 @@ def family(model_type: str) -> Family:
             tiny_qwen_vls.CONFIGS[model_type],
             tiny_qwen_vls.shapes,
             tiny_qwen_vls.preprocessor(model_type),
-            {"processor_class": "Qwen3VLProcessor" if "3" in model_type else "Qwen2VLProcessor"},
+            tiny_qwen_vls.processor(model_type),
             tiny_qwen_vls.SPECIAL,
             tiny_qwen_vls.CHAT_TEMPLATE,
+            tiny_qwen_vls.names(model_type),
         )
     if model_type in tiny_llavas.CONFIGS:
         return Family(

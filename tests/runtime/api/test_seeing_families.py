@@ -72,6 +72,8 @@ def patches_of(expected: Any, units: Sequence[Sequence[Any]], size: int) -> Any:
     """
     if expected.ndim == 2:
         return expected
+    if expected.ndim == 4 and expected.shape[-2:] == (size, size):  # patches of all pictures
+        return expected.reshape(len(expected), -1)
     if expected.ndim == 3:  # patches of each picture, then zeros
         counts = [unit.shape[0] * unit.shape[1] // size**2 for part in units for unit in part]
         return np.concatenate([each[:count] for each, count in zip(expected, counts, strict=True)])
