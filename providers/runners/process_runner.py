@@ -34,7 +34,7 @@ class ProcessRunner(Runner):
             strict = dataclasses.replace(config, on_fallback=None)  # functions cannot be pickled
             info: RunnerInfo = self._process.call(provider, model, strict)
             # ``BestLogits`` have a function, so they cannot be pickled. Hidden states can: see ``forward``.
-            self.info = dataclasses.replace(info, top_logits=0)
+            self.info = dataclasses.replace(info, top_logits=0, steps_ahead=0)
         except CarryallError:
             self.close()
             raise
