@@ -171,7 +171,7 @@ class Planner:
         return next(iter(cuts)) if len(cuts) == 1 else None
 
     def _of_node(self, node: ir.Node, outputs: Sequence[Cut | None]) -> NodePlan | None:
-        if node.domain:
+        if node.domain or self._weights.shape(node.outputs[0]) is not None:
             return None
         if node.op_type in ("Attention", "LinearAttention"):
             return self._heads(node)

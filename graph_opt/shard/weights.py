@@ -8,9 +8,9 @@ import numpy as np
 import onnx_ir as ir
 
 from ...errors import GraphError
-from ..graph.edit import add_initializer, insert, int_attribute, weight
+from ..graph.edit import add_initializer, constant, insert, int_attribute, shared_constant, weight
 from ..graph.lazy import lazy, pack_nibbles, packed_bytes, shape_of, unpack_nibbles, with_half_type
-from .cuts import Cut, Indices
+from .cuts import Cut, Indices, reshaped
 
 _LEAST_BLOCK = 16  # weights of one scale: the kernels have no smaller blocks
 _OF_EACH = frozenset({"Cast", "Identity"})
@@ -61,10 +61,7 @@ class WeightCuts:
 
     def block(self, value: ir.Value, axis: int) -> int:
         """Return how many elements of an axis, counted from the end, have one scale; 1 if each its own."""
-        node = value.producer()
-        while node is not None and node.op_type in _OF_EACH and node.inputs[0] is not None:
-            node = node.inputs[0].producer()
-        shape = self.shape(value)
+        node, shape = _dequantizer(value)[0], self.shape(value)
         if node is None or node.op_type != "DequantizeLinear" or shape is None:
             return 1
         same = int_attribute(node, "axis", 1) % len(shape) == axis % len(shape)
@@ -79,6 +76,8 @@ class WeightCuts:
         block = size = 1
         if shape is not None:
             block, size = self.block(value, axis), shape[axis]
+        if _dequantizer(value)[1]:
+            return block
         while block % 2 == 0 and block // 2 >= _LEAST_BLOCK and -(-size // block) < count:
             block //= 2
         return block
@@ -86,7 +85,8 @@ class WeightCuts:
     def fits(self, value: ir.Value, cut: Cut) -> bool:
         """Return whether a weight can be cut so; a quantized one only at blocks of 16 or more."""
         block = self.block(value, cut.axis)
-        return block == 1 or _common_block(cut, block) is not None
+        common = _common_block(cut, block)
+        return common == block if _dequantizer(value)[1] else common is not None
 
     def part(self, value: ir.Value, cut: Cut, before: ir.Node) -> ir.Value:
         """Return this rank's part of a weight.
@@ -106,7 +106,10 @@ class WeightCuts:
         if tensor is not None:
             return shape_of(tensor)
         node = value.producer()
-        if node is not None and node.op_type in (*_OF_EACH, "DequantizeLinear"):
+        if node is not None and node.op_type == "Reshape" and self.shape(node.inputs[0]) is not None:
+            target = constant(node.inputs[1])
+            return None if target is None or (target < 1).any() else tuple(map(int, target))
+        if node is not None and node.op_type in (*_OF_EACH, "Add", "DequantizeLinear"):
             shapes = [self.shape(operand) for operand in node.inputs if operand is not None]
             return shapes[0] if None not in shapes else None
         return None
@@ -121,20 +124,36 @@ class WeightCuts:
         if node is None:
             raise GraphError(f"the weight {value.name} cannot be cut: it is computed from no weight")
         attributes = dict(node.attributes.items())
-        inputs = [self.part(value, cut, before) if value is not None else None for value in node.inputs[:1]]
+        own = cut if node.op_type != "Reshape" else self._reshaped(node, cut)
+        inputs = [self.part(value, own, before) if value is not None else None for value in node.inputs[:1]]
         if node.op_type == "DequantizeLinear":
             others, block = self._scales(node, cut, before)
             inputs += others
             if block:
                 attributes["block_size"] = ir.AttrInt64("block_size", block)
+        elif node.op_type == "Add" and node.inputs[1] is not None:
+            inputs.append(self.part(node.inputs[1], cut, before))
+        elif node.op_type == "Reshape":
+            target = list(self.shape(value) or ())
+            target[cut.axis] = cut.local(self._rank)
+            name = f"shard.{'_'.join(map(str, target))}"
+            inputs.append(shared_constant(self._graph, name, np.array(target, np.int64)))
         made = insert(before, node.op_type, inputs, domain=node.domain)
         made.attributes.update(attributes)
         made.name = f"{node.name}.part"
         result = made.outputs[0]
         result.name, result.type = f"{value.name}.part", value.type
-        if inputs[0] is not None:
-            result.shape = inputs[0].shape
+        sizes = list(self.shape(value) or ())
+        sizes[cut.axis] = cut.local(self._rank)
+        result.shape = ir.Shape(sizes)
         return result
+
+    def _reshaped(self, node: ir.Node, cut: Cut) -> Cut:
+        """Return the cut of what a weight with minima is a reshape of."""
+        before = reshaped(cut, self.shape(node.outputs[0]) or (), self.shape(node.inputs[0]) or ())
+        if before is None:
+            raise GraphError(f"the weight {node.outputs[0].name} cannot be cut within its blocks")
+        return before
 
     def _scales(self, node: ir.Node, cut: Cut, before: ir.Node) -> tuple[list[ir.Value | None], int]:
         """Return the parts of scale and zero point, and the size of their blocks; 0 without blocks."""
@@ -159,6 +178,17 @@ class WeightCuts:
             elif own is not None:
                 parts.append(self.part(value, own.moved(-1) if len(sizes) == 1 else own, before))
         return parts, block
+
+
+def _dequantizer(value: ir.Value) -> tuple[ir.Node | None, bool]:
+    """Return the node that dequantizes a weight, and whether minima of its blocks are added behind it."""
+    node, minima = value.producer(), False
+    while node is not None and node.op_type != "DequantizeLinear":
+        if node.op_type not in (*_OF_EACH, "Reshape", "Add") or node.inputs[0] is None:
+            return None, False
+        minima |= node.op_type == "Add"
+        node = node.inputs[0].producer()
+    return node, minima
 
 
 def _common_block(cut: Cut, block: int) -> int | None:

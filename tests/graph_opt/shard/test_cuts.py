@@ -111,6 +111,47 @@ def dequantized(model: ir.Model) -> npt.NDArray[np.float32]:
     return np.asarray(results[0])
 
 
+def with_minima(model: ir.Model, blocks: int) -> ir.Model:
+    """Add minima of blocks to a dequantized weight, as weights of GGUF files have them."""
+    (weight,) = model.graph.outputs
+    rows, columns = 64, 6
+    minima = np.random.default_rng(1).uniform(-1, 1, (blocks, 1, columns)).astype(np.float32)
+    shapes = [np.array(shape, np.int64) for shape in ([blocks, rows // blocks, columns], [rows, columns])]
+    values = []
+    for name, array in {"minima": minima, "blocked": shapes[0], "flat": shapes[1]}.items():
+        value = ir.Value(name=name, const_value=ir.tensor(array, name=name), shape=ir.Shape(array.shape))
+        value.dtype = ir.DataType.from_numpy(array.dtype)
+        model.graph.register_initializer(value)
+        values.append(value)
+    blocked = ir.node("Reshape", [weight, values[1]])
+    added = ir.node("Add", [blocked.outputs[0], values[0]])
+    flat = ir.node("Reshape", [added.outputs[0], values[2]])
+    model.graph.extend([blocked, added, flat])
+    flat.outputs[0].type, flat.outputs[0].name = ir.TensorType(ir.DataType.FLOAT), "whole"
+    model.graph.outputs[0] = flat.outputs[0]
+    return model
+
+
+@pytest.mark.parametrize(("axis", "count"), [(-2, 2), (-1, 3)])
+def test_the_parts_of_a_weight_with_minima_are_the_weight(axis: int, count: int) -> None:
+    whole = dequantized(with_minima(quantized(64, 6, 32), 2))
+    cut = even_cut(axis, whole.shape[axis], count)
+    assert cut is not None
+    parts = []
+    for rank in range(count):
+        model = with_minima(quantized(64, 6, 32), 2)
+        output = model.graph.outputs[0]
+        node = output.producer()
+        assert node is not None
+        weights = WeightCuts(model.graph, rank)
+        assert weights.fits(output, cut)
+        model.graph.outputs[0] = weights.part(output, cut, node)
+        parts.append(dequantized(model))
+    assert np.array_equal(np.concatenate(parts, axis), whole)
+    within = Cut(-2, 64, (((0, 16),), ((16, 64),)))
+    assert not weights.fits(output, within)
+
+
 def test_a_cut_into_parts_of_blocks_of_fewer_than_16_is_refused() -> None:
     model = quantized(64, 6, 32)
     output = model.graph.outputs[0]
