@@ -118,7 +118,8 @@ def with_minima(model: ir.Model, blocks: int) -> ir.Model:
     minima = np.random.default_rng(1).uniform(-1, 1, (blocks, 1, columns)).astype(np.float32)
     shapes = [np.array(shape, np.int64) for shape in ([blocks, rows // blocks, columns], [rows, columns])]
     values = []
-    for name, array in {"minima": minima, "blocked": shapes[0], "flat": shapes[1]}.items():
+    arrays: dict[str, npt.NDArray[Any]] = {"minima": minima, "blocked": shapes[0], "flat": shapes[1]}
+    for name, array in arrays.items():
         value = ir.Value(name=name, const_value=ir.tensor(array, name=name), shape=ir.Shape(array.shape))
         value.dtype = ir.DataType.from_numpy(array.dtype)
         model.graph.register_initializer(value)
