@@ -5,9 +5,10 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PYTEST_ARGS ?= -n 2
 ANYWHERE_ARGS ?=
+KIT_ARGS ?=
 KERNELS := $(wildcard providers/native/sources/*)
 
-.PHONY: help demo test anywhere check lint types docs format wheel clean
+.PHONY: help demo test anywhere check lint types docs format wheel gpu-kit clean
 
 help:
 	@echo "make demo    take the embedded model from checkpoint to text, in seconds"
@@ -17,6 +18,7 @@ help:
 	@echo "make docs    build the documentation into site/, links checked"
 	@echo "make lint    check style        make format  apply it"
 	@echo "make types   check types        make wheel   build sdist and wheel into dist/"
+	@echo "make gpu-kit  wheels in parts for measurements on a machine with a GPU (tools/gpu/kit.py)"
 	@echo "make clean   remove what was built, and the virtual environment"
 
 demo: $(VENV)/.demo-ready
@@ -48,6 +50,9 @@ format: $(VENV)/.test-ready
 
 wheel: $(VENV)/.test-ready
 	$(BIN)/python -m build
+
+gpu-kit: $(VENV)/.demo-ready
+	$(BIN)/python tools/gpu/make_kit.py $(KIT_ARGS)
 
 clean:
 	rm -rf $(VENV) build dist site src/*.egg-info .mypy_cache .ruff_cache .pytest_cache

@@ -18,6 +18,8 @@ import importlib
 import os
 from typing import TYPE_CHECKING
 
+from .deferred_imports import defer_sympy
+
 if TYPE_CHECKING:
     from .errors import CarryallError
     from .graph_opt.quantize.recipe import QuantizationRecipe
@@ -53,6 +55,7 @@ __version__ = "0.1.0"
 # onnxruntime 1.31 sends usage data to Microsoft and keeps a device id in the home folder, unless this
 # is set before it is imported. To permit it: ORT_DISABLE_TELEMETRY=0.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+defer_sympy()
 
 _HOME = {
     "AsyncLLM": ".runtime.api.async_llm",

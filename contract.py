@@ -30,6 +30,7 @@ MERGED_PATCHES = "merged_patches"
 IMAGE_STATES = "image_states"  # its output, and an input of a decoder lowered for a model that sees
 IMAGE_ROWS = "image_rows"  # the row of image_states that replaces a token's embedding, -1 for none
 
+IMAGE_AHEAD = "image_ahead"  # how many tokens behind a token it sees too, those of its picture; int32
 ROPE_POSITIONS = "rope_positions"  # positions in time, height and width, for a decoder of ``ROPE_AXES``
 
 # Only in lowered graphs.
@@ -39,6 +40,10 @@ LOGITS_POSITIONS = "logits_positions"
 HIDDEN_STATES = "hidden_states"  # the input of a later part of a split model, in place of token ids
 LORA_MASK = "lora_mask"  # which columns of the low-rank products belong to the adapter of each batch row
 TOP_LOGITS, TOP_TOKEN_IDS, LOGSUMEXP = "top_logits", "top_token_ids", "logsumexp"
+# How a device draws each wanted token (columns: DRAW_COLUMNS), the tokens that it drew, those of the run
+# before, and the place among these of each token whose id in ``input_ids`` is negative.
+DRAW, DRAWN, DRAWN_BEFORE, TOKEN_SOURCES = "draw", "drawn_tokens", "drawn_before", "token_sources"
+DRAW_COLUMNS = ("inverse_temperature", "top_k", "top_p", "min_p", "uniform")
 
 # Keys of a model's metadata.
 CONTEXT_LENGTH = "context_length"
@@ -48,6 +53,9 @@ ROPE_AXES = "rope_axes"  # JSON: by rotary frequency, the axis of ``rope_positio
 # JSON: values of the residual stream, in order. The columns of ``image_states`` behind those of the embedding
 # are added to them, for the tokens of pictures.
 DEEP_STATES = "deep_image_states"
+SEEN_EMBEDDING = "image_embedding"  # the value whose rows pictures replace; without it, the rows of the table
+IMAGE_PAD = "image_pad_token"  # the token that further tables look up in place of those of pictures
+AHEAD_WINDOWS = "image_ahead_windows"  # JSON: windows, or null, of the layers whose tokens see by IMAGE_AHEAD
 NUM_TOKENS = "num_tokens"  # number of rows of the embedding table
 
 # Caches are past_key_values.N.key and .value, and present.N.key and .value.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import click
@@ -32,7 +31,7 @@ class Conversation:
         params: SamplingParams,
         opening: list[dict[str, str]],
         lora: str | None = None,
-        images: Sequence[Path] = (),
+        images: Sequence[generation.PictureFile] = (),
     ) -> None:
         self._llm, self._requests, self._params, self._opening = llm, requests, params, opening
         self._lora, self._images = lora, images

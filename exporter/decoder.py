@@ -10,12 +10,15 @@ import numpy as np
 import onnx_ir as ir
 
 from ..contract import (
+    AHEAD_WINDOWS,
     ATTENTION_MASK,
     DEEP_STATES,
+    IMAGE_PAD,
     INPUT_IDS,
     LOGITS,
     POSITION_IDS,
     ROPE_AXES,
+    SEEN_EMBEDDING,
     STATE_KINDS,
     past_name,
     past_state_name,
@@ -55,6 +58,7 @@ class Decoder(GraphWriter):
             (layer, kind): self.input(past_state_name(layer, kind), ir.DataType.FLOAT, shape)
             for layer, kind, shape in shapes
         }
+        self._seen_embedding: str | None = None
         self._deep: list[str] = []
         self._packed: dict[str, ir.Value] = {}
         self._ordered: dict[tuple[ir.Value, ir.Value], ir.Value] = {}
@@ -98,6 +102,12 @@ class Decoder(GraphWriter):
     def set_state(self, layer: int, kind: str, state: ir.Value) -> None:
         """Set the present recurrent state of ``layer``; ``kind`` is ``conv`` or ``recurrent``."""
         self._present_states[layer, kind] = state
+
+    def scaled_embedding(self, x: ir.Value) -> ir.Value:
+        """Return scaled embeddings x, after recording them if pictures replace their rows."""
+        if self.config.image_scale:
+            self._seen_embedding = str(x.name)
+        return x
 
     def end_layer(self, layer: int, x: ir.Value) -> ir.Value:
         """Return the states behind ``layer``, after recording them if states of pictures are added there."""
@@ -149,9 +159,18 @@ class Decoder(GraphWriter):
                 state = self._present_states[layer, kind]
                 self.output(state, present_state_name(layer, kind), ir.DataType.FLOAT, shape)
         model = self.model()
-        for key, names in ((ROPE_AXES, self.config.rope_axes), (DEEP_STATES, self._deep)):
+        facts = {
+            ROPE_AXES: self.config.rope_axes,
+            DEEP_STATES: self._deep,
+            AHEAD_WINDOWS: self.config.image_windows,
+        }
+        for key, names in facts.items():
             if names:
                 model.metadata_props[key] = json.dumps(names)
+        if self._seen_embedding is not None:
+            model.metadata_props[SEEN_EMBEDDING] = self._seen_embedding
+        if self.config.image_pad is not None:
+            model.metadata_props[IMAGE_PAD] = str(self.config.image_pad)
         return model
 
     def _state_shapes(self, layer: int) -> list[tuple[int, str, tuple[Any, ...]]]:

@@ -14,10 +14,13 @@ import onnx_ir as ir
 
 from ..errors import CheckpointError
 from ..errors import WeightWarning as WeightWarning
+from ..graph_opt.graph.lazy import HALF
 from ..storage.stored_tensor import Array as Array
 from ..storage.stored_tensor import Packed, StoredTensor
 from .safetensors_files import safetensors_of
 
+_HALVES = {"float16": ir.DataType.FLOAT16, "bfloat16": ir.DataType.BFLOAT16}
+_PROBE = 3.0  # which no sum, product or function of a family leaves as it is
 _LAYER = re.compile(r"(.*?)\.(\d{1,9})\.")
 
 
@@ -72,12 +75,16 @@ class Checkpoint:
         """
         stored = self._stored(name, shape)
         view, new_name = view or (lambda array: array), new_name or name
-        return ir.LazyTensor(
+        result = ir.LazyTensor(
             lambda: ir.tensor(_read(stored, view, name), name=new_name),
             dtype=ir.DataType.FLOAT,
             shape=ir.Shape(shape_through(view, shape, stored.dtype)),
             name=new_name,
         )
+        half = _HALVES.get(stored.dtype.name)
+        if half is not None and _selects(view, shape, stored.dtype):
+            result.meta[HALF] = half
+        return result
 
     def packed(self, name: str, shape: tuple[int, ...]) -> Packed | None:
         """The blocks of a tensor that is stored quantized; None for one of floats.
@@ -126,6 +133,13 @@ def shape_through(
 ) -> tuple[int, ...]:
     """Return the shape of a view, found on a stand-in of one element that costs nothing."""
     return view(np.broadcast_to(np.zeros((), dtype), shape)).shape
+
+
+def _selects(view: Callable[[Array], Array], shape: tuple[int, ...], dtype: npt.DTypeLike) -> bool:
+    """Return whether a view takes and reorders values without changing them; it may add zeros."""
+    values = view(np.broadcast_to(np.asarray(_PROBE, dtype), shape))
+    values = values[tuple(slice(None) if step else slice(1) for step in values.strides)]  # one of equal ones
+    return bool(((values == _PROBE) | (values == 0)).all())
 
 
 def _read(stored: StoredTensor, view: Callable[[Array], Array], name: str) -> npt.NDArray[np.float32]:

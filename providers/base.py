@@ -94,6 +94,7 @@ class RunnerInfo:
     # Number of inputs and outputs of each linear layer that an adapter can change, by module.
     lora_modules: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     image_width: int = 0  # columns of ``Row.image_states``; 0 if the graph takes no pictures
+    image_ahead: bool = False  # whether ``Row.image_ahead`` is taken: tokens of a picture see all of it
     rope_axes: int = 0  # rows of ``Row.rope_positions``; 0 if positions have one axis
     on_device: bool = False  # whether the model runs on a device and leaves the host's cores free
     step_tokens: int = STEP_TOKENS  # more tokens in a step hardly save time
@@ -162,6 +163,8 @@ class Row:
     image_states: npt.NDArray[np.float32] | None = None
     # [m], m <= n: the state that replaces the embedding of each of the first m tokens, -1 for none.
     image_rows: npt.NDArray[np.int64] | None = None
+    # [m], m <= n: how many tokens behind it each of the first m tokens sees too, all of them in this row.
+    image_ahead: npt.NDArray[np.int32] | None = None
     # [info.rope_axes, m], 1 <= m <= n: positions of the first m tokens in time, height and width. Others go
     # on from the largest of the last; without it, all are those in the text.
     rope_positions: npt.NDArray[np.int64] | None = None

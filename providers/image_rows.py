@@ -29,6 +29,17 @@ def image_inputs(rows: Sequence[Row], width: int) -> tuple[npt.NDArray[np.float3
     return np.concatenate(states), np.concatenate(places)
 
 
+def image_ahead(rows: Sequence[Row]) -> npt.NDArray[np.int32]:
+    """Return ``image_ahead`` [tokens] of all rows one behind the other; 0 for text."""
+    ahead = np.zeros(sum(len(row.tokens) for row in rows), np.int32)
+    first = 0
+    for row in rows:
+        if row.image_ahead is not None:
+            ahead[first : first + len(row.image_ahead)] = row.image_ahead
+        first += len(row.tokens)
+    return ahead
+
+
 def rope_positions(rows: Sequence[Row], starts: Sequence[int], axes: int) -> npt.NDArray[np.int64]:
     """Return ``rope_positions`` [axes, tokens] of all rows one behind the other.
 

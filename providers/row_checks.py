@@ -32,6 +32,17 @@ def _check_images(row: Row, states: npt.NDArray[np.float32], width: int) -> None
         raise ProviderRuntimeError(f"slot {row.slot} lacks states of pictures: {len(states)}")
 
 
+def _check_ahead(row: Row, ahead: npt.NDArray[np.int32], info: RunnerInfo) -> None:
+    """Check that the graph lets tokens see others behind them, and that these are in the row."""
+    last = np.arange(len(ahead)) + ahead
+    fits = len(ahead) <= len(row.tokens) and bool((ahead >= 0).all() and (last < len(row.tokens)).all())
+    if not info.image_ahead or not fits:
+        raise ProviderRuntimeError(
+            f"slot {row.slot} has tokens that see others behind them, which the graph does not take or the "
+            f"row of {len(row.tokens)} tokens does not have"
+        )
+
+
 def _check_positions(row: Row, positions: npt.NDArray[np.int64], axes: int) -> None:
     """Check that positions fit the graph and the tokens of a row."""
     if not axes or positions.shape[0] != axes or not 1 <= positions.shape[1] <= len(row.tokens):
@@ -80,6 +91,8 @@ def check_rows(
             _check_hidden_states(row, hidden_size)
         if row.image_states is not None:
             _check_images(row, row.image_states, info.image_width)
+        if row.image_ahead is not None:
+            _check_ahead(row, row.image_ahead, info)
         if row.rope_positions is not None:
             _check_positions(row, row.rope_positions, info.rope_axes)
         states = row.last_hidden_states
@@ -87,12 +100,13 @@ def check_rows(
             raise ProviderRuntimeError(
                 f"last_hidden_states has shape {states.shape}, not {(len(row.tokens), info.embedding_size)}"
             )
-    if info.num_tokens is not None and rows:
+    given = [row for row in rows if row.source is None]  # others hold a placeholder
+    if info.num_tokens is not None and given:
         # Of all rows at once. Kernels of devices read beyond the table, or return zeros.
-        tokens = np.concatenate([row.tokens for row in rows])
+        tokens = np.concatenate([row.tokens for row in given])
         if tokens.min() < 0 or tokens.max() >= info.num_tokens:
             known = info.num_tokens
-            wrong = next(row for row in rows if row.tokens.min() < 0 or row.tokens.max() >= known)
+            wrong = next(row for row in given if row.tokens.min() < 0 or row.tokens.max() >= known)
             raise ProviderRuntimeError(f"slot {wrong.slot}: a token id is outside the vocabulary of {known}")
 
 

@@ -15,13 +15,17 @@ import json
 import os
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from io import BufferedReader
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from .root import cache_root
 
+PIECE_BYTES = 64 << 20
+_READ_BYTES = 1 << 20
 _FOLDER = "hashes"
 _TICK = 0.02  # seconds; two ticks of the coarsest kernel clock, within which two changes have equal times
 _COARSE = 2.0  # seconds; the resolution of FAT, where times are whole seconds
@@ -29,8 +33,9 @@ _BILLION = 10**9
 
 Stamp = tuple[int, int, int, int]
 
-# Keyed by device and stamp, so that a renamed file is still known. Used even if the cache cannot be written.
-_in_process: dict[tuple[int, Stamp], str] = {}
+# Keyed by the kind of hash, device and stamp, so that a renamed file is still known. Used even if the cache
+# cannot be written.
+_in_process: dict[tuple[str, int, Stamp], str] = {}
 
 
 class FolderHashes:
@@ -70,21 +75,37 @@ class FolderHashes:
         Raises:
             OSError: the file cannot be read.
         """
-        path = self._folder / name
+        return self._digest(name, _whole, reread=reread)
+
+    def pieces(self, name: str, *, reread: bool = False) -> str:
+        """Return the sha256 of the sha256 of every 64 MiB, in hexadecimal; all cores compute it.
+
+        Args:
+            name: as for ``sha256``.
+            reread: as for ``sha256``.
+
+        Raises:
+            OSError: the file cannot be read.
+        """
+        return self._digest(name, _by_pieces, reread=reread)
+
+    def _digest(self, name: str, compute: Callable[[BufferedReader], str], *, reread: bool) -> str:
+        path, kind = self._folder / name, "" if compute is _whole else "pieces"
+        entry = f"{name}\0{kind}" if kind else name
         stat = path.stat()
         device, stamp = stat.st_dev, _stamp(stat)
-        known = None if reread else self._remembered(name, stamp) or _in_process.get((device, stamp))
+        known = None if reread else self._remembered(entry, stamp) or _in_process.get((kind, device, stamp))
         if known is not None:
-            self._learn(name, stamp, known)
+            self._learn(entry, stamp, known)
             return known
         try:
-            known, found = _hash(path)
+            known, found = _hash(path, compute)
         except OSError as error:
             error.filename = error.filename or str(path)  # a failed read names no file
             raise
         if found is not None:
-            _in_process[found.st_dev, _stamp(found)] = known
-            self._learn(name, _stamp(found), known)
+            _in_process[kind, found.st_dev, _stamp(found)] = known
+            self._learn(entry, _stamp(found), known)
         return known
 
     def _learn(self, name: str, stamp: Stamp, digest: str) -> None:
@@ -154,12 +175,31 @@ def _stamp(stat: os.stat_result) -> Stamp:
     return stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino
 
 
-def _hash(path: Path) -> tuple[str, os.stat_result | None]:
-    """Return a file's sha256, and its stat if that proves that the content did not change meanwhile."""
+def _whole(file: BufferedReader) -> str:
+    return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _by_pieces(file: BufferedReader) -> str:
+    def digest(first: int) -> bytes:
+        result, at, end = hashlib.sha256(), first, min(first + PIECE_BYTES, size)
+        with open(file.name, "rb", buffering=0) as own:
+            own.seek(first)
+            while at < end and (content := own.read(min(_READ_BYTES, end - at))):
+                result.update(content)
+                at += len(content)
+        return result.digest()
+
+    size = os.fstat(file.fileno()).st_size
+    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        return hashlib.sha256(b"".join(pool.map(digest, range(0, size, PIECE_BYTES)))).hexdigest()
+
+
+def _hash(path: Path, compute: Callable[[BufferedReader], str]) -> tuple[str, os.stat_result | None]:
+    """Return a file's hash, and its stat if that proves that the content did not change meanwhile."""
     with path.open("rb") as file:
         before = os.fstat(file.fileno())
         settled = _wait_for_next_tick(before)
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        digest = compute(file)
         after = os.fstat(file.fileno())
     return digest, before if settled and _stamp(before) == _stamp(after) else None
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from .hashes import FolderHashes
+from .hashes import PIECE_BYTES, FolderHashes
 from .paths import stays_inside
 
 
@@ -17,7 +17,7 @@ class FileFacts:
 
     Args:
         size: in bytes.
-        sha256: of its content, in hexadecimal.
+        sha256: of its content, in hexadecimal; or ``PIECES`` and that of its pieces, see ``FolderHashes``.
     """
 
     size: int
@@ -25,18 +25,29 @@ class FileFacts:
 
 
 Manifest = Mapping[str, FileFacts]
+PIECES = "pieces:"
 MISSING = "is missing"
 UNREADABLE = "cannot be read"
 
 
-def make_manifest(folder: Path, names: Iterable[str]) -> dict[str, FileFacts]:
+def make_manifest(folder: Path, names: Iterable[str], *, pieces: bool = False) -> dict[str, FileFacts]:
     """Return the size and sha256 of each file.
+
+    Args:
+        folder: the folder of the files.
+        names: the files, relative to the folder.
+        pieces: hash large files by pieces, on all cores; other programs do not know these hashes.
 
     Raises:
         OSError: a file cannot be read.
     """
+    facts = {}
     with FolderHashes(folder) as hashes:
-        return {name: FileFacts((folder / name).stat().st_size, hashes.sha256(name)) for name in names}
+        for name in names:
+            size = (folder / name).stat().st_size
+            large = pieces and size > PIECE_BYTES
+            facts[name] = FileFacts(size, PIECES + hashes.pieces(name) if large else hashes.sha256(name))
+    return facts
 
 
 def read_manifest(content: object) -> dict[str, FileFacts]:
@@ -96,9 +107,11 @@ def _wrong_size(path: Path, expected: int) -> str:
 
 
 def _wrong_content(hashes: FolderHashes, name: str, expected: str, *, reread: bool) -> str:
+    digest = hashes.pieces if expected.startswith(PIECES) else hashes.sha256
+    expected = expected.removeprefix(PIECES)
     try:
         # A cached hash may itself be damaged: only a fresh hash of the content counts as a difference.
-        same = hashes.sha256(name, reread=reread) == expected or hashes.sha256(name, reread=True) == expected
+        same = digest(name, reread=reread) == expected or digest(name, reread=True) == expected
     except OSError as error:
         return f"{UNREADABLE}: {error.strerror}"
     return "" if same else "differs from the recorded sha256"

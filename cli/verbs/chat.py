@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import click
@@ -26,7 +25,7 @@ from ..sections import SectionedCommand
 def command(
     chosen: Chosen,
     system: str | None,
-    images: tuple[Path, ...],
+    images: tuple[generation.PictureFile, ...],
     quiet: bool,
     **sampling: Any,
 ) -> None:

@@ -15,9 +15,8 @@ from ...exporter.package_record import PackageRecord
 from ...exporter.signature import DecoderSignature
 from ...graph_opt.graph import graph_facts
 from ...runtime.models.context import optional_config, stated_lengths
-from ...runtime.models.find import side_folder
-from ...runtime.models.graphs import load_graph
-from ...runtime.models.model_source import locate_model
+from ...runtime.models.find import find_model, side_folder
+from ...runtime.models.graphs import load_graph, model_place, stored_quantization
 from ...runtime.text.chat_template import ChatTemplate
 from ...runtime.text.parsers.registry import AnswerFormats
 from ...runtime.text.tokenizer import TOKENIZER_FILE, Tokenizer
@@ -54,15 +53,15 @@ def command(model: str, as_json: bool) -> None:
 def describe(name: str, model: ir.Model, package: Package | None) -> dict[str, Any]:
     """Return the document that ``--json`` prints."""
     record = package.record if package else None
-    path = locate_model(name)
-    folder = side_folder(path)
+    quantization = record.quantization if record else stored_quantization(name)
+    path, folder = find_model(name), side_folder(model_place(name))
     config = optional_config(folder)
     counts = graph_facts.operators(model)
     return {
         "model_type": config.get("model_type"),
         "context_length": _context_length(record, config, model),
         "parameters": graph_facts.parameter_count(model),
-        "quantization": record.quantization if record else None,
+        "quantization": quantization,
         "quantized_weights": graph_facts.has_quantized_weights(model.graph),
         "passes": list(record.passes) if record else [],
         "kv_cache": _kv_cache(model, config.get("head_dim")),
@@ -74,7 +73,7 @@ def describe(name: str, model: ir.Model, package: Package | None) -> dict[str, A
         "inputs": [graph_facts.describe_value(value) for value in model.graph.inputs],
         "outputs": [graph_facts.describe_value(value) for value in model.graph.outputs],
         "answers": _answers(folder),
-        "files": _files(folder) if path.is_dir() else {},
+        "files": _files(path) if path.is_dir() else {path.name: path.stat().st_size},
     }
 
 

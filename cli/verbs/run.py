@@ -54,7 +54,7 @@ def command(
     chosen: Chosen,
     raw: bool,
     chat: bool,
-    images: tuple[Path, ...],
+    images: tuple[generation.PictureFile, ...],
     tools: Path | None,
     as_json: bool,
     quiet: bool,
@@ -113,7 +113,11 @@ def command(
 
 
 def _talk(
-    loaded: LoadedModel, chosen: Chosen, params: SamplingParams, lora: str | None, images: tuple[Path, ...]
+    loaded: LoadedModel,
+    chosen: Chosen,
+    params: SamplingParams,
+    lora: str | None,
+    images: tuple[generation.PictureFile, ...],
 ) -> None:
     """Hold a conversation: what ``carryall run MODEL`` does without a prompt."""
     if params.n != 1 or params.best_of is not None or params.logprobs is not None:

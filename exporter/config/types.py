@@ -205,6 +205,9 @@ class DecoderConfig:
         rope_axes: by rotary frequency, the axis of positions that it turns with for tokens of pictures; empty
             if positions have one axis.
         deep_states: number of first layers behind which states of pictures are added.
+        image_scale: whether the states of pictures replace embeddings behind their scale, not in front of it.
+        image_pad: the token that embeddings of each layer have in place of those of pictures.
+        image_windows: windows, or None, of the layers in which tokens of a picture see those behind them.
     """
 
     model_type: str
@@ -250,6 +253,9 @@ class DecoderConfig:
     query_growth: float = 0.0
     rope_axes: tuple[int, ...] = ()
     deep_states: int = 0
+    image_scale: bool = False
+    image_pad: int | None = None
+    image_windows: tuple[int | None, ...] = ()
 
     def key_value(self, layer: int) -> KeyValueConfig:
         """Return the keys and values of ``layer``."""

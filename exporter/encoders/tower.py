@@ -111,7 +111,8 @@ class Tower(EncoderLayers):
         c = self.config
         parts = (self.op("Gather", x, groups.members, axis=0) for x in (q, k, v))
         heads = {"q_num_heads": c.num_heads, "kv_num_heads": c.num_heads}
-        attended = self.op("Attention", *parts, groups.mask, **heads, scale=c.head_dim**-0.5)
+        scale = c.head_dim**-0.5 if c.scale is None else c.scale
+        attended = self.op("Attention", *parts, groups.mask, **heads, scale=scale)
         flat = self.op("Reshape", attended, self.ints(-1, c.hidden_size))
         return self.op("Gather", flat, groups.rows, axis=0)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,7 @@ class GgufFile:
         self.tensors: dict[str, StoredTensor] = {}
         self.types: set[str] = set()
         self._factors: dict[str, list[float]] = {}
+        self._bytes: Counter[str] = Counter()
         for data, header in files:
             for info in header.tensors:
                 self._add(data, info)
@@ -97,7 +99,13 @@ class GgufFile:
         types = sorted(self.types - FLOATS.keys())
         return {"method": "gguf", "types": types} if types else None
 
+    @property
+    def main_type(self) -> str:
+        """The type of most bytes, such as ``Q4_K`` or ``F16``."""
+        return max(self._bytes, key=lambda name: self._bytes[name], default="")
+
     def _add(self, data: OpenFile, info: TensorInfo) -> None:
+        self._bytes[info.type_name] += info.size
         stem = info.name.removesuffix(".weight")
         if stem in _ROPE_FACTORS:
             factors = _array(data, info).astype(np.float64).tolist()
@@ -178,10 +186,16 @@ class GgufTensor:
         offset: float,
         change: Callable[[Array], Array] | None = None,
     ) -> None:
-        self.path, self.shape, self.dtype = data.path, info.shape, np.dtype(np.float32)
+        self.path, self.shape = data.path, info.shape
         self.stored_name = info.name
         self._data, self._info, self._order, self._offset = data, info, order, np.float32(offset)
         self._change = change
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype of the array that ``read`` passes to the view: the stored one if no value is changed."""
+        changed = self._change is not None or bool(self._offset)
+        return np.dtype(np.float32 if changed else FLOATS.get(self._info.type_name, np.float32))
 
     @property
     def packed(self) -> Packed | None:
@@ -211,7 +225,7 @@ class GgufTensor:
     def read(self, view: Callable[[Array], Array]) -> Array:
         """Return the view of the tensor, float32."""
         if self._info.type_name in FLOATS:
-            array = _array(self._data, self._info).astype(np.float32)
+            array = _array(self._data, self._info).astype(self.dtype, copy=False)
             array = array if self._order is None else array[self._order]
         else:
             array = decode(self._rows(), self._info.type_name).reshape(self.shape)

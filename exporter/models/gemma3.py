@@ -1,6 +1,8 @@
-"""Gemma 3 multimodal checkpoints: their text decoder, without the vision tower."""
+"""Gemma 3 checkpoints that see: their text decoder, see ``vision/gemma3.py``."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import onnx_ir as ir
 
@@ -10,8 +12,12 @@ from . import gemma3_text
 
 
 def config(raw: RawConfig) -> DecoderConfig:
-    """Normalise config.json, whose ``text_config`` describes the decoder."""
-    return gemma3_text.config(text_config(raw, "gemma3_text"))
+    """Normalise config.json, whose ``text_config`` describes the decoder.
+
+    The tokens of a picture see each other in all layers.
+    """
+    decoder = gemma3_text.config(text_config(raw, "gemma3_text"))
+    return replace(decoder, image_scale=True, image_windows=tuple(dict.fromkeys(decoder.windows)))
 
 
 def build(net: Decoder) -> ir.Value:

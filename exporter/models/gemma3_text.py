@@ -65,7 +65,8 @@ def build(net: Decoder, prefix: str = "model", head_name: str = "lm_head") -> ir
     embedding_name = f"{prefix}.embed_tokens"
     x = layers.embedding(net, embedding_name)
     with net.scope(embedding_name):
-        x = net.op("Mul", x, net.constant(math.sqrt(c.hidden_size), np.float32, "embedding_scale"))
+        scale = net.constant(math.sqrt(c.hidden_size), np.float32, "embedding_scale")
+        x = net.scaled_embedding(net.op("Mul", x, scale))
     for layer in range(c.num_layers):
         with net.scope(f"{prefix}.layers.{layer}"):
             y = attention(net, layer, norm(net, "input_layernorm", x))

@@ -167,7 +167,7 @@ def build(net: Decoder, prefix: str = "model", head_name: str = "lm_head") -> ir
     embedding_name = f"{prefix}.embed_tokens"
     x = layers.embedding(net, embedding_name)
     with net.scope(embedding_name):
-        x = layers.scaled(net, x, math.sqrt(c.hidden_size))
+        x = net.scaled_embedding(layers.scaled(net, x, math.sqrt(c.hidden_size)))
     inputs = layer_inputs(net, prefix, x)
     for layer in range(c.num_layers):
         with net.scope(f"{prefix}.layers.{layer}"):

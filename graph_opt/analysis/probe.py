@@ -6,13 +6,13 @@ Exporters write masks and rope tables in many ways, but their values on probe in
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from ...contract import ATTENTION_MASK, CACHE, INPUT_IDS, POSITION_IDS, ROPE_POSITIONS
+from ...contract import ATTENTION_MASK, CACHE, IMAGE_AHEAD, INPUT_IDS, POSITION_IDS, ROPE_POSITIONS
 from ...errors import GraphError
 from ..graph.edit import hold_in_memory, static_size
 from ..graph.lazy import Array
@@ -117,23 +117,29 @@ class MaskMeaning:
         window: a token sees at most so many of the last tokens, itself included; None is no limit.
         slopes: what the score of a key loses for each token between it and the query, by head (ALiBi,
             https://arxiv.org/abs/2108.12409); empty is nothing.
+        ahead: whether a token sees those behind it too that ``image_ahead`` counts.
     """
 
     window: int | None = None
     slopes: tuple[float, ...] = ()
+    ahead: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class _Case:
-    """One probe: left padding per row, number of cached tokens, number of new tokens."""
+    """One probe: left padding per row, number of cached tokens, number of new tokens.
+
+    New tokens are pictures of ``picture`` tokens each, the last of which may be shorter; 1 is text.
+    """
 
     padding: Sequence[int]
     past: int
     new: int
+    picture: int = 1
 
     def unpadded(self) -> _Case:
         """Return the same case without padding."""
-        return _Case([0] * len(self.padding), self.past, self.new)
+        return replace(self, padding=[0] * len(self.padding))
 
     def feed(self, inputs: Sequence[ir.Value]) -> dict[str, Array]:
         batch, total = len(self.padding), self.past + self.new
@@ -141,23 +147,36 @@ class _Case:
         positions = np.maximum(mask.cumsum(1) - 1, 0)[:, self.past :]
         feed: dict[str, Array] = {ATTENTION_MASK: mask, POSITION_IDS: positions}
         feed[INPUT_IDS] = np.ones((batch, self.new), np.int64)
+        feed[IMAGE_AHEAD] = np.broadcast_to(self._ahead(), (batch, self.new))
         for value in inputs:
             if CACHE.fullmatch(str(value.name)):
                 shape = (batch, static_size(value, 1) or 1, self.past, static_size(value, 3) or 1)
                 feed[str(value.name)] = np.broadcast_to(np.zeros((), np.float32), shape)
         return feed
 
+    def _ahead(self) -> npt.NDArray[np.int32]:
+        token = np.arange(self.new)
+        last = token // self.picture * self.picture + self.picture - 1
+        return (np.minimum(last, self.new - 1) - token).astype(np.int32)
+
     def visible(self, window: int | None) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
         """Return which keys each query should see, [batch, new, total], and which queries are not padding."""
         query = self.past + np.arange(self.new)[:, None]
         key = np.arange(self.past + self.new)[None]
-        near = (key <= query) & (key > query - (window or self.past + self.new + 1))
+        last = query + self._ahead()[:, None]
+        near = (key <= last) & (key > query - (window or self.past + self.new + 1))
         start = np.array(self.padding)[:, None, None]
         return near & (key >= start), (query >= start)[..., 0]
 
 
 def mask_meaning(
-    graph: ir.Graph, mask: ir.Value, context_length: int, *, padded: bool = True, heads: int = 1
+    graph: ir.Graph,
+    mask: ir.Value,
+    context_length: int,
+    *,
+    padded: bool = True,
+    heads: int = 1,
+    ahead: bool = False,
 ) -> MaskMeaning | str:
     """Return the meaning of an additive mask [batch, 1 or heads, new, total], or why it is unknown.
 
@@ -171,11 +190,13 @@ def mask_meaning(
         context_length: maximum number of tokens of a probe.
         padded: whether the mask must hide padding.
         heads: how many there are, if heads may have slopes.
+        ahead: whether the mask may depend on ``image_ahead``.
     """
     if _depends_on_activations(mask):
         return "the mask depends on activations, or on their shapes"
     probe = Probe(graph, mask)
-    unknown = {n for n in probe.input_names if n not in _KNOWN_INPUTS and not CACHE.fullmatch(n)}
+    known = _KNOWN_INPUTS | {IMAGE_AHEAD} if ahead else _KNOWN_INPUTS
+    unknown = {n for n in probe.input_names if n not in known and not CACHE.fullmatch(n)}
     if unknown:
         return f"the mask depends on {sorted(unknown)}"
     cached, fixed = has_caches(graph), fixed_tokens(graph)
@@ -189,13 +210,15 @@ def mask_meaning(
     window, slopes = None if count == len(visible) else count, np.zeros(heads)
     if heads > 1 and count > 1 and visible[-count:].all():
         slopes = (last[:, -1] - last[:, -count]) / (count - 1)
-    cases = _cases(window, context_length, cached, fixed)
+    cases, ahead = _cases(window, context_length, cached, fixed), IMAGE_AHEAD in probe.input_names
+    if ahead:
+        cases += [replace(case, picture=size) for case in cases for size in (2, 3, context_length)]
     for case in cases if padded else map(_Case.unpadded, cases):
         values = _values(probe, case, heads)
         reason = values if isinstance(values, str) else _misfit(values, case, window, slopes)
         if reason is not None:
             return reason
-    return MaskMeaning(window, tuple(slopes.tolist()) if slopes.any() else ())
+    return MaskMeaning(window, tuple(slopes.tolist()) if slopes.any() else (), ahead)
 
 
 def _misfit(

@@ -61,13 +61,29 @@ def weights_by_type(model: ir.Model) -> dict[str, dict[str, int]]:
     return dict(sorted(found.items(), key=lambda item: -item[1]["bytes"]))
 
 
+_SIZES = frozenset({ir.DataType.INT64, ir.DataType.INT32, ir.DataType.BOOL, ir.DataType.STRING})
+
+
 def parameter_count(model: ir.Model) -> int | None:
-    """Return the number of parameters, scales and zero points excluded; None if a kernel packed them."""
+    """Return the number of parameters; None if a kernel packed them.
+
+    Scales, zero points and minima of blocks are not counted: they stand for parameters that are.
+    """
     if any(node.domain and "bits" in node.attributes for node in model.graph):
         return None
     dequantizers = [node for node in model.graph if node.op_type == "DequantizeLinear"]
     helpers = {value.name for node in dequantizers for value in node.inputs[1:] if value is not None}
-    return sum(t.size for t in initializers(model) if t.size > 1 and t.name not in helpers)
+    apart = (
+        use.node for node in dequantizers for use in node.outputs[0].uses() if use.node.op_type == "Reshape"
+    )
+    added = (use.node for node in apart for use in node.outputs[0].uses() if use.node.op_type == "Add")
+    helpers |= {value.name for node in added for value in node.inputs if value is not None}
+    learned = (t for t in initializers(model) if t.dtype not in _SIZES and t.name not in helpers)
+    return sum(t.size for t in learned if t.size > 1)
+
+
+def _readers(node: ir.Node, op_type: str) -> list[ir.Node]:
+    return [use.node for use in node.outputs[0].uses() if use.node.op_type == op_type]
 
 
 # Operators that read a few rows of their weights.

@@ -12,6 +12,7 @@ import io
 import math
 import mmap
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -23,7 +24,10 @@ import onnx_ir as ir
 from ...storage.stored_tensor import StoredBlocks
 
 Array = npt.NDArray[Any]
+_SCANNED = 1 << 18  # floats looked at together
+_LOWER = np.uint32(0xFFFF)  # bits of a float32 that bfloat16 lacks
 PARTS = "parts"  # in `meta` of concatenated tensors: what they are made of
+HALF = "half"  # in `meta` of float32 tensors: the 16-bit type that holds all of their values
 STORED = "stored"  # in `meta` of the levels of a quantized weight: the same weight as its file holds it
 
 
@@ -71,6 +75,24 @@ def stored_blocks(tensor: ir.TensorProtocol) -> StoredBlocks | None:
     if len(blocks) < len(parts) or len({each.type_name for each in blocks}) != 1:
         return None
     return StoredBlocks(blocks[0].type_name, tuple(rows for each in blocks for rows in each.parts))
+
+
+def half_type(tensor: ir.TensorProtocol) -> ir.DataType | None:
+    """Return FLOAT16 or BFLOAT16 if it holds all values of a float32 tensor; None if that is not known.
+
+    A tensor of a file is read, up to the first value that bfloat16 does not hold.
+    """
+    if tensor.dtype != ir.DataType.FLOAT:
+        return None
+    if isinstance(tensor, ir.ExternalTensor):
+        words = tensor.numpy().reshape(-1).view(np.uint32)
+        exact = (not (words[at : at + _SCANNED] & _LOWER).any() for at in range(0, words.size, _SCANNED))
+        return ir.DataType.BFLOAT16 if sys.byteorder == "little" and all(exact) else None
+    if (parts := tensor.meta.get(PARTS)) is not None:
+        kinds = {half_type(part) for part in parts}
+        return kinds.pop() if len(kinds) == 1 else None
+    known = tensor.meta.get(HALF)
+    return known if isinstance(known, ir.DataType) else None
 
 
 def map_weights(model: ir.Model) -> None:
@@ -133,14 +155,22 @@ def unpack_nibbles(packed: npt.NDArray[np.uint8], shape: Sequence[int]) -> npt.N
 def transpose(tensor: ir.TensorProtocol) -> ir.LazyTensor:
     """Return the transposed matrix."""
     rows, columns = shape_of(tensor)
-    return lazy(lambda: np.ascontiguousarray(tensor.numpy().T), tensor.dtype, (columns, rows))
+    result = lazy(lambda: np.ascontiguousarray(tensor.numpy().T), tensor.dtype, (columns, rows))
+    return with_half_type(result, tensor)
 
 
 def reshape(tensor: ir.TensorProtocol, shape: Sequence[int]) -> ir.LazyTensor:
     """Return the tensor with another shape."""
     if tensor.dtype.bitwidth == 4:
         return lazy(lambda: packed_bytes(tensor), tensor.dtype, shape)
-    return lazy(tensor.numpy, tensor.dtype, shape)
+    return with_half_type(lazy(tensor.numpy, tensor.dtype, shape), tensor)
+
+
+def with_half_type(result: ir.LazyTensor, source: ir.TensorProtocol) -> ir.LazyTensor:
+    """Mark values that ``source`` holds too with its ``half_type``; return ``result``."""
+    if (half := half_type(source)) is not None:
+        result.meta[HALF] = half
+    return result
 
 
 def concat_last(tensors: Sequence[ir.TensorProtocol]) -> ir.LazyTensor:

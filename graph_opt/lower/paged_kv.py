@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 BEGINS, PAST, TABLE = "cumulative_sequence_length", "past_seqlens", "block_table"
-# [max new tokens of a row, max tokens of a row] in host memory. Without it, the kernel synchronises with the
-# device in every layer to compute them.
+# In host memory: bounds on the new tokens of a row, on the tokens of a row after the run, and from below on
+# those of the longest row (0: unknown). Without it, the kernel waits for the device in every layer.
 BOUNDS = "attention_metadata"
 STATE_PLACES = "state_places"  # [rows], the index of each row's recurrent states
 

@@ -6,6 +6,11 @@ import ctypes
 import logging
 import sys
 import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from ...errors import ProviderUnavailableError
 from ..ort import ort
@@ -16,6 +21,8 @@ _log = logging.getLogger(__name__)
 
 _CUDA_WHEELS = "Install them with: pip install 'carryall[cuda]'"
 _THREAD_LOCAL = 1  # cudaStreamCaptureModeThreadLocal
+_ANY_DIRECTION = 4  # cudaMemcpyDefault
+_NON_BLOCKING, _NO_TIMING = 1, 2  # cudaStreamNonBlocking, cudaEventDisableTiming
 # Of cudaDeviceAttr: compute capability, memory clock rate in kHz, global memory bus width in bits.
 _CAPABILITY, _MEMORY_KHZ, _MEMORY_BITS = (75, 76), 36, 37
 _DRIVER = "Install NVIDIA's display driver"
@@ -93,7 +100,7 @@ def enter(index: int) -> None:
 
 
 class Buffer:
-    """Memory of a device, which is freed with this object.
+    """Memory of a device, all 0 at first, which is freed with this object.
 
     onnxruntime allocates the values of its Python API from an arena that grows to a power of two and that no
     call shrinks, so a closed model's caches would keep it until the process ends.
@@ -109,10 +116,80 @@ class Buffer:
         _check(code, "cudaMalloc")
         self._address = address.value or 0
         weakref.finalize(self, _free, index, self._address).atexit = False
+        code = _runtime().cudaMemset(address, 0, ctypes.c_size_t(size))
+        _check(code, "cudaMemset")
+        # No other stream waits for it.
+        _check(_runtime().cudaStreamSynchronize(None), "cudaStreamSynchronize")
 
     def data_ptr(self) -> int:
         """Return the address."""
         return self._address
+
+
+class Stream:
+    """Work of a device in the order of its calls: copies here, and the runs of sessions that are given it.
+
+    The calling thread must have entered the device (``enter``).
+
+    Args:
+        index: the device.
+
+    Raises:
+        ProviderUnavailableError: there is no such device, or a call failed; so do all methods.
+    """
+
+    def __init__(self, index: int) -> None:
+        enter(index)
+        self.handle = _created(_runtime().cudaStreamCreateWithFlags, _NON_BLOCKING)
+        weakref.finalize(self, _destroy, index, "cudaStreamDestroy", self.handle).atexit = False
+        self._index = index
+
+    def host(self, size: int) -> npt.NDArray[np.uint8]:
+        """Return a number of bytes on the host, all 0, from which and to which copies need not wait."""
+        address = _created(_runtime().cudaHostAlloc, ctypes.c_size_t(size), 0)
+        memory = (ctypes.c_uint8 * size).from_address(address)
+        weakref.finalize(memory, _destroy, self._index, "cudaFreeHost", address).atexit = False
+        array: npt.NDArray[np.uint8] = np.ctypeslib.as_array(memory)
+        array[...] = 0
+        return array
+
+    def copy(self, target: int, source: int, size: int) -> None:
+        """Copy bytes from an address to another one after all former work, without waiting."""
+        places = ctypes.c_void_p(target), ctypes.c_void_p(source)
+        stream = ctypes.c_void_p(self.handle)
+        code = _runtime().cudaMemcpyAsync(*places, ctypes.c_size_t(size), _ANY_DIRECTION, stream)
+        _check(code, "cudaMemcpyAsync")
+
+    def mark(self) -> Callable[[], None]:
+        """Return a function that waits for all work that was given so far."""
+        event = _Event(self._index)
+        _check(
+            _runtime().cudaEventRecord(ctypes.c_void_p(event.handle), ctypes.c_void_p(self.handle)), "event"
+        )
+        return event.wait
+
+
+class _Event:
+    def __init__(self, index: int) -> None:
+        self.handle = _created(_runtime().cudaEventCreateWithFlags, _NO_TIMING)
+        weakref.finalize(self, _destroy, index, "cudaEventDestroy", self.handle).atexit = False
+
+    def wait(self) -> None:
+        _check(_runtime().cudaEventSynchronize(ctypes.c_void_p(self.handle)), "cudaEventSynchronize")
+
+
+def _created(call: Any, *arguments: Any) -> int:
+    made = ctypes.c_void_p()
+    _check(call(ctypes.byref(made), *arguments), call.__name__)
+    return made.value or 0
+
+
+def _destroy(index: int, call: str, handle: int) -> None:
+    try:
+        enter(index)
+        _check(getattr(_runtime(), call)(ctypes.c_void_p(handle)), call)
+    except ProviderUnavailableError as error:  # a lost device has lost it too
+        _log.warning("cuda:%d: %s", index, error)
 
 
 def compute_capability(index: int) -> tuple[int, int]:

@@ -7,8 +7,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ...errors import CarryallError
+from ...errors import CarryallError, ProviderUnavailableError
 from ..base import DeviceMemory, RunnerConfig
+from ..ort.device_block import DeviceStream
 from ..ort.device_memory import Device
 from ..ort.provider import OrtProvider
 from . import libraries, nvidia
@@ -26,10 +27,16 @@ class NvidiaProvider(OrtProvider):
         if lacking is not None:
             return lacking
         try:
-            count = nvidia.device_count()
+            complaints = [self.complaint(index) for index in range(nvidia.device_count())]
         except CarryallError as error:
             return str(error)
-        return None if count else "there is no CUDA device; CUDA_VISIBLE_DEVICES may hide it"
+        if not complaints:
+            return "there is no CUDA device; CUDA_VISIBLE_DEVICES may hide it"
+        return None if None in complaints else complaints[0]
+
+    def complaint(self, index: int) -> str | None:
+        """Return why models cannot run on a device, None if they can."""
+        return None
 
     def libraries(self) -> list[Library]:
         """What must be loadable."""
@@ -38,11 +45,16 @@ class NvidiaProvider(OrtProvider):
     def device(self, index: int) -> Device:
         """Return the device for ONNX Runtime's memory and bindings."""
         enter, buffer = partial(self.enter, index), partial(self.buffer, index)
-        return Device(name=self.device_name, index=index, enter=enter, buffer=buffer)
+        stream = partial(self.stream, index)
+        return Device(name=self.device_name, index=index, enter=enter, buffer=buffer, stream=stream)
 
     def buffer(self, index: int, size: int) -> Any:
         """Allocate bytes of a device for a cache; the object that owns them has ``data_ptr()``."""
         return nvidia.Buffer(index, size)
+
+    def stream(self, index: int) -> DeviceStream:
+        """Make a stream of a device."""
+        return nvidia.Stream(index)
 
     def enter(self, index: int) -> None:
         """Make this thread ready for a device."""
@@ -50,7 +62,10 @@ class NvidiaProvider(OrtProvider):
 
     def _open(self, model: Path, config: RunnerConfig, **named: Any) -> Any:
         if self.available() is None:
-            self.enter(self.checked_options(config.options)["device"])
+            device = self.checked_options(config.options)["device"]
+            self.enter(device)
+            if (complaint := self.complaint(device)) is not None:
+                raise ProviderUnavailableError(f"provider '{self.name}' is not available: {complaint}")
         return super()._open(model, config, **named)
 
     def free_memory(self, options: Mapping[str, Any]) -> int:

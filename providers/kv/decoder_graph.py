@@ -13,6 +13,7 @@ import numpy as np
 from ...contract import (
     CONTEXT_LENGTH,
     HIDDEN_STATES,
+    IMAGE_AHEAD,
     IMAGE_STATES,
     INPUT_IDS,
     LAST_HIDDEN_STATE,
@@ -63,6 +64,7 @@ class DecoderGraph:
         num_tokens: rows of the embedding table, None if unknown.
         lora_modules: number of inputs and outputs of the modules that adapters can change.
         image_width: width of the input ``image_states``, 0 if there is none.
+        image_ahead: whether it has the input ``image_ahead``.
         rope_axes: rows of the input ``rope_positions``, 0 if there is none.
         block_size: positions of a block of the caches; 0 if they have no blocks, or the device chooses it.
         metadata: all metadata of the graph.
@@ -80,6 +82,7 @@ class DecoderGraph:
     lora_modules: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     block_size: int = 0
     image_width: int = 0
+    image_ahead: bool = False
     rope_axes: int = 0
     metadata: Mapping[str, str] = field(default_factory=dict)
 
@@ -120,6 +123,7 @@ class DecoderGraph:
             top_logits=self.top_logits,
             num_tokens=self.num_tokens,
             image_width=self.image_width,
+            image_ahead=self.image_ahead,
             rope_axes=self.rope_axes,
             **lora_facts(self.lora_modules, config),
             **abilities,
@@ -165,6 +169,7 @@ def read_graph(session: Any, source: str, *, heads_axis: int = 1) -> DecoderGrap
         lora_modules=lora_modules({name: value.shape for name, value in inputs.items()}),
         block_size=size if isinstance(size, int) else 0,
         image_width=inputs[IMAGE_STATES].shape[-1] if IMAGE_STATES in inputs else 0,
+        image_ahead=IMAGE_AHEAD in inputs,
         rope_axes=inputs[ROPE_POSITIONS].shape[0] if ROPE_POSITIONS in inputs else 0,
         metadata=session.get_modelmeta().custom_metadata_map,
     )

@@ -20,14 +20,15 @@ from ...errors import ProviderRuntimeError, ProviderUnavailableError
 from .. import captures
 from ..kv.kv_memory import KVSpec
 from . import ort
-from .packed_inputs import PackedInputs
+from .device_block import DeviceBlock, DeviceStream, shapes_of
 from .slot_memory import Array, BoundRun, SlotMemory, element_type, shared_value
 
 # CUDA's kernels read only this input from host memory (onnxruntime's contrib_ops/cuda/bert/
 # group_query_attention.cc: InputMemoryType(OrtMemTypeCPUInput, 6)).
 _ON_HOST = frozenset({TOTAL_SEQUENCE_LENGTH})
 _log = logging.getLogger(__name__)
-_GRAPH_ID = "gpu_graph_id"  # a run option; -1 disables capture and replay
+# Run options; -1 disables capture and replay.
+_GRAPH_ID, _NO_WAIT = "gpu_graph_id", "disable_synchronize_execution_providers"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +43,9 @@ class Device:
         updates: host arrays can be copied into device values at any time, not only by binding them to a run.
         memory: ``onnxruntime.OrtMemoryInfo`` to allocate by, of a device that has no name of its own.
         enter: makes the calling thread ready for the device; see ``ready``.
-        buffer: allocates a number of bytes for a cache and returns an object with ``data_ptr()`` that owns
-            them; raises ``ProviderUnavailableError``. By default caches are ``OrtValue``.
+        buffer: allocates a number of bytes for a cache, all 0, and returns an object with ``data_ptr()`` that
+            owns them; raises ``ProviderUnavailableError``. By default caches are ``OrtValue``.
+        stream: makes a stream, which sessions can be given.
     """
 
     name: str
@@ -53,6 +55,7 @@ class Device:
     memory: Any = None
     enter: Callable[[], None] | None = None
     buffer: Callable[[int], Any] | None = None
+    stream: Callable[[], DeviceStream] | None = None
 
     def ready(self) -> None:
         """Make the calling thread ready for the device.
@@ -103,15 +106,16 @@ class DeviceMemory(SlotMemory):
     ) -> None:
         self.slots, self.length, self._host_inputs = slots, length, host_inputs
         self.slices = False
-        self._device, self._specs = device, specs
+        self.device, self._specs = device, specs
         self._copier: Any = session_factory(self._copy_model())
         self._graph_ids: Iterator[int] = itertools.count(1)
         self._caches = {name: [self._cache(name, count) for count in self._buffers()] for name in specs}
-        self._clear()
+        if device.buffer is None:
+            self._clear()
 
     def hold(self, name: str, array: Array) -> Any:
         """See ``SlotMemory``; without updates, the array is copied whenever the value is bound."""
-        if not self._device.updates:
+        if not self.device.updates:
             return shared_value(array)
         value = self._allocate(name, array.shape, array.dtype)
         value.update_inplace(array)
@@ -119,12 +123,12 @@ class DeviceMemory(SlotMemory):
 
     def refresh(self, value: Any, array: Array) -> None:
         """See ``SlotMemory``."""
-        if self._device.updates:
+        if self.device.updates:
             value.update_inplace(array)
 
     def enter(self) -> None:
         """See ``SlotMemory``."""
-        self._device.ready()
+        self.device.ready()
 
     def bind_caches(self, binding: Any, first: int, count: int) -> None:
         """See ``SlotMemory``."""
@@ -138,13 +142,10 @@ class DeviceMemory(SlotMemory):
         self, binding: Any, feeds: Mapping[str, Array], results: Mapping[str, Array], *, capture: bool
     ) -> BoundRun:
         """See ``SlotMemory``."""
-        if not self._device.updates:
+        if not self.device.updates:
             return _Rebinding(binding, memory=self, feeds=feeds, results=results)
-        run: BoundRun
-        if capture:
-            run = _CapturedRun(binding, options=_graph_options(next(self._graph_ids)))
-        else:
-            run = BoundRun(binding, options=_graph_options(None))
+        uncaptured = partial(BoundRun, binding, options=run_options(None))
+        run = self.captured_run(binding) if capture else uncaptured()
         on_host = {name: array for name, array in feeds.items() if name in self._host_inputs}
         super().bind_once(binding, on_host, {})
         run.uploads += self._upload(binding, {name: feeds[name] for name in feeds if name not in on_host})
@@ -154,12 +155,40 @@ class DeviceMemory(SlotMemory):
             run.downloads[name] = (value, array)
         return run
 
+    def captured_run(self, binding: Any, *, waits: bool = True) -> CapturedRun:
+        """Return a run of a binding that is captured; replays need not wait for the device."""
+        return CapturedRun(binding, next(self._graph_ids), waits=waits)
+
+    def bytes_of(self, size: int) -> Any:
+        """Return an ``OrtValue`` of a number of bytes.
+
+        Raises:
+            ProviderRuntimeError: the device has not enough memory.
+        """
+        return self._allocate("inputs and results", (size,), np.dtype(np.uint8))
+
+    def stream(self) -> DeviceStream:
+        """Return a new stream of the device.
+
+        Raises:
+            ProviderUnavailableError: the device has no streams, or is gone.
+        """
+        if self.device.stream is None:
+            raise ProviderUnavailableError(f"{self.device.name} has no streams")
+        return self.device.stream()
+
     def _upload(self, binding: Any, feeds: Mapping[str, Array]) -> list[Callable[[], None]]:
         """Bind values of the device to inputs; return what copies the arrays to them."""
-        if self._device.addressable:
-            packed = PackedInputs(feeds, lambda size: self._allocate("inputs", (size,), np.dtype(np.uint8)))
-            packed.bind(binding, self._device.name, self._device.index)
-            return [packed.upload]
+        if self.device.addressable:
+            block = DeviceBlock(shapes_of(feeds), self.bytes_of)
+            block.bind_inputs(binding, self.device.name, self.device.index)
+
+            def upload() -> None:
+                for name, array in feeds.items():
+                    block.arrays[name][...] = array
+                block.upload()
+
+            return [upload]
         values = {name: self._allocate(name, array.shape, array.dtype) for name, array in feeds.items()}
         for name, value in values.items():
             binding.bind_ortvalue_input(name, value)
@@ -173,11 +202,11 @@ class DeviceMemory(SlotMemory):
         late: Collection[str] = (),
     ) -> BoundRun:
         """See ``SlotMemory``."""
-        if not self._device.updates:
+        if not self.device.updates:
             return super().bind_once(binding, feeds, results)
         prompt = {name: array for name, array in results.items() if name not in late}
         run = super().bind_once(binding, feeds, prompt)
-        run.options = _graph_options(None)
+        run.options = run_options(None)
         for name in results.keys() - prompt.keys():
             value = self._allocate(name, results[name].shape, results[name].dtype)
             binding.bind_ortvalue_output(name, value)
@@ -205,22 +234,22 @@ class DeviceMemory(SlotMemory):
 
     def _bind(self, by_address: Any, by_value: Any, name: str, cache: str, first: int, count: int) -> None:
         values, spec = self._caches[cache], self._specs[cache]
-        if not self._device.addressable:
+        if not self.device.addressable:
             if count != 1:
-                raise ProviderRuntimeError(f"device {self._device.name} runs one slot at a time, not {count}")
+                raise ProviderRuntimeError(f"device {self.device.name} runs one slot at a time, not {count}")
             by_value(name, values[first])
             return
         stride = self.length * spec.bytes_per_token
         shape = [count, spec.heads, self.length, spec.width]
         address = values[0].data_ptr() + first * stride
-        by_address(name, self._device.name, self._device.index, element_type(spec.dtype), shape, address)
+        by_address(name, self.device.name, self.device.index, element_type(spec.dtype), shape, address)
 
     def _copy_model(self) -> bytes:
         return _copy_model(self._specs, self.length)
 
     def _buffers(self) -> list[int]:
         """Return the slots of each buffer of a cache: one for all, or one each without addresses."""
-        return [self.slots] if self._device.addressable else [1] * self.slots
+        return [self.slots] if self.device.addressable else [1] * self.slots
 
     def _clear(self) -> None:
         """Fill all slots with zeros: KV after a sequence is masked by 0, but NaN * 0 is NaN."""
@@ -242,14 +271,14 @@ class DeviceMemory(SlotMemory):
 
     def _cache(self, name: str, slots: int) -> Any:
         spec = self._specs[name]
-        if self._device.buffer is None:
+        if self.device.buffer is None:
             return self._allocate(name, (slots, spec.heads, self.length, spec.width), spec.dtype)
         size = slots * self.length * spec.bytes_per_token
-        return self._made(name, size, partial(self._device.buffer, size))
+        return self._made(name, size, partial(self.device.buffer, size))
 
     def _allocate(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
         size = int(np.prod(shape)) * dtype.itemsize
-        return self._made(name, size, partial(self._device.allocate, shape, dtype))
+        return self._made(name, size, partial(self.device.allocate, shape, dtype))
 
     def _made(self, name: str, size: int, make: Callable[[], Any]) -> Any:
         failures: tuple[type[BaseException], ...] = (ProviderUnavailableError, *ort.runtime_errors())
@@ -260,7 +289,7 @@ class DeviceMemory(SlotMemory):
 
     def _no_memory(self, name: str, size: int, error: BaseException) -> ProviderRuntimeError:
         return ProviderRuntimeError(
-            f"{self._device.name}:{self._device.index} has no memory for '{name}' ({size / 2**30:.2f} GiB): "
+            f"{self.device.name}:{self.device.index} has no memory for '{name}' ({size / 2**30:.2f} GiB): "
             f"{ort.one_line(error)}. Lower max_slots or context_length."
         )
 
@@ -282,21 +311,25 @@ class _Rebinding(BoundRun):
         super().run(session)
 
 
-class _CapturedRun(BoundRun):
-    """A run that the device captures the first time that no other thread prevents it, and then replays."""
+class CapturedRun(BoundRun):
+    """A run that the device captures the first time that no other thread prevents it, and then replays.
 
-    __slots__ = ("_captured",)
+    What was captured is freed with the session: ``release_captured_graph`` of onnxruntime 1.31 does nothing
+    on CUDA.
+    """
 
-    def __init__(self, binding: Any, *, options: Any) -> None:
-        super().__init__(binding, options=options)
-        self._captured = False
+    __slots__ = ("_captured", "_first")
+
+    def __init__(self, binding: Any, graph_id: int, *, waits: bool) -> None:
+        super().__init__(binding, options=run_options(graph_id, waits=waits))
+        self._captured, self._first = False, run_options(graph_id)
 
     def _execute(self, session: Any, options: Any) -> None:
         if self._captured:
             super()._execute(session, options)
             return
         with captures.capture() as may:
-            super()._execute(session, options if may else _graph_options(None))
+            super()._execute(session, self._first if may else run_options(None))
         self._captured = may
 
 
@@ -332,9 +365,17 @@ def _runtime_errors(doing: str) -> Iterator[None]:
         raise ProviderRuntimeError(f"{doing} failed: {ort.one_line(error)}") from error
 
 
-def _graph_options(graph_id: int | None) -> Any:
+def run_options(graph_id: int | None, *, waits: bool = True) -> Any:
+    """Return options of a run that is captured as a graph of this number, or not captured.
+
+    Args:
+        graph_id: a number of its own; None does not capture.
+        waits: whether the call returns when the device has computed the run, or when it was given to it.
+    """
     options = ort.load_onnxruntime("a device run").RunOptions()
     options.add_run_config_entry(_GRAPH_ID, str(-1 if graph_id is None else graph_id))
+    if not waits:
+        options.add_run_config_entry(_NO_WAIT, "1")
     return options
 
 

@@ -91,7 +91,8 @@ class OrtProvider(Provider):
             fused_experts=options.get("fused_experts") != "off",
             kv_cache=options.get("kv_cache", "auto"),
             compute=compute_type(options.get("compute")),
-            top_logits=0 if is_paged(options) else options.get("top_logits", 0),
+            top_logits=options.get("top_logits", 0),
+            draws=is_paged(options) and bool(options.get("steps_ahead")),
             paged=is_paged(options),
         )
 

@@ -19,6 +19,7 @@ from ...contract import (
     ATTENTION_MASK,
     EXPLICIT_KV,
     HIDDEN_STATES,
+    IMAGE_AHEAD,
     IMAGE_ROWS,
     IMAGE_STATES,
     INPUT_IDS,
@@ -29,7 +30,7 @@ from ...contract import (
 from ...errors import ProviderRuntimeError, UsageError
 from ..base import LoraMatrices, Row, Runner, RunnerConfig
 from ..captures import no_capture
-from ..image_rows import image_inputs, rope_positions
+from ..image_rows import image_ahead, image_inputs, rope_positions
 from ..kv.decoder_graph import DecoderGraph
 from ..kv_groups import FullKV, KVGroups, StateKV
 from ..lora import LoraPlaces
@@ -195,10 +196,14 @@ class ExplicitRunner(Runner):
         return np.concatenate(parts), past, {**kept, row.start + len(row.tokens): state}
 
     def _pieces(self, row: Row) -> Iterator[tuple[int, int]]:
-        """Yield the first and last token of each run; a state is known only where a run ends."""
+        """Yield the first and last token of each run; a state is known only where a run ends.
+
+        Tokens of a picture that see all of it are in one run.
+        """
         size = len(row.tokens)
         ends = {length - row.start for length in row.checkpoints if row.start < length}
-        places = sorted({*range(0, size, self._chunk), *ends, size})
+        inside = () if row.image_ahead is None else (np.flatnonzero(row.image_ahead) + 1).tolist()
+        places = sorted({0, *({*range(0, size, self._chunk), *ends} - {*inside}), size})
         yield from itertools.pairwise(places)
 
     def _feeds(self, row: Row, begin: int, end: int, first: int) -> dict[str, npt.NDArray[Any]]:
@@ -217,6 +222,8 @@ class ExplicitRunner(Runner):
         if self._graph.image_width:
             states, rows = image_inputs([row], self._graph.image_width)
             feeds |= {IMAGE_STATES: states, IMAGE_ROWS: rows[None, begin:end]}
+        if self._graph.image_ahead:
+            feeds[IMAGE_AHEAD] = image_ahead([row])[None, begin:end]
         if self._graph.rope_axes:
             positions = rope_positions([row], [row.start], self._graph.rope_axes)
             feeds[ROPE_POSITIONS] = positions[:, None, begin:end]

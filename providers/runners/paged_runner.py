@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from ...errors import ProviderRuntimeError
-from ..base import KVEviction, LoraMatrices, Row, Runner, RunnerInfo
+from ..base import BestLogits, Draw, KVEviction, LoraMatrices, Pending, Row, Runner, RunnerInfo
 from ..captures import no_capture
-from ..image_rows import image_inputs, rope_positions
+from ..image_rows import image_ahead, image_inputs, rope_positions
 from ..kv.block_pool import FREED, BlockTables
 from ..kv.state_memory import StateMemory
 from ..lora import LoraInputs, LoraPlaces
@@ -41,7 +41,12 @@ class PagedBatch:
         state_places: [rows], the places of the rows' recurrent states; None if the graph has none.
         image_states: see ``image_inputs``; None if the graph takes no pictures.
         image_rows: [tokens], see there.
+        image_ahead: [tokens], see there; None if the graph takes none.
         rope_positions: [axes, tokens]; None if the graph takes positions of one axis.
+        late: [wanted], for which of the logits the largest may be enough; empty if for none.
+        draws: [wanted], how the device draws a token; empty if it draws none.
+        sources: [tokens], which of the tokens drawn before is run where ``input_ids`` is negative; None if it
+            is nowhere.
     """
 
     input_ids: npt.NDArray[np.int64]
@@ -56,7 +61,11 @@ class PagedBatch:
     state_places: npt.NDArray[np.int32] | None = None
     image_states: npt.NDArray[np.float32] | None = None
     image_rows: npt.NDArray[np.int64] | None = None
+    image_ahead: npt.NDArray[np.int32] | None = None
     rope_positions: npt.NDArray[np.int64] | None = None
+    late: Sequence[bool] = ()
+    draws: Sequence[Draw | None] = ()
+    sources: npt.NDArray[np.int64] | None = None
 
     @property
     def max_context(self) -> int:
@@ -85,8 +94,12 @@ class PagedSession(Protocol):
     ``ProviderRuntimeError`` on failure.
     """
 
-    def run(self, batch: PagedBatch) -> Logits:
-        """Run once; return logits [wanted, vocab_size], which the next run may overwrite."""
+    def run(self, batch: PagedBatch) -> Logits | list[Logits | BestLogits]:
+        """Run once; return logits [wanted, vocab_size], which the next run may overwrite.
+
+        If ``batch.late`` is not empty, return a list by wanted position: the largest logits, or all logits
+        [vocab_size].
+        """
 
     def copy_block(self, group: int, source: int, target: int) -> None:
         """Copy the content of a block in all caches of a group."""
@@ -99,6 +112,22 @@ class PagedSession(Protocol):
 
     def evict_kv(self, blocks: GroupBlocks, targets: GroupBlocks, held: int, eviction: KVEviction) -> None:
         """Evict KV of all layers, see ``BlockLayer.evict_kv``; only if ``RunnerInfo.evicts_kv`` is set."""
+
+
+class PagedFlight(Protocol):
+    """A run that was begun."""
+
+    drawn: npt.NDArray[np.int64]  # [wanted], after ``finish``
+
+    def finish(self) -> Logits | list[Logits | BestLogits]:
+        """Return what ``PagedSession.run`` does, when the run is done; to be called once."""
+
+
+class AheadSession(PagedSession, Protocol):
+    """A session that takes one more run while another is not finished; runs are computed in order."""
+
+    def begin(self, batch: PagedBatch) -> PagedFlight:
+        """Begin a run; its results stay valid until the second next one is begun."""
 
 
 def _most_tokens(tables: BlockTables, info: RunnerInfo) -> int | None:
@@ -121,6 +150,7 @@ class PagedRunner(Runner):
         hidden_size: width of the input ``hidden_states``; None if the graph has none.
         loras: the adapters' places; None if the graph takes no adapters.
         states: the recurrent states; None if the graph has none.
+        ahead: the session, if steps are taken ahead (``info.steps_ahead``).
     """
 
     def __init__(
@@ -131,8 +161,10 @@ class PagedRunner(Runner):
         hidden_size: int | None = None,
         loras: LoraPlaces | None = None,
         states: StateMemory | None = None,
+        ahead: AheadSession | None = None,
     ) -> None:
-        self._states = states
+        self._states, self._ahead = states, ahead
+        self._flying: list[_Step] = []  # at most two
         self.info = dataclasses.replace(info, kv_tokens=_most_tokens(tables, info))
         self._hidden_size = hidden_size
         self._tables = tables
@@ -145,23 +177,90 @@ class PagedRunner(Runner):
         """Run one step; see ``Runner.forward``."""
         session, placed = self._check(rows)
         if self._states is None or not any(row.checkpoints for row in rows):
-            return self._run(session, rows, placed)
+            return [np.asarray(logits) for logits in self._run(session, rows, placed)]
         results: list[list[Logits]] = [[] for _ in rows]
         for pieces in _runs(rows):  # a state is known only where a run ends
             parts = list(pieces.values())
             for index, logits in zip(pieces, self._run(session, parts, parts), strict=True):
-                results[index].append(logits.copy())
+                results[index].append(np.array(logits))
         return [np.concatenate(parts) for parts in results]
 
-    def _run(self, session: PagedSession, rows: Sequence[Row], placed: Sequence[Row]) -> list[Logits]:
-        """Run rows once, given also with their starts in the cache; return the logits of each."""
+    def forward_best(self, rows: Sequence[Row]) -> list[Logits | BestLogits]:
+        """Run one step; see ``Runner``."""
+        if not self.info.top_logits or not any(row.best_suffice for row in rows):
+            return [*self.forward(rows)]
+        session, placed = self._check(rows)
+        late = [row.best_suffice for row in rows for _ in range(row.num_logits)]
+        return self._best(rows, self._run(session, rows, placed, late))
+
+    def submit(self, rows: Sequence[Row]) -> Pending[list[Logits | BestLogits]]:
+        """Begin one step; see ``Runner``."""
+        if self._ahead is None:
+            return super().submit(rows)
+        _, placed = self._check(rows)
+        before = self._flying[-1] if self._flying else None
+        batch = self._placed(self._ahead, placed)
+        ends = np.cumsum([row.num_logits for row in rows])  # in the wanted logits
+        draws = [
+            row.draw if end == row.num_logits else None
+            for row in rows
+            for end in range(1, row.num_logits + 1)
+        ]
+        late = [row.best_suffice for row in rows for _ in range(row.num_logits)]
+        batch = dataclasses.replace(batch, draws=draws, late=late if any(late) else ())
+        if before is not None and any(row.source is not None for row in rows):
+            batch = _with_sources(batch, rows, before)
+        step = _Step(self._ahead.begin(batch), before, (ends - 1).tolist())
+        self._flying.append(step)
+        for row in placed:
+            self._tables.lengths[row.slot] = row.start + len(row.tokens)
+        return Pending(lambda: self._finish(step, rows, batch))
+
+    def _finish(self, step: _Step, rows: Sequence[Row], batch: PagedBatch) -> list[Logits | BestLogits]:
+        """Wait for a step that was submitted."""
+        try:
+            step.failed = True
+            logits = step.flight.finish()
+            step.drawn = step.flight.drawn.copy()  # the second next step overwrites it
+            if step.before is not None and step.before.failed:
+                raise ProviderRuntimeError("the step before failed, on which this one depends")
+            step.failed = False
+        finally:
+            self._flying.remove(step)
+            before, step.before = step.before, None
+        for row in rows:
+            if row.source is not None and before is not None:
+                row.tokens[:] = before.drawn[before.places[row.source]]
+        if batch.last_hidden_states is not None:
+            _fill_hidden_states(rows, batch, batch.last_hidden_states)
+        parts = self._parts(rows, logits)
+        return self._best(rows, parts) if batch.late else parts
+
+    def _best(self, rows: Sequence[Row], parts: Sequence[Any]) -> list[Logits | BestLogits]:
+        """Return the largest or all logits of each row, given a list of them for each."""
+        results: list[Logits | BestLogits] = []
+        for row, part in zip(rows, parts, strict=True):
+            if row.best_suffice:
+                results += part
+            else:
+                results.append(np.array(part, np.float32).reshape(row.num_logits, self.info.vocab_size))
+        return results
+
+    def _placed(self, session: PagedSession, placed: Sequence[Row]) -> PagedBatch:
+        """Give rows with starts in the cache their blocks, and return them as one flat batch."""
         ends = []
         for row in placed:
             self._tables.truncate(row.slot, row.start)
             ends.append((row.slot, row.start + len(row.tokens)))
         for copy in self._tables.reserve(ends):
             session.copy_block(*copy)
-        batch = self._batch(placed)
+        return self._batch(placed)
+
+    def _run(
+        self, session: PagedSession, rows: Sequence[Row], placed: Sequence[Row], late: Sequence[bool] = ()
+    ) -> list[Any]:
+        """Run rows once, given also with their starts in the cache; return the logits of each."""
+        batch = dataclasses.replace(self._placed(session, placed), late=late)
         if self._states is not None:
             places = [self._states.begin(row) for row in rows]
             batch = dataclasses.replace(batch, state_places=np.array(places, np.int32))
@@ -173,7 +272,13 @@ class PagedRunner(Runner):
                 self._states.end(row, place)
         if batch.last_hidden_states is not None:
             _fill_hidden_states(rows, batch, batch.last_hidden_states)
-        results, begin = [], 0
+        return self._parts(rows, logits)
+
+    @staticmethod
+    def _parts(rows: Sequence[Row], logits: Any) -> list[Any]:
+        """Cut the wanted logits of all rows."""
+        results: list[Any] = []
+        begin = 0
         for row in rows:
             results.append(logits[begin : begin + row.num_logits])
             begin += row.num_logits
@@ -263,7 +368,7 @@ class PagedRunner(Runner):
     def close(self) -> None:
         """Free all resources. The runner cannot be used afterwards."""
         with no_capture():  # a device frees the session
-            self._session = None
+            self._session = self._ahead = None
 
     def _opened(self) -> PagedSession:
         if self._session is None:
@@ -331,8 +436,29 @@ class PagedRunner(Runner):
             lora=None if self._loras is None else self._loras.inputs(loras),
             image_states=seen,
             image_rows=seen_rows,
+            image_ahead=image_ahead(rows) if self.info.image_ahead else None,
             rope_positions=rope_positions(rows, texts, axes) if axes else None,
         )
+
+
+@dataclass(slots=True)
+class _Step:
+    """A step that was submitted: the step before, and the place of each row's last wanted logits."""
+
+    flight: PagedFlight
+    before: _Step | None
+    places: list[int]
+    drawn: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))  # after its end
+    failed: bool = False
+
+
+def _with_sources(batch: PagedBatch, rows: Sequence[Row], before: _Step) -> PagedBatch:
+    """Return a batch that runs tokens drawn by the step before, where rows say so."""
+    ids, sources = batch.input_ids.copy(), np.zeros_like(batch.input_ids)
+    for row, begin in zip(rows, batch.begins.tolist(), strict=False):
+        if row.source is not None:
+            ids[begin], sources[begin] = -1, before.places[row.source]
+    return dataclasses.replace(batch, input_ids=ids, sources=sources)
 
 
 def _runs(rows: Sequence[Row]) -> Iterator[dict[int, Row]]:
@@ -360,6 +486,7 @@ def _piece(row: Row, first: int, last: int) -> Row:
         num_logits=max(0, last - max(first, logits_from)),
         hidden_states=None if row.hidden_states is None else row.hidden_states[part],
         image_rows=None if row.image_rows is None else row.image_rows[part],
+        image_ahead=None if row.image_ahead is None else row.image_ahead[part],
         rope_positions=_positions(row, part),
         last_hidden_states=None if row.last_hidden_states is None else row.last_hidden_states[part],
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import numpy.typing as npt
 
@@ -66,6 +68,34 @@ def joint_prompts_agree(runner: Runner) -> bool:
     finally:
         for row in rows:
             runner.release(row.slot)
+
+
+def padded_runs_agree(runner: Runner, pad: Callable[[bool], None]) -> bool:
+    """Return whether prompts and tokens after them have the same logits padded and in their size, within 5 %.
+
+    Args:
+        runner: the runner, none of whose slots is in use.
+        pad: chooses whether runs are padded.
+    """
+    longest = min(_COMPARED, runner.info.context_length - 1)
+    if longest < 1:
+        return True
+    lengths = [longest, max(1, longest - 13)][: runner.info.max_slots]
+    texts = [_tokens(runner, length + 1)[::-1].copy() for length in lengths]
+    prompts = [Row(slot, text[:-1], 0) for slot, text in enumerate(texts)]
+    singles = [Row(slot, text[-1:], len(text) - 1) for slot, text in enumerate(texts)]
+    found = []
+    try:
+        for way in (True, False):
+            pad(way)
+            found.append([logits.copy() for rows in (prompts, singles) for logits in runner.forward(rows)])
+            for row in prompts:
+                runner.release(row.slot)
+    finally:
+        pad(True)
+        for row in prompts:
+            runner.release(row.slot)
+    return all(_difference(*pair) <= _WORST_HALF for pair in zip(*found, strict=True))
 
 
 def _tokens(runner: Runner, count: int) -> npt.NDArray[np.int64]:

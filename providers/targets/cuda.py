@@ -11,7 +11,8 @@ from typing import Any, ClassVar, Literal
 
 import onnx_ir as ir
 
-from ...errors import ProviderUnavailableError
+from ...contract import DRAW
+from ...errors import ProviderRuntimeError, ProviderUnavailableError
 from ...graph_opt.graph.edit import constant, nodes_of
 from ...graph_opt.graph.load import read_model
 from ...graph_opt.lower.kernels import CUDA
@@ -21,22 +22,30 @@ from ..base import Runner, RunnerConfig
 from ..host import libraries, nvidia
 from ..host.nvidia_provider import NvidiaProvider
 from ..kv.block_pool import BlockTables
-from ..kv.decoder_graph import read_slot_graph
+from ..kv.decoder_graph import chosen_context_length, read_slot_graph
 from ..kv.kv_memory import KVSpec
 from ..kv_groups import FullKV
 from ..lora import LoraPlaces
 from ..ort import ort
+from ..ort.device_block import DeviceStream
 from ..ort.device_memory import Device, DeviceMemory, slots_that_fit
 from ..ort.paged import OrtPagedSession, read_paged_graph
+from ..ort.paged_forms import Forms
 from ..ort.provider import is_paged
 from ..ort.slot_policy import SlotPolicy, powers_of_two
 from ..ort.slot_runner import SlotRunner
 from ..runners.paged_runner import PagedRunner
-from ..runners.self_agreement import joint_prompts_agree
+from ..runners.self_agreement import joint_prompts_agree, padded_runs_agree
+from ..runners.thread_runner import ThreadRunner
 
 _log = logging.getLogger(__name__)
 
 _REMEDY = "or raise memory_fraction"
+# Compute capabilities for which releases of onnxruntime-gpu have code: fatbins of
+# libonnxruntime_providers_cuda.so. They hold no PTX, which a driver could translate for other devices. Code
+# runs on devices of the same major version and no smaller minor version (CUDA programming guide, "Binary
+# Compatibility").
+_CODE = {"1.31": ((7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (12, 0))}
 _AMPERE = (8, 0)
 # onnxruntime 1.31: contrib_ops/cuda/bert/group_query_attention.cc refuses an int8 cache below, and the
 # grouped products of moe/ have no kernels.
@@ -44,6 +53,9 @@ _NEED_AMPERE = {"compute": "bf16", "kv_cache": "int8", "fused_experts": "on"}
 # Flash attention stores no score matrix. A host starts the kernels of a run in the time in which an H200
 # computes 1,000 tokens of a 0.6 B model.
 _PREFILL_CHUNK = 2048
+_STEP_TOKENS = 8192  # of a step with paged KV: activations of a 0.6 B model take 0.3 GB
+_MOST_FORMS = 256
+_GRAPH_BYTES = 16 << 20  # of a captured run, by the experience of other engines; not measured here
 _MAX_PADDING = 64  # tokens; on slower devices they cost more than another run
 
 
@@ -61,13 +73,16 @@ class CudaOptions(Checked):
             the device has the capability.
         joint_prompts: compute new prompts of similar lengths together, with ``slots``; they are computed one
             by one if the device computes other logits then, which is tried at load.
-        cuda_graphs: capture decode runs, one for each power of two of the batch size, and replay them. Runs
-            with sizes that depend on results, as of mixtures that are not fused, cannot be captured.
+        cuda_graphs: capture runs of some sizes, and replay them; with ``slots`` only decode runs, one for
+            each power of two of the batch size. Runs with sizes that depend on results, as of mixtures that
+            are not fused, cannot be captured.
         top_logits: number of largest logits selected on the device; only these are downloaded for requests
             that need no more. 0 downloads all.
+        steps_ahead: with ``paged`` and ``top_logits``, 1 lets the device draw tokens and begin the next step
+            with them while the host samples; the host's tokens count.
         kv_memory: ``slots``: a buffer of context length for each sequence. ``paged``: blocks that sequences
-            allocate as they grow, and share if their first tokens are equal. Paged runs are not captured,
-            download all logits, and have a float cache.
+            allocate as they grow, and share if their first tokens are equal. Prompts and single tokens share
+            a run, and runs of up to 2,048 tokens are captured in some sizes. The cache is fp16 or bf16.
         memory_fraction: maximum share of the memory, free after loading the model, for the KV cache.
     """
 
@@ -78,6 +93,7 @@ class CudaOptions(Checked):
     joint_prompts: bool = True
     cuda_graphs: bool = True
     top_logits: int = option(64, least=0)
+    steps_ahead: int = option(1, least=0, most=1)
     kv_memory: Literal["slots", "paged"] = "slots"
     memory_fraction: float = option(0.9, least=0, most=1)
 
@@ -92,6 +108,19 @@ class CudaProvider(NvidiaProvider):
     vendors = frozenset({"NVIDIA"})
     block_size = staticmethod(block_size)
     options: ClassVar[type[Any]] = CudaOptions
+
+    def complaint(self, index: int) -> str | None:
+        """Return why the wheel has no code for a device, None if it has, or if its code is not known."""
+        version = ort.installed_wheels().get("onnxruntime-gpu", "")
+        code = _CODE.get(".".join(version.split(".")[:2]))
+        major, minor = self.compute_capability(index)
+        if code is None or any(one == major and other <= minor for one, other in code):
+            return None
+        listed = ", ".join(f"{one}.{other}" for one, other in code)
+        return (
+            f"device {index} has compute capability {major}.{minor}, for which onnxruntime-gpu {version} has "
+            f"neither code nor PTX; it has code for {listed}. Use another device, or another version"
+        )
 
     def resolve_options(self, config: RunnerConfig) -> RunnerConfig:
         """Decide ``kv_cache=auto`` and ``fused_experts=auto`` by the device's compute capability.
@@ -130,14 +159,13 @@ class CudaProvider(NvidiaProvider):
 
     def runner(self, model: Path, config: RunnerConfig) -> Runner:
         """Load a graph lowered by ``passes`` for generation, with fewer slots if memory is short."""
-        options = self.checked_options(config.options)
+        return ThreadRunner(lambda: self._runner(model, config))
+
+    def _runner(self, model: Path, config: RunnerConfig) -> Runner:
+        options = self._capturing(model, config)
         device = self.device(options["device"])
         if is_paged(options):
-            return self._paged_runner(model, config, device)
-        obstacle = options["cuda_graphs"] and uncapturable(read_model(model).graph)
-        if obstacle:
-            _log.warning("decode runs of %s are not captured: %s", model, obstacle)
-            options["cuda_graphs"] = False
+            return self._paged_runner(model, config, options, device)
         own = self.provider_options(options, generating=True)
         session = self._open(model, config, generating=True, own=own)
 
@@ -156,44 +184,80 @@ class CudaProvider(NvidiaProvider):
             runner.run_prompts_alone()
         return runner
 
-    def _paged_runner(self, model: Path, config: RunnerConfig, device: Device) -> Runner:
-        # Shapes change with every step, so runs cannot be captured.
-        options = {**self.checked_options(config.options), "cuda_graphs": False}
-        own = self.provider_options(options, generating=True)
+    def _paged_runner(
+        self, model: Path, config: RunnerConfig, options: dict[str, Any], device: Device
+    ) -> Runner:
+        stream = self.stream(options["device"])
+        own = self.provider_options(options, generating=True) | _on(stream)
         session = self._open(model, config, generating=True, own=own)
         graph = read_paged_graph(session, str(model))
+        length = chosen_context_length(config.context_length, graph.context_length, str(model))
         specs = graph.caches.values()
         heads, size = next(iter(specs)).heads, self.block_size(max(spec.width for spec in specs))
-        token_bytes = sum(spec.bytes_per_token for spec in specs)
-        length = config.context_length or graph.context_length or 0
-        wanted = config.max_slots * -(-length // size)
+        token_bytes, each = sum(spec.bytes_per_token for spec in specs), -(-length // size)
+        forms = Forms(size, each, config.max_slots) if options["cuda_graphs"] else None
         free = int(self.free_memory(options) * options["memory_fraction"])
-        blocks = slots_that_fit(free, size * token_bytes, wanted, _REMEDY)
+        most_forms = min(_MOST_FORMS, free // 16 // _GRAPH_BYTES)
+        if forms is not None:  # what they hold is not for KV
+            free -= most_forms * _GRAPH_BYTES + 3 * 4 * forms.most_rows * graph.vocab_size
+        # The last block takes the padding of captured runs.
+        blocks = slots_that_fit(free, size * token_bytes, config.max_slots * each + 1, _REMEDY) - 1
+        if blocks < 1:
+            raise ProviderRuntimeError(f"{free / 2**30:.2f} GiB of device memory hold no two KV blocks")
         caches = {name: dataclasses.replace(spec, heads=size) for name, spec in graph.caches.items()}
-        memory = DeviceMemory(caches, blocks, heads, device=device, session_factory=self._copier(config))
+        copier = self._copier(config, stream)
+        memory = DeviceMemory(caches, blocks + 1, heads, device=device, session_factory=copier)
         info = graph.info(
             config,
             (FullKV(token_bytes),),
             length=length,
             batched_multi_token=True,
             on_device=True,
-            step_tokens=_PREFILL_CHUNK,
+            step_tokens=_STEP_TOKENS,
+            steps_ahead=int(DRAW in graph.inputs),
         )
         loras = LoraPlaces(graph.lora_modules, config.max_loras, config.max_lora_rank)
-        tables = BlockTables(blocks, size, config.max_slots)
-        paged = OrtPagedSession(session, memory)
-        return PagedRunner(
-            paged, tables, info, hidden_size=graph.hidden_size, loras=loras if graph.lora_modules else None
+        paged = OrtPagedSession(
+            session, graph, memory, stream, forms, rows=config.max_slots, most_forms=most_forms
         )
+        runner = PagedRunner(
+            paged,
+            BlockTables(blocks, size, config.max_slots),
+            info,
+            hidden_size=graph.hidden_size,
+            loras=loras if graph.lora_modules else None,
+            ahead=paged if info.steps_ahead else None,
+        )
+        if paged.pads and graph.hidden_size is None and not padded_runs_agree(runner, paged.pad):
+            _log.warning("%s: runs are not captured, because padded ones have other logits here", model)
+            paged.pad(pads=False)
+        paged.capture_decoding()
+        return runner
+
+    def _capturing(self, model: Path, config: RunnerConfig) -> dict[str, Any]:
+        """Return all options, ``cuda_graphs`` off if runs of the model cannot be captured."""
+        options = self.checked_options(config.options)
+        obstacle = options["cuda_graphs"] and uncapturable(read_model(model).graph)
+        if obstacle:
+            _log.warning("decode runs of %s are not captured: %s", model, obstacle)
+            options["cuda_graphs"] = False
+        return options
 
     def compute_capability(self, index: int) -> tuple[int, int]:
         """Return the compute capability of a device."""
         return nvidia.compute_capability(index)
 
-    def _copier(self, config: RunnerConfig) -> Any:
+    def _copier(self, config: RunnerConfig, stream: DeviceStream | None = None) -> Any:
         """Return a function that opens small graphs on the same device, without capture."""
-        own = self.provider_options(self.checked_options(config.options), generating=False)
+        own = self.provider_options(self.checked_options(config.options), generating=False) | _on(stream)
         return lambda content: ort.open_session(content, self.execution_provider, None, own)
+
+
+def _on(stream: DeviceStream | None) -> dict[str, str]:
+    """Return the provider options that let a session work on a stream; 0 is no handle."""
+    if stream is None or not stream.handle:
+        return {}
+    return {"has_user_compute_stream": "1", "user_compute_stream": str(stream.handle)}
 
 
 def uncapturable(graph: ir.Graph) -> str | None:

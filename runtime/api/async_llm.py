@@ -22,7 +22,7 @@ from ..text.chat_template import Message
 from ..text.infill import Infill
 from ..types.outputs import RequestOutput
 from ..types.sampling_params import SamplingParams
-from .embedding import Pooling, check_pooling, embedding_questions, stacked
+from .embedding import Pooling, check_pooling, embedding_questions, encoded_tokens, stacked
 from .engine_thread import EngineThread
 from .prompts import ChatPrompt, Prompt, listed_prompts
 from .request_stream import RequestStream
@@ -190,11 +190,11 @@ class AsyncLLM(TextModel):
         """Return embeddings [prompts, hidden_size]; see ``LLM.embed``."""
         check_pooling(pooling)
         listed = listed_prompts(prompts)
-        tokens = await self._in_thread(lambda: [self._requests.token_ids(prompt) for prompt in listed])
+        asked = await self._in_thread(lambda: [self._requests.pooled(prompt, pooling) for prompt in listed])
         if not (size := self._engine.info.embedding_size):
-            found = await self._in_thread(self._requests.encoder.embed, tokens, pooling)
+            found = await self._in_thread(self._requests.encoder.embed, encoded_tokens(asked), pooling)
             return stacked(*found, normalize=normalize)
-        return stacked(await self._ask(embedding_questions(tokens, pooling)), size, normalize=normalize)
+        return stacked(await self._ask(embedding_questions(asked)), size, normalize=normalize)
 
     async def render(self, messages: Sequence[Message], **options: Any) -> ChatPrompt:
         """Render a conversation to a prompt in a thread, without blocking the event loop."""
@@ -204,16 +204,21 @@ class AsyncLLM(TextModel):
         """The prompt of a gap and the tokens that end it; see ``infill_tokens``."""
         return await self._in_thread(self.infill_tokens, gap)
 
-    async def token_ids(self, prompt: Prompt, *, add_special_tokens: bool = True) -> list[int]:
+    async def token_ids(
+        self, prompt: Prompt, *, add_special_tokens: bool = True, truncate: bool = False
+    ) -> list[int]:
         """The tokens of a prompt, while the event loop goes on.
 
         Args:
             prompt: as for ``generate``; a text may be empty here.
             add_special_tokens: begin a text as the model expects texts to begin.
+            truncate: cut a text or a list of tokens to the longest prompt, as for an embedding.
 
         Raises:
             RequestError: it is no prompt, is too long, or names tokens that do not exist.
         """
+        if truncate:
+            return await self._in_thread(self._requests.cut_token_ids, prompt)
         if isinstance(prompt, str):
             return await self._in_thread(self._requests.encode, prompt, add_special_tokens=add_special_tokens)
         return await self._in_thread(self._requests.token_ids, prompt)

@@ -11,17 +11,20 @@ from dataclasses import replace
 
 from ...errors import InvalidSamplingError, PromptTooLongError, ProviderRuntimeError
 from ..engine.requests.output_text import OutputText
+from ..engine.requests.prompt_images import PromptImages
 from ..engine.sampling.beam_search import Beam, BeamSearch, BeamSearchOptions
 from ..text.tokenizer import Tokenizer
 from ..types.outputs import CompletionOutput, RequestOutput
 from ..types.sampling_params import MAX_LOGPROBS, SamplingParams
+from .prompts import ChatPrompt, Prompt
 
-Generate = Callable[[list[list[int]], SamplingParams], list[RequestOutput]]
+Generate = Callable[[list[Prompt], SamplingParams], list[RequestOutput]]
 
 
 def beam_search(
     generate: Generate,
     prompts: Sequence[Sequence[int]],
+    images: Sequence[PromptImages | None],
     options: BeamSearchOptions,
     end_token_ids: Collection[int],
     context_length: int,
@@ -30,8 +33,9 @@ def beam_search(
     """Search for the most likely outputs of each prompt, all prompts in one batch.
 
     Args:
-        generate: runs requests, given token ids and options.
+        generate: runs requests, given prompts and options.
         prompts: token ids of each prompt.
+        images: the pictures of each prompt.
         options: options of the search.
         end_token_ids: tokens that finish a beam.
         context_length: maximum tokens of prompt and output together.
@@ -60,12 +64,17 @@ def beam_search(
     while any(not search.done for search in searches):
         open_searches = [i for i, search in enumerate(searches) if not search.done]
         beams = [(i, beam) for i in open_searches for beam in searches[i].running]
-        states = generate([[*prompts[i], *beam.token_ids] for i, beam in beams], params)
+        asked = [_prompt([*prompts[i], *beam.token_ids], images[i]) for i, beam in beams]
+        states = generate(asked, params)
         found = iter([_logprobs(state) for state in states])
         for i in open_searches:
             searches[i].advance([next(found) for _ in searches[i].running])
     outputs = zip(prompts, searches, strict=True)
     return [_output(i, prompt, search, tokenizer) for i, (prompt, search) in enumerate(outputs)]
+
+
+def _prompt(token_ids: list[int], images: PromptImages | None) -> Prompt:
+    return token_ids if images is None else ChatPrompt(token_ids, lambda: None, images=images)
 
 
 def _logprobs(state: RequestOutput) -> dict[int, float]:

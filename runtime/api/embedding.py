@@ -29,10 +29,23 @@ def check_pooling(pooling: str) -> None:
         raise RequestError(f"pooling must be 'last' or 'mean', not {pooling!r}")
 
 
-def embedding_questions(texts: Sequence[list[int]], pooling: Pooling) -> Questions[Vectors]:
-    """Return the requests that embed texts; each result is a vector [hidden_size]."""
-    prompts = [PooledPrompt(token_ids, pooling) for token_ids in texts]
+def embedding_questions(prompts: Sequence[PooledPrompt]) -> Questions[Vectors]:
+    """Return the requests that embed prompts; each result is a vector [hidden_size]."""
     return Questions(prompts, [_NO_TOKENS] * len(prompts), lambda outputs: [_vector(o) for o in outputs])
+
+
+def encoded_tokens(prompts: Sequence[PooledPrompt]) -> list[list[int]]:
+    """Return the tokens of prompts for an encoder beside the engine, which reads no pictures.
+
+    Raises:
+        RequestError: a prompt has pictures.
+    """
+    if any(prompt.images is not None for prompt in prompts):
+        raise RequestError(
+            "embeddings of pictures need hidden states beside the logits, which this provider does not give; "
+            "load the model with provider cpu"
+        )
+    return [prompt.token_ids for prompt in prompts]
 
 
 def stacked(vectors: Sequence[npt.NDArray[np.floating]], size: int, *, normalize: bool) -> Vectors:

@@ -25,8 +25,8 @@ from ..types.arguments import checked_arguments, fits
 from ..types.outputs import RequestOutput
 from ..types.sampling_params import SamplingParams
 from .beam_search import beam_search
-from .embedding import Pooling, check_pooling, embedding_questions, stacked
-from .prompts import Prompt, listed_prompts
+from .embedding import Pooling, check_pooling, embedding_questions, encoded_tokens, stacked
+from .prompts import Prompt, images_of, listed_prompts
 from .requests import RequestFactory
 from .scoring import (
     RERANK_INSTRUCTION,
@@ -212,9 +212,11 @@ class LLM(TextModel):
             raise UsageError(f"options must be BeamSearchOptions, not {shown(options)}")
         if not self._engine.config.prefix_cache:
             raise UsageError("beam search needs the prefix cache; load the model without prefix_cache=False")
+        listed = listed_prompts(prompts)
         return beam_search(
             self.generate,
-            [self._requests.token_ids(prompt) for prompt in listed_prompts(prompts)],
+            [self._requests.token_ids(prompt) for prompt in listed],
+            [images_of(prompt) for prompt in listed],
             options or BeamSearchOptions(),
             self._requests.end_token_ids,
             self.context_length,
@@ -307,10 +309,11 @@ class LLM(TextModel):
             ProviderRuntimeError: the model failed to run.
         """
         check_pooling(pooling)
-        tokens = [self._requests.token_ids(prompt) for prompt in listed_prompts(prompts)]
+        asked = [self._requests.pooled(prompt, pooling) for prompt in listed_prompts(prompts)]
         if not (size := self._engine.info.embedding_size):
-            return stacked(*self._requests.encoder.embed(tokens, pooling), normalize=normalize)
-        return stacked(self._ask(embedding_questions(tokens, pooling)), size, normalize=normalize)
+            found = self._requests.encoder.embed(encoded_tokens(asked), pooling)
+            return stacked(*found, normalize=normalize)
+        return stacked(self._ask(embedding_questions(asked)), size, normalize=normalize)
 
     def clear_prefix_cache(self) -> None:
         """Forget the KV of finished requests, so that no later request reuses it."""

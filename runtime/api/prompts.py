@@ -50,10 +50,11 @@ class ChatPrompt:
 
 @dataclass(frozen=True, slots=True)
 class PooledPrompt:
-    """The tokens of a text to embed."""
+    """The tokens of a text to embed; ``images`` are its pictures, None for none."""
 
     token_ids: list[int]
     pooling: Pooling
+    images: PromptImages | None = None
 
 
 class TextPrompt(TypedDict):
@@ -83,6 +84,11 @@ def listed_prompts(prompts: Prompt | Iterable[Prompt]) -> list[Prompt]:
         raise RequestError(f"{ACCEPTED}; not {shown(prompts)}")
     items = list(prompts)
     return [cast(Prompt, items)] if items and isinstance(items[0], Integral) else cast("list[Prompt]", items)
+
+
+def images_of(prompt: Prompt) -> PromptImages | None:
+    """Return the pictures of a prompt; None for none."""
+    return prompt.images if isinstance(prompt, ChatPrompt | PooledPrompt) else None
 
 
 def plain_prompt(prompt: Prompt) -> str | Sequence[int] | ChatPrompt | PooledPrompt:

@@ -17,6 +17,7 @@ from ...errors import ChatTemplateError, InvalidSamplingError, PromptTooLongErro
 from ...options import shown
 from ..engine.adapters import AdapterSet
 from ..engine.requests.output_text import OutputText
+from ..engine.requests.pooled_states import Pooling
 from ..engine.requests.request import Grammar, Request
 from ..engine.requests.request_group import RequestGroup, sample_params
 from ..engine.sampling.logits_processors import ThoughtMarks
@@ -30,7 +31,7 @@ from .encoder import Encoder
 from .prompts import ChatPrompt as ChatPrompt
 from .prompts import PooledPrompt as PooledPrompt
 from .prompts import Prompt as Prompt
-from .prompts import PromptReader, plain_prompt
+from .prompts import PromptReader, images_of, plain_prompt
 from .sight import Sight
 
 if TYPE_CHECKING:
@@ -127,7 +128,7 @@ class RequestFactory:
             "adapter": adapter,
             "streamed": streamed,
             "pin_seconds": pin_seconds,
-            "images": prompt.images if isinstance(prompt, ChatPrompt) else None,
+            "images": images_of(prompt),
             "deadline": None if timeout is None else time.monotonic() + timeout,
         }
         requests = [
@@ -150,6 +151,28 @@ class RequestFactory:
     def token_ids(self, prompt: Prompt) -> list[int]:
         """Return the tokens of a prompt; see ``PromptReader.token_ids``."""
         return self._reader.token_ids(prompt)
+
+    def cut_token_ids(self, prompt: Prompt) -> list[int]:
+        """Return the tokens of a text or of a list, at most as many as a prompt may have; see ``token_ids``.
+
+        Special tokens that the tokenizer writes behind a text stay, since their state may be its vector.
+        """
+        most = self._model.runner.info.context_length - 1  # a prompt leaves room for a token
+        plain = plain_prompt(prompt)
+        if not isinstance(plain, str):
+            return self.token_ids(plain if isinstance(plain, ChatPrompt | PooledPrompt) else plain[:most])
+        tokens = self.encode(plain)
+        if len(tokens) > most:
+            bare = self.encode(plain, add_special_tokens=False)
+            places = range(len(tokens) - len(bare) + 1)
+            first = next((at for at in places if tokens[at : at + len(bare)] == bare), None)
+            behind = [] if first is None else tokens[first + len(bare) :]
+            tokens = [*tokens[: most - len(behind)], *behind]
+        return self.token_ids(tokens)
+
+    def pooled(self, prompt: Prompt, pooling: Pooling) -> PooledPrompt:
+        """Return a prompt to embed, with its pictures; see ``token_ids``."""
+        return PooledPrompt(self.token_ids(prompt), pooling, images_of(prompt))
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the tokens of a text; see ``PromptReader.encode``."""

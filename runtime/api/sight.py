@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 import functools
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -12,8 +10,12 @@ from typing import Any
 from ...errors import ChatTemplateError, RequestError
 from ...options import shown
 from ..engine.requests.prompt_images import PromptImages
+from ..images.data_url import is_data_url, read_data_url
 from ..images.encoding import ImageEncoder, Picture
+from ..images.pdf import pictures_of
 from ..text.chat_template import Message
+
+_TEXTS = ("text", "thinking", "reasoning")  # types of parts; some templates write past thoughts so
 
 
 class Sight:
@@ -36,27 +38,33 @@ class Sight:
 
         Args:
             messages: a part of a content is a picture if it is ``{"type": "image", "image": ...}``, with what
-                ``open_picture`` takes, or ``{"type": "image_url", "image_url": {"url": "data:..."}}``.
+                ``open_picture`` takes, or ``{"type": "image_url", "image_url": {"url": ...}}``; both may be
+                ``data:`` addresses. A PDF file is a picture for each of its pages, or for that of its field
+                ``page``, counted from 1.
 
         Raises:
-            RequestError: the model reads text only, a picture cannot be opened, or a part is a video.
+            RequestError: the model reads text only, a picture cannot be opened, or a part of a content is
+                neither a picture nor a text.
         """
-        _refuse_videos(messages)
+        _check_parts(messages)
         if not isinstance(messages, Sequence) or not any(map(_has_pictures, messages)):
             return messages, []
         encoder, pictures, taken = self._encoder, list[Picture](), list[Message]()
         parts_of = [message["content"] for message in messages if _has_pictures(message)]
-        several = sum(_is_picture(part) for parts in parts_of for part in parts) > 1
+        sources = [_sources(part) for parts in parts_of for part in parts if _is_picture(part)]
+        several, opened = sum(map(len, sources)) > 1, iter(sources)
         for message in messages:
             if not _has_pictures(message):
                 taken.append(message)
                 continue
             parts = []
             for part in message["content"]:
-                if _is_picture(part):
-                    pictures.append(encoder.prepare(_source(part), several=several))
-                    part = {"type": "image"}
-                parts.append(part)
+                if not _is_picture(part):
+                    parts.append(part)
+                    continue
+                prepared = [encoder.prepare(source, several=several) for source in next(opened)]
+                pictures += prepared
+                parts += [{"type": "image"}] * len(prepared)
             taken.append({**message, "content": parts})
         return taken, pictures
 
@@ -103,13 +111,19 @@ class Sight:
         return PromptImages.of(token_ids, token, states, [picture.places for picture in pictures])
 
 
-def _refuse_videos(messages: Any) -> None:
-    """Raise RequestError for a video: templates have a place for it, which would stay empty."""
+def _check_parts(messages: Any) -> None:
+    """Raise RequestError for a part that is not read: a template leaves it out, or writes an empty place."""
     for message in messages if isinstance(messages, Sequence) else ():
         content = message.get("content") if isinstance(message, Mapping) else None
         for part in content if isinstance(content, list | tuple) else ():
-            if isinstance(part, Mapping) and part.get("type") in ("video", "video_url"):
+            if not isinstance(part, Mapping) or _is_picture(part) or part.get("type", "text") in _TEXTS:
+                continue
+            if part.get("type") in ("video", "video_url"):
                 raise RequestError("videos are not read; send frames of it as images")
+            raise RequestError(
+                "a part of a content must be {'type': 'text', 'text': ...} or {'type': 'image', 'image': ...}"
+                f" with a path, bytes, an image of Pillow or an array, not {shown(part)}"
+            )
 
 
 def _is_picture(part: Any) -> bool:
@@ -123,6 +137,19 @@ def _has_pictures(message: Any) -> bool:
     return isinstance(content, list | tuple) and any(map(_is_picture, content))
 
 
+def _sources(part: Mapping[str, Any]) -> Sequence[Any]:
+    """Return the pictures of a part, for ``open_picture``: that of a file, or the pages of a PDF file.
+
+    Raises:
+        RequestError: see ``_source``; or the PDF file cannot be read.
+        MissingExtraError: pypdfium2 is not installed.
+    """
+    page = part.get("page")
+    if page is not None and (type(page) is not int or page < 1):
+        raise RequestError(f"'page' of a picture must be an integer of at least 1, not {shown(page)}")
+    return pictures_of(_source(part), page)
+
+
 def _source(part: Mapping[str, Any]) -> Any:
     """Return what ``open_picture`` takes.
 
@@ -130,17 +157,11 @@ def _source(part: Mapping[str, Any]) -> Any:
         RequestError: the picture is given by an address, or its base64 is damaged.
     """
     if "image" in part:
-        return part["image"]
+        image = part["image"]
+        is_address = isinstance(image, str) and (is_data_url(image) or "://" in image)
+        return read_data_url(image)[1] if is_address else image
     given = part["image_url"]
     url = given.get("url") if isinstance(given, Mapping) else given
     if not isinstance(url, str):
         raise RequestError(f"'image_url' must be an address or an object with a 'url', not {shown(given)}")
-    head, comma, data = url.partition(",")
-    if not head.startswith("data:") or not comma or not head.endswith(";base64"):
-        raise RequestError(
-            "pictures are not fetched from addresses; send the content as data:image/png;base64,..."
-        )
-    try:
-        return base64.b64decode(data, validate=True)
-    except (binascii.Error, ValueError) as error:
-        raise RequestError(f"the data of an image is not base64: {error}") from error
+    return read_data_url(url)[1]

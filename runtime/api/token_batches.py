@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from ...contract import ATTENTION_MASK, CONTEXT_LENGTH, INPUT_IDS, TOKEN_TYPE_IDS
+from ...contract import ATTENTION_MASK, CONTEXT_LENGTH, INPUT_IDS, PAST, TOKEN_TYPE_IDS
 from ...errors import ModelNotFoundError, PromptTooLongError, RequestError, UnsupportedModelError
 from ...exporter.encoders.modules import LENGTH_FILE
 from ...storage.paths import check_name
@@ -23,6 +23,9 @@ Floats = npt.NDArray[np.float32]
 Mask = npt.NDArray[np.int64]  # [texts, tokens]
 
 _INPUTS = (INPUT_IDS, ATTENTION_MASK, TOKEN_TYPE_IDS)
+_OF_DECODERS = (
+    "the vectors of decoders are those of carryall.LLM.embed and of /v1/embeddings of carryall serve"
+)
 _MOST_TEXTS = 64  # of one run
 _MOST_TOKENS = 4096  # of one run, padding included
 
@@ -77,7 +80,7 @@ class TokenBatches:
         if not models or not (folder / TOKENIZER_FILE).is_file():
             raise ModelNotFoundError(
                 f"{folder} is not a package, a checkpoint or a folder of an encoder, which needs "
-                f"{' or '.join(MODEL_FILES)}, and {TOKENIZER_FILE}"
+                f"{' or '.join(MODEL_FILES)}, and {TOKENIZER_FILE}; {_OF_DECODERS}"
             )
         self.path = models[0]
         # Threads that spin between the products of a short text took half of all processor time (measured:
@@ -179,6 +182,8 @@ class TokenBatches:
     def _read_inputs(self) -> dict[str, str]:
         """Return the NumPy types of the inputs, by name."""
         names = {value.name: value.type for value in self.session.get_inputs()}
+        if any(name.startswith(PAST) for name in names):
+            raise UnsupportedModelError(f"{self.path} is a decoder; {_OF_DECODERS}")
         if not names.keys() <= set(_INPUTS) or INPUT_IDS not in names:
             raise UnsupportedModelError(
                 f"{self.path}: an encoder has some of the inputs {_INPUTS}, not {tuple(names)}"

@@ -146,7 +146,11 @@ class BatchSpec:
             UsageError: an input does not exist, or lacks a column.
             MissingExtraError: an input or the output needs a package that is not installed.
         """
-        source, template = Source(self.inputs), self.prompt_template()
+        # Fields of records for a template are its own, whatever they are named.
+        source, template = (
+            Source(self.inputs, attachments=self.template is None),
+            self.prompt_template(),
+        )
         check_output(self.output, self.keep)
         if source.is_table:
             template.check(source.columns())

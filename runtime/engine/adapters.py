@@ -6,13 +6,16 @@ import dataclasses
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from ...errors import RequestError, UnknownModelError, UsageError
-from ...exporter.adapter import LoraAdapter, read_adapter
 from ...providers.base import RunnerInfo
+
+if TYPE_CHECKING:
+    from ...exporter.adapter import LoraAdapter
 
 Floats = npt.NDArray[np.float32]
 Adapted = Callable[[str, Floats, Floats], tuple[Floats, Floats]]
@@ -70,6 +73,10 @@ class AdapterSet:
         if not isinstance(folder, str | Path) or not str(folder):
             raise RequestError(f"the folder of adapter '{name}' must be a path, not {folder!r}")
         self._check_free(name, replace)
+        from ...exporter.adapter import (
+            read_adapter,
+        )  # with readers of weights, which most models do not need here
+
         found = read_adapter(Path(folder), info.lora_modules, info.max_lora_rank)
         if self._adapted is not None:
             matrices = {module: self._adapted(module, *pair) for module, pair in found.matrices.items()}

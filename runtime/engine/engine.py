@@ -96,6 +96,7 @@ class Engine:
             stored=self._mover if self._mover.active else None,
             trims_always=config.trim_windows == "always" or not config.prefix_cache,
             adapters=_adapter_places(runner),
+            whole_pictures=info.image_ahead,
         )
         self._operations = SlotOperations(runner, self._slots, self._mover)
         self._plans = PlanRunner(runner, config.logits_processors)

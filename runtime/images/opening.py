@@ -46,10 +46,9 @@ def open_picture(source: Any) -> Pixels:
     if isinstance(source, np.ndarray):
         return _checked_size(_of_array(source))
     if isinstance(source, Image.Image):
-        _check_size(*source.size)
-        return _upright(source)
+        return _pixels(source)
     if isinstance(source, str | os.PathLike):
-        source = _content(Path(source))
+        source = read_picture(Path(source))
     if not isinstance(source, bytes | bytearray | memoryview):
         raise RequestError(
             f"a picture must be a path, bytes, a Pillow image or an array, not {shown(source)}"
@@ -57,7 +56,12 @@ def open_picture(source: Any) -> Pixels:
     return _decoded(bytes(source))
 
 
-def _content(path: Path) -> bytes:
+def read_picture(path: Path) -> bytes:
+    """Return the content of a file of a picture.
+
+    Raises:
+        RequestError: it cannot be read, or is too large.
+    """
     try:
         if path.stat().st_size > _MOST_BYTES:
             raise RequestError(
@@ -89,13 +93,17 @@ def _decoded(data: bytes) -> Pixels:
     except Exception as error:  # Pillow's readers raise errors of many types for a damaged header
         raise _damaged(error) from error
     with image:
-        _check_size(*image.size)
-        try:
-            return _upright(image)
-        except RequestError:
-            raise
-        except Exception as error:  # as above, for the pixels
-            raise _damaged(error) from error
+        return _pixels(image)
+
+
+def _pixels(image: PillowImage) -> Pixels:
+    _check_size(*image.size)
+    try:
+        return _upright(image)
+    except RequestError:
+        raise
+    except Exception as error:  # Pillow reads the pixels now, or the caller has closed the image
+        raise _damaged(error) from error
 
 
 def _damaged(error: Exception) -> RequestError:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import onnx_ir as ir
 
 from ...exporter.config import context_lengths, read_config
 from ...exporter.export import export_model
 from ...exporter.facts import GraphFacts
+from ...exporter.gguf.file import GGUF_SUFFIX
 from ...exporter.package import MODEL_FILE, Package, fingerprint
 from ...graph_opt.graph.load import load_model, read_model
 from ...graph_opt.graph.saving import save_model
 from .context import optional_config, stated_lengths
-from .find import side_folder
+from .find import find_model, side_folder
 from .float_model import FloatSource
-from .model_source import locate_model
+from .model_source import gguf_in_place, locate_model
 
 
 def load_graph(name: str) -> tuple[ir.Model, Package | None]:
@@ -26,13 +28,32 @@ def load_graph(name: str) -> tuple[ir.Model, Package | None]:
         GraphError: an ONNX file cannot be read, or is not a valid graph.
         PackageError: the package is damaged.
     """
-    path = locate_model(name)
+    path = find_model(name)
+    if path.suffix.lower() == GGUF_SUFFIX:
+        return gguf_in_place(name, path).load(), None
     if path.is_file():
         return load_model(path), None
     if Package.is_package(path):
         package = Package.open(path)
         return load_model(package.model_path), package
     return export_model(path), None
+
+
+def model_place(name: str) -> Path:
+    """Return the folder or ONNX file that MODEL names; of a GGUF file, the folder of its configuration.
+
+    Raises:
+        ModelNotFoundError: there is no such model.
+        CheckpointError: a GGUF file is damaged.
+    """
+    path = find_model(name)
+    return gguf_in_place(name, path).folder if path.suffix.lower() == GGUF_SUFFIX else path
+
+
+def stored_quantization(name: str) -> dict[str, Any] | None:
+    """Return how the weights of a GGUF file are quantized; None for floats, and for other models."""
+    path = find_model(name)
+    return gguf_in_place(name, path).opened().quantization if path.suffix.lower() == GGUF_SUFFIX else None
 
 
 def graph_file(name: str, scratch: Path) -> Path:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import CarryallError, ProviderUnavailableError, UsageError
-from ...exporter.adapter import adapter_rank
 from ...options import shown
 from ...progress import Progress
 from ...providers import get_provider
@@ -188,7 +187,10 @@ def _largest_rank(config: ModelConfig) -> int:
     """Return the room for the rank of each adapter."""
     if config.max_lora_rank is not None:
         return config.max_lora_rank
-    return max([RunnerConfig().max_lora_rank, *(adapter_rank(Path(one)) for one in config.loras.values())])
+    from ...exporter.adapter import adapter_rank  # with readers of weights
+
+    ranks = (adapter_rank(Path(folder)) for folder in config.loras.values())
+    return max([RunnerConfig().max_lora_rank, *ranks])
 
 
 def _load_adapters(loaded: LoadedModel, config: ModelConfig, source: SourceModel) -> None:

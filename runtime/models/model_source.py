@@ -325,6 +325,11 @@ class GgufModel(InPlaceModel):
         return exported_package(self.model_path)
 
     @property
+    def quantization(self) -> str | None:
+        """The type of most of its weights."""
+        return self.opened().main_type
+
+    @property
     def unprepared_bytes(self) -> int:
         """The bytes of the files: tiles have the size of the blocks in the file."""
         return sum(path.stat().st_size for path in shard_paths(self.model_path))
@@ -381,13 +386,15 @@ class CheckpointModel(InPlaceModel):
 
     @property
     def unprepared_bytes(self) -> int:
-        """The bytes of the weights in the form that the target computes with, before it packs them."""
+        """The bytes of the weights in the smallest form that a target computes with."""
         return int(self._remembered(self._weight_bytes, form="bytes of weights")["bytes"])
 
     def _weight_bytes(self) -> dict[str, Any]:
         from ...graph_opt.graph.graph_facts import initializers
+        from ...graph_opt.graph.lazy import half_type
 
-        return {"bytes": sum(tensor.nbytes for tensor in initializers(self.graph))}
+        sizes = ((tensor, tensor.nbytes) for tensor in initializers(self.graph))
+        return {"bytes": sum(size if half_type(tensor) is None else size // 2 for tensor, size in sizes)}
 
     @cached_property
     def graph_files(self) -> tuple[str, ...]:
@@ -408,7 +415,7 @@ class CheckpointModel(InPlaceModel):
         return cache_key(content=fingerprint(self.folder), quantization=record)
 
 
-def _gguf_in_place(name: str, path: Path) -> GgufModel:
+def gguf_in_place(name: str, path: Path) -> GgufModel:
     """Return a GGUF file with configuration and tokenizer in the cache, where they are written once."""
     first = shard_paths(path)[0]
 
@@ -450,7 +457,7 @@ def resolve_model(
             raise UsageError(f"{path} is an ONNX file; quantize it first: carryall quantize {path} OUT")
         return _onnx_file(str(model), path)
     if path.suffix.lower() == GGUF_SUFFIX and path.is_file() and quantize is None:
-        return _gguf_in_place(str(model), path)
+        return gguf_in_place(str(model), path)
     if not Package.is_package(path):
         needs_text = recipe_facts(quantize)["needs_text"]
         if path.is_dir():

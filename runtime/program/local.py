@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from threading import Event
 from typing import Any
 
 from ..api.llm import LLM
 from ..types.outputs import RequestOutput, Usage
 from ..types.sampling_params import SamplingParams
 from .parts import DEFAULT_MAX_TOKENS, Place
-from .prompts import PlaceAnswer, ProgramCancelledError, Prompt, chosen
+from .prompts import Cancellation, PlaceAnswer, ProgramCancelledError, Prompt, chosen
 
 
 class LocalModel:
@@ -27,7 +26,7 @@ class LocalModel:
         self._llm, self._read_live = llm, read_live
 
     def generate(
-        self, prompt: Prompt, place: Place, take: Callable[[str], None], cancelled: Event
+        self, prompt: Prompt, place: Place, take: Callable[[str], None], cancelled: Cancellation
     ) -> PlaceAnswer:
         """Return what the model writes; see ``Model``."""
         options = {"max_tokens": DEFAULT_MAX_TOKENS, **self._llm.sampling_defaults, **place.options}
@@ -39,7 +38,7 @@ class LocalModel:
         with contextlib.closing(stream):  # which cancels the request
             for output in stream:
                 if cancelled.is_set():
-                    raise ProgramCancelledError("the program was cancelled")
+                    raise ProgramCancelledError
                 text = output.outputs[0].text
                 if len(text) > length:
                     take(text[length:])
@@ -56,8 +55,10 @@ class LocalModel:
             Usage(len(output.prompt_token_ids), len(answer.token_ids), cached, answer.reasoning_tokens),
         )
 
-    def select(self, prompt: Prompt, place: Place) -> PlaceAnswer:
+    def select(self, prompt: Prompt, place: Place, cancelled: Cancellation) -> PlaceAnswer:
         """Return the likeliest choice; see ``Model``."""
+        if cancelled.is_set():
+            raise ProgramCancelledError
         if prompt.text is not None:
             scores = self._llm.score(prompt.text, place.choices)
         else:

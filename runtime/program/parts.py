@@ -10,6 +10,7 @@ from typing import Any
 
 from ...errors import UsageError
 from ...options import shown
+from ..images.data_url import is_data_url, read_data_url
 from ..types.outputs import ToolCall
 from ..types.sampling_params import SamplingParams
 from ..types.structured_output import StructuredOutput
@@ -132,9 +133,11 @@ def image(source: str | Path | bytes) -> Parts:
     """Return a picture: a file, its bytes, or the address of its data (``data:...``).
 
     Raises:
+        RequestError: the source is an address of another kind, or its data is damaged.
         UsageError: the file cannot be read, or the source is of another type.
     """
-    if isinstance(source, str) and source.startswith("data:"):
+    if isinstance(source, str) and (is_data_url(source) or "://" in source):
+        read_data_url(source)
         return Parts((ImageItem(source),))
     if isinstance(source, str | Path):
         try:
@@ -153,7 +156,7 @@ def gen(
     max_tokens: int | None = None,
     stop: str | Sequence[str] = (),
     regex: str | None = None,
-    choices: Sequence[str] = (),
+    choices: Sequence[str] | None = None,
     schema: Any = None,
     grammar: str | None = None,
     tools: Sequence[Mapping[str, Any]] = (),
@@ -181,8 +184,11 @@ def gen(
     """
     if hasattr(schema, "model_json_schema"):
         schema = schema.model_json_schema()
-    formats = {"regex": regex, "choice": tuple(choices), "json_schema": schema, "grammar": grammar}
-    wanted = {key: value for key, value in formats.items() if value is not None and value != ()}
+    if choices is not None and (isinstance(choices, str) or not choices):
+        raise UsageError(f"choices must be at least one text, not {shown(choices)}")
+    choice = None if choices is None else tuple(choices)
+    formats = {"regex": regex, "choice": choice, "json_schema": schema, "grammar": grammar}
+    wanted = {key: value for key, value in formats.items() if value is not None}
     chosen = checked_options(options)
     if max_tokens is not None:
         chosen["max_tokens"] = max_tokens

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from threading import Event
 from typing import Any, Protocol
 
 from ...errors import CarryallError
@@ -16,6 +17,46 @@ Json = dict[str, Any]
 
 class ProgramCancelledError(CarryallError):
     """The program was cancelled before the model had answered."""
+
+    def __init__(self) -> None:
+        super().__init__("the program was cancelled")
+
+
+class Cancellation:
+    """Whether a program was cancelled, and what ends its requests then. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._set = False
+        self._ends: list[Callable[[], None]] = []
+        self._lock = threading.Lock()
+
+    def is_set(self) -> bool:
+        """Return whether the program was cancelled."""
+        return self._set
+
+    def set(self) -> None:
+        """Cancel the program."""
+        with self._lock:
+            self._set = True
+            for end in self._ends:
+                end()
+
+    @contextlib.contextmanager
+    def ending(self, end: Callable[[], None]) -> Iterator[None]:
+        """Call ``end``, which must not wait, if the program is cancelled within the context.
+
+        Raises:
+            ProgramCancelledError: it was cancelled before.
+        """
+        with self._lock:
+            if self._set:
+                raise ProgramCancelledError
+            self._ends.append(end)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._ends.remove(end)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +99,7 @@ class Model(Protocol):
     """Where programs run: a model in this process, or a service. Thread-safe."""
 
     def generate(
-        self, prompt: Prompt, place: Place, take: Callable[[str], None], cancelled: Event
+        self, prompt: Prompt, place: Place, take: Callable[[str], None], cancelled: Cancellation
     ) -> PlaceAnswer:
         """Return what the model writes in a place.
 
@@ -73,8 +114,12 @@ class Model(Protocol):
         """
         ...
 
-    def select(self, prompt: Prompt, place: Place) -> PlaceAnswer:
-        """Return the likeliest choice of a place, by the mean log-probability of its tokens."""
+    def select(self, prompt: Prompt, place: Place, cancelled: Cancellation) -> PlaceAnswer:
+        """Return the likeliest choice of a place, by the mean log-probability of its tokens.
+
+        Raises:
+            ProgramCancelledError: ``cancelled`` was set.
+        """
         ...
 
 

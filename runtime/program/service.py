@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import http.client
 import json
 import math
+import socket
 import urllib.parse
 from collections.abc import Callable, Iterator, Mapping
-from threading import Event
 from typing import Any
 
 from ...errors import (
@@ -20,7 +21,7 @@ from ...errors import (
 from ...options import shown
 from ..types.outputs import ToolCall, Usage, merged_calls
 from .parts import DEFAULT_MAX_TOKENS, Place
-from .prompts import PlaceAnswer, ProgramCancelledError, Prompt, chosen
+from .prompts import Cancellation, PlaceAnswer, ProgramCancelledError, Prompt, chosen
 
 Json = dict[str, Any]
 
@@ -54,6 +55,8 @@ class Service:
         if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout < 1e9:
             raise UsageError(f"timeout must be a number of seconds, not {shown(timeout)}")
         self._secure, self._host, self._port = parts.scheme == "https", host, port
+        shown_host = f"[{host}]" if ":" in host else host
+        self._address = f"{parts.scheme}://{shown_host}" + (f":{port}" if port else "")
         self._path = parts.path.rstrip("/").removesuffix("/v1")
         self._model, self._timeout = model, timeout
         self._headers = {"Content-Type": "application/json"}
@@ -61,7 +64,7 @@ class Service:
             self._headers["Authorization"] = f"Bearer {api_key}"
 
     def generate(
-        self, prompt: Prompt, place: Place, take: Callable[[str], None], cancelled: Event
+        self, prompt: Prompt, place: Place, take: Callable[[str], None], cancelled: Cancellation
     ) -> PlaceAnswer:
         """Return what the model writes; see ``Model``."""
         body: Json = {"stream": True, "stream_options": {"include_usage": True}, **_options(place)}
@@ -76,9 +79,7 @@ class Service:
                 body["tool_choice"] = _tool_choice(place.tool_choice)
         texts, thoughts, calls = list[str](), list[str](), list[ToolCall]()
         finish, usage = "stop", Usage(0, 0, 0)
-        for chunk in self._events(path, body):
-            if cancelled.is_set():
-                raise ProgramCancelledError("the program was cancelled")
+        for chunk in self._events(path, body, cancelled):
             if chunk.get("usage"):
                 usage = _usage(chunk["usage"])
             for choice in chunk.get("choices") or ():
@@ -92,27 +93,31 @@ class Service:
         finish = "stop" if finish == "tool_calls" else finish
         return PlaceAnswer("".join(texts), "".join(thoughts), tuple(merged_calls(calls)), finish, usage)
 
-    def select(self, prompt: Prompt, place: Place) -> PlaceAnswer:
+    def select(self, prompt: Prompt, place: Place, cancelled: Cancellation) -> PlaceAnswer:
         """Return the likeliest choice; see ``Model``."""
         asked = {"text": prompt.text} if prompt.text is not None else _talk(prompt, place)
-        with self._answer("/score", {**asked, "continuations": list(place.choices)}) as answer:
+        body = {**asked, "continuations": list(place.choices)}
+        with self._answer("/score", body, cancelled) as answer:
             found = _read(answer)
         means = []
         for entry in found.get("data") or ():
             logprobs = entry.get("token_logprobs") or [-math.inf]
             means.append(math.fsum(logprobs) / len(logprobs))
         if len(means) != len(place.choices):
-            raise ProviderRuntimeError(f"{self._host} did not score the choices: {shown(found)}")
+            raise ProviderRuntimeError(f"{self._address} did not score the choices: {shown(found)}")
         return chosen(place.choices, means, _usage(found.get("usage") or {}))
 
-    def _events(self, path: str, body: Json) -> Iterator[Json]:
+    def _events(self, path: str, body: Json, cancelled: Cancellation) -> Iterator[Json]:
         """Yield the data of a stream's events.
 
         Raises:
+            ProgramCancelledError: ``cancelled`` was set.
             ProviderRuntimeError: an event tells an error, or the stream ends before its end.
         """
-        with self._answer(path, body) as answer:
+        with self._answer(path, body, cancelled) as answer:
             for line in answer:
+                if cancelled.is_set():
+                    raise ProgramCancelledError
                 if not line.startswith(b"data:"):
                     continue  # a ping, or the end of an event
                 data = line.removeprefix(b"data:").strip()
@@ -122,26 +127,42 @@ class Service:
                 if event.get("error"):
                     raise ProviderRuntimeError(_message(event))
                 yield event
-        raise ProviderRuntimeError(f"{self._host} ended the stream before its end")
+            raise ProviderRuntimeError(f"{self._address} ended the stream before its end")
 
     @contextlib.contextmanager
-    def _answer(self, path: str, body: Json) -> Iterator[http.client.HTTPResponse]:
+    def _answer(self, path: str, body: Json, cancelled: Cancellation) -> Iterator[http.client.HTTPResponse]:
         kind = http.client.HTTPSConnection if self._secure else http.client.HTTPConnection
         connection = kind(self._host, self._port, timeout=self._timeout)
         if self._model is not None:
             body = {"model": self._model, **body}
         try:
-            connection.request("POST", self._path + path, json.dumps(body).encode(), self._headers)
-            with connection.getresponse() as answer:
-                if answer.status != http.client.OK:
-                    raise _error(answer)
-                yield answer
-        except (OSError, http.client.HTTPException) as error:
-            raise ServiceUnavailableError(f"{self._host}: {error or type(error).__name__}") from error
-        except json.JSONDecodeError as error:
-            raise ProviderRuntimeError(f"{self._host} answered with no JSON: {error}") from error
+            connection.connect()
+            with cancelled.ending(functools.partial(_end, connection.sock)):
+                connection.request("POST", self._path + path, json.dumps(body).encode(), self._headers)
+                with connection.getresponse() as answer:
+                    if answer.status != http.client.OK:
+                        raise _error(answer)
+                    yield answer
+        except (OSError, http.client.HTTPException, json.JSONDecodeError, ProviderRuntimeError) as error:
+            if cancelled.is_set():
+                raise ProgramCancelledError from error
+            if isinstance(error, ProviderRuntimeError):
+                raise
+            if isinstance(error, json.JSONDecodeError):
+                raise ProviderRuntimeError(f"{self._address} answered with no JSON: {error}") from error
+            raise ServiceUnavailableError(
+                f"the service at {self._address} does not answer: {error or type(error).__name__}; start it "
+                "(carryall serve), or correct the address"
+            ) from error
         finally:
             connection.close()
+
+
+def _end(connected: socket.socket) -> None:
+    """End what waits for bytes of a connection, in another thread too."""
+    with contextlib.suppress(OSError):  # the other side has ended it
+        # The method of the plain class: that of TLS drops the state that the reading thread uses.
+        socket.socket.shutdown(connected, socket.SHUT_RDWR)
 
 
 def _options(place: Place) -> Json:

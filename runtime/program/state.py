@@ -12,7 +12,7 @@ from ...errors import UsageError
 from ...options import shown
 from ..types.outputs import Usage
 from .parts import ImageItem, Item, Parts, Place, Turn, parts_of
-from .prompts import Model, PlaceAnswer, ProgramCancelledError, Prompt
+from .prompts import Cancellation, Model, PlaceAnswer, ProgramCancelledError, Prompt
 
 Json = dict[str, Any]
 
@@ -67,7 +67,7 @@ class Execution:
     """
 
     def __init__(self, model: Model, parallel: int) -> None:
-        self.cancelled = threading.Event()
+        self.cancelled = Cancellation()
         self._model = model
         self._pool = ThreadPoolExecutor(parallel, "carryall-program")
 
@@ -83,7 +83,7 @@ class Execution:
             try:
                 self._pool.submit(self._run, conversation, place, variable)
             except RuntimeError:  # it is shut down
-                variable.end(None, ProgramCancelledError("the program was cancelled"))
+                variable.end(None, ProgramCancelledError())
 
         if after is None:
             start()
@@ -94,10 +94,10 @@ class Execution:
     def _run(self, conversation: Pieces, place: Place, variable: Variable) -> None:
         try:
             if self.cancelled.is_set():
-                raise ProgramCancelledError("the program was cancelled")
+                raise ProgramCancelledError
             prompt = conversation.prompt()
             if place.choices:
-                answer = self._model.select(prompt, place)
+                answer = self._model.select(prompt, place, self.cancelled)
             else:
                 answer = self._model.generate(prompt, place, variable.take, self.cancelled)
         except BaseException as error:  # noqa: BLE001 -- whoever reads the variable gets it
@@ -215,7 +215,7 @@ class ProgramState:
         try:
             return self._variables[name].future.result()
         except CancelledError as error:
-            raise ProgramCancelledError("the program was cancelled") from error
+            raise ProgramCancelledError from error
 
     @property
     def variables(self) -> dict[str, str]:

@@ -25,7 +25,7 @@ from ...progress import Progress, phase
 from ...reports import Report, human_bytes
 from ...storage.scratch import scratch_folder
 from ..evaluate.quantization_cost import check_measurable, measure_cost, summary
-from ..models.graphs import float_source, load_graph
+from ..models.graphs import float_source, load_graph, model_place
 from ..models.model_source import locate_model
 from ..models.quantized_graph import QuantizedGraph, float_model, quantize_graph
 from ..models.write_graph import check_output, write_graph
@@ -211,7 +211,7 @@ def _check_files(source: str, out: Path, report: Path | None) -> None:
     check_report(report)
     if report is not None:
         check_measurable(source)
-    check_output(locate_model(source), out)
+    check_output(model_place(source), out)
 
 
 def _check(model: ir.Model, source: str, recipe: QuantizationRecipe) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import keyword
 import logging
@@ -13,7 +14,7 @@ from ...errors import ChatTemplateError, PackageError, PromptTooLongError
 from ...options import shown
 from ...storage.texts import read_text
 from .tokenizer import read_optional_json
-from .tool_messages import as_text
+from .tool_messages import as_text, text_of
 
 Message = Mapping[str, Any]
 
@@ -22,6 +23,10 @@ _log = logging.getLogger(__name__)
 _MAX_SOURCE = 1_000_000
 _DEFAULT, _WITH_TOOLS = "default", "tool_use"
 _END = "<carryall:continue>"  # marks the place in the prompt where a message is continued
+_TOOL = {
+    "type": "function",
+    "function": {"name": "f", "description": "", "parameters": {"type": "object", "properties": {}}},
+}
 
 # Exceptions that a template's expressions may raise on unexpected content.
 _FAULTS = (
@@ -108,12 +113,11 @@ class ChatTemplate:
         plain = [_plain(message) for message in messages]
         if continue_final_message:
             plain = _marked(plain)
-        if _takes_parts(source):
-            plain = [_in_parts(message) for message in plain]
         if "tools" not in source:
             self._tell(tools)
         if self.describes_tools(source):
             plain = as_text(plain, tools or (), system=_takes_system(source))
+        plain = _in_form(source, plain)
         given = {
             **self._special_tokens,
             **variables,
@@ -203,32 +207,67 @@ def _takes_system(source: str) -> bool:
     """Return whether a template writes system messages; some refuse them, and some leave them out."""
     mark = "carryall-system"
     talk = [{"role": "system", "content": mark}, {"role": "user", "content": "hello"}]
-    try:
-        return mark in _render(source, {"messages": talk, "add_generation_prompt": True}, None)
-    except ChatTemplateError:
-        return False
+    return mark in _tried(source, _in_form(source, talk))
 
 
 @functools.lru_cache(maxsize=16)
-def _takes_parts(source: str) -> bool:
-    """Return whether a template writes contents only if they are lists of parts, as those of SmolVLM do."""
+def _content_forms(source: str) -> tuple[bool, bool]:
+    """Return whether a template writes contents that are texts, and those that are lists of parts.
+
+    Some write only lists, as those of SmolVLM do; others fail on a list, or write how Python prints it, which
+    puts the text in quotes.
+    """
     mark = "carryall-user"
-
-    def writes(content: Any) -> bool:
-        talk = [{"role": "user", "content": content}]
-        try:
-            return mark in _render(source, {"messages": talk, "add_generation_prompt": True}, None)
-        except ChatTemplateError:
-            return False
-
-    return not writes(mark) and writes([{"type": "text", "text": mark}])
+    text = _tried(source, [{"role": "user", "content": mark}])
+    listed = _tried(source, [{"role": "user", "content": [{"type": "text", "text": mark}]}])
+    quoted = f"'{mark}'" in listed or f'"{mark}"' in listed
+    return mark in text, mark in listed and not quoted
 
 
-def _in_parts(message: dict[str, Any]) -> dict[str, Any]:
+def _tried(source: str, messages: Sequence[Message]) -> str:
+    """Return what a template writes for messages, without special tokens; "" if it refuses them.
+
+    Templates of conversations with tools fail without any.
+    """
+    tokens = dict.fromkeys(("bos_token", "eos_token", "unk_token", "pad_token"), "")
+    for tools in (None, [_TOOL]):
+        given = {**tokens, "messages": messages, "tools": tools, "add_generation_prompt": True}
+        with contextlib.suppress(ChatTemplateError):
+            return _render(source, given, None)
+    return ""
+
+
+def _in_form(source: str, messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Return messages whose contents have the form that a template writes.
+
+    A list of texts becomes one text if the template writes texts only. So it does in other messages than the
+    user's, where few templates that write lists do.
+    """
+    texts, lists = _content_forms(source)
+    changed = []
+    for message in messages:
+        if not texts:
+            changed.append(_in_parts(message) if lists else dict(message))
+        elif lists and message.get("role") == "user":
+            changed.append(dict(message))
+        else:
+            changed.append(_in_one_text(message))
+    return changed
+
+
+def _in_parts(message: Message) -> dict[str, Any]:
     content = message.get("content")
     if not isinstance(content, str):
-        return message
+        return dict(message)
     return {**message, "content": [{"type": "text", "text": content}] if content else []}
+
+
+def _in_one_text(message: Message) -> dict[str, Any]:
+    content = message.get("content")
+    texts = [text_of(part) for part in content] if isinstance(content, list | tuple) else [None]
+    if None in texts:
+        return dict(message)
+    return {**message, "content": "".join(map(str, texts))}
 
 
 def check_variables(variables: Mapping[str, Any], reserved: Collection[str]) -> None:

@@ -7,10 +7,12 @@ https://github.com/NousResearch/Hermes-Function-Calling.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ...errors import ChatTemplateError
+
+_Part = str | Mapping[str, Any]  # a text, or a picture
 
 _INTRODUCTION = """\
 You can call these functions, described in JSON:
@@ -34,8 +36,12 @@ def as_text(
         system: whether the template accepts a system message; else the first message of the user
             describes the tools.
 
+    Returns:
+        The messages. A content that was changed is a text, or a list of parts if it has pictures.
+
     Raises:
-        ChatTemplateError: a tool or an argument is no JSON, or the content of a changed message is no text.
+        ChatTemplateError: a tool or an argument is no JSON, or a part of a changed content is neither a text
+            nor a picture.
     """
     told = list(_told(messages))
     if not tools:
@@ -43,30 +49,32 @@ def as_text(
     description = _INTRODUCTION.format(tools="\n".join(map(_json, tools)))
     if not told or told[0]["role"] != ("system" if system else "user"):
         return [{"role": "system" if system else "user", "content": description}, *told]
-    content = _text(told[0].get("content"))
-    pieces = [content, description] if system else [description, content]
-    return [{**told[0], "content": "\n\n".join(filter(None, pieces))}, *told[1:]]
+    pieces: list[Sequence[_Part]] = [_parts(told[0].get("content")), [description]]
+    if not system:
+        pieces.reverse()
+    return [{**told[0], "content": _joined(pieces, "\n\n")}, *told[1:]]
 
 
 def _told(messages: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
     """Yield the messages with calls and results as text; results in a row are one message of the user."""
-    results: list[str] = []
+    results: list[list[_Part]] = []
     for message in messages:
         if message["role"] == "tool":
-            results.append(f"<tool_response>\n{_text(message.get('content'))}\n</tool_response>")
+            parts = _parts(message.get("content"))
+            results.append(["<tool_response>\n", *parts, "\n</tool_response>"])
             continue
         if results:
-            yield {"role": "user", "content": "\n".join(results)}
+            yield {"role": "user", "content": _joined(results, "\n")}
             results = []
         calls = message.get("tool_calls")
         if not calls:
             yield dict(message)
             continue
-        pieces = [_text(message.get("content")), *map(_call, calls)]
+        pieces: list[Sequence[_Part]] = [_parts(message.get("content")), *([_call(call)] for call in calls)]
         rest = {name: value for name, value in message.items() if name != "tool_calls"}
-        yield {**rest, "content": "\n".join(filter(None, pieces))}
+        yield {**rest, "content": _joined(pieces, "\n")}
     if results:
-        yield {"role": "user", "content": "\n".join(results)}
+        yield {"role": "user", "content": _joined(results, "\n")}
 
 
 def _call(call: Any) -> str:
@@ -80,14 +88,35 @@ def _call(call: Any) -> str:
     return f'<tool_call>\n{{"name": {_json(function["name"])}, "arguments": {told}}}\n</tool_call>'
 
 
-def _text(content: Any) -> str:
-    """Return the text of a content: a text, None, or a list of parts of type ``text``."""
-    parts = content if isinstance(content, list) else [{"text": content or ""}]
-    found = [part.get("text") if isinstance(part, Mapping) else part for part in parts]
-    texts = [text for text in found if isinstance(text, str)]
-    if len(texts) < len(found):
-        raise ChatTemplateError(f"the content of a message must be text, not {content!r:.100}")
-    return "".join(texts)
+def text_of(part: Any) -> str | None:
+    """Return the text of a part of a content; None if it is no text."""
+    if isinstance(part, Mapping):
+        part = part.get("text") if part.get("type", "text") == "text" else None
+    return part if isinstance(part, str) else None
+
+
+def _parts(content: Any) -> list[_Part]:
+    """Return the texts and pictures of a content: a text, None, or a list of parts."""
+    parts = content if isinstance(content, list | tuple) else [content or ""]
+    found = [part if _is_picture(part) else text_of(part) for part in parts]
+    if None in found:
+        raise ChatTemplateError(f"the content of a message must be text or pictures, not {content!r:.100}")
+    return [part for part in found if part]
+
+
+def _is_picture(part: Any) -> bool:
+    return isinstance(part, Mapping) and part.get("type") == "image"
+
+
+def _joined(pieces: Iterable[Sequence[_Part]], separator: str) -> str | list[Mapping[str, Any]]:
+    """Return contents as one, a text or with pictures a list; the separator is between those with parts."""
+    joined: list[_Part] = []
+    for piece in filter(None, pieces):
+        joined += [separator, *piece] if joined else piece
+    texts = [part for part in joined if isinstance(part, str)]
+    if len(texts) == len(joined):
+        return "".join(texts)
+    return [{"type": "text", "text": part} if isinstance(part, str) else part for part in joined]
 
 
 def _json(value: Any) -> str:

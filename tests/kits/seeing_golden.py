@@ -26,6 +26,7 @@ FAMILIES = (
     *("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"),
     *("llava", "llava_next", "llava_onevision", "llava_onevision-alone", "internvl", "mistral3"),
     *("lighton_ocr", "llava+pixtral"),
+    *("gemma3", "gemma3+crops", "gemma4", "gemma4+joined"),
     *("qwen3_5", "qwen3_5_moe"),
 )
 NEW_TOKENS = 16
@@ -60,7 +61,13 @@ def transformers_answer(
         [{"role": "user", "content": parts}], tokenize=False, add_generation_prompt=True
     )
     inputs = dict(
-        processor(text=[text], images=[list(pixels)], return_tensors="pt", add_special_tokens=False)
+        processor(
+            text=[text],
+            images=[list(pixels)],
+            return_tensors="pt",
+            add_special_tokens=False,
+            **_crops(model_type),
+        )
     )
     inputs.pop("attention_mask")
     model, loading = transformers.AutoModelForImageTextToText.from_pretrained(
@@ -70,12 +77,13 @@ def transformers_answer(
         raise ValueError(f"the tiny checkpoint of {model_type} has other tensors: {loading}")
     model.eval()
     known, tokens, logits = inputs.pop("input_ids"), list[int](), []
-    types = inputs.pop("mm_token_type_ids", None)
+    kinds = next((name for name in ("mm_token_type_ids", "token_type_ids") if name in inputs), "")
+    types = inputs.pop(kinds, None)
     prompt = known[0].numpy()
     with torch.inference_mode():
         features = model.model.get_image_features(**inputs)
         for _ in range(NEW_TOKENS):
-            further = {} if types is None else {"mm_token_type_ids": types}
+            further = {} if types is None else {kinds: types}
             model.model.rope_deltas = None  # kept from the run before
             out = model(input_ids=known, **further, **inputs, use_cache=False)
             logits.append(out.logits[0, -1].numpy())
@@ -95,6 +103,12 @@ def transformers_answer(
     }
 
 
+def _crops(model_type: str) -> dict[str, Any]:
+    """Return the options of preprocessor_config.json that Gemma's processor takes from its caller only."""
+    files = tiny_family(model_type).preprocessor
+    return {name: value for name, value in files.items() if "pan_and_scan" in name and value is not None}
+
+
 def _processor(checkpoint: Path, model_type: str, tokenizer: Any) -> Any:
     """Return the processor with its image processor on Pillow."""
     import transformers
@@ -107,6 +121,7 @@ def _processor(checkpoint: Path, model_type: str, tokenizer: Any) -> Any:
     base = _pixtral_processor() if name == "PixtralProcessor" else getattr(transformers, name)
     kind = type(name, (base,), {"check_argument_for_proper_class": _anything})
     video = {"video_processor": None} if name.startswith(("Qwen", "LlavaOne", "Intern")) else {}
+    video |= {"feature_extractor": None, "video_processor": None} if name == "Gemma4Processor" else {}
     return kind(image_processor=images.from_pretrained(checkpoint), tokenizer=tokenizer, **video, **options)
 
 

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carryall.storage import hashes
+from carryall.storage import hashes, manifest
 from carryall.storage.hashes import FolderHashes, content_key, forget_missing_folders
 from carryall.storage.paths import link_stays_inside, stays_inside
 
@@ -55,6 +55,34 @@ def hash_file(folder: Path, name: str = "a", *, reread: bool = False) -> str:
 
 def forget_process() -> None:
     hashes._in_process.clear()
+
+
+@pytest.mark.parametrize("size", [0, 1, 99, 100, 101, 1000])
+def test_the_hash_of_pieces_is_that_of_their_hashes(
+    folder: Path, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hashes, "PIECE_BYTES", 100)
+    monkeypatch.setattr(hashes, "_READ_BYTES", 30)
+    content = os.urandom(size)
+    (folder / "a").write_bytes(content)
+    parts = [hashlib.sha256(content[at : at + 100]).digest() for at in range(0, size, 100)]
+    with FolderHashes(folder) as known:
+        assert known.pieces("a") == hashlib.sha256(b"".join(parts)).hexdigest()
+        assert known.sha256("a") == hashlib.sha256(content).hexdigest()
+
+
+def test_large_files_of_a_manifest_are_checked_by_pieces(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (hashes, manifest):
+        monkeypatch.setattr(module, "PIECE_BYTES", 100)
+    (folder / "small").write_bytes(b"s" * 100)
+    facts = manifest.make_manifest(folder, ["a", "small"], pieces=True)
+    assert facts["a"].sha256.startswith(manifest.PIECES)
+    assert facts["small"].sha256 == hashlib.sha256(b"s" * 100).hexdigest()
+    assert list(manifest.find_damage(folder, facts)) == []
+    (folder / "a").write_bytes(b"a" * 999 + b"b")
+    assert list(manifest.find_damage(folder, facts)) == [("a", "differs from the recorded sha256")]
 
 
 def test_a_file_is_read_once_in_all_processes(folder: Path, reads: list[str]) -> None:

@@ -34,7 +34,7 @@ from .shared_cache import reads_only
 DOMAIN, OPERATOR = "carryall", "PagedAttention"
 LAYOUT = 2  # version of the caches; the kernels refuse others
 BLOCK_SIZE = 32  # positions
-_SINKS = 11  # index of the operator's input; slopes follow
+_SINKS = 11  # index of the operator's input; slopes and ahead follow
 
 
 class NativeAttentionPass(GraphPass):
@@ -94,7 +94,7 @@ class NativeAttentionPass(GraphPass):
             operands = [query, *([None] * 2 if shared else [key, value]), keys, values, begins, past, table]
             if cos is not None:
                 operands += [_float(graph, cos), _float(graph, sin), positions]
-            if optional:  # sinks, slopes
+            if optional:  # sinks, slopes, ahead
                 operands += [None] * (_SINKS - len(operands))
                 operands += [None if value is None else _float(graph, value) for value in optional]
             attributes = self._attributes(node, size, cos) | {"reads_only": int(shared)}

@@ -1,7 +1,7 @@
-"""Fuse GroupQueryAttention(RMSNormalization(q), RMSNormalization(k), v) into one kernel.
+"""Fuse attention of RMSNormalization(q), RMSNormalization(k) and v into one kernel.
 
-The kernel normalises every head of q and k before the rotary embedding. Inputs 14 and 15 hold the scales;
-only the CUDA kernel supports them.
+The kernel normalises every head of q and k before the rotary embedding. Two inputs hold the scales; only
+CUDA's kernels support them.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import onnx_ir as ir
 from ...graph.edit import (
     MICROSOFT,
     float_attribute,
+    insert,
     int_attribute,
     nodes_of,
     remove_unused,
@@ -22,16 +23,18 @@ from ...graph.edit import (
 from ...passes.base import GraphPass
 from .kv_int8 import CacheScales
 
-_WEIGHTS = (14, 15)
+# The inputs for the scales of q and k.
+_WEIGHTS = {"GroupQueryAttention": (14, 15), "PagedAttention": (12, 13)}
 
 
 @dataclass(frozen=True, slots=True)
 class _HeadNorm:
-    """The parts of Reshape(RMSNormalization(Reshape(x)))."""
+    """The parts of Reshape(RMSNormalization(Reshape(x))), and the axes that a Squeeze behind it removes."""
 
     x: ir.Value
     scale: ir.Value
     epsilon: float
+    squeezed: ir.Value | None
 
 
 class NormsInAttentionPass(GraphPass):
@@ -48,7 +51,8 @@ class NormsInAttentionPass(GraphPass):
 
     def rewrite(self, graph: ir.Graph) -> None:
         """Rewrite every attention with supported norms of q and k."""
-        for node in nodes_of(graph, "GroupQueryAttention", MICROSOFT):
+        found = [node for kind in _WEIGHTS for node in nodes_of(graph, kind, MICROSOFT)]
+        for node in found:
             if node.inputs[3] in self._scales.by_cache:
                 self.refuse(node, "its cache is int8")
                 continue
@@ -68,6 +72,9 @@ class NormsInAttentionPass(GraphPass):
 def _head_norm(value: ir.Value | None, size: int | None) -> _HeadNorm | str | None:
     """Return the norm that computes ``value``, why it is not supported, or None if there is none."""
     last = value.producer() if value is not None else None
+    squeezed = None
+    if last is not None and last.op_type == "Squeeze" and last.inputs[0] is not None:
+        squeezed, last = last.inputs[1], last.inputs[0].producer()
     middle = last.inputs[0] if last is not None and last.op_type == "Reshape" else None
     norm = middle.producer() if middle is not None else None
     if norm is None or norm.op_type != "RMSNormalization" or norm.inputs[0] is None:
@@ -82,15 +89,18 @@ def _head_norm(value: ir.Value | None, size: int | None) -> _HeadNorm | str | No
         len(node.outputs[0].uses()) > 1 for node in (first, norm, last) if node is not None
     ):
         return "the norm has other consumers, or normalises more than one axis"
-    return _HeadNorm(first.inputs[0], scale, float_attribute(norm, "epsilon", 1e-5))
+    return _HeadNorm(first.inputs[0], scale, float_attribute(norm, "epsilon", 1e-5), squeezed)
 
 
 def _absorb(graph: ir.Graph, node: ir.Node, norms: list[_HeadNorm]) -> None:
-    if len(node.inputs) <= _WEIGHTS[-1]:
-        node.resize_inputs(_WEIGHTS[-1] + 1)
-    for position, (place, norm) in enumerate(zip(_WEIGHTS, norms, strict=True)):
-        old = node.inputs[position]
-        node.replace_input_with(position, norm.x)
+    places = _WEIGHTS[node.op_type]
+    if len(node.inputs) <= places[-1]:
+        node.resize_inputs(places[-1] + 1)
+    for position, (place, norm) in enumerate(zip(places, norms, strict=True)):
+        old, x = node.inputs[position], norm.x
+        if norm.squeezed is not None:
+            x = insert(node, "Squeeze", [x, norm.squeezed]).outputs[0]
+        node.replace_input_with(position, x)
         node.replace_input_with(place, norm.scale)
         remove_unused(graph, old.producer() if old is not None else None)
     node.attributes.add(ir.AttrFloat32("qk_norm_epsilon", norms[0].epsilon))

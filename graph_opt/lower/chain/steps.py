@@ -24,7 +24,7 @@ ATTENTION_SIZES = (
     "interleaved",
     "cache_type",
 )
-_ATTENTION_INPUTS = 13
+_ATTENTION_INPUTS = 14
 _KEY, _VALUE = 1, 2  # inputs of attention that are rows
 WORK = frozenset({(_OWN, "QuantizedLinear"), (_OWN, "PagedAttention")})
 

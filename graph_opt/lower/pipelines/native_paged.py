@@ -21,9 +21,17 @@ TABLES: dict[str, list[str | int]] = {
     PAST: ["rows"],
     TABLE: ["rows", "blocks_per_row"],
 }
-# Between PAST and TABLE: cosines and sines. Behind TABLE: sinks, slopes.
+# Between PAST and TABLE: cosines and sines. Behind TABLE: sinks, slopes, ahead.
 FORM = PagedForm(
-    domain=DOMAIN, tables=TABLES, gap=2, softcap=True, rotary=True, flat=False, sinks=10, slopes=11
+    domain=DOMAIN,
+    tables=TABLES,
+    gap=2,
+    softcap=True,
+    rotary=True,
+    flat=False,
+    sinks=10,
+    slopes=11,
+    ahead=12,
 )
 
 

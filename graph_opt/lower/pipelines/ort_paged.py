@@ -14,6 +14,7 @@ from ...graph.edit import MICROSOFT
 from ...passes.remove_unused import RemoveUnusedNodesPass
 from ..attention.kv_int8 import CacheScales
 from ..attention.rope_tables import RopeTablesPass
+from ..outputs.hidden_states import LastHiddenStatePass
 from ..outputs.logits import SelectLogitsPass
 from ..paged_kv import BEGINS, BOUNDS, PAST, TABLE
 from .paged import FlatLogitsPass, PagedAttentionPass, PagedInputsPass
@@ -23,7 +24,7 @@ TABLES: dict[str, list[str | int]] = {
     BEGINS: ["rows_and_one"],
     PAST: ["rows"],
     TABLE: ["rows", "blocks_per_row"],
-    BOUNDS: [2],
+    BOUNDS: [3],
 }
 # The 8 inputs in front of the bounds: cos, sin, slot_mapping, head_sink, two norms, two scales.
 FORM = PagedForm(
@@ -43,6 +44,7 @@ def ort_paged_passes(context_length: int, scales: CacheScales) -> list[ir.passes
         RopeTablesPass(context_length),
         RemoveUnusedNodesPass(),
         PagedInputsPass(FORM),
+        LastHiddenStatePass(),
         SelectLogitsPass(),
         FlatLogitsPass(FORM),
     ]

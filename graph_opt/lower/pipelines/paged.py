@@ -19,6 +19,7 @@ from ....contract import (
     ATTENTION_MASK,
     CONTEXT_LENGTH,
     HIDDEN_STATES,
+    IMAGE_AHEAD,
     IMAGE_ROWS,
     INPUT_IDS,
     LOGITS,
@@ -28,6 +29,7 @@ from ....contract import (
 )
 from ....errors import GraphError, UnsupportedAttentionError
 from ...analysis import probe
+from ...analysis.decoder_inputs import find_input
 from ...graph.edit import (
     add_initializer,
     float_attribute,
@@ -122,7 +124,12 @@ class PagedAttentionPass(GraphPass):
         operands = [*parts, *caches, *tables[:-1], *rest, tables[-1]]
         sinks = sinks_of(graph, node, None if caches[0] is None else caches[0].dtype)
         slopes = self._slopes_of(graph, meaning)
-        for index, operand in ((self.form.sinks, sinks), (self.form.slopes, slopes)):
+        ahead = find_input(graph, IMAGE_AHEAD) if meaning.ahead else None
+        for index, operand in (
+            (self.form.sinks, sinks),
+            (self.form.slopes, slopes),
+            (self.form.ahead, ahead),
+        ):
             if operand is not None:
                 operands += [None] * (index + 1 - len(operands))
                 operands[index] = operand
@@ -157,7 +164,9 @@ class PagedAttentionPass(GraphPass):
             return probe.MaskMeaning()
         if mask not in self._meanings:
             heads = int_attribute(node, "q_num_heads", 1) if self.form.slopes else 1
-            meaning = probe.mask_meaning(graph, mask, self.context_length, heads=heads)
+            meaning = probe.mask_meaning(
+                graph, mask, self.context_length, heads=heads, ahead=bool(self.form.ahead)
+            )
             if isinstance(meaning, str):
                 raise _unsupported(node, f"cannot be paged: {meaning}")
             self._meanings[mask] = meaning
@@ -195,7 +204,7 @@ class PagedInputsPass(GraphPass):
         for value in [*graph.inputs, *graph.outputs]:
             if value in caches and value.shape is not None:
                 value.shape = self.form.cache_shape(value.shape[1], value.shape[3])
-            elif value.name in (INPUT_IDS, POSITION_IDS, IMAGE_ROWS):
+            elif value.name in (INPUT_IDS, POSITION_IDS, IMAGE_ROWS, IMAGE_AHEAD):
                 value.shape = ir.Shape(["tokens", 1])
             elif value.name == ROPE_POSITIONS and value.shape is not None:
                 value.shape = ir.Shape([value.shape[0], "tokens", 1])

@@ -37,6 +37,7 @@ class PagedForm:
         flat: whether query, key and value are [tokens, heads * size], else [tokens, 1, heads * size].
         sinks: index of its input for sinks; 0 if it has none.
         slopes: index of its input for ALiBi's slopes; 0 if it has none.
+        ahead: index of its input ``image_ahead``; 0 if it has none.
     """
 
     domain: str = DOMAIN
@@ -49,6 +50,7 @@ class PagedForm:
     flat: bool = True
     sinks: int = 0
     slopes: int = 0
+    ahead: int = 0
 
     def nodes(self, graph: ir.Graph) -> list[ir.Node]:
         """Return the nodes of the operator."""

@@ -24,6 +24,7 @@ from ..kernels import CPU, Kernels
 from ..norms.branchwise_norms import BranchwiseNormsPass
 from ..norms.skip_norm import SkipNormPass
 from ..older_opset import DecomposeNormsPass, MicrosoftGeluPass, MicrosoftRotaryPass, OlderOpsetPass
+from ..outputs.draw_tokens import DrawTokensPass
 from ..outputs.hidden_states import LastHiddenStatePass
 from ..outputs.logits import SelectLogitsPass
 from ..outputs.top_logits import TopLogitsPass
@@ -31,6 +32,7 @@ from ..products.block_minima import SplitMinimaPass
 from ..products.dequantize_weights import DequantizeWeightsPass
 from ..products.dynamic_int8 import DynamicProductsPass
 from ..products.float8_weights import Float8WeightsPass
+from ..products.half_products import HalfProductsPass
 from ..products.matmul_nbits import QuantizedWeightsPass
 from ..products.merge import MergeProjectionsPass, PackedQKVPass
 from ..products.moe import FusedExpertsPass
@@ -60,6 +62,7 @@ class SlotOptions:
             of the weights.
         compute: FLOAT16 or BFLOAT16 to convert a float graph to it; None to convert 16-bit graphs to fp32.
         top_logits: number of top logits that the graph returns in addition to all logits; 0 for none.
+        draws: draw tokens from these on the device, and read those of the run before; with ``paged`` alone.
         fused_experts: compute a mixture of experts in one operator where the target has it.
         paged: keep KV in blocks instead of slots; the target must have a kernel for that.
         explicit: keep attention and caches of the portable graph: past in, present out.
@@ -73,6 +76,7 @@ class SlotOptions:
     kv_cache: str = "auto"
     compute: ir.DataType | None = None
     top_logits: int = 0
+    draws: bool = False
     fused_experts: bool = True
     paged: bool = False
     explicit: bool = False
@@ -126,6 +130,8 @@ def slot_passes(options: SlotOptions) -> list[ir.passes.PassBase]:
         passes += [MicrosoftRotaryPass(), DecomposeNormsPass()]
     if options.top_logits:
         passes.append(TopLogitsPass(options.top_logits))
+        if options.draws:
+            passes.append(DrawTokensPass())
     passes += [RemoveUnusedNodesPass(), OlderOpsetPass(kernels.opset)]
     if options.paged and kernels.paged_attention:
         passes.append(ChainPass())
@@ -161,11 +167,11 @@ def _product_passes(options: SlotOptions) -> list[ir.passes.PassBase]:
     kernels, passes = options.kernels, list[ir.passes.PassBase]()
     if options.fused_experts:
         if kernels.quantized_linear:
-            passes.append(QuantizedExpertsPass())
+            passes.append(QuantizedExpertsPass(kernels.stored_tiles))
         passes.append(FusedExpertsPass(kernels.experts, accuracy_level=kernels.accuracy_level))
     passes.append(MergeProjectionsPass())
     if kernels.quantized_linear:
-        passes.append(QuantizedLinearPass(kernels.stored_tiles))
+        passes += [QuantizedLinearPass(kernels.stored_tiles), HalfProductsPass()]
     passes.append(SplitMinimaPass())
     if kernels.branchwise_norms:
         passes.append(BranchwiseNormsPass())

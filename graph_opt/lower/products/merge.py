@@ -81,20 +81,30 @@ class PackedQKVPass(GraphPass):
 
     def rewrite(self, graph: ir.Graph) -> None:
         """Rewrite every attention whose q, k and v are the outputs of one Split."""
-        slots = nodes_of(graph, "GroupQueryAttention", MICROSOFT)
-        for node in [*slots, *nodes_of(graph, "PagedAttention", OWN)]:
-            query = node.inputs[0]
-            split = query.producer() if query is not None else None
-            if split is None or split.op_type != "Split" or list(split.outputs) != list(node.inputs[:3]):
+        found = [node for kind in _ATTENTIONS for node in nodes_of(graph, kind, MICROSOFT)]
+        for node in [*found, *nodes_of(graph, "PagedAttention", OWN)]:
+            squeezes = [_squeeze(value) for value in node.inputs[:3]]
+            parts = list(node.inputs[:3]) if None in squeezes else [one.inputs[0] for one in squeezes if one]
+            split = parts[0].producer() if parts[0] is not None else None
+            if split is None or split.op_type != "Split" or list(split.outputs) != parts:
                 continue
             if any(len(output.uses()) != 1 for output in split.outputs):
                 self.refuse(node, "q, k or v has other consumers")
                 continue
-            node.replace_input_with(0, split.inputs[0])
-            node.replace_input_with(1, None)
-            node.replace_input_with(2, None)
-            graph.remove(split, safe=True)
+            packed = split.inputs[0]
+            if squeezes[0] is not None and packed is not None:
+                packed = insert(node, "Squeeze", [packed, squeezes[0].inputs[1]]).outputs[0]
+            for position, part in enumerate((packed, None, None)):
+                old = node.inputs[position]
+                node.replace_input_with(position, part)
+                remove_unused(graph, old.producer() if old is not None else None)
             self.fired += 1
+
+
+def _squeeze(value: ir.Value | None) -> ir.Node | None:
+    """Return the Squeeze that computes a value, with axes from an input; else None."""
+    node = value.producer() if value is not None else None
+    return node if node is not None and node.op_type == "Squeeze" and len(node.inputs) > 1 else None
 
 
 def _projection(node: ir.Node) -> Projection | str | None:
@@ -128,7 +138,9 @@ def _projection(node: ir.Node) -> Projection | str | None:
 
 def _operand_order(projection: Projection) -> int:
     """Return a sort key that orders q, k and v of one attention; all others are equal."""
-    readers = (use for use in projection.output.uses() if use.node.op_type in _ATTENTIONS)
+    squeezed = [use.node.outputs[0] for use in projection.output.uses() if use.node.op_type == "Squeeze"]
+    uses = [use for value in (projection.output, *squeezed) for use in value.uses()]
+    readers = (use for use in uses if use.node.op_type in _ATTENTIONS)
     reader = next(readers, None)
     return reader.idx if reader is not None else 0
 

@@ -14,18 +14,27 @@ import onnx_ir as ir
 
 from ...experts.mixture import Expert, Linear, Mixture, find_mixture
 from ...graph.edit import add_initializer, insert, nodes_of, weight
-from ...graph.lazy import Array, lazy, shape_of
+from ...graph.lazy import Array, SlabTensor, lazy, shape_of
 from ...passes.base import GraphPass
+from ..kernels import TilePacker
 from .blocked_weight import BlockedWeight
 from .moe import replace_mixture
-from .quantized_linear import DOMAIN, offsets_of, packed_tiles, tiled_weight
+from .quantized_linear import DOMAIN, tiled_weight, weight_tiles
 from .tiles import BLOCKS, COLUMNS, LAYOUT
 
 _Found = tuple[BlockedWeight, ir.TensorProtocol | None]
 
 
 class QuantizedExpertsPass(GraphPass):
-    """Lower every mixture whose experts have blocked weights of one kind."""
+    """Lower every mixture whose experts have blocked weights, of one form into them and of one out of them.
+
+    Args:
+        stored: writes weights of GGUF files as tiles of the same size; None takes their levels and scales.
+    """
+
+    def __init__(self, stored: TilePacker | None = None) -> None:
+        super().__init__()
+        self._stored = stored
 
     def rewrite(self, graph: ir.Graph) -> None:
         """Try every Split."""
@@ -33,30 +42,29 @@ class QuantizedExpertsPass(GraphPass):
             found = find_mixture(node)
             if not isinstance(found, Mixture):
                 continue  # the pass of other targets' operators, which follows, says why
-            reason = _misfit(found)
+            reason = _misfit(found, self._stored)
             if reason is None:
-                _lower(graph, found)
+                _lower(graph, found, self._stored)
                 self.fired += 1
             else:
                 self.refuse(node, reason)
 
 
-def _misfit(found: Mixture) -> str | None:
+def _misfit(found: Mixture, stored: TilePacker | None) -> str | None:
     """Return why the kernels cannot compute a mixture, None if they can."""
     layers = [layer for one in found.experts for layer in one.layers]
     weights = [tiled_weight(layer.weight) for layer in layers]
-    kinds = {
-        (one.bits, one.block_size, one.axis, one.scales.dtype, offsets_of(one, minima))
-        for one, minima in weights
-        if isinstance(one, BlockedWeight)
-    }
-    if not all(isinstance(one, BlockedWeight) for one, _ in weights):
+    blocked = [(one, minima) for one, minima in weights if isinstance(one, BlockedWeight)]
+    if len(blocked) < len(weights):
         return "the weights of some experts are float, or have a type without a kernel"
-    if len(kinds) > 1:
-        return "the experts' weights differ in bits, block size or zero points"
-    _, block_size, axis, dtype, _ = next(iter(kinds))
-    if block_size not in BLOCKS or axis != 0 or dtype != ir.DataType.FLOAT:
-        return f"the kernels have no blocks of {block_size} on axis {axis} with scales of {dtype.name}"
+    for one, _ in blocked:
+        if one.block_size not in BLOCKS or one.axis != 0 or one.scales.dtype != ir.DataType.FLOAT:
+            kind = f"blocks of {one.block_size} on axis {one.axis} with scales of {one.scales.dtype.name}"
+            return f"the kernels have no {kind}"
+    for places in (0, 1), (2,):
+        pairs = [pair for place in places for pair in _blocked(found.experts, place)]
+        if len({tuple(_tiles(pair, stored)[1].items()) for pair in pairs}) > 1:
+            return "the experts' weights differ in bits, block size or zero points"
     if len({one.activation for one in found.experts}) > 1 or found.experts[0].activation.name != "silu":
         return "the experts do not have one activation, which is SiLU"
     if len({one.outputs for one, _ in _blocked(found.experts, 0) + _blocked(found.experts, 1)}) > 1:
@@ -70,9 +78,13 @@ def _blocked(experts: Sequence[Expert], place: int) -> list[_Found]:
     return [(one, minima) for one, minima in found if isinstance(one, BlockedWeight)]
 
 
-def _lower(graph: ir.Graph, found: Mixture) -> None:
+def _tiles(pair: _Found, stored: TilePacker | None) -> tuple[ir.LazyTensor, dict[str, int]]:
+    return weight_tiles(*pair, stored, grouped=False)
+
+
+def _lower(graph: ir.Graph, found: Mixture, stored: TilePacker | None) -> None:
     gate, up, down = (_blocked(found.experts, place) for place in range(3))
-    first, minima = gate[0]
+    first, _ = gate[0]
     activation = found.experts[0].activation
     attributes: dict[str, int | float] = {
         "layout": LAYOUT,
@@ -81,17 +93,16 @@ def _lower(graph: ir.Graph, found: Mixture) -> None:
         "normalize": int(found.normalize),
         "hidden": first.inputs,
         "width": first.outputs,
-        "bits": first.bits,
-        "block_size": first.block_size,
-        "offsets": offsets_of(first, minima),
+        **_tiles(gate[0], stored)[1],
+        **{f"out_{name}": value for name, value in _tiles(down[0], stored)[1].items()},
         "alpha": activation.alpha,
         "beta": activation.beta,
         "limit": activation.limit,
     }
     name = down[0][0].stem
     pairs = [[*pair] for pair in zip(gate, up, strict=True)]
-    entering = add_initializer(graph, f"{name}.experts_in.tiles", _stacked(pairs))
-    leaving = add_initializer(graph, f"{name}.experts_out.tiles", _stacked([[one] for one in down]))
+    entering = add_initializer(graph, f"{name}.experts_in.tiles", _stacked(pairs, stored))
+    leaving = add_initializer(graph, f"{name}.experts_out.tiles", _stacked([[one] for one in down], stored))
     biases = [
         _biases(graph, f"{name}.experts_in.bias", [one.layers[:2] for one in found.experts], COLUMNS),
         _biases(graph, f"{name}.experts_out.bias", [one.layers[2:] for one in found.experts], 1),
@@ -107,19 +118,12 @@ def _lower(graph: ir.Graph, found: Mixture) -> None:
     replace_mixture(graph, found, lowered.outputs[0])
 
 
-def _stacked(experts: Sequence[Sequence[_Found]]) -> ir.LazyTensor:
+def _stacked(experts: Sequence[Sequence[_Found]], stored: TilePacker | None) -> SlabTensor:
     """Stack the tiles of experts; those of an expert's weights follow each other."""
-    tiles = [[packed_tiles(*one) for one in parts] for parts in experts]
+    tiles = [[_tiles(pair, stored)[0] for pair in parts] for parts in experts]
     rows = sum(shape_of(one)[0] for one in tiles[0])
     shape = (len(tiles), rows, shape_of(tiles[0][0])[1])
-
-    def compute() -> Array:
-        result = np.empty(shape, np.uint8)
-        for index, parts in enumerate(tiles):
-            np.concatenate([one.numpy() for one in parts], out=result[index])
-        return result
-
-    return lazy(compute, ir.DataType.UINT8, shape)
+    return SlabTensor(lambda: (one.numpy() for parts in tiles for one in parts), shape)
 
 
 def _biases(

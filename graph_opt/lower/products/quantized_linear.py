@@ -8,6 +8,8 @@ The kernels (``providers/native``) read the tiles as they are stored, for any nu
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import onnx_ir as ir
 
@@ -56,37 +58,58 @@ class QuantizedLinearPass(GraphPass):
         self, graph: ir.Graph, node: ir.Node, found: BlockedWeight, minima: ir.TensorProtocol | None
     ) -> None:
         if found.node not in self._tiles:
-            tensor, form = self._tensor(found, minima)
+            tensor, form = weight_tiles(found, minima, self._stored)
             self._tiles[found.node] = add_initializer(graph, f"{found.stem}.tiles", tensor), form
         tiles, form = self._tiles[found.node]
-        operands: list[ir.Value | None] = [node.inputs[1], tiles]
-        op_type, output, bias = "QuantizedRows", node.outputs[0], None
-        if node.op_type != "Gather":
-            op_type = "QuantizedLinear"
-            x, output = around_reshapes(node) if node.op_type == "Gemm" else (node.inputs[0], node.outputs[0])
-            bias, output = added_bias(output, found.outputs)
-            operands = [x, tiles, *([bias] if bias is not None else [])]
-        attributes = {"layout": LAYOUT, "inputs": found.inputs, "outputs": found.outputs, **form}
-        lowered = insert(output.producer() or node, op_type, operands, attributes, domain=DOMAIN)
-        lowered.name = node.name
-        replace(output, lowered.outputs[0])
-        remove_unused(graph, output.producer())
-
-    def _tensor(
-        self, found: BlockedWeight, minima: ir.TensorProtocol | None
-    ) -> tuple[ir.LazyTensor, dict[str, int]]:
-        """Return the tiles of a weight, and the attributes that describe them."""
-        blocks = None if self._stored is None else stored_blocks(found.values)
-        if self._stored is not None and blocks is not None and blocks.type_name in FORMS:
-            form = FORMS[blocks.type_name]
-            tensor = stored_tiles(blocks, found.inputs, found.outputs, self._stored)
-            return tensor, _attributes(form.bits, form.block, form.group, form.offsets)
-        size = 0 if minima is not None else group_size(found)
-        offsets = offsets_of(found, minima)
-        return packed_tiles(found, minima, size), _attributes(found.bits, found.block_size, size, offsets)
+        lower_consumer(graph, node, tiles, {"inputs": found.inputs, "outputs": found.outputs, **form})
 
 
-def _attributes(bits: int, block_size: int, group_size: int, offsets: int) -> dict[str, int]:
+def weight_tiles(
+    found: BlockedWeight, minima: ir.TensorProtocol | None, stored: TilePacker | None, *, grouped: bool = True
+) -> tuple[ir.LazyTensor, dict[str, int]]:
+    """Return the tiles of a weight, and the attributes that describe them.
+
+    Args:
+        found: the weight.
+        minima: its minima, if it has any.
+        stored: writes weights of GGUF files as tiles of the same size; None takes their levels and scales.
+        grouped: store scales in groups if they allow it.
+    """
+    blocks = None if stored is None else stored_blocks(found.values)
+    if stored is not None and blocks is not None and blocks.type_name in FORMS:
+        form = FORMS[blocks.type_name]
+        tensor = stored_tiles(blocks, found.inputs, found.outputs, stored)
+        return tensor, form_attributes(form.bits, form.block, form.group, form.offsets)
+    size = group_size(found) if grouped and minima is None else 0
+    offsets = offsets_of(found, minima)
+    return packed_tiles(found, minima, size), form_attributes(found.bits, found.block_size, size, offsets)
+
+
+def lower_consumer(graph: ir.Graph, node: ir.Node, tiles: ir.Value, attributes: Mapping[str, int]) -> None:
+    """Replace a node that reads a weight by the operator that reads its tiles.
+
+    Args:
+        graph: the graph of the node.
+        node: Gather of rows, MatMul, or Gemm with a transposed weight; with a bias that is added behind it.
+        tiles: uint8 [tiles, bytes].
+        attributes: ``inputs``, ``outputs`` and ``form_attributes`` of the weight.
+    """
+    operands: list[ir.Value | None] = [node.inputs[1], tiles]
+    op_type, output, bias = "QuantizedRows", node.outputs[0], None
+    if node.op_type != "Gather":
+        op_type = "QuantizedLinear"
+        x, output = around_reshapes(node) if node.op_type == "Gemm" else (node.inputs[0], node.outputs[0])
+        bias, output = added_bias(output, attributes["outputs"])
+        operands = [x, tiles, *([bias] if bias is not None else [])]
+    attributes = {"layout": LAYOUT, **attributes}
+    lowered = insert(output.producer() or node, op_type, operands, attributes, domain=DOMAIN)
+    lowered.name = node.name
+    replace(output, lowered.outputs[0])
+    remove_unused(graph, output.producer())
+
+
+def form_attributes(bits: int, block_size: int, group_size: int, offsets: int) -> dict[str, int]:
+    """Return the attributes that say how a weight is stored; see ``providers/native/sources/layout.h``."""
     return {"bits": bits, "block_size": block_size, "group_size": group_size, "offsets": offsets}
 
 

@@ -18,9 +18,9 @@ from .tiles import COLUMNS
 
 Bytes = npt.NDArray[np.uint8]
 HALF_MIDDLE, HALF_MINIMA = 3, 4  # values of the attribute `offsets`: scales are float16, as in the file
+HALF_CODES, EXPONENT_CODES = 7, 8  # values are numbers in a table; scales of the latter are powers of two
 _SLAB_BYTES = 16 << 20  # read and packed at a time
-_FACTORS = 2 * COLUMNS  # bytes of the float16 scales of a tile
-
+_SCALE_BYTES = {HALF_MIDDLE: 2, HALF_MINIMA: 4, HALF_CODES: 2, EXPONENT_CODES: 1}  # and minima, of an output
 
 FORMS = {
     "Q4_0": StoredForm(4, 32, 0, HALF_MIDDLE),
@@ -31,13 +31,16 @@ FORMS = {
     "Q4_K": StoredForm(4, 32, 256, HALF_MINIMA),
     "Q5_K": StoredForm(5, 32, 256, HALF_MINIMA),
     "Q6_K": StoredForm(6, 16, 256, HALF_MIDDLE),
+    "IQ4_NL": StoredForm(4, 32, 0, HALF_CODES),
+    "IQ4_XS": StoredForm(4, 32, 256, HALF_CODES),
+    "MXFP4": StoredForm(4, 32, 0, EXPONENT_CODES),
 }
 
 
 def stored_tile_bytes(form: StoredForm, inputs: int) -> int:
     """Return the bytes of one tile."""
     stretch = form.group or form.block
-    size = stretch * COLUMNS * form.bits // 8 + _FACTORS * (2 if form.offsets == HALF_MINIMA else 1)
+    size = COLUMNS * (stretch * form.bits // 8 + _SCALE_BYTES[form.offsets])
     if form.group:
         size += COLUMNS * (12 if form.offsets == HALF_MINIMA else form.group // form.block)
     return -(-(inputs // stretch * size) // 64) * 64

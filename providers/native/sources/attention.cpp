@@ -95,6 +95,14 @@ bool Attention::check(char* message, size_t length) const {
       *marks = static_cast<uint8_t>(*marks | 1 << id % 8);
     }
   }
+  if (ahead != nullptr && slopes != nullptr) return wrong(message, length, "ahead and slopes exclude each other", 0, 0, 0);
+  for (int64_t r = 0; ahead != nullptr && r < rows; r++)
+    for (int64_t t = begins[r], last = 0; t < begins[r + 1]; t++) {
+      const int64_t end = t + ahead[t] + 1;
+      if (end <= t || end < last || end > begins[r + 1])
+        return wrong(message, length, "token %lld sees up to token %lld: beyond its row, or not as far as one before", t, end, 0);
+      last = end;
+    }
   for (int64_t t = 0; sizes.rotary > 0 && t < tokens; t++)
     if (positions[t] < 0 || positions[t] >= angles)
       return wrong(message, length, "token %lld has position %lld; the rotary tables have %lld", t, positions[t], angles);
@@ -152,10 +160,9 @@ void AttentionJob::place_items(AttentionItem* items, int64_t* all) const {
     for (int64_t first = 0; first < queries; first += most)
       for (int64_t head = 0; head < sizes.kv_heads; head++) {
         const int64_t count = smaller(most, queries - first);
-        const int64_t oldest = attention_.past[r] + first / sizes.shared();
-        const int64_t newest = attention_.past[r] + (first + count - 1) / sizes.shared();
-        const int64_t seen = sizes.window > 0 ? larger(0, oldest - sizes.window + 1) : 0;
-        *next = {r, head, first, count, seen / kPartPositions, newest / kPartPositions + 1, nullptr, nullptr};
+        const Range seen = attention_.seen(r, first / sizes.shared(), (first + count - 1) / sizes.shared());
+        const int64_t last = (seen.last - 1) / kPartPositions + 1;
+        *next = {r, head, first, count, seen.first / kPartPositions, last, nullptr, nullptr};
         *all += next->last_part - next->first_part;
         next++;
       }

@@ -53,6 +53,11 @@ struct AttentionSizes {
   const char* complaint() const;  // what is wrong with the sizes, nullptr if nothing is
 };
 
+// Groups, steps or positions [first, last).
+struct Range {
+  int64_t first, last;
+};
+
 struct Attention {
   AttentionSizes sizes;
   const float *query = nullptr, *key = nullptr, *value = nullptr;  // of the first token
@@ -66,10 +71,17 @@ struct Attention {
   int64_t angles = 0;
   const float* sinks = nullptr;  // [heads], scores of a position without value; or nullptr
   const float* slopes = nullptr;  // [heads], what a score loses for each position of distance (ALiBi); or nullptr
+  const int32_t* ahead = nullptr;  // [tokens], positions behind a token that it sees too; or nullptr
   float* output = nullptr;       // [tokens, heads, size]
 
   // Writes what is wrong with lengths, block tables and positions; returns false if something is.
   bool check(char* message, size_t length) const;
+  // The positions that any of tokens [oldest, newest] of a row sees. Neither end falls from a token to the next.
+  CARRYALL_INLINE Range seen(int64_t row, int64_t oldest, int64_t newest) const {
+    const int64_t from = past[row] + oldest, to = past[row] + newest + 1;
+    const int64_t first = sizes.window == 0 || from < sizes.window ? 0 : from - sizes.window + 1;
+    return {first, ahead == nullptr ? to : to + ahead[begins[row] + newest]};
+  }
   CARRYALL_INLINE uint8_t* group(uint8_t* cache, int64_t row, int64_t head, int64_t position) const {
     const int64_t block = table[row * table_width + position / sizes.block];
     return cache + block * sizes.block_bytes() + head * sizes.block * sizes.row_bytes() +
@@ -110,6 +122,9 @@ struct AttentionKernels {
   int64_t (*item_queries)(const AttentionSizes& sizes);  // the most of an item
   bool (*paired)(const AttentionSizes& sizes);           // whether the cache holds pairs
   RecurrentKernels recurrent;
+  // Computes columns of tiles [first_tile, last_tile) of y for rows [first_row, last_row) of x; see float_products.h.
+  void (*products)(const Weights& weights, Inputs x, const float* bias, int64_t first_row, int64_t last_row,
+                   int64_t first_tile, int64_t last_tile, Outputs y);
 };
 
 extern const AttentionKernels kPortableAttention, kAvx2Attention, kAvx512Attention, kAvx512Bf16Attention,

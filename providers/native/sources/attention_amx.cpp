@@ -6,6 +6,7 @@
 // takes twice as long as AVX-512 takes to multiply them by three queries, which is what a decoding step does.
 #include "attention_tiles.h"
 #include "quads_amx.h"
+#include "float_products.h"
 #include "recurrent_rows.h"
 
 namespace carryall {
@@ -32,6 +33,7 @@ void write_amx(const Attention& a, int64_t first, int64_t last) {
 }  // namespace
 
 const AttentionKernels kAmxAttention = {write_amx, attend_amx, finish<Vector>, exponentials<Vector>, gate<Vector>, add_rows<Vector>, normalize<Vector>,
-                                        item_queries_amx, pairable, recurrent_kernels<Vector>()};
+                                        item_queries_amx, pairable, recurrent_kernels<Vector>(),
+                                        float_products<Vector>};
 
 }  // namespace carryall

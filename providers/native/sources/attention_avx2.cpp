@@ -18,6 +18,10 @@ struct Vector {
     _mm256_storeu_ps(to + 8, a.y);
   }
   static Vector from_bfloat16(const uint16_t* a) { return {widened(a), widened(a + 8)}; }
+  static Vector from_float16(const uint16_t* a) {
+    const auto* eight = reinterpret_cast<const __m128i*>(a);
+    return {_mm256_cvtph_ps(_mm_loadu_si128(eight)), _mm256_cvtph_ps(_mm_loadu_si128(eight + 1))};
+  }
   // 2^n of n + 1.5 * 2^23.
   static Vector power_of_2(Vector shifted) { return {power(shifted.x), power(shifted.y)}; }
   // a * 2^n.

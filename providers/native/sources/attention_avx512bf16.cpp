@@ -1,6 +1,7 @@
 // Attention on AVX-512 BF16 with a bfloat16 cache: one instruction multiplies 32 bfloat16, twice as many as AVX-512
 // multiplies float32. Queries and weights of the softmax are rounded to bfloat16 too. Other caches are those of AVX-512.
 #include "attention_pairs.h"
+#include "float_products.h"
 #include "recurrent_rows.h"
 
 namespace carryall {
@@ -88,6 +89,7 @@ void write_dots(const Attention& a, int64_t first, int64_t last) {
 }  // namespace
 
 const AttentionKernels kAvx512Bf16Attention = {write_dots, attend_dots, finish<Vector>, exponentials<Vector>, gate<Vector>, add_rows<Vector>, normalize<Vector>,
-                                               item_queries_dots, paired, recurrent_kernels<Vector>()};
+                                               item_queries_dots, paired, recurrent_kernels<Vector>(),
+                                               float_products<Vector>};
 
 }  // namespace carryall

@@ -9,6 +9,7 @@ namespace carryall {
 
 enum AttentionInput : size_t {
   kQuery, kKey, kValue, kKeys, kValues, kBegins, kPast, kTable, kCosines, kSines, kPosition, kSinks, kSlopes,
+  kAhead,
   kAttentionInputs
 };
 
@@ -16,7 +17,7 @@ enum AttentionInput : size_t {
 inline ElementType attention_type(size_t index) {
   if (index == kKeys || index == kValues) return kUint8;
   if (index == kPosition) return kInt64;
-  return index >= kBegins && index <= kTable ? kInt32 : kFloat;
+  return (index >= kBegins && index <= kTable) || index == kAhead ? kInt32 : kFloat;
 }
 
 // Sets the caches, the rows and their block tables.
@@ -49,6 +50,8 @@ inline const char* read_optional(const Tensor* inputs, Attention* a) {
   if (a->sinks != nullptr && inputs[kSinks].elements != s.heads) return "sinks does not have one value per head";
   a->slopes = static_cast<const float*>(inputs[kSlopes].data);
   if (a->slopes != nullptr && inputs[kSlopes].elements != s.heads) return "slopes does not have one value per head";
+  a->ahead = static_cast<const int32_t*>(inputs[kAhead].data);
+  if (a->ahead != nullptr && inputs[kAhead].elements != a->tokens) return "ahead does not have one number per token";
   if (s.rotary == 0) return nullptr;
   for (size_t i : {kCosines, kSines})
     if (inputs[i].rank != 2 || !inputs[i].ends_with(s.rotary / 2) || inputs[i].elements != inputs[kCosines].elements)

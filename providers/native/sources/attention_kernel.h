@@ -139,7 +139,7 @@ inline void value_rows(const Tile& tile, const float* weights, const float* fact
 }
 
 // Turns the scores of a query into weights relative to the new maximum; returns the factor of what was summed before.
-// It sees positions [first, last) of the tile, and is at the last of these.
+// It sees positions [first, last) of the tile, and is at the last of these if it has a slope.
 template <class V>
 inline float weigh(const AttentionSizes& s, const Tile& tile, float slope, int64_t first, int64_t last, float* scores,
                    float* most, float* sums) {
@@ -206,18 +206,17 @@ template <class V>
 inline void attend_part(const Attention& a, const AttentionItem& item, int64_t part, Scratch<V>* memory,
                         const State& state) {
   const AttentionSizes& s = a.sizes;
-  const int64_t width = s.width(), count = item.count, past = a.past[item.row], shared = s.shared();
+  const int64_t width = s.width(), count = item.count, shared = s.shared();
   clear(state, count, width);
   memset(memory->sums, 0, sizeof(float) * static_cast<size_t>(16 * count));
-  const int64_t oldest = past + item.first / shared, newest = past + (item.first + count - 1) / shared;
-  const int64_t seen = s.window > 0 && oldest >= s.window ? oldest - s.window + 1 : 0;
-  const int64_t end = newest < (part + 1) * kPartPositions ? newest + 1 : (part + 1) * kPartPositions;
+  const Range all = a.seen(item.row, item.first / shared, (item.first + count - 1) / shared);
+  const int64_t end = all.last <= (part + 1) * kPartPositions ? all.last : (part + 1) * kPartPositions;
   const bool halves = s.cache == CacheType::bfloat16 && count <= V::kQueries;  // read as they are
   const bool converted = s.cache != CacheType::float32 && !halves;
   for (int64_t base = part * kPartPositions; base < end; base += kTilePositions) {
-    if (base + kTilePositions <= seen) continue;
+    if (base + kTilePositions <= all.first) continue;
     Tile tile;
-    tile.first = seen > base ? seen - base : 0;
+    tile.first = all.first > base ? all.first - base : 0;
     tile.last = end - base < kTilePositions ? end - base : kTilePositions;
     for (int64_t g = tile.first / kGroupPositions; g < (tile.last + 15) / kGroupPositions; g++) {
       const int64_t position = base + g * kGroupPositions, place = g * kGroupPositions * width;
@@ -227,19 +226,20 @@ inline void attend_part(const Attention& a, const AttentionItem& item, int64_t p
     }
     for (int64_t g = 0; g < kGroups; g++) {  // all of them: any may be asked for
       const int64_t next = base + kTilePositions + g * kGroupPositions;
-      tile.next_keys[g] = a.group(a.keys, item.row, item.head, next > newest ? base + tile.first : next);
+      tile.next_keys[g] = a.group(a.keys, item.row, item.head, next >= all.last ? base + tile.first : next);
     }
     for_rows<V>(count, halves, [&](int64_t m, auto rows, auto fetched, auto source) {
       score_rows<decltype(fetched)::value, decltype(source), decltype(rows)::value, V>(
           tile, memory->queries + m * width, width, s.size, memory->scores + m * kTilePositions);
     });
     for (int64_t m = 0; m < count; m++) {
-      const int64_t own = past + (item.first + m) / shared - base;
-      const int64_t first = s.window > 0 && own >= s.window ? own - s.window + 1 : 0;
+      const int64_t own = (item.first + m) / shared;
+      const Range seen = a.seen(item.row, own, own);
+      const int64_t first = seen.first > base ? seen.first - base : 0, last = seen.last - base;
       float* scores = memory->scores + m * kTilePositions;
       memory->factors[m] = 1.0f;
-      if (own >= 0 && first < kTilePositions)
-        memory->factors[m] = weigh<V>(s, tile, slope_of(a, item, m), first, own + 1, scores, state.most + m,
+      if (last > 0 && first < kTilePositions)
+        memory->factors[m] = weigh<V>(s, tile, slope_of(a, item, m), first, last, scores, state.most + m,
                                       memory->sums + 16 * m);
       else
         memset(scores, 0, sizeof(float) * static_cast<size_t>(kTilePositions));

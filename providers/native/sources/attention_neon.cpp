@@ -28,6 +28,9 @@ struct Vector {
   static Vector from_bfloat16(const uint16_t* a) {
     return each([&](int i) { return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(a + 4 * i), 16)); });
   }
+  static Vector from_float16(const uint16_t* a) {
+    return each([&](int i) { return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(a + 4 * i))); });
+  }
   // 2^n of n + 1.5 * 2^23.
   static Vector power_of_2(const Vector& shifted) {
     return each([&](int i) {

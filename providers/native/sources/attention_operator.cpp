@@ -13,6 +13,7 @@
 //  10 position int64 [tokens], rows of 8 and 9
 //  11 sinks    float [heads], optional
 //  12 slopes   float [heads], optional
+//  13 ahead    int32 [tokens], optional: how many positions behind a token it sees too
 //  -> float [..., heads * size]
 //
 // Attributes: layout, num_heads, kv_num_heads, head_size, block_size, window (0 is none), rotary_dim, interleaved,

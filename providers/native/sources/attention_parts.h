@@ -12,11 +12,6 @@ namespace {
 
 constexpr int64_t kPartGroups = kPartPositions / kGroupPositions;
 
-// Groups, steps or positions [first, last).
-struct Range {
-  int64_t first, last;
-};
-
 // The positions of a part that queries of an item see, and the memory that is asked for meanwhile.
 class Part {
  public:
@@ -26,24 +21,23 @@ class Part {
     if (!fetches || item.after == nullptr) return;
     const AttentionItem& after = *item.after;
     later_ = after.first_part * kPartPositions;
-    later_end_ = smaller(a.past[after.row] + (after.first + after.count - 1) / s_.shared() + 1, later_ + kPartPositions);
+    later_end_ = smaller(seen_of(after, 0, after.count).last, later_ + kPartPositions);
   }
 
  protected:
   // The positions of the part that any of the queries sees.
   Range seen_by(int64_t first, int64_t count) const {
-    const int64_t oldest = (item_.first + first) / s_.shared(), newest = (item_.first + first + count - 1) / s_.shared();
-    const int64_t start = s_.window > 0 ? larger(0, past_ + oldest - s_.window + 1 - base_) : 0;
-    return {start, smaller(past_ + newest + 1 - base_, kPartPositions)};
+    const Range seen = seen_of(item_, first, count);
+    return {larger(0, seen.first - base_), smaller(seen.last - base_, kPartPositions)};
   }
 
   // Chooses the keys to ask for while the values of some groups are multiplied, a group for each: those of the next part,
   // then those of the first part of the item after this one.
   void plan_fetches(Range groups, const uint8_t** next_keys) {
-    const int64_t newest = past_ + (item_.first + item_.count - 1) / s_.shared();
+    const int64_t end = seen_of(item_, 0, item_.count).last;
     int64_t next = base_ + kPartPositions;
     for (int64_t g = groups.first; g < groups.last; g++) {
-      if (next <= newest) {
+      if (next < end) {
         next_keys[g] = a_.group(a_.keys, item_.row, item_.head, next);
         next += kGroupPositions;
       } else if (later_ < later_end_) {
@@ -72,6 +66,12 @@ class Part {
   int64_t base_ = 0;
 
  private:
+  // The positions that any of the queries of an item sees.
+  Range seen_of(const AttentionItem& item, int64_t first, int64_t count) const {
+    const int64_t query = item.first + first;
+    return a_.seen(item.row, query / s_.shared(), (query + count - 1) / s_.shared());
+  }
+
   int64_t later_ = 0, later_end_ = 0;  // positions of the item after this one that are not asked for
 };
 

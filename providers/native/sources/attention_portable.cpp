@@ -2,6 +2,7 @@
 #include <cmath>
 #include <type_traits>
 
+#include "gguf_blocks.h"
 #include "quads.h"
 
 namespace carryall {
@@ -26,6 +27,9 @@ struct Vector {
   static void store(float* y, const Vector& a) { memcpy(y, a.x, sizeof a.x); }
   static Vector from_bfloat16(const uint16_t* a) {
     return each([&](int i) { return float_of(static_cast<uint32_t>(a[i]) << 16); });
+  }
+  static Vector from_float16(const uint16_t* a) {
+    return each([&](int i) { return float_of_float16(a[i]); });
   }
   // 2^n of n + 1.5 * 2^23.
   static Vector power_of_2(const Vector& shifted) {

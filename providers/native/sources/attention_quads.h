@@ -21,6 +21,7 @@
 #include <type_traits>
 
 #include "attention_parts.h"
+#include "float_products.h"
 #include "hadamard.h"
 #include "recurrent_rows.h"
 
@@ -396,6 +397,7 @@ constexpr AttentionKernels attention_kernels() {
       [](const AttentionSizes& s) { return s.cache == CacheType::int8 ? QuadMemory::kItem : item_queries(s); },
       [](const AttentionSizes&) { return false; },
       recurrent_kernels<V>(),
+      float_products<V>,
   };
 }
 

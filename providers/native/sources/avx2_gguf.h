@@ -220,6 +220,75 @@ void multiply_bytes(const Part& part) {
   store<kCount>(results, part);
 }
 
+// The scales of a stretch, for the columns of half `h`.
+CARRYALL_INLINE Float scales_of(const Weights& w, const uint8_t* factors, int h) {
+  if (w.offsets != Offsets::exponent_codes) return floats_of(factors, h);
+  float scales[kLanes];
+  for (int c = 0; c < kLanes; c++) scales[c] = float_of_exponent(factors[kLanes * h + c]);
+  return _mm256_loadu_ps(scales);
+}
+
+// Blocks of 32 with codes of 4 bits, each with a scale, or with integer scales: IQ4_NL, MXFP4, IQ4_XS. Products as of Q8_0.
+template <int kCount>
+void multiply_codes(const Part& part) {
+  const Weights& w = *part.weights;
+  const int64_t unit = w.unit_bytes(), blocks = w.stretch() / w.block, factors_at = w.factors();
+  const uint8_t* tile = part.tile;
+  const Int codes = _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(codes_of(w))));
+  const Int mask = _mm256_set1_epi8(15);
+  Results<kCount> results;
+  begin<kCount>(results, part);
+  for (int64_t s = 0, b = 0; s < part.shares; s++) {
+    const int64_t end = b + part.share < part.blocks ? b + part.share : part.blocks;
+    Float scaled[kCount][kHalves] = {};
+    Int totals[kCount][kHalves] = {};
+    const uint8_t* factors = nullptr;
+    for (; b < end; b++) {
+      part.later.fetch(b);
+      const uint8_t* stretch = tile + b / blocks * w.stretch_bytes();
+      const uint8_t* lines = stretch + b % blocks * unit;
+      factors = stretch + factors_at;
+      const Starts<kCount> rows(part.values + b * 32, part.width);
+      Int sums[kCount][kHalves] = {};
+#pragma GCC unroll 8
+      for (int k = 0; k < 32; k += 4) {
+        Int value[kHalves], magnitude[kHalves];
+        for (int h = 0; h < kHalves; h++) {
+          const Int line = bytes(lines + k / 8 * kLine + h * kHalf);
+          value[h] = _mm256_shuffle_epi8(codes, _mm256_and_si256(k % 8 == 0 ? line : _mm256_srli_epi16(line, 4), mask));
+          magnitude[h] = _mm256_abs_epi8(value[h]);
+        }
+#pragma GCC unroll 8
+        for (int m = 0; m < kCount; m++) {
+          const Int x = four(rows.of[m] + k);
+          for (int h = 0; h < kHalves; h++) {
+            const Int pairs = _mm256_maddubs_epi16(magnitude[h], _mm256_sign_epi8(x, value[h]));
+            add(sums[m][h], _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+          }
+        }
+      }
+      for (int h = 0; h < kHalves; h++) {
+        if (w.group == 0) {
+          const Float scale = scales_of(w, factors, h);
+          for (int m = 0; m < kCount; m++) scaled[m][h] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sums[m][h]), scale, scaled[m][h]);
+        } else {
+          const uint8_t* integers = factors + (2 + b % blocks) * kColumns + kLanes * h;
+          const Int scale = _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(integers)));
+          for (int m = 0; m < kCount; m++) add(totals[m][h], _mm256_mullo_epi32(sums[m][h], scale));
+        }
+      }
+    }
+    for (int m = 0; m < kCount; m++) {
+      const Float row = _mm256_set1_ps(part.scales[m * part.shares + s]);
+      for (int h = 0; h < kHalves; h++) {
+        const Float sum = w.group == 0 ? scaled[m][h] : _mm256_mul_ps(_mm256_cvtepi32_ps(totals[m][h]), scales_of(w, factors, h));
+        results[m][h] = _mm256_fmadd_ps(sum, row, results[m][h]);
+      }
+    }
+  }
+  store<kCount>(results, part);
+}
+
 // `multiply` of products.h over these; its kBits are 8 for all that are not 4.
 struct StoredAvx2 {
   static constexpr int kRows = 4;
@@ -227,7 +296,8 @@ struct StoredAvx2 {
   static void run(const Part& part) {
     const Weights& w = *part.weights;
     if constexpr (kBits == 4) {
-      if (w.group > 0) multiply_k_minima<4, kCount>(part);
+      if (w.coded()) multiply_codes<kCount>(part);
+      else if (w.group > 0) multiply_k_minima<4, kCount>(part);
       else multiply_single<4, kCount>(part);
     } else if (w.bits == 8) {
       multiply_bytes<kCount>(part);

@@ -132,8 +132,9 @@ bool ChainRun::prepare() {
     next_ = last_;
     entered_ = true;
     const Step* step = last_ < count_ ? steps_ + last_ : nullptr;
-    const bool rounds = step != nullptr && is_product(*step) && step->rounds;
-    if (rounds) job_.rows = Rows::place(step->weights, rows_, memory_);
+    const bool product = step != nullptr && is_product(*step), floats = product && step->weights.floats();
+    const bool rounds = product && step->rounds && !floats;
+    if (rounds || floats) job_.rows = Rows::place(step->weights, rows_, memory_);
     if (first_ < last_ || rounds || (step != nullptr && is_attention(*step) && step->writes)) {
       kind_ = Kind::rows;
       task_rows_ = larger(1, kRowsWork / larger(1, row_floats()));
@@ -147,7 +148,7 @@ bool ChainRun::prepare() {
   ahead_.store(next_weights(), std::memory_order_relaxed);
   if (is_product(step)) {
     kind_ = Kind::multiply;
-    job_ = {&kernels_, &step.weights, nullptr, step.vector, {step.out.data, step.out.step}, rows_, job_.rows};
+    job_ = {&kernels_, &step.weights, {step.x.data, step.x.step}, step.vector, {step.out.data, step.out.step}, rows_, job_.rows};
     job_.plan_multiply(kTaskWork);
     tasks_ = static_cast<int64_t>(job_.multiply_tasks());
     return true;
@@ -195,7 +196,7 @@ void ChainRun::run_rows(const Step& step, int64_t first_row, int64_t last_row) c
         break;
       case StepKind::gate: silu_and_multiply(vectors, x, step.out.width, out); break;
       case StepKind::linear:
-        if (step.rounds) kernels_.quantize(x, step.weights.inputs, step.weights.block, job_.rows, row);
+        if (step.rounds && !step.weights.floats()) kernels_.quantize(x, step.weights.inputs, step.weights.block, job_.rows, row);
         break;
       default: break;
     }

@@ -276,7 +276,8 @@ const char* Program::check_tables(const Attention& a) {
   const bool same = before != nullptr && before->past == a.past && before->begins == a.begins && before->table == a.table &&
                     before->rows == a.rows && before->table_width == a.table_width && before->blocks == a.blocks &&
                     before->sizes.block == a.sizes.block && (before->sizes.rotary > 0) == (a.sizes.rotary > 0) &&
-                    before->positions == a.positions && before->angles == a.angles;
+                    before->positions == a.positions && before->angles == a.angles && before->ahead == a.ahead &&
+                    before->slopes == a.slopes;
   return same || a.check(message_, sizeof message_) ? nullptr : message_;
 }
 

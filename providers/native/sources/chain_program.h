@@ -10,7 +10,7 @@
 //   gate       out, x: SiluAndMul
 //   part       out, x, first column
 //   linear     out, x, weights, bias, inputs, outputs, bits, block_size, group_size, offsets (see layout.h)
-//   attention  out, the 13 inputs of PagedAttention, num_heads, kv_num_heads, head_size, block_size, window, rotary_dim,
+//   attention  out, the 14 inputs of PagedAttention, num_heads, kv_num_heads, head_size, block_size, window, rotary_dim,
 //              interleaved, cache_type, scale and softcap (bits of floats), reads_only
 #pragma once
 #include "attention_inputs.h"
@@ -18,7 +18,7 @@
 
 namespace carryall {
 
-constexpr int64_t kChainVersion = 2, kAbsent = INT64_MIN;
+constexpr int64_t kChainVersion = 3, kAbsent = INT64_MIN;
 
 // Functions return what is wrong, nullptr if nothing is. They are called in the order read_header, place, read_steps.
 class Program {

@@ -62,7 +62,7 @@ CARRYALL_EXPORT int carryall_linear(const char* isa, const float* x, int64_t cou
   if (count < 1 || row_step < 1 || tile_step < 1) return complain("a size is not positive", message, size);
   const Workspace workspace(weights, count);
   if (!workspace.valid()) return complain("out of memory", message, size);
-  Job job{kernels, &weights, x, bias, {y, outputs}, count, workspace.rows(), row_step, tile_step};
+  Job job{kernels, &weights, {x, inputs}, bias, {y, outputs}, count, workspace.rows(), row_step, tile_step};
   for (size_t task = 0; task < job.quantize_tasks(); task++) quantize_task(&job, task);
   for (size_t task = job.multiply_tasks(); task > 0; task--) multiply_task(&job, task - 1);
   return 0;
@@ -99,6 +99,7 @@ struct AttentionCall {
   const int32_t *past, *begins, *table;
   const float *cosines, *sines, *sinks, *slopes;
   const int64_t* positions;
+  const int32_t* ahead;
   int64_t blocks, rows, table_width, tokens, angles;
   float* output;
 };
@@ -117,7 +118,7 @@ CARRYALL_EXPORT int carryall_attention(const char* isa, const AttentionCall* fro
                             sizes.kv_heads * sizes.size, sizes.kv_heads * sizes.size, sizes.heads * sizes.size, from->keys, from->values, from->blocks, from->past,
                             from->begins, from->table, from->rows, from->table_width, from->tokens, from->cosines,
                             from->sines, from->positions, from->angles, from->sinks, from->slopes,
-                            from->output};
+                            from->ahead,  from->output};
   if (!attention.check(message, static_cast<size_t>(size))) return 1;
   AttentionJob job(attention, *kernels->attention, separate);
   if (!job.valid()) return complain("out of memory", message, size);

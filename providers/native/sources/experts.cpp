@@ -23,6 +23,7 @@ const char* ExpertSizes::complaint() const {
   if (width < 1 || width > kLargest / 2) return "width is not in [1, 2^23]";
   if (const char* wrong = in.complaint()) return wrong;
   if (const char* wrong = out.complaint()) return wrong;
+  if (in.floats() || out.floats()) return "the weights of experts have 16 bits, which no expert has";
   if (!std::isfinite(gate.alpha) || !std::isfinite(gate.beta)) return "alpha or beta is not finite";
   if (!(gate.limit > 0)) return "limit is not positive";
   return nullptr;

@@ -27,8 +27,22 @@ struct Node {
 
 enum Input : size_t { kX, kScores, kIn, kOut, kBiasIn, kBiasOut, kInputs };
 
+struct FormNames {
+  const char *bits, *block, *group, *offsets;
+};
+
+OrtStatus* read_form(const OrtApi* api, const OrtKernelInfo* info, const FormNames& names, Weights* weights) {
+  int64_t offsets;
+  CARRYALL_TRY(attribute(api, info, names.bits, &weights->bits));
+  CARRYALL_TRY(attribute(api, info, names.block, &weights->block));
+  CARRYALL_TRY(attribute(api, info, names.group, &weights->group));
+  CARRYALL_TRY(attribute(api, info, names.offsets, &offsets));
+  weights->offsets = static_cast<Offsets>(offsets);
+  return nullptr;
+}
+
 OrtStatus* create(const OrtCustomOp*, const OrtApi* api, const OrtKernelInfo* info, void** kernel) {
-  int64_t layout, offsets;
+  int64_t layout;
   ExpertSizes s;
   CARRYALL_TRY(attribute(api, info, "layout", &layout));
   CARRYALL_TRY(check_layout(api, "the weights have", layout, kLayoutVersion));
@@ -37,14 +51,11 @@ OrtStatus* create(const OrtCustomOp*, const OrtApi* api, const OrtKernelInfo* in
   CARRYALL_TRY(attribute(api, info, "normalize", &s.normalize));
   CARRYALL_TRY(attribute(api, info, "hidden", &s.hidden));
   CARRYALL_TRY(attribute(api, info, "width", &s.width));
-  CARRYALL_TRY(attribute(api, info, "bits", &s.in.bits));
-  CARRYALL_TRY(attribute(api, info, "block_size", &s.in.block));
-  CARRYALL_TRY(attribute(api, info, "offsets", &offsets));
+  CARRYALL_TRY(read_form(api, info, {"bits", "block_size", "group_size", "offsets"}, &s.in));
+  CARRYALL_TRY(read_form(api, info, {"out_bits", "out_block_size", "out_group_size", "out_offsets"}, &s.out));
   CARRYALL_TRY(attribute(api, info, "alpha", &s.gate.alpha));
   CARRYALL_TRY(attribute(api, info, "beta", &s.gate.beta));
   CARRYALL_TRY(attribute(api, info, "limit", &s.gate.limit));
-  s.in.offsets = static_cast<Offsets>(offsets);
-  s.out = s.in;
   s.in.inputs = s.out.outputs = s.hidden;
   s.out.inputs = s.width;
   s.in.outputs = s.width > 0 && s.width <= kLargest ? 2 * s.padded() : 0;

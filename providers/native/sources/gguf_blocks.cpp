@@ -22,9 +22,9 @@ struct Block {
 };
 
 int64_t block_bytes(const Weights& w) {
-  const int64_t halves = w.offsets == Offsets::half_minima ? 4 : 2;
-  const int64_t integers = w.group == 0 ? 0 : w.offsets == Offsets::half_minima ? 12 : 16;
-  return w.stretch() * w.bits / 8 + halves + integers;
+  const int64_t scales = w.offsets == Offsets::half_minima ? 4 : w.offsets == Offsets::exponent_codes ? 1 : 2;
+  const int64_t integers = w.group == 0 ? 0 : w.offsets == Offsets::half_minima ? 12 : w.offsets == Offsets::half_codes ? 6 : 16;
+  return w.stretch() * w.bits / 8 + scales + integers;
 }
 
 // The eight scales and minima of 6 bits in 12 bytes of Q4_K and Q5_K.
@@ -71,9 +71,23 @@ void read_k6(const uint8_t* x, Block* block) {
   block->scale = x + 208;
 }
 
+// The eight scales of 6 bits, less 32, in 6 bytes of IQ4_XS.
+void read_codes(const uint8_t* x, Block* block) {
+  block->scale = x;
+  const int high = x[2] | x[3] << 8;
+  for (int j = 0; j < 8; j++) {
+    const int scale = (x[4 + j / 2] >> j % 2 * 4 & 15) | (high >> 2 * j & 3) << 4;
+    block->scales[j] = static_cast<uint8_t>(scale - 32);
+    for (int i = 0; i < 16; i++) {
+      block->values[32 * j + i] = x[8 + 16 * j + i] & 15;
+      block->values[32 * j + i + 16] = x[8 + 16 * j + i] >> 4;
+    }
+  }
+}
+
 void read_small(const uint8_t* x, const Weights& w, Block* block) {
   block->scale = x;
-  x += 2;
+  x += w.offsets == Offsets::exponent_codes ? 1 : 2;
   if (w.offsets == Offsets::half_minima) {
     block->minimum = x;
     x += 2;
@@ -92,6 +106,7 @@ void read_small(const uint8_t* x, const Weights& w, Block* block) {
 
 void read_block(const uint8_t* x, const Weights& w, Block* block) {
   if (w.group == 0) return read_small(x, w, block);
+  if (w.coded()) return read_codes(x, block);
   if (w.bits == 6) return read_k6(x, block);
   read_k4(x, w.bits, block);
 }
@@ -121,11 +136,15 @@ void write_unit(const uint8_t* values, int64_t bits, uint8_t* to) {
 
 // Writes the factors of one column of a stretch.
 void write_factors(const Block& block, const Weights& w, int64_t c, uint8_t* factors) {
+  if (w.offsets == Offsets::exponent_codes) {
+    factors[c] = *block.scale;
+    return;
+  }
   memcpy(factors + 2 * c, block.scale, 2);
   if (block.minimum != nullptr) memcpy(factors + 2 * kColumns + 2 * c, block.minimum, 2);
   if (w.group == 0) return;
-  if (w.offsets == Offsets::half_middle) {
-    for (int b = 0; b < 16; b++) factors[(2 + b) * kColumns + c] = block.scales[b];
+  if (w.offsets != Offsets::half_minima) {
+    for (int64_t b = 0; b < w.group / w.block; b++) factors[(2 + b) * kColumns + c] = block.scales[b];
     return;
   }
   const uint8_t *s = block.scales, *m = block.minima;
@@ -147,7 +166,8 @@ int64_t pack_stored(const Weights& w, const uint8_t* const* rows, int64_t first,
       for (int64_t c = 0; c < kColumns && tile * kColumns + c < w.outputs; c++) {
         Block block;
         read_block(rows[tile * kColumns + c] + s * size, w, &block);
-        if (!finite(block.scale) || (block.minimum != nullptr && !finite(block.minimum))) return tile * kColumns + c;
+        const bool number = w.offsets == Offsets::exponent_codes ? *block.scale != 255 : finite(block.scale);
+        if (!number || (block.minimum != nullptr && !finite(block.minimum))) return tile * kColumns + c;
         for (int64_t u = 0; u < w.stretch() / kUnit; u++) write_unit(block.values + u * kUnit, w.bits, to + u * unit + 4 * c);
         write_factors(block, w, c, to + w.factors());
       }
@@ -160,11 +180,11 @@ void read_stored_row(const Weights& w, int64_t index, float* y) {
   const uint8_t* stretch = w.data + index / kColumns * w.tile_bytes();
   for (int64_t s = 0; s < stretches; s++, stretch += w.stretch_bytes()) {
     const uint8_t* factors = stretch + w.factors();
-    const float scale = float_of_half(factors + 2 * c);
+    const float scale = w.offsets == Offsets::exponent_codes ? float_of_exponent(factors[c]) : float_of_half(factors + 2 * c);
     const float minimum = w.offsets == Offsets::half_minima ? float_of_half(factors + 2 * kColumns + 2 * c) : 0;
     uint8_t bytes[kUnit * kColumns];
     for (int64_t k = 0; k < w.stretch(); k++, y++) {
-      if (k % kUnit == 0) unpack_unit(stretch + k / kUnit * w.unit_bytes(), w.bits, bytes);
+      if (k % kUnit == 0) unpack_unit(stretch + k / kUnit * w.unit_bytes(), w, bytes);
       const int value = bytes[k % kUnit / 4 * kLine + 4 * c + k % 4] - zero_of(w);
       const int64_t block = k / w.block;
       const float step = w.group == 0 ? scale : scale * static_cast<float>(scale_of(w, factors, block, c));

@@ -1,6 +1,6 @@
 // Weights as GGUF files hold them: packing a file's blocks into tiles of the same number of bytes, and reading them.
-// Types of blocks: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0 (32 weights with a scale), Q4_K, Q5_K, Q6_K (256 weights, whose scale and
-// minimum blocks of 32 or 16 multiply by integers). Their bytes: ggml/src/ggml-common.h of github.com/ggml-org/llama.cpp.
+// Types of blocks: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, IQ4_NL, MXFP4 (32 weights with a scale), Q4_K, Q5_K, Q6_K, IQ4_XS (256 weights,
+// whose scale and minimum blocks of 32 or 16 multiply by integers). Their bytes: ggml/src/ggml-common.h of github.com/ggml-org/llama.cpp.
 #pragma once
 #include <cstring>
 
@@ -35,8 +35,35 @@ CARRYALL_INLINE float float_of_half(const uint8_t* half) {
   return y;
 }
 
-// Unsigned weights of 32 inputs of a tile: byte 64 (k / 4) + 4 c + k % 4 is input k of output c. Those of 8 bits are raised by 128.
-CARRYALL_INLINE void unpack_unit(const uint8_t* unit, int64_t bits, uint8_t* bytes) {
+// Exact for every number, infinities and NaN.
+CARRYALL_INLINE float float_of_float16(uint16_t half) {
+  if ((half & 0x7c00) != 0x7c00) return float_of_half(reinterpret_cast<const uint8_t*>(&half));
+  const uint32_t bits = static_cast<uint32_t>(half & 0x8000) << 16 | 0x7f800000 | static_cast<uint32_t>(half & 1023) << 13;
+  float y;
+  memcpy(&y, &bits, sizeof y);
+  return y;
+}
+
+// 2^(e - 128); exact, as subnormal numbers too.
+CARRYALL_INLINE float float_of_exponent(uint8_t e) {
+  const uint32_t bits = e < 2 ? 0x00200000u << e : static_cast<uint32_t>(e - 1) << 23;
+  float y;
+  memcpy(&y, &bits, sizeof y);
+  return y;
+}
+
+// The values of codes: those of IQ4_NL and IQ4_XS, and twice those of E2M1 (MXFP4).
+alignas(16) constexpr int8_t kCodes[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+alignas(16) constexpr int8_t kFloatCodes[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+
+CARRYALL_INLINE const int8_t* codes_of(const Weights& w) {
+  return w.offsets == Offsets::half_codes ? kCodes : kFloatCodes;
+}
+
+// Unsigned weights of 32 inputs of a tile: byte 64 (k / 4) + 4 c + k % 4 is input k of output c. Those of 8 bits, and the values of
+// codes, are raised by 128.
+CARRYALL_INLINE void unpack_unit(const uint8_t* unit, const Weights& w, uint8_t* bytes) {
+  const int64_t bits = w.bits;
   if (bits == 8) {
     for (int i = 0; i < 8 * kLine; i++) bytes[i] = unit[i] ^ 128;
     return;
@@ -45,6 +72,11 @@ CARRYALL_INLINE void unpack_unit(const uint8_t* unit, int64_t bits, uint8_t* byt
     const int to = i / 64 * 128 + i % 64;
     bytes[to] = unit[i] & 15;
     bytes[to + 64] = unit[i] >> 4;
+  }
+  if (w.coded()) {
+    const int8_t* codes = codes_of(w);
+    for (int i = 0; i < 8 * kLine; i++) bytes[i] = static_cast<uint8_t>(codes[bytes[i]] + 128);
+    return;
   }
   const uint8_t* high = unit + 4 * kLine;
   for (int k = 0; bits == 5 && k < 8; k++)
@@ -55,7 +87,7 @@ CARRYALL_INLINE void unpack_unit(const uint8_t* unit, int64_t bits, uint8_t* byt
 
 // The integers that a block of a stretch multiplies the scale and the minimum of column `c` by.
 CARRYALL_INLINE int scale_of(const Weights& w, const uint8_t* factors, int64_t block, int64_t c) {
-  if (w.offsets == Offsets::half_middle) return static_cast<int8_t>(factors[2 * kColumns + block * kColumns + c]);
+  if (w.offsets != Offsets::half_minima) return static_cast<int8_t>(factors[2 * kColumns + block * kColumns + c]);
   const uint8_t low = factors[(4 + block) * kColumns + c], high = factors[(12 + block / 2) * kColumns + c];
   return (low & 15) | (high >> block % 2 * 4 & 3) << 4;
 }
@@ -67,7 +99,7 @@ CARRYALL_INLINE int minimum_of(const uint8_t* factors, int64_t block, int64_t c)
 
 // What unsigned weights are relative to.
 CARRYALL_INLINE int zero_of(const Weights& w) {
-  return w.offsets == Offsets::half_minima ? 0 : 1 << (w.bits - 1);
+  return w.offsets == Offsets::half_minima ? 0 : w.coded() ? 128 : 1 << (w.bits - 1);
 }
 
 }  // namespace

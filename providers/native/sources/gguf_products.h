@@ -18,6 +18,11 @@ struct Columns {
   CARRYALL_INLINE explicit Columns(const uint8_t* halves) {
     for (int64_t c = 0; c < kColumns; c++) of[c] = float_of_half(halves + 2 * c);
   }
+  // Of the scales of a stretch.
+  CARRYALL_INLINE Columns(const Weights& w, const uint8_t* factors) {
+    for (int64_t c = 0; c < kColumns; c++)
+      of[c] = w.offsets == Offsets::exponent_codes ? float_of_exponent(factors[c]) : float_of_half(factors + 2 * c);
+  }
 };
 
 template <class Isa, int kCount>
@@ -42,7 +47,7 @@ void multiply_stored(const Part& part) {
     const int64_t first = b * w.block, count = (end - b) * w.block / kUnit;
     for (int64_t u = 0; u < count && u < units; u++) {
       const int64_t k = first + u * kUnit;
-      unpack_unit(part.tile + k / w.stretch() * w.stretch_bytes() + k % w.stretch() / kUnit * w.unit_bytes(), w.bits,
+      unpack_unit(part.tile + k / w.stretch() * w.stretch_bytes() + k % w.stretch() / kUnit * w.unit_bytes(), w,
                   bytes + u * kUnit * kColumns);
     }
     Int totals[kSlices][kCount], added[kSlices][kCount];
@@ -80,7 +85,7 @@ void multiply_stored(const Part& part) {
                                                                         part.sums[m * part.blocks + i]));
           } else {
             Float& sum = sums_of_blocks[l][m];
-            sum = Isa::fused(Isa::converted(sums[m][0]), Isa::load(Columns(factors).of + l * Isa::kLanes), sum);
+            sum = Isa::fused(Isa::converted(sums[m][0]), Isa::load(Columns(w, factors).of + l * Isa::kLanes), sum);
             if (minima)
               sum = Isa::fused(Isa::load(Columns(factors + 2 * kColumns).of + l * Isa::kLanes),
                                Isa::floats(static_cast<float>(part.sums[m * part.blocks + i])), sum);
@@ -89,7 +94,7 @@ void multiply_stored(const Part& part) {
       }
     }
     for (int64_t l = 0; l < kSlices; l++) {
-      const Float scale = Isa::load(Columns(factors).of + l * Isa::kLanes);
+      const Float scale = Isa::load(Columns(w, factors).of + l * Isa::kLanes);
       for (int m = 0; m < kCount; m++) {
         Float sum = sums_of_blocks[l][m];
         if (w.group > 0) sum = Isa::multiply(Isa::converted(totals[l][m]), scale);

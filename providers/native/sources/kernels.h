@@ -25,13 +25,6 @@ struct Rows {
   static Rows place(const Weights& weights, int64_t count, void* memory);
 };
 
-// Rows of results in memory.
-struct Outputs {
-  float* data;
-  int64_t step;  // floats from one row to the next
-  CARRYALL_INLINE float* at(int64_t row, int64_t column) const { return data + row * step + column; }
-};
-
 struct Kernels {
   const char* name;
   bool (*supported)();

@@ -25,6 +25,11 @@
 //   with half_minima (blocks of 32)  8 times 16 bytes: the lower 4 bits of a block's scale, and above them of its minimum;
 //                                    4 times 16 bytes: the upper 2 bits of scale and minimum of two blocks, from bit 0 on
 //   with half_middle (blocks of 16)  16 times 16 signed bytes: scales
+//   with half_codes (blocks of 32)   8 times 16 signed bytes: scales
+// With half_codes and exponent_codes, 4 bits are the number of a value in a table (gguf_blocks.h). The scales of exponent_codes are
+// 16 bytes e that mean 2^(e - 128).
+//
+// Floats of 16 bits, with Offsets::float16 or bfloat16 and blocks of 1: 16 outputs of 2 bytes for each input.
 #pragma once
 #include <cstdint>
 
@@ -37,7 +42,7 @@ constexpr int64_t kUnit = 32;     // inputs whose bits lie together in weights o
 constexpr int64_t kSharedScale = 64;  // inputs of a row with a common scale, for weights of less than 8 bits without groups
 constexpr int64_t kLargest = int64_t{1} << 24;  // of inputs and of outputs; keeps every product below in 63 bits
 
-enum class Offsets : int64_t { middle = 0, zero_points = 1, minima = 2, half_middle = 3, half_minima = 4 };
+enum class Offsets : int64_t { middle = 0, zero_points = 1, minima = 2, half_middle = 3, half_minima = 4, float16 = 5, bfloat16 = 6, half_codes = 7, exponent_codes = 8 };
 
 // Inlined always: sources are compiled for different instruction sets, and the linker keeps one copy of a function.
 #define CARRYALL_INLINE [[gnu::always_inline]] inline
@@ -60,14 +65,17 @@ struct Weights {
   CARRYALL_INLINE int64_t group_scales() const { return blocks() * block_bytes(); }
   CARRYALL_INLINE int64_t multiples() const { return group_scales() + groups() * kLine; }
   CARRYALL_INLINE int64_t points() const { return multiples() + (group > 0 ? blocks() * kColumns : 0); }
+  CARRYALL_INLINE bool floats() const { return bits == 16; }
   // Of weights of GGUF files.
-  CARRYALL_INLINE bool halves() const { return offsets == Offsets::half_middle || offsets == Offsets::half_minima; }
+  CARRYALL_INLINE bool coded() const { return offsets == Offsets::half_codes || offsets == Offsets::exponent_codes; }
+  CARRYALL_INLINE bool halves() const { return offsets == Offsets::half_middle || offsets == Offsets::half_minima || coded(); }
   CARRYALL_INLINE int64_t stretch() const { return group > 0 ? group : block; }
   CARRYALL_INLINE int64_t unit_bytes() const { return kUnit * kColumns * bits / 8; }
   CARRYALL_INLINE int64_t factors() const { return stretch() / kUnit * unit_bytes(); }  // their position in a stretch
   CARRYALL_INLINE int64_t stretch_bytes() const {
     const int64_t of_blocks = group == 0 ? 0 : offsets == Offsets::half_minima ? 12 * kColumns : group / block * kColumns;
-    return factors() + 2 * kColumns * (offsets == Offsets::half_minima ? 2 : 1) + of_blocks;
+    const int64_t bytes = offsets == Offsets::exponent_codes ? 1 : offsets == Offsets::half_minima ? 4 : 2;  // of an output
+    return factors() + bytes * kColumns + of_blocks;
   }
   // Inputs of a row with a common scale.
   CARRYALL_INLINE int64_t share() const {
@@ -75,6 +83,7 @@ struct Weights {
     return shared > block ? shared : block;
   }
   CARRYALL_INLINE int64_t tile_bytes() const {
+    if (floats()) return (inputs * 2 * kColumns + kLine - 1) / kLine * kLine;
     if (halves()) return (inputs / stretch() * stretch_bytes() + kLine - 1) / kLine * kLine;
     const int64_t end = points() + (offsets == Offsets::zero_points ? blocks() * kColumns : 0);
     return (end + kLine - 1) / kLine * kLine;
@@ -86,10 +95,13 @@ struct Weights {
     if (inputs < 1 || inputs > kLargest) return "inputs is not in [1, 2^24]";
     if (outputs < 1 || outputs > kLargest) return "outputs is not in [1, 2^24]";
     if (halves()) return complaint_of_halves();
+    const bool sixteen = offsets == Offsets::float16 || offsets == Offsets::bfloat16;
+    if (sixteen != floats()) return "weights of 16 bits have the offsets 5 or 6, and no others have";
+    if (sixteen) return block == 1 && group == 0 ? nullptr : "weights of 16 bits have blocks of 1 and no groups";
     if (bits != 4 && bits != 8) return "bits is not 4 or 8";
     if (block < 16 || block > 256 || (block & (block - 1)) != 0) return "block_size is not 16, 32, 64, 128 or 256";
     const int64_t kind = static_cast<int64_t>(offsets);
-    if (kind < 0 || kind > 2) return "offsets is not 0, 1, 2, 3 or 4";
+    if (kind < 0 || kind > 2) return "offsets is not 0 to 8";
     if (group == 0) return nullptr;
     if (group < 64 || group > 256 || group % 64 != 0) return "group_size is not 0, 64, 128, 192 or 256";
     if (group % block != 0 || bits != 4 || offsets == Offsets::minima) return "these weights have no groups";
@@ -101,10 +113,27 @@ struct Weights {
     const bool minima = offsets == Offsets::half_minima;
     const bool single = group == 0 && block == 32 && (bits == 4 || bits == 5 || (bits == 8 && !minima));
     const bool nested = group == 256 && (minima ? block == 32 && (bits == 4 || bits == 5) : block == 16 && bits == 6);
-    if (!single && !nested) return "no type of GGUF files has these bits, block_size, group_size and offsets";
+    if (coded()) {
+      const bool known = bits == 4 && block == 32 && (group == 0 || (group == 256 && offsets == Offsets::half_codes));
+      if (!known) return "no type of GGUF files has these bits, block_size, group_size and offsets";
+    } else if (!single && !nested) return "no type of GGUF files has these bits, block_size, group_size and offsets";
     if (inputs % stretch() != 0) return "inputs is no multiple of the blocks of these weights";
     return nullptr;
   }
+};
+
+// Rows of activations in memory.
+struct Inputs {
+  const float* data = nullptr;
+  int64_t step = 0;  // floats from one row to the next
+  CARRYALL_INLINE const float* row(int64_t index) const { return data + index * step; }
+};
+
+// Rows of results in memory.
+struct Outputs {
+  float* data;
+  int64_t step;  // floats from one row to the next
+  CARRYALL_INLINE float* at(int64_t row, int64_t column) const { return data + row * step + column; }
 };
 
 }  // namespace carryall

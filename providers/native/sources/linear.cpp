@@ -21,6 +21,7 @@ constexpr int64_t kEnoughTasks = 32;
 }  // namespace
 
 int64_t Rows::bytes(const Weights& weights, int64_t count) {
+  if (weights.floats()) return kLine;
   const Rows sizes = place(weights, count, nullptr);
   const int64_t rows = count + kRowGroup, values = parts(rows * sizes.width, kLine) * kLine;
   return values + rows * (2 * sizes.shares + sizes.blocks) * 4 + kLine;
@@ -34,7 +35,7 @@ Rows Rows::place(const Weights& weights, int64_t count, void* memory) {
   placed.blocks = weights.blocks();
   placed.share = weights.share() / weights.block;
   placed.shares = parts(placed.blocks, placed.share);
-  if (memory == nullptr) return placed;
+  if (memory == nullptr || weights.floats()) return placed;
   const auto start = (reinterpret_cast<uintptr_t>(memory) + kLine - 1) / kLine * kLine;
   const auto values = static_cast<uintptr_t>(parts(rows * placed.width, kLine) * kLine);
   placed.values = reinterpret_cast<int8_t*>(start);
@@ -71,15 +72,16 @@ void quantize_task(void* job, size_t index) {
   const Job& j = *static_cast<const Job*>(job);
   const int64_t first = static_cast<int64_t>(index) * j.row_step;
   for (int64_t row = first; row < smaller(first + j.row_step, j.count); row++)
-    j.kernels->quantize(j.x + row * j.weights->inputs, j.weights->inputs, j.weights->block, j.rows, row);
+    j.kernels->quantize(j.x.row(row), j.weights->inputs, j.weights->block, j.rows, row);
 }
 
 void multiply_task(void* job, size_t index) {
   const Job& j = *static_cast<const Job*>(job);
   const int64_t steps = parts(j.weights->tiles(), j.tile_step), i = static_cast<int64_t>(index);
   const int64_t row = i / steps * j.row_step, tile = i % steps * j.tile_step;
-  j.kernels->multiply(*j.weights, j.rows, j.bias, row, smaller(row + j.row_step, j.count), tile,
-                      smaller(tile + j.tile_step, j.weights->tiles()), j.y);
+  const int64_t last_row = smaller(row + j.row_step, j.count), last_tile = smaller(tile + j.tile_step, j.weights->tiles());
+  if (j.weights->floats()) j.kernels->attention->products(*j.weights, j.x, j.bias, row, last_row, tile, last_tile, j.y);
+  else j.kernels->multiply(*j.weights, j.rows, j.bias, row, last_row, tile, last_tile, j.y);
 }
 
 void silu_and_multiply(const AttentionKernels& vectors, const float* x, int64_t width, float* y) {
@@ -96,7 +98,26 @@ void silu_and_multiply(const AttentionKernels& vectors, const float* x, int64_t 
   memcpy(y + whole, last[2], bytes);
 }
 
+namespace {
+
+void read_float_row(const Weights& w, int64_t index, float* y) {
+  const uint8_t* value = w.data + index / kColumns * w.tile_bytes() + index % kColumns * 2;
+  for (int64_t k = 0; k < w.inputs; k++, value += 2 * kColumns) {
+    uint16_t half;
+    memcpy(&half, value, sizeof half);
+    if (w.offsets == Offsets::float16) {
+      y[k] = float_of_float16(half);
+    } else {
+      const uint32_t bits = static_cast<uint32_t>(half) << 16;
+      memcpy(y + k, &bits, sizeof bits);
+    }
+  }
+}
+
+}  // namespace
+
 void read_row(const Weights& w, int64_t index, float* y) {
+  if (w.floats()) return read_float_row(w, index, y);
   if (w.halves()) return read_stored_row(w, index, y);
   const int64_t column = index % kColumns;
   const uint8_t* tile = w.data + index / kColumns * w.tile_bytes();

@@ -21,11 +21,12 @@ class Workspace {
   Rows rows_;
 };
 
-// One product; tasks of a kind may run in any order and at the same time. All `quantize` tasks come first.
+// One product; tasks of a kind may run in any order and at the same time. All `quantize` tasks come first; weights that are
+// floats have none.
 struct Job {
   const Kernels* kernels;
   const Weights* weights;
-  const float* x;     // [count, inputs]
+  Inputs x;           // [count, inputs]
   const float* bias;  // [outputs], or nullptr
   Outputs y;          // [count, outputs]
   int64_t count;
@@ -35,10 +36,11 @@ struct Job {
   void plan_quantize();  // choose the steps of the next tasks
   void plan_multiply();
   void plan_multiply(int64_t task_work);  // the smallest number of products of a task
-  size_t quantize_tasks() const { return static_cast<size_t>((count + row_step - 1) / row_step); }
+  size_t quantize_tasks() const { return weights->floats() ? 0 : row_pieces(); }
   size_t multiply_tasks() const {
-    return quantize_tasks() * static_cast<size_t>((weights->tiles() + tile_step - 1) / tile_step);
+    return row_pieces() * static_cast<size_t>((weights->tiles() + tile_step - 1) / tile_step);
   }
+  size_t row_pieces() const { return static_cast<size_t>((count + row_step - 1) / row_step); }
 };
 
 void quantize_task(void* job, size_t index);

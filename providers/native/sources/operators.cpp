@@ -79,10 +79,10 @@ OrtStatus* compute_linear(void* kernel, OrtKernelContext* context) {
   if (count == 0) return nullptr;
   const Workspace workspace(weights, count);
   if (!workspace.valid()) return failure(api, kFail, "out of memory for quantized rows");
-  Job job{node.kernels, &weights, static_cast<const float*>(x.data), static_cast<const float*>(bias.data), {y, weights.outputs}, count,
-          workspace.rows()};
+  Job job{node.kernels, &weights, {static_cast<const float*>(x.data), weights.inputs}, static_cast<const float*>(bias.data),
+          {y, weights.outputs}, count, workspace.rows()};
   job.plan_quantize();
-  CARRYALL_TRY(run_tasks(api, context, quantize_task, job.quantize_tasks(), &job));
+  if (job.quantize_tasks() > 0) CARRYALL_TRY(run_tasks(api, context, quantize_task, job.quantize_tasks(), &job));
   job.plan_multiply();
   return run_tasks(api, context, multiply_task, job.multiply_tasks(), &job);
 }

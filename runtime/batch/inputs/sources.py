@@ -16,10 +16,12 @@ import lzma
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, BinaryIO
 
-from ....errors import UsageError
-from .files import STREAM, arrow, expand, open_input, plain_suffix
+from ....errors import RequestError, UsageError
+from .attachments import with_attachments
+from .files import STREAM, arrow, expand, is_remote, open_input, plain_suffix
 
 MAX_LINE_BYTES = 16 * 2**20
 DIGEST_BYTES = 16
@@ -70,14 +72,16 @@ class Source:
 
     Args:
         names: files, globs and URLs; ``-`` is stdin, as JSONL.
+        attachments: whether JSON lines may name files beside them; see ``attachments.py``.
 
     Raises:
         UsageError: a file does not exist, or its kind of filesystem is unknown.
         MissingExtraError: a file needs a package that is not installed.
     """
 
-    def __init__(self, names: Sequence[str]) -> None:
+    def __init__(self, names: Sequence[str], *, attachments: bool = False) -> None:
         self.files = expand(names)
+        self._attachments = attachments
         self.rereadable = self.files != [STREAM]
         for name in self.files:
             if plain_suffix(name) in _ARROW_FILES or name.lower().endswith(".zst"):
@@ -114,6 +118,8 @@ class Source:
         for name in self.files:
             number = 0
             for number, data, fault in _rows(name):
+                if self._attachments and isinstance(data, bytes) and fault is None:
+                    data, fault = _attached(name, data)
                 if data is not None:
                     place = name if len(self.files) > 1 else None
                     yield Row(before + number, data, _digest(data), number, place, fault)
@@ -131,6 +137,15 @@ class Source:
             rows += 1
             hasher.update(row.number.to_bytes(8, "big") + row.digest)
         return Content(rows, hasher.hexdigest())
+
+
+def _attached(name: str, line: bytes) -> tuple[bytes, str | None]:
+    """Return a line of a file with the content of the files that it names, or the line and what is wrong."""
+    folder = None if name == STREAM or is_remote(name) else Path(name).absolute().parent
+    try:
+        return with_attachments(line, folder), None
+    except RequestError as error:
+        return line, str(error)
 
 
 @contextlib.contextmanager

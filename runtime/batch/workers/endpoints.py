@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from ....errors import RequestCancelled, RequestError
 from ...api.embedding import embedding_questions, stacked
-from ...api.requests import RENDER_OPTIONS, Prompt, RequestFactory
+from ...api.requests import RENDER_OPTIONS, PooledPrompt, Prompt, RequestFactory
 from ...api.scoring import (
     ContinuationScore,
     Questions,
@@ -119,7 +119,12 @@ class Preparer:
     def embeddings(self, line: BatchLine) -> Work:
         """Return the requests of the embeddings of one or several texts."""
         ask = read_embeddings(known_fields_of(line, EMBEDDINGS_FIELDS))
-        pooling, texts = ask.pooling or "last", [self.requests.token_ids(text) for text in ask.inputs]
+        if ask.prompt is not None:
+            raise RequestError(f"the model '{self.model}' has no prompts by name; omit 'prompt_name'")
+        pooling = ask.pooling or "last"
+        tokens_of = self.requests.cut_token_ids if ask.truncate else self.requests.token_ids
+        texts = [tokens_of(text) for text in ask.inputs]
+        prompts = [PooledPrompt(tokens, pooling) for tokens in texts]
 
         def answer(vectors: npt.NDArray[np.float32]) -> tuple[Json, str]:
             return embeddings_response(ask, Embeddings(vectors, sum(map(len, texts))), self.model), "stop"
@@ -131,7 +136,7 @@ class Preparer:
             )
         return self._asked(
             line,
-            [embedding_questions(texts, pooling)],
+            [embedding_questions(prompts)],
             lambda vectors: answer(stacked(vectors, self.embedding_size, normalize=ask.normalize)),
         )
 

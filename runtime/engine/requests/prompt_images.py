@@ -23,6 +23,7 @@ class PromptImages:
         states: outputs of ``vision.onnx`` for all pictures, [rows, hidden].
         rows: [tokens of the prompt], the row of each token, -1 for text.
         identity: [tokens of the prompt], token ids of text, numbers below 0 for pictures.
+        ahead: [tokens of the prompt], how many tokens of its picture are behind each token.
         positions: [axes, tokens of the prompt], positions in time, height and width; None if positions have
             one axis.
     """
@@ -30,6 +31,7 @@ class PromptImages:
     states: npt.NDArray[np.float32]
     rows: Ids
     identity: Ids
+    ahead: npt.NDArray[np.int32]
     positions: Ids | None = None
 
     @classmethod
@@ -57,7 +59,8 @@ class PromptImages:
         identity[seen] = -1 - np.concatenate(words)
         given = [place for place in places if place is not None]
         positions = _positions(len(identity), seen, given) if given else None
-        return cls(np.concatenate([states for _, states in pictures]), rows, identity, positions)
+        states = np.concatenate([states for _, states in pictures])
+        return cls(states, rows, identity, _ahead(rows >= 0), positions)
 
     def part(self, start: int, stop: int) -> tuple[npt.NDArray[np.float32], Ids] | None:
         """Return the states and rows of tokens [start, stop) as for ``Row``; None if all are text."""
@@ -67,6 +70,16 @@ class PromptImages:
             return None
         first = int(seen[0])  # rows of a prompt ascend
         return self.states[first : int(seen[-1]) + 1], np.where(rows >= 0, rows - first, -1)
+
+    def whole(self, start: int, stop: int) -> int:
+        """Return the end of tokens [start, stop) without the part of a picture that ``stop`` would cut.
+
+        If nothing is left, it is the end of that picture.
+        """
+        if stop > len(self.ahead) or not self.ahead[stop - 1]:
+            return stop
+        ends = np.flatnonzero(self.ahead[start:stop] == 0)
+        return start + int(ends[-1]) + 1 if len(ends) else stop + int(self.ahead[stop - 1])
 
     def rope_positions(self, start: int, stop: int) -> Ids | None:
         """Return positions [axes, stop - start] of tokens [start, stop), also of those behind the prompt."""
@@ -78,6 +91,18 @@ class PromptImages:
             return known[:, start:stop]
         behind = int(known[:, -1].max()) + 1 - count + np.arange(max(start, count), stop)
         return np.concatenate([known[:, start:], np.broadcast_to(behind, (len(known), len(behind)))], axis=1)
+
+
+def _ahead(seen: npt.NDArray[np.bool_]) -> npt.NDArray[np.int32]:
+    """Return how many tokens of its picture are behind each token, from where pictures are.
+
+    Tokens that are neighbours are of one picture, also if they are of several.
+    """
+    ahead = np.zeros(len(seen), np.int32)
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], seen.astype(np.int8), [0]])))
+    for begin, end in edges.reshape(-1, 2):
+        ahead[begin:end] = np.arange(end - begin)[::-1]
+    return ahead
 
 
 def _positions(count: int, seen: Ids, places: Sequence[Ids]) -> Ids:

@@ -7,13 +7,12 @@ import logging
 import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
-from typing import Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from ....errors import RequestError
-from ....exporter.adapter import LoraAdapter
 from ...process.faults import fault_text, log_fault
 from ...types.outputs import FinishReason, RequestMetrics
 from ...types.sampling_params import SamplingParams
@@ -26,6 +25,9 @@ from .pooled_states import PooledStates, Pooling
 from .prompt_images import PromptImages
 from .prompt_logprobs import PromptLogprobs
 from .repetition import RepetitionGuard
+
+if TYPE_CHECKING:
+    from ....exporter.adapter import LoraAdapter
 
 _log = logging.getLogger(__name__)
 

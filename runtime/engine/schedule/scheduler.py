@@ -104,9 +104,14 @@ class StepPlan:
 
 
 class _Draft:
-    """A plan in the making."""
+    """A plan in the making.
 
-    def __init__(self) -> None:
+    Args:
+        whole_pictures: no row may end within a picture.
+    """
+
+    def __init__(self, *, whole_pictures: bool) -> None:
+        self._whole_pictures = whole_pictures
         self.rows: list[Row] = []
         self.requests: list[Request] = []
         self.sampling: list[int] = []
@@ -114,17 +119,24 @@ class _Draft:
         self.observed = self.constrained = False
 
     def add(self, request: Request, start: int, num_tokens: int) -> int:
-        """Add a row of up to ``num_tokens`` of the request's tokens from ``start`` on; return how many."""
+        """Add a row of up to ``num_tokens`` of the request's tokens from ``start`` on; return how many.
+
+        They are more where the first of them is of a picture that has more and must not be cut.
+        """
         observed = request.observes_prompt
         if observed and request.awaits_prompt_logprobs:
             num_tokens = min(num_tokens, _MAX_PROMPT_LOGITS)
         stop = start + num_tokens
+        if self._whole_pictures and request.images is not None:
+            stop = request.images.whole(start, stop)
         assert request.slot is not None  # noqa: S101 -- only running requests are planned
         row = Row(request.slot, request.token_slice(start, stop), start, 0, lora=request.lora_place)
         if request.images is not None:
             row.rope_positions = request.images.rope_positions(start, stop)
             if (seen := request.images.part(start, stop)) is not None:
                 row.image_states, row.image_rows = seen
+                if self._whole_pictures:
+                    row.image_ahead = request.images.ahead[start:stop]
         if stop == request.num_tokens and request.pooling is None:
             row.num_logits = 1
             self.sampling.append(len(self.rows))
@@ -136,7 +148,7 @@ class _Draft:
             self.constrained = True
         self.rows.append(row)
         self.requests.append(request)
-        return num_tokens
+        return stop - start
 
     def add_placeholder(self, request: Request, source: int) -> None:
         """Add a row of the token that row ``source`` of the step in flight draws."""
@@ -175,6 +187,7 @@ class Scheduler:
         stored: KV in the tiers; None if there are none.
         trims_always: see ``PrefixCache``.
         adapters: the places of LoRA adapters; None if the runner has none.
+        whole_pictures: all tokens of a picture are of one step, which may exceed ``max_step_tokens`` for it.
     """
 
     def __init__(
@@ -188,7 +201,9 @@ class Scheduler:
         stored: StoredPrefixes | None = None,
         trims_always: bool = False,
         adapters: AdapterPlaces | None = None,
+        whole_pictures: bool = False,
     ) -> None:
+        self._whole_pictures = whole_pictures
         self.preemptions = 0
         self.costs = costs or PromptCosts()
         self.cache = PrefixCache(slots, enabled=prefix_cache, stored=stored, trims_always=trims_always)
@@ -220,7 +235,7 @@ class Scheduler:
 
     def plan(self) -> StepPlan:
         """Choose the rows of the next step: decode rows, then prompts in progress, then new requests."""
-        draft = _Draft()
+        draft = _Draft(whole_pictures=self._whole_pictures)
         self._grow_running()
         prefilling = []
         for request in self._running:
@@ -250,7 +265,7 @@ class Scheduler:
         """
         if self._waiting.size and self._slots.num_used < self._slots.num_slots:
             return None
-        draft, prefilling, skipped = _Draft(), [], 0
+        draft, prefilling, skipped = _Draft(whole_pictures=self._whole_pictures), [], 0
         places = {request: i for i, request in enumerate(flight.requests)}
         sampling = set(flight.sampling)
         for request in self._running:

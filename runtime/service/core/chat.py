@@ -6,8 +6,6 @@ decided here, and so is what becomes of a part that the model cannot read.
 
 from __future__ import annotations
 
-import base64
-import binascii
 import dataclasses
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
@@ -16,6 +14,7 @@ from typing import Any, Literal
 
 from ....errors import RequestError
 from ....options import shown
+from ...images.data_url import is_data_url, read_base64, read_data_url
 
 Json = dict[str, Any]
 
@@ -330,12 +329,18 @@ def _part(part: Any) -> list[Part]:
             return [FunctionCall(name, read_arguments(rest.get("input", {})), str(rest.get("id") or ""))]
         case {"type": str(kind), "tool_use_id": str(id_), **rest} if kind.endswith("tool_result"):
             return [FunctionResult(read_result(rest.get("content") or ""), id_)]
-        case {"type": "document" | "search_result"}:
-            return _document(part)
+        case {"type": "document", "source": {"type": "base64" | "url"}}:
+            return [_image(part)]
         case {"type": "image_url" | "input_image" | "image"}:
             return [_image(part)]
+        case {"type": "file", "file": {**file}} | {"type": "input_file", **file}:
+            return [_file({str(name): value for name, value in file.items()})]
+        case {"type": "document" | "search_result"}:
+            return _document(part)
         case {"type": str(kind)} if kind not in ("text", "input_text", "output_text"):
-            raise RequestError(f"content of type '{kind[:_MOST_SHOWN]}' is not supported, only text")
+            raise RequestError(
+                f"content of type '{kind[:_MOST_SHOWN]}' is not supported, only texts and images"
+            )
     raise RequestError("each part of 'content' must be an object with the strings 'type' and 'text'")
 
 
@@ -361,14 +366,14 @@ def _hosted_text(part: Any) -> Any:
 
 
 def _document(part: Mapping[str, Any]) -> list[Part]:
-    """Return the text of a document; those of other media are not read."""
+    """Return the text of a document."""
     match part:
         case {"source": {"type": "text", "data": str(text)}}:
             pass
         case {"source": {"type": "content", "content": content}} | {"content": content}:
             text = "".join(part.text for part in read_parts(content) if isinstance(part, Text))
         case _:
-            raise RequestError("a document must be given as text; other media are not supported")
+            raise RequestError("a document must be given as text, or as a PDF file in base64")
     title = part.get("title")
     return [Text(f"{title}\n\n{text}" if isinstance(title, str) and title else text)]
 
@@ -378,33 +383,35 @@ def _image(part: Mapping[str, Any]) -> Image:
         case {"image_url": {"url": str(url)}} | {"image_url": str(url)}:
             return _image_at(url)
         case {"source": {"type": "base64", "data": str(data), **rest}}:
-            return Image(_bytes(data), str(rest.get("media_type") or ""))
+            return Image(read_base64(data), str(rest.get("media_type") or ""))
         case {"source": {"type": "url", "url": str(url)}}:
             return _image_at(url)
     raise RequestError("an image must have an 'image_url' or a 'source' with base64 data or an address")
 
 
+def _file(file: Mapping[str, Any]) -> Image:
+    """Return a file, a picture or a PDF file whose pages are pictures, that is given by its content."""
+    match file:
+        case {"file_data": str(data)}:
+            return _image_at(data) if is_data_url(data) else Image(read_base64(data))
+        case {"file_url": str(url)}:
+            return _image_at(url)
+    raise RequestError(
+        "a file must have 'file_data', data:application/pdf;base64,...; files by 'file_id' are not read"
+    )
+
+
 def _image_at(url: str) -> Image:
-    if not url.startswith("data:"):
+    if not is_data_url(url):
         return Image(url=url)
-    head, comma, data = url.removeprefix("data:").partition(",")
-    media_type, _, coding = head.partition(";")
-    if not comma or coding != "base64":
-        raise RequestError("the data of an image must be base64: data:image/png;base64,...")
-    return Image(_bytes(data), media_type)
+    media_type, data = read_data_url(url)
+    return Image(data, media_type)
 
 
 def _base64_image(value: Any) -> Image:
     if not isinstance(value, str):
         raise RequestError(f"each of 'images' must be a base64 text, not {_short(value)}")
-    return _image_at(value) if value.startswith("data:") else Image(_bytes(value))
-
-
-def _bytes(data: str) -> bytes:
-    try:
-        return base64.b64decode(data, validate=True)
-    except (binascii.Error, ValueError) as error:
-        raise RequestError(f"the data of an image is not base64: {error}") from error
+    return _image_at(value) if is_data_url(value) else Image(read_base64(value))
 
 
 def _past_call(call: Json) -> FunctionCall:

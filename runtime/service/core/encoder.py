@@ -261,6 +261,13 @@ class EncoderHandler:
 
         return isinstance(self._encoder, TokenClassifier)
 
+    @property
+    def embeds(self) -> bool:
+        """Whether the model makes dense vectors of texts."""
+        from ...api.text_encoder import TextEncoder
+
+        return isinstance(self._encoder, TextEncoder) and "dense" in self._encoder.kinds
+
     def _classifier(self) -> TextClassifier:
         from ...api.text_classifier import TextClassifier
 

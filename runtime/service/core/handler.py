@@ -243,9 +243,7 @@ class LLMHandler:
             raise RequestError(f"the model '{self.name}' has no prompts by name; omit 'prompt_name'")
         with self._in_progress() as llm:
             check_tokens()
-            tokens = [await llm.token_ids(text) for text in prompts]
-            if truncate:
-                tokens = [ids[: self.model.info.context_length] for ids in tokens]
+            tokens = [await llm.token_ids(text, truncate=bool(truncate)) for text in prompts]
             spend(sum(map(len, tokens)))
             try:
                 vectors = await llm.embed(tokens, pooling=pooling or "last", normalize=normalize)

@@ -152,7 +152,7 @@ class Embeddings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelInfo:
-    """Public facts of a loaded model."""
+    """Public facts of a loaded model; ``reads_images`` tells whether it sees pictures as it was loaded."""
 
     model: str
     provider: str
@@ -160,6 +160,7 @@ class ModelInfo:
     context_length: int
     max_slots: int
     server_version: str
+    reads_images: bool = False
 
 
 def by_rank(candidates: Mapping[int, Logprob], most: int | None = None) -> list[Logprob]:

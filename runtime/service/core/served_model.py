@@ -69,6 +69,7 @@ def load_served_model(
         context_length=facts.context_length,
         max_slots=facts.max_slots,
         server_version=importlib.metadata.version("carryall"),
+        reads_images=facts.image_width > 0,
     )
     try:
         llm = AsyncLLM(loaded, engine_config=config)

@@ -441,13 +441,19 @@ async def show(request: Request) -> Response:
     """Handle ``POST /api/show``: describe one model."""
     service = service_of(request)
     body, headers = await service.known_body(request, {"model", "name", "verbose"})
-    model = (await _llm(service, request, {"model": body.get("model", body.get("name"))}, headers)).model
+    handler = await _embedder(service, {"model": body.get("model", body.get("name"))}, headers)
+    if isinstance(handler, EncoderHandler):
+        facts: Json = {"general.architecture": "onnx"}
+        capabilities = ["embedding"] if handler.embeds else []
+        answer = {"details": _details(None), "model_info": facts, "capabilities": capabilities}
+        return json_response(answer, headers)
+    model = handler.model
     summary = await asyncio.to_thread(model.summary)
     family = (summary.family if summary else "") or "onnx"
-    facts: Json = {"general.architecture": family, f"{family}.context_length": model.info.context_length}
+    facts = {"general.architecture": family, f"{family}.context_length": model.info.context_length}
     if summary is not None and summary.parameters:
         facts["general.parameter_count"] = summary.parameters
-    capabilities = ["completion", "tools"]
+    capabilities = ["completion", "tools", *(["vision"] if model.info.reads_images else [])]
     answer = {"details": _details(summary), "model_info": facts, "capabilities": capabilities}
     return json_response(answer, headers)
 

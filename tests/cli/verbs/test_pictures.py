@@ -78,6 +78,8 @@ def test_a_batch_reads_pictures_of_its_lines(package: Path, photo: Path, tmp_pat
     urls = [
         f"data:image/png;base64,{base64.b64encode(photo.read_bytes()).decode()}",
         DAMAGED,
+        f"file:{photo.name}",
+        "file:../photo.png",
     ]
     lines = [
         {
@@ -106,7 +108,10 @@ def test_a_batch_reads_pictures_of_its_lines(package: Path, photo: Path, tmp_pat
     found = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
     by_id = {line["custom_id"]: line for line in found}
     assert by_id["0"]["response"]["body"]["choices"][0]["message"]["content"] == answer, result.output
-    assert "no supported format" in (tmp_path / "out.errors.jsonl").read_text(encoding="utf-8")
+    assert by_id["2"]["response"]["body"]["choices"][0]["message"]["content"] == answer
+    errors = (tmp_path / "out.errors.jsonl").read_text(encoding="utf-8")
+    assert "no supported format" in errors
+    assert "'file:../photo.png' is not in the folder" in errors
     assert result.exit_code == 1
 
 
@@ -123,3 +128,29 @@ def test_pictures_that_cannot_be_shown_are_refused(
     result = run("run", package, QUESTION, "--image", photo, *args)
     assert result.exit_code == 2
     assert why in result.output
+
+
+@pytest.mark.long
+def test_a_pdf_file_is_all_of_its_pages_or_one(package: Path, tmp_path: Path) -> None:
+    pytest.importorskip("pypdfium2")
+    pages = [Image.fromarray(picture(50, 90, shift)) for shift in (0, 80)]
+    path = tmp_path / "scan.pdf"
+    pages[0].save(path, save_all=True, append_images=pages[1:], resolution=150)
+
+    def asked(image: object) -> tuple[list[int], int]:
+        result = run("run", package, QUESTION, "--image", image, *GREEDY, "--json")
+        assert result.exit_code == 0, result.output
+        found = json.loads(result.stdout)
+        return found["token_ids"], found["prompt_tokens"]
+
+    (first, one), (second, _), (_, both) = (asked(f"{path}{page}") for page in ("#1", "#2", ""))
+    assert first != second
+    assert both > 1.5 * one
+    for page, why in (
+        ("#3", "there is no page 3"),
+        ("#0", "pages count from 1"),
+        ("#a", "pages count from 1"),
+    ):
+        result = run("run", package, QUESTION, "--image", f"{path}{page}", *GREEDY)
+        assert result.exit_code != 0
+        assert why in result.output

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +12,7 @@ import onnxruntime
 import pytest
 from tiny_models import write_tiny
 
-from carryall.contract import IMAGE_ROWS, IMAGE_STATES
+from carryall.contract import AHEAD_WINDOWS, IMAGE_AHEAD, IMAGE_ROWS, IMAGE_STATES
 from carryall.errors import GraphError
 from carryall.exporter.package import Package
 from carryall.graph_opt.graph.saving import save_model
@@ -62,3 +64,39 @@ def test_a_decoder_with_two_look_ups_is_refused() -> None:
                      opset_imports={"": 23})  # fmt: skip
     with pytest.raises(GraphError, match="2 look-ups"):
         ImageInputsPass()(ir.Model(graph, ir_version=11))
+
+
+def test_tokens_of_a_picture_see_those_behind_them_in_layers_of_these_windows(tmp_path: Path) -> None:
+    """Equal logits without pictures, others with one."""
+    package = tmp_path / "package"
+    export(write_tiny("gemma3_text", tmp_path / "checkpoint"), package)
+    model = Package.open(package).load()
+    windows = {
+        int(n) for n in re.findall(r"mask_window_(\d+)", " ".join(str(node.name) for node in model.graph))
+    }
+    model.metadata_props[AHEAD_WINDOWS] = json.dumps([*windows, None])
+    ImageInputsPass()(model)
+    save_model(model, tmp_path / "seeing.onnx")
+    seeing = onnxruntime.InferenceSession(tmp_path / "seeing.onnx")
+    tokens = np.arange(9)[None] + 5
+    feeds = {"input_ids": tokens, "attention_mask": np.ones_like(tokens), "position_ids": np.arange(9)[None]}
+    feeds |= {
+        value.name: np.zeros((1, value.shape[1], 0, value.shape[3]), np.float32)
+        for value in seeing.get_inputs()
+        if "past" in value.name
+    }
+    feeds |= {IMAGE_STATES: np.zeros((1, 32), np.float32), IMAGE_ROWS: np.full_like(tokens, -1)}
+    ahead = np.array([[0, 0, 3, 2, 1, 0, 0, 0, 0]], np.int32)
+    text = seeing.run(["logits"], {**feeds, IMAGE_AHEAD: 0 * ahead})[0]
+    plain = onnxruntime.InferenceSession(package / "model.onnx")
+    kept = {value.name: feeds[value.name] for value in plain.get_inputs()}
+    np.testing.assert_array_equal(text, plain.run(["logits"], kept)[0])
+    seen = seeing.run(["logits"], {**feeds, IMAGE_AHEAD: ahead})[0]
+    np.testing.assert_array_equal(seen[:, :2], text[:, :2])
+    assert (np.abs(seen - text).max(axis=-1)[0, 2:] > 1e-4).all()
+    # The last token of the picture can change its first one only in this direction.
+    other = tokens.copy()
+    other[0, 5] = 200
+    changed = seeing.run(["logits"], {**feeds, "input_ids": other, IMAGE_AHEAD: ahead})[0]
+    assert np.abs(changed - seen).max(axis=-1)[0, 2] > 1e-4
+    np.testing.assert_array_equal(changed[:, :2], seen[:, :2])

@@ -11,6 +11,15 @@ Shapes = dict[str, tuple[int, ...]]
 
 SPECIAL = ["<s>", "</s>", "<pad>", "<image>", "<video>", "<img>", "</img>", "[IMG_BREAK]", "[IMG_END]"]
 BOS, EOS, PAD, IMAGE_ID, VIDEO_ID, *_ = range(256, 256 + len(SPECIAL))
+NAMES = {
+    "start_image_token": "<img>",
+    "end_image_token": "</img>",
+    "context_image_token": "<image>",
+    "video_token": "<video>",
+    "image_token": "<image>",
+    "image_break_token": "[IMG_BREAK]",
+    "image_end_token": "[IMG_END]",
+}
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ message['role'] | upper }}: "
     "{% if message['content'] is string %}{{ message['content'] }}{% else %}"

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tiny_gemma_vls
 import tiny_llavas
 import tiny_qwen_vls
 from tiny_layouts import attention as attention_shapes
@@ -122,6 +123,7 @@ class Family:
         processor: processor_config.json.
         special: added tokens, numbered from 256 on; those of beginning, end and padding come first.
         template: the chat template.
+        names: of tokens that the processor asks for.
     """
 
     config: Mapping[str, Any]
@@ -130,6 +132,7 @@ class Family:
     processor: Mapping[str, Any]
     special: Sequence[str]
     template: str
+    names: Mapping[str, str] = field(default_factory=dict)
 
 
 def family(model_type: str) -> Family:
@@ -151,6 +154,17 @@ def family(model_type: str) -> Family:
             tiny_llavas.processor(model_type),
             tiny_llavas.SPECIAL,
             tiny_llavas.CHAT_TEMPLATE,
+            tiny_llavas.NAMES,
+        )
+    if model_type in tiny_gemma_vls.CONFIGS:
+        return Family(
+            tiny_gemma_vls.CONFIGS[model_type],
+            tiny_gemma_vls.shapes,
+            tiny_gemma_vls.preprocessor(model_type),
+            tiny_gemma_vls.processor(model_type),
+            tiny_gemma_vls.SPECIAL,
+            tiny_gemma_vls.template(model_type),
+            tiny_gemma_vls.NAMES,
         )
     side = VISION_CONFIG["image_size"]
     name = {"smolvlm": "SmolVLM", "idefics3": "Idefics3"}[model_type]
@@ -183,7 +197,10 @@ def write_vlm(folder: Path, model_type: str = "smolvlm", *, seed: int = 0, **cha
     weights = {}
     for name, shape in kind.shapes(config).items():
         values = rng.standard_normal(shape) * 0.4
-        weights[name] = (values + (len(shape) == 1 and name.endswith("weight"))).astype(np.float32)
+        if name.endswith(("put_min", "put_max")):  # what clips values of the size of 1
+            values = np.copysign(0.8 + np.abs(values), 1 if name.endswith("max") else -1)
+        values = values + (len(shape) == 1 and name.endswith("weight"))
+        weights[name] = np.asarray(values, np.float32)
     folder.mkdir(parents=True, exist_ok=True)
     _write(folder / "config.json", config)
     tokens = {"bos_token_id": BOS, "eos_token_id": EOS, "pad_token_id": PAD}
@@ -204,18 +221,7 @@ def _write_tokenizer(folder: Path, kind: Family) -> None:
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        # Names of tokens that the processors of some families ask for.
-        "extra_special_tokens": {
-            "start_image_token": "<img>",
-            "end_image_token": "</img>",
-            "context_image_token": "<image>",
-            "video_token": "<video>",
-            "image_token": "<image>",
-            "image_break_token": "[IMG_BREAK]",
-            "image_end_token": "[IMG_END]",
-        }
-        if "<img>" in kind.special
-        else {},
+        "extra_special_tokens": dict(kind.names),
         **dict(zip(("bos_token", "eos_token", "pad_token"), kind.special, strict=False)),
         "chat_template": kind.template,
     }

@@ -18,10 +18,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from cuda_stub import VERSION
+from device_stand_ins import threaded
 from engine_kit import make_request
 from engine_kit import run as run_engine
 from lowered_forms import CONTEXT, decoder
 
+from carryall import LLM, SamplingParams
 from carryall.errors import CarryallError
 from carryall.graph_opt.graph.load import read_model
 from carryall.graph_opt.graph.saving import save_model
@@ -39,6 +41,7 @@ ort.installed_wheels = lambda: {"onnxruntime-gpu": VERSION}
 
 # The stub's kernels compute nothing that could agree.
 cuda.joint_prompts_agree = lambda runner: True  # type: ignore[attr-defined]
+cuda.padded_runs_agree = lambda runner, pad: True  # type: ignore[attr-defined]
 
 SLOTS = 4
 
@@ -166,12 +169,12 @@ def foreign_thread(folder: Path) -> list[Any]:
 def copies(folder: Path) -> list[bool]:
     """Write numbers into a slot's memory; return whether its copy has them, and whether others lack them."""
     model, config = lowered(folder, "llama", "float")
-    runner: Any = CudaProvider().runner(model, config)
+    runner = CudaProvider().runner(model, config)
     runner.forward([Row(0, tokens(6), 0)])
-    buffers = []
-    for name, spec in runner._kv._specs.items():
-        size = runner._kv.length * spec.bytes_per_token
-        address = _stub().stub_reachable(ctypes.c_void_p(runner._kv._caches[name][0].data_ptr()))
+    memory, buffers = threaded(runner)._kv, []
+    for name, spec in memory._specs.items():
+        size = memory.length * spec.bytes_per_token
+        address = _stub().stub_reachable(ctypes.c_void_p(memory._caches[name][0].data_ptr()))
         buffers.append(np.ctypeslib.as_array((ctypes.c_uint8 * (size * SLOTS)).from_address(address)))
     for index, buffer in enumerate(buffers):
         slots = buffer.reshape(SLOTS, -1)
@@ -268,6 +271,72 @@ def two_devices(folder: Path) -> list[Any]:
     return [held, "opened"]
 
 
+def callers_by_turns(folder: Path) -> list[Any]:
+    """Let two threads step one LLM in turns; return the tokens, and the captures after each thread."""
+    llm = LLM("demo", provider="cuda", max_slots=SLOTS, context_length=CONTEXT)
+    texts, captures = [], []
+
+    def ask() -> None:
+        for count in (1, 2, 4):
+            found = llm.generate(["Once upon a time"] * count, SamplingParams(max_tokens=6, ignore_eos=True))
+            texts.append([output.outputs[0].token_ids for output in found])
+        captures.append(_logged("begin"))
+
+    for _ in range(2):
+        worker = threading.Thread(target=ask)
+        worker.start()
+        worker.join()
+    ask()
+    llm.close()
+    return [texts, captures]
+
+
+def ahead(folder: Path) -> list[str]:
+    """Run one request on a paged runner; return the replays, copies and waits of its last steps."""
+    model, config = lowered(folder, "qwen3", "float", kv_memory="paged")
+    runner = CudaProvider().runner(model, config)
+    inner = threaded(runner)
+    inner.info = dataclasses.replace(inner.info, num_tokens=None)  # the stub's kernels draw no tokens
+    engine = Engine(runner)
+    request = make_request("r", [1, 2, 3], SamplingParams(temperature=0.0, max_tokens=30))
+    engine.add(request)
+    while len(request.output_token_ids) < 15:
+        engine.step()
+    place = os.stat(os.environ["CUDA_STUB_LOG"]).st_size
+    while len(request.output_token_ids) < 25:
+        engine.step()
+    with open(os.environ["CUDA_STUB_LOG"]) as log:
+        log.seek(place)
+        found = [" ".join(line.split()[:2]) for line in log]
+    run_engine(engine, [])
+    engine.close()
+    return found
+
+
+def few_forms(folder: Path) -> list[int]:
+    """Let a paged runner run more forms than it may capture; return captures, those freed, freed after it."""
+    cuda._MOST_FORMS = 4
+    model, config = lowered(folder, "qwen3", "float", kv_memory="paged")
+    runner = CudaProvider().runner(model, config)
+    for turn in range(2):
+        for size in (5, 30, 40):
+            runner.forward([Row(0, tokens(size), 0)])
+            runner.forward([Row(0, tokens(1), size), Row(1, tokens(1), turn)])
+    found = [_logged("begin"), _logged("forget")]
+    runner.close()
+    return [*found, _logged("forget")]
+
+
+def no_code(folder: Path) -> list[Any]:
+    """Return why the provider is not available, and the error of opening a model."""
+    model, config = lowered(folder, "llama", "float")
+    try:
+        CudaProvider().runner(model, config)
+    except CarryallError as error:
+        return [CudaProvider().available(), f"{type(error).__name__}: {error}"]
+    return [CudaProvider().available(), "opened"]
+
+
 class _spied:  # noqa: N801 - a context manager
     """Collect the sessions that are opened."""
 
@@ -294,7 +363,11 @@ def _stub() -> ctypes.CDLL:
 
 
 def _replays() -> int:
-    return Path(os.environ["CUDA_STUB_LOG"]).read_text().count("\nreplay ")
+    return _logged("replay")
+
+
+def _logged(word: str) -> int:
+    return Path(os.environ["CUDA_STUB_LOG"]).read_text().count(f"\n{word} ")
 
 
 def _used(device: int) -> int:

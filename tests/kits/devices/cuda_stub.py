@@ -66,22 +66,11 @@ class Outcome:
 
 def run(scenario: str, *arguments: str, **environment: str) -> Outcome:
     """Run a function of ``cuda_scenarios.py`` in a process whose onnxruntime has the CUDA provider."""
-    wheel = _wheel()
-    stub = build(wheel)
-    paths = [wheel, ROOT / "src", *(ROOT / "tests" / "kits").glob("*/"), ROOT / "tests" / "kits"]
     with tempfile.TemporaryDirectory(prefix="cuda-stub-") as scratch:
         log = Path(scratch) / "log"
-        log.touch()
         done = subprocess.run(
             [sys.executable, "-X", "faulthandler", str(SCENARIOS), scenario, *arguments],
-            env={
-                **os.environ,
-                "LD_LIBRARY_PATH": str(stub),
-                "PYTHONPATH": os.pathsep.join(map(str, paths)),
-                "CARRYALL_CACHE": str(Path(scratch) / "cache"),
-                "CUDA_STUB_LOG": str(log),
-                **environment,
-            },
+            env={**variables(Path(scratch)), **environment},
             capture_output=True,
             text=True,
             timeout=570,
@@ -89,6 +78,20 @@ def run(scenario: str, *arguments: str, **environment: str) -> Outcome:
         )
         assert done.returncode == 0, f"exit code {done.returncode}\n{done.stderr[-3000:]}"
         return Outcome(json.loads(done.stdout.splitlines()[-1]), log.read_text().splitlines())
+
+
+def variables(scratch: Path) -> dict[str, str]:
+    """Return the environment of a process over the stub, which logs to ``scratch / "log"``."""
+    wheel = _wheel()
+    paths = [wheel, ROOT / "src", *(ROOT / "tests" / "kits").glob("*/"), ROOT / "tests" / "kits"]
+    (scratch / "log").touch()
+    return {
+        **os.environ,
+        "LD_LIBRARY_PATH": str(build(wheel)),
+        "PYTHONPATH": os.pathsep.join(map(str, paths)),
+        "CARRYALL_CACHE": str(scratch / "cache"),
+        "CUDA_STUB_LOG": str(scratch / "log"),
+    }
 
 
 def build(wheel: Path) -> Path:

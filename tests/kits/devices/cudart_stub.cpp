@@ -330,7 +330,12 @@ API int cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t fr
 }
 API int cudaMemset(void *to, int value, size_t size) {
   if (int code = unsafe("cudaMemset")) return code;
-  memset(reachable(to), value, size);
+  auto place = reinterpret_cast<uintptr_t>(reachable(to)), last = place + size;
+  uintptr_t first = (place + 4095) / 4096 * 4096, end = last / 4096 * 4096;
+  // Whole pages are given back, so that a large cache takes memory from its first write.
+  if (value || first >= end || madvise(reinterpret_cast<void *>(first), end - first, MADV_REMOVE)) first = end = last;
+  memset(reinterpret_cast<void *>(place), value, first - place);
+  memset(reinterpret_cast<void *>(end), value, last - end);
   return kSuccess;
 }
 API int cudaMemsetAsync(void *to, int value, size_t size, void *stream) {
@@ -526,6 +531,7 @@ API int cudaStreamDestroy(void *stream) {
 }
 API int cudaStreamSynchronize(void *stream) {
   Lock lock(guard);
+  note("wait stream");
   if (int code = lost()) return code;
   if (capture_of(stream) || (!stream && blocks_captures())) return illegal("cudaStreamSynchronize");
   return kSuccess;
@@ -563,6 +569,7 @@ API int cudaEventRecordWithFlags(void *event, void *stream, unsigned) {
 API int cudaEventRecord(void *event, void *stream) { return cudaEventRecordWithFlags(event, stream, 0); }
 API int cudaEventSynchronize(void *event) {
   Lock lock(guard);
+  note("wait event");
   if (int code = lost()) return code;
   return event_captures.count(event) ? illegal("cudaEventSynchronize") : kSuccess;
 }
@@ -627,6 +634,7 @@ API int cudaGraphDestroy(void *graph) {
   return kSuccess;
 }
 API int cudaGraphExecDestroy(void *executable) {
+  note("forget %d", static_cast<Graph *>(executable)->device);
   delete static_cast<Graph *>(executable);
   return kSuccess;
 }

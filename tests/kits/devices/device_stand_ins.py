@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import numpy as np
+import numpy.typing as npt
 import onnx_ir as ir
 from paged_attention_stand_in import PagedStandInPass
 
 from carryall.graph_opt.lower.kernels import CUDA
-from carryall.providers.base import RunnerConfig
+from carryall.providers.base import Runner, RunnerConfig
 from carryall.providers.host.libraries import Library
 from carryall.providers.ort import ort
 from carryall.providers.ort.device_memory import Device
+from carryall.providers.runners.thread_runner import ThreadRunner
 from carryall.providers.targets.cuda import CudaOptions, CudaProvider
 from carryall.providers.targets.directml import DirectMLOptions, DirectMLProvider
 from carryall.providers.targets.tensorrt import TensorRTOptions, TensorRTProvider
@@ -57,6 +60,26 @@ class SmallWebGpuOptions(WebGpuOptions):
     bank: int = 3
 
 
+def threaded(runner: Runner) -> Any:
+    """Return the runner within the thread of a ``ThreadRunner``, or a runner without a thread itself."""
+    return runner._runner if isinstance(runner, ThreadRunner) else runner
+
+
+class HostStream:
+    """A stream of the CPU, whose work is done when it is given."""
+
+    handle = 0
+
+    def host(self, size: int) -> npt.NDArray[np.uint8]:
+        return np.zeros(size, np.uint8)
+
+    def copy(self, target: int, source: int, size: int) -> None:
+        ctypes.memmove(target, source, size)
+
+    def mark(self) -> Callable[[], None]:
+        return lambda: None
+
+
 class _OnCpu:
     """Replace the parts of a provider that need a device."""
 
@@ -70,7 +93,12 @@ class _OnCpu:
         pass
 
     def buffer(self, index: int, size: int) -> Any:
-        return Device(name="cpu").allocate([size], np.dtype(np.uint8))
+        value = Device(name="cpu").allocate([size], np.dtype(np.uint8))
+        value.update_inplace(np.zeros(size, np.uint8))
+        return value
+
+    def stream(self, index: int) -> HostStream:
+        return HostStream()
 
     def provider_options(self, options: Mapping[str, Any], *, generating: bool) -> dict[str, str]:
         return {}
@@ -97,6 +125,7 @@ class PagedCudaOnCpu(CudaOnCpu):
     """CUDA with paged KV; PagedAttention is decomposed, because it has only a CUDA kernel."""
 
     name = "paged-cuda-on-cpu"
+    kernels = dataclasses.replace(CUDA, float_attention=True)
     options: ClassVar[type[Any]] = PagedCudaOptions
 
     def block_size(self, head_size: int) -> int:

@@ -24,7 +24,7 @@ class _Call(ctypes.Structure):
         *((name, ctypes.c_int64) for name in _NUMBERS),
         ("scale", ctypes.c_float),
         ("softcap", ctypes.c_float),
-        *((name, ctypes.c_void_p) for name in [*_ARRAYS, "positions"]),
+        *((name, ctypes.c_void_p) for name in [*_ARRAYS, "positions", "ahead"]),
         *((name, ctypes.c_int64) for name in _COUNTS),
         ("output", ctypes.c_void_p),
     ]
@@ -80,6 +80,7 @@ def run(
         "sinks": case.sinks,
         "slopes": case.slopes,
         "positions": case.positions,
+        "ahead": case.ahead,
     }
     numbers = {
         "heads": case.heads,

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from half_weight import HalfWeight
 from quantized_linear_reference import Floats, Weight
 from stored_weight import StoredWeight
 
@@ -27,7 +28,7 @@ def linear(
     library: Path,
     isa: str,
     x: Floats,
-    weight: Weight | StoredWeight,
+    weight: Weight | StoredWeight | HalfWeight,
     bias: Floats | None = None,
     *,
     steps: tuple[int, int] = (1 << 20, 1 << 20),

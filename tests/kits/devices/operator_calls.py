@@ -8,10 +8,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from half_weight import HalfWeight
 from operator_host import Call
 from paged_attention_reference import BFLOAT16, FLOAT32, INT8, INT8_TOLERANCE, Case, attention, random_case
 from quantized_experts_reference import Experts, quantized_experts, random_experts
 from quantized_linear_reference import Weight, grouped_weight, quantized_linear, random_weight
+from stored_weight import StoredWeight
 
 from carryall.graph_opt.lower.chain.program import (
     ABSENT,
@@ -44,7 +46,7 @@ class Known:
             np.testing.assert_allclose(one, expected, rtol=self.tolerance, atol=absolute)
 
 
-def linear_attributes(weight: Weight) -> dict[str, int | float]:
+def linear_attributes(weight: Weight | HalfWeight | StoredWeight) -> dict[str, int | float]:
     """Return the attributes of a product with a weight."""
     sizes = {"inputs": weight.inputs, "outputs": weight.outputs, "bits": weight.bits}
     blocks = {"block_size": weight.block, "group_size": weight.group_size, "offsets": weight.offsets}
@@ -101,7 +103,7 @@ def attention_inputs(case: Case, rng: np.random.Generator) -> list[npt.NDArray[A
     tables: list[npt.NDArray[Any] | None] = [cache, cache, case.begins, np.array(case.past, np.int32), table]
     angles = [None, None, None] if case.angles is None else [*case.angles, case.positions]
     new = [case.query, case.new_rows(case.keys), case.new_rows(case.values)]
-    return [*new, *tables, *angles, case.sinks, case.slopes]
+    return [*new, *tables, *angles, case.sinks, case.slopes, case.ahead]
 
 
 def random_attention(rng: np.random.Generator, **options: Any) -> Known:
@@ -112,6 +114,7 @@ def random_attention(rng: np.random.Generator, **options: Any) -> Known:
         "rotary": 2 * int(rng.integers(0, size // 2 + 1)),
         "sinks": bool(rng.integers(0, 2)),
         "slopes": bool(rng.integers(0, 2)),
+        "ahead": bool(rng.integers(0, 2)),
         "block": 16 * int(rng.integers(1, 5)),
         "window": int(rng.choice([0, 1, 100])),
         "softcap": float(rng.choice([0, 20])),
@@ -129,10 +132,11 @@ def random_attention(rng: np.random.Generator, **options: Any) -> Known:
 
 def experts_attributes(mixture: Experts) -> dict[str, int | float]:
     """Return the attributes of a mixture of experts."""
-    facts = linear_attributes(mixture.gate[0])
+    facts, out = linear_attributes(mixture.gate[0]), linear_attributes(mixture.down[0])
     hidden, width = int(facts.pop("inputs")), int(facts.pop("outputs"))
     return {
         **facts,
+        **{f"out_{name}": out[name] for name in ("bits", "block_size", "group_size", "offsets")},
         "num_experts": len(mixture.gate),
         "per_token": mixture.per_token,
         "normalize": int(mixture.normalize),
@@ -191,7 +195,7 @@ def random_chain(rng: np.random.Generator, **options: Any) -> Known:
     floats = [float_bits(float(facts[name])) for name in ("scale", "softcap")]
     steps = [
         *(LINEAR, -3, 0, 1, ABSENT, 64, width, 8, 32, 0, 0),
-        *(ATTENTION, -4, *range(4, 12), *[ABSENT] * 5, *sizes, *floats, 0),
+        *(ATTENTION, -4, *range(4, 12), *[ABSENT] * 6, *sizes, *floats, 0),
         *(ADD, -1, -3, -4, 3),
         *(NORM, -3, -1, 2, float_bits(1e-3)),
         *(PART, -5, -3, 16),

@@ -54,6 +54,11 @@ class _Written:
     def outputs(self) -> list[ir.Value]:
         """Return the outputs of the node: attended tokens [tokens, hidden], and both caches."""
         query, key, value, key_cache, value_cache, begins, past, table = self.node.inputs[:8]
+        if key is None:
+            query, key, value = self.unpacked(query)
+        norms = self.node.inputs[12:14]
+        if any(norm is not None for norm in norms):
+            query, key = (self.normed(*pair) for pair in zip((query, key), norms, strict=True))
         ends = self.op("Slice", self.whole(begins), self.constant([1]), self.constant([2**40]))
         starts = self.op("Slice", self.whole(begins), self.constant([0]), self.constant([-1]))
         token = self.op(
@@ -74,8 +79,24 @@ class _Written:
         seen = [self.op("Reshape", self.op("Gather", cache, tables), self.seen_shape()) for cache in caches]
         return [self.attended(query, seen[0], seen[1], position), *caches]
 
+    def unpacked(self, packed: ir.Value | None) -> list[ir.Value]:
+        widths = [self.size * count for count in (self.facts["num_heads"], self.groups, self.groups)]
+        node = insert(self.node, "Split", [packed, self.constant(widths)], {"axis": 1}, num_outputs=3)
+        return list(node.outputs)
+
+    def normed(self, value: ir.Value | None, scale: ir.Value | None) -> ir.Value:
+        """Return every head divided by its root mean square in float32, times the scale."""
+        heads = self.op("Reshape", value, self.constant([0, -1, self.size]))
+        wide = self.op("Cast", heads, to=int(ir.DataType.FLOAT))
+        mean = self.op("ReduceMean", self.op("Mul", wide, wide), self.constant([-1]), keepdims=1)
+        epsilon = self.constant(self.facts.get("qk_norm_epsilon", 1e-6), np.float32)
+        root = self.op("Sqrt", self.op("Add", mean, epsilon))
+        scaled = self.op("Mul", self.op("Div", wide, root), self.op("Cast", scale, to=int(ir.DataType.FLOAT)))
+        narrow = self.op("Cast", scaled, to=int(ir.DataType.from_numpy(self.dtype)))
+        return self.op("Reshape", narrow, self.constant([0, -1]))
+
     def rotated(self, value: ir.Value | None, position: ir.Value, heads: int) -> ir.Value:
-        axis = self.constant([0])
+        axis = self.constant([1])  # each token is a sequence, which may not be longer than the tables
         operands = [
             self.op("Unsqueeze", value, axis),
             *self.node.inputs[8:10],

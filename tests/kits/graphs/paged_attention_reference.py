@@ -33,6 +33,7 @@ class Case:
         query: [tokens, heads * size].
         positions: [tokens], rows of ``angles``.
         angles: cosines and sines [positions, rotary / 2]; None without rotary embedding.
+        ahead: [tokens], how many positions behind each token it sees too; None for none.
     """
 
     heads: int
@@ -52,6 +53,7 @@ class Case:
     sinks: Floats | None = None
     slopes: Floats | None = None
     angles: tuple[Floats, Floats] | None = None
+    ahead: Integers | None = None
     block: int = 16
     begins: Integers = field(init=False)
 
@@ -85,9 +87,13 @@ def random_case(
     rotary: int = 0,
     sinks: bool = False,
     slopes: bool = False,
+    ahead: bool = False,
     **options: Any,
 ) -> Case:
-    """Return a case with normal values; angles are of unrelated positions, so that a mix-up shows."""
+    """Return a case with normal values; angles are of unrelated positions, so that a mix-up shows.
+
+    ``ahead`` has precedence over ``slopes``, with which it cannot be combined.
+    """
     totals = [length + before for length, before in zip(lengths, past, strict=True)]
     keys, values = (
         [rng.standard_normal((total, heads[1], size)).astype(np.float32) for total in totals]
@@ -107,10 +113,21 @@ def random_case(
         positions=rng.integers(0, table, tokens),
         scale=size**-0.5,
         sinks=rng.standard_normal(heads[0]).astype(np.float32) if sinks else None,
-        slopes=rng.uniform(0, 1, heads[0]).astype(np.float32) ** 2 if slopes else None,
+        slopes=rng.uniform(0, 1, heads[0]).astype(np.float32) ** 2 if slopes and not ahead else None,
+        ahead=np.concatenate([random_ahead(rng, length) for length in lengths]) if ahead else None,
         angles=(np.cos(turns).astype(np.float32), np.sin(turns).astype(np.float32)) if rotary else None,
         **options,
     )
+
+
+def random_ahead(rng: np.random.Generator, length: int) -> Integers:
+    """Return how far the tokens of a row see: pictures of different lengths, and text between them."""
+    ahead, start = np.zeros(length, np.int32), 0
+    while start < length:
+        size = min(int(rng.choice([1, 1, 3, 20, 70])), length - start)
+        ahead[start : start + size] = np.arange(size)[::-1]
+        start += size
+    return ahead
 
 
 def attention(case: Case, *, rounded: bool = False) -> npt.NDArray[np.float64]:
@@ -141,7 +158,8 @@ def attention(case: Case, *, rounded: bool = False) -> npt.NDArray[np.float64]:
         back = (past + np.arange(length))[:, None] - np.arange(past + length)
         if case.slopes is not None:
             scores = scores - case.slopes[:, None, None].astype(np.float64) * back
-        seen = (back >= 0) & (back < (case.window or 2**40))
+        ahead = np.zeros(length) if case.ahead is None else case.ahead[own]
+        seen = (back >= -ahead[:, None]) & (back < (case.window or 2**40))
         scores = np.where(seen, scores, -np.inf)
         sinks = np.full(case.heads, -np.inf) if case.sinks is None else case.sinks
         most = np.maximum(scores.max(axis=-1, initial=-np.inf), sinks[:, None])[..., None]

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 from quantized_linear_reference import Floats, Weight, quantized_linear, random_weight
+from stored_weight import StoredWeight, stored_linear, stored_weight
 
 
 @dataclass(frozen=True)
 class Experts:
     """A mixture: gate and up [width, hidden] and down [hidden, width] of each expert, and biases or none."""
 
-    gate: list[Weight]
-    up: list[Weight]
-    down: list[Weight]
+    gate: Sequence[Weight | StoredWeight]
+    up: Sequence[Weight | StoredWeight]
+    down: Sequence[Weight | StoredWeight]
     biases: list[tuple[Floats, Floats, Floats]] | None
     per_token: int
     normalize: bool
@@ -77,6 +80,16 @@ def random_experts(
     )
 
 
+def stored_experts(library: Path, kinds: tuple[str, str], hidden: int, width: int, seed: int) -> Experts:
+    """Return a mixture of 5 experts with weights of GGUF types: one into the experts, one out of them."""
+
+    def weights(kind: str, outputs: int, inputs: int, first: int) -> list[StoredWeight]:
+        return [stored_weight(library, kind, outputs, inputs, seed + first + index) for index in range(5)]
+
+    gate, up = weights(kinds[0], width, hidden, 0), weights(kinds[0], width, hidden, 5)
+    return Experts(gate, up, weights(kinds[1], hidden, width, 10), None, 2, True, 1.0, 0.0, np.inf)
+
+
 def quantized_experts(x: Floats, scores: Floats, mixture: Experts) -> npt.NDArray[np.float64]:
     """Return the result [tokens, hidden] of x [tokens, hidden] with the router's logits [tokens, experts]."""
     shares = np.exp(scores.astype(np.float64) - scores.max(axis=1, keepdims=True))
@@ -93,8 +106,14 @@ def quantized_experts(x: Floats, scores: Floats, mixture: Experts) -> npt.NDArra
 
 def _expert(x: Floats, mixture: Experts, index: int) -> Floats:
     biases = (None, None, None) if mixture.biases is None else mixture.biases[index]
-    gate = quantized_linear(x, mixture.gate[index], biases[0]).astype(np.float64)
-    up = quantized_linear(x, mixture.up[index], biases[1]).astype(np.float64)
+    gate = _product(x, mixture.gate[index], biases[0]).astype(np.float64)
+    up = _product(x, mixture.up[index], biases[1]).astype(np.float64)
     gate, up = np.minimum(gate, mixture.limit), np.clip(up, -mixture.limit, mixture.limit)
     between = gate / (1 + np.exp(-mixture.alpha * gate)) * (up + mixture.beta)
-    return quantized_linear(between.astype(np.float32), mixture.down[index], biases[2])
+    return _product(between.astype(np.float32), mixture.down[index], biases[2])
+
+
+def _product(x: Floats, weight: Weight | StoredWeight, bias: Floats | None) -> Floats:
+    if isinstance(weight, StoredWeight):
+        return stored_linear(x, weight, bias).astype(np.float32)
+    return quantized_linear(x, weight, bias)

@@ -40,6 +40,7 @@ CASES = st.fixed_dictionaries(
         "rotary": st.sampled_from([0, 0, 2, 8]),
         "sinks": st.booleans(),
         "slopes": st.booleans(),
+        "ahead": st.booleans(),
         "window": st.sampled_from([0, 0, 1, 5, 64, 100]),
         "softcap": st.sampled_from([0.0, 0.0, 3.0, 50.0]),
         "interleaved": st.integers(0, 1),
@@ -232,6 +233,11 @@ def small() -> Case:
         ),
         ({"positions": np.array([0, 1, 50, 2])}, "token 2 has position 50; the rotary tables have 50"),
         ({"positions": np.array([0, -1, 5, 2])}, "token 1 has position -1"),
+        ({"ahead": np.array([0, 0, 0, 1], np.int32)}, "token 3 sees up to token 5: beyond its row"),
+        ({"ahead": np.array([0, 0, 1, 0], np.int32)}, "token 2 sees up to token 4: beyond its row"),
+        ({"ahead": np.array([-1, 0, 0, 0], np.int32)}, "token 0 sees up to token 0"),
+        ({"ahead": np.array([2, 0, 0, 0], np.int32)}, "token 1 sees up to token 2: .* not as far as"),
+        ({"ahead": np.zeros(4, np.int32), "slopes": np.ones(2, np.float32)}, "ahead and slopes"),
     ],
 )
 def test_wrong_sizes_and_tables_are_refused_before_memory_is_touched(

@@ -33,9 +33,10 @@ ATTRIBUTES = {
 }
 TEXT = """g (float[T, Q] q, float[T, K] k, float[T, K] v, uint8[B, 2, 16, R] keys, uint8[B, 2, 16, R] values,
     int32[N1] begins, int32[N] past, int32[N, M] table, float[P, H] cos, float[P, H] sin, int64[T] at,
-    float[S] sinks, float[L] slopes)
+    float[S] sinks, float[L] slopes, int32[U] ahead)
     => (float[T, 96] y) { y = carryall.PagedAttention <FACTS> (OPERANDS) }"""
 OPERANDS = "q, k, v, keys, values, begins, past, table, cos, sin, at, sinks, slopes"
+AHEAD = OPERANDS.replace(" slopes", ", ahead")
 
 
 @pytest.fixture(autouse=True)
@@ -52,7 +53,7 @@ def session(path: Path, operands: str = OPERANDS, threads: int = 1, **changed: A
     return CpuProvider().session(path / "model.onnx", config)
 
 
-def made(lengths: list[int]) -> tuple[Case, dict[str, Any]]:
+def made(lengths: list[int], *, ahead: bool = False) -> tuple[Case, dict[str, Any]]:
     case = random_case(
         np.random.default_rng(0),
         heads=(6, 2),
@@ -62,6 +63,7 @@ def made(lengths: list[int]) -> tuple[Case, dict[str, Any]]:
         rotary=8,
         sinks=True,
         slopes=True,
+        ahead=ahead,
     )
     cache = Cache(case, np.random.default_rng(1))
     assert case.angles is not None
@@ -78,7 +80,8 @@ def made(lengths: list[int]) -> tuple[Case, dict[str, Any]]:
         "sin": case.angles[1],
         "at": case.positions,
         "sinks": case.sinks,
-        "slopes": case.slopes,
+        "slopes": np.zeros(6, np.float32) if ahead else case.slopes,
+        "ahead": case.ahead if ahead else np.zeros(sum(lengths), np.int32),
     }
 
 
@@ -147,8 +150,20 @@ def test_wrong_shapes_are_refused(tmp_path: Path, wrong: dict[str, tuple[int, ..
         session(tmp_path).run(None, feeds)
 
 
+def test_tokens_of_a_picture_see_what_is_ahead(tmp_path: Path) -> None:
+    case, feeds = made([400, 30, 1], ahead=True)
+    reader = session(tmp_path, AHEAD)
+    (found,) = reader.run(None, feeds)
+    np.testing.assert_allclose(found, attention(case), rtol=3e-6, atol=3e-6)
+    np.testing.assert_array_equal(session(tmp_path, AHEAD, threads=2).run(None, feeds)[0], found)
+    with pytest.raises(ort.runtime_errors(), match="ahead does not have one number per token"):
+        reader.run(None, feeds | {"ahead": np.zeros(3, np.int32)})
+    with pytest.raises(ort.runtime_errors(), match="ahead and slopes exclude each other"):
+        session(tmp_path, f"{OPERANDS}, ahead").run(None, feeds)
+
+
 def test_no_tokens_give_no_rows(tmp_path: Path) -> None:
     _, feeds = made([3, 1])
-    feeds |= {name: feeds[name][:0] for name in ("q", "k", "v", "at", "past", "table")}
+    feeds |= {name: feeds[name][:0] for name in ("q", "k", "v", "at", "past", "table", "ahead")}
     feeds["begins"] = np.zeros(1, np.int32)
     assert session(tmp_path).run(None, feeds)[0].shape == (0, 96)

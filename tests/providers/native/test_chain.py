@@ -6,10 +6,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import onnx_ir as ir
 import pytest
+from half_weight import HalfWeight
 from native_kernels import isas
 from operator_calls import MAKERS, attention_attributes, attention_inputs, linear_attributes
 from operator_host import Call, OperatorHost, RefusedError, build_host
@@ -56,20 +59,30 @@ def program(widths: list[int], outputs: int, steps: list[tuple[int, ...]]) -> np
     return np.array([*header, *(number for step in steps for number in step)], np.int64)
 
 
-def facts(weight: Weight) -> tuple[int, ...]:
+AnyWeight = Weight | HalfWeight
+
+
+def facts(weight: AnyWeight) -> tuple[int, ...]:
     return tuple(int(value) for name, value in linear_attributes(weight).items() if name != "layout")
 
 
 def mlp(
-    rng: np.random.Generator, hidden: int = HIDDEN, inner: int = INNER
-) -> tuple[list[Weight], npt.NDArray[np.int64], list[npt.NDArray[np.generic]]]:
-    """Return weights, program and inputs behind x of two products of x, a sum and a gated MLP."""
-    weights = [
+    rng: np.random.Generator, hidden: int = HIDDEN, inner: int = INNER, *, halves: tuple[int, ...] = ()
+) -> tuple[list[AnyWeight], npt.NDArray[np.int64], list[npt.NDArray[np.generic]]]:
+    """Return weights, program and inputs behind x of two products of x, a sum and a gated MLP.
+
+    Weights with the numbers ``halves`` are floats of 16 bits.
+    """
+    weights: list[AnyWeight] = [
         grouped_weight(rng, hidden, hidden, 32, 64, 1),
         random_weight(rng, hidden, hidden, 8, 64, 0),
         random_weight(rng, 2 * inner, hidden, 4, 32, 2),
         random_weight(rng, hidden, inner, 8, 128, 0),
     ]
+    for number in halves:
+        size = weights[number].inputs, weights[number].outputs
+        values = rng.standard_normal(size).astype(np.float16).astype(np.float32)
+        weights[number] = HalfWeight(values, ir.DataType.FLOAT16)
     bias = rng.standard_normal(hidden).astype(np.float32)
     steps = [
         (LINEAR, -2, 0, 1, ABSENT, *facts(weights[0])),
@@ -89,11 +102,12 @@ def mlp(
     ("rows", "hidden", "inner"),
     [*((rows, HIDDEN, INNER) for rows in (1, 2, 7, 40, 300)), (1, 1024, 512), (40, 1024, 512)],
 )
+@pytest.mark.parametrize("halves", [(), (0,), (1, 3), (0, 1, 2, 3)])
 def test_a_chain_equals_its_operators_bit_by_bit(
-    host: OperatorHost, rows: int, hidden: int, inner: int
+    host: OperatorHost, rows: int, hidden: int, inner: int, halves: tuple[int, ...]
 ) -> None:
     rng = np.random.default_rng(rows)
-    weights, numbers, inputs = mlp(rng, hidden, inner)
+    weights, numbers, inputs = mlp(rng, hidden, inner, halves=halves)
     bias = np.asarray(inputs[-1])
     x = rng.standard_normal((rows, hidden)).astype(np.float32)
 
@@ -158,31 +172,34 @@ def test_another_version_is_refused_with_both(host: OperatorHost) -> None:
     call = MAKERS["chain"](np.random.default_rng(0)).call
     numbers = np.array(call.inputs[0])
     numbers[0] = 9
-    with pytest.raises(RefusedError, match=r"layout version 9, .* these kernels read versions 2, 2, 2"):
+    with pytest.raises(RefusedError, match=r"layout version 9, .* these kernels read versions 3, 2, 2"):
         host.run(Call("Chain", {}, [numbers, *call.inputs[1:]]))
 
 
 @pytest.mark.parametrize("cache", [FLOAT32, BFLOAT16, INT8])
 @pytest.mark.parametrize("lengths", [[1, 1, 1], [40, 3], [300]])
-def test_attention_in_a_chain_equals_the_operator(host: OperatorHost, cache: int, lengths: list[int]) -> None:
+@pytest.mark.parametrize("ahead", [False, True])
+def test_attention_in_a_chain_equals_the_operator(
+    host: OperatorHost, cache: int, lengths: list[int], ahead: bool
+) -> None:
     rng = np.random.default_rng(cache)
-    past = [0] * len(lengths)
-    case = random_case(
-        rng, heads=(9, 3), size=64, lengths=lengths, past=past, rotary=64, cache=cache, block=32, slopes=True
-    )
+    options: dict[str, Any] = {"past": [0] * len(lengths), "rotary": 64, "cache": cache, "block": 32}
+    case = random_case(rng, heads=(9, 3), size=64, lengths=lengths, slopes=not ahead, ahead=ahead, **options)
     inputs = attention_inputs(case, rng)
     attributes = attention_attributes(case)
     expected = host.run(Call("PagedAttention", attributes, inputs))
     packed = np.concatenate([np.asarray(part) for part in inputs[:3]], axis=1)
     sizes = [int(attributes[name]) for name in ATTENTION_SIZES]
     floats = [float_bits(float(attributes[name])) for name in ("scale", "softcap")]
-    places = [*range(1, 9), ABSENT, 9]
+    places = [*range(1, 9), ABSENT, *([ABSENT, 9] if ahead else [9, ABSENT])]
     whole = [(ATTENTION, -1, 0, ABSENT, ABSENT, *places, *sizes, *floats, 0)]
     parts = [(PART, -2, 0, 0), (PART, -3, 0, 576), (PART, -4, 0, 768)]
     cut = [*parts, (ATTENTION, -1, -2, -3, -4, *places, *sizes, *floats, 0)]
     for numbers in (program([576], 1, whole), program([576, -576, -192, -192], 1, cut)):
         for threads in (1, 2, 4):
-            call = Call("Chain", {}, [numbers, packed, *inputs[3:11], inputs[12]], threads=threads, copies=2)
+            call = Call(
+                "Chain", {}, [numbers, packed, *inputs[3:11], inputs[12 + ahead]], threads=threads, copies=2
+            )
             np.testing.assert_array_equal(host.run(call), expected)
 
 
@@ -197,7 +214,7 @@ def test_attention_writes_rows_that_are_not_side_by_side(host: OperatorHost, len
     packed = np.concatenate([np.asarray(part) for part in inputs[:3]], axis=1)
     sizes = [int(attributes[name]) for name in ATTENTION_SIZES]
     floats = [float_bits(float(attributes[name])) for name in ("scale", "softcap")]
-    places = [*range(1, 9), ABSENT, ABSENT]
+    places = [*range(1, 9), ABSENT, ABSENT, ABSENT]
     steps = [
         (ATTENTION, -2, 0, ABSENT, ABSENT, *places, *sizes, *floats, 0),
         (ADD, -1, -2, -2, ABSENT),

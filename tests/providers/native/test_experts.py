@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from native_kernels import isas
 from operator_calls import experts_attributes, random_mixture
 from operator_host import Call, OperatorHost, build_host
-from quantized_experts_reference import random_experts
+from quantized_experts_reference import quantized_experts, random_experts, stored_experts
 from tiny_models import write_tiny
 
 from carryall.providers.base import Row
@@ -50,6 +50,23 @@ def test_every_instruction_set_gives_the_bits_of_the_reference(
     known.check([expected])
     # Few values between the products lie so near to a half that they are rounded the other way.
     assert np.median(np.abs(expected - known.expected)) < 1e-6 * np.abs(known.expected).max()
+
+
+@pytest.mark.parametrize("kinds", [("Q4_K", "Q6_K"), ("Q5_K", "Q8_0"), ("Q4_0", "Q4_1"), ("Q8_0", "Q4_K")])
+def test_experts_of_gguf_files_have_a_form_into_them_and_one_out_of_them(
+    hosts: dict[str, OperatorHost], library: Path, kinds: tuple[str, str]
+) -> None:
+    mixture = stored_experts(library, kinds, 512, 256, 3)
+    rng = np.random.default_rng(3)
+    x = rng.standard_normal((21, 512)).astype(np.float32)
+    scores = rng.standard_normal((21, 5)).astype(np.float32)
+    inputs = [x, scores, *mixture.tiles(), None, None]
+    call = Call("QuantizedExperts", experts_attributes(mixture), inputs, 2)
+    result, expected = hosts["portable"].run(call), quantized_experts(x, scores, mixture)
+    for isa, host in hosts.items():
+        np.testing.assert_array_equal(host.run(call), result, isa)
+    # Few values between the products lie so near to a half that they are rounded the other way.
+    assert np.median(np.abs(result - expected)) < 1e-6 * np.abs(expected).max()
 
 
 def test_a_token_does_not_depend_on_the_tokens_beside_it(hosts: dict[str, OperatorHost]) -> None:

@@ -26,14 +26,23 @@ def _library(kernels_of_this_machine: Path) -> None:
     """Every test of this module needs the library."""
 
 
-@pytest.fixture(params=["bfloat16", pytest.param("float32", marks=pytest.mark.long), "int8"])
+@pytest.fixture(
+    params=[
+        ("int4-fast", "bfloat16"),
+        pytest.param(("int4-fast", "float32"), marks=pytest.mark.long),
+        ("int4-fast", "int8"),
+        (None, "float32"),  # weights of 16 bits
+    ],
+    ids=str,
+)
 def runner(request: pytest.FixtureRequest, _library: None) -> Iterator[Runner]:
+    quantize, kv_cache = request.param
     loaded = load_model(
         "demo",
-        quantize="int4-fast",
+        quantize=quantize,
         max_slots=8,
         context_length=512,
-        provider_options={**PAGED, "kv_cache": request.param},
+        provider_options={**PAGED, "kv_cache": kv_cache},
     )
     yield loaded.runner
     loaded.close()

@@ -49,6 +49,7 @@ for case in range(12):
         "rotary": 2 * int(rng.integers(0, size // 2 + 1)),
         "sinks": case % 2 == 0,
         "slopes": case % 4 < 2,
+        "ahead": case % 8 < 3,
         "block": 16 * int(rng.integers(1, 5)),
         "window": int(rng.choice([0, 1, 100])),
         "softcap": float(rng.choice([0, 20])),

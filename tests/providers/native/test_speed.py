@@ -12,7 +12,11 @@ from carryall.graph_opt.lower.products.tiles import MIDDLE, ZERO_POINTS
 from carryall.providers.native.speed import ProductForm, seconds_per_byte
 
 STORED = [ProductForm(512, form.bits, form.block, form.group, form.offsets) for form in FORMS.values()]
-OWN = [ProductForm(576, 4, 32, 64, ZERO_POINTS), ProductForm(576, 8, 64, 0, MIDDLE)]
+OWN = [
+    ProductForm(576, 4, 32, 64, ZERO_POINTS),
+    ProductForm(576, 8, 64, 0, MIDDLE),
+    ProductForm(577, 16, 1, 0, 6),
+]
 
 
 @pytest.mark.parametrize("form", [*OWN, *STORED], ids=str)

@@ -216,14 +216,27 @@ def test_slots_without_shared_addresses_run_separately(model: Path) -> None:
     runner.close()
 
 
-def test_inputs_that_are_read_on_the_host_are_not_bound_on_the_device(model: Path) -> None:
+class Addresses:
+    """A binding that keeps the address of each input."""
+
+    def __init__(self) -> None:
+        self.inputs: dict[str, int] = {}
+
+    def bind_ortvalue_input(self, name: str, value: Any) -> None:
+        self.inputs[name] = value.data_ptr()
+
+    def bind_input(self, name: str, *described: Any) -> None:
+        self.inputs[name] = described[-1]
+
+
+def test_inputs_that_are_read_on_the_host_are_not_bound_on_the_device() -> None:
     """A device value would be copied to the host once, when it is bound, and later updates be lost."""
-    session = ort.open_session(model, ort.CPU)
     names: dict[str, Any] = {"input_ids": np.zeros((1, 1), np.int64), "seqlens_k": np.zeros(1, np.int32)}
     specs = {"past_key_values.0.key": KVSpec(1, 8, np.dtype(np.float32))}
     memory = DeviceMemory(
         specs, 1, 8, device=Device(name="cpu"), session_factory=opener, host_inputs={"input_ids"}
     )
-    run = memory.bind_step(session.io_binding(), names, {}, capture=False)
-    (upload,) = run.uploads
-    assert upload.__self__._arrays.keys() == {"seqlens_k"}  # type: ignore[attr-defined]
+    binding = Addresses()
+    memory.bind_step(binding, names, {}, capture=False)
+    assert binding.inputs["input_ids"] == names["input_ids"].ctypes.data
+    assert binding.inputs["seqlens_k"] != names["seqlens_k"].ctypes.data

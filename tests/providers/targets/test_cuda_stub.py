@@ -22,6 +22,7 @@ FORMS = [
     "float,kv_memory=paged",
     "int4,kv_memory=paged",
     "float,cuda_graphs=false",
+    "float,kv_memory=paged,cuda_graphs=false",
 ]
 
 
@@ -38,8 +39,8 @@ def test_every_form_loads_is_placed_runs_and_is_captured(family: str) -> None:
         assert not any("Memcpy" in node for nodes in placed.values() for node in nodes), form
         attention = "PagedAttention" if paged else "GroupQueryAttention"
         assert any(attention in node for node in placed[CUDA]), form
-        # Runs of 2, 3 rows padded to 4, and 1: each is captured once, and replayed.
-        captures = found["driven"] and not paged and "cuda_graphs" not in form
+        # Runs of 2, 3 rows padded to 4, and 1: each is captured once, and replayed; so are paged prompts.
+        captures = found["driven"] and "cuda_graphs" not in form
         assert found["replays"] >= 3 * captures, form
         assert captures or not found["replays"], form
         captured += captures
@@ -55,6 +56,46 @@ def test_one_thread_captures_while_others_open_run_copy_and_close() -> None:
     outcome = cuda_stub.run("threads", CUDA_STUB_CAPTURE_MS="20")
     assert outcome.illegal() == []
     assert outcome.count("begin") == outcome.count("end") > 0
+
+
+def test_callers_of_several_threads_capture_each_run_once() -> None:
+    """onnxruntime keeps captured runs by thread, so another thread would capture them again."""
+    outcome = cuda_stub.run("callers_by_turns")
+    texts, captures = outcome.result
+    assert len(texts) == 9
+    assert captures[0] > 0
+    assert captures == captures[:1] * 3
+    assert outcome.illegal() == []
+
+
+def test_a_step_is_given_to_the_device_before_the_one_before_it_is_waited_for() -> None:
+    """Nothing but the event of a step is waited for: the run, and copies from and to the host, are not."""
+    outcome = cuda_stub.run("ahead")
+    calls: list[str] = outcome.result
+    assert calls.count("replay 0") == 10
+    assert calls.count("wait event") == 10
+    assert "wait stream" not in calls
+    assert calls[: calls.index("wait event")].count("replay 0") == 1  # and one is in flight
+    step = ["copy upload", "replay 0", "copy download", "copy download", "copy on-device", "wait event"]
+    assert calls == step * 10
+    assert outcome.illegal() == []
+
+
+def test_paged_runs_beyond_the_most_forms_are_not_captured() -> None:
+    """onnxruntime 1.31 frees nothing that it captured before the session ends."""
+    outcome = cuda_stub.run("few_forms")
+    assert outcome.result == [4, 0, 4]
+    assert outcome.illegal() == []
+
+
+@pytest.mark.parametrize("capability", ["90", "100", "103"])
+def test_a_device_without_code_is_refused(capability: str) -> None:
+    reason, outcome = cuda_stub.run("no_code", CUDA_STUB_CAPABILITY=capability).result
+    if capability == "90":
+        assert (reason, outcome) == (None, "opened")
+    else:
+        assert "neither code nor PTX" in reason
+        assert outcome.startswith("ProviderUnavailableError: provider 'cuda' is not available: device 0")
 
 
 def test_a_capture_that_another_library_spoils_fails_its_requests_only() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import onnx_ir as ir
 import pytest
-from device_stand_ins import FREE_MEMORY, CudaOnCpu, TensorRTOnCpu
+from device_stand_ins import FREE_MEMORY, CudaOnCpu, TensorRTOnCpu, threaded
 from slot_models import CONTEXT, save_slot_model
 from tiny_models import write_tiny
 
@@ -42,6 +42,7 @@ def wheel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ort, "check_available", lambda name: None)
     monkeypatch.setattr(libraries, "missing", lambda wanted: [])
     monkeypatch.setattr(nvidia, "device_count", lambda: 1)
+    monkeypatch.setattr(nvidia, "compute_capability", lambda index: (9, 0))
 
 
 @pytest.mark.parametrize("name", DEVICES)
@@ -111,6 +112,51 @@ def test_cuda_computes_in_16_bits_only() -> None:
         CudaProvider().passes(RunnerConfig(context_length=8, options={"compute": "fp8"}))
 
 
+@pytest.mark.parametrize(
+    ("capability", "version", "refused"),
+    [
+        ((7, 5), "1.31.1", False),
+        ((8, 7), "1.31.1", False),
+        ((9, 0), "1.31.1", False),
+        ((12, 1), "1.31.0", False),
+        ((7, 0), "1.31.1", True),
+        ((10, 0), "1.31.1", True),
+        ((10, 3), "1.31.1", True),
+        ((11, 0), "1.31.1", True),
+        ((10, 0), "1.99.0", False),  # its code is not known
+    ],
+)
+@pytest.mark.usefixtures("wheel")
+def test_a_device_without_code_in_the_wheel_is_refused_with_the_reason(
+    capability: tuple[int, int],
+    version: str,
+    *,
+    refused: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setattr(ort, "installed_wheels", lambda: {"onnxruntime-gpu": version})
+    monkeypatch.setattr(nvidia, "compute_capability", lambda index: capability)
+    reason = CudaProvider().available()
+    assert (reason is not None) is refused
+    if refused:
+        assert "neither code nor PTX; it has code for 7.5, 8.0, 8.6, 8.9, 9.0, 12.0." in str(reason)
+        assert f"capability {capability[0]}.{capability[1]}" in str(reason)
+        with pytest.raises(ProviderUnavailableError, match="neither code nor PTX"):
+            CudaProvider().session(tmp_path / "model.onnx")
+
+
+@pytest.mark.usefixtures("wheel")
+def test_another_device_of_the_machine_may_have_code(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(ort, "installed_wheels", lambda: {"onnxruntime-gpu": "1.31.1"})
+    monkeypatch.setattr(nvidia, "device_count", lambda: 2)
+    monkeypatch.setattr(nvidia, "enter", lambda index: None)
+    monkeypatch.setattr(nvidia, "compute_capability", lambda index: [(10, 0), (9, 0)][index])
+    assert CudaProvider().available() is None
+    with pytest.raises(ProviderUnavailableError, match="device 0 has compute capability 10"):
+        CudaProvider().session(tmp_path / "model.onnx")
+
+
 class OldDevice(CudaOnCpu):
     name = "old-device"
 
@@ -141,7 +187,7 @@ def test_runs_with_computed_sizes_are_not_captured(
     ir.save(model, tmp_path / "model.onnx")
     runner = provider.runner(tmp_path / "model.onnx", config)
     assert ("decode runs of" in caplog.text) is (fused == "off")
-    assert runner._policy.capture is (fused == "on")  # type: ignore[attr-defined]
+    assert threaded(runner)._policy.capture is (fused == "on")
     runner.close()
 
 

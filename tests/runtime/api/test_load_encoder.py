@@ -11,6 +11,7 @@ from sentence_models import TEXTS, write_classifier, write_sentence_model
 from tiny_models import write_tiny
 
 import carryall
+from carryall.errors import CarryallError
 from carryall.runtime.api.load_encoder import encoder_folder, load_encoder
 
 
@@ -47,5 +48,9 @@ def test_checkpoints_of_encoders_are_told_from_those_of_decoders(tmp_path: Path)
     assert encoder_folder(names) == names
     assert isinstance(load_encoder(names, "cpu", {}, warm_up=True), carryall.TokenClassifier)
     decoder = write_tiny("qwen3", tmp_path / "decoder")
+    carryall.export(decoder, tmp_path / "package")
+    for folder in (decoder, tmp_path / "package"):
+        with pytest.raises(CarryallError, match=r"decoder.* carryall\.LLM\.embed"):
+            carryall.TextEncoder(folder)
     (decoder / "modules.json").write_text("[]")  # as Qwen3-Embedding has
     assert encoder_folder(decoder) is None

@@ -72,6 +72,9 @@ def patches_of(expected: Any, units: Sequence[Sequence[Any]], size: int) -> Any:
     """
     if expected.ndim == 2:
         return expected
+    if expected.ndim == 3:  # patches of each picture, then zeros
+        counts = [unit.shape[0] * unit.shape[1] // size**2 for part in units for unit in part]
+        return np.concatenate([each[:count] for each, count in zip(expected, counts, strict=True)])
     if expected.ndim == 5:
         expected = np.concatenate([each[: len(part)] for each, part in zip(expected, units, strict=True)])
     shapes = [unit.shape for part in units for unit in part]
@@ -165,7 +168,7 @@ def test_text_alone_is_read_as_without_a_tower(family: str, package: Path, tmp_p
 
 @pytest.mark.long
 @pytest.mark.parametrize("method", ["int8", "int4"])
-@pytest.mark.parametrize("model_type", ["qwen2_vl", "qwen3_vl"])
+@pytest.mark.parametrize("model_type", ["qwen2_vl", "qwen3_vl", "gemma3", "gemma4"])
 def test_quantized_decoders_see_what_float_ones_do(model_type: str, tmp_path: Path, method: str) -> None:
     """Rotation of the stream by a quantization turns all that pictures add to it."""
     package = tmp_path / "package"

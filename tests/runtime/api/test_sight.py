@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import io
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from safetensors.numpy import load_file
 from tiny_models import write_tiny
 from tiny_vlms import IMAGE, IMAGE_ID, SPECIAL, write_vlm
 from vision_golden import NEW_TOKENS, golden_path, picture
@@ -20,6 +22,8 @@ from vision_golden import NEW_TOKENS, golden_path, picture
 import carryall
 from carryall import LLM, SamplingParams
 from carryall.errors import ChatTemplateError, PromptTooLongError, RequestError
+from carryall.runtime.api.embedding import encoded_tokens
+from carryall.runtime.api.prompts import PooledPrompt
 from carryall.runtime.engine.requests.prompt_images import PromptImages
 from carryall.runtime.tasks.export import export
 
@@ -143,7 +147,7 @@ def test_any_cut_of_a_prompt_gives_equal_tokens(package: Path, cut: int, chunk: 
         prompt = llm.render_chat(asked(picture()))
         assert prompt.images is not None
         images = prompt.images
-        part = PromptImages(images.states, images.rows[:cut], images.identity[:cut])
+        part = PromptImages(images.states, images.rows[:cut], images.identity[:cut], images.ahead[:cut])
         begun = type(prompt)(prompt.token_ids[:cut], prompt.new_parser, images=part)
         llm.generate(begun, SamplingParams(temperature=0, max_tokens=1))
         assert cached(llm, asked(picture())) >= cut - 1
@@ -229,7 +233,7 @@ def test_a_bad_picture_fails_its_request_only(llm: LLM, source: Any, what: str) 
     [
         ("https://example.org/a.png", "not fetched"),
         ("file:///etc/passwd", "not fetched"),
-        ("data:image/png,abc", "not fetched"),
+        ("data:image/png,abc", "must be base64"),
         ("data:image/png;base64,???", "not base64"),
         (5, "must be an address"),
     ],
@@ -237,6 +241,105 @@ def test_a_bad_picture_fails_its_request_only(llm: LLM, source: Any, what: str) 
 def test_addresses_are_not_fetched(llm: LLM, url: Any, what: str) -> None:
     with pytest.raises(RequestError, match=what):
         llm.chat([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}], GREEDY)
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "image"},
+        {"type": "image", "url": "a.png"},
+        {"type": "image", "path": "a.png"},
+        {"type": "image", "source": {"type": "base64", "data": "aaaa"}},
+        {"type": "image_url"},
+        {"type": "input_image", "image_url": "data:image/png;base64,aaaa"},
+        {"type": "audio", "audio": "a.wav"},
+    ],
+    ids=str,
+)
+def test_a_part_that_is_not_read_is_refused_and_not_left_out(llm: LLM, part: Json) -> None:
+    for content in ([part], [part, {"type": "text", "text": "x"}], (part,)):
+        with pytest.raises(RequestError, match="part of a content must be"):
+            llm.chat([{"role": "user", "content": content}], GREEDY)
+
+
+def test_an_address_that_holds_the_picture_is_one_and_others_are_refused(llm: LLM) -> None:
+    url = f"data:image/png;base64,{base64.encodebytes(png(picture())).decode()}"
+    for part in ({"type": "image", "image": url}, {"type": "image_url", "image_url": {"url": url}}):
+        assert llm.render_chat([{"role": "user", "content": [part]}]).token_ids == (
+            llm.render_chat([{"role": "user", "content": [{"type": "image", "image": picture()}]}]).token_ids
+        )
+    for address in ("https://a.b/c.png", "file:///etc/passwd"):
+        with pytest.raises(RequestError, match="not fetched from addresses"):
+            llm.render_chat(asked(address))
+
+
+@pytest.mark.parametrize("pooling", ["last", "mean"])
+def test_an_embedding_sees_the_picture(llm: LLM, package: Path, pooling: Any) -> None:
+    prompt, other = llm.render_chat(asked(picture())), llm.render_chat(asked(picture(shift=64)))
+    prompts: list[Any] = [prompt, other, prompt.token_ids]
+    vectors = llm.embed(prompts, pooling=pooling)
+    assert min(np.abs(vectors[0] - vectors[1]).max(), np.abs(vectors[0] - vectors[2]).max()) > 1e-3
+    again = asyncio.run(embedded(package, prompt, pooling))
+    np.testing.assert_allclose(again, vectors[:1], rtol=0, atol=1e-5)
+    if pooling == "last":
+        head = load_file(package.parent / "checkpoint" / "model.safetensors")["lm_head.weight"]
+        states = llm.embed(prompt, normalize=False)[0]
+        np.testing.assert_allclose(head @ states, GOLDEN["logits"], rtol=0, atol=1e-4)
+
+
+async def embedded(package: Path, prompt: Any, pooling: Any) -> Any:
+    model = carryall.AsyncLLM(package, max_slots=2, kv_cache_dtype="float32", provider="cpu")
+    try:
+        return await model.embed(prompt, pooling=pooling)
+    finally:
+        model.shutdown()
+
+
+def test_an_encoder_beside_the_engine_refuses_pictures(llm: LLM) -> None:
+    plain = PooledPrompt([1, 2], "last")
+    seeing = PooledPrompt([1, 2], "last", llm.render_chat(asked(picture())).images)
+    assert encoded_tokens([plain]) == [[1, 2]]
+    with pytest.raises(RequestError, match="embeddings of pictures"):
+        encoded_tokens([plain, seeing])
+
+
+def test_beams_see_the_picture(llm: LLM) -> None:
+    prompt = llm.render_chat(asked(picture()))
+    (output,) = llm.beam_search(prompt, carryall.BeamSearchOptions(num_beams=1, max_tokens=NEW_TOKENS))
+    assert output.outputs[0].token_ids == GOLDEN["tokens"].tolist()[: len(output.outputs[0].token_ids)]
+    assert len(output.outputs[0].token_ids) > 3
+
+
+def test_scores_of_answers_see_the_picture(llm: LLM) -> None:
+    answers = ["a", "b"]
+    scores = [llm.score_chat(asked(picture(shift=shift)), answers) for shift in (0, 64)]
+    logits = GOLDEN["logits"].astype(np.float64)
+    chances = logits - np.log(np.exp(logits - logits.max()).sum()) - logits.max()
+    for score, other in zip(*scores, strict=True):
+        assert abs(score.logprob - other.logprob) > 1e-3
+        assert score.logprob == pytest.approx(chances[score.token_ids[0]], abs=1e-4)
+
+
+def test_a_closed_image_is_told(llm: LLM) -> None:
+    closed = Image.open(io.BytesIO(png(picture())))
+    closed.close()
+    with pytest.raises(RequestError, match=r"a picture is damaged or cut off: .*closed"):
+        llm.render_chat(asked(closed))
+
+
+def test_a_result_of_a_tool_may_be_a_picture(llm: LLM) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    talk: list[Json] = [
+        {"role": "user", "content": "Look."},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "1", "content": [{"type": "image", "image": picture()}]},
+    ]
+    tokens = llm.render_chat(talk).token_ids
+    assert tokens.count(IMAGE_ID) == GOLDEN["token_ids"].tolist().count(IMAGE_ID)
+    text = llm.tokenizer.decode(tokens, skip_special_tokens=False)
+    before, *_, after = text.split(IMAGE)
+    assert "User: <tool_response>\n<" in before
+    assert ">\n</tool_response><end_of_utterance>\nAssistant:" in after
 
 
 @pytest.mark.parametrize(

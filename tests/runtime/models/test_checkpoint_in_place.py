@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from tiny_models import write_tiny
@@ -20,6 +21,7 @@ from carryall.exporter.export import export_model
 from carryall.graph_opt.pipeline.pipeline import run
 from carryall.graph_opt.pipeline.pipelines import exported_passes, portable_passes
 from carryall.providers.host import machine
+from carryall.providers.native.library import find_library
 from carryall.runtime.models import building
 from carryall.runtime.models.loading import load_model
 from carryall.runtime.models.model_source import CheckpointModel, resolve_model
@@ -126,6 +128,20 @@ def test_a_model_larger_than_memory_is_refused_before_it_is_read(
     with pytest.raises(UsageError, match="of weights, and this process may use"):
         load_model(checkpoint)
     load_model(checkpoint, quantize="int4-fast").close()  # which fits
+
+
+@pytest.mark.skipif(find_library() is None, reason="carryall's kernels are not built")
+def test_weights_of_16_bits_need_half_the_memory_and_the_disk(tmp_path: Path, cache: Path) -> None:
+    sizes, files = [], []
+    for number, dtype in enumerate((np.float32, ml_dtypes.bfloat16)):
+        options = {"hidden_size": 256, "intermediate_size": 512, "dtype": dtype}
+        source = resolve_model(write_tiny("llama", tmp_path / str(number), **options))
+        assert isinstance(source, CheckpointModel)
+        sizes.append(source.unprepared_bytes)
+        load_model(source.folder, provider_options={"kernels": "carryall"}).close()
+        files.append(max(cache.glob("lowered/*/model.onnx.data"), key=lambda file: file.stat().st_mtime_ns))
+    assert 0.5 <= sizes[1] / sizes[0] < 0.51
+    assert files[1].stat().st_size < 0.6 * files[0].stat().st_size  # rotary tables and norms are float32
 
 
 def test_a_disk_without_room_is_refused_before_it_is_written(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import shutil
 import subprocess
@@ -10,11 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
+from click.testing import CliRunner
 from tiny_gguf import write_gguf
 
 import carryall
 from carryall import LLM, SamplingParams
+from carryall.cli import carryall as verbs
 from carryall.errors import CheckpointError, UsageError
 from carryall.exporter.export import export_model, export_package
 from carryall.exporter.gguf.file import GgufFile
@@ -51,7 +56,7 @@ def assert_near(found: np.ndarray, expected: np.ndarray) -> None:
     assert np.corrcoef(found, expected)[0, 1] > 0.95
 
 
-@pytest.mark.parametrize("kind", [*FORMS, "F16", "IQ4_NL"])
+@pytest.mark.parametrize("kind", [*FORMS, "F16", "IQ3_XXS"])
 def test_a_file_runs_in_place_with_the_results_of_its_package(tmp_path: Path, cache: Path, kind: str) -> None:
     path = tmp_path / "m.gguf"
     write_gguf("llama", path, types=kind, **WIDE)
@@ -61,6 +66,30 @@ def test_a_file_runs_in_place_with_the_results_of_its_package(tmp_path: Path, ca
     if kind in FORMS:
         assert tiles.stat().st_size <= 1.1 * path.stat().st_size + (1 << 16)  # tables and alignment
     assert_near(here, logprobs(export_package(path, tmp_path / "package").path))
+
+
+@pytest.mark.parametrize("kind", ["Q4_1", "Q4_K", "Q8_0", "F16"])
+def test_a_file_is_inspected_in_place(tmp_path: Path, cache: Path, kind: str) -> None:
+    path = tmp_path / "m.gguf"
+    write_gguf("llama", path, types={"token_embd": "F16", "": kind}, **WIDE)
+    done = CliRunner().invoke(verbs, ["inspect", str(path), "--json"])
+    assert done.exit_code == 0, done.output
+    facts = json.loads(done.stdout)
+    assert facts["quantization"] == (None if kind == "F16" else {"method": "gguf", "types": [kind]})
+    stored = sum(math.prod(tensor.shape) for tensor in GgufFile(path).tensors.values())
+    assert facts["parameters"] == stored + WIDE["head_dim"] // 2  # the frequencies are the graph's own
+    assert facts["files"] == {"m.gguf": path.stat().st_size}
+    assert resolve_model(path).summary.quantization == kind
+    assert not (cache / "packages").exists()
+
+
+def test_a_quantized_file_is_refused_before_it_is_exported(tmp_path: Path, cache: Path) -> None:
+    path = tmp_path / "m.gguf"
+    write_gguf("llama", path, types="Q4_K", **WIDE)
+    with pytest.raises(UsageError, match="already quantized"):
+        carryall.quantize(path, tmp_path / "out", "int4-fast")
+    assert not (cache / "packages").exists()
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("kind", ["Q4_K", "Q6_K", "Q8_0"])
@@ -77,6 +106,21 @@ def test_a_mixed_file_merges_only_products_of_one_type(tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     write_gguf("llama", path, types={"attn_v": "Q6_K", "ffn_down": "Q6_K", "": "Q4_K"}, **WIDE)
     assert_near(logprobs(path), logprobs(export_package(path, tmp_path / "package").path))
+
+
+@pytest.mark.parametrize("kinds", [("Q4_K", "Q6_K"), ("MXFP4", "MXFP4"), ("IQ4_XS", "Q5_1")])
+def test_experts_keep_the_bytes_of_the_file(tmp_path: Path, cache: Path, kinds: tuple[str, str]) -> None:
+    path = tmp_path / "m.gguf"
+    types = {"ffn_down_exps": kinds[1], "": kinds[0]}
+    write_gguf("qwen3_moe", path, types=types, moe_intermediate_size=256, mlp_only_layers=[], **WIDE)
+    here = logprobs(path)
+    (graph,) = (cache / "lowered").glob("*/model.onnx")
+    assert "QuantizedExperts" in {
+        node.op_type for node in onnx.load(graph, load_external_data=False).graph.node
+    }
+    tiles = graph.with_name("model.onnx.data").stat().st_size
+    assert tiles <= 1.1 * path.stat().st_size + (1 << 16)  # tables and alignment
+    assert_near(here, logprobs(export_package(path, tmp_path / "package").path))
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "phi3", "gemma2", "gemma3_text", "smollm3"])

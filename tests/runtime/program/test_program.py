@@ -377,6 +377,8 @@ def test_pictures_are_parts_of_a_message(tmp_path: Path, llm: LLM) -> None:
         (lambda s: s.__iadd__(gen("a", temperature=-1)), "temperature"),
         (lambda s: s.__iadd__(gen("a", heat=1)), "heat"),
         (lambda s: s.__iadd__(gen("a", regex="a", choices=["b"])), "one of"),
+        (lambda s: s.__iadd__(gen("a", choices=[])), "at least one text"),
+        (lambda s: s.__iadd__(gen("a", choices="yes")), "at least one text"),
         (lambda s: s.__iadd__(gen(wrong(3))), "name of a variable"),
         (lambda s: s.__iadd__(gen("a", tools=[wrong("x")])), "a tool is"),
         (lambda s: s.__iadd__("x" + gen("a", tools=[{"function": {"name": "f"}}])), "need a chat"),

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import http.server
+import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -32,6 +34,8 @@ from carryall.program import (
     user,
 )
 from carryall.runtime.api.llm import LLM
+from carryall.runtime.program.parts import Place
+from carryall.runtime.program.prompts import Cancellation, Prompt
 
 WORD = {"type": "object", "properties": {"n": {"enum": [1]}}, "required": ["n"]}
 TOOL = {"type": "function", "function": {"name": "add", "parameters": WORD}}
@@ -119,6 +123,34 @@ def test_a_program_on_a_service_is_cancelled() -> None:
     on_service(work, step_seconds=0.01)
 
 
+@pytest.mark.parametrize("begun", [b"", b"HTTP/1.1 200 OK\r\n\r\n", b"HTTP/1.1 200 OK\r\n\r\n: ping\n\n"])
+@pytest.mark.parametrize("place", [gen("a"), select("a", ["b", "c"])], ids=["gen", "select"])
+def test_a_program_is_cancelled_while_the_service_says_nothing(begun: bytes, place: Any) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        run = program(lambda s: s.__iadd__("x" + place)).start(f"http://127.0.0.1:{server.getsockname()[1]}")
+        connection, _ = server.accept()
+        with connection:
+            connection.settimeout(10.0)
+            assert connection.recv(65536).startswith(b"POST")
+            connection.sendall(begun)
+            start = time.monotonic()
+            run.cancel()
+            with pytest.raises(ProgramCancelledError):
+                run.wait()
+        assert time.monotonic() - start < 5.0
+
+
+def test_a_program_that_was_cancelled_begins_no_request() -> None:
+    cancellation = Cancellation()
+    cancellation.set()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        service = Service(f"http://127.0.0.1:{server.getsockname()[1]}")
+        with pytest.raises(ProgramCancelledError):
+            service.generate(Prompt("x"), Place(None), list[str]().append, cancellation)
+        with pytest.raises(ProgramCancelledError):
+            service.select(Prompt("x"), Place(None, choices=("a", "b")), cancellation)
+
+
 def test_errors_of_a_service_are_the_models() -> None:
     def work(url: str) -> None:
         for wrong, message in (
@@ -132,7 +164,7 @@ def test_errors_of_a_service_are_the_models() -> None:
             text_parts.run(Service(url, model="other"))
 
     on_service(work)
-    with pytest.raises(ServiceUnavailableError, match="127"):
+    with pytest.raises(ServiceUnavailableError, match=r"http://127\.0\.0\.1:9 does not answer"):
         text_parts.run("http://127.0.0.1:9")
 
 

@@ -246,3 +246,63 @@ def test_files_in_order_of_precedence(tmp_path: Path) -> None:
     template = ChatTemplate.from_folder(tmp_path, {})
     assert template.render(MESSAGES) == "jinja"
     assert template.names == ["default", "rag", "tool_use"]
+
+
+PARTS = (
+    "{% for m in messages %}[{{ m.role }}]{% for part in m.content %}"
+    "{{ '<image>' if part.type == 'image' else part.text }}{% endfor %}{% endfor %}"
+)
+NO_SYSTEM = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+
+
+@pytest.mark.parametrize("source", [PARTS, NO_SYSTEM + PARTS])
+def test_tools_calls_and_results_reach_a_template_that_writes_lists_of_parts_only(source: str) -> None:
+    talk: list[dict[str, Any]] = [
+        {"role": "user", "content": "time?"},
+        {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "now", "arguments": {}}}]},
+        {"role": "tool", "content": [{"type": "image"}, {"type": "text", "text": "12:00"}]},
+    ]
+    tools = [{"type": "function", "function": {"name": "now"}}]
+    text = ChatTemplate({"default": source}, {}).render(talk, tools=tools)
+    assert json.dumps(tools[0]) in text
+    assert "time?[assistant]<tool_call>" in text
+    assert text.endswith("[user]<tool_response>\n<image>12:00\n</tool_response>")
+    assert ("[system]" in text) == (source == PARTS)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}",
+        "{% for m in messages %}{{ '[' + m.role + ']' + m.content }}{% endfor %}",
+        "{% for m in messages %}[{{ m.role }}]{{ m.content | tojson }}{% endfor %}",
+        "{{ bos_token + '' }}{% for m in messages %}{{ '[' + m.role + ']' + m.content }}{% endfor %}",
+    ],
+)
+def test_lists_of_texts_are_one_text_for_a_template_of_texts(source: str) -> None:
+    parts = [{"type": "text", "text": "a "}, {"type": "text", "text": "b"}]
+    template = ChatTemplate({"default": source}, {"bos_token": ""})
+    text = template.render([{"role": "user", "content": parts}])
+    assert text.replace('"', "") == "[user]a b"
+
+
+def test_lists_of_texts_are_one_text_for_a_template_of_tools() -> None:
+    source = "{{ tools[0].function.name }}{% for m in messages %}{{ ' ' + m.content }}{% endfor %}"
+    talk = [{"role": "user", "content": [{"type": "text", "text": "a"}]}]
+    tools = [{"type": "function", "function": {"name": "now"}}]
+    assert ChatTemplate({"default": source}, {}).render(talk, tools=tools) == "now a"
+
+
+def test_a_template_that_writes_texts_and_lists_gets_those_of_users() -> None:
+    source = (
+        "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}"
+        "{% for part in m.content %}<{{ part.text }}>{% endfor %}{% endif %}{% endfor %}"
+    )
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    talk: list[dict[str, Any]] = [
+        {"role": "system", "content": parts},
+        {"role": "user", "content": parts},
+        {"role": "user", "content": "c"},
+        {"role": "assistant", "content": [*parts, {"type": "thinking", "thinking": "d"}]},
+    ]
+    assert ChatTemplate({"default": source}, {}).render(talk) == "ab<a><b>c<a><b><>"

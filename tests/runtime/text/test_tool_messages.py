@@ -60,11 +60,35 @@ def test_past_calls_are_text_that_the_parser_reads_back() -> None:
     )
 
 
+PICTURE = {"type": "image"}
+
+
+def test_pictures_stay_in_their_place_among_results_calls_and_the_description() -> None:
+    turns: list[dict[str, Any]] = [
+        {"role": "user", "content": [PICTURE, {"type": "text", "text": "what?"}]},
+        {"role": "assistant", "content": [PICTURE], "tool_calls": [call({})]},
+        {"role": "tool", "content": [{"type": "text", "text": "seen: "}, PICTURE]},
+        {"role": "tool", "content": "12:00"},
+    ]
+    ask, answer, results = as_text(turns, [TOOL], system=False)
+    assert ask["content"][0]["text"].startswith("You can call")
+    assert ask["content"][1:] == [text("\n\n"), PICTURE, text("what?")]
+    assert answer["content"][:2] == [PICTURE, text("\n")]
+    assert results["content"] == [
+        *(text("<tool_response>\n"), text("seen: "), PICTURE, text("\n</tool_response>")),
+        *(text("\n"), text("<tool_response>\n"), text("12:00"), text("\n</tool_response>")),
+    ]
+
+
+def text(content: str) -> dict[str, Any]:
+    return {"type": "text", "text": content}
+
+
 @pytest.mark.parametrize(
     ("turns", "tools", "words"),
     [
         ([ASK], [{"name": object()}], "must be JSON"),
-        ([{"role": "system", "content": [{"type": "image"}]}], [TOOL], "must be text"),
+        ([{"role": "system", "content": [{"type": "audio"}]}], [TOOL], "must be text"),
         ([{"role": "tool", "content": 5}], [], "must be text"),
         ([{"role": "assistant", "tool_calls": ["now"]}], [], "name of a function"),
         ([{"role": "assistant", "tool_calls": [call({}, name=5)]}], [], "name of a function"),  # type: ignore[arg-type]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +92,7 @@ def _batch(
         "cumulative_sequence_length": begins,
         "past_seqlens": np.array(held, np.int32),
         "block_table": np.array(tables, np.int32),
-        "attention_metadata": np.array([max(step), CONTEXT], np.int32),
+        "attention_metadata": np.array([max(step), CONTEXT, 0], np.int32),
     }
 
 
@@ -120,10 +121,39 @@ def test_caches_and_tables_are_in_place(compute: ir.DataType, tmp_path: Path) ->
     assert {value.name for value in graph.inputs} >= set(TABLES)
     for node in nodes:
         assert [value and value.name for value in node.inputs[5:8]] == list(TABLES)[:3]
-        assert [value and value.name for value in node.inputs[10:]] == [*[None] * 6, "attention_metadata"]
+        norms = [f"model.layers.{nodes.index(node)}.self_attn.{part}_norm.weight" for part in "qk"]
+        assert [value and value.name for value in node.inputs[10:]] == [
+            *[None] * 2,
+            *norms,
+            *[None] * 2,
+            "attention_metadata",
+        ]
+        assert node.attributes["qk_norm_epsilon"].as_float() == pytest.approx(1e-5)
+        packed, key, value, *_ = node.inputs
+        assert (key, value) == (None, None)
+        assert packed is not None
+        squeeze = packed.producer()
+        assert squeeze is not None
+        assert squeeze.op_type == "Squeeze"
         assert {value.dtype for value in node.inputs[3:5] if value} == {compute}
         assert all(value.is_graph_output() for value in node.outputs[1:])
         assert node.attributes["do_rotary"].as_int() == 1
+
+
+def test_a_layer_has_ten_nodes_that_start_kernels(tmp_path: Path) -> None:
+    """Squeeze and Unsqueeze share the memory of their operand."""
+    graph = lowered(portable("qwen3", tmp_path), ir.DataType.FLOAT16).graph
+    first, second = (index for index, node in enumerate(graph) if node.op_type == "PagedAttention")
+    layer = Counter(node.op_type for node in list(graph)[first:second])
+    assert layer.pop("Squeeze") + layer.pop("Unsqueeze") == 2
+    assert layer == {
+        "PagedAttention": 1,
+        "MatMul": 4,
+        "SkipSimplifiedLayerNormalization": 2,
+        "Split": 1,
+        "QuickGelu": 1,
+        "Mul": 1,
+    }
 
 
 def test_block_sizes_are_supported_by_flash_attention() -> None:

@@ -250,11 +250,13 @@ def test_embeddings_are_those_of_the_library(tmp_path: Path, monkeypatch: pytest
     asks: list[Record] = [
         {"input": texts},
         {"input": texts[1], "encoding_format": "base64", "pooling": "mean", "normalize": False},
+        {"input": texts, "prompt_name": "query"},
     ]
     worker = open_worker(WorkerSpec(model="demo", loading={"max_slots": 4}))
     found = answers(worker, asks)
     data = body(found[1])["data"]
     assert [each["index"] for each in data] == [0, 1, 2]
+    assert (found[3].code, "has no prompts by name" in str(found[3])) == ("invalid_request", True)
     raw = base64.b64decode(body(found[2])["data"][0]["embedding"])
     with LLM("demo", max_slots=4) as llm:
         np.testing.assert_allclose(
@@ -296,7 +298,11 @@ DOCUMENTS = ["abc", {"text": "xyz"}, "abd"]
     [
         (
             "/v1/embeddings",
-            [{"input": ["a", "b"], "dimensions": 8}, {"input": "a", "dimensions": 8, "normalize": False}],
+            [
+                {"input": ["a", "b"], "dimensions": 8},
+                {"input": "a", "dimensions": 8, "normalize": False},
+                {"input": ["def f(x): " * 999, [7] * 9999], "dimensions": 8, "truncate": True},
+            ],
         ),
         (
             "/v1/rerank",

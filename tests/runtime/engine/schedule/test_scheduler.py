@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from engine_kit import make_request
 
 from carryall.runtime.engine.kv.slots import SlotTable
+from carryall.runtime.engine.requests.prompt_images import PromptImages
 from carryall.runtime.engine.requests.request import Request
 from carryall.runtime.engine.sampling.sampler import Sample
 from carryall.runtime.engine.schedule.scheduler import Scheduler, StepPlan
+from carryall.runtime.types.sampling_params import SamplingParams
 
 
 def make(num_slots: int = 4, max_step_tokens: int = 16, max_tokens: int | None = None) -> Scheduler:
@@ -51,6 +54,25 @@ def test_decode_rows_come_first_then_prompts_within_the_budget() -> None:
     assert shape(step(scheduler)) == [("a", 3, 1, 1), ("b", 0, 15, 0)]
     assert shape(step(scheduler)) == [("a", 4, 1, 1), ("b", 15, 15, 1)]
     assert shape(step(scheduler)) == [("a", 5, 1, 1), ("b", 30, 1, 1), ("c", 0, 4, 1)]
+
+
+@pytest.mark.parametrize("first", [0, 3, 7, 14, 15])
+@pytest.mark.parametrize("size", [1, 5, 30])
+def test_a_picture_whose_tokens_see_each_other_is_in_one_step(first: int, size: int) -> None:
+    """It moves to the next step, or its step exceeds the budget."""
+    tokens = [1] * first + [9] * size + [2] * 20
+    images = PromptImages.of(tokens, 9, [(b"key", np.zeros((size, 4), np.float32))])
+    request = Request("a", tokens, SamplingParams(max_tokens=64), images=images)
+    scheduler = Scheduler(SlotTable(4, None), 16, whole_pictures=True)
+    scheduler.add(request)
+    rows = [row for _ in range(6) for row in step(scheduler).rows]
+    ends = [row.start + len(row.tokens) for row in rows]
+    assert not any(first < end < first + size for end in ends)
+    assert max(len(row.tokens) for row in rows) <= max(16, size)
+    seen = np.concatenate([row.image_ahead for row in rows if row.image_ahead is not None])
+    start = next(row.start for row in rows if row.image_ahead is not None)
+    np.testing.assert_array_equal(seen[first - start :][:size], np.arange(size)[::-1])
+    assert sorted(ends)[-1] > len(tokens)
 
 
 def test_several_short_prompts_start_together() -> None:

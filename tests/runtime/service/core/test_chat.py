@@ -108,6 +108,9 @@ def test_one_conversation_is_the_same_in_every_api() -> None:
         {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{ENCODED}", "detail": "low"}},
         {"type": "input_image", "image_url": f"data:image/png;base64,{ENCODED}"},
         {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ENCODED}},
+        {"type": "document", "source": {"type": "base64", "media_type": "image/png", "data": ENCODED}},
+        {"type": "file", "file": {"file_data": f"data:image/png;base64,{ENCODED}", "filename": "a.png"}},
+        {"type": "input_file", "file_data": f"data:image/png;base64,{ENCODED}", "filename": "a.png"},
     ],
 )
 def test_images_are_carried_with_their_bytes_and_media_type(part: dict[str, Any]) -> None:
@@ -148,8 +151,12 @@ def test_images_of_ollama_and_of_results_are_carried() -> None:
         ([{"type": "image_url"}], "must have an 'image_url'"),
         ([{"type": "image_url", "image_url": "data:image/png,abc"}], "must be base64"),
         ([{"type": "image_url", "image_url": "data:image/png;base64,?"}], "is not base64"),
+        ([{"type": "image", "source": {"type": "base64", "data": "?"}}], "is not base64"),
         ([{"type": "input_audio", "input_audio": {}}], "'input_audio' is not supported"),
-        ([{"type": "document", "source": {"type": "base64", "data": ""}}], "must be given as text"),
+        ([{"type": "document", "source": {"type": "file", "file_id": "f"}}], "must be given as text"),
+        ([{"type": "file", "file": {"file_id": "f"}}], "files by 'file_id' are not read"),
+        ([{"type": "input_file", "file_data": "data:application/pdf,abc"}], "must be base64"),
+        ([{"type": "file", "file": "f"}], "'file' is not supported"),
         ([{"type": "text"}], "the strings 'type' and 'text'"),
         ([7], "the strings 'type' and 'text'"),
         (7, "a text or a list of parts"),

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import numpy as np
 import pytest
+import tokenizers
 from grpc_serving import repository
 from null_llm import null_llm
+from tiny_models import EOS, write_tiny
 
-from carryall.errors import RequestError, UnsupportedTaskError
+from carryall import AsyncLLM
+from carryall.errors import PromptTooLongError, RequestError, UnsupportedTaskError
 from carryall.runtime.service.access.admission import Admission
 from carryall.runtime.service.access.policy import Policy
 from carryall.runtime.service.core.chat import Conversation, read_message
 from carryall.runtime.service.core.config import ServerConfig
 from carryall.runtime.service.core.deltas import collect
 from carryall.runtime.service.core.messages import GenerationRequest
+from carryall.runtime.service.core.repository import ModelRepository
+from carryall.runtime.service.core.served_model import load_served_model
 from carryall.runtime.types.sampling_params import SamplingParams
 
 
@@ -65,10 +71,6 @@ def test_a_model_without_hidden_states_gives_no_vectors() -> None:
 
 @pytest.mark.parametrize("normalize", [True, False])
 def test_vectors_are_the_engines(normalize: bool) -> None:
-    from carryall import AsyncLLM
-    from carryall.runtime.service.core.repository import ModelRepository
-    from carryall.runtime.service.core.served_model import load_served_model
-
     async def scenario() -> None:
         models = ModelRepository.of_one("draft", lambda: load_served_model("draft", max_slots=2))
         await models.load_all()
@@ -102,5 +104,39 @@ def test_a_stream_may_have_fewer_and_larger_pieces(interval: int, most: int) -> 
             assert len(deltas) <= most
             assert len(deltas[0].token_ids) < 21
             assert deltas[-1].usage == whole.usage
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("behind", [[], [EOS]])
+def test_a_text_that_is_cut_keeps_the_special_tokens_behind_it(tmp_path: Path, behind: list[int]) -> None:
+    folder = write_tiny("qwen3", tmp_path)
+    raw = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    special = raw.id_to_token(EOS)
+    template = f"$A {special}" if behind else "$A"
+    raw.post_processor = tokenizers.processors.TemplateProcessing(template, special_tokens=[(special, EOS)])
+    raw.save(str(folder / "tokenizer.json"))
+
+    async def scenario() -> None:
+        models = ModelRepository.of_one(
+            "tiny", lambda: load_served_model(folder, max_slots=2, context_length=16, provider="cpu")
+        )
+        await models.load_all()
+        handler = models.llm()
+        long = "abcdefghij" * 4
+        whole = await handler.tokenize(long)
+        assert whole[len(whole) - len(behind) :] == behind
+        for text, kept in (
+            (long, [*whole[: 15 - len(behind)], *behind]),
+            (long[:3], await handler.tokenize(long[:3])),
+            (whole, whole[:15]),
+        ):
+            found = await handler.embed([text], truncate=True)
+            assert found.prompt_tokens == len(kept)
+            np.testing.assert_array_equal(found.vectors, (await handler.embed([kept])).vectors)
+            if len(kept) == 15:
+                with pytest.raises(PromptTooLongError):
+                    await handler.embed([text])
+        models.close()
 
     asyncio.run(scenario())

@@ -14,10 +14,14 @@ import numpy as np
 import pytest
 from http_serving import HttpServed, http_serving
 from PIL import Image
+from tiny_models import write_tiny
 from tiny_vlms import write_vlm
 from vision_golden import golden_path, picture
 
-from carryall import AsyncLLM
+from carryall import LLM, AsyncLLM, SamplingParams
+from carryall.runtime.images.pdf import pictures_of
+from carryall.runtime.service.core.repository import ModelRepository
+from carryall.runtime.service.core.served_model import load_served_model
 from carryall.runtime.tasks.export import export
 from carryall.runtime.text.tokenizer import Tokenizer
 
@@ -153,5 +157,79 @@ def test_a_bad_picture_is_a_400_that_says_why_and_the_service_lives_on(package: 
                 assert why in given.json()["error"]["message"], name
             path, body, read = DOORS[0]
             assert read((await service.post(path, **body)).json()) == (answer, LENGTH)
+
+    asyncio.run(scenario())
+
+
+def pdf() -> str:
+    first, second = (Image.fromarray(picture(50, 90, shift)) for shift in (0, 80))
+    out = io.BytesIO()
+    first.save(out, "PDF", save_all=True, append_images=[second], resolution=150)
+    return base64.b64encode(out.getvalue()).decode()
+
+
+@pytest.mark.long
+def test_a_pdf_file_is_its_pages_at_every_door(package: Path) -> None:
+    pytest.importorskip("pypdfium2")
+    data = pdf()
+    url, asked = f"data:application/pdf;base64,{data}", {"type": "input_text", "text": QUESTION}
+    media = {"type": "base64", "media_type": "application/pdf", "data": data}
+    file = {"type": "file", "file": {"filename": "scan.pdf", "file_data": url}}
+    named = {"type": "input_file", "filename": "scan.pdf", "file_data": url}
+    doors: list[tuple[str, Json, Any]] = [
+        ("/v1/chat/completions", {"messages": user(file, TEXT), **GREEDY, "ignore_eos": True}, openai_chat),
+        (
+            "/v1/responses",
+            {"input": user(named, asked), "temperature": 0, "max_output_tokens": NEW},
+            responses,
+        ),
+        (
+            "/v1/messages",
+            {"messages": user({"type": "document", "source": media}, TEXT), **GREEDY},
+            anthropic,
+        ),
+        (
+            "/api/chat",
+            {"messages": [{**OLLAMA, "images": [data]}], "options": OPTIONS, "stream": False},
+            ollama_chat,
+        ),
+    ]
+    pages = list(pictures_of(base64.b64decode(data)))
+    with LLM(package, provider="cpu", kv_cache_dtype="float32") as llm:
+        seen = [{"type": "image", "image": page} for page in pages]
+        (output,) = llm.chat(
+            user(*seen, TEXT), SamplingParams(temperature=0, max_tokens=NEW, ignore_eos=True)
+        )
+        (whole,) = llm.chat(
+            user({"type": "image", "image": base64.b64decode(data)}, TEXT),
+            SamplingParams(temperature=0, max_tokens=NEW, ignore_eos=True),
+        )
+    expected = (output.outputs[0].text, len(output.prompt_token_ids))
+    assert (whole.outputs[0].text, len(whole.prompt_token_ids)) == expected
+
+    async def scenario() -> None:
+        async with served(package) as service:
+            for path, body, read in doors:
+                given = await service.post(path, **body)
+                assert given.status_code == 200, (path, given.text)
+                assert (path, *read(given.json())) == (path, *expected)
+            damaged = {"type": "file", "file": {"file_data": "data:application/pdf;base64,JVBERi0xLjc="}}
+            by_id = {"type": "file", "file": {"file_id": "file-1"}}
+            for part, why in ((damaged, "damaged or encrypted"), (by_id, "'file_id' are not read")):
+                given = await service.post("/v1/chat/completions", messages=user(part, TEXT), **GREEDY)
+                assert given.status_code == 400
+                assert why in given.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("sees", [True, False])
+def test_ollamas_clients_are_told_whether_a_model_sees(package: Path, sees: bool, tmp_path: Path) -> None:
+    model: Path | str = package if sees else write_tiny("llama", tmp_path)
+    models = ModelRepository({"toy": lambda: load_served_model(model, provider="cpu")})
+
+    async def scenario() -> None:
+        async with http_serving(None, models) as service:
+            shown = (await service.post("/api/show", model="toy")).json()
+            assert ("vision" in shown["capabilities"]) == sees
+            assert shown["capabilities"][:2] == ["completion", "tools"]
 
     asyncio.run(scenario())

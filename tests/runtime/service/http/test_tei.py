@@ -186,3 +186,8 @@ def test_bad_requests_are_refused_and_the_service_lives_on(packages: dict[str, P
             assert cut.status_code == 200
 
     asyncio.run(scenario())
+
+
+def test_ollamas_clients_are_told_which_encoders_make_vectors(packages: dict[str, Path]) -> None:
+    shown = answers(packages, *(("/api/show", {"model": name}) for name in ("cls", "splade", "inference")))
+    assert [answer["capabilities"] for answer in shown] == [["embedding"], [], []]

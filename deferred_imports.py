@@ -1,0 +1,81 @@
+"""Modules that onnx_ir imports but needs only for arithmetic on symbolic sizes, imported at their first use.
+
+onnx_ir 0.2 imports sympy at its top: 0.5 s of every command that reads a graph, half of what such a command
+takes before it works. No pass here computes with symbolic sizes.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, cast
+
+if TYPE_CHECKING:  # importing it takes 20 ms
+    from importlib.abc import Loader
+    from importlib.machinery import ModuleSpec
+
+_LIBRARY = "onnx_ir"
+_DEFERRED = ("sympy", "onnx_ir._symbolic_shapes")  # the second reads attributes of the first at its top
+
+
+class _Deferred(ModuleType):
+    """Stands for a module inside of onnx_ir only, and is no entry of ``sys.modules``."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # asked by the import system, for instance `__path__`
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+        return getattr(importlib.import_module(self.__name__), name)
+
+
+class _Loader:
+    """Runs onnx_ir's own loader while stand-ins take the place of the deferred modules."""
+
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        """See ``importlib.abc.Loader``."""
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """See ``importlib.abc.Loader``."""
+        spec = module.__spec__
+        if spec is not None:
+            spec.loader = self._loader  # what others ask it for, such as its source, is not in this class
+        module.__loader__ = self._loader
+        names = [name for name in _DEFERRED if name not in sys.modules]
+        stand_ins = {name: _Deferred(name) for name in names}
+        sys.modules.update(stand_ins)
+        try:
+            self._loader.exec_module(module)
+        finally:
+            for name, stand_in in stand_ins.items():
+                if sys.modules.get(name) is stand_in:
+                    del sys.modules[name]
+
+
+class _Finder:
+    """Finds onnx_ir where the finders behind it find it, and finds nothing else."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """See ``importlib.abc.MetaPathFinder``."""
+        if fullname != _LIBRARY:
+            return None
+        others = [finder for finder in sys.meta_path if finder is not self]
+        specs = (
+            finder.find_spec(fullname, path, target) for finder in others if hasattr(finder, "find_spec")
+        )
+        spec = next((spec for spec in specs if spec is not None), None)
+        if spec is not None and spec.loader is not None:
+            spec.loader = cast(Any, _Loader(spec.loader))
+        return spec
+
+
+def defer_sympy() -> None:
+    """Import sympy at its first use by onnx_ir, unless onnx_ir is imported already; may be called again."""
+    if _LIBRARY not in sys.modules and not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder())

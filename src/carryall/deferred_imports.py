@@ -1,0 +1,1 @@
+../../deferred_imports.py

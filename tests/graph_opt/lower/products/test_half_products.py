@@ -1,0 +1,134 @@
+"""Float weights that 16 bits hold are lowered to tiles of the same values; others stay as they are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+import pytest
+from graph_asserts import apply, graph
+
+from carryall.errors import GraphError
+from carryall.graph_opt.graph.lazy import HALF, concat_last, half_type, lazy, reshape, transpose
+from carryall.graph_opt.lower.products.half_products import HalfProductsPass, half_tiles
+from carryall.graph_opt.shard.weights import take
+
+K, N = 48, 22
+RNG = np.random.default_rng(0)
+FLOATS = RNG.standard_normal((K, N)).astype(np.float32)
+TYPES = {ir.DataType.FLOAT16: np.float16, ir.DataType.BFLOAT16: ml_dtypes.bfloat16}
+LINEAR = f"g (float[B, S, {K}] x) => (float[B, S, {N}] y)"
+
+
+def held(kind: ir.DataType, values: npt.NDArray[np.float32] = FLOATS) -> npt.NDArray[np.float32]:
+    return values.astype(TYPES[kind]).astype(np.float32)
+
+
+def marked(model: ir.Model, kind: ir.DataType, name: str = "w") -> ir.Model:
+    """Make a weight lazy, as the exporter does, with the mark of its 16-bit type."""
+    value = model.graph.initializers[name]
+    tensor = value.const_value
+    assert tensor is not None
+    array = tensor.numpy()
+    value.const_value = lazy(lambda: array, ir.DataType.FLOAT, array.shape)
+    value.const_value.meta[HALF] = kind
+    return model
+
+
+def weight_of(node: ir.Node) -> npt.NDArray[np.float32]:
+    """Return the weight [outputs, inputs] that the tiles of a node hold."""
+    tiles = node.inputs[1]
+    assert tiles is not None
+    assert tiles.const_value is not None
+    sizes: dict[str, Any] = {name: attribute.as_int() for name, attribute in node.attributes.items()}
+    assert (sizes["bits"], sizes["block_size"], sizes["group_size"]) == (16, 1, 0)
+    kind = {5: np.float16, 6: ml_dtypes.bfloat16}[sizes["offsets"]]
+    stored = tiles.const_value.numpy()[:, : sizes["inputs"] * 32].reshape(-1).view(kind)
+    columns = stored.reshape(-1, sizes["inputs"], 16).transpose(0, 2, 1).reshape(-1, sizes["inputs"])
+    assert not columns[sizes["outputs"] :].any()
+    result: npt.NDArray[np.float32] = columns[: sizes["outputs"]].astype(np.float32)
+    return result
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_a_product_with_a_bias_keeps_its_weights(kind: ir.DataType) -> None:
+    bias = RNG.standard_normal(N).astype(np.float32)
+    model = graph(f"{LINEAR} {{ p = MatMul(x, w) y = Add(p, b) }}", w=held(kind), b=bias)
+    assert apply(HalfProductsPass(), marked(model, kind)) == []
+    (node,) = model.graph
+    assert (node.domain, node.op_type) == ("carryall", "QuantizedLinear")
+    assert [value and value.name for value in node.inputs] == ["x", "w.tiles", "b"]
+    np.testing.assert_array_equal(weight_of(node), held(kind).T)
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_an_embedding_and_its_head_share_tiles(kind: ir.DataType) -> None:
+    model = graph(
+        f"""g (int64[B, S] ids) => (float[B, S, {N}] y) {{
+        h = Gather <axis = 0> (w, ids) f = Reshape(h, flat)
+        l = Gemm <transB = 1> (f, w) y = Reshape(l, back) }}""",
+        w=held(kind).T.copy(),
+        flat=np.array([-1, K]),
+        back=np.array([1, -1, N]),
+    )
+    assert apply(HalfProductsPass(), marked(model, kind)) == []
+    rows, product = model.graph
+    assert (rows.op_type, product.op_type) == ("QuantizedRows", "QuantizedLinear")
+    assert rows.inputs[1] is product.inputs[1]
+    np.testing.assert_array_equal(weight_of(product), held(kind).T)
+
+
+def left_alone(text: str, kind: ir.DataType | None = ir.DataType.BFLOAT16, **arrays: Any) -> bool:
+    model = graph(text, **arrays)
+    before = [node.op_type for node in model.graph]
+    apply(HalfProductsPass(), model if kind is None else marked(model, kind))
+    return [node.op_type for node in model.graph] == before
+
+
+def test_what_the_kernels_do_not_compute_stays() -> None:
+    half = held(ir.DataType.BFLOAT16)
+    assert left_alone(f"{LINEAR} {{ y = MatMul(x, w) }}", None, w=FLOATS)  # not known to be of 16 bits
+    assert left_alone(f"g (float[A, {K}] x) => (float[A, 8] y) {{ y = MatMul(x, w) }}", w=half[:, :8])
+    assert left_alone(
+        "g (float[B, A, 6] x) => (float[B, A, 11] y) { y = MatMul(x, w) }", w=half[None, :6, :11]
+    )
+    assert left_alone(f"g (float[A, {K}] x) => (float[A, {N}] y) {{ y = Gemm(x, w) }}", w=half)
+    scaled = f"g (float[A, {K}] x) => (float[A, {N}] y) {{ y = Gemm <transB = 1, alpha = 2.0> (x, w) }}"
+    assert left_alone(scaled, w=half.T.copy())
+    columns = f"g (int64[A] i) => (float[{K}, A] y) {{ y = Gather <axis = 1> (w, i) }}"
+    assert left_alone(columns, w=half)
+
+
+def test_a_wrong_mark_is_an_error_before_anything_is_written() -> None:
+    tensor = ir.tensor(FLOATS, name="w")
+    with pytest.raises(GraphError, match="weight 'w' was taken for BFLOAT16"):
+        half_tiles(tensor, ir.DataType.BFLOAT16, by_output=False).numpy()
+
+
+def test_the_mark_goes_through_what_only_moves_values(tmp_path: Path) -> None:
+    kind = ir.DataType.FLOAT16
+    first, second = (lazy(lambda: held(kind), ir.DataType.FLOAT, (K, N)) for _ in range(2))
+    first.meta[HALF] = second.meta[HALF] = kind
+    assert half_type(transpose(first)) == half_type(reshape(first, (N, K))) == kind
+    assert half_type(concat_last([first, second])) == kind
+    assert half_type(take(first, np.array([3, 1, 7]), -1)) == kind
+    second.meta[HALF] = ir.DataType.BFLOAT16
+    assert half_type(concat_last([first, second])) is None
+    assert half_type(lazy(lambda: FLOATS, ir.DataType.FLOAT, (K, N))) is None
+
+
+@pytest.mark.parametrize("at", [None, 0, K * N - 1])
+def test_the_values_of_a_file_decide(tmp_path: Path, at: int | None) -> None:
+    values = held(ir.DataType.BFLOAT16)
+    if at is not None:
+        values.reshape(-1)[at] = np.float32(1 / 3)
+    (tmp_path / "w.bin").write_bytes(values.tobytes())
+    shape = ir.Shape(values.shape)
+    tensor = ir.ExternalTensor(
+        "w.bin", 0, values.nbytes, ir.DataType.FLOAT, shape=shape, name="w", base_dir=tmp_path
+    )
+    assert half_type(tensor) == (ir.DataType.BFLOAT16 if at is None else None)

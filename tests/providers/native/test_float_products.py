@@ -1,0 +1,85 @@
+"""Products with floats of 16 bits: as in float64 within float32's rounding, the same bits everywhere."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+from half_weight import KINDS, HalfWeight, half_weight
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from native_kernels import isas, linear
+
+from carryall.providers.native.library import load
+
+CASES = st.fixed_dictionaries(
+    {
+        "seed": st.integers(0, 2**32 - 1),
+        "kind": st.sampled_from(sorted(KINDS)),
+        "rows": st.one_of(st.integers(1, 14), st.integers(12, 40), st.integers(126, 131)),
+        "outputs": st.integers(1, 70),
+        "inputs": st.one_of(st.integers(1, 40), st.integers(120, 140), st.integers(250, 400)),
+        "biased": st.booleans(),
+        "row_step": st.one_of(st.integers(1, 30), st.just(200)),
+        "tile_step": st.integers(1, 6),
+        "shift": st.sampled_from([0, 4, 20, 60]),
+    }
+)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(CASES)
+def test_products_are_exact_but_for_the_sums_and_the_same_bits_everywhere(
+    library: Path, case: dict[str, int]
+) -> None:
+    rng = np.random.default_rng(case["seed"])
+    weight = half_weight(ir.DataType(case["kind"]), case["inputs"], case["outputs"], case["seed"])
+    x = rng.standard_normal((case["rows"], weight.inputs)).astype(np.float32)
+    bias = rng.standard_normal(weight.outputs).astype(np.float32) if case["biased"] else None
+    expected = linear(library, "portable", x, weight, bias)
+    for isa in isas(library):
+        steps = (case["row_step"], case["tile_step"])
+        result = linear(library, isa, x, weight, bias, steps=steps, shift=case["shift"])
+        np.testing.assert_array_equal(result, expected, isa)
+    added = 0 if bias is None else bias.astype(np.float64)
+    reference = x.astype(np.float64) @ weight.values + added
+    bound = np.abs(x).astype(np.float64) @ np.abs(weight.values) + np.abs(added)
+    assert (np.abs(expected - reference) <= 140 * 2.0**-24 * bound + 1e-30).all()  # sums of 128 at most
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_row_does_not_depend_on_the_rows_beside_it(library: Path, kind: ir.DataType) -> None:
+    weight = half_weight(kind, 300, 50, 1)
+    x = np.random.default_rng(1).standard_normal((140, 300)).astype(np.float32)
+    for isa in isas(library):
+        whole = linear(library, isa, x, weight)
+        for first, last in ((0, 1), (3, 5), (7, 30), (29, 30), (100, 140)):
+            np.testing.assert_array_equal(linear(library, isa, x[first:last], weight), whole[first:last])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_of_an_embedding_keep_every_bit(library: Path, kind: ir.DataType) -> None:
+    every = np.arange(1 << 16, dtype=np.uint16).view(KINDS[kind][0]).astype(np.float32).reshape(1 << 8, -1)
+    weight = HalfWeight(every, kind)
+    tiles, row = weight.tiles(), np.zeros(weight.inputs, np.float32)
+    for index in range(weight.outputs):
+        load(library).carryall_read_row(
+            ctypes.c_void_p(tiles.ctypes.data),
+            *map(ctypes.c_int64, (weight.inputs, weight.outputs, 16, 1, weight.offsets, 0, index)),
+            ctypes.c_void_p(row.ctypes.data),
+        )
+        np.testing.assert_array_equal(row, weight.values[:, index])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_infinite_weight_and_a_nan_reach_the_result(library: Path, kind: ir.DataType) -> None:
+    values = np.ones((20, 16), np.float32)
+    values[3, 4], values[5, 6] = np.inf, np.nan
+    for isa in isas(library):
+        result = linear(library, isa, np.ones((9, 20), np.float32), HalfWeight(values, kind))
+        assert np.isposinf(result[:, 4]).all(), isa
+        assert np.isnan(result[:, 6]).all(), isa
+        assert (np.delete(result, (4, 6), axis=1) == 20).all(), isa

@@ -1,0 +1,123 @@
+"""Files beside a job: read into its lines, covered by their digests, and never outside of the folder."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from carryall.runtime.batch.inputs.lines import BadLine, BatchLine, parse_row
+from carryall.runtime.batch.inputs.sources import Row, Source
+from carryall.runtime.batch.inputs.templates import PromptTemplate
+
+CONTENT = b"\x89PNG content"
+
+
+def line(address: object, name: str = "url") -> dict[str, Any]:
+    part = {"type": "image_url", "image_url": {name: address}}
+    return {"messages": [{"role": "user", "content": [part, {"type": "text", "text": "file:a.png"}]}]}
+
+
+def rows(folder: Path, *records: object, attachments: bool = True) -> list[Row]:
+    path = folder / "in.jsonl"
+    path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+    return list(Source([str(path)], attachments=attachments))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "job" / "scans").mkdir(parents=True)
+    (tmp_path / "job" / "scans" / "a.png").write_bytes(CONTENT)
+    (tmp_path / "secret.png").write_bytes(b"secret")
+    return tmp_path / "job"
+
+
+def parsed(row: Row) -> BatchLine | BadLine:
+    return parse_row(row, PromptTemplate())
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        line("file:scans/a.png"),
+        line("FILE:scans/a.png"),
+        {"custom_id": "a", "url": "/v1/chat/completions", "body": line("file:scans/a.png")},
+        {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "file:scans/a.png"}]}]},
+        {
+            "messages": [
+                {"role": "user", "content": [{"type": "file", "file": {"file_data": "file:scans/a.png"}}]}
+            ]
+        },
+    ],
+    ids=str,
+)
+def test_the_content_of_a_file_is_in_the_body(folder: Path, record: dict[str, Any]) -> None:
+    (row,) = rows(folder, record)
+    found = parsed(row)
+    assert isinstance(found, BatchLine)
+    text = json.dumps(found.body)
+    assert f"data:application/octet-stream;base64,{base64.b64encode(CONTENT).decode()}" in text
+    assert "scans" not in text
+    assert text.count("file:a.png") == json.dumps(record).count("file:a.png")
+
+
+def test_the_digest_of_a_line_covers_its_files(folder: Path) -> None:
+    first, text = rows(folder, line("file:scans/a.png"), {"prompt": "file:scans/a.png"})
+    (folder / "scans" / "a.png").write_bytes(CONTENT + b"!")
+    other, same = rows(folder, line("file:scans/a.png"), {"prompt": "file:scans/a.png"})
+    assert first.digest != other.digest
+    assert text.digest == same.digest
+    assert text.data == b'{"prompt": "file:scans/a.png"}\n'
+
+
+@pytest.mark.parametrize(
+    ("address", "why"),
+    [
+        ("file:../secret.png", "not in the folder"),
+        ("file:scans/../../secret.png", "not in the folder"),
+        ("file:///etc/passwd", "not in the folder"),
+        ("file:/etc/passwd", "not in the folder"),
+        ("file:C:\\secret.png", "not in the folder"),
+        ("file:\\secret.png", "not in the folder"),
+        ("file:link.png", "not in the folder"),
+        ("file:linked/secret.png", "not in the folder"),
+        ("file:", "not in the folder"),
+        ("file:a\0b.png", "not in the folder"),
+        ("file:scans", "names no file"),
+        ("file:pipe", "names no file"),
+        ("file:nowhere.png", "names no file"),
+    ],
+)
+def test_a_file_that_is_not_there_or_outside_is_a_fault_of_its_line(
+    folder: Path, address: str, why: str
+) -> None:
+    (folder / "link.png").symlink_to(folder.parent / "secret.png")
+    (folder / "linked").symlink_to(folder.parent, target_is_directory=True)
+    os.mkfifo(folder / "pipe")
+    bad, good = rows(folder, line(address), line("file:scans/a.png"))
+    found = parsed(bad)
+    assert isinstance(found, BadLine)
+    assert why in found.message
+    assert isinstance(parsed(good), BatchLine)
+
+
+def test_a_service_reads_no_files_of_an_uploaded_job(folder: Path) -> None:
+    (row,) = rows(folder, line("file:scans/a.png"), attachments=False)
+    found = parsed(row)
+    assert isinstance(found, BatchLine)
+    assert "file:scans/a.png" in json.dumps(found.body)
+
+
+def test_other_lines_stay_as_they_are(folder: Path) -> None:
+    path = folder / "in.jsonl"
+    lines = [
+        b'{"messages": "file:" broken\n',
+        b'{"a": "file:",  "b":1}\n',
+        *(b"[" * depth + b'{"url": "file:"}' + b"]" * depth + b"\n" for depth in (400, 900, 100_000)),
+    ]
+    path.write_bytes(b"".join(lines))
+    assert [row.data for row in Source([str(path)], attachments=True)] == lines

@@ -1,0 +1,32 @@
+"""Sympy is imported at its first use by onnx_ir, and works then as ever."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+USES = """
+import sys
+import carryall, onnx_ir
+assert "sympy" not in sys.modules and "onnx_ir._symbolic_shapes" not in sys.modules
+size = onnx_ir.SymbolicDim("n") * 2 + 1
+import sympy
+assert isinstance(size, onnx_ir.SymbolicDim) and str(sympy.sympify(size.value)) == "2*n + 1", size
+assert onnx_ir.SymbolicDim("max(n, 4)").evaluate({"n": 9}) == 9
+assert onnx_ir.SymbolicDim(sympy.Symbol("m")).value == "m"
+assert sys.modules["sympy"].__file__ and onnx_ir.__loader__ is onnx_ir.__spec__.loader
+import importlib, inspect
+assert "ir" in inspect.getsource(onnx_ir)
+importlib.reload(onnx_ir)
+"""
+SYMPY_FIRST = "import sympy, carryall, onnx_ir\nassert onnx_ir._core.sympy is sympy"
+LIBRARY_FIRST = "import onnx_ir, carryall, sys\nassert onnx_ir._core.sympy is sys.modules['sympy']"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("program", [USES, SYMPY_FIRST, LIBRARY_FIRST], ids=["uses", "sympy", "onnx_ir"])
+def test_symbolic_sizes_work_in_any_order_of_imports(program: str) -> None:
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
