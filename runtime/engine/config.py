@@ -30,6 +30,9 @@ class EngineConfig(Checked):
             in the cache folder, where the model and the provider can move KV, and at most a quarter of the
             free disk. ``serve`` has ``auto`` by default.
         prefix_cache_bytes: maximum size of the files in ``prefix_cache_dir``.
+        prefix_cache_url: a store that several processes and hosts share, for evicted prefixes:
+            ``redis://host:6379/0`` (Valkey) or a folder of fsspec (``s3://bucket/folder``,
+            ``file:///mnt/kv``). They need the same ``CARRYALL_KV_KEY``.
         swap_bytes: host memory for KV of preempted requests and evicted prefixes, in addition to
             ``kv_bytes``. Without it, and without ``prefix_cache_dir``, such KV is computed again.
         trim_windows: when layers with a sliding window free the KV behind it. ``when_short``: when KV memory
@@ -57,6 +60,7 @@ class EngineConfig(Checked):
     prefix_cache: bool = True
     prefix_cache_dir: Path | Literal["auto"] | None = None
     prefix_cache_bytes: int = option(2**33, least=0, unit="bytes")
+    prefix_cache_url: str | None = None
     swap_bytes: int = option(0, least=0, unit="bytes")
     trim_windows: Literal["when_short", "always"] = "when_short"
     context_shift: bool = False

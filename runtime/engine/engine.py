@@ -86,7 +86,7 @@ class Engine:
             _check_states(config, proposer)
         self._slots = SlotTable(info.max_slots, limits.kv, windows, info.kv_groups, states)
         costs = PromptCosts()
-        self._mover = KVMover(runner, _tier(config, info, identity), identity, costs)
+        self._mover = KVMover(runner, _tier(config, info, identity, costs), identity, costs)
         self._scheduler = Scheduler(
             self._slots,
             limits.step,
@@ -408,7 +408,7 @@ def _adapter_places(runner: Runner) -> AdapterPlaces | None:
     return AdapterPlaces(places, runner.load_lora) if places else None
 
 
-def _tier(config: EngineConfig, info: RunnerInfo, identity: str) -> Tier | None:
+def _tier(config: EngineConfig, info: RunnerInfo, identity: str, costs: PromptCosts) -> Tier | None:
     """Open the tiers that the options ask for; None if there are none."""
     folder, folder_bytes = config.prefix_cache_dir, config.prefix_cache_bytes
     if folder == "auto":
@@ -417,10 +417,10 @@ def _tier(config: EngineConfig, info: RunnerInfo, identity: str) -> Tier | None:
             folder, folder_bytes = own_folder(folder_bytes)
     elif folder is not None:
         folder = Path(folder)
-    if folder is not None and not identity:
-        raise UsageError("prefix_cache_dir needs the model's identity: load it with LLM, or pass identity")
-    if info.state_bytes and (folder is not None or config.swap_bytes):
-        raise UsageError(
-            "the model's recurrent states are not kept in tiers; omit prefix_cache_dir and swap_bytes"
-        )
-    return make_tier(folder, folder_bytes, config.swap_bytes, info.kv_layout)
+    url = config.prefix_cache_url
+    name = "prefix_cache_dir" if url is None else "prefix_cache_url"
+    if (folder is not None or url is not None) and not identity:
+        raise UsageError(f"{name} needs the model's identity: load it with LLM, or pass identity")
+    if info.state_bytes and (folder is not None or url is not None or config.swap_bytes):
+        raise UsageError(f"the model's recurrent states are not kept in tiers; omit {name} and swap_bytes")
+    return make_tier(folder, folder_bytes, config.swap_bytes, info.kv_layout, url, costs)

@@ -35,6 +35,7 @@ class StoredPrefixes(Protocol):
     """Chunks of KV in the tiers; implemented by ``tiers.mover.KVMover``."""
 
     identity: str
+    shared: bool  # whether other processes wait for prefixes: they are saved when a request ends
 
     def available(self, keys: Sequence[bytes]) -> int:
         """Return how many first tokens can be restored; 0 if computing them is faster."""
@@ -171,6 +172,8 @@ class PrefixCache:
         self._slots.park(slot, count, request.pin_seconds)
         if self._stored is not None:
             self._keys[slot] = self._chunk_keys(request, count)
+            if self._stored.shared:
+                self._slots.save(slot, self._keys[slot])
 
     def evict(self, slot: int, *, save: bool = True) -> None:
         """Free an idle slot; with ``save``, copy its KV to the tiers first."""

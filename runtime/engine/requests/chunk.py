@@ -43,10 +43,19 @@ class ChunkKeys:
 
 
 class Tier(Protocol):
-    """A store of chunks. A chunk that does not fit moves to the next tier, or is lost."""
+    """A store of chunks. A chunk that does not fit moves to the next tier, or is lost.
+
+    Attributes:
+        shared: whether other processes wait for chunks, so that they are put as soon as they are complete.
+    """
+
+    shared: bool
 
     def __contains__(self, key: bytes) -> bool:
         """Whether the chunk is in this tier or a lower one; ``get`` may still find it missing or damaged."""
+
+    def held(self, keys: Sequence[bytes]) -> int:
+        """Return how many first chunks are in this tier or a lower one; it may ask a store elsewhere."""
 
     def get(self, key: bytes) -> Parts | None:
         """Return a chunk, which the caller must copy at once; None if it is missing or damaged."""

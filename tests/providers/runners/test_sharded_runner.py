@@ -35,7 +35,7 @@ pytestmark = [
 # Tied heads, latent attention and experts, sinks, states, norms of all heads.
 FORMS = ["qwen2", "deepseek_v2", "gpt_oss", "granitemoehybrid", "olmo2"]
 SHARES = {"falcon": 1}  # its only head of keys is read by both ranks
-INDIVISIBLE = {"gpt_oss"}  # 2 heads of keys, which only attention without sinks can share
+INDIVISIBLE = {"gpt_oss", "granite_swa"}  # 2 heads of keys, which only attention without sinks can share
 
 
 def opened(folder: Path, count: int) -> tuple[Runner, ShardedRunner]:

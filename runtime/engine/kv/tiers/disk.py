@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ...requests.chunk import Parts, size_of
@@ -41,6 +41,8 @@ class DiskTier:
         OSError: the folder cannot be created or read.
     """
 
+    shared = False
+
     def __init__(self, folder: Path, max_bytes: int, secret: bytes, max_pending_bytes: int = 2**29) -> None:
         self._secret = secret
         folder.mkdir(parents=True, exist_ok=True)
@@ -63,6 +65,10 @@ class DiskTier:
     def __contains__(self, key: bytes) -> bool:
         # os.path.exists is False without permission, where Path.exists would raise
         return key in self._pending or (not self.disabled and os.path.exists(self._path(key)))
+
+    def held(self, keys: Sequence[bytes]) -> int:
+        """Return how many first chunks are there."""
+        return next((i for i, key in enumerate(keys) if key not in self), len(keys))
 
     def get(self, key: bytes) -> Parts | None:
         """Return the chunk, mapped from its file; None if it is missing, damaged or unreadable."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ...requests.chunk import Parts, Tier, size_of
 
 
@@ -16,11 +18,21 @@ class HostTier:
     def __init__(self, max_bytes: int, below: Tier | None = None) -> None:
         self._max_bytes = max_bytes
         self._below = below
+        self.shared = below is not None and below.shared
         self._chunks: dict[bytes, Parts] = {}  # least recently used first
         self.held_bytes = 0
 
     def __contains__(self, key: bytes) -> bool:
         return key in self._chunks or (self._below is not None and key in self._below)
+
+    def held(self, keys: Sequence[bytes]) -> int:
+        """Return how many first chunks are in this tier or the one below."""
+        own = next((i for i, key in enumerate(keys) if key not in self._chunks), len(keys))
+        below = self._below
+        while own < len(keys) and below is not None and (more := below.held(keys[own:])):
+            own += more
+            own += next((i for i, key in enumerate(keys[own:]) if key not in self._chunks), len(keys) - own)
+        return own
 
     def get(self, key: bytes) -> Parts | None:
         """Return a chunk from this tier or the one below, None if neither has it."""
@@ -33,6 +45,8 @@ class HostTier:
         """Store a chunk; older ones move to the tier below."""
         if key in self._chunks:
             return
+        if self.shared and self._below is not None:
+            self._below.put(key, parts)
         self._chunks[key] = parts
         self.held_bytes += size_of(parts)
         while self.held_bytes > self._max_bytes:

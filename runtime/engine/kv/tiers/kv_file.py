@@ -40,6 +40,46 @@ def file_name(key: bytes, secret: bytes) -> str:
     return hashlib.blake2b(key, key=secret, digest_size=_DIGEST, person=b"kv name").hexdigest()
 
 
+def encode_chunk(key: bytes, parts: Parts, secret: bytes) -> list[bytes]:
+    """Return the content of a chunk's file, in pieces; the arguments are those of ``write_chunk``."""
+    arrays = [np.asarray(part) for part in parts]
+    facts = {"key": key.hex(), "parts": [[array.dtype.name, array.shape] for array in arrays]}
+    header = json.dumps(facts).encode()
+    before = len(_MAGIC) + _DIGEST + _LENGTH.size
+    header += b" " * (-(before + len(header)) % _ALIGNMENT)
+    body = [_LENGTH.pack(len(header)), header, *(array.tobytes() for array in arrays)]
+    digest = _mac(secret)
+    for piece in body:
+        digest.update(piece)
+    return [_MAGIC, digest.digest(), *body]
+
+
+def decode_chunk(view: memoryview, key: bytes, secret: bytes) -> Parts:
+    """Authenticate the content of a chunk's file; the other arguments are those of ``write_chunk``.
+
+    Returns:
+        Read-only arrays of the memory of ``view``.
+
+    Raises:
+        DamagedFileError: the content was not written with this secret for this key.
+    """
+    if len(view) <= len(_MAGIC) + _DIGEST + _LENGTH.size:
+        raise DamagedFileError("it is too short")
+    body = len(_MAGIC) + _DIGEST
+    if view[: len(_MAGIC)] != _MAGIC:
+        raise DamagedFileError("it has another format or version")
+    digest = _mac(secret)
+    digest.update(view[body:])
+    if not hmac.compare_digest(digest.digest(), view[len(_MAGIC) : body]):
+        raise DamagedFileError("it is damaged, or was written without this user's key")
+    (length,) = _LENGTH.unpack(view[body : body + _LENGTH.size])
+    begin = body + _LENGTH.size
+    header = json.loads(bytes(view[begin : begin + length]))
+    if header["key"] != key.hex():
+        raise DamagedFileError("it holds other tokens than its name says")
+    return _arrays(view[begin + length :], header["parts"])
+
+
 def write_chunk(path: Path, key: bytes, parts: Parts, secret: bytes) -> int:
     """Write a chunk atomically: write a temporary file, then rename it.
 
@@ -55,19 +95,10 @@ def write_chunk(path: Path, key: bytes, parts: Parts, secret: bytes) -> int:
     Raises:
         OSError: the file cannot be written; the temporary file is removed.
     """
-    arrays = [np.asarray(part) for part in parts]
-    facts = {"key": key.hex(), "parts": [[array.dtype.name, array.shape] for array in arrays]}
-    header = json.dumps(facts).encode()
-    before = len(_MAGIC) + _DIGEST + _LENGTH.size
-    header += b" " * (-(before + len(header)) % _ALIGNMENT)
-    body = [_LENGTH.pack(len(header)), header, *(array.tobytes() for array in arrays)]
-    digest = _mac(secret)
-    for piece in body:
-        digest.update(piece)
     scratch = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.tmp")
     try:
         with scratch.open("wb") as file:
-            file.writelines([_MAGIC, digest.digest(), *body])
+            file.writelines(encode_chunk(key, parts, secret))
             size = file.tell()
         os.replace(scratch, path)
     finally:
@@ -89,20 +120,7 @@ def read_chunk(path: Path, key: bytes, secret: bytes) -> Parts:
         if os.fstat(file.fileno()).st_size <= len(_MAGIC) + _DIGEST + _LENGTH.size:
             raise DamagedFileError("it is too short")
         data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    view = memoryview(data)
-    body = len(_MAGIC) + _DIGEST
-    if view[: len(_MAGIC)] != _MAGIC:
-        raise DamagedFileError("it has another format or version")
-    digest = _mac(secret)
-    digest.update(view[body:])
-    if not hmac.compare_digest(digest.digest(), view[len(_MAGIC) : body]):
-        raise DamagedFileError("it is damaged, or was written without this user's key")
-    (length,) = _LENGTH.unpack(view[body : body + _LENGTH.size])
-    begin = body + _LENGTH.size
-    header = json.loads(bytes(view[begin : begin + length]))
-    if header["key"] != key.hex():
-        raise DamagedFileError("it holds other tokens than its name says")
-    return _arrays(view[begin + length :], header["parts"])
+    return decode_chunk(memoryview(data), key, secret)
 
 
 def _mac(secret: bytes) -> hashlib.blake2b:

@@ -18,11 +18,14 @@ from .....storage.secret import kv_key
 from ...requests.chunk import CHUNK_TOKENS, Tier
 from ...requests.prompt_costs import PromptCosts
 from ...requests.request import Request
+from .chunk_store import open_store
 from .disk import DiskTier
 from .host import HostTier
+from .store import StoreTier
 
 _log = logging.getLogger(__name__)
 
+_PATIENCE = 0.1  # seconds for a chunk of a store, until the cost of computing one is known
 _WEIGHT = 0.2  # of the newest restore in the moving average
 _DECAY = 0.995  # of the average at each skipped restore, so that a slow tier is tried again later
 
@@ -47,12 +50,14 @@ class KVMover:
 
     Attributes:
         patient: wait for a slow tier instead of dropping chunks; set when the engine closes.
+        shared: whether other processes wait for prefixes, so that they are saved when a request ends.
     """
 
     def __init__(self, runner: Runner, tier: Tier | None, identity: str, costs: PromptCosts) -> None:
         self.identity = f"{identity} {runner.info.kv_layout}"
         self.counters = TierCounters()
         self.patient = False
+        self.shared = tier is not None and tier.shared
         self._runner = runner  # used only if there is a tier
         self._tier = tier
         self._costs = costs
@@ -68,7 +73,7 @@ class KVMover:
         tier = self._tier
         if tier is None or self._too_slow():
             return 0
-        return CHUNK_TOKENS * next((i for i, key in enumerate(keys) if key not in tier), len(keys))
+        return CHUNK_TOKENS * tier.held(keys)
 
     def save(self, slot: int, keys: Sequence[bytes], start: int = 0) -> None:
         """Copy the chunks of a slot that the tiers lack.
@@ -161,24 +166,40 @@ def own_folder(most_bytes: int) -> tuple[Path | None, int]:
     return folder, min(most_bytes, free // 4)
 
 
-def make_tier(folder: Path | None, folder_bytes: int, host_bytes: int, layout: str) -> Tier | None:
-    """Create the tiers that the options ask for: host memory above disk.
+def make_tier(
+    folder: Path | None, folder_bytes: int, host_bytes: int, layout: str, url: str | None, costs: PromptCosts
+) -> Tier | None:
+    """Create the tiers that the options ask for: host memory above disk, and a store beside it.
 
     Args:
         folder: of the disk tier; None for no disk tier.
         folder_bytes: maximum size of its files.
         host_bytes: maximum size of the host memory tier; 0 for none.
         layout: ``RunnerInfo.kv_layout``, empty if the runner cannot move KV.
+        url: of the store; None for none.
+        costs: the measured cost of computing tokens, which limits how long the store is waited for.
 
     Raises:
-        UsageError: the runner cannot move KV, or the folder or the key cannot be used.
+        UsageError: the runner cannot move KV, or the store, the folder or the key cannot be used.
     """
-    if folder is None and not host_bytes:
+    if folder is None and not host_bytes and url is None:
         return None
     if not layout:
-        raise UsageError("this provider cannot move KV off its device; omit prefix_cache_dir and swap_bytes")
+        raise UsageError(
+            "this provider cannot move KV off its device; omit prefix_cache_dir, prefix_cache_url and "
+            "swap_bytes"
+        )
+    store = None if url is None else open_store(url)
+    below: Tier | None
     try:
         below = DiskTier(folder, folder_bytes, kv_key()) if folder is not None else None
     except OSError as error:
         raise UsageError(f"prefix_cache_dir {folder} cannot be used: {error}") from error
+    if store is not None:
+
+        def patience() -> float:
+            seconds = costs.seconds_per_prompt_token()
+            return _PATIENCE if seconds is None else seconds * CHUNK_TOKENS
+
+        below = StoreTier(store, kv_key(), patience, below)
     return HostTier(host_bytes, below) if host_bytes else below

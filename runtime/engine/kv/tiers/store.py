@@ -1,0 +1,243 @@
+"""The shared tier: KV chunks in a store of other hosts, which may lie, lag, be full or be gone."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar, cast
+
+from ...requests.chunk import Parts, Tier, size_of
+from .chunk_store import ChunkStore
+from .kv_file import DamagedFileError, decode_chunk, encode_chunk, file_name
+
+_log = logging.getLogger(__name__)
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0  # seconds without calls after a failure, doubled by each
+_MOST_KNOWN = 1 << 18  # names that are remembered
+_CLOSE_SECONDS = 5.0  # for chunks that are not written yet
+
+Result = TypeVar("Result")
+
+
+class StoreTier:
+    """Chunks in a shared store, beside an own tier that is asked first.
+
+    Chunks are authenticated as files are, so what was not written with the secret counts as missing. Calls
+    run in a thread of their own; who needs a result waits no longer than computing the tokens takes. After a
+    failed or late call, the store is left alone for 1 s, after the next for 2 s, up to 60 s: requests go on
+    as without it.
+
+    Args:
+        store: the store.
+        secret: the key shared by all users of the store; see ``storage.secret.kv_key``.
+        patience: returns how many seconds computing a chunk takes.
+        own: the tier that is asked first; None if there is none.
+        max_pending_bytes: maximum size of chunks that are not written yet; further chunks are dropped.
+
+    Attributes:
+        given_up: number of chunks that were not written.
+        refused: number of chunks that were damaged or forged.
+    """
+
+    shared = True
+
+    def __init__(
+        self,
+        store: ChunkStore,
+        secret: bytes,
+        patience: Callable[[], float],
+        own: Tier | None = None,
+        max_pending_bytes: int = 2**29,
+    ) -> None:
+        self.given_up = self.refused = 0
+        self._store = store
+        self._secret = secret
+        self._patience = patience
+        self._own = own
+        self._max_pending_bytes = max_pending_bytes
+        self._known: dict[bytes, None] = {}  # chunks that the store had, oldest first
+        self._pending: dict[bytes, Parts] = {}  # guarded by _change, as are the next ones
+        self._pending_bytes = 0
+        self._closed = False
+        self._pause, self._resume = 0.0, 0.0
+        self._change = threading.Condition()
+        self._reads = _Calls("carryall-kv-reads")
+        self._writer = threading.Thread(target=self._write, name="carryall-kv-store", daemon=True)
+        self._writer.start()
+
+    def __contains__(self, key: bytes) -> bool:
+        """Whether the chunk is known to be held; the store is not asked."""
+        own = self._own is not None and key in self._own
+        return own or key in self._pending or key in self._known
+
+    def held(self, keys: Sequence[bytes]) -> int:
+        """Return how many first chunks are there; 0 of the store if it does not answer in time."""
+        own = 0 if self._own is None else self._own.held(keys)
+        rest = keys[own:]
+        if not rest:
+            return own
+        names = [file_name(key, self._secret) for key in rest]
+        more = self._ask(lambda: self._store.held(names), len(rest)) or 0
+        for key in rest[:more]:
+            self._remember(key)
+        return own + more
+
+    def get(self, key: bytes) -> Parts | None:
+        """Return a chunk; None if it is missing, forged, or does not come in time."""
+        found = None if self._own is None else self._own.get(key)
+        if found is None:
+            with self._change:
+                found = self._pending.get(key)
+        if found is not None:
+            return found
+        content = self._ask(lambda: self._store.get(file_name(key, self._secret)), 1)
+        if content is None:
+            self._known.pop(key, None)
+            return None
+        try:
+            return decode_chunk(memoryview(content), key, self._secret)
+        except (DamagedFileError, ValueError, KeyError, TypeError) as error:
+            self.refused += 1
+            self._known.pop(key, None)
+            _log.warning("a chunk of the shared prefix cache is not used: %s", error)
+            return None
+
+    def put(self, key: bytes, parts: Parts, *, wait: bool = False) -> None:
+        """Queue a chunk for writing; it is dropped if too many wait."""
+        if self._own is not None:
+            self._own.put(key, parts, wait=wait)
+        with self._change:
+            size = size_of(parts)
+            if self._closed or key in self._pending or self._pending_bytes + size > self._max_pending_bytes:
+                self.given_up += key not in self._pending
+                return
+            self._pending[key] = parts
+            self._pending_bytes += size
+            self._change.notify_all()
+
+    def flush(self, seconds: float) -> bool:
+        """Wait until all queued chunks are written or given up; return whether they are."""
+        with self._change:
+            return self._change.wait_for(lambda: not self._pending, seconds)
+
+    def close(self) -> None:
+        """Close the own tier, and write queued chunks for at most 5 s."""
+        if self._own is not None:
+            self._own.close()
+        self.flush(_CLOSE_SECONDS)
+        with self._change:
+            self._closed = True
+            self.given_up += len(self._pending)
+            self._pending.clear()
+            self._change.notify_all()
+        self._reads.close()
+        self._writer.join(_CLOSE_SECONDS)
+        if not self._writer.is_alive():
+            self._store.close()
+
+    def _ask(self, call: Callable[[], Result], chunks: int) -> Result | None:
+        """Return the result of a call of the store; None if it is paused, fails, or takes too long."""
+        if time.monotonic() < self._resume:
+            return None
+        try:
+            result = self._reads.call(call, self._patience() * chunks)
+        except Exception as error:  # noqa: BLE001 -- clients raise what they like; the KV is computed instead
+            self._failed(error)
+            return None
+        self._pause = 0.0
+        return result
+
+    def _failed(self, error: Exception) -> None:
+        self._pause = min(_LONGEST_PAUSE, 2 * self._pause or _FIRST_PAUSE)
+        self._resume = time.monotonic() + self._pause
+        kind = type(error).__name__
+        _log.warning("the shared prefix cache is not asked for %.0f s: %s: %s", self._pause, kind, error)
+
+    def _remember(self, key: bytes) -> None:
+        self._known[key] = None
+        while len(self._known) > _MOST_KNOWN:
+            self._known.pop(next(iter(self._known)), None)
+
+    def _write(self) -> None:
+        while True:
+            with self._change:
+                self._change.wait_for(lambda: self._pending or self._closed)
+                if self._closed:
+                    return
+                key, parts = next(iter(self._pending.items()))
+            written = self._write_one(key, parts)
+            with self._change:
+                if self._pending.pop(key, None) is not None:
+                    self._pending_bytes -= size_of(parts)
+                    self.given_up += not written
+                self._change.notify_all()
+
+    def _write_one(self, key: bytes, parts: Parts) -> bool:
+        if time.monotonic() < self._resume:
+            return False
+        name = file_name(key, self._secret)
+        try:
+            if not self._store.held([name]):
+                self._store.put(name, b"".join(encode_chunk(key, parts, self._secret)))
+        except Exception as error:  # noqa: BLE001 -- see ``_ask``
+            self._failed(error)
+            return False
+        self._remember(key)
+        return True
+
+
+class _Calls:
+    """Runs calls in one thread, and waits for each no longer than it is worth.
+
+    While a late call still runs, others fail at once.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._change = threading.Condition()
+        self._job: Callable[[], Any] | None = None
+        self._outcome: tuple[Any, Exception | None] | None = None
+        self._late = self._closed = False
+        threading.Thread(target=self._run, name=name, daemon=True).start()
+
+    def call(self, job: Callable[[], Result], seconds: float) -> Result:
+        """Return the result of a call, or raise what it raised.
+
+        Raises:
+            TimeoutError: it, or one before it, takes too long.
+        """
+        with self._change:
+            if self._late or self._job is not None or self._closed:
+                raise TimeoutError("an earlier call has not ended")
+            self._job, self._outcome = job, None
+            self._change.notify_all()
+            if not self._change.wait_for(lambda: self._outcome is not None, seconds):
+                self._late = True
+                raise TimeoutError(f"no answer within {1000 * seconds:.0f} ms")
+            result, error = self._outcome or (None, None)
+        if error is not None:
+            raise error
+        return cast(Result, result)
+
+    def close(self) -> None:
+        """End the thread, once its call has ended."""
+        with self._change:
+            self._closed = True
+            self._change.notify_all()
+
+    def _run(self) -> None:
+        while True:
+            with self._change:
+                self._change.wait_for(lambda: self._job is not None or self._closed)
+                job = self._job
+                if job is None:
+                    return
+            outcome: tuple[Any, Exception | None]
+            try:
+                outcome = job(), None
+            except Exception as error:  # noqa: BLE001 -- ``call`` raises it
+                outcome = None, error
+            with self._change:
+                self._job, self._outcome, self._late = None, outcome, False
+                self._change.notify_all()

@@ -1,0 +1,227 @@
+"""The shared tier: hits, and stores that lie, lag, are full or are gone."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from carryall.errors import UsageError
+from carryall.runtime.engine.kv.tiers.chunk_store import FileSystemStore, open_store
+from carryall.runtime.engine.kv.tiers.disk import DiskTier
+from carryall.runtime.engine.kv.tiers.host import HostTier
+from carryall.runtime.engine.kv.tiers.store import StoreTier
+from carryall.runtime.engine.requests.chunk import Parts
+
+SECRET = bytes(range(32))
+KEYS = [bytes([i]) * 32 for i in range(4)]
+
+
+class MemoryStore:
+    """A store in this process, with faults that a test sets."""
+
+    def __init__(self) -> None:
+        self.contents: dict[str, bytes] = {}
+        self.fault: Callable[[], None] = lambda: None
+        self.calls = 0
+
+    def held(self, names: Sequence[str]) -> int:
+        self._call()
+        return next((i for i, name in enumerate(names) if name not in self.contents), len(names))
+
+    def get(self, name: str) -> bytes | None:
+        self._call()
+        return self.contents.get(name)
+
+    def put(self, name: str, content: bytes) -> None:
+        self._call()
+        self.contents[name] = content
+
+    def close(self) -> None:
+        self.contents = dict(self.contents)
+
+    def _call(self) -> None:
+        self.calls += 1
+        self.fault()
+
+
+def parts(number: int) -> Parts:
+    return [np.full((2, 3), number, np.float32), np.arange(4, dtype=np.int8)]
+
+
+def waiting(event: threading.Event) -> Callable[[], None]:
+    def wait() -> None:
+        event.wait(30)
+
+    return wait
+
+
+def filled(store: MemoryStore, patience: float = 0.2) -> StoreTier:
+    tier = StoreTier(store, SECRET, lambda: patience)
+    for i, key in enumerate(KEYS[:3]):
+        tier.put(key, parts(i))
+    assert tier.flush(10)
+    return tier
+
+
+def test_another_process_finds_the_chunks() -> None:
+    store = MemoryStore()
+    filled(store).close()
+    tier = StoreTier(store, SECRET, lambda: 5.0)
+    assert KEYS[0] not in tier  # not asked yet
+    assert tier.held(KEYS) == 3
+    assert KEYS[0] in tier
+    found = tier.get(KEYS[1])
+    assert found is not None
+    assert np.array_equal(found[0], parts(1)[0])
+    assert found[1].dtype == np.int8
+    assert tier.get(KEYS[3]) is None
+    tier.close()
+
+
+def test_chunks_of_another_key_are_not_found() -> None:
+    store = MemoryStore()
+    filled(store).close()
+    stranger = StoreTier(store, bytes(32), lambda: 5.0)
+    assert stranger.held(KEYS) == 0
+    stranger.close()
+
+
+@pytest.mark.parametrize("change", ["cut", "bit", "swap", "empty"])
+def test_a_store_that_lies_is_refused(change: str) -> None:
+    store = MemoryStore()
+    filled(store).close()
+    names = list(store.contents)
+    content = store.contents[names[0]]
+    flipped = content[:-1] + bytes([content[-1] ^ 1])
+    wrong = {"cut": content[:-7], "bit": flipped, "swap": store.contents[names[1]], "empty": b""}
+    store.contents[names[0]] = wrong[change]
+    tier = StoreTier(store, SECRET, lambda: 5.0)
+    assert tier.held(KEYS) == 3
+    assert tier.get(KEYS[0]) is None
+    assert tier.refused == 1
+    assert tier.get(KEYS[2]) is not None
+    tier.close()
+
+
+def test_a_store_that_lags_delays_no_longer_than_computing_and_is_left_alone() -> None:
+    store = MemoryStore()
+    filled(store).close()
+    hangs = threading.Event()
+    store.fault = waiting(hangs)
+    tier = StoreTier(store, SECRET, lambda: 0.05)
+    begun = time.monotonic()
+    assert tier.held(KEYS) == 0
+    first = time.monotonic() - begun
+    assert 0.15 < first < 2  # four chunks of 50 ms
+    begun, calls = time.monotonic(), store.calls
+    assert [tier.get(key) for key in KEYS] == [None] * 4
+    assert time.monotonic() - begun < 0.1
+    assert store.calls == calls
+    hangs.set()
+    store.fault = lambda: None
+    tier._resume = 0.0  # as after the pause
+    until = time.monotonic() + 10
+    while tier.held(KEYS) < 3 and time.monotonic() < until:
+        tier._resume = 0.0
+    assert tier.held(KEYS) == 3
+    tier.close()
+
+
+def test_a_store_that_is_gone_loses_chunks_and_nothing_else() -> None:
+    store = MemoryStore()
+
+    def gone() -> None:
+        raise ConnectionError("refused")
+
+    store.fault = gone
+    tier = StoreTier(store, SECRET, lambda: 5.0)
+    assert tier.held(KEYS) == 0
+    tier.put(KEYS[0], parts(0))
+    assert tier.flush(10)
+    assert tier.given_up == 1
+    assert tier.get(KEYS[0]) is None
+    assert store.calls == 1  # paused after the first failure
+    tier.close()
+
+
+def test_a_full_store_loses_chunks_and_answers_later() -> None:
+    store = MemoryStore()
+    filled(store).close()
+    full = MemoryError("OOM command not allowed when used memory > 'maxmemory'")
+
+    class Full(MemoryStore):
+        def put(self, name: str, content: bytes) -> None:
+            raise full
+
+    refusing = Full()
+    refusing.contents = store.contents
+    tier = StoreTier(refusing, SECRET, lambda: 5.0)
+    tier.put(KEYS[3], parts(3))
+    assert tier.flush(10)
+    assert tier.given_up == 1
+    tier._resume = 0.0  # as after the pause
+    assert tier.held(KEYS) == 3
+    tier.close()
+
+
+def test_more_than_the_queue_holds_is_dropped() -> None:
+    tier = StoreTier(MemoryStore(), SECRET, lambda: 5.0, max_pending_bytes=10)
+    tier.put(KEYS[0], parts(0))
+    assert tier.given_up == 1
+    tier.close()
+
+
+def test_closing_does_not_wait_for_a_store_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("carryall.runtime.engine.kv.tiers.store._CLOSE_SECONDS", 0.2)
+    store, hangs = MemoryStore(), threading.Event()
+    store.fault = waiting(hangs)
+    tier = StoreTier(store, SECRET, lambda: 5.0)
+    tier.put(KEYS[0], parts(0))
+    begun = time.monotonic()
+    tier.close()
+    assert time.monotonic() - begun < 3
+    assert tier.given_up == 1
+    hangs.set()
+
+
+def test_the_own_tiers_come_first(tmp_path: Path) -> None:
+    store = MemoryStore()
+    filled(store).close()
+    disk = DiskTier(tmp_path, 1 << 20, SECRET)
+    disk.put(KEYS[0], parts(9))
+    disk.flush()
+    tier = HostTier(1 << 20, StoreTier(store, SECRET, lambda: 5.0, disk))
+    assert tier.shared
+    tier.put(KEYS[3], parts(3))
+    assert tier.held(KEYS) == 4  # on disk, in the store, in memory
+    found = tier.get(KEYS[0])
+    assert found is not None
+    assert found[0][0, 0] == 9
+    tier.close()
+    assert len(store.contents) == 4  # put at once, not when memory is full
+
+
+def test_a_folder_of_a_file_system_is_a_store(tmp_path: Path) -> None:
+    pytest.importorskip("fsspec")
+    store = open_store(f"file://{tmp_path}/kv")
+    assert isinstance(store, FileSystemStore)
+    tier = StoreTier(store, SECRET, lambda: 5.0)
+    tier.put(KEYS[0], parts(0))
+    assert tier.flush(10)
+    tier.close()
+    other = StoreTier(open_store(f"file://{tmp_path}/kv"), SECRET, lambda: 5.0)
+    assert other.held(KEYS) == 1
+    assert other.get(KEYS[0]) is not None
+    assert not list(tmp_path.rglob("*.tmp"))
+    other.close()
+
+
+@pytest.mark.parametrize("url", ["", "kv", "/mnt/kv", "nosuch://host/x"])
+def test_what_is_no_store_is_refused(url: str) -> None:
+    with pytest.raises(UsageError, match="prefix_cache_url"):
+        open_store(url)
