@@ -1,6 +1,6 @@
 """Modules that onnx_ir imports but needs only for arithmetic on symbolic sizes, imported at their first use.
 
-onnx_ir 0.2 imports sympy at its top: 0.5 s of every command that reads a graph, half of what such a command
+onnx_ir 1.1 imports sympy at its top: 0.5 s of every command that reads a graph, half of what such a command
 takes before it works. No pass here computes with symbolic sizes.
 """
 
