@@ -19,6 +19,7 @@ FILES = (
     "__init__.py",
     "__main__.py",
     "contract.py",
+    "deferred_imports.py",
     "errors.py",
     "logs.py",
     "options.py",

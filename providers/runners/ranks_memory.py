@@ -5,10 +5,11 @@ from __future__ import annotations
 import mmap
 import os
 import struct
-import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 
 from ...errors import ProviderRuntimeError
+from ...storage.scratch import folder_beside, scratch_folder
 
 VARIABLE = "CARRYALL_RANKS"  # names the file to the processes
 _HEADER, _PLACE = struct.Struct("<IIQQI"), 128
@@ -31,22 +32,22 @@ class RanksMemory:
 
     def __init__(self, count: int, patience: float) -> None:
         self._count = count
-        folder = _MEMORY_FILES if os.access(_MEMORY_FILES, os.W_OK) else None
+        memory = os.access(_MEMORY_FILES, os.W_OK)
         size = _START + count * (_PLACE + 2 * _CAPACITY)
+        self._files = ExitStack()
         try:
-            handle, path = tempfile.mkstemp(prefix="carryall-ranks-", dir=folder)
-            self.path = Path(path)
-            try:
-                with os.fdopen(handle, "r+b") as file:
-                    file.write(bytes(size))  # a full disk must not end the ranks later
-                    file.flush()
-                    self._memory = mmap.mmap(handle, size)
-            except OSError:
-                self.unlink()
-                raise
+            place = folder_beside(_MEMORY_FILES / "ranks", _MEMORY_FILES) if memory else scratch_folder()
+            self.path = self._files.enter_context(place) / "ranks"
+            handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(handle, "r+b") as file:
+                file.write(bytes(size))  # a full disk must not end the ranks later
+                file.flush()
+                self._memory = mmap.mmap(handle, size)
         except OSError as error:
+            self.unlink()
             raise ProviderRuntimeError(
-                f"the ranks have no memory to share: {error.strerror}; they need {size:,} bytes in {folder}"
+                f"the ranks have no memory to share: {error.strerror}; they need {size:,} bytes in "
+                f"{_MEMORY_FILES if memory else 'the folder of temporary files'}"
             ) from error
         self._memory[: _HEADER.size] = _HEADER.pack(_MAGIC, count, _CAPACITY, int(1000 * patience), 0)
 
@@ -68,7 +69,7 @@ class RanksMemory:
 
     def unlink(self) -> None:
         """Delete the file; the memory stays as long as a process has opened it."""
-        self.path.unlink(missing_ok=True)
+        self._files.close()
 
     def close(self) -> None:
         """Free the memory of this process."""

@@ -11,6 +11,7 @@
 //
 // Attributes of the first two, integers: layout, inputs, outputs, bits, block_size, group_size, offsets (see layout.h).
 #include <cstdio>
+#include <mutex>
 #include <new>
 
 #include "ort_kernel.h"
@@ -132,23 +133,35 @@ OrtCustomOp rows_operator() {
   return op;
 }
 
-// The domain lives as long as the process: sessions keep pointers to it.
+// The domain lives as long as the process, because sessions keep pointers to it, and all of them share one.
 struct Domain {
   OrtCustomOpDomain* domain = nullptr;
   OrtCustomOp operators[10] = {linear_operator(), rows_operator(), attention_operator(), experts_operator(),
                               gate_operator(), chain_operator(), delta_operator(), convolution_operator(),
-                               sum_operator(), join_operator()};
+                              sum_operator(), join_operator()};
 };
 
-OrtStatus* add_domain(OrtSessionOptions* options, const OrtApi* api) {
-  Domain* made = new (std::nothrow) Domain;
-  if (made == nullptr) return failure(api, kFail, "out of memory");
+OrtStatus* make_domain(const OrtApi* api, Domain** made) {
+  *made = new (std::nothrow) Domain;
+  if (*made == nullptr) return failure(api, kFail, "out of memory");
   CARRYALL_TRY((call<OrtStatus*, const char*, OrtCustomOpDomain**>(api, kCreateCustomOpDomain, "carryall",
-                                                                  &made->domain)));
-  for (const OrtCustomOp& each : made->operators)
-    CARRYALL_TRY((call<OrtStatus*, OrtCustomOpDomain*, const OrtCustomOp*>(api, kCustomOpDomainAdd, made->domain,
+                                                                  &(*made)->domain)));
+  for (const OrtCustomOp& each : (*made)->operators)
+    CARRYALL_TRY((call<OrtStatus*, OrtCustomOpDomain*, const OrtCustomOp*>(api, kCustomOpDomainAdd, (*made)->domain,
                                                                           &each)));
-  return call<OrtStatus*, OrtSessionOptions*, OrtCustomOpDomain*>(api, kAddCustomOpDomain, options, made->domain);
+  return nullptr;
+}
+
+OrtStatus* add_domain(OrtSessionOptions* options, const OrtApi* api) {
+  static std::mutex lock;
+  static Domain* shared = nullptr;
+  const std::lock_guard<std::mutex> guard(lock);
+  if (shared == nullptr) {
+    Domain* made = nullptr;
+    CARRYALL_TRY(make_domain(api, &made));
+    shared = made;
+  }
+  return call<OrtStatus*, OrtSessionOptions*, OrtCustomOpDomain*>(api, kAddCustomOpDomain, options, shared->domain);
 }
 
 }  // namespace

@@ -17,7 +17,7 @@ import onnx_ir as ir
 from carryall.graph_opt.lower.chain.program import ABSENT, ADD, ATTENTION, GATE, LINEAR, NORM, PART
 
 Array = npt.NDArray[Any]
-_OPERANDS = {ADD: 3, NORM: 2, GATE: 1, PART: 1, LINEAR: 3, ATTENTION: 13}
+_OPERANDS = {ADD: 3, NORM: 2, GATE: 1, PART: 1, LINEAR: 3, ATTENTION: 14}
 _FACTS = {ADD: 0, NORM: 1, GATE: 0, PART: 1, LINEAR: 6, ATTENTION: 11}
 _LINEAR = ("inputs", "outputs", "bits", "block_size", "group_size", "offsets")
 _SIZES = ("num_heads", "kv_num_heads", "head_size", "block_size", "window", "rotary_dim", "interleaved")

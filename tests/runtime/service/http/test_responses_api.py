@@ -326,7 +326,7 @@ def test_a_demanded_call_is_made_and_its_result_goes_back(choice: Any) -> None:
     [
         ({"input": []}, "at least 1 item"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "'item_reference' is not supported"),
-        ({"input": [{"role": "user", "content": [{"type": "input_file"}]}]}, "only text"),
+        ({"input": [{"role": "user", "content": [{"type": "input_file"}]}]}, "a file must have 'file_data'"),
         ({"tools": [{"type": "function"}]}, "each tool must have a 'name'"),
         ({"text": {"format": {"type": "xml"}}}, "'response_format' must have"),
         ({"background": True, "store": False}, "requires 'store': true"),
