@@ -7,7 +7,9 @@ into a token are inputs, computed on the host.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,7 +17,7 @@ import onnx_ir as ir
 
 from ...contract import MERGED_PATCHES, PATCH_COS, PATCH_SIN, PIXELS
 from ...errors import CheckpointError
-from ..config import RawConfig
+from ..config import RawConfig, integer, number
 from ..weights import Checkpoint
 from .encoder import EncoderConfig, EncoderLayers
 
@@ -35,17 +37,36 @@ class Groups:
     rows: ir.Value
 
 
-def tower_config(raw: RawConfig, **sizes: Any) -> EncoderConfig:
+def tower_config(
+    raw: RawConfig,
+    vision: RawConfig,
+    *,
+    layers: str = "num_hidden_layers",
+    heads: str = "num_attention_heads",
+    **others: Any,
+) -> EncoderConfig:
     """Return the configuration of a tower of pictures.
 
     Args:
         raw: the content of config.json.
-        sizes: fields of ``EncoderConfig``, except those of texts.
+        vision: its ``vision_config``, with the defaults of its family.
+        layers: the name there of the number of layers.
+        heads: the name there of the number of heads.
+        others: fields of ``EncoderConfig`` that are not read from there under their usual names.
 
     Raises:
-        CheckpointError: the heads do not divide the hidden size.
+        CheckpointError: a size is missing or wrong, or the heads do not divide the hidden size.
     """
-    config = EncoderConfig(model_type=f"{raw['model_type']}_vision", vocab_size=0, max_tokens=0, **sizes)
+    usual: dict[str, Callable[[], Any]] = {
+        "hidden_size": partial(integer, vision, "hidden_size"),
+        "intermediate_size": partial(integer, vision, "intermediate_size"),
+        "num_layers": partial(integer, vision, layers),
+        "num_heads": partial(integer, vision, heads),
+        "hidden_act": lambda: str(vision["hidden_act"]),
+        "norm_eps": partial(number, vision, "layer_norm_eps"),
+    }
+    fields = others | {name: read() for name, read in usual.items() if name not in others}
+    config = EncoderConfig(model_type=f"{raw['model_type']}_vision", vocab_size=0, max_tokens=0, **fields)
     if not config.num_heads or config.hidden_size % config.num_heads:
         raise CheckpointError(
             f"config.json: hidden_size {config.hidden_size} of 'vision_config' must be a multiple of the "

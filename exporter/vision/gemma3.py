@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from ...contract import GROUP_ROWS, GROUPS, IMAGE_STATES, PATCH_POSITIONS
 from ...errors import CheckpointError, UnsupportedModelError
-from ..config import RawConfig, integer, mapping, number, text_config, with_defaults
+from ..config import RawConfig, integer, mapping, text_config, with_defaults
 from ..encoders.tower import Tower, tower_config
 from ..image_processor import (
     HALF,
@@ -119,15 +119,7 @@ def vision_model(raw: RawConfig, checkpoint: Checkpoint) -> ir.Model:
         UnsupportedModelError: an option is not supported.
     """
     vision = _vision(raw)
-    config = tower_config(
-        raw,
-        hidden_size=integer(vision, "hidden_size"),
-        intermediate_size=integer(vision, "intermediate_size"),
-        num_layers=integer(vision, "num_hidden_layers"),
-        num_heads=integer(vision, "num_attention_heads"),
-        hidden_act=str(vision["hidden_act"]),
-        norm_eps=number(vision, "layer_norm_eps"),
-    )
+    config = tower_config(raw, vision)
     patch, hidden, k = integer(vision, "patch_size"), config.hidden_size, _merge(raw, vision) ** 2
     # transformers 4 wrote the first prefix, transformers 5 writes the second.
     first = "" if checkpoint.has_prefix("vision_tower.") else "model."

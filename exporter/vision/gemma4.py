@@ -119,10 +119,7 @@ def vision_model(raw: RawConfig, checkpoint: Checkpoint) -> ir.Model:
     vision = _vision(raw)
     config = tower_config(
         raw,
-        hidden_size=integer(vision, "hidden_size"),
-        intermediate_size=integer(vision, "intermediate_size"),
-        num_layers=integer(vision, "num_hidden_layers"),
-        num_heads=integer(vision, "num_attention_heads"),
+        vision,
         hidden_act=str(vision["hidden_activation"]),
         norm_eps=number(vision, "rms_norm_eps"),
         scale=1.0,

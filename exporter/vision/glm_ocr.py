@@ -84,11 +84,9 @@ def vision_model(raw: RawConfig, checkpoint: Checkpoint) -> ir.Model:
     vision = _vision(raw)
     config = tower_config(
         raw,
-        hidden_size=integer(vision, "hidden_size"),
-        intermediate_size=integer(vision, "intermediate_size"),
-        num_layers=integer(vision, "depth"),
-        num_heads=integer(vision, "num_heads"),
-        hidden_act=str(vision["hidden_act"]),
+        vision,
+        layers="depth",
+        heads="num_heads",
         norm_eps=number(vision, "rms_norm_eps"),
         attention_bias=bool(vision["attention_bias"]),
     )

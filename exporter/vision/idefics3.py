@@ -16,7 +16,7 @@ import onnx_ir as ir
 
 from ...contract import GROUP_ROWS, GROUPS, IMAGE_STATES, PATCH_POSITIONS
 from ...errors import UnsupportedModelError
-from ..config import RawConfig, integer, mapping, number
+from ..config import RawConfig, integer, mapping
 from ..encoders.encoder import EncoderConfig
 from ..encoders.tower import Groups, Tower, tower_config
 from ..image_processor import HALF, ImageProcessor, check_processor, levels, named_tokens
@@ -28,6 +28,14 @@ _TOKENS = {
     "image": ("image_token", "<image>"),
     "around": ("fake_image_token", "<fake_token_around_image>"),
     "whole": ("global_image_token", "<global-img>"),
+}
+_TOWER_SIZES: RawConfig = {  # defaults of transformers
+    "hidden_size": 1152,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 16,
+    "hidden_act": "gelu_pytorch_tanh",
+    "layer_norm_eps": 1e-06,
 }
 
 
@@ -131,15 +139,7 @@ def vision_model(raw: RawConfig, checkpoint: Checkpoint) -> ir.Model:
 
 
 def _config(raw: RawConfig, vision: RawConfig) -> EncoderConfig:
-    return tower_config(
-        raw,
-        hidden_size=integer(vision, "hidden_size", 1152),
-        intermediate_size=integer(vision, "intermediate_size", 3072),
-        num_layers=integer(vision, "num_hidden_layers", 12),
-        num_heads=integer(vision, "num_attention_heads", 16),
-        hidden_act=str(vision.get("hidden_act", "gelu_pytorch_tanh")),
-        norm_eps=number(vision, "layer_norm_eps", 1e-6),
-    )
+    return tower_config(raw, {**_TOWER_SIZES, **vision})
 
 
 def siglip_layer(net: Tower, x: ir.Value, groups: Groups, *, rotates: bool = False) -> ir.Value:

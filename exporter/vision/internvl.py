@@ -31,6 +31,14 @@ from ..weights import Checkpoint
 
 _MOST_TILES = 256
 _PROJECTOR_EPSILON = 1e-5
+_TOWER_SIZES: RawConfig = {  # defaults of transformers
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "hidden_act": "gelu",
+    "layer_norm_eps": 1e-06,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,14 +116,7 @@ def vision_model(raw: RawConfig, checkpoint: Checkpoint) -> ir.Model:
     vision = mapping(raw, "vision_config")
     _check(raw, vision)
     config = tower_config(
-        raw,
-        hidden_size=integer(vision, "hidden_size", 1024),
-        intermediate_size=integer(vision, "intermediate_size", 4096),
-        num_layers=integer(vision, "num_hidden_layers", 24),
-        num_heads=integer(vision, "num_attention_heads", 16),
-        hidden_act=str(vision.get("hidden_act", "gelu")),
-        norm_eps=number(vision, "layer_norm_eps", 1e-6),
-        attention_bias=bool(vision.get("attention_bias", False)),
+        raw, {**_TOWER_SIZES, **vision}, attention_bias=bool(vision.get("attention_bias", False))
     )
     patch, hidden = _edge(vision, "patch_size", 14), config.hidden_size
     first = "" if checkpoint.has_prefix("vision_tower.") else "model."

@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from ...contract import GROUP_ROWS, GROUPS, IMAGE_STATES, PATCH_POSITIONS
 from ...errors import CheckpointError, UnsupportedModelError
-from ..config import RawConfig, integer, mapping, number, with_defaults
+from ..config import RawConfig, integer, mapping, with_defaults
 from ..encoders.tower import Tower, tower_config
 from ..image_processor import CLIP_MEAN, CLIP_STD, ImageProcessor, check_processor, levels, token_text
 from ..models.llava import decoder_part
@@ -170,15 +170,7 @@ def vision_model(raw: RawConfig, checkpoint: Checkpoint) -> ir.Model:
         raise UnsupportedModelError(
             f"'vision_feature_select_strategy' '{strategy}' is not supported with '{vision['model_type']}'"
         )
-    config = tower_config(
-        raw,
-        hidden_size=integer(vision, "hidden_size"),
-        intermediate_size=integer(vision, "intermediate_size"),
-        num_layers=_used_layers(raw, vision),
-        num_heads=integer(vision, "num_attention_heads"),
-        hidden_act=str(vision["hidden_act"]),
-        norm_eps=number(vision, "layer_norm_eps"),
-    )
+    config = tower_config(raw, vision, num_layers=_used_layers(raw, vision))
     patch, hidden = integer(vision, "patch_size"), config.hidden_size
     old = checkpoint.has_prefix("vision_tower.")
     first = "" if old else "model."

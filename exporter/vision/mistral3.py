@@ -21,6 +21,13 @@ from ..image_processor import CLIP_MEAN, CLIP_STD, ImageProcessor, check_process
 from ..weights import Array, Checkpoint
 
 _EPSILON = 1e-5
+_TOWER_SIZES: RawConfig = {  # defaults of transformers
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "hidden_act": "gelu",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,15 +115,7 @@ def tower_model(
         raise UnsupportedModelError(f"the tower '{kind}' is not supported; supported: pixtral")
     if (layer := raw.get("vision_feature_layer", -1)) != -1:
         raise UnsupportedModelError(f"'vision_feature_layer' {layer!r} is not supported; supported: -1")
-    config = tower_config(
-        raw,
-        hidden_size=integer(vision, "hidden_size", 1024),
-        intermediate_size=integer(vision, "intermediate_size", 4096),
-        num_layers=integer(vision, "num_hidden_layers", 24),
-        num_heads=integer(vision, "num_attention_heads", 16),
-        hidden_act=str(vision.get("hidden_act", "gelu")),
-        norm_eps=_EPSILON,
-    )
+    config = tower_config(raw, {**_TOWER_SIZES, **vision}, norm_eps=_EPSILON)
     patch, size = integer(vision, "patch_size", 16), config.hidden_size
     net = Tower(config, checkpoint, (3, patch, patch))
     groups = net.groups(GROUPS, GROUP_ROWS)

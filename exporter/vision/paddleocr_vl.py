@@ -77,15 +77,7 @@ def vision_model(raw: RawConfig, checkpoint: Checkpoint) -> ir.Model:
         UnsupportedModelError: the activation is not supported.
     """
     vision = _vision(raw)
-    config = tower_config(
-        raw,
-        hidden_size=integer(vision, "hidden_size"),
-        intermediate_size=integer(vision, "intermediate_size"),
-        num_layers=integer(vision, "num_hidden_layers"),
-        num_heads=integer(vision, "num_attention_heads"),
-        hidden_act=str(vision["hidden_act"]),
-        norm_eps=number(vision, "layer_norm_eps"),
-    )
+    config = tower_config(raw, vision)
     patch, size = integer(vision, "patch_size"), config.hidden_size
     # The names of published checkpoints, and those of transformers 5.
     old = checkpoint.has_prefix("visual.")

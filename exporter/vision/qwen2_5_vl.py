@@ -20,6 +20,13 @@ from . import qwen2_vl
 from .qwen2_vl import Processor as Processor
 
 _EPSILON = 1e-6
+_TOWER_SIZES: RawConfig = {  # defaults of transformers
+    "hidden_size": 3584,
+    "intermediate_size": 3420,
+    "depth": 32,
+    "num_heads": 16,
+    "hidden_act": "silu",
+}
 
 
 def image_processor(content: Mapping[str, Any], folder: Path, raw: RawConfig) -> Processor:
@@ -45,13 +52,7 @@ def vision_model(raw: RawConfig, checkpoint: Checkpoint) -> ir.Model:
     """
     vision = mapping(raw, "vision_config")
     config = tower_config(
-        raw,
-        hidden_size=integer(vision, "hidden_size", 3584),
-        intermediate_size=integer(vision, "intermediate_size", 3420),
-        num_layers=integer(vision, "depth", 32),
-        num_heads=integer(vision, "num_heads", 16),
-        hidden_act=str(vision.get("hidden_act", "silu")),
-        norm_eps=_EPSILON,
+        raw, {**_TOWER_SIZES, **vision}, layers="depth", heads="num_heads", norm_eps=_EPSILON
     )
     whole = vision.get("fullatt_block_indexes", [7, 15, 23, 31])
     if not isinstance(whole, list) or not all(type(layer) is int for layer in whole):

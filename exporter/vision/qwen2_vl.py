@@ -30,6 +30,11 @@ IMAGE_TOKEN_ID = 151655
 _EPSILON = 1e-6
 _MOST_PIXELS = 2**28  # of a picture that a processor may ask for
 _MOST_FRAMES = 16
+_TOWER_SIZES: RawConfig = {  # defaults of transformers
+    "depth": 32,
+    "num_heads": 16,
+    "hidden_act": "quick_gelu",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,11 +161,11 @@ def vision_model(raw: RawConfig, checkpoint: Checkpoint) -> ir.Model:
     width = integer(vision, "embed_dim", 1280)
     config = tower_config(
         raw,
+        {**_TOWER_SIZES, **vision},
+        layers="depth",
+        heads="num_heads",
         hidden_size=width,
         intermediate_size=int(width * number(vision, "mlp_ratio", 4)),
-        num_layers=integer(vision, "depth", 32),
-        num_heads=integer(vision, "num_heads", 16),
-        hidden_act=str(vision.get("hidden_act", "quick_gelu")),
         norm_eps=_EPSILON,
     )
     patch = patch_size(vision)

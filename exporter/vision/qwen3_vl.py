@@ -22,6 +22,13 @@ from .qwen2_vl import Processor as Processor
 
 _EPSILON = 1e-6
 _TAPS = 4  # entries of the table that a position is interpolated from
+_TOWER_SIZES: RawConfig = {  # defaults of transformers
+    "hidden_size": 1152,
+    "intermediate_size": 4304,
+    "depth": 27,
+    "num_heads": 16,
+    "hidden_act": "gelu_pytorch_tanh",
+}
 
 
 def image_processor(content: Mapping[str, Any], folder: Path, raw: RawConfig) -> Processor:
@@ -64,13 +71,7 @@ def vision_model(raw: RawConfig, checkpoint: Checkpoint) -> ir.Model:
     """
     vision = mapping(raw, "vision_config")
     config = tower_config(
-        raw,
-        hidden_size=integer(vision, "hidden_size", 1152),
-        intermediate_size=integer(vision, "intermediate_size", 4304),
-        num_layers=integer(vision, "depth", 27),
-        num_heads=integer(vision, "num_heads", 16),
-        hidden_act=str(vision.get("hidden_act", "gelu_pytorch_tanh")),
-        norm_eps=_EPSILON,
+        raw, {**_TOWER_SIZES, **vision}, layers="depth", heads="num_heads", norm_eps=_EPSILON
     )
     size, inner, patch = config.hidden_size, config.intermediate_size, qwen2_vl.patch_size(vision, 16)
     net = Tower(config, checkpoint, (3, qwen2_vl.frames(vision), patch, patch))
