@@ -87,6 +87,7 @@ class _Merged:
     """A stored tensor with the change of an adapter."""
 
     packed: Packed | None = None
+    halves = None
 
     def __init__(self, base: StoredTensor, module: _Module) -> None:
         self.path, self.shape, self.dtype = base.path, base.shape, np.dtype(np.float32)

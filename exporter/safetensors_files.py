@@ -84,6 +84,16 @@ class SafetensorsTensor:
         """
         return self.file.array(self, self._dtype({**DTYPES, **_OTHERS}))
 
+    @property
+    def halves(self) -> Callable[[Callable[[Array], Array]], Array] | None:
+        """See ``StoredTensor``."""
+        return self._read_halves if self.dtype.itemsize == 2 else None
+
+    def _read_halves(self, view: Callable[[Array], Array]) -> Array:
+        array = np.array(self.file.array(self, self.dtype))  # a copy, so that the pages can be released
+        self.file.forget(self)
+        return view(array)
+
     def read(self, view: Callable[[Array], Array]) -> npt.NDArray[np.float32]:
         """Return a view of the tensor as float32, in row-major order."""
         array = view(self.file.array(self, self.dtype))

@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from ..errors import CheckpointError
 from ..errors import WeightWarning as WeightWarning
-from ..graph_opt.graph.lazy import HALF
+from ..graph_opt.graph.lazy import HALVES, Halves
 from ..storage.stored_tensor import Array as Array
 from ..storage.stored_tensor import Packed, StoredTensor
 from .safetensors_files import safetensors_of
@@ -81,9 +81,9 @@ class Checkpoint:
             shape=ir.Shape(shape_through(view, shape, stored.dtype)),
             name=new_name,
         )
-        half = _HALVES.get(stored.dtype.name)
-        if half is not None and _selects(view, shape, stored.dtype):
-            result.meta[HALF] = half
+        read = stored.halves
+        if read is not None and _selects(view, shape, stored.dtype):
+            result.meta[HALVES] = Halves(_HALVES[stored.dtype.name], lambda: _half_bits(read(view), name))
         return result
 
     def packed(self, name: str, shape: tuple[int, ...]) -> Packed | None:
@@ -146,6 +146,14 @@ def _read(stored: StoredTensor, view: Callable[[Array], Array], name: str) -> np
     result = stored.read(view)
     warn_unless_finite(result, name)
     return result
+
+
+def _half_bits(values: Array, name: str) -> Array:
+    bits = values.view(np.uint16)
+    largest = np.uint16(0x7C00 if values.dtype == np.float16 else 0x7F80)  # the exponent of NaN and infinity
+    if (bits & largest == largest).any():
+        warn_unless_finite(values.astype(np.float32), name)
+    return bits
 
 
 def warn_unless_finite(values: Array, name: str) -> None:

@@ -130,5 +130,9 @@ class StoredTensor(Protocol):
     def packed(self) -> Packed | None:
         """The blocks of a quantized tensor; None for floats."""
 
+    @property
+    def halves(self) -> Callable[[Callable[[Array], Array]], Array] | None:
+        """Returns a view of the tensor in its ``dtype``, which has 16 bits; None for other tensors."""
+
     def read(self, view: Callable[[Array], Array]) -> npt.NDArray[np.float32]:
         """Return a view of the tensor as float32, in row-major order."""

@@ -222,11 +222,19 @@ class GgufTensor:
 
         return StoredRows(width, order.astype(np.int64), read)
 
+    @property
+    def halves(self) -> Callable[[Callable[[Array], Array]], Array] | None:
+        """See ``StoredTensor``."""
+        return (lambda view: view(self._floats())) if self.dtype.itemsize == 2 else None
+
+    def _floats(self) -> Array:
+        array = _array(self._data, self._info).astype(self.dtype, copy=False)
+        return array if self._order is None else array[self._order]
+
     def read(self, view: Callable[[Array], Array]) -> Array:
         """Return the view of the tensor, float32."""
         if self._info.type_name in FLOATS:
-            array = _array(self._data, self._info).astype(self.dtype, copy=False)
-            array = array if self._order is None else array[self._order]
+            array = self._floats()
         else:
             array = decode(self._rows(), self._info.type_name).reshape(self.shape)
         array = array if self._change is None else self._change(array)

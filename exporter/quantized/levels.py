@@ -46,6 +46,8 @@ class QuantizedTensor:
         packed: its blocks.
     """
 
+    halves = None
+
     def __init__(self, path: Path, shape: tuple[int, int], packed: Packed) -> None:
         self.path, self.shape, self.dtype = path, shape, np.dtype(np.float32)
         self.packed: Packed | None = packed

@@ -15,6 +15,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,7 @@ Array = npt.NDArray[Any]
 _SCANNED = 1 << 18  # floats looked at together
 _LOWER = np.uint32(0xFFFF)  # bits of a float32 that bfloat16 lacks
 PARTS = "parts"  # in `meta` of concatenated tensors: what they are made of
-HALF = "half"  # in `meta` of float32 tensors: the 16-bit type that holds all of their values
+HALVES = "halves"  # in `meta` of float32 tensors: `Halves`, the same values in 16 bits
 STORED = "stored"  # in `meta` of the levels of a quantized weight: the same weight as its file holds it
 
 
@@ -77,8 +78,21 @@ def stored_blocks(tensor: ir.TensorProtocol) -> StoredBlocks | None:
     return StoredBlocks(blocks[0].type_name, tuple(rows for each in blocks for rows in each.parts))
 
 
-def half_type(tensor: ir.TensorProtocol) -> ir.DataType | None:
-    """Return FLOAT16 or BFLOAT16 if it holds all values of a float32 tensor; None if that is not known.
+@dataclass(frozen=True, slots=True)
+class Halves:
+    """A float32 tensor whose values a 16-bit type holds.
+
+    Args:
+        kind: FLOAT16 or BFLOAT16.
+        read: returns the values in that type, as uint16 of the tensor's shape.
+    """
+
+    kind: ir.DataType
+    read: Callable[[], Array]
+
+
+def halves_of(tensor: ir.TensorProtocol) -> Halves | None:
+    """Return the values of a float32 tensor in 16 bits; None if it is not known that these hold them.
 
     A tensor of a file is read, up to the first value that bfloat16 does not hold.
     """
@@ -87,12 +101,16 @@ def half_type(tensor: ir.TensorProtocol) -> ir.DataType | None:
     if isinstance(tensor, ir.ExternalTensor):
         words = tensor.numpy().reshape(-1).view(np.uint32)
         exact = (not (words[at : at + _SCANNED] & _LOWER).any() for at in range(0, words.size, _SCANNED))
-        return ir.DataType.BFLOAT16 if sys.byteorder == "little" and all(exact) else None
+        if sys.byteorder != "little" or not all(exact):
+            return None
+        return Halves(ir.DataType.BFLOAT16, lambda: (words >> 16).astype(np.uint16).reshape(shape_of(tensor)))
     if (parts := tensor.meta.get(PARTS)) is not None:
-        kinds = {half_type(part) for part in parts}
-        return kinds.pop() if len(kinds) == 1 else None
-    known = tensor.meta.get(HALF)
-    return known if isinstance(known, ir.DataType) else None
+        known = [found for part in parts if (found := halves_of(part)) is not None]
+        if len(known) < len(parts) or len({part.kind for part in known}) > 1:
+            return None
+        return Halves(known[0].kind, lambda: np.concatenate([part.read() for part in known], axis=-1))
+    stated = tensor.meta.get(HALVES)
+    return stated if isinstance(stated, Halves) else None
 
 
 def map_weights(model: ir.Model) -> None:
@@ -156,20 +174,23 @@ def transpose(tensor: ir.TensorProtocol) -> ir.LazyTensor:
     """Return the transposed matrix."""
     rows, columns = shape_of(tensor)
     result = lazy(lambda: np.ascontiguousarray(tensor.numpy().T), tensor.dtype, (columns, rows))
-    return with_half_type(result, tensor)
+    return with_halves(result, tensor, lambda array: array.T)
 
 
 def reshape(tensor: ir.TensorProtocol, shape: Sequence[int]) -> ir.LazyTensor:
     """Return the tensor with another shape."""
     if tensor.dtype.bitwidth == 4:
         return lazy(lambda: packed_bytes(tensor), tensor.dtype, shape)
-    return with_half_type(lazy(tensor.numpy, tensor.dtype, shape), tensor)
+    result = lazy(tensor.numpy, tensor.dtype, shape)
+    return with_halves(result, tensor, lambda array: array.reshape(tuple(shape)))
 
 
-def with_half_type(result: ir.LazyTensor, source: ir.TensorProtocol) -> ir.LazyTensor:
-    """Mark values that ``source`` holds too with its ``half_type``; return ``result``."""
-    if (half := half_type(source)) is not None:
-        result.meta[HALF] = half
+def with_halves(
+    result: ir.LazyTensor, source: ir.TensorProtocol, view: Callable[[Array], Array]
+) -> ir.LazyTensor:
+    """Let a tensor that is a view of another one have its values in 16 bits too; return it."""
+    if (known := halves_of(source)) is not None:
+        result.meta[HALVES] = Halves(known.kind, lambda: view(known.read()))
     return result
 
 

@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from ...errors import GraphError
 from ..graph.edit import add_initializer, constant, insert, int_attribute, shared_constant, weight
-from ..graph.lazy import lazy, pack_nibbles, packed_bytes, shape_of, unpack_nibbles, with_half_type
+from ..graph.lazy import lazy, pack_nibbles, packed_bytes, shape_of, unpack_nibbles, with_halves
 from .cuts import Cut, Indices, reshaped
 
 _LEAST_BLOCK = 16  # weights of one scale: the kernels have no smaller blocks
@@ -34,7 +34,7 @@ def take(tensor: ir.TensorProtocol, indices: Indices, axis: int) -> ir.TensorPro
 
         return lazy(nibbles, tensor.dtype, shape)
     part = lazy(lambda: np.take(tensor.numpy(), indices, axis), tensor.dtype, shape)
-    return with_half_type(part, tensor)
+    return with_halves(part, tensor, lambda array: np.take(array, indices, axis))
 
 
 class WeightCuts:

@@ -391,10 +391,10 @@ class CheckpointModel(InPlaceModel):
 
     def _weight_bytes(self) -> dict[str, Any]:
         from ...graph_opt.graph.graph_facts import initializers
-        from ...graph_opt.graph.lazy import half_type
+        from ...graph_opt.graph.lazy import halves_of
 
         sizes = ((tensor, tensor.nbytes) for tensor in initializers(self.graph))
-        return {"bytes": sum(size if half_type(tensor) is None else size // 2 for tensor, size in sizes)}
+        return {"bytes": sum(size if halves_of(tensor) is None else size // 2 for tensor, size in sizes)}
 
     @cached_property
     def graph_files(self) -> tuple[str, ...]:

@@ -59,6 +59,7 @@ class _RandomTensor:
     seed: int
     dtype = np.dtype(np.float32)
     packed: ClassVar[Packed | None] = None
+    halves: ClassVar[None] = None
 
     def read(self, view: Callable[[Array], Array]) -> npt.NDArray[np.float32]:
         """Return a view of the values."""

@@ -12,9 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from ....errors import GraphError
 from ...graph.edit import add_initializer, float_attribute, int_attribute, nodes_of, weight
-from ...graph.lazy import Array, SlabTensor, half_type, shape_of
+from ...graph.lazy import Halves, SlabTensor, halves_of, shape_of
 from ...passes.base import GraphPass
 from .quantized_linear import form_attributes, lower_consumer
 from .tiles import COLUMNS
@@ -38,14 +37,14 @@ class HalfProductsPass(GraphPass):
                     continue
                 by_output = op_type != "MatMul"  # [outputs, inputs]
                 inputs, outputs = shape_of(tensor)[::-1] if by_output else shape_of(tensor)
-                half = half_type(tensor) if min(inputs, outputs) >= _LEAST else None
-                if half is None:
+                halves = halves_of(tensor) if min(inputs, outputs) >= _LEAST else None
+                if halves is None:
                     continue
                 key = value, by_output
                 if key not in tiles:
-                    packed = half_tiles(tensor, half, by_output=by_output)
+                    packed = half_tiles(halves, inputs, outputs, by_output=by_output)
                     tiles[key] = add_initializer(graph, f"{value.name}.tiles", packed)
-                form = form_attributes(16, 1, 0, _OFFSETS[half])
+                form = form_attributes(16, 1, 0, _OFFSETS[halves.kind])
                 lower_consumer(graph, node, tiles[key], {"inputs": inputs, "outputs": outputs, **form})
                 self.fired += 1
 
@@ -68,45 +67,29 @@ def half_tile_bytes(inputs: int) -> int:
     return -(-inputs * 2 * COLUMNS // 64) * 64
 
 
-def half_tiles(tensor: ir.TensorProtocol, half: ir.DataType, *, by_output: bool) -> SlabTensor:
+def half_tiles(halves: Halves, inputs: int, outputs: int, *, by_output: bool) -> SlabTensor:
     """Return the tiles of a weight, uint8 [tiles, bytes], which are computed when they are written.
 
     Args:
-        tensor: the weight, float32.
-        half: the 16-bit type that holds all of its values.
+        halves: the weight.
+        inputs: of the weight.
+        outputs: of the weight.
         by_output: whether it is [outputs, inputs], not [inputs, outputs].
     """
-    inputs, outputs = shape_of(tensor)[::-1] if by_output else shape_of(tensor)
     size = half_tile_bytes(inputs)
-    step = max(1, _SLAB_BYTES // size) * COLUMNS
+    step = max(1, _SLAB_BYTES // size)  # tiles
 
     def slabs() -> Iterator[npt.NDArray[np.uint8]]:
-        values = tensor.numpy().T if by_output else tensor.numpy()
-        for first in range(0, outputs, step):
-            columns = _halves(values[:, first : first + step], half, tensor.name or "")
-            count = -(-columns.shape[1] // COLUMNS)
+        rows = halves.read() if by_output else halves.read().T
+        for first in range(0, outputs, step * COLUMNS):
+            part = rows[first : first + step * COLUMNS]
+            count = -(-len(part) // COLUMNS)
             tiles = np.zeros((count, size // 2), np.uint16)
-            whole = np.zeros((inputs, count * COLUMNS), np.uint16)
-            whole[:, : columns.shape[1]] = columns
-            by_tile = whole.reshape(inputs, count, COLUMNS).transpose(1, 0, 2)
-            tiles[:, : inputs * COLUMNS] = by_tile.reshape(count, -1)
+            by_input = tiles[:, : inputs * COLUMNS].reshape(count, inputs, COLUMNS)
+            whole = len(part) // COLUMNS
+            by_input[:whole] = part[: whole * COLUMNS].reshape(whole, COLUMNS, inputs).transpose(0, 2, 1)
+            if whole < count:
+                by_input[whole, :, : len(part) - whole * COLUMNS] = part[whole * COLUMNS :].T
             yield tiles.view(np.uint8)
 
     return SlabTensor(slabs, (-(-outputs // COLUMNS), size))
-
-
-def _halves(values: Array, half: ir.DataType, name: str) -> npt.NDArray[np.uint16]:
-    """Return the bits of float32 values in a type that holds them."""
-    if half == ir.DataType.BFLOAT16:
-        words = values.view(np.uint32)
-        exact, bits = not (words & np.uint32(0xFFFF)).any(), (words >> 16).astype(np.uint16)
-    else:
-        with np.errstate(over="ignore", invalid="ignore"):
-            rounded = values.astype(np.float16)
-        exact, bits = (
-            np.array_equal(rounded.astype(np.float32), values, equal_nan=True),
-            rounded.view(np.uint16),
-        )
-    if not exact:
-        raise GraphError(f"weight '{name}' was taken for {half.name}, but holds values that are not")
-    return bits

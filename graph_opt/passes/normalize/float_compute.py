@@ -12,7 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ...graph.edit import int_attribute, nodes_of, replace
-from ...graph.lazy import HALF, lazy, shape_of
+from ...graph.lazy import HALVES, Halves, lazy, shape_of
 from ..base import GraphPass
 
 _HALF = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
@@ -58,5 +58,5 @@ def _drop_cast(graph: ir.Graph, node: ir.Node) -> None:
 def _widened(tensor: ir.TensorProtocol) -> ir.LazyTensor:
     wide = lazy(lambda: tensor.numpy().astype(np.float32), ir.DataType.FLOAT, shape_of(tensor))
     wide.name = tensor.name
-    wide.meta[HALF] = tensor.dtype
+    wide.meta[HALVES] = Halves(tensor.dtype, lambda: tensor.numpy().view(np.uint16))
     return wide

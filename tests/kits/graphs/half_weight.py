@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from carryall.graph_opt.graph.lazy import Halves
 from carryall.graph_opt.lower.products.half_products import half_tiles
 
 Floats = npt.NDArray[np.float32]
@@ -42,7 +43,9 @@ class HalfWeight:
 
     def tiles(self) -> npt.NDArray[np.uint8]:
         """The weight in the layout of the kernels."""
-        return half_tiles(ir.tensor(self.values), self.kind, by_output=False).numpy()
+        with np.errstate(invalid="ignore", over="ignore"):
+            bits = self.values.astype(KINDS[self.kind][0]).view(np.uint16)
+        return half_tiles(Halves(self.kind, lambda: bits), self.inputs, self.outputs, by_output=False).numpy()
 
 
 def half_weight(kind: ir.DataType, inputs: int, outputs: int, seed: int) -> HalfWeight:

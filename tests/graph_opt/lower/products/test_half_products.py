@@ -12,9 +12,8 @@ import onnx_ir as ir
 import pytest
 from graph_asserts import apply, graph
 
-from carryall.errors import GraphError
-from carryall.graph_opt.graph.lazy import HALF, concat_last, half_type, lazy, reshape, transpose
-from carryall.graph_opt.lower.products.half_products import HalfProductsPass, half_tiles
+from carryall.graph_opt.graph.lazy import HALVES, Halves, concat_last, halves_of, lazy, reshape, transpose
+from carryall.graph_opt.lower.products.half_products import HalfProductsPass
 from carryall.graph_opt.shard.weights import take
 
 K, N = 48, 22
@@ -28,6 +27,10 @@ def held(kind: ir.DataType, values: npt.NDArray[np.float32] = FLOATS) -> npt.NDA
     return values.astype(TYPES[kind]).astype(np.float32)
 
 
+def halves(array: npt.NDArray[np.float32], kind: ir.DataType) -> Halves:
+    return Halves(kind, lambda: array.astype(TYPES[kind]).view(np.uint16))
+
+
 def marked(model: ir.Model, kind: ir.DataType, name: str = "w") -> ir.Model:
     """Make a weight lazy, as the exporter does, with the mark of its 16-bit type."""
     value = model.graph.initializers[name]
@@ -35,7 +38,7 @@ def marked(model: ir.Model, kind: ir.DataType, name: str = "w") -> ir.Model:
     assert tensor is not None
     array = tensor.numpy()
     value.const_value = lazy(lambda: array, ir.DataType.FLOAT, array.shape)
-    value.const_value.meta[HALF] = kind
+    value.const_value.meta[HALVES] = halves(array, kind)
     return model
 
 
@@ -103,22 +106,18 @@ def test_what_the_kernels_do_not_compute_stays() -> None:
     assert left_alone(columns, w=half)
 
 
-def test_a_wrong_mark_is_an_error_before_anything_is_written() -> None:
-    tensor = ir.tensor(FLOATS, name="w")
-    with pytest.raises(GraphError, match="weight 'w' was taken for BFLOAT16"):
-        half_tiles(tensor, ir.DataType.BFLOAT16, by_output=False).numpy()
-
-
-def test_the_mark_goes_through_what_only_moves_values(tmp_path: Path) -> None:
+def test_what_only_moves_values_moves_them_in_16_bits() -> None:
     kind = ir.DataType.FLOAT16
     first, second = (lazy(lambda: held(kind), ir.DataType.FLOAT, (K, N)) for _ in range(2))
-    first.meta[HALF] = second.meta[HALF] = kind
-    assert half_type(transpose(first)) == half_type(reshape(first, (N, K))) == kind
-    assert half_type(concat_last([first, second])) == kind
-    assert half_type(take(first, np.array([3, 1, 7]), -1)) == kind
-    second.meta[HALF] = ir.DataType.BFLOAT16
-    assert half_type(concat_last([first, second])) is None
-    assert half_type(lazy(lambda: FLOATS, ir.DataType.FLOAT, (K, N))) is None
+    first.meta[HALVES] = second.meta[HALVES] = halves(held(kind), kind)
+    moved = [transpose(first), reshape(first, (N, K)), concat_last([first, second])]
+    for tensor in [*moved, take(first, np.array([3, 1, 7]), -1)]:
+        found = halves_of(tensor)
+        assert found is not None
+        np.testing.assert_array_equal(found.read().view(np.float16).astype(np.float32), tensor.numpy())
+    second.meta[HALVES] = halves(held(ir.DataType.BFLOAT16), ir.DataType.BFLOAT16)
+    assert halves_of(concat_last([first, second])) is None
+    assert halves_of(lazy(lambda: FLOATS, ir.DataType.FLOAT, (K, N))) is None
 
 
 @pytest.mark.parametrize("at", [None, 0, K * N - 1])
@@ -131,4 +130,8 @@ def test_the_values_of_a_file_decide(tmp_path: Path, at: int | None) -> None:
     tensor = ir.ExternalTensor(
         "w.bin", 0, values.nbytes, ir.DataType.FLOAT, shape=shape, name="w", base_dir=tmp_path
     )
-    assert half_type(tensor) == (ir.DataType.BFLOAT16 if at is None else None)
+    found = halves_of(tensor)
+    assert (found is None) == (at is not None)
+    if found is not None:
+        assert found.kind == ir.DataType.BFLOAT16
+        np.testing.assert_array_equal(found.read().view(ml_dtypes.bfloat16).astype(np.float32), values)
