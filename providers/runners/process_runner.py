@@ -11,11 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ...errors import CarryallError
-from ..base import KVEviction, Row, Runner, RunnerConfig, RunnerInfo
+from ..base import Row, RunnerConfig, RunnerInfo
+from .remote_runner import RemoteRunner
 from .runner_process import RunnerProcess
 
 
-class ProcessRunner(Runner):
+class ProcessRunner(RemoteRunner):
     """A ``Runner`` that forwards calls and arrays to a child process through pipes.
 
     Args:
@@ -58,30 +59,8 @@ class ProcessRunner(Runner):
         """Memory of the KV cache as of the child's last answer, in bytes."""
         return self._process.kv_bytes
 
-    def copy_prefix(self, source: int, target: int, length: int) -> None:
-        """See ``Runner.copy_prefix``."""
-        self._process.call("copy_prefix", source, target, length)
-
-    def release(self, slot: int) -> None:
-        """See ``Runner.release``."""
-        self._process.call("release", slot)
-
-    def trim(self, slot: int, length: int) -> None:
-        """See ``Runner``."""
-        self._process.call("trim", slot, length)
-
-    def evict_kv(self, slot: int, length: int, eviction: KVEviction) -> None:
-        """See ``Runner``."""
-        self._process.call("evict_kv", slot, length, eviction)
-
-    def read_kv(self, slot: int, start: int, length: int) -> list[npt.NDArray[Any]]:
-        """See ``Runner``."""
-        parts: list[npt.NDArray[Any]] = self._process.call("read_kv", slot, start, length)
-        return parts
-
-    def write_kv(self, slot: int, start: int, length: int, parts: Sequence[npt.NDArray[Any]]) -> None:
-        """See ``Runner``."""
-        self._process.call("write_kv", slot, start, length, list(parts))
+    def _ask(self, method: str, *arguments: Any) -> Any:
+        return self._process.call(method, *arguments)
 
     def close(self) -> None:
         """End the child. The runner cannot be used afterwards."""

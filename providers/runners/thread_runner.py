@@ -20,12 +20,13 @@ import numpy as np
 import numpy.typing as npt
 
 from ...errors import ProviderRuntimeError
-from ..base import BestLogits, KVEviction, LoraMatrices, Pending, Row, Runner
+from ..base import BestLogits, LoraMatrices, Pending, Row, Runner
+from .remote_runner import RemoteRunner
 
 _Results = list[npt.NDArray[np.float32] | BestLogits]
 
 
-class ThreadRunner(Runner):
+class ThreadRunner(RemoteRunner):
     """A ``Runner`` that hands every call to one thread, in order.
 
     Args:
@@ -66,34 +67,9 @@ class ThreadRunner(Runner):
         """Memory of the KV cache now, in bytes."""
         return 0 if self._runner is None else self._runner.kv_bytes
 
-    def copy_prefix(self, source: int, target: int, length: int) -> None:
-        """See ``Runner``."""
-        self._call(self._opened().copy_prefix, source, target, length)
-
-    def release(self, slot: int) -> None:
-        """See ``Runner``."""
-        self._call(self._opened().release, slot)
-
-    def read_kv(self, slot: int, start: int, length: int) -> list[npt.NDArray[Any]]:
-        """See ``Runner``."""
-        parts: list[npt.NDArray[Any]] = self._call(self._opened().read_kv, slot, start, length)
-        return parts
-
-    def write_kv(self, slot: int, start: int, length: int, parts: Sequence[npt.NDArray[Any]]) -> None:
-        """See ``Runner``."""
-        self._call(self._opened().write_kv, slot, start, length, parts)
-
-    def trim(self, slot: int, length: int) -> None:
-        """See ``Runner``."""
-        self._call(self._opened().trim, slot, length)
-
-    def evict_kv(self, slot: int, length: int, eviction: KVEviction) -> None:
-        """See ``Runner``."""
-        self._call(self._opened().evict_kv, slot, length, eviction)
-
     def load_lora(self, place: int, matrices: LoraMatrices) -> None:
         """See ``Runner``."""
-        self._call(self._opened().load_lora, place, matrices)
+        self._ask("load_lora", place, matrices)
 
     def close(self) -> None:
         """Free all resources and end the thread. The runner cannot be used afterwards."""
@@ -105,6 +81,9 @@ class ThreadRunner(Runner):
             self._runner = None
             self._end()
             self._thread.join()
+
+    def _ask(self, method: str, *arguments: Any) -> Any:
+        return self._call(getattr(self._opened(), method), *arguments)
 
     def _opened(self) -> Runner:
         if self._runner is None:
