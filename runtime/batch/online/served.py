@@ -23,7 +23,7 @@ from ...service.core.caller import CALLER, Caller
 from ...service.core.deltas import collect
 from ...service.http.openai.embeddings import embeddings_response, read_embeddings
 from ..inputs.lines import EMBEDDINGS, BatchLine
-from ..jobs.journal import Answer
+from ..jobs.journal import LineResult
 from ..workers.endpoints import read_generation
 from ..workers.offline import completed, error_code, failed
 from .batch import Batch
@@ -65,10 +65,10 @@ class ServedExecutor:
     def close(self) -> None:
         """Do nothing: the models belong to the service."""
 
-    def run(self, lines: Iterator[BatchLine], stop: threading.Event) -> Iterator[Answer]:
+    def run(self, lines: Iterator[BatchLine], stop: threading.Event) -> Iterator[LineResult]:
         """Yield one answer per line, in the order of finishing; end early if ``stop`` is set."""
-        ended: queue.SimpleQueue[concurrent.futures.Future[Answer]] = queue.SimpleQueue()
-        running: set[concurrent.futures.Future[Answer]] = set()
+        ended: queue.SimpleQueue[concurrent.futures.Future[LineResult]] = queue.SimpleQueue()
+        running: set[concurrent.futures.Future[LineResult]] = set()
         more = True
         try:
             while (more or running) and not stop.is_set():
@@ -88,7 +88,7 @@ class ServedExecutor:
             for future in running:
                 future.cancel()
 
-    async def _answer(self, line: BatchLine) -> Answer:
+    async def _answer(self, line: BatchLine) -> LineResult:
         """Return the answer of a line; retry while the model loads, or the queue or a budget is full."""
         CALLER.set(self._caller())  # each line has its own task
         while True:
@@ -106,7 +106,7 @@ class ServedExecutor:
             return None
         return (keys.named(owner) if keys else None) or Caller(owner, tuple(self._batch.models))
 
-    async def _generation(self, line: BatchLine) -> Answer:
+    async def _generation(self, line: BatchLine) -> LineResult:
         begin = time.monotonic()
         await self._models.loaded(_model(line))
         handler = self._models.llm(_model(line))
@@ -126,7 +126,7 @@ class ServedExecutor:
         reason, seconds = result.choices[0].finish_reason, time.monotonic() - begin
         return completed(line, body, reason, tokens, seconds=seconds, worker="service")
 
-    async def _embeddings(self, line: BatchLine) -> Answer:
+    async def _embeddings(self, line: BatchLine) -> LineResult:
         begin = time.monotonic()
         await self._models.loaded(_model(line))
         handler = self._models.embedder(_model(line))

@@ -27,7 +27,7 @@ from ...process.faults import raised_in_thread
 from ...process.uninterrupted import uninterrupted
 from ...types.outputs import RequestOutput
 from ..inputs.lines import BadLine, BatchLine
-from ..jobs.journal import Answer
+from ..jobs.journal import LineResult
 from .endpoints import Preparer, Work
 
 # The engine has this many requests per slot, so that a free slot is filled in the next step.
@@ -95,7 +95,7 @@ class OfflineEngine:
         self._engine.close()
         self._preparer.requests.encoder.close()
 
-    def run(self, lines: Iterator[BatchLine | None], stop: threading.Event) -> Iterator[Answer]:
+    def run(self, lines: Iterator[BatchLine | None], stop: threading.Event) -> Iterator[LineResult]:
         """Yield one answer for each line, as they finish; end early once ``stop`` is set.
 
         ``lines`` is read in another thread; a None among them ends a window, see ``windows``.
@@ -152,7 +152,7 @@ class OfflineEngine:
         except UsageError as error:
             return _Item(line, None, error)
 
-    def _work(self, ready: _Windows, stop: threading.Event) -> Iterator[Answer]:
+    def _work(self, ready: _Windows, stop: threading.Event) -> Iterator[LineResult]:
         running: dict[str, _Item] = {}
         waiting: deque[_Item] | None = deque()
         ended: list[_Item] = []
@@ -216,7 +216,7 @@ class OfflineEngine:
                 if not item.running:
                     yield item
 
-    def _answer(self, item: _Item) -> Answer:
+    def _answer(self, item: _Item) -> LineResult:
         """Return the answer of a line that ended.
 
         Raises:
@@ -277,7 +277,7 @@ def error_code(error: CarryallError) -> str:
 
 def _completed(
     line: BatchLine, body: dict[str, object], reason: str, outputs: Sequence[RequestOutput], worker: str
-) -> Answer:
+) -> LineResult:
     metrics = [output.metrics for output in outputs if output.metrics is not None]
     ends = [each.finished for each in metrics if each.finished is not None]
     starts = [each.first_scheduled or each.arrival for each in metrics]
@@ -298,7 +298,7 @@ def completed(
     *,
     seconds: float,
     worker: str,
-) -> Answer:
+) -> LineResult:
     """The answer of a line that succeeded.
 
     Args:
@@ -306,12 +306,12 @@ def completed(
         body: of the response.
         reason: why its text ended.
         tokens: of prompts, generated, and cached among the former.
-        seconds: see ``Answer``.
+        seconds: see ``LineResult``.
         worker: see there.
     """
     name = f"batch_req_{line.number}"
     response = {"status_code": 200, "request_id": name, "body": body}
-    return Answer(
+    return LineResult(
         number=line.number,
         digest=line.digest,
         id_key=line.id_key,
@@ -326,7 +326,7 @@ def completed(
     )
 
 
-def failed(line: BatchLine | BadLine, code: str, message: str, *, worker: str = "") -> Answer:
+def failed(line: BatchLine | BadLine, code: str, message: str, *, worker: str = "") -> LineResult:
     """Return the answer of a failed line; its record has the format of OpenAI's error files."""
     error: dict[str, object] = {"code": code, "message": message, "line": line.number}
     if isinstance(line, BadLine) and line.file is not None:
@@ -338,7 +338,7 @@ def failed(line: BatchLine | BadLine, code: str, message: str, *, worker: str = 
         "response": None,
         "error": error,
     }
-    return Answer(
+    return LineResult(
         number=line.number,
         digest=line.digest,
         id_key=line.id_key,

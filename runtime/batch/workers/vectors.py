@@ -13,7 +13,7 @@ from ...service.http.openai import scoring
 from ...service.http.openai.embeddings import KNOWN as EMBEDDINGS_FIELDS
 from ...service.http.openai.embeddings import embeddings_response, read_embeddings
 from ..inputs.lines import EMBEDDINGS, RERANK, SCORE, BatchLine
-from ..jobs.journal import Answer
+from ..jobs.journal import LineResult
 from .endpoints import known_fields_of
 from .offline import completed, error_code, failed, windows
 
@@ -48,14 +48,14 @@ class VectorWorker:
     def close(self) -> None:
         """Do nothing: the session is freed with the worker."""
 
-    def run(self, lines: Iterator[BatchLine | None], stop: threading.Event) -> Iterator[Answer]:
+    def run(self, lines: Iterator[BatchLine | None], stop: threading.Event) -> Iterator[LineResult]:
         """Yield one answer for each line; end early once ``stop`` is set."""
         for window in windows(lines, _WINDOW_LINES):
             if stop.is_set():
                 return
             yield from self._answers(window)
 
-    def _answers(self, lines: Sequence[BatchLine]) -> Iterator[Answer]:
+    def _answers(self, lines: Sequence[BatchLine]) -> Iterator[LineResult]:
         """Answer lines together; after an error each alone, so that only the one at fault fails."""
         groups: dict[Any, list[tuple[BatchLine, list[Any], Callable[..., Json]]]] = {}
         for line in lines:
@@ -77,7 +77,7 @@ class VectorWorker:
 
     def _group(
         self, key: tuple[str, bool | None], items: Sequence[tuple[BatchLine, list[Any], Callable[..., Json]]]
-    ) -> list[Answer]:
+    ) -> list[LineResult]:
         prompt, truncate = key
         texts = [text for _, part, _ in items for text in part]
         encoder: Any = self._encoder

@@ -22,7 +22,7 @@ from ...types.outputs import (
 )
 from ...types.sampling_params import SamplingParams
 from ..sampling.sampler import TokenLogprob
-from .output_text import OutputText, TextPart
+from .output_text import OutputPart, OutputText
 from .request import Request
 
 _log = logging.getLogger(__name__)
@@ -154,7 +154,7 @@ class RequestGroup:
         start, stop = position.tokens, len(request.output_token_ids)
         if stop == start and (not ended or position.ended):
             return None
-        part = TextPart() if request.text is None else request.text.take(stop, ended=ended)
+        part = OutputPart() if request.text is None else request.text.take(stop, ended=ended)
         delta = Delta(
             request_id=self.request_id,
             index=index,

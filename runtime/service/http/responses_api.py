@@ -28,7 +28,7 @@ from .openai.reading import text_field
 from .openai.response_builder import ResponseBuilder
 from .openai.response_store import EventLog, ResponseStore, StoredResponse
 from .openai.responses import KNOWN, ResponseAsk, not_included, read_response
-from .responses_socket import ResponsesSocket, Turn
+from .responses_socket import ResponsesSocket, RunningResponse
 from .service import HttpService, json_response, service_of
 from .sse import event, streamed, while_connected
 
@@ -98,14 +98,14 @@ class ResponsesApi:
         await socket.accept()
         await ResponsesSocket(socket, _SocketTurns(self, socket)).run()
 
-    async def start(self, socket: WebSocket, body: Json, own: ResponseStore) -> Turn:
+    async def start(self, socket: WebSocket, body: Json, own: ResponseStore) -> RunningResponse:
         """Start a turn of a WebSocket; ``own`` holds the last response of the connection."""
         service = service_of(socket)
         body, _ = service.split({**body, **not_included(body)}, KNOWN)
         handler = await service.llm(socket, body.get("model"))
         ask = await self._read(service, handler, body, {}, own)
         builder = ResponseBuilder(ask, handler.model.info.model)
-        return Turn(
+        return RunningResponse(
             self._events(handler, ask, builder, caller_name(), own),
             lambda error: builder.end_with("failed", _error(error)),
         )
@@ -251,7 +251,7 @@ class _SocketTurns:
         self._policy = service_of(socket).admission.policy
         self._own = ResponseStore(1)
 
-    async def start(self, body: Json) -> Turn:
+    async def start(self, body: Json) -> RunningResponse:
         enter_caller(self._policy.keys, self._socket.headers)  # the key may have been removed since
         return await self._api.start(self._socket, body, self._own)
 
