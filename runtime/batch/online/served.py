@@ -20,7 +20,6 @@ from ....errors import (
 )
 from ...service.access.admission import Admission
 from ...service.core.caller import CALLER, Caller
-from ...service.core.deltas import collect
 from ...service.http.openai.embeddings import embeddings_response, read_embeddings
 from ..inputs.lines import EMBEDDINGS, BatchLine
 from ..jobs.journal import LineResult
@@ -119,11 +118,11 @@ class ServedExecutor:
             priority=LOW_PRIORITY,
             request_id=f"{self._batch.id}-{line.number}-{time.monotonic_ns()}",
         )
-        result = await collect(handler.generate(request))
+        result = await handler.complete(request)
         result = dataclasses.replace(result, request_id=f"batch_req_{line.number}")
         body, usage = asked.body(result, info.model, self._batch.created_at), result.usage
         tokens = (usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens)
-        reason, seconds = result.choices[0].finish_reason, time.monotonic() - begin
+        reason, seconds = result.reason, time.monotonic() - begin
         return completed(line, body, reason, tokens, seconds=seconds, worker="service")
 
     async def _embeddings(self, line: BatchLine) -> LineResult:

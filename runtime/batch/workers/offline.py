@@ -23,9 +23,9 @@ from ....errors import CarryallError, ProviderRuntimeError, RequestCancelled, Re
 from ....plain_json import plain_json
 from ...engine.engine import Engine
 from ...engine.requests.request import Request
+from ...engine.requests.request_group import RequestGroup
 from ...process.faults import raised_in_thread
 from ...process.uninterrupted import uninterrupted
-from ...types.outputs import RequestOutput
 from ..inputs.lines import BadLine, BatchLine
 from ..jobs.journal import LineResult
 from .endpoints import Preparer, Work
@@ -222,15 +222,13 @@ class OfflineEngine:
         Raises:
             ProviderRuntimeError: too many lines in a row failed on the device.
         """
-        outputs: list[RequestOutput] = []
         try:
             if item.fault is not None or item.work is None:
                 raise item.fault or RequestError("the line could not be prepared")
             for group in item.work.groups:
                 if group.fault is not None:
                     raise group.fault
-            outputs = [group.output() for group in item.work.groups]
-            body, reason = item.work.read(outputs)
+            body, reason = item.work.read()
         except CarryallError as error:
             code = error_code(error)
             self._failures = self._failures + 1 if code == "server_error" else 0
@@ -240,7 +238,7 @@ class OfflineEngine:
                 ) from error
             return failed(item.line, code, str(error), worker=self._worker)
         self._failures = 0
-        return _completed(item.line, body, reason, outputs, self._worker)
+        return _completed(item.line, body, reason, item.work.groups, self._worker)
 
 
 def windows(lines: Iterator[BatchLine | None], max_lines: int) -> Iterator[list[BatchLine]]:
@@ -276,15 +274,16 @@ def error_code(error: CarryallError) -> str:
 
 
 def _completed(
-    line: BatchLine, body: dict[str, object], reason: str, outputs: Sequence[RequestOutput], worker: str
+    line: BatchLine, body: Mapping[str, object], reason: str, groups: Sequence[RequestGroup], worker: str
 ) -> LineResult:
-    metrics = [output.metrics for output in outputs if output.metrics is not None]
-    ends = [each.finished for each in metrics if each.finished is not None]
-    starts = [each.first_scheduled or each.arrival for each in metrics]
+    times = [group.requests[0].metrics for group in groups]
+    ends = [each.finished for each in times if each.finished is not None]
+    starts = [each.first_scheduled or each.arrival for each in times]
+    usages = [group.usage for group in groups]
     tokens = (
-        sum(len(output.prompt_token_ids) for output in outputs),
-        sum(len(choice.token_ids) for output in outputs for choice in output.outputs),
-        sum(each.cached_tokens for each in metrics),
+        sum(usage.prompt_tokens for usage in usages),
+        sum(usage.completion_tokens for usage in usages),
+        sum(usage.cached_tokens for usage in usages),
     )
     seconds = max(ends) - min(starts) if ends and starts else 0.0
     return completed(line, body, reason, tokens, seconds=seconds, worker=worker)

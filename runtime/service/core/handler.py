@@ -7,7 +7,7 @@ import copy
 import dataclasses
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, field
 
 from ....errors import (
@@ -29,7 +29,7 @@ from ...text.chat_template import check_variables
 from ...text.infill import Infill
 from .caller import CALLER, caller_name, check_tokens, spend
 from .chat import Conversation
-from .messages import Delta, Embeddings, GenerationRequest, Prompt, with_gap
+from .messages import Delta, Embeddings, Generation, GenerationRequest, Prompt, with_gap
 from .observer import Observer
 from .served_model import ServedModel
 
@@ -189,6 +189,16 @@ class LLMHandler:
                 stream.cancel()
                 if observer is not None:
                     observer.ended(failure)
+
+    async def complete(self, request: GenerationRequest) -> Generation:
+        """Return all continuations of a request when they have ended.
+
+        Raises:
+            RequestCancelled: the request was cancelled, or its timeout has passed.
+            CarryallError: see ``generate``.
+        """
+        async with aclosing(self.generate(request)) as deltas:
+            return Generation.of([delta async for delta in deltas])
 
     async def tokenize(self, prompt: Prompt, *, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of a prompt.

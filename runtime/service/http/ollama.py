@@ -36,10 +36,9 @@ from ..core.chat import (
     read_message,
     read_tools,
 )
-from ..core.deltas import collect, refuse_cancelled
 from ..core.encoder import EncoderHandler
 from ..core.handler import LLMHandler
-from ..core.messages import Choice, Delta, Generation, GenerationRequest, Usage
+from ..core.messages import Delta, Generation, GenerationRequest, Usage, refuse_cancelled
 from ..core.model_entry import ModelStatus
 from .errors import described, plain_error
 from .openai.embeddings import cut_vectors, read_embeddings
@@ -210,7 +209,7 @@ async def _answer(
 ) -> Response:  # fmt: skip
     start = time.monotonic_ns()
     if not bool_field("stream", body.get("stream", True)):
-        result = await while_connected(request.receive, collect(handler.generate(asked)))
+        result = await while_connected(request.receive, handler.complete(asked))
         return json_response(_whole(handler, result, start, chat_form=chat_form), headers)
 
     async def pieces() -> AsyncGenerator[bytes, None]:
@@ -300,7 +299,7 @@ class _Lines:
 
 
 def _whole(handler: LLMHandler, result: Generation, start: int, *, chat_form: bool) -> Json:
-    choice: Choice = result.choices[0]
+    choice: Delta = result.choices[0]
     thought: Json = {"thinking": choice.reasoning} if choice.reasoning else {}
     if chat_form:
         calls = [_call(call.name, call.arguments) for call in choice.tool_calls]

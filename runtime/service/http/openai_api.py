@@ -16,9 +16,8 @@ from starlette.routing import Route
 
 from ....errors import RequestError, UnknownModelError
 from ....options import shown
-from ..core.deltas import collect, refuse_cancelled
 from ..core.handler import LLMHandler
-from ..core.messages import Delta, Generation, GenerationRequest
+from ..core.messages import Delta, Generation, GenerationRequest, refuse_cancelled
 from .openai import chat, completions, embeddings
 from .openai.chunks import ChatChunks, CompletionChunks
 from .openai.reading import bool_field, text_field
@@ -39,7 +38,7 @@ async def chat_completions(request: Request) -> Response:
     asked = await service.admitted(read, headers)
     model = handler.model.info.model
     if not options.stream:
-        result = await while_connected(request.receive, collect(handler.generate(asked)))
+        result = await while_connected(request.receive, handler.complete(asked))
         return json_response(chat.chat_response(asked, result, model), headers)
 
     chunks = ChatChunks(asked, model, options)
@@ -106,7 +105,7 @@ async def _all(handler: LLMHandler, requests: list[GenerationRequest]) -> list[G
 
     async def result(asked: GenerationRequest) -> Generation:
         async with room:
-            return await collect(handler.generate(asked))
+            return await handler.complete(asked)
 
     tasks = [asyncio.ensure_future(result(asked)) for asked in requests]
     try:

@@ -19,8 +19,8 @@ from ....options import shown
 from ...process.faults import log_fault
 from ..core.caller import caller_name
 from ..core.chat import Message
-from ..core.deltas import refuse_cancelled
 from ..core.handler import LLMHandler
+from ..core.messages import refuse_cancelled
 from .errors import described
 from .middleware import enter_caller
 from .openai import compaction

@@ -15,9 +15,8 @@ from starlette.routing import Route
 from ....errors import RequestError
 from ....options import shown
 from ...types.outputs import Logprob
-from ..core.deltas import collect, refuse_cancelled
 from ..core.handler import LLMHandler
-from ..core.messages import Delta, Generation, GenerationRequest, by_rank
+from ..core.messages import Delta, Generation, GenerationRequest, by_rank, refuse_cancelled
 from .errors import described, tgi_error
 from .openai.reading import bool_field, generation_request
 from .service import HttpService, json_response, service_of
@@ -90,7 +89,7 @@ async def _answer(request: Request, *, stream: bool | None) -> Response:
             return event(tgi_error(*described(error)))
 
         return streamed(request, _events(handler, ask), headers=headers, late_error=late)
-    result = await while_connected(request.receive, collect(handler.generate(ask.request)))
+    result = await while_connected(request.receive, handler.complete(ask.request))
     answer = _whole(result, ask)
     return json_response(answer if stream is False else [answer], headers)
 
