@@ -34,7 +34,8 @@ class Catalog:
     Args:
         versions: the versions of each model, the newest last.
         aliases: model names by alias, in which ``*`` stands for any text.
-        default: the model of requests without a model name; None takes the only language model, if any.
+        default: the model of requests without a model name; None takes the only language model, or
+            without one the only encoder, if any.
     """
 
     def __init__(
@@ -149,8 +150,11 @@ class Catalog:
 
     @property
     def _default(self) -> str | None:
-        llms = [name for name, versions in self.versions.items() if versions[-1].loader.kind == "llm"]
-        return self._given_default or (llms[0] if len(llms) == 1 else None)
+        names: dict[str, list[str]] = {}
+        for name, versions in self.versions.items():
+            names.setdefault(versions[-1].loader.kind, []).append(name)
+        candidates = names.get("llm") or names.get("encoder", [])
+        return self._given_default or (candidates[0] if len(candidates) == 1 else None)
 
 
 def _matches(alias: str, name: str) -> bool:

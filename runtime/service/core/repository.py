@@ -51,7 +51,7 @@ class ModelRepository:
     Args:
         loaders: the loaders of each model, by name. A plain function loads a language model.
         aliases: model names by alias, in which ``*`` stands for any text.
-        default: the model of requests without a model name; None takes the only language model, if any.
+        default: the model of requests without a model name; see ``Catalog``.
         grace_seconds: how long running requests may continue when their model is unloaded.
         keep_seconds: how long a model stays loaded without a request; None is for good.
     """

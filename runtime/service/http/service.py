@@ -12,7 +12,7 @@ from typing import Any
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import JSONResponse, Response
 
-from ....errors import RequestError
+from ....errors import RequestError, UnsupportedTaskError
 from ....options import shown
 from ....plain_json import plain_json
 from ..access.admission import Admission
@@ -66,6 +66,21 @@ class HttpService:
         """Return the handler of a model that makes embeddings; see ``llm``."""
         await self.admission.loaded(_model_name(name))
         return self.admission.embedder(_model_name(name))
+
+    async def encoder(self, name: Any) -> EncoderHandler:
+        """Return the handler of an encoder; a request without a name means the only one, if there is one.
+
+        Raises:
+            UnsupportedTaskError: the model is a language model.
+            CarryallError: see ``llm``.
+        """
+        if not name:
+            names = {model.name for model in self.admission.models() if model.kind == "encoder"}
+            name = names.pop() if len(names) == 1 else name
+        handler = await self.embedder(name)
+        if not isinstance(handler, EncoderHandler):
+            raise UnsupportedTaskError(f"the model '{handler.name}' is a language model, not an encoder")
+        return handler
 
     async def body(self, request: Request) -> Json:
         """Return the JSON object in the body of a request. See ``read_object`` for errors."""

@@ -15,8 +15,10 @@ from starlette.routing import Route
 from ....errors import RequestError
 from ....options import shown
 from ...types.outputs import Logprob
+from ..core.encoder import EncoderHandler
 from ..core.handler import LLMHandler
 from ..core.messages import Delta, Generation, GenerationRequest, by_rank, refuse_cancelled
+from . import tei
 from .errors import described, tgi_error
 from .openai.reading import bool_field, generation_request
 from .service import HttpService, json_response, service_of
@@ -57,22 +59,25 @@ class _Ask:
 
 async def generate(request: Request) -> Response:
     """Handle ``POST /generate``: return the whole continuation."""
-    return await _answer(request, stream=False)
+    return await _answer(request, await service_of(request).body(request), stream=False)
 
 
 async def generate_stream(request: Request) -> Response:
     """Handle ``POST /generate_stream``: stream one event per token."""
-    return await _answer(request, stream=True)
+    return await _answer(request, await service_of(request).body(request), stream=True)
 
 
 async def either(request: Request) -> Response:
-    """Handle ``POST /``: stream if the field ``stream`` is true."""
-    return await _answer(request, stream=None)
-
-
-async def _answer(request: Request, *, stream: bool | None) -> Response:
+    """Handle ``POST /``: stream if the field ``stream`` is true; an encoder embeds, ranks or predicts."""
     service = service_of(request)
     body = await service.body(request)
+    if isinstance(await service.embedder(body.get("model")), EncoderHandler):
+        return await tei.root(request, service, body)
+    return await _answer(request, body, stream=None)
+
+
+async def _answer(request: Request, body: Json, *, stream: bool | None) -> Response:
+    service = service_of(request)
     given = body.get("parameters") or {}
     if not isinstance(given, dict):
         raise RequestError(f"'parameters' must be an object, not {shown(given)}")
@@ -234,7 +239,10 @@ def _reason(reason: str | None, stop: str | int | None) -> str:
 
 async def info(request: Request) -> Response:
     """Handle ``GET /info``: describe the default model."""
-    facts = (await service_of(request).llm(request, None)).model.info
+    handler = await service_of(request).embedder(None)
+    if isinstance(handler, EncoderHandler):
+        return json_response(tei.info(handler))
+    facts = handler.model.info
     return json_response(
         {
             "model_id": facts.model,

@@ -14,6 +14,7 @@ import carryall
 from carryall.errors import (
     CheckpointError,
     PackageError,
+    PromptTooLongError,
     ProviderRuntimeError,
     RequestError,
     UnsupportedModelError,
@@ -49,6 +50,34 @@ def test_dense_vectors(tmp_path: Path, name: str) -> None:
     if any(kind == "Normalize" for kind, _ in MODELS[name].modules):
         cut = cut / np.linalg.norm(cut, axis=1, keepdims=True)
     np.testing.assert_allclose(encoder.embed(TEXTS, prompt="query", dimensions=4), cut, **CLOSE)
+
+
+@pytest.mark.parametrize("name", ["splade", "colbert", "colbert-mean"])
+def test_sparse_vectors_and_vectors_of_tokens_rank(tmp_path: Path, name: str) -> None:
+    """The golden scores are those of ``similarity`` of SparseEncoder and MultiVectorEncoder."""
+    encoder, expected = exported(tmp_path, name), golden(name)["similarity"]
+    prompts = {"query": encoder.prompt_text("query"), "document": encoder.prompt_text("document")}
+    for query, row in zip(TEXTS, expected, strict=True):
+        np.testing.assert_allclose(encoder.rerank(query, TEXTS), row, **CLOSE)
+    pairs = [(query, text) for text in TEXTS for query in TEXTS]
+    scores, counts = encoder.relevance(pairs)
+    np.testing.assert_allclose(scores, expected.T.ravel(), **CLOSE)
+    asked = encoder.token_counts([prompts["query"] + text for text in TEXTS])
+    answers = encoder.token_counts([prompts["document"] + text for text in TEXTS])
+    assert sum(counts) == sum(asked) + 3 * sum(answers)
+
+
+def test_errors_of_ranks_name_the_query_and_the_documents(tmp_path: Path) -> None:
+    encoder = exported(tmp_path, "cls")
+    with pytest.raises(PromptTooLongError, match="the query has 100 tokens; the model takes 38"):
+        encoder.rerank("x" * 99, ["y"], truncate=False)
+    with pytest.raises(PromptTooLongError, match="document 1 has 100 tokens"):
+        encoder.rerank("x", ["y", "x" * 99], truncate=False)
+    with pytest.raises(PromptTooLongError, match="query 1 has 100 tokens"):
+        encoder.relevance([("x", "y"), ("x" * 99, "y")], truncate=False)
+    with pytest.raises(RequestError, match="document 0 is not valid Unicode"):
+        encoder.rerank("x", ["\udcff"])
+    assert len(encoder.rerank("x" * 99, ["y"])) == 1
 
 
 def test_sparse_vectors(tmp_path: Path) -> None:
