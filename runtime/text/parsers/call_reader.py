@@ -24,6 +24,12 @@ def _head(text: str, key: str) -> tuple[str, int] | None:
     return (name, head.end()) if name else None
 
 
+def name_of_cut(text: str, key: str) -> str:
+    """Return the name in the beginning of a call's object; empty if it is cut before the name's end."""
+    found = re.match(rf'\s*\{{(?:{_MEMBER})*?\s*"{re.escape(key)}"\s*:\s*"(?P<name>[^"\\]+)"', text)
+    return found["name"] if found is not None else ""
+
+
 class CallReader:
     """Reads one object ``{"name": ..., "arguments": {...}}``; the keys may have other names.
 
