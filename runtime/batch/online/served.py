@@ -107,12 +107,11 @@ class ServedExecutor:
 
     async def _generation(self, line: BatchLine) -> LineResult:
         begin = time.monotonic()
-        await self._models.loaded(_model(line))
-        handler = self._models.llm(_model(line))
-        info = handler.model.info
+        handler = await self._models.llm(_model(line))
+        info = handler.info
         self._most = max(1, info.max_slots - max(1, info.max_slots // 4))
         self._model = info.model
-        asked = await asyncio.to_thread(read_generation, line, handler.model.defaults, 0)
+        asked = await asyncio.to_thread(read_generation, line, handler.defaults, 0)
         request = dataclasses.replace(
             self._models.admitted(asked.request),
             priority=LOW_PRIORITY,
@@ -127,8 +126,7 @@ class ServedExecutor:
 
     async def _embeddings(self, line: BatchLine) -> LineResult:
         begin = time.monotonic()
-        await self._models.loaded(_model(line))
-        handler = self._models.embedder(_model(line))
+        handler = await self._models.embedder(_model(line))
         self._most = _MOST_EMBEDDINGS
         self._model = handler.name
         ask = read_embeddings(line.body)

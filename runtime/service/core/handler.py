@@ -6,9 +6,10 @@ import asyncio
 import copy
 import dataclasses
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 from ....errors import (
     EngineClosedError,
@@ -29,7 +30,7 @@ from ...text.chat_template import check_variables
 from ...text.infill import Infill
 from .caller import CALLER, caller_name, check_tokens, spend
 from .chat import Conversation
-from .messages import Delta, Embeddings, Generation, GenerationRequest, Prompt, with_gap
+from .messages import Delta, Embeddings, Generation, GenerationRequest, ModelInfo, Prompt, with_gap
 from .observer import Observer
 from .served_model import ServedModel
 
@@ -99,8 +100,8 @@ class LLMHandler:
         self._requests.refusal = None
 
     @property
-    def model(self) -> ServedModel:
-        """Return the model that is served; with an adapter, under the adapter's name.
+    def served(self) -> ServedModel:
+        """The model that is served.
 
         Raises:
             ServiceUnavailableError: the model is still loading.
@@ -108,14 +109,28 @@ class LLMHandler:
         model = self._requests.model
         if model is None:
             raise ServiceUnavailableError(LOADING)
-        if self.lora is None:
-            return model
-        return dataclasses.replace(model, info=dataclasses.replace(model.info, model=self.lora))
+        return model
+
+    @property
+    def llm(self) -> AsyncLLM:
+        """The engine of the model; see ``served`` for errors."""
+        return self.served.llm
+
+    @property
+    def info(self) -> ModelInfo:
+        """Public facts of the model; with an adapter, under the adapter's name."""
+        info = self.served.info
+        return info if self.lora is None else dataclasses.replace(info, model=self.lora)
 
     @property
     def name(self) -> str:
-        """Return the name of the model that is served."""
-        return self.model.info.model
+        """The name of the model or of the adapter."""
+        return self.lora or self.served.info.model
+
+    @property
+    def defaults(self) -> Mapping[str, Any]:
+        """The model's default sampling options."""
+        return self.served.defaults
 
     @property
     def active(self) -> int:
@@ -154,7 +169,7 @@ class LLMHandler:
             )
             self._requests.streams[stream] = caller_name()
             start = time.monotonic()
-            observer = self._observers.begin(self.model.info.model, request) if self._observers else None
+            observer = self._observers.begin(self.name, request) if self._observers else None
             failure: BaseException | None = None
             try:
                 metrics = stream.group.requests[0].metrics
@@ -309,7 +324,7 @@ class LLMHandler:
         """Cancel a request of the same caller; its last delta has finish_reason "cancelled"."""
         for stream, owner in self._requests.streams.items():
             if stream.group.request_id == request_id and owner == caller_name():
-                self.model.llm.abort(request_id)
+                self.llm.abort(request_id)
 
     def stats(self) -> EngineStats:
         """Return the engine's counters and gauges.
@@ -317,7 +332,7 @@ class LLMHandler:
         Raises:
             ServiceUnavailableError: the model is loading.
         """
-        return self.model.llm.stats()
+        return self.llm.stats()
 
     async def drain(self, grace_seconds: float) -> bool:
         """Refuse new requests, wait for those in progress, and end the remaining ones with an error.
@@ -356,7 +371,7 @@ class LLMHandler:
         self._requests.active += 1
         self._requests.idle.clear()
         try:
-            yield self.model.llm
+            yield self.llm
         except EngineClosedError:
             self._on_engine_lost()
             raise

@@ -49,10 +49,9 @@ class GenerationServicer(service_pb2_grpc.GenerationServiceServicer):
     ) -> None:
         """Stream the continuation of a prompt."""
         async with errors_as_status(context):
-            await self._models.loaded(request.model)
-            handler = self._models.llm(request.model)
-            wanted = self._models.admitted(generate_request(request, handler.model.defaults))
-            name, top = handler.model.info.model, wanted.params.logprobs or 0
+            handler = await self._models.llm(request.model)
+            wanted = self._models.admitted(generate_request(request, handler.defaults))
+            name, top = handler.name, wanted.params.logprobs or 0
             async with aclosing(handler.generate(wanted)) as deltas:
                 async for delta in deltas:
                     if delta.opens:
@@ -63,10 +62,9 @@ class GenerationServicer(service_pb2_grpc.GenerationServiceServicer):
     async def Chat(self, request: generation_pb2.ChatRequest, context: Context) -> None:  # noqa: N802
         """Stream the next turn in a conversation."""
         async with errors_as_status(context):
-            await self._models.loaded(request.model)
-            handler = self._models.llm(request.model)
-            wanted = self._models.admitted(chat_request(request, handler.model.defaults))
-            writer = ChatWriter(handler.model.info.model, wanted)
+            handler = await self._models.llm(request.model)
+            wanted = self._models.admitted(chat_request(request, handler.defaults))
+            writer = ChatWriter(handler.name, wanted)
             async with aclosing(handler.generate(wanted)) as deltas:
                 async for delta in deltas:
                     if delta.opens:
@@ -77,8 +75,7 @@ class GenerationServicer(service_pb2_grpc.GenerationServiceServicer):
     async def Embed(self, request: tasks_pb2.EmbedRequest, context: Context) -> tasks_pb2.EmbedResponse:  # noqa: N802
         """Return one vector for each input."""
         async with errors_as_status(context):
-            await self._models.loaded(request.model)
-            handler = self._models.embedder(request.model)
+            handler = await self._models.embedder(request.model)
             if request.pooling not in POOLINGS:
                 raise RequestError(f"pooling has no value {request.pooling}")
             found = await handler.embed(
@@ -95,8 +92,7 @@ class GenerationServicer(service_pb2_grpc.GenerationServiceServicer):
     async def Score(self, request: tasks_pb2.ScoreRequest, context: Context) -> tasks_pb2.ScoreResponse:  # noqa: N802
         """Return the log-probability of each continuation."""
         async with errors_as_status(context):
-            await self._models.loaded(request.model)
-            handler = self._models.llm(request.model)
+            handler = await self._models.llm(request.model)
             found = await handler.score(
                 [one.text for one in request.inputs], [one.continuation for one in request.inputs]
             )
@@ -109,13 +105,12 @@ class GenerationServicer(service_pb2_grpc.GenerationServiceServicer):
                 )
                 for score in found
             ]
-            return tasks_pb2.ScoreResponse(model=handler.model.info.model, scores=scores)
+            return tasks_pb2.ScoreResponse(model=handler.name, scores=scores)
 
     async def Rerank(self, request: tasks_pb2.RerankRequest, context: Context) -> tasks_pb2.RerankResponse:  # noqa: N802
         """Return the documents and their scores, best first."""
         async with errors_as_status(context):
-            await self._models.loaded(request.model)
-            handler = self._models.embedder(request.model)
+            handler = await self._models.embedder(request.model)
             instruction = request.instruction or RERANK_INSTRUCTION
             scores = await handler.rerank(request.query, list(request.documents), instruction=instruction)
             ranked = sorted(range(len(scores)), key=lambda index: -scores[index])[: request.top_n or None]
@@ -127,10 +122,9 @@ class GenerationServicer(service_pb2_grpc.GenerationServiceServicer):
     ) -> tasks_pb2.TokenizeResponse:
         """Return the token ids of a text or a conversation."""
         async with errors_as_status(context):
-            await self._models.loaded(request.model)
-            handler = self._models.llm(request.model)
+            handler = await self._models.llm(request.model)
             token_ids = await _tokens(handler, request)
-            info = handler.model.info
+            info = handler.info
             return tasks_pb2.TokenizeResponse(
                 model=info.model, token_ids=token_ids, context_length=info.context_length
             )
@@ -140,11 +134,10 @@ class GenerationServicer(service_pb2_grpc.GenerationServiceServicer):
     ) -> tasks_pb2.DetokenizeResponse:
         """Return the text of token ids."""
         async with errors_as_status(context):
-            await self._models.loaded(request.model)
-            handler = self._models.llm(request.model)
+            handler = await self._models.llm(request.model)
             skip = request.skip_special_tokens if request.HasField("skip_special_tokens") else True
             text = await handler.detokenize(list(request.token_ids), skip_special_tokens=skip)
-            return tasks_pb2.DetokenizeResponse(model=handler.model.info.model, text=text)
+            return tasks_pb2.DetokenizeResponse(model=handler.name, text=text)
 
     async def ListModels(  # noqa: N802
         self, request: models_pb2.ListModelsRequest, context: Context
@@ -184,7 +177,7 @@ class GenerationServicer(service_pb2_grpc.GenerationServiceServicer):
         return sorted(statuses, key=lambda one: one.name)
 
     def _stats(self, status: ModelStatus) -> models_pb2.EngineStats:
-        stats = self._models.llm(status.name, status.version).stats()
+        stats = self._models.serving(status.name, status.version).language_model().stats()
         name = status.name if status.only else f"{status.name}:{status.version}"
         return models_pb2.EngineStats(model=name, **dataclasses.asdict(stats))
 

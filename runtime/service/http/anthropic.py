@@ -50,8 +50,8 @@ async def create_message(request: Request) -> Response:
     if "max_tokens" not in body:
         raise RequestError("'max_tokens' is required")
     stream = bool_field("stream", body.get("stream") or False)
-    asked = await service.admitted(read_body(body, handler.model.defaults), headers)
-    model = handler.model.info.model
+    asked = await service.admitted(read_body(body, handler.defaults), headers)
+    model = handler.name
     if not stream:
         result = await while_connected(request.receive, handler.complete(asked))
         return json_response(message_json(asked, result, model), headers)

@@ -45,7 +45,7 @@ async def infill(request: Request) -> Response:
     handler = await service.llm(request, body.get("model"))
     stream = bool_field("stream", body.get("stream") or False)
     asked = await service.admitted(read_body(with_defaults(handler, body)), headers)
-    model, begun = handler.model.info.model, time.monotonic()
+    model, begun = handler.name, time.monotonic()
     if not stream:
         result = await while_connected(request.receive, handler.complete(asked))
         choice = result.choices[0]

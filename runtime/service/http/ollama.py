@@ -190,7 +190,7 @@ def _asked(
     given = body.get("options") or {}
     if not isinstance(given, dict):
         raise RequestError(f"'options' must be an object, not {shown(given)}")
-    options: Json = {"max_tokens": None, **handler.model.defaults}
+    options: Json = {"max_tokens": None, **handler.defaults}
     options |= {name: given[name] for name in _SAME if given.get(name) is not None}
     options |= {ours: given[theirs] for theirs, ours in _OPTIONS.items() if given.get(theirs) is not None}
     form = body.get("format")
@@ -237,7 +237,7 @@ def _line(document: Json) -> bytes:
 
 
 def _frame(handler: LLMHandler) -> Json:
-    return {"model": handler.model.info.model, "created_at": datetime.now(UTC).isoformat()}
+    return {"model": handler.name, "created_at": datetime.now(UTC).isoformat()}
 
 
 def _message(content: Json) -> Json:
@@ -446,13 +446,12 @@ async def show(request: Request) -> Response:
         capabilities = ["embedding"] if handler.embeds else []
         answer = {"details": _details(None), "model_info": facts, "capabilities": capabilities}
         return json_response(answer, headers)
-    model = handler.model
-    summary = await asyncio.to_thread(model.summary)
+    summary = await asyncio.to_thread(handler.served.summary)
     family = (summary.family if summary else "") or "onnx"
-    facts = {"general.architecture": family, f"{family}.context_length": model.info.context_length}
+    facts = {"general.architecture": family, f"{family}.context_length": handler.info.context_length}
     if summary is not None and summary.parameters:
         facts["general.parameter_count"] = summary.parameters
-    capabilities = ["completion", "tools", *(["vision"] if model.info.reads_images else [])]
+    capabilities = ["completion", "tools", *(["vision"] if handler.info.reads_images else [])]
     answer = {"details": _details(summary), "model_info": facts, "capabilities": capabilities}
     return json_response(answer, headers)
 

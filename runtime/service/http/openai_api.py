@@ -36,7 +36,7 @@ async def chat_completions(request: Request) -> Response:
     handler = await service.llm(request, body.get("model"))
     read, options = chat.read_chat(with_defaults(handler, body))
     asked = await service.admitted(read, headers)
-    model = handler.model.info.model
+    model = handler.name
     if not options.stream:
         result = await while_connected(request.receive, handler.complete(asked))
         return json_response(chat.chat_response(asked, result, model), headers)
@@ -55,7 +55,7 @@ async def text_completions(request: Request) -> Response:
     ask = dataclasses.replace(
         read, requests=[await service.admitted(asked, headers) for asked in read.requests]
     )
-    model = handler.model.info.model
+    model = handler.name
     prompts = [await _echoed(handler, asked) for asked in ask.requests] if ask.echo else []
     if not ask.stream.stream:
         results = await while_connected(request.receive, _all(handler, ask.requests))
@@ -117,7 +117,7 @@ async def _all(handler: LLMHandler, requests: list[GenerationRequest]) -> list[G
 
 def _room(handler: LLMHandler, requests: list[GenerationRequest]) -> asyncio.Semaphore:
     """Return a semaphore of the requests in progress, since more than the queue holds are refused."""
-    return asyncio.Semaphore(max(1, handler.model.llm.most_together // requests[0].params.num_samples))
+    return asyncio.Semaphore(max(1, handler.llm.most_together // requests[0].params.num_samples))
 
 
 async def _merged(

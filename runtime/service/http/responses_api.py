@@ -55,7 +55,7 @@ class ResponsesApi:
         body, headers = service.split({**given, **not_included(given)}, KNOWN)
         handler = await service.llm(request, body.get("model"))
         ask = await self._read(service, handler, body, headers)
-        builder = ResponseBuilder(ask, handler.model.info.model)
+        builder = ResponseBuilder(ask, handler.name)
         if ask.background:
             stored = self._in_background(handler, ask, builder, caller_name())
             if stored.log is not None:
@@ -79,7 +79,7 @@ class ResponsesApi:
         body = compaction.summary_body(body)
         handler = await service.llm(request, body["model"])
         ask = await self._read(service, handler, body, headers)
-        builder = ResponseBuilder(ask, handler.model.info.model)
+        builder = ResponseBuilder(ask, handler.name)
         await while_connected(request.receive, self._run(handler, ask, builder))
         return json_response(compaction.compacted(builder.response), headers)
 
@@ -104,7 +104,7 @@ class ResponsesApi:
         body, _ = service.split({**body, **not_included(body)}, KNOWN)
         handler = await service.llm(socket, body.get("model"))
         ask = await self._read(service, handler, body, {}, own)
-        builder = ResponseBuilder(ask, handler.model.info.model)
+        builder = ResponseBuilder(ask, handler.name)
         return RunningResponse(
             self._events(handler, ask, builder, caller_name(), own),
             lambda error: builder.end_with("failed", _error(error)),
@@ -122,7 +122,7 @@ class ResponsesApi:
         if (previous := text_field("previous_response_id", body.get("previous_response_id"))) is not None:
             store = own if own is not None and previous in own else self._store
             before = store.get(previous, caller_name()).messages
-        read = read_response(body, handler.model.defaults, before)
+        read = read_response(body, handler.defaults, before)
         return dataclasses.replace(read, request=await service.admitted(read.request, headers))
 
     async def _run(

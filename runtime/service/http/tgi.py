@@ -139,7 +139,7 @@ def _count(name: str, given: Mapping[str, Any], least: int = 0) -> int:
 
 def _options(handler: LLMHandler, given: Mapping[str, Any]) -> Json:
     drawn = given.get("do_sample") or any(given.get(name) is not None for name in _DRAWN)
-    options: Json = {"max_tokens": _DEFAULT_TOKENS, **(handler.model.defaults if drawn else {})}
+    options: Json = {"max_tokens": _DEFAULT_TOKENS, **(handler.defaults if drawn else {})}
     if not drawn:
         options["temperature"] = 0.0
     if given.get("watermark") is not None:
@@ -242,7 +242,7 @@ async def info(request: Request) -> Response:
     handler = await service_of(request).embedder(None)
     if isinstance(handler, EncoderHandler):
         return json_response(tei.info(handler))
-    facts = handler.model.info
+    facts = handler.info
     return json_response(
         {
             "model_id": facts.model,

@@ -122,7 +122,7 @@ class TextRequest:
             [(one.token_ids, one.logprobs) for one in found.choices],
             found.usage.prompt_tokens,
         )
-        return {**outputs, **self._details(found.choices, handler.model.llm.end_token_ids)}
+        return {**outputs, **self._details(found.choices, handler.llm.end_token_ids)}
 
     async def parts(self, handler: LLMHandler) -> AsyncGenerator[tuple[dict[str, Array], bool], None]:
         """Yield the outputs of each delta, and whether they are the last; none once the request is queued."""
@@ -135,7 +135,7 @@ class TextRequest:
                 reason = "" if delta.finish_reason is None else str(delta.finish_reason)
                 tokens = [(delta.token_ids, delta.logprobs)]
                 outputs = self._outputs([delta.text], [reason], tokens, delta.prompt_tokens)
-                details = self._details([delta], handler.model.llm.end_token_ids)
+                details = self._details([delta], handler.llm.end_token_ids)
                 yield {**outputs, **details}, delta.usage is not None
 
     def _details(self, parts: Sequence[Delta], ends: Collection[int]) -> dict[str, Array]:

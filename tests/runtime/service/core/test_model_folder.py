@@ -52,7 +52,7 @@ def test_a_language_model_and_tensor_models_are_told_apart_and_served(tmp_path: 
         )
         request = GenerationRequest(prompt="def", params=SamplingParams(max_tokens=3, ignore_eos=True))
         assert (await repository.llm().complete(request)).usage.completion_tokens == 3
-        assert repository.llm("coder").model.info.model == "coder"
+        assert repository.llm("coder").name == "coder"
         with pytest.raises(UnknownModelError, match="no version 1 of 'adder'; version 3 is served"):
             repository.tensor("adder", "1")
         with pytest.raises(UnsupportedTaskError, match="is a tensor model"):
