@@ -107,13 +107,13 @@ class Admission:
             )
         return handler.adapted(adapter)
 
-    def embedder(self, name: str | None = None) -> LLMHandler | EncoderHandler:
+    def embedder(self, name: str | None = None, version: str = "") -> LLMHandler | EncoderHandler:
         """Return the handler of a model that makes embeddings; see ``ModelRepository.embedder``.
 
         Raises:
             UnknownModelError: there is no model of that name, or the caller may not use it.
         """
-        return self._models.embedder(self._allowed(name, ""))
+        return self._models.embedder(self._allowed(name, version))
 
     def _allowed(self, name: str | None, version: str) -> Named:
         """Return what a request names, if the caller may use it."""

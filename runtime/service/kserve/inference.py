@@ -11,6 +11,7 @@ from ....errors import RequestError, UnsupportedTaskError
 from ..access.admission import Admission
 from ..access.policy import Policy
 from ..core.config import ServerConfig
+from ..core.encoder import EncoderHandler
 from ..core.model_entry import ModelStatus
 from ..core.repository import ModelRepository
 from .messages import InferenceRequest, InferenceResponse, ModelFacts, TensorFacts
@@ -19,6 +20,7 @@ from .statistics import Statistics, Times
 from .tensor_run import run_model
 from .tensors import Array, type_of_onnx
 from .text import INPUTS, OUTPUTS, TextRequest
+from .vectors import encode, facts_of
 
 EXTENSIONS = (
     "binary_tensor_data",
@@ -29,7 +31,7 @@ EXTENSIONS = (
     "statistics",
     "system_shared_memory",
 )
-LLM_PLATFORM, TENSOR_PLATFORM = "carryall_llm", "onnxruntime_onnx"
+LLM_PLATFORM, ENCODER_PLATFORM, TENSOR_PLATFORM = "carryall_llm", "carryall_encoder", "onnxruntime_onnx"
 
 
 class Inference:
@@ -75,10 +77,8 @@ class Inference:
         start, times, ended = time.perf_counter_ns(), None, False
         try:
             if status.kind == "encoder":
-                raise UnsupportedTaskError(
-                    f"'{status.name}' is an encoder; use /v1/embeddings, /rerank, Embed or Rerank"
-                )
-            if status.kind == "tensor":
+                yield _response(request, status, await encode(self._encoder(status), request))
+            elif status.kind == "tensor":
                 outputs, times = await self._tensors(request, status)
                 yield _response(request, status, outputs)
             else:
@@ -89,7 +89,7 @@ class Inference:
         finally:
             counts, took = self.statistics.of(status.name, status.version), time.perf_counter_ns() - start
             if ended:
-                counts.succeeded(took, rows(request), times)
+                counts.succeeded(took, rows(request, of_texts=status.kind == "encoder"), times)
             else:
                 counts.fail.add(took)
 
@@ -118,6 +118,13 @@ class Inference:
         model = self.models.tensor(status.name, status.version)
         return await run_model(model, request.inputs, request.outputs)
 
+    def _encoder(self, status: ModelStatus) -> EncoderHandler:
+        """Return the handler of a version of an encoder."""
+        handler = self.models.embedder(status.name, status.version)
+        if not isinstance(handler, EncoderHandler):
+            raise UnsupportedTaskError(f"the model '{status.name}' is not an encoder")
+        return handler
+
     def facts(self, name: str, version: str = "") -> ModelFacts:
         """Return the metadata of a model.
 
@@ -129,6 +136,9 @@ class Inference:
         if status.kind == "llm":
             self.models.llm(status.name, version).model  # noqa: B018 -- raises if it is not loaded
             platform, inputs, outputs = LLM_PLATFORM, INPUTS, OUTPUTS
+        elif status.kind == "encoder":
+            platform = ENCODER_PLATFORM
+            inputs, outputs = facts_of(self._encoder(self.models.find(status.name, status.version)))
         else:
             session = self.models.tensor(status.name, version).session
             platform = TENSOR_PLATFORM
@@ -143,8 +153,13 @@ class Inference:
         )
 
 
-def rows(request: InferenceRequest) -> int:
-    """Return the largest first dimension of the inputs with at least 2 dimensions, or 1 if there are none."""
+def rows(request: InferenceRequest, *, of_texts: bool = False) -> int:
+    """Return the largest first dimension of the inputs with at least 2 dimensions, or 1 if there are none.
+
+    ``of_texts`` counts the elements of the largest input, each of which is a text.
+    """
+    if of_texts:
+        return max(array.size for array in request.inputs.values())
     return max((array.shape[0] for array in request.inputs.values() if array.ndim > 1), default=1)
 
 
