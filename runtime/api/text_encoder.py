@@ -161,6 +161,7 @@ class TextEncoder(EncoderModel):
         prompt: str | None = None,
         dimensions: int | None = None,
         truncate: bool | None = None,
+        late_chunking: bool = False,
     ) -> Vectors:
         """Return a vector of each text, float32 [texts, size].
 
@@ -170,6 +171,8 @@ class TextEncoder(EncoderModel):
             dimensions: how many of the first elements to keep (https://arxiv.org/abs/2205.13147); None keeps
                 all.
             truncate: cut texts that are too long; None does as the constructor says.
+            late_chunking: read the texts as pieces of one document; see ``embed_pieces``. Such a document is
+                never cut.
 
         Raises:
             RequestError: ``texts`` is one text, a text has no token, there is no such prompt, or the vectors
@@ -178,7 +181,10 @@ class TextEncoder(EncoderModel):
             UnsupportedTaskError: the model has no dense vectors.
             ProviderRuntimeError: a vector is not finite.
         """
-        vectors = self._vectors(self.encode(texts, prompt=prompt, truncate=truncate))
+        if late_chunking:
+            ((vectors,), _) = self.embed_pieces([texts], prompt=prompt)
+        else:
+            vectors = self._vectors(self.encode(texts, prompt=prompt, truncate=truncate))
         if dimensions is None or not len(vectors):
             return vectors
         return cut_vectors(vectors, dimensions, self._normalize)
@@ -210,7 +216,10 @@ class TextEncoder(EncoderModel):
         self, texts: Sequence[Text], *, prompt: str | None = None, truncate: bool | None = None
     ) -> list[SparseVector]:
         """Return a weight of each token of the vocabulary that is not 0, for each text; see ``embed``."""
-        return self._sparse_vectors(self.encode(texts, prompt=prompt, truncate=truncate))
+        vectors: list[SparseVector] = self.embed_kinds(texts, ["sparse"], prompt=prompt, truncate=truncate)[
+            "sparse"
+        ]
+        return vectors
 
     def embed_tokens(
         self, texts: Sequence[Text], *, prompt: str | None = None, truncate: bool | None = None
@@ -219,11 +228,85 @@ class TextEncoder(EncoderModel):
 
         Of a model for late interaction (ColBERT, https://arxiv.org/abs/2004.12832) the vectors have length
         1, and the special token in front is left out where BGE-M3 leaves it out. Of another model they are
-        its states. Tokens that a
-        MultiVectorMask skips have none; with the prompt "query", those that it skips in queries.
+        its states. Tokens that a MultiVectorMask skips have none; with the prompt "query", those that it
+        skips in queries.
+
+        Raises:
+            RequestError: the graph pools its states itself.
+            CarryallError: see ``embed``.
         """
         encoded = self.encode(texts, prompt=prompt, truncate=truncate)
-        return self._token_vectors(encoded, "query" if prompt == "query" else "document")
+        task = "query" if prompt == "query" else "document"
+        if "multi" in self.kinds:
+            vectors: list[Floats] = self._kinds_of(encoded, ["multi"], task)["multi"]
+            return vectors
+        if self._output == _SENTENCE:
+            raise RequestError("this model pools itself; it has no vectors of tokens")
+        rows = self._batches.run(encoded, [self._output], lambda found, batch: _rows(found[0], batch))
+        _check_finite(rows)
+        return rows
+
+    def embed_kinds(
+        self,
+        texts: Sequence[Text],
+        kinds: Sequence[str] | None = None,
+        *,
+        prompt: str | None = None,
+        truncate: bool | None = None,
+    ) -> dict[str, Any]:
+        """Return vectors of several kinds by kind, from one pass over the texts.
+
+        Args:
+            texts: as for ``embed``.
+            kinds: some of ``kinds`` of the encoder; None takes all.
+            prompt: as for ``embed``.
+            truncate: as for ``embed``.
+
+        Returns:
+            Of "dense" what ``embed`` returns, of "sparse" what ``embed_sparse``, of "multi" what
+            ``embed_tokens`` does.
+
+        Raises:
+            UnsupportedTaskError: the model has no such vectors.
+            CarryallError: see ``embed``.
+        """
+        encoded = self.encode(texts, prompt=prompt, truncate=truncate)
+        task = "query" if prompt == "query" else "document"
+        return self._kinds_of(encoded, sorted(self.kinds) if kinds is None else kinds, task)
+
+    def embed_pieces(
+        self, documents: Sequence[Sequence[Text]], *, prompt: str | None = None
+    ) -> tuple[list[Vectors], list[int]]:
+        """Return a vector [pieces, size] of each piece of documents, and the tokens of each document.
+
+        The model reads a whole document, and the vector of a piece is the mean of the states of its tokens
+        (late chunking, https://arxiv.org/abs/2409.04701). Pieces are tokenized apart, so that their words do
+        not merge. Tokens in front, those of a prompt and special ones, belong to the first piece, special
+        ones behind to the last: a document of one piece has the vector that ``embed`` computes.
+
+        Raises:
+            RequestError: the model does not pool by the mean, or a piece has no token.
+            PromptTooLongError: a document is too long.
+            CarryallError: see ``embed``.
+        """
+        if self._pooling is None or self._pooling.modes != ("mean",):
+            how = "in its graph" if self._pooling is None else f"by {', '.join(self._pooling.modes)}"
+            raise RequestError(f"late chunking needs a model that pools by the mean; this one pools {how}")
+        words = self.prompt_text(prompt)
+        encoded = [self._batches.join(pieces, words, pooled=self._pooling.prompt) for pieces in documents]
+
+        def reduce(found: list[Floats], batch: TokenBatch) -> list[Floats]:
+            vectors = []
+            for states, text in zip(found[0], batch.texts, strict=True):
+                rows = np.stack([states[start:end].mean(0) for start, end in text.pieces])
+                vectors.append(_through([] if self._per_token else self._dense, rows))
+            return vectors
+
+        self._require("dense")
+        rows = self._batches.run(encoded, [self._output], reduce)
+        _check_finite(rows)
+        vectors = [stacked(list(row), row.shape[1], normalize=self._normalize) for row in rows]
+        return vectors, [len(text.ids) for text in encoded]
 
     def rerank(self, query: str, documents: Sequence[str], *, truncate: bool | None = None) -> list[float]:
         """Return the similarity of each document to the query; see ``relevance``."""
@@ -302,8 +385,8 @@ class TextEncoder(EncoderModel):
     def _by_tokens(
         self, queries: list[Tokens], documents: list[Tokens], of_query: npt.NDArray[np.int64]
     ) -> list[Floats]:
-        first = self._token_vectors(queries, "query")
-        second = self._token_vectors(documents, "document")
+        first = self._kinds_of(queries, ["multi"], "query")["multi"]
+        second = self._kinds_of(documents, ["multi"], "document")["multi"]
         scores = []
         for place, query in enumerate(first):
             size = len(query) if self._prompts.mean_of_tokens else 1
@@ -314,7 +397,9 @@ class TextEncoder(EncoderModel):
     def _by_terms(
         self, queries: list[Tokens], documents: list[Tokens], of_query: npt.NDArray[np.int64]
     ) -> list[Floats]:
-        first, second = self._sparse_vectors(queries), self._sparse_vectors(documents)
+        first, second = (
+            self._kinds_of(texts, ["sparse"], "document")["sparse"] for texts in (queries, documents)
+        )
         scores = []
         for place, query in enumerate(first):
             weights = dict(zip(query.indices.tolist(), query.values.tolist(), strict=True))
@@ -330,61 +415,61 @@ class TextEncoder(EncoderModel):
         return scores
 
     def _vectors(self, encoded: Sequence[Tokens]) -> Vectors:
-        self._require("dense")
-        rows: list[Floats] = self._batches.run(
-            encoded, [self._output], lambda found, batch: list(self._pooled(found[0], batch))
-        )
-        vectors = stacked(rows, len(rows[0]) if rows else 0, normalize=self._normalize)
-        _check_finite(vectors)
-        return vectors
+        dense: Vectors = self._kinds_of(encoded, ["dense"], "document")["dense"]
+        return dense
 
-    def _sparse_vectors(self, encoded: Sequence[Tokens]) -> list[SparseVector]:
-        self._require("sparse")
-        if TERM_WEIGHTS in self._heads:
-            vectors = self._batches.run(
-                encoded, [TERM_WEIGHTS], lambda found, batch: [_sparse(row) for row in found[0]]
-            )
-        else:
+    def _kinds_of(self, encoded: Sequence[Tokens], kinds: Sequence[str], task: str) -> dict[str, Any]:
+        """Return vectors of several kinds from one pass over texts; see ``embed_kinds``.
+
+        ``task`` is query or document: a MultiVectorMask skips other tokens of each.
+        """
+        for kind in kinds:
+            self._require(kind)
+        heads = [self._head(kind, task) for kind in kinds]
+        outputs = list(dict.fromkeys(output for output, _ in heads))
+
+        def reduce(found: list[Floats], batch: TokenBatch) -> list[tuple[Any, ...]]:
+            rows = [part(found[outputs.index(output)], batch) for output, part in heads]
+            return list(zip(*rows, strict=True))
+
+        results = self._batches.run(encoded, outputs, reduce)
+        columns = [list(column) for column in zip(*results, strict=True)] or [[] for _ in kinds]
+        found: dict[str, Any] = dict(zip(kinds, columns, strict=True))
+        for kind, rows in found.items():
+            _check_finite([row.values if kind == "sparse" else row for row in rows])
+        if "dense" in found:
+            rows = found["dense"]
+            found["dense"] = stacked(rows, len(rows[0]) if rows else 0, normalize=self._normalize)
+        return found
+
+    def _head(self, kind: str, task: str) -> tuple[str, Callable[[Floats, TokenBatch], Sequence[Any]]]:
+        """Return the output that has a kind of vectors, and what makes those of each text of it."""
+        if kind == "dense":
+            return self._output, self._pooled
+        if kind == "sparse" and TERM_WEIGHTS in self._heads:
+            return TERM_WEIGHTS, lambda weights, _: [_sparse(row) for row in weights]
+        if kind == "sparse":
             special = self._special()
-
-            def reduce(found: list[Floats], batch: TokenBatch) -> list[SparseVector]:
-                return [
-                    _highest(text, row[:, 0], special)
-                    for text, row in zip(batch.texts, found[0], strict=True)
-                ]
-
-            vectors = self._batches.run(encoded, [TOKEN_WEIGHTS], reduce)
-        _check_rows_finite([vector.values for vector in vectors])
-        return vectors
-
-    def _token_vectors(self, encoded: Sequence[Tokens], task: str) -> list[Floats]:
-        vectors = self._rows_of_tokens(encoded, task)
-        _check_rows_finite(vectors)
-        return vectors
-
-    def _rows_of_tokens(self, encoded: Sequence[Tokens], task: str) -> list[Floats]:
+            return TOKEN_WEIGHTS, lambda weights, batch: [
+                _highest(text, row[:, 0], special) for text, row in zip(batch.texts, weights, strict=True)
+            ]
         if TOKEN_VECTORS in self._heads:
             first = int(self._pooling is not None)  # BGE-M3, which pools the first token besides
-            return self._batches.run(
-                encoded,
-                [TOKEN_VECTORS],
-                lambda found, batch: [scaled(row[first:]) for row in _rows(found[0], batch)],
-            )
-        if self._output == _SENTENCE:
-            raise RequestError("this model pools itself; it has no vectors of tokens")
-        layers = self._dense if self._per_token else []
-        scale = self._per_token and self._normalize
-        skipped = self._skipped.get(task, set())
+            return TOKEN_VECTORS, lambda vectors, batch: [
+                scaled(row[first:]) for row in _rows(vectors, batch)
+            ]
+        return self._output, lambda states, batch: self._rows_of_tokens(states, batch, task)
 
-        def reduce(found: list[Floats], batch: TokenBatch) -> list[Floats]:
-            rows = [_through(layers, row) for row in _rows(found[0], batch)]
-            rows = [scaled(row) for row in rows] if scale else rows
-            if not skipped:
-                return rows
-            kept = [[number not in skipped for number in text.ids] for text in batch.texts]
-            return [row[places] for row, places in zip(rows, kept, strict=True)]
-
-        return self._batches.run(encoded, [self._output], reduce)
+    def _rows_of_tokens(self, states: Floats, batch: TokenBatch, task: str) -> list[Floats]:
+        rows = _rows(states, batch)
+        if self._per_token:
+            rows = [_through(self._dense, row) for row in rows]
+            rows = [scaled(row) for row in rows] if self._normalize else rows
+        skipped = self._skipped.get(task)
+        if not skipped:
+            return rows
+        kept = [[number not in skipped for number in text.ids] for text in batch.texts]
+        return [row[places] for row, places in zip(rows, kept, strict=True)]
 
     def similarity(self, first: Vectors, second: Vectors) -> Vectors:
         """Return the similarity [n, m] of vectors [n, size] and [m, size], by the measure of the folder.
@@ -419,13 +504,13 @@ class TextEncoder(EncoderModel):
             raise RequestError(f"the encoder has no prompt {name!r}; it has {known}")
         return self.prompts[name]
 
-    def _pooled(self, states: Floats, batch: TokenBatch) -> Floats:
+    def _pooled(self, states: Floats, batch: TokenBatch) -> Sequence[Floats]:
         if self._pooling is not None:
             mask = batch.mask.copy()
             for row, text in zip(mask, batch.texts, strict=True):
                 row[: text.unpooled] = 0
             states = np.concatenate([POOLINGS[mode](states, mask) for mode in self._pooling.modes], axis=-1)
-        return _through([] if self._per_token else self._dense, states)
+        return list(_through([] if self._per_token else self._dense, states))
 
     def _special(self) -> set[int]:
         added = self._batches.tokenizer.get_added_tokens_decoder()
@@ -514,17 +599,15 @@ def _maxsim(query: Floats, document: Floats) -> float:
     return float((query @ document.T).max(1).sum()) if len(document) else 0.0
 
 
-def _check_finite(vectors: Vectors) -> None:
-    _refuse_broken(np.flatnonzero(~np.isfinite(vectors).all(1)))
+def _check_finite(rows: Sequence[Floats]) -> None:
+    """Check the vectors of texts.
 
-
-def _check_rows_finite(rows: Sequence[Floats]) -> None:
-    _refuse_broken([place for place, row in enumerate(rows) if not np.isfinite(row).all()])
-
-
-def _refuse_broken(places: Sequence[int] | npt.NDArray[np.int64]) -> None:
-    if len(places):
+    Raises:
+        ProviderRuntimeError: one is not finite.
+    """
+    broken = [place for place, row in enumerate(rows) if not np.isfinite(row).all()]
+    if broken:
         raise ProviderRuntimeError(
-            f"the model returned NaN or infinity for text {places[0]}; its weights are damaged, or too large "
+            f"the model returned NaN or infinity for text {broken[0]}; its weights are damaged, or too large "
             "for their type"
         )

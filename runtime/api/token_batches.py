@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -37,7 +38,8 @@ class Tokens:
     """The tokens of a text: their ids, their types, and whether each is special.
 
     ``spans`` are the characters [start, end) of each token in its text; empty for token ids that were given.
-    ``unpooled`` tokens in front, those of a prompt, take no part in the vector of the text.
+    ``unpooled`` tokens in front, those of a prompt, take no part in the vector of the text. ``pieces`` are
+    the tokens [start, end) of each piece of a document; empty for a text that is one.
     """
 
     ids: list[int]
@@ -46,9 +48,14 @@ class Tokens:
     spans: list[tuple[int, int]]
     words: list[int | None]
     unpooled: int = 0
+    pieces: tuple[tuple[int, int], ...] = ()
 
 
 Text = str | tuple[str, str] | list[int] | Tokens  # a text, a pair of texts, token ids, or their tokens
+
+
+def _piece(place: int) -> str:
+    return f"piece {place}"
 
 
 def numbered(place: int) -> str:
@@ -145,6 +152,47 @@ class TokenBatches:
                     )
                 encoded[place] = self._cut(text, most)
         return encoded
+
+    def join(self, pieces: Sequence[Text], prompt: str, *, pooled: bool) -> Tokens:
+        """Return the tokens of a document, whose pieces are tokenized apart.
+
+        Args:
+            pieces: the pieces, which make the document in their order.
+            prompt: a text in front of it.
+            pooled: whether the tokens of the prompt belong to the first piece.
+
+        Raises:
+            RequestError: there is no piece, or one has no token or is not valid Unicode.
+            PromptTooLongError: the document is too long.
+        """
+        from tokenizers import Encoding
+
+        _check_texts(pieces, _piece)
+        if not pieces or not all(isinstance(piece, str) for piece in pieces):
+            raise RequestError("a document is a list of at least one piece, each a text")
+        parts = [*([prompt] if prompt else []), *map(str, pieces)]
+        texts = [part.lower() for part in parts] if self._lower else parts
+        encodings = self.tokenizer.encode_batch(texts, add_special_tokens=False)
+        lengths = [len(encoding.ids) for encoding in encodings]
+        for place, length in enumerate(lengths[len(parts) - len(pieces) :]):
+            if not length:
+                raise RequestError(f"{_piece(place)} has no token; leave it out")
+        tokens = _tokens(self.tokenizer.post_process(Encoding.merge(encodings)))
+        if self.max_tokens is not None and len(tokens.ids) > self.max_tokens:
+            raise PromptTooLongError(
+                f"the document has {len(tokens.ids)} tokens; the model takes {self.max_tokens}; late "
+                "chunking reads it whole, so embed it in sections of several pieces",
+                len(tokens.ids),
+                self.max_tokens,
+            )
+        front = next(place for place, special in enumerate(tokens.special) if not special)
+        ends = [front + end for end in itertools.accumulate(lengths)]
+        starts = [front, *ends[:-1]]
+        ends[-1] = len(tokens.ids)
+        if prompt:
+            first, starts, ends = ends[0], starts[1:], ends[1:]
+        starts[0] = first if prompt and not pooled else 0
+        return replace(tokens, pieces=tuple(zip(starts, ends, strict=True)))
 
     def tokenize(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[Tokens]:
         """Return the tokens of texts of any length.

@@ -130,7 +130,7 @@ class ServedExecutor:
         self._most = _MOST_EMBEDDINGS
         self._model = handler.name
         ask = read_embeddings(line.body)
-        found = await handler.embed(ask.inputs, pooling=ask.pooling, normalize=ask.normalize)
+        found = await handler.embed(ask.inputs, **ask.options)
         body, seconds = embeddings_response(ask, found, handler.name), time.monotonic() - begin
         tokens = (found.prompt_tokens, 0, 0)
         return completed(line, body, "stop", tokens, seconds=seconds, worker="service")

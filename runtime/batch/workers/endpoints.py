@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from ....errors import RequestError
+from ....errors import RequestError, UnsupportedTaskError
 from ...api.embedding import embedding_questions, stacked
 from ...api.requests import RENDER_OPTIONS, PooledPrompt, Prompt, RequestFactory
 from ...api.scoring import (
@@ -119,6 +119,8 @@ class Preparer:
         ask = read_embeddings(known_fields_of(line, EMBEDDINGS_FIELDS))
         if ask.prompt is not None:
             raise RequestError(f"the model '{self.model}' has no prompts by name; omit 'prompt_name'")
+        if ask.late_chunking:
+            raise UnsupportedTaskError(f"the model '{self.model}' has no late chunking; encoders have it")
         pooling = ask.pooling or "last"
         tokens_of = self.requests.cut_token_ids if ask.truncate else self.requests.token_ids
         texts = [tokens_of(text) for text in ask.inputs]

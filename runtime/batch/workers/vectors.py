@@ -29,9 +29,13 @@ _WINDOW_LINES = 512
 
 @dataclass(frozen=True, slots=True)
 class _Key:
-    """What lines of one pass have in common: whether they score pairs, and the options of their texts."""
+    """What lines of one pass have in common.
+
+    They have pairs to score, one document in ``pieces`` each, or texts, and the same options of these.
+    """
 
     pairs: bool = False
+    pieces: bool = False
     prompt: str | None = None
     truncate: bool | None = None
 
@@ -120,7 +124,7 @@ class VectorWorker:
         """
         if key.pairs:
             self._encoder.check_pairs(item.texts, truncate=key.truncate)
-        else:
+        elif not key.pieces:
             self._embedder().encode(item.texts, prompt=key.prompt, truncate=key.truncate)
 
     def _group(self, key: _Key, items: Sequence[_Item]) -> list[LineResult]:
@@ -128,6 +132,8 @@ class VectorWorker:
         results: Any
         if key.pairs:
             results, counts = self._encoder.relevance(texts, truncate=key.truncate)
+        elif key.pieces:
+            results, counts = self._embedder().embed_pieces(texts, prompt=key.prompt)
         else:
             encoder = self._embedder()
             tokens = encoder.encode(texts, prompt=key.prompt, truncate=key.truncate)
@@ -184,7 +190,10 @@ class VectorWorker:
             raise RequestError(f"the encoder '{self._model}' has its own pooling; omit 'pooling'")
 
         def write(vectors: Any, tokens: int) -> Json:
-            array = scaled(vectors) if ask.normalize else vectors
+            array = vectors[0] if ask.late_chunking else vectors
+            array = scaled(array) if ask.normalize else array
             return embeddings_response(ask, Embeddings(array, tokens), self._model)
 
+        if ask.late_chunking:
+            return _Key(pieces=True, prompt=ask.prompt), [ask.inputs], write
         return _Key(prompt=ask.prompt, truncate=ask.truncate), list(ask.inputs), write

@@ -75,6 +75,7 @@ class EncoderHandler:
         normalize: bool = True,
         prompt: str | None = None,
         truncate: bool | None = None,
+        late_chunking: bool = False,
     ) -> Embeddings:
         """Return the vectors of texts.
 
@@ -84,6 +85,7 @@ class EncoderHandler:
             normalize: whether to scale vectors to length 1.
             prompt: see ``TextEncoder.embed``.
             truncate: see ``TextEncoder.embed``.
+            late_chunking: see there; all texts are pieces of one document.
 
         Raises:
             RequestError: a prompt is empty, a pooling is given, or there is no such prompt.
@@ -96,9 +98,16 @@ class EncoderHandler:
         encoder = self._vectors()
         if pooling is not None:
             raise RequestError(f"the encoder '{self.name}' has its own pooling; omit 'pooling'")
-        task = self._embedding(encoder, encoder.embed, prompt, truncate)
-        vectors, tokens = await self._run(("embed", prompt, truncate), task, prompts)
-        array = np.array(vectors, np.float32)
+        if late_chunking:
+            (array,), tokens = await self._run(
+                ("pieces", prompt),
+                lambda documents: encoder.embed_pieces(documents, prompt=prompt),
+                [prompts],
+            )
+        else:
+            task = self._embedding(encoder, encoder.embed, prompt, truncate)
+            vectors, tokens = await self._run(("embed", prompt, truncate), task, prompts)
+            array = np.array(vectors, np.float32)
         return Embeddings(scaled(array) if normalize else array, tokens)
 
     async def embed_sparse(
@@ -109,6 +118,29 @@ class EncoderHandler:
         task = self._embedding(encoder, encoder.embed_sparse, prompt, truncate)
         vectors, _ = await self._run(("sparse", prompt, truncate), task, texts)
         return list(vectors)
+
+    async def embed_kinds(
+        self,
+        texts: Sequence[str | list[int]],
+        kinds: Sequence[str],
+        *,
+        prompt: str | None = None,
+        truncate: bool | None = None,
+    ) -> tuple[dict[str, list[Any]], int]:
+        """Return vectors of several kinds from one pass, by kind, and the tokens of the texts.
+
+        Raises:
+            CarryallError: see ``embed`` and ``TextEncoder.embed_kinds``.
+        """
+        encoder, names = self._vectors(), tuple(kinds)
+
+        def task(texts: list[Any]) -> tuple[Sequence[Any], Sequence[int]]:
+            tokens = encoder.encode(texts, prompt=prompt, truncate=truncate)
+            found = encoder.embed_kinds(tokens, names, prompt=prompt)
+            return list(zip(*found.values(), strict=True)), [len(text.ids) for text in tokens]
+
+        rows, tokens = await self._run(("kinds", names, prompt, truncate), task, texts)
+        return {kind: [row[place] for row in rows] for place, kind in enumerate(names)}, tokens
 
     async def embed_tokens(
         self, texts: Sequence[str], *, prompt: str | None = None, truncate: bool | None = None
@@ -338,7 +370,7 @@ class EncoderHandler:
 
         def task(texts: list[Any]) -> tuple[Sequence[Any], Sequence[int]]:
             tokens = encoder.encode(texts, prompt=prompt, truncate=truncate)
-            return list(embed(tokens)), [len(text.ids) for text in tokens]
+            return list(embed(tokens, prompt=prompt)), [len(text.ids) for text in tokens]
 
         return task
 

@@ -248,6 +248,7 @@ class LLMHandler:
         normalize: bool = True,
         prompt: str | None = None,
         truncate: bool | None = None,
+        late_chunking: bool = False,
     ) -> Embeddings:
         """Return the embeddings of texts or token ids.
 
@@ -257,15 +258,18 @@ class LLMHandler:
             normalize: whether to scale vectors to length 1.
             prompt: must be None, because a decoder has no prompts by name.
             truncate: whether to cut texts that are longer than the context, instead of refusing them.
+            late_chunking: must be False, because only encoders read a document in pieces.
 
         Raises:
             RequestError: a prompt is invalid, or the name of a prompt is given.
-            UnsupportedTaskError: the model cannot compute embeddings.
+            UnsupportedTaskError: the model cannot compute embeddings, or not in pieces.
             ServiceUnavailableError: see ``generate``.
         """
         self._refuse_adapter("embeddings")
         if prompt is not None:
             raise RequestError(f"the model '{self.name}' has no prompts by name; omit 'prompt_name'")
+        if late_chunking:
+            raise UnsupportedTaskError(f"the model '{self.name}' has no late chunking; encoders have it")
         with self._in_progress() as llm:
             check_tokens()
             tokens = [await llm.token_ids(text, truncate=bool(truncate)) for text in prompts]
@@ -305,15 +309,21 @@ class LLMHandler:
         instruction: str = RERANK_INSTRUCTION,
         answers: Sequence[str] = ("yes", "no"),
         truncate: bool | None = None,
+        raw: bool = False,
     ) -> list[float]:
         """Return the probability that each document answers the query; see ``LLM.rerank``.
 
         Raises:
+            UnsupportedTaskError: ``raw`` is True; a language model has no logit of a pair.
             RequestError: ``truncate`` is True, which would cut the question behind the document.
         """
         if truncate:
             raise RequestError(
                 f"the model '{self.name}' asks a question behind each document; omit 'truncate'"
+            )
+        if raw:
+            raise UnsupportedTaskError(
+                f"the model '{self.name}' is a language model; it has no logit of a pair"
             )
         self._refuse_adapter("reranking")
         with self._in_progress() as llm:

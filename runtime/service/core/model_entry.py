@@ -202,8 +202,17 @@ class Entry:
             UnsupportedTaskError: it is a tensor model.
             ServiceUnavailableError: it is loading.
         """
+        return self.text_encoder() if self.loader.kind == "encoder" else self.language_model(adapter)
+
+    def text_encoder(self) -> EncoderHandler:
+        """Return the handler of a text encoder's requests.
+
+        Raises:
+            UnsupportedTaskError: it is of another kind.
+            ServiceUnavailableError: it is loading.
+        """
         if self.loader.kind != "encoder":
-            return self.language_model(adapter)
+            raise UnsupportedTaskError(f"the model '{self.name}' is {_WHAT[self.loader.kind]}")
         if self.encoder is None:
             raise ServiceUnavailableError(f"the model '{self.name}' is still loading; retry later")
         return self.encoder

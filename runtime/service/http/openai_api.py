@@ -165,13 +165,7 @@ async def text_embeddings(request: Request) -> Response:
     ask = embeddings.read_embeddings(body)
     found = await while_connected(
         request.receive,
-        handler.embed(
-            ask.inputs,
-            pooling=ask.pooling,
-            normalize=ask.normalize,
-            prompt=ask.prompt,
-            truncate=ask.truncate,
-        ),
+        handler.embed(ask.inputs, **ask.options),
     )
     return json_response(embeddings.embeddings_response(ask, found, handler.name), headers)
 

@@ -17,7 +17,6 @@ from starlette.routing import Route
 
 from ....errors import RequestError, UnsupportedTaskError
 from ....options import shown
-from ...api.scoring import RERANK_INSTRUCTION
 from ..core.encoder import MOST_WAITING, EncoderHandler
 from ..core.handler import LLMHandler
 from .openai.embeddings import EmbeddingsAsk, cut_vectors, read_inputs
@@ -127,12 +126,8 @@ async def rank(request: Request, service: HttpService, given: Mapping[str, Any])
     if query is None:
         raise RequestError("'query' is required and must be a string")
     texts, show = _strings("texts", body.get("texts")), _flag(body, "return_text")
-    raw, options = _flag(body, "raw_scores"), _options(body)
-    more: Json = {"instruction": RERANK_INSTRUCTION, "truncate": options["truncate"]}
-    if raw:  # a language model has no logit of a pair
-        work = (await service.encoder(body.get("model"))).rerank(query, texts, raw=True, **more)
-    else:
-        work = (await service.embedder(body.get("model"))).rerank(query, texts, **more)
+    handler, raw = await service.embedder(body.get("model")), _flag(body, "raw_scores")
+    work = handler.rerank(query, texts, truncate=_options(body)["truncate"], raw=raw)
     scores = await while_connected(request.receive, work)
     answer = [
         {"index": index, "score": scores[index]} | ({"text": texts[index]} if show else {})

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from typing import Any
 
-from ....errors import RequestError, UnsupportedTaskError
+from ....errors import RequestError
 from ..access.admission import Admission
 from ..access.policy import Policy
 from ..core.config import ServerConfig
@@ -19,6 +19,7 @@ from .statistics import Statistics
 from .tensor_run import run_model
 from .tensors import type_of_onnx
 from .text import INPUTS, OUTPUTS, TextRequest
+from .vectors import encode, facts_of
 
 EXTENSIONS = (
     "binary_tensor_data",
@@ -29,7 +30,7 @@ EXTENSIONS = (
     "statistics",
     "system_shared_memory",
 )
-LLM_PLATFORM, TENSOR_PLATFORM = "carryall_llm", "onnxruntime_onnx"
+LLM_PLATFORM, ENCODER_PLATFORM, TENSOR_PLATFORM = "carryall_llm", "carryall_encoder", "onnxruntime_onnx"
 
 
 class Inference:
@@ -74,10 +75,8 @@ class Inference:
         start, times, ended = time.perf_counter_ns(), None, False
         try:
             if entry.loader.kind == "encoder":
-                raise UnsupportedTaskError(
-                    f"'{entry.name}' is an encoder; use /v1/embeddings, /rerank, Embed or Rerank"
-                )
-            if entry.loader.kind == "tensor":
+                yield _response(request, entry, await encode(entry.text_encoder(), request))
+            elif entry.loader.kind == "tensor":
                 outputs, times = await run_model(entry.tensor_model(), request.inputs, request.outputs)
                 yield _response(request, entry, outputs)
             else:
@@ -88,7 +87,7 @@ class Inference:
         finally:
             counts, took = self.statistics.of(entry.name, entry.version), time.perf_counter_ns() - start
             if ended:
-                counts.succeeded(took, rows(request), times)
+                counts.succeeded(took, rows(request, of_texts=entry.loader.kind == "encoder"), times)
             else:
                 counts.fail.add(took)
 
@@ -121,6 +120,9 @@ class Inference:
         if status.kind == "llm":
             entry.language_model().served  # noqa: B018 -- raises if it is not loaded
             platform, inputs, outputs = LLM_PLATFORM, INPUTS, OUTPUTS
+        elif status.kind == "encoder":
+            platform = ENCODER_PLATFORM
+            inputs, outputs = facts_of(entry.text_encoder())
         else:
             session = entry.tensor_model().session
             platform = TENSOR_PLATFORM
@@ -135,8 +137,13 @@ class Inference:
         )
 
 
-def rows(request: InferenceRequest) -> int:
-    """Return the largest first dimension of the inputs with at least 2 dimensions, or 1 if there are none."""
+def rows(request: InferenceRequest, *, of_texts: bool = False) -> int:
+    """Return the largest first dimension of the inputs with at least 2 dimensions, or 1 if there are none.
+
+    ``of_texts`` counts the elements of the largest input, each of which is a text.
+    """
+    if of_texts:
+        return max(array.size for array in request.inputs.values())
     return max((array.shape[0] for array in request.inputs.values() if array.ndim > 1), default=1)
 
 

@@ -91,7 +91,7 @@ def test_http_serves_all_three(tmp_path: Path) -> None:
         ("/v1/embeddings", {"input": "x", "pooling": "last"}, 400, "has its own pooling"),
         ("/rerank", {"query": "x", "documents": ["y"], "instruction": "find"}, 400, "takes no 'instruction'"),
         ("/score", {"text": "x", "continuations": ["y"]}, 501, "'vectors' is an encoder"),
-        ("/v2/models/vectors/infer", {"inputs": []}, 501, "'vectors' is an encoder"),
+        ("/v2/models/vectors/infer", {"inputs": []}, 400, "the input 'text_input' is missing"),
     ],
 )
 def test_an_encoder_refuses_generation(
@@ -142,7 +142,7 @@ class Slow:
         self.runs: list[list[str]] = []
         self.go = threading.Event()
 
-    def embed(self, words: list[Word]) -> Any:
+    def embed(self, words: list[Word], **options: Any) -> Any:
         texts = [word.ids for word in words]
         self.go.wait(10)
         self.runs.append(texts)

@@ -26,7 +26,8 @@ CLOSE: dict[str, Any] = {"rtol": 1e-5, "atol": 1e-5}
 def packages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("encoders")
     sources = {
-        name: write_sentence_model(folder / f"{name}-source", name) for name in ("cls", "splade", "colbert")
+        name: write_sentence_model(folder / f"{name}-source", name)
+        for name in ("cls", "mean-later-key", "splade", "colbert")
     }
     sources |= {name: write_classifier(folder / f"{name}-source", name) for name in ("names", "inference")}
     labels: dict[str, Any] = {"id2label": {"0": "LABEL_0"}}
@@ -83,6 +84,20 @@ def test_dense_vectors_and_similarities(packages: dict[str, Path]) -> None:
     dense = encoder.embed(TEXTS)
     np.testing.assert_allclose(similar, encoder.similarity(dense[1:2], dense)[0], **CLOSE)
     np.testing.assert_allclose(long, encoder.embed(["x" * 37]), **CLOSE)
+
+
+def test_late_chunking_has_the_form_of_jinas_api(packages: dict[str, Path]) -> None:
+    pieces = [{"text": text} for text in TEXTS[1:]]
+    late = {"late_chunking": True, "model": "mean-later-key", "normalize": False}
+    plain, objects = answers(
+        packages,
+        ("/v1/embeddings", {"input": TEXTS[1:], **late}),
+        ("/v1/embeddings", {"input": pieces, **late}),
+    )
+    expected = carryall.TextEncoder(packages["mean-later-key"]).embed(TEXTS[1:], late_chunking=True)
+    np.testing.assert_allclose([each["embedding"] for each in plain["data"]], expected, **CLOSE)
+    assert plain["data"] == objects["data"]
+    assert plain["usage"]["prompt_tokens"] == sum(map(len, TEXTS[1:])) + 1
 
 
 def test_sparse_vectors_and_vectors_of_tokens(packages: dict[str, Path]) -> None:
@@ -239,6 +254,8 @@ BAD: list[tuple[str, dict[str, Any], int, str]] = [
     ("/rerank", {"query": "q", "documents": ["x", "y" * 99], "model": "cls"}, 400, "document 1 has 100"),
     ("/rerank", {"query": "q" * 99, "documents": ["x"], "model": "cls"}, 400, "the query has 100 tokens"),
     ("/rerank", {"query": "q", "documents": ["x"], "model": "names"}, 501, "it does not rank"),
+    ("/v1/embeddings", {"input": ["x"], "late_chunking": True, "model": "cls"}, 400, "pools by cls"),
+    ("/v1/embeddings", {"input": ["x"], "late_chunking": 1, "model": "cls"}, 400, "'late_chunking'"),
     ("/predict", {"inputs": "x", "model": "cls"}, 501, "'cls' does not classify texts"),
     ("/predict", {"inputs": [["a", "b", "c"]], "model": "inference"}, 400, "one or two texts"),
     (
