@@ -172,7 +172,7 @@ class ModelRepository:
         entry = self._catalog.drawn(named)
         if entry.evicted and entry.state in ("unloading", "unloaded"):
             await asyncio.shield(self._loaded_again(entry))
-        elif self._started and entry.state == "loading":
+        elif entry.state == "loading":
             await entry.settled()
 
     def embedder(self, named: Named) -> LLMHandler | EncoderHandler:
