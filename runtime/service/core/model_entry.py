@@ -65,8 +65,8 @@ class ModelStatus:
 
     @property
     def on_request(self) -> bool:
-        """Return whether requests may name it: it is ready, or the next request loads it again."""
-        return self.state == "ready" or self.evicted
+        """Return whether requests may name it: it is ready or loading, or the next request loads it again."""
+        return self.state in ("ready", "loading") or self.evicted
 
 
 @dataclass(frozen=True, slots=True)

@@ -241,7 +241,7 @@ class ModelRepository:
         entry = self._drawn(named)
         if entry.evicted and entry.state in ("unloading", "unloaded"):
             await asyncio.shield(self._loaded_again(entry))
-        elif self._started and entry.state == "loading":
+        elif entry.state == "loading":
             await entry.settled()
         return entry.use()
 

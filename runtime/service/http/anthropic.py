@@ -47,8 +47,8 @@ async def create_message(request: Request) -> Response:
     service = service_of(request)
     body, headers = await service.known_body(request, _KNOWN)
     handler = await service.llm(request, body.get("model"))
-    if "max_tokens" not in body:
-        raise RequestError("'max_tokens' is required")
+    if body.get("max_tokens") is None:  # as in Anthropic's API, which has no default
+        raise RequestError("'max_tokens' is required: give a number of at least 1")
     stream = bool_field("stream", body.get("stream") or False)
     asked = await service.admitted(read_body(body, handler.defaults), headers)
     model = handler.name

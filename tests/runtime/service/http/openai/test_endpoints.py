@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -98,6 +99,56 @@ def test_chat_options(options: dict[str, Any], expected: SamplingParams) -> None
 def test_response_format(response_format: dict[str, Any], expected: StructuredOutput | None) -> None:
     request = chat_request({"messages": TURNS, "response_format": response_format})
     assert request.params.structured_output == expected
+
+
+SCHEMA = {"type": "array"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"guided_json": SCHEMA}, StructuredOutput(json_schema=SCHEMA)),
+        ({"guided_json": '{"type": "array"}'}, StructuredOutput(json_schema='{"type": "array"}')),
+        ({"guided_json_object": True}, StructuredOutput(json_object=True)),
+        ({"guided_regex": "[0-9]+"}, StructuredOutput(regex="[0-9]+")),
+        ({"guided_choice": ["a", "b"]}, StructuredOutput(choice=("a", "b"))),
+        ({"guided_grammar": "root ::= [a-z]"}, StructuredOutput(grammar="root ::= [a-z]")),
+        ({"structured_outputs": {"json": SCHEMA}}, StructuredOutput(json_schema=SCHEMA)),
+        ({"structured_outputs": {"choice": ["a"], "regex": None, "disable_fallback": True}},
+         StructuredOutput(choice=("a",))),
+        ({"structured_outputs": {"json_object": False}}, None),
+        ({"structured_outputs": None, "guided_json": None}, None),
+        ({"response_format": {"type": "text"}, "guided_choice": ["a"]}, StructuredOutput(choice=("a",))),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("read", [
+    lambda fields: chat_request({"messages": TURNS, **fields}),
+    lambda fields: completion_request({"prompt": "x", **fields}),
+])  # fmt: skip
+def test_vllms_fields_of_structured_output(
+    read: Callable[[dict[str, Any]], GenerationRequest],
+    fields: dict[str, Any],
+    expected: StructuredOutput | None,
+) -> None:
+    assert read(fields).params.structured_output == expected
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"guided_regex": "a", "guided_choice": ["b"]}, "an answer has one form"),
+        ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "an answer has one form"),
+        ({"structured_outputs": {"json": SCHEMA, "regex": "a"}}, "an answer has one form"),
+        ({"structured_outputs": {"structural_tag": "{}"}}, "structural_tag' is not supported"),
+        ({"structured_outputs": []}, "'structured_outputs' must be an object"),
+        ({"guided_choice": "ab"}, "choice must be a list"),
+        ({"guided_regex": 3}, "cannot be 3"),
+        ({"guided_json": 5}, "cannot be 5"),
+    ],
+)
+def test_contradicting_or_invalid_forms_are_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        chat_request({"messages": TURNS, **fields})
 
 
 @pytest.mark.parametrize("response_format", ["json", {}, {"type": "json_schema"}])
