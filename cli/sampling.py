@@ -63,7 +63,7 @@ def sampling_options(*, without: Collection[str] = ()) -> Callable[[Decorated], 
     return decorate
 
 
-def sampling_params(model: LoadedModel, given: dict[str, Any]) -> SamplingParams:
+def sampling_params(model: LoadedModel, options: dict[str, Any]) -> SamplingParams:
     """Return the checkpoint's own options (greedy if it has none), overridden by the given ones.
 
     Raises:
@@ -72,7 +72,7 @@ def sampling_params(model: LoadedModel, given: dict[str, Any]) -> SamplingParams
     own = model.defaults.sampling or {"temperature": 0.0}
     # None means that the flag was not given; for flags with a default it means that "none" was given.
     stated = {
-        name: value for name, value in given.items() if value is not None or "default" in _OWN.get(name, {})
+        name: value for name, value in options.items() if value is not None or "default" in _OWN.get(name, {})
     }
     form = {name: stated.pop(name) for name in _FORMS if name in stated}
     form = {

@@ -73,12 +73,12 @@ def command(
     if testing:
         ctx.exit(0 if _selftest(console, provider, device, limit, report, as_json=as_json) else 1)
     with console.status("checking") as status:
-        found = diagnose(lambda step: status.update(step))
+        diagnosis = diagnose(lambda step: status.update(step))
     if as_json:
-        print_json(found.to_dict())
+        print_json(diagnosis.to_dict())
     else:
-        show(found)
-    ctx.exit(found.exit_code)
+        show(diagnosis)
+    ctx.exit(diagnosis.exit_code)
 
 
 def _selftest(

@@ -92,11 +92,11 @@ def export_encoder(
 
 def label_names(raw: RawConfig) -> list[str]:
     """Return the names of the labels of a model for sequence classification, in the order of its logits."""
-    given = raw.get("id2label")
-    count = len(given) if isinstance(given, dict) and given else raw.get("num_labels", 2)
+    labels = raw.get("id2label")
+    count = len(labels) if isinstance(labels, dict) and labels else raw.get("num_labels", 2)
     if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= 2**20:
         raise CheckpointError(f"config.json: 'num_labels' must be a positive integer, found {count!r}")
-    names = given if isinstance(given, dict) else {}
+    names = labels if isinstance(labels, dict) else {}
     return [str(names.get(str(number), f"LABEL_{number}")) for number in range(count)]
 
 

@@ -33,7 +33,7 @@ def known_meaning(graph: ir.Graph, mask: ir.Value) -> probe.MaskMeaning | str:
 
 def integers_upstream(mask: ir.Value) -> list[int]:
     """Return the integer constants upstream of a mask; one of them may be its window."""
-    found: set[int] = set()
+    numbers: set[int] = set()
     seen: set[ir.Value] = set()
     waiting = [mask]
     while waiting:
@@ -44,10 +44,10 @@ def integers_upstream(mask: ir.Value) -> list[int]:
         tensor, node = value.const_value, value.producer()
         if tensor is not None and tensor.size == 1 and tensor.dtype.is_integer():
             number = abs(int(tensor.numpy().item()))
-            found |= {number} if 1 < number < _UNBOUNDED else set()
+            numbers |= {number} if 1 < number < _UNBOUNDED else set()
         elif node is not None:
             waiting += [operand for operand in node.inputs if operand is not None]
-    return sorted(found)
+    return sorted(numbers)
 
 
 def joined_mask(graph: ir.Graph, masks: CausalMasks, node: ir.Node, *, padding: bool) -> ir.Value | None:
@@ -103,11 +103,11 @@ def same_computation(a: ir.Value | None, b: ir.Value | None) -> bool:
     """Return whether two values are computed by equal nodes from inputs of the same names."""
     if a is b or a is None or b is None:
         return a is b
-    one, other = a.producer(), b.producer()
-    if one is None or other is None:
-        return one is other and (_same_constant(a, b) if a.const_value is not None else a.name == b.name)
-    kinds = [(node.domain, node.op_type, _attributes(node), len(node.inputs)) for node in (one, other)]
-    return kinds[0] == kinds[1] and all(map(same_computation, one.inputs, other.inputs))
+    first, other = a.producer(), b.producer()
+    if first is None or other is None:
+        return first is other and (_same_constant(a, b) if a.const_value is not None else a.name == b.name)
+    kinds = [(node.domain, node.op_type, _attributes(node), len(node.inputs)) for node in (first, other)]
+    return kinds[0] == kinds[1] and all(map(same_computation, first.inputs, other.inputs))
 
 
 def _same_constant(a: ir.Value, b: ir.Value) -> bool:

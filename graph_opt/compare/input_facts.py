@@ -165,12 +165,14 @@ def _next_state(graph: ir.Graph, value: ir.Value) -> str | None:
         return None
     name = str(value.name)
     wanted = {name.replace(PAST, PRESENT), name.replace("past", PRESENT)} - {name}
-    fitting = [one for one in graph.outputs if one.dtype in (None, value.dtype) and _fits(one, value)]
-    named = [str(one.name) for one in fitting if one.name in wanted]
+    fitting = [
+        output for output in graph.outputs if output.dtype in (None, value.dtype) and _fits(output, value)
+    ]
+    named = [str(output.name) for output in fitting if output.name in wanted]
     named += [
-        str(one.name)
-        for one in fitting
-        if re.fullmatch(re.escape(name) + r"_?(n|N|out|new|next)", str(one.name))
+        str(output.name)
+        for output in fitting
+        if re.fullmatch(re.escape(name) + r"_?(n|N|out|new|next)", str(output.name))
     ]
     return named[0] if named else None
 

@@ -201,20 +201,20 @@ def speed_figures(
         read = _bytes_read(path)
         size, prompt = _timed_prompt(runner)
         slots = runner.info.max_slots
-        one = _seconds_per_step(runner, [size] + [0] * (slots - 1), 1)
+        seconds = _seconds_per_step(runner, [size] + [0] * (slots - 1), 1)
         many = _seconds_per_step(runner, [size] + [0] * (slots - 1), slots)
     figures = {
         "load_seconds": loaded,
         "prompt_tokens": size,
         "prompt_tokens_per_second": size / prompt,
-        "decode_tokens_per_second": 1 / one,
+        "decode_tokens_per_second": 1 / seconds,
         f"decode_tokens_per_second_of_{slots}": slots / many,
         "weight_bytes": float(read),
-        "weight_bytes_per_second": read / one,
+        "weight_bytes_per_second": read / seconds,
     }
     bandwidth = provider.memory_bandwidth(options)
     if bandwidth is not None:
-        figures |= {"bandwidth_bytes_per_second": bandwidth, "bandwidth_share": read / one / bandwidth}
+        figures |= {"bandwidth_bytes_per_second": bandwidth, "bandwidth_share": read / seconds / bandwidth}
     return True, figures
 
 

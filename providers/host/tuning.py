@@ -59,7 +59,7 @@ def _is_possible(found: Tuning) -> bool:
     return counted and isinstance(found.isa, str) and found.isa.isascii() and found.isa.isprintable()
 
 
-def store_tuning(found: Tuning) -> None:
+def store_tuning(tuning: Tuning) -> None:
     """Keep a result.
 
     Raises:
@@ -68,7 +68,7 @@ def store_tuning(found: Tuning) -> None:
     path = _path()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, json.dumps(dataclasses.asdict(found)))
+        write_whole(path, json.dumps(dataclasses.asdict(tuning)))
     except OSError as error:
         raise unusable(error) from error
 

@@ -54,13 +54,13 @@ class WeightOnlyProductsPass(GraphPass):
         self.fired += 1
 
 
-def _dequantized(graph: ir.Graph, node: ir.Node, found: Product) -> ir.Value:
-    rows, columns = shape_of(found.values)
+def _dequantized(graph: ir.Graph, node: ir.Node, product: Product) -> ir.Value:
+    rows, columns = shape_of(product.values)
     block = next((size for size in _BLOCKS if rows % size == 0), None)
-    values = add_initializer(graph, f"{found.name}.weight_only", found.values)
+    values = add_initializer(graph, f"{product.name}.weight_only", product.values)
     shape = (columns,) if block is None else (rows // block, columns)
-    scales = found.scales
+    scales = product.scales
     repeated = lazy(lambda: np.broadcast_to(scales.numpy(), shape), scales.dtype, shape)
-    operands = [values, add_initializer(graph, f"{found.name}.scales", repeated)]
+    operands = [values, add_initializer(graph, f"{product.name}.scales", repeated)]
     attributes = {"axis": 1} if block is None else {"axis": 0, "block_size": block}
     return insert(node, "DequantizeLinear", operands, attributes).outputs[0]

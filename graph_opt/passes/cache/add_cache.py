@@ -83,12 +83,12 @@ class AddCachePass(GraphPass):
             attributes: dict[str, Any] = {name: x.value for name, x in node.attributes.items()}
             attributes.pop("is_causal", None)
             operands = [*node.inputs[:3], masks.additive(layer.window), *past]
-            made = insert(node, "Attention", operands, attributes, num_outputs=3)
-            made.name = node.name
-            made.meta.update(node.meta)
-            replace(node.outputs[0], made.outputs[0])
+            attention = insert(node, "Attention", operands, attributes, num_outputs=3)
+            attention.name = node.name
+            attention.meta.update(node.meta)
+            replace(node.outputs[0], attention.outputs[0])
             graph.remove(node, safe=True)
-            for kind, new, given in zip(_KINDS, made.outputs[1:], past, strict=True):
+            for kind, new, given in zip(_KINDS, attention.outputs[1:], past, strict=True):
                 name = present_name(number, kind)
                 new.type, new.shape = given.type, _with_length(given, "total")
                 _set_output(graph, new, name, old.get(name))
@@ -141,7 +141,7 @@ def _meaning(graph: ir.Graph, node: ir.Node) -> MaskMeaning | str:
 
 def _present_outputs(graph: ir.Graph, layers: list[_Layer]) -> dict[str, ir.Value] | str:
     """Return the existing outputs present.N.key|value by name, or why one is not what its name says."""
-    found: dict[str, ir.Value] = {}
+    presents: dict[str, ir.Value] = {}
     for output in graph.outputs:
         named = PRESENT_CACHE.fullmatch(str(output.name))
         if named is None:
@@ -149,8 +149,8 @@ def _present_outputs(graph: ir.Graph, layers: list[_Layer]) -> dict[str, ir.Valu
         number, kind = int(named[1]), named[2]
         if number >= len(layers) or not _are_heads(layers[number], kind, output):
             return f"the graph output {output.name} is not the {kind} of attention {number}"
-        found[str(output.name)] = output
-    return found
+        presents[str(output.name)] = output
+    return presents
 
 
 def _are_heads(layer: _Layer, kind: str, output: ir.Value) -> bool:

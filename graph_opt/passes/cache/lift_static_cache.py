@@ -90,11 +90,11 @@ def _lift(graph: ir.Graph, node: ir.Node, layer: int, writes: tuple[_Write, _Wri
         for kind, write in zip(("key", "value"), writes, strict=True)
     ]
     operands = [node.inputs[0], writes[0].new, writes[1].new, None, *pasts]
-    made = insert(node, "Attention", operands, attributes, num_outputs=3)
-    made.name = node.name
-    replace(node.outputs[0], made.outputs[0])
+    attention = insert(node, "Attention", operands, attributes, num_outputs=3)
+    attention.name = node.name
+    replace(node.outputs[0], attention.outputs[0])
     graph.remove(node, safe=True)
-    for past, present, write in zip(pasts, made.outputs[1:], writes, strict=True):
+    for past, present, write in zip(pasts, attention.outputs[1:], writes, strict=True):
         graph.inputs[list(graph.inputs).index(write.cache)] = past
         present.name = present_of(str(past.name))
         axes = list(past.shape or ())

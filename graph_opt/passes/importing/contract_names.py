@@ -45,12 +45,12 @@ class ContractNamesPass(GraphPass):
 
     def _rename_caches(self, graph: ir.Graph) -> None:
         for values, prefix in ((graph.inputs, PAST), (graph.outputs, PRESENT)):
-            found = {value: name for value in values if (name := _name(value, prefix)) is not None}
-            if len(set(found.values())) < len(found):
+            names = {value: name for value in values if (name := _name(value, prefix)) is not None}
+            if len(set(names.values())) < len(names):
                 self.refuse(graph[0], f"two of its caches would be named {prefix}.N.key")
                 continue
-            taken = {value.name for value in [*graph.inputs, *graph.outputs] if value not in found}
-            for value, name in found.items():
+            taken = {value.name for value in [*graph.inputs, *graph.outputs] if value not in names}
+            for value, name in names.items():
                 if name in taken:
                     continue
                 self.fired += value.name != name

@@ -59,13 +59,13 @@ def quantize(weight: Floats, form: BlockFormat, moments: Floats, drift: Floats |
     return Quantized(values, scales, None if form.symmetric else zero_points.astype(stored))
 
 
-def _refine(target: Floats, levels: Floats, found: Scales, moments: Floats, form: BlockFormat) -> Scales:
+def _refine(target: Floats, levels: Floats, scales: Scales, moments: Floats, form: BlockFormat) -> Scales:
     """Improve ``levels`` in place and return better scales."""
-    zero = np.repeat(found.zero_points, form.block_size, 0)
+    zero = np.repeat(scales.zero_points, form.block_size, 0)
     for _ in range(_ROUNDS):
-        found = refitted(target, levels - zero, found, moments, form)
-        descend(target, levels, np.repeat(found.scales, form.block_size, 0), zero, moments, form)
-    return refitted(target, levels - zero, found, moments, form)
+        scales = refitted(target, levels - zero, scales, moments, form)
+        descend(target, levels, np.repeat(scales.scales, form.block_size, 0), zero, moments, form)
+    return refitted(target, levels - zero, scales, moments, form)
 
 
 def _round(left: Floats, scale: Floats, zero: Floats, factor: Floats, form: BlockFormat) -> Floats:

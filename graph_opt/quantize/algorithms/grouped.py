@@ -112,11 +112,11 @@ class _GroupFit:
         """Move each unit to its best value, rounded."""
         for group in range(self._units.shape[1]):
             blocks = slice(group * self._per_group, (group + 1) * self._per_group)
-            own = self.multiples[:, blocks]
-            curvature = np.einsum("ni,nij,nj->n", own, self._systems[:, blocks, blocks], own)
-            wanted = self._units[:, group] + _ratio((own * self._slope[:, blocks]).sum(1), curvature)
+            multiples = self.multiples[:, blocks]
+            curvature = np.einsum("ni,nij,nj->n", multiples, self._systems[:, blocks, blocks], multiples)
+            wanted = self._units[:, group] + _ratio((multiples * self._slope[:, blocks]).sum(1), curvature)
             self._units[:, group] = np.where(wanted > 0, _rounded(wanted), self._units[:, group])
-            self._move(blocks, own * self._units[:, group, None])
+            self._move(blocks, multiples * self._units[:, group, None])
 
     def _move(self, blocks: slice, scales: Array) -> None:
         change = scales - self.scales[:, blocks]

@@ -60,13 +60,13 @@ class Calls(grpc.aio.ServerInterceptor):
         if not path.startswith(self._paths):
             return await continuation(handler_call_details)
         metadata = {name: str(value) for name, value in handler_call_details.invocation_metadata or ()}
-        own = enter(metadata)  # the handler runs in the same task
+        context = enter(metadata)  # the handler runs in the same task
         handler = await continuation(handler_call_details)
         if handler is None:
             return None
         make, field = MAKERS[handler.request_streaming, handler.response_streaming]
         checked = _checked_stream if handler.request_streaming else _checked
-        behavior = _recorded(checked(getattr(handler, field)), own, path)
+        behavior = _recorded(checked(getattr(handler, field)), context, path)
         read = handler.request_deserializer and _reading(handler.request_deserializer)
         return make(behavior, read, handler.response_serializer)
 

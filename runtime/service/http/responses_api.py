@@ -98,15 +98,15 @@ class ResponsesApi:
         await socket.accept()
         await ResponsesSocket(socket, _SocketTurns(self, socket)).run()
 
-    async def start(self, socket: WebSocket, body: Json, own: ResponseStore) -> RunningResponse:
-        """Start a turn of a WebSocket; ``own`` holds the last response of the connection."""
+    async def start(self, socket: WebSocket, body: Json, store: ResponseStore) -> RunningResponse:
+        """Start a turn of a WebSocket; ``store`` holds the last response of the connection."""
         service = service_of(socket)
         body, _ = service.split({**body, **not_included(body)}, KNOWN)
         handler = await service.llm(socket, body.get("model"))
-        ask = await self._read(service, handler, body, {}, own)
+        ask = await self._read(service, handler, body, {}, store)
         builder = ResponseBuilder(ask, handler.name)
         return RunningResponse(
-            self._events(handler, ask, builder, caller_name(), own),
+            self._events(handler, ask, builder, caller_name(), store),
             lambda error: builder.end_with("failed", _error(error)),
         )
 
@@ -144,7 +144,7 @@ class ResponsesApi:
         ask: ResponseAsk,
         builder: ResponseBuilder,
         owner: str | None,
-        own: ResponseStore | None = None,
+        store: ResponseStore | None = None,
     ) -> AsyncGenerator[list[Json], None]:
         first = list(builder.begin())
         async with aclosing(handler.generate(ask.request)) as deltas:
@@ -153,17 +153,21 @@ class ResponsesApi:
                 events = [*first, *builder.of(delta)]
                 first = []
                 if delta.usage is not None:  # store it before the client can request it by id
-                    self._keep(ask, builder, owner, own)
+                    self._keep(ask, builder, owner, store)
                 yield events
 
     def _keep(
-        self, ask: ResponseAsk, builder: ResponseBuilder, owner: str | None, own: ResponseStore | None = None
+        self,
+        ask: ResponseAsk,
+        builder: ResponseBuilder,
+        owner: str | None,
+        store: ResponseStore | None = None,
     ) -> None:
         stored = StoredResponse(builder.response, [*ask.messages, *builder.messages()], ask.items, owner)
         if ask.store:
             self._store.add(stored)
-        if own is not None:
-            own.add(stored)
+        if store is not None:
+            store.add(stored)
 
     def _in_background(
         self, handler: LLMHandler, ask: ResponseAsk, builder: ResponseBuilder, owner: str | None

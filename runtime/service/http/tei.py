@@ -176,12 +176,12 @@ async def decode(request: Request) -> Response:
     return json_response(texts, headers)
 
 
-async def root(request: Request, service: HttpService, given: Json) -> Response:
+async def root(request: Request, service: HttpService, body: Json) -> Response:
     """Answer ``POST /`` of an encoder: rank ``texts``, predict with a classifier, else embed."""
-    if "query" in given:
-        return await rank(request, service, given)
-    handler = await service.encoder(given.get("model"))
-    return await (_embed if handler.kinds else _predict)(request, service, given)
+    if "query" in body:
+        return await rank(request, service, body)
+    handler = await service.encoder(body.get("model"))
+    return await (_embed if handler.kinds else _predict)(request, service, body)
 
 
 def info(handler: EncoderHandler) -> Json:
@@ -233,14 +233,14 @@ async def _found(handler: EncoderHandler, body: Json, parameters: Json, truncate
         raise RequestError(
             f"'aggregation_strategy' must be one of {', '.join(get_args(Aggregation))}, not {shown(way)}"
         )
-    found = await handler.entities(_texts(body), aggregation=cast(Aggregation, way), truncate=truncate)
+    entities = await handler.entities(_texts(body), aggregation=cast(Aggregation, way), truncate=truncate)
     name = "entity" if way == "none" else "entity_group"
     answer = [
         [
             {name: part.label, "score": part.score, "word": part.text, "start": part.start, "end": part.end}
             for part in parts
         ]
-        for parts in found
+        for parts in entities
     ]
     return answer[0] if isinstance(body.get("inputs"), str) else answer
 

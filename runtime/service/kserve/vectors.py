@@ -162,16 +162,16 @@ def _options(request: InferenceRequest) -> dict[str, Any]:
     Raises:
         RequestError: a parameter is unknown or of the wrong type.
     """
-    given = {
+    parameters = {
         name: value
         for name, value in request.parameters.items()
         if name not in _RESERVED and not name.startswith("triton_")
     }
-    if unknown := sorted(given.keys() - _OPTIONS):
+    if unknown := sorted(parameters.keys() - _OPTIONS):
         raise RequestError(
             f"unknown parameter '{unknown[0]}'; the parameters are: {', '.join(sorted(_OPTIONS))}"
         )
-    options: dict[str, Any] = {"normalize": True, "raw_scores": False, **given}
+    options: dict[str, Any] = {"normalize": True, "raw_scores": False, **parameters}
     for name, kind in (
         *((name, bool) for name in ("truncate", "normalize", "raw_scores")),
         *((name, str) for name in ("prompt_name", "aggregation")),
