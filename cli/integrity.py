@@ -37,7 +37,7 @@ def check_integrity(model: str, *, as_json: bool) -> None:
             click.echo(f"{name.ljust(width)}  {said}")
     if bad:
         raise PackageError(
-            f"{path} is damaged: {len(bad)} of {len(integrity)} files differ from the record ({', '.join(bad)}); "
-            "export the model again"
+            f"{path} is damaged: {len(bad)} of {len(integrity)} files differ from the record "
+            f"({', '.join(bad)}); export the model again"
         )
     package.check()

@@ -108,7 +108,7 @@ def quantize_file(
         "convolutions": dynamic_conv or None,
     }
     chosen = {name: value for name, value in options.items() if value is not None}
-    found = quantize_any(
+    result = quantize_any(
         source,
         out,
         settings["method"],
@@ -119,9 +119,9 @@ def quantize_file(
         progress=progress,
     )
     if as_json:
-        print_json(found.to_dict())
+        print_json(result.to_dict())
         return
-    click.echo(found)
+    click.echo(result)
 
 
 def _images(image: Mapping[str, Any]) -> ImageOptions | None:

@@ -143,8 +143,8 @@ def _check_key_values(config: DecoderConfig) -> None:
         owner = pairs[pair.owner]
         if (owner.heads, owner.size) != (pair.heads, pair.size):
             raise CheckpointError(
-                f"config.json: layer {layer} has {pair.heads} KV heads of {pair.size}, and layer {pair.owner}, "
-                f"whose keys and values it reads, has {owner.heads} of {owner.size}"
+                f"config.json: layer {layer} has {pair.heads} KV heads of {pair.size}, and layer "
+                f"{pair.owner}, whose keys and values it reads, has {owner.heads} of {owner.size}"
             )
 
 

@@ -88,12 +88,12 @@ def _selftest(
     from ...runtime.tasks.selftest import selftest_provider  # imports the exporter
 
     with console.status(f"testing {provider}") as status:
-        found = selftest_provider(
+        result = selftest_provider(
             provider,
             device,
             time_limit=limit,
             report=report,
             on_check=lambda check: status.update(f"testing {provider}, {check}"),
         )
-    print_json(found.to_dict()) if as_json else show_selftest(found)
-    return found.passed
+    print_json(result.to_dict()) if as_json else show_selftest(result)
+    return result.passed

@@ -297,12 +297,12 @@ def config_of(
     """
     known, prefix = architecture(metadata), metadata["general.architecture"]
     keys = {**_KEYS, **known.keys}
-    found = {
+    fields = {
         key: metadata[f"{prefix}.{name}"] for name, key in keys.items() if f"{prefix}.{name}" in metadata
     }
     config = {
         "model_type": known.model_type,
-        **found,
+        **fields,
         "vocab_size": vocab_size,
         "tie_word_embeddings": tied,
         "attention_bias": biased,
@@ -375,11 +375,11 @@ def _yarn(metadata: Mapping[str, Any], scaling: str, factor: float) -> dict[str,
     for name, value in stated.items():
         if not isinstance(value, int | float) or isinstance(value, bool):
             raise CheckpointError(f"the GGUF file's '{scaling}.{name}' is {value!r}, no number")
-    found: dict[str, Any] = {key: stated[name] for name, key in names.items() if name in stated}
+    yarn: dict[str, Any] = {key: stated[name] for name, key in names.items() if name in stated}
     factors = [stated[name] for name in _ATTENTION_FACTORS if name in stated]
     if factors:
-        found["attention_factor"] = math.prod(factors) * (1 + 0.1 * math.log(max(factor, 1.0)))
-    return found
+        yarn["attention_factor"] = math.prod(factors) * (1 + 0.1 * math.log(max(factor, 1.0)))
+    return yarn
 
 
 def _same_in_all_layers(value: Any, key: str) -> Any:

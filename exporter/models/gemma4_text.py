@@ -204,7 +204,7 @@ def layer_inputs(net: Decoder, prefix: str, x: ir.Value) -> Sequence[ir.Value]:
 
 
 def gated_input(net: Decoder, x: ir.Value, layer_values: ir.Value, width: int) -> ir.Value:
-    """Return norm(projection(act(gate(x)) * given)), ``layer_values`` [batch, sequence, width] the layer's input."""
+    """Return norm(projection(act(gate(x)) * layer_values)); the latter are [batch, sequence, width]."""
     hidden = net.config.hidden_size
     gate = layers.activation(net, layers.linear(net, "per_layer_input_gate", x, hidden, width))
     product = net.op("Mul", gate, layer_values)

@@ -66,25 +66,25 @@ def joined_mask(graph: ir.Graph, masks: CausalMasks, node: ir.Node, *, padding: 
     Returns:
         The mask; None if the Attention has neither a mask nor ``is_causal``.
     """
-    given = node.inputs[3] if len(node.inputs) > 3 else None
+    stated_mask = node.inputs[3] if len(node.inputs) > 3 else None
     causal = bool(int_attribute(node, "is_causal", 0))
-    if given is None:
+    if stated_mask is None:
         return masks.additive() if causal else None
-    hides_padding = any(value.name == ATTENTION_MASK for value in probe.inputs_of(given))
+    hides_padding = any(value.name == ATTENTION_MASK for value in probe.inputs_of(stated_mask))
     hidden = ([masks.visible()] if causal else []) + ([masks.real()] if padding and not hides_padding else [])
-    if given.dtype != ir.DataType.BOOL and not hidden:
-        return given
-    reader = next(node for node in graph if any(value is given for value in node.inputs))
-    if given.dtype == ir.DataType.BOOL:
-        seen = given
+    if stated_mask.dtype != ir.DataType.BOOL and not hidden:
+        return stated_mask
+    reader = next(node for node in graph if any(value is stated_mask for value in node.inputs))
+    if stated_mask.dtype == ir.DataType.BOOL:
+        seen = stated_mask
         for condition in hidden:
             seen = insert(reader, "And", [seen, condition]).outputs[0]
         return masks.as_numbers(seen, reader)
     lowest = shared_constant(graph, "mask.lowest", np.array(LOWEST, np.float32))
-    mask = given
+    mask = stated_mask
     for condition in hidden:
         mask = insert(reader, "Where", [condition, mask, lowest]).outputs[0]
-    mask.shape, mask.dtype = given.shape, ir.DataType.FLOAT
+    mask.shape, mask.dtype = stated_mask.shape, ir.DataType.FLOAT
     return mask
 
 

@@ -184,12 +184,12 @@ def _slice(tokens: TokenAxes, node: ir.Node) -> Axis:
 
 
 def _reduce(tokens: TokenAxes, node: ir.Node) -> Axis:
-    found, rank = _first(tokens, node), tokens.rank(tokens.operand(node, 0))
+    reduced, rank = _first(tokens, node), tokens.rank(tokens.operand(node, 0))
     given = constant(node.inputs[1]) if len(node.inputs) > 1 else None
     axes = [] if given is None else [int(axis) % rank for axis in given]
-    tokens.require(node, bool(axes) and found.index not in axes)
-    gone = 0 if int_attribute(node, "keepdims", 1) else sum(axis < found.index for axis in axes)
-    return Axis(found.index - gone, found.flat)
+    tokens.require(node, bool(axes) and reduced.index not in axes)
+    gone = 0 if int_attribute(node, "keepdims", 1) else sum(axis < reduced.index for axis in axes)
+    return Axis(reduced.index - gone, reduced.flat)
 
 
 def _product(tokens: TokenAxes, node: ir.Node) -> Axis:

@@ -203,8 +203,8 @@ def _remarks(name: str, result: OutputResult) -> list[str]:
         remarks.append("constant in the reference for all inputs, so its dependence on them was not compared")
     if result.rounding is not None and result.reason is None:
         remarks.append(
-            f"a relative error of {result.rounding:.2g} is allowed: it is within 10 times the measured rounding "
-            "error of the reference"
+            f"a relative error of {result.rounding:.2g} is allowed: it is within 10 times the measured "
+            "rounding error of the reference"
         )
     if result.kind == "exact" and result.mismatches and result.reason is None:
         remarks.append(

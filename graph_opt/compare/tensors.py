@@ -104,12 +104,12 @@ def compare_tensors(
         # The first run is repeated: random operators with equal seeds must not agree by running in step.
         expected = reference.run(sample.feed) if number == 0 else _expected(reference, sample)
         try:
-            found = candidate.run(sample.feed)
+            outputs = candidate.run(sample.feed)
         except (GraphError, UsageError):
             if interface:  # which says why it cannot run on the reference's inputs
                 return report
             raise
-        _add_run(tallies, absent, expected, found)
+        _add_run(tallies, absent, expected, outputs)
         if progress is not None:
             progress(number + 1, len(samples), "")
     if not tallies and not interface:
@@ -257,12 +257,12 @@ def _failures_in_evaluator(
 ) -> dict[str, OutputResult]:
     """Return the outputs that differ between candidate and reference in ONNX's evaluator."""
     exact = evaluated(reference.model, reference.inputs, sample.feed)
-    found = None if exact is None else evaluated(candidate.model, candidate.inputs, sample.feed)
-    if exact is None or found is None or not _agree(_expected(reference, sample), exact, bars):
+    outputs = None if exact is None else evaluated(candidate.model, candidate.inputs, sample.feed)
+    if exact is None or outputs is None or not _agree(_expected(reference, sample), exact, bars):
         return {}
     tallies: dict[str, Tally] = {}
     absent: dict[str, str] = {}
-    _add_run(tallies, absent, exact, found)
+    _add_run(tallies, absent, exact, outputs)
     results = _results(tallies, absent, bars, reference, [sample], rounded=False)
     return {f"{name}, in ONNX's evaluator,": one for name, one in results.items() if one.reason is not None}
 

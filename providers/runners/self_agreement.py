@@ -113,12 +113,12 @@ def _logits(
 ) -> npt.NDArray[np.float32]:
     """Return the logits of the last ``wanted`` tokens of each piece of ``size`` tokens, of all by default."""
     slot = runner.info.max_slots - 1
-    found = []
+    last_logits = []
     try:
         for start in range(0, len(tokens), size):
             piece = tokens[start : start + size]
             (logits,) = runner.forward([Row(slot, piece, start, num_logits=wanted or len(piece))])
-            found.append(logits.copy())
+            last_logits.append(logits.copy())
     finally:
         runner.release(slot)
-    return np.concatenate(found)
+    return np.concatenate(last_logits)

@@ -45,7 +45,8 @@ class DiffReport(Report):
         differences = self.differences
         if self.same:
             return [("the same", f"{differences.matched} nodes")]
-        counts = f"{differences.matched} in both, {len(differences.only_a)} only in A, {len(differences.only_b)} only in B"
+        only = f"{len(differences.only_a)} only in A, {len(differences.only_b)} only in B"
+        counts = f"{differences.matched} in both, {only}"
         sections = ((title, "\n".join(_by_layer(lines))) for title, lines in _sections(differences))
         return [("nodes", counts), *((title, text) for title, text in sections if text)]
 
@@ -53,7 +54,8 @@ class DiffReport(Report):
         differences = self.differences
         if self.same:
             return f"the same: {differences.matched} nodes"
-        text = f"{differences.matched} nodes in both, {len(differences.only_a)} only in A, {len(differences.only_b)} only in B"
+        only = f"{len(differences.only_a)} only in A, {len(differences.only_b)} only in B"
+        text = f"{differences.matched} nodes in both, {only}"
         for title, lines in _sections(differences):
             shown = list(_by_layer(lines))
             text += f"\n\n{title}:" + "".join(f"\n  {line}" for line in shown) if shown else ""

@@ -143,13 +143,13 @@ def evaluate(
         if value is not None and value < least:
             raise UsageError(f"{name} must be at least {least}, not {value}")
     models = _compared(model_config(model, fields), reference)
-    names = [str(one.model) for one in models]
+    names = [str(path.model) for path in models]
     content = _content(text, names)
     with contextlib.ExitStack() as stack:
         loaded = [stack.enter_context(_opened(models[0], prompts, progress))]
         tokens = _tokens(loaded[0], content)[:max_tokens]  # before the reference is loaded
-        loaded += [stack.enter_context(_opened(one, prompts, progress)) for one in models[1:]]
-        runners = [one.runner for one in loaded]
+        loaded += [stack.enter_context(_opened(path, prompts, progress)) for path in models[1:]]
+        runners = [path.runner for path in loaded]
         width = window or min(_LONGEST_WINDOW, *(runner.info.context_length for runner in runners))
         prediction = predict(
             runners[0],
@@ -166,7 +166,7 @@ def evaluate(
         reference=names[1] if reference is not None else None,
         prediction=prediction,
         greedy=greedy,
-        notes=tuple(note for one in loaded for note in load_notes(one)),
+        notes=tuple(note for path in loaded for note in load_notes(path)),
     )
 
 

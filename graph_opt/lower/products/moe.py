@@ -84,13 +84,19 @@ class FusedExpertsPass(GraphPass):
     def _misfit(self, weights: Sequence[BlockedWeight], products: int) -> str | None:
         if len(weights) < products:
             return "the weights of some experts are float, or have a type without a kernel"
-        kinds = {(one.bits, one.block_size, one.axis, one.zero_points is None) for one in weights}
+        kinds = {
+            (blocked.bits, blocked.block_size, blocked.axis, blocked.zero_points is None)
+            for blocked in weights
+        }
         first, kernels = weights[0], self.kernels
         if len(kinds) > 1 or first.axis != 0:
             return "the experts' weights differ in bits, block size or zero points"
         if first.bits not in kernels.bits:
             return f"the target has no QMoE for {first.bits} bits that is faster than separate experts"
-        if any(one.inputs % max(kernels.multiple, one.block_size) or one.blocks == 1 for one in weights):
+        if any(
+            blocked.inputs % max(kernels.multiple, blocked.block_size) or blocked.blocks == 1
+            for blocked in weights
+        ):
             return "the target's QMoE does not support experts of this size"
         if first.zero_points is not None and first.block_size < kernels.zero_point_block:
             return (

@@ -59,8 +59,11 @@ def _misfit(mixture: Mixture, stored: TilePacker | None) -> str | None:
         return "the weights of some experts are float, or have a type without a kernel"
     for expert, _ in blocked:
         if expert.block_size not in BLOCKS or expert.axis != 0 or expert.scales.dtype != ir.DataType.FLOAT:
-            kind = f"blocks of {expert.block_size} on axis {expert.axis} with scales of {expert.scales.dtype.name}"
-            return f"the kernels have no {kind}"
+            scales = expert.scales.dtype.name
+            return (
+                f"the kernels have no blocks of {expert.block_size} on axis {expert.axis} "
+                f"with scales of {scales}"
+            )
     for places in (0, 1), (2,):
         pairs = [pair for place in places for pair in _blocked(mixture.experts, place)]
         if len({tuple(_tiles(pair, stored)[1].items()) for pair in pairs}) > 1:

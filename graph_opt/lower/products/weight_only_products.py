@@ -44,13 +44,13 @@ class WeightOnlyProductsPass(GraphPass):
             for node in static_readers(source):
                 self._rewrite(graph, source, node, static_product(node))
 
-    def _rewrite(self, graph: ir.Graph, source: ir.Node, node: ir.Node, found: Product | str) -> None:
-        if isinstance(found, str):
-            self.refuse(node, found)
+    def _rewrite(self, graph: ir.Graph, source: ir.Node, node: ir.Node, match: Product | str) -> None:
+        if isinstance(match, str):
+            self.refuse(node, match)
             return
-        product = insert(node, "MatMul", [source.inputs[0], _dequantized(graph, node, found)]).outputs[0]
-        replace(found.scaled, product)
-        remove_unused(graph, found.scaled.producer())
+        product = insert(node, "MatMul", [source.inputs[0], _dequantized(graph, node, match)]).outputs[0]
+        replace(match.scaled, product)
+        remove_unused(graph, match.scaled.producer())
         self.fired += 1
 
 

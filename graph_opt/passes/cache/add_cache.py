@@ -60,11 +60,11 @@ class AddCachePass(GraphPass):
         except Mixed as mixed:
             self.refuse(mixed.node, f"the graph has no KV cache, and none can be added: {mixed}")
             return
-        found = [_layer(graph, tokens, node) for node in nodes]
-        for node, layer in zip(nodes, found, strict=True):
+        cached_layers = [_layer(graph, tokens, node) for node in nodes]
+        for node, layer in zip(nodes, cached_layers, strict=True):
             if isinstance(layer, str):
                 self.refuse(node, layer)
-        layers = [layer for layer in found if isinstance(layer, _Layer)]
+        layers = [layer for layer in cached_layers if isinstance(layer, _Layer)]
         if len(layers) < len(nodes):
             return
         old = _present_outputs(graph, layers)
@@ -131,12 +131,12 @@ def _layer(graph: ir.Graph, tokens: TokenAxes, node: ir.Node) -> _Layer | str:
 
 
 def _meaning(graph: ir.Graph, node: ir.Node) -> MaskMeaning | str:
-    given = node.inputs[3] if len(node.inputs) > 3 else None
-    if given is None:
+    stated_mask = node.inputs[3] if len(node.inputs) > 3 else None
+    if stated_mask is None:
         causal = bool(int_attribute(node, "is_causal", 0))
         return MaskMeaning() if causal else "it has no mask, so it is not causal"
     mask = joined_mask(graph, CausalMasks(graph), node, padding=False)
-    return known_meaning(graph, mask if mask is not None else given)
+    return known_meaning(graph, mask if mask is not None else stated_mask)
 
 
 def _present_outputs(graph: ir.Graph, layers: list[_Layer]) -> dict[str, ir.Value] | str:
@@ -158,12 +158,12 @@ def _are_heads(layer: _Layer, kind: str, output: ir.Value) -> bool:
     operand, size = layer.operand(kind), layer.sizes[_KINDS.index(kind)]
     joined = np.random.default_rng(0).standard_normal((2, 3, layer.heads * size)).astype(np.float32)
     split = joined.reshape(2, 3, layer.heads, size).swapaxes(1, 2)
-    for source, result, given, wanted in (
+    for source, result, stated, wanted in (
         (operand, output, joined, split),
         (output, operand, split, joined),
     ):
         part = region([source], result)
-        if not isinstance(part, str) and np.array_equal(part(given), wanted):
+        if not isinstance(part, str) and np.array_equal(part(stated), wanted):
             return True
     return False
 

@@ -37,13 +37,13 @@ class LiftStaticCachePass(GraphPass):
         """Replace the caches of all attentions or of none, because they share the length inputs."""
         if not is_decoder(graph) or not any(nodes_of(graph, "TensorScatter")):
             return
-        found = [(node, _writes(node)) for node in nodes_of(graph, "Attention")]
-        for node, writes in found:
+        written = [(node, _writes(node)) for node in nodes_of(graph, "Attention")]
+        for node, writes in written:
             if isinstance(writes, str):
                 self.refuse(node, writes)
-        if any(isinstance(writes, str) for _, writes in found):
+        if any(isinstance(writes, str) for _, writes in written):
             return
-        for layer, (node, writes) in enumerate(found):
+        for layer, (node, writes) in enumerate(written):
             if not isinstance(writes, str):
                 _lift(graph, node, layer, writes)
                 self.fired += 1

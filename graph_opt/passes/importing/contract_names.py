@@ -60,15 +60,15 @@ class ContractNamesPass(GraphPass):
 
 def _axis_names(graph: ir.Graph) -> dict[str | None, str]:
     """Return the contract's name of each differently named axis, unless another axis has that name."""
-    found: dict[str | None, str] = {}
+    axis_names: dict[str | None, str] = {}
     for value in [*graph.inputs, *graph.outputs]:
         name = str(value.name)
         names = _AXES.get(name.split(".")[0] if _CONTRACT.fullmatch(name) else name, ())
         for dim, wanted in zip(value.shape or (), names, strict=False):
             if wanted is not None and _symbol(dim) is not None:
-                found.setdefault(_symbol(dim), wanted)
-    taken = {_symbol(dim) for value in _values(graph) for dim in value.shape or ()} - set(found)
-    return {old: name for old, name in found.items() if old != name and name not in taken}
+                axis_names.setdefault(_symbol(dim), wanted)
+    taken = {_symbol(dim) for value in _values(graph) for dim in value.shape or ()} - set(axis_names)
+    return {old: name for old, name in axis_names.items() if old != name and name not in taken}
 
 
 def _symbol(dim: int | ir.SymbolicDim) -> str | None:

@@ -93,12 +93,12 @@ class SplitProjectionsPass(GraphPass):
                 self.refuse(node, parts)
             elif parts:
                 cuts[operand].append(_Cut(node, bias, parts))
-        for operand, found in cuts.items():
-            if len(operand.uses()) > len(found) or len({cut.bounds for cut in found}) > 1:
-                self.refuse(found[0].node, "other consumers of its weight split it differently")
+        for operand, product_cut in cuts.items():
+            if len(operand.uses()) > len(product_cut) or len({cut.bounds for cut in product_cut}) > 1:
+                self.refuse(product_cut[0].node, "other consumers of its weight split it differently")
                 continue
             made: dict[tuple[ir.Value, int, int], ir.Value] = {}
-            for cut in found:
+            for cut in product_cut:
                 _split(graph, cut, made)
                 self.fired += 1
 

@@ -70,13 +70,13 @@ class SinkTransposesPass(EveryGraphPass):
             if moved is None:
                 return False
             operands[1], after = moved
-        made = insert(node, node.op_type, operands, attributes)
-        made.name = node.name
-        back = insert(node, "Transpose", [made.outputs[0]], {"perm": after}) if after else made
+        copy = insert(node, node.op_type, operands, attributes)
+        copy.name = node.name
+        back = insert(node, "Transpose", [copy.outputs[0]], {"perm": after}) if after else copy
         old = node.outputs[0]
-        if back is not made:
-            made.outputs[0].type = old.type
-            made.outputs[0].shape = _permuted(old.shape, _inverse(after))
+        if back is not copy:
+            copy.outputs[0].type = old.type
+            copy.outputs[0].shape = _permuted(old.shape, _inverse(after))
         replace(old, back.outputs[0])
         remove_unused(graph, node)
         return True

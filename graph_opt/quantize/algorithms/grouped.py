@@ -60,7 +60,9 @@ def starting_scales(weight: Floats, form: BlockFormat, importance: Floats) -> Sc
     return share_units(weight, free, form, importance) if form.group_size else free
 
 
-def refitted(target: Floats, levels: Floats, found: Scales, moments: Floats, form: BlockFormat) -> Scales:
+def refitted(
+    target: Floats, levels: Floats, block_scales: Scales, moments: Floats, form: BlockFormat
+) -> Scales:
     """Return the scales with the least squared error of the products, given the levels.
 
     With groups, multiples and units are fitted in turn, each given all others.
@@ -68,24 +70,24 @@ def refitted(target: Floats, levels: Floats, found: Scales, moments: Floats, for
     Args:
         target: the float matrix, [in, out].
         levels: levels minus zero points, [in, out].
-        found: the current scales.
+        block_scales: the current scales.
         moments: E[x x^T], [in, in].
         form: the format.
     """
-    if found.multiples is None:
-        return found._replace(scales=fit_scales(target, levels, found.scales, moments))
-    scales, multiples = np.empty_like(found.scales), np.empty_like(found.scales)
-    most = _most_multiples(found.zero_points, form)
+    if block_scales.multiples is None:
+        return block_scales._replace(scales=fit_scales(target, levels, block_scales.scales, moments))
+    scales, multiples = np.empty_like(block_scales.scales), np.empty_like(block_scales.scales)
+    most = _most_multiples(block_scales.zero_points, form)
     per_group = form.group_size // form.block_size
     for columns in column_parts(*scales.shape):
         systems, aims = block_systems(target[:, columns], levels[:, columns], len(scales), moments)
-        start = found.scales[:, columns].T, found.multiples[:, columns].T, most[:, columns].T
+        start = block_scales.scales[:, columns].T, block_scales.multiples[:, columns].T, most[:, columns].T
         fit = _GroupFit(systems, aims, *start, per_group)
         for _ in range(_SWEEPS):
             fit.fit_multiples()
             fit.fit_units()
         scales[:, columns], multiples[:, columns] = fit.scales.T, fit.multiples.T
-    return found._replace(scales=scales, multiples=multiples)
+    return block_scales._replace(scales=scales, multiples=multiples)
 
 
 class _GroupFit:

@@ -165,8 +165,8 @@ def _form(form: Any) -> Json:
     raise RequestError(f"'output_config.format' must have the type json_schema, not {shown(form)}")
 
 
-def _thinking(given: Any, options: Json) -> Json:
-    match given:
+def _thinking(thinking_options: Any, options: Json) -> Json:
+    match thinking_options:
         case {"type": "enabled", "budget_tokens": int(budget)} if budget >= 0 and not isinstance(
             budget, bool
         ):
@@ -178,7 +178,9 @@ def _thinking(given: Any, options: Json) -> Json:
             return {"enable_thinking": True}
         case {"type": "disabled"}:
             return {"enable_thinking": False}
-    raise RequestError(f"'thinking' must have the type enabled, disabled or adaptive, not {shown(given)}")
+    raise RequestError(
+        f"'thinking' must have the type enabled, disabled or adaptive, not {shown(thinking_options)}"
+    )
 
 
 def _stop(reason: str | None, stop: str | int | None, *, calls: bool) -> tuple[str, str | None]:

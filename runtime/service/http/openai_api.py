@@ -163,11 +163,11 @@ async def text_embeddings(request: Request) -> Response:
     body, headers = await service.known_body(request, embeddings.KNOWN)
     handler = await service.embedder(body.get("model"))
     ask = embeddings.read_embeddings(body)
-    found = await while_connected(
+    result = await while_connected(
         request.receive,
         handler.embed(ask.inputs, **ask.options),
     )
-    return json_response(embeddings.embeddings_response(ask, found, handler.name), headers)
+    return json_response(embeddings.embeddings_response(ask, result, handler.name), headers)
 
 
 async def list_models(request: Request) -> Response:

@@ -116,11 +116,11 @@ class ResponsesApi:
         handler: LLMHandler,
         body: Json,
         headers: dict[str, str],
-        own: ResponseStore | None = None,
+        socket_store: ResponseStore | None = None,
     ) -> ResponseAsk:
         before: list[Message] = []
         if (previous := text_field("previous_response_id", body.get("previous_response_id"))) is not None:
-            store = own if own is not None and previous in own else self._store
+            store = socket_store if socket_store is not None and previous in socket_store else self._store
             before = store.get(previous, caller_name()).messages
         read = read_response(body, handler.defaults, before)
         return dataclasses.replace(read, request=await service.admitted(read.request, headers))

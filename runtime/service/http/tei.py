@@ -142,14 +142,14 @@ async def tokenize(request: Request, service: HttpService, given: Mapping[str, A
     texts, prompt = _texts(body), text_field("prompt_name", body.get("prompt_name"))
     special = _flag(body, "add_special_tokens", default=True)
     handler = await service.encoder(body.get("model"))
-    found = await handler.tokenize(texts, add_special_tokens=special, prompt=prompt)
+    token_lists = await handler.tokenize(texts, add_special_tokens=special, prompt=prompt)
     words = handler.prompt_text(prompt)
     answer = [
         [
             _token(handler, words + text, *token)
             for token in zip(tokens.ids, tokens.special, tokens.spans, strict=True)
         ]
-        for text, tokens in zip(texts, found, strict=True)
+        for text, tokens in zip(texts, token_lists, strict=True)
     ]
     return json_response(answer, headers)
 

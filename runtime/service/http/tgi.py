@@ -78,11 +78,11 @@ async def either(request: Request) -> Response:
 
 async def _answer(request: Request, body: Json, *, stream: bool | None) -> Response:
     service = service_of(request)
-    given = body.get("parameters") or {}
-    if not isinstance(given, dict):
-        raise RequestError(f"'parameters' must be an object, not {shown(given)}")
-    parameters = {name: value for name, value in given.items() if name in _READ}
-    unknown = {f"parameters.{name}": value for name, value in given.items() if name not in _READ}
+    options = body.get("parameters") or {}
+    if not isinstance(options, dict):
+        raise RequestError(f"'parameters' must be an object, not {shown(options)}")
+    parameters = {name: value for name, value in options.items() if name in _READ}
+    unknown = {f"parameters.{name}": value for name, value in options.items() if name not in _READ}
     body, headers = service.split({**body, **unknown}, _KNOWN)
     handler = await service.llm(request, body.get("model"), parameters.get("adapter_id"))
     streams = stream if stream is not None else bool_field("stream", body.get("stream") or False)

@@ -115,11 +115,14 @@ class TextRequest:
     async def whole(self, handler: LLMHandler) -> dict[str, Array]:
         """Return all outputs after generation has ended."""
         result = await handler.complete(self.generation)
-        texts = [self.prompt + one.text if self.prepend else one.text for one in result.choices]
+        texts = [
+            self.prompt + continuation.text if self.prepend else continuation.text
+            for continuation in result.choices
+        ]
         outputs = self._outputs(
             texts,
             [str(choice.finish_reason) for choice in result.choices],
-            [(one.token_ids, one.logprobs) for one in result.choices],
+            [(continuation.token_ids, continuation.logprobs) for continuation in result.choices],
             result.usage.prompt_tokens,
         )
         return {**outputs, **self._details(result.choices, handler.llm.end_token_ids)}
