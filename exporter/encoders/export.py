@@ -32,11 +32,11 @@ class EncoderFamily(Protocol):
     ``vocabulary(net, raw, states, base)`` [batch, sequence, vocabulary]. ``base`` prefixes the tensors.
 
     Attributes:
-        BASE: the prefix of the encoder's tensors in a checkpoint with a head.
+        BASE: the prefix of the encoder's tensors in a checkpoint with a head, or several of which it has one.
         UNUSED: parts of the names of tensors that only other tasks need.
     """
 
-    BASE: str
+    BASE: str | tuple[str, ...]
     UNUSED: tuple[str, ...]
 
     def config(self, raw: RawConfig, labels: int) -> EncoderConfig:
@@ -77,7 +77,8 @@ def export_encoder(
     checkpoint = Checkpoint(source, tensors)
     _check_layers(normalised, checkpoint)
     net = EncoderWriter(normalised, checkpoint)
-    base = family.BASE if checkpoint.has_prefix(f"{family.BASE}.") else ""
+    bases = (family.BASE,) if isinstance(family.BASE, str) else family.BASE
+    base = next((name for name in bases if checkpoint.has_prefix(f"{name}.")), "")
     with net.base(base):
         states = family.build(net, raw)
     model = net.finish(states, _heads(family, net, raw, states, base))

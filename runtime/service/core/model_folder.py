@@ -127,11 +127,13 @@ def encoder_loader(model: ModelConfig, *, warm_up: bool) -> ModelLoader | None:
 
     Raises:
         CheckpointError: see ``is_encoder_folder``.
+        UsageError: a ``config.toml`` in the folder is invalid.
     """
     if (folder := encoder_folder(model.model)) is None:
         return None
+    options = _settings(folder / CONFIG_FILE).encoder
     return ModelLoader(
-        lambda: load_encoder(folder, model.provider, {}, warm_up=warm_up),
+        _encoder_load(folder, model, options, folder, warm_up=warm_up),
         kind="encoder",
         device_memory=_memory_of(model),
     )
