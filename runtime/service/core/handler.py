@@ -31,6 +31,7 @@ from .caller import CALLER, caller_name, check_tokens, spend
 from .chat import Conversation
 from .messages import Delta, Embeddings, GenerationRequest, Prompt, with_gap
 from .observer import Observer
+from .request_context import promise
 from .served_model import ServedModel
 
 LOADING = "the model is still loading; retry later"
@@ -161,6 +162,7 @@ class LLMHandler:
                 if await stream.accepted():
                     opening = _opening(stream, with_tokens=request.return_token_ids)
                     spend(opening.prompt_tokens)
+                    promise(stream.group.requests[0].expected_seconds)
                     if observer is not None:
                         observer.delta(opening, None)
                     yield opening
@@ -178,7 +180,8 @@ class LLMHandler:
                 self._requests.mean_seconds += (time.monotonic() - start - self._requests.mean_seconds) / 8
             except QueueFullError as error:
                 stats = llm.stats()
-                error.retry_after = self._requests.mean_seconds * stats.waiting / max(1, stats.slots)
+                waiting = self._requests.mean_seconds * stats.waiting / max(1, stats.slots)
+                error.retry_after = error.retry_after or waiting
                 observer = None  # the engine did not accept the request
                 raise
             except BaseException as error:
