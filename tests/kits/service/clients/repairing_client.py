@@ -1,7 +1,7 @@
 """python repairing_client.py URL FOLDER: an agent of OpenAI's SDK repairs a file with a small real model.
 
-The client demands which tool comes next, as a workflow does: read, then edit and test until the test passes. The
-model chooses the arguments, and the grammar of the demanded call keeps them valid.
+The client demands which tool comes next, as a workflow does: read, then edit and test until the test passes.
+The model chooses the arguments, and the grammar of the demanded call keeps them valid.
 """
 
 from __future__ import annotations
