@@ -21,6 +21,7 @@ from ...models.config import ModelConfig
 from ...models.loading import load_for_engine
 from ...models.model_source import ModelSummary
 from ...types.sampling_params import SamplingParams
+from ...types.structured_output import StructuredOutput
 from .messages import ModelInfo
 
 _log = logging.getLogger(__name__)
@@ -99,7 +100,7 @@ async def _warm_up_chats(llm: AsyncLLM) -> None:
     # A template may refuse this conversation; requests are told why theirs is refused.
     with contextlib.suppress(ChatTemplateError, PromptTooLongError):
         await llm.render([{"role": "user", "content": "x"}])
-    params = SamplingParams(max_tokens=1, structured_output={"json_object": True})
+    params = SamplingParams(max_tokens=1, structured_output=StructuredOutput(json_object=True))
     with contextlib.suppress(CarryallError):  # requests are told why
         _ = [output async for output in llm.generate([0], params, cache_salt="warm-up")]
 

@@ -58,7 +58,7 @@ def run_test() -> str:
     return told
 
 
-class Demands(RunHooks[Any]):
+class Demands(RunHooks[Any]):  # type: ignore[misc]
     """Demands the next tool when one has ended."""
 
     async def on_tool_end(self, context: Any, agent: Any, tool: Any, result: Any) -> None:

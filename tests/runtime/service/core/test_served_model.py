@@ -15,6 +15,7 @@ from carryall.errors import ProviderRuntimeError, UsageError
 from carryall.runtime.api.async_llm import AsyncLLM
 from carryall.runtime.service.core.served_model import load_served_model
 from carryall.runtime.types.sampling_params import SamplingParams
+from carryall.runtime.types.structured_output import StructuredOutput
 
 
 @pytest.mark.parametrize("warm_up", [False, True])
@@ -89,7 +90,7 @@ def test_the_vocabulary_of_grammars_is_read_before_requests(
     served = load_served_model("demo", provider="null", warm_up=True, chat_template=template)
     try:
         assert len(read) == 1
-        params = SamplingParams(max_tokens=4, structured_output={"regex": "[0-9]+"})
+        params = SamplingParams(max_tokens=4, structured_output=StructuredOutput(regex="[0-9]+"))
 
         async def text() -> str:
             *_, last = [output async for output in served.llm.generate("x", params)]
