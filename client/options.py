@@ -68,3 +68,29 @@ class Scheduling(TypedDict, total=False):
 
 class Options(Sampling, Scheduling, total=False):
     """All options of a generation or chat request."""
+
+
+class TextOptions(TypedDict, total=False):
+    """Options of texts for an encoder."""
+
+    prompt_name: str
+    """The prompt of the model that is put before each text; by default that of the model."""
+    truncate: bool
+    """Cut texts that are too long, instead of refusing them; by default as the model is served."""
+
+
+class ClassifyOptions(TypedDict, total=False):
+    """Options of a classification."""
+
+    candidate_labels: Sequence[str]
+    """Labels for a model of natural language inference to choose from."""
+    hypothesis: str
+    """A sentence with {} in place of a candidate label."""
+    multi_label: bool
+    """Candidate labels do not exclude each other."""
+    raw_scores: bool
+    """Return logits, instead of probabilities."""
+    truncate: bool
+    """Cut texts that are too long, instead of refusing them; by default as the model is served."""
+    aggregation: str
+    """How a classifier of tokens joins them: none, simple, first, average or max."""

@@ -17,7 +17,7 @@ from ...types.sampling_params import SamplingParams
 _CONTEXT = 6
 
 
-class TextPart(NamedTuple):
+class OutputPart(NamedTuple):
     """The next part of the output: text, reasoning and tool calls."""
 
     text: str = ""
@@ -81,7 +81,7 @@ class OutputText:
             self._pieces.append("" if self._stopped else self._rest())
         self._ended = True
 
-    def take(self, limit: int, *, ended: bool) -> TextPart:
+    def take(self, limit: int, *, ended: bool) -> OutputPart:
         """Return the text of the first ``limit`` tokens that no earlier call returned.
 
         Args:
@@ -100,12 +100,12 @@ class OutputText:
             if last and start == 0 and self._parser is None:
                 text = self._detokenizer.text_of(self._tokens[:stop])
                 if text is not None:
-                    return TextPart(text)
+                    return OutputPart(text)
             pieces = [self._detokenizer.push(token) for token in self._tokens[start:stop]]
             if last:
                 pieces.append(self._rest())
         if self._parser is None:
-            return TextPart("".join(pieces))
+            return OutputPart("".join(pieces))
         return self._parsed(self._parser, pieces, stop - start, last=last, cut=self._cut)
 
     def token_text(self, token_id: int) -> tuple[str, tuple[int, ...] | None]:
@@ -120,7 +120,7 @@ class OutputText:
     @staticmethod
     def _parsed(
         parser: MessageParser, pieces: Sequence[str], tokens: int, *, last: bool, cut: bool
-    ) -> TextPart:
+    ) -> OutputPart:
         """Parse pieces, of which the first ``tokens`` are of one token each; return what they added."""
         message = parser.message
         content, calls = message.content.mark, len(message.tool_calls)
@@ -130,7 +130,7 @@ class OutputText:
             thoughts.append(message.reasoning.mark)
         if last:
             parser.end(cut=cut)
-        return TextPart(
+        return OutputPart(
             message.content.between(content, message.content.mark),
             message.reasoning.between(reasoning, message.reasoning.mark),
             merged_calls(message.tool_calls[calls:]),

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .argument_readers import LiteralReader, PairsReader
-from .base import Message, MessageParser
+from .base import MessageParser, ParsedMessage
 from .call_reader import ArgumentsReader, CallReader, name_of_cut
 from .formats import NAME, NAME_PATTERN, AnswerFormat, CallFormat
 from .json_span import JsonSpan
@@ -38,7 +38,12 @@ class AnswerParser(MessageParser):
     """
 
     def __init__(
-        self, message: Message, answer: AnswerFormat, tools: Sequence[Mapping[str, Any]], *, opened: bool
+        self,
+        message: ParsedMessage,
+        answer: AnswerFormat,
+        tools: Sequence[Mapping[str, Any]],
+        *,
+        opened: bool,
     ) -> None:
         super().__init__(message)
         self.needs_special_tokens = answer.special

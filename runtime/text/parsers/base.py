@@ -43,7 +43,7 @@ class StrippedText:
 
 
 @dataclass(slots=True)
-class Message:
+class ParsedMessage:
     """The parsed part of a message."""
 
     content: StrippedText = field(default_factory=StrippedText)
@@ -101,7 +101,7 @@ class MessageParser(abc.ABC):
 
     needs_special_tokens = True
 
-    def __init__(self, message: Message) -> None:
+    def __init__(self, message: ParsedMessage) -> None:
         self.message = message
         self._text = ""  # not parsed yet
         self._cut = False  # whether the message ended before the model ended it

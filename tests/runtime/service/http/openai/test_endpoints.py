@@ -10,7 +10,7 @@ import pytest
 
 from carryall.errors import RequestError
 from carryall.runtime.service.core.chat import Conversation
-from carryall.runtime.service.core.messages import Choice, Generation, GenerationRequest, Usage
+from carryall.runtime.service.core.messages import Delta, Generation, GenerationRequest, Usage
 from carryall.runtime.service.http.openai.chat import chat_request
 from carryall.runtime.service.http.openai.completions import completion_request
 from carryall.runtime.service.http.openai.endpoints import ENDPOINTS
@@ -228,6 +228,7 @@ def test_tools_and_past_calls_reach_the_template_as_objects() -> None:
 
 def generation(logprobs: list[dict[int, Logprob]], **options: Any) -> Generation:
     choice: dict[str, Any] = {
+        "request_id": "r1",
         "index": 0,
         "text": "ab!",
         "token_ids": [7, 9][: len(logprobs) or 2],
@@ -236,7 +237,7 @@ def generation(logprobs: list[dict[int, Logprob]], **options: Any) -> Generation
         "stop_reason": None,
     }
     usage = Usage(prompt_tokens=4, completion_tokens=2, cached_tokens=3, reasoning_tokens=1)
-    return Generation(request_id="r1", choices=[Choice(**{**choice, **options})], usage=usage)
+    return Generation(request_id="r1", choices=[Delta(**{**choice, **options})], usage=usage)
 
 
 CANDIDATES = [
