@@ -25,7 +25,9 @@ def command(ctx: click.Context) -> None:
 
 
 @command.command("run", cls=SectionedCommand)
-@config_options(model="--model", without=("max_queue", "max_step_slowdown", "logits_processors"))
+@config_options(
+    model="--model", without=("max_queue", "max_queued_tokens", "max_step_slowdown", "logits_processors")
+)
 @click.argument("sources", metavar="IN...", nargs=-1, required=True)
 @click.option("-o", "--output", metavar="OUT", required=True,
               help="Results, as JSON lines or .parquet: a file, a URL, or '-' (stdout).")  # fmt: skip

@@ -23,7 +23,7 @@ def _batch_sizes(ctx: click.Context, parameter: click.Parameter, value: str) -> 
 
 @click.command("bench", cls=SectionedCommand)
 @config_options(
-    without=("max_slots", "max_queue", "chat_template", "tool_prompt", *LORA_FIELDS),
+    without=("max_slots", "max_queue", "max_queued_tokens", "chat_template", "tool_prompt", *LORA_FIELDS),
     prefix_cache=False,
     max_step_slowdown=math.inf,
 )
