@@ -18,6 +18,8 @@ def pytest_configure() -> None:
     of OpenBLAS spin while they wait: two processes on two cores took six times the time for tiny models.
     """
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy reads it when it is imported
+    # Programs that tests start would compile carryall each time, for 0.9 s.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.load_profile("any machine")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
