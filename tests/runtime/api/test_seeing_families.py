@@ -14,7 +14,7 @@ from tiny_vlms import write_vlm
 from vision_golden import golden_path, picture
 
 import carryall
-from carryall import LLM, SamplingParams
+from carryall import LLM, QuantizationRecipe, SamplingParams
 from carryall.exporter.image_processor import read_image_processor
 from carryall.runtime.images.encoding import ImageEncoder
 from carryall.runtime.images.units import square_patches
@@ -192,7 +192,8 @@ def test_quantized_decoders_see_what_float_ones_do(model_type: str, tmp_path: Pa
     """Rotation of the stream by a quantization turns all that pictures add to it."""
     package = tmp_path / "package"
     export(write_vlm(tmp_path / "checkpoint", model_type, seed=SEED), package)
-    carryall.quantize(package, tmp_path / "quantized", method)
+    calibrated = QuantizationRecipe(method, calibration_tokens=2048)
+    carryall.quantize(package, tmp_path / "quantized", calibrated)
     params = SamplingParams(temperature=0, max_tokens=1, logprobs=20)
 
     def distance(talk: list[Json]) -> float:
