@@ -96,6 +96,6 @@ def test_a_fused_activation_behind_it_opens_in_a_session() -> None:
     before = ir.to_proto(model)
     after, _ = run(model, model_passes())
     x = np.random.default_rng(0).standard_normal((2, 3, 5, 4)).astype(np.float32)
-    found = np.asarray(InferenceSession(ir.to_proto(after), providers=["cpu"]).run(None, {"x": x})[0])
-    expected = np.asarray(ReferenceEvaluator(before).run(None, {"x": x})[0])
+    (found,) = InferenceSession(ir.to_proto(after), providers=["cpu"]).run(None, {"x": x})
+    expected = np.asarray(next(iter(ReferenceEvaluator(before).run(None, {"x": x}))))
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
