@@ -91,6 +91,5 @@ def hardware_threads() -> int:
 
 
 def _path() -> Path:
-    facts = machine.describe_machine()
-    key = repr((facts.cpu, machine.usable_cores(), hardware_threads(), sources_key()))
+    key = repr((machine.processor(), machine.usable_cores(), hardware_threads(), sources_key()))
     return cache_root() / "tuning" / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
