@@ -15,7 +15,7 @@ from typing import Any
 from own_environment import npm_programs, python_with
 
 from carryall.cli.agents import CLIENTS
-from carryall.cli.agents import Service as AgentService
+from carryall.cli.agents import RunningService as AgentService
 
 Json = dict[str, Any]
 
