@@ -103,7 +103,7 @@ class OrtProvider(Provider):
         *,
         generating: bool,
         sizes: Mapping[str, int] | None = None,
-        session_options: Mapping[str, str] | None = None,
+        provider_settings: Mapping[str, str] | None = None,
     ) -> Any:
         options = self.checked_options(config.options)
         reason = self.available()  # also loads libraries, so that onnxruntime finds them
@@ -116,9 +116,9 @@ class OrtProvider(Provider):
             sizes=sizes,
         )
         self.extend(settings, options)
-        session_options = (
-            session_options
-            if session_options is not None
+        provider_settings = (
+            provider_settings
+            if provider_settings is not None
             else self.provider_options(options, generating=generating)
         )
         devices = self.devices(options)
@@ -126,7 +126,7 @@ class OrtProvider(Provider):
             model,
             devices[0].ep_name if devices else self.execution_provider,
             settings,
-            session_options,
+            provider_settings,
             devices=devices,
             on_fallback=config.on_fallback,
         )

@@ -94,7 +94,7 @@ class TensorRTProvider(NvidiaProvider):
         if not cache.ready():
             _log.warning("building TensorRT engines for %s; this takes minutes, but only once", model)
         settings |= self.cache_options(cache.folder)
-        session = self._open(model, config, generating=True, own=settings)
+        session = self._open(model, config, generating=True, provider_settings=settings)
         runner = ExplicitRunner(
             OrtExplicitSession(session, self.device(options["device"]), str(model)),
             config,
