@@ -59,7 +59,7 @@ class _Loader:
 class _Finder:
     """Finds onnx_ir where the finders behind it find it, and finds nothing else.
 
-    One is enough: a second copy of this package in the process, such as a checkout beside the installed package,
+    One is enough: a second copy of this package in the process, such as a checkout beside the installed one,
     must neither add another nor ask this one.
     """
 
