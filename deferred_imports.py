@@ -59,13 +59,15 @@ class _Loader:
 class _Finder:
     """Finds onnx_ir where the finders behind it find it, and finds nothing else."""
 
+    defers_sympy = True  # known by name: this module may be imported under two names
+
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """See ``importlib.abc.MetaPathFinder``."""
         if fullname != _LIBRARY:
             return None
-        others = [finder for finder in sys.meta_path if finder is not self]
+        others = [finder for finder in sys.meta_path if not _defers(finder)]
         specs = (
             finder.find_spec(fullname, path, target) for finder in others if hasattr(finder, "find_spec")
         )
@@ -75,7 +77,11 @@ class _Finder:
         return spec
 
 
+def _defers(finder: object) -> bool:
+    return bool(getattr(finder, "defers_sympy", False))
+
+
 def defer_sympy() -> None:
     """Import sympy at its first use by onnx_ir, unless onnx_ir is imported already; may be called again."""
-    if _LIBRARY not in sys.modules and not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+    if _LIBRARY not in sys.modules and not any(map(_defers, sys.meta_path)):
         sys.meta_path.insert(0, _Finder())

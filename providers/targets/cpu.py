@@ -113,6 +113,16 @@ class CpuProvider(OrtProvider):
             return SlotRunner(session, config, str(model))
         return self._explicit_runner(session, model, config)
 
+    def text_passes(self) -> list[ir.passes.PassBase]:
+        """Return the passes for carryall's kernels."""
+        from ...graph_opt.lower.pipelines.texts import text_passes
+
+        return text_passes(self.kernels_for(self.checked_options({"kernels": CARRYALL})))
+
+    def lowers_texts(self) -> bool:
+        """Return whether carryall's kernels are there and faster."""
+        return _has_fast_kernels()
+
     def explicit_passes(self, config: RunnerConfig) -> list[ir.passes.PassBase]:
         """Return the passes that keep attention and caches as they are, in order."""
         from ...graph_opt.lower.pipelines.slots import slot_passes

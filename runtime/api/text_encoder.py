@@ -31,44 +31,66 @@ from ...exporter.encoders.modules import (
     read_skipped,
 )
 from ..types.arguments import checked_arguments
-from .embedding import Vectors, cut_vectors, scaled, similarities, stacked
+from ..types.providers import Providers
 from .load_encoder import prepared_encoder
-from .session import Providers
-from .token_batches import Floats, Mask, Text, TokenBatch, TokenBatches, Tokens
+from .text_session import Floats
+from .token_batches import Text, TokenBatch, TokenBatches, Tokens
+from .vectors import Vectors, cut_vectors, scaled, similarities, stacked
 
 _SENTENCE = "sentence_embedding"
 _HEADS = {TERM_WEIGHTS, TOKEN_WEIGHTS, TOKEN_VECTORS}
 
-Pool = Callable[[Floats, Mask], Floats]  # of states [texts, tokens, size] and their mask
+Ids = npt.NDArray[np.int64]
+# Of states [tokens, size], where each text begins in them and the last ends [texts + 1], and the number of
+# each token in its text, from 1 on.
+Pool = Callable[[Floats, Ids, Ids], Floats]
 
 
-def _mean(states: Floats, mask: Mask) -> Floats:
-    weights = mask[:, :, None].astype(np.float32)
-    return np.asarray((states * weights).sum(1) / np.maximum(weights.sum(1), 1e-9), np.float32)
+def _by_text(reduce: np.ufunc, states: Floats, begins: Ids, empty: float = 0.0) -> Floats:
+    """Reduce the states of each text; a text without tokens gets ``empty``."""
+    counts = np.diff(begins)
+    result = np.full((len(counts), *states.shape[1:]), empty, np.float32)
+    if counts.any():
+        result[counts > 0] = reduce.reduceat(states, begins[:-1][counts > 0], axis=0)
+    return result
 
 
-def _mean_sqrt_len(states: Floats, mask: Mask) -> Floats:
-    weights = mask[:, :, None].astype(np.float32)
-    return np.asarray((states * weights).sum(1) / np.sqrt(np.maximum(weights.sum(1), 1e-9)), np.float32)
+def _counts(begins: Ids) -> Floats:
+    return np.maximum(np.diff(begins), 1)[:, None].astype(np.float32)
 
 
-def _weighted_mean(states: Floats, mask: Mask) -> Floats:
-    places = np.arange(1, mask.shape[1] + 1, dtype=np.float32)
-    weights = (mask * places)[:, :, None].astype(np.float32)
-    return np.asarray((states * weights).sum(1) / np.maximum(weights.sum(1), 1e-9), np.float32)
+def _mean(states: Floats, begins: Ids, _: Ids) -> Floats:
+    return np.asarray(_by_text(np.add, states, begins) / _counts(begins), np.float32)
 
 
-def _max(states: Floats, mask: Mask) -> Floats:
-    return np.asarray(np.where(mask[:, :, None] > 0, states, -np.inf).max(1), np.float32)
+def _mean_sqrt_len(states: Floats, begins: Ids, _: Ids) -> Floats:
+    return np.asarray(_by_text(np.add, states, begins) / np.sqrt(_counts(begins)), np.float32)
 
 
-def _first(states: Floats, mask: Mask) -> Floats:
-    return np.asarray(states[np.arange(len(states)), mask.argmax(1)], np.float32)
+def _weighted_mean(states: Floats, begins: Ids, numbers: Ids) -> Floats:
+    weights = numbers[:, None].astype(np.float32)
+    totals = np.maximum(_by_text(np.add, weights, begins), 1e-9)
+    return np.asarray(_by_text(np.add, states * weights, begins) / totals, np.float32)
 
 
-def _last(states: Floats, mask: Mask) -> Floats:
-    places = mask.shape[1] - 1 - mask[:, ::-1].argmax(1)
-    return np.asarray(states[np.arange(len(states)), places], np.float32)
+def _max(states: Floats, begins: Ids, _: Ids) -> Floats:
+    return _by_text(np.maximum, states, begins, -np.inf)
+
+
+def _first(states: Floats, begins: Ids, _: Ids) -> Floats:
+    return _at(states, begins, begins[:-1])
+
+
+def _last(states: Floats, begins: Ids, _: Ids) -> Floats:
+    return _at(states, begins, begins[1:] - 1)
+
+
+def _at(states: Floats, begins: Ids, places: Ids) -> Floats:
+    """Return a state of each text, zeros of a text without tokens."""
+    result = np.zeros((len(places), states.shape[1]), np.float32)
+    kept = np.diff(begins) > 0
+    result[kept] = states[places[kept]]
+    return result
 
 
 POOLINGS: dict[str, Pool] = {
@@ -136,7 +158,7 @@ class TextEncoder:
         self._dense, self._prompts = read_dense(folder), read_prompts(folder)
         self._normalize = "Normalize" in modules if normalize is None else normalize
         self._truncate = truncate
-        ranks = {value.name: len(value.shape or ()) for value in self._batches.session.get_outputs()}
+        ranks = self._batches.session.ranks
         self.prompts: Mapping[str, str] = self._prompts.texts
         stated = read_pooling(folder) if pooling is None else Pooling((pooling,))
         self._heads = _HEADS & ranks.keys()
@@ -205,7 +227,8 @@ class TextEncoder:
 
         def reduce(found: list[Floats], batch: TokenBatch) -> list[SparseVector]:
             return [
-                _highest(text, row[:, 0], special) for text, row in zip(batch.texts, found[0], strict=True)
+                _highest(text, row[:, 0], special)
+                for text, row in zip(batch.texts, batch.rows(found[0]), strict=True)
             ]
 
         return self._batches.run(encoded, [TOKEN_WEIGHTS], reduce)
@@ -226,7 +249,7 @@ class TextEncoder:
             return self._batches.run(
                 encoded,
                 [TOKEN_VECTORS],
-                lambda found, batch: [scaled(row[first:]) for row in _rows(found[0], batch)],
+                lambda found, batch: [scaled(row[first:]) for row in batch.rows(found[0])],
             )
         if self._output == _SENTENCE:
             raise RequestError("this model pools itself; it has no vectors of tokens")
@@ -236,7 +259,7 @@ class TextEncoder:
         skipped = self._skipped.get("query" if prompt == "query" else "document", set())
 
         def reduce(found: list[Floats], batch: TokenBatch) -> list[Floats]:
-            rows = [_through(layers, row) for row in _rows(found[0], batch)]
+            rows = [_through(layers, row) for row in batch.rows(found[0])]
             rows = [scaled(row) for row in rows] if scale else rows
             if not skipped:
                 return rows
@@ -291,11 +314,15 @@ class TextEncoder:
 
     def _pooled(self, states: Floats, batch: TokenBatch, skipped: int) -> Floats:
         if self._pooling is not None:
-            mask = batch.mask
+            begins = batch.begins
+            numbers = np.arange(begins[-1]) - np.repeat(begins[:-1], np.diff(begins)) + 1
             if skipped:
-                mask = mask.copy()
-                mask[:, :skipped] = 0
-            states = np.concatenate([POOLINGS[mode](states, mask) for mode in self._pooling.modes], axis=-1)
+                kept = numbers > skipped
+                states, begins = states[kept], np.concatenate([[0], np.cumsum(kept)])[begins]
+                numbers = numbers[kept]
+            states = np.concatenate(
+                [POOLINGS[mode](states, begins, numbers) for mode in self._pooling.modes], axis=-1
+            )
         return _through([] if self._per_token else self._dense, states)
 
     def _special(self) -> set[int]:
@@ -353,11 +380,6 @@ _ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
     "Sigmoid": _sigmoid,
     "SiLU": lambda x: x * _sigmoid(x),
 }
-
-
-def _rows(array: Floats, batch: TokenBatch) -> list[Floats]:
-    """Return the rows of each text without padding."""
-    return [row[: len(text.ids)] for text, row in zip(batch.texts, array, strict=True)]
 
 
 def _sparse(row: Floats) -> SparseVector:

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ....errors import RequestCancelled, RequestError
-from ...api.embedding import embedding_questions, stacked
+from ...api.embedding import embedding_questions
 from ...api.requests import RENDER_OPTIONS, PooledPrompt, Prompt, RequestFactory
 from ...api.scoring import (
     ContinuationScore,
@@ -22,6 +22,7 @@ from ...api.scoring import (
     rerank_questions,
     score_questions,
 )
+from ...api.vectors import stacked
 from ...engine.requests.request_group import RequestGroup
 from ...service.core.chat import Conversation
 from ...service.core.messages import (
