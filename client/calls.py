@@ -8,6 +8,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 from ..errors import RequestError
 from ..proto import models_pb2, tasks_pb2
+from .options import ClassifyOptions, TextOptions
 from .requests import Message, Prompt, conversation, embed_input
 
 T = TypeVar("T")
@@ -30,7 +31,13 @@ class Call(Generic[T]):
 
 
 def embed(
-    model: str, inputs: Sequence[Prompt], pooling: str | None, normalize: bool
+    model: str,
+    inputs: Sequence[Prompt],
+    pooling: str | None,
+    normalize: bool,
+    dimensions: int,
+    late_chunking: bool,
+    options: TextOptions,
 ) -> Call[list[list[float]]]:
     """Return the call that computes one vector for each input."""
     if pooling not in _POOLINGS:
@@ -40,8 +47,52 @@ def embed(
         inputs=[embed_input(one) for one in inputs],
         pooling=_POOLINGS[pooling],
         normalize=normalize,
+        dimensions=dimensions,
+        late_chunking=late_chunking,
+        **options,
     )
     return Call("Embed", request, lambda answer: [list(vector.values) for vector in answer.embeddings])
+
+
+def embed_kind(
+    model: str, inputs: Sequence[Prompt], kind: tasks_pb2.VectorKind, options: TextOptions
+) -> tasks_pb2.EmbedRequest:
+    """Return the request for vectors of one kind."""
+    return tasks_pb2.EmbedRequest(
+        model=model, inputs=[embed_input(one) for one in inputs], kinds=[kind], **options
+    )
+
+
+def embed_sparse(
+    model: str, inputs: Sequence[Prompt], options: TextOptions
+) -> Call[list[tasks_pb2.SparseEmbedding]]:
+    """Return the call that computes one sparse vector for each input."""
+    request = embed_kind(model, inputs, tasks_pb2.VECTOR_KIND_SPARSE, options)
+    return Call("Embed", request, lambda answer: list(answer.sparse_embeddings))
+
+
+def embed_tokens(model: str, inputs: Sequence[Prompt], options: TextOptions) -> Call[list[list[list[float]]]]:
+    """Return the call that computes a vector of each token of each input."""
+    request = embed_kind(model, inputs, tasks_pb2.VECTOR_KIND_MULTI, options)
+
+    def read(answer: tasks_pb2.EmbedResponse) -> list[list[list[float]]]:
+        return [[list(token.values) for token in rows.tokens] for rows in answer.multi_embeddings]
+
+    return Call("Embed", request, read)
+
+
+def classify(
+    model: str, texts: Iterable[str | tuple[str, str]], options: ClassifyOptions
+) -> Call[list[tasks_pb2.Classification]]:
+    """Return the call that classifies texts, or pairs of texts."""
+    inputs = [
+        tasks_pb2.ClassifyInput(text=text)
+        if isinstance(text, str)
+        else tasks_pb2.ClassifyInput(text=text[0], text_pair=text[1])
+        for text in texts
+    ]
+    request = tasks_pb2.ClassifyRequest(model=model, inputs=inputs, **options)
+    return Call("Classify", request, lambda answer: list(answer.results))
 
 
 def score(model: str, pairs: Iterable[tuple[str, str]]) -> Call[list[tasks_pb2.ContinuationScore]]:
@@ -52,12 +103,25 @@ def score(model: str, pairs: Iterable[tuple[str, str]]) -> Call[list[tasks_pb2.C
 
 
 def rerank(
-    model: str, query: str, documents: Sequence[str], top_n: int, instruction: str
+    model: str,
+    query: str,
+    documents: Sequence[str],
+    top_n: int,
+    instruction: str,
+    truncate: bool | None,
+    raw_scores: bool,
 ) -> Call[list[tasks_pb2.RankedDocument]]:
     """Return the call that ranks documents."""
     request = tasks_pb2.RerankRequest(
-        model=model, query=query, documents=documents, top_n=top_n, instruction=instruction
+        model=model,
+        query=query,
+        documents=documents,
+        top_n=top_n,
+        instruction=instruction,
+        raw_scores=raw_scores,
     )
+    if truncate is not None:
+        request.truncate = truncate
     return Call("Rerank", request, lambda answer: list(answer.documents))
 
 

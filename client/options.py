@@ -10,7 +10,8 @@ class Sampling(TypedDict, total=False):
     """Sampling options; see ``SamplingOptions`` in proto/carryall/v1/sampling.proto.
 
     ``structured_output`` has one of the keys json_schema (an object or its text), json_object, regex,
-    grammar and choice (a list of texts).
+    grammar and choice (a list of texts). ``watermark`` is true (green lists with the usual values), or has
+    fields of ``Watermark`` there.
     """
 
     max_tokens: int
@@ -50,6 +51,9 @@ class Sampling(TypedDict, total=False):
     logprob_token_ids: Sequence[int]
     prompt_logprobs: int
     prompt_logprobs_start: int
+    reasoning_budget: int
+    repetition_guard: int
+    watermark: bool | Mapping[str, Any]
 
 
 class Scheduling(TypedDict, total=False):
@@ -64,3 +68,29 @@ class Scheduling(TypedDict, total=False):
 
 class Options(Sampling, Scheduling, total=False):
     """All options of a generation or chat request."""
+
+
+class TextOptions(TypedDict, total=False):
+    """Options of texts for an encoder."""
+
+    prompt_name: str
+    """The prompt of the model that is put before each text; by default that of the model."""
+    truncate: bool
+    """Cut texts that are too long, instead of refusing them; by default as the model is served."""
+
+
+class ClassifyOptions(TypedDict, total=False):
+    """Options of a classification."""
+
+    candidate_labels: Sequence[str]
+    """Labels for a model of natural language inference to choose from."""
+    hypothesis: str
+    """A sentence with {} in place of a candidate label."""
+    multi_label: bool
+    """Candidate labels do not exclude each other."""
+    raw_scores: bool
+    """Return logits, instead of probabilities."""
+    truncate: bool
+    """Cut texts that are too long, instead of refusing them; by default as the model is served."""
+    aggregation: str
+    """How a classifier of tokens joins them: none, simple, first, average or max."""

@@ -12,7 +12,7 @@ from . import calls
 from .calls import Call, Pooling
 from .connection import TLS, call_metadata, channel_options, checked_attempts
 from .errors import own_errors
-from .options import Options
+from .options import ClassifyOptions, Options, TextOptions
 from .requests import Message, Prompt, chat_request, generate_request
 from .results import Answer, Completion, Reply, answered, generated
 
@@ -151,11 +151,59 @@ class Client:
         *,
         pooling: Pooling | None = None,
         normalize: bool = True,
+        dimensions: int = 0,
+        late_chunking: bool = False,
         model: str | None = None,
         timeout: float | None = None,
+        **options: Unpack[TextOptions],
     ) -> list[list[float]]:
-        """Return one vector for each input; ``normalize`` scales each to length 1."""
-        return self._unary(calls.embed(self._name(model), inputs, pooling, normalize), timeout)
+        """Return one vector for each input.
+
+        Args:
+            inputs: texts, or lists of token ids.
+            pooling: of a language model; an encoder has its own.
+            normalize: scale each vector to length 1.
+            dimensions: how many of the first elements to keep; 0 keeps all.
+            late_chunking: the inputs are pieces of one document, which an encoder reads whole.
+            model: the name of the model; None takes that of the client.
+            timeout: seconds; None takes those of the client.
+            options: see ``TextOptions``.
+        """
+        call = calls.embed(self._name(model), inputs, pooling, normalize, dimensions, late_chunking, options)
+        return self._unary(call, timeout)
+
+    def embed_sparse(
+        self,
+        inputs: Sequence[Prompt],
+        *,
+        model: str | None = None,
+        timeout: float | None = None,
+        **options: Unpack[TextOptions],
+    ) -> list[tasks_pb2.SparseEmbedding]:
+        """Return the elements of each input's sparse vector that are not 0."""
+        return self._unary(calls.embed_sparse(self._name(model), inputs, options), timeout)
+
+    def embed_tokens(
+        self,
+        inputs: Sequence[Prompt],
+        *,
+        model: str | None = None,
+        timeout: float | None = None,
+        **options: Unpack[TextOptions],
+    ) -> list[list[list[float]]]:
+        """Return a vector of each token of each input, by a model for late interaction."""
+        return self._unary(calls.embed_tokens(self._name(model), inputs, options), timeout)
+
+    def classify(
+        self,
+        texts: Iterable[str | tuple[str, str]],
+        *,
+        model: str | None = None,
+        timeout: float | None = None,
+        **options: Unpack[ClassifyOptions],
+    ) -> list[tasks_pb2.Classification]:
+        """Return the labels of texts or pairs, best first, or the parts that a classifier of tokens finds."""
+        return self._unary(calls.classify(self._name(model), texts, options), timeout)
 
     def score(
         self, pairs: Iterable[tuple[str, str]], *, model: str | None = None, timeout: float | None = None
@@ -170,11 +218,14 @@ class Client:
         *,
         top_n: int = 0,
         instruction: str = "",
+        truncate: bool | None = None,
+        raw_scores: bool = False,
         model: str | None = None,
         timeout: float | None = None,
     ) -> list[tasks_pb2.RankedDocument]:
         """Return the ``top_n`` documents that answer a query best, best first; 0 returns all."""
-        return self._unary(calls.rerank(self._name(model), query, documents, top_n, instruction), timeout)
+        call = calls.rerank(self._name(model), query, documents, top_n, instruction, truncate, raw_scores)
+        return self._unary(call, timeout)
 
     def tokenize(
         self,

@@ -64,6 +64,11 @@ class GenerationServiceStub(object):
                 request_serializer=carryall_dot_v1_dot_tasks__pb2.EmbedRequest.SerializeToString,
                 response_deserializer=carryall_dot_v1_dot_tasks__pb2.EmbedResponse.FromString,
                 _registered_method=True)
+        self.Classify = channel.unary_unary(
+                '/carryall.v1.GenerationService/Classify',
+                request_serializer=carryall_dot_v1_dot_tasks__pb2.ClassifyRequest.SerializeToString,
+                response_deserializer=carryall_dot_v1_dot_tasks__pb2.ClassifyResponse.FromString,
+                _registered_method=True)
         self.Score = channel.unary_unary(
                 '/carryall.v1.GenerationService/Score',
                 request_serializer=carryall_dot_v1_dot_tasks__pb2.ScoreRequest.SerializeToString,
@@ -142,7 +147,14 @@ class GenerationServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Embed(self, request, context):
-        """Returns one embedding vector for each input.
+        """Returns the vectors of each input.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Classify(self, request, context):
+        """Returns the labels of texts with their scores, or the parts of texts that a classifier of tokens finds.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -222,6 +234,11 @@ def add_GenerationServiceServicer_to_server(servicer, server):
                     servicer.Embed,
                     request_deserializer=carryall_dot_v1_dot_tasks__pb2.EmbedRequest.FromString,
                     response_serializer=carryall_dot_v1_dot_tasks__pb2.EmbedResponse.SerializeToString,
+            ),
+            'Classify': grpc.unary_unary_rpc_method_handler(
+                    servicer.Classify,
+                    request_deserializer=carryall_dot_v1_dot_tasks__pb2.ClassifyRequest.FromString,
+                    response_serializer=carryall_dot_v1_dot_tasks__pb2.ClassifyResponse.SerializeToString,
             ),
             'Score': grpc.unary_unary_rpc_method_handler(
                     servicer.Score,
@@ -358,6 +375,33 @@ class GenerationService(object):
             '/carryall.v1.GenerationService/Embed',
             carryall_dot_v1_dot_tasks__pb2.EmbedRequest.SerializeToString,
             carryall_dot_v1_dot_tasks__pb2.EmbedResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Classify(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/carryall.v1.GenerationService/Classify',
+            carryall_dot_v1_dot_tasks__pb2.ClassifyRequest.SerializeToString,
+            carryall_dot_v1_dot_tasks__pb2.ClassifyResponse.FromString,
             options,
             channel_credentials,
             insecure,

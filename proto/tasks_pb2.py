@@ -26,45 +26,63 @@ from carryall.proto import generation_pb2 as carryall_dot_v1_dot_generation__pb2
 from carryall.proto import sampling_pb2 as carryall_dot_v1_dot_sampling__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x63\x61rryall/v1/tasks.proto\x12\x0b\x63\x61rryall.v1\x1a\x1c\x63\x61rryall/v1/generation.proto\x1a\x1a\x63\x61rryall/v1/sampling.proto\"\x93\x01\n\x0c\x45mbedRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\'\n\x06inputs\x18\x02 \x03(\x0b\x32\x17.carryall.v1.EmbedInput\x12%\n\x07pooling\x18\x03 \x01(\x0e\x32\x14.carryall.v1.Pooling\x12\x16\n\tnormalize\x18\x04 \x01(\x08H\x00\x88\x01\x01\x42\x0c\n\n_normalize\"Q\n\nEmbedInput\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12*\n\ttoken_ids\x18\x02 \x01(\x0b\x32\x15.carryall.v1.TokenIdsH\x00\x42\x07\n\x05input\"m\n\rEmbedResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12*\n\nembeddings\x18\x02 \x03(\x0b\x32\x16.carryall.v1.Embedding\x12!\n\x05usage\x18\x03 \x01(\x0b\x32\x12.carryall.v1.Usage\"\x1b\n\tEmbedding\x12\x0e\n\x06values\x18\x01 \x03(\x02\"F\n\x0cScoreRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\'\n\x06inputs\x18\x02 \x03(\x0b\x32\x17.carryall.v1.ScoreInput\"0\n\nScoreInput\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x14\n\x0c\x63ontinuation\x18\x02 \x01(\t\"N\n\rScoreResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12.\n\x06scores\x18\x02 \x03(\x0b\x32\x1e.carryall.v1.ContinuationScore\"_\n\x11\x43ontinuationScore\x12\x0f\n\x07logprob\x18\x01 \x01(\x01\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x16\n\x0etoken_logprobs\x18\x03 \x03(\x01\x12\x0e\n\x06greedy\x18\x04 \x01(\x08\"d\n\rRerankRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\r\n\x05query\x18\x02 \x01(\t\x12\x11\n\tdocuments\x18\x03 \x03(\t\x12\r\n\x05top_n\x18\x04 \x01(\r\x12\x13\n\x0binstruction\x18\x05 \x01(\t\"O\n\x0eRerankResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12.\n\tdocuments\x18\x02 \x03(\x0b\x32\x1b.carryall.v1.RankedDocument\".\n\x0eRankedDocument\x12\r\n\x05index\x18\x01 \x01(\r\x12\r\n\x05score\x18\x02 \x01(\x01\"\xa4\x01\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12\x31\n\x0c\x63onversation\x18\x03 \x01(\x0b\x32\x19.carryall.v1.ConversationH\x00\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\x04 \x01(\x08H\x01\x88\x01\x01\x42\x07\n\x05inputB\x15\n\x13_add_special_tokens\"}\n\x0c\x43onversation\x12*\n\x08messages\x18\x01 \x03(\x0b\x32\x18.carryall.v1.ChatMessage\x12 \n\x05tools\x18\x02 \x03(\x0b\x32\x11.carryall.v1.Tool\x12\x1f\n\x17template_variables_json\x18\x03 \x01(\t\"L\n\x10TokenizeResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x16\n\x0e\x63ontext_length\x18\x03 \x01(\r\"o\n\x11\x44\x65tokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12 \n\x13skip_special_tokens\x18\x03 \x01(\x08H\x00\x88\x01\x01\x42\x16\n\x14_skip_special_tokens\"1\n\x12\x44\x65tokenizeResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t*F\n\x07Pooling\x12\x17\n\x13POOLING_UNSPECIFIED\x10\x00\x12\x10\n\x0cPOOLING_LAST\x10\x01\x12\x10\n\x0cPOOLING_MEAN\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x63\x61rryall/v1/tasks.proto\x12\x0b\x63\x61rryall.v1\x1a\x1c\x63\x61rryall/v1/generation.proto\x1a\x1a\x63\x61rryall/v1/sampling.proto\"\x9f\x02\n\x0c\x45mbedRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\'\n\x06inputs\x18\x02 \x03(\x0b\x32\x17.carryall.v1.EmbedInput\x12%\n\x07pooling\x18\x03 \x01(\x0e\x32\x14.carryall.v1.Pooling\x12\x16\n\tnormalize\x18\x04 \x01(\x08H\x00\x88\x01\x01\x12\x12\n\ndimensions\x18\x05 \x01(\r\x12\x13\n\x0bprompt_name\x18\x06 \x01(\t\x12\x15\n\x08truncate\x18\x07 \x01(\x08H\x01\x88\x01\x01\x12&\n\x05kinds\x18\x08 \x03(\x0e\x32\x17.carryall.v1.VectorKind\x12\x15\n\rlate_chunking\x18\t \x01(\x08\x42\x0c\n\n_normalizeB\x0b\n\t_truncate\"Q\n\nEmbedInput\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12*\n\ttoken_ids\x18\x02 \x01(\x0b\x32\x15.carryall.v1.TokenIdsH\x00\x42\x07\n\x05input\"\xdd\x01\n\rEmbedResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12*\n\nembeddings\x18\x02 \x03(\x0b\x32\x16.carryall.v1.Embedding\x12!\n\x05usage\x18\x03 \x01(\x0b\x32\x12.carryall.v1.Usage\x12\x37\n\x11sparse_embeddings\x18\x04 \x03(\x0b\x32\x1c.carryall.v1.SparseEmbedding\x12\x35\n\x10multi_embeddings\x18\x05 \x03(\x0b\x32\x1b.carryall.v1.MultiEmbedding\"2\n\x0fSparseEmbedding\x12\x0f\n\x07indices\x18\x01 \x03(\r\x12\x0e\n\x06values\x18\x02 \x03(\x02\"8\n\x0eMultiEmbedding\x12&\n\x06tokens\x18\x01 \x03(\x0b\x32\x16.carryall.v1.Embedding\"\x1b\n\tEmbedding\x12\x0e\n\x06values\x18\x01 \x03(\x02\"F\n\x0cScoreRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\'\n\x06inputs\x18\x02 \x03(\x0b\x32\x17.carryall.v1.ScoreInput\"0\n\nScoreInput\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x14\n\x0c\x63ontinuation\x18\x02 \x01(\t\"N\n\rScoreResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12.\n\x06scores\x18\x02 \x03(\x0b\x32\x1e.carryall.v1.ContinuationScore\"_\n\x11\x43ontinuationScore\x12\x0f\n\x07logprob\x18\x01 \x01(\x01\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x16\n\x0etoken_logprobs\x18\x03 \x03(\x01\x12\x0e\n\x06greedy\x18\x04 \x01(\x08\"\x9c\x01\n\rRerankRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\r\n\x05query\x18\x02 \x01(\t\x12\x11\n\tdocuments\x18\x03 \x03(\t\x12\r\n\x05top_n\x18\x04 \x01(\r\x12\x13\n\x0binstruction\x18\x05 \x01(\t\x12\x15\n\x08truncate\x18\x06 \x01(\x08H\x00\x88\x01\x01\x12\x12\n\nraw_scores\x18\x07 \x01(\x08\x42\x0b\n\t_truncate\"O\n\x0eRerankResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12.\n\tdocuments\x18\x02 \x03(\x0b\x32\x1b.carryall.v1.RankedDocument\".\n\x0eRankedDocument\x12\r\n\x05index\x18\x01 \x01(\r\x12\r\n\x05score\x18\x02 \x01(\x01\"\xdc\x01\n\x0f\x43lassifyRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12*\n\x06inputs\x18\x02 \x03(\x0b\x32\x1a.carryall.v1.ClassifyInput\x12\x18\n\x10\x63\x61ndidate_labels\x18\x03 \x03(\t\x12\x12\n\nhypothesis\x18\x04 \x01(\t\x12\x13\n\x0bmulti_label\x18\x05 \x01(\x08\x12\x12\n\nraw_scores\x18\x06 \x01(\x08\x12\x15\n\x08truncate\x18\x07 \x01(\x08H\x00\x88\x01\x01\x12\x13\n\x0b\x61ggregation\x18\x08 \x01(\tB\x0b\n\t_truncate\"C\n\rClassifyInput\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x16\n\ttext_pair\x18\x02 \x01(\tH\x00\x88\x01\x01\x42\x0c\n\n_text_pair\"O\n\x10\x43lassifyResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12,\n\x07results\x18\x02 \x03(\x0b\x32\x1b.carryall.v1.Classification\"_\n\x0e\x43lassification\x12\'\n\x06labels\x18\x01 \x03(\x0b\x32\x17.carryall.v1.LabelScore\x12$\n\x05parts\x18\x02 \x03(\x0b\x32\x15.carryall.v1.TextPart\"*\n\nLabelScore\x12\r\n\x05label\x18\x01 \x01(\t\x12\r\n\x05score\x18\x02 \x01(\x01\"R\n\x08TextPart\x12\r\n\x05label\x18\x01 \x01(\t\x12\r\n\x05score\x18\x02 \x01(\x01\x12\r\n\x05start\x18\x03 \x01(\r\x12\x0b\n\x03\x65nd\x18\x04 \x01(\r\x12\x0c\n\x04text\x18\x05 \x01(\t\"\xa4\x01\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12\x31\n\x0c\x63onversation\x18\x03 \x01(\x0b\x32\x19.carryall.v1.ConversationH\x00\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\x04 \x01(\x08H\x01\x88\x01\x01\x42\x07\n\x05inputB\x15\n\x13_add_special_tokens\"}\n\x0c\x43onversation\x12*\n\x08messages\x18\x01 \x03(\x0b\x32\x18.carryall.v1.ChatMessage\x12 \n\x05tools\x18\x02 \x03(\x0b\x32\x11.carryall.v1.Tool\x12\x1f\n\x17template_variables_json\x18\x03 \x01(\t\"L\n\x10TokenizeResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x16\n\x0e\x63ontext_length\x18\x03 \x01(\r\"o\n\x11\x44\x65tokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12 \n\x13skip_special_tokens\x18\x03 \x01(\x08H\x00\x88\x01\x01\x42\x16\n\x14_skip_special_tokens\"1\n\x12\x44\x65tokenizeResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t*o\n\nVectorKind\x12\x1b\n\x17VECTOR_KIND_UNSPECIFIED\x10\x00\x12\x15\n\x11VECTOR_KIND_DENSE\x10\x01\x12\x16\n\x12VECTOR_KIND_SPARSE\x10\x02\x12\x15\n\x11VECTOR_KIND_MULTI\x10\x03*F\n\x07Pooling\x12\x17\n\x13POOLING_UNSPECIFIED\x10\x00\x12\x10\n\x0cPOOLING_LAST\x10\x01\x12\x10\n\x0cPOOLING_MEAN\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'carryall.proto.tasks_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_POOLING']._serialized_start=1537
-  _globals['_POOLING']._serialized_end=1607
+  _globals['_VECTORKIND']._serialized_start=2555
+  _globals['_VECTORKIND']._serialized_end=2666
+  _globals['_POOLING']._serialized_start=2668
+  _globals['_POOLING']._serialized_end=2738
   _globals['_EMBEDREQUEST']._serialized_start=99
-  _globals['_EMBEDREQUEST']._serialized_end=246
-  _globals['_EMBEDINPUT']._serialized_start=248
-  _globals['_EMBEDINPUT']._serialized_end=329
-  _globals['_EMBEDRESPONSE']._serialized_start=331
-  _globals['_EMBEDRESPONSE']._serialized_end=440
-  _globals['_EMBEDDING']._serialized_start=442
-  _globals['_EMBEDDING']._serialized_end=469
-  _globals['_SCOREREQUEST']._serialized_start=471
-  _globals['_SCOREREQUEST']._serialized_end=541
-  _globals['_SCOREINPUT']._serialized_start=543
-  _globals['_SCOREINPUT']._serialized_end=591
-  _globals['_SCORERESPONSE']._serialized_start=593
-  _globals['_SCORERESPONSE']._serialized_end=671
-  _globals['_CONTINUATIONSCORE']._serialized_start=673
-  _globals['_CONTINUATIONSCORE']._serialized_end=768
-  _globals['_RERANKREQUEST']._serialized_start=770
-  _globals['_RERANKREQUEST']._serialized_end=870
-  _globals['_RERANKRESPONSE']._serialized_start=872
-  _globals['_RERANKRESPONSE']._serialized_end=951
-  _globals['_RANKEDDOCUMENT']._serialized_start=953
-  _globals['_RANKEDDOCUMENT']._serialized_end=999
-  _globals['_TOKENIZEREQUEST']._serialized_start=1002
-  _globals['_TOKENIZEREQUEST']._serialized_end=1166
-  _globals['_CONVERSATION']._serialized_start=1168
-  _globals['_CONVERSATION']._serialized_end=1293
-  _globals['_TOKENIZERESPONSE']._serialized_start=1295
-  _globals['_TOKENIZERESPONSE']._serialized_end=1371
-  _globals['_DETOKENIZEREQUEST']._serialized_start=1373
-  _globals['_DETOKENIZEREQUEST']._serialized_end=1484
-  _globals['_DETOKENIZERESPONSE']._serialized_start=1486
-  _globals['_DETOKENIZERESPONSE']._serialized_end=1535
+  _globals['_EMBEDREQUEST']._serialized_end=386
+  _globals['_EMBEDINPUT']._serialized_start=388
+  _globals['_EMBEDINPUT']._serialized_end=469
+  _globals['_EMBEDRESPONSE']._serialized_start=472
+  _globals['_EMBEDRESPONSE']._serialized_end=693
+  _globals['_SPARSEEMBEDDING']._serialized_start=695
+  _globals['_SPARSEEMBEDDING']._serialized_end=745
+  _globals['_MULTIEMBEDDING']._serialized_start=747
+  _globals['_MULTIEMBEDDING']._serialized_end=803
+  _globals['_EMBEDDING']._serialized_start=805
+  _globals['_EMBEDDING']._serialized_end=832
+  _globals['_SCOREREQUEST']._serialized_start=834
+  _globals['_SCOREREQUEST']._serialized_end=904
+  _globals['_SCOREINPUT']._serialized_start=906
+  _globals['_SCOREINPUT']._serialized_end=954
+  _globals['_SCORERESPONSE']._serialized_start=956
+  _globals['_SCORERESPONSE']._serialized_end=1034
+  _globals['_CONTINUATIONSCORE']._serialized_start=1036
+  _globals['_CONTINUATIONSCORE']._serialized_end=1131
+  _globals['_RERANKREQUEST']._serialized_start=1134
+  _globals['_RERANKREQUEST']._serialized_end=1290
+  _globals['_RERANKRESPONSE']._serialized_start=1292
+  _globals['_RERANKRESPONSE']._serialized_end=1371
+  _globals['_RANKEDDOCUMENT']._serialized_start=1373
+  _globals['_RANKEDDOCUMENT']._serialized_end=1419
+  _globals['_CLASSIFYREQUEST']._serialized_start=1422
+  _globals['_CLASSIFYREQUEST']._serialized_end=1642
+  _globals['_CLASSIFYINPUT']._serialized_start=1644
+  _globals['_CLASSIFYINPUT']._serialized_end=1711
+  _globals['_CLASSIFYRESPONSE']._serialized_start=1713
+  _globals['_CLASSIFYRESPONSE']._serialized_end=1792
+  _globals['_CLASSIFICATION']._serialized_start=1794
+  _globals['_CLASSIFICATION']._serialized_end=1889
+  _globals['_LABELSCORE']._serialized_start=1891
+  _globals['_LABELSCORE']._serialized_end=1933
+  _globals['_TEXTPART']._serialized_start=1935
+  _globals['_TEXTPART']._serialized_end=2017
+  _globals['_TOKENIZEREQUEST']._serialized_start=2020
+  _globals['_TOKENIZEREQUEST']._serialized_end=2184
+  _globals['_CONVERSATION']._serialized_start=2186
+  _globals['_CONVERSATION']._serialized_end=2311
+  _globals['_TOKENIZERESPONSE']._serialized_start=2313
+  _globals['_TOKENIZERESPONSE']._serialized_end=2389
+  _globals['_DETOKENIZEREQUEST']._serialized_start=2391
+  _globals['_DETOKENIZEREQUEST']._serialized_end=2502
+  _globals['_DETOKENIZERESPONSE']._serialized_start=2504
+  _globals['_DETOKENIZERESPONSE']._serialized_end=2553
 # @@protoc_insertion_point(module_scope)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,8 +14,10 @@ from hypothesis import HealthCheck, settings
 def pytest_configure() -> None:
     """Set Python's default handler of SIGINT, which nohup and background jobs ignore; bound no times.
 
-    On a machine with other load, hypothesis would refuse tests that take longer than it expects.
+    On a machine with other load, hypothesis would refuse tests that take longer than it expects. The threads
+    of OpenBLAS spin while they wait: two processes on two cores took six times the time for tiny models.
     """
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy reads it when it is imported
     settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.load_profile("any machine")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

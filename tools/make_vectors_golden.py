@@ -48,6 +48,9 @@ def vectors(folder: Path, name: str) -> dict[str, Any]:
         first = arrays[f"{name}/query"]
         arrays[f"{name}/similarity"] = encoder.similarity(first, first).numpy()
         arrays[f"{name}/cut"] = encoder.encode(TEXTS, prompt_name="query", truncate_dim=4)
+    else:
+        queries, documents = encoder.encode_query(TEXTS), encoder.encode_document(TEXTS)
+        arrays[f"{name}/similarity"] = encoder.similarity(queries, documents).numpy()
     return arrays
 
 

@@ -34,6 +34,9 @@ from ..sections import SectionedCommand
     show_default=True,
     help="One vector for a text, weights of terms, or a vector for each token.",
 )
+@click.option(
+    "--late-chunking", is_flag=True, help="The texts are pieces of one document, which is read whole."
+)
 @click.option("--truncate", is_flag=True, help="Cut texts that are too long, instead of refusing them.")
 @click.option("--provider", default="cpu", show_default=True, help="Where the model runs.")
 def command(
@@ -44,6 +47,7 @@ def command(
     prompt_name: str | None,
     dimensions: int | None,
     kind: str,
+    late_chunking: bool,
     truncate: bool,
     provider: str,
 ) -> None:
@@ -64,6 +68,8 @@ def command(
         raise UsageError(f"{output}: -o writes dense vectors to an .npy file; omit it for lines of JSON")
     if dimensions is not None and kind != "dense":
         raise UsageError(f"--dimensions is for dense vectors, not for --kind {kind}")
+    if late_chunking and kind != "dense":
+        raise UsageError(f"--late-chunking is for dense vectors, not for --kind {kind}")
     encoder = TextEncoder(encoder_folder(model) or Path(model), providers=[provider])
     options: dict[str, Any] = {"prompt": prompt_name, "truncate": truncate}
     if kind == "sparse":
@@ -74,7 +80,7 @@ def command(
         for rows in encoder.embed_tokens(given, **options):
             print_json(rows.tolist())
         return
-    vectors = encoder.embed(given, dimensions=dimensions, **options)
+    vectors = encoder.embed(given, dimensions=dimensions, late_chunking=late_chunking, **options)
     if output is not None:
         _write(output, vectors)
         return

@@ -34,16 +34,16 @@ def command(
 ) -> None:
     """Print documents by how well they answer a query, the best first.
 
-    MODEL is a package of a classifier with one label, which scores pairs, or of an encoder, whose vectors are
-    compared.
+    MODEL is a package of a classifier with one label, which scores pairs, or of an encoder, whose vectors, or
+    vectors of tokens (ColBERT), are compared.
 
     \b
     Example:
         carryall rerank reranker "Where is Paris?" "Paris is in France." "Cats sleep."
         carryall rerank reranker "Where is Paris?" --lines documents.txt --top 5
     """
-    from ...runtime.api.text_classifier import TextClassifier  # imports onnxruntime
-    from ...runtime.api.text_encoder import TextEncoder
+    from ...runtime.api.text_encoder import TextEncoder  # imports onnxruntime
+    from ...runtime.api.token_classifier import TokenClassifier
 
     texts = given_lines(documents, lines)
     folder = encoder_folder(model)
@@ -52,13 +52,9 @@ def command(
         if folder is None
         else load_encoder(folder, provider, {}, warm_up=False)
     )
-    if isinstance(encoder, TextClassifier):
-        scores = encoder.rerank(query, texts, truncate=truncate)
-    elif isinstance(encoder, TextEncoder):
-        vectors = encoder.embed([query, *texts], truncate=truncate)
-        scores = encoder.similarity(vectors[:1], vectors[1:])[0].tolist()
-    else:
+    if isinstance(encoder, TokenClassifier):
         raise UsageError(f"{model} classifies tokens; it does not rank")
+    scores = encoder.rerank(query, texts, truncate=truncate)
     order = sorted(range(len(texts)), key=lambda place: -scores[place])[:top]
     if as_json:
         print_json([{"index": place, "score": scores[place], "text": texts[place]} for place in order])

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 MODULES_FILE, LENGTH_FILE = "modules.json", "sentence_bert_config.json"
 PROMPTS_FILE = "config_sentence_transformers.json"
 SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
+_OF_TOKENS = ("maxsim", "meanmaxsim")  # the similarities of several vectors
 ACTIVATIONS = ("Identity", "Tanh", "ReLU", "GELU", "Sigmoid", "SiLU")  # of torch.nn
 _SIDE_FILES = (MODULES_FILE, LENGTH_FILE, PROMPTS_FILE)
 _WEIGHTS = "model.safetensors"
@@ -84,12 +85,14 @@ class Dense:
 class Prompts:
     """Texts that are put before a text, by name, and the similarity that an encoder was trained for.
 
-    ``default`` is the name of the prompt of texts for which none is given.
+    ``default`` is the name of the prompt of texts for which none is given. ``mean_of_tokens`` divides the
+    similarity of several vectors by the tokens of the query.
     """
 
     texts: Mapping[str, str] = field(default_factory=dict)
     default: str | None = None
     similarity: str = "cosine"
+    mean_of_tokens: bool = False
 
 
 def read_modules(folder: Path) -> list[Module]:
@@ -176,11 +179,12 @@ def read_prompts(folder: Path) -> Prompts:
             f"{path}: 'default_prompt_name' {default!r} is none of {', '.join(texts) or 'none'}"
         )
     similarity = config.get("similarity_fn_name") or "cosine"
-    if similarity == "maxsim":  # of several vectors
-        similarity = "dot"
+    if similarity in _OF_TOKENS:
+        return Prompts(texts, default, "dot", mean_of_tokens=similarity == "meanmaxsim")
     if similarity not in SIMILARITIES:
         raise UnsupportedModelError(
-            f"{path}: similarity {similarity!r} is not supported; supported: {', '.join(SIMILARITIES)}"
+            f"{path}: similarity {similarity!r} is not supported; supported: "
+            + ", ".join((*SIMILARITIES, *_OF_TOKENS))
         )
     return Prompts(texts, default, similarity)
 

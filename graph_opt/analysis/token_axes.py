@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from ...contract import INPUT_IDS, LOGITS, POSITION_IDS
 from ..graph.edit import constant, int_attribute
-from .probe_sizes import Sizes
+from .probe_sizes import ProbeSizes
 from .shape_facts import ShapeFacts
 
 _MASK = 3  # operands of Attention before it are query, key and value
@@ -243,7 +243,7 @@ def _rearranged(tokens: TokenAxes, node: ir.Node, x: ir.Value) -> Axis:
     raise Mixed(node, "Reshape splits or joins tokens")
 
 
-def _keeps(old: Axis, new: Axis, before: Sequence[int], after: Sequence[int], sizes: Sizes) -> bool:
+def _keeps(old: Axis, new: Axis, before: Sequence[int], after: Sequence[int], sizes: ProbeSizes) -> bool:
     """Return whether a reshape keeps the tokens in order and separate."""
     lead = math.prod(before[: old.index])
     if new.flat:

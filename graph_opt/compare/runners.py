@@ -223,7 +223,7 @@ class WholeRunner(GraphRunner):
         return {row: logits[number, -len(rows[row]) :] for number, row in enumerate(rows)}
 
 
-class SlotRunner(GraphRunner):
+class SlotGraphRunner(GraphRunner):
     """A graph with slots of a shared buffer: one batched run if the kernel can, else one per sequence."""
 
     def __init__(
@@ -307,7 +307,7 @@ def runner(model: Path, *, slots: int = 4, max_length: int = 256, name: str | No
     if names <= _TOKENS:
         return WholeRunner(model, session, name)
     if SEQLENS_K in names and ATTENTION_MASK not in names:
-        return SlotRunner(model, session, name, slots=slots, max_length=max_length)
+        return SlotGraphRunner(model, session, name, slots=slots, max_length=max_length)
     return PortableRunner(model, session, name)
 
 

@@ -19,7 +19,7 @@ from .bars import Bars
 from .evaluator import evaluated
 from .report import VerifyReport
 from .rounding import output_magnitudes, rounded_feed, write_rounded
-from .sample_inputs import Sample
+from .sample_inputs import SampleInputs
 from .tally import KEYS, MAX_ROUNDED, OutputResult, Tally
 
 # The noise of a slice of one element is a single draw of its rounding error: one time in 16 it is less than a
@@ -71,7 +71,7 @@ class Side:
 def compare_tensors(
     reference: Side,
     candidate: Side,
-    samples: Sequence[Sample],
+    samples: Sequence[SampleInputs],
     bars: Bars,
     *,
     rounded: bool = False,
@@ -130,7 +130,7 @@ def compare_tensors(
     return replace(report, outputs=results, inputs=_described(samples), notes=tuple(notes))
 
 
-def _is_random(side: Side, sample: Sample) -> bool:
+def _is_random(side: Side, sample: SampleInputs) -> bool:
     """Return whether a graph gives different results for the same inputs, as with random operators."""
     first, again = side.run(sample.feed), side.run(sample.feed)
     return set(first) != set(again) or any(
@@ -138,7 +138,7 @@ def _is_random(side: Side, sample: Sample) -> bool:
     )
 
 
-def _described(samples: Sequence[Sample]) -> tuple[str, ...]:
+def _described(samples: Sequence[SampleInputs]) -> tuple[str, ...]:
     """Return descriptions of the samples, equal ones with a count."""
     counts = Counter(sample.text for sample in samples)
     return tuple(text if count == 1 else f"{count} times {text}" for text, count in counts.items())
@@ -206,7 +206,7 @@ def _results(
     absent: Mapping[str, str],
     bars: Bars,
     reference: Side,
-    samples: Sequence[Sample],
+    samples: Sequence[SampleInputs],
     *,
     rounded: bool,
     baseline: Mapping[str, Tally] | None = None,
@@ -231,7 +231,7 @@ def _results(
 
 
 def _failures_of_defaults(
-    reference: Side, candidate: Side, samples: Sequence[Sample], bars: Bars
+    reference: Side, candidate: Side, samples: Sequence[SampleInputs], bars: Bars
 ) -> dict[str, OutputResult]:
     """Return the outputs that onnxruntime's default optimizations move further than the reference's."""
     optimized = Side(candidate.model, candidate.name, defaults=True)
@@ -253,7 +253,7 @@ def _failures_of_defaults(
 
 
 def _failures_in_evaluator(
-    reference: Side, candidate: Side, sample: Sample, bars: Bars
+    reference: Side, candidate: Side, sample: SampleInputs, bars: Bars
 ) -> dict[str, OutputResult]:
     """Return the outputs that differ between candidate and reference in ONNX's evaluator."""
     exact = evaluated(reference.model, reference.inputs, sample.feed)
@@ -274,7 +274,7 @@ def _agree(left: Mapping[str, Array], right: Mapping[str, Array], bars: Bars) ->
     return not absent and all(tally.result(bars).reason is None for tally in tallies.values())
 
 
-def _expected(reference: Side, sample: Sample) -> Mapping[str, Array]:
+def _expected(reference: Side, sample: SampleInputs) -> Mapping[str, Array]:
     return reference.run(sample.feed) if sample.expected is None else sample.expected
 
 
@@ -284,7 +284,9 @@ def _may_be_rounding(result: OutputResult, noise: Tally | None) -> bool:
     return noise is None or result.max_abs <= _MOST_TIMES * noise.max_abs
 
 
-def _add_noises(noises: dict[str, Tally], reference: Side, samples: Sequence[Sample], seed: int) -> None:
+def _add_noises(
+    noises: dict[str, Tally], reference: Side, samples: Sequence[SampleInputs], seed: int
+) -> None:
     """Compare the reference with itself after rounding each weight and input."""
     with scratch_folder() as folder:
         copy = folder / "rounded.onnx"

@@ -66,7 +66,7 @@ _FORM_ONLY = frozenset({"LiftConstantsToInitializers", "LowerOpset", "LowestOpse
 
 
 @dataclass(slots=True)
-class Report:
+class PipelineReport:
     """The report of a pipeline on one model.
 
     Attributes:

@@ -10,13 +10,13 @@ from typing import Any
 import jinja2
 
 from ...reports import human_bytes
-from .report import PassReport, Report
+from .report import PassReport, PipelineReport
 
 _TEMPLATE = "report_page.html"
 _NUMBER = re.compile(r"\d+")
 
 
-def to_html(report: Report) -> str:
+def to_html(report: PipelineReport) -> str:
     """Return the report as an HTML page."""
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
     environment.filters |= {"bytes": human_bytes, "number": _number, "seconds": _seconds}
@@ -47,7 +47,7 @@ def _seconds(value: float) -> str:
     return f"{value:.2f} s" if value >= 1 else f"{value * 1e3:.1f} ms"
 
 
-def _title(report: Report) -> str:
+def _title(report: PipelineReport) -> str:
     known = [str(report.facts[name]) for name in ("source", "target") if name in report.facts]
     return " → ".join(known) or "Pipeline report"
 
@@ -64,7 +64,7 @@ def _percent(part: float, whole: float) -> float:
     return round(100 * part / whole, 3) if whole else 0.0
 
 
-def _waterfall(report: Report) -> list[dict[str, Any]]:
+def _waterfall(report: PipelineReport) -> list[dict[str, Any]]:
     """Return a row per pass that did something: its time span, and the nodes that it changed."""
     rows: list[dict[str, Any]] = []
     start, nodes = 0.0, sum(report.before.values())
@@ -105,7 +105,7 @@ def _pairs(before: dict[str, int], after: dict[str, int]) -> list[dict[str, Any]
     ]
 
 
-def _largest(report: Report) -> list[dict[str, Any]]:
+def _largest(report: PipelineReport) -> list[dict[str, Any]]:
     most = max((tensor["bytes"] for tensor in report.largest), default=0)
     return [
         {**tensor, "shape": " x ".join(map(str, tensor["shape"])), "width": _percent(tensor["bytes"], most)}

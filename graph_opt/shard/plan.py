@@ -51,7 +51,7 @@ class NodePlan:
 
 
 @dataclass(slots=True)
-class Plan:
+class ShardPlan:
     """The cut of a graph.
 
     Args:
@@ -88,13 +88,13 @@ class Planner:
         self._potentials: dict[ir.Value, Cut | Potential] = {}
         self._wanted: dict[tuple[ir.Node, int], Cut | None] = {}
 
-    def plan(self) -> Plan:
+    def plan(self) -> ShardPlan:
         """Return the cut.
 
         Raises:
             GraphError: an attention or a state cannot be cut by heads.
         """
-        plan = Plan(outputs={**self._logits(), **self._caches()})
+        plan = ShardPlan(outputs={**self._logits(), **self._caches()})
         for node in reversed(list(self._graph)):
             outputs = [self._agreed(value, plan) for value in node.outputs]
             own = self._of_node(node, outputs)
@@ -163,7 +163,7 @@ class Planner:
                 cuts[value] = cut
         return cuts
 
-    def _agreed(self, value: ir.Value, plan: Plan) -> Cut | None:
+    def _agreed(self, value: ir.Value, plan: ShardPlan) -> Cut | None:
         """Return the cut that all readers of a value need; None if one needs the whole value."""
         cuts = {self._wanted.get((use.node, use.idx)) for use in value.uses() if not _beside(use.node, value)}
         if value.is_graph_output():

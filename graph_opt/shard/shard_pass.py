@@ -18,7 +18,7 @@ from ..graph.edit import add_initializer, constant, insert, int_attribute, share
 from ..passes.base import GraphPass
 from ..passes.remove_unused import RemoveUnusedNodesPass
 from .cuts import Cut
-from .plan import NodePlan, Plan, Planner
+from .plan import NodePlan, Planner, ShardPlan
 from .rules import target_sizes
 from .weights import WeightCuts
 
@@ -67,7 +67,7 @@ class ShardPass(GraphPass):
         self.fired += len(plan.nodes)
 
 
-def _check_products(plan: Plan) -> None:
+def _check_products(plan: ShardPlan) -> None:
     """Refuse a graph of which no product is cut by its inputs: nothing would be gained.
 
     Raises:
@@ -82,7 +82,7 @@ class _Rewriter:
     """Carries out a plan, from the inputs to the outputs."""
 
     def __init__(
-        self, graph: ir.Graph, weights: WeightCuts, planner: Planner, plan: Plan, rank: int, count: int
+        self, graph: ir.Graph, weights: WeightCuts, planner: Planner, plan: ShardPlan, rank: int, count: int
     ) -> None:
         self._graph = graph
         self._weights = weights

@@ -28,7 +28,7 @@ from ..kv_groups import FullKV
 from ..lora import LoraPlaces
 from ..ort import ort
 from ..ort.device_block import DeviceStream
-from ..ort.device_memory import Device, DeviceMemory, slots_that_fit
+from ..ort.device_memory import Device, DeviceSlots, slots_that_fit
 from ..ort.paged import OrtPagedSession, read_paged_graph
 from ..ort.paged_forms import Forms
 from ..ort.provider import is_paged
@@ -169,11 +169,11 @@ class CudaProvider(NvidiaProvider):
         own = self.provider_options(options, generating=True)
         session = self._open(model, config, generating=True, own=own)
 
-        def memory(specs: Mapping[str, KVSpec], slots: int, length: int) -> DeviceMemory:
+        def memory(specs: Mapping[str, KVSpec], slots: int, length: int) -> DeviceSlots:
             free = int(self.free_memory(options) * options["memory_fraction"])
             slot_bytes = sum(spec.bytes_per_token for spec in specs.values()) * length
             slots = slots_that_fit(free, slot_bytes, slots, _REMEDY)
-            return DeviceMemory(specs, slots, length, device=device, session_factory=self._copier(config))
+            return DeviceSlots(specs, slots, length, device=device, session_factory=self._copier(config))
 
         runner = SlotRunner(
             session, config, str(model), memory=memory, policy=decode_policy(config.max_slots, options)
@@ -206,7 +206,7 @@ class CudaProvider(NvidiaProvider):
             raise ProviderRuntimeError(f"{free / 2**30:.2f} GiB of device memory hold no two KV blocks")
         caches = {name: dataclasses.replace(spec, heads=size) for name, spec in graph.caches.items()}
         copier = self._copier(config, stream)
-        memory = DeviceMemory(caches, blocks + 1, heads, device=device, session_factory=copier)
+        memory = DeviceSlots(caches, blocks + 1, heads, device=device, session_factory=copier)
         info = graph.info(
             config,
             (FullKV(token_bytes),),

@@ -21,7 +21,7 @@ from ...options import Checked, option
 from ..base import Runner, RunnerConfig
 from ..kv.decoder_graph import read_slot_graph
 from ..ort import ort
-from ..ort.device_memory import Device, DeviceMemory
+from ..ort.device_memory import Device, DeviceSlots
 from ..ort.explicit import OrtExplicitSession
 from ..ort.input_memory import cache_device
 from ..ort.plugins import described, plugin_devices
@@ -125,7 +125,7 @@ class PassThroughProvider(OrtProvider):
         own, devices = self.provider_options(options, generating=False), self.devices(options)
         name = devices[0].ep_name if devices else self.execution_provider
         memory = functools.partial(
-            DeviceMemory,
+            DeviceSlots,
             device=device,
             session_factory=lambda content: ort.open_session(content, name, None, own, devices=devices),
         )

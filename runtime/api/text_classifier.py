@@ -14,13 +14,13 @@ from ...exporter.config import read_config
 from ...exporter.encoders.export import label_names
 from ..types.arguments import checked_arguments
 from ..types.providers import Providers
-from .load_encoder import prepared_encoder
-from .token_batches import Text, TokenBatches
+from .encoder_model import EncoderModel
+from .token_batches import Text, Tokens
 
 Scores = npt.NDArray[np.float32]  # [texts, labels]
 
 
-class TextClassifier:
+class TextClassifier(EncoderModel):
     """Classifies texts, or pairs of texts. Thread-safe.
 
     Args:
@@ -49,16 +49,14 @@ class TextClassifier:
         max_tokens: int | None = None,
         truncate: bool = False,
     ) -> None:
-        folder = prepared_encoder(Path(folder))
-        self._batches = TokenBatches(folder, providers, max_tokens)
-        self._truncate = truncate
+        super().__init__(folder, providers, max_tokens, truncate)
         ranks = self._batches.session.ranks
         if ranks.get(LOGITS) != 2:
             raise UnsupportedModelError(
                 f"{self._batches.path}: a classifier has an output {LOGITS} [texts, labels], not "
                 f"{', '.join(ranks)}"
             )
-        config = read_config(folder)
+        config = read_config(self.folder)
         self.labels = label_names(config)
         several = config.get("problem_type") == "multi_label_classification"
         self._independent = several or len(self.labels) == 1
@@ -67,7 +65,7 @@ class TextClassifier:
         """Return the logits [texts, labels].
 
         Args:
-            texts: texts, pairs of texts, or lists of token ids.
+            texts: texts, pairs of texts, lists of token ids, or results of ``encode``.
             truncate: cut texts that are too long; None does as the constructor says.
 
         Raises:
@@ -75,7 +73,7 @@ class TextClassifier:
             PromptTooLongError: a text is too long.
             ProviderRuntimeError: a logit is NaN.
         """
-        encoded = self._batches.encode(texts, truncate=self._truncate if truncate is None else truncate)
+        encoded = self.encode(texts, truncate=truncate)
         rows = self._batches.run(encoded, [LOGITS], lambda found, batch: list(found[0]))
         logits = np.array(rows, np.float32).reshape(len(rows), len(self.labels))
         if len(broken := np.flatnonzero(np.isnan(logits).any(1))):
@@ -150,17 +148,41 @@ class TextClassifier:
             RequestError: the model has several labels.
             CarryallError: see ``logits``.
         """
+        return self.relevance([(query, document) for document in documents], truncate=truncate)[0]
+
+    def relevance(
+        self, pairs: Sequence[tuple[str, str]], *, truncate: bool | None = None, raw: bool = False
+    ) -> tuple[list[float], list[int]]:
+        """Return the probability that the document of each pair answers its query, and the tokens of each.
+
+        Args:
+            pairs: queries and documents.
+            truncate: see ``logits``.
+            raw: return logits instead.
+
+        Raises:
+            RequestError: the model has several labels.
+            CarryallError: see ``logits``.
+        """
+        tokens = self._encoded_pairs(pairs, truncate)
+        scores: list[float] = (self.logits(tokens) if raw else self.scores(tokens))[:, 0].tolist()
+        return scores, [len(text.ids) for text in tokens]
+
+    def check_pairs(self, pairs: Sequence[tuple[str, str]], *, truncate: bool | None = None) -> None:
+        """Check what ``relevance`` is given, without running the model.
+
+        Raises:
+            CarryallError: see ``relevance``.
+        """
+        self._encoded_pairs(pairs, truncate)
+
+    def _encoded_pairs(self, pairs: Sequence[tuple[str, str]], truncate: bool | None) -> list[Tokens]:
         if len(self.labels) != 1:
             raise RequestError(
-                f"a model that reranks has one label; this one has {', '.join(self.labels[:5])}"
+                f"a model that reranks has one label; this one has {len(self.labels)}: "
+                + ", ".join(self.labels[:5])
             )
-        pairs = [(query, document) for document in documents]
-        scores: list[float] = self.scores(pairs, truncate=truncate)[:, 0].tolist()
-        return scores
-
-    def token_counts(self, texts: Sequence[Text]) -> list[int]:
-        """Return the number of tokens of each text, special tokens included, after the cut."""
-        return self._batches.token_counts(texts)
+        return self.encode(pairs, truncate=truncate, name=lambda place: f"document {place} with its query")
 
 
 def probabilities(logits: Scores, *, independent: bool) -> Scores:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +32,9 @@ from ...exporter.encoders.modules import (
 )
 from ..types.arguments import checked_arguments
 from ..types.providers import Providers
-from .load_encoder import prepared_encoder
+from .encoder_model import EncoderModel
 from .text_session import Floats
-from .token_batches import Text, TokenBatch, TokenBatches, Tokens
+from .token_batches import Text, TokenBatch, TokenBatches, Tokens, numbered
 from .vectors import Vectors, cut_vectors, scaled, similarities, stacked
 
 _SENTENCE = "sentence_embedding"
@@ -114,7 +114,7 @@ class SparseVector:
     values: Floats
 
 
-class TextEncoder:
+class TextEncoder(EncoderModel):
     """Embeds texts. Thread-safe.
 
     Args:
@@ -152,12 +152,11 @@ class TextEncoder:
         truncate: bool = False,
     ) -> None:
         source = Path(folder)
-        folder = prepared_encoder(source)
-        self._batches = TokenBatches(folder, providers, max_tokens)
+        super().__init__(source, providers, max_tokens, truncate)
+        folder = self.folder
         modules = {module.kind for module in read_modules(folder)}
         self._dense, self._prompts = read_dense(folder), read_prompts(folder)
         self._normalize = "Normalize" in modules if normalize is None else normalize
-        self._truncate = truncate
         ranks = self._batches.session.ranks
         self.prompts: Mapping[str, str] = self._prompts.texts
         stated = read_pooling(folder) if pooling is None else Pooling((pooling,))
@@ -184,6 +183,7 @@ class TextEncoder:
         prompt: str | None = None,
         dimensions: int | None = None,
         truncate: bool | None = None,
+        late_chunking: bool = False,
     ) -> Vectors:
         """Return a vector of each text, float32 [texts, size].
 
@@ -193,6 +193,8 @@ class TextEncoder:
             dimensions: how many of the first elements to keep (https://arxiv.org/abs/2205.13147); None keeps
                 all.
             truncate: cut texts that are too long; None does as the constructor says.
+            late_chunking: read the texts as pieces of one document; see ``embed_pieces``. Such a document is
+                never cut.
 
         Raises:
             RequestError: ``texts`` is one text, a text has no token, there is no such prompt, or the vectors
@@ -201,37 +203,45 @@ class TextEncoder:
             UnsupportedTaskError: the model has no dense vectors.
             ProviderRuntimeError: a vector is not finite.
         """
-        self._require("dense")
-        encoded, skipped = self._encoded(texts, prompt, truncate)
-        rows: list[Floats] = self._batches.run(
-            encoded, [self._output], lambda found, batch: list(self._pooled(found[0], batch, skipped))
-        )
-        size = len(rows[0]) if rows else 0
-        vectors = stacked(rows, size, normalize=self._normalize)
-        _check_finite(vectors)
-        if dimensions is None or not rows:
+        if late_chunking:
+            ((vectors,), _) = self.embed_pieces([texts], prompt=prompt)
+        else:
+            vectors = self._vectors(self.encode(texts, prompt=prompt, truncate=truncate))
+        if dimensions is None or not len(vectors):
             return vectors
         return cut_vectors(vectors, dimensions, self._normalize)
+
+    def encode(
+        self,
+        texts: Sequence[Text],
+        *,
+        prompt: str | None = None,
+        truncate: bool | None = None,
+        name: Callable[[int], str] = numbered,
+    ) -> list[Tokens]:
+        """Return the tokens of texts behind their prompt; see ``EncoderModel.encode`` and ``embed``."""
+        words = self.prompt_text(prompt)
+        if isinstance(texts, str):
+            raise RequestError("texts is a list of texts, not a text")
+        if not words or not texts or all(isinstance(text, Tokens) for text in texts):
+            return super().encode(texts, truncate=truncate, name=name)
+        if not all(isinstance(text, str) for text in texts):
+            raise RequestError("a prompt is put before texts, not before token ids")
+        encoded = super().encode([words + str(text) for text in texts], truncate=truncate, name=name)
+        if self._pooling is None or self._pooling.prompt:
+            return encoded
+        (alone,) = super().encode([words], truncate=True)
+        behind = next((n for n, special in enumerate(reversed(alone.special)) if not special), 0)
+        return [replace(text, unpooled=len(alone.ids) - behind) for text in encoded]
 
     def embed_sparse(
         self, texts: Sequence[Text], *, prompt: str | None = None, truncate: bool | None = None
     ) -> list[SparseVector]:
         """Return a weight of each token of the vocabulary that is not 0, for each text; see ``embed``."""
-        self._require("sparse")
-        encoded, _ = self._encoded(texts, prompt, truncate)
-        if TERM_WEIGHTS in self._heads:
-            return self._batches.run(
-                encoded, [TERM_WEIGHTS], lambda found, batch: [_sparse(row) for row in found[0]]
-            )
-        special = self._special()
-
-        def reduce(found: list[Floats], batch: TokenBatch) -> list[SparseVector]:
-            return [
-                _highest(text, row[:, 0], special)
-                for text, row in zip(batch.texts, batch.rows(found[0]), strict=True)
-            ]
-
-        return self._batches.run(encoded, [TOKEN_WEIGHTS], reduce)
+        vectors: list[SparseVector] = self.embed_kinds(texts, ["sparse"], prompt=prompt, truncate=truncate)[
+            "sparse"
+        ]
+        return vectors
 
     def embed_tokens(
         self, texts: Sequence[Text], *, prompt: str | None = None, truncate: bool | None = None
@@ -240,33 +250,247 @@ class TextEncoder:
 
         Of a model for late interaction (ColBERT, https://arxiv.org/abs/2004.12832) the vectors have length
         1, and the special token in front is left out where BGE-M3 leaves it out. Of another model they are
-        its states. Tokens that a
-        MultiVectorMask skips have none; with the prompt "query", those that it skips in queries.
+        its states. Tokens that a MultiVectorMask skips have none; with the prompt "query", those that it
+        skips in queries.
+
+        Raises:
+            RequestError: the graph pools its states itself.
+            CarryallError: see ``embed``.
         """
-        encoded, _ = self._encoded(texts, prompt, truncate)
-        if TOKEN_VECTORS in self._heads:
-            first = int(self._pooling is not None)  # BGE-M3, which pools the first token besides
-            return self._batches.run(
-                encoded,
-                [TOKEN_VECTORS],
-                lambda found, batch: [scaled(row[first:]) for row in batch.rows(found[0])],
-            )
+        encoded = self.encode(texts, prompt=prompt, truncate=truncate)
+        task = "query" if prompt == "query" else "document"
+        if "multi" in self.kinds:
+            vectors: list[Floats] = self._kinds_of(encoded, ["multi"], task)["multi"]
+            return vectors
         if self._output == _SENTENCE:
             raise RequestError("this model pools itself; it has no vectors of tokens")
-        layers = self._dense if self._per_token else []
-        scale = self._per_token and self._normalize
+        rows = self._batches.run(encoded, [self._output], lambda found, batch: batch.rows(found[0]))
+        _check_finite(rows)
+        return rows
 
-        skipped = self._skipped.get("query" if prompt == "query" else "document", set())
+    def embed_kinds(
+        self,
+        texts: Sequence[Text],
+        kinds: Sequence[str] | None = None,
+        *,
+        prompt: str | None = None,
+        truncate: bool | None = None,
+    ) -> dict[str, Any]:
+        """Return vectors of several kinds by kind, from one pass over the texts.
+
+        Args:
+            texts: as for ``embed``.
+            kinds: some of ``kinds`` of the encoder; None takes all.
+            prompt: as for ``embed``.
+            truncate: as for ``embed``.
+
+        Returns:
+            Of "dense" what ``embed`` returns, of "sparse" what ``embed_sparse``, of "multi" what
+            ``embed_tokens`` does.
+
+        Raises:
+            UnsupportedTaskError: the model has no such vectors.
+            CarryallError: see ``embed``.
+        """
+        encoded = self.encode(texts, prompt=prompt, truncate=truncate)
+        task = "query" if prompt == "query" else "document"
+        return self._kinds_of(encoded, sorted(self.kinds) if kinds is None else kinds, task)
+
+    def embed_pieces(
+        self, documents: Sequence[Sequence[Text]], *, prompt: str | None = None
+    ) -> tuple[list[Vectors], list[int]]:
+        """Return a vector [pieces, size] of each piece of documents, and the tokens of each document.
+
+        The model reads a whole document, and the vector of a piece is the mean of the states of its tokens
+        (late chunking, https://arxiv.org/abs/2409.04701). Pieces are tokenized apart, so that their words do
+        not merge. Tokens in front, those of a prompt and special ones, belong to the first piece, special
+        ones behind to the last: a document of one piece has the vector that ``embed`` computes.
+
+        Raises:
+            RequestError: the model does not pool by the mean, or a piece has no token.
+            PromptTooLongError: a document is too long.
+            CarryallError: see ``embed``.
+        """
+        if self._pooling is None or self._pooling.modes != ("mean",):
+            how = "in its graph" if self._pooling is None else f"by {', '.join(self._pooling.modes)}"
+            raise RequestError(f"late chunking needs a model that pools by the mean; this one pools {how}")
+        words = self.prompt_text(prompt)
+        encoded = [self._batches.join(pieces, words, pooled=self._pooling.prompt) for pieces in documents]
 
         def reduce(found: list[Floats], batch: TokenBatch) -> list[Floats]:
-            rows = [_through(layers, row) for row in batch.rows(found[0])]
-            rows = [scaled(row) for row in rows] if scale else rows
-            if not skipped:
-                return rows
-            kept = [[number not in skipped for number in text.ids] for text in batch.texts]
-            return [row[places] for row, places in zip(rows, kept, strict=True)]
+            vectors = []
+            for states, text in zip(batch.rows(found[0]), batch.texts, strict=True):
+                rows = np.stack([states[start:end].mean(0) for start, end in text.pieces])
+                vectors.append(_through([] if self._per_token else self._dense, rows))
+            return vectors
 
-        return self._batches.run(encoded, [self._output], reduce)
+        self._require("dense")
+        rows = self._batches.run(encoded, [self._output], reduce)
+        _check_finite(rows)
+        vectors = [stacked(list(row), row.shape[1], normalize=self._normalize) for row in rows]
+        return vectors, [len(text.ids) for text in encoded]
+
+    def rerank(self, query: str, documents: Sequence[str], *, truncate: bool | None = None) -> list[float]:
+        """Return the similarity of each document to the query; see ``relevance``."""
+        return self.relevance([(query, document) for document in documents], truncate=truncate)[0]
+
+    def relevance(
+        self, pairs: Sequence[tuple[str, str]], *, truncate: bool | None = None, raw: bool = False
+    ) -> tuple[list[float], list[int]]:
+        """Return the similarity of the document of each pair to its query, and the tokens of each pair.
+
+        A query counts, and is computed, once. Dense vectors are compared by the measure of the folder. An
+        encoder without them compares vectors of tokens, behind its prompts "query" and "document", by the
+        sum over the query's tokens of the highest product with one of the document's tokens (ColBERT's
+        MaxSim); else sparse vectors, by their product.
+
+        Args:
+            pairs: queries and documents.
+            truncate: see ``embed``.
+            raw: has no effect; similarities are no probabilities.
+
+        Raises:
+            CarryallError: see ``embed``; errors name the query, or the number of the document.
+        """
+        queries, documents = self._encoded_pairs(pairs, truncate)
+        places = {query: place for place, query in enumerate(dict.fromkeys(query for query, _ in pairs))}
+        of_query = np.array([places[query] for query, _ in pairs], np.int64)
+        compare = {"dense": self._by_vectors, "multi": self._by_tokens, "sparse": self._by_terms}
+        scores = np.zeros(len(pairs), np.float32)
+        counts = [len(tokens.ids) for tokens in documents]
+        for place, found in enumerate(compare[self._ranks_by](queries, documents, of_query)):
+            scores[of_query == place] = found
+            counts[int(np.argmax(of_query == place))] += len(queries[place].ids)
+        return scores.tolist(), counts
+
+    def check_pairs(self, pairs: Sequence[tuple[str, str]], *, truncate: bool | None = None) -> None:
+        """Check what ``relevance`` is given, without running the model.
+
+        Raises:
+            CarryallError: see ``relevance``.
+        """
+        self._encoded_pairs(pairs, truncate)
+
+    def _encoded_pairs(
+        self, pairs: Sequence[tuple[str, str]], truncate: bool | None
+    ) -> tuple[list[Tokens], list[Tokens]]:
+        """Return the tokens of the different queries, and those of the document of each pair."""
+        sides = {"query": list(dict.fromkeys(query for query, _ in pairs)), "document": [d for _, d in pairs]}
+        prompts = () if self._ranks_by == "dense" else self.prompts
+        queries, documents = (
+            self.encode(
+                texts,
+                prompt=task if task in prompts else None,
+                truncate=truncate,
+                name=_namer(task, len(texts)),
+            )
+            for task, texts in sides.items()
+        )
+        return queries, documents
+
+    @property
+    def _ranks_by(self) -> str:
+        """The kind of vectors that ``relevance`` compares."""
+        return next(kind for kind in ("dense", "multi", "sparse") if kind in self.kinds)
+
+    def _by_vectors(
+        self, queries: list[Tokens], documents: list[Tokens], of_query: npt.NDArray[np.int64]
+    ) -> list[Floats]:
+        """Return the similarities of each query to its documents, from one pass over all texts."""
+        vectors = self._vectors([*queries, *documents])
+        first, second = vectors[: len(queries)], vectors[len(queries) :]
+        return [
+            self.similarity(first[place : place + 1], second[of_query == place])[0]
+            for place in range(len(queries))
+        ]
+
+    def _by_tokens(
+        self, queries: list[Tokens], documents: list[Tokens], of_query: npt.NDArray[np.int64]
+    ) -> list[Floats]:
+        first = self._kinds_of(queries, ["multi"], "query")["multi"]
+        second = self._kinds_of(documents, ["multi"], "document")["multi"]
+        scores = []
+        for place, query in enumerate(first):
+            size = len(query) if self._prompts.mean_of_tokens else 1
+            rows = [second[number] for number in np.flatnonzero(of_query == place)]
+            scores.append(np.array([_maxsim(query, row) / size for row in rows], np.float32))
+        return scores
+
+    def _by_terms(
+        self, queries: list[Tokens], documents: list[Tokens], of_query: npt.NDArray[np.int64]
+    ) -> list[Floats]:
+        first, second = (
+            self._kinds_of(texts, ["sparse"], "document")["sparse"] for texts in (queries, documents)
+        )
+        scores = []
+        for place, query in enumerate(first):
+            weights = dict(zip(query.indices.tolist(), query.values.tolist(), strict=True))
+            rows = [second[number] for number in np.flatnonzero(of_query == place)]
+            products = [
+                sum(
+                    weights.get(index, 0.0) * value
+                    for index, value in zip(row.indices.tolist(), row.values.tolist(), strict=True)
+                )
+                for row in rows
+            ]
+            scores.append(np.array(products, np.float32))
+        return scores
+
+    def _vectors(self, encoded: Sequence[Tokens]) -> Vectors:
+        dense: Vectors = self._kinds_of(encoded, ["dense"], "document")["dense"]
+        return dense
+
+    def _kinds_of(self, encoded: Sequence[Tokens], kinds: Sequence[str], task: str) -> dict[str, Any]:
+        """Return vectors of several kinds from one pass over texts; see ``embed_kinds``.
+
+        ``task`` is query or document: a MultiVectorMask skips other tokens of each.
+        """
+        for kind in kinds:
+            self._require(kind)
+        heads = [self._head(kind, task) for kind in kinds]
+        outputs = list(dict.fromkeys(output for output, _ in heads))
+
+        def reduce(found: list[Floats], batch: TokenBatch) -> list[tuple[Any, ...]]:
+            rows = [part(found[outputs.index(output)], batch) for output, part in heads]
+            return list(zip(*rows, strict=True))
+
+        results = self._batches.run(encoded, outputs, reduce)
+        columns = [list(column) for column in zip(*results, strict=True)] or [[] for _ in kinds]
+        found: dict[str, Any] = dict(zip(kinds, columns, strict=True))
+        for kind, rows in found.items():
+            _check_finite([row.values if kind == "sparse" else row for row in rows])
+        if "dense" in found:
+            rows = found["dense"]
+            found["dense"] = stacked(rows, len(rows[0]) if rows else 0, normalize=self._normalize)
+        return found
+
+    def _head(self, kind: str, task: str) -> tuple[str, Callable[[Floats, TokenBatch], Sequence[Any]]]:
+        """Return the output that has a kind of vectors, and what makes those of each text of it."""
+        if kind == "dense":
+            return self._output, self._pooled
+        if kind == "sparse" and TERM_WEIGHTS in self._heads:
+            return TERM_WEIGHTS, lambda weights, _: [_sparse(row) for row in weights]
+        if kind == "sparse":
+            special = self._special()
+            return TOKEN_WEIGHTS, lambda weights, batch: [
+                _highest(text, row[:, 0], special)
+                for text, row in zip(batch.texts, batch.rows(weights), strict=True)
+            ]
+        if TOKEN_VECTORS in self._heads:
+            first = int(self._pooling is not None)  # BGE-M3, which pools the first token besides
+            return TOKEN_VECTORS, lambda vectors, batch: [scaled(row[first:]) for row in batch.rows(vectors)]
+        return self._output, lambda states, batch: self._rows_of_tokens(states, batch, task)
+
+    def _rows_of_tokens(self, states: Floats, batch: TokenBatch, task: str) -> list[Floats]:
+        rows = batch.rows(states)
+        if self._per_token:
+            rows = [_through(self._dense, row) for row in rows]
+            rows = [scaled(row) for row in rows] if self._normalize else rows
+        skipped = self._skipped.get(task)
+        if not skipped:
+            return rows
+        kept = [[number not in skipped for number in text.ids] for text in batch.texts]
+        return [row[places] for row, places in zip(rows, kept, strict=True)]
 
     def similarity(self, first: Vectors, second: Vectors) -> Vectors:
         """Return the similarity [n, m] of vectors [n, size] and [m, size], by the measure of the folder.
@@ -276,34 +500,23 @@ class TextEncoder:
         """
         return similarities(first, second, self._prompts.similarity)
 
-    def token_counts(self, texts: Sequence[Text]) -> list[int]:
-        """Number of tokens of each text, special tokens included, after the cut at ``max_tokens``."""
-        return self._batches.token_counts(texts)
-
     def _require(self, kind: str) -> None:
         if kind not in self.kinds:
             raise UnsupportedTaskError(
                 f"this model has no {kind} vectors; it has {', '.join(sorted(self.kinds))}"
             )
 
-    def _encoded(
-        self, texts: Sequence[Text], prompt: str | None, truncate: bool | None
-    ) -> tuple[list[Tokens], int]:
-        """Return the tokens of texts behind their prompt, and how many tokens in front are not pooled."""
-        words = self._prompt(prompt)
-        if isinstance(texts, str):
-            raise RequestError("texts is a list of texts, not a text")
-        if words and not all(isinstance(text, str) for text in texts):
-            raise RequestError("a prompt is put before texts, not before token ids")
-        texts = [words + text if isinstance(text, str) else text for text in texts] if words else texts
-        encoded = self._batches.encode(texts, truncate=self._truncate if truncate is None else truncate)
-        if not words or self._pooling is None or self._pooling.prompt:
-            return encoded, 0
-        (alone,) = self._batches.encode([words], truncate=True)
-        behind = next((n for n, special in enumerate(reversed(alone.special)) if not special), 0)
-        return encoded, len(alone.ids) - behind
+    @property
+    def poolings(self) -> tuple[str, ...]:
+        """Names of how states become a dense vector, in order; empty where the graph does that itself."""
+        return () if self._pooling is None else self._pooling.modes
 
-    def _prompt(self, name: str | None) -> str:
+    def prompt_text(self, name: str | None) -> str:
+        """Return the text of a prompt; None takes the folder's default, "" none.
+
+        Raises:
+            RequestError: there is no such prompt.
+        """
         name = self._prompts.default if name is None else name
         if not name:
             return ""
@@ -312,18 +525,19 @@ class TextEncoder:
             raise RequestError(f"the encoder has no prompt {name!r}; it has {known}")
         return self.prompts[name]
 
-    def _pooled(self, states: Floats, batch: TokenBatch, skipped: int) -> Floats:
+    def _pooled(self, states: Floats, batch: TokenBatch) -> Sequence[Floats]:
         if self._pooling is not None:
-            begins = batch.begins
-            numbers = np.arange(begins[-1]) - np.repeat(begins[:-1], np.diff(begins)) + 1
-            if skipped:
-                kept = numbers > skipped
+            begins, lengths = batch.begins, np.diff(batch.begins)
+            numbers = np.arange(begins[-1]) - np.repeat(begins[:-1], lengths) + 1
+            unpooled = np.array([text.unpooled for text in batch.texts])
+            if unpooled.any():
+                kept = numbers > np.repeat(unpooled, lengths)
                 states, begins = states[kept], np.concatenate([[0], np.cumsum(kept)])[begins]
                 numbers = numbers[kept]
             states = np.concatenate(
                 [POOLINGS[mode](states, begins, numbers) for mode in self._pooling.modes], axis=-1
             )
-        return _through([] if self._per_token else self._dense, states)
+        return list(_through([] if self._per_token else self._dense, states))
 
     def _special(self) -> set[int]:
         added = self._batches.tokenizer.get_added_tokens_decoder()
@@ -397,11 +611,25 @@ def _highest(text: Tokens, weights: Floats, special: set[int]) -> SparseVector:
     return SparseVector(np.array(indices, np.int64), np.array([best[each] for each in indices], np.float32))
 
 
-def _check_finite(vectors: Vectors) -> None:
-    broken = np.flatnonzero(~np.isfinite(vectors).all(1))
-    if len(broken):
+def _namer(task: str, count: int) -> Callable[[int], str]:
+    """Return what errors call the queries or the documents of ``relevance``."""
+    return lambda place: f"the {task}" if task == "query" and count == 1 else f"{task} {place}"
+
+
+def _maxsim(query: Floats, document: Floats) -> float:
+    """Return the sum over tokens of the query [n, size] of the highest product with one of the document."""
+    return float((query @ document.T).max(1).sum()) if len(document) else 0.0
+
+
+def _check_finite(rows: Sequence[Floats]) -> None:
+    """Check the vectors of texts.
+
+    Raises:
+        ProviderRuntimeError: one is not finite.
+    """
+    broken = [place for place, row in enumerate(rows) if not np.isfinite(row).all()]
+    if broken:
         raise ProviderRuntimeError(
-            f"the model returned NaN or infinity for text {broken[0]}; its weights are damaged, or too "
-            f"large for "
-            "their type"
+            f"the model returned NaN or infinity for text {broken[0]}; its weights are damaged, or too large "
+            "for their type"
         )

@@ -23,7 +23,7 @@ Floats = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.int64]
 
 _MOST_TEXTS = 64  # of a padded run
-_MOST_TOKENS = 4096  # of a padded run, padding included
+MOST_TOKENS = 4096  # of a padded run, padding included
 # Tokens of a run for each thread, so that states and products stay near: onnxruntime took 1.3 times as long
 # for a token with 4,000 in a run as with 300.
 _TOKENS_OF_THREAD = 256
@@ -188,7 +188,7 @@ class PaddedTexts:
         batches: list[list[int]] = []
         for place in sorted(range(len(lengths)), key=lambda place: -lengths[place]):
             last = batches[-1] if batches else []
-            fits = len(last) < _MOST_TEXTS and last and (len(last) + 1) * lengths[last[0]] <= _MOST_TOKENS
+            fits = len(last) < _MOST_TEXTS and last and (len(last) + 1) * lengths[last[0]] <= MOST_TOKENS
             if fits:
                 last.append(place)
             else:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,13 +14,12 @@ import numpy.typing as npt
 from ...contract import ATTENTION_MASK, CONTEXT_LENGTH, INPUT_IDS, PAST, TOKEN_TYPE_IDS
 from ...errors import ModelNotFoundError, PromptTooLongError, RequestError, UnsupportedModelError
 from ...exporter.encoders.modules import LENGTH_FILE
+from ...options import shown
 from ...storage.paths import check_name
 from ..text.tokenizer import TOKENIZER_FILE, read_optional_json
 from ..types.providers import Providers
 from .load_encoder import MODEL_FILES
 from .text_session import Floats, open_texts
-
-Text = str | tuple[str, str] | list[int]  # a text, a pair of texts, or token ids
 
 _INPUTS = (INPUT_IDS, ATTENTION_MASK, TOKEN_TYPE_IDS)
 _OF_DECODERS = (
@@ -34,6 +33,8 @@ class Tokens:
     """The tokens of a text: their ids, their types, and whether each is special.
 
     ``spans`` are the characters [start, end) of each token in its text; empty for token ids that were given.
+    ``unpooled`` tokens in front, those of a prompt, take no part in the vector of the text. ``pieces`` are
+    the tokens [start, end) of each piece of a document; empty for a text that is one.
     """
 
     ids: list[int]
@@ -41,6 +42,20 @@ class Tokens:
     special: list[int]
     spans: list[tuple[int, int]]
     words: list[int | None]
+    unpooled: int = 0
+    pieces: tuple[tuple[int, int], ...] = ()
+
+
+Text = str | tuple[str, str] | list[int] | Tokens  # a text, a pair of texts, token ids, or their tokens
+
+
+def _piece(place: int) -> str:
+    return f"piece {place}"
+
+
+def numbered(place: int) -> str:
+    """Return what errors call the text at a place."""
+    return f"text {place}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +71,7 @@ class TokenBatch:
 
     def rows(self, array: Floats) -> list[Floats]:
         """Return the part of each text of an output [tokens, ...]."""
-        return [array[begin:end] for begin, end in pairwise(self.begins.tolist())]
+        return [array[begin:end] for begin, end in itertools.pairwise(self.begins.tolist())]
 
 
 class TokenBatches:
@@ -98,41 +113,95 @@ class TokenBatches:
         most = stated or self.session.metadata.get(CONTEXT_LENGTH)
         self.max_tokens = None if most is None else int(most)
 
-    def encode(self, texts: Sequence[Text], *, truncate: bool) -> list[Tokens]:
+    def encode(
+        self, texts: Sequence[Text], *, truncate: bool, name: Callable[[int], str] = numbered
+    ) -> list[Tokens]:
         """Return the tokens of texts, of pairs of texts, or of token ids, which are taken as they are.
 
         Args:
             texts: the texts.
             truncate: cut texts that are longer than ``max_tokens``, instead of refusing them.
+            name: what errors call the text at a place.
 
         Raises:
-            RequestError: ``texts`` is one text, a text has no token, or a token id is out of range.
+            RequestError: ``texts`` is one text, a text has no token or is not valid Unicode, or a token id is
+                out of range.
             PromptTooLongError: a text is too long, and ``truncate`` is False.
         """
-        if isinstance(texts, str):
-            raise RequestError("texts is a list of texts, not a text")
+        _check_texts(texts, name)
         if self._lower:
             texts = [_lower(text) for text in texts]
-        written = [text for text in texts if not isinstance(text, list)]
+        written = [text for text in texts if isinstance(text, str | tuple)]
         encodings = iter(self.tokenizer.encode_batch(written) if written else ())
         encoded = [
-            self._given(text) if isinstance(text, list) else _tokens(next(encodings)) for text in texts
+            _tokens(next(encodings)) if isinstance(text, str | tuple) else self._given(text) for text in texts
         ]
         most = self.max_tokens
         for place, (text, tokens) in enumerate(zip(texts, encoded, strict=True)):
             if not tokens.ids:
-                raise RequestError(f"text {place} to embed is empty; give it at least one token")
+                raise RequestError(f"{name(place)} to embed is empty; give it at least one token")
             if most is not None and len(tokens.ids) > most:
                 if not truncate:
                     raise PromptTooLongError(
-                        f"text {place} has {len(tokens.ids)} tokens; the model takes {most}; shorten it, "
-                        f"or cut "
-                        "it with truncate",
+                        f"{name(place)} has {len(tokens.ids)} tokens; the model takes {most}; shorten it, "
+                        "or cut it with truncate",
                         len(tokens.ids),
                         most,
                     )
                 encoded[place] = self._cut(text, most)
         return encoded
+
+    def join(self, pieces: Sequence[Text], prompt: str, *, pooled: bool) -> Tokens:
+        """Return the tokens of a document, whose pieces are tokenized apart.
+
+        Args:
+            pieces: the pieces, which make the document in their order.
+            prompt: a text in front of it.
+            pooled: whether the tokens of the prompt belong to the first piece.
+
+        Raises:
+            RequestError: there is no piece, or one has no token or is not valid Unicode.
+            PromptTooLongError: the document is too long.
+        """
+        from tokenizers import Encoding
+
+        _check_texts(pieces, _piece)
+        if not pieces or not all(isinstance(piece, str) for piece in pieces):
+            raise RequestError("a document is a list of at least one piece, each a text")
+        parts = [*([prompt] if prompt else []), *map(str, pieces)]
+        texts = [part.lower() for part in parts] if self._lower else parts
+        encodings = self.tokenizer.encode_batch(texts, add_special_tokens=False)
+        lengths = [len(encoding.ids) for encoding in encodings]
+        for place, length in enumerate(lengths[len(parts) - len(pieces) :]):
+            if not length:
+                raise RequestError(f"{_piece(place)} has no token; leave it out")
+        tokens = _tokens(self.tokenizer.post_process(Encoding.merge(encodings)))
+        if self.max_tokens is not None and len(tokens.ids) > self.max_tokens:
+            raise PromptTooLongError(
+                f"the document has {len(tokens.ids)} tokens; the model takes {self.max_tokens}; late "
+                "chunking reads it whole, so embed it in sections of several pieces",
+                len(tokens.ids),
+                self.max_tokens,
+            )
+        front = next(place for place, special in enumerate(tokens.special) if not special)
+        ends = [front + end for end in itertools.accumulate(lengths)]
+        starts = [front, *ends[:-1]]
+        ends[-1] = len(tokens.ids)
+        if prompt:
+            first, starts, ends = ends[0], starts[1:], ends[1:]
+        starts[0] = first if prompt and not pooled else 0
+        return replace(tokens, pieces=tuple(zip(starts, ends, strict=True)))
+
+    def tokenize(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[Tokens]:
+        """Return the tokens of texts of any length.
+
+        Raises:
+            RequestError: ``texts`` is one text, or a text is not valid Unicode.
+        """
+        _check_texts(texts, numbered)
+        lower = [text.lower() for text in texts] if self._lower else list(texts)
+        encodings = self.tokenizer.encode_batch(lower, add_special_tokens=add_special_tokens)
+        return [_tokens(encoding) for encoding in encodings]
 
     def run(
         self,
@@ -158,18 +227,26 @@ class TokenBatches:
                 results[place] = result
         return results
 
-    def token_counts(self, texts: Sequence[Text]) -> list[int]:
-        """Return the number of tokens of each text, special tokens included, after the cut."""
-        return [len(tokens.ids) for tokens in self.encode(texts, truncate=True)]
+    def check_ids(self, ids: Sequence[int]) -> None:
+        """Check that token ids are in the vocabulary.
 
-    def _given(self, ids: list[int]) -> Tokens:
+        Raises:
+            RequestError: one is not.
+        """
         size = self.tokenizer.get_vocab_size()
         wrong = [each for each in ids if type(each) is not int or not 0 <= each < size]
         if wrong:
             raise RequestError(f"token id {wrong[0]!r} is out of range; the vocabulary has {size} tokens")
+
+    def _given(self, ids: list[int] | Tokens) -> Tokens:
+        if isinstance(ids, Tokens):
+            return ids
+        self.check_ids(ids)
         return Tokens(ids, [0] * len(ids), [0] * len(ids), [], [])
 
     def _cut(self, text: Text, most: int) -> Tokens:
+        if isinstance(text, Tokens):
+            return self._given(text.ids[:most])
         if isinstance(text, list):
             return self._given(text[:most])
         if self._cutter is None:
@@ -188,10 +265,34 @@ class TokenBatches:
             )
 
 
+def _check_texts(texts: Sequence[Any], name: Callable[[int], str]) -> None:
+    """Check that texts are those that a tokenizer takes.
+
+    Raises:
+        RequestError: one is not.
+    """
+    if isinstance(texts, str):
+        raise RequestError("texts is a list of texts, not a text")
+    for place, text in enumerate(texts):
+        parts = text if isinstance(text, tuple) else (text,) if isinstance(text, str) else ()
+        valid = isinstance(text, str | list | Tokens) or (isinstance(text, tuple) and len(text) == 2)
+        if not valid or not all(isinstance(part, str) for part in parts):
+            raise RequestError(
+                f"{name(place)} must be a text, a pair of texts or a list of token ids, not {shown(text)}"
+            )
+        for part in parts:
+            try:
+                part.encode()
+            except UnicodeEncodeError as error:
+                raise RequestError(
+                    f"{name(place)} is not valid Unicode, it has a lone surrogate: {error.reason}"
+                ) from error
+
+
 def _lower(text: Text) -> Text:
     if isinstance(text, tuple):
         return text[0].lower(), text[1].lower()
-    return text if isinstance(text, list) else text.lower()
+    return text.lower() if isinstance(text, str) else text
 
 
 def _tokens(encoding: Any) -> Tokens:

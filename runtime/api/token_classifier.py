@@ -15,10 +15,10 @@ from ...exporter.config import read_config
 from ...exporter.encoders.export import label_names
 from ..types.arguments import checked_arguments
 from ..types.providers import Providers
-from .load_encoder import prepared_encoder
+from .encoder_model import EncoderModel
 from .text_classifier import Scores, probabilities
 from .text_session import Floats
-from .token_batches import TokenBatch, TokenBatches, Tokens
+from .token_batches import TokenBatch, Tokens
 
 Aggregation = Literal["none", "simple", "first", "average", "max"]
 
@@ -40,7 +40,7 @@ class Entity:
     text: str
 
 
-class TokenClassifier:
+class TokenClassifier(EncoderModel):
     """Finds names and other parts in texts. Thread-safe.
 
     Args:
@@ -69,9 +69,7 @@ class TokenClassifier:
         max_tokens: int | None = None,
         truncate: bool = False,
     ) -> None:
-        folder = prepared_encoder(Path(folder))
-        self._batches = TokenBatches(folder, providers, max_tokens)
-        self._truncate = truncate
+        super().__init__(folder, providers, max_tokens, truncate)
         ranks = self._batches.session.ranks
         if ranks.get(LOGITS) != 3:
             raise UnsupportedModelError(
@@ -79,7 +77,7 @@ class TokenClassifier:
                 f"labels], "
                 f"not {', '.join(ranks)}"
             )
-        self.labels = label_names(read_config(folder))
+        self.labels = label_names(read_config(self.folder))
         # As in transformers, only WordPiece ("##ing") tells the tokens inside words.
         self._marks_words = bool(getattr(self._batches.tokenizer.model, "continuing_subword_prefix", None))
 
@@ -115,14 +113,9 @@ class TokenClassifier:
         scored = self._scored(texts, truncate)
         return [self._entities(text, *pair, aggregation) for text, pair in zip(texts, scored, strict=True)]
 
-    def token_counts(self, texts: Sequence[str]) -> list[int]:
-        """Return the number of tokens of each text, special tokens included, after the cut."""
-        return self._batches.token_counts(texts)
-
     def _scored(self, texts: Sequence[str], truncate: bool | None) -> list[tuple[Tokens, Scores]]:
         if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
             raise RequestError("texts is a list of texts")
-        cut = self._truncate if truncate is None else truncate
 
         def reduce(found: list[Floats], batch: TokenBatch) -> list[tuple[Tokens, Scores]]:
             return [
@@ -130,7 +123,7 @@ class TokenClassifier:
                 for text, row in zip(batch.texts, batch.rows(found[0]), strict=True)
             ]
 
-        return self._batches.run(self._batches.encode(texts, truncate=cut), [LOGITS], reduce)
+        return self._batches.run(self.encode(texts, truncate=truncate), [LOGITS], reduce)
 
     def _entities(self, text: str, tokens: Tokens, scores: Scores, aggregation: Aggregation) -> list[Entity]:
         parts = [

@@ -20,7 +20,7 @@ from ...reports import Report, human_bytes
 from ..engine.config import EngineConfig
 from ..engine.engine import Engine
 from ..evaluate.memory import peak_memory, reset_peak
-from ..evaluate.throughput import Sample, Workload, check_fits, measure, spread
+from ..evaluate.throughput import Workload, WorkloadRun, check_fits, measure, spread
 from ..models.config import ModelConfig, model_config, split_fields
 from ..models.loading import load_model, open_engine
 from ..types.arguments import checked_arguments
@@ -217,7 +217,9 @@ def _measure_all(
     return results, None
 
 
-def _summary(work: Workload, samples: Sequence[Sample], loaded: _Loaded, gigabytes: float) -> dict[str, Any]:
+def _summary(
+    work: Workload, samples: Sequence[WorkloadRun], loaded: _Loaded, gigabytes: float
+) -> dict[str, Any]:
     decode = spread([sample.decode for sample in samples])
     cached_tokens = work.batch * (work.prompt_tokens + work.new_tokens / 2)  # on average over the decode
     step_bytes = loaded.weight_bytes + round(cached_tokens * loaded.engine.info.kv_bytes_per_token)

@@ -23,7 +23,7 @@ PORTABLE = "portable"
 
 
 @dataclass(frozen=True)
-class Job:
+class OptimizeJob:
     """An optimization, from which graph and passes can be created several times.
 
     Attributes:

@@ -16,7 +16,7 @@ from ...graph_opt.graph import graph_facts
 from ...graph_opt.graph.edit import nodes_of
 from ...graph_opt.passes.normalize.raise_opset import RaiseOpsetPass
 from ...graph_opt.pipeline import pipeline
-from ...graph_opt.pipeline.report import Report as PassesReport
+from ...graph_opt.pipeline.report import PipelineReport
 from ...graph_opt.quantize.formats.half import is_half
 from ...graph_opt.quantize.formats.kv_cache import has_quantized_kv
 from ...graph_opt.quantize.left_float import LeftFloat
@@ -67,7 +67,7 @@ class QuantizeReport(Report):
     bytes_after: int
     seconds: float
     cost: dict[str, Any] = field(default_factory=dict)
-    passes: PassesReport
+    passes: PipelineReport
 
     def to_dict(self) -> dict[str, Any]:
         """See ``Report``."""

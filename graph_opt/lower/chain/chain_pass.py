@@ -12,7 +12,7 @@ from ...graph.edit import add_initializer, insert, replace, subgraphs
 from ...passes.base import GraphPass
 from . import steps
 from .groups import convex_groups
-from .program import Program
+from .program import ChainProgram
 
 DOMAIN, OPERATOR = "carryall", "Chain"
 _LEAST = 2  # products and attentions
@@ -77,7 +77,7 @@ def _replace(graph: ir.Graph, nodes: list[ir.Node], name: str) -> None:
         for output, width in zip(node.outputs, steps.widths(node), strict=True)
         if _read_outside(output, made)
     ]
-    program = Program(outputs, _last_reads(nodes))
+    program = ChainProgram(outputs, _last_reads(nodes))
     for number, node in enumerate(nodes):
         steps.write(node, program)
         program.end(number)

@@ -30,7 +30,7 @@ from .program import (
     NEAR_ATTENTION,
     NORM,
     PART,
-    Program,
+    ChainProgram,
     float_bits,
 )
 
@@ -92,7 +92,7 @@ def widths(node: ir.Node) -> list[int]:
             return [_width(node.inputs[0])] * len(node.outputs)
 
 
-def write(node: ir.Node, program: Program) -> None:
+def write(node: ir.Node, program: ChainProgram) -> None:
     """Add the steps of a supported node to a program."""
     _WRITERS[node.op_type](node, program)
 
@@ -169,13 +169,13 @@ def _is_centered(node: ir.Node) -> bool:
     return plain and sized and alone and int_attribute(node, "axis", -1) == -1 and _is_rows(node.inputs[0])
 
 
-def _norm(node: ir.Node, program: Program) -> None:
+def _norm(node: ir.Node, program: ChainProgram) -> None:
     x, scale = program.rows(node.inputs[0]), program.input(node.inputs[1])
     out = program.out(node.outputs[0], widths(node)[0])
     program.step(NORM, out, x, scale, float_bits(float_attribute(node, "epsilon", 1e-5)))
 
 
-def _skip_norm(node: ir.Node, program: Program) -> None:
+def _skip_norm(node: ir.Node, program: ChainProgram) -> None:
     x, other = (program.rows(value) for value in node.inputs[:2])
     scale, bias = program.input(node.inputs[2]), program.input((*node.inputs, None)[3])
     width = widths(node)[0]
@@ -189,24 +189,24 @@ def _skip_norm(node: ir.Node, program: Program) -> None:
     program.step(NORM, out, summed, scale, float_bits(float_attribute(node, "epsilon", 1e-5)))
 
 
-def _add(node: ir.Node, program: Program) -> None:
+def _add(node: ir.Node, program: ChainProgram) -> None:
     x, other = (program.rows(value) for value in node.inputs)
     program.step(ADD, program.out(node.outputs[0], widths(node)[0]), x, other, ABSENT)
 
 
-def _multiply(node: ir.Node, program: Program) -> None:
+def _multiply(node: ir.Node, program: ChainProgram) -> None:
     x, other = (program.rows(value) for value in node.inputs)
     program.step(MULTIPLY, program.out(node.outputs[0], widths(node)[0]), x, other)
 
 
-def _centered(node: ir.Node, program: Program) -> None:
+def _centered(node: ir.Node, program: ChainProgram) -> None:
     x, scale = program.rows(node.inputs[0]), program.input(node.inputs[1])
     bias = program.input((*node.inputs, None)[2])
     out = program.out(node.outputs[0], widths(node)[0])
     program.step(CENTER, out, x, scale, bias, float_bits(float_attribute(node, "epsilon", 1e-5)))
 
 
-def _activate(node: ir.Node, program: Program) -> None:
+def _activate(node: ir.Node, program: ChainProgram) -> None:
     function = _RELU
     if node.op_type == "Gelu":
         function = _GELU_TANH if text_attribute(node, "approximate", "none") == "tanh" else _GELU
@@ -214,26 +214,26 @@ def _activate(node: ir.Node, program: Program) -> None:
     program.step(ACTIVATE, program.out(node.outputs[0], widths(node)[0]), x, function)
 
 
-def _gate(node: ir.Node, program: Program) -> None:
+def _gate(node: ir.Node, program: ChainProgram) -> None:
     x = program.rows(node.inputs[0])
     program.step(GATE, program.out(node.outputs[0], widths(node)[0]), x)
 
 
-def _split(node: ir.Node, program: Program) -> None:
+def _split(node: ir.Node, program: ChainProgram) -> None:
     x, first = program.rows(node.inputs[0]), 0
     for output, size in zip(node.outputs, widths(node), strict=True):
         program.step(PART, program.view(output, size), x, first)
         first += size
 
 
-def _linear(node: ir.Node, program: Program) -> None:
+def _linear(node: ir.Node, program: ChainProgram) -> None:
     x, tiles = program.rows(node.inputs[0]), program.input(node.inputs[1])
     bias = program.input((*node.inputs, None)[2])
     out = program.out(node.outputs[0], widths(node)[0])
     program.step(LINEAR, out, x, tiles, bias, *(int_attribute(node, name, 0) for name in _WEIGHTS))
 
 
-def _attention(node: ir.Node, program: Program) -> None:
+def _attention(node: ir.Node, program: ChainProgram) -> None:
     near = len(node.inputs) > _ATTENTION_INPUTS
     operands = [*node.inputs, *[None] * (_ATTENTION_INPUTS - len(node.inputs))]
     places = [
@@ -270,7 +270,7 @@ _APPROXIMATE: dict[tuple[str, str], Callable[[ir.Node], bool]] = {
     ("", "Gelu"): lambda node: _is_rows(node.inputs[0]),
     ("", "Relu"): lambda node: _is_rows(node.inputs[0]),
 }
-_WRITERS: dict[str, Callable[[ir.Node, Program], None]] = {
+_WRITERS: dict[str, Callable[[ir.Node, ChainProgram], None]] = {
     "QuantizedLinear": _linear,
     "PagedAttention": _attention,
     "SiluAndMul": _gate,

@@ -24,7 +24,7 @@ from ...graph.edit import (
     static_size,
 )
 from ..base import GraphPass
-from .rotations import Rotation, rotation, rotation_of_parts, with_unrotated_part
+from .rotations import RotaryMatch, rotation, rotation_of_parts, with_unrotated_part
 
 _POSITIONS = np.array([[3, 0, 17, 1, 250], [5, 9, 2, 31, 64]])
 
@@ -54,7 +54,7 @@ class FuseRotaryPass(GraphPass):
         for node in nodes_of(graph, "RotaryEmbedding"):
             self.fired += _join_heads_of(node)
 
-    def _fuse(self, graph: ir.Graph, found: Rotation) -> str | None:
+    def _fuse(self, graph: ir.Graph, found: RotaryMatch) -> str | None:
         sizes = head_sizes(found.x)
         if sizes is None:
             return "x is not [batch, heads, sequence, head_dim] with fixed heads and head_dim"
@@ -89,7 +89,7 @@ class FuseRotaryPass(GraphPass):
         return self._angles[key]
 
 
-def _is_interleaved(found: Rotation, sizes: tuple[int, int], rotary: int) -> bool | str:
+def _is_interleaved(found: RotaryMatch, sizes: tuple[int, int], rotary: int) -> bool | str:
     """Return True for interleaved pairs, False for halves, or why the region is not a rotation."""
     part = region([found.x, found.cos, found.sin], found.output)
     if isinstance(part, str):

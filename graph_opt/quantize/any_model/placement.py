@@ -36,7 +36,7 @@ _FLOAT = ir.DataType.FLOAT
 
 
 @dataclass(slots=True)
-class Placement:
+class QuantizedValues:
     """The quantized values and the nodes that read them.
 
     Attributes:
@@ -54,7 +54,7 @@ class Placement:
         return value in self.outputs or node in self.readers
 
 
-def place(graph: ir.Graph, layers: Sequence[Layer], carried: Collection[str] = CARRIED) -> Placement:
+def place(graph: ir.Graph, layers: Sequence[Layer], carried: Collection[str] = CARRIED) -> QuantizedValues:
     """Return the placement for one graph.
 
     Args:
@@ -66,7 +66,7 @@ def place(graph: ir.Graph, layers: Sequence[Layer], carried: Collection[str] = C
     ends = [layer_end(layer) for layer in layers if layer.node.op_type == "Conv"]
     wanted = {*ends, *(layer.x for layer in layers)}
     possible = _possible(graph, wanted, carried)
-    found = Placement(outputs=set(ends), readers={layer.node for layer in layers})
+    found = QuantizedValues(outputs=set(ends), readers={layer.node for layer in layers})
     for node in reversed(list(graph)):
         if _is_carried(node, carried):
             result, operands = _result(node), _operands(node)

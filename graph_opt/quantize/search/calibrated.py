@@ -19,7 +19,7 @@ from ....progress import Progress
 from ..algorithms import awq, gptq
 from ..algorithms.blockwise import BlockFormat, Floats, Quantized, Quantizer, dequantize, round_to_nearest
 from ..calibration.activations import Tokens
-from ..formats.weight_only import Forms
+from ..formats.weight_only import WeightFormats
 from .layerwise import HELD_BYTES, Stage, calibrate_stages
 
 _PLAIN_BITS = (
@@ -79,7 +79,7 @@ class QuantizedLayers:
 def quantize_layers(
     model: ir.Model,
     algorithm: Algorithm,
-    forms: Forms,
+    forms: WeightFormats,
     windows: Sequence[Tokens],
     folder: Path,
     *,
@@ -123,7 +123,7 @@ def quantize_layers(
 
 
 def _quantize_stage(
-    stage: Stage, algorithm: Algorithm, forms: Forms, found: QuantizedLayers
+    stage: Stage, algorithm: Algorithm, forms: WeightFormats, found: QuantizedLayers
 ) -> dict[str, Floats]:
     """Quantize a stage's weights; return their dequantized form for unscaled inputs."""
     formed = {value: form for value in stage.weights if (form := forms.of(value)) is not None}
@@ -147,7 +147,7 @@ def _quantize_stage(
     return substitutes
 
 
-def _embeddings(graph: ir.Graph, forms: Forms) -> dict[str, Floats]:
+def _embeddings(graph: ir.Graph, forms: WeightFormats) -> dict[str, Floats]:
     """Return the embeddings, rounded to nearest."""
     rounded = {}
     for value in graph.initializers.values():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 import itertools
@@ -12,7 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from ....errors import RequestCancelled, RequestError
+from ....errors import RequestError, UnsupportedTaskError
 from ...api.embedding import embedding_questions
 from ...api.requests import RENDER_OPTIONS, PooledPrompt, Prompt, RequestFactory
 from ...api.scoring import (
@@ -26,11 +27,9 @@ from ...api.vectors import stacked
 from ...engine.requests.request_group import RequestGroup
 from ...service.core.chat import Conversation
 from ...service.core.messages import (
-    Choice,
     Embeddings,
     Generation,
     GenerationRequest,
-    Usage,
     refuse_left_out,
     with_gap,
     with_schema_read,
@@ -42,7 +41,6 @@ from ...service.http.openai.endpoints import ENDPOINTS
 from ...service.http.openai.reading import IGNORED
 from ...text.chat_template import check_variables
 from ...text.infill import Infill, infill_tokens
-from ...types.outputs import RequestOutput, ToolCall
 from ..inputs.lines import CHAT, COMPLETIONS, EMBEDDINGS, RERANK, RESPONSES, SCORE, BatchLine
 from .responses import read_line, response_body
 
@@ -57,12 +55,12 @@ class Work:
     Args:
         groups: the request groups: one for a generation, one for each text or document otherwise.
             Empty for embeddings that the encoder computes.
-        read: returns the response body and the finish reason, from the outputs of the groups.
+        read: returns the response body and the finish reason, once the requests have ended.
         timeout: time limit in seconds, counted from the moment the requests enter the engine; None is none.
     """
 
     groups: Sequence[RequestGroup]
-    read: Callable[[Sequence[RequestOutput]], tuple[Json, str]]
+    read: Callable[[], tuple[Json, str]]
     timeout: float | None = None
 
 
@@ -111,9 +109,9 @@ class Preparer:
             lora=lora,
         )
 
-        def read(outputs: Sequence[RequestOutput]) -> tuple[Json, str]:
-            result = _generation(outputs[0], line.number)
-            return asked.body(result, lora or self.model, self.created), result.choices[0].finish_reason
+        def read() -> tuple[Json, str]:
+            result = _generation(group, line.number)
+            return asked.body(result, lora or self.model, self.created), result.reason
 
         return Work([group], read, request.timeout)
 
@@ -122,6 +120,8 @@ class Preparer:
         ask = read_embeddings(known_fields_of(line, EMBEDDINGS_FIELDS))
         if ask.prompt is not None:
             raise RequestError(f"the model '{self.model}' has no prompts by name; omit 'prompt_name'")
+        if ask.late_chunking:
+            raise UnsupportedTaskError(f"the model '{self.model}' has no late chunking; encoders have it")
         pooling = ask.pooling or "last"
         tokens_of = self.requests.cut_token_ids if ask.truncate else self.requests.token_ids
         texts = [tokens_of(text) for text in ask.inputs]
@@ -132,9 +132,7 @@ class Preparer:
 
         if not self.embedding_size:  # the engine gives no hidden states: use the encoder's session
             encoder = self.requests.encoder
-            return Work(
-                [], lambda _: answer(stacked(*encoder.embed(texts, pooling), normalize=ask.normalize))
-            )
+            return Work([], lambda: answer(stacked(*encoder.embed(texts, pooling), normalize=ask.normalize)))
         return self._asked(
             line,
             [embedding_questions(prompts)],
@@ -201,8 +199,8 @@ class Preparer:
             for index, (prompt, params) in enumerate(pairs)
         ]
 
-        def read(outputs: Sequence[RequestOutput]) -> tuple[Json, str]:
-            left = iter(outputs)
+        def read() -> tuple[Json, str]:
+            left = (group.output() for group in groups)
             parts = [each.read(list(itertools.islice(left, len(each.prompts)))) for each in questions]
             return answer([result for part in parts for result in part])
 
@@ -286,49 +284,24 @@ def line_seed(job_seed: int, number: int) -> int:
     return int.from_bytes(digest, "big") >> 1
 
 
-def _generation(output: RequestOutput, number: int) -> Generation:
-    """Convert the output of a finished request.
+def _generation(group: RequestGroup, number: int) -> Generation:
+    """Return the result of a group that has ended; it depends on the line alone, not on what the cache had.
 
     Raises:
-        InvalidSamplingError, ProviderRuntimeError: the request failed; see ``RequestOutput.check``.
+        InvalidSamplingError, ProviderRuntimeError: the request failed; see ``RequestGroup.failure``.
         RequestCancelled: the line's timeout passed.
     """
-    output.check()
-    choices = []
-    for completion in output.outputs:
-        if completion.finish_reason not in ("stop", "length"):
-            raise RequestCancelled(
-                "the line's timeout passed before it was finished; raise the timeout or lower max_tokens"
-            )
-        calls = completion.tool_calls
-        choices.append(
-            Choice(
-                index=completion.index,
-                text=completion.text,
-                token_ids=completion.token_ids,
-                logprobs=completion.logprobs or [],
-                finish_reason=completion.finish_reason,
-                stop_reason=completion.stop_reason,
-                reasoning=completion.reasoning_content or "",
-                tool_calls=[
-                    ToolCall(_call_id(number, completion.index, position), call.name, call.arguments)
-                    for position, call in enumerate(calls)
-                ],
-            )
-        )
-    usage = Usage(
-        prompt_tokens=len(output.prompt_token_ids),
-        completion_tokens=sum(len(completion.token_ids) for completion in output.outputs),
-        cached_tokens=0,
-        reasoning_tokens=sum(completion.reasoning_tokens for completion in output.outputs),
-    )
-    return Generation(
-        request_id=output.request_id,
-        choices=choices,
-        usage=usage,
-        prompt_logprobs=output.prompt_logprobs or [],
-        prompt_token_ids=output.prompt_token_ids,
-    )
+    deltas = group.read()
+    if (failure := group.failure) is not None:
+        raise failure
+    result = Generation.of(deltas)
+    for choice in result.choices:
+        choice.tool_calls = [
+            dataclasses.replace(call, id=_call_id(number, choice.index, position))
+            for position, call in enumerate(choice.tool_calls)
+        ]
+    usage = dataclasses.replace(result.usage, cached_tokens=0)
+    return dataclasses.replace(result, usage=usage)
 
 
 def _call_id(*place: int) -> str:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
 from ....errors import RequestError
-from ...service.core.messages import Delta, Generation
+from ...service.core.messages import Generation
 from ...service.http.openai.response_builder import ResponseBuilder
 from ...service.http.openai.responses import KNOWN, ResponseAsk, not_included, read_response
 
@@ -46,21 +47,9 @@ def response_body(ask: ResponseAsk, result: Generation, model: str, created: int
         model: the model name in the response.
         created: the creation time, as Unix time.
     """
-    choice, builder = result.choices[0], ResponseBuilder(ask, model)
-    delta = Delta(
-        request_id=result.request_id,
-        index=0,
-        text=choice.text,
-        token_ids=choice.token_ids,
-        logprobs=choice.logprobs,
-        reasoning_tokens=result.usage.reasoning_tokens,
-        reasoning=choice.reasoning,
-        tool_calls=choice.tool_calls,
-        finish_reason=choice.finish_reason,
-        stop_reason=choice.stop_reason,
-        usage=result.usage,
-    )
-    for _ in builder.of(delta):  # a batch does not need the events
+    builder = ResponseBuilder(ask, model)
+    answer = dataclasses.replace(result.choices[0], usage=result.usage)
+    for _ in builder.of(answer):  # a batch does not need the events
         pass
     output = [
         {**item, "id": f"{_PREFIXES[item['type']]}_{result.request_id}_{position}"}

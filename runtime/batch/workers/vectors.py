@@ -1,9 +1,10 @@
-"""Answer lines with a text encoder: vectors, ranks and scores, a window of lines in one pass."""
+"""LineResult lines with a text encoder: vectors, ranks and scores, a window of lines in one pass."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ....errors import CarryallError, RequestError, UnsupportedTaskError
@@ -13,7 +14,7 @@ from ...service.http.openai import scoring
 from ...service.http.openai.embeddings import KNOWN as EMBEDDINGS_FIELDS
 from ...service.http.openai.embeddings import embeddings_response, read_embeddings
 from ..inputs.lines import EMBEDDINGS, RERANK, SCORE, BatchLine
-from ..jobs.journal import Answer
+from ..jobs.journal import LineResult
 from .endpoints import known_fields_of
 from .offline import completed, error_code, failed, windows
 
@@ -24,6 +25,28 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 
 _WINDOW_LINES = 512
+
+
+@dataclass(frozen=True, slots=True)
+class _Key:
+    """What lines of one pass have in common.
+
+    They have pairs to score, one document in ``pieces`` each, or texts, and the same options of these.
+    """
+
+    pairs: bool = False
+    pieces: bool = False
+    prompt: str | None = None
+    truncate: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Item:
+    """A line, its texts or pairs, and what writes the body of its response from results and tokens."""
+
+    line: BatchLine
+    texts: list[Any]
+    write: Callable[[Any, int], Json]
 
 
 class VectorWorker:
@@ -48,54 +71,92 @@ class VectorWorker:
     def close(self) -> None:
         """Do nothing: the session is freed with the worker."""
 
-    def run(self, lines: Iterator[BatchLine | None], stop: threading.Event) -> Iterator[Answer]:
+    def run(self, lines: Iterator[BatchLine | None], stop: threading.Event) -> Iterator[LineResult]:
         """Yield one answer for each line; end early once ``stop`` is set."""
         for window in windows(lines, _WINDOW_LINES):
             if stop.is_set():
                 return
             yield from self._answers(window)
 
-    def _answers(self, lines: Sequence[BatchLine]) -> Iterator[Answer]:
-        """Answer lines together; after an error each alone, so that only the one at fault fails."""
-        groups: dict[Any, list[tuple[BatchLine, list[Any], Callable[..., Json]]]] = {}
+    def _answers(self, lines: Sequence[BatchLine]) -> Iterator[LineResult]:
+        """LineResult lines together; after an error each alone, so that only the one at fault fails."""
+        groups: dict[_Key, list[_Item]] = {}
         for line in lines:
             try:
                 key, texts, write = self._asked(line)
             except CarryallError as error:
-                yield failed(line, error_code(error), str(error), worker=self._worker)
+                yield self._failed(line, error)
             else:
-                groups.setdefault(key, []).append((line, texts, write))
+                groups.setdefault(key, []).append(_Item(line, texts, write))
         for key, items in groups.items():
             try:
                 yield from self._group(key, items)
             except CarryallError:
+                fit: list[_Item] = []
                 for item in items:
                     try:
-                        yield from self._group(key, [item])
+                        self._check(key, item)
                     except CarryallError as error:
-                        yield failed(item[0], error_code(error), str(error), worker=self._worker)
+                        yield self._failed(item.line, error)
+                    else:
+                        fit.append(item)
+                yield from self._group_or_each(key, fit)
 
-    def _group(
-        self, key: tuple[str, bool | None], items: Sequence[tuple[BatchLine, list[Any], Callable[..., Json]]]
-    ) -> list[Answer]:
-        prompt, truncate = key
-        texts = [text for _, part, _ in items for text in part]
-        encoder: Any = self._encoder
-        if self._classifies:
-            results = encoder.scores(texts, truncate=truncate)
+    def _group_or_each(self, key: _Key, items: Sequence[_Item]) -> Iterator[LineResult]:
+        """LineResult lines whose texts are valid together; if the model fails on one, each alone."""
+        try:
+            yield from self._group(key, items)
+        except CarryallError:
+            for item in items:
+                try:
+                    yield from self._group(key, [item])
+                except CarryallError as error:
+                    yield self._failed(item.line, error)
+
+    def _failed(self, line: BatchLine, error: CarryallError) -> LineResult:
+        return failed(line, error_code(error), str(error), worker=self._worker)
+
+    def _check(self, key: _Key, item: _Item) -> None:
+        """Check the texts of a line, without running the model.
+
+        Raises:
+            CarryallError: one is not valid or too long.
+        """
+        if key.pairs:
+            self._encoder.check_pairs(item.texts, truncate=key.truncate)
+        elif not key.pieces:
+            self._embedder().encode(item.texts, prompt=key.prompt, truncate=key.truncate)
+
+    def _group(self, key: _Key, items: Sequence[_Item]) -> list[LineResult]:
+        texts = [text for item in items for text in item.texts]
+        results: Any
+        if key.pairs:
+            results, counts = self._encoder.relevance(texts, truncate=key.truncate)
+        elif key.pieces:
+            results, counts = self._embedder().embed_pieces(texts, prompt=key.prompt)
         else:
-            results = encoder.embed(texts, prompt=prompt, truncate=truncate)
-        counts = self._encoder.token_counts(texts)
+            encoder = self._embedder()
+            tokens = encoder.encode(texts, prompt=key.prompt, truncate=key.truncate)
+            results, counts = encoder.embed(tokens), [len(text.ids) for text in tokens]
         answers, start = [], 0
-        for line, part, write in items:
-            end = start + len(part)
-            tokens = sum(counts[start:end])
-            body = write(results[start:end], tokens)
-            answers.append(completed(line, body, "stop", (tokens, 0, 0), seconds=0.0, worker=self._worker))
+        for item in items:
+            end = start + len(item.texts)
+            total = sum(counts[start:end])
+            body = item.write(results[start:end], total)
+            answers.append(
+                completed(item.line, body, "stop", (total, 0, 0), seconds=0.0, worker=self._worker)
+            )
             start = end
         return answers
 
-    def _asked(self, line: BatchLine) -> tuple[Any, list[Any], Callable[..., Json]]:
+    def _embedder(self) -> TextEncoder:
+        from ...api.text_encoder import TextEncoder
+
+        if not isinstance(self._encoder, TextEncoder):
+            raise UnsupportedTaskError(f"the model '{self._model}' classifies texts; it has no embeddings")
+        return self._encoder
+
+    def _asked(self, line: BatchLine) -> tuple[_Key, list[Any], Callable[[Any, int], Json]]:
         """Return what lines of one pass have in common, the texts, and what writes the body of the response.
 
         Raises:
@@ -104,60 +165,35 @@ class VectorWorker:
         """
         if line.url == EMBEDDINGS and not self._classifies:
             return self._embedding(line)
+        name = f"batch_req_{line.number}"
         if line.url == RERANK:
             ask = scoring.read_rerank(known_fields_of(line, scoring.RERANK))
-            texts = self._pairs([(ask.query, text) for text in ask.documents])
-            name = f"batch_req_{line.number}"
-            return (
-                (None, ask.truncate),
-                texts,
-                lambda found, tokens: scoring.rerank_response(ask, self._scores(found), self._model, name),
-            )
+            pairs = [(ask.query, text) for text in ask.documents]
+            key = _Key(pairs=True, truncate=ask.truncate)
+            return key, pairs, lambda scores, _: scoring.rerank_response(ask, scores, self._model, name)
         if line.url == SCORE:
-            return self._score(line)
+            asked = scoring.read_score(known_fields_of(line, scoring.SCORE))
+            if isinstance(asked, scoring.ContinuationsAsk):
+                raise UnsupportedTaskError(f"the model '{self._model}' generates no text; it scores pairs")
+            pairs = list(zip(asked.queries, asked.documents, strict=True))
+            return (
+                _Key(pairs=True),
+                pairs,
+                lambda scores, _: scoring.pairs_response(scores, self._model, name),
+            )
         what = "classifies texts" if self._classifies else "is an encoder"
         raise UnsupportedTaskError(f"the model '{self._model}' {what}; it cannot answer {line.url}")
 
-    def _embedding(self, line: BatchLine) -> tuple[Any, list[Any], Callable[..., Json]]:
+    def _embedding(self, line: BatchLine) -> tuple[_Key, list[Any], Callable[[Any, int], Json]]:
         ask = read_embeddings(known_fields_of(line, EMBEDDINGS_FIELDS))
         if ask.pooling is not None:
             raise RequestError(f"the encoder '{self._model}' has its own pooling; omit 'pooling'")
 
         def write(vectors: Any, tokens: int) -> Json:
-            array = scaled(vectors) if ask.normalize else vectors
+            array = vectors[0] if ask.late_chunking else vectors
+            array = scaled(array) if ask.normalize else array
             return embeddings_response(ask, Embeddings(array, tokens), self._model)
 
-        return (ask.prompt, ask.truncate), list(ask.inputs), write
-
-    def _score(self, line: BatchLine) -> tuple[Any, list[Any], Callable[..., Json]]:
-        ask = scoring.read_score(known_fields_of(line, scoring.SCORE))
-        if isinstance(ask, scoring.ContinuationsAsk):
-            raise UnsupportedTaskError(f"the model '{self._model}' generates no text; it scores pairs")
-        texts: list[Any] = []
-        for query, document in zip(ask.queries, ask.documents, strict=True):
-            texts += self._pairs([(query, document)])
-        count, name = len(ask.documents), f"batch_req_{line.number}"
-
-        def write(found: Any, tokens: int) -> Json:
-            step = len(found) // count
-            scores = [self._scores(found[place * step : (place + 1) * step])[0] for place in range(count)]
-            return scoring.pairs_response(scores, self._model, name)
-
-        return (None, None), texts, write
-
-    def _pairs(self, pairs: Sequence[tuple[str, str]]) -> list[Any]:
-        """Return pairs for a classifier; for an encoder the query, then the documents."""
-        if self._classifies:
-            return list(pairs)
-        return [pairs[0][0], *(document for _, document in pairs)]
-
-    def _scores(self, found: Any) -> list[float]:
-        """Return the probabilities of a classifier, or the cosine similarities to the first vector."""
-        if self._classifies:
-            if found.shape[1] != 1:
-                raise RequestError(f"'{self._model}' has {found.shape[1]} labels; a model that ranks has one")
-            probabilities: list[float] = found[:, 0].tolist()
-            return probabilities
-        vectors = scaled(found)
-        similarities: list[float] = (vectors[1:] @ vectors[0]).tolist()
-        return similarities
+        if ask.late_chunking:
+            return _Key(pieces=True, prompt=ask.prompt), [ask.inputs], write
+        return _Key(prompt=ask.prompt, truncate=ask.truncate), list(ask.inputs), write

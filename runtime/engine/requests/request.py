@@ -354,7 +354,7 @@ class Request:
         """End the request."""
         if self.text is not None:
             try:
-                self.text.end()
+                self.text.end(cut=reason != "stop")
             except Exception as fault:  # noqa: BLE001 -- fails this request only
                 reason, error = "error", error or fault_text("the tokenizer", fault)
                 log_fault(_log, self.request_id, "the tokenizer", fault)

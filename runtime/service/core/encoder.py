@@ -27,16 +27,16 @@ if TYPE_CHECKING:
     from ...api.embedding import Pooling
     from ...api.text_classifier import TextClassifier
     from ...api.text_encoder import SparseVector, TextEncoder
-    from ...api.token_batches import Text
+    from ...api.token_batches import Text, Tokens
     from ...api.token_classifier import Aggregation, Entity, TokenClassifier
 
 Vectors = npt.NDArray[np.float32]
 
-_MOST_WAITING = 1024  # requests
+MOST_WAITING = 1024  # requests
 _MOST_TEXTS = 256  # of one run
 
 
-Task = Callable[[list[Any]], Sequence[Any]]  # texts to a result for each
+Task = Callable[[list[Any]], tuple[Sequence[Any], Sequence[int]]]  # texts to a result and tokens of each
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +75,7 @@ class EncoderHandler:
         normalize: bool = True,
         prompt: str | None = None,
         truncate: bool | None = None,
+        late_chunking: bool = False,
     ) -> Embeddings:
         """Return the vectors of texts.
 
@@ -84,6 +85,7 @@ class EncoderHandler:
             normalize: whether to scale vectors to length 1.
             prompt: see ``TextEncoder.embed``.
             truncate: see ``TextEncoder.embed``.
+            late_chunking: see there; all texts are pieces of one document.
 
         Raises:
             RequestError: a prompt is empty, a pooling is given, or there is no such prompt.
@@ -96,12 +98,16 @@ class EncoderHandler:
         encoder = self._vectors()
         if pooling is not None:
             raise RequestError(f"the encoder '{self.name}' has its own pooling; omit 'pooling'")
-        vectors, tokens = await self._run(
-            ("embed", prompt, truncate),
-            lambda texts: list(encoder.embed(texts, prompt=prompt, truncate=truncate)),
-            prompts,
-        )
-        array = np.array(vectors, np.float32)
+        if late_chunking:
+            (array,), tokens = await self._run(
+                ("pieces", prompt),
+                lambda documents: encoder.embed_pieces(documents, prompt=prompt),
+                [prompts],
+            )
+        else:
+            task = self._embedding(encoder, encoder.embed, prompt, truncate)
+            vectors, tokens = await self._run(("embed", prompt, truncate), task, prompts)
+            array = np.array(vectors, np.float32)
         return Embeddings(scaled(array) if normalize else array, tokens)
 
     async def embed_sparse(
@@ -109,23 +115,40 @@ class EncoderHandler:
     ) -> list[SparseVector]:
         """Return the sparse vectors of texts; see ``embed``."""
         encoder = self._vectors()
-        vectors, _ = await self._run(
-            ("sparse", prompt, truncate),
-            lambda texts: encoder.embed_sparse(texts, prompt=prompt, truncate=truncate),
-            texts,
-        )
+        task = self._embedding(encoder, encoder.embed_sparse, prompt, truncate)
+        vectors, _ = await self._run(("sparse", prompt, truncate), task, texts)
         return list(vectors)
+
+    async def embed_kinds(
+        self,
+        texts: Sequence[str | list[int]],
+        kinds: Sequence[str],
+        *,
+        prompt: str | None = None,
+        truncate: bool | None = None,
+    ) -> tuple[dict[str, list[Any]], int]:
+        """Return vectors of several kinds from one pass, by kind, and the tokens of the texts.
+
+        Raises:
+            CarryallError: see ``embed`` and ``TextEncoder.embed_kinds``.
+        """
+        encoder, names = self._vectors(), tuple(kinds)
+
+        def task(texts: list[Any]) -> tuple[Sequence[Any], Sequence[int]]:
+            tokens = encoder.encode(texts, prompt=prompt, truncate=truncate)
+            found = encoder.embed_kinds(tokens, names, prompt=prompt)
+            return list(zip(*found.values(), strict=True)), [len(text.ids) for text in tokens]
+
+        rows, tokens = await self._run(("kinds", names, prompt, truncate), task, texts)
+        return {kind: [row[place] for row in rows] for place, kind in enumerate(names)}, tokens
 
     async def embed_tokens(
         self, texts: Sequence[str], *, prompt: str | None = None, truncate: bool | None = None
     ) -> list[Vectors]:
         """Return the vectors of the tokens of texts; see ``embed``."""
         encoder = self._vectors()
-        vectors, _ = await self._run(
-            ("tokens", prompt, truncate),
-            lambda texts: encoder.embed_tokens(texts, prompt=prompt, truncate=truncate),
-            texts,
-        )
+        task = self._embedding(encoder, encoder.embed_tokens, prompt, truncate)
+        vectors, _ = await self._run(("tokens", prompt, truncate), task, texts)
         return list(vectors)
 
     async def similarity(
@@ -153,7 +176,7 @@ class EncoderHandler:
         truncate: bool | None = None,
         raw: bool = False,
     ) -> list[float]:
-        """Return the cosine similarity of each document to the query; of a classifier, its probability.
+        """Return the similarity of each document to the query; of a classifier, its probability.
 
         Args:
             query: the query.
@@ -163,32 +186,33 @@ class EncoderHandler:
             raw: return the logits of a classifier instead.
 
         Raises:
-            RequestError: an instruction is given, or a text is empty.
-            CarryallError: see ``embed``.
+            RequestError: an instruction is given, or the model does not rank.
+            CarryallError: see ``TextEncoder.relevance`` and ``TextClassifier.relevance``.
         """
-        from ...api.text_classifier import TextClassifier  # imports onnxruntime
+        from ...api.token_classifier import TokenClassifier  # imports onnxruntime
 
         if instruction != RERANK_INSTRUCTION:
             raise RequestError(f"the encoder '{self.name}' takes no 'instruction'; omit it")
-        if isinstance(self._encoder, TextClassifier):
-            pairs = [(query, document) for document in documents]
-            scores = await self.classify(pairs, truncate=truncate, raw=raw)
-            if scores.shape[-1] != 1:
-                raise RequestError(f"'{self.name}' has {scores.shape[-1]} labels; a model that ranks has one")
-            ranks: list[float] = scores[:, 0].tolist()
-            return ranks
-        vectors = (await self.embed([query, *documents], truncate=truncate)).vectors
-        similarities: list[float] = (vectors[1:] @ vectors[0]).tolist()
-        return similarities
+        ranker = self._encoder
+        if isinstance(ranker, TokenClassifier):
+            raise UnsupportedTaskError(f"the model '{self.name}' classifies tokens; it does not rank")
+        scores, _ = await self._run(
+            ("relevance", truncate, raw),
+            lambda pairs: ranker.relevance(pairs, truncate=truncate, raw=raw),
+            [(query, document) for document in documents],
+        )
+        return list(scores)
 
     @property
     def labels(self) -> list[str]:
-        """The labels of a classifier, in the order of its scores.
+        """The labels of a classifier of texts or tokens, in the order of its scores.
 
         Raises:
             UnsupportedTaskError: the model is no classifier.
         """
-        return self._classifier().labels
+        from ...api.token_classifier import TokenClassifier
+
+        return (self._encoder if isinstance(self._encoder, TokenClassifier) else self._classifier()).labels
 
     async def classify(
         self, texts: Sequence[Text], *, truncate: bool | None = None, raw: bool = False
@@ -201,9 +225,12 @@ class EncoderHandler:
         """
         classifier = self._classifier()
         run = classifier.logits if raw else classifier.scores
-        scores, _ = await self._run(
-            ("classify", raw, truncate), lambda given: list(run(given, truncate=truncate)), texts
-        )
+
+        def task(texts: list[Any]) -> tuple[Sequence[Any], Sequence[int]]:
+            tokens = classifier.encode(texts, truncate=truncate)
+            return list(run(tokens)), [len(text.ids) for text in tokens]
+
+        scores, _ = await self._run(("classify", raw, truncate), task, texts)
         return np.array(scores, np.float32).reshape(len(scores), len(classifier.labels))
 
     async def zero_shot(
@@ -223,11 +250,11 @@ class EncoderHandler:
         """
         classifier = self._classifier()
 
-        def run(given: list[Any]) -> list[Any]:
+        def run(texts: list[Any]) -> tuple[Sequence[Any], Sequence[int]]:
             scores = classifier.zero_shot(
-                given, labels, hypothesis=hypothesis, independent=independent, truncate=truncate
+                texts, labels, hypothesis=hypothesis, independent=independent, truncate=truncate
             )
-            return list(scores)
+            return list(scores), classifier.token_counts(texts)
 
         key = ("zero_shot", tuple(labels), hypothesis, independent, truncate)
         scores, _ = await self._run(key, run, texts)
@@ -247,12 +274,72 @@ class EncoderHandler:
         finder = self._encoder
         if not isinstance(finder, TokenClassifier):
             raise UnsupportedTaskError(f"the model '{self.name}' does not classify tokens")
-        entities, _ = await self._run(
-            ("entities", aggregation, truncate),
-            lambda given: finder.entities(given, aggregation=aggregation, truncate=truncate),
-            texts,
-        )
+
+        def run(texts: list[Any]) -> tuple[Sequence[Any], Sequence[int]]:
+            entities = finder.entities(texts, aggregation=aggregation, truncate=truncate)
+            return entities, finder.token_counts(texts)
+
+        entities, _ = await self._run(("entities", aggregation, truncate), run, texts)
         return list(entities)
+
+    @property
+    def max_tokens(self) -> int | None:
+        """The tokens of the longest text, special tokens included; None for no limit."""
+        return self._encoder.max_tokens
+
+    @property
+    def truncates(self) -> bool:
+        """Whether longer texts are cut, unless a request says otherwise."""
+        return self._encoder.truncates
+
+    @property
+    def kinds(self) -> frozenset[str]:
+        """The kinds of vectors that the model makes, of dense, sparse and multi; of a classifier, none."""
+        from ...api.text_encoder import TextEncoder
+
+        return self._encoder.kinds if isinstance(self._encoder, TextEncoder) else frozenset()
+
+    @property
+    def poolings(self) -> tuple[str, ...]:
+        """The names of how states become a dense vector; empty where the graph does that itself."""
+        from ...api.text_encoder import TextEncoder
+
+        return self._encoder.poolings if isinstance(self._encoder, TextEncoder) else ()
+
+    async def tokenize(
+        self, texts: Sequence[str], *, add_special_tokens: bool = True, prompt: str | None = None
+    ) -> list[Tokens]:
+        """Return the tokens of texts of any length, behind a prompt of the model if one is named.
+
+        Raises:
+            RequestError: there is no such prompt.
+        """
+        words = self.prompt_text(prompt)
+        run = self._encoder.tokenize
+        return await asyncio.to_thread(
+            run, [words + text for text in texts], add_special_tokens=add_special_tokens
+        )
+
+    def prompt_text(self, prompt: str | None) -> str:
+        """Return the text of a prompt of the model; empty without a name.
+
+        Raises:
+            RequestError: there is no such prompt.
+        """
+        return self._vectors().prompt_text(prompt) if prompt else ""
+
+    async def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Return the text of token ids.
+
+        Raises:
+            RequestError: a token id is out of range.
+        """
+        run = self._encoder.detokenize
+        return await asyncio.to_thread(run, token_ids, skip_special_tokens=skip_special_tokens)
+
+    def token_text(self, token_id: int) -> str:
+        """Return a token as the vocabulary writes it."""
+        return self._encoder.token_text(token_id)
 
     @property
     def finds_entities(self) -> bool:
@@ -274,6 +361,18 @@ class EncoderHandler:
         if not isinstance(self._encoder, TextClassifier):
             raise UnsupportedTaskError(f"the model '{self.name}' does not classify texts")
         return self._encoder
+
+    @staticmethod
+    def _embedding(
+        encoder: TextEncoder, embed: Callable[..., Any], prompt: str | None, truncate: bool | None
+    ) -> Task:
+        """Return the task that tokenizes texts and computes vectors of one kind."""
+
+        def task(texts: list[Any]) -> tuple[Sequence[Any], Sequence[int]]:
+            tokens = encoder.encode(texts, prompt=prompt, truncate=truncate)
+            return list(embed(tokens, prompt=prompt)), [len(text.ids) for text in tokens]
+
+        return task
 
     def _vectors(self) -> TextEncoder:
         from ...api.text_classifier import TextClassifier
@@ -300,7 +399,7 @@ class EncoderHandler:
         check_tokens()
         if self._refusal is not None:
             raise ServiceUnavailableError(self._refusal)
-        if self.active >= _MOST_WAITING:
+        if self.active >= MOST_WAITING:
             raise QueueFullError(f"{self.active} requests wait for the encoder '{self.name}'; retry later")
         one = _Waiting(key, task, list(texts), asyncio.get_running_loop().create_future())
         self._waiting.append(one)
@@ -319,7 +418,7 @@ class EncoderHandler:
         while batch := self._next():
             try:
                 texts = [text for one in batch for text in one.texts]
-                found = await asyncio.to_thread(self._results, batch[0].task, texts)
+                found = await asyncio.to_thread(batch[0].task, texts)
             except CarryallError as error:
                 if len(batch) > 1:  # each alone, so that only the one at fault fails
                     await asyncio.gather(*[self._alone(one) for one in batch])
@@ -346,15 +445,12 @@ class EncoderHandler:
 
     async def _alone(self, one: _Waiting) -> None:
         try:
-            _deliver([one], *await asyncio.to_thread(self._results, one.task, one.texts))
+            _deliver([one], *await asyncio.to_thread(one.task, one.texts))
         except BaseException as error:  # noqa: BLE001 -- each request must end
             _fail(one, error)
 
-    def _results(self, task: Task, texts: list[Any]) -> tuple[Sequence[Any], list[int]]:
-        return task(texts), self._encoder.token_counts(texts)
 
-
-def _deliver(batch: list[_Waiting], results: Sequence[Any], counts: list[int]) -> None:
+def _deliver(batch: list[_Waiting], results: Sequence[Any], counts: Sequence[int]) -> None:
     start = 0
     for one in batch:
         end = start + len(one.texts)

@@ -6,9 +6,10 @@ import asyncio
 import copy
 import dataclasses
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 from ....errors import (
     EngineClosedError,
@@ -29,7 +30,7 @@ from ...text.chat_template import check_variables
 from ...text.infill import Infill
 from .caller import CALLER, caller_name, check_tokens, spend
 from .chat import Conversation
-from .messages import Delta, Embeddings, GenerationRequest, Prompt, with_gap
+from .messages import Delta, Embeddings, Generation, GenerationRequest, ModelInfo, Prompt, with_gap
 from .observer import Observer
 from .served_model import ServedModel
 
@@ -99,8 +100,8 @@ class LLMHandler:
         self._requests.refusal = None
 
     @property
-    def model(self) -> ServedModel:
-        """Return the model that is served; with an adapter, under the adapter's name.
+    def served(self) -> ServedModel:
+        """The model that is served.
 
         Raises:
             ServiceUnavailableError: the model is still loading.
@@ -108,14 +109,28 @@ class LLMHandler:
         model = self._requests.model
         if model is None:
             raise ServiceUnavailableError(LOADING)
-        if self.lora is None:
-            return model
-        return dataclasses.replace(model, info=dataclasses.replace(model.info, model=self.lora))
+        return model
+
+    @property
+    def llm(self) -> AsyncLLM:
+        """The engine of the model; see ``served`` for errors."""
+        return self.served.llm
+
+    @property
+    def info(self) -> ModelInfo:
+        """Public facts of the model; with an adapter, under the adapter's name."""
+        info = self.served.info
+        return info if self.lora is None else dataclasses.replace(info, model=self.lora)
 
     @property
     def name(self) -> str:
-        """Return the name of the model that is served."""
-        return self.model.info.model
+        """The name of the model or of the adapter."""
+        return self.lora or self.served.info.model
+
+    @property
+    def defaults(self) -> Mapping[str, Any]:
+        """The model's default sampling options."""
+        return self.served.defaults
 
     @property
     def active(self) -> int:
@@ -154,7 +169,7 @@ class LLMHandler:
             )
             self._requests.streams[stream] = caller_name()
             start = time.monotonic()
-            observer = self._observers.begin(self.model.info.model, request) if self._observers else None
+            observer = self._observers.begin(self.name, request) if self._observers else None
             failure: BaseException | None = None
             try:
                 metrics = stream.group.requests[0].metrics
@@ -190,6 +205,16 @@ class LLMHandler:
                 if observer is not None:
                     observer.ended(failure)
 
+    async def complete(self, request: GenerationRequest) -> Generation:
+        """Return all continuations of a request when they have ended.
+
+        Raises:
+            RequestCancelled: the request was cancelled, or its timeout has passed.
+            CarryallError: see ``generate``.
+        """
+        async with aclosing(self.generate(request)) as deltas:
+            return Generation.of([delta async for delta in deltas])
+
     async def tokenize(self, prompt: Prompt, *, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of a prompt.
 
@@ -223,6 +248,7 @@ class LLMHandler:
         normalize: bool = True,
         prompt: str | None = None,
         truncate: bool | None = None,
+        late_chunking: bool = False,
     ) -> Embeddings:
         """Return the embeddings of texts or token ids.
 
@@ -232,15 +258,18 @@ class LLMHandler:
             normalize: whether to scale vectors to length 1.
             prompt: must be None, because a decoder has no prompts by name.
             truncate: whether to cut texts that are longer than the context, instead of refusing them.
+            late_chunking: must be False, because only encoders read a document in pieces.
 
         Raises:
             RequestError: a prompt is invalid, or the name of a prompt is given.
-            UnsupportedTaskError: the model cannot compute embeddings.
+            UnsupportedTaskError: the model cannot compute embeddings, or not in pieces.
             ServiceUnavailableError: see ``generate``.
         """
         self._refuse_adapter("embeddings")
         if prompt is not None:
             raise RequestError(f"the model '{self.name}' has no prompts by name; omit 'prompt_name'")
+        if late_chunking:
+            raise UnsupportedTaskError(f"the model '{self.name}' has no late chunking; encoders have it")
         with self._in_progress() as llm:
             check_tokens()
             tokens = [await llm.token_ids(text, truncate=bool(truncate)) for text in prompts]
@@ -280,15 +309,21 @@ class LLMHandler:
         instruction: str = RERANK_INSTRUCTION,
         answers: Sequence[str] = ("yes", "no"),
         truncate: bool | None = None,
+        raw: bool = False,
     ) -> list[float]:
         """Return the probability that each document answers the query; see ``LLM.rerank``.
 
         Raises:
+            UnsupportedTaskError: ``raw`` is True; a language model has no logit of a pair.
             RequestError: ``truncate`` is True, which would cut the question behind the document.
         """
         if truncate:
             raise RequestError(
                 f"the model '{self.name}' asks a question behind each document; omit 'truncate'"
+            )
+        if raw:
+            raise UnsupportedTaskError(
+                f"the model '{self.name}' is a language model; it has no logit of a pair"
             )
         self._refuse_adapter("reranking")
         with self._in_progress() as llm:
@@ -299,7 +334,7 @@ class LLMHandler:
         """Cancel a request of the same caller; its last delta has finish_reason "cancelled"."""
         for stream, owner in self._requests.streams.items():
             if stream.group.request_id == request_id and owner == caller_name():
-                self.model.llm.abort(request_id)
+                self.llm.abort(request_id)
 
     def stats(self) -> EngineStats:
         """Return the engine's counters and gauges.
@@ -307,7 +342,7 @@ class LLMHandler:
         Raises:
             ServiceUnavailableError: the model is loading.
         """
-        return self.model.llm.stats()
+        return self.llm.stats()
 
     async def drain(self, grace_seconds: float) -> bool:
         """Refuse new requests, wait for those in progress, and end the remaining ones with an error.
@@ -346,7 +381,7 @@ class LLMHandler:
         self._requests.active += 1
         self._requests.idle.clear()
         try:
-            yield self.model.llm
+            yield self.llm
         except EngineClosedError:
             self._on_engine_lost()
             raise

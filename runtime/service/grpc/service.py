@@ -9,19 +9,15 @@ from contextlib import aclosing
 
 from ....errors import RequestError
 from ....proto import generation_pb2, models_pb2, service_pb2_grpc, tasks_pb2
-from ...api.embedding import Pooling
 from ...api.scoring import RERANK_INSTRUCTION
 from ..access.admission import Admission
+from ..core.encoder import EncoderHandler
 from ..core.handler import LLMHandler
 from ..core.model_entry import ModelKind, ModelState, ModelStatus
 from .messages import ChatWriter, chat_request, conversation, generate_request, generate_response
 from .statuses import Context, errors_as_status
+from .vectors import classify, embed, optional_flag
 
-POOLINGS: dict[int, Pooling | None] = {
-    tasks_pb2.POOLING_UNSPECIFIED: None,
-    tasks_pb2.POOLING_LAST: "last",
-    tasks_pb2.POOLING_MEAN: "mean",
-}
 STATES: dict[ModelState, models_pb2.ModelState] = {
     "unloaded": models_pb2.MODEL_STATE_UNLOADED,
     "loading": models_pb2.MODEL_STATE_LOADING,
@@ -49,10 +45,9 @@ class GenerationServicer(service_pb2_grpc.GenerationServiceServicer):
     ) -> None:
         """Stream the continuation of a prompt."""
         async with errors_as_status(context):
-            await self._models.loaded(request.model)
-            handler = self._models.llm(request.model)
-            wanted = self._models.admitted(generate_request(request, handler.model.defaults))
-            name, top = handler.model.info.model, wanted.params.logprobs or 0
+            handler = await self._models.llm(request.model)
+            wanted = self._models.admitted(generate_request(request, handler.defaults))
+            name, top = handler.name, wanted.params.logprobs or 0
             async with aclosing(handler.generate(wanted)) as deltas:
                 async for delta in deltas:
                     if delta.opens:
@@ -63,10 +58,9 @@ class GenerationServicer(service_pb2_grpc.GenerationServiceServicer):
     async def Chat(self, request: generation_pb2.ChatRequest, context: Context) -> None:  # noqa: N802
         """Stream the next turn in a conversation."""
         async with errors_as_status(context):
-            await self._models.loaded(request.model)
-            handler = self._models.llm(request.model)
-            wanted = self._models.admitted(chat_request(request, handler.model.defaults))
-            writer = ChatWriter(handler.model.info.model, wanted)
+            handler = await self._models.llm(request.model)
+            wanted = self._models.admitted(chat_request(request, handler.defaults))
+            writer = ChatWriter(handler.name, wanted)
             async with aclosing(handler.generate(wanted)) as deltas:
                 async for delta in deltas:
                     if delta.opens:
@@ -77,26 +71,19 @@ class GenerationServicer(service_pb2_grpc.GenerationServiceServicer):
     async def Embed(self, request: tasks_pb2.EmbedRequest, context: Context) -> tasks_pb2.EmbedResponse:  # noqa: N802
         """Return one vector for each input."""
         async with errors_as_status(context):
-            await self._models.loaded(request.model)
-            handler = self._models.embedder(request.model)
-            if request.pooling not in POOLINGS:
-                raise RequestError(f"pooling has no value {request.pooling}")
-            found = await handler.embed(
-                [_embed_input(one) for one in request.inputs],
-                pooling=POOLINGS[request.pooling],
-                normalize=request.normalize if request.HasField("normalize") else True,
-            )
-            return tasks_pb2.EmbedResponse(
-                model=handler.name,
-                embeddings=[tasks_pb2.Embedding(values=vector) for vector in found.vectors.tolist()],
-                usage=generation_pb2.Usage(prompt_tokens=found.prompt_tokens),
-            )
+            return await embed(await self._models.embedder(request.model), request)
+
+    async def Classify(  # noqa: N802
+        self, request: tasks_pb2.ClassifyRequest, context: Context
+    ) -> tasks_pb2.ClassifyResponse:
+        """Return the classes of each input."""
+        async with errors_as_status(context):
+            return await classify(await self._models.embedder(request.model), request)
 
     async def Score(self, request: tasks_pb2.ScoreRequest, context: Context) -> tasks_pb2.ScoreResponse:  # noqa: N802
         """Return the log-probability of each continuation."""
         async with errors_as_status(context):
-            await self._models.loaded(request.model)
-            handler = self._models.llm(request.model)
+            handler = await self._models.llm(request.model)
             found = await handler.score(
                 [one.text for one in request.inputs], [one.continuation for one in request.inputs]
             )
@@ -109,28 +96,40 @@ class GenerationServicer(service_pb2_grpc.GenerationServiceServicer):
                 )
                 for score in found
             ]
-            return tasks_pb2.ScoreResponse(model=handler.model.info.model, scores=scores)
+            return tasks_pb2.ScoreResponse(model=handler.name, scores=scores)
 
     async def Rerank(self, request: tasks_pb2.RerankRequest, context: Context) -> tasks_pb2.RerankResponse:  # noqa: N802
         """Return the documents and their scores, best first."""
         async with errors_as_status(context):
-            await self._models.loaded(request.model)
-            handler = self._models.embedder(request.model)
+            handler = await self._models.embedder(request.model)
             instruction = request.instruction or RERANK_INSTRUCTION
-            scores = await handler.rerank(request.query, list(request.documents), instruction=instruction)
+            scores = await handler.rerank(
+                request.query,
+                list(request.documents),
+                instruction=instruction,
+                truncate=optional_flag(request, "truncate"),
+                raw=request.raw_scores,
+            )
             ranked = sorted(range(len(scores)), key=lambda index: -scores[index])[: request.top_n or None]
-            documents = [tasks_pb2.RankedDocument(index=index, score=scores[index]) for index in ranked]
-            return tasks_pb2.RerankResponse(model=handler.name, documents=documents)
+            return tasks_pb2.RerankResponse(
+                model=handler.name,
+                documents=[tasks_pb2.RankedDocument(index=index, score=scores[index]) for index in ranked],
+            )
 
     async def Tokenize(  # noqa: N802
         self, request: tasks_pb2.TokenizeRequest, context: Context
     ) -> tasks_pb2.TokenizeResponse:
         """Return the token ids of a text or a conversation."""
         async with errors_as_status(context):
-            await self._models.loaded(request.model)
-            handler = self._models.llm(request.model)
+            handler = await self._models.embedder(request.model)
+            if isinstance(handler, EncoderHandler):
+                return tasks_pb2.TokenizeResponse(
+                    model=handler.name,
+                    token_ids=await _tokens_of_text(handler, request),
+                    context_length=handler.max_tokens or 0,
+                )
             token_ids = await _tokens(handler, request)
-            info = handler.model.info
+            info = handler.info
             return tasks_pb2.TokenizeResponse(
                 model=info.model, token_ids=token_ids, context_length=info.context_length
             )
@@ -140,11 +139,10 @@ class GenerationServicer(service_pb2_grpc.GenerationServiceServicer):
     ) -> tasks_pb2.DetokenizeResponse:
         """Return the text of token ids."""
         async with errors_as_status(context):
-            await self._models.loaded(request.model)
-            handler = self._models.llm(request.model)
+            handler = await self._models.embedder(request.model)
             skip = request.skip_special_tokens if request.HasField("skip_special_tokens") else True
             text = await handler.detokenize(list(request.token_ids), skip_special_tokens=skip)
-            return tasks_pb2.DetokenizeResponse(model=handler.model.info.model, text=text)
+            return tasks_pb2.DetokenizeResponse(model=handler.name, text=text)
 
     async def ListModels(  # noqa: N802
         self, request: models_pb2.ListModelsRequest, context: Context
@@ -184,19 +182,9 @@ class GenerationServicer(service_pb2_grpc.GenerationServiceServicer):
         return sorted(statuses, key=lambda one: one.name)
 
     def _stats(self, status: ModelStatus) -> models_pb2.EngineStats:
-        stats = self._models.llm(status.name, status.version).stats()
+        stats = self._models.serving(status.name, status.version).language_model().stats()
         name = status.name if status.only else f"{status.name}:{status.version}"
         return models_pb2.EngineStats(model=name, **dataclasses.asdict(stats))
-
-
-def _embed_input(message: tasks_pb2.EmbedInput) -> str | list[int]:
-    match message.WhichOneof("input"):
-        case "text":
-            return message.text
-        case "token_ids":
-            return list(message.token_ids.ids)
-        case _:
-            raise RequestError("an input is empty; set one of text, token_ids")
 
 
 async def _tokens(handler: LLMHandler, request: tasks_pb2.TokenizeRequest) -> Sequence[int]:
@@ -208,6 +196,14 @@ async def _tokens(handler: LLMHandler, request: tasks_pb2.TokenizeRequest) -> Se
             return await handler.tokenize(conversation(request.conversation))
         case _:
             raise RequestError("the request has no input; set one of text, conversation")
+
+
+async def _tokens_of_text(handler: EncoderHandler, request: tasks_pb2.TokenizeRequest) -> Sequence[int]:
+    if request.WhichOneof("input") != "text":
+        raise RequestError(f"the model '{handler.name}' is an encoder; it tokenizes a 'text'")
+    add = request.add_special_tokens if request.HasField("add_special_tokens") else True
+    (tokens,) = await handler.tokenize([request.text], add_special_tokens=add)
+    return tokens.ids
 
 
 def _model(status: ModelStatus) -> models_pb2.Model:

@@ -27,8 +27,7 @@ from ..core.chat import (
     read_tools,
     thinking,
 )
-from ..core.deltas import collect, refuse_cancelled
-from ..core.messages import Delta, Generation, GenerationRequest, Usage
+from ..core.messages import Delta, Generation, GenerationRequest, Usage, refuse_cancelled
 from .openai.reading import bool_field, generation_request
 from .service import HttpService, json_response, service_of
 from .sse import event, streamed, while_connected
@@ -48,13 +47,13 @@ async def create_message(request: Request) -> Response:
     service = service_of(request)
     body, headers = await service.known_body(request, _KNOWN)
     handler = await service.llm(request, body.get("model"))
-    if "max_tokens" not in body:
-        raise RequestError("'max_tokens' is required")
+    if body.get("max_tokens") is None:  # as in Anthropic's API, which has no default
+        raise RequestError("'max_tokens' is required: give a number of at least 1")
     stream = bool_field("stream", body.get("stream") or False)
-    asked = await service.admitted(read_body(body, handler.model.defaults), headers)
-    model = handler.model.info.model
+    asked = await service.admitted(read_body(body, handler.defaults), headers)
+    model = handler.name
     if not stream:
-        result = await while_connected(request.receive, collect(handler.generate(asked)))
+        result = await while_connected(request.receive, handler.complete(asked))
         return json_response(message_json(asked, result, model), headers)
 
     async def pieces() -> AsyncGenerator[bytes, None]:

@@ -17,8 +17,7 @@ from starlette.routing import Route
 from ....errors import RequestError
 from ....options import shown
 from ...text.infill import Infill
-from ..core.deltas import collect, refuse_cancelled
-from ..core.messages import GenerationRequest, Usage
+from ..core.messages import GenerationRequest, Usage, refuse_cancelled
 from .openai.reading import bool_field, generation_request, text_field
 from .service import HttpService, json_response, service_of, with_defaults
 from .sse import event, streamed, while_connected
@@ -46,9 +45,9 @@ async def infill(request: Request) -> Response:
     handler = await service.llm(request, body.get("model"))
     stream = bool_field("stream", body.get("stream") or False)
     asked = await service.admitted(read_body(with_defaults(handler, body)), headers)
-    model, begun = handler.model.info.model, time.monotonic()
+    model, begun = handler.name, time.monotonic()
     if not stream:
-        result = await while_connected(request.receive, collect(handler.generate(asked)))
+        result = await while_connected(request.receive, handler.complete(asked))
         choice = result.choices[0]
         reason = choice.finish_reason, choice.stop_reason
         end = _end(choice.text, *reason, result.usage, model, begun)

@@ -67,7 +67,7 @@ class RequestIds:
                 _log.info("%s %s %s %d %.3f s", name, method, path, status, seconds, extra={"fields": fields})
 
 
-class Callers:
+class CallerMiddleware:
     """Refuse requests without a valid API key, from foreign origins, or with a foreign Host (DNS rebinding).
 
     Any web page in a browser on this machine can send requests to loopback addresses. The browser puts the
@@ -180,7 +180,7 @@ def _is_loopback(host: str) -> bool:
 
 def wrapped(app: ASGIApp, policy: Policy) -> ASGIApp:
     """Return the application wrapped in all middleware."""
-    guarded: ASGIApp = Callers(app, policy)
+    guarded: ASGIApp = CallerMiddleware(app, policy)
     if policy.config.cors_origins:  # outermost, because a preflight request carries no key
         guarded = CORSMiddleware(
             guarded,

@@ -36,10 +36,9 @@ from ..core.chat import (
     read_message,
     read_tools,
 )
-from ..core.deltas import collect, refuse_cancelled
 from ..core.encoder import EncoderHandler
 from ..core.handler import LLMHandler
-from ..core.messages import Choice, Delta, Generation, GenerationRequest, Usage
+from ..core.messages import Delta, Generation, GenerationRequest, Usage, refuse_cancelled
 from ..core.model_entry import ModelStatus
 from .errors import described, plain_error
 from .openai.embeddings import cut_vectors, read_embeddings
@@ -191,7 +190,7 @@ def _asked(
     given = body.get("options") or {}
     if not isinstance(given, dict):
         raise RequestError(f"'options' must be an object, not {shown(given)}")
-    options: Json = {"max_tokens": None, **handler.model.defaults}
+    options: Json = {"max_tokens": None, **handler.defaults}
     options |= {name: given[name] for name in _SAME if given.get(name) is not None}
     options |= {ours: given[theirs] for theirs, ours in _OPTIONS.items() if given.get(theirs) is not None}
     form = body.get("format")
@@ -210,7 +209,7 @@ async def _answer(
 ) -> Response:  # fmt: skip
     start = time.monotonic_ns()
     if not bool_field("stream", body.get("stream", True)):
-        result = await while_connected(request.receive, collect(handler.generate(asked)))
+        result = await while_connected(request.receive, handler.complete(asked))
         return json_response(_whole(handler, result, start, chat_form=chat_form), headers)
 
     async def pieces() -> AsyncGenerator[bytes, None]:
@@ -238,7 +237,7 @@ def _line(document: Json) -> bytes:
 
 
 def _frame(handler: LLMHandler) -> Json:
-    return {"model": handler.model.info.model, "created_at": datetime.now(UTC).isoformat()}
+    return {"model": handler.name, "created_at": datetime.now(UTC).isoformat()}
 
 
 def _message(content: Json) -> Json:
@@ -300,7 +299,7 @@ class _Lines:
 
 
 def _whole(handler: LLMHandler, result: Generation, start: int, *, chat_form: bool) -> Json:
-    choice: Choice = result.choices[0]
+    choice: Delta = result.choices[0]
     thought: Json = {"thinking": choice.reasoning} if choice.reasoning else {}
     if chat_form:
         calls = [_call(call.name, call.arguments) for call in choice.tool_calls]
@@ -447,13 +446,12 @@ async def show(request: Request) -> Response:
         capabilities = ["embedding"] if handler.embeds else []
         answer = {"details": _details(None), "model_info": facts, "capabilities": capabilities}
         return json_response(answer, headers)
-    model = handler.model
-    summary = await asyncio.to_thread(model.summary)
+    summary = await asyncio.to_thread(handler.served.summary)
     family = (summary.family if summary else "") or "onnx"
-    facts = {"general.architecture": family, f"{family}.context_length": model.info.context_length}
+    facts = {"general.architecture": family, f"{family}.context_length": handler.info.context_length}
     if summary is not None and summary.parameters:
         facts["general.parameter_count"] = summary.parameters
-    capabilities = ["completion", "tools", *(["vision"] if model.info.reads_images else [])]
+    capabilities = ["completion", "tools", *(["vision"] if handler.info.reads_images else [])]
     answer = {"details": _details(summary), "model_info": facts, "capabilities": capabilities}
     return json_response(answer, headers)
 

@@ -6,6 +6,7 @@ Hugging Face's inference API. See https://huggingface.github.io/text-embeddings-
 
 from __future__ import annotations
 
+import importlib.metadata
 from collections.abc import Mapping, Sequence
 from typing import Any, cast, get_args
 
@@ -16,10 +17,10 @@ from starlette.routing import Route
 
 from ....errors import RequestError, UnsupportedTaskError
 from ....options import shown
-from ...api.scoring import RERANK_INSTRUCTION
-from ..core.encoder import EncoderHandler
+from ..core.encoder import MOST_WAITING, EncoderHandler
+from ..core.handler import LLMHandler
 from .openai.embeddings import EmbeddingsAsk, cut_vectors, read_inputs
-from .openai.reading import bool_field, text_field
+from .openai.reading import bool_field, is_token_ids, text_field
 from .service import HttpService, json_response, service_of
 from .sse import while_connected
 
@@ -30,14 +31,19 @@ _EMBED = _COMMON | {"normalize", "dimensions"}
 _SIMILARITY = {"inputs", "model", "parameters"}
 _PREDICT = {"inputs", "model", "truncate", "truncation_direction", "raw_scores", "parameters"}
 RERANK = {"query", "texts", "model", "truncate", "truncation_direction", "raw_scores", "return_text"}
+TOKENIZE = {"inputs", "model", "add_special_tokens", "prompt_name"}
 _MOST_TEXTS = 2048
 
 
 async def embed(request: Request) -> Response:
     """Handle ``POST /embed``: return a vector for each text."""
     service = service_of(request)
-    body, headers = await service.known_body(request, _EMBED)
-    handler = await service.embedder(body.get("model"))
+    return await _embed(request, service, await service.body(request))
+
+
+async def _embed(request: Request, service: HttpService, given: Json) -> Response:
+    body, headers = service.split(given, _EMBED)
+    handler = await _embedder(service, body)
     normalize = _flag(body, "normalize", default=True)
     dimensions = body.get("dimensions")
     if dimensions is not None and (type(dimensions) is not int or dimensions < 1):
@@ -53,7 +59,7 @@ async def embed_all(request: Request) -> Response:
     service = service_of(request)
     body, headers = await service.known_body(request, _COMMON)
     texts, options = _texts(body), _options(body)
-    work = (await _encoder(service, body)).embed_tokens(texts, **options)
+    work = (await service.encoder(body.get("model"))).embed_tokens(texts, **options)
     rows = await while_connected(request.receive, work)
     return json_response([row.tolist() for row in rows], headers)
 
@@ -63,7 +69,7 @@ async def embed_sparse(request: Request) -> Response:
     service = service_of(request)
     body, headers = await service.known_body(request, _COMMON)
     texts, options = _texts(body), _options(body)
-    work = (await _encoder(service, body)).embed_sparse(texts, **options)
+    work = (await service.encoder(body.get("model"))).embed_sparse(texts, **options)
     vectors = await while_connected(request.receive, work)
     answer = [
         [
@@ -84,7 +90,7 @@ async def similarity(request: Request) -> Response:
     if source is None:
         raise RequestError("'source_sentence' is required and must be a string")
     sentences = _strings("sentences", inputs.get("sentences"))
-    work = (await _encoder(service, body)).similarity(source, sentences, **_options(parameters))
+    work = (await service.encoder(body.get("model"))).similarity(source, sentences, **_options(parameters))
     return json_response(await while_connected(request.receive, work), headers)
 
 
@@ -95,11 +101,15 @@ async def predict(request: Request) -> Response:
     model for natural language inference scores these labels.
     """
     service = service_of(request)
-    body, headers = await service.known_body(request, _PREDICT)
+    return await _predict(request, service, await service.body(request))
+
+
+async def _predict(request: Request, service: HttpService, given: Json) -> Response:
+    body, headers = service.split(given, _PREDICT)
     parameters, truncate = _object(body, "parameters"), _options(body)["truncate"]
     if body.get("inputs") is None:
         raise RequestError("'inputs' is required")
-    handler = await _encoder(service, body)
+    handler = await service.encoder(body.get("model"))
     if parameters.get("candidate_labels") is not None:
         work = _zero_shot(handler, body, parameters, truncate)
     elif handler.finds_entities:
@@ -116,18 +126,90 @@ async def rank(request: Request, service: HttpService, given: Mapping[str, Any])
     if query is None:
         raise RequestError("'query' is required and must be a string")
     texts, show = _strings("texts", body.get("texts")), _flag(body, "return_text")
-    raw, options = _flag(body, "raw_scores"), _options(body)
-    more: Json = {"instruction": RERANK_INSTRUCTION, "truncate": options["truncate"]}
-    if raw:  # a language model has no logit of a pair
-        work = (await _encoder(service, body)).rerank(query, texts, raw=True, **more)
-    else:
-        work = (await service.embedder(body.get("model"))).rerank(query, texts, **more)
+    handler, raw = await service.embedder(body.get("model")), _flag(body, "raw_scores")
+    work = handler.rerank(query, texts, truncate=_options(body)["truncate"], raw=raw)
     scores = await while_connected(request.receive, work)
     answer = [
         {"index": index, "score": scores[index]} | ({"text": texts[index]} if show else {})
         for index in sorted(range(len(texts)), key=lambda index: -scores[index])
     ]
     return json_response(answer, headers)
+
+
+async def tokenize(request: Request, service: HttpService, given: Mapping[str, Any]) -> Response:
+    """Answer ``POST /tokenize`` with ``inputs``: return the tokens of texts and their characters."""
+    body, headers = service.split(dict(given), TOKENIZE)
+    texts, prompt = _texts(body), text_field("prompt_name", body.get("prompt_name"))
+    special = _flag(body, "add_special_tokens", default=True)
+    handler = await service.encoder(body.get("model"))
+    found = await handler.tokenize(texts, add_special_tokens=special, prompt=prompt)
+    words = handler.prompt_text(prompt)
+    answer = [
+        [
+            _token(handler, words + text, *token)
+            for token in zip(tokens.ids, tokens.special, tokens.spans, strict=True)
+        ]
+        for text, tokens in zip(texts, found, strict=True)
+    ]
+    return json_response(answer, headers)
+
+
+def _token(handler: EncoderHandler, text: str, token: int, special: int, span: tuple[int, int]) -> Json:
+    """Return a token of a text; a special one has no place in it."""
+    if special:
+        return {"id": token, "text": handler.token_text(token), "special": True, "start": None, "stop": None}
+    start, stop = span
+    return {"id": token, "text": text[start:stop], "special": False, "start": start, "stop": stop}
+
+
+async def decode(request: Request) -> Response:
+    """Handle ``POST /decode``: return the text of each list of token ids."""
+    service = service_of(request)
+    body, headers = await service.known_body(request, {"ids", "skip_special_tokens", "model"})
+    ids = body.get("ids")
+    lists = [ids] if is_token_ids(ids) else ids
+    if not isinstance(lists, list) or not lists or not all(is_token_ids(each) for each in lists):
+        raise RequestError("'ids' must be a list of token ids, or a list of such lists")
+    skip = _flag(body, "skip_special_tokens", default=True)
+    handler = await service.encoder(body.get("model"))
+    texts = [await handler.detokenize(each, skip_special_tokens=skip) for each in lists]
+    return json_response(texts, headers)
+
+
+async def root(request: Request, service: HttpService, given: Json) -> Response:
+    """Answer ``POST /`` of an encoder: rank ``texts``, predict with a classifier, else embed."""
+    if "query" in given:
+        return await rank(request, service, given)
+    handler = await service.encoder(given.get("model"))
+    return await (_embed if handler.kinds else _predict)(request, service, given)
+
+
+def info(handler: EncoderHandler) -> Json:
+    """Return the answer to ``GET /info`` for an encoder."""
+    from ...api.text_session import MOST_TOKENS
+
+    if handler.kinds:
+        pooling = handler.poolings or (("splade",) if handler.kinds == {"sparse"} else ())
+        kind: Json = {"embedding": {"pooling": "+".join(pooling)}}
+    else:
+        labels = {str(place): label for place, label in enumerate(handler.labels)}
+        places = {label: place for place, label in enumerate(handler.labels)}
+        name = "reranker" if len(labels) == 1 else "classifier"
+        kind = {name: {"id2label": labels, "label2id": places}}
+    return {
+        "model_id": handler.name,
+        "model_sha": None,
+        "model_dtype": "float32",
+        "model_type": kind,
+        "max_concurrent_requests": MOST_WAITING,
+        "max_input_length": handler.max_tokens,
+        "max_batch_tokens": MOST_TOKENS,
+        "max_batch_requests": None,
+        "max_client_batch_size": _MOST_TEXTS,
+        "auto_truncate": handler.truncates,
+        "tokenization_workers": 1,
+        "version": importlib.metadata.version("carryall"),
+    }
 
 
 async def _classes(handler: EncoderHandler, body: Json, truncate: bool | None) -> Any:
@@ -182,11 +264,12 @@ async def _zero_shot(handler: EncoderHandler, body: Json, parameters: Json, trun
     return answer[0] if isinstance(body.get("inputs"), str) else answer
 
 
-async def _encoder(service: HttpService, body: Json) -> EncoderHandler:
-    handler = await service.embedder(body.get("model"))
-    if not isinstance(handler, EncoderHandler):
-        raise UnsupportedTaskError(f"the model '{handler.name}' is a language model, not an encoder")
-    return handler
+async def _embedder(service: HttpService, body: Json) -> LLMHandler | EncoderHandler:
+    """Return the model that a body names; without a name the only encoder, or the default model."""
+    try:
+        return await service.encoder(body.get("model"))
+    except UnsupportedTaskError:
+        return await service.embedder(body.get("model"))
 
 
 def _options(body: Mapping[str, Any]) -> Json:
@@ -248,12 +331,13 @@ def _predicted(value: Any) -> tuple[list[str | tuple[str, str]], bool]:
 
 
 def routes(service: HttpService) -> list[Route]:
-    """Return the routes; ``/rerank`` belongs to ``utility``."""
+    """Return the routes; ``utility`` has ``/rerank`` and ``/tokenize``, and ``tgi`` ``/info`` and ``/``."""
     paths = {
         "/embed": embed,
         "/embed_all": embed_all,
         "/embed_sparse": embed_sparse,
         "/similarity": similarity,
         "/predict": predict,
+        "/decode": decode,
     }
     return [Route(path, handle, methods=["POST"]) for path, handle in paths.items()]

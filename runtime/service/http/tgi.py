@@ -15,9 +15,10 @@ from starlette.routing import Route
 from ....errors import RequestError
 from ....options import shown
 from ...types.outputs import Logprob
-from ..core.deltas import collect, refuse_cancelled
+from ..core.encoder import EncoderHandler
 from ..core.handler import LLMHandler
-from ..core.messages import Delta, Generation, GenerationRequest, by_rank
+from ..core.messages import Delta, Generation, GenerationRequest, by_rank, refuse_cancelled
+from . import tei
 from .errors import described, tgi_error
 from .openai.reading import bool_field, generation_request
 from .service import HttpService, json_response, service_of
@@ -58,22 +59,25 @@ class _Ask:
 
 async def generate(request: Request) -> Response:
     """Handle ``POST /generate``: return the whole continuation."""
-    return await _answer(request, stream=False)
+    return await _answer(request, await service_of(request).body(request), stream=False)
 
 
 async def generate_stream(request: Request) -> Response:
     """Handle ``POST /generate_stream``: stream one event per token."""
-    return await _answer(request, stream=True)
+    return await _answer(request, await service_of(request).body(request), stream=True)
 
 
 async def either(request: Request) -> Response:
-    """Handle ``POST /``: stream if the field ``stream`` is true."""
-    return await _answer(request, stream=None)
-
-
-async def _answer(request: Request, *, stream: bool | None) -> Response:
+    """Handle ``POST /``: stream if the field ``stream`` is true; an encoder embeds, ranks or predicts."""
     service = service_of(request)
     body = await service.body(request)
+    if isinstance(await service.embedder(body.get("model")), EncoderHandler):
+        return await tei.root(request, service, body)
+    return await _answer(request, body, stream=None)
+
+
+async def _answer(request: Request, body: Json, *, stream: bool | None) -> Response:
+    service = service_of(request)
     given = body.get("parameters") or {}
     if not isinstance(given, dict):
         raise RequestError(f"'parameters' must be an object, not {shown(given)}")
@@ -90,7 +94,7 @@ async def _answer(request: Request, *, stream: bool | None) -> Response:
             return event(tgi_error(*described(error)))
 
         return streamed(request, _events(handler, ask), headers=headers, late_error=late)
-    result = await while_connected(request.receive, collect(handler.generate(ask.request)))
+    result = await while_connected(request.receive, handler.complete(ask.request))
     answer = _whole(result, ask)
     return json_response(answer if stream is False else [answer], headers)
 
@@ -135,7 +139,7 @@ def _count(name: str, given: Mapping[str, Any], least: int = 0) -> int:
 
 def _options(handler: LLMHandler, given: Mapping[str, Any]) -> Json:
     drawn = given.get("do_sample") or any(given.get(name) is not None for name in _DRAWN)
-    options: Json = {"max_tokens": _DEFAULT_TOKENS, **(handler.model.defaults if drawn else {})}
+    options: Json = {"max_tokens": _DEFAULT_TOKENS, **(handler.defaults if drawn else {})}
     if not drawn:
         options["temperature"] = 0.0
     if given.get("watermark") is not None:
@@ -235,7 +239,10 @@ def _reason(reason: str | None, stop: str | int | None) -> str:
 
 async def info(request: Request) -> Response:
     """Handle ``GET /info``: describe the default model."""
-    facts = (await service_of(request).llm(request, None)).model.info
+    handler = await service_of(request).embedder(None)
+    if isinstance(handler, EncoderHandler):
+        return json_response(tei.info(handler))
+    facts = handler.info
     return json_response(
         {
             "model_id": facts.model,

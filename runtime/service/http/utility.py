@@ -9,7 +9,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from ....errors import RequestError
+from ....errors import RequestError, UnsupportedTaskError
+from ..core.encoder import EncoderHandler
 from . import tei
 from .openai import scoring
 from .openai.reading import bool_field, is_token_ids, text_or_conversation
@@ -34,16 +35,31 @@ _TOKENIZE = frozenset(
 
 
 async def tokenize(request: Request) -> Response:
-    """Handle ``POST /tokenize``: return the tokens of ``prompt``, or of ``messages`` in the chat template."""
+    """Handle ``POST /tokenize``: return the tokens of ``prompt``, or of ``messages`` in the chat template.
+
+    With ``inputs``, the answer is that of text-embeddings-inference.
+    """
     service = service_of(request)
-    body, headers = await service.known_body(request, _TOKENIZE)
-    handler = await service.llm(request, body.get("model"))
+    given = await service.body(request)
+    if "inputs" in given and "prompt" not in given and "messages" not in given:
+        return await tei.tokenize(request, service, given)
+    body, headers = service.split(given, _TOKENIZE)
+    handler = await service.embedder(body.get("model"))
     special = bool_field("add_special_tokens", body.get("add_special_tokens", True))
-    tokens = await handler.tokenize(text_or_conversation(body, "prompt"), add_special_tokens=special)
-    info = handler.model.info
-    answer: Json = {"count": len(tokens), "max_model_len": info.context_length, "tokens": tokens}
+    prompt = text_or_conversation(body, "prompt")
+    if isinstance(handler, EncoderHandler):
+        if not isinstance(prompt, str):
+            raise UnsupportedTaskError(f"the model '{handler.name}' is an encoder; it has no chat template")
+        (found,) = await handler.tokenize([prompt], add_special_tokens=special)
+        tokens, most = found.ids, handler.max_tokens
+    else:
+        tokens = await handler.tokenize(prompt, add_special_tokens=special)
+        most = handler.info.context_length
+    answer: Json = {"count": len(tokens), "max_model_len": most, "tokens": tokens}
     if bool_field("return_token_strs", body.get("return_token_strs") or False):
-        answer["token_strs"] = [await handler.detokenize([token]) for token in tokens]
+        answer["token_strs"] = [
+            await handler.detokenize([token], skip_special_tokens=False) for token in tokens
+        ]
     return json_response(answer, headers)
 
 
@@ -54,8 +70,8 @@ async def detokenize(request: Request) -> Response:
     tokens = body.get("tokens")
     if not is_token_ids(tokens):
         raise RequestError("'tokens' must be a list of token ids")
-    handler = await service.llm(request, body.get("model"))
-    text = await handler.detokenize(tokens or [])
+    handler = await service.embedder(body.get("model"))
+    text = await handler.detokenize(tokens or [], skip_special_tokens=False)
     return json_response({"prompt": text}, headers)
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from ....errors import CarryallError
 from ...types.outputs import merged_calls
 from .answer import AnswerParser
-from .base import Message
+from .base import ParsedMessage
 from .call_form import (
     KEYS,
     VALUES,
@@ -269,7 +269,7 @@ class _Probe:
             # A past answer may begin otherwise than the next one: with its thought, with or without a tag.
             start = len(prompt) if begun else opening if opening >= 0 else place
             opened = (begun or opening < 0) and answer.opens_thought(prompt)
-            parser = AnswerParser(Message(), answer, (), opened=opened)
+            parser = AnswerParser(ParsedMessage(), answer, (), opened=opened)
             parser.push(text[start:])
             parser.end()
             message = parser.message
@@ -401,7 +401,9 @@ class _Probe:
         calls = answer.calls
         assert calls is not None  # noqa: S101 -- just derived
         text = self._behind(rendered, answer)
-        parser = AnswerParser(Message(), dataclasses.replace(answer, thought=None), _TOOLS, opened=False)
+        parser = AnswerParser(
+            ParsedMessage(), dataclasses.replace(answer, thought=None), _TOOLS, opened=False
+        )
         parser.push(text)
         parser.end()
         found = merged_calls(parser.message.tool_calls)

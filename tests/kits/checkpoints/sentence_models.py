@@ -102,6 +102,16 @@ MODELS = {
         ),
         kind="multi",
     ),
+    "colbert-mean": SentenceModel(
+        "bert",
+        (
+            _dense(HIDDEN, 5, "linear.Identity", bias=False, **_TOKENS),
+            ("Normalize", _TOKENS),
+            ("MultiVectorMask", _SKIPPED),
+        ),
+        kind="multi",
+        settings={"similarity_fn_name": "meanmaxsim"},
+    ),
 }
 _CLASSES = {"dense": "SentenceTransformer", "sparse": "SparseEncoder", "multi": "MultiVectorEncoder"}
 _PLACES = {

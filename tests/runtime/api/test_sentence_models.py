@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,12 @@ import carryall
 from carryall.errors import (
     CheckpointError,
     PackageError,
+    PromptTooLongError,
     ProviderRuntimeError,
     RequestError,
     UnsupportedModelError,
 )
+from carryall.runtime.api.text_encoder import _through
 from carryall.runtime.text.tokenizer import Tokenizer
 
 GOLDEN = Path(__file__).with_name("golden") / "vectors.npz"
@@ -51,6 +54,81 @@ def test_dense_vectors(tmp_path: Path, name: str) -> None:
     np.testing.assert_allclose(encoder.embed(TEXTS, prompt="query", dimensions=4), cut, **CLOSE)
 
 
+@pytest.mark.parametrize("name", ["splade", "colbert", "colbert-mean"])
+def test_sparse_vectors_and_vectors_of_tokens_rank(tmp_path: Path, name: str) -> None:
+    """The golden scores are those of ``similarity`` of SparseEncoder and MultiVectorEncoder."""
+    encoder, expected = exported(tmp_path, name), golden(name)["similarity"]
+    prompts = {"query": encoder.prompt_text("query"), "document": encoder.prompt_text("document")}
+    for query, row in zip(TEXTS, expected, strict=True):
+        np.testing.assert_allclose(encoder.rerank(query, TEXTS), row, **CLOSE)
+    pairs = [(query, text) for text in TEXTS for query in TEXTS]
+    scores, counts = encoder.relevance(pairs)
+    np.testing.assert_allclose(scores, expected.T.ravel(), **CLOSE)
+    asked = encoder.token_counts([prompts["query"] + text for text in TEXTS])
+    answers = encoder.token_counts([prompts["document"] + text for text in TEXTS])
+    assert sum(counts) == sum(asked) + 3 * sum(answers)
+
+
+PIECES = ["a long", "er text,", " than"]
+
+
+@pytest.mark.parametrize("prompt", [None, "query"])
+@pytest.mark.parametrize("name", ["mean-later-key", "dense-twice", "without-prompt"])
+def test_pieces_of_a_document_are_means_of_its_states(tmp_path: Path, name: str, prompt: str | None) -> None:
+    encoder = exported(tmp_path, name)
+    words = encoder.prompt_text(prompt)
+    (tokens,) = encoder.encode([words + "".join(PIECES)])
+    # A tokenizer of bytes: each token has its characters, and pieces meet as in the whole text.
+    (states,) = encoder.embed_tokens([tokens])
+    ends = np.cumsum([len(words), *map(len, PIECES)])
+    inside = [place for place, special in enumerate(tokens.special) if not special]
+    rows = []
+    for number, (start, end) in enumerate(itertools.pairwise(ends)):
+        mine = [place for place in inside if start <= tokens.spans[place][0] < end]
+        first = number == 0 and name != "without-prompt"
+        before = list(range(mine[0])) if number == 0 and (first or not words) else []
+        behind = list(range(inside[-1] + 1, len(states))) if number == 2 else []
+        rows.append(states[[*before, *mine, *behind]].mean(0))
+    layers = encoder._dense
+    expected = _through(layers, np.stack(rows))
+    if any(kind == "Normalize" for kind, _ in MODELS[name].modules):
+        expected = expected / np.linalg.norm(expected, axis=1, keepdims=True)
+    found = encoder.embed(PIECES, prompt=prompt, late_chunking=True)
+    np.testing.assert_allclose(found, expected, **CLOSE)
+    (whole,) = encoder.embed(["".join(PIECES)], prompt=prompt, late_chunking=True)
+    np.testing.assert_allclose(whole, encoder.embed(["".join(PIECES)], prompt=prompt)[0], **CLOSE)
+    cut = encoder.embed(PIECES, prompt=prompt, late_chunking=True, dimensions=3)
+    assert cut.shape == (3, 3)
+
+
+def test_pieces_that_cannot_be_embedded_are_refused(tmp_path: Path) -> None:
+    encoder = exported(tmp_path, "dense-twice")
+    with pytest.raises(PromptTooLongError, match="the document has 101 tokens; the model takes 38"):
+        encoder.embed(["x" * 50, "y" * 50], late_chunking=True)
+    with pytest.raises(RequestError, match="piece 1 has no token; leave it out"):
+        encoder.embed(["x", ""], late_chunking=True)
+    with pytest.raises(RequestError, match="at least one piece"):
+        encoder.embed([], late_chunking=True)
+    with pytest.raises(RequestError, match="at least one piece, each a text"):
+        encoder.embed([[5]], late_chunking=True)
+    (tmp_path / "cls").mkdir()
+    with pytest.raises(RequestError, match="pools by the mean; this one pools by cls"):
+        exported(tmp_path / "cls", "cls").embed(["x"], late_chunking=True)
+
+
+def test_errors_of_ranks_name_the_query_and_the_documents(tmp_path: Path) -> None:
+    encoder = exported(tmp_path, "cls")
+    with pytest.raises(PromptTooLongError, match="the query has 100 tokens; the model takes 38"):
+        encoder.rerank("x" * 99, ["y"], truncate=False)
+    with pytest.raises(PromptTooLongError, match="document 1 has 100 tokens"):
+        encoder.rerank("x", ["y", "x" * 99], truncate=False)
+    with pytest.raises(PromptTooLongError, match="query 1 has 100 tokens"):
+        encoder.relevance([("x", "y"), ("x" * 99, "y")], truncate=False)
+    with pytest.raises(RequestError, match="document 0 is not valid Unicode"):
+        encoder.rerank("x", ["\udcff"])
+    assert len(encoder.rerank("x" * 99, ["y"])) == 1
+
+
 def test_sparse_vectors(tmp_path: Path) -> None:
     encoder, expected = exported(tmp_path, "splade"), golden("splade")
     assert encoder.kinds == {"sparse"}
@@ -77,7 +155,7 @@ def test_vectors_of_tokens(tmp_path: Path) -> None:
         encoder.embed_sparse(TEXTS)
 
 
-def test_one_pass_gives_three_kinds_of_vectors(tmp_path: Path) -> None:
+def test_one_pass_gives_three_kinds_of_vectors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The heads of BGE-M3, held against NumPy on the states of the same model."""
     from safetensors.numpy import save_file
 
@@ -118,6 +196,19 @@ def test_one_pass_gives_three_kinds_of_vectors(tmp_path: Path) -> None:
         expected = states[0, 1:] @ weights["colbert_linear"]["weight"].T + weights["colbert_linear"]["bias"]
         expected /= np.linalg.norm(expected, axis=1, keepdims=True)
         np.testing.assert_allclose(vectors, expected, **CLOSE)
+    runs: list[Any] = []
+    run = encoder._batches.session.run
+
+    def counted(*given: Any) -> Any:
+        runs.append(given)
+        return run(*given)
+
+    monkeypatch.setattr(encoder._batches.session, "run", counted)
+    kinds = encoder.embed_kinds(TEXTS[:1])
+    assert len(runs) == 1
+    np.testing.assert_array_equal(kinds["dense"], encoder.embed(TEXTS[:1]))
+    np.testing.assert_array_equal(kinds["multi"][0], encoder.embed_tokens(TEXTS[:1])[0])
+    np.testing.assert_array_equal(kinds["sparse"][0].values, encoder.embed_sparse(TEXTS[:1])[0].values)
 
 
 def test_token_ids_are_taken_as_they_are(tmp_path: Path) -> None:

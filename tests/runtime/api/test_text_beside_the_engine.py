@@ -18,7 +18,7 @@ from carryall.runtime.api.async_llm import AsyncLLM
 from carryall.runtime.api.llm import LLM
 from carryall.runtime.api.prompts import ChatPrompt, Prompt
 from carryall.runtime.models.loading import LoadedModel
-from carryall.runtime.text.parsers.base import Message, MessageParser
+from carryall.runtime.text.parsers.base import MessageParser, ParsedMessage
 from carryall.runtime.text.parsers.formats import HERMES, AnswerFormat
 from carryall.runtime.text.parsers.registry import message_parser
 from carryall.runtime.text.stop_strings import StopStrings
@@ -53,7 +53,7 @@ class BlockingTokenizer:
 
 class BlockingParser(MessageParser):
     def __init__(self, tokenizer: BlockingTokenizer) -> None:
-        super().__init__(Message())
+        super().__init__(ParsedMessage())
         self._tokenizer = tokenizer
 
     def _advance(self, *, final: bool) -> bool:

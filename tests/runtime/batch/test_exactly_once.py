@@ -26,7 +26,7 @@ from carryall.runtime.batch.identity import model_identity, model_stamp
 from carryall.runtime.batch.inputs.lines import BatchLine
 from carryall.runtime.batch.jobs import writer
 from carryall.runtime.batch.jobs.job import JobChangedError
-from carryall.runtime.batch.jobs.journal import Answer, Journal
+from carryall.runtime.batch.jobs.journal import Journal, LineResult
 
 PROMPTS: list[Record] = [{"prompt": f"p{n}", "max_tokens": 2 + n % 5} for n in range(40)]
 
@@ -223,10 +223,10 @@ def test_an_input_edited_while_the_job_waits_is_noticed_line_by_line(source: Pat
 class Instant:
     """An executor that answers every line immediately, without a model."""
 
-    def run(self, lines: Iterator[BatchLine | None], stop: threading.Event) -> Iterator[Answer]:
+    def run(self, lines: Iterator[BatchLine | None], stop: threading.Event) -> Iterator[LineResult]:
         for line in lines:
             assert line is not None
-            yield Answer(number=line.number, digest=line.digest, id_key=line.id_key, record=b"{}")
+            yield LineResult(number=line.number, digest=line.digest, id_key=line.id_key, record=b"{}")
 
     def facts(self) -> dict[str, Any]:
         return {}

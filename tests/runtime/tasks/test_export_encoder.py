@@ -100,7 +100,7 @@ def test_a_classifier_scores_texts_and_pairs(tmp_path: Path, labels: int) -> Non
         found = classifier.rerank("a query", ["a document", "a much longer document"])
         np.testing.assert_allclose(found, scores[1:, 0], rtol=0, atol=1e-6)
     else:
-        with pytest.raises(RequestError, match="a model that reranks has one label; this one has label 0"):
+        with pytest.raises(RequestError, match="a model that reranks has one label; this one has 3: label 0"):
             classifier.rerank("a", ["b"])
     assert classifier.logits([]).shape == (0, labels)
 

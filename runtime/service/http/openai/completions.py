@@ -10,7 +10,7 @@ from .....errors import RequestError
 from .....options import shown
 from ....text.infill import Infill
 from ....types.outputs import Logprob
-from ...core.messages import Choice, Generation, GenerationRequest, Prompt, Usage
+from ...core.messages import Delta, Generation, GenerationRequest, Prompt, Usage
 from .reading import COMMON, Json, bool_field, generation_request, is_token_ids, read_options, text_field
 from .stream_options import StreamOptions, take_stream_options
 from .writing import completion_logprobs, response
@@ -135,7 +135,7 @@ def completions_response(
     return response("cmpl", "text_completion", whole, model, choices)
 
 
-def token_ids_json(request: GenerationRequest, result: Generation, choice: Choice) -> Json:
+def token_ids_json(request: GenerationRequest, result: Generation, choice: Delta) -> Json:
     """Return the tokens of a choice and of its prompt, if the request asked for them, as vLLM names them."""
     if not request.return_token_ids:
         return {}
@@ -163,7 +163,7 @@ class Echo:
         return Echo(self.text, self.token_ids, self.first, logprobs)
 
 
-def choice_json(choice: Choice, index: int, echo: Echo | None = None, *, no_tokens: bool = False) -> Json:
+def choice_json(choice: Delta, index: int, echo: Echo | None = None, *, no_tokens: bool = False) -> Json:
     """Return one choice as JSON."""
     text, token_ids, logprobs = choice.text, choice.token_ids, choice.logprobs
     if no_tokens:

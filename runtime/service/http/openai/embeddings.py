@@ -20,7 +20,7 @@ from .reading import Json, bool_field, is_token_ids, text_field
 KNOWN = frozenset(
     {
         *("input", "model", "encoding_format", "dimensions", "user", "pooling", "normalize", "metadata"),
-        *("truncate", "prompt_name"),
+        *("truncate", "prompt_name", "late_chunking"),
     }
 )
 MOST_INPUTS = 2048  # OpenAI's limit
@@ -38,6 +38,7 @@ class EmbeddingsAsk:
         normalize: whether to scale the vectors to length 1, after ``dimensions`` is applied.
         prompt: the name of a prompt of the model that is put before the texts; None takes its default.
         truncate: whether to cut texts that are too long; None does as the model is served.
+        late_chunking: whether the inputs are pieces of one document, as in the API of Jina.
     """
 
     inputs: list[str | list[int]]
@@ -47,6 +48,18 @@ class EmbeddingsAsk:
     normalize: bool
     prompt: str | None = None
     truncate: bool | None = None
+    late_chunking: bool = False
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The arguments of ``embed`` of a handler, beside the inputs."""
+        return {
+            "pooling": self.pooling,
+            "normalize": self.normalize,
+            "prompt": self.prompt,
+            "truncate": self.truncate,
+            "late_chunking": self.late_chunking,
+        }
 
 
 def read_embeddings(body: Mapping[str, Any]) -> EmbeddingsAsk:
@@ -72,6 +85,7 @@ def read_embeddings(body: Mapping[str, Any]) -> EmbeddingsAsk:
         bool_field("normalize", options.get("normalize", True)),
         text_field("prompt_name", options.get("prompt_name")),
         bool_field("truncate", options["truncate"]) if "truncate" in options else None,
+        bool_field("late_chunking", options.get("late_chunking", False)),
     )
 
 
@@ -85,6 +99,8 @@ def read_inputs(name: str, given: Any) -> list[str | list[int]]:
         return [given]
     if not given or not isinstance(given, list):
         raise RequestError(f"'{name}' must be a string, a list of token ids, or a list of these")
+    # Jina's clients write a text as an object.
+    given = [item["text"] if isinstance(item, dict) and item.keys() == {"text"} else item for item in given]
     if not all(isinstance(one, str) or is_token_ids(one) for one in given):
         raise RequestError(f"'{name}' must be a string, a list of token ids, or a list of these")
     if len(given) > MOST_INPUTS:

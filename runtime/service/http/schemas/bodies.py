@@ -195,6 +195,7 @@ def _tei(embedders: Json) -> dict[str, Json]:
         "/embed_sparse": _object("inputs model", **texts),
         "/similarity": _object("inputs model", inputs=sentences, model=embedders),
         "/predict": _object("inputs model", **texts, raw_scores=_FLAG),
+        "/decode": _object("ids model", ids=_INTEGERS, skip_special_tokens=_FLAG, model=embedders),
     }
 
 

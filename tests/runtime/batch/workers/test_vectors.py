@@ -95,6 +95,36 @@ def test_lines_fail_alone(tmp_path: Path) -> None:
     assert "has its own pooling" in errors[7]
 
 
+def test_pieces_of_documents_and_vectors_of_tokens(tmp_path: Path) -> None:
+    for name, bodies in (
+        (
+            "mean-later-key",
+            [{"input": TEXTS[1:], "late_chunking": True}, {"input": ["x" * 30] * 2, "late_chunking": True}],
+        ),
+        ("colbert", [{"query": "b", "documents": TEXTS}, {"query": "b", "documents": ["x", "y" * 99]}]),
+    ):
+        folder = tmp_path / name
+        folder.mkdir()
+        model = encoder(folder, name)
+        (folder / "in.jsonl").write_text("".join(json.dumps(body) + "\n" for body in bodies))
+        carryall.batch.run(folder / "in.jsonl", folder / "out.jsonl", model=str(model)).wait()
+        (line,) = lines(folder / "out.jsonl")
+        (error,) = lines(folder / "out.errors.jsonl")
+        body, oracle = line["response"]["body"], carryall.TextEncoder(model)
+        if name == "colbert":
+            scores = {each["index"]: each["relevance_score"] for each in body["results"]}
+            np.testing.assert_allclose(
+                [scores[place] for place in range(3)], oracle.rerank("b", TEXTS), rtol=1e-5
+            )
+            assert "document 1 has" in error["error"]["message"]
+        else:
+            vectors = [each["embedding"] for each in body["data"]]
+            expected = oracle.embed(TEXTS[1:], late_chunking=True)
+            expected /= np.linalg.norm(expected, axis=1, keepdims=True)
+            np.testing.assert_allclose(vectors, expected, rtol=1e-5, atol=1e-5)
+            assert "the document has 61 tokens" in error["error"]["message"]
+
+
 def test_a_reranker_scores_lines(tmp_path: Path) -> None:
     source = write_tiny_encoder(tmp_path / "source", "bert", CLASSIFIER, id2label={"0": "LABEL_0"})
     carryall.export(source, tmp_path / "ranker")

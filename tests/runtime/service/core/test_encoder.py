@@ -91,7 +91,7 @@ def test_http_serves_all_three(tmp_path: Path) -> None:
         ("/v1/embeddings", {"input": "x", "pooling": "last"}, 400, "has its own pooling"),
         ("/rerank", {"query": "x", "documents": ["y"], "instruction": "find"}, 400, "takes no 'instruction'"),
         ("/score", {"text": "x", "continuations": ["y"]}, 501, "'vectors' is an encoder"),
-        ("/v2/models/vectors/infer", {"inputs": []}, 501, "'vectors' is an encoder"),
+        ("/v2/models/vectors/infer", {"inputs": []}, 400, "the input 'text_input' is missing"),
     ],
 )
 def test_an_encoder_refuses_generation(
@@ -128,6 +128,13 @@ def test_grpc_serves_it_too(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
+@dataclasses.dataclass
+class Word:
+    """The tokens of a text: its characters."""
+
+    ids: str
+
+
 class Slow:
     """An encoder that waits before each run, and fails on one text."""
 
@@ -135,15 +142,16 @@ class Slow:
         self.runs: list[list[str]] = []
         self.go = threading.Event()
 
-    def embed(self, texts: list[str], **options: Any) -> Any:
+    def embed(self, words: list[Word], **options: Any) -> Any:
+        texts = [word.ids for word in words]
         self.go.wait(10)
         self.runs.append(texts)
         if "bad" in texts:
             raise RequestError("a text is bad")
         return np.array([[float(ord(text[0])), 0] for text in texts], np.float32)
 
-    def token_counts(self, texts: list[str]) -> list[int]:
-        return [len(text) for text in texts]
+    def encode(self, texts: list[str], **options: Any) -> list[Any]:
+        return [Word(text) for text in texts]
 
 
 def test_requests_that_wait_share_a_run_and_faults_stay_alone() -> None:

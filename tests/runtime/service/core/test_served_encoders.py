@@ -45,7 +45,7 @@ def test_a_classifier_with_one_label_ranks(tmp_path: Path) -> None:
 
 def test_a_classifier_with_several_labels_does_not_rank(tmp_path: Path) -> None:
     handler = EncoderHandler("classes", load_encoder(exported(tmp_path, 3), "cpu", {}, warm_up=False))
-    with pytest.raises(RequestError, match="'classes' has 3 labels; a model that ranks has one"):
+    with pytest.raises(RequestError, match="a model that reranks has one label; this one has 3: label 0"):
         asyncio.run(handler.rerank("query", ["a"]))
     with pytest.raises(UsageError, match="classifies texts; it has no option pooling"):
         load_encoder(exported(tmp_path / "2", 3), "cpu", {"pooling": "cls"}, warm_up=False)

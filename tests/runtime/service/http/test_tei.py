@@ -26,7 +26,8 @@ CLOSE: dict[str, Any] = {"rtol": 1e-5, "atol": 1e-5}
 def packages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("encoders")
     sources = {
-        name: write_sentence_model(folder / f"{name}-source", name) for name in ("cls", "splade", "colbert")
+        name: write_sentence_model(folder / f"{name}-source", name)
+        for name in ("cls", "mean-later-key", "splade", "colbert")
     }
     sources |= {name: write_classifier(folder / f"{name}-source", name) for name in ("names", "inference")}
     labels: dict[str, Any] = {"id2label": {"0": "LABEL_0"}}
@@ -85,6 +86,20 @@ def test_dense_vectors_and_similarities(packages: dict[str, Path]) -> None:
     np.testing.assert_allclose(long, encoder.embed(["x" * 37]), **CLOSE)
 
 
+def test_late_chunking_has_the_form_of_jinas_api(packages: dict[str, Path]) -> None:
+    pieces = [{"text": text} for text in TEXTS[1:]]
+    late = {"late_chunking": True, "model": "mean-later-key", "normalize": False}
+    plain, objects = answers(
+        packages,
+        ("/v1/embeddings", {"input": TEXTS[1:], **late}),
+        ("/v1/embeddings", {"input": pieces, **late}),
+    )
+    expected = carryall.TextEncoder(packages["mean-later-key"]).embed(TEXTS[1:], late_chunking=True)
+    np.testing.assert_allclose([each["embedding"] for each in plain["data"]], expected, **CLOSE)
+    assert plain["data"] == objects["data"]
+    assert plain["usage"]["prompt_tokens"] == sum(map(len, TEXTS[1:])) + 1
+
+
 def test_sparse_vectors_and_vectors_of_tokens(packages: dict[str, Path]) -> None:
     sparse, tokens = answers(
         packages,
@@ -115,6 +130,77 @@ def test_ranks_have_the_shape_that_is_asked_for(packages: dict[str, Path]) -> No
     np.testing.assert_allclose([each["score"] for each in tei], scores[order], **CLOSE)
     np.testing.assert_allclose([each["score"] for each in raw], logits[order], **CLOSE)
     assert [each["index"] for each in cohere["results"]] == order[:1]
+
+
+def test_vectors_of_tokens_and_sparse_vectors_rank(packages: dict[str, Path]) -> None:
+    colbert, splade, scored = answers(
+        packages,
+        ("/rerank", {"query": "b", "documents": TEXTS, "model": "colbert"}),
+        ("/rerank", {"query": "b", "texts": TEXTS, "model": "splade"}),
+        ("/score", {"text_1": "b", "text_2": TEXTS, "model": "colbert"}),
+    )
+    expected = carryall.TextEncoder(packages["colbert"]).rerank("b", TEXTS)
+    found = {each["index"]: each["relevance_score"] for each in colbert["results"]}
+    np.testing.assert_allclose([found[place] for place in range(3)], expected, **CLOSE)
+    np.testing.assert_allclose([each["score"] for each in scored["data"]], expected, **CLOSE)
+    sparse = {each["index"]: each["score"] for each in splade}
+    expected = carryall.TextEncoder(packages["splade"]).rerank("b", TEXTS)
+    np.testing.assert_allclose([sparse[place] for place in range(3)], expected, **CLOSE)
+
+
+def test_tokens_of_texts(packages: dict[str, Path]) -> None:
+    ids = carryall.TextEncoder(packages["cls"]).encode(["aé b"])[0].ids
+    tokens, bare, prompted, decoded, several, vllm, text = answers(
+        packages,
+        ("/tokenize", {"inputs": ["aé b", "b"], "model": "cls"}),
+        ("/tokenize", {"inputs": "aé b", "add_special_tokens": False, "model": "cls"}),
+        ("/tokenize", {"inputs": "b", "prompt_name": "query", "model": "cls"}),
+        ("/decode", {"ids": ids, "model": "cls"}),
+        ("/decode", {"ids": [ids, ids[:2]], "skip_special_tokens": False, "model": "cls"}),
+        ("/tokenize", {"prompt": "aé b", "return_token_strs": True, "model": "cls"}),
+        ("/detokenize", {"tokens": ids, "model": "cls"}),
+    )
+    assert [token["id"] for token in tokens[0]] == ids
+    (special,) = [token for token in tokens[0] if token["special"]]
+    assert (special["start"], special["stop"], special["text"]) == (None, None, "<s>")
+    plain = [token for token in tokens[0] if not token["special"]]
+    assert all(token["text"] == "aé b"[token["start"] : token["stop"]] for token in plain)
+    assert [plain[0]["text"], plain[-1]["text"]] == ["a", "b"]
+    assert (bare, len(tokens)) == ([plain], 2)
+    assert "".join(token["text"] for token in prompted[0] if not token["special"]) == "search: b"
+    assert decoded == ["aé b"]
+    assert several[0] == text["prompt"] == "<s>aé b"
+    assert (vllm["token_strs"][0], vllm["token_strs"][-1]) == ("<s>", "b")
+    assert (vllm["count"], vllm["max_model_len"], vllm["tokens"]) == (len(ids), 38, ids)
+
+
+def test_info_tells_the_kind_of_the_only_model(packages: dict[str, Path]) -> None:
+    kinds: dict[str, dict[str, Any]] = {
+        "cls": {"embedding": {"pooling": "cls"}},
+        "splade": {"embedding": {"pooling": "splade"}},
+        "ranker": {"reranker": {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}},
+    }
+    for name, kind in kinds.items():
+        (vectors,) = answers({name: packages[name]}, ("/", ROOT[name]))
+        assert vectors == answers(packages, (PATHS[name], {**ROOT[name], "model": name}))[0]
+        found = asyncio.run(info(name, packages[name]))
+        assert (found["model_id"], found["model_type"]) == (name, kind)
+        assert found["max_client_batch_size"] == 2048
+        assert not found["auto_truncate"]
+    assert asyncio.run(info("cls", packages["cls"]))["max_input_length"] == 38
+
+
+ROOT: dict[str, dict[str, Any]] = {
+    "cls": {"inputs": TEXTS},
+    "splade": {"query": "b", "texts": TEXTS},
+    "ranker": {"inputs": TEXTS[0]},
+}
+PATHS = {"cls": "/embed", "splade": "/rerank", "ranker": "/predict"}
+
+
+async def info(name: str, folder: Path) -> Any:
+    async with served({name: folder}) as http:
+        return (await http.client.get("/info")).json()
 
 
 def test_classes_names_and_labels_of_a_request(packages: dict[str, Path]) -> None:
@@ -161,6 +247,15 @@ BAD: list[tuple[str, dict[str, Any], int, str]] = [
     ("/embed_all", {"inputs": [1], "model": "cls"}, 400, "'inputs' must be a string or a list of strings"),
     ("/similarity", {"inputs": {"sentences": ["x"]}, "model": "cls"}, 400, "'source_sentence' is required"),
     ("/similarity", {"inputs": {"source_sentence": "x"}, "model": "cls"}, 400, "'sentences' must be"),
+    ("/tokenize", {"inputs": 3, "model": "cls"}, 400, "'inputs' must be a string or a list of strings"),
+    ("/tokenize", {"messages": [{"role": "user", "content": "x"}], "model": "cls"}, 501, "no chat template"),
+    ("/decode", {"ids": [[1], 2], "model": "cls"}, 400, "'ids' must be a list of token ids"),
+    ("/decode", {"ids": [9999], "model": "cls"}, 400, "token id 9999 is out of range"),
+    ("/rerank", {"query": "q", "documents": ["x", "y" * 99], "model": "cls"}, 400, "document 1 has 100"),
+    ("/rerank", {"query": "q" * 99, "documents": ["x"], "model": "cls"}, 400, "the query has 100 tokens"),
+    ("/rerank", {"query": "q", "documents": ["x"], "model": "names"}, 501, "it does not rank"),
+    ("/v1/embeddings", {"input": ["x"], "late_chunking": True, "model": "cls"}, 400, "pools by cls"),
+    ("/v1/embeddings", {"input": ["x"], "late_chunking": 1, "model": "cls"}, 400, "'late_chunking'"),
     ("/predict", {"inputs": "x", "model": "cls"}, 501, "'cls' does not classify texts"),
     ("/predict", {"inputs": [["a", "b", "c"]], "model": "inference"}, 400, "one or two texts"),
     (
@@ -181,6 +276,9 @@ def test_bad_requests_are_refused_and_the_service_lives_on(packages: dict[str, P
             for path, body, status, message in BAD:
                 answer = await http.post(path, **body)
                 assert (answer.status_code, message in answer.text) == (status, True), (path, answer.text)
+            surrogate = b'{"inputs": ["x", "\\ud800"], "model": "cls"}'
+            answer = await http.client.post("/embed", content=surrogate)
+            assert (answer.status_code, "text 1 is not valid Unicode" in answer.text) == (400, True)
             assert (await http.post("/embed", inputs="x", model="cls")).status_code == 200
             cut = await http.post("/api/embed", input="x" * 99, model="cls")  # Ollama cuts by default
             assert cut.status_code == 200

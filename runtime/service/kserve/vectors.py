@@ -1,0 +1,183 @@
+"""Encoders and classifiers with tensor inputs and outputs: texts in, vectors and scores out.
+
+The texts are the tensor ``text_input``, as for language models. Options are parameters of the request.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, cast, get_args
+
+import numpy as np
+
+from ....errors import RequestError
+from ....options import shown
+from ...api.vectors import cut_vectors, scaled
+from ..core.encoder import EncoderHandler
+from .messages import InferenceRequest, TensorFacts
+from .tensors import Array, byte_elements, of_bytes, type_of
+
+_TEXTS, _PAIR, _QUERY = "text_input", "text_pair", "query"
+_OF_KIND = {
+    "dense": [TensorFacts("embedding", "FP32", [-1, -1])],
+    "sparse": [
+        TensorFacts("sparse_indices", "INT64", [-1]),
+        TensorFacts("sparse_values", "FP32", [-1]),
+        TensorFacts("sparse_lengths", "INT64", [-1]),
+    ],
+    "multi": [TensorFacts("token_embedding", "FP32", [-1, -1]), TensorFacts("token_lengths", "INT64", [-1])],
+}
+_SCORES = TensorFacts("scores", "FP32", [-1])
+_OPTIONS = {"prompt_name", "truncate", "normalize", "dimensions", "raw_scores", "aggregation"}
+# Parameters of the protocol, which are no options of a model.
+_RESERVED = {"sequence_id", "sequence_start", "sequence_end", "headers", "binary_data_output", "priority"}
+
+
+def facts_of(handler: EncoderHandler) -> tuple[list[TensorFacts], list[TensorFacts]]:
+    """Return the inputs and outputs of a model."""
+    texts = TensorFacts(_TEXTS, "BYTES", [-1])
+    query = TensorFacts(_QUERY, "BYTES", [1], optional=True)
+    if handler.kinds:
+        outputs = [facts for kind in sorted(handler.kinds) for facts in _OF_KIND[kind]]
+        return [texts, query], [*outputs, _SCORES]
+    if handler.finds_entities:
+        return [texts], [TensorFacts("entities", "BYTES", [-1])]
+    if len(handler.labels) == 1:
+        return [texts, TensorFacts(_PAIR, "BYTES", [-1], optional=True), query], [_SCORES]
+    labels = len(handler.labels)
+    return [texts, TensorFacts(_PAIR, "BYTES", [-1], optional=True)], [
+        TensorFacts("scores", "FP32", [-1, labels]),
+        TensorFacts("labels", "BYTES", [labels]),
+    ]
+
+
+async def encode(handler: EncoderHandler, request: InferenceRequest) -> dict[str, Array]:
+    """Return the outputs of a request: the scores of texts for a query, the vectors of texts, or classes.
+
+    Of the kinds of vectors that a model has, those are computed whose outputs are requested; without any,
+    all are, in one pass.
+
+    Raises:
+        RequestError: an input or a parameter is missing, unknown or of the wrong type.
+        CarryallError: see ``EncoderHandler``.
+    """
+    inputs, outputs = facts_of(handler)
+    _check_inputs(request, [facts.name for facts in inputs])
+    texts, options = _texts(request, _TEXTS), _options(request)
+    truncate: bool | None = options["truncate"]
+    if _QUERY in request.inputs:
+        queries = _texts(request, _QUERY)
+        if len(queries) != 1:
+            raise RequestError(f"input '{_QUERY}' must have one element, not {len(queries)}")
+        ranks = await handler.rerank(queries[0], texts, truncate=truncate, raw=options["raw_scores"])
+        return {"scores": np.array(ranks, np.float32)}
+    if handler.finds_entities:
+        return {"entities": await _entities(handler, texts, options)}
+    if not handler.kinds:
+        given: Sequence[Any] = texts
+        if _PAIR in request.inputs:
+            given = _pairs(texts, _texts(request, _PAIR))
+        scores = await handler.classify(given, truncate=truncate, raw=options["raw_scores"])
+        if len(handler.labels) == 1:
+            return {"scores": scores[:, 0]}
+        return {"scores": scores, "labels": of_bytes(label.encode() for label in handler.labels)}
+    unknown = [name for name in request.outputs if name not in {facts.name for facts in outputs}]
+    if unknown or "scores" in request.outputs:
+        why = (
+            f"unknown output '{unknown[0]}'" if unknown else f"the output 'scores' needs the input '{_QUERY}'"
+        )
+        raise RequestError(f"{why}; the outputs are: {', '.join(facts.name for facts in outputs)}")
+    wanted = [
+        kind for kind in sorted(handler.kinds) if {f.name for f in _OF_KIND[kind]} & set(request.outputs)
+    ]
+    return await _vectors(handler, texts, wanted or sorted(handler.kinds), options)
+
+
+async def _vectors(
+    handler: EncoderHandler, texts: Sequence[str], kinds: Sequence[str], options: Mapping[str, Any]
+) -> dict[str, Array]:
+    found, _ = await handler.embed_kinds(
+        texts, kinds, prompt=options["prompt_name"], truncate=options["truncate"]
+    )
+    outputs: dict[str, Array] = {}
+    if "dense" in found:
+        vectors = np.array(found["dense"], np.float32)
+        if options["dimensions"] is not None:
+            vectors = cut_vectors(vectors, options["dimensions"], normalize=False)
+        outputs["embedding"] = scaled(vectors) if options["normalize"] else vectors
+    if "sparse" in found:
+        outputs["sparse_indices"] = np.concatenate([vector.indices for vector in found["sparse"]])
+        outputs["sparse_values"] = np.concatenate([vector.values for vector in found["sparse"]])
+        outputs["sparse_lengths"] = np.array([len(vector.indices) for vector in found["sparse"]], np.int64)
+    if "multi" in found:
+        outputs["token_embedding"] = np.concatenate(found["multi"])
+        outputs["token_lengths"] = np.array([len(rows) for rows in found["multi"]], np.int64)
+    return outputs
+
+
+async def _entities(handler: EncoderHandler, texts: Sequence[str], options: Mapping[str, Any]) -> Array:
+    """Return the parts of each text, as the JSON of a list of objects."""
+    from ...api.token_classifier import Aggregation  # imports onnxruntime
+
+    aggregation = options["aggregation"] or "simple"
+    if aggregation not in get_args(Aggregation):
+        raise RequestError(
+            f"parameter 'aggregation' must be one of {', '.join(get_args(Aggregation))}, not "
+            f"{shown(aggregation)}"
+        )
+    found = await handler.entities(
+        texts, aggregation=cast(Aggregation, aggregation), truncate=options["truncate"]
+    )
+    return of_bytes(json.dumps([asdict(part) for part in parts]).encode() for parts in found)
+
+
+def _check_inputs(request: InferenceRequest, known: Sequence[str]) -> None:
+    for name, array in request.inputs.items():
+        if name not in known:
+            raise RequestError(f"unknown input '{name}'; the inputs are: {', '.join(known)}")
+        if type_of(array).name != "BYTES":
+            raise RequestError(f"input '{name}' must be BYTES, not {type_of(array).name}")
+    if not request.inputs.get(_TEXTS, np.empty(0)).size:
+        raise RequestError(f"the input '{_TEXTS}' is missing or has no element")
+
+
+def _texts(request: InferenceRequest, name: str) -> list[str]:
+    try:
+        return [element.decode() for element in byte_elements(request.inputs[name])]
+    except UnicodeDecodeError as error:
+        raise RequestError(f"input '{name}' is not UTF-8: {error}") from error
+
+
+def _pairs(first: Sequence[str], second: Sequence[str]) -> list[tuple[str, str]]:
+    if len(first) != len(second):
+        raise RequestError(f"'{_TEXTS}' has {len(first)} elements, but '{_PAIR}' has {len(second)}")
+    return list(zip(first, second, strict=True))
+
+
+def _options(request: InferenceRequest) -> dict[str, Any]:
+    """Return the options of a request by name.
+
+    Raises:
+        RequestError: a parameter is unknown or of the wrong type.
+    """
+    given = {
+        name: value
+        for name, value in request.parameters.items()
+        if name not in _RESERVED and not name.startswith("triton_")
+    }
+    if unknown := sorted(given.keys() - _OPTIONS):
+        raise RequestError(
+            f"unknown parameter '{unknown[0]}'; the parameters are: {', '.join(sorted(_OPTIONS))}"
+        )
+    options: dict[str, Any] = {"normalize": True, "raw_scores": False, **given}
+    for name, kind in (
+        *((name, bool) for name in ("truncate", "normalize", "raw_scores")),
+        *((name, str) for name in ("prompt_name", "aggregation")),
+        ("dimensions", int),
+    ):
+        value = options.setdefault(name, None)
+        if value is not None and type(value) is not kind:
+            raise RequestError(f"parameter '{name}' must be a {kind.__name__}, not {shown(value)}")
+    return options
