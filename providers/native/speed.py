@@ -46,8 +46,8 @@ class ProductForm:
     @property
     def tile_bytes(self) -> int:
         """Bytes of a tile."""
-        if self.bits == 16:
-            return float_tile_bytes(self.inputs)
+        if self.bits >= 16:
+            return float_tile_bytes(self.inputs, self.bits)
         if self.offsets >= HALF_MIDDLE:
             form = StoredForm(self.bits, self.block_size, self.group_size, self.offsets)
             return stored_tile_bytes(form, self.inputs)
