@@ -57,7 +57,13 @@ class _Loader:
 
 
 class _Finder:
-    """Finds onnx_ir where the finders behind it find it, and finds nothing else."""
+    """Finds onnx_ir where the finders behind it find it, and finds nothing else.
+
+    One is enough: a second copy of this package in the process, such as a checkout beside the installed
+    package, must neither add another nor ask this one.
+    """
+
+    defers = _LIBRARY
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -65,7 +71,7 @@ class _Finder:
         """See ``importlib.abc.MetaPathFinder``."""
         if fullname != _LIBRARY:
             return None
-        others = [finder for finder in sys.meta_path if finder is not self]
+        others = [finder for finder in sys.meta_path if not _defers(finder)]
         specs = (
             finder.find_spec(fullname, path, target) for finder in others if hasattr(finder, "find_spec")
         )
@@ -75,7 +81,11 @@ class _Finder:
         return spec
 
 
+def _defers(finder: object) -> bool:
+    return getattr(finder, "defers", None) == _LIBRARY
+
+
 def defer_sympy() -> None:
     """Import sympy at its first use by onnx_ir, unless onnx_ir is imported already; may be called again."""
-    if _LIBRARY not in sys.modules and not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+    if _LIBRARY not in sys.modules and not any(map(_defers, sys.meta_path)):
         sys.meta_path.insert(0, _Finder())

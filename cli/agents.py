@@ -21,7 +21,7 @@ _END_SECONDS = 15.0
 
 
 @dataclass(frozen=True, slots=True)
-class Service:
+class RunningService:
     """A service that answers.
 
     Args:
@@ -35,13 +35,13 @@ class Service:
     context_length: int = 0
 
     @contextlib.contextmanager
-    def kept(self) -> Iterator[Service]:
+    def kept(self) -> Iterator[RunningService]:
         """Yield the service, which goes on afterwards."""
         yield self
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class Launch:
     """How a client is started: its command, and variables besides those of this process."""
 
     command: list[str]
@@ -58,7 +58,7 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Client:
+class CodingAgent:
     """A coding agent.
 
     Args:
@@ -69,7 +69,7 @@ class Client:
 
     program: str
     package: str
-    settings: Callable[[Service], tuple[dict[str, str], list[str]]]
+    settings: Callable[[RunningService], tuple[dict[str, str], list[str]]]
 
     def check_installed(self) -> None:
         """Check that the program can be started.
@@ -82,13 +82,13 @@ class Client:
                 f"{self.program} is not installed; install it with: npm install -g {self.package}"
             )
 
-    def call(self, service: Service, arguments: Sequence[str]) -> Call:
+    def call(self, service: RunningService, arguments: Sequence[str]) -> Launch:
         """Return how the client is started on a service."""
         variables, own = self.settings(service)
-        return Call([self.program, *own, *arguments], variables)
+        return Launch([self.program, *own, *arguments], variables)
 
 
-def _claude(service: Service) -> tuple[dict[str, str], list[str]]:
+def _claude(service: RunningService) -> tuple[dict[str, str], list[str]]:
     roles = ("MODEL", "DEFAULT_OPUS_MODEL", "DEFAULT_SONNET_MODEL", "DEFAULT_HAIKU_MODEL", "SMALL_FAST_MODEL")
     return {
         "ANTHROPIC_BASE_URL": service.url,
@@ -101,7 +101,7 @@ def _claude(service: Service) -> tuple[dict[str, str], list[str]]:
     }, []
 
 
-def _codex(service: Service) -> tuple[dict[str, str], list[str]]:
+def _codex(service: RunningService) -> tuple[dict[str, str], list[str]]:
     provider = f'{{name="carryall", base_url="{service.url}/v1", wire_api="responses"}}'
     settings = [f"model_providers.carryall={provider}", 'model_provider="carryall"',
                 f"model={json.dumps(service.model)}"]  # fmt: skip
@@ -110,7 +110,7 @@ def _codex(service: Service) -> tuple[dict[str, str], list[str]]:
     return {}, [word for setting in settings for word in ("-c", setting)]
 
 
-def _opencode(service: Service) -> tuple[dict[str, str], list[str]]:
+def _opencode(service: RunningService) -> tuple[dict[str, str], list[str]]:
     limit = {"limit": {"context": service.context_length, "output": service.context_length // 4}}
     provider = {
         "npm": "@ai-sdk/openai-compatible",
@@ -124,13 +124,13 @@ def _opencode(service: Service) -> tuple[dict[str, str], list[str]]:
 
 
 CLIENTS = {
-    "claude": Client("claude", "@anthropic-ai/claude-code", _claude),
-    "codex": Client("codex", "@openai/codex", _codex),
-    "opencode": Client("opencode", "opencode-ai", _opencode),
+    "claude": CodingAgent("claude", "@anthropic-ai/claude-code", _claude),
+    "codex": CodingAgent("codex", "@openai/codex", _codex),
+    "opencode": CodingAgent("opencode", "opencode-ai", _opencode),
 }
 
 
-def service_at(url: str) -> Service:
+def service_at(url: str) -> RunningService:
     """Return the service at an address, with the first of its models.
 
     Raises:
@@ -143,13 +143,13 @@ def service_at(url: str) -> Service:
         with urllib.request.urlopen(f"{url}/v1/models", timeout=_ANSWER_SECONDS) as answer:  # noqa: S310 -- http
             models = json.load(answer)["data"]
         model = models[0]
-        return Service(url, str(model["id"]), int(model.get("max_model_len") or 0))
+        return RunningService(url, str(model["id"]), int(model.get("max_model_len") or 0))
     except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
         raise UsageError(f"no service with a model answers at {url}: {error}") from error
 
 
 @contextlib.contextmanager
-def served(arguments: Sequence[str]) -> Iterator[Service]:
+def served(arguments: Sequence[str]) -> Iterator[RunningService]:
     """Serve a model in another process while the context lasts.
 
     Args:

@@ -18,7 +18,7 @@ from . import generation
 PROMPT = "> "
 
 
-class Conversation:
+class ConsoleChat:
     """The messages of a conversation, and the model that answers them, with the LoRA adapter ``lora``.
 
     The first message shows the pictures ``images``.

@@ -17,7 +17,7 @@ from .progress import progress
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class DemoStep:
     """The result of one step."""
 
     name: str
@@ -33,7 +33,7 @@ class Step:
         return sum(self.operators.values())
 
 
-def run_steps(folder: Path, *, quiet: bool) -> list[Step]:
+def run_steps(folder: Path, *, quiet: bool) -> list[DemoStep]:
     """Run all steps on the embedded model; each writes a package into ``folder``."""
     portable, small, lowered = (folder / name for name in ("portable", "int4", "cpu"))
     return [
@@ -47,14 +47,14 @@ def run_steps(folder: Path, *, quiet: bool) -> list[Step]:
     ]
 
 
-def _step(name: str, result: str, out: Path, work: Callable[[Path, Progress], None], quiet: bool) -> Step:
+def _step(name: str, result: str, out: Path, work: Callable[[Path, Progress], None], quiet: bool) -> DemoStep:
     start = time.perf_counter()
     with progress(name, quiet=quiet) as tell:
         work(out, tell)
     seconds = time.perf_counter() - start
     model = Package.open(out).load()
     weight_bytes = sum(tensor.nbytes for tensor in graph_facts.initializers(model))
-    return Step(name, result, out, graph_facts.operators(model), weight_bytes, seconds)
+    return DemoStep(name, result, out, graph_facts.operators(model), weight_bytes, seconds)
 
 
 def _export(out: Path, tell: Progress) -> None:

@@ -10,7 +10,8 @@ class Sampling(TypedDict, total=False):
     """Sampling options; see ``SamplingOptions`` in proto/carryall/v1/sampling.proto.
 
     ``structured_output`` has one of the keys json_schema (an object or its text), json_object, regex,
-    grammar and choice (a list of texts).
+    grammar and choice (a list of texts). ``watermark`` is true (green lists with the usual values), or has
+    fields of ``Watermark`` there.
     """
 
     max_tokens: int
@@ -50,6 +51,9 @@ class Sampling(TypedDict, total=False):
     logprob_token_ids: Sequence[int]
     prompt_logprobs: int
     prompt_logprobs_start: int
+    reasoning_budget: int
+    repetition_guard: int
+    watermark: bool | Mapping[str, Any]
 
 
 class Scheduling(TypedDict, total=False):

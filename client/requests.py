@@ -135,6 +135,8 @@ def _sampling(options: Mapping[str, Any]) -> sampling_pb2.SamplingOptions:
         fields["bad_words"] = [_bad_word(word) for word in fields["bad_words"]]
     if fields.get("structured_output") is not None:
         fields["structured_output"] = _structured_output(fields["structured_output"])
+    if isinstance(watermark := fields.get("watermark"), bool):
+        fields["watermark"] = {} if watermark else None  # green lists with the usual values
     known = sampling_pb2.SamplingOptions.DESCRIPTOR.fields_by_name
     try:
         others = {name: json.dumps(fields.pop(name)) for name in list(fields) if name not in known}

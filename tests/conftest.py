@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+# numpy reads it when it is imported, which other conftest files do. The threads of OpenBLAS spin while they
+# wait: two processes on two cores took three to six times the time for matrices of tiny models.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+# Programs that tests start would compile carryall each time, for 0.9 s.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
 def pytest_configure() -> None:

@@ -30,7 +30,7 @@ from carryall.runtime.api.llm import LLM
 from carryall.runtime.api.requests import RequestFactory
 from carryall.runtime.batch.execute import execute
 from carryall.runtime.batch.inputs.lines import COMPLETIONS, BatchLine
-from carryall.runtime.batch.jobs.journal import Answer
+from carryall.runtime.batch.jobs.journal import LineResult
 from carryall.runtime.batch.spec import BatchSpec
 from carryall.runtime.batch.workers.endpoints import Preparer
 from carryall.runtime.batch.workers.offline import OfflineEngine
@@ -94,7 +94,7 @@ class SharedExecutor:
     def __init__(self, inner: OfflineEngine) -> None:
         self._inner = inner
 
-    def run(self, lines: Iterator[BatchLine], stop: threading.Event) -> Iterator[Answer]:
+    def run(self, lines: Iterator[BatchLine], stop: threading.Event) -> Iterator[LineResult]:
         """Answer lines."""
         return self._inner.run(lines, stop)
 

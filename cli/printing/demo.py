@@ -12,14 +12,14 @@ from rich.table import Table
 from rich.text import Text
 
 from ...runtime.types.outputs import RequestOutput
-from ..demo_steps import Step
+from ..demo_steps import DemoStep
 from ..generation import speed
 from ..options import human_bytes
 
 OPERATORS_SHOWN = 9
 
 
-def show_steps(console: Console, steps: Sequence[Step]) -> None:
+def show_steps(console: Console, steps: Sequence[DemoStep]) -> None:
     """Print each step, and the operators before and after."""
     table = Table(
         "step", "result", "nodes", "weights", "seconds", box=None, pad_edge=False, header_style="dim"
@@ -36,7 +36,7 @@ def show_steps(console: Console, steps: Sequence[Step]) -> None:
     console.print(Padding(Columns(graphs, padding=(0, 4)), (0, 0, 1, 0)))
 
 
-def _operators(step: Step, title: str) -> Table:
+def _operators(step: DemoStep, title: str) -> Table:
     """Return the most frequent operators as bars."""
     table = Table(
         title=title, title_justify="left", title_style="bold", box=None, show_header=False, pad_edge=False
@@ -49,7 +49,7 @@ def _operators(step: Step, title: str) -> Table:
     return table
 
 
-def document(steps: Sequence[Step], prompt: str, output: RequestOutput) -> dict[str, Any]:
+def document(steps: Sequence[DemoStep], prompt: str, output: RequestOutput) -> dict[str, Any]:
     """Return the document that ``--json`` prints."""
     return {
         "prompt": prompt,

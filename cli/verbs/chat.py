@@ -9,7 +9,7 @@ import click
 from ...runtime.api.llm import LLM
 from ...runtime.api.requests import RequestFactory
 from .. import generation
-from ..conversation import Conversation, check_chat
+from ..conversation import ConsoleChat, check_chat
 from ..load_options import Chosen, config_options
 from ..options import quiet_option
 from ..sampling import sampling_options, sampling_params
@@ -17,7 +17,13 @@ from ..sections import SectionedCommand
 
 
 @click.command("chat", cls=SectionedCommand)
-@config_options(without=("max_queue",), max_slots=1)
+@config_options(
+    without=(
+        "max_queue",
+        "max_queued_tokens",
+    ),
+    max_slots=1,
+)
 @sampling_options(without=("n", "best_of", "logprobs"))
 @click.option("--system", help="System message with instructions for the model.")
 @generation.image_option
@@ -48,4 +54,4 @@ def command(
     opening = [{"role": "system", "content": system}] if system else []
     check_chat(loaded, opening)
     with LLM(loaded, engine_config=chosen.engine) as llm:
-        Conversation(llm, RequestFactory(loaded), params, opening, lora, images).talk()
+        ConsoleChat(llm, RequestFactory(loaded), params, opening, lora, images).talk()

@@ -75,7 +75,7 @@ def command(
     """
     from ...runtime.api.text_encoder import TextEncoder  # imports onnxruntime
 
-    given = given_lines(texts, lines)
+    inputs = given_lines(texts, lines)
     if output is not None and (output.suffix != ".npy" or kind != "dense"):
         raise UsageError(f"{output}: -o writes dense vectors to an .npy file; omit it for lines of JSON")
     if dimensions is not None and kind != "dense":
@@ -87,14 +87,14 @@ def command(
     )
     options: dict[str, Any] = {"prompt": prompt_name, "truncate": truncate}
     if kind == "sparse":
-        for vector in encoder.embed_sparse(given, **options):
+        for vector in encoder.embed_sparse(inputs, **options):
             print_json({"indices": vector.indices.tolist(), "values": vector.values.tolist()})
         return
     if kind == "multi":
-        for rows in encoder.embed_tokens(given, **options):
+        for rows in encoder.embed_tokens(inputs, **options):
             print_json(rows.tolist())
         return
-    vectors = encoder.embed(given, dimensions=dimensions, late_chunking=late_chunking, **options)
+    vectors = encoder.embed(inputs, dimensions=dimensions, late_chunking=late_chunking, **options)
     if output is not None:
         _write(output, vectors)
         return

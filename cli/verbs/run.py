@@ -15,7 +15,7 @@ from ...runtime.models.loading import LoadedModel
 from ...runtime.types.outputs import RequestOutput
 from ...runtime.types.sampling_params import SamplingParams
 from .. import generation
-from ..conversation import Conversation, check_chat
+from ..conversation import ConsoleChat, check_chat
 from ..load_options import Chosen, config_options, model_elsewhere
 from ..options import check_exclusive, json_option, print_json, quiet_option
 from ..printing.run import document
@@ -37,7 +37,13 @@ class RunCommand(SectionedCommand):
 
 
 @click.command("run", cls=RunCommand)
-@config_options(without=("max_queue",), max_slots=1)
+@config_options(
+    without=(
+        "max_queue",
+        "max_queued_tokens",
+    ),
+    max_slots=1,
+)
 @click.argument("prompt", required=False)
 @sampling_options()
 @click.option(
@@ -128,4 +134,4 @@ def _talk(
         )
     check_chat(loaded, [])
     with LLM(loaded, engine_config=chosen.engine) as llm:
-        Conversation(llm, RequestFactory(loaded), params, [], lora, images).talk()
+        ConsoleChat(llm, RequestFactory(loaded), params, [], lora, images).talk()

@@ -178,7 +178,7 @@ class EncoderLayers(GraphWriter):
         raise UnsupportedModelError(f"activation '{name}' is not supported; supported: {known}")
 
 
-class Encoder(EncoderLayers):
+class EncoderWriter(EncoderLayers):
     """The graph of a text encoder: its inputs, outputs, masks and layers."""
 
     def __init__(self, config: EncoderConfig, checkpoint: Checkpoint) -> None:
@@ -333,6 +333,6 @@ class Encoder(EncoderLayers):
         return mask
 
 
-def classify_tokens(net: Encoder, raw: RawConfig, states: ir.Value) -> ir.Value:
+def classify_tokens(net: EncoderWriter, raw: RawConfig, states: ir.Value) -> ir.Value:
     """Write the usual head for token classification: a linear layer. Logits are [batch, sequence, labels]."""
     return net.linear("classifier", states, net.config.hidden_size, net.config.labels)

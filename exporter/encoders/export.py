@@ -16,7 +16,7 @@ from ...storage.stored_tensor import StoredTensor
 from ..config import MAX_LAYERS, MAX_POSITIONS, RawConfig, read_config
 from ..weights import Checkpoint
 from . import families
-from .encoder import Encoder, EncoderConfig
+from .encoder import EncoderConfig, EncoderWriter
 from .heads import Heads, vector_heads
 from .names import CLASSIFIER, TOKEN_CLASSIFIER, classifies_tokens, is_classifier, known_name
 
@@ -42,7 +42,7 @@ class EncoderFamily(Protocol):
     def config(self, raw: RawConfig, labels: int) -> EncoderConfig:
         """Normalise config.json."""
 
-    def build(self, net: Encoder, raw: RawConfig) -> ir.Value:
+    def build(self, net: EncoderWriter, raw: RawConfig) -> ir.Value:
         """Write the encoder and return the states of its last layer."""
 
 
@@ -76,7 +76,7 @@ def export_encoder(
     normalised = _config(family, raw)
     checkpoint = Checkpoint(source, tensors)
     _check_layers(normalised, checkpoint)
-    net = Encoder(normalised, checkpoint)
+    net = EncoderWriter(normalised, checkpoint)
     bases = (family.BASE,) if isinstance(family.BASE, str) else family.BASE
     base = next((name for name in bases if checkpoint.has_prefix(f"{name}.")), "")
     with net.base(base):
@@ -93,15 +93,15 @@ def export_encoder(
 
 def label_names(raw: RawConfig) -> list[str]:
     """Return the names of the labels of a model for sequence classification, in the order of its logits."""
-    given = raw.get("id2label")
-    count = len(given) if isinstance(given, dict) and given else raw.get("num_labels", 2)
+    labels = raw.get("id2label")
+    count = len(labels) if isinstance(labels, dict) and labels else raw.get("num_labels", 2)
     if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= 2**20:
         raise CheckpointError(f"config.json: 'num_labels' must be a positive integer, found {count!r}")
-    names = given if isinstance(given, dict) else {}
+    names = labels if isinstance(labels, dict) else {}
     return [str(names.get(str(number), f"LABEL_{number}")) for number in range(count)]
 
 
-def _heads(family: EncoderFamily, net: Encoder, raw: RawConfig, states: ir.Value, base: str) -> Heads:
+def _heads(family: EncoderFamily, net: EncoderWriter, raw: RawConfig, states: ir.Value, base: str) -> Heads:
     """Write the heads behind the states, and return their outputs."""
     labels = net.config.labels
     if labels and is_classifier(raw):

@@ -12,7 +12,7 @@ from ...contract import TERM_WEIGHTS, TOKEN_VECTORS, TOKEN_WEIGHTS
 from ...errors import CheckpointError, UnsupportedModelError
 from ..safetensors_files import safetensors_in
 from ..weights import Checkpoint
-from .encoder import Encoder
+from .encoder import EncoderWriter
 from .modules import pickle_error, splade_pooling
 
 Heads = dict[str, tuple[ir.Value, Sequence[int | str]]]
@@ -23,7 +23,7 @@ _SPARSE, _MULTI = "sparse_linear", "colbert_linear"
 _COLBERT = "linear.weight"
 
 
-def vector_heads(net: Encoder, states: ir.Value, vocabulary: Callable[[], ir.Value] | None) -> Heads:
+def vector_heads(net: EncoderWriter, states: ir.Value, vocabulary: Callable[[], ir.Value] | None) -> Heads:
     """Write the heads for sparse and multiple vectors that the folder of a checkpoint has.
 
     ``term_weights`` [batch, vocabulary] are SPLADE's (https://arxiv.org/abs/2109.10086), ``token_weights``
@@ -59,7 +59,7 @@ def vector_heads(net: Encoder, states: ir.Value, vocabulary: Callable[[], ir.Val
     return heads
 
 
-def _terms(net: Encoder, logits: ir.Value, strategy: str, activation: str) -> ir.Value:
+def _terms(net: EncoderWriter, logits: ir.Value, strategy: str, activation: str) -> ir.Value:
     """Return the largest of, or the sum over, log(1 + relu(logit)) of tokens; twice log(1 + x) if asked."""
     one = net.constant(1, np.float32, "1")
     weights = net.op("Relu", logits)
@@ -78,7 +78,7 @@ def _beside(folder: Path, name: str) -> Checkpoint | None:
     return None
 
 
-def _linear(net: Encoder, name: str, linear: Checkpoint, x: ir.Value) -> ir.Value:
+def _linear(net: EncoderWriter, name: str, linear: Checkpoint, x: ir.Value) -> ir.Value:
     """Write a linear layer whose weight and bias are the tensors of a file."""
     hidden = net.config.hidden_size
     rows = _rows(linear, "weight", hidden)

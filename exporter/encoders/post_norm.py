@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from ...errors import CheckpointError, UnsupportedModelError
 from ..config import RawConfig, integer, number
-from .encoder import Encoder, EncoderConfig
+from .encoder import EncoderConfig, EncoderWriter
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ def bert_config(raw: RawConfig, *, labels: int, padding: int | None = None) -> E
 
 
 def embeddings(
-    net: Encoder,
+    net: EncoderWriter,
     positions: ir.Value | None = None,
     *,
     skipped: int = 0,
@@ -103,7 +103,7 @@ def embeddings(
     return net.layer_norm(norm, x, size)
 
 
-def positions_of_tokens(net: Encoder, padding: int) -> ir.Value:
+def positions_of_tokens(net: EncoderWriter, padding: int) -> ir.Value:
     """Return positions [batch, sequence] as in RoBERTa: padding + 1, ... of tokens, else ``padding``."""
     with net.unscoped("positions"):
         token = net.op("Not", net.op("Equal", net.input_ids, net.constant(padding, np.int64, "padding")))
@@ -113,7 +113,7 @@ def positions_of_tokens(net: Encoder, padding: int) -> ir.Value:
 
 
 def layers(
-    net: Encoder,
+    net: EncoderWriter,
     x: ir.Value,
     names: LayerNames = BERT,
     *,
@@ -136,7 +136,7 @@ def layers(
 
 
 def post_norm_layer(
-    net: Encoder, layer: int, x: ir.Value, names: LayerNames, bias: Bias | None = None
+    net: EncoderWriter, layer: int, x: ir.Value, names: LayerNames, bias: Bias | None = None
 ) -> ir.Value:
     """Write x = norm(x + attention(x)); x = norm(x + mlp(x))."""
     c = net.config
@@ -165,7 +165,7 @@ def post_norm_layer(
 
 
 def tied_vocabulary(
-    net: Encoder,
+    net: EncoderWriter,
     x: ir.Value,
     names: tuple[str, str | None],
     base: str,
@@ -217,7 +217,7 @@ def relative_buckets(count: int, most: int) -> npt.NDArray[np.int64]:
     return np.asarray(np.where(distance > 0, buckets + half, buckets), np.int64)
 
 
-def relative_bias(net: Encoder, name: str, count: int, most: int) -> ir.Value:
+def relative_bias(net: EncoderWriter, name: str, count: int, most: int) -> ir.Value:
     """Return the learned bias [1, heads, sequence, sequence] by bucket of distance; see ``relative_buckets``.
 
     Raises:

@@ -33,7 +33,7 @@ _FAR = (3, 5)  # times the largest number, on top of the last probe's new and pa
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
+class ProbeSizes:
     """One set of concrete sizes."""
 
     batch: int
@@ -50,7 +50,7 @@ class Sizes:
         return {"batch": self.batch, "sequence": self.sequence, "total": self.total, "past": self.past}
 
 
-PROBES = (Sizes(1, 1, 0), Sizes(2, 3, 5), Sizes(3, 7, 1009), Sizes(7, 61, 29))
+PROBES = (ProbeSizes(1, 1, 0), ProbeSizes(2, 3, 5), ProbeSizes(3, 7, 1009), ProbeSizes(7, 61, 29))
 
 
 class Reach(Enum):
@@ -62,7 +62,7 @@ class Reach(Enum):
     LARGE = "at least 61, for graphs that downsample images; not for decoders"
 
 
-def decoder_sizes(graph: ir.Graph, reach: Reach) -> tuple[Sizes, ...]:
+def decoder_sizes(graph: ir.Graph, reach: Reach) -> tuple[ProbeSizes, ...]:
     """Return the sizes to try on a decoder; the past is 0 without caches, and fixed sizes are kept."""
     ids = next(value for value in graph.inputs if value.name == INPUT_IDS)
     cached = any(value.shape is not None and len(value.shape) == _CACHE_RANK for value in graph.inputs)
@@ -70,9 +70,9 @@ def decoder_sizes(graph: ir.Graph, reach: Reach) -> tuple[Sizes, ...]:
     largest = _largest_number(graph) if reach is Reach.BEYOND else 0
     most = _CLOSE if reach is Reach.CLOSE else PROBES[-2].past
     last = PROBES[-1]
-    beyond = Sizes(last.batch, last.sequence + _FAR[0] * largest, last.past + _FAR[1] * largest)
+    beyond = ProbeSizes(last.batch, last.sequence + _FAR[0] * largest, last.past + _FAR[1] * largest)
     return tuple(
-        Sizes(batch or probe.batch, new or probe.sequence, probe.past if cached else 0)
+        ProbeSizes(batch or probe.batch, new or probe.sequence, probe.past if cached else 0)
         for probe in (*PROBES[:-2], dataclasses.replace(PROBES[-2], past=most), beyond)
     )
 

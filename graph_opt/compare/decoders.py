@@ -27,7 +27,7 @@ _CACHED_TOKENS = 256
 _AFTER_CACHE = 8
 
 
-class Decoder(Protocol):
+class GraphDecoder(Protocol):
     """The interface of ``GraphRunner``, for other ways to run a graph."""
 
     @property
@@ -45,7 +45,7 @@ class Decoder(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class ComparisonPlan:
     """The runs of a comparison.
 
     Attributes:
@@ -100,8 +100,8 @@ class Comparer:
         width: number of tokens that a graph accepts at a time, None for any number.
     """
 
-    first: Decoder
-    second: Decoder
+    first: GraphDecoder
+    second: GraphDecoder
     width: int | None = None
     tokens: TokenTally = field(default_factory=TokenTally)
     logits: Tally = field(default_factory=lambda: Tally(by_slice=False))
@@ -109,7 +109,7 @@ class Comparer:
     inputs: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
-    def run(self, plan: Plan, progress: Progress | None = None) -> None:
+    def run(self, plan: ComparisonPlan, progress: Progress | None = None) -> None:
         """Run the whole plan."""
         rows = iter(range(plan.slots))
         work: list[Callable[[], None]] = []
@@ -146,11 +146,12 @@ class Comparer:
             tokens = left[-1:].argmax(-1)
         self._add_caches(row)
 
-    def _batch(self, rows: Sequence[int], alone: Sequence[int], plan: Plan) -> None:
+    def _batch(self, rows: Sequence[int], alone: Sequence[int], plan: ComparisonPlan) -> None:
         """Run sequences of different lengths in one batch, padded if a graph's mask hides padding."""
         lengths = [max(round(len(plan.others[-1]) * share), 1) for share in _BATCH]
         sequences = [
-            np.array(one[:length], np.int64) for one, length in zip(plan.others[-3:], lengths, strict=True)
+            np.array(tokens[:length], np.int64)
+            for tokens, length in zip(plan.others[-3:], lengths, strict=True)
         ]
         step = {row: sequences[number] for number, row in enumerate(rows)}
         if self.width is not None:
@@ -167,9 +168,9 @@ class Comparer:
         # A trace that counts positions rotates the keys of padded rows by other angles; its logits are equal.
         alike = all(
             _near(there, here)
-            for row, one in zip(rows, alone, strict=True)
+            for row, tokens in zip(rows, alone, strict=True)
             for there, here in zip(
-                self.first.cache(row).values(), self.first.cache(one).values(), strict=True
+                self.first.cache(row).values(), self.first.cache(tokens).values(), strict=True
             )
         )
         self.inputs.append(f"{len(rows)} sequences of {', '.join(map(str, lengths))} tokens in one batch")
@@ -187,7 +188,7 @@ class Comparer:
         for row in rows:
             self._add_caches(row)
 
-    def _cached(self, row: int, plan: Plan) -> None:
+    def _cached(self, row: int, plan: ComparisonPlan) -> None:
         """Start from a long synthetic cache of repeated entries that the reference computed.
 
         Recurrent states have no entries, and stay as they were computed.
@@ -213,7 +214,7 @@ class Comparer:
         self.inputs.append(f"{len(tokens)} tokens after {plan.cached} cached ones")
         self._sequence(row, [tokens[:1], tokens[1:2], tokens[2:]], 0)
 
-    def _forward(self, side: Decoder, row: int, tokens: Tokens) -> Logits:
+    def _forward(self, side: GraphDecoder, row: int, tokens: Tokens) -> Logits:
         pieces = (
             [tokens] if self.width is None else np.split(tokens, range(self.width, len(tokens), self.width))
         )
@@ -250,12 +251,12 @@ def decoder_report(comparer: Comparer, names: tuple[str, str], bars: Bars, *, ro
         max_mismatch=bars.max_mismatch,
     )
     logits = replace(comparer.logits.result(resolved), kind=LOGITS)
-    outputs = {LOGITS: logits} | {name: one.result(resolved) for name, one in comparer.caches.items()}
+    outputs = {LOGITS: logits} | {name: outcome.result(resolved) for name, outcome in comparer.caches.items()}
     return VerifyReport(
         reference=names[0],
         candidate=names[1],
         bars=resolved,
-        outputs=outputs if strict else {name: _reported(one) for name, one in outputs.items()},
+        outputs=outputs if strict else {name: _reported(outcome) for name, outcome in outputs.items()},
         tokens=comparer.tokens.result(),
         inputs=tuple(comparer.inputs),
         notes=tuple(comparer.notes),

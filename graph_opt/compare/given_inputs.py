@@ -12,21 +12,21 @@ from ...contract import ATTENTION_MASK, INPUT_IDS
 from ...errors import UsageError
 from ...storage.paths import check_name
 from ..graph.lazy import Array
-from .sample_inputs import Feed, Sample
+from .sample_inputs import Feed, SampleInputs
 
 
-def given_samples(inputs: Mapping[str, Array] | Sequence[Mapping[str, Array]] | Path) -> list[Sample]:
+def given_samples(inputs: Mapping[str, Array] | Sequence[Mapping[str, Array]] | Path) -> list[SampleInputs]:
     """Return one sample per mapping or file.
 
     Raises:
         UsageError: there are no inputs, or a file is not an .npz file of arrays.
     """
     if isinstance(inputs, Path):
-        return [Sample(f"{path.name}: {_shapes(feed)}", feed) for path, feed in _read(inputs)]
+        return [SampleInputs(f"{path.name}: {_shapes(feed)}", feed) for path, feed in _read(inputs)]
     feeds = [inputs] if isinstance(inputs, Mapping) else list(inputs)
     if not feeds or not all(feeds):
         raise UsageError("the inputs hold no arrays")
-    return [Sample(_shapes(feed), dict(feed)) for feed in feeds]
+    return [SampleInputs(_shapes(feed), dict(feed)) for feed in feeds]
 
 
 def token_rows(feed: Mapping[str, Array]) -> list[list[int]]:

@@ -49,7 +49,7 @@ _STYLES: tuple[Callable[[np.random.Generator, Sequence[int]], Array], ...] = (
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
+class AxisSizes:
     """Sizes of a graph's dynamic axes.
 
     Attributes:
@@ -66,7 +66,7 @@ class Sizes:
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class SampleInputs:
     """Inputs of one run.
 
     Attributes:
@@ -87,7 +87,7 @@ def sample_inputs(
     seed: int = 0,
     rows: Mapping[str, Sequence[int]] | None = None,
     longest: int = _TEXT_LENGTHS[0],
-) -> list[Sample]:
+) -> list[SampleInputs]:
     """Generate inputs for several runs that the reference accepts, the first two with equal shapes.
 
     The runs differ in the distribution of values, in padding if there is a mask, and, if axes are dynamic,
@@ -105,23 +105,23 @@ def sample_inputs(
         UsageError: an input is not a tensor with a known rank.
         GraphError: the reference runs with none of the tried sizes.
     """
-    facts = [replace(one, preferred=tuple((rows or {}).get(one.name, ()))) for one in input_facts(graph)]
-    for one in facts:
-        kind = one.value.type
+    facts = [replace(fact, preferred=tuple((rows or {}).get(fact.name, ()))) for fact in input_facts(graph)]
+    for fact in facts:
+        kind = fact.value.type
         kind = kind.elem_type if isinstance(kind, ir.SequenceType | ir.OptionalType) else kind
-        if not isinstance(kind, ir.TensorType) or one.value.dtype is None or one.value.shape is None:
+        if not isinstance(kind, ir.TensorType) or fact.value.dtype is None or fact.value.shape is None:
             raise UsageError(
-                f"no input can be generated for {one.name} of type {one.value.type}; give --inputs"
+                f"no input can be generated for {fact.name} of type {fact.value.type}; give --inputs"
             )
     sizes, samples = _first_samples(facts, run, seed)
-    if any(not isinstance(size, int) or size < 0 for one in facts for size in one.value.shape or ()):
+    if any(not isinstance(size, int) or size < 0 for fact in facts for size in fact.value.shape or ()):
         samples += _other_sizes(facts, sizes, run, seed, longest)
     if has_trees(graph):
         samples += _tree_rows(facts, sizes, run, seed)
     return samples
 
 
-def _tree_rows(facts: Sequence[InputFacts], sizes: Sizes, run: Run, seed: int) -> list[Sample]:
+def _tree_rows(facts: Sequence[InputFacts], sizes: AxisSizes, run: Run, seed: int) -> list[SampleInputs]:
     """Return samples of many rows, in one run if the graph accepts them."""
     many = replace(sizes, batch=ROWS)
     grows = _shapes(facts, many) != _shapes(facts, sizes)
@@ -132,11 +132,11 @@ def _tree_rows(facts: Sequence[InputFacts], sizes: Sizes, run: Run, seed: int) -
         for name, found in splits.items():
             if found and feed[name].ndim == 2 and feed[name].dtype.kind == "f":
                 feed[name] = near_thresholds(feed[name], found, rng)
-        samples.append(Sample(_text(feed), feed, run(feed)))
+        samples.append(SampleInputs(_text(feed), feed, run(feed)))
     return samples
 
 
-def _first_samples(facts: Sequence[InputFacts], run: Run, seed: int) -> tuple[Sizes, list[Sample]]:
+def _first_samples(facts: Sequence[InputFacts], run: Run, seed: int) -> tuple[AxisSizes, list[SampleInputs]]:
     """Return samples of the first sizes with which the reference runs and returns non-empty outputs."""
     refusal, empty = "", None
     tried: set[str] = set()  # resulting shapes, to try each once
@@ -161,10 +161,10 @@ def _first_samples(facts: Sequence[InputFacts], run: Run, seed: int) -> tuple[Si
     )
 
 
-def _tried() -> list[Sizes]:
+def _tried() -> list[AxisSizes]:
     """Return the sizes to try."""
     return [
-        Sizes(batch, image, other, limit)
+        AxisSizes(batch, image, other, limit)
         for limit in _LIMITS
         for image, other in _SIZES
         for batch in _BATCHES
@@ -172,8 +172,8 @@ def _tried() -> list[Sizes]:
 
 
 def _other_sizes(
-    facts: Sequence[InputFacts], sizes: Sizes, run: Run, seed: int, longest: int
-) -> list[Sample]:
+    facts: Sequence[InputFacts], sizes: AxisSizes, run: Run, seed: int, longest: int
+) -> list[SampleInputs]:
     """Generate samples with other sizes, two of each, if the reference accepts any."""
     image, other = sizes.image, sizes.other
     grown = [(image + 32, other + 3), (2 * image, 2 * other), (image, other)]
@@ -186,8 +186,8 @@ def _other_sizes(
 
 
 def _first_that_runs(
-    facts: Sequence[InputFacts], sizes: Sizes, tried: Iterable[tuple[int, int, int]], run: Run, seed: int
-) -> list[Sample]:
+    facts: Sequence[InputFacts], sizes: AxisSizes, tried: Iterable[tuple[int, int, int]], run: Run, seed: int
+) -> list[SampleInputs]:
     for batch, image, other in tried:
         changed = replace(sizes, batch=batch, image=image, other=other)
         if _shapes(facts, changed) == _shapes(facts, sizes):
@@ -199,9 +199,11 @@ def _first_that_runs(
     return []
 
 
-def _chain(facts: Sequence[InputFacts], sizes: Sequence[Sizes], run: Run, seed: int) -> list[Sample]:
+def _chain(
+    facts: Sequence[InputFacts], sizes: Sequence[AxisSizes], run: Run, seed: int
+) -> list[SampleInputs]:
     """Generate samples in order; the states of each are the reference's outputs on the previous one."""
-    samples: list[Sample] = []
+    samples: list[SampleInputs] = []
     results: Mapping[str, Array] = {}
     for number, one in enumerate(sizes):
         feed = _feed(facts, one, number, seed)
@@ -210,7 +212,7 @@ def _chain(facts: Sequence[InputFacts], sizes: Sequence[Sizes], run: Run, seed: 
             if state is not None and state.shape == feed[known.name].shape and np.isfinite(state).all():
                 feed[known.name] = state.astype(feed[known.name].dtype)
         results = run(feed)
-        samples.append(Sample(_text(feed), feed, results))
+        samples.append(SampleInputs(_text(feed), feed, results))
     return samples
 
 
@@ -224,7 +226,7 @@ def _described(content: Any) -> str:
     return f"{content.dtype}{list(content.shape)}"
 
 
-def _feed(facts: Sequence[InputFacts], sizes: Sizes, number: int, seed: int) -> Feed:
+def _feed(facts: Sequence[InputFacts], sizes: AxisSizes, number: int, seed: int) -> Feed:
     rng = np.random.default_rng([seed, number])
     shapes = _shapes(facts, sizes)
     feed: Feed = {}
@@ -235,7 +237,7 @@ def _feed(facts: Sequence[InputFacts], sizes: Sizes, number: int, seed: int) -> 
     return feed
 
 
-def _shapes(facts: Sequence[InputFacts], sizes: Sizes) -> dict[str, list[int]]:
+def _shapes(facts: Sequence[InputFacts], sizes: AxisSizes) -> dict[str, list[int]]:
     kinds = _name_kinds(facts)
     return {one.name: [_size(one, axis, kinds, sizes) for axis in _axes(one)] for one in facts}
 
@@ -247,15 +249,15 @@ def _axes(facts: InputFacts) -> range:
 def _name_kinds(facts: Sequence[InputFacts]) -> dict[str, str]:
     """Return the kind of the axes of each name; a name of a first axis is a batch by default."""
     kinds: dict[str, str] = {}
-    for one in facts:
-        for axis in _axes(one):
-            name = _axis_name(one, axis)
+    for fact in facts:
+        for axis in _axes(fact):
+            name = _axis_name(fact, axis)
             if name is not None and kinds.get(name) != "batch":
-                kinds[name] = "other" if axis == 0 and _LENGTH_NAME.search(name) else _place_kind(one, axis)
+                kinds[name] = "other" if axis == 0 and _LENGTH_NAME.search(name) else _place_kind(fact, axis)
     return kinds
 
 
-def _size(facts: InputFacts, axis: int, kinds: Mapping[str, str], sizes: Sizes) -> int:
+def _size(facts: InputFacts, axis: int, kinds: Mapping[str, str], sizes: AxisSizes) -> int:
     size = facts.value.shape[axis] if facts.value.shape is not None else 0
     if isinstance(size, int) and size >= 0:
         return size
@@ -295,7 +297,11 @@ def _place_kind(facts: InputFacts, axis: int) -> str:
 
 
 def _sample(
-    facts: InputFacts, shapes: Mapping[str, list[int]], sizes: Sizes, number: int, rng: np.random.Generator
+    facts: InputFacts,
+    shapes: Mapping[str, list[int]],
+    sizes: AxisSizes,
+    number: int,
+    rng: np.random.Generator,
 ) -> Array:
     dtype, shape = facts.value.dtype, shapes[facts.name]
     assert dtype is not None  # noqa: S101 -- checked by sample_inputs
@@ -331,7 +337,7 @@ def _integers(
     facts: InputFacts,
     shape: list[int],
     shapes: Mapping[str, list[int]],
-    sizes: Sizes,
+    sizes: AxisSizes,
     number: int,
     rng: np.random.Generator,
 ) -> Array:

@@ -28,14 +28,14 @@ from ..graph.session import open_session
 from ..passes.normalize.lower_opset import LowerOpsetPass
 from ..passes.normalize.raise_opset import TARGET
 from .bars import Bars, rounds_activations
-from .decoders import Comparer, Decoder, Plan, decoder_report
+from .decoders import Comparer, ComparisonPlan, GraphDecoder, decoder_report
 from .given_inputs import given_samples, token_rows
 from .input_facts import input_facts
 from .reach import mask_reach
 from .report import VerifyReport
 from .rounded_products import judge_rounding, rounded_products
 from .runners import is_decoder, runner
-from .sample_inputs import Sample, sample_inputs
+from .sample_inputs import SampleInputs, sample_inputs
 from .tables import changed_rows
 from .tensors import Side, compare_tensors
 
@@ -53,7 +53,7 @@ Inputs = Mapping[str, Array] | Sequence[Mapping[str, Array]] | Path
 class Opener(Protocol):
     """A function that opens a decoder."""
 
-    def __call__(self, model: Path, *, slots: int, max_length: int, name: str | None = None) -> Decoder:
+    def __call__(self, model: Path, *, slots: int, max_length: int, name: str | None = None) -> GraphDecoder:
         """Open ``model`` for sequences 0 to ``slots`` - 1 with up to ``max_length`` tokens."""
 
 
@@ -122,7 +122,7 @@ def verify(
         return compare_tensors(*sides, samples, bars, rounded=rounded, progress=progress)
 
 
-def _generated_samples(reference: ir.Model, candidate: ir.Model, side: Side, seed: int) -> list[Sample]:
+def _generated_samples(reference: ir.Model, candidate: ir.Model, side: Side, seed: int) -> list[SampleInputs]:
     """Return inputs that the reference accepts, with rows of the tables that the candidate changed."""
     rows = changed_rows(reference.graph, candidate.graph)
     longest = _WORK // max(_weight_bytes(reference), 1)
@@ -132,7 +132,7 @@ def _generated_samples(reference: ir.Model, candidate: ir.Model, side: Side, see
 def _compare_decoders(
     files: tuple[Path, Path],
     names: tuple[str, str],
-    plan: Plan,
+    plan: ComparisonPlan,
     bars: Bars,
     models: Sequence[ir.Model],
     open_candidate: Opener,
@@ -149,11 +149,11 @@ def _compare_decoders(
         rounded = any(map(rounds_activations, (models[0], model)))
         return decoder_report(comparer, names, bars, rounded=rounded)
 
-    found = compare(*files, models[1], progress)
+    report = compare(*files, models[1], progress)
     rounds = [bool(rounded_products(model)) for model in models]
     if rounds != [False, True] or open_candidate is not runner or (bars.max_kl or bars.max_error) is not None:
-        return found
-    return judge_rounding(found, files, compare)
+        return report
+    return judge_rounding(report, files, compare)
 
 
 def _check_vocabularies(*sizes: int | str) -> None:
@@ -168,7 +168,7 @@ def _plan(
     steps: int,
     context_length: int | None,
     seed: int,
-) -> Plan:
+) -> ComparisonPlan:
     """Choose the tokens, within the context length.
 
     Args:
@@ -193,7 +193,7 @@ def _plan(
                 f"{needed - steps} tokens and {steps} steps exceed the context of {longest} tokens; "
                 "give a shorter prompt or fewer --steps"
             )
-        return Plan(prompts=prompts, steps=steps, reach=reach, context_length=longest, width=width)
+        return ComparisonPlan(prompts=prompts, steps=steps, reach=reach, context_length=longest, width=width)
     size = next((static_size(output, -1) for output in graphs[0].outputs if output.name == LOGITS), None)
     if size is None:
         raise UsageError("the vocabulary size of the graph is dynamic; give --inputs")
@@ -204,7 +204,7 @@ def _plan(
     drawn = _random_tokens(size, rows, seed)
     long = max(count, min(longest or 0, _MAX_TOKENS, _WORK // max(_weight_bytes(models[0]), 1)))
     others = [list(itertools.islice(drawn, length)) for length in (long, count, count, count)]
-    return Plan(
+    return ComparisonPlan(
         prompts=[list(itertools.islice(drawn, count))],
         steps=steps,
         others=others,
@@ -244,7 +244,7 @@ def _is_decoder(graph: ir.Graph) -> bool:
     return is_decoder(graph) and (size is None or size >= fewest)
 
 
-def _fit(samples: Sequence[Sample], models: Sequence[ir.Model]) -> bool:
+def _fit(samples: Sequence[SampleInputs], models: Sequence[ir.Model]) -> bool:
     """Return whether every sample has all inputs of both graphs."""
     wanted = {
         str(value.name) for model in models for value in model.graph.inputs if not value.is_initializer()
@@ -256,7 +256,7 @@ def _name(model: Path | ir.Model, role: str) -> str:
     return role if isinstance(model, ir.Model) else str(model)
 
 
-def _has_tokens(samples: Sequence[Sample]) -> bool:
+def _has_tokens(samples: Sequence[SampleInputs]) -> bool:
     return all(INPUT_IDS in sample.feed for sample in samples)
 
 
@@ -264,13 +264,13 @@ def _has_tokens(samples: Sequence[Sample]) -> bool:
 def _files(reference: Path | ir.Model, candidate: Path | ir.Model) -> Iterator[tuple[Path, Path]]:
     """Yield the files of both; graphs are written to a temporary folder."""
     with scratch_folder() as folder:
-        found = []
+        files = []
         for name, given in (("reference", reference), ("candidate", candidate)):
             path, model = folder / f"{name}.onnx", _runnable(given)
             if isinstance(model, ir.Model):
                 save_model(model, path)
-            found.append(path if isinstance(model, ir.Model) else model)
-        yield found[0], found[1]
+            files.append(path if isinstance(model, ir.Model) else model)
+        yield files[0], files[1]
 
 
 def _runnable(model: Path | ir.Model) -> Path | ir.Model:

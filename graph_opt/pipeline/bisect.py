@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from .pipeline import run
-from .report import Report
+from .report import PipelineReport
 
 Pipeline = tuple[ir.Model, Sequence[ir.passes.PassBase]]
 
@@ -32,7 +32,7 @@ class Culprit:
 
 
 def first_failing_pass(
-    make: Callable[[], Pipeline], report: Report, fails: Callable[[ir.Model], bool | None]
+    make: Callable[[], Pipeline], report: PipelineReport, fails: Callable[[ir.Model], bool | None]
 ) -> Culprit:
     """Find the first pass after which the graph fails, in log2(n) runs of a prefix of the pipeline.
 

@@ -15,7 +15,7 @@ from ..graph.lazy import map_weights
 from ..graph.load import check_model
 from ..graph.weight_errors import weight_errors
 from ..passes.base import GraphPass, Refusal, pass_name
-from .report import PassReport, Report
+from .report import PassReport, PipelineReport
 
 _LARGEST = 12
 
@@ -27,7 +27,7 @@ def run(
     disable: Collection[str] = (),
     debug: bool = False,
     originals: Mapping[str, ir.TensorProtocol] | None = None,
-) -> tuple[ir.Model, Report]:
+) -> tuple[ir.Model, PipelineReport]:
     """Run ``passes`` in order.
 
     Args:
@@ -49,7 +49,7 @@ def run(
     map_weights(model)
     debug = debug or is_debugging()
     counts = count_operators(model)
-    report = Report(before=counts, disabled=sorted(disable), weights_before=weights_by_type(model))
+    report = PipelineReport(before=counts, disabled=sorted(disable), weights_before=weights_by_type(model))
     _measure_errors(report, model, originals)
     strict = debug and complaint(model) is None  # runtimes accept operators that the checker refuses
     for pass_ in passes:
@@ -94,7 +94,7 @@ def _check_names(disable: Collection[str], passes: Sequence[ir.passes.PassBase])
 
 
 def _measure_errors(
-    report: Report, model: ir.Model, originals: Mapping[str, ir.TensorProtocol] | None
+    report: PipelineReport, model: ir.Model, originals: Mapping[str, ir.TensorProtocol] | None
 ) -> None:
     """Measure newly quantized weights before a lowering merges and renames them."""
     if originals is not None:
@@ -102,7 +102,7 @@ def _measure_errors(
         report.weight_errors |= weight_errors(model.graph, new)
 
 
-def _call(pass_: ir.passes.PassBase, model: ir.Model, report: Report) -> ir.passes.PassResult:
+def _call(pass_: ir.passes.PassBase, model: ir.Model, report: PipelineReport) -> ir.passes.PassResult:
     try:
         return pass_(model)
     except CarryallError as error:
@@ -118,7 +118,7 @@ def _call(pass_: ir.passes.PassBase, model: ir.Model, report: Report) -> ir.pass
         raise GraphError(message) from error
 
 
-def _with_reason(error: CarryallError, report: Report) -> CarryallError:
+def _with_reason(error: CarryallError, report: PipelineReport) -> CarryallError:
     """Add to an error the reason why an earlier pass refused the node that it names."""
     words = str(error).split()
     reasons = [f"{name}: {refusal.reason}" for name, refusal in report.refusals if refusal.node in words]

@@ -10,13 +10,13 @@ from typing import Any
 import jinja2
 
 from ...reports import human_bytes
-from .report import PassReport, Report
+from .report import PassReport, PipelineReport
 
 _TEMPLATE = "report_page.html"
 _NUMBER = re.compile(r"\d+")
 
 
-def to_html(report: Report) -> str:
+def to_html(report: PipelineReport) -> str:
     """Return the report as an HTML page."""
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
     environment.filters |= {"bytes": human_bytes, "number": _number, "seconds": _seconds}
@@ -47,7 +47,7 @@ def _seconds(value: float) -> str:
     return f"{value:.2f} s" if value >= 1 else f"{value * 1e3:.1f} ms"
 
 
-def _title(report: Report) -> str:
+def _title(report: PipelineReport) -> str:
     known = [str(report.facts[name]) for name in ("source", "target") if name in report.facts]
     return " → ".join(known) or "Pipeline report"
 
@@ -64,32 +64,32 @@ def _percent(part: float, whole: float) -> float:
     return round(100 * part / whole, 3) if whole else 0.0
 
 
-def _waterfall(report: Report) -> list[dict[str, Any]]:
+def _waterfall(report: PipelineReport) -> list[dict[str, Any]]:
     """Return a row per pass that did something: its time span, and the nodes that it changed."""
     rows: list[dict[str, Any]] = []
     start, nodes = 0.0, sum(report.before.values())
-    most = max([nodes, *(one.nodes for one in report.passes)], default=0)
-    for one in report.passes:
-        if one.did_anything:
+    most = max([nodes, *(step.nodes for step in report.passes)], default=0)
+    for step in report.passes:
+        if step.did_anything:
             times = {
                 "left": _percent(start, report.seconds),
-                "width": _percent(one.seconds, report.seconds),
+                "width": _percent(step.seconds, report.seconds),
             }
-            rows.append(_pass_row(one, nodes, most) | times)
-        start, nodes = start + one.seconds, one.nodes
+            rows.append(_pass_row(step, nodes, most) | times)
+        start, nodes = start + step.seconds, step.nodes
     return rows
 
 
-def _pass_row(one: PassReport, nodes: int, most: int) -> dict[str, Any]:
-    changes = [f"+{count}\u00a0{op}" for op, count in one.added.items()]
-    changes += [f"\u2212{count}\u00a0{op}" for op, count in one.removed.items()]
+def _pass_row(report: PassReport, nodes: int, most: int) -> dict[str, Any]:
+    changes = [f"+{count}\u00a0{op}" for op, count in report.added.items()]
+    changes += [f"\u2212{count}\u00a0{op}" for op, count in report.removed.items()]
     return {
-        "name": one.name,
-        "seconds": one.seconds,
-        "nodes": (nodes, one.nodes),
-        "nodes_width": _percent(one.nodes, most),
-        "fired": one.fired,
-        "refused": len(one.refusals),
+        "name": report.name,
+        "seconds": report.seconds,
+        "nodes": (nodes, report.nodes),
+        "nodes_width": _percent(report.nodes, most),
+        "fired": report.fired,
+        "refused": len(report.refusals),
         "changes": ", ".join(changes),
     }
 
@@ -105,7 +105,7 @@ def _pairs(before: dict[str, int], after: dict[str, int]) -> list[dict[str, Any]
     ]
 
 
-def _largest(report: Report) -> list[dict[str, Any]]:
+def _largest(report: PipelineReport) -> list[dict[str, Any]]:
     most = max((tensor["bytes"] for tensor in report.largest), default=0)
     return [
         {**tensor, "shape": " x ".join(map(str, tensor["shape"])), "width": _percent(tensor["bytes"], most)}
@@ -126,12 +126,12 @@ def _speeds(speed: dict[str, Any] | None) -> list[dict[str, Any]]:
     return rows
 
 
-def _errors(found: Mapping[str, float]) -> list[dict[str, Any]]:
+def _errors(errors: Mapping[str, float]) -> list[dict[str, Any]]:
     """Return a row per kind of weight, with the errors of all layers."""
     kinds: dict[str, list[tuple[str, float]]] = {}
-    for name, error in sorted(found.items(), key=lambda item: _natural(item[0])):
+    for name, error in sorted(errors.items(), key=lambda item: _natural(item[0])):
         kinds.setdefault(_NUMBER.sub("N", name), []).append((name, error))
-    most = max(found.values(), default=0.0)
+    most = max(errors.values(), default=0.0)
     return [_error_row(kind, members, most) for kind, members in kinds.items()]
 
 

@@ -12,9 +12,9 @@ from ..passes.base import GraphPass
 
 if TYPE_CHECKING:
     from .algorithms.blockwise import BlockFormat, Floats, Quantizer
-    from .formats.weight_only import Forms
+    from .formats.weight_only import WeightFormats
     from .recipe import QuantizationRecipe
-    from .search.budget import Plan
+    from .search.budget import FormatPlan
     from .search.calibrated import QuantizedLayers
     from .search.sensitivity import Rounding
 
@@ -36,13 +36,13 @@ class Measurements(Protocol):
     def kv_pass(self, *, per_tensor: bool) -> GraphPass:
         """Measure the ranges of the KV cache; return the pass that quantizes it."""
 
-    def plan(self, forms: Forms, bits: float | None, max_kl: float | None) -> Plan:
+    def plan(self, forms: WeightFormats, bits: float | None, max_kl: float | None) -> FormatPlan:
         """Mix int4, int8 and float weights for a budget of ``bits`` per weight, or of ``max_kl`` nats."""
 
-    def promoted(self, forms: Forms, share: float) -> Plan:
+    def promoted(self, forms: WeightFormats, share: float) -> FormatPlan:
         """Choose 8 bits for the most sensitive kinds of layers within ``share`` of additional bits."""
 
-    def layers(self, algorithm: str, forms: Forms) -> QuantizedLayers:
+    def layers(self, algorithm: str, forms: WeightFormats) -> QuantizedLayers:
         """Quantize the weights layer by layer with an algorithm that needs calibration."""
 
     def smoothing(self, *, norms: bool = True) -> dict[str, Floats]:

@@ -11,7 +11,7 @@ from .algorithms.blockwise import BlockFormat, Quantizer, round_to_nearest
 from .algorithms.grouped import grouped
 from .algorithms.rotate import HEAD_TURN, RotatePass
 from .algorithms.smooth import SmoothQuantPass
-from .formats.weight_only import Forms, WeightOnlyQuantizationPass
+from .formats.weight_only import WeightFormats, WeightOnlyQuantizationPass
 from .method import Made, Measurements, Method
 from .search.calibrated import CALIBRATED
 from .search.outliers import sensitive_weights
@@ -19,7 +19,7 @@ from .search.outliers import sensitive_weights
 if TYPE_CHECKING:
     from ..passes.base import GraphPass
     from .recipe import QuantizationRecipe
-    from .search.budget import Plan
+    from .search.budget import FormatPlan
 
 UNCALIBRATED: dict[str, Quantizer] = {
     "rtn": grouped(round_to_nearest),
@@ -64,7 +64,7 @@ class WeightOnlyMethod(Method):
             or self._promote(recipe) > 0
         )
 
-    def forms(self, recipe: QuantizationRecipe) -> Forms:
+    def forms(self, recipe: QuantizationRecipe) -> WeightFormats:
         """Return the formats of the weights, before a budget mixes them."""
         symmetric = self.symmetric if recipe.symmetric is None else recipe.symmetric
         size = recipe.block_size or self.block_size
@@ -75,8 +75,8 @@ class WeightOnlyMethod(Method):
         bits = EMBEDDING_BITS[recipe.embedding or self.embedding]
         overrides = {HEAD_TURN: form.wide() if form.bits == 4 else form}  # small, and read by every logit
         if bits not in (4, 8):
-            return Forms(form, overrides=overrides, float_embedding=True)
-        return Forms(form, None if bits == form.bits else _of_embedding(form, bits), overrides)
+            return WeightFormats(form, overrides=overrides, float_embedding=True)
+        return WeightFormats(form, None if bits == form.bits else _of_embedding(form, bits), overrides)
 
     def passes(self, recipe: QuantizationRecipe, measured: Measurements | None) -> Made:
         """See ``Method``."""
@@ -133,7 +133,9 @@ class WeightOnlyMethod(Method):
         calibrated = (recipe.algorithm or self.algorithm) in CALIBRATED
         return self.mixed and not calibrated and all(setting is None for setting in asked)
 
-    def _plan(self, recipe: QuantizationRecipe, forms: Forms, measured: Measurements | None) -> Plan | None:
+    def _plan(
+        self, recipe: QuantizationRecipe, forms: WeightFormats, measured: Measurements | None
+    ) -> FormatPlan | None:
         """Return the mix of formats that the recipe asks for, None for one format."""
         if recipe.budget is not None or recipe.max_kl is not None:
             return self.measurements(measured).plan(forms, recipe.budget, recipe.max_kl)
@@ -151,7 +153,7 @@ def _of_embedding(form: BlockFormat, bits: int) -> BlockFormat:
     return form.wide() if bits == 8 else dataclasses.replace(form, bits=bits)
 
 
-def _embedding_bits(forms: Forms) -> int:
+def _embedding_bits(forms: WeightFormats) -> int:
     if forms.float_embedding:
         return 32
     return (forms.embedding or forms.form).bits

@@ -20,14 +20,14 @@ from ...contract import present_of
 from ...errors import ProviderRuntimeError
 from ..kv.kv_memory import KVSpec
 from . import ort
-from .device_memory import Device, DeviceMemory
+from .device_memory import Device, DeviceSlots
 from .slot_memory import Array, shared_value
 
 _TARGET_ROW, _SOURCE_ROW = "target_row", "source_row"
 _SOURCE = "source."  # prefix of the cache that is read
 
 
-class BankedMemory(DeviceMemory):
+class BankedMemory(DeviceSlots):
     """KV buffers in banks of slots, allocated in advance.
 
     Args:

@@ -21,7 +21,7 @@ from .. import captures
 from ..kv.kv_memory import KVSpec
 from . import ort
 from .device_block import DeviceBlock, DeviceStream, shapes_of
-from .slot_memory import Array, BoundRun, SlotMemory, element_type, shared_value
+from .slot_memory import Array, SlotBinding, SlotMemory, element_type, shared_value
 
 # CUDA's kernels read only this input from host memory (onnxruntime's contrib_ops/cuda/bert/
 # group_query_attention.cc: InputMemoryType(OrtMemTypeCPUInput, 6)).
@@ -78,7 +78,7 @@ class Device:
         return make(list(shape), element_type(dtype), self.name, self.index)
 
 
-class DeviceMemory(SlotMemory):
+class DeviceSlots(SlotMemory):
     """KV buffers on a device, allocated in advance.
 
     Args:
@@ -140,11 +140,11 @@ class DeviceMemory(SlotMemory):
 
     def bind_step(
         self, binding: Any, feeds: Mapping[str, Array], results: Mapping[str, Array], *, capture: bool
-    ) -> BoundRun:
+    ) -> SlotBinding:
         """See ``SlotMemory``."""
         if not self.device.updates:
             return _Rebinding(binding, memory=self, feeds=feeds, results=results)
-        uncaptured = partial(BoundRun, binding, options=run_options(None))
+        uncaptured = partial(SlotBinding, binding, options=run_options(None))
         run = self.captured_run(binding) if capture else uncaptured()
         on_host = {name: array for name, array in feeds.items() if name in self._host_inputs}
         super().bind_once(binding, on_host, {})
@@ -200,7 +200,7 @@ class DeviceMemory(SlotMemory):
         feeds: Mapping[str, Array],
         results: Mapping[str, Array],
         late: Collection[str] = (),
-    ) -> BoundRun:
+    ) -> SlotBinding:
         """See ``SlotMemory``."""
         if not self.device.updates:
             return super().bind_once(binding, feeds, results)
@@ -294,7 +294,7 @@ class DeviceMemory(SlotMemory):
         )
 
 
-class _Rebinding(BoundRun):
+class _Rebinding(SlotBinding):
     """Binds host arrays again for every run: a device without addresses copies them when they are bound."""
 
     __slots__ = ("_feeds", "_memory", "_results")
@@ -311,7 +311,7 @@ class _Rebinding(BoundRun):
         super().run(session)
 
 
-class CapturedRun(BoundRun):
+class CapturedRun(SlotBinding):
     """A run that the device captures the first time that no other thread prevents it, and then replays.
 
     What was captured is freed with the session: ``release_captured_graph`` of onnxruntime 1.31 does nothing

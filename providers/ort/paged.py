@@ -40,9 +40,9 @@ from ..kv.decoder_graph import DecoderGraph, read_graph
 from ..runners.paged_runner import GroupBlocks, Logits, PagedBatch
 from . import ort
 from .device_block import DeviceBlock, DeviceStream, Shapes, shapes_of
-from .device_memory import DeviceMemory, run_options
-from .paged_forms import Form, Forms, Step
-from .slot_memory import BoundRun, shared_value
+from .device_memory import DeviceSlots, run_options
+from .paged_forms import Form, Forms, StepSizes
+from .slot_memory import SlotBinding, shared_value
 
 # The inputs of runs that can be captured.
 _FIXED = frozenset({INPUT_IDS, POSITION_IDS, LOGITS_POSITIONS, BEGINS, PAST, TABLE, BOUNDS, HIDDEN_STATES})
@@ -69,7 +69,7 @@ def read_paged_graph(session: Any, source: str) -> DecoderGraph:
 class _Run:
     """A binding, and the device's memory of its inputs, its largest logits, all logits and drawn tokens."""
 
-    bound: BoundRun
+    bound: SlotBinding
     inputs: DeviceBlock
     best: DeviceBlock
     logits: Any  # an ``OrtValue`` that begins with [wanted, 1, vocab_size] in float32
@@ -119,7 +119,7 @@ class OrtPagedSession:
         self,
         session: Any,
         graph: DecoderGraph,
-        memory: DeviceMemory,
+        memory: DeviceSlots,
         stream: DeviceStream,
         forms: Forms | None,
         *,
@@ -220,7 +220,7 @@ class OrtPagedSession:
         if len(batch.logits_positions) > max(1, len(batch.past_lens)):
             return None
         form = self._forms.choose(
-            Step(
+            StepSizes(
                 tokens=int(batch.begins[-1]),
                 rows=len(batch.past_lens),
                 width=max(map(len, batch.tables[0])),
@@ -338,7 +338,7 @@ class OrtPagedSession:
             place = device.name, device.index, np.int64
             binding.bind_input(DRAWN_BEFORE, *place, [self._rows], self._drawn.data_ptr())
             binding.bind_output(DRAWN, *place, [wanted], drawn.data_ptr())
-        return _Run(BoundRun(binding, options=run_options(None, waits=False)), inputs, best, logits, drawn)
+        return _Run(SlotBinding(binding, options=run_options(None, waits=False)), inputs, best, logits, drawn)
 
     def _best_shapes(self, wanted: int) -> Shapes:
         count = self._graph.top_logits
@@ -379,11 +379,11 @@ class OrtPagedSession:
 
     def _read(self, logits: Any, first: int, count: int) -> Logits:
         """Download all logits of some wanted rows, beside a step that runs."""
-        found = np.empty((count, self._graph.vocab_size), np.float32)
-        place = logits.data_ptr() + first * found.shape[1] * 4
-        self._side.copy(found.ctypes.data, place, found.nbytes)
+        result = np.empty((count, self._graph.vocab_size), np.float32)
+        place = logits.data_ptr() + first * result.shape[1] * 4
+        self._side.copy(result.ctypes.data, place, result.nbytes)
         self._side.mark()()
-        return found
+        return result
 
     def _forget(self, form: Form | None) -> None:
         """Forget a binding that failed half-way: it would end the process when it is bound again."""

@@ -44,7 +44,7 @@ class Form:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class StepSizes:
     """The sizes of a step, as those of ``Form``; all are exact."""
 
     tokens: int
@@ -74,10 +74,10 @@ class Forms:
 
     def smallest(self) -> list[Form]:
         """Return the forms of steps of one token a row, on short contexts."""
-        found = (self.choose(Step(rows, rows, 1, 1, 1)) for rows in self._decode)
+        found = (self.choose(StepSizes(rows, rows, 1, 1, 1)) for rows in self._decode)
         return [form for form in found if form is not None]
 
-    def choose(self, step: Step) -> Form | None:
+    def choose(self, step: StepSizes) -> Form | None:
         """Return the smallest form that holds a step, None if there is none."""
         if step.query == 1:
             rows = next((rows for rows in self._decode if rows >= step.rows), None)
@@ -96,7 +96,7 @@ class Forms:
                     return self._form(step, tokens, rows, query)
         return None
 
-    def _form(self, step: Step, tokens: int, rows: int, query: int) -> Form:
+    def _form(self, step: StepSizes, tokens: int, rows: int, query: int) -> Form:
         width = _WIDTH
         while width < step.width:
             width *= _WIDER

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from .slot_memory import BoundRun, SlotMemory
+from .slot_memory import SlotBinding, SlotMemory
 from .slot_policy import SlotPolicy
 
 DECODE = "decode"
@@ -23,20 +23,22 @@ class SlotBindings:
     """
 
     def __init__(self, memory: SlotMemory, policy: SlotPolicy) -> None:
-        self.runs: dict[RunKey, BoundRun] = {}
+        self.runs: dict[RunKey, SlotBinding] = {}
         self._memory, self._policy = memory, policy
 
-    def caches(self, kind: str, first: int, count: int, session: Any) -> BoundRun:
+    def caches(self, kind: str, first: int, count: int, session: Any) -> SlotBinding:
         """Return a binding with the caches of slots [first, first + count)."""
         key = (kind, first, count)
         if key not in self.runs:
             self._make_room()
             binding = session.io_binding()
             self._memory.bind_caches(binding, first, count)
-            self.runs[key] = BoundRun(binding)
+            self.runs[key] = SlotBinding(binding)
         return self.runs[key]
 
-    def decode(self, first: int, count: int, session: Any, bind: Callable[[BoundRun], BoundRun]) -> BoundRun:
+    def decode(
+        self, first: int, count: int, session: Any, bind: Callable[[SlotBinding], SlotBinding]
+    ) -> SlotBinding:
         """Return the binding of a decode run; ``bind`` completes a new one, which has the caches."""
         key = (DECODE, first, count)
         if key not in self.runs:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from ...contract import LORA_MASK
 from ..base import LoraMatrices, Row, RunnerConfig
 from ..lora import LoraPlaces, Span
-from .slot_memory import BoundRun, SlotMemory, shared_value
+from .slot_memory import SlotBinding, SlotMemory, shared_value
 
 _MAX_SPANS = 32
 
@@ -46,7 +46,7 @@ class SlotLora:
             for name, array in self._places.feeds(span).items():
                 self._memory.refresh(values[name], array)
 
-    def decode(self, run: BoundRun, rows: Sequence[Row], first: int, count: int) -> None:
+    def decode(self, run: SlotBinding, rows: Sequence[Row], first: int, count: int) -> None:
         """Bind the adapters of decode rows to a run over slots [first, first + count)."""
         used: list[int | None] = [None] * count
         for row in rows:
@@ -61,7 +61,7 @@ class SlotLora:
         """Return the inputs that ``SlotMemory.bind_step`` copies to a device before each run."""
         return {} if self._memory.slices else {LORA_MASK: self._mask(self._places.whole)[part]}
 
-    def prompt(self, run: BoundRun, rows: Sequence[Row]) -> dict[str, npt.NDArray[Any]]:
+    def prompt(self, run: SlotBinding, rows: Sequence[Row]) -> dict[str, npt.NDArray[Any]]:
         """Bind the adapters of prompt rows to a run; return the other inputs."""
         used = [row.lora for row in rows]
         span = self._span(used)
@@ -76,7 +76,7 @@ class SlotLora:
             self._masks[span] = np.zeros((self._memory.slots, 1, span[1] - span[0]), np.bool_)
         return self._masks[span]
 
-    def _bind(self, run: BoundRun, span: Span) -> bool:
+    def _bind(self, run: SlotBinding, span: Span) -> bool:
         """Bind the matrices unless the run has them; return whether it was necessary."""
         state = (*span, self._version)
         if run.lora == state:

@@ -25,7 +25,7 @@ BFLOAT16 = 16  # the number of the element type in ONNX (TensorProto.DataType)
 
 
 @dataclass(slots=True)
-class BoundRun:
+class SlotBinding:
     """An IO binding, and the copies between host and device before and after each of its runs.
 
     Args:
@@ -87,7 +87,7 @@ class SlotMemory(abc.ABC):
     @abc.abstractmethod
     def bind_step(
         self, binding: Any, feeds: Mapping[str, Array], results: Mapping[str, Array], *, capture: bool
-    ) -> BoundRun:
+    ) -> SlotBinding:
         """Bind arrays for many runs; their content changes in place.
 
         Args:
@@ -103,7 +103,7 @@ class SlotMemory(abc.ABC):
         feeds: Mapping[str, Array],
         results: Mapping[str, Array],
         late: Collection[str] = (),
-    ) -> BoundRun:
+    ) -> SlotBinding:
         """Bind host arrays for one run; on a device, inputs are copied now and results after the run.
 
         Args:
@@ -116,7 +116,7 @@ class SlotMemory(abc.ABC):
             binding.bind_ortvalue_input(name, shared_value(array))
         for name, array in results.items():
             binding.bind_ortvalue_output(name, shared_value(array))
-        return BoundRun(binding)
+        return SlotBinding(binding)
 
     @abc.abstractmethod
     def held_bytes(self, lengths: npt.NDArray[np.int32]) -> int:
@@ -159,7 +159,7 @@ class HostMemory(SlotMemory):
 
     def bind_step(
         self, binding: Any, feeds: Mapping[str, Array], results: Mapping[str, Array], *, capture: bool
-    ) -> BoundRun:
+    ) -> SlotBinding:
         """See ``SlotMemory``."""
         return self.bind_once(binding, feeds, results)
 

@@ -41,7 +41,7 @@ from .joint_prompts import can_join, joint_feeds
 from .slot_arrays import Logits, SlotArrays
 from .slot_bindings import SlotBindings
 from .slot_lora import SlotLora
-from .slot_memory import BoundRun, HostMemory, SlotMemory
+from .slot_memory import HostMemory, SlotBinding, SlotMemory
 from .slot_policy import SlotPolicy
 
 MemoryMaker = Callable[[Mapping[str, KVSpec], int, int], SlotMemory]
@@ -86,7 +86,7 @@ class SlotRunner(Runner):
         self._arrays = SlotArrays(graph, self._kv.slots)
         self._lengths = self._arrays.lengths
         self._hidden_size = graph.hidden_size
-        self._latest: dict[int, BoundRun] = {}  # per slot, the run that computed its newest logits
+        self._latest: dict[int, SlotBinding] = {}  # per slot, the run that computed its newest logits
 
     def forward(self, rows: Sequence[Row]) -> list[Logits]:
         """Run one step; see ``Runner.forward``."""
@@ -271,7 +271,7 @@ class SlotRunner(Runner):
     def _best_of(self, slot: int) -> BestLogits:
         return self._arrays.best_of(slot, partial(self._fetch, slot, self._latest[slot]))
 
-    def _fetch(self, slot: int, run: BoundRun) -> Logits:
+    def _fetch(self, slot: int, run: SlotBinding) -> Logits:
         try:
             run.fetch(LOGITS)
         except ort.runtime_errors() as error:
@@ -279,7 +279,7 @@ class SlotRunner(Runner):
         logits: Logits = self._arrays.logits[slot, 0]
         return logits
 
-    def _bind_decode(self, first: int, count: int, run: BoundRun) -> BoundRun:
+    def _bind_decode(self, first: int, count: int, run: SlotBinding) -> SlotBinding:
         """Bind the step's arrays of slots [first, first + count) to a run that has their caches."""
         feeds, results = self._arrays.feeds(first, count), self._arrays.results(first, count)
         if self._lora is not None:

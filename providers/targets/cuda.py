@@ -28,7 +28,7 @@ from ..kv_groups import FullKV
 from ..lora import LoraPlaces
 from ..ort import ort
 from ..ort.device_block import DeviceStream
-from ..ort.device_memory import Device, DeviceMemory, slots_that_fit
+from ..ort.device_memory import Device, DeviceSlots, slots_that_fit
 from ..ort.paged import OrtPagedSession, read_paged_graph
 from ..ort.paged_forms import Forms
 from ..ort.provider import is_paged
@@ -166,14 +166,14 @@ class CudaProvider(NvidiaProvider):
         device = self.device(options["device"])
         if is_paged(options):
             return self._paged_runner(model, config, options, device)
-        own = self.provider_options(options, generating=True)
-        session = self._open(model, config, generating=True, own=own)
+        settings = self.provider_options(options, generating=True)
+        session = self._open(model, config, generating=True, provider_settings=settings)
 
-        def memory(specs: Mapping[str, KVSpec], slots: int, length: int) -> DeviceMemory:
+        def memory(specs: Mapping[str, KVSpec], slots: int, length: int) -> DeviceSlots:
             free = int(self.free_memory(options) * options["memory_fraction"])
             slot_bytes = sum(spec.bytes_per_token for spec in specs.values()) * length
             slots = slots_that_fit(free, slot_bytes, slots, _REMEDY)
-            return DeviceMemory(specs, slots, length, device=device, session_factory=self._copier(config))
+            return DeviceSlots(specs, slots, length, device=device, session_factory=self._copier(config))
 
         runner = SlotRunner(
             session, config, str(model), memory=memory, policy=decode_policy(config.max_slots, options)
@@ -188,8 +188,8 @@ class CudaProvider(NvidiaProvider):
         self, model: Path, config: RunnerConfig, options: dict[str, Any], device: Device
     ) -> Runner:
         stream = self.stream(options["device"])
-        own = self.provider_options(options, generating=True) | _on(stream)
-        session = self._open(model, config, generating=True, own=own)
+        settings = self.provider_options(options, generating=True) | _on(stream)
+        session = self._open(model, config, generating=True, provider_settings=settings)
         graph = read_paged_graph(session, str(model))
         length = chosen_context_length(config.context_length, graph.context_length, str(model))
         specs = graph.caches.values()
@@ -206,7 +206,7 @@ class CudaProvider(NvidiaProvider):
             raise ProviderRuntimeError(f"{free / 2**30:.2f} GiB of device memory hold no two KV blocks")
         caches = {name: dataclasses.replace(spec, heads=size) for name, spec in graph.caches.items()}
         copier = self._copier(config, stream)
-        memory = DeviceMemory(caches, blocks + 1, heads, device=device, session_factory=copier)
+        memory = DeviceSlots(caches, blocks + 1, heads, device=device, session_factory=copier)
         info = graph.info(
             config,
             (FullKV(token_bytes),),
@@ -249,8 +249,8 @@ class CudaProvider(NvidiaProvider):
 
     def _copier(self, config: RunnerConfig, stream: DeviceStream | None = None) -> Any:
         """Return a function that opens small graphs on the same device, without capture."""
-        own = self.provider_options(self.checked_options(config.options), generating=False) | _on(stream)
-        return lambda content: ort.open_session(content, self.execution_provider, None, own)
+        settings = self.provider_options(self.checked_options(config.options), generating=False) | _on(stream)
+        return lambda content: ort.open_session(content, self.execution_provider, None, settings)
 
 
 def _on(stream: DeviceStream | None) -> dict[str, str]:

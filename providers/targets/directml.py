@@ -13,7 +13,7 @@ from ...options import Checked, option
 from ..base import Runner, RunnerConfig
 from ..kv.kv_memory import KVSpec
 from ..ort import ort
-from ..ort.device_memory import Device, DeviceMemory
+from ..ort.device_memory import Device, DeviceSlots
 from ..ort.provider import OrtProvider
 from ..ort.slot_policy import SlotPolicy
 from ..ort.slot_runner import SlotRunner
@@ -69,8 +69,8 @@ class DirectMLProvider(OrtProvider):
         own = self.provider_options(options, generating=False)
         device = Device(name=self.device_name, index=options["device"], addressable=False, updates=False)
 
-        def memory(specs: Mapping[str, KVSpec], slots: int, length: int) -> DeviceMemory:
-            return DeviceMemory(
+        def memory(specs: Mapping[str, KVSpec], slots: int, length: int) -> DeviceSlots:
+            return DeviceSlots(
                 specs,
                 slots,
                 length,

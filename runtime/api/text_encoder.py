@@ -434,13 +434,13 @@ class TextEncoder(EncoderModel):
 
         results = self._batches.run(encoded, outputs, reduce)
         columns = [list(column) for column in zip(*results, strict=True)] or [[] for _ in kinds]
-        found: dict[str, Any] = dict(zip(kinds, columns, strict=True))
-        for kind, rows in found.items():
+        vectors: dict[str, Any] = dict(zip(kinds, columns, strict=True))
+        for kind, rows in vectors.items():
             _check_finite([row.values if kind == "sparse" else row for row in rows])
-        if "dense" in found:
-            rows = found["dense"]
-            found["dense"] = stacked(rows, len(rows[0]) if rows else 0, normalize=self._normalize)
-        return found
+        if "dense" in vectors:
+            rows = vectors["dense"]
+            vectors["dense"] = stacked(rows, len(rows[0]) if rows else 0, normalize=self._normalize)
+        return vectors
 
     def _head(self, kind: str, task: str) -> tuple[str, Callable[[Floats, TokenBatch], Sequence[Any]]]:
         """Return the output that has a kind of vectors, and what makes those of each text of it."""

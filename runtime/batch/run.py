@@ -11,10 +11,10 @@ from typing import Any, Protocol
 from ...errors import UsageError
 from ..process.garbage import lasting_objects
 from .inputs.lines import BadLine, BatchLine, CustomIds, parse_row, refuse_duplicate
-from .inputs.sources import Row, Source
+from .inputs.sources import Source, SourceRow
 from .inputs.templates import PromptTemplate
 from .jobs.job import CANCEL_FILE, CANCELLED, FINISHED, RUNNING, Job
-from .jobs.journal import Answer, Journal, Totals
+from .jobs.journal import Journal, LineResult, Totals
 from .jobs.output import export
 from .jobs.writer import GroupWriter, Tell, while_full
 from .workers.offline import failed
@@ -26,7 +26,7 @@ _POLL_SECONDS = 0.5
 class Executor(Protocol):
     """Answers lines, with an engine in this process, other processes, or a cluster."""
 
-    def run(self, lines: Iterator[BatchLine], stop: threading.Event) -> Iterator[Answer]:
+    def run(self, lines: Iterator[BatchLine], stop: threading.Event) -> Iterator[LineResult]:
         """Yield one answer a line, in any order; ``lines`` may be read in another thread."""
 
     def facts(self) -> dict[str, Any]:
@@ -142,8 +142,8 @@ def finish(job: Job, tell: Tell, stop: threading.Event) -> None:
     job.journal.state_facts({"state": FINISHED, "completed_at": int(time.time())})
 
 
-def _pieces(source: Source, max_rows: int) -> Iterator[list[Row]]:
-    piece: list[Row] = []
+def _pieces(source: Source, max_rows: int) -> Iterator[list[SourceRow]]:
+    piece: list[SourceRow] = []
     for row in source:
         piece.append(row)
         # A pipe may deliver slowly, so its lines run as they arrive.
@@ -154,7 +154,7 @@ def _pieces(source: Source, max_rows: int) -> Iterator[list[Row]]:
         yield piece
 
 
-def _skip_answered(row: Row, done: tuple[bytes, bytes | None], ids: CustomIds) -> None:
+def _skip_answered(row: SourceRow, done: tuple[bytes, bytes | None], ids: CustomIds) -> None:
     digest, key = done
     if digest != row.digest:
         raise UsageError(

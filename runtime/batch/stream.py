@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from .inputs.lines import BadLine, BatchLine, CustomIds, parse_row, refuse_duplicate
 from .inputs.sources import Source
 from .inputs.templates import PromptTemplate
-from .jobs.journal import Answer, Totals
+from .jobs.journal import LineResult, Totals
 from .run import Executor
 from .workers.offline import failed
 
@@ -34,7 +34,7 @@ def stream(
     """
     totals, turn, ids = Totals(), threading.Lock(), CustomIds()
 
-    def put(answer: Answer) -> None:
+    def put(answer: LineResult) -> None:
         with turn:
             totals.add(answer)
             write(answer.line)

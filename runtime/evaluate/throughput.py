@@ -26,7 +26,7 @@ class Workload:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
+class WorkloadRun:
     """One run of a workload.
 
     Attributes:
@@ -52,7 +52,7 @@ def check_fits(engine: Engine, works: Sequence[Workload]) -> None:
             raise UsageError(f"{total} tokens per request exceed the context of {engine.max_length}")
 
 
-def measure(engine: Engine, work: Workload, seed: int) -> Sample:
+def measure(engine: Engine, work: Workload, seed: int) -> WorkloadRun:
     """Run a workload once.
 
     Raises:
@@ -80,20 +80,20 @@ def measure(engine: Engine, work: Workload, seed: int) -> Sample:
         for request in requests
         if request.metrics.first_token
     ]
-    return Sample(
+    return WorkloadRun(
         prefill=work.batch * work.prompt_tokens / (prefilled - start),
         decode=work.batch * steps / (ended - prefilled),
         first_token=statistics.median(waits),
     )
 
 
-def interleaved(engines: Mapping[str, Engine], work: Workload, rounds: int) -> dict[str, list[Sample]]:
+def interleaved(engines: Mapping[str, Engine], work: Workload, rounds: int) -> dict[str, list[WorkloadRun]]:
     """Run a workload on several engines in turn, so that other load affects all equally.
 
     Each round starts with the next engine. A warm-up round is not returned.
     """
     names = list(engines)
-    samples: dict[str, list[Sample]] = {name: [] for name in names}
+    samples: dict[str, list[WorkloadRun]] = {name: [] for name in names}
     for number in range(rounds + 1):
         first = number % len(names)
         for name in [*names[first:], *names[:first]]:

@@ -44,7 +44,7 @@ class Trial:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class FastestProvider:
     """The fastest provider, and the measurements of all providers."""
 
     provider: str
@@ -66,7 +66,7 @@ def fastest_provider(
     config: RunnerConfig,
     candidates: Sequence[Provider] | None = None,
     progress: Progress | None = None,
-) -> Choice:
+) -> FastestProvider:
     """Measure the model on every provider that is available; the result is cached.
 
     Args:
@@ -101,7 +101,7 @@ def fastest_provider(
         raise ProviderUnavailableError(
             f"no provider can run {files.name}: {reasons or 'none is available; see carryall doctor'}"
         )
-    choice = Choice(min(working)[1], trials)
+    choice = FastestProvider(min(working)[1], trials)
     _log.info("%s", choice)
     return choice
 

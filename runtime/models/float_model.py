@@ -24,8 +24,8 @@ from ...graph_opt.quantize.algorithms.smooth import largest_activations, smoothi
 from ...graph_opt.quantize.calibration.activations import Tokens
 from ...graph_opt.quantize.calibration.calibrators import CALIBRATORS, Histogram
 from ...graph_opt.quantize.formats.kv_cache import QuantizeKVPass, kv_scales
-from ...graph_opt.quantize.formats.weight_only import Forms
-from ...graph_opt.quantize.search.budget import Plan, choices, promote, spend_bits, spend_divergence
+from ...graph_opt.quantize.formats.weight_only import WeightFormats
+from ...graph_opt.quantize.search.budget import FormatPlan, choices, promote, spend_bits, spend_divergence
 from ...graph_opt.quantize.search.calibrated import CALIBRATED, QuantizedLayers, quantize_layers
 from ...graph_opt.quantize.search.half_range import largest_magnitudes, too_large
 from ...graph_opt.quantize.search.ranges import input_histograms
@@ -124,7 +124,7 @@ class FloatModel:
         scales = self._cached("kv", measure)
         return QuantizeKVPass({name: scale.max() if per_tensor else scale for name, scale in scales.items()})
 
-    def plan(self, forms: Forms, bits: float | None, max_kl: float | None) -> Plan:
+    def plan(self, forms: WeightFormats, bits: float | None, max_kl: float | None) -> FormatPlan:
         """See ``Measurements``."""
         runner = self._weight_inputs(forms)
         found = choices(runner, phase(self._progress, "measure"))
@@ -132,11 +132,11 @@ class FloatModel:
             return spend_bits(found, bits)
         return spend_divergence(found, max_kl or 0.0, runner.divergence)
 
-    def promoted(self, forms: Forms, share: float) -> Plan:
+    def promoted(self, forms: WeightFormats, share: float) -> FormatPlan:
         """See ``Measurements``."""
         return promote(self._weight_inputs(forms), share, phase(self._progress, "measure"))
 
-    def layers(self, algorithm: str, forms: Forms) -> QuantizedLayers:
+    def layers(self, algorithm: str, forms: WeightFormats) -> QuantizedLayers:
         """See ``Measurements``."""
         folder = self._scratch / "layers"
         folder.mkdir()
@@ -218,7 +218,7 @@ class FloatModel:
         vetoed = found(rounding)
         return vetoed, found(float_inputs, form=form, only=vetoed)
 
-    def _weight_inputs(self, forms: Forms) -> WeightInputs:
+    def _weight_inputs(self, forms: WeightFormats) -> WeightInputs:
         step = max(1, len(self._windows) // _PLAN_WINDOWS)
         windows = [window[:_PLAN_WINDOW] for window in self._windows[::step]]
         return WeightInputs(self._graph, windows, forms, context_length=self._context_length)

@@ -14,7 +14,7 @@ from ..engine.speculation.proposer import Proposer
 from ..images.encoding import ImageEncoder
 from ..text.chat_template import ChatTemplate
 from ..text.tokenizer import Tokenizer
-from .fastest import Choice
+from .fastest import FastestProvider
 from .generation_defaults import GenerationDefaults
 from .model_source import ModelSummary
 
@@ -62,7 +62,7 @@ class LoadedModel:
     open_sight: Callable[[], ImageEncoder] = reads_text
     open_encoder: Callable[[], Runner] | None = None
     provider: str = ""
-    choice: Choice | None = None
+    choice: FastestProvider | None = None
     fallbacks: list[Placement] = field(default_factory=list)
     graphs: Sequence[Path] = ()
     adapters: AdapterSet = field(default_factory=AdapterSet)

@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from ...graph_opt.passes.base import GraphPass
 from ...graph_opt.pipeline.pipeline import run
-from ...graph_opt.pipeline.report import Report
+from ...graph_opt.pipeline.report import PipelineReport
 from ...graph_opt.quantize.left_float import LeftFloat, float_matrices, left_float
 from ...graph_opt.quantize.recipe import QuantizationRecipe
 from ...progress import Progress
@@ -34,7 +34,7 @@ class QuantizedGraph:
     passes: Sequence[GraphPass]
     record: dict[str, Any]
     left: LeftFloat
-    report: Report
+    report: PipelineReport
 
 
 def float_model(
@@ -68,7 +68,7 @@ def quantize_graph(model: ir.Model, measured: FloatModel, recipe: QuantizationRe
     return QuantizedGraph(model, passes, _with_outcome(record, left, report), left, report)
 
 
-def _with_outcome(record: dict[str, Any], left: LeftFloat, report: Report) -> dict[str, Any]:
+def _with_outcome(record: dict[str, Any], left: LeftFloat, report: PipelineReport) -> dict[str, Any]:
     """Return the record with what the passes did: no rotation that was refused, and weights left float."""
     if record.get("rotate") and not any(one.fired for one in report.passes if one.name == "Rotate"):
         record = {**record, "rotate": False}

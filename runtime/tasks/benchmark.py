@@ -20,7 +20,7 @@ from ...reports import Report, human_bytes
 from ..engine.config import EngineConfig
 from ..engine.engine import Engine
 from ..evaluate.memory import peak_memory, reset_peak
-from ..evaluate.throughput import Sample, Workload, check_fits, measure, spread
+from ..evaluate.throughput import Workload, WorkloadRun, check_fits, measure, spread
 from ..models.config import ModelConfig, model_config, split_fields
 from ..models.loading import load_model, open_engine
 from ..types.arguments import checked_arguments
@@ -83,12 +83,12 @@ class BenchmarkReport(Report):
         """See ``Report``."""
         speeds = [
             (
-                f"batch {one['batch']}",
-                f"prefill {one['prefill_tokens_per_second']['median']:.0f} tokens/s, "
-                f"decode {one['decode_tokens_per_second']['median']:.1f} tokens/s, "
-                f"first token after {one['time_to_first_token_ms']['median']:.0f} ms",
+                f"batch {result['batch']}",
+                f"prefill {result['prefill_tokens_per_second']['median']:.0f} tokens/s, "
+                f"decode {result['decode_tokens_per_second']['median']:.1f} tokens/s, "
+                f"first token after {result['time_to_first_token_ms']['median']:.0f} ms",
             )
-            for one in self.results
+            for result in self.results
         ]
         return [
             ("model", self.model),
@@ -217,7 +217,9 @@ def _measure_all(
     return results, None
 
 
-def _summary(work: Workload, samples: Sequence[Sample], loaded: _Loaded, gigabytes: float) -> dict[str, Any]:
+def _summary(
+    work: Workload, samples: Sequence[WorkloadRun], loaded: _Loaded, gigabytes: float
+) -> dict[str, Any]:
     decode = spread([sample.decode for sample in samples])
     cached_tokens = work.batch * (work.prompt_tokens + work.new_tokens / 2)  # on average over the decode
     step_bytes = loaded.weight_bytes + round(cached_tokens * loaded.engine.info.kv_bytes_per_token)

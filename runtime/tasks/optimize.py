@@ -30,7 +30,7 @@ from ...graph_opt.graph.weight_errors import float_weights
 from ...graph_opt.passes.base import pass_name
 from ...graph_opt.pipeline import pipeline
 from ...graph_opt.pipeline.bisect import first_failing_pass
-from ...graph_opt.pipeline.report import Report as PassesReport
+from ...graph_opt.pipeline.report import PipelineReport
 from ...progress import Progress, phase
 from ...providers.base import Provider
 from ...reports import Report
@@ -40,7 +40,7 @@ from ..models.graphs import graph_file, load_graph, stated_context
 from ..models.model_source import locate_model
 from ..models.write_graph import check_output, write_graph
 from ..types.arguments import checked_arguments
-from .optimize_job import PORTABLE, Job
+from .optimize_job import PORTABLE, OptimizeJob
 from .report_file import check_report, pending_report
 
 _log = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ class OptimizeReport(Report):
     """
 
     path: Path
-    passes: PassesReport
+    passes: PipelineReport
     verification: VerifyReport | None = None
 
     def to_dict(self) -> dict[str, Any]:
@@ -131,7 +131,7 @@ def optimize(
     check_report(file)
     location = locate_model(source)
     check_output(location, out)
-    job = Job(source, target, tuple(passes), tuple(disable), context_length)
+    job = OptimizeJob(source, target, tuple(passes), tuple(disable), context_length)
     graph, chosen = job.make()
     originals = _originals(graph, reference) if file is not None else None
     run = functools.partial(pipeline.run, disable=disable, debug=debug, originals=originals)
@@ -147,20 +147,20 @@ def optimize(
         graph.metadata_props[CONTEXT_LENGTH] = str(context_length)
     done.facts |= {"source": source, "target": target}
     done.not_decoder = job.not_decoder
-    found = _verify(job, graph, done, _Check(source, inputs, bars)) if verify else None
+    verification = _verify(job, graph, done, _Check(source, inputs, bars)) if verify else None
     names = tuple(one.name for one in done.passes)
     with contextlib.nullcontext() if file is None else pending_report(done, file, out):
         copied = unchanged and context_length is None
         write_graph(graph, location, out, passes=names, unchanged=copied, progress=phase(progress, "write"))
-    return OptimizeReport(path=out, passes=done, verification=found)
+    return OptimizeReport(path=out, passes=done, verification=verification)
 
 
 def _run_explicit(
-    job: Job,
+    job: OptimizeJob,
     tried: Sequence[ir.passes.PassBase],
     error: UnsupportedAttentionError,
-    run: Callable[[ir.Model, Sequence[ir.passes.PassBase]], tuple[ir.Model, PassesReport]],
-) -> tuple[ir.Model, PassesReport]:
+    run: Callable[[ir.Model, Sequence[ir.passes.PassBase]], tuple[ir.Model, PipelineReport]],
+) -> tuple[ir.Model, PipelineReport]:
     """Run the passes that keep KV as inputs and outputs, after those with the target's attention failed."""
     graph, passes = job.make()
     if list(map(pass_name, passes)) == list(map(pass_name, tried)):
@@ -212,7 +212,7 @@ class _Check:
             return None
 
 
-def _verify(job: Job, graph: ir.Model, report: PassesReport, check: _Check) -> VerifyReport:
+def _verify(job: OptimizeJob, graph: ir.Model, report: PipelineReport, check: _Check) -> VerifyReport:
     """Compare the changed graph with its original.
 
     Raises:
@@ -220,12 +220,12 @@ def _verify(job: Job, graph: ir.Model, report: PassesReport, check: _Check) -> V
     """
     with scratch_folder() as scratch:
         original = graph_file(job.source, scratch / "original")
-        found = check(original, graph, job.provider())
-        if not found.passed:
+        verification = check(original, graph, job.provider())
+        if not verification.passed:
             culprit = first_failing_pass(job.make_enabled, report, lambda half: check.fails(original, half))
             raise VerificationError(
-                f"the optimized graph differs from {job.source}: {found.reason}. It first differs after "
-                f"{culprit}. Nothing was written; use --disable to leave a pass out"
+                f"the optimized graph differs from {job.source}: {verification.reason}. It first differs "
+                f"after {culprit}. Nothing was written; use --disable to leave a pass out"
             )
-    report.facts["verification"] = found.to_dict()
-    return found
+    report.facts["verification"] = verification.to_dict()
+    return verification

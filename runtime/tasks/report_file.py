@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ...errors import CarryallError, UsageError
-from ...graph_opt.pipeline.report import Report
+from ...graph_opt.pipeline.report import PipelineReport
 from ...graph_opt.pipeline.report_page import to_html
 from ...storage.paths import check_target
 from ...storage.writing import hiding_scratch, write_whole, writing
@@ -29,17 +29,17 @@ def check_report(path: Path | None) -> None:
         raise UsageError(f"--report {path}: the folder {path.parent} does not exist")
 
 
-def write_report(report: Report, path: Path) -> None:
+def write_report(report: PipelineReport, path: Path) -> None:
     """Write a report as one HTML page if the name ends in .html, else as JSON."""
     write_whole(path, _text(report, path))
 
 
-def _text(report: Report, path: Path) -> str:
+def _text(report: PipelineReport, path: Path) -> str:
     return (to_html(report) if path.suffix.lower() == _PAGE else report.to_json()) + "\n"
 
 
 @contextlib.contextmanager
-def pending_report(report: Report, path: Path, out: Path) -> Iterator[None]:
+def pending_report(report: PipelineReport, path: Path, out: Path) -> Iterator[None]:
     """Write a report under a temporary name; rename it to ``path`` if the block, writing ``out``, succeeds.
 
     So a full disk is noticed before the work, and no report remains of work that failed.

@@ -97,6 +97,34 @@ class Delta:
                     or self.usage)  # fmt: skip
 
 
+def summed(deltas: Sequence[Delta]) -> Delta:
+    """Return the concatenation of deltas of one continuation as one delta.
+
+    Args:
+        deltas: at least one, in their order; the counts and reasons are those of the last that has them.
+    """
+    if len(deltas) == 1:
+        return deltas[0]
+    last, end = deltas[-1], next((delta for delta in reversed(deltas) if delta.finish_reason), None)
+    return Delta(
+        request_id=last.request_id,
+        index=last.index,
+        text="".join([delta.text for delta in deltas]),
+        token_ids=[token for delta in deltas for token in delta.token_ids],
+        logprobs=[entry for delta in deltas for entry in delta.logprobs],
+        reasoning="".join([delta.reasoning for delta in deltas]),
+        tool_calls=merged_calls(call for delta in deltas for call in delta.tool_calls),
+        prompt_logprobs=next((delta.prompt_logprobs for delta in deltas if delta.prompt_logprobs), ()),
+        finish_reason=None if end is None else end.finish_reason,
+        stop_reason=None if end is None else end.stop_reason,
+        usage=last.usage,
+        prompt_tokens=last.prompt_tokens,
+        cached_tokens=last.cached_tokens,
+        reasoning_tokens=sum(delta.reasoning_tokens for delta in deltas),
+        prompt_token_ids=next((delta.prompt_token_ids for delta in deltas if delta.prompt_token_ids), ()),
+    )
+
+
 @dataclass(slots=True)
 class CompletionOutput:
     """One generated output. In a chat, ``text`` is the answer without reasoning and tool calls.

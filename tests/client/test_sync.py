@@ -277,6 +277,12 @@ def test_formats_and_bans_become_messages() -> None:
         output = generate_request("", "x", {"structured_output": form}).sampling.structured_output
         (name,) = form
         assert getattr(output, name) == expected
+    marks: dict[str, Any] = {"kind": "synthid", "keys": [3, 4]}
+    for given, marked in ((True, sampling_pb2.Watermark()), (marks, sampling_pb2.Watermark(**marks))):
+        sampling = generate_request("", "x", {"watermark": given}).sampling
+        assert sampling.HasField("watermark")
+        assert sampling.watermark == marked
+    assert not generate_request("", "x", {"watermark": False}).sampling.HasField("watermark")
 
 
 def test_the_client_loads_neither_numpy_nor_a_tensor_runtime() -> None:

@@ -12,7 +12,7 @@ from llm_kit import toy_model
 
 from carryall.runtime.batch.execute import Outcome, execute
 from carryall.runtime.batch.inputs.lines import BatchLine
-from carryall.runtime.batch.jobs.journal import Answer
+from carryall.runtime.batch.jobs.journal import LineResult
 from carryall.runtime.batch.spec import BatchSpec
 from carryall.runtime.batch.workers.offline import OfflineEngine
 from carryall.runtime.batch.workers.worker import WorkerSpec, worker_of
@@ -81,7 +81,7 @@ class Recorder:
         self._inner = inner
         self._after = after
 
-    def run(self, lines: Iterator[BatchLine], stop: threading.Event) -> Iterator[Answer]:
+    def run(self, lines: Iterator[BatchLine], stop: threading.Event) -> Iterator[LineResult]:
         """Answer lines."""
         for count, answer in enumerate(self._inner.run(self._noted(lines), stop)):
             self._after(count)

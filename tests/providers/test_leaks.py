@@ -5,8 +5,9 @@ from __future__ import annotations
 import ctypes
 import gc
 import mmap
+import statistics
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
@@ -17,6 +18,7 @@ from slot_models import VOCAB, save_slot_model
 
 from carryall.providers.base import Provider, Row, RunnerConfig
 from carryall.providers.targets.cpu import CpuProvider
+from carryall.runtime.process.garbage import lasting_objects
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
@@ -48,13 +50,52 @@ class Growth(NamedTuple):
 
 
 def growth(work: Callable[[int], None], warm: int, times: int) -> Growth:
-    """Return the growth of memory in MB over the last ``times`` calls."""
+    """Return the growth of memory in MB over the last ``times`` calls, a multiple of 5.
+
+    A leak grows in every window of calls. The resident pages also grow once by some MB, when a thread gets an
+    arena of the allocator, at a time that depends on the load: the median of five windows ignores that.
+    """
     for i in range(warm):
         work(i)
-    before, heap = resident_megabytes(), heap_megabytes()
+    heap, resident = heap_megabytes(), [resident_megabytes()]
     for i in range(times):
         work(warm + i)
-    return Growth(resident_megabytes() - before, heap_megabytes() - heap)
+        if (i + 1) % (times // 5) == 0:
+            resident.append(resident_megabytes())
+    return Growth(5 * statistics.median(np.diff(resident).tolist()), heap_megabytes() - heap)
+
+
+@pytest.mark.parametrize("once", [0, 40], ids=["quiet", "arena"])
+def test_a_leak_of_20_kilobytes_a_run_is_seen(once: int) -> None:
+    """Also beside pages that one run keeps; and such pages alone are no leak."""
+    kept = []
+
+    def pages(size: int) -> None:
+        kept.append(mmap.mmap(-1, size))
+        kept[-1].write(b"x" * size)
+
+    def arena(i: int) -> None:
+        if i == once:
+            pages(20_000_000)
+
+    def leak(i: int) -> None:
+        arena(i)
+        pages(20_480)
+
+    assert growth(leak, warm=10, times=100).resident > 100 * 0.02 * 0.9
+    assert growth(arena, warm=10, times=100).resident < 0.5
+
+
+def test_allocations_that_stay_are_seen() -> None:
+    kept = []
+    assert growth(lambda i: kept.append(bytes(20_000)), warm=10, times=100).heap > 100 * 0.02 * 0.9
+
+
+@pytest.fixture(scope="module", autouse=True)
+def older_objects() -> Iterator[None]:
+    """Exclude the objects of all other tests from the collections here, which would take most of the time."""
+    with lasting_objects():
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from ....errors import CheckpointError
 from ...config import RawConfig, integer
-from ..encoder import Encoder, EncoderConfig
+from ..encoder import EncoderConfig, EncoderWriter
 from ..encoder import classify_tokens as classify_tokens
 from ..post_norm import LayerNames, bert_config, embeddings, post_norm_layer
 
@@ -35,7 +35,7 @@ def config(raw: RawConfig, labels: int) -> EncoderConfig:
     return replace(c, stored_layers=groups)
 
 
-def build(net: Encoder, raw: RawConfig) -> ir.Value:
+def build(net: EncoderWriter, raw: RawConfig) -> ir.Value:
     """Write the encoder and return the states of its last layer."""
     count, groups, inner = _counts(raw)
     size = integer(raw, "embedding_size", 128)
@@ -50,7 +50,7 @@ def build(net: Encoder, raw: RawConfig) -> ir.Value:
     return x
 
 
-def classify(net: Encoder, raw: RawConfig, states: ir.Value, base: str) -> ir.Value:
+def classify(net: EncoderWriter, raw: RawConfig, states: ir.Value, base: str) -> ir.Value:
     """Write the head of ``AlbertForSequenceClassification`` and return the logits."""
     size = net.config.hidden_size
     with net.base(base):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from ...config import RawConfig
-from ..encoder import Encoder, EncoderConfig
+from ..encoder import EncoderConfig, EncoderWriter
 from ..encoder import classify_tokens as classify_tokens
 from ..post_norm import bert_config, embeddings, layers, tied_vocabulary
 
@@ -18,12 +18,12 @@ def config(raw: RawConfig, labels: int) -> EncoderConfig:
     return bert_config(raw, labels=labels)
 
 
-def build(net: Encoder, raw: RawConfig) -> ir.Value:
+def build(net: EncoderWriter, raw: RawConfig) -> ir.Value:
     """Write the encoder and return the states of its last layer."""
     return layers(net, embeddings(net))
 
 
-def classify(net: Encoder, raw: RawConfig, states: ir.Value, base: str) -> ir.Value:
+def classify(net: EncoderWriter, raw: RawConfig, states: ir.Value, base: str) -> ir.Value:
     """Write the head of ``BertForSequenceClassification`` and return the logits."""
     size = net.config.hidden_size
     with net.base(base):
@@ -31,7 +31,7 @@ def classify(net: Encoder, raw: RawConfig, states: ir.Value, base: str) -> ir.Va
     return net.linear("classifier", x, size, net.config.labels)
 
 
-def vocabulary(net: Encoder, raw: RawConfig, states: ir.Value, base: str) -> ir.Value:
+def vocabulary(net: EncoderWriter, raw: RawConfig, states: ir.Value, base: str) -> ir.Value:
     """Write the head of ``BertForMaskedLM`` and return logits [batch, sequence, vocabulary]."""
     c = net.config
     with net.scope("cls.predictions"):

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from ....errors import CheckpointError, UnsupportedModelError
 from ...config import RawConfig, integer
-from ..encoder import Encoder, EncoderConfig
+from ..encoder import EncoderConfig, EncoderWriter
 from ..encoder import classify_tokens as classify_tokens
 from ..post_norm import Bias, LayerNames, bert_config, embeddings, post_norm_layer
 
@@ -67,7 +67,7 @@ def config(raw: RawConfig, labels: int) -> EncoderConfig:
     return replace(c, scale=(c.head_dim * (1 + kinds)) ** -0.5)
 
 
-def build(net: Encoder, raw: RawConfig) -> ir.Value:
+def build(net: EncoderWriter, raw: RawConfig) -> ir.Value:
     """Write the encoder and return the states of its last layer."""
     c = net.config
     x = embeddings(net, absolute=bool(raw.get("position_biased_input", True)))
@@ -88,7 +88,7 @@ def build(net: Encoder, raw: RawConfig) -> ir.Value:
     return x
 
 
-def classify(net: Encoder, raw: RawConfig, states: ir.Value, base: str) -> ir.Value:
+def classify(net: EncoderWriter, raw: RawConfig, states: ir.Value, base: str) -> ir.Value:
     """Write the head of ``DebertaV2ForSequenceClassification`` and return the logits."""
     size = net.config.hidden_size
     x = net.linear("pooler.dense", net.first_token(states), size, size)
@@ -137,7 +137,7 @@ def _rows(relative: _Relative, most: int) -> npt.NDArray[np.int64]:
     return np.clip(distance + relative.span, 0, 2 * relative.span - 1)
 
 
-def _bias(net: Encoder, relative: _Relative, table: ir.Value) -> Bias:
+def _bias(net: EncoderWriter, relative: _Relative, table: ir.Value) -> Bias:
     """Return what a layer adds to its scores: those of content to position, and of position to content."""
     c = net.config
     most = c.max_tokens - 1
@@ -180,7 +180,7 @@ def _bias(net: Encoder, relative: _Relative, table: ir.Value) -> Bias:
     return scores
 
 
-def _convolution(net: Encoder, raw: RawConfig, embedded: ir.Value, x: ir.Value) -> ir.Value:
+def _convolution(net: EncoderWriter, raw: RawConfig, embedded: ir.Value, x: ir.Value) -> ir.Value:
     """Return norm(x + act(conv(embedded))), 0 for padding."""
     size, kernel = net.config.hidden_size, integer(raw, "conv_kernel_size")
     groups = integer(raw, "conv_groups", 1)

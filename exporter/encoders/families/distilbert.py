@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from ...config import RawConfig
-from ..encoder import Encoder, EncoderConfig
+from ..encoder import EncoderConfig, EncoderWriter
 from ..encoder import classify_tokens as classify_tokens
 from ..post_norm import LayerNames, bert_config, embeddings, layers, tied_vocabulary
 
@@ -42,19 +42,19 @@ def config(raw: RawConfig, labels: int) -> EncoderConfig:
     )
 
 
-def build(net: Encoder, raw: RawConfig) -> ir.Value:
+def build(net: EncoderWriter, raw: RawConfig) -> ir.Value:
     """Write the encoder and return the states of its last layer."""
     return layers(net, embeddings(net), _NAMES, scope="transformer.layer")
 
 
-def classify(net: Encoder, raw: RawConfig, states: ir.Value, base: str) -> ir.Value:
+def classify(net: EncoderWriter, raw: RawConfig, states: ir.Value, base: str) -> ir.Value:
     """Write the head of ``DistilBertForSequenceClassification`` and return the logits."""
     size = net.config.hidden_size
     x = net.activation(net.linear("pre_classifier", net.first_token(states), size, size), "relu")
     return net.linear("classifier", x, size, net.config.labels)
 
 
-def vocabulary(net: Encoder, raw: RawConfig, states: ir.Value, base: str) -> ir.Value:
+def vocabulary(net: EncoderWriter, raw: RawConfig, states: ir.Value, base: str) -> ir.Value:
     """Write the head of ``DistilBertForMaskedLM`` and return logits [batch, sequence, vocabulary]."""
     size = net.config.hidden_size
     x = net.activation(net.linear("vocab_transform", states, size, size))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from ...config import RawConfig, integer
-from ..encoder import Encoder, EncoderConfig
+from ..encoder import EncoderConfig, EncoderWriter
 from ..encoder import classify_tokens as classify_tokens
 from ..post_norm import bert_config, embeddings, layers
 
@@ -18,7 +18,7 @@ def config(raw: RawConfig, labels: int) -> EncoderConfig:
     return bert_config(raw, labels=labels)
 
 
-def build(net: Encoder, raw: RawConfig) -> ir.Value:
+def build(net: EncoderWriter, raw: RawConfig) -> ir.Value:
     """Write the encoder and return the states of its last layer."""
     hidden = net.config.hidden_size
     size = integer(raw, "embedding_size", 128)
@@ -26,7 +26,7 @@ def build(net: Encoder, raw: RawConfig) -> ir.Value:
     return layers(net, x if size == hidden else net.linear("embeddings_project", x, size, hidden))
 
 
-def classify(net: Encoder, raw: RawConfig, states: ir.Value, base: str) -> ir.Value:
+def classify(net: EncoderWriter, raw: RawConfig, states: ir.Value, base: str) -> ir.Value:
     """Write the head of ``ElectraForSequenceClassification`` and return the logits."""
     size = net.config.hidden_size
     x = net.activation(net.linear("classifier.dense", net.first_token(states), size, size), "gelu")

@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from ....errors import UnsupportedModelError
 from ...config import RawConfig, integer, layer_windows, mapping, number, rope_config
-from ..encoder import Encoder, EncoderConfig
+from ..encoder import EncoderConfig, EncoderWriter
 
 BASE = "language_model"
 UNUSED = ("vision_tower.", "embed_vision.", "audio_tower.", "embed_audio.")
@@ -54,7 +54,7 @@ def config(raw: RawConfig, labels: int) -> EncoderConfig:
     )
 
 
-def build(net: Encoder, raw: RawConfig) -> ir.Value:
+def build(net: EncoderWriter, raw: RawConfig) -> ir.Value:
     """Write the encoder and return the projected states of its last layer."""
     c, raw = net.config, _text(raw)
     x = net.op("Gather", net.table("embed_tokens", c.vocab_size), net.input_ids)
@@ -105,7 +105,7 @@ def _heads(raw: RawConfig, layer: int) -> tuple[int, int]:
     return integer(own, "num_key_value_heads", 2), integer(own, "head_dim", 256)
 
 
-def _projected_token(net: Encoder, x: ir.Value, size: int) -> ir.Value:
+def _projected_token(net: EncoderWriter, x: ir.Value, size: int) -> ir.Value:
     """Return the embeddings of tokens projected for each layer, [batch, sequence, layers, size]."""
     c = net.config
     with net.scope("ple"):
@@ -115,7 +115,7 @@ def _projected_token(net: Encoder, x: ir.Value, size: int) -> ir.Value:
         return net.rms_norm("per_layer_projection_norm", y, size)
 
 
-def _mixed(net: Encoder, x: ir.Value, of_token: ir.Value, size: int) -> ir.Value:
+def _mixed(net: EncoderWriter, x: ir.Value, of_token: ir.Value, size: int) -> ir.Value:
     hidden = net.config.hidden_size
     with net.scope("ple_block"):
         gate = net.activation(net.linear("per_layer_input_gate", x, hidden, size, bias=False))
@@ -123,7 +123,7 @@ def _mixed(net: Encoder, x: ir.Value, of_token: ir.Value, size: int) -> ir.Value
         return net.op("Add", x, net.rms_norm("post_per_layer_input_norm", y))
 
 
-def _attention(net: Encoder, layer: int, x: ir.Value, kv_heads: int, size: int) -> ir.Value:
+def _attention(net: EncoderWriter, layer: int, x: ir.Value, kv_heads: int, size: int) -> ir.Value:
     c = net.config
     counts = {"q": c.num_heads, "k": kv_heads, "v": kv_heads}
     with net.scope("self_attn"):
@@ -144,7 +144,7 @@ def _attention(net: Encoder, layer: int, x: ir.Value, kv_heads: int, size: int) 
         return net.linear("o_proj", out, c.num_heads * size, c.hidden_size, bias=c.attention_bias)
 
 
-def _mlp(net: Encoder, x: ir.Value) -> ir.Value:
+def _mlp(net: EncoderWriter, x: ir.Value) -> ir.Value:
     hidden, inner = net.config.hidden_size, net.config.intermediate_size
     with net.scope("mlp"):
         gate = net.activation(net.linear("gate_proj", x, hidden, inner, bias=False))

@@ -6,7 +6,7 @@ import onnx_ir as ir
 
 from ....errors import UnsupportedModelError
 from ...config import RawConfig, integer, number, rope_config
-from ..encoder import Encoder, EncoderConfig
+from ..encoder import EncoderConfig, EncoderWriter
 from ..encoder import classify_tokens as classify_tokens
 
 BASE = "model"
@@ -36,7 +36,7 @@ def config(raw: RawConfig, labels: int) -> EncoderConfig:
     )
 
 
-def build(net: Encoder, raw: RawConfig) -> ir.Value:
+def build(net: EncoderWriter, raw: RawConfig) -> ir.Value:
     """Write the encoder and return the normalized states of its last layer."""
     c = net.config
     x = net.op("Gather", net.table("embed_tokens", c.vocab_size), net.input_ids)
@@ -47,7 +47,7 @@ def build(net: Encoder, raw: RawConfig) -> ir.Value:
     return net.rms_norm("norm", x)
 
 
-def classify(net: Encoder, raw: RawConfig, states: ir.Value, base: str) -> ir.Value:
+def classify(net: EncoderWriter, raw: RawConfig, states: ir.Value, base: str) -> ir.Value:
     """Write the head of ``EuroBertForSequenceClassification`` and return the logits."""
     size = net.config.hidden_size
     pooling = raw.get("classifier_pooling", "late")
@@ -67,7 +67,7 @@ def classify(net: Encoder, raw: RawConfig, states: ir.Value, base: str) -> ir.Va
     return net.mean_token(logits) if pooling == "late" else logits
 
 
-def _attention(net: Encoder, layer: int, x: ir.Value) -> ir.Value:
+def _attention(net: EncoderWriter, layer: int, x: ir.Value) -> ir.Value:
     c = net.config
     with net.scope("self_attn"):
         q = net.linear("q_proj", x, c.hidden_size, c.q_size, bias=c.attention_bias)
@@ -80,7 +80,7 @@ def _attention(net: Encoder, layer: int, x: ir.Value) -> ir.Value:
         )
 
 
-def _mlp(net: Encoder, x: ir.Value) -> ir.Value:
+def _mlp(net: EncoderWriter, x: ir.Value) -> ir.Value:
     c = net.config
     hidden, inner = c.hidden_size, c.intermediate_size
     with net.scope("mlp"):

@@ -10,7 +10,7 @@ import onnx_ir as ir
 from ....errors import UnsupportedModelError
 from ...config import RawConfig
 from ...models import gemma3_text as decoder
-from ..encoder import Encoder, EncoderConfig
+from ..encoder import EncoderConfig, EncoderWriter
 
 BASE = "model"
 UNUSED = ("lm_head.",)
@@ -46,7 +46,7 @@ def config(raw: RawConfig, labels: int) -> EncoderConfig:
     )
 
 
-def build(net: Encoder, raw: RawConfig) -> ir.Value:
+def build(net: EncoderWriter, raw: RawConfig) -> ir.Value:
     """Write the encoder and return the normalized states of its last layer."""
     c = net.config
     x = net.op("Gather", net.table("embed_tokens", c.vocab_size), net.input_ids)
@@ -60,11 +60,11 @@ def build(net: Encoder, raw: RawConfig) -> ir.Value:
     return _norm(net, "norm", x)
 
 
-def _norm(net: Encoder, name: str, x: ir.Value, size: int | None = None) -> ir.Value:
+def _norm(net: EncoderWriter, name: str, x: ir.Value, size: int | None = None) -> ir.Value:
     return net.rms_norm(name, x, size, view=decoder.one_plus)
 
 
-def _attention(net: Encoder, layer: int, x: ir.Value) -> ir.Value:
+def _attention(net: EncoderWriter, layer: int, x: ir.Value) -> ir.Value:
     c = net.config
     with net.scope("self_attn"):
         q, k, v = (
@@ -79,7 +79,7 @@ def _attention(net: Encoder, layer: int, x: ir.Value) -> ir.Value:
         return net.linear("o_proj", out, c.q_size, c.hidden_size, bias=c.attention_bias)
 
 
-def _mlp(net: Encoder, x: ir.Value) -> ir.Value:
+def _mlp(net: EncoderWriter, x: ir.Value) -> ir.Value:
     hidden, inner = net.config.hidden_size, net.config.intermediate_size
     with net.scope("mlp"):
         gate = net.activation(net.linear("gate_proj", x, hidden, inner, bias=False))

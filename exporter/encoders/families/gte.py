@@ -10,7 +10,7 @@ from dataclasses import replace
 import onnx_ir as ir
 
 from ...config import RawConfig, mapping, number, rope_config
-from ..encoder import Encoder, EncoderConfig
+from ..encoder import EncoderConfig, EncoderWriter
 from ..encoder import classify_tokens as classify_tokens
 from ..post_norm import LayerNames, bert_config, embeddings, layers
 from .bert import classify as classify
@@ -50,7 +50,7 @@ def config(raw: RawConfig, labels: int) -> EncoderConfig:
     return replace(c, mlp_bias=False, down_bias=True, ropes=ropes)
 
 
-def build(net: Encoder, raw: RawConfig) -> ir.Value:
+def build(net: EncoderWriter, raw: RawConfig) -> ir.Value:
     """Write the encoder and return the states of its last layer."""
     x = embeddings(net, absolute=False)
     if net.qualified("encoder.layer.0.attn_ln.weight") in net.checkpoint:

@@ -11,7 +11,7 @@ from dataclasses import replace
 import onnx_ir as ir
 
 from ...config import RawConfig, mapping, number, rope_config
-from ..encoder import Encoder, EncoderConfig
+from ..encoder import EncoderConfig, EncoderWriter
 from ..encoder import classify_tokens as classify_tokens
 from ..post_norm import LayerNames, bert_config, embeddings, layers
 from .roberta import classify as classify
@@ -48,7 +48,7 @@ def config(raw: RawConfig, labels: int) -> EncoderConfig:
     return replace(c, ropes=(rope_config(raw, parameters),) * c.num_layers)
 
 
-def build(net: Encoder, raw: RawConfig) -> ir.Value:
+def build(net: EncoderWriter, raw: RawConfig) -> ir.Value:
     """Write the encoder and return the states of its last layer."""
     if net.qualified("emb_ln.weight") in net.checkpoint:
         return layers(net, embeddings(net, absolute=False, norm="emb_ln"), _OWN_NAMES, scope="encoder.layers")

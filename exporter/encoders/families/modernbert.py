@@ -6,7 +6,7 @@ import onnx_ir as ir
 
 from ....errors import UnsupportedModelError
 from ...config import RawConfig, RopeConfig, integer, layer_windows, mapping, number, rope_config
-from ..encoder import Encoder, EncoderConfig
+from ..encoder import EncoderConfig, EncoderWriter
 from ..post_norm import tied_vocabulary
 
 BASE = "model"
@@ -43,7 +43,7 @@ def config(raw: RawConfig, labels: int) -> EncoderConfig:
     )
 
 
-def build(net: Encoder, raw: RawConfig) -> ir.Value:
+def build(net: EncoderWriter, raw: RawConfig) -> ir.Value:
     """Write the encoder and return the normalized states of its last layer."""
     c = net.config
     with net.scope("embeddings"):
@@ -57,7 +57,7 @@ def build(net: Encoder, raw: RawConfig) -> ir.Value:
     return net.layer_norm("final_norm", x)
 
 
-def classify(net: Encoder, raw: RawConfig, states: ir.Value, base: str) -> ir.Value:
+def classify(net: EncoderWriter, raw: RawConfig, states: ir.Value, base: str) -> ir.Value:
     """Write the head of ``ModernBertForSequenceClassification`` and return the logits."""
     size = net.config.hidden_size
     match raw.get("classifier_pooling", "cls"):
@@ -72,19 +72,19 @@ def classify(net: Encoder, raw: RawConfig, states: ir.Value, base: str) -> ir.Va
     return net.linear("classifier", _head(net, raw, x), size, net.config.labels)
 
 
-def classify_tokens(net: Encoder, raw: RawConfig, states: ir.Value) -> ir.Value:
+def classify_tokens(net: EncoderWriter, raw: RawConfig, states: ir.Value) -> ir.Value:
     """Write the head of ``ModernBertForTokenClassification``; logits are [batch, sequence, labels]."""
     return net.linear("classifier", _head(net, raw, states), net.config.hidden_size, net.config.labels)
 
 
-def vocabulary(net: Encoder, raw: RawConfig, states: ir.Value, base: str) -> ir.Value:
+def vocabulary(net: EncoderWriter, raw: RawConfig, states: ir.Value, base: str) -> ir.Value:
     """Write the head of ``ModernBertForMaskedLM`` and return logits [batch, sequence, vocabulary]."""
     bias = "decoder.bias" if raw.get("decoder_bias", True) else None
     table = "embeddings.tok_embeddings"
     return tied_vocabulary(net, _head(net, raw, states), ("decoder", bias), base, table)
 
 
-def _head(net: Encoder, raw: RawConfig, x: ir.Value) -> ir.Value:
+def _head(net: EncoderWriter, raw: RawConfig, x: ir.Value) -> ir.Value:
     size = net.config.hidden_size
     with net.scope("head"):
         x = net.linear("dense", x, size, size, bias=bool(raw.get("classifier_bias", False)))
@@ -97,14 +97,14 @@ def _rope(raw: RawConfig, kind: str) -> RopeConfig:
     return rope_config(raw, {"rope_theta": number(raw, key, theta), **mapping(raw, "rope_scaling"), **given})
 
 
-def _attention(net: Encoder, layer: int, x: ir.Value) -> ir.Value:
+def _attention(net: EncoderWriter, layer: int, x: ir.Value) -> ir.Value:
     hidden, bias = net.config.hidden_size, net.config.attention_bias
     with net.scope("attn"):
         q, k, v = net.split_linear("Wqkv", ("q", "k", "v"), x, hidden, hidden, bias=bias)
         return net.linear("Wo", net.attention(layer, q, k, v), hidden, hidden, bias=bias)
 
 
-def _mlp(net: Encoder, x: ir.Value) -> ir.Value:
+def _mlp(net: EncoderWriter, x: ir.Value) -> ir.Value:
     """Write down(act(input) * gate), whose input and gate the checkpoint stores as one layer."""
     hidden, inner, bias = net.config.hidden_size, net.config.intermediate_size, net.config.mlp_bias
     with net.scope("mlp"):

@@ -6,7 +6,7 @@ import onnx_ir as ir
 
 from ....errors import UnsupportedModelError
 from ...config import RawConfig, integer
-from ..encoder import Encoder, EncoderConfig
+from ..encoder import EncoderConfig, EncoderWriter
 from ..encoder import classify_tokens as classify_tokens
 from ..post_norm import (
     LayerNames,
@@ -45,7 +45,7 @@ def config(raw: RawConfig, labels: int) -> EncoderConfig:
     return bert_config({**raw, "type_vocab_size": 0}, labels=labels, padding=_PADDING)
 
 
-def build(net: Encoder, raw: RawConfig) -> ir.Value:
+def build(net: EncoderWriter, raw: RawConfig) -> ir.Value:
     """Write the encoder and return the states of its last layer."""
     x = embeddings(net, positions_of_tokens(net, _PADDING), skipped=_PADDING + 1)
     with net.scope("encoder"):

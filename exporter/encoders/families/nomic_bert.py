@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from ....errors import UnsupportedModelError
 from ...config import RawConfig, mapping, number, rope_config, with_defaults
-from ..encoder import Encoder, EncoderConfig
+from ..encoder import EncoderConfig, EncoderWriter
 from ..encoder import classify_tokens as classify_tokens
 from ..post_norm import LayerNames, bert_config, embeddings, layers
 
@@ -87,7 +87,7 @@ def config(raw: RawConfig, labels: int) -> EncoderConfig:
     return replace(c, attention_bias=False, mlp_bias=False, ropes=(rope,) * c.num_layers)
 
 
-def build(net: Encoder, raw: RawConfig) -> ir.Value:
+def build(net: EncoderWriter, raw: RawConfig) -> ir.Value:
     """Write the encoder and return the states of its last layer."""
     if net.qualified("emb_ln.weight") in net.checkpoint:
         x = embeddings(net, absolute=False, norm="emb_ln")
@@ -95,7 +95,7 @@ def build(net: Encoder, raw: RawConfig) -> ir.Value:
     return layers(net, embeddings(net, absolute=False), _NAMES, scope="layers")
 
 
-def classify(net: Encoder, raw: RawConfig, states: ir.Value, base: str) -> ir.Value:
+def classify(net: EncoderWriter, raw: RawConfig, states: ir.Value, base: str) -> ir.Value:
     """Write the head of ``NomicBertForSequenceClassification`` and return the logits."""
     size = net.config.hidden_size
     with net.base(base):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from ...config import RawConfig, integer, number
-from ..encoder import Encoder, EncoderConfig
+from ..encoder import EncoderConfig, EncoderWriter
 from ..post_norm import relative_bias
 
 BASE = "transformer"
@@ -30,7 +30,7 @@ def config(raw: RawConfig, labels: int) -> EncoderConfig:
     )
 
 
-def build(net: Encoder, raw: RawConfig) -> ir.Value:
+def build(net: EncoderWriter, raw: RawConfig) -> ir.Value:
     """Write the encoder and return the normalized states of its last layer."""
     c = net.config
     x = net.op("Gather", net.table("shared", c.vocab_size), net.input_ids)
@@ -54,7 +54,7 @@ def _activation(raw: RawConfig) -> tuple[bool, str]:
     return gated, "gelu_new" if gated and name == "gelu" else name
 
 
-def _attention(net: Encoder, layer: int, x: ir.Value, bias: ir.Value) -> ir.Value:
+def _attention(net: EncoderWriter, layer: int, x: ir.Value, bias: ir.Value) -> ir.Value:
     c = net.config
     with net.scope("layer.0"):
         normed = net.rms_norm("layer_norm", x)
@@ -64,7 +64,7 @@ def _attention(net: Encoder, layer: int, x: ir.Value, bias: ir.Value) -> ir.Valu
         return net.op("Add", x, y)
 
 
-def _mlp(net: Encoder, x: ir.Value, *, gated: bool) -> ir.Value:
+def _mlp(net: EncoderWriter, x: ir.Value, *, gated: bool) -> ir.Value:
     hidden, inner = net.config.hidden_size, net.config.intermediate_size
     with net.scope("layer.1"):
         y = net.rms_norm("layer_norm", x)

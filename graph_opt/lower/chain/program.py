@@ -22,7 +22,7 @@ def float_bits(value: float) -> int:
     return int(struct.unpack("<I", struct.pack("<f", value))[0])
 
 
-class Program:
+class ChainProgram:
     """Writes the steps of a chain, and places its values in registers.
 
     Args:

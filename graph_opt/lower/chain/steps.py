@@ -10,7 +10,7 @@ from collections.abc import Callable
 import onnx_ir as ir
 
 from ...graph.edit import MICROSOFT, constant, float_attribute, int_attribute, static_size, weight
-from .program import ABSENT, ADD, ATTENTION, GATE, LINEAR, NORM, PART, Program, float_bits
+from .program import ABSENT, ADD, ATTENTION, GATE, LINEAR, NORM, PART, ChainProgram, float_bits
 
 _OWN = "carryall"
 _WEIGHTS = ("inputs", "outputs", "bits", "block_size", "group_size", "offsets")
@@ -61,7 +61,7 @@ def widths(node: ir.Node) -> list[int]:
             return [_width(node.inputs[0])] * len(node.outputs)
 
 
-def write(node: ir.Node, program: Program) -> None:
+def write(node: ir.Node, program: ChainProgram) -> None:
     """Add the steps of a supported node to a program."""
     _WRITERS[node.op_type](node, program)
 
@@ -102,13 +102,13 @@ def _is_norm(node: ir.Node) -> bool:
 def _is_skip_norm(node: ir.Node) -> bool:
     scale, width = weight(node.inputs[2]), _width(node.inputs[0])
     bias = weight(node.inputs[3]) if len(node.inputs) > 3 else None
-    given = len(node.inputs) > 3 and node.inputs[3] is not None
+    with_bias = len(node.inputs) > 3 and node.inputs[3] is not None
     unused = all(not output.uses() and not output.is_graph_output() for output in node.outputs[1:3])
     sized = scale is not None and tuple(scale.shape.numpy()) == (width,)
     return (
         sized
         and unused
-        and (not given or (bias is not None and tuple(bias.shape.numpy()) == (width,)))
+        and (not with_bias or (bias is not None and tuple(bias.shape.numpy()) == (width,)))
         and all(_is_rows(value) and _width(value) == width for value in node.inputs[:2])
     )
 
@@ -126,13 +126,13 @@ def _is_sum(node: ir.Node) -> bool:
     return _is_rows(left) and _is_rows(right)
 
 
-def _norm(node: ir.Node, program: Program) -> None:
+def _norm(node: ir.Node, program: ChainProgram) -> None:
     x, scale = program.rows(node.inputs[0]), program.input(node.inputs[1])
     out = program.out(node.outputs[0], widths(node)[0])
     program.step(NORM, out, x, scale, float_bits(float_attribute(node, "epsilon", 1e-5)))
 
 
-def _skip_norm(node: ir.Node, program: Program) -> None:
+def _skip_norm(node: ir.Node, program: ChainProgram) -> None:
     x, other = (program.rows(value) for value in node.inputs[:2])
     scale, bias = program.input(node.inputs[2]), program.input((*node.inputs, None)[3])
     width = widths(node)[0]
@@ -146,31 +146,31 @@ def _skip_norm(node: ir.Node, program: Program) -> None:
     program.step(NORM, out, summed, scale, float_bits(float_attribute(node, "epsilon", 1e-5)))
 
 
-def _add(node: ir.Node, program: Program) -> None:
+def _add(node: ir.Node, program: ChainProgram) -> None:
     x, other = (program.rows(value) for value in node.inputs)
     program.step(ADD, program.out(node.outputs[0], widths(node)[0]), x, other, ABSENT)
 
 
-def _gate(node: ir.Node, program: Program) -> None:
+def _gate(node: ir.Node, program: ChainProgram) -> None:
     x = program.rows(node.inputs[0])
     program.step(GATE, program.out(node.outputs[0], widths(node)[0]), x)
 
 
-def _split(node: ir.Node, program: Program) -> None:
+def _split(node: ir.Node, program: ChainProgram) -> None:
     x, first = program.rows(node.inputs[0]), 0
     for output, size in zip(node.outputs, widths(node), strict=True):
         program.step(PART, program.view(output, size), x, first)
         first += size
 
 
-def _linear(node: ir.Node, program: Program) -> None:
+def _linear(node: ir.Node, program: ChainProgram) -> None:
     x, tiles = program.rows(node.inputs[0]), program.input(node.inputs[1])
     bias = program.input((*node.inputs, None)[2])
     out = program.out(node.outputs[0], widths(node)[0])
     program.step(LINEAR, out, x, tiles, bias, *(int_attribute(node, name, 0) for name in _WEIGHTS))
 
 
-def _attention(node: ir.Node, program: Program) -> None:
+def _attention(node: ir.Node, program: ChainProgram) -> None:
     operands = [*node.inputs, *[None] * (_ATTENTION_INPUTS - len(node.inputs))]
     places = [
         program.rows(value) if value is not None and index <= _VALUE else program.input(value)
@@ -193,7 +193,7 @@ _TESTS: dict[tuple[str, str], Callable[[ir.Node], bool]] = {
     ("", "Add"): _is_sum,
     ("", "Split"): _is_split,
 }
-_WRITERS: dict[str, Callable[[ir.Node, Program], None]] = {
+_WRITERS: dict[str, Callable[[ir.Node, ChainProgram], None]] = {
     "QuantizedLinear": _linear,
     "PagedAttention": _attention,
     "SiluAndMul": _gate,

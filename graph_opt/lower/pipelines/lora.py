@@ -31,7 +31,7 @@ _RANK = 3  # [batch, sequence, features]
 
 
 @dataclass(frozen=True, slots=True)
-class Linear:
+class AdapterTarget:
     """A linear layer: its module's name, the value that enters it, and the value that leaves it."""
 
     module: str
@@ -63,9 +63,9 @@ class LoraPass(GraphPass):
 
     def rewrite(self, graph: ir.Graph) -> None:
         """Add the branches and their inputs."""
-        found = [one for one in linears(graph) if not self.modules or _is_one_of(one.module, self.modules)]
-        missing = [name for name in self.modules if not any(_is_one_of(one.module, [name]) for one in found)]
-        if missing or not found:
+        layers = [one for one in linears(graph) if not self.modules or _is_one_of(one.module, self.modules)]
+        missing = [name for name in self.modules if not any(_is_one_of(one.module, [name]) for one in layers)]
+        if missing or not layers:
             named = sorted({one.module.rpartition(".")[2] for one in linears(graph)})
             wanted = f"linear layer {missing[0]}" if missing else "linear layer"
             raise UsageError(
@@ -75,12 +75,12 @@ class LoraPass(GraphPass):
         mask = ir.val(LORA_MASK, ir.DataType.BOOL, ["batch", 1, _COLUMNS])
         graph.inputs.append(mask)
         zero = shared_constant(graph, "lora.zero", np.array(0, np.float32))
-        for linear in found:
+        for linear in layers:
             _add_branch(graph, linear, mask, zero)
             self.fired += 1
 
 
-def linears(graph: ir.Graph) -> Iterator[Linear]:
+def linears(graph: ir.Graph) -> Iterator[AdapterTarget]:
     """Yield the linear layers on [batch, sequence, features] whose weights have a module's name.
 
     Products of experts are none: their rows are tokens of any sequence.
@@ -94,7 +94,7 @@ def linears(graph: ir.Graph) -> Iterator[Linear]:
                 yield found
 
 
-def _linear(node: ir.Node) -> Linear | None:
+def _linear(node: ir.Node) -> AdapterTarget | None:
     tensor = _stored(node.inputs[1])
     module = None if tensor is None else module_of(str(tensor.name))
     x, output = _input(node), _output(node)
@@ -103,7 +103,7 @@ def _linear(node: ir.Node) -> Linear | None:
     if x.shape is None or len(x.shape) != _RANK or len(shape_of(tensor)) != 2:
         return None
     inputs, outputs = shape_of(tensor)
-    return Linear(module, x, output, inputs, outputs)
+    return AdapterTarget(module, x, output, inputs, outputs)
 
 
 def _stored(value: ir.Value | None) -> ir.TensorProtocol | None:
@@ -145,7 +145,7 @@ def _output(node: ir.Node) -> ir.Value | None:
     return added.outputs[0] if bias is not None and len(shape_of(bias)) == 1 else output
 
 
-def _add_branch(graph: ir.Graph, linear: Linear, mask: ir.Value, zero: ir.Value) -> None:
+def _add_branch(graph: ir.Graph, linear: AdapterTarget, mask: ir.Value, zero: ir.Value) -> None:
     down = ir.val(lora_down_name(linear.module), ir.DataType.FLOAT, [_COLUMNS, linear.inputs])
     up = ir.val(lora_up_name(linear.module), ir.DataType.FLOAT, [_COLUMNS, linear.outputs])
     graph.inputs.extend([down, up])

@@ -12,7 +12,7 @@ _STEPS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Rotation:
+class RotaryMatch:
     """A candidate: ``output`` is ``x`` rotated by ``cos`` and ``sin``.
 
     The tables are [batch, 1, sequence, width], where width is the number of rotated columns of x, or half of
@@ -26,7 +26,7 @@ class Rotation:
     halved: bool = False
 
 
-def rotation(node: ir.Node) -> Rotation | None:
+def rotation(node: ir.Node) -> RotaryMatch | None:
     """Return the candidate rotation whose result is this sum."""
     products = [value.producer() if value is not None else None for value in node.inputs]
     if any(product is None or product.op_type != "Mul" or product.domain for product in products):
@@ -41,11 +41,11 @@ def rotation(node: ir.Node) -> Rotation | None:
                     and _table_shape(sin, x)
                     and _reaches(rotated, x)
                 ):
-                    return Rotation(x, cos, sin, node.outputs[0])
+                    return RotaryMatch(x, cos, sin, node.outputs[0])
     return None
 
 
-def rotation_of_parts(node: ir.Node) -> Rotation | None:
+def rotation_of_parts(node: ir.Node) -> RotaryMatch | None:
     """Return the candidate whose result joins x1 * cos - x2 * sin and x2 * cos + x1 * sin, of parts of x."""
     made = [value.producer() if value is not None else None for value in node.inputs]
     if [part.op_type if part is not None and not part.domain else "" for part in made] != ["Sub", "Add"]:
@@ -60,7 +60,7 @@ def rotation_of_parts(node: ir.Node) -> Rotation | None:
                 continue
             x = _part_of(x1)
             if x is not None and x is _part_of(x2) and _table_shape(cos, x1) and _table_shape(sin, x2):
-                return Rotation(x, cos, sin, node.outputs[0], halved=True)
+                return RotaryMatch(x, cos, sin, node.outputs[0], halved=True)
     return None
 
 
@@ -88,15 +88,15 @@ def _part_of(value: ir.Value) -> ir.Value | None:
     return node.inputs[0] if node is not None and node.op_type in ("Slice", "Split") else None
 
 
-def with_unrotated_part(found: Rotation) -> Rotation:
+def with_unrotated_part(match: RotaryMatch) -> RotaryMatch:
     """Extend a rotation by the part of each head that is not rotated, if there is one."""
-    whole = _part_of(found.x)
-    reader = sole_consumer(found.output)
+    whole = _part_of(match.x)
+    reader = sole_consumer(match.output)
     if (
         whole is None
         or reader is None
         or reader.op_type != "Concat"
         or reader.outputs[0].shape != whole.shape
     ):
-        return found
-    return replace(found, x=whole, output=reader.outputs[0])
+        return match
+    return replace(match, x=whole, output=reader.outputs[0])

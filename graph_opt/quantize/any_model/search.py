@@ -34,7 +34,7 @@ _JUDGED = 8  # samples for comparing candidates, the last ones
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class QuantizationCandidate:
     """One way to quantize a model.
 
     Attributes:
@@ -88,7 +88,7 @@ class StaticSearch:
         names = quantized_values(graph, exclude=self._exempt, carried=self._carried)
         self._ranges = value_ranges(model, names, feeds)
 
-    def best(self) -> Candidate:
+    def best(self) -> QuantizationCandidate:
         """Return the candidate closest to the float outputs, with more float layers if ``min_snr`` asks."""
         options = self._options
         chosen = list(CALIBRATORS) if options.calibrator == AUTO else [options.calibrator]
@@ -113,11 +113,11 @@ class StaticSearch:
         best = max((best, spared), key=self.snr)
         return best if self.reaches_target(best) else self._fewer(best, noise)
 
-    def reaches_target(self, candidate: Candidate) -> bool:
+    def reaches_target(self, candidate: QuantizationCandidate) -> bool:
         """Return whether all outputs reach ``min_snr``."""
         return self._options.min_snr is None or self.snr(candidate) >= self._options.min_snr
 
-    def snr(self, candidate: Candidate) -> float:
+    def snr(self, candidate: QuantizationCandidate) -> float:
         """Return the lowest signal-to-noise ratio of an output, in dB."""
         model = read_onnx(self._model)
         candidate.quantizer(model)
@@ -131,27 +131,27 @@ class StaticSearch:
         reader = GraphValues(model, [str(one.name) for one in model.graph.outputs], self._model.parent)
         return [reader.run(feed) for feed in self._feeds[-_JUDGED:]]
 
-    def _candidate(self, calibrator: str, *, correct: bool = True) -> Candidate:
-        found = grids(self._ranges, calibrator, ACTIVATIONS[self._options.activations])
-        errors, biases = self._errors(found, {}), {}
+    def _candidate(self, calibrator: str, *, correct: bool = True) -> QuantizationCandidate:
+        ranges = grids(self._ranges, calibrator, ACTIVATIONS[self._options.activations])
+        errors, biases = self._errors(ranges, {}), {}
         if correct and self._options.correct_biases:
             biases = _corrected(self._layers, errors)
-            errors = self._errors(found, biases)
+            errors = self._errors(ranges, biases)
         relative = {name: error.relative for name, error in errors.items()}
         left = {**self._exempt, **self._options.vetoed(relative)}
-        return Candidate(calibrator, found, biases, relative, left, self._carried)
+        return QuantizationCandidate(calibrator, ranges, biases, relative, left, self._carried)
 
-    def _errors(self, found: Mapping[str, Grid], biases: Mapping[str, Floats]) -> dict[str, LayerError]:
+    def _errors(self, ranges: Mapping[str, Grid], biases: Mapping[str, Floats]) -> dict[str, LayerError]:
         return static_errors(
             self._model,
             self._feeds[:_MEASURED],
-            found,
+            ranges,
             exclude=self._exempt,
             biases=biases,
             progress=self._progress,
         )
 
-    def _fewer(self, candidate: Candidate, noise: Mapping[str, float]) -> Candidate:
+    def _fewer(self, candidate: QuantizationCandidate, noise: Mapping[str, float]) -> QuantizationCandidate:
         """Return the candidate with the fewest additional float layers that reaches the target, by bisection.
 
         Layers become float in decreasing order of their effect on the outputs. The last layer stays
@@ -176,27 +176,27 @@ def dominant(noise: Mapping[str, float], share: float) -> list[str]:
         share: maximum share of the layers to return.
     """
     order = sorted(noise, key=noise.__getitem__, reverse=True)
-    left, found = sum(noise.values()), []
+    left, names = sum(noise.values()), []
     for name in order[: int(len(order) * share)]:
         if noise[name] * _DOMINANT < left:
             break
-        found.append(name)
+        names.append(name)
         left -= noise[name]
-    return found
+    return names
 
 
-def _without(candidate: Candidate, names: Iterable[str], reason: str) -> Candidate:
+def _without(candidate: QuantizationCandidate, names: Iterable[str], reason: str) -> QuantizationCandidate:
     return replace(candidate, left_float={**candidate.left_float, **dict.fromkeys(names, reason)})
 
 
 def _corrected(layers: Iterable[Layer], errors: Mapping[str, LayerError]) -> dict[str, Floats]:
     """Return corrected biases by the name of a layer's output; a MatMul without a bias gets none."""
-    found: dict[str, Floats] = {}
+    biases: dict[str, Floats] = {}
     for layer in layers:
         name = str(layer.output.name)
         shift = errors[layer.name].shifts.get(name) if layer.name in errors else None
         bias = layer.bias_content()
         if shift is None or (bias is None and layer.node.op_type == "MatMul"):
             continue
-        found[name] = shift if bias is None else (bias + shift).astype(np.float32)
-    return found
+        biases[name] = shift if bias is None else (bias + shift).astype(np.float32)
+    return biases

@@ -30,7 +30,7 @@ from ...graph.lazy import lazy
 from ...passes.base import GraphPass
 from .grid import Floats, Grid, channel_scales, round_bias, round_weight
 from .layers import Layer, by_weight, find_layers
-from .placement import CARRIED, Placement, place
+from .placement import CARRIED, QuantizedValues, place
 
 
 class StaticGraphPass(GraphPass):
@@ -134,7 +134,7 @@ class StaticWriter:
         """Return the scales of a weight, large enough for the int32 biases of all its layers."""
         content = group[0].tensor.numpy()
         try:
-            found = [
+            common = [
                 channel_scales(
                     content,
                     layer.axis,
@@ -145,7 +145,7 @@ class StaticWriter:
             ]
         except GraphError as error:
             raise GraphError(f"weight {group[0].name} cannot be quantized: {error}") from error
-        scales: Floats = np.max(found, axis=0)
+        scales: Floats = np.max(common, axis=0)
         return scales
 
     def _weight(self, layer: Layer) -> ir.Value:
@@ -182,7 +182,7 @@ class StaticWriter:
         return insert(layer.node, "DequantizeLinear", parts, {"axis": 0}).outputs[0]
 
 
-def grids_of(placement: Placement, grids: Mapping[str, Grid]) -> dict[ir.Value, Grid]:
+def grids_of(placement: QuantizedValues, grids: Mapping[str, Grid]) -> dict[ir.Value, Grid]:
     """Return the grid of each quantized value.
 
     Raises:
@@ -195,7 +195,7 @@ def grids_of(placement: Placement, grids: Mapping[str, Grid]) -> dict[ir.Value, 
 
 
 def insert_grids(
-    graph: ir.Graph, placement: Placement, grids: Mapping[ir.Value, Grid]
+    graph: ir.Graph, placement: QuantizedValues, grids: Mapping[ir.Value, Grid]
 ) -> dict[ir.Value, ir.Value]:
     """Insert a QDQ pair behind every value of a placement, and make its readers read the result.
 

@@ -23,7 +23,7 @@ Promote = Callable[[ir.Graph], Iterable[ir.Value]]
 
 
 @dataclass(frozen=True, slots=True)
-class Forms:
+class WeightFormats:
     """The format of each weight of a graph.
 
     Args:
@@ -59,10 +59,10 @@ class WeightOnlyQuantizationPass(GraphPass):
     """Quantize the weights of linear layers, of the embedding and of the head, lazily.
 
     Args:
-        form: see ``Forms``.
-        embedding: see ``Forms``.
-        overrides: see ``Forms``.
-        float_embedding: see ``Forms``.
+        form: see ``WeightFormats``.
+        embedding: see ``WeightFormats``.
+        overrides: see ``WeightFormats``.
+        float_embedding: see ``WeightFormats``.
         quantizer: computes values, scales and zero points.
         calibrated: returns a calibrated quantizer by weight name, or None to use ``quantizer``.
         promote: the weights of a graph that get 8 bits, besides ``overrides``.
@@ -80,7 +80,7 @@ class WeightOnlyQuantizationPass(GraphPass):
         promote: Promote | None = None,
     ) -> None:
         super().__init__()
-        self.forms = Forms(form, embedding, dict(overrides or {}), float_embedding)
+        self.forms = WeightFormats(form, embedding, dict(overrides or {}), float_embedding)
         self.quantizer = quantizer
         self.calibrated = calibrated
         self.promote = promote

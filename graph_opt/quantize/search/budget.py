@@ -26,7 +26,7 @@ _ENOUGH = 0.85  # share of the allowed divergence at which the search stops
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class FormatChoice:
     """A format of a weight: its total bits including scales, and the divergence that it causes alone."""
 
     form: BlockFormat | None
@@ -35,7 +35,7 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class FormatPlan:
     """The formats chosen for a budget.
 
     Attributes:
@@ -56,48 +56,50 @@ class Plan:
         return {"bits_a_weight": round(self.bits, 4), "divergence": float(f"{self.divergence:.4g}"), **stored}
 
 
-def choices(runner: WeightInputs, progress: Progress | None = None) -> dict[str, list[Choice]]:
+def choices(runner: WeightInputs, progress: Progress | None = None) -> dict[str, list[FormatChoice]]:
     """Measure the possible formats of each weight, by name, cheapest first; runs the text once per weight.
 
     Weights without a format have the single choice float, because they count in a budget of bits too.
     """
-    found = {name: [Choice(None, _FLOAT_BITS * size, 0.0)] for name, size in runner.float_sizes.items()}
+    options = {
+        name: [FormatChoice(None, _FLOAT_BITS * size, 0.0)] for name, size in runner.float_sizes.items()
+    }
     for number, (name, form) in enumerate(runner.forms.items()):
         size = runner.sizes[name]
         divergence = runner.divergence({name: form})
         ladder = [form] if form.bits == 8 else [form, runner.wide(name)]
         errors = [max(runner.error(name, step), 1e-30) for step in ladder]
-        found[name] = [
-            Choice(
+        options[name] = [
+            FormatChoice(
                 step,
                 _bits(size, step),
                 divergence * error / errors[0],
             )
             for step, error in zip(ladder, errors, strict=True)
         ]
-        found[name].append(Choice(None, _FLOAT_BITS * size, 0.0))
+        options[name].append(FormatChoice(None, _FLOAT_BITS * size, 0.0))
         if progress is not None:
             progress(number + 1, len(runner.forms), name)
-    return found
+    return options
 
 
-def spend_bits(found: Mapping[str, Sequence[Choice]], budget: float) -> Plan:
+def spend_bits(options: Mapping[str, Sequence[FormatChoice]], budget: float) -> FormatPlan:
     """Choose the formats with the least divergence within ``budget`` bits per weight.
 
     Raises:
         UsageError: the cheapest formats exceed the budget.
     """
-    weights = sum(choice[-1].bits for choice in found.values()) / _FLOAT_BITS
-    least = sum(choice[0].bits for choice in found.values()) / weights
+    weights = sum(choice[-1].bits for choice in options.values()) / _FLOAT_BITS
+    least = sum(choice[0].bits for choice in options.values()) / weights
     if least > budget:
         raise UsageError(
             f"a budget of {budget:g} bits cannot be met; the minimum is {least:.3f} bits per weight, "
             "including scales; larger blocks need fewer"
         )
-    return _plan(found, _climb(found, bits=budget * weights))
+    return _plan(options, _climb(options, bits=budget * weights))
 
 
-def promote(runner: WeightInputs, share: float, progress: Progress | None = None) -> Plan:
+def promote(runner: WeightInputs, share: float, progress: Progress | None = None) -> FormatPlan:
     """Choose 8 bits for the kinds of layers whose rounding to 4 bits costs most per additional bit.
 
     A kind is all weights whose names differ only in numbers, such as the value projections of all layers. So
@@ -108,7 +110,7 @@ def promote(runner: WeightInputs, share: float, progress: Progress | None = None
         share: additional bits, relative to the bits of all weights.
         progress: called after every kind.
     """
-    found: dict[str, list[Choice]] = {}
+    options: dict[str, list[FormatChoice]] = {}
     members: dict[str, list[str]] = {}
     for name, form in runner.forms.items():
         if form.bits == _NARROW:
@@ -117,20 +119,20 @@ def promote(runner: WeightInputs, share: float, progress: Progress | None = None
         forms = {name: runner.forms[name] for name in names}
         wide = {name: runner.wide(name) for name in names}
         narrow_bits, wide_bits = (_total_bits(runner, each) for each in (forms, wide))
-        found[kind] = [
-            Choice(forms[names[0]], narrow_bits, runner.divergence(forms)),
-            Choice(wide[names[0]], wide_bits, 0.0),
+        options[kind] = [
+            FormatChoice(forms[names[0]], narrow_bits, runner.divergence(forms)),
+            FormatChoice(wide[names[0]], wide_bits, 0.0),
         ]
         if progress is not None:
             progress(number + 1, len(members), kind)
     wider = {name: form for name, form in runner.forms.items() if form.bits != _NARROW}
     fixed = _total_bits(runner, wider) + _FLOAT_BITS * sum(runner.float_sizes.values())
-    narrow = fixed + sum(steps[0].bits for steps in found.values())
-    levels = _climb(found, bits=(1 + share) * narrow - fixed)
-    chosen = {kind: steps[levels[kind]] for kind, steps in found.items()}
+    narrow = fixed + sum(steps[0].bits for steps in options.values())
+    levels = _climb(options, bits=(1 + share) * narrow - fixed)
+    chosen = {kind: steps[levels[kind]] for kind, steps in options.items()}
     weights = sum(runner.sizes.values()) + sum(runner.float_sizes.values())
-    return Plan(
-        {name: runner.wide(name) for kind in found if levels[kind] for name in members[kind]},
+    return FormatPlan(
+        {name: runner.wide(name) for kind in options if levels[kind] for name in members[kind]},
         (fixed + sum(choice.bits for choice in chosen.values())) / weights,
         sum(choice.divergence for choice in chosen.values()),
     )
@@ -146,10 +148,10 @@ def _bits(size: int, form: BlockFormat) -> float:
 
 
 def spend_divergence(
-    found: Mapping[str, Sequence[Choice]],
+    options: Mapping[str, Sequence[FormatChoice]],
     limit: float,
     measure: Callable[[Mapping[str, BlockFormat | None]], float],
-) -> Plan:
+) -> FormatPlan:
     """Choose the formats with the fewest bits whose measured divergence is at most ``limit`` nats.
 
     Raises:
@@ -157,8 +159,8 @@ def spend_divergence(
     """
     aim, closest, best = limit, float("inf"), None
     for _ in range(_ATTEMPTS):
-        plan = _plan(found, _climb(found, bits=float("inf"), divergence=aim))
-        measured = measure({name: plan.overrides.get(name, steps[0].form) for name, steps in found.items()})
+        plan = _plan(options, _climb(options, bits=float("inf"), divergence=aim))
+        measured = measure({name: plan.overrides.get(name, steps[0].form) for name, steps in options.items()})
         closest = min(closest, measured)
         if measured <= limit and (best is None or plan.bits < best.bits):
             best = dataclasses.replace(plan, divergence=measured)
@@ -170,15 +172,17 @@ def spend_divergence(
     return best
 
 
-def _climb(found: Mapping[str, Sequence[Choice]], *, bits: float, divergence: float = 0.0) -> dict[str, int]:
+def _climb(
+    options: Mapping[str, Sequence[FormatChoice]], *, bits: float, divergence: float = 0.0
+) -> dict[str, int]:
     """Apply the upgrades that fit in ``bits``, best gain first, until ``divergence`` is reached."""
-    levels = dict.fromkeys(found, 0)
-    used = sum(steps[0].bits for steps in found.values())
-    expected = sum(steps[0].divergence for steps in found.values())
-    for name, level in _upgrades(found):
+    levels = dict.fromkeys(options, 0)
+    used = sum(steps[0].bits for steps in options.values())
+    expected = sum(steps[0].divergence for steps in options.values())
+    for name, level in _upgrades(options):
         if expected <= divergence:
             break
-        old, new = found[name][levels[name]], found[name][level]
+        old, new = options[name][levels[name]], options[name][level]
         if level > levels[name] and used + new.bits - old.bits <= bits:
             used += new.bits - old.bits
             expected += new.divergence - old.divergence
@@ -186,7 +190,7 @@ def _climb(found: Mapping[str, Sequence[Choice]], *, bits: float, divergence: fl
     return levels
 
 
-def _upgrades(found: Mapping[str, Sequence[Choice]]) -> list[tuple[str, int]]:
+def _upgrades(found: Mapping[str, Sequence[FormatChoice]]) -> list[tuple[str, int]]:
     """Return (weight, level) sorted by decreasing gain per bit over the previous level."""
     gains = {}
     for name, steps in found.items():
@@ -196,10 +200,10 @@ def _upgrades(found: Mapping[str, Sequence[Choice]]) -> list[tuple[str, int]]:
     return sorted(gains, key=lambda upgrade: -gains[upgrade])
 
 
-def _plan(found: Mapping[str, Sequence[Choice]], levels: Mapping[str, int]) -> Plan:
+def _plan(found: Mapping[str, Sequence[FormatChoice]], levels: Mapping[str, int]) -> FormatPlan:
     chosen = {name: steps[levels[name]] for name, steps in found.items()}
     weights = sum(steps[-1].bits for steps in found.values()) / _FLOAT_BITS
-    return Plan(
+    return FormatPlan(
         {name: choice.form for name, choice in chosen.items() if levels[name]},
         sum(choice.bits for choice in chosen.values()) / weights,
         sum(choice.divergence for choice in chosen.values()),

@@ -18,7 +18,7 @@ from ...graph.onnx_files import read_onnx
 from ...graph.session import open_part
 from ..algorithms.blockwise import BlockFormat, Floats, dequantize, round_to_nearest
 from ..calibration.activations import Tokens, fresh_sequence, placed
-from ..formats.weight_only import Forms, summed_axis
+from ..formats.weight_only import WeightFormats, summed_axis
 from .layerwise import is_matrix
 
 
@@ -37,7 +37,9 @@ class WeightInputs:
         float_sizes: the number of values of every other weight matrix, which stays float.
     """
 
-    def __init__(self, model: Path, windows: Sequence[Tokens], forms: Forms, *, context_length: int) -> None:
+    def __init__(
+        self, model: Path, windows: Sequence[Tokens], forms: WeightFormats, *, context_length: int
+    ) -> None:
         loaded = read_onnx(model)
         graph = loaded.graph
         wanted = {value: form for value in graph.initializers.values() if (form := forms.of(value))}

@@ -22,7 +22,7 @@ from typing import Any
 
 from ....errors import RequestError
 from ....options import shown
-from .sources import DIGEST_BYTES, Row
+from .sources import DIGEST_BYTES, SourceRow
 from .templates import PromptTemplate
 
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
@@ -88,7 +88,7 @@ def id_key(custom_id: str) -> bytes:
     return hashlib.blake2b(custom_id.encode("utf-8", "surrogatepass"), digest_size=DIGEST_BYTES).digest()
 
 
-def parse_row(row: Row, template: PromptTemplate, endpoint: str | None = None) -> BatchLine | BadLine:
+def parse_row(row: SourceRow, template: PromptTemplate, endpoint: str | None = None) -> BatchLine | BadLine:
     """Parse a row into a request.
 
     Args:
@@ -120,7 +120,7 @@ def parse_row(row: Row, template: PromptTemplate, endpoint: str | None = None) -
     return BatchLine(row.number, custom_id, url, body, row.digest, key, extra)
 
 
-def refuse_duplicate(line: BatchLine, row: Row, ids: CustomIds) -> BatchLine | BadLine:
+def refuse_duplicate(line: BatchLine, row: SourceRow, ids: CustomIds) -> BatchLine | BadLine:
     """Return the line, or a BadLine if an earlier line has the same custom_id."""
     if line.id_key is None:
         return line

@@ -39,7 +39,7 @@ _DAMAGE = (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error)
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class SourceRow:
     """One row that is not empty.
 
     Args:
@@ -107,7 +107,7 @@ class Source:
             common = own if common is None else [column for column in common if column in own]
         return common or []
 
-    def __iter__(self) -> Iterator[Row]:
+    def __iter__(self) -> Iterator[SourceRow]:
         """Yield every row that is not empty, in order.
 
         Raises:
@@ -122,7 +122,7 @@ class Source:
                     data, fault = _attached(name, data)
                 if data is not None:
                     place = name if len(self.files) > 1 else None
-                    yield Row(before + number, data, _digest(data), number, place, fault)
+                    yield SourceRow(before + number, data, _digest(data), number, place, fault)
             before += number
 
     def content(self) -> Content:

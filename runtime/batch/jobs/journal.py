@@ -52,7 +52,7 @@ _INSERT = f"INSERT INTO answers ({_COLUMNS}) VALUES ({', '.join('?' * 12)})"  # 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class LineResult:
     """The result of one line.
 
     Args:
@@ -106,7 +106,7 @@ class Totals:
         """The number of lines that have an answer."""
         return self.completed + self.failed
 
-    def add(self, answer: Answer) -> None:
+    def add(self, answer: LineResult) -> None:
         """Add one answer to the sums."""
         if answer.code is None:
             self.completed += 1
@@ -175,7 +175,7 @@ class Journal:
         with self._transaction():
             self._put(facts)
 
-    def commit(self, answers: Sequence[Answer]) -> None:
+    def commit(self, answers: Sequence[LineResult]) -> None:
         """Add answers and update the sums in one transaction, which is on the disk when this returns.
 
         Raises:
@@ -201,7 +201,7 @@ class Journal:
             found = self._db.execute(query, (first, last)).fetchall()
         return {number: (digest, id_key) for number, digest, id_key in found}
 
-    def answers(self, condition: str = "1", values: Sequence[Any] = ()) -> Iterator[Answer]:
+    def answers(self, condition: str = "1", values: Sequence[Any] = ()) -> Iterator[LineResult]:
         """Yield the answers that meet an SQL condition, in the order of their lines.
 
         They are read on a separate connection, so that the job can write at the same time.
@@ -215,7 +215,7 @@ class Journal:
         query = f"SELECT record, extra FROM answers WHERE {condition} ORDER BY number"  # noqa: S608 -- our own
         return itertools.starmap(output_line, self.query(query))
 
-    def since(self, turn: int, max_answers: int) -> list[tuple[int, Answer]]:
+    def since(self, turn: int, max_answers: int) -> list[tuple[int, LineResult]]:
         """Return (turn, answer) of the first ``max_answers`` answers committed after ``turn``."""
         query = f"SELECT turn, {_COLUMNS} FROM answers WHERE turn > ? ORDER BY turn LIMIT ?"  # noqa: S608
         return [(row[0], _answer(row[1:])) for row in self.query(query, (turn, max_answers))]
@@ -274,7 +274,7 @@ class Journal:
                 raise
 
 
-def _values(answer: Answer) -> tuple[Any, ...]:
+def _values(answer: LineResult) -> tuple[Any, ...]:
     return (
         answer.number, answer.digest, answer.id_key, answer.record, answer.extra, answer.code,
         answer.prompt_tokens, answer.completion_tokens, answer.cached_tokens, answer.seconds,
@@ -282,9 +282,9 @@ def _values(answer: Answer) -> tuple[Any, ...]:
     )  # fmt: skip
 
 
-def _answer(row: tuple[Any, ...]) -> Answer:
+def _answer(row: tuple[Any, ...]) -> LineResult:
     (number, digest, id_key, record, extra, code, prompt, completion, cached, seconds, reason, worker) = row
-    return Answer(
+    return LineResult(
         number=number, digest=digest, id_key=id_key, record=record, extra=extra, code=code,
         prompt_tokens=prompt, completion_tokens=completion, cached_tokens=cached, seconds=seconds,
         finish_reason=reason, worker=worker,

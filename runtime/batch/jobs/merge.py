@@ -9,7 +9,7 @@ from ....errors import OutputExistsError
 from ...types.arguments import checked_arguments
 from ..inputs.files import check_folder, exists, plain_suffix
 from .job import find_folder
-from .journal import Answer, Journal
+from .journal import Journal, LineResult
 from .output import kept_columns, write_lines, write_parquet
 
 
@@ -46,7 +46,7 @@ def merge_jobs(jobs: Sequence[str | Path], output: str, errors: str | None = Non
             journal.close()
 
 
-def _answers(journals: Sequence[Journal], condition: str) -> Iterator[Answer]:
+def _answers(journals: Sequence[Journal], condition: str) -> Iterator[LineResult]:
     for journal in journals:
         yield from journal.answers(condition)
 

@@ -13,7 +13,7 @@ import numpy as np
 from ....errors import UsageError
 from ....plain_json import plain_json
 from ..inputs.files import arrow, plain_suffix, remove, replacing
-from .journal import Answer, Journal
+from .journal import Journal, LineResult
 
 _PARQUET_ROWS = 4096
 _RESULTS = (
@@ -79,7 +79,7 @@ def write_lines(lines: Iterator[bytes], name: str) -> None:
 
 
 def write_parquet(
-    answers: Iterator[Answer],
+    answers: Iterator[LineResult],
     name: str,
     facts: Mapping[str, Any] | None,
     kept: Mapping[str, str],
@@ -132,7 +132,7 @@ def schema_properties(facts: Mapping[str, Any] | None) -> dict[str, str]:
     }
 
 
-def kept_columns(answers: Iterator[Answer]) -> dict[str, str]:
+def kept_columns(answers: Iterator[LineResult]) -> dict[str, str]:
     """Return the columns kept from the input, with an Arrow type that holds all their values."""
     kinds: dict[str, set[str]] = {}
     for answer in answers:
@@ -156,7 +156,7 @@ def _common(kinds: set[str]) -> str:
 
 
 def _table_row(
-    answer: Answer, kept: Mapping[str, str], properties: Mapping[str, str], *, vectors: bool
+    answer: LineResult, kept: Mapping[str, str], properties: Mapping[str, str], *, vectors: bool
 ) -> dict[str, Any]:
     record = json.loads(answer.record)
     body = record["response"]["body"]

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from ...process.faults import raised_in_thread
-from .journal import Answer, Journal, Totals
+from .journal import Journal, LineResult, Totals
 
 COMMIT_SECONDS = 1.0
 COMMIT_LINES = 1000
@@ -51,13 +51,13 @@ class GroupWriter:
         self._tell = tell
         self._stop = stop
         self._check = check
-        self._answers: deque[Answer] = deque()
+        self._answers: deque[LineResult] = deque()
         self._closing = False
         self._wake = threading.Event()  # not set for each answer: a thread switch costs more than an answer
         self._thread = threading.Thread(target=self._work, name="carryall-batch-writer", daemon=True)
         self._thread.start()
 
-    def put(self, answer: Answer) -> None:
+    def put(self, answer: LineResult) -> None:
         """Queue an answer; block while ``_MAX_QUEUED`` are queued.
 
         Raises:
@@ -100,7 +100,7 @@ class GroupWriter:
         except BaseException as error:  # noqa: BLE001 -- raised again in the thread that waits for it
             self.error = raised_in_thread("writes the journal", error)
 
-    def _commit(self, batch: list[Answer]) -> None:
+    def _commit(self, batch: list[LineResult]) -> None:
         def write() -> Totals:
             self._journal.commit(batch)
             return self._journal.totals()

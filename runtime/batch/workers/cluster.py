@@ -21,7 +21,7 @@ from ....storage.cache import cached_folder
 from ....storage.paths import check_name
 from ....storage.root import cache_root, unusable
 from ..inputs.lines import BatchLine
-from ..jobs.journal import Answer
+from ..jobs.journal import LineResult
 from .pool import Give, Take, Worker, WorkerLost, WorkerPool
 from .worker import WorkerSpec, open_worker
 
@@ -162,7 +162,7 @@ class ModelActor:
     def ready(self) -> None:
         """Return once the model is loaded."""
 
-    def answer(self, lines: Sequence[BatchLine]) -> list[Answer]:
+    def answer(self, lines: Sequence[BatchLine]) -> list[LineResult]:
         """Return the answers of lines, in any order."""
         return list(self._engine.run(iter(lines), threading.Event()))
 

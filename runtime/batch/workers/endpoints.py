@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 import itertools
@@ -12,7 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from ....errors import RequestCancelled, RequestError, UnsupportedTaskError
+from ....errors import RequestError, UnsupportedTaskError
 from ...api.embedding import embedding_questions, stacked
 from ...api.requests import RENDER_OPTIONS, PooledPrompt, Prompt, RequestFactory
 from ...api.scoring import (
@@ -25,11 +26,9 @@ from ...api.scoring import (
 from ...engine.requests.request_group import RequestGroup
 from ...service.core.chat import Conversation
 from ...service.core.messages import (
-    Choice,
     Embeddings,
     Generation,
     GenerationRequest,
-    Usage,
     refuse_left_out,
     with_gap,
     with_schema_read,
@@ -41,7 +40,6 @@ from ...service.http.openai.endpoints import ENDPOINTS
 from ...service.http.openai.reading import IGNORED
 from ...text.chat_template import check_variables
 from ...text.infill import Infill, infill_tokens
-from ...types.outputs import RequestOutput, ToolCall
 from ..inputs.lines import CHAT, COMPLETIONS, EMBEDDINGS, RERANK, RESPONSES, SCORE, BatchLine
 from .responses import read_line, response_body
 
@@ -56,12 +54,12 @@ class Work:
     Args:
         groups: the request groups: one for a generation, one for each text or document otherwise.
             Empty for embeddings that the encoder computes.
-        read: returns the response body and the finish reason, from the outputs of the groups.
+        read: returns the response body and the finish reason, once the requests have ended.
         timeout: time limit in seconds, counted from the moment the requests enter the engine; None is none.
     """
 
     groups: Sequence[RequestGroup]
-    read: Callable[[Sequence[RequestOutput]], tuple[Json, str]]
+    read: Callable[[], tuple[Json, str]]
     timeout: float | None = None
 
 
@@ -110,9 +108,9 @@ class Preparer:
             lora=lora,
         )
 
-        def read(outputs: Sequence[RequestOutput]) -> tuple[Json, str]:
-            result = _generation(outputs[0], line.number)
-            return asked.body(result, lora or self.model, self.created), result.choices[0].finish_reason
+        def read() -> tuple[Json, str]:
+            result = _generation(group, line.number)
+            return asked.body(result, lora or self.model, self.created), result.reason
 
         return Work([group], read, request.timeout)
 
@@ -133,9 +131,7 @@ class Preparer:
 
         if not self.embedding_size:  # the engine gives no hidden states: use the encoder's session
             encoder = self.requests.encoder
-            return Work(
-                [], lambda _: answer(stacked(*encoder.embed(texts, pooling), normalize=ask.normalize))
-            )
+            return Work([], lambda: answer(stacked(*encoder.embed(texts, pooling), normalize=ask.normalize)))
         return self._asked(
             line,
             [embedding_questions(prompts)],
@@ -150,8 +146,8 @@ class Preparer:
             return self._asked(
                 line,
                 [questions],
-                lambda found: (
-                    _with_usage(scoring.continuations_response(found, self.model, name), [questions]),
+                lambda results: (
+                    _with_usage(scoring.continuations_response(results, self.model, name), [questions]),
                     "stop",
                 ),
             )
@@ -162,7 +158,7 @@ class Preparer:
         return self._asked(
             line,
             pairs,
-            lambda found: (_with_usage(scoring.pairs_response(found, self.model, name), pairs), "stop"),
+            lambda results: (_with_usage(scoring.pairs_response(results, self.model, name), pairs), "stop"),
         )
 
     def _continuations(self, ask: scoring.ContinuationsAsk) -> Questions[ContinuationScore]:
@@ -202,8 +198,8 @@ class Preparer:
             for index, (prompt, params) in enumerate(pairs)
         ]
 
-        def read(outputs: Sequence[RequestOutput]) -> tuple[Json, str]:
-            left = iter(outputs)
+        def read() -> tuple[Json, str]:
+            left = (group.output() for group in groups)
             parts = [each.read(list(itertools.islice(left, len(each.prompts)))) for each in questions]
             return answer([result for part in parts for result in part])
 
@@ -261,16 +257,16 @@ def read_generation(line: BatchLine, defaults: Mapping[str, Any], job_seed: int)
     Raises:
         RequestError: the body is at fault.
     """
-    own = {**line.body}
-    if own.get("seed") is None:
-        own["seed"] = line_seed(job_seed, line.number)
+    fields = {**line.body}
+    if fields.get("seed") is None:
+        fields["seed"] = line_seed(job_seed, line.number)
     if line.url == RESPONSES:
-        ask = read_line(own, defaults)
+        ask = read_line(fields, defaults)
         return Generating(
             refuse_left_out(with_schema_read(ask.request)), functools.partial(response_body, ask)
         )
     endpoint = ENDPOINTS[line.url]
-    request = refuse_left_out(with_schema_read(endpoint.request({**defaults, **own})))
+    request = refuse_left_out(with_schema_read(endpoint.request({**defaults, **fields})))
 
     def body(result: Generation, model: str, created: int) -> Json:
         found = {**endpoint.response(request, result, model), "created": created}
@@ -287,49 +283,24 @@ def line_seed(job_seed: int, number: int) -> int:
     return int.from_bytes(digest, "big") >> 1
 
 
-def _generation(output: RequestOutput, number: int) -> Generation:
-    """Convert the output of a finished request.
+def _generation(group: RequestGroup, number: int) -> Generation:
+    """Return the result of a group that has ended; it depends on the line alone, not on what the cache had.
 
     Raises:
-        InvalidSamplingError, ProviderRuntimeError: the request failed; see ``RequestOutput.check``.
+        InvalidSamplingError, ProviderRuntimeError: the request failed; see ``RequestGroup.failure``.
         RequestCancelled: the line's timeout passed.
     """
-    output.check()
-    choices = []
-    for completion in output.outputs:
-        if completion.finish_reason not in ("stop", "length"):
-            raise RequestCancelled(
-                "the line's timeout passed before it was finished; raise the timeout or lower max_tokens"
-            )
-        calls = completion.tool_calls
-        choices.append(
-            Choice(
-                index=completion.index,
-                text=completion.text,
-                token_ids=completion.token_ids,
-                logprobs=completion.logprobs or [],
-                finish_reason=completion.finish_reason,
-                stop_reason=completion.stop_reason,
-                reasoning=completion.reasoning_content or "",
-                tool_calls=[
-                    ToolCall(_call_id(number, completion.index, position), call.name, call.arguments)
-                    for position, call in enumerate(calls)
-                ],
-            )
-        )
-    usage = Usage(
-        prompt_tokens=len(output.prompt_token_ids),
-        completion_tokens=sum(len(completion.token_ids) for completion in output.outputs),
-        cached_tokens=0,
-        reasoning_tokens=sum(completion.reasoning_tokens for completion in output.outputs),
-    )
-    return Generation(
-        request_id=output.request_id,
-        choices=choices,
-        usage=usage,
-        prompt_logprobs=output.prompt_logprobs or [],
-        prompt_token_ids=output.prompt_token_ids,
-    )
+    deltas = group.read()
+    if (failure := group.failure) is not None:
+        raise failure
+    result = Generation.of(deltas)
+    for choice in result.choices:
+        choice.tool_calls = [
+            dataclasses.replace(call, id=_call_id(number, choice.index, position))
+            for position, call in enumerate(choice.tool_calls)
+        ]
+    usage = dataclasses.replace(result.usage, cached_tokens=0)
+    return dataclasses.replace(result, usage=usage)
 
 
 def _call_id(*place: int) -> str:
@@ -347,11 +318,11 @@ def known_fields_of(line: BatchLine, known: Collection[str]) -> Json:
     Raises:
         RequestError: a field is unknown; an answer in a file has no header that could name it.
     """
-    given = {name: value for name, value in line.body.items() if value is not None}
-    unknown = sorted(set(given) - set(known) - set(IGNORED))
+    fields = {name: value for name, value in line.body.items() if value is not None}
+    unknown = sorted(set(fields) - set(known) - set(IGNORED))
     if unknown:
         raise RequestError(f"unknown field '{unknown[0]}'; known fields: {', '.join(sorted(known))}")
-    return given
+    return fields
 
 
 def _with_usage(body: Json, questions: Sequence[Questions[Any]]) -> Json:

@@ -23,11 +23,11 @@ from ....errors import CarryallError, ProviderRuntimeError, RequestCancelled, Re
 from ....plain_json import plain_json
 from ...engine.engine import Engine
 from ...engine.requests.request import Request
+from ...engine.requests.request_group import RequestGroup
 from ...process.faults import raised_in_thread
 from ...process.uninterrupted import uninterrupted
-from ...types.outputs import RequestOutput
 from ..inputs.lines import BadLine, BatchLine
-from ..jobs.journal import Answer
+from ..jobs.journal import LineResult
 from .endpoints import Preparer, Work
 
 # The engine has this many requests per slot, so that a free slot is filled in the next step.
@@ -95,7 +95,7 @@ class OfflineEngine:
         self._engine.close()
         self._preparer.requests.encoder.close()
 
-    def run(self, lines: Iterator[BatchLine | None], stop: threading.Event) -> Iterator[Answer]:
+    def run(self, lines: Iterator[BatchLine | None], stop: threading.Event) -> Iterator[LineResult]:
         """Yield one answer for each line, as they finish; end early once ``stop`` is set.
 
         ``lines`` is read in another thread; a None among them ends a window, see ``windows``.
@@ -152,7 +152,7 @@ class OfflineEngine:
         except UsageError as error:
             return _Item(line, None, error)
 
-    def _work(self, ready: _Windows, stop: threading.Event) -> Iterator[Answer]:
+    def _work(self, ready: _Windows, stop: threading.Event) -> Iterator[LineResult]:
         running: dict[str, _Item] = {}
         waiting: deque[_Item] | None = deque()
         ended: list[_Item] = []
@@ -216,21 +216,19 @@ class OfflineEngine:
                 if not item.running:
                     yield item
 
-    def _answer(self, item: _Item) -> Answer:
+    def _answer(self, item: _Item) -> LineResult:
         """Return the answer of a line that ended.
 
         Raises:
             ProviderRuntimeError: too many lines in a row failed on the device.
         """
-        outputs: list[RequestOutput] = []
         try:
             if item.fault is not None or item.work is None:
                 raise item.fault or RequestError("the line could not be prepared")
             for group in item.work.groups:
                 if group.fault is not None:
                     raise group.fault
-            outputs = [group.output() for group in item.work.groups]
-            body, reason = item.work.read(outputs)
+            body, reason = item.work.read()
         except CarryallError as error:
             code = error_code(error)
             self._failures = self._failures + 1 if code == "server_error" else 0
@@ -240,7 +238,7 @@ class OfflineEngine:
                 ) from error
             return failed(item.line, code, str(error), worker=self._worker)
         self._failures = 0
-        return _completed(item.line, body, reason, outputs, self._worker)
+        return _completed(item.line, body, reason, item.work.groups, self._worker)
 
 
 def windows(lines: Iterator[BatchLine | None], max_lines: int) -> Iterator[list[BatchLine]]:
@@ -276,15 +274,16 @@ def error_code(error: CarryallError) -> str:
 
 
 def _completed(
-    line: BatchLine, body: dict[str, object], reason: str, outputs: Sequence[RequestOutput], worker: str
-) -> Answer:
-    metrics = [output.metrics for output in outputs if output.metrics is not None]
-    ends = [each.finished for each in metrics if each.finished is not None]
-    starts = [each.first_scheduled or each.arrival for each in metrics]
+    line: BatchLine, body: Mapping[str, object], reason: str, groups: Sequence[RequestGroup], worker: str
+) -> LineResult:
+    times = [group.requests[0].metrics for group in groups]
+    ends = [each.finished for each in times if each.finished is not None]
+    starts = [each.first_scheduled or each.arrival for each in times]
+    usages = [group.usage for group in groups]
     tokens = (
-        sum(len(output.prompt_token_ids) for output in outputs),
-        sum(len(choice.token_ids) for output in outputs for choice in output.outputs),
-        sum(each.cached_tokens for each in metrics),
+        sum(usage.prompt_tokens for usage in usages),
+        sum(usage.completion_tokens for usage in usages),
+        sum(usage.cached_tokens for usage in usages),
     )
     seconds = max(ends) - min(starts) if ends and starts else 0.0
     return completed(line, body, reason, tokens, seconds=seconds, worker=worker)
@@ -298,7 +297,7 @@ def completed(
     *,
     seconds: float,
     worker: str,
-) -> Answer:
+) -> LineResult:
     """The answer of a line that succeeded.
 
     Args:
@@ -306,12 +305,12 @@ def completed(
         body: of the response.
         reason: why its text ended.
         tokens: of prompts, generated, and cached among the former.
-        seconds: see ``Answer``.
+        seconds: see ``LineResult``.
         worker: see there.
     """
     name = f"batch_req_{line.number}"
     response = {"status_code": 200, "request_id": name, "body": body}
-    return Answer(
+    return LineResult(
         number=line.number,
         digest=line.digest,
         id_key=line.id_key,
@@ -326,7 +325,7 @@ def completed(
     )
 
 
-def failed(line: BatchLine | BadLine, code: str, message: str, *, worker: str = "") -> Answer:
+def failed(line: BatchLine | BadLine, code: str, message: str, *, worker: str = "") -> LineResult:
     """Return the answer of a failed line; its record has the format of OpenAI's error files."""
     error: dict[str, object] = {"code": code, "message": message, "line": line.number}
     if isinstance(line, BadLine) and line.file is not None:
@@ -338,7 +337,7 @@ def failed(line: BatchLine | BadLine, code: str, message: str, *, worker: str = 
         "response": None,
         "error": error,
     }
-    return Answer(
+    return LineResult(
         number=line.number,
         digest=line.digest,
         id_key=line.id_key,

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from ....errors import ProviderRuntimeError
 from ..inputs.lines import BatchLine
-from ..jobs.journal import Answer
+from ..jobs.journal import LineResult
 from .offline import failed
 
 PIECE_LINES = 32
@@ -23,7 +23,7 @@ _MAX_ATTEMPTS = 3  # of one line
 _MAX_DEATHS = 5
 
 Give = Callable[[int], list[BatchLine] | None]
-Take = Callable[[Sequence[Answer]], None]
+Take = Callable[[Sequence[LineResult]], None]
 
 
 class WorkerLost(Exception):  # noqa: N818 -- an event that the pool handles, not an error
@@ -61,10 +61,10 @@ class WorkerPool:
     def __init__(self, openers: Sequence[Callable[[], Worker]], *, probes: bool = False) -> None:
         self._openers = openers
         self._num_probes = _PROBES if probes else 0
-        self._answers: queue.Queue[Answer | BaseException | None] = queue.Queue()
+        self._answers: queue.Queue[LineResult | BaseException | None] = queue.Queue()
         self._probed: dict[int, dict[str, bytes]] = {}
 
-    def run(self, lines: Iterator[BatchLine], stop: threading.Event) -> Iterator[Answer]:
+    def run(self, lines: Iterator[BatchLine], stop: threading.Event) -> Iterator[LineResult]:
         """Yield one answer for each line, as they finish; end early once ``stop`` is set.
 
         Raises:
@@ -82,15 +82,15 @@ class WorkerPool:
         try:
             while left and not stop.is_set():
                 try:
-                    found = self._answers.get(timeout=POLL_SECONDS)
+                    answers = self._answers.get(timeout=POLL_SECONDS)
                 except queue.Empty:
                     continue
-                if isinstance(found, BaseException):
-                    raise found
-                if found is None:
+                if isinstance(answers, BaseException):
+                    raise answers
+                if answers is None:
                     left -= 1
                 else:
-                    yield found
+                    yield answers
         finally:
             over.set()
             for thread in threads:
@@ -148,7 +148,7 @@ class WorkerPool:
         finally:
             worker.close()
 
-    def _note(self, answer: Answer, worker: str, probe: bool, first: bool) -> None:
+    def _note(self, answer: LineResult, worker: str, probe: bool, first: bool) -> None:
         if probe:
             self._probed.setdefault(answer.number, {})[worker] = answer.record
         if first:
@@ -180,14 +180,14 @@ class _Share:
             with self._turn:
                 return [] if self._ended and not self._out else None
         with self._turn:
-            if found := [self._returned.popleft() for _ in range(min(count, len(self._returned)))]:
-                return found
+            if lines := [self._returned.popleft() for _ in range(min(count, len(self._returned)))]:
+                return lines
         with self._reading:  # a separate lock: reading may wait for a pipe while answers arrive
-            found = [] if self._ended else list(itertools.islice(self._lines, count))
-            self._ended = len(found) < count
+            lines = [] if self._ended else list(itertools.islice(self._lines, count))
+            self._ended = len(lines) < count
             with self._turn:
-                self._out |= {line.number: line for line in found}
-                return found or ([] if not self._out else None)
+                self._out |= {line.number: line for line in lines}
+                return lines or ([] if not self._out else None)
 
     def answered(self, number: int) -> bool:
         """Mark a line as answered; return False if it was answered before."""
@@ -211,7 +211,7 @@ class _Assignment:
     """The lines that one worker has."""
 
     def __init__(
-        self, share: _Share, probes: Sequence[BatchLine], note: Callable[[Answer, str, bool, bool], None]
+        self, share: _Share, probes: Sequence[BatchLine], note: Callable[[LineResult, str, bool, bool], None]
     ) -> None:
         self.worker = ""
         self.answered = 0
@@ -226,7 +226,7 @@ class _Assignment:
         self._lines |= {line.number: line for line in found or ()}
         return found
 
-    def take(self, answers: Sequence[Answer]) -> None:
+    def take(self, answers: Sequence[LineResult]) -> None:
         for answer in answers:
             self._lines.pop(answer.number, None)
             self.answered += 1

@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection
 
 from ....errors import CarryallError, ProviderRuntimeError, UsageError
 from ..inputs.lines import BatchLine
-from ..jobs.journal import Answer
+from ..jobs.journal import LineResult
 from .pool import PIECE_LINES, POLL_SECONDS, Give, Take, WorkerLost
 from .worker import WorkerSpec, open_worker
 
@@ -96,7 +96,7 @@ def _serve(spec: WorkerSpec, pipe: Connection) -> None:
     """Answer lines until there are no more. Runs in the worker's process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process handles Ctrl-C
     over = threading.Event()
-    answers: queue.SimpleQueue[Answer | None] = queue.SimpleQueue()
+    answers: queue.SimpleQueue[LineResult | None] = queue.SimpleQueue()
     turn = threading.Lock()
     sender = threading.Thread(target=_send_answers, args=(pipe, answers, turn), daemon=True)
     try:
@@ -137,7 +137,9 @@ def _asked_for(pipe: Connection, turn: threading.Lock) -> Iterator[BatchLine | N
             return
 
 
-def _send_answers(pipe: Connection, answers: queue.SimpleQueue[Answer | None], turn: threading.Lock) -> None:
+def _send_answers(
+    pipe: Connection, answers: queue.SimpleQueue[LineResult | None], turn: threading.Lock
+) -> None:
     """Send the queued answers to the main process, several at once, until a None."""
     more = True
     while more:

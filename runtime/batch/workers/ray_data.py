@@ -19,9 +19,9 @@ from ....plain_json import plain_json
 from ...types.arguments import checked_arguments
 from ..inputs.files import arrow
 from ..inputs.lines import EMBEDDINGS, BadLine, BatchLine, parse_row
-from ..inputs.sources import Row, jsonable
+from ..inputs.sources import SourceRow, jsonable
 from ..inputs.templates import Kind, PromptTemplate
-from ..jobs.journal import Answer
+from ..jobs.journal import LineResult
 from ..jobs.output import embedding_of, text_of
 from .cluster import ray_module, ship, unpacked
 from .endpoints import line_seed
@@ -151,13 +151,13 @@ class RayPredictor:
 
     def _line(self, number: int, record: Mapping[str, Any]) -> BatchLine | BadLine:
         digest = hashlib.blake2b(plain_json(record).encode("utf-8", "surrogatepass")).digest()
-        line = parse_row(Row(number, dict(record), digest, number), self._template)
+        line = parse_row(SourceRow(number, dict(record), digest, number), self._template)
         if isinstance(line, BadLine) or line.url == EMBEDDINGS or line.body.get("seed") is not None:
             return line
         own = line_seed(self._seed, int.from_bytes(digest[:7], "big"))
         return replace(line, body={**line.body, "seed": own})
 
-    def _columns(self, answers: Sequence[Answer | None], bad: Mapping[int, str]) -> dict[str, Any]:
+    def _columns(self, answers: Sequence[LineResult | None], bad: Mapping[int, str]) -> dict[str, Any]:
         pa = self._arrow
         records = [None if answer is None else json.loads(answer.record) for answer in answers]
         bodies = [None if each is None or each["error"] else each["response"]["body"] for each in records]

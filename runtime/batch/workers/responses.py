@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
 from ....errors import RequestError
-from ...service.core.messages import Delta, Generation
+from ...service.core.messages import Generation
 from ...service.http.openai.response_builder import ResponseBuilder
 from ...service.http.openai.responses import KNOWN, ResponseAsk, not_included, read_response
 
@@ -27,14 +28,14 @@ def read_line(body: Mapping[str, Any], defaults: Mapping[str, Any]) -> ResponseA
     Raises:
         RequestError: a field is invalid, or not supported in a batch.
     """
-    given = {name: value for name, value in body.items() if value is not None}
-    for name in (*given, *not_included(given)):
+    fields = {name: value for name, value in body.items() if value is not None}
+    for name in (*fields, *not_included(fields)):
         if name not in KNOWN:
             raise RequestError(f"unknown field '{name}'; known fields: {', '.join(sorted(KNOWN))}")
     for name, value in _ONLY.items():
-        if given.get(name, value) != value:
-            raise RequestError(f"'{name}': {given[name]!r} is not supported in a batch, only {value!r}")
-    return read_response({**given, "store": False}, defaults, [])
+        if fields.get(name, value) != value:
+            raise RequestError(f"'{name}': {fields[name]!r} is not supported in a batch, only {value!r}")
+    return read_response({**fields, "store": False}, defaults, [])
 
 
 def response_body(ask: ResponseAsk, result: Generation, model: str, created: int) -> Json:
@@ -46,21 +47,9 @@ def response_body(ask: ResponseAsk, result: Generation, model: str, created: int
         model: the model name in the response.
         created: the creation time, as Unix time.
     """
-    choice, builder = result.choices[0], ResponseBuilder(ask, model)
-    delta = Delta(
-        request_id=result.request_id,
-        index=0,
-        text=choice.text,
-        token_ids=choice.token_ids,
-        logprobs=choice.logprobs,
-        reasoning_tokens=result.usage.reasoning_tokens,
-        reasoning=choice.reasoning,
-        tool_calls=choice.tool_calls,
-        finish_reason=choice.finish_reason,
-        stop_reason=choice.stop_reason,
-        usage=result.usage,
-    )
-    for _ in builder.of(delta):  # a batch does not need the events
+    builder = ResponseBuilder(ask, model)
+    answer = dataclasses.replace(result.choices[0], usage=result.usage)
+    for _ in builder.of(answer):  # a batch does not need the events
         pass
     output = [
         {**item, "id": f"{_PREFIXES[item['type']]}_{result.request_id}_{position}"}

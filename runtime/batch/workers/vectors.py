@@ -1,4 +1,4 @@
-"""Answer lines with a text encoder: vectors, ranks and scores, a window of lines in one pass."""
+"""LineResult lines with a text encoder: vectors, ranks and scores, a window of lines in one pass."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ...service.http.openai import scoring
 from ...service.http.openai.embeddings import KNOWN as EMBEDDINGS_FIELDS
 from ...service.http.openai.embeddings import embeddings_response, read_embeddings
 from ..inputs.lines import EMBEDDINGS, RERANK, SCORE, BatchLine
-from ..jobs.journal import Answer
+from ..jobs.journal import LineResult
 from .endpoints import known_fields_of
 from .offline import completed, error_code, failed, windows
 
@@ -71,15 +71,15 @@ class VectorWorker:
     def close(self) -> None:
         """Do nothing: the session is freed with the worker."""
 
-    def run(self, lines: Iterator[BatchLine | None], stop: threading.Event) -> Iterator[Answer]:
+    def run(self, lines: Iterator[BatchLine | None], stop: threading.Event) -> Iterator[LineResult]:
         """Yield one answer for each line; end early once ``stop`` is set."""
         for window in windows(lines, _WINDOW_LINES):
             if stop.is_set():
                 return
             yield from self._answers(window)
 
-    def _answers(self, lines: Sequence[BatchLine]) -> Iterator[Answer]:
-        """Answer lines together; after an error each alone, so that only the one at fault fails."""
+    def _answers(self, lines: Sequence[BatchLine]) -> Iterator[LineResult]:
+        """LineResult lines together; after an error each alone, so that only the one at fault fails."""
         groups: dict[_Key, list[_Item]] = {}
         for line in lines:
             try:
@@ -102,8 +102,8 @@ class VectorWorker:
                         fit.append(item)
                 yield from self._group_or_each(key, fit)
 
-    def _group_or_each(self, key: _Key, items: Sequence[_Item]) -> Iterator[Answer]:
-        """Answer lines whose texts are valid together; if the model fails on one, each alone."""
+    def _group_or_each(self, key: _Key, items: Sequence[_Item]) -> Iterator[LineResult]:
+        """LineResult lines whose texts are valid together; if the model fails on one, each alone."""
         try:
             yield from self._group(key, items)
         except CarryallError:
@@ -113,7 +113,7 @@ class VectorWorker:
                 except CarryallError as error:
                     yield self._failed(item.line, error)
 
-    def _failed(self, line: BatchLine, error: CarryallError) -> Answer:
+    def _failed(self, line: BatchLine, error: CarryallError) -> LineResult:
         return failed(line, error_code(error), str(error), worker=self._worker)
 
     def _check(self, key: _Key, item: _Item) -> None:
@@ -127,7 +127,7 @@ class VectorWorker:
         elif not key.pieces:
             self._embedder().encode(item.texts, prompt=key.prompt, truncate=key.truncate)
 
-    def _group(self, key: _Key, items: Sequence[_Item]) -> list[Answer]:
+    def _group(self, key: _Key, items: Sequence[_Item]) -> list[LineResult]:
         texts = [text for item in items for text in item.texts]
         results: Any
         if key.pairs:

@@ -17,7 +17,7 @@ from ...types.sampling_params import SamplingParams
 _CONTEXT = 6
 
 
-class TextPart(NamedTuple):
+class OutputPart(NamedTuple):
     """The next part of the output: text, reasoning and tool calls."""
 
     text: str = ""
@@ -56,7 +56,7 @@ class OutputText:
         self._eager = bool(params.stop)
         self._tokens: list[int] = []
         self._pieces: list[str] = []  # with stop strings: the text of each token, then what was held back
-        self._stopped = self._ended = False
+        self._stopped = self._ended = self._cut = False
         self._taken = 0  # tokens whose text was taken
         self._whole = False  # whether the held-back text was taken too
 
@@ -70,13 +70,18 @@ class OutputText:
         self._tokens.append(token_id)
         return stop
 
-    def end(self) -> None:
-        """Note that no more tokens follow; release held-back text unless a stop string ended the text."""
+    def end(self, *, cut: bool = False) -> None:
+        """Note that no more tokens follow; release held-back text unless a stop string ended the text.
+
+        Args:
+            cut: see ``MessageParser.end``.
+        """
+        self._cut = cut
         if self._eager and not self._ended:
             self._pieces.append("" if self._stopped else self._rest())
         self._ended = True
 
-    def take(self, limit: int, *, ended: bool) -> TextPart:
+    def take(self, limit: int, *, ended: bool) -> OutputPart:
         """Return the text of the first ``limit`` tokens that no earlier call returned.
 
         Args:
@@ -95,13 +100,13 @@ class OutputText:
             if last and start == 0 and self._parser is None:
                 text = self._detokenizer.text_of(self._tokens[:stop])
                 if text is not None:
-                    return TextPart(text)
+                    return OutputPart(text)
             pieces = [self._detokenizer.push(token) for token in self._tokens[start:stop]]
             if last:
                 pieces.append(self._rest())
         if self._parser is None:
-            return TextPart("".join(pieces))
-        return self._parsed(self._parser, pieces, stop - start, last=last)
+            return OutputPart("".join(pieces))
+        return self._parsed(self._parser, pieces, stop - start, last=last, cut=self._cut)
 
     def token_text(self, token_id: int) -> tuple[str, tuple[int, ...] | None]:
         """Return the text of a single token, and its bytes if it holds a part of a character."""
@@ -113,7 +118,9 @@ class OutputText:
         return new if stop else new + self._stops.end()
 
     @staticmethod
-    def _parsed(parser: MessageParser, pieces: Sequence[str], tokens: int, *, last: bool) -> TextPart:
+    def _parsed(
+        parser: MessageParser, pieces: Sequence[str], tokens: int, *, last: bool, cut: bool
+    ) -> OutputPart:
         """Parse pieces, of which the first ``tokens`` are of one token each; return what they added."""
         message = parser.message
         content, calls = message.content.mark, len(message.tool_calls)
@@ -122,8 +129,8 @@ class OutputText:
             parser.push(piece)
             thoughts.append(message.reasoning.mark)
         if last:
-            parser.end()
-        return TextPart(
+            parser.end(cut=cut)
+        return OutputPart(
             message.content.between(content, message.content.mark),
             message.reasoning.between(reasoning, message.reasoning.mark),
             merged_calls(message.tool_calls[calls:]),

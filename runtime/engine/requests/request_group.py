@@ -22,7 +22,7 @@ from ...types.outputs import (
 )
 from ...types.sampling_params import SamplingParams
 from ..sampling.sampler import TokenLogprob
-from .output_text import OutputText, TextPart
+from .output_text import OutputPart, OutputText
 from .request import Request
 
 _log = logging.getLogger(__name__)
@@ -114,6 +114,20 @@ class RequestGroup:
         return sum(len(request.output_token_ids) for request in self.requests)
 
     @property
+    def usage(self) -> Usage:
+        """The token counts of what was read."""
+        times = self.requests[0].metrics
+        first = times.first_token
+        return Usage(
+            prompt_tokens=len(self.requests[0].prompt_token_ids),
+            completion_tokens=sum(position.tokens for position in self._positions),
+            cached_tokens=times.cached_tokens,
+            reasoning_tokens=sum(position.reasoning_tokens for position in self._positions),
+            prompt_seconds=first - times.first_scheduled if first and times.first_scheduled else 0.0,
+            decode_seconds=times.finished - first if first and times.finished else 0.0,
+        )
+
+    @property
     def empty_outputs(self) -> list[CompletionOutput]:
         """The outputs before the first token; with ``best_of``, none until all requests have ended."""
         total = None if self._params.logprobs is None else 0.0
@@ -140,7 +154,7 @@ class RequestGroup:
         news = [delta for delta in deltas if delta is not None]
         self.read_whole = self._fault is not None or all(position.ended for position in self._positions)
         if self.read_whole and news:
-            news[-1].usage = self._usage()
+            news[-1].usage = self.usage
         return news
 
     def output(self) -> RequestOutput:
@@ -154,7 +168,7 @@ class RequestGroup:
         start, stop = position.tokens, len(request.output_token_ids)
         if stop == start and (not ended or position.ended):
             return None
-        part = TextPart() if request.text is None else request.text.take(stop, ended=ended)
+        part = OutputPart() if request.text is None else request.text.take(stop, ended=ended)
         delta = Delta(
             request_id=self.request_id,
             index=index,
@@ -190,18 +204,6 @@ class RequestGroup:
         request, position = self.requests[place], self._positions[place]
         tokens = request.output_token_ids[position.tokens :]
         return Delta(request_id=self.request_id, index=place, token_ids=tokens, finish_reason="error")
-
-    def _usage(self) -> Usage:
-        times = self.requests[0].metrics
-        first = times.first_token
-        return Usage(
-            prompt_tokens=len(self.requests[0].prompt_token_ids),
-            completion_tokens=sum(position.tokens for position in self._positions),
-            cached_tokens=times.cached_tokens,
-            reasoning_tokens=sum(position.reasoning_tokens for position in self._positions),
-            prompt_seconds=first - times.first_scheduled if first and times.first_scheduled else 0.0,
-            decode_seconds=times.finished - first if first and times.finished else 0.0,
-        )
 
 
 class GrowingOutput:

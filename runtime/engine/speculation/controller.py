@@ -26,7 +26,7 @@ _MAX_DEBT = 2.0  # plain steps
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class ProposalCandidate:
     """A possible proposal of up to ``most`` tokens for the plan's row at ``index``."""
 
     index: int
@@ -37,10 +37,10 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class Verification:
     """The result of verifying a proposal of ``proposed`` tokens."""
 
-    candidate: Candidate
+    candidate: ProposalCandidate
     proposed: int
     accepted: int
     rejected: bool
@@ -74,7 +74,7 @@ class Controller:
         self._rests = False  # the next step must be plain, to be measured
         self._entry = 0.0  # seconds that the switch from plain steps costs
 
-    def choose(self, candidates: Sequence[Candidate], rows: int) -> list[int]:
+    def choose(self, candidates: Sequence[ProposalCandidate], rows: int) -> list[int]:
         """Return the number of tokens to propose for each candidate in a step of ``rows`` decode rows."""
         plain = self.costs.plain(rows)
         counts = [0] * len(candidates)
@@ -98,7 +98,7 @@ class Controller:
             counts[i] = count
         return counts
 
-    def learn(self, outcomes: Sequence[Outcome], rows: int, seconds: float | None) -> None:
+    def learn(self, outcomes: Sequence[Verification], rows: int, seconds: float | None) -> None:
         """Learn from a step.
 
         Args:
@@ -134,14 +134,14 @@ class Controller:
         if self._account is not None:
             self._account -= seconds
 
-    def _could_pay(self, candidate: Candidate, rows: int, value: float) -> bool:
+    def _could_pay(self, candidate: ProposalCandidate, rows: int, value: float) -> bool:
         """Whether a proposal could save time if all its tokens after the first were free (a cheap bound)."""
         rate = min(self.acceptance.rate(candidate.request_id, candidate.evidence), _MAX_RATE)
         most = value * rate / (1.0 - rate)
         return most > self._entry + self.costs.added(candidate.proposer, rows, 1, 1)
 
     def _most_saved(
-        self, candidates: Sequence[Candidate], rows: int, value: float, default: _Choice | None = None
+        self, candidates: Sequence[ProposalCandidate], rows: int, value: float, default: _Choice | None = None
     ) -> _Choice:
         """Return the proposals that together save the most time, if a token is worth ``value`` seconds."""
         ranked = sorted(
@@ -160,7 +160,7 @@ class Controller:
                 chosen = _Choice(counts, tokens, added)
         return chosen
 
-    def _best(self, candidate: Candidate, rows: int, value: float) -> tuple[float, int, float]:
+    def _best(self, candidate: ProposalCandidate, rows: int, value: float) -> tuple[float, int, float]:
         """Return the seconds saved by the best length, that length, and its expected accepted tokens.
 
         The fixed cost of the row is not subtracted. The n-th token is accepted with probability rate^n, so it
@@ -174,7 +174,7 @@ class Controller:
         expected = rate * (1.0 - rate**count) / (1.0 - rate)
         return value * expected - cost * count, count, expected
 
-    def _trial(self, candidates: Sequence[Candidate], rows: int) -> _Choice:
+    def _trial(self, candidates: Sequence[ProposalCandidate], rows: int) -> _Choice:
         """Return one short proposal that is not expected to save time, if the trial budget allows it."""
         if self._trial_budget < self.costs.token(candidates[0].proposer, rows):
             return _NOTHING

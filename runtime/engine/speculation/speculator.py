@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ..requests.request import Request
 from ..schedule.scheduler import Scheduler, StepPlan
-from .controller import Candidate, Controller, Outcome
+from .controller import Controller, ProposalCandidate, Verification
 from .proposer import Proposer, Tokens
 
 # Searching for proposals costs time, so steps are skipped while the controller declines all proposals: one
@@ -45,7 +45,7 @@ class Speculator:
         self._adaptive = adaptive
         self._decoding = 0  # decode rows of the step
         self._chosen = 0  # proposals that the controller chose
-        self._made: dict[str, Candidate] = {}  # candidates of the step's proposals, by request id
+        self._made: dict[str, ProposalCandidate] = {}  # candidates of the step's proposals, by request id
         self._declined = 0  # steps with declined proposals since a token was accepted
         self._pause = 0  # steps to skip
 
@@ -105,19 +105,19 @@ class Speculator:
         for proposer in self._proposers:
             proposer.close()
 
-    def _outcomes(self, plan: StepPlan, accepted: Sequence[int]) -> list[Outcome]:
+    def _outcomes(self, plan: StepPlan, accepted: Sequence[int]) -> list[Verification]:
         outcomes = []
         for request, proposed, right in zip(plan.requests, plan.proposed, accepted, strict=True):
             if not proposed:
                 continue
             rejected = right < proposed and not request.finished
-            outcomes.append(Outcome(self._made[request.request_id], proposed, right, rejected))
+            outcomes.append(Verification(self._made[request.request_id], proposed, right, rejected))
             for counters in (self.counters, request.metrics):
                 counters.proposed_tokens += proposed
                 counters.accepted_tokens += right
         return outcomes
 
-    def _candidate(self, index: int, request: Request) -> Candidate | None:
+    def _candidate(self, index: int, request: Request) -> ProposalCandidate | None:
         room = request.remaining_tokens - 1  # every step samples one token anyway
         if room < 1:
             return None
@@ -125,18 +125,18 @@ class Speculator:
             evidence = proposer.evidence(request)
             if evidence is not None:
                 most = min(room, proposer.max_tokens)
-                return Candidate(index, request.request_id, proposer, (proposer, evidence), most)
+                return ProposalCandidate(index, request.request_id, proposer, (proposer, evidence), most)
         return None
 
     def _propose(
-        self, plan: StepPlan, candidates: Sequence[Candidate], counts: Sequence[int]
-    ) -> list[tuple[Candidate, Tokens]]:
-        wanted: dict[Proposer, list[tuple[Candidate, int]]] = {}
+        self, plan: StepPlan, candidates: Sequence[ProposalCandidate], counts: Sequence[int]
+    ) -> list[tuple[ProposalCandidate, Tokens]]:
+        wanted: dict[Proposer, list[tuple[ProposalCandidate, int]]] = {}
         for candidate, count in zip(candidates, counts, strict=True):
             if count:
                 wanted.setdefault(candidate.proposer, []).append((candidate, count))
-        made: list[tuple[Candidate, Tokens]] = []
+        proposals: list[tuple[ProposalCandidate, Tokens]] = []
         for proposer, chosen in wanted.items():
             tokens = proposer.propose([(plan.requests[c.index], count) for c, count in chosen])
-            made += zip((candidate for candidate, _ in chosen), tokens, strict=True)
-        return made
+            proposals += zip((candidate for candidate, _ in chosen), tokens, strict=True)
+        return proposals

@@ -7,13 +7,11 @@ import dataclasses
 from ....errors import AccessError, InvalidSamplingError, UnknownModelError
 from ...types.sampling_params import SamplingParams
 from ..core.caller import CALLER
-from ..core.catalog import Named
 from ..core.encoder import EncoderHandler
 from ..core.handler import LLMHandler
 from ..core.messages import GenerationRequest
-from ..core.model_entry import ModelStatus
-from ..core.repository import ModelRepository
-from ..core.tensor_model import TensorModel
+from ..core.model_entry import Entry, ModelStatus
+from ..core.repository import ModelRepository, Named
 from .policy import Policy
 
 
@@ -46,31 +44,17 @@ class Admission:
         Raises:
             UnknownModelError: there is no such model, or the caller may not use it.
         """
-        found = self.models()
-        for status in reversed(found):  # the newest version first
+        statuses = self.models()
+        for status in reversed(statuses):  # the newest version first
             if name in (status.name, *status.aliases) and version in ("", status.version):
                 return status
-        there_are = ", ".join(dict.fromkeys(status.name for status in found)) or "none"
-        versions = [status.version for status in found if name in (status.name, *status.aliases)]
+        there_are = ", ".join(dict.fromkeys(status.name for status in statuses)) or "none"
+        versions = [status.version for status in statuses if name in (status.name, *status.aliases)]
         if versions:
             raise UnknownModelError(
                 f"there is no model '{name}' version {version}; there are: {', '.join(versions)}"
             )
         raise UnknownModelError(f"there is no model '{name}'; there are: {there_are}")
-
-    def drawn(self, name: str, version: str = "") -> ModelStatus:
-        """Return the status of the version that answers a request, drawn by weight; see ``find``."""
-        status = self.find(name, version)
-        return status if version else self.find(status.name, self._models.draw_version(status.name))
-
-    async def loaded(self, name: str | None = None, version: str = "") -> None:
-        """Wait while the model that a request names is loading; see ``ModelRepository.loaded``.
-
-        Raises:
-            UnknownModelError: there is no model of that name, or the caller may not use it.
-            ServiceUnavailableError: the model cannot be loaded.
-        """
-        await self._models.loaded(self._allowed(name, version))
 
     def keep(self, name: str | None, seconds: float | None) -> bool:
         """Set how long a model stays loaded without a request; see ``ModelRepository.keep``.
@@ -84,36 +68,40 @@ class Admission:
         self._models.keep(self._allowed(name, ""), seconds)
         return True
 
-    def llm(self, name: str | None = None, version: str = "", adapter: str | None = None) -> LLMHandler:
-        """Return the handler of a language model's requests; see ``ModelRepository.llm``.
+    async def version(self, name: str | None = None, version: str = "") -> tuple[Entry, str | None]:
+        """Return the version of a model that answers a request, and the LoRA adapter that the name is.
 
-        Args:
-            name: the name of a model or of a LoRA adapter.
-            version: the version of the model.
-            adapter: the name of an adapter of this model, for APIs that name both.
-
-        Raises:
-            UnknownModelError: there is no model of that name, or the caller may not use it; or the model has
-                no such adapter.
-        """
-        named = self._allowed(name, version)
-        if adapter is None:
-            return self._models.handler(named)
-        handler = self._models.handler(dataclasses.replace(named, adapter=None))
-        if adapter not in (loras := handler.model.llm.loras):
-            names = ", ".join(loras) or "none"
-            raise UnknownModelError(
-                f"the model '{handler.name}' has no LoRA adapter '{adapter}'; there are: {names}"
-            )
-        return handler.adapted(adapter)
-
-    def embedder(self, name: str | None = None, version: str = "") -> LLMHandler | EncoderHandler:
-        """Return the handler of a model that makes embeddings; see ``ModelRepository.embedder``.
+        A version that is loading is waited for.
 
         Raises:
             UnknownModelError: there is no model of that name, or the caller may not use it.
+            ServiceUnavailableError: it cannot be loaded.
         """
-        return self._models.embedder(self._allowed(name, version))
+        named = self._allowed(name, version)
+        return await self._models.version(named), named.adapter
+
+    async def llm(self, name: str | None = None, *, adapter: str | None = None) -> LLMHandler:
+        """Return the handler of a language model's requests; see ``version``.
+
+        Args:
+            name: the name of a model or of a LoRA adapter.
+            adapter: the name of an adapter of this model, for APIs that name both.
+
+        Raises:
+            UnknownModelError: the model has no such adapter.
+            UnsupportedTaskError: it is not a language model.
+        """
+        entry, own = await self.version(name)
+        return entry.language_model(adapter or own)
+
+    async def embedder(self, name: str | None = None) -> LLMHandler | EncoderHandler:
+        """Return the handler of a model that makes embeddings; see ``version``."""
+        entry, adapter = await self.version(name)
+        return entry.embedder(adapter)
+
+    def serving(self, name: str | None = None, version: str = "") -> Entry:
+        """Return the version of a model that is loaded now; see ``ModelRepository.serving``."""
+        return self._models.serving(self._allowed(name, version))
 
     def _allowed(self, name: str | None, version: str) -> Named:
         """Return what a request names, if the caller may use it."""
@@ -127,14 +115,6 @@ class Admission:
         if caller is not None and not caller.may_use(named.name):
             raise UnknownModelError(f"there is no model '{name or ''}' that this API key may use")
         return named
-
-    def tensor(self, name: str, version: str = "") -> TensorModel:
-        """Return a tensor model.
-
-        Raises:
-            UnknownModelError: there is no model of that name and version, or the caller may not use it.
-        """
-        return self._models.tensor(self.find(name, version).name, version)
 
     async def load(self, name: str) -> ModelStatus:
         """Load a model; see ``ModelRepository.load``.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from .chat import Conversation
-from .messages import Choice, Delta, GenerationRequest
+from .messages import Delta, GenerationRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class AnswerParts:
                 yield CallDelta(self.calls - 1, call.arguments)
 
 
-def understood(request: GenerationRequest, choice: Choice) -> Choice:
+def understood(request: GenerationRequest, choice: Delta) -> Delta:
     """Return the choice with at most 1 call if parallel calls are off."""
     prompt = request.prompt
     if isinstance(prompt, Conversation) and not prompt.parallel_calls:

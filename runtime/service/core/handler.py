@@ -6,9 +6,10 @@ import asyncio
 import copy
 import dataclasses
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 from ....errors import (
     EngineClosedError,
@@ -29,8 +30,9 @@ from ...text.chat_template import check_variables
 from ...text.infill import Infill
 from .caller import CALLER, caller_name, check_tokens, spend
 from .chat import Conversation
-from .messages import Delta, Embeddings, GenerationRequest, Prompt, with_gap
+from .messages import Delta, Embeddings, Generation, GenerationRequest, ModelInfo, Prompt, with_gap
 from .observer import Observer
+from .request_context import promise
 from .served_model import ServedModel
 
 LOADING = "the model is still loading; retry later"
@@ -99,8 +101,8 @@ class LLMHandler:
         self._requests.refusal = None
 
     @property
-    def model(self) -> ServedModel:
-        """Return the model that is served; with an adapter, under the adapter's name.
+    def served(self) -> ServedModel:
+        """The model that is served.
 
         Raises:
             ServiceUnavailableError: the model is still loading.
@@ -108,14 +110,28 @@ class LLMHandler:
         model = self._requests.model
         if model is None:
             raise ServiceUnavailableError(LOADING)
-        if self.lora is None:
-            return model
-        return dataclasses.replace(model, info=dataclasses.replace(model.info, model=self.lora))
+        return model
+
+    @property
+    def llm(self) -> AsyncLLM:
+        """The engine of the model; see ``served`` for errors."""
+        return self.served.llm
+
+    @property
+    def info(self) -> ModelInfo:
+        """Public facts of the model; with an adapter, under the adapter's name."""
+        info = self.served.info
+        return info if self.lora is None else dataclasses.replace(info, model=self.lora)
 
     @property
     def name(self) -> str:
-        """Return the name of the model that is served."""
-        return self.model.info.model
+        """The name of the model or of the adapter."""
+        return self.lora or self.served.info.model
+
+    @property
+    def defaults(self) -> Mapping[str, Any]:
+        """The model's default sampling options."""
+        return self.served.defaults
 
     @property
     def active(self) -> int:
@@ -154,13 +170,14 @@ class LLMHandler:
             )
             self._requests.streams[stream] = caller_name()
             start = time.monotonic()
-            observer = self._observers.begin(self.model.info.model, request) if self._observers else None
+            observer = self._observers.begin(self.name, request) if self._observers else None
             failure: BaseException | None = None
             try:
                 metrics = stream.group.requests[0].metrics
                 if await stream.accepted():
                     opening = _opening(stream, with_tokens=request.return_token_ids)
                     spend(opening.prompt_tokens)
+                    promise(stream.group.requests[0].expected_seconds)
                     if observer is not None:
                         observer.delta(opening, None)
                     yield opening
@@ -178,7 +195,8 @@ class LLMHandler:
                 self._requests.mean_seconds += (time.monotonic() - start - self._requests.mean_seconds) / 8
             except QueueFullError as error:
                 stats = llm.stats()
-                error.retry_after = self._requests.mean_seconds * stats.waiting / max(1, stats.slots)
+                waiting = self._requests.mean_seconds * stats.waiting / max(1, stats.slots)
+                error.retry_after = error.retry_after or waiting
                 observer = None  # the engine did not accept the request
                 raise
             except BaseException as error:
@@ -189,6 +207,16 @@ class LLMHandler:
                 stream.cancel()
                 if observer is not None:
                     observer.ended(failure)
+
+    async def complete(self, request: GenerationRequest) -> Generation:
+        """Return all continuations of a request when they have ended.
+
+        Raises:
+            RequestCancelled: the request was cancelled, or its timeout has passed.
+            CarryallError: see ``generate``.
+        """
+        async with aclosing(self.generate(request)) as deltas:
+            return Generation.of([delta async for delta in deltas])
 
     async def tokenize(self, prompt: Prompt, *, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of a prompt.
@@ -309,7 +337,7 @@ class LLMHandler:
         """Cancel a request of the same caller; its last delta has finish_reason "cancelled"."""
         for stream, owner in self._requests.streams.items():
             if stream.group.request_id == request_id and owner == caller_name():
-                self.model.llm.abort(request_id)
+                self.llm.abort(request_id)
 
     def stats(self) -> EngineStats:
         """Return the engine's counters and gauges.
@@ -317,7 +345,7 @@ class LLMHandler:
         Raises:
             ServiceUnavailableError: the model is loading.
         """
-        return self.model.llm.stats()
+        return self.llm.stats()
 
     async def drain(self, grace_seconds: float) -> bool:
         """Refuse new requests, wait for those in progress, and end the remaining ones with an error.
@@ -356,7 +384,7 @@ class LLMHandler:
         self._requests.active += 1
         self._requests.idle.clear()
         try:
-            yield self.model.llm
+            yield self.llm
         except EngineClosedError:
             self._on_engine_lost()
             raise
@@ -390,13 +418,13 @@ def _progress(stream: RequestStream, count: int) -> Delta:
     )
 
 
-async def _spend_on(llm: AsyncLLM, *given: str | Sequence[str]) -> None:
+async def _spend_on(llm: AsyncLLM, *texts_given: str | Sequence[str]) -> None:
     """Count the tokens of texts, without the prompt around them, if the caller's tokens are limited."""
     caller = CALLER.get()
     if caller is None or not caller.budgets.counts_tokens:
         return
     check_tokens()
-    for texts in given:
+    for texts in texts_given:
         for text in [texts] if isinstance(texts, str) else texts:
             spend(len(await llm.token_ids(text)))
 

@@ -5,20 +5,22 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
-from ....errors import RequestError
+from ....errors import RequestCancelled, RequestError
 from ....options import shown
 from ...text.infill import Infill
 from ...types.outputs import Delta as Delta
-from ...types.outputs import FinishReason, Logprob, ToolCall
+from ...types.outputs import FinishReason, Logprob, summed
 from ...types.outputs import Usage as Usage
 from ...types.sampling_params import SamplingParams
 from .chat import Conversation
+
+_CANCELLED = "the request was cancelled before it was finished"
 
 Prompt = str | list[int] | Conversation | Infill  # list[int]: token ids
 
@@ -113,28 +115,66 @@ def checked_timeout(seconds: float) -> float:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
-    """One complete continuation."""
-
-    index: int
-    text: str
-    token_ids: list[int]
-    logprobs: list[dict[int, Logprob]]
-    finish_reason: FinishReason
-    stop_reason: str | int | None
-    reasoning: str = ""
-    tool_calls: list[ToolCall] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
-    """All continuations of a request, by index."""
+    """All continuations of a request.
+
+    Args:
+        request_id: of the request.
+        choices: each continuation as one delta, by index.
+        usage: the token counts of all together.
+        prompt_logprobs: one entry per token of the prompt, if requested.
+        prompt_token_ids: the tokens of the prompt, if requested.
+    """
 
     request_id: str
-    choices: list[Choice]
+    choices: list[Delta]
     usage: Usage
-    prompt_logprobs: list[dict[int, Logprob] | None] = field(default_factory=list)
-    prompt_token_ids: Sequence[int] = ()  # if the request asked for them
+    prompt_logprobs: Sequence[dict[int, Logprob] | None] = ()
+    prompt_token_ids: Sequence[int] = ()
+
+    @property
+    def reason(self) -> FinishReason:
+        """Why the first continuation ended."""
+        return self.choices[0].finish_reason or "stop"
+
+    @classmethod
+    def of(cls, deltas: Iterable[Delta]) -> Generation:
+        """Return the sum of all deltas of a request.
+
+        Raises:
+            RequestCancelled: the deltas ended before the request did.
+        """
+        parts: dict[int, list[Delta]] = {}
+        usage = None
+        for delta in deltas:
+            refuse_cancelled(delta)
+            parts.setdefault(delta.index, []).append(delta)
+            usage = delta.usage
+        choices = [summed(parts[index]) for index in sorted(parts)]
+        if usage is None or not all(choice.finish_reason for choice in choices):
+            raise RequestCancelled(_CANCELLED)
+        return cls(
+            request_id=choices[0].request_id,
+            choices=choices,
+            usage=usage,
+            prompt_logprobs=choices[0].prompt_logprobs,
+            prompt_token_ids=choices[0].prompt_token_ids,
+        )
+
+
+def refuse_cancelled(delta: Delta) -> None:
+    """Check that a delta does not end an answer before it is finished; HTTP's APIs have no reason for that.
+
+    Raises:
+        RequestCancelled: the request was cancelled, or its timeout has passed.
+    """
+    if delta.finish_reason in (None, "stop", "length"):
+        return
+    raise RequestCancelled(
+        "the request's timeout passed before it was finished; allow it more time, or fewer tokens"
+        if delta.stop_reason == "deadline"
+        else _CANCELLED
+    )
 
 
 @dataclass(frozen=True, slots=True)

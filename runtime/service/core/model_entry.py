@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ....errors import CarryallError, ServiceUnavailableError
+from ....errors import CarryallError, ServiceUnavailableError, UnknownModelError, UnsupportedTaskError
 from ....providers.base import DeviceMemory
 from ...models.model_source import ModelSummary
 from ...process.daemon_thread import in_daemon_thread
@@ -23,6 +23,12 @@ from .tensor_model import TensorModel
 
 ModelState = Literal["unloaded", "loading", "ready", "unloading", "failed"]
 ModelKind = Literal["llm", "tensor", "encoder"]
+
+_WHAT: dict[ModelKind, str] = {
+    "llm": "a language model, not a tensor model",
+    "tensor": "a tensor model; it runs by /v2/models/NAME/infer or ModelInfer",
+    "encoder": "an encoder; it has only embeddings and reranking",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,8 +65,8 @@ class ModelStatus:
 
     @property
     def on_request(self) -> bool:
-        """Return whether requests may name it: it is ready, or the next request loads it again."""
-        return self.state == "ready" or self.evicted
+        """Return whether requests may name it: it is ready or loading, or the next request loads it again."""
+        return self.state in ("ready", "loading") or self.evicted
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +176,59 @@ class Entry:
         if self.state == "unloading":
             raise ServiceUnavailableError(f"the model '{self.name}' is being unloaded; load it first")
         return self
+
+    def language_model(self, adapter: str | None = None) -> LLMHandler:
+        """Return the handler of a language model's requests, with one of its adapters.
+
+        Raises:
+            UnsupportedTaskError: it is not a language model.
+            UnknownModelError: it has no such adapter.
+        """
+        if self.loader.kind != "llm":
+            raise UnsupportedTaskError(f"the model '{self.name}' is {_WHAT[self.loader.kind]}")
+        if adapter is None:
+            return self.handler
+        if adapter not in self.loras:
+            names = ", ".join(self.loras) or "none"
+            raise UnknownModelError(
+                f"the model '{self.name}' has no LoRA adapter '{adapter}'; there are: {names}"
+            )
+        return self.handler.adapted(adapter)
+
+    def embedder(self, adapter: str | None = None) -> LLMHandler | EncoderHandler:
+        """Return the handler of a model that makes embeddings and ranks documents.
+
+        Raises:
+            UnsupportedTaskError: it is a tensor model.
+            ServiceUnavailableError: it is loading.
+        """
+        return self.text_encoder() if self.loader.kind == "encoder" else self.language_model(adapter)
+
+    def text_encoder(self) -> EncoderHandler:
+        """Return the handler of a text encoder's requests.
+
+        Raises:
+            UnsupportedTaskError: it is of another kind.
+            ServiceUnavailableError: it is loading.
+        """
+        if self.loader.kind != "encoder":
+            raise UnsupportedTaskError(f"the model '{self.name}' is {_WHAT[self.loader.kind]}")
+        if self.encoder is None:
+            raise ServiceUnavailableError(f"the model '{self.name}' is still loading; retry later")
+        return self.encoder
+
+    def tensor_model(self) -> TensorModel:
+        """Return the tensor model.
+
+        Raises:
+            UnsupportedTaskError: it is of another kind.
+            ServiceUnavailableError: it is loading.
+        """
+        if self.loader.kind != "tensor":
+            raise UnsupportedTaskError(f"the model '{self.name}' is {_WHAT[self.loader.kind]}")
+        if self.tensor is None:
+            raise ServiceUnavailableError(f"the model '{self.name}' is still loading; retry later")
+        return self.tensor
 
     async def settled(self) -> None:
         """Wait until the model is neither being loaded nor unloaded."""

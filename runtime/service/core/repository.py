@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from ....errors import (
@@ -14,12 +17,10 @@ from ....errors import (
     RequestError,
     ServiceUnavailableError,
     UnknownModelError,
-    UnsupportedTaskError,
 )
-from .catalog import Catalog, Named
-from .encoder import EncoderHandler
+from ....options import shown
 from .handler import LLMHandler
-from .model_entry import Entry, ModelKind, ModelLoader, ModelStatus
+from .model_entry import Entry, ModelLoader, ModelStatus
 from .observer import Observers
 from .served_model import ServedModel
 from .tensor_model import TensorModel
@@ -28,17 +29,26 @@ _log = logging.getLogger(__name__)
 
 Loaders = Callable[[], ServedModel] | ModelLoader | Sequence[ModelLoader]
 
-_WHAT: dict[ModelKind, str] = {
-    "llm": "a language model, not a tensor model",
-    "tensor": "a tensor model; it runs by /v2/models/NAME/infer or ModelInfer",
-    "encoder": "an encoder; it has only embeddings and reranking",
-}
-
 
 def public_name(model: str | Path) -> str:
     """Return a model's name for clients: the folder's name of a path, or the hub id."""
     path = Path(model).expanduser()
     return str(model) if not path.exists() else path.resolve().name.removesuffix(".onnx")
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """What a name in a request means.
+
+    Args:
+        name: the own name of the model.
+        versions: the versions that may answer, the newest last.
+        adapter: the LoRA adapter that is named; None is the model itself.
+    """
+
+    name: str
+    versions: Sequence[Entry]
+    adapter: str | None = None
 
 
 class ModelRepository:
@@ -71,8 +81,9 @@ class ModelRepository:
         self._grace_seconds = grace_seconds
         self._started = False
         self._loading_again: dict[Entry, asyncio.Task[None]] = {}
-        entries = {name: self._made(name, _listed(given)) for name, given in loaders.items()}
-        self._catalog = Catalog(entries, dict(aliases or {}), default)
+        self._versions = {name: self._made(name, _listed(given)) for name, given in loaders.items()}
+        self._aliases = dict(aliases or {})
+        self._given_default = default
 
     @classmethod
     def of_one(
@@ -88,12 +99,36 @@ class ModelRepository:
 
     def models(self) -> list[ModelStatus]:
         """Return the status of all versions of all models, in the order of ``loaders``."""
-        return self._catalog.statuses(self.keep_seconds)
+        return [
+            ModelStatus(
+                name=entry.name,
+                version=entry.version,
+                kind=entry.loader.kind,
+                state=entry.state,
+                reason=entry.reason,
+                info=entry.model.info if entry.model is not None else None,
+                aliases=tuple(
+                    alias for alias, name in self._aliases.items() if name == entry.name and "*" not in alias
+                ),
+                only=len(versions) == 1,
+                loras=entry.loras,
+                evicted=entry.evicted,
+                seconds_left=entry.last_used + entry.kept_for(self.keep_seconds) - time.monotonic(),
+                summary=entry.model.summary if entry.model is not None else (lambda: None),
+            )
+            for versions in self._versions.values()
+            for entry in versions
+        ]
 
     @property
     def entries(self) -> list[Entry]:
         """Return all versions of all models."""
-        return self._catalog.entries
+        return [entry for versions in self._versions.values() for entry in versions]
+
+    @property
+    def adapters(self) -> list[str]:
+        """Return the names of the LoRA adapters of all models."""
+        return [name for entry in self.entries for name in entry.loras]
 
     @property
     def ready(self) -> bool:
@@ -102,9 +137,23 @@ class ModelRepository:
         evicted = any(entry.evicted for entry in self.entries)  # the next request loads it
         return ("ready" in states or evicted) and (self._started or "loading" not in states)
 
+    def is_model(self, name: str) -> bool:
+        """Return whether a name is that of a model, or an alias."""
+        return name in self._versions or self._named(name) in self._versions
+
+    def _named(self, name: str) -> str:
+        """Return the model of an alias; other names are returned as they are."""
+        if name in self._versions:
+            return name
+        if name in self._aliases:
+            return self._aliases[name]
+        return next((own for alias, own in self._aliases.items() if _matches(alias, name)), name)
+
     def base_of(self, name: str | None) -> Entry | None:
         """Return the model that has a LoRA adapter of this name; None if there is no such adapter."""
-        return self._catalog.base_of(name)
+        if not name or self.is_model(name):
+            return None
+        return next((entry for entry in self.entries if entry.state == "ready" and name in entry.loras), None)
 
     async def load_lora(
         self, name: str, folder: str, *, base: Named | None = None, replace: bool = False
@@ -121,10 +170,10 @@ class ModelRepository:
             RequestError: the name is in use, or the adapter's files are damaged or do not fit.
             UsageError: the adapter cannot be loaded; see ``AdapterSet.load``.
         """
-        handler, other = self.handler(base or self.find(None)), self.base_of(name)
-        llm = handler.model.llm
+        llm = self.serving(base or self.find(None)).language_model().llm
+        other = self.base_of(name)
         taken = other is not None and (other.model is None or other.model.llm is not llm)
-        if taken or self._catalog.is_model(name):
+        if taken or self.is_model(name):
             raise RequestError(f"the name '{name}' is that of another model; choose another name")
         try:
             await asyncio.to_thread(llm.load_lora, name, folder, replace=replace)
@@ -139,75 +188,103 @@ class ModelRepository:
         """
         entry = self.base_of(name)
         if entry is None or entry.model is None:
-            names = ", ".join(self._catalog.adapters) or "none"
+            names = ", ".join(self.adapters) or "none"
             raise UnknownModelError(f"there is no LoRA adapter '{name}'; there are: {names}")
         entry.model.llm.unload_lora(name)
 
     def find(self, name: str | None, version: str = "") -> Named:
-        """Return what a request names; see ``Catalog.find``."""
-        return self._catalog.find(name, version)
+        """Return what a request names.
 
-    def llm(self, name: str | None = None, version: str = "") -> LLMHandler:
-        """Return the handler of what a request names; see ``find`` and ``handler``."""
-        return self.handler(self.find(name, version))
-
-    def handler(self, named: Named) -> LLMHandler:
-        """Return the handler of a language model's requests, with the adapter that is named.
-
-        Raises:
-            UnsupportedTaskError: it is not a language model.
-            ServiceUnavailableError: the model is not loaded.
-        """
-        entry = self._used(named)
-        if entry.loader.kind != "llm":
-            raise UnsupportedTaskError(f"the model '{entry.name}' is {_WHAT[entry.loader.kind]}")
-        return entry.handler if named.adapter is None else entry.handler.adapted(named.adapter)
-
-    async def loaded(self, named: Named) -> None:
-        """Wait while a model that a request names is loading, or is loaded again after it was idle.
-
-        Raises:
-            ServiceUnavailableError: it cannot be loaded.
-        """
-        entry = self._catalog.drawn(named)
-        if entry.evicted and entry.state in ("unloading", "unloaded"):
-            await asyncio.shield(self._loaded_again(entry))
-        elif self._started and entry.state == "loading":
-            await entry.settled()
-
-    def embedder(self, named: Named) -> LLMHandler | EncoderHandler:
-        """Return the handler of a model that makes embeddings and ranks documents; see ``handler``."""
-        if named.versions[-1].loader.kind != "encoder":
-            return self.handler(named)
-        entry = self._used(named)
-        if entry.encoder is None:
-            raise ServiceUnavailableError(f"the model '{entry.name}' is still loading; retry later")
-        return entry.encoder
-
-    def draw_version(self, name: str) -> str:
-        """Return the version that answers a request which names none: by weight among those that are ready.
-
-        Raises:
-            UnknownModelError: there is no model of that name.
-        """
-        return self._catalog.drawn(self.find(name)).version
-
-    def tensor(self, name: str, version: str = "") -> TensorModel:
-        """Return a tensor model.
+        Args:
+            name: a name, an alias, a LoRA adapter, or one of these with ``:VERSION``; None or an empty text
+                is the default.
+            version: a version, as text; empty names none.
 
         Raises:
             UnknownModelError: there is no model of that name and version.
-            UnsupportedTaskError: it is not a tensor model.
-            ServiceUnavailableError: the model is not loaded.
+            RequestError: no name is given, and there is no default.
         """
+        wanted = name or self._default
+        base = self.base_of(wanted)
+        if base is not None:
+            return Named(base.name, [base], wanted)
+        names = ", ".join([*self._versions, *self.adapters]) or "none"
+        if wanted is None:
+            raise RequestError(f"the request names no model; there are: {names}")
+        model_name = self._named(wanted)
+        if model_name not in self._versions and ":" in model_name:
+            model_name, _, version = model_name.rpartition(":")
+            model_name = self._named(model_name)
+        if model_name not in self._versions:
+            model_name = self._in_another_case(model_name)
+        if model_name not in self._versions:
+            raise UnknownModelError(f"there is no model {shown(wanted)}; there are: {names}")
+        entries = [entry for entry in self._versions[model_name] if version in ("", entry.version)]
+        if not entries:
+            versions = [entry.version for entry in self._versions[model_name]]
+            served = f"versions {', '.join(versions)} are" if versions[1:] else f"version {versions[0]} is"
+            raise UnknownModelError(f"there is no version {version} of '{model_name}'; {served} served")
+        return Named(model_name, entries)
+
+    def _in_another_case(self, name: str) -> str:
+        """Return the model or alias that differs from a name in case only; the name if there is not one."""
+        known = {*self._versions, *self._aliases}
+        same = [other for other in known if other.casefold() == name.casefold()]
+        return self._aliases.get(same[0], same[0]) if len(same) == 1 else name
+
+    async def version(self, named: Named) -> Entry:
+        """Return the version that answers a request; one that is loading is waited for.
+
+        Raises:
+            ServiceUnavailableError: it cannot be loaded, or an operator has unloaded it.
+        """
+        entry = self._drawn(named)
+        if entry.evicted and entry.state in ("unloading", "unloaded"):
+            await asyncio.shield(self._loaded_again(entry))
+        elif entry.state == "loading":
+            await entry.settled()
+        return entry.use()
+
+    def serving(self, named: Named) -> Entry:
+        """Return the version that answers a request at once.
+
+        Raises:
+            ServiceUnavailableError: it is not ready; a model that was evicted is loaded from now on.
+        """
+        entry = self._drawn(named)
+        if entry.evicted and entry.state in ("unloading", "unloaded"):
+            self._loaded_again(entry)
+            raise ServiceUnavailableError(f"the model '{entry.name}' is loading again; retry later")
+        return entry.use()
+
+    def llm(self, name: str | None = None, version: str = "") -> LLMHandler:
+        """Return the handler of a language model that is loaded; see ``find`` and ``serving``."""
         named = self.find(name, version)
-        kind = named.versions[-1].loader.kind
-        if kind != "tensor":
-            raise UnsupportedTaskError(f"the model '{named.name}' is {_WHAT[kind]}")
-        entry = self._used(named)
-        if entry.tensor is None:
-            raise ServiceUnavailableError(f"the model '{named.name}' is still loading; retry later")
-        return entry.tensor
+        return self.serving(named).language_model(named.adapter)
+
+    def tensor(self, name: str, version: str = "") -> TensorModel:
+        """Return a tensor model that is loaded; see ``find`` and ``serving``."""
+        return self.serving(self.find(name, version)).tensor_model()
+
+    def _drawn(self, named: Named) -> Entry:
+        """Return the version that answers a request, by weight among those that are ready.
+
+        A version that was unloaded to free memory counts as ready. Without a ready one, it is the newest.
+        """
+        versions = named.versions
+        ready = [entry for entry in versions if entry.state == "ready" or entry.evicted]
+        weighted = [entry for entry in ready if entry.loader.weight > 0]
+        weights = [entry.loader.weight for entry in weighted] or None
+        (entry,) = random.choices(weighted or ready[-1:] or versions[-1:], weights)  # noqa: S311 -- no secret
+        return entry
+
+    @property
+    def _default(self) -> str | None:
+        names: dict[str, list[str]] = {}
+        for name, versions in self._versions.items():
+            names.setdefault(versions[-1].loader.kind, []).append(name)
+        candidates = names.get("llm") or names.get("encoder", [])
+        return self._given_default or (candidates[0] if len(candidates) == 1 else None)
 
     async def load_all(self) -> None:
         """Load the models of startup, one after the other.
@@ -258,11 +335,18 @@ class ModelRepository:
         A changed version is loaded beside the old one and replaces it. If it cannot be loaded, the old one
         stays. Versions that are gone are unloaded after the new ones are ready.
         """
-        before = self._catalog.versions
+        before = self._versions
         after = {name: self._kept_or_made(name, _listed(given)) for name, given in loaders.items()}
         for versions in after.values():
             for position, entry in enumerate(versions):
-                old = next((one for one in before.get(entry.name, ()) if one.version == entry.version), None)
+                old = next(
+                    (
+                        entry_before
+                        for entry_before in before.get(entry.name, ())
+                        if entry_before.version == entry.version
+                    ),
+                    None,
+                )
                 if entry is old or not entry.loader.wanted:
                     continue
                 try:
@@ -274,9 +358,14 @@ class ModelRepository:
                     if old is not None and old.state == "ready":
                         old.loader = entry.loader  # not tried again until its files change again
                         versions[position] = old
-        self._catalog.versions = after
+        self._versions = after
         kept = {id(entry) for entry in self.entries}
-        for entry in [one for versions in before.values() for one in versions if id(one) not in kept]:
+        for entry in [
+            entry_before
+            for versions in before.values()
+            for entry_before in versions
+            if id(entry_before) not in kept
+        ]:
             await entry.unload(self._grace_seconds)
             _log.info("the model %a version %s is unloaded", entry.name, entry.version)
 
@@ -325,18 +414,6 @@ class ModelRepository:
         for entry in self.entries:
             entry.close()
 
-    def _used(self, named: Named) -> Entry:
-        """Return the version that a request uses; see the class.
-
-        Raises:
-            ServiceUnavailableError: it is not ready; a model that was evicted is loaded from now on.
-        """
-        entry = self._catalog.drawn(named)
-        if entry.evicted and entry.state in ("unloading", "unloaded"):
-            self._loaded_again(entry)
-            raise ServiceUnavailableError(f"the model '{entry.name}' is loading again; retry later")
-        return entry.use()
-
     def _loaded_again(self, entry: Entry) -> asyncio.Task[None]:
         """Return the task that loads an evicted model again."""
         task = self._loading_again.get(entry)
@@ -357,7 +434,7 @@ class ModelRepository:
 
     def _kept_or_made(self, name: str, loaders: Sequence[ModelLoader]) -> list[Entry]:
         """Return the entries of a model; those whose files have not changed are kept."""
-        kept = {entry.version: entry for entry in self._catalog.versions.get(name, ())}
+        kept = {entry.version: entry for entry in self._versions.get(name, ())}
         entries = []
         for loader in loaders:
             old = kept.get(loader.version)
@@ -389,3 +466,9 @@ def _listed(given: Loaders) -> Sequence[ModelLoader]:
 def _encodable(text: str) -> str:
     """Return a text with escapes for characters that UTF-8 cannot encode; file names may have them."""
     return text.encode("utf-8", "backslashreplace").decode()
+
+
+def _matches(alias: str, name: str) -> bool:
+    """Return whether an alias with ``*`` stands for a name, whatever the case."""
+    pattern = ".*".join(map(re.escape, alias.split("*")))
+    return "*" in alias and re.fullmatch(pattern, name, re.IGNORECASE | re.DOTALL) is not None

@@ -24,7 +24,7 @@ _OPEN = (
 )
 
 
-class Callers(grpc.aio.ServerInterceptor):
+class CallerInterceptor(grpc.aio.ServerInterceptor):
     """Refuses calls without a known API key, and sets ``CALLER`` for the others.
 
     Args:

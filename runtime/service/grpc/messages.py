@@ -167,6 +167,8 @@ def _options(message: sampling_pb2.SamplingOptions) -> dict[str, Any]:
         options["max_tokens"] = None
     if message.bad_words:
         options["bad_words"] = [_bad_word(word) for word in message.bad_words]
+    if message.HasField("watermark"):
+        options["watermark"] = _watermark(message.watermark)
     if message.HasField("structured_output"):
         options["structured_output"] = _structured_output(message.structured_output)
     return options
@@ -177,6 +179,11 @@ def _structured_output(message: sampling_pb2.StructuredOutput) -> dict[str, Any]
     if form == "choice":
         return {form: message.choice.texts}
     return {form: getattr(message, form)} if form else {}
+
+
+def _watermark(message: sampling_pb2.Watermark) -> dict[str, Any]:
+    given: dict[str, Any] = {field.name: value for field, value in message.ListFields()}
+    return {**given, "keys": tuple(message.keys)}
 
 
 def _bad_word(word: sampling_pb2.BadWord) -> str | list[int]:

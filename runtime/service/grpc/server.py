@@ -22,7 +22,7 @@ from ..access.tls import Tls
 from ..core.config import ServerConfig
 from ..core.repository import ModelRepository
 from ..kserve.inference import Inference
-from .callers import Callers
+from .callers import CallerInterceptor
 from .calls import Calls
 from .credentials import server_credentials
 from .kserve import InferenceServicer
@@ -68,7 +68,7 @@ class GrpcServer:
         admission = inference.models
         interceptors: list[grpc.aio.ServerInterceptor] = [Calls(SERVICES)]
         if admission.policy.keys is not None:
-            interceptors.append(Callers(admission.policy.keys))
+            interceptors.append(CallerInterceptor(admission.policy.keys))
         check_new_threads(_THREADS)
         self._server = grpc.aio.server(interceptors=interceptors, options=options)
         self._health = health.aio.HealthServicer()

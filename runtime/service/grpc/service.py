@@ -45,10 +45,9 @@ class GenerationServicer(service_pb2_grpc.GenerationServiceServicer):
     ) -> None:
         """Stream the continuation of a prompt."""
         async with errors_as_status(context):
-            await self._models.loaded(request.model)
-            handler = self._models.llm(request.model)
-            wanted = self._models.admitted(generate_request(request, handler.model.defaults))
-            name, top = handler.model.info.model, wanted.params.logprobs or 0
+            handler = await self._models.llm(request.model)
+            wanted = self._models.admitted(generate_request(request, handler.defaults))
+            name, top = handler.name, wanted.params.logprobs or 0
             async with aclosing(handler.generate(wanted)) as deltas:
                 async for delta in deltas:
                     if delta.opens:
@@ -59,10 +58,9 @@ class GenerationServicer(service_pb2_grpc.GenerationServiceServicer):
     async def Chat(self, request: generation_pb2.ChatRequest, context: Context) -> None:  # noqa: N802
         """Stream the next turn in a conversation."""
         async with errors_as_status(context):
-            await self._models.loaded(request.model)
-            handler = self._models.llm(request.model)
-            wanted = self._models.admitted(chat_request(request, handler.model.defaults))
-            writer = ChatWriter(handler.model.info.model, wanted)
+            handler = await self._models.llm(request.model)
+            wanted = self._models.admitted(chat_request(request, handler.defaults))
+            writer = ChatWriter(handler.name, wanted)
             async with aclosing(handler.generate(wanted)) as deltas:
                 async for delta in deltas:
                     if delta.opens:
@@ -73,23 +71,20 @@ class GenerationServicer(service_pb2_grpc.GenerationServiceServicer):
     async def Embed(self, request: tasks_pb2.EmbedRequest, context: Context) -> tasks_pb2.EmbedResponse:  # noqa: N802
         """Return one vector for each input."""
         async with errors_as_status(context):
-            await self._models.loaded(request.model)
-            return await embed(self._models.embedder(request.model), request)
+            return await embed(await self._models.embedder(request.model), request)
 
     async def Classify(  # noqa: N802
         self, request: tasks_pb2.ClassifyRequest, context: Context
     ) -> tasks_pb2.ClassifyResponse:
         """Return the classes of each input."""
         async with errors_as_status(context):
-            await self._models.loaded(request.model)
-            return await classify(self._models.embedder(request.model), request)
+            return await classify(await self._models.embedder(request.model), request)
 
     async def Score(self, request: tasks_pb2.ScoreRequest, context: Context) -> tasks_pb2.ScoreResponse:  # noqa: N802
         """Return the log-probability of each continuation."""
         async with errors_as_status(context):
-            await self._models.loaded(request.model)
-            handler = self._models.llm(request.model)
-            found = await handler.score(
+            handler = await self._models.llm(request.model)
+            continuation_scores = await handler.score(
                 [one.text for one in request.inputs], [one.continuation for one in request.inputs]
             )
             scores = [
@@ -99,15 +94,14 @@ class GenerationServicer(service_pb2_grpc.GenerationServiceServicer):
                     token_logprobs=score.token_logprobs,
                     greedy=score.greedy,
                 )
-                for score in found
+                for score in continuation_scores
             ]
-            return tasks_pb2.ScoreResponse(model=handler.model.info.model, scores=scores)
+            return tasks_pb2.ScoreResponse(model=handler.name, scores=scores)
 
     async def Rerank(self, request: tasks_pb2.RerankRequest, context: Context) -> tasks_pb2.RerankResponse:  # noqa: N802
         """Return the documents and their scores, best first."""
         async with errors_as_status(context):
-            await self._models.loaded(request.model)
-            handler = self._models.embedder(request.model)
+            handler = await self._models.embedder(request.model)
             instruction = request.instruction or RERANK_INSTRUCTION
             scores = await handler.rerank(
                 request.query,
@@ -127,8 +121,7 @@ class GenerationServicer(service_pb2_grpc.GenerationServiceServicer):
     ) -> tasks_pb2.TokenizeResponse:
         """Return the token ids of a text or a conversation."""
         async with errors_as_status(context):
-            await self._models.loaded(request.model)
-            handler = self._models.embedder(request.model)
+            handler = await self._models.embedder(request.model)
             if isinstance(handler, EncoderHandler):
                 return tasks_pb2.TokenizeResponse(
                     model=handler.name,
@@ -136,7 +129,7 @@ class GenerationServicer(service_pb2_grpc.GenerationServiceServicer):
                     context_length=handler.max_tokens or 0,
                 )
             token_ids = await _tokens(handler, request)
-            info = handler.model.info
+            info = handler.info
             return tasks_pb2.TokenizeResponse(
                 model=info.model, token_ids=token_ids, context_length=info.context_length
             )
@@ -146,8 +139,7 @@ class GenerationServicer(service_pb2_grpc.GenerationServiceServicer):
     ) -> tasks_pb2.DetokenizeResponse:
         """Return the text of token ids."""
         async with errors_as_status(context):
-            await self._models.loaded(request.model)
-            handler = self._models.embedder(request.model)
+            handler = await self._models.embedder(request.model)
             skip = request.skip_special_tokens if request.HasField("skip_special_tokens") else True
             text = await handler.detokenize(list(request.token_ids), skip_special_tokens=skip)
             return tasks_pb2.DetokenizeResponse(model=handler.name, text=text)
@@ -190,7 +182,7 @@ class GenerationServicer(service_pb2_grpc.GenerationServiceServicer):
         return sorted(statuses, key=lambda one: one.name)
 
     def _stats(self, status: ModelStatus) -> models_pb2.EngineStats:
-        stats = self._models.llm(status.name, status.version).stats()
+        stats = self._models.serving(status.name, status.version).language_model().stats()
         name = status.name if status.only else f"{status.name}:{status.version}"
         return models_pb2.EngineStats(model=name, **dataclasses.asdict(stats))
 

@@ -31,8 +31,7 @@ class EngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
         """Stream the continuation of a prompt."""
         async with errors_as_status(context):
             self._last_request = time.time()
-            await self._models.loaded()
-            handler = self._models.llm()
+            handler = await self._models.llm()
             wanted = self._models.admitted(generation_request(request))
             prompt = (
                 await handler.tokenize(wanted.prompt) if wanted.params.prompt_logprobs is not None else []
@@ -51,8 +50,8 @@ class EngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
             self._last_request = time.time()
             if not request.tokenized.input_ids:
                 raise RequestError("the request has no tokens")
-            await self._models.loaded()
-            found = await self._models.llm().embed([list(request.tokenized.input_ids)])
+            handler = await self._models.llm()
+            found = await handler.embed([list(request.tokenized.input_ids)])
             vector = found.vectors[0].tolist()
             return pb.EmbedResponse(
                 embedding=vector, prompt_tokens=found.prompt_tokens, embedding_dim=len(vector)
@@ -70,8 +69,7 @@ class EngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
     async def Abort(self, request: pb.AbortRequest, context: Context) -> pb.AbortResponse:  # noqa: N802
         """Cancel requests; unknown ids are ignored."""
         async with errors_as_status(context):
-            await self._models.loaded()
-            handler = self._models.llm()
+            handler = await self._models.llm()
             for request_id in request.request_ids:
                 handler.abort(request_id)
             return pb.AbortResponse()
@@ -81,16 +79,16 @@ class EngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
     ) -> pb.GetModelInfoResponse:
         """Return facts of the default model."""
         async with errors_as_status(context):
-            model = self._models.llm().model
+            handler = self._models.serving().language_model()
             return pb.GetModelInfoResponse(
-                model_path=model.info.model,
-                served_model_name=model.info.model,
+                model_path=handler.name,
+                served_model_name=handler.name,
                 is_generation=True,
-                max_context_length=model.info.context_length,
-                max_req_input_len=model.info.context_length,
-                vocab_size=model.info.vocab_size,
-                eos_token_ids=sorted(model.llm.end_token_ids),
-                default_sampling_params_json=json.dumps(dict(model.defaults)),
+                max_context_length=handler.info.context_length,
+                max_req_input_len=handler.info.context_length,
+                vocab_size=handler.info.vocab_size,
+                eos_token_ids=sorted(handler.llm.end_token_ids),
+                default_sampling_params_json=json.dumps(dict(handler.defaults)),
             )
 
     async def GetServerInfo(  # noqa: N802
@@ -98,7 +96,7 @@ class EngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
     ) -> pb.GetServerInfoResponse:
         """Return facts of the server."""
         async with errors_as_status(context):
-            stats = self._models.llm().stats()
+            stats = self._models.serving().language_model().stats()
             return pb.GetServerInfoResponse(
                 active_requests=stats.running + stats.waiting,
                 last_receive_timestamp=self._last_request,
@@ -111,7 +109,7 @@ class EngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
     async def GetLoads(self, request: pb.GetLoadsRequest, context: Context) -> pb.GetLoadsResponse:  # noqa: N802
         """Return the load of the engine."""
         async with errors_as_status(context):
-            stats = self._models.llm().stats()
+            stats = self._models.serving().language_model().stats()
             load = pb.SchedulerLoad(
                 num_running_reqs=stats.running,
                 num_waiting_reqs=stats.waiting,

@@ -17,8 +17,7 @@ from starlette.routing import Route
 from ....errors import RequestError
 from ....options import shown
 from ...text.infill import Infill
-from ..core.deltas import collect, refuse_cancelled
-from ..core.messages import GenerationRequest, Usage
+from ..core.messages import GenerationRequest, Usage, refuse_cancelled
 from .openai.reading import bool_field, generation_request, text_field
 from .service import HttpService, json_response, service_of, with_defaults
 from .sse import event, streamed, while_connected
@@ -46,9 +45,9 @@ async def infill(request: Request) -> Response:
     handler = await service.llm(request, body.get("model"))
     stream = bool_field("stream", body.get("stream") or False)
     asked = await service.admitted(read_body(with_defaults(handler, body)), headers)
-    model, begun = handler.model.info.model, time.monotonic()
+    model, begun = handler.name, time.monotonic()
     if not stream:
-        result = await while_connected(request.receive, collect(handler.generate(asked)))
+        result = await while_connected(request.receive, handler.complete(asked))
         choice = result.choices[0]
         reason = choice.finish_reason, choice.stop_reason
         end = _end(choice.text, *reason, result.usage, model, begun)
@@ -75,16 +74,18 @@ def read_body(body: Mapping[str, Any]) -> GenerationRequest:
     Raises:
         RequestError: a field is invalid.
     """
-    given = {name: value for name, value in body.items() if value is not None}
+    fields = {name: value for name, value in body.items() if value is not None}
     prefix, suffix, begun = (
-        text_field(name, given.get(name)) or "" for name in ("input_prefix", "input_suffix", "prompt")
+        text_field(name, fields.get(name)) or "" for name in ("input_prefix", "input_suffix", "prompt")
     )
     options: Json = {"max_tokens": _MOST_TOKENS}
-    options |= {name: given[name] for name in _SAME if name in given}
-    options |= {ours: given[theirs] for theirs, ours in _OPTIONS.items() if theirs in given}
+    options |= {name: fields[name] for name in _SAME if name in fields}
+    options |= {ours: fields[theirs] for theirs, ours in _OPTIONS.items() if theirs in fields}
     if grammar := options.pop("grammar", None):
         options["structured_output"] = {"grammar": grammar}
-    return generation_request(Infill(prefix + begun, suffix, _files(given.get("input_extra") or [])), options)
+    return generation_request(
+        Infill(prefix + begun, suffix, _files(fields.get("input_extra") or [])), options
+    )
 
 
 def _files(given: Any) -> tuple[tuple[str, str], ...]:

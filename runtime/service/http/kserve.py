@@ -30,7 +30,7 @@ from ..kserve.documents import (
 )
 from ..kserve.inference import EXTENSIONS, Inference
 from ..kserve.messages import InferenceRequest, InferenceResponse
-from ..kserve.shared_memory import Region
+from ..kserve.shared_memory import SharedRegion
 from ..kserve.tensors import Array, of_bytes
 from ..kserve.text import INPUTS
 from .bodies import read_bytes
@@ -247,7 +247,7 @@ async def regions(request: Request) -> Response:
     return json_response([_region(one) for one in found])
 
 
-def _region(region: Region) -> Json:
+def _region(region: SharedRegion) -> Json:
     return {"name": region.name, "key": region.key, "offset": region.offset, "byte_size": region.byte_size}
 
 

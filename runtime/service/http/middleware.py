@@ -18,7 +18,7 @@ from ....options import shown
 from ..access.api_keys import ApiKeys
 from ..access.policy import Policy
 from ..core.caller import CALLER
-from ..core.request_context import enter
+from ..core.request_context import ANSWER_HEADERS, enter
 from .errors import described, error_json, retry_after
 
 _log = logging.getLogger(__name__)
@@ -50,7 +50,9 @@ class RequestIds:
             kind = message["type"].removeprefix("websocket.")
             if kind in ("http.response.start", "accept"):
                 status = message.get("status", 101)
-                MutableHeaders(scope=message)["X-Request-Id"] = name
+                headers = MutableHeaders(scope=message)
+                headers["X-Request-Id"] = name
+                headers.update(ANSWER_HEADERS.get() or {})
             await send(message)
             complete = kind == "close" or (kind == "http.response.body" and not message.get("more_body"))
 
@@ -67,7 +69,7 @@ class RequestIds:
                 _log.info("%s %s %s %d %.3f s", name, method, path, status, seconds, extra={"fields": fields})
 
 
-class Callers:
+class CallerMiddleware:
     """Refuse requests without a valid API key, from foreign origins, or with a foreign Host (DNS rebinding).
 
     Any web page in a browser on this machine can send requests to loopback addresses. The browser puts the
@@ -180,7 +182,7 @@ def _is_loopback(host: str) -> bool:
 
 def wrapped(app: ASGIApp, policy: Policy) -> ASGIApp:
     """Return the application wrapped in all middleware."""
-    guarded: ASGIApp = Callers(app, policy)
+    guarded: ASGIApp = CallerMiddleware(app, policy)
     if policy.config.cors_origins:  # outermost, because a preflight request carries no key
         guarded = CORSMiddleware(
             guarded,

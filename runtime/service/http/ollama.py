@@ -36,10 +36,9 @@ from ..core.chat import (
     read_message,
     read_tools,
 )
-from ..core.deltas import collect, refuse_cancelled
 from ..core.encoder import EncoderHandler
 from ..core.handler import LLMHandler
-from ..core.messages import Choice, Delta, Generation, GenerationRequest, Usage
+from ..core.messages import Delta, Generation, GenerationRequest, Usage, refuse_cancelled
 from ..core.model_entry import ModelStatus
 from .errors import described, plain_error
 from .openai.embeddings import cut_vectors, read_embeddings
@@ -188,12 +187,16 @@ def _variables(body: Mapping[str, Any]) -> Json:
 def _asked(
     prompt: str | Conversation | Infill, handler: LLMHandler, body: Mapping[str, Any]
 ) -> GenerationRequest:
-    given = body.get("options") or {}
-    if not isinstance(given, dict):
-        raise RequestError(f"'options' must be an object, not {shown(given)}")
-    options: Json = {"max_tokens": None, **handler.model.defaults}
-    options |= {name: given[name] for name in _SAME if given.get(name) is not None}
-    options |= {ours: given[theirs] for theirs, ours in _OPTIONS.items() if given.get(theirs) is not None}
+    options_given = body.get("options") or {}
+    if not isinstance(options_given, dict):
+        raise RequestError(f"'options' must be an object, not {shown(options_given)}")
+    options: Json = {"max_tokens": None, **handler.defaults}
+    options |= {name: options_given[name] for name in _SAME if options_given.get(name) is not None}
+    options |= {
+        ours: options_given[theirs]
+        for theirs, ours in _OPTIONS.items()
+        if options_given.get(theirs) is not None
+    }
     form = body.get("format")
     if form == "json":
         options["structured_output"] = {"json_object": True}
@@ -210,7 +213,7 @@ async def _answer(
 ) -> Response:  # fmt: skip
     start = time.monotonic_ns()
     if not bool_field("stream", body.get("stream", True)):
-        result = await while_connected(request.receive, collect(handler.generate(asked)))
+        result = await while_connected(request.receive, handler.complete(asked))
         return json_response(_whole(handler, result, start, chat_form=chat_form), headers)
 
     async def pieces() -> AsyncGenerator[bytes, None]:
@@ -238,7 +241,7 @@ def _line(document: Json) -> bytes:
 
 
 def _frame(handler: LLMHandler) -> Json:
-    return {"model": handler.model.info.model, "created_at": datetime.now(UTC).isoformat()}
+    return {"model": handler.name, "created_at": datetime.now(UTC).isoformat()}
 
 
 def _message(content: Json) -> Json:
@@ -300,7 +303,7 @@ class _Lines:
 
 
 def _whole(handler: LLMHandler, result: Generation, start: int, *, chat_form: bool) -> Json:
-    choice: Choice = result.choices[0]
+    choice: Delta = result.choices[0]
     thought: Json = {"thinking": choice.reasoning} if choice.reasoning else {}
     if chat_form:
         calls = [_call(call.name, call.arguments) for call in choice.tool_calls]
@@ -339,13 +342,13 @@ async def embed(request: Request) -> Response:
     start = time.monotonic_ns()
     truncate = body.get("truncate")  # Ollama cuts unless it is false
     cut = bool_field("truncate", True if truncate is None else truncate)
-    found = await while_connected(request.receive, handler.embed(ask.inputs, truncate=cut))
+    embeddings = await while_connected(request.receive, handler.embed(ask.inputs, truncate=cut))
     answer = {
         "model": handler.name,
-        "embeddings": cut_vectors(ask, found).tolist(),
+        "embeddings": cut_vectors(ask, embeddings).tolist(),
         "total_duration": time.monotonic_ns() - start,
         "load_duration": 0,
-        "prompt_eval_count": found.prompt_tokens,
+        "prompt_eval_count": embeddings.prompt_tokens,
     }
     return json_response(answer, headers)
 
@@ -447,13 +450,12 @@ async def show(request: Request) -> Response:
         capabilities = ["embedding"] if handler.embeds else []
         answer = {"details": _details(None), "model_info": facts, "capabilities": capabilities}
         return json_response(answer, headers)
-    model = handler.model
-    summary = await asyncio.to_thread(model.summary)
+    summary = await asyncio.to_thread(handler.served.summary)
     family = (summary.family if summary else "") or "onnx"
-    facts = {"general.architecture": family, f"{family}.context_length": model.info.context_length}
+    facts = {"general.architecture": family, f"{family}.context_length": handler.info.context_length}
     if summary is not None and summary.parameters:
         facts["general.parameter_count"] = summary.parameters
-    capabilities = ["completion", "tools", *(["vision"] if model.info.reads_images else [])]
+    capabilities = ["completion", "tools", *(["vision"] if handler.info.reads_images else [])]
     answer = {"details": _details(summary), "model_info": facts, "capabilities": capabilities}
     return json_response(answer, headers)
 

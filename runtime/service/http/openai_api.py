@@ -16,9 +16,8 @@ from starlette.routing import Route
 
 from ....errors import RequestError, UnknownModelError
 from ....options import shown
-from ..core.deltas import collect, refuse_cancelled
 from ..core.handler import LLMHandler
-from ..core.messages import Delta, Generation, GenerationRequest
+from ..core.messages import Delta, Generation, GenerationRequest, refuse_cancelled
 from .openai import chat, completions, embeddings
 from .openai.chunks import ChatChunks, CompletionChunks
 from .openai.reading import bool_field, text_field
@@ -37,9 +36,9 @@ async def chat_completions(request: Request) -> Response:
     handler = await service.llm(request, body.get("model"))
     read, options = chat.read_chat(with_defaults(handler, body))
     asked = await service.admitted(read, headers)
-    model = handler.model.info.model
+    model = handler.name
     if not options.stream:
-        result = await while_connected(request.receive, collect(handler.generate(asked)))
+        result = await while_connected(request.receive, handler.complete(asked))
         return json_response(chat.chat_response(asked, result, model), headers)
 
     chunks = ChatChunks(asked, model, options)
@@ -56,7 +55,7 @@ async def text_completions(request: Request) -> Response:
     ask = dataclasses.replace(
         read, requests=[await service.admitted(asked, headers) for asked in read.requests]
     )
-    model = handler.model.info.model
+    model = handler.name
     prompts = [await _echoed(handler, asked) for asked in ask.requests] if ask.echo else []
     if not ask.stream.stream:
         results = await while_connected(request.receive, _all(handler, ask.requests))
@@ -106,7 +105,7 @@ async def _all(handler: LLMHandler, requests: list[GenerationRequest]) -> list[G
 
     async def result(asked: GenerationRequest) -> Generation:
         async with room:
-            return await collect(handler.generate(asked))
+            return await handler.complete(asked)
 
     tasks = [asyncio.ensure_future(result(asked)) for asked in requests]
     try:
@@ -118,7 +117,7 @@ async def _all(handler: LLMHandler, requests: list[GenerationRequest]) -> list[G
 
 def _room(handler: LLMHandler, requests: list[GenerationRequest]) -> asyncio.Semaphore:
     """Return a semaphore of the requests in progress, since more than the queue holds are refused."""
-    return asyncio.Semaphore(max(1, handler.model.llm.most_together // requests[0].params.num_samples))
+    return asyncio.Semaphore(max(1, handler.llm.most_together // requests[0].params.num_samples))
 
 
 async def _merged(
@@ -164,11 +163,11 @@ async def text_embeddings(request: Request) -> Response:
     body, headers = await service.known_body(request, embeddings.KNOWN)
     handler = await service.embedder(body.get("model"))
     ask = embeddings.read_embeddings(body)
-    found = await while_connected(
+    result = await while_connected(
         request.receive,
         handler.embed(ask.inputs, **ask.options),
     )
-    return json_response(embeddings.embeddings_response(ask, found, handler.name), headers)
+    return json_response(embeddings.embeddings_response(ask, result, handler.name), headers)
 
 
 async def list_models(request: Request) -> Response:
@@ -184,12 +183,12 @@ async def list_models(request: Request) -> Response:
 async def get_model(request: Request) -> Response:
     """Handle ``GET /v1/models/{name}``: describe one model."""
     name = request.path_params["name"]
-    found = _models_json(request).get(name)
-    if found is None:
+    model = _models_json(request).get(name)
+    if model is None:
         raise UnknownModelError(f"there is no model {shown(name)}; GET /v1/models lists them")
     if "anthropic-version" in request.headers:
         return json_response(_anthropic_model(name))
-    return json_response(found)
+    return json_response(model)
 
 
 _STARTED = int(time.time())
@@ -203,7 +202,7 @@ def _anthropic_model(name: str) -> Json:
 
 def _models_json(request: Request) -> dict[str, Json]:
     """Return the models that the caller's requests may name, by each of their names."""
-    found: dict[str, Json] = {}
+    models: dict[str, Json] = {}
     for status in service_of(request).admission.models():
         if not status.on_request or status.kind == "tensor":
             continue
@@ -217,10 +216,10 @@ def _models_json(request: Request) -> dict[str, Json]:
         }
         versions = () if status.only else (f"{status.name}:{status.version}",)
         for name in (status.name, *status.aliases, *versions):
-            found.setdefault(name, {"id": name, **facts})
+            models.setdefault(name, {"id": name, **facts})
         for name, folder in status.loras.items():
-            found.setdefault(name, {"id": name, **facts, "root": folder, "parent": status.name})
-    return found
+            models.setdefault(name, {"id": name, **facts, "root": folder, "parent": status.name})
+    return models
 
 
 async def load_lora_adapter(request: Request) -> Response:

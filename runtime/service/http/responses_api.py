@@ -19,8 +19,8 @@ from ....options import shown
 from ...process.faults import log_fault
 from ..core.caller import caller_name
 from ..core.chat import Message
-from ..core.deltas import refuse_cancelled
 from ..core.handler import LLMHandler
+from ..core.messages import refuse_cancelled
 from .errors import described
 from .middleware import enter_caller
 from .openai import compaction
@@ -28,7 +28,7 @@ from .openai.reading import text_field
 from .openai.response_builder import ResponseBuilder
 from .openai.response_store import EventLog, ResponseStore, StoredResponse
 from .openai.responses import KNOWN, ResponseAsk, not_included, read_response
-from .responses_socket import ResponsesSocket, Turn
+from .responses_socket import ResponsesSocket, RunningResponse
 from .service import HttpService, json_response, service_of
 from .sse import event, streamed, while_connected
 
@@ -55,7 +55,7 @@ class ResponsesApi:
         body, headers = service.split({**given, **not_included(given)}, KNOWN)
         handler = await service.llm(request, body.get("model"))
         ask = await self._read(service, handler, body, headers)
-        builder = ResponseBuilder(ask, handler.model.info.model)
+        builder = ResponseBuilder(ask, handler.name)
         if ask.background:
             stored = self._in_background(handler, ask, builder, caller_name())
             if stored.log is not None:
@@ -79,7 +79,7 @@ class ResponsesApi:
         body = compaction.summary_body(body)
         handler = await service.llm(request, body["model"])
         ask = await self._read(service, handler, body, headers)
-        builder = ResponseBuilder(ask, handler.model.info.model)
+        builder = ResponseBuilder(ask, handler.name)
         await while_connected(request.receive, self._run(handler, ask, builder))
         return json_response(compaction.compacted(builder.response), headers)
 
@@ -98,15 +98,15 @@ class ResponsesApi:
         await socket.accept()
         await ResponsesSocket(socket, _SocketTurns(self, socket)).run()
 
-    async def start(self, socket: WebSocket, body: Json, own: ResponseStore) -> Turn:
-        """Start a turn of a WebSocket; ``own`` holds the last response of the connection."""
+    async def start(self, socket: WebSocket, body: Json, store: ResponseStore) -> RunningResponse:
+        """Start a turn of a WebSocket; ``store`` holds the last response of the connection."""
         service = service_of(socket)
         body, _ = service.split({**body, **not_included(body)}, KNOWN)
         handler = await service.llm(socket, body.get("model"))
-        ask = await self._read(service, handler, body, {}, own)
-        builder = ResponseBuilder(ask, handler.model.info.model)
-        return Turn(
-            self._events(handler, ask, builder, caller_name(), own),
+        ask = await self._read(service, handler, body, {}, store)
+        builder = ResponseBuilder(ask, handler.name)
+        return RunningResponse(
+            self._events(handler, ask, builder, caller_name(), store),
             lambda error: builder.end_with("failed", _error(error)),
         )
 
@@ -116,13 +116,13 @@ class ResponsesApi:
         handler: LLMHandler,
         body: Json,
         headers: dict[str, str],
-        own: ResponseStore | None = None,
+        socket_store: ResponseStore | None = None,
     ) -> ResponseAsk:
         before: list[Message] = []
         if (previous := text_field("previous_response_id", body.get("previous_response_id"))) is not None:
-            store = own if own is not None and previous in own else self._store
+            store = socket_store if socket_store is not None and previous in socket_store else self._store
             before = store.get(previous, caller_name()).messages
-        read = read_response(body, handler.model.defaults, before)
+        read = read_response(body, handler.defaults, before)
         return dataclasses.replace(read, request=await service.admitted(read.request, headers))
 
     async def _run(
@@ -144,7 +144,7 @@ class ResponsesApi:
         ask: ResponseAsk,
         builder: ResponseBuilder,
         owner: str | None,
-        own: ResponseStore | None = None,
+        store: ResponseStore | None = None,
     ) -> AsyncGenerator[list[Json], None]:
         first = list(builder.begin())
         async with aclosing(handler.generate(ask.request)) as deltas:
@@ -153,17 +153,21 @@ class ResponsesApi:
                 events = [*first, *builder.of(delta)]
                 first = []
                 if delta.usage is not None:  # store it before the client can request it by id
-                    self._keep(ask, builder, owner, own)
+                    self._keep(ask, builder, owner, store)
                 yield events
 
     def _keep(
-        self, ask: ResponseAsk, builder: ResponseBuilder, owner: str | None, own: ResponseStore | None = None
+        self,
+        ask: ResponseAsk,
+        builder: ResponseBuilder,
+        owner: str | None,
+        store: ResponseStore | None = None,
     ) -> None:
         stored = StoredResponse(builder.response, [*ask.messages, *builder.messages()], ask.items, owner)
         if ask.store:
             self._store.add(stored)
-        if own is not None:
-            own.add(stored)
+        if store is not None:
+            store.add(stored)
 
     def _in_background(
         self, handler: LLMHandler, ask: ResponseAsk, builder: ResponseBuilder, owner: str | None
@@ -251,7 +255,7 @@ class _SocketTurns:
         self._policy = service_of(socket).admission.policy
         self._own = ResponseStore(1)
 
-    async def start(self, body: Json) -> Turn:
+    async def start(self, body: Json) -> RunningResponse:
         enter_caller(self._policy.keys, self._socket.headers)  # the key may have been removed since
         return await self._api.start(self._socket, body, self._own)
 

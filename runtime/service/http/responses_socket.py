@@ -31,7 +31,7 @@ _HTTP_ONLY = ("stream", "stream_options", "background")
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class RunningResponse:
     """A response that is being generated.
 
     Args:
@@ -46,7 +46,7 @@ class Turn:
 class Turns(Protocol):
     """What answers the messages of one connection."""
 
-    async def start(self, body: Json) -> Turn:
+    async def start(self, body: Json) -> RunningResponse:
         """Check the caller, its budget and a body, and start a turn.
 
         Raises:

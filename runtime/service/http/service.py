@@ -59,13 +59,11 @@ class HttpService:
             RequestError: a name is not a string.
             UnknownModelError: no model has this name, or the caller may not use it.
         """
-        await self.admission.loaded(_model_name(name))
-        return self.admission.llm(_model_name(name), adapter=text_field("adapter_id", adapter))
+        return await self.admission.llm(_model_name(name), adapter=text_field("adapter_id", adapter))
 
     async def embedder(self, name: Any) -> LLMHandler | EncoderHandler:
         """Return the handler of a model that makes embeddings; see ``llm``."""
-        await self.admission.loaded(_model_name(name))
-        return self.admission.embedder(_model_name(name))
+        return await self.admission.embedder(_model_name(name))
 
     async def encoder(self, name: Any) -> EncoderHandler:
         """Return the handler of an encoder; a request without a name means the only one, if there is one.
@@ -152,7 +150,7 @@ def service_of(request: HTTPConnection) -> HttpService:
 
 def with_defaults(handler: LLMHandler, body: Mapping[str, Any]) -> Json:
     """Return the body, with the model's default sampling options for those that it omits."""
-    return {**handler.model.defaults, **{name: value for name, value in body.items() if value is not None}}
+    return {**handler.defaults, **{name: value for name, value in body.items() if value is not None}}
 
 
 def json_response(document: Any, headers: Mapping[str, str] | None = None, status: int = 200) -> Response:

@@ -158,14 +158,14 @@ async def tokenize(request: Request, service: HttpService, given: Mapping[str, A
     texts, prompt = _texts(body), text_field("prompt_name", body.get("prompt_name"))
     special = _flag(body, "add_special_tokens", default=True)
     handler = await service.encoder(body.get("model"))
-    found = await handler.tokenize(texts, add_special_tokens=special, prompt=prompt)
+    token_lists = await handler.tokenize(texts, add_special_tokens=special, prompt=prompt)
     words = handler.prompt_text(prompt)
     answer = [
         [
             _token(handler, words + text, *token)
             for token in zip(tokens.ids, tokens.special, tokens.spans, strict=True)
         ]
-        for text, tokens in zip(texts, found, strict=True)
+        for text, tokens in zip(texts, token_lists, strict=True)
     ]
     return json_response(answer, headers)
 
@@ -192,14 +192,14 @@ async def decode(request: Request) -> Response:
     return json_response(texts, headers)
 
 
-async def root(request: Request, service: HttpService, given: Json) -> Response:
+async def root(request: Request, service: HttpService, body: Json) -> Response:
     """Answer ``POST /`` of an encoder: compare sentences, rank ``texts``, predict or embed."""
-    if isinstance(given.get("inputs"), dict):
-        return await _similarity(request, service, given)
-    if "query" in given:
-        return await rank(request, service, given)
-    handler = await service.encoder(given.get("model"))
-    return await (_embed if handler.kinds else _predict)(request, service, given)
+    if isinstance(body.get("inputs"), dict):
+        return await _similarity(request, service, body)
+    if "query" in body:
+        return await rank(request, service, body)
+    handler = await service.encoder(body.get("model"))
+    return await (_embed if handler.kinds else _predict)(request, service, body)
 
 
 def info(handler: EncoderHandler) -> Json:
@@ -269,7 +269,7 @@ async def _found(handler: EncoderHandler, body: Json, parameters: Json, truncate
         raise RequestError("'ignore_labels' must have 'O': parts without a label are not returned")
     if parameters.get("stride"):
         raise RequestError("'stride' is not supported: long texts are cut by 'truncate', not split")
-    found = await handler.entities(_texts(body), aggregation=cast(Aggregation, way), truncate=truncate)
+    entities = await handler.entities(_texts(body), aggregation=cast(Aggregation, way), truncate=truncate)
     name = "entity" if way == "none" else "entity_group"
     answer = [
         [
@@ -277,7 +277,7 @@ async def _found(handler: EncoderHandler, body: Json, parameters: Json, truncate
             for part in parts
             if part.label not in ignored
         ]
-        for parts in found
+        for parts in entities
     ]
     return answer[0] if isinstance(body.get("inputs"), str) else answer
 

@@ -54,7 +54,7 @@ async def tokenize(request: Request) -> Response:
         tokens, most = found.ids, handler.max_tokens
     else:
         tokens = await handler.tokenize(prompt, add_special_tokens=special)
-        most = handler.model.info.context_length
+        most = handler.info.context_length
     answer: Json = {"count": len(tokens), "max_model_len": most, "tokens": tokens}
     if bool_field("return_token_strs", body.get("return_token_strs") or False):
         answer["token_strs"] = [

@@ -7,18 +7,17 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from typing import Any
 
-from ....errors import RequestError, UnsupportedTaskError
+from ....errors import RequestError
 from ..access.admission import Admission
 from ..access.policy import Policy
 from ..core.config import ServerConfig
-from ..core.encoder import EncoderHandler
-from ..core.model_entry import ModelStatus
+from ..core.model_entry import Entry
 from ..core.repository import ModelRepository
 from .messages import InferenceRequest, InferenceResponse, ModelFacts, TensorFacts
 from .shared_memory import SharedMemory
-from .statistics import Statistics, Times
+from .statistics import Statistics
 from .tensor_run import run_model
-from .tensors import Array, type_of_onnx
+from .tensors import type_of_onnx
 from .text import INPUTS, OUTPUTS, TextRequest
 from .vectors import encode, facts_of
 
@@ -72,58 +71,42 @@ class Inference:
         Raises:
             CarryallError: see ``run``.
         """
-        await self.models.loaded(request.model, request.version)
-        status = self.models.drawn(request.model, request.version)
+        entry, adapter = await self.models.version(request.model, request.version)
         start, times, ended = time.perf_counter_ns(), None, False
         try:
-            if status.kind == "encoder":
-                yield _response(request, status, await encode(self._encoder(status), request))
-            elif status.kind == "tensor":
-                outputs, times = await self._tensors(request, status)
-                yield _response(request, status, outputs)
+            if entry.loader.kind == "encoder":
+                yield _response(request, entry, await encode(entry.text_encoder(), request))
+            elif entry.loader.kind == "tensor":
+                outputs, times = await run_model(entry.tensor_model(), request.inputs, request.outputs)
+                yield _response(request, entry, outputs)
             else:
-                async with aclosing(self._text(request, status)) as responses:
+                async with aclosing(self._text(request, entry, adapter)) as responses:
                     async for response in responses:
                         yield response
             ended = True
         finally:
-            counts, took = self.statistics.of(status.name, status.version), time.perf_counter_ns() - start
+            counts, took = self.statistics.of(entry.name, entry.version), time.perf_counter_ns() - start
             if ended:
-                counts.succeeded(took, rows(request, of_texts=status.kind == "encoder"), times)
+                counts.succeeded(took, rows(request, of_texts=entry.loader.kind == "encoder"), times)
             else:
                 counts.fail.add(took)
 
     async def _text(
-        self, request: InferenceRequest, status: ModelStatus
+        self, request: InferenceRequest, entry: Entry, adapter: str | None
     ) -> AsyncGenerator[InferenceResponse, None]:
-        handler = self.models.llm(status.name, status.version)
-        wanted = TextRequest(request, handler.model.defaults, self.models.admitted)
-        if wanted.adapter is not None:
-            handler = self.models.llm(status.name, status.version, wanted.adapter)
+        wanted = TextRequest(request, entry.language_model().defaults, self.models.admitted)
+        handler = entry.language_model(wanted.adapter or adapter)
         if not wanted.stream:
-            yield _response(request, status, await wanted.whole(handler))
+            yield _response(request, entry, await wanted.whole(handler))
             return
         async with aclosing(wanted.parts(handler)) as parts:
             async for outputs, final in parts:
                 if outputs:
-                    yield _response(request, status, outputs, final=final)
+                    yield _response(request, entry, outputs, final=final)
                 else:
                     yield InferenceResponse(
-                        model=status.name, version=status.version, id=request.id, outputs={}, final=False
+                        model=entry.name, version=entry.version, id=request.id, outputs={}, final=False
                     )
-
-    async def _tensors(
-        self, request: InferenceRequest, status: ModelStatus
-    ) -> tuple[dict[str, Array], Times]:
-        model = self.models.tensor(status.name, status.version)
-        return await run_model(model, request.inputs, request.outputs)
-
-    def _encoder(self, status: ModelStatus) -> EncoderHandler:
-        """Return the handler of a version of an encoder."""
-        handler = self.models.embedder(status.name, status.version)
-        if not isinstance(handler, EncoderHandler):
-            raise UnsupportedTaskError(f"the model '{status.name}' is not an encoder")
-        return handler
 
     def facts(self, name: str, version: str = "") -> ModelFacts:
         """Return the metadata of a model.
@@ -133,14 +116,15 @@ class Inference:
             ServiceUnavailableError: the model is not loaded.
         """
         status = self.models.find(name, version)
+        entry = self.models.serving(status.name, version)
         if status.kind == "llm":
-            self.models.llm(status.name, version).model  # noqa: B018 -- raises if it is not loaded
+            entry.language_model().served  # noqa: B018 -- raises if it is not loaded
             platform, inputs, outputs = LLM_PLATFORM, INPUTS, OUTPUTS
         elif status.kind == "encoder":
             platform = ENCODER_PLATFORM
-            inputs, outputs = facts_of(self._encoder(self.models.find(status.name, status.version)))
+            inputs, outputs = facts_of(entry.text_encoder())
         else:
-            session = self.models.tensor(status.name, version).session
+            session = entry.tensor_model().session
             platform = TENSOR_PLATFORM
             inputs, outputs = _tensor_facts(session.get_inputs()), _tensor_facts(session.get_outputs())
         return ModelFacts(
@@ -173,7 +157,7 @@ def _tensor_facts(values: Any) -> list[TensorFacts]:
 
 
 def _response(
-    request: InferenceRequest, status: ModelStatus, outputs: Mapping[str, Any], *, final: bool = True
+    request: InferenceRequest, entry: Entry, outputs: Mapping[str, Any], *, final: bool = True
 ) -> InferenceResponse:
     """Return a response with the requested outputs.
 
@@ -185,5 +169,5 @@ def _response(
         raise RequestError(f"unknown output '{missing[0]}'; the outputs are: {', '.join(outputs)}")
     wanted = {name: outputs[name] for name in request.outputs or outputs}
     return InferenceResponse(
-        model=status.name, version=status.version, id=request.id, outputs=wanted, final=final
+        model=entry.name, version=entry.version, id=request.id, outputs=wanted, final=final
     )

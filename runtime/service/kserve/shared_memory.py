@@ -17,7 +17,7 @@ _MOST_REGIONS = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Region:
+class SharedRegion:
     """A registered part of a shared memory object; ``offset`` and ``byte_size`` are in bytes."""
 
     name: str
@@ -51,7 +51,7 @@ class SharedMemory:
 
     def __init__(self, *, allowed: bool) -> None:
         self._allowed = allowed
-        self._regions: dict[str, Region] = {}
+        self._regions: dict[str, SharedRegion] = {}
 
     def register(self, name: str, key: str, offset: int, byte_size: int) -> None:
         """Register a part of a shared memory object.
@@ -73,14 +73,14 @@ class SharedMemory:
             )
         if not _KEY.fullmatch(key):
             raise RequestError(f"'{key[:80]}' is not a valid name of a shared memory object")
-        self._regions[name] = Region(name, key, offset, byte_size, _mapped(key, offset + byte_size))
+        self._regions[name] = SharedRegion(name, key, offset, byte_size, _mapped(key, offset + byte_size))
 
     def unregister(self, name: str) -> None:
         """Unregister a region; an empty name unregisters all. An unknown name is ignored."""
         for known in [name] if name else list(self._regions):
             self._regions.pop(known, None)
 
-    def regions(self, name: str = "") -> list[Region]:
+    def regions(self, name: str = "") -> list[SharedRegion]:
         """Return the region with this name as a list; an empty name returns all regions.
 
         Raises:
@@ -88,7 +88,7 @@ class SharedMemory:
         """
         return [self.region(name)] if name else list(self._regions.values())
 
-    def region(self, name: str) -> Region:
+    def region(self, name: str) -> SharedRegion:
         """Return the region with this name.
 
         Raises:

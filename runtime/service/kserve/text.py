@@ -17,9 +17,8 @@ from ....options import shown
 from ...process.large_json import SMALL
 from ...types.outputs import Logprob
 from ...types.sampling_params import SamplingParams
-from ..core.deltas import collect, refuse_cancelled
 from ..core.handler import LLMHandler
-from ..core.messages import Choice, Delta, GenerationRequest
+from ..core.messages import Delta, GenerationRequest, refuse_cancelled
 from .messages import InferenceRequest, TensorFacts
 from .tensors import Array, byte_elements, of_bytes, type_of
 
@@ -115,15 +114,18 @@ class TextRequest:
 
     async def whole(self, handler: LLMHandler) -> dict[str, Array]:
         """Return all outputs after generation has ended."""
-        found = await collect(handler.generate(self.generation))
-        texts = [self.prompt + one.text if self.prepend else one.text for one in found.choices]
+        result = await handler.complete(self.generation)
+        texts = [
+            self.prompt + continuation.text if self.prepend else continuation.text
+            for continuation in result.choices
+        ]
         outputs = self._outputs(
             texts,
-            [one.finish_reason for one in found.choices],
-            [(one.token_ids, one.logprobs) for one in found.choices],
-            found.usage.prompt_tokens,
+            [str(choice.finish_reason) for choice in result.choices],
+            [(continuation.token_ids, continuation.logprobs) for continuation in result.choices],
+            result.usage.prompt_tokens,
         )
-        return {**outputs, **self._details(found.choices, handler.model.llm.end_token_ids)}
+        return {**outputs, **self._details(result.choices, handler.llm.end_token_ids)}
 
     async def parts(self, handler: LLMHandler) -> AsyncGenerator[tuple[dict[str, Array], bool], None]:
         """Yield the outputs of each delta, and whether they are the last; none once the request is queued."""
@@ -136,10 +138,10 @@ class TextRequest:
                 reason = "" if delta.finish_reason is None else str(delta.finish_reason)
                 tokens = [(delta.token_ids, delta.logprobs)]
                 outputs = self._outputs([delta.text], [reason], tokens, delta.prompt_tokens)
-                details = self._details([delta], handler.model.llm.end_token_ids)
+                details = self._details([delta], handler.llm.end_token_ids)
                 yield {**outputs, **details}, delta.usage is not None
 
-    def _details(self, parts: Sequence[Choice | Delta], ends: Collection[int]) -> dict[str, Array]:
+    def _details(self, parts: Sequence[Delta], ends: Collection[int]) -> dict[str, Array]:
         """Return the output ``details`` if it is wanted: JSON of each part, see ``generate_rest.yaml``."""
         if not self.details:
             return {}
@@ -156,18 +158,18 @@ class TextRequest:
         if self.flags["return_finish_reason"]:
             outputs["finish_reason"] = of_bytes(reason.encode() for reason in reasons)
         if self.flags["return_cumulative_logprob"]:
-            sums = [sum(entry[token].logprob for token, entry in zip(*one, strict=True)) for one in tokens]
+            sums = [sum(entry[token].logprob for token, entry in zip(*part, strict=True)) for part in tokens]
             outputs["cumulative_logprob"] = np.array(sums, np.float32)
         if self.flags["return_logprobs"]:
-            outputs["logprobs"] = of_bytes(_logprobs(one[1]).encode() for one in tokens)
+            outputs["logprobs"] = of_bytes(_logprobs(part[1]).encode() for part in tokens)
         if self.flags["return_num_input_tokens"]:
             outputs["num_input_tokens"] = np.array([prompt_tokens], np.uint32)
         if self.flags["return_num_output_tokens"]:
-            outputs["num_output_tokens"] = np.array([len(one[0]) for one in tokens], np.uint32)
+            outputs["num_output_tokens"] = np.array([len(part[0]) for part in tokens], np.uint32)
         return outputs
 
 
-def _details(part: Choice | Delta, ends: Collection[int]) -> dict[str, Any]:
+def _details(part: Delta, ends: Collection[int]) -> dict[str, Any]:
     """Return why a text ended (None if it goes on) and its tokens, in the form of ``generate_rest.yaml``."""
     by_string = "stop_sequence" if isinstance(part.stop_reason, str) else "eos_token"
     return {

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .argument_readers import LiteralReader, PairsReader
-from .base import Message, MessageParser
-from .call_reader import ArgumentsReader, CallReader
-from .formats import NAME_PATTERN, AnswerFormat, CallFormat
+from .base import MessageParser, ParsedMessage
+from .call_reader import ArgumentsReader, CallReader, name_of_cut
+from .formats import NAME, NAME_PATTERN, AnswerFormat, CallFormat
 from .json_span import JsonSpan
 
 # Between two objects or calls of a section, and before the first.
@@ -38,7 +38,12 @@ class AnswerParser(MessageParser):
     """
 
     def __init__(
-        self, message: Message, answer: AnswerFormat, tools: Sequence[Mapping[str, Any]], *, opened: bool
+        self,
+        message: ParsedMessage,
+        answer: AnswerFormat,
+        tools: Sequence[Mapping[str, Any]],
+        *,
+        opened: bool,
     ) -> None:
         super().__init__(message)
         self.needs_special_tokens = answer.special
@@ -125,10 +130,30 @@ class AnswerParser(MessageParser):
             return False
         if begun:
             self._state = "between" if self._reader is None else "arguments"
+        elif self._cut and self._is_cut_call(calls):
+            self._text, self._state = "", "text"
         else:
             self.message.content.add(self._opening)
             self._state = "text"
         return True
+
+    def _is_cut_call(self, calls: CallFormat) -> bool:
+        """Return whether the rest of the text is the beginning of a call; add the call if its name is known.
+
+        Without a marker, an object may be the answer itself, unless it names a tool.
+        """
+        text = self._text.lstrip(_PUNCTUATION)
+        if calls.style == "object" or (calls.envelope and text.startswith("{")):
+            name = name_of_cut(text, calls.name_keys[-1]) if calls.name_keys else ""
+            is_object = not text or (text.startswith("{") and JsonSpan().end(text) is None)
+            is_cut = is_object and (bool(self._opening) or name in self._properties)
+        else:
+            head = self._head.fullmatch(self._text) if not calls.head.endswith(NAME) else None
+            name = head["name"] if head is not None else ""
+            is_cut = calls.begins_head(self._text)
+        if is_cut and name:
+            self.message.call(name, "")
+        return is_cut
 
     def _begin(self, calls: CallFormat, *, final: bool) -> bool | None:
         """Begin a call; None if more text must come first, False if it is none."""

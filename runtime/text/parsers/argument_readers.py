@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from .base import Message, overlap
+from .base import ParsedMessage, overlap
 from .formats import CallFormat
 
 _CONSTANTS = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false",
@@ -31,7 +31,7 @@ class LiteralReader:
         done: whether the closing bracket was read.
     """
 
-    def __init__(self, message: Message, calls: CallFormat) -> None:
+    def __init__(self, message: ParsedMessage, calls: CallFormat) -> None:
         self.done = False
         self._message, self._quotes = message, tuple(sorted(calls.quotes, key=len, reverse=True))
         self._text = ""
@@ -161,7 +161,7 @@ class PairsReader:
         done: whether something else than an argument was read.
     """
 
-    def __init__(self, message: Message, calls: CallFormat, properties: Mapping[str, Any]) -> None:
+    def __init__(self, message: ParsedMessage, calls: CallFormat, properties: Mapping[str, Any]) -> None:
         self.done = False
         self._message, self._calls, self._properties = message, calls, properties
         self._text = ""

@@ -43,7 +43,7 @@ class StrippedText:
 
 
 @dataclass(slots=True)
-class Message:
+class ParsedMessage:
     """The parsed part of a message."""
 
     content: StrippedText = field(default_factory=StrippedText)
@@ -88,7 +88,9 @@ class MessageParser(abc.ABC):
     """Parse a message that arrives in pieces; the result does not depend on how it is cut.
 
     Text that looks like a tool call but is invalid becomes content, so nothing is lost. Once the arguments
-    of a call have begun, it stays a call, because they are passed on as they arrive.
+    of a call have begun, it stays a call, because they are passed on as they arrive. A call that is cut
+    before its arguments is a call without arguments if its name is known, else it is left out: its
+    beginning is markup, and no text of the answer.
 
     Args:
         message: receives the parsed parts.
@@ -99,9 +101,10 @@ class MessageParser(abc.ABC):
 
     needs_special_tokens = True
 
-    def __init__(self, message: Message) -> None:
+    def __init__(self, message: ParsedMessage) -> None:
         self.message = message
         self._text = ""  # not parsed yet
+        self._cut = False  # whether the message ended before the model ended it
 
     def push(self, text: str) -> None:
         """Add text."""
@@ -109,8 +112,13 @@ class MessageParser(abc.ABC):
         while self._advance(final=False):
             pass
 
-    def end(self) -> None:
-        """Parse the rest: no more text follows."""
+    def end(self, *, cut: bool = False) -> None:
+        """Parse the rest: no more text follows.
+
+        Args:
+            cut: the model did not end the message, such as at a limit of tokens.
+        """
+        self._cut = cut
         while self._advance(final=True):
             pass
 

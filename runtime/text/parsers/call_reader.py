@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 
-from .base import Message
+from .base import ParsedMessage
 from .json_span import JsonSpan
 
 # The usual form only, with an id or the like between; any other object is parsed when it is complete.
@@ -24,6 +24,12 @@ def _head(text: str, key: str) -> tuple[str, int] | None:
     return (name, head.end()) if name else None
 
 
+def name_of_cut(text: str, key: str) -> str:
+    """Return the name in the beginning of a call's object; empty if it is cut before the name's end."""
+    found = re.match(rf'\s*\{{(?:{_MEMBER})*?\s*"{re.escape(key)}"\s*:\s*"(?P<name>[^"\\]+)"', text)
+    return found["name"] if found is not None else ""
+
+
 class CallReader:
     """Reads one object ``{"name": ..., "arguments": {...}}``; the keys may have other names.
 
@@ -37,7 +43,7 @@ class CallReader:
         done: whether the end of the object was read.
     """
 
-    def __init__(self, message: Message, key: str) -> None:
+    def __init__(self, message: ParsedMessage, key: str) -> None:
         self.done = False
         self._message, self._key = message, key
         self._arguments: ArgumentsReader | None = None
@@ -85,7 +91,7 @@ class ArgumentsReader:
         done: whether the end of the arguments was read.
     """
 
-    def __init__(self, message: Message, name: str | None) -> None:
+    def __init__(self, message: ParsedMessage, name: str | None) -> None:
         self.done = False
         self._message, self._span, self._text = message, JsonSpan(), ""
         if name is not None:

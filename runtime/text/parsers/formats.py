@@ -98,12 +98,12 @@ class CallFormat:
     def example(self) -> str:
         """A call as the template writes it, with names in place of what changes."""
         key, value = "KEY", "VALUE"
-        given = '{"KEY": VALUE}'
+        arguments = '{"KEY": VALUE}'
         match self.style:
             case "object":
-                call = self.head + self.envelope.replace(ARGUMENTS, given)
+                call = self.head + self.envelope.replace(ARGUMENTS, arguments)
             case "json":
-                call = self.head + given
+                call = self.head + arguments
             case "pairs":
                 close = self.value_close.rstrip()  # what follows it is between two values
                 call = f"{self.head}{self.key_open}{key}{self.value_opens[0]}{value}{close}"
@@ -138,6 +138,20 @@ class CallFormat:
                 pieces.append(spaced(part))
         return "".join(pieces) + (r"\s*" if self.style != "pairs" else "")
 
+    def begins_head(self, text: str) -> bool:
+        """Return whether a text after the marker is the beginning of a call that was cut in its head."""
+        head = self.opening + self.head
+        if self.marker:
+            head = head[head.index(self.marker) + len(self.marker) :]
+        parts = [part for part in _SLOT.split(head) if part.strip()]
+        plain: list[str] = []  # a model may leave out an id with the tag before it
+        for at, part in enumerate(parts):
+            if part not in _VALUES:
+                plain.append(part)
+            elif at and parts[at - 1] not in (NAME, *_VALUES):
+                plain.pop()
+        return any(re.fullmatch(_beginning(some), text) for some in (parts, plain))
+
 
 ARGUMENTS = "\x00arguments\x00"
 
@@ -156,6 +170,20 @@ def spaced(text: str) -> str:
     """Return a regular expression of a text in which whitespace may be any, also around it."""
     words = [re.escape(word) for word in text.split()]
     return r"\s*" + r"\s*".join(words) + r"\s*" if words else r"\s*"
+
+
+def _beginning(parts: list[str]) -> str:
+    """Return a regular expression of each beginning of a head, in which whitespace may be any."""
+    units: list[str] = []
+    for part in parts:
+        if part in (NAME, *_VALUES):
+            units.append(_VALUES.get(part, NAME_PATTERN))
+        else:
+            units += [unit for word in part.split() for unit in (r"\s*", *map(re.escape, word))] + [r"\s*"]
+    pattern = ""
+    for unit in reversed(units):
+        pattern = f"(?:{unit}{pattern})?"
+    return pattern
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from .base import Message, MessageParser, StrippedText
+from .base import MessageParser, ParsedMessage, StrippedText
 
 _BODY = "<|message|>"
 _ENDS = ("<|end|>", "<|call|>", "<|return|>", "<|start|>")
@@ -19,7 +19,7 @@ _RECIPIENT = re.compile(r"to=(?:functions\.)?([^\s<]+)")
 class HarmonyParser(MessageParser):
     """Alternates between headers and bodies."""
 
-    def __init__(self, message: Message) -> None:
+    def __init__(self, message: ParsedMessage) -> None:
         super().__init__(message)
         self._header: str | None = ""  # None within a body
         self._channel = ""

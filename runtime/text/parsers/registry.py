@@ -12,7 +12,7 @@ from ....errors import UsageError
 from ..chat_template import ChatTemplate
 from ..special_texts import SpecialTexts
 from .answer import AnswerParser
-from .base import Message, MessageParser
+from .base import MessageParser, ParsedMessage
 from .derivation import Derived, derive
 from .formats import HARMONY, NAMED, AnswerFormat
 from .harmony import HarmonyParser
@@ -122,7 +122,7 @@ def message_parser(
         tools: the tools of the request.
     """
     if answer.harmony:
-        return HarmonyParser(Message())
+        return HarmonyParser(ParsedMessage())
     if answer.thought is None and not (answer.calls and tools) and not answer.text_open:
         return None
-    return AnswerParser(Message(), answer, tools, opened=answer.opens_thought(prompt))
+    return AnswerParser(ParsedMessage(), answer, tools, opened=answer.opens_thought(prompt))

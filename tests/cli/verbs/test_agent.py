@@ -18,7 +18,7 @@ import pytest
 from click.testing import CliRunner
 
 from carryall.cli import carryall
-from carryall.cli.agents import CLIENTS, Service
+from carryall.cli.agents import CLIENTS, RunningService
 
 ASKS = """\
 #!{python}
@@ -115,7 +115,7 @@ def test_what_cannot_be_started_is_told(
 
 
 def test_a_service_without_a_context_length_gives_no_limit() -> None:
-    call = CLIENTS["opencode"].call(Service("http://h:1", "m"), [])
+    call = CLIENTS["opencode"].call(RunningService("http://h:1", "m"), [])
     assert "limit" not in call.variables["OPENCODE_CONFIG_CONTENT"]
 
 

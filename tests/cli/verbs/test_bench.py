@@ -13,7 +13,7 @@ from carryall.cli import carryall
 from carryall.cli.demo_steps import run_steps
 from carryall.errors import ProviderRuntimeError
 from carryall.runtime.engine.engine import Engine
-from carryall.runtime.evaluate.throughput import Sample, Workload, measure
+from carryall.runtime.evaluate.throughput import Workload, WorkloadRun, measure
 
 
 def run(*args: object) -> Result:
@@ -66,7 +66,7 @@ def test_bench_measures_the_batches_of_the_readme_on_the_demo() -> None:
 def test_the_results_of_earlier_batches_are_kept_when_a_later_one_fails(
     tiny_package: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def failing(engine: Engine, work: Workload, seed: int) -> Sample:
+    def failing(engine: Engine, work: Workload, seed: int) -> WorkloadRun:
         if work.batch == 3:
             raise ProviderRuntimeError("the device fell over")
         return measure(engine, work, seed)

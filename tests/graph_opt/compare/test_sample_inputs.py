@@ -12,7 +12,7 @@ import pytest
 
 from carryall.errors import GraphError, UsageError
 from carryall.graph_opt.compare.input_facts import input_facts
-from carryall.graph_opt.compare.sample_inputs import Sample, sample_inputs
+from carryall.graph_opt.compare.sample_inputs import SampleInputs, sample_inputs
 from carryall.graph_opt.compare.verify import verify
 
 Array = npt.NDArray[Any]
@@ -24,7 +24,7 @@ def net(text: str, **weights: Array) -> ir.Model:
     return ir.from_onnx_text(f"{HEAD} {text}", initializers=tensors)
 
 
-def samples(model: ir.Model) -> list[Sample]:
+def samples(model: ir.Model) -> list[SampleInputs]:
     def run(feed: Mapping[str, Array]) -> dict[str, Array]:
         return {"any": next(iter(feed.values()))}
 

@@ -56,7 +56,7 @@ def test_a_changed_weight_is_found(tmp_path: Path) -> None:
 def test_the_runner_follows_the_contract_of_the_inputs(tmp_path: Path) -> None:
     portable, lowered = models(tmp_path)
     assert isinstance(runners.runner(portable), runners.PortableRunner)
-    assert isinstance(runners.runner(lowered), runners.SlotRunner)
+    assert isinstance(runners.runner(lowered), runners.SlotGraphRunner)
 
 
 def without_padding(model: ir.Model) -> None:

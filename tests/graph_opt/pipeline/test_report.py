@@ -13,7 +13,7 @@ from graph_asserts import graph
 from carryall.graph_opt.graph.weight_errors import float_weights
 from carryall.graph_opt.passes.base import Refusal
 from carryall.graph_opt.pipeline.pipeline import run
-from carryall.graph_opt.pipeline.report import PassReport, Report
+from carryall.graph_opt.pipeline.report import PassReport, PipelineReport
 from carryall.graph_opt.pipeline.report_page import to_html
 from carryall.graph_opt.quantize.algorithms.blockwise import BlockFormat
 from carryall.graph_opt.quantize.formats.weight_only import WeightOnlyQuantizationPass
@@ -21,7 +21,7 @@ from carryall.graph_opt.quantize.formats.weight_only import WeightOnlyQuantizati
 EMPTY_TAGS = {"meta", "br", "rect"}
 
 
-def report(refusals: list[Refusal], **facts: Any) -> Report:
+def report(refusals: list[Refusal], **facts: Any) -> PipelineReport:
     one = PassReport(
         name="Fuse",
         seconds=0.25,
@@ -32,7 +32,7 @@ def report(refusals: list[Refusal], **facts: Any) -> Report:
         removed={"Add": 2},
         refusals=refusals,
     )
-    return Report(before={"Add": 4}, after={"Add": 2, "Fused": 1}, passes=[one], facts=facts)
+    return PipelineReport(before={"Add": 4}, after={"Add": 2, "Fused": 1}, passes=[one], facts=facts)
 
 
 def layers(reason: str) -> list[Refusal]:
@@ -128,7 +128,7 @@ class Page(HTMLParser):
         self.text += data
 
 
-def quantized_report() -> Report:
+def quantized_report() -> PipelineReport:
     rng = np.random.default_rng(0)
     text = """g (float[N, 64] x) => (float[N, 64] y) { a = MatMul(x, w.0) y = MatMul(a, w.1) }"""
     weights = {f"w.{layer}": rng.standard_normal((64, 64), np.float32) for layer in range(2)}
@@ -171,4 +171,4 @@ def test_the_page_shows_the_comparison(verification: dict[str, float]) -> None:
 
 
 def test_a_report_of_nothing_is_a_page_too() -> None:
-    assert "Pipeline report" in Page(to_html(Report(before={}))).text
+    assert "Pipeline report" in Page(to_html(PipelineReport(before={}))).text

@@ -62,9 +62,11 @@ async def http_serving(
     llm: AsyncLLM | None,
     models: ModelRepository | None = None,
     parts: Sequence[Callable[[ModelRepository, ServerConfig], ServicePart]] = (),
+    *,
+    load: bool = True,
     **config: Any,
 ) -> AsyncIterator[HttpServed]:
-    """Serve ``llm`` as ``toy``, or a repository, on a free port."""
+    """Serve ``llm`` as ``toy``, or a repository, on a free port; ``load`` loads the models before."""
     settings = ServerConfig(**{"http_port": 0, "grace_seconds": 0.0, **config})
     served = models or repository(llm)
     further = [make(served, settings) for make in parts]
@@ -72,7 +74,7 @@ async def http_serving(
     inference = Inference.of(served, settings)
     server = HttpServer(make_app(served, inference, routes), settings)
     url = f"http://{await server.start()}"
-    if llm is not None or models is not None:
+    if load and (llm is not None or models is not None):
         await served.load_all()
     for part in further:
         await part.start(inference.models)

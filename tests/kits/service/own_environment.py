@@ -56,3 +56,35 @@ def python_with(*requirements: str) -> Path:
             pytest.skip(f"cannot install {', '.join(requirements)}: {done.stderr.strip()[-300:]}")
     (folder / "ready").touch()
     return python
+
+
+def npm_programs(*packages: str) -> Path:
+    """The folder of the programs of npm packages; skips the test if they cannot be fetched."""
+    npm = shutil.which("npm")
+    if npm is None or shutil.which("node") is None:
+        pytest.skip("Node.js and npm are not installed")
+    folder = environments() / f"npm-{hashlib.sha256(chr(10).join(packages).encode()).hexdigest()[:16]}"
+    programs = folder / "node_modules/.bin"
+    if (folder / "ready").exists():
+        return programs
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    commands = [([npm, "install", "--prefix", str(folder), "--no-audit", "--no-fund", *packages], folder)]
+    for package in packages:  # npm runs no scripts that were not allowed, and these fetch the program
+        own = folder / "node_modules" / package
+        commands.append((["node", "-e", _RUN_POSTINSTALL], own))
+    for command, place in commands:
+        done = subprocess.run(
+            command, cwd=place, capture_output=True, text=True, check=False, timeout=_SECONDS
+        )
+        if done.returncode != 0:
+            shutil.rmtree(folder, ignore_errors=True)
+            pytest.skip(f"cannot install {', '.join(packages)}: {done.stderr.strip()[-300:]}")
+    (folder / "ready").touch()
+    return programs
+
+
+_RUN_POSTINSTALL = """
+const script = (JSON.parse(require("fs").readFileSync("package.json")).scripts || {}).postinstall;
+if (script) require("child_process").execSync(script, {stdio: "inherit"});
+"""

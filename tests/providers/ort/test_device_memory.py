@@ -17,7 +17,7 @@ from carryall.providers.base import Row, RunnerConfig
 from carryall.providers.captures import no_capture
 from carryall.providers.kv.kv_memory import KVSpec
 from carryall.providers.ort import ort
-from carryall.providers.ort.device_memory import Device, DeviceMemory
+from carryall.providers.ort.device_memory import Device, DeviceSlots
 from carryall.providers.ort.slot_policy import SlotPolicy, powers_of_two
 from carryall.providers.ort.slot_runner import SlotRunner
 
@@ -49,8 +49,8 @@ def opener(content: bytes) -> Any:
 
 
 def device_runner(path: Path, device: Device, policy: SlotPolicy, slots: int = SLOTS) -> SlotRunner:
-    def memory(specs: dict[str, KVSpec], count: int, length: int) -> DeviceMemory:
-        return DeviceMemory(specs, count, length, device=device, session_factory=opener)
+    def memory(specs: dict[str, KVSpec], count: int, length: int) -> DeviceSlots:
+        return DeviceSlots(specs, count, length, device=device, session_factory=opener)
 
     session = ort.open_session(path, ort.CPU, ort.session_options(1, fixed_shapes=False))
     config = RunnerConfig(max_slots=slots)
@@ -141,7 +141,7 @@ def test_copied_prefix_continues_like_the_original(runner: SlotRunner) -> None:
 @pytest.mark.parametrize("device", [Device(name="cpu"), ONE_BY_ONE], ids=["addresses", "values"])
 def test_caches_start_at_zero(device: Device) -> None:
     specs = {"past_key_values.0.key": KVSpec(2, 8, np.dtype(np.float32))}
-    memory = DeviceMemory(specs, 3, 16, device=device, session_factory=opener)
+    memory = DeviceSlots(specs, 3, 16, device=device, session_factory=opener)
     (values,) = memory._caches.values()
     assert sum(value.numpy().size for value in values) == 3 * 2 * 16 * 8
     assert not any(value.numpy().any() for value in values)
@@ -233,7 +233,7 @@ def test_inputs_that_are_read_on_the_host_are_not_bound_on_the_device() -> None:
     """A device value would be copied to the host once, when it is bound, and later updates be lost."""
     names: dict[str, Any] = {"input_ids": np.zeros((1, 1), np.int64), "seqlens_k": np.zeros(1, np.int32)}
     specs = {"past_key_values.0.key": KVSpec(1, 8, np.dtype(np.float32))}
-    memory = DeviceMemory(
+    memory = DeviceSlots(
         specs, 1, 8, device=Device(name="cpu"), session_factory=opener, host_inputs={"input_ids"}
     )
     binding = Addresses()

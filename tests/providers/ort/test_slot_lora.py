@@ -14,7 +14,7 @@ from tiny_models import write_tiny
 from carryall.exporter.adapter import LoraAdapter, read_adapter
 from carryall.providers.base import Row, RunnerConfig
 from carryall.providers.ort import ort
-from carryall.providers.ort.device_memory import Device, DeviceMemory
+from carryall.providers.ort.device_memory import Device, DeviceSlots
 from carryall.providers.ort.slot_memory import HostMemory
 from carryall.providers.ort.slot_policy import SlotPolicy, powers_of_two
 from carryall.providers.ort.slot_runner import SlotRunner
@@ -61,10 +61,10 @@ def opener(content: bytes) -> Any:
 
 
 def make(graph: Path, device: Device | None, policy: SlotPolicy) -> SlotRunner:
-    def memory(specs: Any, count: int, length: int) -> DeviceMemory | HostMemory:
+    def memory(specs: Any, count: int, length: int) -> DeviceSlots | HostMemory:
         if device is None:
             return HostMemory(specs, count, length)
-        return DeviceMemory(specs, count, length, device=device, session_factory=opener)
+        return DeviceSlots(specs, count, length, device=device, session_factory=opener)
 
     session = ort.open_session(graph, ort.CPU, ort.session_options(1, fixed_shapes=False))
     return SlotRunner(session, CONFIG, str(graph), memory=memory, policy=policy)

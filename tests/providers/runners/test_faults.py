@@ -16,7 +16,7 @@ from carryall.providers.base import Provider, RunnerConfig
 from carryall.providers.host import libraries, nvidia
 from carryall.providers.host.libraries import Library
 from carryall.providers.ort import ort
-from carryall.providers.ort.device_memory import DeviceMemory
+from carryall.providers.ort.device_memory import DeviceSlots
 from carryall.providers.targets.cpu import CpuProvider
 from carryall.providers.targets.cuda import CudaProvider
 from carryall.runtime.engine.engine import Engine
@@ -127,14 +127,14 @@ def test_out_of_memory_during_binding_fails_no_other_request(
     undisturbed = run(engine, requests(3))
     engine.close()
     engine = Engine(CudaOnCpu().runner(model, RunnerConfig(max_slots=4, num_threads=1)))
-    allocate, calls = DeviceMemory._allocate, iter(range(1000))
+    allocate, calls = DeviceSlots._allocate, iter(range(1000))
 
     def full_once(*arguments: Any) -> Any:
         if next(calls) == moment:
             raise ProviderRuntimeError("cuda:0 has no memory")
         return allocate(*arguments)
 
-    monkeypatch.setattr(DeviceMemory, "_allocate", full_once)
+    monkeypatch.setattr(DeviceSlots, "_allocate", full_once)
     assert run(engine, requests(3)) == undisturbed
     assert next(calls) > moment + 1
     engine.close()

@@ -21,7 +21,7 @@ from carryall.runtime.api.requests import ChatPrompt, Prompt, RequestFactory
 from carryall.runtime.engine.config import EngineConfig
 from carryall.runtime.engine.sampling.sampling_state import SamplingState
 from carryall.runtime.models.loading import LoadedModel
-from carryall.runtime.text.parsers.base import Message, MessageParser
+from carryall.runtime.text.parsers.base import MessageParser, ParsedMessage
 from carryall.runtime.text.tokenizer import Tokenizer
 from carryall.runtime.types.outputs import RequestOutput
 from carryall.runtime.types.sampling_params import SamplingParams
@@ -195,7 +195,7 @@ def test_the_detokenizer(model: LoadedModel, run: Run, records: Any, stop: tuple
 
 
 def test_a_parser(model: LoadedModel, run: Run, records: Any) -> None:
-    good, bad = run(model, ChatPrompt([1, 2, 3], lambda: FaultyParser(Message())), GOOD)
+    good, bad = run(model, ChatPrompt([1, 2, 3], lambda: FaultyParser(ParsedMessage())), GOOD)
     check(good, bad, "making the text failed: ValueError")
     assert "_advance" in " ".join(records())
     assert CANARY not in " ".join(records())

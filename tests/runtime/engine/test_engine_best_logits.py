@@ -17,7 +17,7 @@ from carryall.exporter.export import export_model
 from carryall.graph_opt.graph.saving import save_model
 from carryall.graph_opt.pipeline import pipeline
 from carryall.providers.base import RunnerConfig
-from carryall.providers.ort.slot_memory import BoundRun
+from carryall.providers.ort.slot_memory import SlotBinding
 from carryall.providers.targets.null import NullOptions, NullRunner
 from carryall.runtime.engine.engine import Engine
 from carryall.runtime.engine.requests.request import Request
@@ -127,13 +127,13 @@ def test_all_logits_cross_the_bus_on_demand_only(
     lowered: dict[int, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fetched: list[str] = []
-    fetch = BoundRun.fetch
+    fetch = SlotBinding.fetch
 
-    def counted(bound: BoundRun, name: str) -> None:
+    def counted(bound: SlotBinding, name: str) -> None:
         fetched.append(name)
         fetch(bound, name)
 
-    monkeypatch.setattr(BoundRun, "fetch", counted)
+    monkeypatch.setattr(SlotBinding, "fetch", counted)
     engine = device_engine(lowered[16])
     run(engine, requests([{"temperature": 0.0}, {"top_k": 4}]))
     assert "logits" not in fetched
@@ -147,14 +147,14 @@ def test_a_failed_download_fails_its_request_only(
     lowered: dict[int, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = device_engine(lowered[16])
-    fetch = BoundRun.fetch
+    fetch = SlotBinding.fetch
 
-    def lost(bound: BoundRun, name: str) -> None:
+    def lost(bound: SlotBinding, name: str) -> None:
         if name == "logits":
             raise RuntimeError("device lost")
         fetch(bound, name)
 
-    monkeypatch.setattr(BoundRun, "fetch", lost)
+    monkeypatch.setattr(SlotBinding, "fetch", lost)
     wide, greedy = requests([{"top_p": 0.999, "temperature": 3.0}, {"temperature": 0.0}])
     run(engine, [wide, greedy])
     assert "logits could not be downloaded: device lost" in str(wide.error)

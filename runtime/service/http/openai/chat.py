@@ -19,7 +19,7 @@ from ...core.chat import (
     read_tools,
     thinking,
 )
-from ...core.messages import Choice, Generation, GenerationRequest
+from ...core.messages import Delta, Generation, GenerationRequest
 from .reading import COMMON, Json, bool_field, generation_request, read_continues, read_options
 from .stream_options import StreamOptions, take_stream_options
 from .writing import chat_logprobs, response
@@ -106,12 +106,12 @@ def chat_response(request: GenerationRequest, result: Generation, model: str) ->
     return body
 
 
-def finish_reason(reason: str, calls: bool) -> str:
+def finish_reason(reason: str | None, calls: bool) -> str | None:
     """Return OpenAI's name for the reason why an answer ended."""
     return "tool_calls" if calls and reason == "stop" else reason
 
 
-def _message(choice: Choice, origins: Mapping[str, ToolOrigin]) -> Json:
+def _message(choice: Delta, origins: Mapping[str, ToolOrigin]) -> Json:
     """Return the message of a choice. ``reasoning_content`` is the name in DeepSeek's API and vLLM."""
     message: Json = {"role": "assistant", "content": choice.text}
     if choice.reasoning:

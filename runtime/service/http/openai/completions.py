@@ -10,7 +10,7 @@ from .....errors import RequestError
 from .....options import shown
 from ....text.infill import Infill
 from ....types.outputs import Logprob
-from ...core.messages import Choice, Generation, GenerationRequest, Prompt, Usage
+from ...core.messages import Delta, Generation, GenerationRequest, Prompt, Usage
 from .reading import COMMON, Json, bool_field, generation_request, is_token_ids, read_options, text_field
 from .stream_options import StreamOptions, take_stream_options
 from .writing import completion_logprobs, response
@@ -74,16 +74,16 @@ def read_completion(body: Mapping[str, Any]) -> CompletionAsk:
     return CompletionAsk(requests, stream, echo, no_tokens)
 
 
-def _prompts(given: Any) -> list[str | list[int]]:
+def _prompts(prompt: Any) -> list[str | list[int]]:
     """Return one or several prompts as a list."""
-    if isinstance(given, str) or (given and is_token_ids(given)):
-        return [given]
-    several = isinstance(given, list) and all(isinstance(one, str) or is_token_ids(one) for one in given)
-    if not several or not given:
+    if isinstance(prompt, str) or (prompt and is_token_ids(prompt)):
+        return [prompt]
+    several = isinstance(prompt, list) and all(isinstance(one, str) or is_token_ids(one) for one in prompt)
+    if not several or not prompt:
         raise RequestError("'prompt' must be a string, a list of token ids, or a list of these")
-    if len(given) > MOST_PROMPTS:
-        raise RequestError(f"'prompt' has {len(given)} prompts; the maximum is {MOST_PROMPTS}")
-    return list(given)
+    if len(prompt) > MOST_PROMPTS:
+        raise RequestError(f"'prompt' has {len(prompt)} prompts; the maximum is {MOST_PROMPTS}")
+    return list(prompt)
 
 
 def _gap(prompt: Prompt, suffix: str) -> Infill:
@@ -135,7 +135,7 @@ def completions_response(
     return response("cmpl", "text_completion", whole, model, choices)
 
 
-def token_ids_json(request: GenerationRequest, result: Generation, choice: Choice) -> Json:
+def token_ids_json(request: GenerationRequest, result: Generation, choice: Delta) -> Json:
     """Return the tokens of a choice and of its prompt, if the request asked for them, as vLLM names them."""
     if not request.return_token_ids:
         return {}
@@ -163,7 +163,7 @@ class Echo:
         return Echo(self.text, self.token_ids, self.first, logprobs)
 
 
-def choice_json(choice: Choice, index: int, echo: Echo | None = None, *, no_tokens: bool = False) -> Json:
+def choice_json(choice: Delta, index: int, echo: Echo | None = None, *, no_tokens: bool = False) -> Json:
     """Return one choice as JSON."""
     text, token_ids, logprobs = choice.text, choice.token_ids, choice.logprobs
     if no_tokens:

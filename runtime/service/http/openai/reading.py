@@ -16,9 +16,14 @@ Json = dict[str, Any]
 
 # These fields do not affect generation. The model is selected before a body is read.
 IGNORED = ("metadata", "model", "safety_identifier", "service_tier", "store")
+# vLLM's fields for structured output, those of its releases before 0.12 in the second line.
+_VLLM_FORMS = {"json": "json_schema", "json_object": "json_object", "regex": "regex", "choice": "choice",
+               "grammar": "grammar"}  # fmt: skip
+_GUIDED = {f"guided_{name}": name for name in _VLLM_FORMS}
 # The fields that all endpoints for text generation accept.
 COMMON = frozenset(
     {field.name for field in dataclasses.fields(SamplingParams)}
+    | {"structured_outputs", *_GUIDED}
     | {*IGNORED, "cache_salt", "priority", "response_format", "stream", "stream_options", "timeout", "user"}
     | {"prompt_cache_key", "prompt_cache_retention", "return_progress", "return_token_ids"}
 )
@@ -53,9 +58,38 @@ def read_options(body: Mapping[str, Any], only: Mapping[str, Any]) -> Json:
         given = options.pop(name, value)
         if given != value:
             raise RequestError(f"'{name}': {shown(given)} is not supported, only {shown(value)}")
-    if "response_format" in options:
-        options["structured_output"] = structured_output(options.pop("response_format"))
+    forms = [structured_output(options.pop("response_format"))] if "response_format" in options else []
+    forms += _vllm_forms(options)
+    forms = [form for form in forms if form is not None]
+    if "structured_output" in options:
+        forms.append(options.pop("structured_output"))
+    if len(forms) > 1:
+        raise RequestError(
+            "an answer has one form: give one of response_format, structured_outputs, structured_output and "
+            "guided_json, guided_regex, guided_choice, guided_grammar"
+        )
+    if forms:
+        options["structured_output"] = forms[0]
     return options
+
+
+def _vllm_forms(options: Json) -> list[Json | None]:
+    """Return the structured outputs of vLLM's fields, and remove these from the options."""
+    guided = {name: options.pop(field) for field, name in _GUIDED.items() if field in options}
+    stated = options.pop("structured_outputs", {})
+    if not isinstance(stated, dict):
+        raise RequestError(f"'structured_outputs' must be an object, not {shown(stated)}")
+    if stated.get("structural_tag") is not None:
+        raise RequestError(
+            "'structured_outputs.structural_tag' is not supported, only json, json_object, regex, choice and "
+            "grammar; tools with 'strict': true hold calls between free text"
+        )
+    return [
+        {_VLLM_FORMS[name]: value}
+        for form in (guided, stated)
+        for name, value in form.items()
+        if name in _VLLM_FORMS and value is not None and (name, value) != ("json_object", False)
+    ]
 
 
 def structured_output(response_format: Any) -> Json | None:

@@ -16,7 +16,7 @@ from tiny_models import write_tiny
 
 from carryall.errors import GraphError
 from carryall.exporter.export import export_model
-from carryall.graph_opt.compare.runners import GraphRunner, PortableRunner, SlotRunner
+from carryall.graph_opt.compare.runners import GraphRunner, PortableRunner, SlotGraphRunner
 from carryall.graph_opt.graph.edit import MICROSOFT, insert, nodes_of
 from carryall.graph_opt.lower.kernels import CUDA, DIRECTML, Kernels
 from carryall.graph_opt.lower.pipelines.slots import SlotOptions, slot_passes
@@ -112,7 +112,7 @@ def test_cuda_graphs_compute_the_model(family: str, compute: ir.DataType, tmp_pa
     undo: list[ir.passes.PassBase] = [NormsOutsidePass()]
     pipeline.run(model, undo if compute == FP16 else [*undo, FloatComputePass()])
     bar = 1.5e-2 if compute == FP16 else 4e-2
-    lowered = SlotRunner(save(model, tmp_path / "lowered.onnx"), slots=2, max_length=CONTEXT)
+    lowered = SlotGraphRunner(save(model, tmp_path / "lowered.onnx"), slots=2, max_length=CONTEXT)
     assert worst(expected, lowered) < bar
 
 
@@ -123,7 +123,7 @@ def test_directml_graphs_compute_the_model(family: str, compute: ir.DataType | N
     expected, model = portable(family, tmp_path, **({"sliding_window": CONTEXT} if family != "gpt2" else {}))
     lower(model, DIRECTML, compute)
     assert model.graph.opset_imports[""] == 21
-    lowered = SlotRunner(save(model, tmp_path / "lowered.onnx"), slots=2, max_length=CONTEXT)
+    lowered = SlotGraphRunner(save(model, tmp_path / "lowered.onnx"), slots=2, max_length=CONTEXT)
     assert worst(expected, lowered) < (1e-5 if compute is None else 1e-2)
 
 
@@ -144,7 +144,7 @@ def test_quantized_weights_give_equal_results(kernels: Kernels, bits: int, tmp_p
     if kernels is DIRECTML:
         assert all(len(node.inputs) == 4 for node in nodes_of(model.graph, "MatMulNBits", MICROSOFT))
     pipeline.run(model, [NormsOutsidePass()])
-    lowered = SlotRunner(save(model, tmp_path / "lowered.onnx"), slots=2, max_length=CONTEXT)
+    lowered = SlotGraphRunner(save(model, tmp_path / "lowered.onnx"), slots=2, max_length=CONTEXT)
     assert worst(PortableRunner(path), lowered) < 1e-2
 
 
@@ -193,7 +193,7 @@ def test_onnxruntime_accepts_head_norms_inside_attention(tmp_path: Path) -> None
     model = lower(export_model(write_tiny("qwen3", tmp_path / "checkpoint")), CUDA, FP16)
     nodes = list(nodes_of(model.graph, "GroupQueryAttention", MICROSOFT))
     assert [len(node.inputs) for node in nodes] == [16, 16]
-    runner = SlotRunner(save(model, tmp_path / "lowered.onnx"), slots=1, max_length=CONTEXT)
+    runner = SlotGraphRunner(save(model, tmp_path / "lowered.onnx"), slots=1, max_length=CONTEXT)
     with pytest.raises(Exception, match="q_norm_weight"):
         runner.forward({0: np.arange(3)})
 
@@ -245,7 +245,7 @@ def test_integer_products_become_weight_only_where_there_are_no_kernels(
     assert counts["MatMulNBits"] >= 8
     pipeline.run(weight_only, [WeightOnlyProductsPass()])
     expected = PortableRunner(save(weight_only, tmp_path / "weight_only.onnx"))
-    lowered = SlotRunner(save(model, tmp_path / "lowered.onnx"), slots=2, max_length=CONTEXT)
+    lowered = SlotGraphRunner(save(model, tmp_path / "lowered.onnx"), slots=2, max_length=CONTEXT)
     assert worst(expected, lowered) < 1e-5
 
 

@@ -14,14 +14,14 @@ from tiny_models import write_tiny
 
 from carryall.exporter import demo
 from carryall.exporter.export import export_model
-from carryall.graph_opt.compare.runners import PortableRunner, SlotRunner
+from carryall.graph_opt.compare.runners import PortableRunner, SlotGraphRunner
 from carryall.graph_opt.compare.verify import verify
 from carryall.graph_opt.graph.graph_facts import count_operators
 from carryall.graph_opt.lower.kernels import CPU, Kernels
 from carryall.graph_opt.lower.pipelines.slots import SlotOptions, slot_passes
 from carryall.graph_opt.passes.base import pass_name
 from carryall.graph_opt.pipeline import pipeline
-from carryall.graph_opt.pipeline.report import Report
+from carryall.graph_opt.pipeline.report import PipelineReport
 from carryall.graph_opt.quantize.algorithms.blockwise import BlockFormat
 from carryall.graph_opt.quantize.formats.weight_only import WeightOnlyQuantizationPass
 
@@ -45,7 +45,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 IDS = ["-".join([family, *map(str, overrides)]) for family, overrides in CASES]
 
 
-def lower(model: ir.Model, kernels: Kernels = CPU, context: int = CONTEXT) -> Report:
+def lower(model: ir.Model, kernels: Kernels = CPU, context: int = CONTEXT) -> PipelineReport:
     options = SlotOptions(context_length=context, kernels=kernels)
     return pipeline.run(model, slot_passes(options), debug=True)[1]
 
@@ -66,7 +66,7 @@ def worst(portable: Path, lowered: Path) -> float:
         {3: 9},  # a prompt that joins later
         {0: 1, 1: 1, 2: 1, 3: 1},
     ]
-    first, second = PortableRunner(portable), SlotRunner(lowered, slots=4, max_length=CONTEXT)
+    first, second = PortableRunner(portable), SlotGraphRunner(lowered, slots=4, max_length=CONTEXT)
     result = 0.0
     for run in runs:
         rows = {row: rng.integers(0, 256, count) for row, count in run.items()}
@@ -108,7 +108,7 @@ def return_to_short_context(model: ir.Model, folder: Path, portable: Path, kerne
     """Return a long rope at its original context of 16, where only the short factors apply."""
     lower(model, kernels, context=16)
     lowered = save(model, folder / "lowered.onnx")
-    first, second = PortableRunner(portable), SlotRunner(lowered, slots=1, max_length=16)
+    first, second = PortableRunner(portable), SlotGraphRunner(lowered, slots=1, max_length=16)
     for count in (9, 1, 5):
         tokens = np.arange(count)
         left, right = first.forward({0: tokens})[0], second.forward({0: tokens})[0]

@@ -14,7 +14,7 @@ from logits_agreement import worst
 from tiny_models import write_tiny
 
 from carryall.exporter.export import export_model
-from carryall.graph_opt.compare.runners import PortableRunner, SlotRunner
+from carryall.graph_opt.compare.runners import PortableRunner, SlotGraphRunner
 from carryall.graph_opt.lower.kernels import CPU, CUDA, DIRECTML, ExpertKernels, Kernels
 from carryall.graph_opt.lower.pipelines.slots import SlotOptions, slot_passes
 from carryall.graph_opt.lower.products.moe import FusedExpertsPass
@@ -51,7 +51,7 @@ def lower(model: ir.Model, kernels: Kernels) -> Counter[str]:
 def error(expected: ir.Model, lowered: ir.Model, folder: Path) -> float:
     for name, model in (("portable", expected), ("lowered", lowered)):
         ir.save(model, folder / f"{name}.onnx")
-    slots = SlotRunner(folder / "lowered.onnx", slots=2, max_length=CONTEXT)
+    slots = SlotGraphRunner(folder / "lowered.onnx", slots=2, max_length=CONTEXT)
     return worst(PortableRunner(folder / "portable.onnx"), slots)
 
 
@@ -100,7 +100,7 @@ def test_8_bit_experts_round_activations_as_separate_products(family: str, tmp_p
     runners = []
     for name, model in (("apart", apart), ("fused", fused)):
         ir.save(model, tmp_path / f"{name}.onnx")
-        runners.append(SlotRunner(tmp_path / f"{name}.onnx", slots=2, max_length=CONTEXT))
+        runners.append(SlotGraphRunner(tmp_path / f"{name}.onnx", slots=2, max_length=CONTEXT))
     assert worst(*runners) < 1e-5
 
 

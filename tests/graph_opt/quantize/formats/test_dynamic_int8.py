@@ -13,7 +13,7 @@ from tiny_models import write_tiny
 
 from carryall.errors import GraphError
 from carryall.exporter.export import export_model
-from carryall.graph_opt.compare.runners import PortableRunner, SlotRunner
+from carryall.graph_opt.compare.runners import PortableRunner, SlotGraphRunner
 from carryall.graph_opt.graph.graph_facts import count_operators
 from carryall.graph_opt.lower.pipelines.slots import SlotOptions, slot_passes
 from carryall.graph_opt.lower.products.dynamic_int8 import DynamicProductsPass
@@ -101,7 +101,7 @@ def test_lowering_keeps_the_results(family: str, overrides: dict[str, Any], tmp_
     assert "MatMulInteger" not in count_operators(model)
     ir.save(model, tmp_path / "lowered.onnx")
     first = PortableRunner(tmp_path / "portable.onnx")
-    second = SlotRunner(tmp_path / "lowered.onnx", slots=1, max_length=64)
+    second = SlotGraphRunner(tmp_path / "lowered.onnx", slots=1, max_length=64)
     for count in (11, 1, 5):
         tokens = RNG.integers(0, 256, count)
         left, right = first.forward({0: tokens})[0], second.forward({0: tokens})[0]

@@ -13,7 +13,7 @@ from tiny_models import write_tiny
 
 from carryall.errors import GraphError, UsageError
 from carryall.exporter.export import export_model
-from carryall.graph_opt.compare.runners import PortableRunner, SlotRunner
+from carryall.graph_opt.compare.runners import PortableRunner, SlotGraphRunner
 from carryall.graph_opt.graph.edit import nodes_of
 from carryall.graph_opt.lower.pipelines.slots import SlotOptions, slot_passes
 from carryall.graph_opt.pipeline import pipeline
@@ -64,7 +64,7 @@ def test_targets_without_16_bit_kernels_compute_in_float(dtype: ir.DataType, tmp
     assert report.refusals == []
     types = {value.dtype for value in (*model.graph.inputs, *model.graph.initializers.values())}
     assert types == {ir.DataType.FLOAT, ir.DataType.INT64, ir.DataType.INT32}
-    lowered = SlotRunner(saved(model, tmp_path / "lowered.onnx"), slots=1, max_length=64)
+    lowered = SlotGraphRunner(saved(model, tmp_path / "lowered.onnx"), slots=1, max_length=64)
     for count in (20, 1):
         left, right = (runner.forward({0: TOKENS[:count]})[0] for runner in (exact, lowered))
         np.testing.assert_allclose(right, left, atol=1e-3 * float(np.abs(left).max()))

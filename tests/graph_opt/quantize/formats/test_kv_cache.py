@@ -13,7 +13,7 @@ from tiny_models import write_tiny
 
 from carryall.errors import GraphError, UsageError
 from carryall.exporter.export import export_model
-from carryall.graph_opt.compare.runners import PortableRunner, SlotRunner
+from carryall.graph_opt.compare.runners import PortableRunner, SlotGraphRunner
 from carryall.graph_opt.lower.pipelines.slots import SlotOptions, slot_passes
 from carryall.graph_opt.pipeline import pipeline
 from carryall.graph_opt.quantize.formats.kv_cache import QuantizeKVPass, has_quantized_kv, kv_scales
@@ -66,7 +66,7 @@ def test_the_kernel_equals_the_standard_form(quantized: Path) -> None:
     model = lowered(quantized)
     caches = [value for value in ir.load(model).graph.inputs if "past_key_values" in str(value.name)]
     assert {value.dtype for value in caches} == {ir.DataType.INT8}
-    first, second = PortableRunner(quantized), SlotRunner(model, slots=3, max_length=CONTEXT)
+    first, second = PortableRunner(quantized), SlotGraphRunner(model, slots=3, max_length=CONTEXT)
     for run in ({0: 9, 1: 3, 2: 17}, {0: 1, 1: 1, 2: 1}, {1: 6}, {0: 1, 2: 1}, {2: 4}):
         rows = {row: RNG.integers(0, 256, count) for row, count in run.items()}
         left, right = first.forward(rows), second.forward(rows)
@@ -84,8 +84,8 @@ def test_whole_equals_pieces_equals_batch(quantized: Path) -> None:
     """
     draw = np.random.default_rng(0)
     model, tokens = lowered(quantized), draw.integers(0, 256, 21)
-    whole = SlotRunner(model, slots=1, max_length=CONTEXT).forward({0: tokens})[0]
-    pieces, batch = (SlotRunner(model, slots=3, max_length=CONTEXT) for _ in range(2))
+    whole = SlotGraphRunner(model, slots=1, max_length=CONTEXT).forward({0: tokens})[0]
+    pieces, batch = (SlotGraphRunner(model, slots=3, max_length=CONTEXT) for _ in range(2))
     parts = [pieces.forward({0: tokens[a:b]})[0] for a, b in ((0, 8), (8, 9), (9, 10), (10, 21))]
     np.testing.assert_allclose(np.concatenate(parts), whole, atol=1e-5 * np.abs(whole).max())
     rows = {0: draw.integers(0, 256, 5), 1: tokens[:-1], 2: draw.integers(0, 256, 12)}
@@ -107,7 +107,7 @@ def test_one_scale_for_a_whole_tensor(tmp_path: Path) -> None:
         if "k_quant_type" in node.attributes
     }
     assert kinds == {"PER_TENSOR"}
-    first, second = PortableRunner(path), SlotRunner(low, slots=1, max_length=CONTEXT)
+    first, second = PortableRunner(path), SlotGraphRunner(low, slots=1, max_length=CONTEXT)
     for count in (9, 1, 5):
         tokens = RNG.integers(0, 256, count)
         left, right = first.forward({0: tokens})[0], second.forward({0: tokens})[0]
@@ -119,7 +119,7 @@ def test_a_float_cache_can_be_requested(quantized: Path) -> None:
     model = lowered(quantized, "float32")
     tokens = RNG.integers(0, 256, 12)
     exact = PortableRunner(quantized.with_name("float.onnx")).forward({0: tokens})[0]
-    result = SlotRunner(model, slots=1, max_length=CONTEXT).forward({0: tokens})[0]
+    result = SlotGraphRunner(model, slots=1, max_length=CONTEXT).forward({0: tokens})[0]
     np.testing.assert_allclose(result, exact, atol=1e-5 * np.abs(exact).max())
 
 

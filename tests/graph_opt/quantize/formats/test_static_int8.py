@@ -13,7 +13,7 @@ from tiny_models import write_tiny
 
 from carryall.errors import GraphError
 from carryall.exporter.export import export_model
-from carryall.graph_opt.compare.runners import PortableRunner, SlotRunner
+from carryall.graph_opt.compare.runners import PortableRunner, SlotGraphRunner
 from carryall.graph_opt.graph.edit import nodes_of
 from carryall.graph_opt.graph.graph_facts import count_operators
 from carryall.graph_opt.lower.pipelines.slots import SlotOptions, slot_passes
@@ -112,7 +112,7 @@ def test_lowering_keeps_the_results_and_rows_are_independent(
     assert "MatMul" not in {node.op_type for node in model.graph if "lm_head" not in str(node.name)}
     ir.save(model, tmp_path / "lowered.onnx")
     first = PortableRunner(portable)
-    alone, together = (SlotRunner(tmp_path / "lowered.onnx", slots=2, max_length=64) for _ in range(2))
+    alone, together = (SlotGraphRunner(tmp_path / "lowered.onnx", slots=2, max_length=64) for _ in range(2))
     for count in (11, 1, 1):
         tokens, others = RNG.integers(0, 256, count), RNG.integers(0, 256, count)
         left, right = first.forward({0: tokens})[0], alone.forward({0: tokens})[0]

@@ -13,17 +13,21 @@ from tiny_models import write_tiny
 from carryall.errors import UsageError
 from carryall.exporter.export import export_model
 from carryall.graph_opt.quantize.algorithms.blockwise import BlockFormat
-from carryall.graph_opt.quantize.formats.weight_only import Forms
-from carryall.graph_opt.quantize.search.budget import Choice, choices, spend_bits, spend_divergence
+from carryall.graph_opt.quantize.formats.weight_only import WeightFormats
+from carryall.graph_opt.quantize.search.budget import FormatChoice, choices, spend_bits, spend_divergence
 from carryall.graph_opt.quantize.search.weight_inputs import WeightInputs
 
 INT4, INT8 = BlockFormat(), BlockFormat(bits=8)
 
 
-def made_up(*divergences: float, size: int = 320) -> dict[str, list[Choice]]:
+def made_up(*divergences: float, size: int = 320) -> dict[str, list[FormatChoice]]:
     """Return weights of one size with these divergences in int4 and a hundredth of them in int8."""
     return {
-        f"w{i}": [Choice(INT4, 5 * size, one), Choice(INT8, 9 * size, one / 100), Choice(None, 32 * size, 0)]
+        f"w{i}": [
+            FormatChoice(INT4, 5 * size, one),
+            FormatChoice(INT8, 9 * size, one / 100),
+            FormatChoice(None, 32 * size, 0),
+        ]
         for i, one in enumerate(divergences)
     }
 
@@ -76,7 +80,7 @@ def runner(tmp_path_factory: pytest.TempPathFactory) -> WeightInputs:
     model = export_model(write_tiny("llama", folder / "checkpoint", tie_word_embeddings=True))
     ir.save(model, path, external_data="float.onnx.data")
     windows = [np.random.default_rng(i).integers(0, 256, 48) for i in range(3)]
-    return WeightInputs(path, windows, Forms(BlockFormat(block_size=16)), context_length=64)
+    return WeightInputs(path, windows, WeightFormats(BlockFormat(block_size=16)), context_length=64)
 
 
 def test_divergences_are_measured(runner: WeightInputs) -> None:

@@ -16,7 +16,7 @@ from carryall.exporter.export import export_model
 from carryall.graph_opt.quantize.algorithms.blockwise import BlockFormat
 from carryall.graph_opt.quantize.algorithms.smooth import SmoothQuantPass
 from carryall.graph_opt.quantize.calibration.activations import ActivationReader
-from carryall.graph_opt.quantize.formats.weight_only import Forms, WeightOnlyQuantizationPass
+from carryall.graph_opt.quantize.formats.weight_only import WeightFormats, WeightOnlyQuantizationPass
 from carryall.graph_opt.quantize.search.calibrated import CALIBRATED, QuantizedLayers, quantize_layers
 
 RNG = np.random.default_rng(0)
@@ -32,7 +32,9 @@ def logits(path: Path) -> Floats:
     return result
 
 
-def quantized(checkpoint: Path, out: Path, forms: Forms, algorithm: str | None) -> QuantizedLayers | None:
+def quantized(
+    checkpoint: Path, out: Path, forms: WeightFormats, algorithm: str | None
+) -> QuantizedLayers | None:
     """Write the graph of a checkpoint; quantize it unless ``algorithm`` is None."""
     model, found = export_model(checkpoint), None
     passes: Sequence[ir.passes.PassBase] = ()
@@ -55,8 +57,8 @@ def quantized(checkpoint: Path, out: Path, forms: Forms, algorithm: str | None) 
 def test_eight_bits_predict_as_float(family: str, algorithm: str, tmp_path: Path) -> None:
     """Scaled channels, transposed heads and biases are written correctly."""
     checkpoint = write_tiny(family, tmp_path / "checkpoint")
-    quantized(checkpoint, tmp_path / "float.onnx", Forms(INT8), None)
-    found = quantized(checkpoint, tmp_path / "int8.onnx", Forms(INT8), algorithm)
+    quantized(checkpoint, tmp_path / "float.onnx", WeightFormats(INT8), None)
+    found = quantized(checkpoint, tmp_path / "int8.onnx", WeightFormats(INT8), algorithm)
     assert found is not None
     assert bool(found.factors) == algorithm.startswith("awq")
     exact = logits(tmp_path / "float.onnx")
@@ -66,7 +68,7 @@ def test_eight_bits_predict_as_float(family: str, algorithm: str, tmp_path: Path
 
 def test_single_weights_can_have_other_formats(tmp_path: Path) -> None:
     names = [f"model.layers.0.self_attn.{part}_proj.weight" for part in "qkv"]
-    forms = Forms(INT4, embedding=INT8, overrides={names[0]: INT8, names[1]: None})
+    forms = WeightFormats(INT4, embedding=INT8, overrides={names[0]: INT8, names[1]: None})
     checkpoint = write_tiny("llama", tmp_path / "checkpoint", tie_word_embeddings=True)
     quantized(checkpoint, tmp_path / "mixed.onnx", forms, "awq+gptq")
     values = ir.load(tmp_path / "mixed.onnx").graph.initializers
@@ -79,7 +81,7 @@ def test_single_weights_can_have_other_formats(tmp_path: Path) -> None:
 def test_a_weight_gets_blocks_that_divide_its_inputs(tmp_path: Path) -> None:
     """The down projection has 48 inputs, which 32 does not divide, and gets blocks of 16."""
     checkpoint = write_tiny("llama", tmp_path / "checkpoint")
-    quantized(checkpoint, tmp_path / "some.onnx", Forms(BlockFormat()), "gptq")
+    quantized(checkpoint, tmp_path / "some.onnx", WeightFormats(BlockFormat()), "gptq")
     values = ir.load(tmp_path / "some.onnx").graph.initializers
     assert values["model.layers.0.mlp.down_proj.weight.scales"].shape == [3, 32]
     assert values["model.layers.0.mlp.up_proj.weight.scales"].shape == [1, 48]
@@ -90,4 +92,4 @@ def test_a_nan_weight_is_named(tmp_path: Path) -> None:
     head = model.graph.initializers["lm_head.weight"]
     head.const_value = ir.tensor(np.full((32, 260), np.nan, np.float32), name=head.name)
     with pytest.raises(GraphError, match=r"weight lm_head.weight cannot be quantized: it holds NaN"):
-        quantize_layers(model, CALIBRATED["awq"], Forms(INT4), WINDOWS, tmp_path, context_length=64)
+        quantize_layers(model, CALIBRATED["awq"], WeightFormats(INT4), WINDOWS, tmp_path, context_length=64)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from carryall.runtime.batch.inputs.lines import BadLine, BatchLine, parse_row
-from carryall.runtime.batch.inputs.sources import Row, Source
+from carryall.runtime.batch.inputs.sources import Source, SourceRow
 from carryall.runtime.batch.inputs.templates import PromptTemplate
 
 CONTENT = b"\x89PNG content"
@@ -22,7 +22,7 @@ def line(address: object, name: str = "url") -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": [part, {"type": "text", "text": "file:a.png"}]}]}
 
 
-def rows(folder: Path, *records: object, attachments: bool = True) -> list[Row]:
+def rows(folder: Path, *records: object, attachments: bool = True) -> list[SourceRow]:
     path = folder / "in.jsonl"
     path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
     return list(Source([str(path)], attachments=attachments))
@@ -36,7 +36,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "job"
 
 
-def parsed(row: Row) -> BatchLine | BadLine:
+def parsed(row: SourceRow) -> BatchLine | BadLine:
     return parse_row(row, PromptTemplate())
 
 

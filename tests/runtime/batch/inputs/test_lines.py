@@ -25,7 +25,7 @@ from carryall.runtime.batch.inputs.lines import (
     parse_row,
     refuse_duplicate,
 )
-from carryall.runtime.batch.inputs.sources import Row, Source
+from carryall.runtime.batch.inputs.sources import Source, SourceRow
 from carryall.runtime.batch.inputs.templates import PromptTemplate
 from carryall.runtime.batch.workers.offline import OfflineEngine
 
@@ -34,7 +34,7 @@ PLAIN = PromptTemplate()
 
 def parse(record: Any, endpoint: str | None = None) -> BatchLine | BadLine:
     data = record if isinstance(record, bytes) else json.dumps(record).encode()
-    return parse_row(Row(3, data, b"d", 3), PLAIN, endpoint)
+    return parse_row(SourceRow(3, data, b"d", 3), PLAIN, endpoint)
 
 
 def openai(**changes: Any) -> dict[str, Any]:
@@ -147,7 +147,7 @@ def test_custom_ids_are_refused_the_second_time() -> None:
     ids = CustomIds()
     found = []
     for number, name in enumerate(["x", "y", "x", "line-9", "line-5"], start=1):
-        row = Row(number, json.dumps({"prompt": "p", "custom_id": name}).encode(), b"", number)
+        row = SourceRow(number, json.dumps({"prompt": "p", "custom_id": name}).encode(), b"", number)
         line = parse_row(row, PLAIN)
         assert isinstance(line, BatchLine)
         found.append(refuse_duplicate(line, row, ids))

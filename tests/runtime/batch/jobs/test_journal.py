@@ -12,13 +12,13 @@ import pytest
 
 from carryall.errors import UsageError
 from carryall.runtime.batch.jobs import writer as module
-from carryall.runtime.batch.jobs.journal import Answer, Journal
+from carryall.runtime.batch.jobs.journal import Journal, LineResult
 from carryall.runtime.batch.jobs.output import export
 from carryall.runtime.batch.jobs.writer import GroupWriter, while_full
 
 
-def answer(number: int, code: str | None = None, size: int = 10) -> Answer:
-    return Answer(number=number, digest=b"d", record=b"x" * size, code=code, completion_tokens=2)
+def answer(number: int, code: str | None = None, size: int = 10) -> LineResult:
+    return LineResult(number=number, digest=b"d", record=b"x" * size, code=code, completion_tokens=2)
 
 
 def numbers(journal: Journal, condition: str = "1") -> list[int]:

@@ -11,7 +11,7 @@ import pytest
 from batch_kit import run, spec, write_lines
 
 from carryall.errors import UsageError
-from carryall.runtime.batch.jobs.journal import Answer, Journal
+from carryall.runtime.batch.jobs.journal import Journal, LineResult
 from carryall.runtime.batch.jobs.report import _distribution, to_html, write_report
 
 
@@ -20,7 +20,7 @@ def test_quantiles_and_buckets_are_those_of_the_numbers(tmp_path: Path) -> None:
     values = [(n * 7919) % 101 for n in range(1, 102)]
     journal.commit(
         [
-            Answer(number=n, digest=b"", record=b"{}", completion_tokens=value)
+            LineResult(number=n, digest=b"", record=b"{}", completion_tokens=value)
             for n, value in enumerate(values)
         ]
     )

@@ -21,9 +21,9 @@ from carryall import LLM
 from carryall.errors import ProviderRuntimeError
 from carryall.runtime.api.async_llm import AsyncLLM
 from carryall.runtime.batch.inputs.lines import COMPLETIONS, BatchLine, parse_row
-from carryall.runtime.batch.inputs.sources import Row
+from carryall.runtime.batch.inputs.sources import SourceRow
 from carryall.runtime.batch.inputs.templates import PromptTemplate
-from carryall.runtime.batch.jobs.journal import Answer
+from carryall.runtime.batch.jobs.journal import LineResult
 from carryall.runtime.batch.workers.offline import OfflineEngine, windows
 from carryall.runtime.batch.workers.vectors import VectorWorker
 from carryall.runtime.batch.workers.worker import WorkerSpec, open_worker
@@ -32,12 +32,12 @@ from carryall.runtime.models.loading import load_model
 
 def lines(records: Iterable[Record]) -> Iterator[BatchLine]:
     for number, record in enumerate(records, start=1):
-        line = parse_row(Row(number, json.dumps(record).encode(), b"", number), PromptTemplate())
+        line = parse_row(SourceRow(number, json.dumps(record).encode(), b"", number), PromptTemplate())
         assert isinstance(line, BatchLine), line
         yield line
 
 
-def answers(worker: OfflineEngine | VectorWorker, records: Iterable[Record]) -> dict[int, Answer]:
+def answers(worker: OfflineEngine | VectorWorker, records: Iterable[Record]) -> dict[int, LineResult]:
     try:
         found = list(worker.run(lines(records), threading.Event()))
     finally:
@@ -46,7 +46,7 @@ def answers(worker: OfflineEngine | VectorWorker, records: Iterable[Record]) -> 
     return {answer.number: answer for answer in found}
 
 
-def text(answer: Answer) -> str:
+def text(answer: LineResult) -> str:
     return str(json.loads(answer.record)["response"]["body"]["choices"][0]["text"])
 
 
@@ -195,7 +195,7 @@ def test_an_error_while_reading_ends_the_run(tmp_path: Path) -> None:
     assert "carryall-batch-reader" not in {thread.name for thread in threading.enumerate()}
 
 
-def body(answer: Answer) -> Any:
+def body(answer: LineResult) -> Any:
     return json.loads(answer.record)["response"]["body"]
 
 

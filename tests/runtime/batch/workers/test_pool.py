@@ -21,7 +21,7 @@ from batch_kit import GREEDY, NULL, read_lines, spec, write_lines
 from carryall.errors import ProviderRuntimeError, UsageError
 from carryall.runtime.batch.execute import execute, make_executor, numbered
 from carryall.runtime.batch.inputs.lines import COMPLETIONS, BatchLine
-from carryall.runtime.batch.jobs.journal import Answer, Journal
+from carryall.runtime.batch.jobs.journal import Journal, LineResult
 from carryall.runtime.batch.workers.pool import Give, Take, WorkerLost, WorkerPool
 from carryall.runtime.batch.workers.processes import ProcessWorker
 from carryall.runtime.batch.workers.worker import WorkerSpec
@@ -45,13 +45,15 @@ class Fake:
                 time.sleep(random.uniform(0, 0.002))
                 if self._deadly(line.number):
                     raise WorkerLost(f"killed by line {line.number}")
-                take([Answer(number=line.number, digest=b"", record=self.name.encode(), worker=self.name)])
+                take(
+                    [LineResult(number=line.number, digest=b"", record=self.name.encode(), worker=self.name)]
+                )
 
     def close(self) -> None:
         pass
 
 
-def answers(pool: WorkerPool, given: Iterator[BatchLine]) -> list[Answer]:
+def answers(pool: WorkerPool, given: Iterator[BatchLine]) -> list[LineResult]:
     found = list(pool.run(given, threading.Event()))
     assert [t.name for t in threading.enumerate() if t.name == "carryall-batch-worker"] == []
     return found
@@ -146,7 +148,7 @@ def test_processes_give_what_one_engine_gives_even_if_one_is_killed(tmp_path: Pa
     class Killing(WorkerPool):
         """Kills the first worker after its first answer."""
 
-        def run(self, lines: Iterator[BatchLine], stop: threading.Event) -> Iterator[Answer]:
+        def run(self, lines: Iterator[BatchLine], stop: threading.Event) -> Iterator[LineResult]:
             killed = False
             for answer in super().run(lines, stop):
                 if answer.worker == "null" and not killed:

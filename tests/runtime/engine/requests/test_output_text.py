@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from text_kit import byte_level
 
-from carryall.runtime.engine.requests.output_text import OutputText, TextPart
+from carryall.runtime.engine.requests.output_text import OutputPart, OutputText
 from carryall.runtime.text.parsers.formats import AnswerFormat, Thought
 from carryall.runtime.text.parsers.registry import message_parser
 from carryall.runtime.text.tokenizer import Tokenizer
@@ -23,9 +23,9 @@ def by_bytes(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     return byte_level(tmp_path_factory.mktemp("bytes"))
 
 
-def taken(text: OutputText, tokens: Sequence[int], cuts: Sequence[int]) -> list[TextPart]:
+def taken(text: OutputText, tokens: Sequence[int], cuts: Sequence[int]) -> list[OutputPart]:
     """Push the tokens, and take the text after each number of tokens in ``cuts``, and at the end."""
-    parts: list[TextPart] = []
+    parts: list[OutputPart] = []
     for count, token in enumerate(tokens, start=1):
         assert text.push(token, check_stop=True) is None
         if count in cuts:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from speculation_kit import Oracle
 
-from carryall.runtime.engine.speculation.controller import Candidate, Controller, Outcome
+from carryall.runtime.engine.speculation.controller import Controller, ProposalCandidate, Verification
 from carryall.runtime.engine.speculation.costs import StepCosts
 
 
@@ -60,7 +60,7 @@ class Simulation:
     def _step(self) -> None:
         rows = len(self.rates)
         places = [i for i in range(rows) if self._rng.random() < self._evidence]
-        candidates = [Candidate(i, str(i), self._oracle, 0, 16) for i in places]
+        candidates = [ProposalCandidate(i, str(i), self._oracle, 0, 16) for i in places]
         chosen = dict(zip(places, self.controller.choose(candidates, rows), strict=True))
         counts = [chosen.get(i, 0) for i in range(rows)]
         outcomes = []
@@ -69,8 +69,8 @@ class Simulation:
             self.tokens += 1 + accepted
             self.proposed += count
             if count:
-                candidate = Candidate(i, str(i), self._oracle, 0, 16)
-                outcomes.append(Outcome(candidate, count, accepted, accepted < count))
+                candidate = ProposalCandidate(i, str(i), self._oracle, 0, 16)
+                outcomes.append(Verification(candidate, count, accepted, accepted < count))
         seconds = self._duration(counts) * float(np.exp(self._noise * self._rng.normal()))
         if self._switched and not outcomes:
             seconds *= 1.0 + self._transition
@@ -165,7 +165,7 @@ def test_each_request_gets_what_it_deserves() -> None:
     simulation = Simulation([0.95, 0.02, 0.95, 0.02], batched=True, token=0.05)
     simulation.run(40)
     counts = simulation.controller.choose(
-        [Candidate(i, str(i), simulation._oracle, 0, 16) for i in range(4)], 4
+        [ProposalCandidate(i, str(i), simulation._oracle, 0, 16) for i in range(4)], 4
     )
     assert min(counts[0], counts[2]) > 3
     assert counts[1] == counts[3] == 0
@@ -199,7 +199,7 @@ def test_a_step_that_was_disturbed_does_not_count_for_much() -> None:
 
 
 def test_nothing_is_proposed_before_a_plain_step_was_measured() -> None:
-    controller, candidate = Controller(batched=True), Candidate(0, "a", Oracle(), 0, 8)
+    controller, candidate = Controller(batched=True), ProposalCandidate(0, "a", Oracle(), 0, 8)
     assert controller.choose([candidate], 1) == [0]
     controller.learn([], 1, 1.0)
     assert controller.choose([candidate], 1) != [0]

@@ -15,7 +15,7 @@ from carryall.providers.targets.null import NullOptions, NullRunner
 from carryall.runtime.engine.engine import Engine, EngineConfig
 from carryall.runtime.engine.requests.request import Request
 from carryall.runtime.engine.sampling.sampling_state import SamplingState
-from carryall.runtime.engine.speculation.controller import Candidate, Controller
+from carryall.runtime.engine.speculation.controller import Controller, ProposalCandidate
 from carryall.runtime.engine.speculation.prompt_lookup import PromptLookup
 from carryall.runtime.types.sampling_params import SamplingParams
 
@@ -62,7 +62,7 @@ def test_right_proposals_save_steps() -> None:
 def test_rejected_proposals_are_made_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
     looks = 0
 
-    def decline(self: Controller, candidates: Sequence[Candidate], rows: int) -> list[int]:
+    def decline(self: Controller, candidates: Sequence[ProposalCandidate], rows: int) -> list[int]:
         nonlocal looks
         looks += 1
         return [0] * len(candidates)

@@ -18,7 +18,6 @@ from carryall.runtime.service.access.admission import Admission
 from carryall.runtime.service.access.policy import Policy
 from carryall.runtime.service.core.chat import Conversation, read_message
 from carryall.runtime.service.core.config import ServerConfig
-from carryall.runtime.service.core.deltas import collect
 from carryall.runtime.service.core.messages import GenerationRequest
 from carryall.runtime.service.core.repository import ModelRepository
 from carryall.runtime.service.core.served_model import load_served_model
@@ -98,7 +97,7 @@ def test_a_stream_may_have_fewer_and_larger_pieces(interval: int, most: int) -> 
             asked = admission.admitted(GenerationRequest(prompt="x", params=params))
             opening, *deltas = [delta async for delta in models.llm().generate(asked)]
             assert (opening.opens, opening.prompt_tokens) == (True, deltas[0].prompt_tokens)
-            whole = await collect(models.llm().generate(GenerationRequest(prompt="x", params=params)))
+            whole = await models.llm().complete(GenerationRequest(prompt="x", params=params))
             assert "".join(delta.text for delta in deltas) == whole.choices[0].text
             assert sum(len(delta.token_ids) for delta in deltas) == 21
             assert len(deltas) <= most

@@ -19,7 +19,6 @@ from carryall.errors import (
     UsageError,
 )
 from carryall.exporter.demo import demo_path
-from carryall.runtime.service.core.deltas import collect
 from carryall.runtime.service.core.messages import GenerationRequest
 from carryall.runtime.service.core.model_entry import ModelLoader
 from carryall.runtime.service.core.repository import ModelRepository
@@ -52,8 +51,8 @@ def test_a_language_model_and_tensor_models_are_told_apart_and_served(tmp_path: 
             repository.tensor("plain", "1").session.run(None, {"A": array})[0], 2 * array
         )
         request = GenerationRequest(prompt="def", params=SamplingParams(max_tokens=3, ignore_eos=True))
-        assert (await collect(repository.llm().generate(request))).usage.completion_tokens == 3
-        assert repository.llm("coder").model.info.model == "coder"
+        assert (await repository.llm().complete(request)).usage.completion_tokens == 3
+        assert repository.llm("coder").name == "coder"
         with pytest.raises(UnknownModelError, match="no version 1 of 'adder'; version 3 is served"):
             repository.tensor("adder", "1")
         with pytest.raises(UnsupportedTaskError, match="is a tensor model"):

@@ -23,7 +23,6 @@ from carryall.errors import (
 )
 from carryall.runtime.process.garbage import lasting_objects
 from carryall.runtime.service.core.config import ServerConfig
-from carryall.runtime.service.core.deltas import collect
 from carryall.runtime.service.core.messages import GenerationRequest
 from carryall.runtime.service.core.repository import ModelRepository, public_name
 from carryall.runtime.service.core.served_model import ServedModel
@@ -71,7 +70,7 @@ def test_a_request_must_name_one_of_two_models() -> None:
             assert states(models) == [("a", "unloaded"), ("b", "ready")]
             with pytest.raises(RequestError, match="names no model; there are: a, b"):
                 models.llm()
-            assert len((await collect(models.llm("b").generate(ASK))).choices[0].token_ids) == 3
+            assert len((await models.llm("b").complete(ASK)).choices[0].token_ids) == 3
             assert ModelRepository(loaders, default="b").llm is not None
 
     asyncio.run(scenario())
@@ -91,7 +90,7 @@ def test_a_model_that_fails_to_load_says_so_and_may_be_loaded_again() -> None:
             with pytest.raises(ServiceUnavailableError, match=r"has failed: .* is cut off"):
                 models.llm()
             await models.load("toy")
-            assert (await collect(models.llm().generate(ASK))).usage.completion_tokens == 3
+            assert (await models.llm().complete(ASK)).usage.completion_tokens == 3
 
     asyncio.run(scenario())
 
@@ -140,7 +139,7 @@ def test_unloading_lets_requests_finish_and_frees_the_engine() -> None:
             with pytest.raises(EngineClosedError):
                 await llm.add_request("x")
             await models.load("toy")
-            assert (await collect(models.llm().generate(ASK))).usage.completion_tokens == 3
+            assert (await models.llm().complete(ASK)).usage.completion_tokens == 3
             assert not models.all_lost.is_set()
 
     asyncio.run(scenario())
@@ -158,10 +157,10 @@ def test_one_dead_engine_of_two_leaves_the_other() -> None:
             )
             await models.load_all()
             with pytest.raises(EngineClosedError):
-                await collect(models.llm("dead").generate(ASK))
+                await models.llm("dead").complete(ASK)
             assert states(models) == [("dead", "failed"), ("living", "ready")]
             assert not models.all_lost.is_set()
-            assert (await collect(models.llm("living").generate(ASK))).usage.completion_tokens == 3
+            assert (await models.llm("living").complete(ASK)).usage.completion_tokens == 3
 
     asyncio.run(scenario())
 
@@ -181,7 +180,7 @@ def test_while_loading_requests_are_told_to_retry() -> None:
             while states(models) != [("toy", "loading")]:
                 await asyncio.sleep(0.001)
             with pytest.raises(ServiceUnavailableError, match="still loading"):
-                await collect(models.llm().generate(ASK))
+                await models.llm().complete(ASK)
             released.set()
             await loading
             assert models.ready

@@ -14,7 +14,6 @@ from null_llm import null_llm
 from carryall.errors import RequestCancelled
 from carryall.proto import generation_pb2 as pb
 from carryall.runtime.api.async_llm import AsyncLLM
-from carryall.runtime.service.core.deltas import collect
 from carryall.runtime.service.core.handler import LLMHandler
 from carryall.runtime.service.core.served_model import ServedModel
 from carryall.runtime.service.http.openai.chat import chat_request
@@ -67,7 +66,7 @@ def test_a_whole_answer_is_refused_with_the_reason(request_of: Any) -> None:
             handler.ready(ServedModel(llm, INFO))
             for _ in range(2):
                 with pytest.raises(RequestCancelled, match="timeout passed"):
-                    await collect(handler.generate(request))
+                    await handler.complete(request)
             assert_free(llm)
 
     asyncio.run(scenario())

@@ -9,6 +9,7 @@ import shutil
 import threading
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -245,13 +246,13 @@ class Slow:
     def __init__(self) -> None:
         self.go_on, self.began = threading.Event(), threading.Event()
 
-    def embed(self, texts: list[str], **options: Any) -> Any:
+    def encode(self, texts: list[str], **options: Any) -> list[SimpleNamespace]:
+        return [SimpleNamespace(ids=[1]) for _ in texts]
+
+    def embed(self, texts: list[Any], **options: Any) -> Any:
         self.began.set()
         self.go_on.wait(10)
         return np.ones((len(texts), 2), np.float32)
-
-    def token_counts(self, texts: list[str]) -> list[int]:
-        return [1 for _ in texts]
 
 
 def test_a_model_that_is_being_unloaded_says_so_or_is_loaded_again() -> None:
@@ -267,13 +268,13 @@ def test_a_model_that_is_being_unloaded_says_so_or_is_loaded_again() -> None:
         (entry,) = models.entries
         for evict, message in ((False, "'toy' is being unloaded; load it first"), (True, "loading again")):
             await models.load("toy")
-            running = asyncio.create_task(models.embedder(models.find("toy")).embed(["x"]))
+            running = asyncio.create_task(models.serving(models.find("toy")).embedder().embed(["x"]))
             await asyncio.to_thread(made[-1].began.wait, 10)
             unloading = asyncio.create_task(entry.unload(10, evict=evict))
             await asyncio.sleep(0)
             for _ in range(2):
                 with pytest.raises(ServiceUnavailableError, match=message):
-                    models.embedder(models.find("toy"))
+                    models.serving(models.find("toy")).embedder()
             made[-1].go_on.set()
             assert (await running).prompt_tokens == 1  # it was not cut
             assert await unloading

@@ -160,19 +160,17 @@ def test_an_abandoned_request_frees_its_slot(how: str) -> None:
     asyncio.run(scenario())
 
 
-def test_while_loading_nothing_is_served() -> None:
+def test_while_loading_calls_wait() -> None:
     async def scenario() -> None:
         async with serving(None) as served:
             assert await served.health_status() == "NOT_SERVING"
-            assert await code_of(read(served.stub.Generate(ask()))) == (
-                grpc.StatusCode.UNAVAILABLE,
-                "the model is still loading; retry later",
-            )
             for call in (
-                served.stub.Tokenize(TokenizeRequest(text="x")),
-                served.stub.GetStats(GetStatsRequest(model="toy")),
+                read(served.stub.Generate(ask(), timeout=0.3)),
+                served.stub.Tokenize(TokenizeRequest(text="x"), timeout=0.3),
             ):
-                assert (await code_of(call))[0] == grpc.StatusCode.UNAVAILABLE
+                assert (await code_of(call))[0] == grpc.StatusCode.DEADLINE_EXCEEDED
+            stats = served.stub.GetStats(GetStatsRequest(model="toy"))
+            assert (await code_of(stats))[0] == grpc.StatusCode.UNAVAILABLE
             (model,) = (await served.stub.ListModels(ListModelsRequest())).models
             assert (model.name, model.state, model.vocab_size) == ("toy", MODEL_STATE_LOADING, 0)
             assert not (await served.stub.GetStats(GetStatsRequest())).models

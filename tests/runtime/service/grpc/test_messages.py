@@ -21,6 +21,7 @@ from carryall.runtime.service.grpc.messages import (
 from carryall.runtime.types.outputs import Logprob, ToolCall
 from carryall.runtime.types.sampling_params import SamplingParams
 from carryall.runtime.types.structured_output import StructuredOutput
+from carryall.runtime.types.watermark import Watermark
 
 
 def read(message: pb.GenerateRequest, **defaults: Any) -> GenerationRequest:
@@ -55,6 +56,32 @@ def test_options_at_zero_are_not_left_out() -> None:
 
 def test_zero_means_no_limit() -> None:
     assert read(pb.GenerateRequest(text="", sampling={"max_tokens": 0})).params.max_tokens is None
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, Watermark()),
+        ({"ratio": 0.25, "bias": 3.5, "key": 2**62}, Watermark(ratio=0.25, bias=3.5, key=2**62)),
+        ({"kind": "synthid", "keys": [3, 2**63 - 1], "ngram_length": 4, "table_seed": 0},
+         Watermark(kind="synthid", keys=(3, 2**63 - 1), ngram_length=4)),
+    ],
+)  # fmt: skip
+def test_watermarks(given: dict[str, Any], expected: Watermark) -> None:
+    params = read(pb.GenerateRequest(text="x", sampling={"watermark": given})).params
+    assert params.watermark == expected
+
+
+def test_each_field_of_a_watermark_is_on_the_wire() -> None:
+    fields = {field.name for field in sampling_pb2.Watermark.DESCRIPTOR.fields}
+    assert fields == {field.name for field in dataclasses.fields(Watermark)}
+
+
+def test_guards_of_length() -> None:
+    params = read(
+        pb.GenerateRequest(text="x", sampling={"repetition_guard": 4, "reasoning_budget": 0})
+    ).params
+    assert (params.repetition_guard, params.reasoning_budget) == (4, 0)
 
 
 def test_lists_and_identity() -> None:
@@ -223,6 +250,11 @@ def test_log_probabilities_of_the_prompt() -> None:
             r"temperature must be a number of at least 0 and at most 1e\+06, not nan",
         ),
         (pb.GenerateRequest(text="x", sampling={"seed": 2**64 - 1}), "seed must be an integer of at least 0"),
+        (
+            pb.GenerateRequest(text="x", sampling={"watermark": {"ratio": 1.5}}),
+            "ratio of a watermark must be",
+        ),
+        (pb.GenerateRequest(text="x", sampling={"watermark": {"kind": "synthid"}}), "1 to 64 keys"),
         (pb.GenerateRequest(text="x", sampling={"others": {"tempo": "1"}}), "no option 'tempo'"),
         (pb.GenerateRequest(text="x", sampling={"others": {"top_k": "one"}}), "is not JSON"),
         (pb.GenerateRequest(text="x", sampling={"others": {"top_k": "[" * 10**5}}), "is not JSON"),

@@ -242,7 +242,7 @@ def test_a_fault_names_the_field() -> None:
 def test_a_retry_is_told_when() -> None:
     async def scenario() -> None:
         async with serving(None) as served:
-            status, metadata = await details_of(served.stub.Tokenize(TokenizeRequest(text="x")))
+            status, metadata = await details_of(served.stub.GetStats(GetStatsRequest(model="toy")))
             detail = error_details_pb2.RetryInfo()
             assert status.details[0].Unpack(detail)
             assert (detail.retry_delay.seconds, metadata["grpc-retry-pushback-ms"]) == (1, "1000")

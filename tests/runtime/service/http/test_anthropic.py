@@ -169,7 +169,8 @@ def test_blocks_become_what_the_template_knows() -> None:
         ({"tool_choice": {"type": "tool"}}, "'tool_choice' must be"),
         ({"tool_choice": {"type": "any"}}, "tools are: none"),
         ({"thinking": {"type": "deep"}}, "'thinking' must have"),
-        ({"max_tokens": None}, "max_tokens"),
+        ({"max_tokens": None}, "'max_tokens' is required"),
+        ({"max_tokens": ...}, "'max_tokens' is required"),
     ],
 )
 def test_unsupported_requests_are_refused_in_anthropics_error_shape(
@@ -178,7 +179,7 @@ def test_unsupported_requests_are_refused_in_anthropics_error_shape(
     async def scenario() -> None:
         async with null_llm() as llm, http_serving(llm) as served:
             body = {"messages": TURNS, "max_tokens": 5, **change}
-            if body["max_tokens"] is None:
+            if body["max_tokens"] is ...:
                 del body["max_tokens"]
             answer = await served.post("/v1/messages", **body)
             error = answer.json()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from api_keys import key_file
 from grpc_serving import INFO
 from http_serving import HttpServed, http_serving
-from null_llm import null_model
+from null_llm import null_llm, null_model
 
 from carryall.errors import UsageError
 from carryall.runtime.api.async_llm import AsyncLLM
@@ -86,6 +87,41 @@ def test_an_idle_model_goes_and_the_next_requests_wait_for_it() -> None:
         assert load.times == 2
 
     idle(scenario, load, 100)
+
+
+def test_a_model_that_loads_at_startup_is_listed_and_waited_for() -> None:
+    may_load = threading.Event()
+
+    async def scenario() -> None:
+        async with null_llm() as llm:
+
+            def load() -> ServedModel:
+                assert may_load.wait(30)
+                return ServedModel(llm, INFO)
+
+            models = ModelRepository.of_one("toy", load, aliases={"gpt-4o": "toy"})
+            async with http_serving(None, models, load=False) as served:
+                loading = asyncio.create_task(models.load_all())
+                try:
+                    while state(models) != "loading":
+                        await asyncio.sleep(0.001)
+                    listed = (await served.client.get("/v1/models")).json()["data"]
+                    assert [(model["id"], model["max_model_len"]) for model in listed] == [
+                        ("toy", None),
+                        ("gpt-4o", None),
+                    ]
+                    assert len((await served.client.get("/api/tags")).json()["models"]) == 2
+                    assert (await served.client.get("/api/ps")).json() == {"models": []}
+                    assert (await served.client.get("/health")).status_code == 503
+                    asked = asyncio.create_task(served.post("/v1/completions", **BODY))
+                    await asyncio.sleep(0.1)
+                    assert not asked.done()
+                finally:
+                    may_load.set()
+                assert (await asked).status_code == 200
+                await loading
+
+    asyncio.run(scenario())
 
 
 def test_a_model_stays_unless_told_otherwise() -> None:

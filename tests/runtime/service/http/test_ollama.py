@@ -217,7 +217,7 @@ def test_errors_have_ollama_s_shape(path: str, change: Any, status: int, message
 
 
 def test_calls_are_sent_whole_when_they_end() -> None:
-    handler: Any = SimpleNamespace(model=SimpleNamespace(info=SimpleNamespace(model="toy")))
+    handler: Any = SimpleNamespace(name="toy")
     lines = ollama._Lines(handler, GenerationRequest(prompt=Conversation([])), 0, chat_form=True)
 
     def calls(*pieces: ToolCall, **end: Any) -> list[Any]:

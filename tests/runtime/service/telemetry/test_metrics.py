@@ -9,7 +9,6 @@ from grpc_serving import repository
 from null_llm import null_llm
 from prometheus_client.parser import text_string_to_metric_families
 
-from carryall.runtime.service.core.deltas import collect
 from carryall.runtime.service.core.messages import Delta, GenerationRequest
 from carryall.runtime.service.telemetry.metrics import Metrics
 from carryall.runtime.types.sampling_params import SamplingParams
@@ -65,7 +64,7 @@ def test_figures_are_those_of_the_requests() -> None:
             assert "toy" in metrics.text().decode()  # its state, while it is not loaded
             await models.load_all()
             for tokens in (5, 9):
-                await collect(models.llm().generate(ask(tokens)))
+                await models.llm().complete(ask(tokens))
             stream = models.llm().generate(ask(4000))
             assert (await anext(stream)).opens
             await anext(stream)
@@ -100,7 +99,7 @@ def test_waiting_requests_are_counted() -> None:
             models = repository(llm)
             metrics = Metrics(models)
             await models.load_all()
-            tasks = [asyncio.create_task(collect(models.llm().generate(ask(500)))) for _ in range(3)]
+            tasks = [asyncio.create_task(models.llm().complete(ask(500))) for _ in range(3)]
             while llm.stats().waiting < 2:
                 await asyncio.sleep(0.002)
             found = samples(metrics)

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from carryall.runtime.text.chat_template import ChatTemplate
-from carryall.runtime.text.parsers.base import Message
+from carryall.runtime.text.parsers.base import ParsedMessage
 from carryall.runtime.text.parsers.derivation import Derived, derive
 from carryall.runtime.text.parsers.registry import AnswerFormats, message_parser
 from carryall.runtime.types.outputs import merged_calls
@@ -62,7 +62,7 @@ def written(style: tuple[str, str], answer: dict[str, Any]) -> tuple[str, str]:
     return header, text[len(header) :].removesuffix("<turn|>\n")
 
 
-def read(style: tuple[str, str], prompt: str, pieces: list[str], tools: Any = TOOLS) -> Message:
+def read(style: tuple[str, str], prompt: str, pieces: list[str], tools: Any = TOOLS) -> ParsedMessage:
     parser = message_parser(derived_of(style).answer, prompt, tools=tools)
     assert parser is not None
     for piece in pieces:
@@ -71,7 +71,7 @@ def read(style: tuple[str, str], prompt: str, pieces: list[str], tools: Any = TO
     return parser.message
 
 
-def calls_of(message: Message) -> list[tuple[str, Any]]:
+def calls_of(message: ParsedMessage) -> list[tuple[str, Any]]:
     return [(call.name, json.loads(call.arguments)) for call in merged_calls(message.tool_calls)]
 
 

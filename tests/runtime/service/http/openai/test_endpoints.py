@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from carryall.errors import RequestError
 from carryall.runtime.service.core.chat import Conversation
-from carryall.runtime.service.core.messages import Choice, Generation, GenerationRequest, Usage
+from carryall.runtime.service.core.messages import Delta, Generation, GenerationRequest, Usage
 from carryall.runtime.service.http.openai.chat import chat_request
 from carryall.runtime.service.http.openai.completions import completion_request
 from carryall.runtime.service.http.openai.endpoints import ENDPOINTS
@@ -100,6 +101,56 @@ def test_response_format(response_format: dict[str, Any], expected: StructuredOu
     assert request.params.structured_output == expected
 
 
+SCHEMA = {"type": "array"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"guided_json": SCHEMA}, StructuredOutput(json_schema=SCHEMA)),
+        ({"guided_json": '{"type": "array"}'}, StructuredOutput(json_schema='{"type": "array"}')),
+        ({"guided_json_object": True}, StructuredOutput(json_object=True)),
+        ({"guided_regex": "[0-9]+"}, StructuredOutput(regex="[0-9]+")),
+        ({"guided_choice": ["a", "b"]}, StructuredOutput(choice=("a", "b"))),
+        ({"guided_grammar": "root ::= [a-z]"}, StructuredOutput(grammar="root ::= [a-z]")),
+        ({"structured_outputs": {"json": SCHEMA}}, StructuredOutput(json_schema=SCHEMA)),
+        ({"structured_outputs": {"choice": ["a"], "regex": None, "disable_fallback": True}},
+         StructuredOutput(choice=("a",))),
+        ({"structured_outputs": {"json_object": False}}, None),
+        ({"structured_outputs": None, "guided_json": None}, None),
+        ({"response_format": {"type": "text"}, "guided_choice": ["a"]}, StructuredOutput(choice=("a",))),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("read", [
+    lambda fields: chat_request({"messages": TURNS, **fields}),
+    lambda fields: completion_request({"prompt": "x", **fields}),
+])  # fmt: skip
+def test_vllms_fields_of_structured_output(
+    read: Callable[[dict[str, Any]], GenerationRequest],
+    fields: dict[str, Any],
+    expected: StructuredOutput | None,
+) -> None:
+    assert read(fields).params.structured_output == expected
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"guided_regex": "a", "guided_choice": ["b"]}, "an answer has one form"),
+        ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "an answer has one form"),
+        ({"structured_outputs": {"json": SCHEMA, "regex": "a"}}, "an answer has one form"),
+        ({"structured_outputs": {"structural_tag": "{}"}}, "structural_tag' is not supported"),
+        ({"structured_outputs": []}, "'structured_outputs' must be an object"),
+        ({"guided_choice": "ab"}, "choice must be a list"),
+        ({"guided_regex": 3}, "cannot be 3"),
+        ({"guided_json": 5}, "cannot be 5"),
+    ],
+)
+def test_contradicting_or_invalid_forms_are_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        chat_request({"messages": TURNS, **fields})
+
+
 @pytest.mark.parametrize("response_format", ["json", {}, {"type": "json_schema"}])
 def test_other_response_formats_are_refused(response_format: object) -> None:
     with pytest.raises(RequestError, match="'response_format' must have"):
@@ -177,6 +228,7 @@ def test_tools_and_past_calls_reach_the_template_as_objects() -> None:
 
 def generation(logprobs: list[dict[int, Logprob]], **options: Any) -> Generation:
     choice: dict[str, Any] = {
+        "request_id": "r1",
         "index": 0,
         "text": "ab!",
         "token_ids": [7, 9][: len(logprobs) or 2],
@@ -185,7 +237,7 @@ def generation(logprobs: list[dict[int, Logprob]], **options: Any) -> Generation
         "stop_reason": None,
     }
     usage = Usage(prompt_tokens=4, completion_tokens=2, cached_tokens=3, reasoning_tokens=1)
-    return Generation(request_id="r1", choices=[Choice(**{**choice, **options})], usage=usage)
+    return Generation(request_id="r1", choices=[Delta(**{**choice, **options})], usage=usage)
 
 
 CANDIDATES = [

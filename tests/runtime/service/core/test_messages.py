@@ -1,9 +1,7 @@
-"""Deltas concatenate to the whole answer; an unfinished stream is no answer."""
+"""The deltas of a request concatenate to the whole answer; an unfinished stream is no answer."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator
 from itertools import pairwise
 
 import pytest
@@ -11,15 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from carryall.errors import RequestCancelled
-from carryall.runtime.service.core.deltas import collect
+from carryall.runtime.service.core.messages import Generation
 from carryall.runtime.types.outputs import Delta, FinishReason, ToolCall, Usage
 
 TEXT = "añ 漢字🙂 end"
-
-
-async def stream(deltas: list[Delta]) -> AsyncGenerator[Delta, None]:
-    for delta in deltas:
-        yield delta
 
 
 @settings(deadline=None)
@@ -38,10 +31,10 @@ def test_deltas_concatenate_to_the_whole(cuts: list[int]) -> None:
         for start, stop in pairwise(places)
     ]
     deltas[-1].finish_reason, deltas[-1].usage = "stop", Usage(3, len(TEXT), 2)
-    whole = asyncio.run(collect(stream(deltas)))
+    whole = Generation.of(deltas)
     (choice,) = whole.choices
     assert (choice.text, choice.reasoning, choice.finish_reason) == (TEXT, TEXT, "stop")
-    assert choice.token_ids == list(range(len(TEXT)))
+    assert list(choice.token_ids) == list(range(len(TEXT)))
     assert choice.tool_calls == [ToolCall("id", "f", TEXT)]
     assert whole.usage == Usage(3, len(TEXT), 2)
 
@@ -51,4 +44,4 @@ def test_an_unfinished_stream_is_no_result(finish: FinishReason | None) -> None:
     usage = None if finish is None else Usage(1, 1, 0)
     delta = Delta(request_id="r", index=0, text="a", token_ids=[1], finish_reason=finish, usage=usage)
     with pytest.raises(RequestCancelled):
-        asyncio.run(collect(stream([delta])))
+        Generation.of([delta])
