@@ -48,6 +48,7 @@ NOT_RUN = {
     "docs/batch.md: rows = ray.data": "needs a Ray cluster; tests/runtime/batch/workers runs it",
     "docs/batch.md: file = client.files": "needs a service with a folder; tests/runtime/batch/online runs it",
     "docs/serving.md: # config.toml in the folder": "tests/runtime/service/core/test_model_folder.py does",
+    "docs/vectors.md: # config.toml in the folder": "tests/runtime/api/test_foreign_folders.py does",
     "docs/serving.md: # openssl rand": "tests/runtime/service/core/test_api_keys.py reads such files",
     "docs/lora.md: carryall run BASE": "needs an adapter; tests/runtime/models/test_lora_models.py has some",
     "docs/lora.md: from carryall": "needs an adapter; tests/runtime/models/test_lora_models.py has some",

@@ -598,7 +598,7 @@ _ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
 
 
 def _sparse(row: Floats) -> SparseVector:
-    indices = np.flatnonzero(row > 0)
+    indices = np.flatnonzero(~(row <= 0))  # NaN too, which is refused later
     return SparseVector(indices.astype(np.int64), row[indices])
 
 
@@ -606,7 +606,7 @@ def _highest(text: Tokens, weights: Floats, special: set[int]) -> SparseVector:
     """Return the highest weight of each token of a text that is not special."""
     best: dict[int, float] = {}
     for token, weight in zip(text.ids, weights.tolist(), strict=False):
-        if token not in special and weight > best.get(token, 0.0):
+        if token not in special and not weight <= best.get(token, 0.0):  # NaN too, which is refused later
             best[token] = weight
     indices = sorted(best)
     return SparseVector(np.array(indices, np.int64), np.array([best[each] for each in indices], np.float32))

@@ -10,7 +10,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from ...contract import LOGITS
-from ...errors import RequestError, UnsupportedModelError
+from ...errors import ProviderRuntimeError, RequestError, UnsupportedModelError
 from ...exporter.config import read_config
 from ...exporter.encoders.export import label_names
 from ..types.arguments import checked_arguments
@@ -87,6 +87,7 @@ class TokenClassifier(EncoderModel):
         Raises:
             RequestError: ``texts`` is one text.
             PromptTooLongError: a text is too long.
+            ProviderRuntimeError: a score is NaN.
         """
         return [scores for _, scores in self._scored(texts, truncate)]
 
@@ -105,6 +106,7 @@ class TokenClassifier(EncoderModel):
         Raises:
             RequestError: there is no such aggregation, or ``texts`` is one text.
             PromptTooLongError: a text is too long.
+            ProviderRuntimeError: a score is NaN.
         """
         if aggregation not in get_args(Aggregation):
             raise RequestError(
@@ -123,7 +125,13 @@ class TokenClassifier(EncoderModel):
                 for text, row in zip(batch.texts, batch.rows(found[0]), strict=True)
             ]
 
-        return self._batches.run(self.encode(texts, truncate=truncate), [LOGITS], reduce)
+        found = self._batches.run(self.encode(texts, truncate=truncate), [LOGITS], reduce)
+        broken = [place for place, (_, scores) in enumerate(found) if np.isnan(scores).any()]
+        if broken:
+            raise ProviderRuntimeError(
+                f"the model returned NaN for text {broken[0]}; its weights are damaged"
+            )
+        return found
 
     def _entities(self, text: str, tokens: Tokens, scores: Scores, aggregation: Aggregation) -> list[Entity]:
         parts = [

@@ -241,13 +241,16 @@ class OfflineEngine:
         return _completed(item.line, body, reason, item.work.groups, self._worker)
 
 
-def windows(lines: Iterator[BatchLine | None], max_lines: int) -> Iterator[list[BatchLine]]:
+def windows(
+    lines: Iterator[BatchLine | None], max_lines: int, first: int = _FIRST_WINDOW
+) -> Iterator[list[BatchLine]]:
     """Split lines into windows of at most ``max_lines``.
 
-    The first windows are shorter, so that the engine has work early. Windows of long lines are shorter too,
-    to bound memory. A None ends a window: the next line comes only after an answer.
+    The first windows are shorter, from ``first`` lines on, so that the engine has work early. Windows of
+    long lines are shorter too, to bound memory. A None ends a window: the next line comes only after an
+    answer.
     """
-    count = min(_FIRST_WINDOW, max_lines)
+    count = min(first, max_lines)
     window: list[BatchLine] = []
     size = 0
     for line in lines:

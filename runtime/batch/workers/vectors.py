@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 
-_WINDOW_LINES = 512
+# Texts of similar length run together, so that there is little padding: the larger the window that is sorted,
+# the less. Answers come for a part of it at a time, so that an interrupted job repeats no more.
+_FIRST_WINDOW, _WINDOW_LINES, _PART_LINES = 2048, 4096, 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,17 @@ class _Item:
     line: BatchLine
     texts: list[Any]
     write: Callable[[Any, int], Json]
+
+    @property
+    def size(self) -> int:
+        """The length of the longest text, in characters or tokens."""
+        return max(
+            (len(text) if isinstance(text, str) else sum(map(_size, text)) for text in self.texts), default=0
+        )
+
+
+def _size(part: Any) -> int:
+    return len(part) if isinstance(part, str) else 1
 
 
 class VectorWorker:
@@ -73,13 +86,13 @@ class VectorWorker:
 
     def run(self, lines: Iterator[BatchLine | None], stop: threading.Event) -> Iterator[LineResult]:
         """Yield one answer for each line; end early once ``stop`` is set."""
-        for window in windows(lines, _WINDOW_LINES):
+        for window in windows(lines, _WINDOW_LINES, _FIRST_WINDOW):
             if stop.is_set():
                 return
-            yield from self._answers(window)
+            yield from self._answers(window, stop)
 
-    def _answers(self, lines: Sequence[BatchLine]) -> Iterator[LineResult]:
-        """LineResult lines together; after an error each alone, so that only the one at fault fails."""
+    def _answers(self, lines: Sequence[BatchLine], stop: threading.Event) -> Iterator[LineResult]:
+        """Answer lines together; after an error each alone, so that only the one at fault fails."""
         groups: dict[_Key, list[_Item]] = {}
         for line in lines:
             try:
@@ -88,22 +101,30 @@ class VectorWorker:
                 yield self._failed(line, error)
             else:
                 groups.setdefault(key, []).append(_Item(line, texts, write))
-        for key, items in groups.items():
-            try:
-                yield from self._group(key, items)
-            except CarryallError:
-                fit: list[_Item] = []
-                for item in items:
-                    try:
-                        self._check(key, item)
-                    except CarryallError as error:
-                        yield self._failed(item.line, error)
-                    else:
-                        fit.append(item)
-                yield from self._group_or_each(key, fit)
+        for key, waiting in groups.items():
+            waiting.sort(key=lambda item: item.size)
+            for start in range(0, len(waiting), _PART_LINES):
+                if stop.is_set():
+                    return
+                yield from self._part(key, waiting[start : start + _PART_LINES])
+
+    def _part(self, key: _Key, items: Sequence[_Item]) -> Iterator[LineResult]:
+        """Answer lines of one pass; those at fault alone."""
+        try:
+            yield from self._group(key, items)
+        except CarryallError:
+            fit: list[_Item] = []
+            for item in items:
+                try:
+                    self._check(key, item)
+                except CarryallError as error:
+                    yield self._failed(item.line, error)
+                else:
+                    fit.append(item)
+            yield from self._group_or_each(key, fit)
 
     def _group_or_each(self, key: _Key, items: Sequence[_Item]) -> Iterator[LineResult]:
-        """LineResult lines whose texts are valid together; if the model fails on one, each alone."""
+        """Answer lines whose texts are valid together; if the model fails on one, each alone."""
         try:
             yield from self._group(key, items)
         except CarryallError:

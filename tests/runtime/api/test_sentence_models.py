@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sentence_models import MODELS, PROMPTS, TEXTS, write_sentence_model
+from safetensors.numpy import load_file, save_file
+from sentence_models import MODELS, PROMPTS, TEXTS, write_classifier, write_sentence_model
 
 import carryall
 from carryall.errors import (
@@ -20,6 +21,7 @@ from carryall.errors import (
     RequestError,
     UnsupportedModelError,
 )
+from carryall.runtime.api.load_encoder import load_encoder
 from carryall.runtime.api.text_encoder import _through
 from carryall.runtime.text.tokenizer import Tokenizer
 
@@ -313,3 +315,34 @@ def test_a_vector_that_is_not_finite_is_an_error(tmp_path: Path) -> None:
     encoder.embed(["a"])
     with pytest.raises(ProviderRuntimeError, match="returned NaN or infinity for text 1"):
         encoder.embed(["a", "b", "a"])
+
+
+def _damage(source: Path) -> Path:
+    """Make the embedding of the letter "b" NaN."""
+    path = source / "model.safetensors"
+    tensors = load_file(path)
+    (name,) = [name for name in tensors if name.endswith("word_embeddings.weight")]
+    tensors[name][65] = np.nan
+    save_file(tensors, path)
+    return source
+
+
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("splade", lambda encoder: encoder.embed_sparse(["a", "b"])),
+        ("splade", lambda encoder: encoder.rerank("a", ["a", "b"])),
+        ("colbert", lambda encoder: encoder.embed_tokens(["a", "b"])),
+        ("colbert", lambda encoder: encoder.rerank("a", ["a", "b"])),
+        ("cls", lambda encoder: encoder.embed_tokens(["a", "b"])),
+        ("mean-later-key", lambda encoder: encoder.embed_pieces([["a"], ["a", "b"]])),
+        ("names", lambda encoder: encoder.entities(["a", "b"])),
+        ("inference", lambda encoder: encoder.zero_shot(["a", "b"], ["x"])),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*holds NaN or infinity")
+def test_nan_is_an_error_of_each_kind_of_answer(tmp_path: Path, name: str, call: Any) -> None:
+    write = write_sentence_model if name in MODELS else write_classifier
+    carryall.export(_damage(write(tmp_path / "source", name)), tmp_path / "out")
+    with pytest.raises(ProviderRuntimeError, match="returned NaN"):
+        call(load_encoder(tmp_path / "out", "cpu", {}, warm_up=False))

@@ -26,7 +26,7 @@ PACKAGES = {
     "cohere_client.py": ("cohere",),
     "qdrant_vectors.py": ("qdrant-client", "openai"),
     "chroma_vectors.py": ("chromadb", "openai", "httpx"),
-    "langchain_vectors.py": ("langchain-openai", "langchain-huggingface"),
+    "langchain_vectors.py": ("langchain-openai", "numpy"),
     "haystack_vectors.py": ("haystack-ai", "huggingface-api-haystack"),
     "llama_index_vectors.py": (
         "llama-index-embeddings-openai-like",

@@ -29,14 +29,6 @@ def openai_embedding_function() -> None:
 
 
 @check
-def openai_embedding_function_with_dimensions() -> None:
-    function = OpenAIEmbeddingFunction(
-        api_base=f"{URLS['all']}/v1", model_name="dense", api_key=KEY, dimensions=4
-    )
-    assert len(function(TEXTS)[0]) == 4
-
-
-@check
 def huggingface_embedding_server() -> None:
     function = HuggingFaceEmbeddingServer(url=f"{URLS['dense']}/embed")
     assert len(function(TEXTS)) == 3

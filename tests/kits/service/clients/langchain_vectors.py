@@ -1,4 +1,4 @@
-"""python langchain_vectors.py URLS: LangChain's embeddings for OpenAI and for text-embeddings-inference."""
+"""python langchain_vectors.py URLS: LangChain's embeddings for OpenAI, with its store in memory."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import asyncio
 import numpy as np
 from checks import check, main
 from langchain_core.vectorstores import InMemoryVectorStore
-from langchain_huggingface import HuggingFaceEndpointEmbeddings
 from langchain_openai import OpenAIEmbeddings
 from pydantic import SecretStr
 from vector_checks import KEY, TEXTS, URLS
@@ -18,15 +17,12 @@ OPENAI = OpenAIEmbeddings(
     api_key=SecretStr(KEY),
     check_embedding_ctx_length=False,
 )
-TEI = HuggingFaceEndpointEmbeddings(model=URLS["dense"])
 
 
 @check
 def documents_and_queries() -> None:
     vectors = OPENAI.embed_documents(TEXTS)
     np.testing.assert_allclose(OPENAI.embed_query(TEXTS[0]), vectors[0], atol=1e-5)
-    np.testing.assert_allclose(TEI.embed_documents(TEXTS), vectors, atol=1e-5)
-    np.testing.assert_allclose(TEI.embed_query(TEXTS[0]), vectors[0], atol=1e-5)
 
 
 @check
@@ -37,12 +33,11 @@ def asynchronous() -> None:
 
 @check
 def a_store_finds_texts() -> None:
-    for embeddings in (OPENAI, TEI):
-        store = InMemoryVectorStore(embeddings)
-        store.add_texts(TEXTS)
-        for text in TEXTS:
-            (document,) = store.similarity_search(text, k=1)
-            assert document.page_content == text
+    store = InMemoryVectorStore(OPENAI)
+    store.add_texts(TEXTS)
+    for text in TEXTS:
+        (document,) = store.similarity_search(text, k=1)
+        assert document.page_content == text
 
 
 @check

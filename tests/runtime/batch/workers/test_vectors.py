@@ -33,31 +33,35 @@ def lines(path: Path) -> list[Any]:
 
 
 @pytest.mark.long
-def test_a_table_becomes_a_table_of_vectors_and_a_stopped_job_goes_on(tmp_path: Path) -> None:
-    from pyarrow import parquet
+@pytest.mark.parametrize("form", ["csv", "parquet"])
+def test_a_table_becomes_a_table_of_vectors_and_a_stopped_job_goes_on(tmp_path: Path, form: str) -> None:
+    from pyarrow import parquet, table
 
     model = encoder(tmp_path)
     texts = [f"{n % 97} {TEXTS[n % 3]}"[:37] for n in range(1500)]
-    with (tmp_path / "in.csv").open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerows([["id", "text"], *[[f"row{n}", text] for n, text in enumerate(texts)]])
+    names, source = [f"row{n}" for n in range(len(texts))], tmp_path / f"in.{form}"
+    if form == "parquet":
+        parquet.write_table(table({"id": names, "text": texts}), source)
+    else:
+        with source.open("w", newline="") as file:
+            csv.writer(file).writerows([["id", "text"], *zip(names, texts, strict=True)])
     options: dict[str, Any] = {
         "model": str(model),
         "template": "{{ text }}",
         "kind": "embedding",
         "keep": ["id"],
     }
-    first = carryall.batch.run(tmp_path / "in.csv", tmp_path / "out.parquet", **options)
+    first = carryall.batch.run(source, tmp_path / "out.parquet", **options)
     next(iter(first))  # an answer is there
     first.stop()
     assert not first.wait(120).finished
-    outcome = carryall.batch.run(tmp_path / "in.csv", tmp_path / "out.parquet", **options).wait(120)
+    outcome = carryall.batch.run(source, tmp_path / "out.parquet", **options).wait(120)
     assert outcome.finished
     assert 0 < outcome.answered_before <= 1500  # a fast machine answers all before it stops
-    table = parquet.read_table(tmp_path / "out.parquet").to_pydict()
-    assert table["id"] == [f"row{n}" for n in range(1500)]
+    rows = parquet.read_table(tmp_path / "out.parquet").to_pydict()
+    assert rows["id"] == names
     expected = carryall.TextEncoder(model).embed(texts)
-    np.testing.assert_allclose(np.array(table["embedding"], np.float32), expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(np.array(rows["embedding"], np.float32), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_lines_fail_alone(tmp_path: Path) -> None:
