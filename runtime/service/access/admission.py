@@ -169,11 +169,18 @@ class Admission:
             InvalidSamplingError: an option is above the service's limit.
         """
         self.check(asked.params)
-        budget = self.policy.config.reasoning_budget
-        if budget is not None and asked.params.reasoning_budget is None:
-            asked = dataclasses.replace(
-                asked, params=dataclasses.replace(asked.params, reasoning_budget=budget)
-            )
+        config = self.policy.config
+        own = {
+            "reasoning_budget": (None, config.reasoning_budget),
+            "reasoning_budget_message": ("", config.reasoning_budget_message),
+        }
+        changed = {
+            name: value
+            for name, (unset, value) in own.items()
+            if value != unset and getattr(asked.params, name) == unset
+        }
+        if changed:
+            asked = dataclasses.replace(asked, params=dataclasses.replace(asked.params, **changed))
         caller, interval = CALLER.get(), self.policy.config.stream_interval
         if caller is None and interval == asked.stream_interval:
             return asked

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from http_serving import HttpServed, http_serving
 from null_llm import null_llm, null_model
-from scripted_model import scripted_llm
+from scripted_model import Turn, scripted_llm
 from tiny_models import write_tiny
 
 from carryall.providers.base import Row
@@ -259,6 +259,31 @@ def test_a_thought_is_ended_while_it_is_written(tmp_path: Path) -> None:
                 assert (await served.post("/v1/chat/completions/control", **wrong)).status_code == 400
             gone = await served.post("/v1/chat/completions/control", id="chatcmpl-x", action="reasoning_end")
             assert gone.json()["success"] is False
+
+    asyncio.run(scenario())
+
+
+def test_the_service_has_a_budget_and_a_message_for_thoughts(tmp_path: Path) -> None:
+    talk: Any = {"messages": [{"role": "user", "content": "x"}]}
+
+    async def scenario() -> None:
+        def rule(turns: list[Turn]) -> str:
+            return f"<thought>\n{'I think. ' * 50}\n</thought>\n\nYes."
+
+        own: Any = {"reasoning_budget": 5, "reasoning_budget_message": " Over."}
+        async with (
+            scripted_llm(tmp_path, rule, thoughts="thoughts") as llm,
+            http_serving(llm, **own) as served,
+        ):
+            for fields, ending, most in (
+                ({}, " Over.", 40),
+                ({"reasoning_budget_message": " Mine."}, " Mine.", 40),
+                ({"reasoning_budget": 1000}, "think.", 1000),
+            ):
+                answer = await served.post("/v1/chat/completions", **talk, **fields)
+                thought = answer.json()["choices"][0]["message"]["reasoning_content"]
+                assert thought.endswith(ending)
+                assert len(thought) < most
 
     asyncio.run(scenario())
 

@@ -185,7 +185,8 @@ def test_a_call_that_is_cut_anywhere_leaves_no_markup_in_the_text(style: str) ->
 def test_malformed_calls_end_no_request(style: str, data: st.DataObject, junk: str, cut: bool) -> None:
     """A part of a call is replaced by anything: nothing is raised, and pieces give what the whole gives."""
     both = style, "thoughts"
-    answer = turn([("get_weather", {"text": "a"}), ("files.read", {"count": 2})][: 1 + (style not in SINGLE)])
+    calls: list[tuple[str, dict[str, Any]]] = [("get_weather", {"text": "a"}), ("files.read", {"count": 2})]
+    answer = turn(calls[: 1 + (style not in SINGLE)])
     prompt, text = written(both, answer)
     start = data.draw(st.integers(0, len(text)))
     stop = data.draw(st.integers(start, len(text)))
