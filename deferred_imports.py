@@ -59,8 +59,8 @@ class _Loader:
 class _Finder:
     """Finds onnx_ir where the finders behind it find it, and finds nothing else.
 
-    One is enough: a second copy of this package in the process, such as a checkout beside the installed one,
-    must neither add another nor ask this one.
+    One is enough: a second copy of this package in the process, such as a checkout beside the installed
+    package, must neither add another nor ask this one.
     """
 
     defers = _LIBRARY

@@ -100,30 +100,30 @@ class GraphRunner(abc.ABC):
         """Return a sequence's keys and values [kv_heads, length, head_dim], and states, by output names."""
 
     def _zero_cache(self, batch: int, length: int) -> dict[str, Array]:
-        found: dict[str, Array] = {}
+        caches: dict[str, Array] = {}
         for name in self.cache_names:
             heads, size = self._cache_sizes[name]
-            found[name] = np.zeros((batch, heads, length, size), _CACHE_TYPES[self.inputs[name].type])
+            caches[name] = np.zeros((batch, heads, length, size), _CACHE_TYPES[self.inputs[name].type])
         for name in self.state_names:
             state = self.inputs[name]
-            found[name] = np.zeros((batch, *state.shape[1:]), _CACHE_TYPES[state.type])
-        return found
+            caches[name] = np.zeros((batch, *state.shape[1:]), _CACHE_TYPES[state.type])
+        return caches
 
     @functools.cached_property
     def _cache_sizes(self) -> dict[str, tuple[int, int]]:
         """Heads and head size by cache input; from the attention that reads it if they are dynamic."""
         shapes = {name: self.inputs[name].shape for name in self.cache_names}
-        found = {
+        sizes = {
             name: (heads, size)
             for name, (_, heads, _, size) in shapes.items()
             if isinstance(heads, int) and isinstance(size, int)
         }
-        if len(found) < len(shapes):
-            found |= attended_sizes(load_model(self.model).graph)
-        unknown = [name for name in shapes if name not in found]
+        if len(sizes) < len(shapes):
+            sizes |= attended_sizes(load_model(self.model).graph)
+        unknown = [name for name in shapes if name not in sizes]
         if unknown:
             raise GraphError(f"{self.name}: number of heads and head size of {unknown[0]} are unknown")
-        return found
+        return sizes
 
 
 class PortableRunner(GraphRunner):

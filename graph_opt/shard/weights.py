@@ -160,7 +160,7 @@ class WeightCuts:
         shape, block = self.shape(node.inputs[0]) or (), int_attribute(node, "block_size", 0)
         axis = int_attribute(node, "axis", 1) % max(len(shape), 1) - len(shape)
         on_axis = axis == cut.axis
-        own: Cut | None = cut
+        block_cut: Cut | None = cut
         if block and on_axis:
             finer = _common_block(cut, block)
             if finer is None:
@@ -168,15 +168,15 @@ class WeightCuts:
                     f"{node.op_type} {node.name} has blocks of {block} weights, which {len(cut.parts)} ranks "
                     "would cut into parts of fewer than 16; use fewer ranks, or smaller blocks"
                 )
-            own = cut.mapped(lambda part: part[::finer] // block, axis, -(-cut.size // block))
+            block_cut = cut.mapped(lambda part: part[::finer] // block, axis, -(-cut.size // block))
             block = finer
         parts: list[ir.Value | None] = []
         for value in node.inputs[1:]:
             sizes = self.shape(value) or ()
             if value is None or not sizes or (len(sizes) == 1 and not on_axis):
                 parts.append(value)
-            elif own is not None:
-                parts.append(self.part(value, own.moved(-1) if len(sizes) == 1 else own, before))
+            elif block_cut is not None:
+                parts.append(self.part(value, block_cut.moved(-1) if len(sizes) == 1 else block_cut, before))
         return parts, block
 
 

@@ -338,8 +338,8 @@ class Engine:
             plan = plan.without([i for i, row in enumerate(plan.rows) if row.slot in lost])
         if plan.restoring:
             self._mover.restore(plan.restoring, _RESTORE_BESIDE if plan.rows else _RESTORE_ALONE)
-            for request in plan.restoring:
-                self._scheduler.cache.progress(request)
+            for request in plan.restoring if self._scheduler.cache.trims_always else ():
+                self._scheduler.cache.trim(request)
         if self._proposes or plan.constrained:
             plan = self._speculator.with_proposals(plan, self._scheduler)
         if plan.constrained:

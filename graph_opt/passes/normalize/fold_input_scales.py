@@ -95,7 +95,7 @@ def _changes(node: ir.Node, matrix: ir.TensorProtocol) -> tuple[ir.Value | None,
     channels = Channels(count, len(shape) - 2, len(shape))
     factors, terms = np.ones(count), np.zeros(count)
     best, reader = (node.inputs[0], factors, terms, 0), node
-    value, found = node.inputs[0], 0
+    value, num_changes = node.inputs[0], 0
     while value is not None and sole_consumer(value) is reader:
         producer = value.producer()
         if producer is None or producer.graph is not node.graph:
@@ -105,9 +105,9 @@ def _changes(node: ir.Node, matrix: ir.TensorProtocol) -> tuple[ir.Value | None,
         if change is None or not np.isfinite(change[0]).all():
             break
         factors, terms = factors * change[0], terms + factors * change[1]
-        found, value, reader = found + 1, operands[0], producer
+        num_changes, value, reader = num_changes + 1, operands[0], producer
         if _keeps_rank(value, channels):
-            best = (value, factors, terms, found)
+            best = (value, factors, terms, num_changes)
     return best
 
 

@@ -319,7 +319,8 @@ class Scheduler:
         """Record that the plan's rows were computed."""
         for row, request, extra in zip(plan.rows, plan.requests, plan.proposed, strict=True):
             request.num_computed = row.start + len(row.tokens) - extra
-            self.cache.progress(request)
+            if self.cache.trims_always:
+                self.cache.trim(request)
             self._served.charge(request.tenant, len(row.tokens) + OUTPUT_WEIGHT * (row.num_logits > 0))
 
     def learn(self, plan: StepPlan, seconds: float) -> None:
@@ -353,8 +354,8 @@ class Scheduler:
                 continue
             if self._slots.held[request.slot] > request.num_kept:
                 self._slots.grow(request.slot, request.num_computed - request.num_dropped)
-            if extra:
-                self.cache.progress(request)
+            if extra and self.cache.trims_always:
+                self.cache.trim(request)
 
     def remove(self, request: Request, *, keep: bool = True) -> None:
         """Remove a request, finished or not; ``keep`` its KV for the prefix cache."""
