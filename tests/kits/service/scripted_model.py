@@ -237,7 +237,7 @@ def _fields(asked: str, target: str) -> str:
 
 
 def _tool(tools: Mapping[str, Any], *names: str) -> Any:
-    known = {name.lower().replace(" ", "_"): tool for name, tool in tools.items()}
+    known = {name.lower().rpartition("-")[2].replace(" ", "_"): tool for name, tool in tools.items()}
     return next((known[name] for name in names if name in known), None)
 
 

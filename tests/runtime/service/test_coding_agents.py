@@ -119,6 +119,7 @@ FRAMEWORKS = {
     "langgraph": ["langgraph", "langchain-openai"],
     "smolagents": ["smolagents[openai]"],
     "dspy": ["dspy"],
+    "semantic_kernel": ["semantic-kernel"],
     "autogen": ["autogen-agentchat", "autogen-ext[openai]"],
 }
 

@@ -85,5 +85,20 @@ def autogen() -> object:
     return asyncio.run(agent.run(task=TASK)).messages[-1].to_text()
 
 
+def semantic_kernel() -> object:
+    from openai import AsyncOpenAI
+    from semantic_kernel import Kernel
+    from semantic_kernel.agents import ChatCompletionAgent
+    from semantic_kernel.connectors.ai.open_ai import OpenAIChatCompletion
+    from semantic_kernel.functions import kernel_function
+
+    client = AsyncOpenAI(base_url=URL, api_key=KEY, max_retries=0)
+    kernel = Kernel()
+    kernel.add_service(OpenAIChatCompletion(ai_model_id=MODEL, async_client=client))
+    kernel.add_functions("repair", [kernel_function(tool) for tool in TOOLS])
+    agent = ChatCompletionAgent(kernel=kernel, name="a")
+    return asyncio.run(agent.get_response(messages=TASK)).message.content
+
+
 check_repaired(globals()[FRAMEWORK]())
 print("fine")
