@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 from ....errors import AccessError, InvalidSamplingError, UnknownModelError
 from ...types.sampling_params import SamplingParams
@@ -170,13 +171,13 @@ class Admission:
         """
         self.check(asked.params)
         config = self.policy.config
-        own = {
+        limits: dict[str, tuple[Any, Any]] = {
             "reasoning_budget": (None, config.reasoning_budget),
             "reasoning_budget_message": ("", config.reasoning_budget_message),
         }
-        changed = {
+        changed: dict[str, Any] = {
             name: value
-            for name, (unset, value) in own.items()
+            for name, (unset, value) in limits.items()
             if value != unset and getattr(asked.params, name) == unset
         }
         if changed:
