@@ -87,7 +87,7 @@ def test_a_chat_is_streamed_counted_continued_and_stopped() -> None:
             await page.locator('#live:has-text("1 running")').wait_for()
             await page.keyboard.press("Escape")
             await idle.wait_for()
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(30):
                 while llm.stats().running:
                     await asyncio.sleep(0.01)
             await page.fill("#temperature", "-1")
