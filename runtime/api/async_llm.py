@@ -160,6 +160,10 @@ class AsyncLLM(TextModel):
         """Cancel a request; its reader gets a last state with finish_reason "cancelled"."""
         self._thread.abort(request_id)
 
+    def end_thought(self, request_id: str) -> None:
+        """End the thought of a request with its next token; the request must have a ``reasoning_budget``."""
+        self._thread.end_thought(request_id)
+
     async def score(
         self, texts: str | Sequence[str], continuations: str | Sequence[str]
     ) -> list[ContinuationScore]:

@@ -58,6 +58,17 @@ class EngineThread:
         """Cancel a request; its reader gets a last state with finish_reason "cancelled"."""
         self._tell(lambda: self._abort(self._streams.get(request_id)))
 
+    def end_thought(self, request_id: str) -> None:
+        """End the thought of a request that has a ``reasoning_budget`` with its next token."""
+
+        def end() -> None:
+            stream = self._streams.get(request_id)
+            for request in stream.group.requests if stream is not None else ():
+                if request.sampling.thought is not None:
+                    request.sampling.thought.end()
+
+        self._tell(end)
+
     def close(self) -> None:
         """End all requests with EngineClosedError, close the engine, and wait for the thread."""
         with self._wake:

@@ -332,6 +332,7 @@ class RequestFactory:
             thought.close,
             tuple(self.encode(thought.close, add_special_tokens=False)),
             lambda token: tokenizer.decode([token], skip_special_tokens=False),
+            tuple(self.encode(params.reasoning_budget_message, add_special_tokens=False)),
         )
 
     def _grammar(self, params: SamplingParams, frame: AnswerFrame | None) -> Future[Grammar] | None:

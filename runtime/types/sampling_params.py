@@ -63,6 +63,7 @@ class SamplingParams:
             context.
         reasoning_budget: maximum number of tokens of a thought in a chat, which is ended then; 0 ends it at
             once, and None leaves its length to the model.
+        reasoning_budget_message: a text that is written before a thought is ended by its budget.
         min_tokens: minimum number of tokens to generate; end and stop tokens are masked before.
         stop: end the output before this text.
         n: number of outputs; their seeds are ``seed``, ``seed + 1``, and so on.
@@ -114,6 +115,7 @@ class SamplingParams:
     dry_sequence_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
     max_tokens: int | None = option(16, least=1, most=math.inf, section=_LENGTH)
     reasoning_budget: int | None = option(None, least=0, most=_MAX_COUNT, section=_LENGTH)
+    reasoning_budget_message: str = ""
     min_tokens: int = option(0, least=0, most=_MAX_COUNT, section=_LENGTH)
     stop: tuple[str, ...] = option((), section=_LENGTH)
     n: int = option(1, least=1, most=MAX_SAMPLES, section=_LENGTH, flags=("-n",))

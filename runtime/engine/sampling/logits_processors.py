@@ -80,6 +80,7 @@ class ThoughtMarks:
         opening: a text.
         closing: a text.
         closing_ids: the tokens of the closing mark.
+        message_ids: the tokens of a text that comes before it where a thought is ended.
         text_of: returns the text of a token.
     """
 
@@ -88,6 +89,7 @@ class ThoughtMarks:
     closing: str
     closing_ids: tuple[int, ...]
     text_of: Callable[[int], str]
+    message_ids: tuple[int, ...] = ()
 
 
 class ThoughtBudget:
@@ -102,6 +104,16 @@ class ThoughtBudget:
         self._left, self._marks = budget, marks
         self._text, self._begun, self._done = "", marks.begun, False
         self._forced = deque[int]()
+        self._told = not marks.message_ids
+
+    @property
+    def thinks(self) -> bool:
+        """Whether the answer is in a thought, or may begin with one."""
+        return not self._done
+
+    def end(self) -> None:
+        """End the thought, or the one that follows, with the next token."""
+        self._left = 0
 
     def observe(self, token: int) -> None:
         """Follow the thought; other text ends the watch."""
@@ -124,6 +136,9 @@ class ThoughtBudget:
         """Forbid all tokens but the next one of the closing mark, if the budget is spent."""
         if self._done or not self._begun or self._left > 0:
             return
+        if not self._forced and not self._told:
+            self._forced.extend(self._marks.message_ids)
+            self._told = True
         if not self._forced:
             self._forced.extend(self._marks.closing_ids[self._written() :])
         kept = logits[self._forced[0]]

@@ -52,6 +52,7 @@ class SamplingState:
         greedy: whether the most likely token is taken.
         error: why a logits processor failed; nothing is sampled then. Empty if none did.
         invalid: whether the request itself caused that error.
+        thought: the budget of a thought; None if nothing limits it.
     """
 
     __slots__ = (
@@ -67,6 +68,7 @@ class SamplingState:
         "params",
         "processors",
         "prompt_token_ids",
+        "thought",
     )
 
     def __init__(
@@ -97,8 +99,10 @@ class SamplingState:
             self.processors.append(BadWords(bad_words))
         if params.min_tokens:
             self.processors.append(MinTokens(end_token_ids))
+        self.thought: ThoughtBudget | None = None
         if thought is not None and params.reasoning_budget is not None:
-            self.processors.append(ThoughtBudget(params.reasoning_budget, thought))
+            self.thought = ThoughtBudget(params.reasoning_budget, thought)
+            self.processors.append(self.thought)
         if params.logits_processors:
             self.processors.append(CustomFunctions(params.logits_processors))
         self._tournament: SynthId | None = None

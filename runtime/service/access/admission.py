@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 from ....errors import AccessError, InvalidSamplingError, UnknownModelError
 from ...types.sampling_params import SamplingParams
@@ -169,11 +170,18 @@ class Admission:
             InvalidSamplingError: an option is above the service's limit.
         """
         self.check(asked.params)
-        budget = self.policy.config.reasoning_budget
-        if budget is not None and asked.params.reasoning_budget is None:
-            asked = dataclasses.replace(
-                asked, params=dataclasses.replace(asked.params, reasoning_budget=budget)
-            )
+        config = self.policy.config
+        limits: dict[str, tuple[Any, Any]] = {
+            "reasoning_budget": (None, config.reasoning_budget),
+            "reasoning_budget_message": ("", config.reasoning_budget_message),
+        }
+        changed: dict[str, Any] = {
+            name: value
+            for name, (unset, value) in limits.items()
+            if value != unset and getattr(asked.params, name) == unset
+        }
+        if changed:
+            asked = dataclasses.replace(asked, params=dataclasses.replace(asked.params, **changed))
         caller, interval = CALLER.get(), self.policy.config.stream_interval
         if caller is None and interval == asked.stream_interval:
             return asked

@@ -19,6 +19,7 @@ RELOADED = (
     "max_choices",
     "max_logprobs",
     "reasoning_budget",
+    "reasoning_budget_message",
     "stream_interval",
     "strict",
 )
@@ -46,6 +47,7 @@ class ServerConfig(Checked):
         strict: refuse requests with unknown fields instead of ignoring these fields.
         reasoning_budget: end a thought after so many tokens unless the request says otherwise; 0 ends each at
             once, and without it the model ends its thoughts.
+        reasoning_budget_message: a text before the mark that ends a thought, unless the request has one.
         playground: serve a page to chat with the models at ``/``.
         cors_origins: web pages of these origins may call the service from a browser; ``*`` is all.
         api_keys: a TOML file of hashed keys (docs/serving.md); requests without a valid key are refused.
@@ -90,6 +92,7 @@ class ServerConfig(Checked):
     any_model_name: bool = False
     strict: bool = False
     reasoning_budget: int | None = option(None, least=0)
+    reasoning_budget_message: str = ""
     playground: bool = True
     cors_origins: tuple[str, ...] = option((), flags=("--cors-origin",))
     api_keys: Path | None = None

@@ -339,6 +339,15 @@ class LLMHandler:
             if stream.group.request_id == request_id and owner == caller_name():
                 self.llm.abort(request_id)
 
+    def end_thought(self, request_id: str) -> bool:
+        """End the thought of a request of the same caller; return whether it is in one that can be ended."""
+        for stream, owner in self._requests.streams.items():
+            if stream.group.request_id == request_id and owner == caller_name():
+                thoughts = [request.sampling.thought for request in stream.group.requests]
+                self.llm.end_thought(request_id)
+                return any(thought is not None and thought.thinks for thought in thoughts)
+        return False
+
     def stats(self) -> EngineStats:
         """Return the engine's counters and gauges.
 

@@ -46,6 +46,23 @@ async def chat_completions(request: Request) -> Response:
     return streamed(request, pieces, headers=headers)
 
 
+async def control(request: Request) -> Response:
+    """Handle llama.cpp's ``POST /v1/chat/completions/control``: end the thought of a running answer.
+
+    The answer must have been asked for with ``reasoning_control: true`` or a ``reasoning_budget``.
+    """
+    service = service_of(request)
+    body, headers = await service.known_body(request, {"id", "action", "model"})
+    if (action := _required(body, "action")) != "reasoning_end":
+        raise RequestError(f"'action' must be reasoning_end, not {shown(action)}")
+    name = _required(body, "id").removeprefix("chatcmpl-")
+    handler = await service.llm(request, body.get("model"))
+    if handler.end_thought(name):
+        return json_response({"success": True}, headers)
+    why = "no answer of this id is in a thought that can be ended; ask for it with reasoning_control: true"
+    return json_response({"success": False, "message": why}, headers)
+
+
 async def text_completions(request: Request) -> Response:
     """Handle ``POST /v1/completions``: continue one or several texts."""
     service = service_of(request)
@@ -253,6 +270,7 @@ def routes(service: HttpService) -> list[Route]:
     """Return the routes."""
     return [
         Route("/v1/chat/completions", chat_completions, methods=["POST"]),
+        Route("/v1/chat/completions/control", control, methods=["POST"]),
         Route("/v1/completions", text_completions, methods=["POST"]),
         Route("/v1/embeddings", text_embeddings, methods=["POST"]),
         Route("/v1/models", list_models),

@@ -243,8 +243,12 @@ class AnswerParser(MessageParser):
                     self._state = "text"
                 return True
         expected = (*self._closers, *self._markers, self._next_marker)
-        if not final and (not text or any(tag.startswith(text) for tag in expected)):
-            return False
+        if not text or any(tag.startswith(text) for tag in expected):
+            if not final:
+                return False
+            if self._cut:  # the beginning of a tag is no text of the answer
+                self._text = ""
+                return False
         if self._next_marker and text.startswith(self._next_marker):
             self._text, self._head = text[len(self._next_marker) :], self._next_head
             self._state, self._opening = "section", self._next_marker

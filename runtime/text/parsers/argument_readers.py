@@ -197,7 +197,7 @@ class PairsReader:
         if text.startswith(self._key_open):
             self._text, self._state = text[len(self._key_open) :], "key"
             return True
-        if not final and self._key_open.startswith(text):
+        if self._key_open.startswith(text):  # also at the end: the beginning of a tag is no text
             return False
         self.done = bool(text)
         if self.done:

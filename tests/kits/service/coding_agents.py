@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import re
+import shlex
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,8 +15,7 @@ from typing import Any
 
 from own_environment import npm_programs, python_with
 
-from carryall.cli.agents import CLIENTS
-from carryall.cli.agents import RunningService as AgentService
+from carryall.cli.agents import CLIENTS, RunningService
 
 Json = dict[str, Any]
 
@@ -46,7 +46,7 @@ def _own(client: str, *arguments: str) -> Callable[[str, str, Path], tuple[list[
 
     def start(url: str, task: str, settings: Path) -> tuple[list[str], Mapping[str, str]]:
         words = [task if word == "TASK" else word for word in arguments]
-        call = CLIENTS[client].call(AgentService(url, MODEL, CONTEXT_LENGTH), words)
+        call = CLIENTS[client].call(RunningService(url, MODEL, CONTEXT_LENGTH), words)
         return call.command, call.variables
 
     return start
@@ -69,6 +69,12 @@ def _aider(url: str, task: str, settings: Path) -> tuple[list[str], Mapping[str,
     return [*command, *tested, "--message", task, "calc.py"], variables
 
 
+def _cline(url: str, task: str, settings: Path) -> tuple[list[str], Mapping[str, str]]:
+    signed_in = ["cline", "auth", "-p", "openai", "-k", "none", "-m", MODEL, "-b", f"{url}/v1"]
+    words = [*signed_in, "&&", "exec", "cline", "--json", "-t", "200", task]
+    return ["sh", "-c", " ".join(word if word == "&&" else shlex.quote(word) for word in words)], {}
+
+
 AGENTS = {
     "claude_code": CodingAgent(
         lambda: npm_programs("@anthropic-ai/claude-code"),
@@ -84,6 +90,7 @@ AGENTS = {
         lambda: npm_programs("opencode-ai"), _own("opencode", "run", "TASK"), "/v1/chat/completions"
     ),
     "continue": CodingAgent(lambda: npm_programs("@continuedev/cli"), _continue, "/v1/chat/completions"),
+    "cline": CodingAgent(lambda: npm_programs("cline"), _cline, "/v1/chat/completions"),
     "aider": CodingAgent(lambda: python_with("aider-chat").parent, _aider, "/v1/chat/completions"),
 }
 

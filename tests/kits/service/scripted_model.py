@@ -183,12 +183,24 @@ def repair(turns: list[Turn]) -> str | Call:
         old = line[0] if line is not None else ""
         fixed = old.replace("-", "+")
         return f"calc.py\n```python\n<<<<<<< SEARCH\n{old}\n=======\n{fixed}\n>>>>>>> REPLACE\n```"
+    if "[[ ## " in prompt:
+        return _fields(turns[-2].text, path[1] if path is not None else "")
     if not tools or path is None:
         return "Repair of calc.py"  # such as the title of a conversation
     results = [turn.text for turn in turns if turn.role == "tool"]
-    target, steps = path[1], len(results)
-    shell = _tool(tools, "exec_command", "shell_command", "bash", "shell", "run_terminal_command")
-    read, edit = _tool(tools, "read", "read_file"), _tool(tools, "edit", "edit_file")
+    results = results or users.split("Observation:\n")[1:]  # as smolagents sends them
+    said = _next_step(tools, path[1], results)
+    final = _tool(tools, "final_answer", "submit_and_exit", "attempt_completion")
+    return said if isinstance(said, Call) or not final else _call(final, answer=said)
+
+
+def _next_step(tools: Mapping[str, Any], target: str, results: Sequence[str]) -> str | Call:
+    """The call, or the answer, after the results of the calls before."""
+    steps = len(results)
+    shell = _tool(
+        tools, "exec_command", "shell_command", "bash", "shell", "run_commands", "run_terminal_command"
+    )
+    read, edit = _tool(tools, "read", "read_file", "read_files"), _tool(tools, "edit", "edit_file", "editor")
     if steps == 0:
         return _call(read, path=target) if read else _call(shell, command=f"cat {target}")
     line = re.search(r"return left - right", results[0])
@@ -204,23 +216,59 @@ def repair(turns: list[Turn]) -> str | Call:
     return "The test passes." if "calc is right" in results[-1] else f"The test fails: {results[-1][:200]}"
 
 
+def _fields(asked: str, target: str) -> str:
+    """The fields that DSPy asks for in its last message."""
+    done = re.findall(r"\[\[ ## observation_\d+ ## \]\]\n(.*?)\n\n\[\[ ##", asked + "\n\n[[ ##", re.DOTALL)
+    calls: list[tuple[str, dict[str, str]]] = [
+        ("read_file", {"path": target}),
+        ("edit_file", {"path": target, "old": "return left - right", "new": "return left + right"}),
+        ("shell", {"command": "python3 test_calc.py"}),
+        ("finish", {}),
+    ]
+    name, arguments = calls[min(len(done), 3)]
+    passed = any("calc is right" in text for text in done)
+    told = "The test passes." if passed else "The test fails."
+    values = {
+        "answer": "4", "reasoning": "Two and two.", "next_thought": "Go on.", "next_tool_name": name,
+        "next_tool_args": json.dumps(arguments), "result": told,
+    }  # fmt: skip
+    wanted = re.findall(r"`\[\[ ## (\w+) ## \]\]`", asked.rpartition("Respond with")[2])
+    return "\n\n".join(f"[[ ## {field} ## ]]\n{values.get(field, '')}" for field in wanted)
+
+
 def _tool(tools: Mapping[str, Any], *names: str) -> Any:
-    known = {name.lower().replace(" ", "_"): tool for name, tool in tools.items()}
+    known = {name.lower().rpartition("-")[2].replace(" ", "_"): tool for name, tool in tools.items()}
     return next((known[name] for name in names if name in known), None)
 
 
-_MEANT = {"path": r"path|file", "old": r"old", "new": r"new", "command": r"command|cmd"}
+_MEANT = {"path": r"path|file", "old": r"old", "new": r"new", "command": r"command|cmd",
+          "answer": r"answer|result"}  # fmt: skip
 
 
 def _call(tool: Any, **values: str) -> Call:
     """A call with values by the meaning of the properties; a required one without meaning gets a text."""
     schema = tool["parameters"]
     arguments: dict[str, Any] = {}
-    for name in schema["properties"]:
-        meant = next((value for key, value in values.items() if re.search(_MEANT[key], name, re.IGNORECASE)
-                      and key not in arguments.values()), None)  # fmt: skip
-        if meant is not None and schema["properties"][name].get("type") == "string":
-            arguments[name] = meant
+    for name, kind in schema["properties"].items():
+        meant = _meant(name, values)
+        if meant is not None and (value := _value(kind, meant)) is not None:
+            arguments[name] = value
         elif name in schema.get("required", ()):
             arguments[name] = "as asked"
     return Call(tool["name"], arguments)
+
+
+def _meant(name: str, values: Mapping[str, str]) -> str | None:
+    return next((value for key, value in values.items() if re.search(_MEANT[key], name, re.IGNORECASE)), None)
+
+
+def _value(kind: Any, text: str) -> Any:
+    """A text as a schema has it: itself, in a list, or in an object; None if it fits nowhere."""
+    if kind.get("type") == "array":
+        inner = _value(kind["items"], text)
+        return None if inner is None else [inner]
+    if kind.get("type") == "object":
+        name = next((name for name in kind["properties"] if _meant(name, {"path": text})), None)
+        return None if name is None else {name: text}
+    kinds = [kind, *kind.get("anyOf", ())]
+    return text if any(each.get("type") == "string" for each in kinds) else None

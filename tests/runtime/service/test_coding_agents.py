@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -53,7 +54,7 @@ def test_a_file_is_read_repaired_and_tested(
             task = TASK.format(folder=repository)
             command, settings = agent.start(served.url, task, tmp_path)
             process = await asyncio.create_subprocess_exec(
-                str(programs / command[0]),
+                shutil.which(command[0], path=variables["PATH"]) or command[0],
                 *command[1:],
                 cwd=repository,
                 env={**variables, **settings},
@@ -110,3 +111,36 @@ def test_a_small_real_model_repairs_a_file_by_demanded_calls(tmp_path: Path) -> 
     assert names[0] == "read_file"
     assert names[-2:] == ["set_operator", "run_test"]
     assert (repository / "calc.py").read_text() == REPAIRED
+
+
+FRAMEWORKS = {
+    "pydantic_ai": ["pydantic-ai-slim[openai]"],
+    "openai_agents": ["openai-agents"],
+    "langgraph": ["langgraph", "langchain-openai"],
+    "smolagents": ["smolagents[openai]"],
+    "dspy": ["dspy"],
+    "semantic_kernel": ["semantic-kernel"],
+    "autogen": ["autogen-agentchat", "autogen-ext[openai]"],
+}
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_an_agent_of_a_framework_repairs_a_file(framework: str, tmp_path: Path) -> None:
+    python, repository = python_with(*FRAMEWORKS[framework]), workspace(tmp_path)
+
+    async def scenario() -> None:
+        async with scripted_llm(tmp_path / "model", repair) as llm, http_serving(llm) as served:
+            client = await asyncio.create_subprocess_exec(
+                python,
+                CLIENTS / "agent_loops.py",
+                served.url,
+                str(repository),
+                framework,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+            )
+            out, err = await asyncio.wait_for(client.communicate(), SECONDS)
+            assert client.returncode == 0, f"{out.decode()[-2000:]}\n{err.decode()[-3000:]}"
+            assert out.decode().splitlines()[-1] == "fine"
+
+    asyncio.run(scenario())

@@ -19,6 +19,7 @@ IGNORED = ("metadata", "model", "safety_identifier", "service_tier", "store")
 # vLLM's fields for structured output, those of its releases before 0.12 in the second line.
 _VLLM_FORMS = {"json": "json_schema", "json_object": "json_object", "regex": "regex", "choice": "choice",
                "grammar": "grammar"}  # fmt: skip
+_NO_BUDGET = 2**31 - 1  # of a thought that may be ended while it is written
 _GUIDED = {f"guided_{name}": name for name in _VLLM_FORMS}
 # The fields that all endpoints for text generation accept.
 COMMON = frozenset(
@@ -26,6 +27,7 @@ COMMON = frozenset(
     | {"structured_outputs", *_GUIDED}
     | {*IGNORED, "cache_salt", "priority", "response_format", "stream", "stream_options", "timeout", "user"}
     | {"prompt_cache_key", "prompt_cache_retention", "return_progress", "return_token_ids"}
+    | {"reasoning_control"}
 )
 
 
@@ -160,6 +162,8 @@ def generation_request(prompt: Prompt, options: Json) -> GenerationRequest:
     progress, tokens = (
         bool_field(name, options.pop(name, False)) for name in ("return_progress", "return_token_ids")
     )
+    if bool_field("reasoning_control", options.pop("reasoning_control", False)):
+        options.setdefault("reasoning_budget", _NO_BUDGET)
     pin = pin_of(options)
     timeout = options.pop("timeout", None)
     if isinstance(timeout, bool) or not isinstance(timeout, int | float | None):

@@ -140,6 +140,9 @@ def _openai(llms: Json, embedders: Json) -> dict[str, Json]:
     adapter = {"lora_name": _WORDS, "lora_path": _WORDS, "load_inplace": _FLAG}
     return {
         "/v1/chat/completions": _object("messages", **chat),
+        "/v1/chat/completions/control": _object(
+            "id action", id=_WORDS, action={"const": "reasoning_end"}, model=llms
+        ),
         "/v1/completions": _object("prompt", **sampling, prompt=_TEXTS, echo=_FLAG),
         "/v1/responses": _object("input", **answer),
         "/v1/responses/input_tokens": _object("input", **answer),

@@ -8,12 +8,14 @@ import logging
 import re
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 from grpc_serving import serving
 from http_serving import http_serving
 from null_llm import null_llm, null_model
+from scripted_model import Call, Turn, scripted_llm
 
 from carryall.proto import generation_pb2
 from carryall.providers.base import Row
@@ -573,5 +575,61 @@ def test_a_prompt_larger_than_the_pool_is_an_error_at_once(
             assert not beside.done()
             assert (await beside).status_code == 200
         llm.shutdown()
+
+    asyncio.run(scenario())
+
+
+CUT_BODIES: list[Any] = [
+    ("/v1/chat/completions", "max_tokens", {"messages": USER, "tools": [{"type": "function", "function": {
+        key: SHELL[key] for key in ("name", "description", "parameters")}}]}),
+    ("/v1/responses", "max_output_tokens", {"input": "x", "tools": [SHELL]}),
+    ("/v1/messages", "max_tokens", {"messages": USER, "tools": [
+        {"name": "exec_command", "input_schema": SHELL["parameters"]}]}),
+]  # fmt: skip
+
+
+def said(path: str, answer: Any) -> tuple[str, list[tuple[str, str]], bool]:
+    """The text of an answer, its calls, and whether it was cut."""
+    if path.endswith("messages"):
+        blocks = answer["content"]
+        texts = [block["text"] for block in blocks if block["type"] == "text"]
+        calls = [
+            (block["name"], json.dumps(block["input"])) for block in blocks if block["type"] == "tool_use"
+        ]
+        return "".join(texts), calls, answer["stop_reason"] == "max_tokens"
+    if path.endswith("responses"):
+        items = answer["output"]
+        texts = [part["text"] for item in items for part in item.get("content", [])]
+        calls = [(item["name"], item["arguments"]) for item in items if item["type"] == "function_call"]
+        return "".join(texts), calls, answer["status"] == "incomplete"
+    (choice,) = answer["choices"]
+    functions = [call["function"] for call in choice["message"].get("tool_calls", [])]
+    calls = [(function["name"], function["arguments"]) for function in functions]
+    return choice["message"]["content"] or "", calls, choice["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize(("path", "limit", "body"), CUT_BODIES)
+def test_a_call_cut_at_any_token_leaves_no_markup(
+    path: str, limit: str, body: dict[str, Any], tmp_path: Path
+) -> None:
+    """First nothing is shown, then a call that is not complete; the answer says that it was cut."""
+
+    def rule(turns: list[Turn]) -> Call:
+        return Call("exec_command", {"cmd": "ls"})
+
+    async def scenario() -> None:
+        async with scripted_llm(tmp_path, rule) as llm, http_serving(llm) as served:
+            shown = []
+            for most in range(1, 60):
+                answer = await served.post(path, model="toy", **{limit: most}, **body)
+                text, calls, cut = said(path, answer.json())
+                assert (answer.status_code, text) == (200, "")
+                assert [name for name, _ in calls] in ([], ["exec_command"])
+                shown.append(bool(calls))
+                if not cut:
+                    break
+            assert json.loads(calls[0][1]) == {"cmd": "ls"}
+            assert shown == sorted(shown)
+            assert not shown[0]
 
     asyncio.run(scenario())

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from http_serving import HttpServed, http_serving
 from null_llm import null_llm, null_model
+from scripted_model import Turn, scripted_llm
 from tiny_models import write_tiny
 
 from carryall.providers.base import Row
@@ -207,6 +208,82 @@ def test_each_turn_of_a_session_computes_its_new_tokens_only(door: str) -> None:
                     assert spent <= new + 8 + 6, number
                 before = total
             assert total > 1500
+
+    asyncio.run(scenario())
+
+
+def test_a_thought_is_ended_while_it_is_written(tmp_path: Path) -> None:
+    """By llama.cpp's endpoint; another answer's id, and one that was not asked so, change nothing."""
+    thought = "I think. " * 200
+
+    async def scenario() -> None:
+        async with (
+            scripted_llm(tmp_path, lambda turns: f"<thought>\n{thought}\n</thought>\n\nYes.",
+                         thoughts="thoughts") as llm,
+            http_serving(llm) as served,
+        ):  # fmt: skip
+
+            async def answer(ends: bool, **fields: Any) -> tuple[str, str, Any]:
+                """The thought, the text, and what the endpoint said."""
+                body: Any = {"messages": [{"role": "user", "content": "x"}], "stream": True, **fields}
+                texts, told = {"reasoning_content": "", "content": ""}, None
+                async with served.client.stream("POST", "/v1/chat/completions", json=body) as stream:
+                    async for line in stream.aiter_lines():
+                        if not line.startswith("data: {"):
+                            continue
+                        chunk = json.loads(line.removeprefix("data: "))
+                        for choice in chunk["choices"]:
+                            for name in texts:
+                                texts[name] += choice["delta"].get(name) or ""
+                        if ends and told is None and texts["reasoning_content"]:
+                            ending = {"id": chunk["id"], "action": "reasoning_end"}
+                            told = (await served.post("/v1/chat/completions/control", **ending)).json()
+                return texts["reasoning_content"], texts["content"], told
+
+            full, _, told = await answer(ends=True)
+            assert full == thought.strip()
+            assert told["success"] is False
+            assert "reasoning_control" in told["message"]
+            cut, _, told = await answer(ends=True, reasoning_control=True, reasoning_budget_message=" So.")
+            assert told == {"success": True}
+            assert len(cut) < len(full)
+            assert cut.endswith(" So.")
+            cut, _, _ = await answer(ends=False, reasoning_budget=5, reasoning_budget_message=" Enough.")
+            assert cut.endswith(" Enough.")
+            assert len(cut) < 40
+            for wrong in (
+                {"id": "x", "action": "stop"},
+                {"action": "reasoning_end"},
+                {"id": 5, "action": "x"},
+            ):
+                assert (await served.post("/v1/chat/completions/control", **wrong)).status_code == 400
+            gone = await served.post("/v1/chat/completions/control", id="chatcmpl-x", action="reasoning_end")
+            assert gone.json()["success"] is False
+
+    asyncio.run(scenario())
+
+
+def test_the_service_has_a_budget_and_a_message_for_thoughts(tmp_path: Path) -> None:
+    talk: Any = {"messages": [{"role": "user", "content": "x"}]}
+
+    async def scenario() -> None:
+        def rule(turns: list[Turn]) -> str:
+            return f"<thought>\n{'I think. ' * 50}\n</thought>\n\nYes."
+
+        own: Any = {"reasoning_budget": 5, "reasoning_budget_message": " Over."}
+        async with (
+            scripted_llm(tmp_path, rule, thoughts="thoughts") as llm,
+            http_serving(llm, **own) as served,
+        ):
+            for fields, ending, most in (
+                ({}, " Over.", 40),
+                ({"reasoning_budget_message": " Mine."}, " Mine.", 40),
+                ({"reasoning_budget": 1000}, "think.", 1000),
+            ):
+                answer = await served.post("/v1/chat/completions", **talk, **fields)
+                thought = answer.json()["choices"][0]["message"]["reasoning_content"]
+                assert thought.endswith(ending)
+                assert len(thought) < most
 
     asyncio.run(scenario())
 

@@ -62,12 +62,14 @@ def written(style: tuple[str, str], answer: dict[str, Any]) -> tuple[str, str]:
     return header, text[len(header) :].removesuffix("<turn|>\n")
 
 
-def read(style: tuple[str, str], prompt: str, pieces: list[str], tools: Any = TOOLS) -> ParsedMessage:
+def read(
+    style: tuple[str, str], prompt: str, pieces: list[str], tools: Any = TOOLS, *, cut: bool = False
+) -> ParsedMessage:
     parser = message_parser(derived_of(style).answer, prompt, tools=tools)
     assert parser is not None
     for piece in pieces:
         parser.push(piece)
-    parser.end()
+    parser.end(cut=cut)
     return parser.message
 
 
@@ -155,6 +157,47 @@ def test_a_cut_answer_gives_what_came_before_the_cut(style: str) -> None:
             assert json.loads(call.arguments) == expected
         assert not calls or message.reasoning.text == "Hm."
         assert not calls or message.content.text.startswith("" if style in SINGLE else "So.")
+
+
+@pytest.mark.parametrize("style", [*CALLS, *LITERALS, *SINGLE])
+def test_a_call_that_is_cut_anywhere_leaves_no_markup_in_the_text(style: str) -> None:
+    both = style, "no thoughts"
+    arguments = {"text": "a b", "count": 3}
+    prompt, text = written(both, turn([("get_weather", arguments)]))
+    calls = derived_of(both).answer.calls
+    assert calls is not None
+    for end in range(len(text)):
+        message = read(both, prompt, [text[:end]], cut=True)
+        content = message.content.text
+        if calls.marker:  # what may be the beginning of a marker stays text
+            assert calls.marker.startswith(content), (end, content)
+            assert len(content) < len(calls.marker), (end, content)
+        found = merged_calls(message.tool_calls)
+        assert [call.name for call in found] in ([], ["get_weather"]), end
+        if found and (begun := found[0].arguments).rstrip().endswith("}"):
+            assert json.loads(begun).items() <= arguments.items(), (end, begun)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("style", [*CALLS, *LITERALS, *SINGLE])
+@settings(max_examples=60, deadline=None)
+@given(data=st.data(), junk=st.text(alphabet='<>[]{}()"\\=:,/| \nabcé', max_size=8), cut=st.booleans())
+def test_malformed_calls_end_no_request(style: str, data: st.DataObject, junk: str, cut: bool) -> None:
+    """A part of a call is replaced by anything: nothing is raised, and pieces give what the whole gives."""
+    both = style, "thoughts"
+    calls: list[tuple[str, dict[str, Any]]] = [("get_weather", {"text": "a"}), ("files.read", {"count": 2})]
+    answer = turn(calls[: 1 + (style not in SINGLE)])
+    prompt, text = written(both, answer)
+    start = data.draw(st.integers(0, len(text)))
+    stop = data.draw(st.integers(start, len(text)))
+    wrong = text[:start] + junk + text[stop:]
+    whole, single = (read(both, prompt, pieces, cut=cut) for pieces in ([wrong], list(wrong)))
+    for message in (whole, single):
+        assert all(call.name for call in merged_calls(message.tool_calls))
+    assert whole.content.text == single.content.text
+    assert [(call.name, call.arguments) for call in merged_calls(whole.tool_calls)] == [
+        (call.name, call.arguments) for call in merged_calls(single.tool_calls)
+    ]
 
 
 @pytest.mark.parametrize("style", [*CALLS, *LITERALS, *SINGLE])
