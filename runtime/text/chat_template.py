@@ -23,6 +23,7 @@ _log = logging.getLogger(__name__)
 _MAX_SOURCE = 1_000_000
 _DEFAULT, _WITH_TOOLS = "default", "tool_use"
 _END = "<carryall:continue>"  # marks the place in the prompt where a message is continued
+_THOUGHTS = ("reasoning_content", "thinking", "reasoning")  # names of a message's thought
 _TOOL = {
     "type": "function",
     "function": {"name": "f", "description": "", "parameters": {"type": "object", "properties": {}}},
@@ -294,7 +295,22 @@ def check_variables(variables: Mapping[str, Any], reserved: Collection[str]) -> 
 def _plain(message: Message) -> dict[str, Any]:
     if not isinstance(message, Mapping) or "role" not in message:
         raise ChatTemplateError(f"a message must be an object with 'role' and 'content', not {message!r}")
-    return dict(message)
+    return _with_thought(message)
+
+
+def _with_thought(message: Message) -> dict[str, Any]:
+    """Return a message with its thought under the names that templates read, as transformers gives it.
+
+    Most read ``reasoning_content``, gpt-oss ``thinking``; some clients send ``reasoning``. gpt-oss refuses a
+    message of calls that has both a thought and a text: there the text goes in.
+    """
+    named = dict(message)
+    thoughts = [named[name] for name in _THOUGHTS if named.get(name) is not None]
+    if thoughts:
+        named["reasoning_content"] = thoughts[0]
+        if not (named.get("tool_calls") and named.get("content")):
+            named = {"thinking": thoughts[0]} | named
+    return named
 
 
 def _marked(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:

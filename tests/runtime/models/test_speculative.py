@@ -71,8 +71,15 @@ def test_a_draft_of_another_tokenizer_is_refused_and_closed(tmp_path: Path) -> N
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("provider", ["cpu", "openvino"])
-@pytest.mark.parametrize("method", ["prompt-lookup", "draft:draft"])
+@pytest.mark.parametrize(
+    ("method", "provider"),
+    [
+        ("prompt-lookup", "cpu"),
+        ("draft:draft", "cpu"),
+        ("prompt-lookup", "openvino"),
+        pytest.param("draft:draft", "openvino", marks=pytest.mark.slow),
+    ],
+)
 def test_the_demo_writes_the_same_text(method: str, provider: str) -> None:
     reason = get_provider(provider).available()
     if reason is not None:

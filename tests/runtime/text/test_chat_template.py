@@ -306,3 +306,18 @@ def test_a_template_that_writes_texts_and_lists_gets_those_of_users() -> None:
         {"role": "assistant", "content": [*parts, {"type": "thinking", "thinking": "d"}]},
     ]
     assert ChatTemplate({"default": source}, {}).render(talk) == "ab<a><b>c<a><b><>"
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "thinking", "reasoning"])
+def test_a_thought_has_the_names_that_templates_read(name: str) -> None:
+    """gpt-oss reads ``thinking``, most others ``reasoning_content``."""
+    source = "{% for m in messages %}{{ m.thinking }}|{{ m.reasoning_content }}{% endfor %}"
+    message: dict[str, Any] = {"role": "assistant", "content": "a", name: "hm"}
+    assert ChatTemplate({"default": source}, {}).render([message]) == "hm|hm"
+
+
+def test_a_thought_beside_a_text_and_calls_leaves_out_what_gpt_oss_refuses() -> None:
+    source = "{% for m in messages %}{{ m.thinking is defined }}{{ m.content }}{% endfor %}"
+    call = {"type": "function", "function": {"name": "f", "arguments": {}}}
+    message = {"role": "assistant", "content": "a", "reasoning_content": "hm", "tool_calls": [call]}
+    assert ChatTemplate({"default": source}, {}, tool_prompt=False).render([message]) == "Falsea"
