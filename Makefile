@@ -3,7 +3,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-PYTEST_ARGS ?= -n 2
+# A worker runs files in their order, so that what a file prepares is not prepared in both.
+PYTEST_ARGS ?= -n 2 --dist worksteal
 ANYWHERE_ARGS ?=
 KIT_ARGS ?=
 KERNELS := $(wildcard providers/native/sources/*)

@@ -57,9 +57,13 @@ class _Loader:
 
 
 class _Finder:
-    """Finds onnx_ir where the finders behind it find it, and finds nothing else."""
+    """Finds onnx_ir where the finders behind it find it, and finds nothing else.
 
-    defers_sympy = True  # known by name: this module may be imported under two names
+    One is enough: a second copy of this package in the process, such as a checkout beside the installed
+    package, must neither add another nor ask this one.
+    """
+
+    defers = _LIBRARY
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -78,7 +82,7 @@ class _Finder:
 
 
 def _defers(finder: object) -> bool:
-    return bool(getattr(finder, "defers_sympy", False))
+    return getattr(finder, "defers", None) == _LIBRARY
 
 
 def defer_sympy() -> None:

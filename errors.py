@@ -171,10 +171,10 @@ class QueueFullError(CarryallError):
     """The engine's waiting queue is full; retry later.
 
     Attributes:
-        retry_after: seconds after which there may be room.
+        retry_after: seconds after which there may be room; 0 if that is not known.
     """
 
-    retry_after = 1.0
+    retry_after = 0.0
 
 
 class RateLimitError(QueueFullError):

@@ -25,16 +25,16 @@ def declared_option(declaration: Option, **attributes: Any) -> Callable[[Any], A
             follow from the declaration replace them, except ``help``.
     """
     flags = declaration.flags or (f"--{declaration.name.replace('_', '-')}",)
-    own: dict[str, Any] = {"type": DeclaredType(declaration)}
+    settings: dict[str, Any] = {"type": DeclaredType(declaration)}
     if Mapping in declaration.kinds:
-        own = {"multiple": True, "metavar": "NAME=VALUE", "callback": _pairs, "default": None}
+        settings = {"multiple": True, "metavar": "NAME=VALUE", "callback": _pairs, "default": None}
     elif declaration.repeated:
-        own |= {"multiple": True, "default": None}
+        settings |= {"multiple": True, "default": None}
     elif declaration.kinds == (bool,):
-        own = {"is_flag": True}
+        settings = {"is_flag": True}
         if "/" not in flags[0]:
             flags = (f"{flags[0]}/--no-{flags[0].removeprefix('--')}", *flags[1:])
-    attributes = {"help": option_help(declaration), **attributes, **own}
+    attributes = {"help": option_help(declaration), **attributes, **settings}
     return click.option(*flags, declaration.name, cls=SectionOption, **attributes)
 
 
@@ -70,13 +70,13 @@ def option_help(declaration: Option) -> str:
 
 def _pairs(_: click.Context, __: click.Parameter, given: Sequence[str]) -> dict[str, Any]:
     """Return NAME=VALUE pairs as a dict; values that are valid JSON are converted, others are strings."""
-    found: dict[str, Any] = {}
+    pairs: dict[str, Any] = {}
     for text in given:
         name, equals, value = text.partition("=")
         if not name or not equals:
             raise click.BadParameter(f"'{text}' is not NAME=VALUE, such as device=1")
         try:
-            found[name] = json.loads(value)
+            pairs[name] = json.loads(value)
         except ValueError:
-            found[name] = value
-    return found
+            pairs[name] = value
+    return pairs

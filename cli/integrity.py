@@ -21,23 +21,23 @@ def check_integrity(model: str, *, as_json: bool) -> None:
     if not Package.is_package(path):
         raise UsageError(f"{model} is not a package; --integrity needs the record of a package")
     package = Package.unchecked(path)
-    found = package.integrity()
+    integrity = package.integrity()
     sizes = {name: facts.size for name, facts in package.record.files.items()}
-    bad = [name for name, problem in found.items() if problem]
+    bad = [name for name, problem in integrity.items() if problem]
     if as_json:
         files = [
             {"name": name, "bytes": sizes.get(name), "problem": problem or None}
-            for name, problem in found.items()
+            for name, problem in integrity.items()
         ]
         print_json({"path": str(path), "passed": not bad, "files": files})
     else:
-        width = max(map(len, found))
-        for name, problem in found.items():
+        width = max(map(len, integrity))
+        for name, problem in integrity.items():
             said = problem or f"ok, {human_bytes(sizes[name])}"
             click.echo(f"{name.ljust(width)}  {said}")
     if bad:
         raise PackageError(
-            f"{path} is damaged: {len(bad)} of {len(found)} files differ from the record ({', '.join(bad)}); "
-            "export the model again"
+            f"{path} is damaged: {len(bad)} of {len(integrity)} files differ from the record "
+            f"({', '.join(bad)}); export the model again"
         )
     package.check()

@@ -86,24 +86,24 @@ def config_options(
 
     def decorate(function: Command) -> Command:
         @functools.wraps(function)
-        def gather(**given: Any) -> Any:
-            found: dict[str, dict[str, Any]] = {table: {} for table in SERVER_TABLES}
+        def gather(**arguments: Any) -> Any:
+            tables: dict[str, dict[str, Any]] = {table: {} for table in SERVER_TABLES}
             for table, declaration in fields:
-                value = given.pop(declaration.name)
+                value = arguments.pop(declaration.name)
                 if value not in (None, ()) or (value is None and _is_given(declaration)):
-                    found[table][declaration.name] = value
-            folder = found["server"].get("models")
-            if folder is not None and "model" in found["model"]:
+                    tables[table][declaration.name] = value
+            folder = tables["server"].get("models")
+            if folder is not None and "model" in tables["model"]:
                 raise UsageError(f"both {model} and --models are given; leave one out")
             if folder is not None:
-                found["model"]["model"] = folder
-            if "model" not in found["model"]:
+                tables["model"]["model"] = folder
+            if "model" not in tables["model"]:
                 raise UsageError(f"no model is given: name {model}, set CARRYALL_MODEL, or use --config")
             chosen = Chosen(
-                **{table: owner(**found[table]) for table, owner in SERVER_TABLES.items()},
-                reread=_reread(found["server"]),
+                **{table: owner(**tables[table]) for table, owner in SERVER_TABLES.items()},
+                reread=_reread(tables["server"]),
             )
-            return function(chosen=chosen, **given)
+            return function(chosen=chosen, **arguments)
 
         command: Command = gather
         for parameter in reversed([*parameters, _config_option()]):
@@ -113,7 +113,7 @@ def config_options(
     return decorate
 
 
-def _reread(given: Mapping[str, Any]) -> Callable[[], ServerConfig] | None:
+def _reread(arguments: Mapping[str, Any]) -> Callable[[], ServerConfig] | None:
     """Return a function that reads the service's options again; flags and variables stay as they are."""
     ctx = click.get_current_context()
     path: Path | None = ctx.meta.get(_FILE)
@@ -122,7 +122,7 @@ def _reread(given: Mapping[str, Any]) -> Callable[[], ServerConfig] | None:
     sources = click.core.ParameterSource
     fixed = {
         name: value
-        for name, value in given.items()
+        for name, value in arguments.items()
         if ctx.get_parameter_source(name) in (sources.COMMANDLINE, sources.ENVIRONMENT)
     }
 
@@ -154,13 +154,13 @@ def _is_given(declaration: Option) -> bool:
 
 def chosen_fields(chosen: Chosen) -> dict[str, Any]:
     """Return the model's name, and as ``loading`` the fields that differ from their defaults, for JSON."""
-    found: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for config in (chosen.model, chosen.engine):
         for name, declaration in declared(type(config)).items():
             value = getattr(config, name)
             if name != "model" and value != declaration.default:
-                found[name] = str(value) if isinstance(value, Path) else value
-    return {"model": str(chosen.model.model), "loading": found}
+                fields[name] = str(value) if isinstance(value, Path) else value
+    return {"model": str(chosen.model.model), "loading": fields}
 
 
 def model_elsewhere(ctx: click.Context) -> str | None:
@@ -179,15 +179,15 @@ def read_file(path: Path) -> dict[str, dict[str, Any]]:
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{path} cannot be read as TOML: {error}") from error
     check_names(content, SERVER_TABLES, str(path))
-    found: dict[str, dict[str, Any]] = {}
+    tables: dict[str, dict[str, Any]] = {}
     for table, values in content.items():
         owner = f"table [{table}] of {path}"
         if not isinstance(values, dict):
             raise UsageError(f"{owner} must be a table, not {values!r}")
         known = declared(SERVER_TABLES[table])
         check_names(values, known, owner)
-        found[table] = {name: _from_file(known[name], value, owner) for name, value in values.items()}
-    return found
+        tables[table] = {name: _from_file(known[name], value, owner) for name, value in values.items()}
+    return tables
 
 
 def _from_file(declaration: Option, value: Any, owner: str) -> Any:

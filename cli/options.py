@@ -139,12 +139,12 @@ def amount(name: str, units: Mapping[str, int], example: str) -> Callable[..., f
     def read(_: click.Context, __: click.Parameter, text: str | None) -> float | None:
         if text is None:
             return None
-        found = re.fullmatch(r"(\d{1,15}(?:\.\d{1,6})?) ?([a-zA-Z]*(?:/s)?)", text)
-        if found is None or found[2].upper() not in factors:
+        match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,6})?) ?([a-zA-Z]*(?:/s)?)", text)
+        if match is None or match[2].upper() not in factors:
             known = ", ".join(filter(None, units))
             raise click.BadParameter(
                 f"'{text}' is not a valid {name}: give a number and one of {known}, such as {example}"
             )
-        return float(found[1]) * factors[found[2].upper()]
+        return float(match[1]) * factors[match[2].upper()]
 
     return read

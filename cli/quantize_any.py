@@ -64,13 +64,13 @@ class _Numbers(click.ParamType[tuple[float, ...]]):
             self.fail(f"'{value}' is not a list of numbers such as 0.5,0.5,0.5", param, ctx)
 
 
-def check_unused(given: Mapping[str, Any], calibration: str | None) -> None:
+def check_unused(options: Mapping[str, Any], calibration: str | None) -> None:
     """Check that a decoder has no options for other models.
 
     Raises:
         UsageError: such an option was given.
     """
-    for name, value in given.items():
+    for name, value in options.items():
         if value not in (None, False, ()):
             raise UsageError(f"--{name.replace('_', '-')} is for ONNX files that are not decoders")
     if calibration is not None and Path(calibration).is_dir():
@@ -100,15 +100,15 @@ def quantize_file(
         if one.name not in _SETTINGS and settings[one.name] != one.default:
             flag = one.name.replace("_", "-")
             raise UsageError(f"--{flag} is for decoders, but {source} is not a decoder")
-    given = {
+    options = {
         "calibrator": settings["calibrator"],
         "max_error": settings["max_error"],
         "min_snr": min_snr,
         "exclude": exclude or None,
         "convolutions": dynamic_conv or None,
     }
-    chosen = {name: value for name, value in given.items() if value is not None}
-    found = quantize_any(
+    chosen = {name: value for name, value in options.items() if value is not None}
+    result = quantize_any(
         source,
         out,
         settings["method"],
@@ -119,17 +119,17 @@ def quantize_file(
         progress=progress,
     )
     if as_json:
-        print_json(found.to_dict())
+        print_json(result.to_dict())
         return
-    click.echo(found)
+    click.echo(result)
 
 
 def _images(image: Mapping[str, Any]) -> ImageOptions | None:
-    given = {
+    options = {
         name.removeprefix("image_"): value for name, value in image.items() if value not in (None, False)
     }
-    if "size" in given:
-        if len(given["size"]) != 2 or min(given["size"]) < 1:
+    if "size" in options:
+        if len(options["size"]) != 2 or min(options["size"]) < 1:
             raise UsageError("--image-size must be HEIGHT,WIDTH, such as 224,224")
-        given["size"] = tuple(int(side) for side in given["size"])
-    return ImageOptions(**given) if given else None
+        options["size"] = tuple(int(side) for side in options["size"])
+    return ImageOptions(**options) if options else None

@@ -63,16 +63,16 @@ def sampling_options(*, without: Collection[str] = ()) -> Callable[[Decorated], 
     return decorate
 
 
-def sampling_params(model: LoadedModel, given: dict[str, Any]) -> SamplingParams:
+def sampling_params(model: LoadedModel, options: dict[str, Any]) -> SamplingParams:
     """Return the checkpoint's own options (greedy if it has none), overridden by the given ones.
 
     Raises:
         InvalidSamplingError: an option is out of range.
     """
-    own = model.defaults.sampling or {"temperature": 0.0}
+    stated_options = model.defaults.sampling or {"temperature": 0.0}
     # None means that the flag was not given; for flags with a default it means that "none" was given.
     stated = {
-        name: value for name, value in given.items() if value is not None or "default" in _OWN.get(name, {})
+        name: value for name, value in options.items() if value is not None or "default" in _OWN.get(name, {})
     }
     form = {name: stated.pop(name) for name in _FORMS if name in stated}
     form = {
@@ -82,4 +82,4 @@ def sampling_params(model: LoadedModel, given: dict[str, Any]) -> SamplingParams
     }
     if form:
         stated["structured_output"] = form
-    return SamplingParams.from_dict({**own, **stated})
+    return SamplingParams.from_dict({**stated_options, **stated})

@@ -89,12 +89,12 @@ def answered(parts: Sequence[pb.ChatResponse]) -> Reply[Answer]:
         parts,
         [
             Answer(
-                **_fields(own),
-                text="".join(part.content_delta for part in own),
-                reasoning="".join(part.reasoning_delta for part in own),
-                tool_calls=_calls(delta for part in own for delta in part.tool_calls),
+                **_fields(continuation),
+                text="".join(part.content_delta for part in continuation),
+                reasoning="".join(part.reasoning_delta for part in continuation),
+                tool_calls=_calls(delta for part in continuation for delta in part.tool_calls),
             )
-            for own in _by_index(parts)
+            for continuation in _by_index(parts)
         ],
     )
 

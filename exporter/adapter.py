@@ -206,12 +206,12 @@ def _layers_of(
     for candidate in (name, name.partition(".")[2]):  # some checkpoints lack the prefix ``transformer``
         scope, dot, last = candidate.rpartition(".")
         parts = [scope + dot + part for part in _PARTS.get(last, ())]
-        found = [candidate] if candidate in layers else parts
-        if not found or any(part not in layers for part in found):
+        names = [candidate] if candidate in layers else parts
+        if not names or any(part not in layers for part in names):
             continue
-        ends = np.cumsum([layers[part][1] for part in found]).tolist()
-        _check_shape(name, shape, (ends[-1], layers[found[0]][0]), folder)
-        return dict(zip(found, map(slice, [0, *ends[:-1]], ends), strict=True))
+        ends = np.cumsum([layers[part][1] for part in names]).tolist()
+        _check_shape(name, shape, (ends[-1], layers[names[0]][0]), folder)
+        return dict(zip(names, map(slice, [0, *ends[:-1]], ends), strict=True))
     known = ", ".join(dict.fromkeys(layer.rpartition(".")[2] for layer in layers))
     raise CheckpointError(
         f"{folder} changes '{name}', which is no linear layer that the model was loaded with for adapters "
@@ -228,12 +228,12 @@ def _sorted_out(
     whole = {}
     for stored, tensor in tensors.items():
         name = stored.removeprefix(_PREFIX)
-        found = _MATRICES.fullmatch(name)
-        if found is None:  # of ``modules_to_save``
+        match = _MATRICES.fullmatch(name)
+        if match is None:  # of ``modules_to_save``
             whole[name] = tensor
             continue
-        pairs.setdefault(found["module"], {})[found["which"]] = tensor
-        embeddings |= {found["module"]} if found["embedding"] else set()
+        pairs.setdefault(match["module"], {})[match["which"]] = tensor
+        embeddings |= {match["module"]} if match["embedding"] else set()
     return pairs, embeddings, whole
 
 

@@ -129,22 +129,22 @@ def _check_layers(config: DecoderConfig) -> None:
 
 
 def _check_key_values(config: DecoderConfig) -> None:
-    found = [config.key_value(layer) for layer in range(config.num_layers)]
-    for heads in {one.heads for one in found}:
+    pairs = [config.key_value(layer) for layer in range(config.num_layers)]
+    for heads in {pair.heads for pair in pairs}:
         if config.num_heads % heads:
             raise CheckpointError(
                 f"config.json: num_attention_heads {config.num_heads} must be a multiple of "
                 f"num_key_value_heads {heads}"
             )
-    owners = {one.owner for one in found}
+    owners = {pair.owner for pair in pairs}
     if owners != set(range(len(owners))):
         raise CheckpointError("config.json: layers with keys and values of their own must come first")
-    for layer, one in enumerate(found):
-        owner = found[one.owner]
-        if (owner.heads, owner.size) != (one.heads, one.size):
+    for layer, pair in enumerate(pairs):
+        owner = pairs[pair.owner]
+        if (owner.heads, owner.size) != (pair.heads, pair.size):
             raise CheckpointError(
-                f"config.json: layer {layer} has {one.heads} KV heads of {one.size}, and layer {one.owner}, "
-                f"whose keys and values it reads, has {owner.heads} of {owner.size}"
+                f"config.json: layer {layer} has {pair.heads} KV heads of {pair.size}, and layer "
+                f"{pair.owner}, whose keys and values it reads, has {owner.heads} of {owner.size}"
             )
 
 

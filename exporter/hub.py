@@ -176,30 +176,30 @@ def _best_gguf(models: list[str], sizes: Sizes, hub_id: str, memory: int | None)
     )
 
 
-def _one(found: Sequence[str], names: Sequence[str], hub_id: str, missing: str) -> tuple[str, list[str]]:
+def _one(files: Sequence[str], names: Sequence[str], hub_id: str, missing: str) -> tuple[str, list[str]]:
     first: dict[str, str] = {}
-    for name in sorted(found):  # the first of several shards
+    for name in sorted(files):  # the first of several shards
         first.setdefault(shard_stem(PurePosixPath(name).name) or name, name)
     if len(first) == 1:
         (name,) = first.values()
         return name, _with_companions(names, name)
     repo = hub_id.partition(":")[0]
     choices = ", ".join(sorted(first.values()) or sorted(_models(names)))
-    held = f"{repo} holds several models" if found else f"{repo} holds {missing}"
+    held = f"{repo} holds several models" if files else f"{repo} holds {missing}"
     raise ModelNotFoundError(f"{held}; name one as {repo}:FILE" + (f": {choices}" if choices else ""))
 
 
 def _with_companions(names: Sequence[str], name: str) -> list[str]:
     """Return a file with its external data or its other shards, and the side files."""
     stem, folder = shard_stem(PurePosixPath(name).name), _folder(name)
-    own = [
+    companions = [
         other
         for other in names
         if other.startswith(name)
         or (stem is not None and _folder(other) == folder and shard_stem(PurePosixPath(other).name) == stem)
     ]
     sides = {folder, ".", _folder(folder)}
-    return [*own, *(other for other in names if _folder(other) in sides and _matches(other, *_SIDE))]
+    return [*companions, *(other for other in names if _folder(other) in sides and _matches(other, *_SIDE))]
 
 
 def _models(names: Sequence[str]) -> list[str]:

@@ -165,13 +165,13 @@ def image_processor(folder: Path, raw: RawConfig) -> ImageProcessor:
         CheckpointError: the file that describes it is missing or damaged.
         UnsupportedModelError: its processor, or an option of it, is not supported.
     """
-    found = _preprocessor(folder)
-    if found is None:
+    settings = _preprocessor(folder)
+    if settings is None:
         raise CheckpointError(
             f"{folder} holds no {PREPROCESSOR_FILE}, which says how pictures are prepared; take the "
             "checkpoint's, or export with --text-only"
         )
-    path, stored = found
+    path, stored = settings
     # As in transformers, null stands for a default.
     content = {key: value for key, value in stored.items() if value is not None}
     module = importlib.import_module(f"{_VISION}.{raw['model_type']}")

@@ -422,13 +422,13 @@ class Provider(abc.ABC):
         """
         return None
 
-    def checked_options(self, given: Mapping[str, Any]) -> dict[str, Any]:
+    def checked_options(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """Return all options of the provider: the given ones, and defaults of the others.
 
         Raises:
             UsageError: an option is unknown, has a wrong type, or is not one of its choices.
         """
-        return dataclasses.asdict(checked(self.options, given, f"provider '{self.name}'"))
+        return dataclasses.asdict(checked(self.options, options, f"provider '{self.name}'"))
 
     def resolve_options(self, config: RunnerConfig) -> RunnerConfig:
         """Replace automatic options by values for this machine, for ``passes`` and ``runner``.

@@ -50,10 +50,10 @@ def rope_positions(rows: Sequence[Row], starts: Sequence[int], axes: int) -> npt
     """
     parts = []
     for row, start in zip(rows, starts, strict=True):
-        count, given = len(row.tokens), row.rope_positions
-        if given is None:
+        count, positions = len(row.tokens), row.rope_positions
+        if positions is None:
             parts.append(np.broadcast_to(np.arange(start, start + count, dtype=np.int64), (axes, count)))
             continue
-        behind = given[:, -1].max() + np.arange(1, count - given.shape[1] + 1)
-        parts += [given, np.broadcast_to(behind, (axes, len(behind)))]
+        behind = positions[:, -1].max() + np.arange(1, count - positions.shape[1] + 1)
+        parts += [positions, np.broadcast_to(behind, (axes, len(behind)))]
     return np.concatenate(parts, axis=1)

@@ -144,10 +144,10 @@ def lora_modules(shapes: Mapping[str, Sequence[object]]) -> dict[str, tuple[int,
     Args:
         shapes: the shape of each input of a lowered graph, by name.
     """
-    found = {}
+    modules = {}
     for name, shape in shapes.items():
         module = lora_module(name)
         if module is not None:
             sizes = shape[-1], shapes[lora_up_name(module)][-1]
-            found[module] = (int(str(sizes[0])), int(str(sizes[1])))
-    return found
+            modules[module] = (int(str(sizes[0])), int(str(sizes[1])))
+    return modules

@@ -194,25 +194,25 @@ def read_model(model: object) -> ir.Model:
 
 def heavy_nodes(model: Path | bytes | ir.Model) -> set[str]:
     """Return the names of nodes that read a large weight or output float tensors: no shape arithmetic."""
-    found = set()
+    names = set()
     for node in read_model(model).graph.all_nodes():
         tensors = [value.const_value for value in node.inputs if value is not None]
         large = any(tensor is not None and tensor.nbytes > LARGE for tensor in tensors)
         if large or any(
             value.dtype is not None and value.dtype.is_floating_point() for value in node.outputs
         ):
-            found.add(node.name or "")
-    return found
+            names.add(node.name or "")
+    return names
 
 
 def weight_bytes_by_node(model: ir.Model) -> dict[str, int]:
     """Return the bytes of initializers by node; a shared initializer counts for its first reader only."""
-    found: dict[str, int] = defaultdict(int)
+    sizes: dict[str, int] = defaultdict(int)
     for value in model.graph.initializers.values():
         reader = next((node for node, _ in value.uses()), None)
         if value.const_value is not None and reader is not None:
-            found[reader.name or ""] += value.const_value.nbytes
-    return dict(found)
+            sizes[reader.name or ""] += value.const_value.nbytes
+    return dict(sizes)
 
 
 def _may_be_shape_arithmetic(node: PlacedNode) -> bool:

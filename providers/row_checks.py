@@ -100,13 +100,13 @@ def check_rows(
             raise ProviderRuntimeError(
                 f"last_hidden_states has shape {states.shape}, not {(len(row.tokens), info.embedding_size)}"
             )
-    given = [row for row in rows if row.source is None]  # others hold a placeholder
-    if info.num_tokens is not None and given:
+    rows_with_tokens = [row for row in rows if row.source is None]  # others hold a placeholder
+    if info.num_tokens is not None and rows_with_tokens:
         # Of all rows at once. Kernels of devices read beyond the table, or return zeros.
-        tokens = np.concatenate([row.tokens for row in given])
+        tokens = np.concatenate([row.tokens for row in rows_with_tokens])
         if tokens.min() < 0 or tokens.max() >= info.num_tokens:
             known = info.num_tokens
-            wrong = next(row for row in given if row.tokens.min() < 0 or row.tokens.max() >= known)
+            wrong = next(row for row in rows_with_tokens if row.tokens.min() < 0 or row.tokens.max() >= known)
             raise ProviderRuntimeError(f"slot {wrong.slot}: a token id is outside the vocabulary of {known}")
 
 

@@ -99,13 +99,13 @@ class FolderHashes:
             self._learn(entry, stamp, known)
             return known
         try:
-            known, found = _hash(path, compute)
+            known, digest = _hash(path, compute)
         except OSError as error:
             error.filename = error.filename or str(path)  # a failed read names no file
             raise
-        if found is not None:
-            _in_process[kind, found.st_dev, _stamp(found)] = known
-            self._learn(entry, _stamp(found), known)
+        if digest is not None:
+            _in_process[kind, digest.st_dev, _stamp(digest)] = known
+            self._learn(entry, _stamp(digest), known)
         return known
 
     def _learn(self, name: str, stamp: Stamp, digest: str) -> None:

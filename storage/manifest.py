@@ -96,14 +96,14 @@ def find_damage(folder: Path, manifest: Manifest, *, reread: bool = False) -> It
 
 def _wrong_size(path: Path, expected: int) -> str:
     try:
-        found = path.stat()
+        size = path.stat()
     except FileNotFoundError:
         return MISSING
     except OSError as error:
         return f"{UNREADABLE}: {error.strerror}"
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(size.st_mode):
         return "is not a regular file"
-    return "" if found.st_size == expected else f"has {found.st_size} bytes instead of {expected}"
+    return "" if size.st_size == expected else f"has {size.st_size} bytes instead of {expected}"
 
 
 def _wrong_content(hashes: FolderHashes, name: str, expected: str, *, reread: bool) -> str:

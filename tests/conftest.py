@@ -10,14 +10,18 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+# numpy reads it when it is imported, which other conftest files do. The threads of OpenBLAS spin while they
+# wait: two processes on two cores took three to six times the time for matrices of tiny models.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+# Programs that tests start would compile carryall each time, for 0.9 s.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 
 def pytest_configure() -> None:
     """Set Python's default handler of SIGINT, which nohup and background jobs ignore; bound no times.
 
-    On a machine with other load, hypothesis would refuse tests that take longer than it expects. The threads
-    of OpenBLAS spin while they wait: two processes on two cores took six times the time for tiny models.
+    On a machine with other load, hypothesis would refuse tests that take longer than it expects.
     """
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy reads it when it is imported
     settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.load_profile("any machine")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -30,3 +30,21 @@ LIBRARY_FIRST = "import onnx_ir, carryall, sys\nassert onnx_ir._core.sympy is sy
 def test_symbolic_sizes_work_in_any_order_of_imports(program: str) -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_second_copy_of_the_package_searches_only_once() -> None:
+    """As where a checkout is imported beside the installed package; each would ask the other without end."""
+    code = """
+import importlib.util, pathlib, sys
+import carryall
+from carryall import deferred_imports as first
+spec = importlib.util.spec_from_file_location("second", pathlib.Path(first.__file__))
+second = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(second)
+sys.meta_path.insert(0, second._Finder())  # what it adds where it comes first
+first.defer_sympy()
+import onnx_ir
+print(onnx_ir.Model.__name__)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "Model\n"), done.stderr

@@ -6,8 +6,7 @@ PROGRAM is carryall, onnxruntime, fastembed, openvino or sentence-transformers; 
 the last one a checkpoint. ``fastembed`` is onnxruntime as that library calls it: 256 texts at a time, in
 the order given, padded to the longest. PYTHON is the interpreter of another environment. Each program is a
 process; they compute one after the other, in turns, and report the processor time (other load counts less)
-of a query of 12 words and of a batch of texts of 4 to 200 words. The result is JSON: medians in
-milliseconds.
+of a query of 12 words and of a batch of texts of 4 to 200 words. The result is JSON: medians in milliseconds.
 """
 
 from __future__ import annotations

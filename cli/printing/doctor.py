@@ -47,50 +47,50 @@ def show_selftest(full: FullReport) -> None:
     console.print(table)
 
 
-def show(found: Diagnosis) -> None:
+def show(diagnosis: Diagnosis) -> None:
     """Print a diagnosis as tables."""
     console = Console(highlight=False)
-    console.print(Padding(_machine(found), (0, 0, 1, 0)))
+    console.print(Padding(_machine(diagnosis), (0, 0, 1, 0)))
     providers = Table("provider", "", "", box=None, pad_edge=False, header_style="bold")
-    for report in found.providers:
+    for report in diagnosis.providers:
         mark, style = _mark(report)
         took = f" ({report.milliseconds:.0f} ms)" if report.milliseconds is not None else ""
         devices = f"; devices: {', '.join(report.devices)}" if report.devices else ""
         providers.add_row(report.name, Text(mark, style=style), Text(report.detail + took + devices))
     console.print(Padding(providers, (0, 0, 1, 0)))
-    installed = [f"{name} {version}" for name, version in found.packages.items() if version]
-    missing = [name for name, version in found.packages.items() if not version]
+    installed = [f"{name} {version}" for name, version in diagnosis.packages.items() if version]
+    missing = [name for name, version in diagnosis.packages.items() if not version]
     packages = Table(box=None, show_header=False, pad_edge=False)
     packages.add_row(Text("installed", style="bold"), ", ".join(installed))
     packages.add_row(Text("missing", style="bold"), ", ".join(missing) or "nothing")
     console.print(Padding(packages, (0, 0, 1, 0)))
     nothing = "nothing: every device has a working provider"
     console.print(Text("next steps", style="bold"))
-    for step in found.next_steps or [nothing]:
-        console.print(Text(f"  {step}", style="red" if found.next_steps else ""))
+    for step in diagnosis.next_steps or [nothing]:
+        console.print(Text(f"  {step}", style="red" if diagnosis.next_steps else ""))
 
 
-def _machine(found: Diagnosis) -> Table:
-    machine = found.machine
+def _machine(diagnosis: Diagnosis) -> Table:
+    machine = diagnosis.machine
     table = Table(box=None, show_header=False, pad_edge=False)
     cores = f"{machine.usable_cores} of {machine.logical_cores} logical cores used"
     memory = [
         human_bytes(machine.memory_total),
         f"{human_bytes(machine.memory_available)} free",
-        f"bandwidth {found.memory_bandwidth:.0f} GB/s",
+        f"bandwidth {diagnosis.memory_bandwidth:.0f} GB/s",
     ]
     rows = {
         "machine": machine.system,
         "processor": f"{machine.cpu}, {cores}",
         "features": ", ".join(machine.features) or "unknown",
         "memory": ", ".join(memory),
-        "accelerators": ", ".join(found.accelerators) or "none found",
-        **({"libraries": ", ".join(_loadable(found.libraries))} if found.libraries else {}),
-        "CPU kernels": kernels_text(found.kernels),
-        "autotune": tuning_text(found.kernels.tuning),
-        "cache": f"{human_bytes(found.cache.size)} in {found.cache.folder}, "
-        f"{human_bytes(found.cache.free)} free there",
-        "python": found.python,
+        "accelerators": ", ".join(diagnosis.accelerators) or "none found",
+        **({"libraries": ", ".join(_loadable(diagnosis.libraries))} if diagnosis.libraries else {}),
+        "CPU kernels": kernels_text(diagnosis.kernels),
+        "autotune": tuning_text(diagnosis.kernels.tuning),
+        "cache": f"{human_bytes(diagnosis.cache.size)} in {diagnosis.cache.folder}, "
+        f"{human_bytes(diagnosis.cache.free)} free there",
+        "python": diagnosis.python,
     }
     for label, text in rows.items():
         table.add_row(Text(label, style="bold"), Text(text))
@@ -102,9 +102,9 @@ def kernels_text(facts: KernelFacts) -> str:
     return f"{facts.isa}, in {facts.path}" if facts.missing is None else f"none: {facts.missing}"
 
 
-def tuning_text(found: Tuning | None) -> str:
+def tuning_text(tuning: Tuning | None) -> str:
     """Return what was measured to be the fastest, beside the others in percent of the default's speed."""
-    if found is None:
+    if tuning is None:
         return "not measured: carryall doctor --autotune"
 
     def beside(gains: Mapping[Any, Sequence[float]]) -> str:
@@ -112,8 +112,8 @@ def tuning_text(found: Tuning | None) -> str:
         return ", ".join(texts)
 
     return (
-        f"{found.isa} of {beside(found.isas)}; {found.threads} threads of "
-        f"{beside(found.thread_counts)} (a decoding step and a prompt, relative to the default)"
+        f"{tuning.isa} of {beside(tuning.isas)}; {tuning.threads} threads of "
+        f"{beside(tuning.thread_counts)} (a decoding step and a prompt, relative to the default)"
     )
 
 

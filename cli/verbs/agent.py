@@ -30,11 +30,11 @@ def command(client: str, arguments: tuple[str, ...], url: str | None, *, prints:
         carryall agent --url http://127.0.0.1:8000 opencode
         carryall agent --url http://127.0.0.1:8000 --print claude
     """
-    own, extra = _split(arguments)
+    options, extra = _split(arguments)
     start = CLIENTS[client]
-    if url is not None and own:
-        raise UsageError(f"--url names a running service, so {shlex.join(own)} has no meaning")
-    if url is None and not own:
+    if url is not None and options:
+        raise UsageError(f"--url names a running service, so {shlex.join(options)} has no meaning")
+    if url is None and not options:
         raise UsageError(f"give a MODEL, as in 'carryall agent {client} MODEL', or --url of a service")
     if prints:
         if url is None:
@@ -45,7 +45,7 @@ def command(client: str, arguments: tuple[str, ...], url: str | None, *, prints:
         click.echo(shlex.join(call.command))
         return
     start.check_installed()
-    with served(own) if url is None else service_at(url).kept() as service:
+    with served(options) if url is None else service_at(url).kept() as service:
         raise SystemExit(start.call(service, extra).run())
 
 

@@ -25,7 +25,9 @@ def command(ctx: click.Context) -> None:
 
 
 @command.command("run", cls=SectionedCommand)
-@config_options(model="--model", without=("max_queue", "max_step_slowdown", "logits_processors"))
+@config_options(
+    model="--model", without=("max_queue", "max_queued_tokens", "max_step_slowdown", "logits_processors")
+)
 @click.argument("sources", metavar="IN...", nargs=-1, required=True)
 @click.option("-o", "--output", metavar="OUT", required=True,
               help="Results, as JSON lines or .parquet: a file, a URL, or '-' (stdout).")  # fmt: skip
@@ -67,7 +69,7 @@ def run(
     temperature: float | None,
     json_schema: str | None,
     choice: tuple[str, ...],
-    **given: Any,
+    **options: Any,
 ) -> int:
     """Answer every line of IN, one line of OUT each, in the order of the input.
 
@@ -85,10 +87,10 @@ def run(
         carryall batch run 'in/*.csv' -o out.parquet --model ./qwen3 --as chat --template @prompt.txt
         echo '{"prompt": "def f(x):"}' | carryall batch run - -o - --model demo
     """
-    given["sampling"] = sampling_fields(max_tokens, temperature, json_schema, choice)
+    options["sampling"] = sampling_fields(max_tokens, temperature, json_schema, choice)
     for name in ("template", "system"):
-        given[name] = text_or_file(given[name])
-    spec = BatchSpec(inputs=list(sources), output=output, **chosen_fields(chosen), **given)
+        options[name] = text_or_file(options[name])
+    spec = BatchSpec(inputs=list(sources), output=output, **chosen_fields(chosen), **options)
     if output == STREAM:
         return run_to_stdout(spec, restart=restart, as_json=as_json, quiet=quiet)
     return run_job(spec, restart=restart, as_json=as_json, quiet=quiet)

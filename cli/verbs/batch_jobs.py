@@ -25,11 +25,11 @@ def status(job: str, as_json: bool) -> None:
 
     --json prints OpenAI's batch object, with file names in place of file ids.
     """
-    found = job_status(job)
+    job_facts = job_status(job)
     if as_json:
-        print_json(found)
+        print_json(job_facts)
         return
-    click.echo(describe(found))
+    click.echo(describe(job_facts))
 
 
 @click.command("cancel")

@@ -23,7 +23,7 @@ def _batch_sizes(ctx: click.Context, parameter: click.Parameter, value: str) -> 
 
 @click.command("bench", cls=SectionedCommand)
 @config_options(
-    without=("max_slots", "max_queue", "chat_template", "tool_prompt", *LORA_FIELDS),
+    without=("max_slots", "max_queue", "max_queued_tokens", "chat_template", "tool_prompt", *LORA_FIELDS),
     prefix_cache=False,
     max_step_slowdown=math.inf,
 )
@@ -76,7 +76,7 @@ def command(
         carryall bench qwen3 --provider openvino --provider-option inference_precision=auto
     """
     with phases(quiet=quiet or as_json) as tell:
-        found = benchmark(
+        report = benchmark(
             chosen.model,
             engine_config=chosen.engine,
             batch=batch,
@@ -85,9 +85,9 @@ def command(
             repeats=repeats,
             progress=tell,
         )
-    tell_notes(found.notes, quiet=quiet or as_json)
-    if as_json and found.results:
-        click.echo(found.to_json())
-    elif found.results:
-        show(found.to_dict())
-    found.check()
+    tell_notes(report.notes, quiet=quiet or as_json)
+    if as_json and report.results:
+        click.echo(report.to_json())
+    elif report.results:
+        show(report.to_dict())
+    report.check()

@@ -17,7 +17,13 @@ from ..sections import SectionedCommand
 
 
 @click.command("chat", cls=SectionedCommand)
-@config_options(without=("max_queue",), max_slots=1)
+@config_options(
+    without=(
+        "max_queue",
+        "max_queued_tokens",
+    ),
+    max_slots=1,
+)
 @sampling_options(without=("n", "best_of", "logprobs"))
 @click.option("--system", help="System message with instructions for the model.")
 @generation.image_option

@@ -54,10 +54,10 @@ def _write(console: Console, llm: LLM, prompt: str) -> RequestOutput:
     for piece, state in stream_text(llm, prompt, PARAMS):
         console.out(piece, end="")
         output = state
-    found, count = speed(output), len(output.outputs[0].token_ids)
+    facts, count = speed(output), len(output.outputs[0].token_ids)
     console.print("\n", Rule(), sep="")
-    wait = f"first token after {1e3 * found['time_to_first_token']:.0f} ms"
+    wait = f"first token after {1e3 * facts['time_to_first_token']:.0f} ms"
     console.print(
-        f"[bold green]{found['tokens_per_second']:,.0f} tokens/s[/], {count} tokens, {wait}, on the CPU"
+        f"[bold green]{facts['tokens_per_second']:,.0f} tokens/s[/], {count} tokens, {wait}, on the CPU"
     )
     return output

@@ -73,12 +73,12 @@ def command(
     if testing:
         ctx.exit(0 if _selftest(console, provider, device, limit, report, as_json=as_json) else 1)
     with console.status("checking") as status:
-        found = diagnose(lambda step: status.update(step))
+        diagnosis = diagnose(lambda step: status.update(step))
     if as_json:
-        print_json(found.to_dict())
+        print_json(diagnosis.to_dict())
     else:
-        show(found)
-    ctx.exit(found.exit_code)
+        show(diagnosis)
+    ctx.exit(diagnosis.exit_code)
 
 
 def _selftest(
@@ -88,12 +88,12 @@ def _selftest(
     from ...runtime.tasks.selftest import selftest_provider  # imports the exporter
 
     with console.status(f"testing {provider}") as status:
-        found = selftest_provider(
+        result = selftest_provider(
             provider,
             device,
             time_limit=limit,
             report=report,
             on_check=lambda check: status.update(f"testing {provider}, {check}"),
         )
-    print_json(found.to_dict()) if as_json else show_selftest(found)
-    return found.passed
+    print_json(result.to_dict()) if as_json else show_selftest(result)
+    return result.passed

@@ -10,6 +10,7 @@ import click
 import numpy as np
 
 from ...errors import UsageError
+from ...exporter.encoders.modules import POOLING_NAMES
 from ...runtime.api.load_encoder import encoder_folder
 from ...storage.paths import check_target
 from ...storage.writing import hiding_scratch, publish, writing
@@ -38,6 +39,14 @@ from ..sections import SectionedCommand
     "--late-chunking", is_flag=True, help="The texts are pieces of one document, which is read whole."
 )
 @click.option("--truncate", is_flag=True, help="Cut texts that are too long, instead of refusing them.")
+@click.option(
+    "--pooling",
+    type=click.Choice(list(POOLING_NAMES)),
+    help="How states of tokens become a vector.  [default: as the folder says]",
+)
+@click.option(
+    "--normalize/--no-normalize", default=None, help="Vectors of length 1.  [default: as the folder says]"
+)
 @click.option("--provider", default="cpu", show_default=True, help="Where the model runs.")
 def command(
     model: str,
@@ -49,11 +58,14 @@ def command(
     kind: str,
     late_chunking: bool,
     truncate: bool,
+    pooling: str | None,
+    normalize: bool | None,
     provider: str,
 ) -> None:
     """Print the vectors of texts, one line of JSON for each.
 
-    MODEL is a package or a checkpoint folder of an encoder, or a folder of sentence-transformers. For CSV
+    MODEL is a package or a checkpoint folder of an encoder, a folder of sentence-transformers, or an export
+    of Optimum, transformers.js or fastembed with its tokenizer: the folder, or one of its ONNX files. For CSV
     and Parquet files, and for jobs that resume, see 'carryall batch run --as embedding'.
 
     \b
@@ -63,24 +75,26 @@ def command(
     """
     from ...runtime.api.text_encoder import TextEncoder  # imports onnxruntime
 
-    given = given_lines(texts, lines)
+    inputs = given_lines(texts, lines)
     if output is not None and (output.suffix != ".npy" or kind != "dense"):
         raise UsageError(f"{output}: -o writes dense vectors to an .npy file; omit it for lines of JSON")
     if dimensions is not None and kind != "dense":
         raise UsageError(f"--dimensions is for dense vectors, not for --kind {kind}")
     if late_chunking and kind != "dense":
         raise UsageError(f"--late-chunking is for dense vectors, not for --kind {kind}")
-    encoder = TextEncoder(encoder_folder(model) or Path(model), providers=[provider])
+    encoder = TextEncoder(
+        encoder_folder(model) or Path(model), providers=[provider], pooling=pooling, normalize=normalize
+    )
     options: dict[str, Any] = {"prompt": prompt_name, "truncate": truncate}
     if kind == "sparse":
-        for vector in encoder.embed_sparse(given, **options):
+        for vector in encoder.embed_sparse(inputs, **options):
             print_json({"indices": vector.indices.tolist(), "values": vector.values.tolist()})
         return
     if kind == "multi":
-        for rows in encoder.embed_tokens(given, **options):
+        for rows in encoder.embed_tokens(inputs, **options):
             print_json(rows.tolist())
         return
-    vectors = encoder.embed(given, dimensions=dimensions, late_chunking=late_chunking, **options)
+    vectors = encoder.embed(inputs, dimensions=dimensions, late_chunking=late_chunking, **options)
     if output is not None:
         _write(output, vectors)
         return

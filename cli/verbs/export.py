@@ -73,7 +73,7 @@ def command(
     """
     method = None if quantize == "none" else quantize
     with phases(quiet=quiet or as_json) as tell:
-        found = export(
+        result = export(
             source,
             out,
             quantize=method,
@@ -83,4 +83,4 @@ def command(
             text_only=text_only,
             progress=tell,
         )
-    click.echo(found.to_json() if as_json else str(found))
+    click.echo(result.to_json() if as_json else str(result))

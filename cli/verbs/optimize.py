@@ -68,11 +68,11 @@ def command(source: str, out: Path, explain: bool, as_json: bool, quiet: bool, *
         carryall optimize model.onnx smaller.onnx --pass mypackage.MyPass --verify
     """
     with working_folder_on_path(), phases(quiet=quiet or as_json) as tell:
-        found = optimize(source, out, progress=tell, **settings)
+        report = optimize(source, out, progress=tell, **settings)
     if as_json:
-        click.echo(found.to_json())
+        click.echo(report.to_json())
     else:
-        click.echo(found.to_text(explain=explain, width=Console().width))
+        click.echo(report.to_text(explain=explain, width=Console().width))
 
 
 @contextlib.contextmanager

@@ -63,7 +63,7 @@ def command(
         carryall plan model.gguf --goal speed --json
     """
     with phases(quiet=quiet or as_json) as tell:
-        found = plan(
+        report = plan(
             model,
             memory=None if memory is None else int(memory),
             bandwidth=bandwidth,
@@ -72,4 +72,4 @@ def command(
             goal="speed" if goal == "speed" else "quality",
             progress=tell,
         )
-    click.echo(found.to_json() if as_json else str(found))
+    click.echo(report.to_json() if as_json else str(report))

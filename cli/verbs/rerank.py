@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from ...errors import UsageError
+from ...exporter.encoders.modules import POOLING_NAMES
 from ...runtime.api.load_encoder import encoder_folder, load_encoder
 from ..lines import given_lines, lines_option
 from ..options import json_option, print_json
@@ -20,6 +21,14 @@ from ..sections import SectionedCommand
 @lines_option("Rank the lines of a file.")
 @click.option("--top", type=click.IntRange(1), help="Print the best only.")
 @click.option("--truncate", is_flag=True, help="Cut texts that are too long, instead of refusing them.")
+@click.option(
+    "--pooling",
+    type=click.Choice(list(POOLING_NAMES)),
+    help="How states of tokens become a vector.  [default: as the folder says]",
+)
+@click.option(
+    "--normalize/--no-normalize", default=None, help="Vectors of length 1.  [default: as the folder says]"
+)
 @click.option("--provider", default="cpu", show_default=True, help="Where the model runs.")
 @json_option
 def command(
@@ -29,6 +38,8 @@ def command(
     lines: Path | None,
     top: int | None,
     truncate: bool,
+    pooling: str | None,
+    normalize: bool | None,
     provider: str,
     as_json: bool,
 ) -> None:
@@ -42,16 +53,12 @@ def command(
         carryall rerank reranker "Where is Paris?" "Paris is in France." "Cats sleep."
         carryall rerank reranker "Where is Paris?" --lines documents.txt --top 5
     """
-    from ...runtime.api.text_encoder import TextEncoder  # imports onnxruntime
-    from ...runtime.api.token_classifier import TokenClassifier
+    from ...runtime.api.token_classifier import TokenClassifier  # imports onnxruntime
 
     texts = given_lines(documents, lines)
-    folder = encoder_folder(model)
-    encoder = (
-        TextEncoder(Path(model), providers=[provider])
-        if folder is None
-        else load_encoder(folder, provider, {}, warm_up=False)
-    )
+    given = {"pooling": pooling, "normalize": normalize}
+    options = {name: value for name, value in given.items() if value is not None}
+    encoder = load_encoder(encoder_folder(model) or Path(model), provider, options, warm_up=False)
     if isinstance(encoder, TokenClassifier):
         raise UsageError(f"{model} classifies tokens; it does not rank")
     scores = encoder.rerank(query, texts, truncate=truncate)

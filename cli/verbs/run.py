@@ -37,7 +37,13 @@ class RunCommand(SectionedCommand):
 
 
 @click.command("run", cls=RunCommand)
-@config_options(without=("max_queue",), max_slots=1)
+@config_options(
+    without=(
+        "max_queue",
+        "max_queued_tokens",
+    ),
+    max_slots=1,
+)
 @click.argument("prompt", required=False)
 @sampling_options()
 @click.option(

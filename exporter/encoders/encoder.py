@@ -36,6 +36,8 @@ class EncoderConfig:
         head_size: width of a head; None for ``hidden_size / num_heads``.
         scale: factor of the scores of attention; None for ``head_size ** -0.5``.
         stored_layers: number of layers in the checkpoint, if layers share their weights.
+        down_bias: whether the last linear layer of a feed-forward layer has a bias; None for ``mlp_bias``.
+        output_size: width of the states of the last layer; None for ``hidden_size``.
     """
 
     model_type: str
@@ -58,6 +60,8 @@ class EncoderConfig:
     head_size: int | None = None
     scale: float | None = None
     stored_layers: int | None = None
+    down_bias: bool | None = None
+    output_size: int | None = None
 
     @property
     def head_dim(self) -> int:
@@ -206,14 +210,20 @@ class EncoderWriter(EncoderLayers):
             states: float32 [batch, sequence, hidden].
             heads: the value and the shape of each further output, float32, by name.
         """
-        size = self.config.hidden_size
+        size = self.config.output_size or self.config.hidden_size
         self.output(states, LAST_HIDDEN_STATE, ir.DataType.FLOAT, ("batch", "sequence", size))
         for name, (value, shape) in heads.items():
             self.output(value, name, ir.DataType.FLOAT, shape)
         return self.model()
 
     def attention(
-        self, layer: int, q: ir.Value, k: ir.Value, v: ir.Value, bias: ir.Value | None = None
+        self,
+        layer: int,
+        q: ir.Value,
+        k: ir.Value,
+        v: ir.Value,
+        bias: ir.Value | None = None,
+        kv_heads: int | None = None,
     ) -> ir.Value:
         """Attend without a causal mask.
 
@@ -223,10 +233,11 @@ class EncoderWriter(EncoderLayers):
             k: keys [batch, sequence, kv_heads * head_dim].
             v: values of the same shape.
             bias: added to the scores, [1 or batch, heads, sequence, sequence].
+            kv_heads: of this layer, if layers differ.
         """
         c = self.config
         rope = c.ropes[layer] if c.ropes else None
-        kv_heads = c.kv_heads or c.num_heads
+        kv_heads = kv_heads or c.kv_heads or c.num_heads
         if rope is not None:
             tables = self._rope(rope)
             q = self.op("RotaryEmbedding", q, *tables, num_heads=c.num_heads)
@@ -260,9 +271,9 @@ class EncoderWriter(EncoderLayers):
                 self._distances[most] = self.op("Add", self.op("Clip", distance, *ends), ends[1])
         return self._distances[most]
 
-    def split_heads(self, x: ir.Value, heads: int) -> ir.Value:
-        """Return x [batch, sequence, heads * head_dim] as [batch, sequence, heads, head_dim]."""
-        return self.op("Reshape", x, self.ints(0, 0, heads, self.config.head_dim))
+    def split_heads(self, x: ir.Value, heads: int, size: int | None = None) -> ir.Value:
+        """Return x [batch, sequence, heads * size] as [batch, sequence, heads, size], by default head_dim."""
+        return self.op("Reshape", x, self.ints(0, 0, heads, size or self.config.head_dim))
 
     def joined_heads(self, x: ir.Value) -> ir.Value:
         """Return x [batch, sequence, heads, head_dim] as [batch, sequence, heads * head_dim]."""

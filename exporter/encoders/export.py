@@ -32,11 +32,11 @@ class EncoderFamily(Protocol):
     ``vocabulary(net, raw, states, base)`` [batch, sequence, vocabulary]. ``base`` prefixes the tensors.
 
     Attributes:
-        BASE: the prefix of the encoder's tensors in a checkpoint with a head.
+        BASE: the prefix of the encoder's tensors in a checkpoint with a head, or several of which it has one.
         UNUSED: parts of the names of tensors that only other tasks need.
     """
 
-    BASE: str
+    BASE: str | tuple[str, ...]
     UNUSED: tuple[str, ...]
 
     def config(self, raw: RawConfig, labels: int) -> EncoderConfig:
@@ -77,7 +77,8 @@ def export_encoder(
     checkpoint = Checkpoint(source, tensors)
     _check_layers(normalised, checkpoint)
     net = EncoderWriter(normalised, checkpoint)
-    base = family.BASE if checkpoint.has_prefix(f"{family.BASE}.") else ""
+    bases = (family.BASE,) if isinstance(family.BASE, str) else family.BASE
+    base = next((name for name in bases if checkpoint.has_prefix(f"{name}.")), "")
     with net.base(base):
         states = family.build(net, raw)
     model = net.finish(states, _heads(family, net, raw, states, base))
@@ -92,11 +93,11 @@ def export_encoder(
 
 def label_names(raw: RawConfig) -> list[str]:
     """Return the names of the labels of a model for sequence classification, in the order of its logits."""
-    given = raw.get("id2label")
-    count = len(given) if isinstance(given, dict) and given else raw.get("num_labels", 2)
+    labels = raw.get("id2label")
+    count = len(labels) if isinstance(labels, dict) and labels else raw.get("num_labels", 2)
     if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= 2**20:
         raise CheckpointError(f"config.json: 'num_labels' must be a positive integer, found {count!r}")
-    names = given if isinstance(given, dict) else {}
+    names = labels if isinstance(labels, dict) else {}
     return [str(names.get(str(number), f"LABEL_{number}")) for number in range(count)]
 
 

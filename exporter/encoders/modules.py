@@ -39,6 +39,7 @@ _MODES = {
     "weightedmean_tokens": "weightedmean",
     "lasttoken": "last",
 }
+POOLING_NAMES = tuple(_MODES.values())
 _LATER_MODES = {"mean_sqrt_len_tokens": "mean_sqrt_len", "lasttoken": "last"}
 _PREFIX = "pooling_mode"
 

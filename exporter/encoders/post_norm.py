@@ -29,6 +29,7 @@ class LayerNames:
     norm: str = "output.LayerNorm"
     gate: str = ""  # of a feed-forward layer down(act(gate(x)) * up(x))
     fused: bool = False  # whether ``query`` holds the rows of queries, keys and values
+    fused_gate: bool = False  # whether ``up`` holds the rows of up, then those of the gate
 
 
 BERT = LayerNames()
@@ -151,10 +152,15 @@ def post_norm_layer(
     attended = net.attention(layer, q, k, v, bias(q, k) if bias else None)
     attended = net.linear(names.output, attended, hidden, hidden, bias=c.attention_bias)
     x = net.layer_norm(names.attention_norm, net.op("Add", attended, x))
-    inside = net.activation(net.linear(names.gate or names.up, x, hidden, inner, bias=c.mlp_bias))
-    if names.gate:
-        inside = net.op("Mul", inside, net.linear(names.up, x, hidden, inner, bias=c.mlp_bias))
-    down = net.linear(names.down, inside, inner, hidden, bias=c.mlp_bias)
+    if names.fused_gate:
+        up, gate = net.split_linear(names.up, ("up", "gate"), x, hidden, inner, bias=c.mlp_bias)
+        inside = net.op("Mul", net.activation(gate), up)
+    else:
+        inside = net.activation(net.linear(names.gate or names.up, x, hidden, inner, bias=c.mlp_bias))
+        if names.gate:
+            inside = net.op("Mul", inside, net.linear(names.up, x, hidden, inner, bias=c.mlp_bias))
+    down_bias = c.mlp_bias if c.down_bias is None else c.down_bias
+    down = net.linear(names.down, inside, inner, hidden, bias=down_bias)
     return net.layer_norm(names.norm, net.op("Add", down, x))
 
 

@@ -175,7 +175,7 @@ def _qwen3_5(config: Mapping[str, Any]) -> dict[str, Any]:
     speculating = config.get("num_nextn_predict_layers", 0)
     count, heads = _stated(config, "num_hidden_layers"), _stated(config, "linear_num_value_heads")
     count -= speculating
-    found: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "num_hidden_layers": count,
         "linear_value_head_dim": _stated(config, "linear_inner_size") // max(1, heads),
         "linear_heads_in_turns": True,
@@ -183,8 +183,8 @@ def _qwen3_5(config: Mapping[str, Any]) -> dict[str, Any]:
     recurrent = config.get("recurrent_layers")
     if recurrent is not None:
         kinds = ("full_attention", "linear_attention")
-        found["layer_types"] = [kinds[bool(each)] for each in recurrent[:count]]
-    return found
+        fields["layer_types"] = [kinds[bool(each)] for each in recurrent[:count]]
+    return fields
 
 
 def _lfm2(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -269,14 +269,14 @@ def tensor_name(name: str, known: Architecture) -> str:
     if whole is not None and whole[2] in known.parameters:
         return f"model.layers.{whole[1]}.{known.parameters[whole[2]]}"
     stem, dot, suffix = name.rpartition(".")
-    found = _BLOCK.fullmatch(stem)
-    if found is None:
+    match = _BLOCK.fullmatch(stem)
+    if match is None:
         outer = {**_OUTER, **known.outer}
         return f"{outer[stem]}.{suffix}" if stem in outer else name
-    inner = {**_INNER, **known.inner}.get(found[2])
+    inner = {**_INNER, **known.inner}.get(match[2])
     if inner is None:
         return name
-    return f"model.layers.{found[1]}.{inner}" + ("" if inner in _BARE else f"{dot}{suffix}")
+    return f"model.layers.{match[1]}.{inner}" + ("" if inner in _BARE else f"{dot}{suffix}")
 
 
 def config_of(
@@ -297,12 +297,12 @@ def config_of(
     """
     known, prefix = architecture(metadata), metadata["general.architecture"]
     keys = {**_KEYS, **known.keys}
-    found = {
+    fields = {
         key: metadata[f"{prefix}.{name}"] for name, key in keys.items() if f"{prefix}.{name}" in metadata
     }
     config = {
         "model_type": known.model_type,
-        **found,
+        **fields,
         "vocab_size": vocab_size,
         "tie_word_embeddings": tied,
         "attention_bias": biased,
@@ -375,11 +375,11 @@ def _yarn(metadata: Mapping[str, Any], scaling: str, factor: float) -> dict[str,
     for name, value in stated.items():
         if not isinstance(value, int | float) or isinstance(value, bool):
             raise CheckpointError(f"the GGUF file's '{scaling}.{name}' is {value!r}, no number")
-    found: dict[str, Any] = {key: stated[name] for name, key in names.items() if name in stated}
+    yarn: dict[str, Any] = {key: stated[name] for name, key in names.items() if name in stated}
     factors = [stated[name] for name in _ATTENTION_FACTORS if name in stated]
     if factors:
-        found["attention_factor"] = math.prod(factors) * (1 + 0.1 * math.log(max(factor, 1.0)))
-    return found
+        yarn["attention_factor"] = math.prod(factors) * (1 + 0.1 * math.log(max(factor, 1.0)))
+    return yarn
 
 
 def _same_in_all_layers(value: Any, key: str) -> Any:

@@ -116,17 +116,17 @@ class _Cursor:
     def _texts(self, count: int) -> list[str]:
         """Read strings; vocabularies have hundreds of thousands, and ``text`` takes 5 us for each."""
         data, position, length = self.data, self.position, struct.Struct("<Q")
-        found: list[str] = []
+        texts: list[str] = []
         for _ in range(count):
             start = position + length.size
             if start > len(data) or (end := start + length.unpack_from(data, position)[0]) > len(data):
                 self.position = position
-                found += [self.text() for _ in range(count - len(found))]  # says what is wrong
-                return found
-            found.append(str(data[start:end], "utf-8", "replace"))
+                texts += [self.text() for _ in range(count - len(texts))]  # says what is wrong
+                return texts
+            texts.append(str(data[start:end], "utf-8", "replace"))
             position = end
         self.position = position
-        return found
+        return texts
 
 
 def read_header(data: memoryview, path: Path, size: int | None = None) -> Header:

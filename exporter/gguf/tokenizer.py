@@ -227,7 +227,7 @@ def _token(metadata: Mapping[str, Any], tokens: Sequence[str], which: str) -> st
 
 
 def _settings(metadata: Mapping[str, Any], tokens: Sequence[str]) -> dict[str, Any]:
-    found = {
+    settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": _token(metadata, tokens, "bos"),
         "eos_token": _token(metadata, tokens, "eos"),
@@ -235,7 +235,7 @@ def _settings(metadata: Mapping[str, Any], tokens: Sequence[str]) -> dict[str, A
         "pad_token": _token(metadata, tokens, "padding"),
         "chat_template": metadata.get("tokenizer.chat_template"),
     }
-    return {key: value for key, value in found.items() if value is not None}
+    return {key: value for key, value in settings.items() if value is not None}
 
 
 def _ends(metadata: Mapping[str, Any], tokens: Sequence[str]) -> dict[str, Any]:

@@ -64,8 +64,8 @@ def config(raw: RawConfig) -> DecoderConfig:
         scores=("final_logit_softcapping",),
         windows=layer_windows(types, raw["sliding_window"]),
         ropes=[
-            rope_config({**raw, "head_dim": one.size}, mapping(raw["rope_parameters"], kind))
-            for kind, one in zip(types, key_values, strict=True)
+            rope_config({**raw, "head_dim": key_value.size}, mapping(raw["rope_parameters"], kind))
+            for kind, key_value in zip(types, key_values, strict=True)
         ],
         experts=[_experts(raw)] * len(types),
     )
@@ -75,7 +75,8 @@ def config(raw: RawConfig) -> DecoderConfig:
         attention_scale=1.0,
         key_values=tuple(key_values),
         mlp_widths=tuple(
-            width * 2 if doubled and one.owner != layer else width for layer, one in enumerate(key_values)
+            width * 2 if doubled and key_value.owner != layer else width
+            for layer, key_value in enumerate(key_values)
         ),
         layer_input=_layer_input(raw),
     )
@@ -96,38 +97,38 @@ def _key_values(raw: RawConfig, types: Sequence[str]) -> list[KeyValueConfig]:
     The last ``num_kv_shared_layers`` layers read those of the last layer of their kind in front of them.
     """
     shared = integer(raw, "num_kv_shared_layers")
-    own = len(types) - shared
-    if own < 1:
+    owners = len(types) - shared
+    if owners < 1:
         raise CheckpointError(f"config.json: num_kv_shared_layers {shared} must be below {len(types)} layers")
-    found: list[KeyValueConfig] = []
+    key_values: list[KeyValueConfig] = []
     for layer, kind in enumerate(types):
-        if layer < own:
-            found.append(_own_key_values(raw, layer, kind))
+        if layer < owners:
+            key_values.append(_own_key_values(raw, layer, kind))
             continue
-        owner = max((i for i in range(own) if types[i] == kind), default=None)
+        owner = max((i for i in range(owners) if types[i] == kind), default=None)
         if owner is None:
             raise CheckpointError(
                 f"config.json: layer {layer} shares keys and values (num_kv_shared_layers), but none of the "
-                f"first {own} layers has the kind {kind}"
+                f"first {owners} layers has the kind {kind}"
             )
-        found.append(found[owner])
-    return found
+        key_values.append(key_values[owner])
+    return key_values
 
 
 def _own_key_values(raw: RawConfig, layer: int, kind: str) -> KeyValueConfig:
     """Return the sizes of a layer: those of its kind, or of ``per_layer_config`` of transformers 5."""
     one_projection = kind == FULL and bool(raw.get("attention_k_eq_v"))
-    own: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     if raw.get("per_layer_config") is not None:
-        own = dict(mapping(mapping(raw, "per_layer_config"), str(layer)))
+        settings = dict(mapping(mapping(raw, "per_layer_config"), str(layer)))
     elif kind == FULL:
-        own = {"head_dim": raw["global_head_dim"]}
+        settings = {"head_dim": raw["global_head_dim"]}
         if one_projection and raw.get("num_global_key_value_heads"):
-            own["num_key_value_heads"] = raw["num_global_key_value_heads"]
-    unknown = set(own) - set(_BY_LAYER)
+            settings["num_key_value_heads"] = raw["num_global_key_value_heads"]
+    unknown = set(settings) - set(_BY_LAYER)
     if unknown:
         raise UnsupportedModelError(f"per_layer_config with '{min(unknown)}' is not supported")
-    sizes = {**raw, **own}
+    sizes = {**raw, **settings}
     return KeyValueConfig(
         heads=integer(sizes, "num_key_value_heads"),
         size=integer(sizes, "head_dim"),
@@ -184,29 +185,29 @@ def build(net: Decoder, prefix: str = "model", head_name: str = "lm_head") -> ir
 
 def layer_inputs(net: Decoder, prefix: str, x: ir.Value) -> Sequence[ir.Value]:
     """Return the input [batch, sequence, width] of each layer, from token ids and embeddings x, or []."""
-    c, given = net.config, net.config.layer_input
-    if given is None:
+    c, layer_input = net.config, net.config.layer_input
+    if layer_input is None:
         return []
-    total = c.num_layers * given.width
+    total = c.num_layers * layer_input.width
     with net.scope(f"{prefix}.embed_tokens_per_layer"):
-        looked_up = net.op("Gather", net.weight("weight", given.vocab_size, total), net.input_ids)
-        looked_up = layers.scaled(net, looked_up, math.sqrt(given.width))
+        looked_up = net.op("Gather", net.weight("weight", layer_input.vocab_size, total), net.input_ids)
+        looked_up = layers.scaled(net, looked_up, math.sqrt(layer_input.width))
     with net.scope(prefix):
         projected = layers.linear(net, "per_layer_model_projection", x, c.hidden_size, total)
         projected = layers.scaled(net, projected, c.hidden_size**-0.5)
         projected = layers.head_norm(
-            net, "per_layer_projection_norm", projected, c.num_layers, size=given.width
+            net, "per_layer_projection_norm", projected, c.num_layers, size=layer_input.width
         )
         both = layers.scaled(net, net.op("Add", projected, looked_up), 2**-0.5)
-        sizes = net.constant([given.width] * c.num_layers, np.int64, "layer_input_sizes")
+        sizes = net.constant([layer_input.width] * c.num_layers, np.int64, "layer_input_sizes")
         return net.ops("Split", both, sizes, num_outputs=c.num_layers, axis=-1)
 
 
-def gated_input(net: Decoder, x: ir.Value, given: ir.Value, width: int) -> ir.Value:
-    """Return norm(projection(act(gate(x)) * given)), ``given`` [batch, sequence, width] the layer's input."""
+def gated_input(net: Decoder, x: ir.Value, layer_values: ir.Value, width: int) -> ir.Value:
+    """Return norm(projection(act(gate(x)) * layer_values)); the latter are [batch, sequence, width]."""
     hidden = net.config.hidden_size
     gate = layers.activation(net, layers.linear(net, "per_layer_input_gate", x, hidden, width))
-    product = net.op("Mul", gate, given)
+    product = net.op("Mul", gate, layer_values)
     wide = layers.linear(net, "per_layer_projection", product, width, hidden)
     return layers.rms_norm(net, "post_per_layer_input_norm", wide)
 

@@ -42,15 +42,15 @@ def read(settings: Mapping[str, Any], tensors: Tensors) -> dict[str, QuantizedTe
         CheckpointError: a tensor is missing, or its shape does not fit the others.
         UnsupportedModelError: blocks cross rows of a matrix, or a matrix is not stored by rows.
     """
-    found = {}
+    quantized = {}
     for name in tensors:
         if name.endswith(".SCB"):
             module = name.removesuffix(".SCB")
-            found[f"{module}.weight"] = _int8(module, tensors)
+            quantized[f"{module}.weight"] = _int8(module, tensors)
         elif _STATE in name:
             module, kind = name.split(_STATE)
-            found[f"{module}.weight"] = _four_bits(module, kind, tensors)
-    return found
+            quantized[f"{module}.weight"] = _four_bits(module, kind, tensors)
+    return quantized
 
 
 def facts(tensors: Tensors) -> dict[str, Any]:

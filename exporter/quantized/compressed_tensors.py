@@ -49,14 +49,14 @@ def read(settings: Mapping[str, Any], tensors: Tensors) -> dict[str, QuantizedTe
     """
     _check_transforms(settings)
     sizes, blocks = _group_sizes(settings), _block_structure(settings)
-    found: dict[str, QuantizedTensor] = {}
+    quantized: dict[str, QuantizedTensor] = {}
     for name in tensors:
         module = name.removesuffix(".weight_scale")
         if module != name:
-            found[f"{module}.weight"] = _any_weight(module, tensors, sizes, blocks, settings)
+            quantized[f"{module}.weight"] = _any_weight(module, tensors, sizes, blocks, settings)
         elif name.endswith(".weight_packed"):
             needed(tensors, f"{name.removesuffix('.weight_packed')}.weight_scale")
-    return found
+    return quantized
 
 
 def _check_transforms(settings: Mapping[str, Any]) -> None:
@@ -95,24 +95,24 @@ def _any_weight(
 
 
 def _block_structure(settings: Mapping[str, Any]) -> tuple[int, int] | None:
-    found = {
+    structures = {
         float8.block_sizes(weights.get("block_structure"), "block_structure")
         for group in settings["config_groups"].values()
         if isinstance(weights := group.get("weights"), dict)
     } - {None}
-    if len(found) > 1:
+    if len(structures) > 1:
         raise UnsupportedModelError("compressed-tensors with several values of block_structure")
-    return next(iter(found), None)
+    return next(iter(structures), None)
 
 
 def _group_sizes(settings: Mapping[str, Any]) -> set[int]:
     groups = settings.get("config_groups")
-    if not isinstance(groups, dict) or not all(isinstance(one, dict) for one in groups.values()):
+    if not isinstance(groups, dict) or not all(isinstance(group, dict) for group in groups.values()):
         raise CheckpointError(
             "config.json: 'config_groups' of quantization_config must be an object of objects"
         )
-    weights = [one.get("weights") or {} for one in groups.values()]
-    sizes = [one.get("group_size") for one in weights if isinstance(one, dict)]
+    weights = [group.get("weights") or {} for group in groups.values()]
+    sizes = [group.get("group_size") for group in weights if isinstance(group, dict)]
     return {size for size in sizes if isinstance(size, int) and size > 0}
 
 

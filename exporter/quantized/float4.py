@@ -36,11 +36,11 @@ def read(settings: Mapping[str, Any], tensors: Tensors) -> dict[str, QuantizedTe
     Raises:
         CheckpointError: a tensor is missing, or its shape does not fit the others.
     """
-    found: dict[str, QuantizedTensor] = {}
+    quantized: dict[str, QuantizedTensor] = {}
     for name in tensors:
         if name.endswith(BLOCKS):
-            found |= _experts(name.removesuffix(BLOCKS), tensors)
-    return found
+            quantized |= _experts(name.removesuffix(BLOCKS), tensors)
+    return quantized
 
 
 def weight(module: str, tensors: Tensors) -> QuantizedTensor:

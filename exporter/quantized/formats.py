@@ -66,13 +66,13 @@ def read_quantized(config: Mapping[str, Any], tensors: Mapping[str, RawTensor]) 
         raise UnsupportedModelError(
             f"checkpoints quantized by {method!r} are not supported; supported: {', '.join(sorted(_READERS))}"
         )
-    found = _READERS[method](settings, tensors)
-    if not found:
+    checkpoint = _READERS[method](settings, tensors)
+    if not checkpoint:
         raise CheckpointError(f"config.json says that the weights are quantized by {method}, but none is")
     plain: dict[str, Any] = {name: tensor for name, tensor in tensors.items() if not _is_part(name)}
     record = {name: settings[name] for name in _RECORDED if settings.get(name) is not None}
     return QuantizedCheckpoint(
-        {**plain, **found}, {"method": method, **record, **bitsandbytes.facts(tensors)}
+        {**plain, **checkpoint}, {"method": method, **record, **bitsandbytes.facts(tensors)}
     )
 
 

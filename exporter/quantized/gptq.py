@@ -66,17 +66,17 @@ def _offset(names: Sequence[str], tensors: Tensors, bits: int, stated: int, *, s
     """
     middle = 1 << bits - 1
     unlike = ""
-    found: set[int] = set()
+    offsets: set[int] = set()
     for name in names:
         outputs = matrix_shape(tensors, f"{name}.qweight")[1]
         matrix_shape(tensors, f"{name}.qzeros")
         stored = unpack(tensors[f"{name}.qzeros"].array(), bits, axis=1)[:, :outputs]
         low, high = (int(stored.min()), int(stored.max())) if stored.size else (middle, middle)
-        found |= {low, high}
+        offsets |= {low, high}
         if low != high or low not in (middle, middle - 1):
             unlike = f"tensor '{name}.qzeros' stores zero points from {low} to {high}"
-    if not unlike and len(found) == 1:
-        return middle - found.pop()
+    if not unlike and len(offsets) == 1:
+        return middle - offsets.pop()
     if symmetric:
         raise CheckpointError(
             f"{unlike or 'some tensors store other zero points than others'}, but config.json says sym: a "

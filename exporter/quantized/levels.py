@@ -57,14 +57,14 @@ class QuantizedTensor:
         """Return a view of the matrix as float32, with inputs in their original order."""
         parts = self._packed.read()
         block = np.arange(self.shape[1]) // self._packed.block_size
-        found = parts.levels.astype(np.float32)
+        values = parts.levels.astype(np.float32)
         if parts.zero_points is not None:
-            found -= parts.zero_points.astype(np.float32)[:, block]
-        found *= parts.scales[:, block]
+            values -= parts.zero_points.astype(np.float32)[:, block]
+        values *= parts.scales[:, block]
         if self._packed.order is not None:
-            ordered, found = found, np.empty_like(found)
-            found[:, self._packed.order] = ordered
-        return np.ascontiguousarray(view(found), np.float32)
+            ordered, values = values, np.empty_like(values)
+            values[:, self._packed.order] = ordered
+        return np.ascontiguousarray(view(values), np.float32)
 
 
 def smaller_blocks(group: int, width: int) -> int:
@@ -117,11 +117,11 @@ def with_shape(tensors: Tensors, name: str, *shapes: tuple[int, ...]) -> RawTens
     Raises:
         CheckpointError: it is missing, or has another shape.
     """
-    found = needed(tensors, name)
-    if found.shape not in shapes:
+    tensor = needed(tensors, name)
+    if tensor.shape not in shapes:
         expected = " or ".join(str(list(shape)) for shape in shapes)
-        raise CheckpointError(f"tensor '{name}': expected shape {expected}, found {list(found.shape)}")
-    return found
+        raise CheckpointError(f"tensor '{name}': expected shape {expected}, found {list(tensor.shape)}")
+    return tensor
 
 
 def matrix_shape(tensors: Tensors, name: str) -> tuple[int, int]:
@@ -193,13 +193,13 @@ def modules(tensors: Tensors, suffix: str, others: tuple[str, ...]) -> list[str]
     Raises:
         CheckpointError: one of ``others`` exists without ``suffix``, or a plain weight beside it.
     """
-    found = [name.removesuffix(f".{suffix}") for name in tensors if name.endswith(f".{suffix}")]
-    known = set(found)
+    names = [name.removesuffix(f".{suffix}") for name in tensors if name.endswith(f".{suffix}")]
+    known = set(names)
     for other in others:
         for name in tensors:
             if name.endswith(f".{other}") and name.removesuffix(f".{other}") not in known:
                 raise CheckpointError(f"the checkpoint has '{name}', but no '{suffix}' beside it")
-    for module in found:
+    for module in names:
         if f"{module}.weight" in tensors:
             raise CheckpointError(f"the checkpoint has both '{module}.{suffix}' and '{module}.weight'")
-    return found
+    return names

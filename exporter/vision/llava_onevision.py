@@ -40,8 +40,8 @@ class Processor(llava.Processor):
 def image_processor(content: Mapping[str, Any], folder: Path, raw: RawConfig) -> Processor:
     """Return the processor of a checkpoint; see ``exporter.image_processor.image_processor``."""
     check_processor(content, ("LlavaOnevisionImageProcessor",), ("do_resize", "do_rescale", "do_normalize"))
-    given = content.get("image_grid_pinpoints", _RESOLUTIONS)
-    if given != raw.get("image_grid_pinpoints", _RESOLUTIONS):
+    resolutions = content.get("image_grid_pinpoints", _RESOLUTIONS)
+    if resolutions != raw.get("image_grid_pinpoints", _RESOLUTIONS):
         raise UnsupportedModelError("'image_grid_pinpoints' differ from those of config.json")
     ratio = str(raw.get("vision_aspect_ratio", "anyres_max_9"))
     if re.fullmatch(r"anyres_max_[0-9]{1,4}", ratio) is None:
@@ -54,6 +54,6 @@ def image_processor(content: Mapping[str, Any], folder: Path, raw: RawConfig) ->
         {"image_token_index": 151_646, **raw},
         "llava_onevision",
         kind=Processor,
-        resolutions=tuple(tuple(size) for size in given),
+        resolutions=tuple(tuple(size) for size in resolutions),
         most_tiles=int(ratio.rpartition("_")[2]),
     )

@@ -65,36 +65,39 @@ class Meaning:
 Heads = tuple[int, int]  # number of heads, head_dim
 
 
-def meaning(found: Proposal, query: Heads, key: Heads, value: Heads) -> Meaning | str:
+def meaning(proposal: Proposal, query: Heads, key: Heads, value: Heads) -> Meaning | str:
     """Return the scale, softcap and masks with which a candidate is attention, or why it is not."""
-    sinks = () if found.sinks is None else (found.sinks,)
-    tokens = 5 if found.causal or found.whole else 3
-    given = contract_feed(found.sized, past=5 - tokens, new=tokens)
-    ends = [value for value in found.sized if value.name in given]
-    inputs = [found.query, found.key, found.value, *found.masks, *sinks, *ends]
-    part = region(inputs, found.output, in_float=bool(sinks))
+    sinks = () if proposal.sinks is None else (proposal.sinks,)
+    tokens = 5 if proposal.causal or proposal.whole else 3
+    feed = contract_feed(proposal.sized, past=5 - tokens, new=tokens)
+    ends = [value for value in proposal.sized if value.name in feed]
+    inputs = [proposal.query, proposal.key, proposal.value, *proposal.masks, *sinks, *ends]
+    part = region(inputs, proposal.output, in_float=bool(sinks))
     if isinstance(part, str):
         return part
     if query[0] % key[0] or query[1] != key[1] or key[0] != value[0]:
         return f"{query[0]} query heads of size {query[1]} cannot share {key[0]} key heads of size {key[1]}"
     rng = np.random.default_rng(0)
+    # Fewer queries than keys show whether a mask counts from the first token or from the last; a causal one
+    # has as many, since Attention aligns is_causal at the first. Random values in two sequences and all
+    # heads make it unlikely that another formula gives the same numbers.
     sizes = ((query, tokens), (key, 5), (value, 5))
     arrays = [rng.standard_normal((2, heads, n, size)).astype(np.float32) for (heads, size), n in sizes]
-    causal = np.tri(5, dtype=np.bool_) if found.causal else np.ones((tokens, 5), np.bool_)
-    forms = [list(_forms(mask, rng, tokens)) for mask in found.masks]
+    causal = np.tri(5, dtype=np.bool_) if proposal.causal else np.ones((tokens, 5), np.bool_)
+    forms = [list(_forms(mask, rng, tokens)) for mask in proposal.masks]
     scores = [
         rng.standard_normal(shape_of(x)).astype(np.float32) for x in map(weight, sinks) if x is not None
     ]
-    fed = [_joined(arrays[0]) if _is_joined(found.query) else arrays[0], *arrays[1:]]
+    fed = [_joined(arrays[0]) if _is_joined(proposal.query) else arrays[0], *arrays[1:]]
     for chosen in product(*forms):
         seen = reduce(np.logical_and, (form.seen for form in chosen), causal[None, None])
         bias = sum((form.bias for form in chosen), np.zeros(1, np.float32))
-        result = part(*fed, *(form.content for form in chosen), *scores, *given.values())
+        result = part(*fed, *(form.content for form in chosen), *scores, *feed.values())
         if part.failure is not None:
             return part.failure
         for scale, cap in _factors(query[1], _numbers(part)):
             wanted = _attention(arrays, seen, bias, scale, cap, *scores)
-            if close(result, _joined(wanted) if _is_joined(found.output) else wanted):
+            if close(result, _joined(wanted) if _is_joined(proposal.output) else wanted):
                 return Meaning(scale, cap, tuple(form.kind for form in chosen))
     return "the nodes around its softmax do not compute attention with a known scale and mask"
 
@@ -140,17 +143,22 @@ def _factors(size: int, numbers: list[float]) -> Iterator[tuple[float, float]]:
 
 def mask_candidates(mask: ir.Value) -> list[ir.Value]:
     """Return a mask and the values that it is computed from, as candidates for the mask, nearest first."""
-    found: dict[ir.Value, None] = {}
+    candidates: dict[ir.Value, None] = {}
     waiting = [mask]
-    while waiting and len(found) < _MAX_MASKS:
+    while waiting and len(candidates) < _MAX_MASKS:
         value = waiting.pop(0)
         node = value.producer()
-        if value in found or value.const_value is not None or value.shape is None or len(value.shape) < 2:
+        if (
+            value in candidates
+            or value.const_value is not None
+            or value.shape is None
+            or len(value.shape) < 2
+        ):
             continue
-        found[value] = None
+        candidates[value] = None
         if node is not None and node.op_type in _MAKING_MASKS and not node.domain:
             waiting += [operand for operand in node.inputs if operand is not None]
-    return list(found)
+    return list(candidates)
 
 
 def _is_joined(value: ir.Value) -> bool:

@@ -41,11 +41,11 @@ def fixed_tokens(graph: ir.Graph) -> str | None:
 
 def decoder_input(graph: ir.Graph, name: str) -> ir.Value:
     """Return the input ``attention_mask`` or ``position_ids``; add it to the graph if it is missing."""
-    found = find_input(graph, name)
-    if found is None:
-        found = ir.val(name, ir.DataType.INT64, _SHAPES[name])
-        graph.inputs.append(found)
-    return found
+    value = find_input(graph, name)
+    if value is None:
+        value = ir.val(name, ir.DataType.INT64, _SHAPES[name])
+        graph.inputs.append(value)
+    return value
 
 
 class CausalMasks:

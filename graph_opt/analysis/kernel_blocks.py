@@ -71,27 +71,31 @@ def _transposed(array: Array) -> Array:
     return np.ascontiguousarray(array.T)
 
 
-def dequantized(graph: ir.Graph, before: ir.Node, found: KernelBlocks, axis: int) -> ir.Value:
+def dequantized(graph: ir.Graph, before: ir.Node, quantized: KernelBlocks, axis: int) -> ir.Value:
     """Insert a DequantizeLinear and return its output: [N, K] for ``axis`` 1, or [K, N] for ``axis`` 0."""
     order: Callable[[Array], Array] = _unchanged if axis else _transposed
-    shape, blocks = (found.outputs, found.inputs), (found.outputs, found.blocks)
+    shape, blocks = (quantized.outputs, quantized.inputs), (quantized.outputs, quantized.blocks)
     if axis == 0:
         shape, blocks = shape[::-1], blocks[::-1]
 
     def stored(content: Array) -> Array:
-        return pack_nibbles(content).reshape(-1) if found.bits == 4 else content.view(found.dtype.numpy())
+        return (
+            pack_nibbles(content).reshape(-1)
+            if quantized.bits == 4
+            else content.view(quantized.dtype.numpy())
+        )
 
-    values = lazy(lambda: stored(order(found.values())), found.dtype, shape)
-    rows = found.outputs
-    scales = lazy(lambda: order(found.scales.numpy().reshape(rows, -1)), found.scales.dtype, blocks)
+    values = lazy(lambda: stored(order(quantized.values())), quantized.dtype, shape)
+    rows = quantized.outputs
+    scales = lazy(lambda: order(quantized.scales.numpy().reshape(rows, -1)), quantized.scales.dtype, blocks)
     operands = [
-        add_initializer(graph, f"{found.stem}.values", values),
-        add_initializer(graph, f"{found.stem}.scales", scales),
+        add_initializer(graph, f"{quantized.stem}.values", values),
+        add_initializer(graph, f"{quantized.stem}.scales", scales),
     ]
-    if found.zero_points is not None:
-        points = lazy(lambda: stored(order(found.points())), found.dtype, blocks)
-        operands.append(add_initializer(graph, f"{found.stem}.zero_points", points))
-    attributes = {"axis": axis, "block_size": found.block_size}
+    if quantized.zero_points is not None:
+        points = lazy(lambda: stored(order(quantized.points())), quantized.dtype, blocks)
+        operands.append(add_initializer(graph, f"{quantized.stem}.zero_points", points))
+    attributes = {"axis": axis, "block_size": quantized.block_size}
     made = insert(before, "DequantizeLinear", operands, attributes).outputs[0]
-    made.shape, made.dtype = ir.Shape(shape), found.scales.dtype
+    made.shape, made.dtype = ir.Shape(shape), quantized.scales.dtype
     return made

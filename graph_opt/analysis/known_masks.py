@@ -33,7 +33,7 @@ def known_meaning(graph: ir.Graph, mask: ir.Value) -> probe.MaskMeaning | str:
 
 def integers_upstream(mask: ir.Value) -> list[int]:
     """Return the integer constants upstream of a mask; one of them may be its window."""
-    found: set[int] = set()
+    numbers: set[int] = set()
     seen: set[ir.Value] = set()
     waiting = [mask]
     while waiting:
@@ -44,10 +44,10 @@ def integers_upstream(mask: ir.Value) -> list[int]:
         tensor, node = value.const_value, value.producer()
         if tensor is not None and tensor.size == 1 and tensor.dtype.is_integer():
             number = abs(int(tensor.numpy().item()))
-            found |= {number} if 1 < number < _UNBOUNDED else set()
+            numbers |= {number} if 1 < number < _UNBOUNDED else set()
         elif node is not None:
             waiting += [operand for operand in node.inputs if operand is not None]
-    return sorted(found)
+    return sorted(numbers)
 
 
 def joined_mask(graph: ir.Graph, masks: CausalMasks, node: ir.Node, *, padding: bool) -> ir.Value | None:
@@ -66,25 +66,25 @@ def joined_mask(graph: ir.Graph, masks: CausalMasks, node: ir.Node, *, padding: 
     Returns:
         The mask; None if the Attention has neither a mask nor ``is_causal``.
     """
-    given = node.inputs[3] if len(node.inputs) > 3 else None
+    stated_mask = node.inputs[3] if len(node.inputs) > 3 else None
     causal = bool(int_attribute(node, "is_causal", 0))
-    if given is None:
+    if stated_mask is None:
         return masks.additive() if causal else None
-    hides_padding = any(value.name == ATTENTION_MASK for value in probe.inputs_of(given))
+    hides_padding = any(value.name == ATTENTION_MASK for value in probe.inputs_of(stated_mask))
     hidden = ([masks.visible()] if causal else []) + ([masks.real()] if padding and not hides_padding else [])
-    if given.dtype != ir.DataType.BOOL and not hidden:
-        return given
-    reader = next(node for node in graph if any(value is given for value in node.inputs))
-    if given.dtype == ir.DataType.BOOL:
-        seen = given
+    if stated_mask.dtype != ir.DataType.BOOL and not hidden:
+        return stated_mask
+    reader = next(node for node in graph if any(value is stated_mask for value in node.inputs))
+    if stated_mask.dtype == ir.DataType.BOOL:
+        seen = stated_mask
         for condition in hidden:
             seen = insert(reader, "And", [seen, condition]).outputs[0]
         return masks.as_numbers(seen, reader)
     lowest = shared_constant(graph, "mask.lowest", np.array(LOWEST, np.float32))
-    mask = given
+    mask = stated_mask
     for condition in hidden:
         mask = insert(reader, "Where", [condition, mask, lowest]).outputs[0]
-    mask.shape, mask.dtype = given.shape, ir.DataType.FLOAT
+    mask.shape, mask.dtype = stated_mask.shape, ir.DataType.FLOAT
     return mask
 
 
@@ -103,11 +103,11 @@ def same_computation(a: ir.Value | None, b: ir.Value | None) -> bool:
     """Return whether two values are computed by equal nodes from inputs of the same names."""
     if a is b or a is None or b is None:
         return a is b
-    one, other = a.producer(), b.producer()
-    if one is None or other is None:
-        return one is other and (_same_constant(a, b) if a.const_value is not None else a.name == b.name)
-    kinds = [(node.domain, node.op_type, _attributes(node), len(node.inputs)) for node in (one, other)]
-    return kinds[0] == kinds[1] and all(map(same_computation, one.inputs, other.inputs))
+    first, other = a.producer(), b.producer()
+    if first is None or other is None:
+        return first is other and (_same_constant(a, b) if a.const_value is not None else a.name == b.name)
+    kinds = [(node.domain, node.op_type, _attributes(node), len(node.inputs)) for node in (first, other)]
+    return kinds[0] == kinds[1] and all(map(same_computation, first.inputs, other.inputs))
 
 
 def _same_constant(a: ir.Value, b: ir.Value) -> bool:

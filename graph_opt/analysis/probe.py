@@ -61,7 +61,7 @@ def contract_feed(inputs: Sequence[ir.Value], *, past: int, new: int) -> dict[st
 
 def inputs_of(value: ir.Value) -> list[ir.Value]:
     """Return the graph inputs upstream of ``value``."""
-    found: dict[ir.Value, None] = {}
+    values: dict[ir.Value, None] = {}
     seen: set[ir.Node] = set()
     stack = [value]
     while stack:
@@ -69,11 +69,11 @@ def inputs_of(value: ir.Value) -> list[ir.Value]:
         node = current.producer()
         if node is None:
             if current.is_graph_input():
-                found[current] = None
+                values[current] = None
         elif node not in seen:
             seen.add(node)
             stack.extend(operand for operand in node.inputs if operand is not None)
-    return list(found)
+    return list(values)
 
 
 def turns_with_axes(angle: ir.Value | None) -> bool:
@@ -204,6 +204,8 @@ def mask_meaning(
     values = _values(probe, _Case([0], context_length - new if cached else 0, new), heads)
     if isinstance(values, str):
         return values
+    # The last row of the longest context sees the whole window, and the differences between its entries are
+    # the slope of ALiBi. That proposes a meaning; the cases below decide whether it is right.
     last = values[0, :, -1]
     visible = last[0] > _BLOCKED
     count = int(visible.sum())
@@ -262,15 +264,15 @@ def never_holds(graph: ir.Graph, condition: ir.Value) -> bool:
     cases = _cases(None, 16, has_caches(graph), fixed_tokens(graph))
     padded = any(value.name == ATTENTION_MASK for value in graph.inputs)
     for case in cases if padded else map(_Case.unpadded, cases):
-        found = probe(case.feed(probe.inputs))
+        holds = probe(case.feed(probe.inputs))
         _, real = case.visible(None)
-        axes = [axis for axis in range(1, found.ndim) if found.shape[axis] == case.new != 1]
+        axes = [axis for axis in range(1, holds.ndim) if holds.shape[axis] == case.new != 1]
         if axes:
-            shape = [case.new if axis == axes[0] else 1 for axis in range(1, found.ndim)]
-            if len(found) not in (1, len(real)):
+            shape = [case.new if axis == axes[0] else 1 for axis in range(1, holds.ndim)]
+            if len(holds) not in (1, len(real)):
                 return False  # its first axis is not the batch
-            found = found & real.reshape(len(real), *shape)
-        if found.any():
+            holds = holds & real.reshape(len(real), *shape)
+        if holds.any():
             return False
     return True
 

@@ -168,18 +168,18 @@ def _identity(array: npt.NDArray[Any]) -> tuple[str, tuple[int, ...], bytes]:
     return str(array.dtype), array.shape, array.tobytes()
 
 
-def cannot_move(node: ir.Node, found: Parameters) -> str | None:
+def cannot_move(node: ir.Node, quantization: Parameters) -> str | None:
     """Return why an operator of ``MOVERS`` does not commute with quantization, None if it does."""
     if node.op_type in RESHAPES or node.op_type == "Transpose":
         return None
     if node.op_type == "MaxPool":
-        scale = constant(found.scale)
+        scale = constant(quantization.scale)
         if scale is None or not (scale > 0).all():
             return "MaxPool needs positive scales"
         if len(node.outputs) > 1 and node.outputs[1].uses():
             return "the indices that MaxPool returns are used"
-        return None if found.dtype in _BYTES else "MaxPool supports 8-bit integers only"
-    return None if found.dtype in _WHOLE_BYTES else f"{node.op_type} does not support this type"
+        return None if quantization.dtype in _BYTES else "MaxPool supports 8-bit integers only"
+    return None if quantization.dtype in _WHOLE_BYTES else f"{node.op_type} does not support this type"
 
 
 def moved_axis(node: ir.Node, axis: int, *, backward: bool = False) -> int | None:

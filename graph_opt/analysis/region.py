@@ -140,10 +140,10 @@ def region(
     return Region(inputs, output, list(order), list(constants), in_float=in_float)
 
 
-def close(found: Array, expected: Array, tolerance: float = 2e-5) -> bool:
+def close(actual: Array, expected: Array, tolerance: float = 2e-5) -> bool:
     """Return whether two float32 results are equal up to rounding: shape, and values within ``tolerance``."""
-    if found.shape != expected.shape:
+    if actual.shape != expected.shape:
         return False
     return bool(
-        np.allclose(found, expected, rtol=tolerance, atol=tolerance * max(1e-30, np.abs(expected).max()))
+        np.allclose(actual, expected, rtol=tolerance, atol=tolerance * max(1e-30, np.abs(expected).max()))
     )

@@ -214,11 +214,11 @@ class ShapeFacts:
         results = [self._infer_once(node, schema, proto, form, index) for index in range(len(PROBES))]
         self._fits &= all(results) or not any(results)
         for place, output in enumerate(node.outputs):
-            found = [result.get(f"y{place}") for result in results]
-            shapes = [_shape_of(type_) for type_ in found if type_ is not None]
+            types = [result.get(f"y{place}") for result in results]
+            shapes = [_shape_of(type_) for type_ in types if type_ is not None]
             known = tuple(shape for shape in shapes if shape is not None)
-            if found[0] is not None and len(known) == len(PROBES):
-                self._note(output, known, found[0].tensor_type.elem_type)
+            if types[0] is not None and len(known) == len(PROBES):
+                self._note(output, known, types[0].tensor_type.elem_type)
 
     def _infer_once(
         self, node: ir.Node, schema: onnx.defs.OpSchema, proto: onnx.NodeProto, form: bytes, index: int
@@ -278,12 +278,12 @@ def _nameless(node: ir.Node) -> onnx.NodeProto:
 
 
 def _type_of(element: int, shape: Sequence[int]) -> onnx.TypeProto:
-    made = onnx.TypeProto()
-    made.tensor_type.elem_type = element
-    made.tensor_type.shape.SetInParent()
+    proto = onnx.TypeProto()
+    proto.tensor_type.elem_type = element
+    proto.tensor_type.shape.SetInParent()
     for size in shape:
-        made.tensor_type.shape.dim.add().dim_value = size
-    return made
+        proto.tensor_type.shape.dim.add().dim_value = size
+    return proto
 
 
 def _shape_of(type_: onnx.TypeProto) -> tuple[int, ...] | None:

@@ -117,7 +117,7 @@ def joined_source(value: ir.Value, width: int) -> ir.Value | None:
 
 def _proven(
     last: ir.Node,
-    found: Proposal,
+    proposal: Proposal,
     heads: int,
     varying: list[ir.Value],
     sinks: list[ir.Value],
@@ -126,12 +126,12 @@ def _proven(
 
     Args:
         last: the product with the values.
-        found: the candidate without its mask and sinks.
+        proposal: the candidate without its mask and sinks.
         heads: number of query heads.
         varying: values that are computed apart from the scores and meet them; one holds the mask.
         sinks: candidates.
     """
-    key, value = head_sizes(found.key), head_sizes(found.value)
+    key, value = head_sizes(proposal.key), head_sizes(proposal.value)
     if key is None or value is None:
         return last, "the heads of its cache are not fixed"
     masks = [form for x in varying for form in mask_candidates(x) if form.shape is not None]
@@ -142,10 +142,10 @@ def _proven(
     )
     sized = () if last.graph is None else tuple(last.graph.inputs)
     for sink, mask in product(sinks, dict.fromkeys(masks)):
-        tried = replace(found, masks=(mask,), output=output, sinks=sink, sized=sized)
+        tried = replace(proposal, masks=(mask,), output=output, sinks=sink, sized=sized)
         known = meaning(tried, (heads, key[1]), key, value)
         if isinstance(known, Meaning) and known.masks[0] in (MaskKind.ADDED, MaskKind.SEEN):
-            return SinkAttention(found.query, found.key, found.value, mask, sink, output, known)
+            return SinkAttention(proposal.query, proposal.key, proposal.value, mask, sink, output, known)
         reason = known if isinstance(known, str) else "its mask is not added to the scores"
     return last, reason
 
@@ -166,17 +166,17 @@ def _query(value: ir.Value | None, key: tuple[int, int] | None) -> tuple[ir.Valu
 
 def _upstream(value: ir.Value | None, ends: set[ir.Value]) -> dict[ir.Value, None]:
     """Return ``value`` and those it is computed from by operators around scores, as far as ``ends``."""
-    found: dict[ir.Value, None] = {}
+    values: dict[ir.Value, None] = {}
     waiting = [value]
-    while waiting and len(found) < _MAX_VALUES:
+    while waiting and len(values) < _MAX_VALUES:
         current = waiting.pop(0)
         node = None if current is None else current.producer()
-        if current is None or current in found:
+        if current is None or current in values:
             continue
-        found[current] = None
+        values[current] = None
         if current not in ends and node is not None and node.op_type in _AROUND_SCORES and not node.domain:
             waiting += node.inputs
-    return found
+    return values
 
 
 def _operands(scores: ir.Value, between: dict[ir.Value, None]) -> list[ir.Value]:

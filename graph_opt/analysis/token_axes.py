@@ -117,15 +117,15 @@ def _operands(node: ir.Node) -> Sequence[ir.Value | None]:
 
 
 def _upstream(value: ir.Value, layers: Mapping[ir.Value, Sequence[ir.Value]]) -> dict[ir.Node, None]:
-    found: dict[ir.Node, None] = {}
+    nodes: dict[ir.Node, None] = {}
     waiting = [value]
     while waiting:
         current = waiting.pop()
         node = current.producer()
-        if node is not None and node not in found:
-            found[node] = None
+        if node is not None and node not in nodes:
+            nodes[node] = None
             waiting += layers.get(current) or [x for x in _operands(node) if x is not None]
-    return found
+    return nodes
 
 
 def _broadcast(tokens: TokenAxes, node: ir.Node) -> Axis:
@@ -152,19 +152,19 @@ def _first(tokens: TokenAxes, node: ir.Node) -> Axis:
 
 def _norm(tokens: TokenAxes, node: ir.Node) -> Axis:
     """Require that the normalised axes, from ``axis`` on, come after the token axis."""
-    found, rank = _first(tokens, node), tokens.rank(tokens.operand(node, 0))
-    tokens.require(node, int_attribute(node, "axis", -1) % rank > found.index)
+    axis, rank = _first(tokens, node), tokens.rank(tokens.operand(node, 0))
+    tokens.require(node, int_attribute(node, "axis", -1) % rank > axis.index)
     for scale in node.inputs[1:]:
-        tokens.require(node, scale is None or tokens.rank(scale) < rank - found.index)
-    return found
+        tokens.require(node, scale is None or tokens.rank(scale) < rank - axis.index)
+    return axis
 
 
 def _along_axis(tokens: TokenAxes, node: ir.Node) -> Axis:
-    found, rank = _first(tokens, node), tokens.rank(tokens.operand(node, 0))
+    axis, rank = _first(tokens, node), tokens.rank(tokens.operand(node, 0))
     tokens.require(
-        node, int_attribute(node, "axis", 0 if node.op_type == "Split" else -1) % rank != found.index
+        node, int_attribute(node, "axis", 0 if node.op_type == "Split" else -1) % rank != axis.index
     )
-    return found
+    return axis
 
 
 def _concat(tokens: TokenAxes, node: ir.Node) -> Axis:
@@ -184,12 +184,12 @@ def _slice(tokens: TokenAxes, node: ir.Node) -> Axis:
 
 
 def _reduce(tokens: TokenAxes, node: ir.Node) -> Axis:
-    found, rank = _first(tokens, node), tokens.rank(tokens.operand(node, 0))
+    reduced, rank = _first(tokens, node), tokens.rank(tokens.operand(node, 0))
     given = constant(node.inputs[1]) if len(node.inputs) > 1 else None
     axes = [] if given is None else [int(axis) % rank for axis in given]
-    tokens.require(node, bool(axes) and found.index not in axes)
-    gone = 0 if int_attribute(node, "keepdims", 1) else sum(axis < found.index for axis in axes)
-    return Axis(found.index - gone, found.flat)
+    tokens.require(node, bool(axes) and reduced.index not in axes)
+    gone = 0 if int_attribute(node, "keepdims", 1) else sum(axis < reduced.index for axis in axes)
+    return Axis(reduced.index - gone, reduced.flat)
 
 
 def _product(tokens: TokenAxes, node: ir.Node) -> Axis:
@@ -199,13 +199,13 @@ def _product(tokens: TokenAxes, node: ir.Node) -> Axis:
         tokens.require(node, node.op_type == "MatMul" and tokens.rank(x) <= tokens.rank(matrix))
         tokens.require(node, tokens.axes[matrix] == Axis(tokens.rank(matrix) - 1))
         return tokens.axes[matrix]
-    found = _first(tokens, node)
-    tokens.require(node, tokens.rank(matrix) == 2 and found.index < tokens.rank(x) - 1)
+    axis = _first(tokens, node)
+    tokens.require(node, tokens.rank(matrix) == 2 and axis.index < tokens.rank(x) - 1)
     tokens.require(node, not int_attribute(node, "transA", 0))
     if len(node.inputs) > 2:
         bias = tokens.operand(node, 2)
         tokens.require(node, tokens.rank(bias) < 2 or all(shape[0] == 1 for shape in tokens.shapes(bias)))
-    return found
+    return axis
 
 
 def _gather(tokens: TokenAxes, node: ir.Node) -> Axis:
@@ -220,11 +220,11 @@ def _gather(tokens: TokenAxes, node: ir.Node) -> Axis:
 
 
 def _transpose(tokens: TokenAxes, node: ir.Node) -> Axis:
-    found, rank = _first(tokens, node), tokens.rank(tokens.operand(node, 0))
+    axis, rank = _first(tokens, node), tokens.rank(tokens.operand(node, 0))
     perm = node.attributes.get("perm")
     order = list(range(rank))[::-1] if perm is None else list(perm.as_ints())
-    tokens.require(node, not found.flat or order[0] == 0)
-    return Axis(order.index(found.index), found.flat)
+    tokens.require(node, not axis.flat or order[0] == 0)
+    return Axis(order.index(axis.index), axis.flat)
 
 
 def _reshape(tokens: TokenAxes, node: ir.Node) -> Axis:

@@ -150,7 +150,8 @@ class Comparer:
         """Run sequences of different lengths in one batch, padded if a graph's mask hides padding."""
         lengths = [max(round(len(plan.others[-1]) * share), 1) for share in _BATCH]
         sequences = [
-            np.array(one[:length], np.int64) for one, length in zip(plan.others[-3:], lengths, strict=True)
+            np.array(tokens[:length], np.int64)
+            for tokens, length in zip(plan.others[-3:], lengths, strict=True)
         ]
         step = {row: sequences[number] for number, row in enumerate(rows)}
         if self.width is not None:
@@ -167,9 +168,9 @@ class Comparer:
         # A trace that counts positions rotates the keys of padded rows by other angles; its logits are equal.
         alike = all(
             _near(there, here)
-            for row, one in zip(rows, alone, strict=True)
+            for row, tokens in zip(rows, alone, strict=True)
             for there, here in zip(
-                self.first.cache(row).values(), self.first.cache(one).values(), strict=True
+                self.first.cache(row).values(), self.first.cache(tokens).values(), strict=True
             )
         )
         self.inputs.append(f"{len(rows)} sequences of {', '.join(map(str, lengths))} tokens in one batch")
@@ -250,12 +251,12 @@ def decoder_report(comparer: Comparer, names: tuple[str, str], bars: Bars, *, ro
         max_mismatch=bars.max_mismatch,
     )
     logits = replace(comparer.logits.result(resolved), kind=LOGITS)
-    outputs = {LOGITS: logits} | {name: one.result(resolved) for name, one in comparer.caches.items()}
+    outputs = {LOGITS: logits} | {name: outcome.result(resolved) for name, outcome in comparer.caches.items()}
     return VerifyReport(
         reference=names[0],
         candidate=names[1],
         bars=resolved,
-        outputs=outputs if strict else {name: _reported(one) for name, one in outputs.items()},
+        outputs=outputs if strict else {name: _reported(outcome) for name, outcome in outputs.items()},
         tokens=comparer.tokens.result(),
         inputs=tuple(comparer.inputs),
         notes=tuple(comparer.notes),

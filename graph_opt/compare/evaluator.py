@@ -35,15 +35,17 @@ def evaluated(model: Path, names: Sequence[str], feed: Mapping[str, Any]) -> dic
         return None
     loaded = load_model(model)
     hold_in_memory(loaded.graph)
-    own = [str(value.name) for value in graph.inputs if not value.is_initializer()]
+    names_here = [str(value.name) for value in graph.inputs if not value.is_initializer()]
     try:
         evaluator = ReferenceEvaluator(onnx.ModelProto.FromString(ir.to_proto(loaded).SerializeToString()))
         with np.errstate(all="ignore"):
-            found = evaluator.run(None, {mine: feed[name] for mine, name in zip(own, names, strict=True)})
+            results = evaluator.run(
+                None, {mine: feed[name] for mine, name in zip(names_here, names, strict=True)}
+            )
     except Exception:  # noqa: BLE001 -- of many types: it lacks operators, or forms of them
         return None
     outputs = [str(value.name) for value in graph.outputs]
-    return {name: np.asarray(array) for name, array in zip(outputs, found, strict=True)}
+    return {name: np.asarray(array) for name, array in zip(outputs, results, strict=True)}
 
 
 def _is_small(graph: ir.Graph) -> bool:

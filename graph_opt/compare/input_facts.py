@@ -101,14 +101,14 @@ def _index_bounds(value: ir.Value, bounds: IndexBounds) -> list[int | Axis]:
     """Return the bounds of an input of integers, or of floats that are only used as indices."""
     if value.dtype is None or not (value.dtype.is_integer() or value.dtype.is_floating_point()):
         return []
-    found: list[int | Axis] = []
+    ends: list[int | Axis] = []
     for _, index, node in readers(value, _JOINING):
         here = bounds.of(node, index)
         other_use = not here and node.op_type not in _NEUTRAL and not _passes(node, index, _JOINING)
         if other_use and value.dtype.is_floating_point():
             return []
-        found += here
-    return found
+        ends += here
+    return ends
 
 
 def _passes(node: ir.Node, index: int, joining: Mapping[str, Collection[int]]) -> bool:
@@ -132,12 +132,12 @@ def readers(
 
 def table_readers(value: ir.Value) -> list[ir.Value]:
     """Return the tables whose rows are gathered by an input along axis 0."""
-    found = (
+    tables = (
         node.inputs[0]
         for _, index, node in readers(value)
         if node.op_type == "Gather" and index == 1 and not int_attribute(node, "axis", 0)
     )
-    return [table for table in dict.fromkeys(found) if table is not None]
+    return [table for table in dict.fromkeys(tables) if table is not None]
 
 
 def _compared_with(node: ir.Node, value: ir.Value) -> set[int]:
@@ -165,12 +165,14 @@ def _next_state(graph: ir.Graph, value: ir.Value) -> str | None:
         return None
     name = str(value.name)
     wanted = {name.replace(PAST, PRESENT), name.replace("past", PRESENT)} - {name}
-    fitting = [one for one in graph.outputs if one.dtype in (None, value.dtype) and _fits(one, value)]
-    named = [str(one.name) for one in fitting if one.name in wanted]
+    fitting = [
+        output for output in graph.outputs if output.dtype in (None, value.dtype) and _fits(output, value)
+    ]
+    named = [str(output.name) for output in fitting if output.name in wanted]
     named += [
-        str(one.name)
-        for one in fitting
-        if re.fullmatch(re.escape(name) + r"_?(n|N|out|new|next)", str(one.name))
+        str(output.name)
+        for output in fitting
+        if re.fullmatch(re.escape(name) + r"_?(n|N|out|new|next)", str(output.name))
     ]
     return named[0] if named else None
 

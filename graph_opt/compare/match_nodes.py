@@ -38,12 +38,12 @@ class NodeMatching:
         """Match nodes with equal keys, in order; a key of None matches nothing."""
         waiting: dict[Hashable, deque[ir.Node]] = defaultdict(deque)
         for node in self._b:
-            if node not in self._taken and (found := key(node)) is not None:
-                waiting[found].append(node)
+            if node not in self._taken and (label := key(node)) is not None:
+                waiting[label].append(node)
         for node in self._a:
-            found = key(node) if node not in self.pairs else None
-            if found is not None and waiting.get(found):
-                self._match(node, waiting[found].popleft())
+            label = key(node) if node not in self.pairs else None
+            if label is not None and waiting.get(label):
+                self._match(node, waiting[label].popleft())
 
     def neighbours(self, outputs: Pairs) -> None:
         """Match producers and consumers of matched nodes and outputs, if their operators are equal."""
@@ -111,15 +111,15 @@ def _producers(pairs: Pairs) -> list[tuple[ir.Node, ir.Node]]:
 
 def _readers(pairs: Pairs) -> list[tuple[ir.Node, ir.Node]]:
     """Pair the consumers of two values by operator and operand index, if each side has exactly one."""
-    found: list[tuple[ir.Node, ir.Node]] = []
+    readers: list[tuple[ir.Node, ir.Node]] = []
     for x, y in pairs:
         left, right = _by_kind(x), _by_kind(y)
-        found += [
+        readers += [
             (nodes[0], right[kind][0])
             for kind, nodes in left.items()
             if len(nodes) == len(right.get(kind, [])) == 1
         ]
-    return found
+    return readers
 
 
 def _by_kind(value: ir.Value) -> dict[tuple[str, str, int], list[ir.Node]]:

@@ -12,16 +12,16 @@ _FARTHEST = 8192  # longest synthetic cache
 
 def mask_reach(graph: ir.Graph) -> int:
     """Return the largest attribute or mask constant, up to 8192, that may be a sliding window."""
-    found = [0]
+    numbers = [0]
     for node in graph.all_nodes():
-        found.append(int_attribute(node, "local_window_size", 0))
+        numbers.append(int_attribute(node, "local_window_size", 0))
         if node.op_type == "Attention" and len(node.inputs) > _MASK_INPUT:
-            found += _numbers_upstream(node.inputs[_MASK_INPUT])
-    return max(number for number in found if number <= _FARTHEST)
+            numbers += _numbers_upstream(node.inputs[_MASK_INPUT])
+    return max(number for number in numbers if number <= _FARTHEST)
 
 
 def _numbers_upstream(value: ir.Value | None) -> list[int]:
-    found: list[int] = []
+    numbers: list[int] = []
     waiting, seen = [value], set()
     while waiting:
         current = waiting.pop()
@@ -32,7 +32,7 @@ def _numbers_upstream(value: ir.Value | None) -> list[int]:
         content = constant(current) if small else None
         if content is not None and content.size == 1 and content.dtype.kind in "iuf":
             number = float(content.reshape(-1)[0])
-            found += [abs(int(number))] if number.is_integer() else []
+            numbers += [abs(int(number))] if number.is_integer() else []
         node = current.producer()
         waiting += [] if node is None else list(node.inputs)
-    return found
+    return numbers

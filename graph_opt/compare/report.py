@@ -68,14 +68,14 @@ class VerifyReport:
     @property
     def failures(self) -> tuple[str, ...]:
         """A changed interface, then the differences above the tolerances, as text."""
-        found = [f"the candidate {change}" for change in self.interface]
+        texts = [f"the candidate {change}" for change in self.interface]
         if self.exact is not None:
-            found += [f"{one}, with products in float32" for one in self.exact.failures]
+            texts += [f"{one}, with products in float32" for one in self.exact.failures]
         if self.tokens is not None:
-            found += self._token_failures(self.tokens)
+            texts += self._token_failures(self.tokens)
         broken = [(name, one) for name, one in self.outputs.items() if one.reason is not None and one.judged]
         broken.sort(key=lambda item: -np.nan_to_num(item[1].max_rel, nan=np.inf))
-        return (*found, *(f"output {name} {one.reason}" for name, one in broken))
+        return (*texts, *(f"output {name} {one.reason}" for name, one in broken))
 
     def _token_failures(self, tokens: TokenResult) -> list[str]:
         if self.simulated is None:
@@ -191,22 +191,26 @@ def _worst(outputs: Mapping[str, OutputResult]) -> str:
     return max(outputs, key=lambda name: np.nan_to_num(outputs[name].max_rel, nan=np.inf))
 
 
-def _remarks(name: str, one: OutputResult) -> list[str]:
-    found = []
-    if one.same_nan:
-        found.append(f"NaN in the same {one.same_nan} of {one.elements} places of both, counted as equal")
-    if one.same_infinite:
-        found.append(f"the same infinity in {one.same_infinite} of {one.elements} places of both")
-    if one.constant and not name.endswith(KEYS):
-        found.append("constant in the reference for all inputs, so its dependence on them was not compared")
-    if one.rounding is not None and one.reason is None:
-        found.append(
-            f"a relative error of {one.rounding:.2g} is allowed: it is within 10 times the measured rounding "
-            "error of the reference"
+def _remarks(name: str, result: OutputResult) -> list[str]:
+    remarks = []
+    if result.same_nan:
+        remarks.append(
+            f"NaN in the same {result.same_nan} of {result.elements} places of both, counted as equal"
         )
-    if one.kind == "exact" and one.mismatches and one.reason is None:
-        found.append(f"{one.mismatches} of {one.elements} elements differ, by {one.max_abs:.3g} at most")
-    return found
+    if result.same_infinite:
+        remarks.append(f"the same infinity in {result.same_infinite} of {result.elements} places of both")
+    if result.constant and not name.endswith(KEYS):
+        remarks.append("constant in the reference for all inputs, so its dependence on them was not compared")
+    if result.rounding is not None and result.reason is None:
+        remarks.append(
+            f"a relative error of {result.rounding:.2g} is allowed: it is within 10 times the measured "
+            "rounding error of the reference"
+        )
+    if result.kind == "exact" and result.mismatches and result.reason is None:
+        remarks.append(
+            f"{result.mismatches} of {result.elements} elements differ, by {result.max_abs:.3g} at most"
+        )
+    return remarks
 
 
 def _plain(value: Any) -> Any:

@@ -42,26 +42,26 @@ def rounded_products(model: ir.Model) -> list[ir.Node]:
 
 
 def judge_rounding(
-    found: VerifyReport,
+    report: VerifyReport,
     files: tuple[Path, Path],
     compare: Callable[[Path, Path, ir.Model], VerifyReport],
 ) -> VerifyReport:
     """Add to a report what the candidate computes without rounding, and, if needed, what rounding alone does.
 
     Args:
-        found: the comparison of both files.
+        report: the comparison of both files.
         files: the reference and the candidate.
         compare: compares two files, the second of which holds the given graph.
     """
     with scratch_folder() as folder:
         exact, simulated = folder / "exact.onnx", folder / "simulated.onnx"
-        found = replace(found, exact=compare(files[0], exact, _write_without_rounding(files[1], exact)))
-        wrong = found.exact is None or not found.exact.passed
-        if wrong or found.tokens is None or found.tokens.kl <= (found.bars.max_kl or 0.0):
-            return found
+        report = replace(report, exact=compare(files[0], exact, _write_without_rounding(files[1], exact)))
+        wrong = report.exact is None or not report.exact.passed
+        if wrong or report.tokens is None or report.tokens.kl <= (report.bars.max_kl or 0.0):
+            return report
         # Equal to the reference, and faster: lowered.
         rounding = compare(exact, simulated, _write_with_simulated_rounding(files[1], simulated))
-        return replace(found, simulated=rounding.tokens)
+        return replace(report, simulated=rounding.tokens)
 
 
 def _write_without_rounding(model: Path, path: Path) -> ir.Model:

@@ -27,15 +27,15 @@ _MOVES = {"Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Uns
 
 def write_rounded(model: Path, path: Path, *, seed: int = 0) -> None:
     """Write a copy of a graph whose float weights are changed by -1, 0 or 1 unit in the last place."""
-    found = load_model(model)
+    graph_model = load_model(model)
     number = 0
-    for graph in found.graphs():
+    for graph in graph_model.graphs():
         for value in graph.initializers.values():
             tensor = value.const_value
             if tensor is not None and tensor.dtype in _FLOATS and tensor.size > 1:
                 number += 1
                 value.const_value = _rounded(tensor, str(value.name), [seed, number])
-    save_model(found, path)
+    save_model(graph_model, path)
 
 
 def rounded_feed(feed: Mapping[str, Any], *, seed: int = 0) -> dict[str, Any]:

@@ -100,30 +100,30 @@ class GraphRunner(abc.ABC):
         """Return a sequence's keys and values [kv_heads, length, head_dim], and states, by output names."""
 
     def _zero_cache(self, batch: int, length: int) -> dict[str, Array]:
-        found: dict[str, Array] = {}
+        caches: dict[str, Array] = {}
         for name in self.cache_names:
             heads, size = self._cache_sizes[name]
-            found[name] = np.zeros((batch, heads, length, size), _CACHE_TYPES[self.inputs[name].type])
+            caches[name] = np.zeros((batch, heads, length, size), _CACHE_TYPES[self.inputs[name].type])
         for name in self.state_names:
             state = self.inputs[name]
-            found[name] = np.zeros((batch, *state.shape[1:]), _CACHE_TYPES[state.type])
-        return found
+            caches[name] = np.zeros((batch, *state.shape[1:]), _CACHE_TYPES[state.type])
+        return caches
 
     @functools.cached_property
     def _cache_sizes(self) -> dict[str, tuple[int, int]]:
         """Heads and head size by cache input; from the attention that reads it if they are dynamic."""
         shapes = {name: self.inputs[name].shape for name in self.cache_names}
-        found = {
+        sizes = {
             name: (heads, size)
             for name, (_, heads, _, size) in shapes.items()
             if isinstance(heads, int) and isinstance(size, int)
         }
-        if len(found) < len(shapes):
-            found |= attended_sizes(load_model(self.model).graph)
-        unknown = [name for name in shapes if name not in found]
+        if len(sizes) < len(shapes):
+            sizes |= attended_sizes(load_model(self.model).graph)
+        unknown = [name for name in shapes if name not in sizes]
         if unknown:
             raise GraphError(f"{self.name}: number of heads and head size of {unknown[0]} are unknown")
-        return found
+        return sizes
 
 
 class PortableRunner(GraphRunner):
@@ -157,6 +157,9 @@ class PortableRunner(GraphRunner):
         return {present_of(name): content[0] for name, content in self._caches[row].items()}
 
     def _run(self, rows: Mapping[int, Tokens]) -> dict[int, Logits]:
+        # One run takes all rows, padded at the left: each cache in front up to the longest past, each row's
+        # tokens up to the widest. The mask hides both paddings, and what it hides is cut from the caches
+        # afterwards, so that a row's cache never holds padding of the neighbours it had.
         pasts = [self._caches.setdefault(row, self._zero_cache(1, 0)) for row in rows]
         lengths = [past[self.cache_names[0]].shape[2] for past in pasts]
         past = {

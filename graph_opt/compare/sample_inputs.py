@@ -105,16 +105,16 @@ def sample_inputs(
         UsageError: an input is not a tensor with a known rank.
         GraphError: the reference runs with none of the tried sizes.
     """
-    facts = [replace(one, preferred=tuple((rows or {}).get(one.name, ()))) for one in input_facts(graph)]
-    for one in facts:
-        kind = one.value.type
+    facts = [replace(fact, preferred=tuple((rows or {}).get(fact.name, ()))) for fact in input_facts(graph)]
+    for fact in facts:
+        kind = fact.value.type
         kind = kind.elem_type if isinstance(kind, ir.SequenceType | ir.OptionalType) else kind
-        if not isinstance(kind, ir.TensorType) or one.value.dtype is None or one.value.shape is None:
+        if not isinstance(kind, ir.TensorType) or fact.value.dtype is None or fact.value.shape is None:
             raise UsageError(
-                f"no input can be generated for {one.name} of type {one.value.type}; give --inputs"
+                f"no input can be generated for {fact.name} of type {fact.value.type}; give --inputs"
             )
     sizes, samples = _first_samples(facts, run, seed)
-    if any(not isinstance(size, int) or size < 0 for one in facts for size in one.value.shape or ()):
+    if any(not isinstance(size, int) or size < 0 for fact in facts for size in fact.value.shape or ()):
         samples += _other_sizes(facts, sizes, run, seed, longest)
     if has_trees(graph):
         samples += _tree_rows(facts, sizes, run, seed)
@@ -249,11 +249,11 @@ def _axes(facts: InputFacts) -> range:
 def _name_kinds(facts: Sequence[InputFacts]) -> dict[str, str]:
     """Return the kind of the axes of each name; a name of a first axis is a batch by default."""
     kinds: dict[str, str] = {}
-    for one in facts:
-        for axis in _axes(one):
-            name = _axis_name(one, axis)
+    for fact in facts:
+        for axis in _axes(fact):
+            name = _axis_name(fact, axis)
             if name is not None and kinds.get(name) != "batch":
-                kinds[name] = "other" if axis == 0 and _LENGTH_NAME.search(name) else _place_kind(one, axis)
+                kinds[name] = "other" if axis == 0 and _LENGTH_NAME.search(name) else _place_kind(fact, axis)
     return kinds
 
 

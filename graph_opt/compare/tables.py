@@ -22,13 +22,13 @@ def changed_rows(reference: ir.Graph, candidate: ir.Graph) -> dict[str, list[int
     Tables with different types or shapes are not compared.
     """
     candidate_tables = {str(value.name): _tables(value) for value in candidate.inputs}
-    found = {}
+    changed = {}
     for value in reference.inputs:
         pairs = zip(_tables(value), candidate_tables.get(str(value.name), []), strict=False)
         rows = sorted({row for pair in pairs for row in _different(*pair)})
         if rows:
-            found[str(value.name)] = _spread(rows)
-    return found
+            changed[str(value.name)] = _spread(rows)
+    return changed
 
 
 def _tables(value: ir.Value) -> list[ir.TensorProtocol]:

@@ -181,13 +181,13 @@ class Tally:
             exact, error = np.where(finite, left, np.nan), np.where(finite, np.abs(left - right), 0.0)
         self.max_abs = max(self.max_abs, float(error.max()))
         self._widen_range(exact)
-        found = dict(self._cut(exact, error))
+        groups = dict(self._cut(exact, error))
         if self._slices is None:
-            self._slices = found
+            self._slices = groups
             return
         for axis, slices in list(self._slices.items()):
-            if axis in found and found[axis].error.shape == slices.error.shape:
-                slices.widen(found[axis])
+            if axis in groups and groups[axis].error.shape == slices.error.shape:
+                slices.widen(groups[axis])
             else:
                 del self._slices[axis]
 

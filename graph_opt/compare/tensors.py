@@ -104,12 +104,12 @@ def compare_tensors(
         # The first run is repeated: random operators with equal seeds must not agree by running in step.
         expected = reference.run(sample.feed) if number == 0 else _expected(reference, sample)
         try:
-            found = candidate.run(sample.feed)
+            outputs = candidate.run(sample.feed)
         except (GraphError, UsageError):
             if interface:  # which says why it cannot run on the reference's inputs
                 return report
             raise
-        _add_run(tallies, absent, expected, found)
+        _add_run(tallies, absent, expected, outputs)
         if progress is not None:
             progress(number + 1, len(samples), "")
     if not tallies and not interface:
@@ -118,12 +118,12 @@ def compare_tensors(
             f"{', '.join(reference.outputs)}; {', '.join(candidate.outputs)}"
         )
     results, notes = _results(tallies, absent, bars, reference, samples, rounded=rounded), []
-    if not interface and all(one.reason is None for one in results.values()):
+    if not interface and all(outcome.reason is None for outcome in results.values()):
         # Rounding to integers depends on the values; other optimizations do on the shapes, which come last.
         some = samples if rounded else [*samples[:1], *samples[1:][-1:]]
         results |= _failures_of_defaults(reference, candidate, some, bars)
         results |= _failures_in_evaluator(reference, candidate, samples[0], bars)
-    if any(one.reason is not None for one in results.values()) and _is_random(reference, samples[0]):
+    if any(outcome.reason is not None for outcome in results.values()) and _is_random(reference, samples[0]):
         notes.append(f"{reference.name} gives different results at each run on the same inputs")
     if len(samples) == 1:
         notes.append("only one run: the dependence of outputs on the inputs was not compared")
@@ -148,15 +148,15 @@ def _interface_changes(reference: Side, candidate: Side) -> tuple[str, ...]:
     """Return what a caller of the reference would miss in the candidate: names, their order, types, ranks."""
     changes: list[str] = []
     for kind in ("inputs", "outputs"):
-        expected, found = reference.interface(kind), candidate.interface(kind)
-        missing = [name for name in expected if name not in found]
-        new = [name for name in found if name not in expected]
+        expected, actual = reference.interface(kind), candidate.interface(kind)
+        missing = [name for name in expected if name not in actual]
+        new = [name for name in actual if name not in expected]
         changes += [f"has no {kind[:-1]} {name}" for name in missing]
         changes += [f"has a new {kind[:-1]} {name}" for name in new]
-        if not missing and not new and list(expected) != list(found):
-            changes.append(f"has its {kind} in another order: {', '.join(found)}")
-        for name in expected.keys() & found.keys():
-            (dtype, shape), (other, other_shape) = expected[name], found[name]
+        if not missing and not new and list(expected) != list(actual):
+            changes.append(f"has its {kind} in another order: {', '.join(actual)}")
+        for name in expected.keys() & actual.keys():
+            (dtype, shape), (other, other_shape) = expected[name], actual[name]
             if dtype != other:
                 changes.append(f"has {kind[:-1]} {name} of type {other} instead of {dtype}")
             elif kind == "inputs" and not _may_be_equal(shape, other_shape):
@@ -180,12 +180,12 @@ def _pair_renamed(reference: Side, candidate: Side) -> None:
     So the report of a changed interface also says whether the numbers are right.
     """
     for kind in ("inputs", "outputs"):
-        expected, found = getattr(reference, kind), getattr(candidate, kind)
-        left = [name for name in expected if name not in found]
-        other = [name for name in found if name not in expected]
-        if left and len(left) == len(other) and len(expected) == len(found):
+        expected, actual = getattr(reference, kind), getattr(candidate, kind)
+        left = [name for name in expected if name not in actual]
+        other = [name for name in actual if name not in expected]
+        if left and len(left) == len(other) and len(expected) == len(actual):
             names = dict(zip(other, left, strict=True))
-            setattr(candidate, kind, [names.get(name, name) for name in found])
+            setattr(candidate, kind, [names.get(name, name) for name in actual])
 
 
 def _add_run(
@@ -257,12 +257,12 @@ def _failures_in_evaluator(
 ) -> dict[str, OutputResult]:
     """Return the outputs that differ between candidate and reference in ONNX's evaluator."""
     exact = evaluated(reference.model, reference.inputs, sample.feed)
-    found = None if exact is None else evaluated(candidate.model, candidate.inputs, sample.feed)
-    if exact is None or found is None or not _agree(_expected(reference, sample), exact, bars):
+    outputs = None if exact is None else evaluated(candidate.model, candidate.inputs, sample.feed)
+    if exact is None or outputs is None or not _agree(_expected(reference, sample), exact, bars):
         return {}
     tallies: dict[str, Tally] = {}
     absent: dict[str, str] = {}
-    _add_run(tallies, absent, exact, found)
+    _add_run(tallies, absent, exact, outputs)
     results = _results(tallies, absent, bars, reference, [sample], rounded=False)
     return {f"{name}, in ONNX's evaluator,": one for name, one in results.items() if one.reason is not None}
 

@@ -25,12 +25,12 @@ def has_trees(graph: ir.Graph) -> bool:
 
 def thresholds(value: ir.Value) -> Thresholds:
     """Return the thresholds of trees by feature of an input; empty if other operators read the input."""
-    found: dict[int, list[float]] = {}
+    limits: dict[int, list[float]] = {}
     for _, index, node in readers(value):
         if node.op_type in _TREES and index == 0:
             for feature, split in _splits(node):
-                found.setdefault(feature, []).append(split)
-    return {feature: np.unique(splits) for feature, splits in found.items()}
+                limits.setdefault(feature, []).append(split)
+    return {feature: np.unique(splits) for feature, splits in limits.items()}
 
 
 def near_thresholds(rows: Array, splits: Thresholds, rng: np.random.Generator) -> Array:

@@ -149,11 +149,11 @@ def _compare_decoders(
         rounded = any(map(rounds_activations, (models[0], model)))
         return decoder_report(comparer, names, bars, rounded=rounded)
 
-    found = compare(*files, models[1], progress)
+    report = compare(*files, models[1], progress)
     rounds = [bool(rounded_products(model)) for model in models]
     if rounds != [False, True] or open_candidate is not runner or (bars.max_kl or bars.max_error) is not None:
-        return found
-    return judge_rounding(found, files, compare)
+        return report
+    return judge_rounding(report, files, compare)
 
 
 def _check_vocabularies(*sizes: int | str) -> None:
@@ -264,13 +264,13 @@ def _has_tokens(samples: Sequence[SampleInputs]) -> bool:
 def _files(reference: Path | ir.Model, candidate: Path | ir.Model) -> Iterator[tuple[Path, Path]]:
     """Yield the files of both; graphs are written to a temporary folder."""
     with scratch_folder() as folder:
-        found = []
+        files = []
         for name, given in (("reference", reference), ("candidate", candidate)):
             path, model = folder / f"{name}.onnx", _runnable(given)
             if isinstance(model, ir.Model):
                 save_model(model, path)
-            found.append(path if isinstance(model, ir.Model) else model)
-        yield found[0], found[1]
+            files.append(path if isinstance(model, ir.Model) else model)
+        yield files[0], files[1]
 
 
 def _runnable(model: Path | ir.Model) -> Path | ir.Model:

@@ -42,12 +42,12 @@ class DenseExperts(ExpertPart):
         self.count, self._width, _ = gate_up.tensors.shape
         self._rows: Rows = (slice(0), slice(0))
 
-    def refusal(self, boundary: Mapping[ir.Value, Array], given: Mapping[ir.Value, Array]) -> str | None:
+    def refusal(self, boundary: Mapping[ir.Value, Array], inputs: Mapping[ir.Value, Array]) -> str | None:
         """Return why the nodes between the products compute no gated activation, None if they do."""
         between = region([*boundary, self._gate_up.output], self._down.x, max_nodes=MAX_BETWEEN)
         if isinstance(between, str):
             return between
-        shape = (self.count, given[self._gate_up.x].shape[-2])
+        shape = (self.count, inputs[self._gate_up.x].shape[-2])
 
         def compute(hidden: Array) -> Array:
             made = between(*boundary.values(), hidden.reshape(*shape, self._width))

@@ -26,22 +26,22 @@ def gated_activation(
         width: columns of gate and up together.
         numbers: candidates of alpha, beta and limit, such as the constants of the nodes.
     """
-    given = {abs(number) for number in numbers if number and math.isfinite(number)}
-    sizes = np.array([1.0, *sorted(3 * number for number in given)])  # beyond every limit
+    factors = {abs(number) for number in numbers if number and math.isfinite(number)}
+    sizes = np.array([1.0, *sorted(3 * number for number in factors)])  # beyond every limit
     if len(sizes) > tokens:
         return None
     rng = np.random.default_rng(width)
     hidden = rng.standard_normal((tokens, width)) * sizes[np.arange(tokens) % len(sizes), None]
     hidden = hidden.astype(np.float32)
-    found = compute(hidden)
-    if found.shape != (tokens, width // 2):
+    activation = compute(hidden)
+    if activation.shape != (tokens, width // 2):
         return None
     for rows in _halves(width):
         gate, up = (hidden[:, each] for each in rows)
         few = slice(len(sizes)), slice(_FIRST)
-        for candidate in _candidates(sorted(given), numbers):
-            if _equal(found[few], _gated(candidate, gate[few], up[few])):
-                return (candidate, rows) if _equal(found, _gated(candidate, gate, up)) else None
+        for candidate in _candidates(sorted(factors), numbers):
+            if _equal(activation[few], _gated(candidate, gate[few], up[few])):
+                return (candidate, rows) if _equal(activation, _gated(candidate, gate, up)) else None
     return None
 
 

@@ -53,12 +53,12 @@ def stored(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
 
 def weights_by_type(model: ir.Model) -> dict[str, dict[str, int]]:
     """Return the number of tensors and bytes of each element type, largest first."""
-    found: dict[str, dict[str, int]] = defaultdict(lambda: {"tensors": 0, "bytes": 0})
+    weights: dict[str, dict[str, int]] = defaultdict(lambda: {"tensors": 0, "bytes": 0})
     for tensor in map(stored, initializers(model)):
-        entry = found[tensor.dtype.name]
+        entry = weights[tensor.dtype.name]
         entry["tensors"] += 1
         entry["bytes"] += tensor.nbytes
-    return dict(sorted(found.items(), key=lambda item: -item[1]["bytes"]))
+    return dict(sorted(weights.items(), key=lambda item: -item[1]["bytes"]))
 
 
 _SIZES = frozenset({ir.DataType.INT64, ir.DataType.INT32, ir.DataType.BOOL, ir.DataType.STRING})

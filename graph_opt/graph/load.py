@@ -130,13 +130,13 @@ def _check_values(graph: ir.Graph, name: str) -> None:
             raise GraphError(f"{name} has a cycle: a node depends on its own result") from error
 
 
-def _in_order(graph: ir.Graph, outer: frozenset[ir.Graph], made: set[ir.Value], name: str) -> bool:
+def _in_order(graph: ir.Graph, outer: frozenset[ir.Graph], computed: set[ir.Value], name: str) -> bool:
     """Check a graph and its subgraphs.
 
     Args:
         graph: the graph.
         outer: the graphs around it, whose values it may read.
-        made: the values that earlier nodes have produced; updated.
+        computed: the values that earlier nodes have produced; updated.
         name: the model's name in messages.
 
     Returns:
@@ -146,15 +146,15 @@ def _in_order(graph: ir.Graph, outer: frozenset[ir.Graph], made: set[ir.Value], 
     for node in graph:
         for value in node.inputs:
             if value is not None:
-                in_order &= value.producer() is None or value in made
+                in_order &= value.producer() is None or value in computed
                 if value.graph not in inside:
                     raise GraphError(
                         f"{name}: {_describe(node)} reads {value.name}, which no node, input or initializer "
                         "defines"
                     )
         for subgraph in subgraphs(node):
-            in_order &= _in_order(subgraph, inside, made, name)
-        made.update(node.outputs)
+            in_order &= _in_order(subgraph, inside, computed, name)
+        computed.update(node.outputs)
     for value in graph.outputs:
         is_given = value.is_graph_input() or value.is_initializer() or value.producer() is not None
         if value.graph is not graph or not is_given:

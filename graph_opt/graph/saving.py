@@ -73,17 +73,17 @@ def save_checked(model: ir.Model, path: Path, **options: Any) -> None:
     Raises:
         OSError: a file cannot be written.
     """
-    found = [value for graph in model.graphs() for value in graph.initializers.values()]
-    before = [value.const_value for value in found]
+    values = [value for graph in model.graphs() for value in graph.initializers.values()]
+    before = [value.const_value for value in values]
     wrapped: dict[int, _Written] = {}
     try:
-        for value, tensor in zip(found, before, strict=True):
+        for value, tensor in zip(values, before, strict=True):
             if tensor is None or tensor.dtype == ir.DataType.STRING:
                 continue
             value.const_value = wrapped.setdefault(id(tensor), _Written(tensor))
         ir.save(model, path, **options)
     finally:
-        for value, tensor in zip(found, before, strict=True):
+        for value, tensor in zip(values, before, strict=True):
             value.const_value = tensor
 
 

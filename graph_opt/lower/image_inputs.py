@@ -82,6 +82,8 @@ class ImageInputsPass(GraphPass):
         ids = find_input(graph, INPUT_IDS)
         rows = ir.val(IMAGE_ROWS, ir.DataType.INT64, None if ids is None else ids.shape)
         graph.inputs.extend([states, rows])
+        # The users are listed before Where becomes one of them. All nodes stand in front of the first user
+        # and not behind the embedding, since inputs of the graph and constants are known there as well.
         users = [(use.node, use.idx) for use in embedded.uses()]
         readers = {node for node, _ in users}
         lookup = next(node for node in graph if node in readers)
@@ -122,18 +124,18 @@ def _named(graph: ir.Graph, name: str) -> ir.Value:
 
 def _look_up_padding(graph: ir.Graph, embedded: ir.Value, ids: ir.Value, rows: ir.Value, pad: int) -> None:
     """Let look-ups of tokens, except that of ``embedded``, find ``pad`` where ``rows`` are of pictures."""
-    own, waiting = set[ir.Node](), [embedded.producer()]
+    lookup_nodes, waiting = set[ir.Node](), [embedded.producer()]
     while waiting:
         node = waiting.pop()
-        if node is not None and node not in own:
-            own.add(node)
+        if node is not None and node not in lookup_nodes:
+            lookup_nodes.add(node)
             waiting += [value.producer() for value in node.inputs if value is not None]
     zero, token = (
         shared_constant(graph, f"images.{name}", np.array(number, np.int64))
         for name, number in (("zero", 0), ("pad", pad))
     )
     for use in list(ids.uses()):
-        if use.node.op_type.startswith("Gather") and use.node not in own:
+        if use.node.op_type.startswith("Gather") and use.node not in lookup_nodes:
             seen = insert(use.node, "GreaterOrEqual", [rows, zero]).outputs[0]
             use.node.replace_input_with(use.idx, insert(use.node, "Where", [seen, token, ids]).outputs[0])
 

@@ -37,12 +37,12 @@ class GraphPass(ir.passes.InPlacePass):
 
     def __call__(self, model_or_result: ir.Model | ir.passes.PassResult, /) -> ir.passes.PassResult:
         """Run the pass, unless the model's opset is older than ``oldest_opset``."""
-        given = model_or_result
-        model = given if isinstance(given, ir.Model) else given.model
+        source = model_or_result
+        model = source if isinstance(source, ir.Model) else source.model
         if model.opset_imports.get("", self.oldest_opset) < self.oldest_opset:
             self.fired, self.refusals = 0, []
             return ir.passes.PassResult(model, modified=False)
-        return super().__call__(given)
+        return super().__call__(source)
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Rewrite the main graph of ``model``."""

@@ -29,6 +29,7 @@ from ..passes.normalize.raise_opset import RaiseOpsetPass
 from ..passes.normalize.simplify_shapes import SimplifyShapesPass
 from ..passes.normalize.sink_transposes import SinkTransposesPass
 from ..passes.normalize.whole_softmax import WholeSoftmaxPass
+from ..passes.normalize.whole_windows import WholeWindowsPass
 from ..passes.remove_unused import RemoveUnusedNodesPass
 from .canonical import canonical_passes
 
@@ -81,6 +82,7 @@ def model_passes(
         FoldScalesPass(),
         FoldInputScalesPass(),
         SimplifyShapesPass(decoder=False),
+        WholeWindowsPass(),
         *lowering,
         ResidualSumsPass(),
         *_tidy(),

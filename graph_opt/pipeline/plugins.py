@@ -57,17 +57,19 @@ def _installed(name: str) -> Any:
         raise UsageError(f"pass '{name}': {points[name].value} cannot be imported: {error}") from error
 
 
-def _make(spec: str, made: Any) -> ir.passes.PassBase:
-    is_pass = isinstance(made, type) and issubclass(made, ir.passes.PassBase)
-    is_rule = isinstance(made, type) and all(callable(getattr(made, name, None)) for name in _RULE_METHODS)
+def _make(spec: str, loaded: Any) -> ir.passes.PassBase:
+    is_pass = isinstance(loaded, type) and issubclass(loaded, ir.passes.PassBase)
+    is_rule = isinstance(loaded, type) and all(
+        callable(getattr(loaded, name, None)) for name in _RULE_METHODS
+    )
     if not is_pass and not is_rule:
         raise UsageError(
             f"'{spec}' is neither a subclass of onnx_ir.passes.PassBase "
             f"nor a rule with the methods {', '.join(_RULE_METHODS)}"
         )
     try:
-        found = made()
+        found = loaded()
     except TypeError as error:
         raise UsageError(f"pass '{spec}' must be constructible without arguments: {error}") from error
-    result: ir.passes.PassBase = found if is_pass else RulePass(made.__name__, [found])
+    result: ir.passes.PassBase = found if is_pass else RulePass(loaded.__name__, [found])
     return result

@@ -125,19 +125,19 @@ class PipelineReport:
 
     def to_text(self, *, explain: bool = False, width: int = 110) -> str:
         """Return the report as text of ``width`` columns; ``explain`` adds the near misses."""
-        idle = [one for one in self.passes if not one.did_anything]
-        busy = [one for one in self.passes if one.did_anything]
-        longest = max((len(one.name) for one in busy), default=4)
+        idle = [report for report in self.passes if not report.did_anything]
+        busy = [report for report in self.passes if report.did_anything]
+        longest = max((len(report.name) for report in busy), default=4)
         nodes = f"{sum(self.before.values())} -> {sum(self.after.values())} nodes"
         lines = [f"{nodes}, {self.seconds:.2f} s", ""]
         lines += (
             ["no pass found anything to rewrite: the model is copied"] if "unchanged" in self.facts else []
         )
         lines += [f"{'pass':<{longest}}{'fired':>7}{'nodes':>8}{'refused':>9}{'ms':>10}"] if busy else []
-        for one in busy:
-            lines += _lines(one, longest, width)
+        for report in busy:
+            lines += _lines(report, longest, width)
         if idle:
-            spent = 1e3 * sum(one.seconds for one in idle)
+            spent = 1e3 * sum(report.seconds for report in idle)
             count = f"{len(idle)} {'pass' if len(idle) == 1 else 'passes'}"
             lines.append(f"{f'{count} changed nothing':<{longest + 24}}{spent:>10.1f}")
         for line in self._explanation(idle) if explain else self._hint():
@@ -175,13 +175,13 @@ def _near_miss(name: str, nodes: str, reason: str, group: list[Refusal]) -> Near
     )
 
 
-def _lines(one: PassReport, longest: int, width: int) -> list[str]:
+def _lines(report: PassReport, longest: int, width: int) -> list[str]:
     """Return the figures of a pass, and below them the added and removed nodes; names are not broken."""
-    fired = "" if one.fired is None else str(one.fired)
-    refused = str(len(one.refusals)) if one.refusals else ""
-    figures = f"{one.name:<{longest}}{fired:>7}{one.nodes:>8}{refused:>9}{one.seconds * 1e3:>10.1f}"
-    changes = [f"+{count}\u00a0{op}" for op, count in one.added.items()]
-    changes += [f"-{count}\u00a0{op}" for op, count in one.removed.items()]
+    fired = "" if report.fired is None else str(report.fired)
+    refused = str(len(report.refusals)) if report.refusals else ""
+    figures = f"{report.name:<{longest}}{fired:>7}{report.nodes:>8}{refused:>9}{report.seconds * 1e3:>10.1f}"
+    changes = [f"+{count}\u00a0{op}" for op, count in report.added.items()]
+    changes += [f"-{count}\u00a0{op}" for op, count in report.removed.items()]
     below = _wrapped("  " + ", ".join(changes), width, "  ") if changes else []
     return [figures, *(line.replace("\u00a0", " ") for line in below)]
 

@@ -68,28 +68,28 @@ def _waterfall(report: PipelineReport) -> list[dict[str, Any]]:
     """Return a row per pass that did something: its time span, and the nodes that it changed."""
     rows: list[dict[str, Any]] = []
     start, nodes = 0.0, sum(report.before.values())
-    most = max([nodes, *(one.nodes for one in report.passes)], default=0)
-    for one in report.passes:
-        if one.did_anything:
+    most = max([nodes, *(step.nodes for step in report.passes)], default=0)
+    for step in report.passes:
+        if step.did_anything:
             times = {
                 "left": _percent(start, report.seconds),
-                "width": _percent(one.seconds, report.seconds),
+                "width": _percent(step.seconds, report.seconds),
             }
-            rows.append(_pass_row(one, nodes, most) | times)
-        start, nodes = start + one.seconds, one.nodes
+            rows.append(_pass_row(step, nodes, most) | times)
+        start, nodes = start + step.seconds, step.nodes
     return rows
 
 
-def _pass_row(one: PassReport, nodes: int, most: int) -> dict[str, Any]:
-    changes = [f"+{count}\u00a0{op}" for op, count in one.added.items()]
-    changes += [f"\u2212{count}\u00a0{op}" for op, count in one.removed.items()]
+def _pass_row(report: PassReport, nodes: int, most: int) -> dict[str, Any]:
+    changes = [f"+{count}\u00a0{op}" for op, count in report.added.items()]
+    changes += [f"\u2212{count}\u00a0{op}" for op, count in report.removed.items()]
     return {
-        "name": one.name,
-        "seconds": one.seconds,
-        "nodes": (nodes, one.nodes),
-        "nodes_width": _percent(one.nodes, most),
-        "fired": one.fired,
-        "refused": len(one.refusals),
+        "name": report.name,
+        "seconds": report.seconds,
+        "nodes": (nodes, report.nodes),
+        "nodes_width": _percent(report.nodes, most),
+        "fired": report.fired,
+        "refused": len(report.refusals),
         "changes": ", ".join(changes),
     }
 
@@ -126,12 +126,12 @@ def _speeds(speed: dict[str, Any] | None) -> list[dict[str, Any]]:
     return rows
 
 
-def _errors(found: Mapping[str, float]) -> list[dict[str, Any]]:
+def _errors(errors: Mapping[str, float]) -> list[dict[str, Any]]:
     """Return a row per kind of weight, with the errors of all layers."""
     kinds: dict[str, list[tuple[str, float]]] = {}
-    for name, error in sorted(found.items(), key=lambda item: _natural(item[0])):
+    for name, error in sorted(errors.items(), key=lambda item: _natural(item[0])):
         kinds.setdefault(_NUMBER.sub("N", name), []).append((name, error))
-    most = max(found.values(), default=0.0)
+    most = max(errors.values(), default=0.0)
     return [_error_row(kind, members, most) for kind, members in kinds.items()]
 
 

@@ -97,16 +97,16 @@ class Planner:
         plan = ShardPlan(outputs={**self._logits(), **self._caches()})
         for node in reversed(list(self._graph)):
             outputs = [self._agreed(value, plan) for value in node.outputs]
-            own = self._of_node(node, outputs)
-            if own is None:
+            node_plan = self._of_node(node, outputs)
+            if node_plan is None:
                 self._join_before_norm(node, outputs)
                 if node.op_type in PRODUCTS and self._weight_of(node) is not None:
                     plan.whole.append(node)
                 continue
-            plan.nodes[node] = own
-            for index, cut in enumerate(own.inputs):
+            plan.nodes[node] = node_plan
+            for index, cut in enumerate(node_plan.inputs):
                 self._wanted[node, index] = cut
-            for value, cut in zip(node.outputs, own.outputs, strict=True):
+            for value, cut in zip(node.outputs, node_plan.outputs, strict=True):
                 if value.is_graph_output() and cut is not None:
                     plan.outputs[value] = cut
         for value in self._graph.inputs:
@@ -234,14 +234,14 @@ class Planner:
         if node.op_type == "LinearAttention":
             for index, value in enumerate(node.inputs):
                 width = (self._sizes(value) or [None])[-1]
-                own = of_groups if index else cut
+                head_cut = of_groups if index else cut
                 total = groups if index else heads
                 if index == 3:
                     inputs.append(of_groups)
                 elif value is None or width is None or width % total:
                     inputs.append(None)
                 else:
-                    inputs.append(repeated(own, -1, width // total))
+                    inputs.append(repeated(head_cut, -1, width // total))
             return NodePlan([repeated(of_groups, -1, sizes[1]), of_groups], inputs)
         inputs = [
             repeated(cut, -1, sizes[0]) if flat else cut,
@@ -332,14 +332,16 @@ class Planner:
             return Potential.NONE
         joined = next(iter(behind), None)
         computed = [
-            own for value, own in zip(node.inputs, able, strict=True) if self._weights.shape(value) is None
+            potential
+            for value, potential in zip(node.inputs, able, strict=True)
+            if self._weights.shape(value) is None
         ]
-        if all(own is Potential.NONE for own in computed):
+        if all(potential is Potential.NONE for potential in computed):
             return Potential.NONE
         axis = -1 if joined is None else joined.axis
-        for value, own in zip(node.inputs, able, strict=True):
+        for value, potential in zip(node.inputs, able, strict=True):
             sizes = self._sizes(value)
-            if own is Potential.NONE and (sizes is None or (len(sizes) >= -axis and sizes[axis] != 1)):
+            if potential is Potential.NONE and (sizes is None or (len(sizes) >= -axis and sizes[axis] != 1)):
                 return Potential.NONE
         return joined or Potential.ANY
 

@@ -253,14 +253,14 @@ def _concatenated(node: ir.Node, cut: Cut, shapes: Shapes) -> list[Cut]:
         size = None if sizes is None else sizes[cut.axis]
         if size is None:
             return []
-        own = cut.mapped(
+        part_cut = cut.mapped(
             lambda part, low=offset, high=offset + size: part[(part >= low) & (part < high)] - low,  # type: ignore[misc]
             cut.axis,
             size,
         )
-        if own is None:
+        if part_cut is None:
             return []
-        cuts.append(own)
+        cuts.append(part_cut)
         offset += size
     ordered = all(runs == tuple(sorted(runs)) for runs in cut.parts)
     return cuts if ordered else []

@@ -118,28 +118,32 @@ class _Rewriter:
             if value is not None and not (node.op_type == "Shape" and value in self._states):
                 node.replace_input_with(index, self._as(value, None, node))
 
-    def _cut(self, node: ir.Node, own: NodePlan) -> None:
+    def _cut(self, node: ir.Node, node_plan: NodePlan) -> None:
         before = [self._shapes.of(value) for value in node.inputs]
-        for index, (value, cut) in enumerate(zip(list(node.inputs), own.inputs, strict=True)):
+        for index, (value, cut) in enumerate(zip(list(node.inputs), node_plan.inputs, strict=True)):
             if value is not None:
                 node.replace_input_with(index, self._as(value, cut, node))
-        self._change_sizes(node, own, before)
-        for value, cut in zip(node.outputs, own.outputs, strict=True):
+        self._change_sizes(node, node_plan, before)
+        for value, cut in zip(node.outputs, node_plan.outputs, strict=True):
             if cut is not None:
                 self._states[value] = cut
                 if not value.is_graph_output():
                     value.shape = None
-        if own.partial:
+        if node_plan.partial:
             self._partial.add(node.outputs[0])
 
-    def _change_sizes(self, node: ir.Node, own: NodePlan, before: list[Any]) -> None:
+    def _change_sizes(self, node: ir.Node, node_plan: NodePlan, before: list[Any]) -> None:
         """Write this rank's sizes into the attributes and constants of a node."""
-        cut = own.outputs[0]
+        cut = node_plan.outputs[0]
         attribute = {"Attention": "q_num_heads", "LinearAttention": "q_num_heads"}.get(node.op_type)
         if attribute is not None:
             for name in ("q_num_heads", "kv_num_heads"):
                 if heads := int_attribute(node, name, 0):
-                    share = own.outputs[1] if name == "kv_num_heads" and len(own.outputs) > 1 else None
+                    share = (
+                        node_plan.outputs[1]
+                        if name == "kv_num_heads" and len(node_plan.outputs) > 1
+                        else None
+                    )
                     local = heads // self._count if share is None else share.local(self._rank)
                     node.attributes[name] = ir.AttrInt64(name, local)
         elif node.op_type == "RotaryEmbedding" and cut is not None and cut.axis == -1:
@@ -149,8 +153,8 @@ class _Rewriter:
                 node.attributes["num_heads"] = ir.AttrInt64("num_heads", local)
         elif node.op_type in ("Reshape", "Expand") and cut is not None:
             self._set_target(node, cut)
-        elif node.op_type == "Split" and own.inputs[0] is not None:
-            cuts = [each for each in own.outputs if each is not None]
+        elif node.op_type == "Split" and node_plan.inputs[0] is not None:
+            cuts = [each for each in node_plan.outputs if each is not None]
             axis = int_attribute(node, "axis", 0)
             sizes = before[0]
             if cuts[0].axis == (axis if axis < 0 or sizes is None else axis - len(sizes)):
@@ -159,11 +163,13 @@ class _Rewriter:
                 if len(node.inputs) < 2:
                     node.resize_inputs(2)
                 self._set_constant(node, 1, local_sizes)
-        elif node.op_type == "Gather" and cut is not None and own.inputs[0] is not None:
-            indices, source = constant(node.inputs[1]), own.inputs[0]
+        elif node.op_type == "Gather" and cut is not None and node_plan.inputs[0] is not None:
+            indices, source = constant(node.inputs[1]), node_plan.inputs[0]
             if (indices is not None and (source.size, source.parts) != (cut.size, cut.parts)) or (
                 indices is not None and self._gathers_axis(node, cut, before[0])
             ):
+                # The indices are of the whole axis. This rank holds only some of its elements, in ascending
+                # order, so a binary search gives their places in what it holds.
                 held = source.indices(self._rank)
                 local_indices = np.searchsorted(held, indices[cut.indices(self._rank)])
                 self._set_constant(node, 1, local_indices.astype(np.int64))

@@ -123,6 +123,9 @@ class WeightCuts:
         node = value.producer()
         if node is None:
             raise GraphError(f"the weight {value.name} cannot be cut: it is computed from no weight")
+        # A weight may be computed from stored ones, such as levels, scales and minima. The nodes are written
+        # again for this rank in front of ``before``, on cut inputs, instead of cutting the result: so a rank
+        # never holds the whole weight, and quantized ones stay quantized.
         attributes = dict(node.attributes.items())
         own = cut if node.op_type != "Reshape" else self._reshaped(node, cut)
         inputs = [self.part(value, own, before) if value is not None else None for value in node.inputs[:1]]
@@ -160,7 +163,7 @@ class WeightCuts:
         shape, block = self.shape(node.inputs[0]) or (), int_attribute(node, "block_size", 0)
         axis = int_attribute(node, "axis", 1) % max(len(shape), 1) - len(shape)
         on_axis = axis == cut.axis
-        own: Cut | None = cut
+        block_cut: Cut | None = cut
         if block and on_axis:
             finer = _common_block(cut, block)
             if finer is None:
@@ -168,15 +171,15 @@ class WeightCuts:
                     f"{node.op_type} {node.name} has blocks of {block} weights, which {len(cut.parts)} ranks "
                     "would cut into parts of fewer than 16; use fewer ranks, or smaller blocks"
                 )
-            own = cut.mapped(lambda part: part[::finer] // block, axis, -(-cut.size // block))
+            block_cut = cut.mapped(lambda part: part[::finer] // block, axis, -(-cut.size // block))
             block = finer
         parts: list[ir.Value | None] = []
         for value in node.inputs[1:]:
             sizes = self.shape(value) or ()
             if value is None or not sizes or (len(sizes) == 1 and not on_axis):
                 parts.append(value)
-            elif own is not None:
-                parts.append(self.part(value, own.moved(-1) if len(sizes) == 1 else own, before))
+            elif block_cut is not None:
+                parts.append(self.part(value, block_cut.moved(-1) if len(sizes) == 1 else block_cut, before))
         return parts, block
 
 

@@ -16,14 +16,14 @@ def accelerators() -> list[str]:
     """Return names that start with the vendor: ``NVIDIA GPU (10de:2335)``; empty if they cannot be listed."""
     if sys.platform == "win32":
         return _display_adapters()
-    found = []
+    names = []
     for device in sorted(_PCI.glob("*")):
         kind = _KINDS.get(_read(device / "class")[:4])
         vendor = _VENDORS.get(_read(device / "vendor"))
         if kind is not None and vendor is not None:
             identity = f"{_read(device / 'vendor')[2:]}:{_read(device / 'device')[2:]}"
-            found.append(f"{vendor} {kind} ({identity})")
-    return found
+            names.append(f"{vendor} {kind} ({identity})")
+    return names
 
 
 def _read(path: Path) -> str:

@@ -62,9 +62,9 @@ def load(file: str) -> ctypes.CDLL | None:
 
 
 def _in_packages(file: str) -> list[Path]:
-    found: list[Path] = []
+    paths: list[Path] = []
     for package in _PACKAGES:
         spec = importlib.util.find_spec(package)
         for folder in (spec.submodule_search_locations or []) if spec is not None else []:
-            found += sorted(Path(folder).rglob(file))
-    return found
+            paths += sorted(Path(folder).rglob(file))
+    return paths

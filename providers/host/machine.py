@@ -44,13 +44,18 @@ def describe_machine() -> Machine:
     total, available = memory()
     return Machine(
         system=f"{platform.system()} {platform.release()} {platform.machine()}",
-        cpu=_cpuinfo("model name") or platform.processor() or platform.machine(),
+        cpu=processor(),
         logical_cores=os.cpu_count() or 1,
         usable_cores=usable_cores(),
         features=tuple(name for name in (*_X86_FEATURES, *_ARM_FEATURES) if name in flags),
         memory_total=total,
         memory_available=available,
     )
+
+
+def processor() -> str:
+    """Return the name of the processor."""
+    return _cpuinfo("model name") or platform.processor() or platform.machine()
 
 
 def has_exact_byte_sums() -> bool:

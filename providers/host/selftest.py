@@ -74,19 +74,21 @@ def selftest(
     """
     if not provider.runs_models:
         reference = provider
-    given = np.array(prompt, np.int64)
-    config = RunnerConfig(max_slots=SLOTS, context_length=len(given) + new_tokens, options=options or {})
+    prompt_tokens = np.array(prompt, np.int64)
+    config = RunnerConfig(
+        max_slots=SLOTS, context_length=len(prompt_tokens) + new_tokens, options=options or {}
+    )
     with scratch_folder() as folder:
-        expected = _expected(reference, make_model, given, new_tokens, folder / "reference", config)
-        tokens = np.concatenate([given, expected.argmax(axis=1)])
+        expected = _expected(reference, make_model, prompt_tokens, new_tokens, folder / "reference", config)
+        tokens = np.concatenate([prompt_tokens, expected.argmax(axis=1)])
         path = _lowered(provider, make_model, config, folder / "model")
         start = time.perf_counter()
         runner = provider.runner(path, config)
         loaded = time.perf_counter()
         try:
-            got = _generate(runner, tokens, len(given))
+            got = _generate(runner, tokens, len(prompt_tokens))
             warm = time.perf_counter()
-            prompt_seconds, decode_seconds = _timed(runner, tokens, len(given))
+            prompt_seconds, decode_seconds = _timed(runner, tokens, len(prompt_tokens))
         finally:
             runner.close()
     return SelftestReport(
@@ -97,7 +99,7 @@ def selftest(
         worst=float(np.abs(got - expected).max() / np.abs(expected).max()),
         load_seconds=loaded - start,
         first_prompt_seconds=warm - loaded,
-        prompt_tokens_per_second=len(given) / prompt_seconds,
+        prompt_tokens_per_second=len(prompt_tokens) / prompt_seconds,
         decode_tokens_per_second=(new_tokens - 1) / decode_seconds,
     )
 

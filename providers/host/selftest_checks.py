@@ -127,10 +127,10 @@ def drive(runner: Runner) -> Logits:
     """
     vocab = runner.info.num_tokens or runner.info.vocab_size
     first, second, third = np.random.default_rng(0).integers(1, vocab, (3, 48))
-    found: list[Logits] = []
+    rows_of_logits: list[Logits] = []
 
     def step(*rows: Row) -> None:
-        found.extend(logits.copy() for logits in runner.forward(rows))
+        rows_of_logits.extend(logits.copy() for logits in runner.forward(rows))
 
     step(Row(0, first[:20], 0, 4))
     step(Row(1, second[:9], 0))
@@ -149,7 +149,7 @@ def drive(runner: Runner) -> Logits:
     runner.release(1)
     step(Row(0, second[:17], 0), Row(1, first[:20], 0))
     step(Row(0, second[17:18], 17), Row(1, first[20:21], 20))
-    return np.concatenate(found)
+    return np.concatenate(rows_of_logits)
 
 
 def memory_figures(
@@ -201,20 +201,20 @@ def speed_figures(
         read = _bytes_read(path)
         size, prompt = _timed_prompt(runner)
         slots = runner.info.max_slots
-        one = _seconds_per_step(runner, [size] + [0] * (slots - 1), 1)
+        seconds = _seconds_per_step(runner, [size] + [0] * (slots - 1), 1)
         many = _seconds_per_step(runner, [size] + [0] * (slots - 1), slots)
     figures = {
         "load_seconds": loaded,
         "prompt_tokens": size,
         "prompt_tokens_per_second": size / prompt,
-        "decode_tokens_per_second": 1 / one,
+        "decode_tokens_per_second": 1 / seconds,
         f"decode_tokens_per_second_of_{slots}": slots / many,
         "weight_bytes": float(read),
-        "weight_bytes_per_second": read / one,
+        "weight_bytes_per_second": read / seconds,
     }
     bandwidth = provider.memory_bandwidth(options)
     if bandwidth is not None:
-        figures |= {"bandwidth_bytes_per_second": bandwidth, "bandwidth_share": read / one / bandwidth}
+        figures |= {"bandwidth_bytes_per_second": bandwidth, "bandwidth_share": read / seconds / bandwidth}
     return True, figures
 
 

@@ -59,7 +59,7 @@ def _is_possible(found: Tuning) -> bool:
     return counted and isinstance(found.isa, str) and found.isa.isascii() and found.isa.isprintable()
 
 
-def store_tuning(found: Tuning) -> None:
+def store_tuning(tuning: Tuning) -> None:
     """Keep a result.
 
     Raises:
@@ -68,7 +68,7 @@ def store_tuning(found: Tuning) -> None:
     path = _path()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, json.dumps(dataclasses.asdict(found)))
+        write_whole(path, json.dumps(dataclasses.asdict(tuning)))
     except OSError as error:
         raise unusable(error) from error
 
@@ -91,6 +91,5 @@ def hardware_threads() -> int:
 
 
 def _path() -> Path:
-    facts = machine.describe_machine()
-    key = repr((facts.cpu, machine.usable_cores(), hardware_threads(), sources_key()))
+    key = repr((machine.processor(), machine.usable_cores(), hardware_threads(), sources_key()))
     return cache_root() / "tuning" / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"

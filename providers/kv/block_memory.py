@@ -109,11 +109,11 @@ class BlockMemory:
         names, first, last = list(self.caches), eviction.sinks, held - eviction.recent
         for keys, values in zip(names[::2], names[1::2], strict=True):
             shape = self.shapes[keys]
-            own, heads = blocks[shape.group], shape.heads
-            chosen = chosen_rows(self._rows(keys, own, held), eviction, windowed=shape.window > 0)
+            own_blocks, heads = blocks[shape.group], shape.heads
+            chosen = chosen_rows(self._rows(keys, own_blocks, held), eviction, windowed=shape.window > 0)
             ends = [np.tile(np.arange(*end), (heads, 1)) for end in ((0, first), (last, held))]
             kept = np.concatenate([ends[0], chosen, ends[1]], axis=1)
-            source = self._places(keys, own, kept)
+            source = self._places(keys, own_blocks, kept)
             rows = np.tile(np.arange(eviction.kept), (heads, 1))
             target = self._places(keys, targets[shape.group], rows)
             for view in [*self._views(keys, keys=True), *self._views(values, keys=False)]:
@@ -155,13 +155,13 @@ class BlockMemory:
         if shape.window:
             return np.empty((shape.heads, held, 0), np.float32)
         places = self._places(name, blocks, np.tile(np.arange(held), (shape.heads, 1)))
-        found = [view[places].astype(np.float32) for view in self._views(name, keys=True)]
+        parts = [view[places].astype(np.float32) for view in self._views(name, keys=True)]
         if self._type == "int8":  # [..., width / 4, 4]; the transform of keys leaves angles as they are
-            return (found[0].reshape(*places[0].shape, -1) - _MIDDLE) * found[1][..., None]
+            return (parts[0].reshape(*places[0].shape, -1) - _MIDDLE) * parts[1][..., None]
         if shape.paired:  # [..., width / 32, planes, 16, 2]
-            summed: Array = found[0].sum(-3)
+            summed: Array = parts[0].sum(-3)
             return summed.swapaxes(-1, -2).reshape(*places[0].shape, -1)
-        return found[0]
+        return parts[0]
 
 
 def _quads(groups: npt.NDArray[np.uint8], *, keys: bool) -> Array:

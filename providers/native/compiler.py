@@ -163,11 +163,13 @@ def _build(
     compiler: Sequence[str], folder: Path, extra: Sequence[str], sources: Mapping[str, tuple[str, ...]]
 ) -> Path:
     def compiled(name: str, flags: Sequence[str]) -> str:
-        made = str(folder / f"{name}.o")
+        object_file = str(folder / f"{name}.o")
         source = str(SOURCES / f"{name}.cpp")
         chosen = flags_for(compiler, flags)
-        output_of([*compiler, *COMMON, *EXACT, *chosen, *extra, "-c", source, "-o", made], f"{name}.cpp")
-        return made
+        output_of(
+            [*compiler, *COMMON, *EXACT, *chosen, *extra, "-c", source, "-o", object_file], f"{name}.cpp"
+        )
+        return object_file
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         objects = list(pool.map(compiled, sources.keys(), sources.values()))

@@ -62,12 +62,12 @@ def _shapes(graph: DecoderGraph) -> tuple[dict[str, BlockShape], list[str]]:
 
 def _groups(shapes: Collection[BlockShape], count: int) -> KVGroups:
     """Return the groups of layers: those whose caches have the same block table."""
-    found = list[KVGroup]()
+    groups = list[KVGroup]()
     for index in range(count):
         members = [shape for shape in shapes if shape.group == index]
         window = widest(shape.window for shape in members)
-        found += window_groups([(window, sum(shape.bytes_per_token for shape in members))], TRIM_STEP)
-    return tuple(found)
+        groups += window_groups([(window, sum(shape.bytes_per_token for shape in members))], TRIM_STEP)
+    return tuple(groups)
 
 
 def _table(window: int, inputs: Collection[str]) -> str:
@@ -151,11 +151,11 @@ class HostPagedSession:
             if len(self._bound) >= _MAX_BINDINGS:
                 self._bound.pop(next(iter(self._bound)))
             binding = self._session.io_binding()
-            own = {name: np.empty_like(array, order="C") for name, array in feeds.items()}
-            for name, value in [*self._caches.items(), *((n, shared_value(a)) for n, a in own.items())]:
+            arrays = {name: np.empty_like(array, order="C") for name, array in feeds.items()}
+            for name, value in [*self._caches.items(), *((n, shared_value(a)) for n, a in arrays.items())]:
                 binding.bind_ortvalue_input(name, value)
             binding.bind_ortvalue_output(LOGITS, shared_value(self._logits[:wanted]))
-            self._bound[key] = _Bound(binding, own)
+            self._bound[key] = _Bound(binding, arrays)
         return self._bound[key]
 
     def copy_block(self, group: int, source: int, target: int) -> None:

@@ -60,7 +60,7 @@ _FATAL_ONLY, _WARNINGS = 4, 2  # severities; onnxruntime starts with warnings
 
 def installed_wheels() -> dict[str, str]:
     """Return the versions of all installed distributions that contain the package ``onnxruntime``."""
-    found = {}
+    wheels = {}
     for wheel in _WHEELS:
         try:
             distribution = importlib.metadata.distribution(wheel)
@@ -69,8 +69,8 @@ def installed_wheels() -> dict[str, str]:
         # onnxruntime-qnn 2 is a plugin beside onnxruntime; its versions 1 replaced it.
         files = distribution.files
         if files is None or any(file.as_posix() == "onnxruntime/__init__.py" for file in files):
-            found[wheel] = distribution.version
-    return found
+            wheels[wheel] = distribution.version
+    return wheels
 
 
 def wheel_conflict(wheels: Mapping[str, str]) -> str | None:

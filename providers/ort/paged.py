@@ -379,11 +379,11 @@ class OrtPagedSession:
 
     def _read(self, logits: Any, first: int, count: int) -> Logits:
         """Download all logits of some wanted rows, beside a step that runs."""
-        found = np.empty((count, self._graph.vocab_size), np.float32)
-        place = logits.data_ptr() + first * found.shape[1] * 4
-        self._side.copy(found.ctypes.data, place, found.nbytes)
+        result = np.empty((count, self._graph.vocab_size), np.float32)
+        place = logits.data_ptr() + first * result.shape[1] * 4
+        self._side.copy(result.ctypes.data, place, result.nbytes)
         self._side.mark()()
-        return found
+        return result
 
     def _forget(self, form: Form | None) -> None:
         """Forget a binding that failed half-way: it would end the process when it is bound again."""

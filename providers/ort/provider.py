@@ -104,7 +104,7 @@ class OrtProvider(Provider):
         *,
         generating: bool,
         sizes: Mapping[str, int] | None = None,
-        own: Mapping[str, str] | None = None,
+        provider_settings: Mapping[str, str] | None = None,
     ) -> Any:
         options = self.checked_options(config.options)
         reason = self.available()  # also loads libraries, so that onnxruntime finds them
@@ -117,13 +117,17 @@ class OrtProvider(Provider):
             sizes=sizes,
         )
         self.extend(settings, options)
-        own = own if own is not None else self.provider_options(options, generating=generating)
+        provider_settings = (
+            provider_settings
+            if provider_settings is not None
+            else self.provider_options(options, generating=generating)
+        )
         devices = self.devices(options)
         return ort.open_session(
             model,
             devices[0].ep_name if devices else self.execution_provider,
             settings,
-            own,
+            provider_settings,
             devices=devices,
             on_fallback=config.on_fallback,
         )

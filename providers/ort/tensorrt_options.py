@@ -51,14 +51,14 @@ def input_shapes(model: Path) -> dict[str, list[int | str]]:
     """Return the input shapes of a portable graph; free dimensions get the names of the contract."""
     names = {INPUT_IDS: ("batch", "sequence"), POSITION_IDS: ("batch", "sequence")}
     names[ATTENTION_MASK] = ("batch", "total")
-    found: dict[str, list[int | str]] = {}
+    shapes: dict[str, list[int | str]] = {}
     for value in read_model(model).graph.inputs:
         axes = names.get(str(value.name), ("batch", "", "past", ""))
         shape = list(value.shape or [])
-        found[str(value.name)] = [
+        shapes[str(value.name)] = [
             size if isinstance(size, int) else axis for size, axis in zip(shape, axes, strict=False)
         ]
-    return found
+    return shapes
 
 
 def _profile(inputs: Mapping[str, list[int | str]], sizes: Mapping[str, int]) -> str:

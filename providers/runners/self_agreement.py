@@ -38,11 +38,11 @@ def check_agreement(runner: Runner, source: str, remedy: str, *, chunk: int, hal
     worst = _WORST_HALF if half else _WORST_FLOAT
     first, last = min(_PIECE, count), min(_COMPARED, count)
     pieces = _logits(runner, tokens, _PIECE)
-    for length, one, other, how in (
+    for length, lone, other, how in (
         (first, _logits(runner, tokens[:first], 1), pieces[:first], "one by one"),
         (count, _logits(runner, tokens, count, last), pieces[-last:], f"in pieces of {_PIECE}"),
     ):
-        difference = _difference(one, other)
+        difference = _difference(lone, other)
         if not difference <= worst:  # NaN compares as wrong
             raise ProviderUnavailableError(
                 f"{source} computes wrong results here: logits of {length} tokens at once and {how} "
@@ -84,18 +84,18 @@ def padded_runs_agree(runner: Runner, pad: Callable[[bool], None]) -> bool:
     texts = [_tokens(runner, length + 1)[::-1].copy() for length in lengths]
     prompts = [Row(slot, text[:-1], 0) for slot, text in enumerate(texts)]
     singles = [Row(slot, text[-1:], len(text) - 1) for slot, text in enumerate(texts)]
-    found = []
+    results = []
     try:
         for way in (True, False):
             pad(way)
-            found.append([logits.copy() for rows in (prompts, singles) for logits in runner.forward(rows)])
+            results.append([logits.copy() for rows in (prompts, singles) for logits in runner.forward(rows)])
             for row in prompts:
                 runner.release(row.slot)
     finally:
         pad(True)
         for row in prompts:
             runner.release(row.slot)
-    return all(_difference(*pair) <= _WORST_HALF for pair in zip(*found, strict=True))
+    return all(_difference(*pair) <= _WORST_HALF for pair in zip(*results, strict=True))
 
 
 def _tokens(runner: Runner, count: int) -> npt.NDArray[np.int64]:
@@ -113,12 +113,12 @@ def _logits(
 ) -> npt.NDArray[np.float32]:
     """Return the logits of the last ``wanted`` tokens of each piece of ``size`` tokens, of all by default."""
     slot = runner.info.max_slots - 1
-    found = []
+    last_logits = []
     try:
         for start in range(0, len(tokens), size):
             piece = tokens[start : start + size]
             (logits,) = runner.forward([Row(slot, piece, start, num_logits=wanted or len(piece))])
-            found.append(logits.copy())
+            last_logits.append(logits.copy())
     finally:
         runner.release(slot)
-    return np.concatenate(found)
+    return np.concatenate(last_logits)

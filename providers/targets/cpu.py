@@ -180,11 +180,11 @@ class CpuProvider(OrtProvider):
         """Return the abilities of onnxruntime's kernels, and of carryall's if they are chosen."""
         from ..native.packing import tile_packer  # with the library of graphs, which loading may not need
 
-        own = options["kernels"] == CARRYALL or is_paged(options)
-        library = find_library() if own else None
+        native = options["kernels"] == CARRYALL or is_paged(options)
+        library = find_library() if native else None
         packer = None if library is None else tile_packer(library)
         return dataclasses.replace(
-            self.kernels, quantized_linear=own, paged_attention=own, stored_tiles=packer
+            self.kernels, quantized_linear=native, paged_attention=native, stored_tiles=packer
         )
 
 

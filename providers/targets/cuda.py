@@ -166,8 +166,8 @@ class CudaProvider(NvidiaProvider):
         device = self.device(options["device"])
         if is_paged(options):
             return self._paged_runner(model, config, options, device)
-        own = self.provider_options(options, generating=True)
-        session = self._open(model, config, generating=True, own=own)
+        settings = self.provider_options(options, generating=True)
+        session = self._open(model, config, generating=True, provider_settings=settings)
 
         def memory(specs: Mapping[str, KVSpec], slots: int, length: int) -> DeviceSlots:
             free = int(self.free_memory(options) * options["memory_fraction"])
@@ -188,8 +188,8 @@ class CudaProvider(NvidiaProvider):
         self, model: Path, config: RunnerConfig, options: dict[str, Any], device: Device
     ) -> Runner:
         stream = self.stream(options["device"])
-        own = self.provider_options(options, generating=True) | _on(stream)
-        session = self._open(model, config, generating=True, own=own)
+        settings = self.provider_options(options, generating=True) | _on(stream)
+        session = self._open(model, config, generating=True, provider_settings=settings)
         graph = read_paged_graph(session, str(model))
         length = chosen_context_length(config.context_length, graph.context_length, str(model))
         specs = graph.caches.values()
@@ -249,8 +249,8 @@ class CudaProvider(NvidiaProvider):
 
     def _copier(self, config: RunnerConfig, stream: DeviceStream | None = None) -> Any:
         """Return a function that opens small graphs on the same device, without capture."""
-        own = self.provider_options(self.checked_options(config.options), generating=False) | _on(stream)
-        return lambda content: ort.open_session(content, self.execution_provider, None, own)
+        settings = self.provider_options(self.checked_options(config.options), generating=False) | _on(stream)
+        return lambda content: ort.open_session(content, self.execution_provider, None, settings)
 
 
 def _on(stream: DeviceStream | None) -> dict[str, str]:

@@ -122,12 +122,12 @@ class PassThroughProvider(OrtProvider):
         if device is None:
             return SlotRunner(session, config, str(model))
         options = self.checked_options(config.options)
-        own, devices = self.provider_options(options, generating=False), self.devices(options)
+        settings, devices = self.provider_options(options, generating=False), self.devices(options)
         name = devices[0].ep_name if devices else self.execution_provider
         memory = functools.partial(
             DeviceSlots,
             device=device,
-            session_factory=lambda content: ort.open_session(content, name, None, own, devices=devices),
+            session_factory=lambda content: ort.open_session(content, name, None, settings, devices=devices),
         )
         policy = SlotPolicy(max_hole=0, max_rows=1, max_scores=2**40, prefill_chunk=options["prefill_chunk"])
         runner = SlotRunner(session, config, str(model), memory=memory, policy=policy)
@@ -148,11 +148,11 @@ class PassThroughProvider(OrtProvider):
         """Return the plugin's device to use; none for a built-in provider."""
         if self.library is None:
             return []
-        found, kind = plugin_devices(self.library), options["device"].upper()
-        chosen = [device for device in found if kind in ("", device.device.type.name)][:1]
+        devices, kind = plugin_devices(self.library), options["device"].upper()
+        chosen = [device for device in devices if kind in ("", device.device.type.name)][:1]
         if not chosen:
             raise ProviderUnavailableError(
-                f"{self.library} has no {kind} device, only {described(found)}; change the option 'device'"
+                f"{self.library} has no {kind} device, only {described(devices)}; change the option 'device'"
             )
         return chosen
 

@@ -185,13 +185,13 @@ class OpenVinoProvider(Provider):
 
         device = settings["device"]
         core = open_core(device)
-        given = {*config.options, *(_PROPERTIES if facts is not None else _GENERAL)}
+        names = {*config.options, *(_PROPERTIES if facts is not None else _GENERAL)}
         if facts is not None and facts.block_size and settings[_NUMBER_OR_AUTO] == _DEVICES_CHOICE:
             settings[_NUMBER_OR_AUTO] = facts.block_size
         properties = {
             key: str(settings[name])
             for name, key in _PROPERTIES.items()
-            if name in given and settings[name] != _DEVICES_CHOICE
+            if name in names and settings[name] != _DEVICES_CHOICE
         }
         if facts is not None and not facts.graph.caches:
             precision = settings["inference_precision"]

@@ -85,16 +85,16 @@ class TensorRTProvider(NvidiaProvider):
     def runner(self, model: Path, config: RunnerConfig) -> Runner:
         """Load a graph lowered by ``passes``; engines are built at the first load, which takes minutes."""
         options = self.checked_options(config.options)
-        own = self.provider_options(options, generating=True)
-        own |= self.shape_options(model, config, options)
+        settings = self.provider_options(options, generating=True)
+        settings |= self.shape_options(model, config, options)
         cache = EngineCache(
             _cache_root(options["cache_folder"]) / "engines",
-            {"model": model_facts(model), "options": own, "wheels": ort.installed_wheels()},
+            {"model": model_facts(model), "options": settings, "wheels": ort.installed_wheels()},
         )
         if not cache.ready():
             _log.warning("building TensorRT engines for %s; this takes minutes, but only once", model)
-        own |= self.cache_options(cache.folder)
-        session = self._open(model, config, generating=True, own=own)
+        settings |= self.cache_options(cache.folder)
+        session = self._open(model, config, generating=True, provider_settings=settings)
         runner = ExplicitRunner(
             OrtExplicitSession(session, self.device(options["device"]), str(model)),
             config,

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from ...storage.paths import check_name
 from ..types.providers import Providers
-from .load_encoder import prepared_encoder
+from .load_encoder import model_file, prepared_encoder
 from .token_batches import Text, TokenBatches, Tokens, numbered
 
 
@@ -14,7 +15,7 @@ class EncoderModel:
     """A model over texts, with its tokenizer. Thread-safe.
 
     Args:
-        folder: a package of ``carryall export``, a checkpoint, or a folder with an ONNX file.
+        folder: a package of ``carryall export``, a checkpoint, a folder with an ONNX file, or this file.
         providers: as for ``InferenceSession``.
         max_tokens: tokens of the longest text, special tokens included; None reads it from the folder.
         truncate: cut longer texts, instead of refusing them, unless a call says otherwise.
@@ -31,8 +32,11 @@ class EncoderModel:
     def __init__(
         self, folder: str | Path, providers: Providers | None, max_tokens: int | None, truncate: bool
     ) -> None:
-        self.folder = prepared_encoder(Path(folder))
-        self._batches = TokenBatches(self.folder, providers, max_tokens)
+        source = Path(folder)
+        check_name(source)
+        self.folder = prepared_encoder(source)
+        file = source if source.is_file() else model_file(self.folder)
+        self._batches = TokenBatches(self.folder, file, providers, max_tokens)
         self.max_tokens = self._batches.max_tokens
         self.truncates = truncate
 

@@ -148,12 +148,12 @@ class EngineThread:
                 self._forget(loop)
 
     def _delivery(self, loop: asyncio.AbstractEventLoop) -> Delivery[RequestStream]:
-        found = self._deliveries.get(loop)
-        if found is None:
+        delivery = self._deliveries.get(loop)
+        if delivery is None:
             kept = {known: one for known, one in self._deliveries.items() if not known.is_closed()}
-            found = Delivery(loop, RequestStream.tell)
-            self._deliveries = {**kept, loop: found}
-        return found
+            delivery = Delivery(loop, RequestStream.tell)
+            self._deliveries = {**kept, loop: delivery}
+        return delivery
 
     def _forget(self, loop: asyncio.AbstractEventLoop) -> None:
         """Cancel the requests of an event loop that is closed."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...errors import UsageError
+from ...errors import ModelNotFoundError, UsageError
 from ...exporter.config import CONFIG_FILE, read_config
 from ...exporter.encoders.modules import MODULES_FILE, side_files
 from ...exporter.encoders.names import classifies_tokens, is_classifier, is_encoder
@@ -22,14 +22,33 @@ if TYPE_CHECKING:
     from .token_classifier import TokenClassifier
 
 OPTIONS = ("pooling", "normalize", "max_tokens", "truncate")
-MODEL_FILES = ("model.onnx", "onnx/model.onnx")
+MODEL_FILES = ("model.onnx", "onnx/model.onnx", "model_optimized.onnx")
 _SHARED = {"max_tokens", "truncate"}
 _WARM_UP_TEXT = "warm-up"
 
 
-def has_model(folder: Path) -> bool:
-    """Return whether a folder has the ONNX file of an encoder."""
-    return any((folder / name).is_file() for name in MODEL_FILES)
+def model_file(folder: Path) -> Path | None:
+    """Return the ONNX file of an encoder's folder: of ``MODEL_FILES`` the first, else the only one.
+
+    Folders of Optimum and fastembed have it beside the tokenizer, those of transformers.js in ``onnx``.
+
+    Raises:
+        ModelNotFoundError: there are several others.
+    """
+    for name in MODEL_FILES:
+        if (folder / name).is_file():
+            return folder / name
+    others = sorted([*folder.glob("*.onnx"), *(folder / "onnx").glob("*.onnx")])
+    if len(others) > 1:
+        names = ", ".join(str(path.relative_to(folder)) for path in others)
+        raise ModelNotFoundError(f"{folder} has several ONNX files: {names}; name one, such as {others[0]}")
+    return others[0] if others else None
+
+
+def folder_of_file(path: Path) -> Path:
+    """Return the folder of an encoder's ONNX file that has the tokenizer: its own, or the one above."""
+    own = (path.parent / TOKENIZER_FILE).is_file()
+    return path.parent if own or path.parent.name != "onnx" else path.parent.parent
 
 
 def prepared_encoder(source: Path) -> Path:
@@ -37,8 +56,15 @@ def prepared_encoder(source: Path) -> Path:
 
     Raises:
         CarryallError: the checkpoint cannot be exported; see ``carryall.export``.
+        ModelNotFoundError: see ``model_file``.
     """
-    if has_model(source) or not (source / CONFIG_FILE).is_file() or not is_encoder(read_config(source)):
+    if source.is_file():
+        return folder_of_file(source)
+    if (
+        model_file(source) is not None
+        or not (source / CONFIG_FILE).is_file()
+        or not is_encoder(read_config(source))
+    ):
         return source
     content = {"weights": fingerprint(source), "modules": content_key(source, side_files(source))}
 
@@ -51,7 +77,9 @@ def prepared_encoder(source: Path) -> Path:
 
 
 def is_encoder_folder(folder: Path) -> bool:
-    """Return whether a folder is a package or a checkpoint of an encoder, or one of sentence-transformers.
+    """Return whether a folder is a package, a checkpoint or an ONNX export of an encoder.
+
+    It may have the files of sentence-transformers.
 
     Raises:
         CheckpointError: the configuration of a package is damaged.
@@ -60,8 +88,9 @@ def is_encoder_folder(folder: Path) -> bool:
         return (folder / CONFIG_FILE).is_file() and is_encoder(read_config(folder))
     if not (folder / TOKENIZER_FILE).is_file():
         return False
-    if has_model(folder):
-        return (folder / MODULES_FILE).is_file()
+    exports = [*folder.glob("*.onnx"), *(folder / "onnx").glob("*.onnx")]
+    if (folder / MODULES_FILE).is_file() and exports:
+        return True
     return (folder / CONFIG_FILE).is_file() and is_encoder(read_config(folder))
 
 
@@ -85,7 +114,8 @@ def load_encoder(
     """Load an encoder; a classifier of texts or tokens if its configuration names one.
 
     Args:
-        folder: see ``TextEncoder``. The files of a package are checked first.
+        folder: see ``TextEncoder``; or an ONNX file in such a folder. The files of a package are checked
+            first.
         provider: as for ``InferenceSession``.
         options: arguments of ``TextEncoder``; a classifier has only ``max_tokens`` and ``truncate``.
         warm_up: run it once.
@@ -100,7 +130,8 @@ def load_encoder(
 
     if Package.is_package(folder):
         Package.open(folder)
-    config = read_config(folder) if (folder / CONFIG_FILE).is_file() else {}
+    home = folder_of_file(folder) if folder.is_file() else folder
+    config = read_config(home) if (home / CONFIG_FILE).is_file() else {}
     if not is_classifier(config) and not classifies_tokens(config):
         encoder = TextEncoder(folder, providers=[provider], **options)
         if warm_up:

@@ -148,15 +148,15 @@ class PromptReader:
         """
         plain = plain_prompt(prompt)
         if isinstance(plain, str):
-            found = self.encode(plain)
+            tokens = self.encode(plain)
         elif isinstance(plain, ChatPrompt | PooledPrompt):
-            found = plain.token_ids
+            tokens = plain.token_ids
         else:
             self._check_length(len(plain))
-            found = _integers(plain)
-        self._check_length(len(found))
-        check_prompt(found, self._vocab_size)
-        return found
+            tokens = _integers(plain)
+        self._check_length(len(tokens))
+        check_prompt(tokens, self._vocab_size)
+        return tokens
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the tokens of a text.

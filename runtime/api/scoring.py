@@ -176,13 +176,13 @@ def continuation_score(request: ScoringRequest, output: RequestOutput) -> Contin
         raise ProviderRuntimeError(output.error or "the request gave no log-probabilities")
     tokens = request.token_ids[request.start :]
     entries = zip(tokens, output.prompt_logprobs[request.start :], strict=True)
-    own: list[Logprob] = [(entry or {})[token] for token, entry in entries]
-    logprobs = [entry.logprob for entry in own]
+    token_logprobs: list[Logprob] = [(entry or {})[token] for token, entry in entries]
+    logprobs = [entry.logprob for entry in token_logprobs]
     return ContinuationScore(
         math.fsum(logprobs),
         tokens,
         logprobs,
-        all(entry.rank == 1 for entry in own),
+        all(entry.rank == 1 for entry in token_logprobs),
         len(request.token_ids),
         output.metrics.cached_tokens if output.metrics else 0,
     )

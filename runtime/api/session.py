@@ -192,7 +192,7 @@ def _translated(providers: Providers | None) -> list[str | tuple[str, dict[Any, 
 def _plugin(providers: Providers | None) -> tuple[dict[Any, Any], list[Any]]:
     """Return options and devices of the plugin library in ``providers``; no devices if there is none."""
     for entry in providers or ():
-        name, own = (entry, {}) if isinstance(entry, str) else entry
+        name, settings = (entry, {}) if isinstance(entry, str) else entry
         if not has_argument(name):
             continue
         target: Any = get_provider(name)
@@ -200,7 +200,7 @@ def _plugin(providers: Providers | None) -> tuple[dict[Any, Any], list[Any]]:
         if devices and len(providers or ()) > 1:
             raise UsageError("a plugin library must be the only entry of 'providers'")
         if devices:
-            return own, devices
+            return settings, devices
     return {}, []
 
 

@@ -119,8 +119,8 @@ class TextEncoder(EncoderModel):
 
     Args:
         folder: a package of ``carryall export``; a checkpoint, which is prepared in the cache; or a folder
-            with ``model.onnx`` or ``onnx/model.onnx``, and ``tokenizer.json``. ``modules.json`` and the other
-            files of sentence-transformers say what is not given here.
+            with an ONNX file, or such a file, and ``tokenizer.json``; see ``model_file``. ``modules.json``
+            and the other files of sentence-transformers say what is not given here.
         providers: as for ``InferenceSession``.
         pooling: a name of ``POOLINGS``; None reads it from the folder. A model with an output
             ``sentence_embedding`` pools itself.
@@ -456,13 +456,13 @@ class TextEncoder(EncoderModel):
 
         results = self._batches.run(encoded, outputs, reduce)
         columns = [list(column) for column in zip(*results, strict=True)] or [[] for _ in kinds]
-        found: dict[str, Any] = dict(zip(kinds, columns, strict=True))
-        for kind, rows in found.items():
+        vectors: dict[str, Any] = dict(zip(kinds, columns, strict=True))
+        for kind, rows in vectors.items():
             _check_finite([row.values if kind == "sparse" else row for row in rows])
-        if "dense" in found:
-            rows = found["dense"]
-            found["dense"] = stacked(rows, len(rows[0]) if rows else 0, normalize=self._normalize)
-        return found
+        if "dense" in vectors:
+            rows = vectors["dense"]
+            vectors["dense"] = stacked(rows, len(rows[0]) if rows else 0, normalize=self._normalize)
+        return vectors
 
     def _head(self, kind: str, task: str) -> tuple[str, Callable[[Floats, TokenBatch], Sequence[Any]]]:
         """Return the output that has a kind of vectors, and what makes those of each text of it."""
@@ -549,7 +549,8 @@ def _check_pooling(folder: Path, stated: Pooling | None, pooling: str | None, *,
     if (pools_itself and pooling is None) or (modes and set(modes) <= POOLINGS.keys()):
         return
     raise UsageError(
-        f"{folder} does not say how to pool; give pooling as {', '.join(POOLINGS)}, not {pooling!r}"
+        f"{folder} does not say how to pool; give pooling as {', '.join(POOLINGS)}, not {pooling!r} "
+        "(--pooling of carryall embed, [encoder] in a config.toml of the folder for carryall serve)"
     )
 
 

@@ -12,10 +12,15 @@ import numpy as np
 import numpy.typing as npt
 
 from ...contract import ATTENTION_MASK, CONTEXT_LENGTH, INPUT_IDS, PAST, TOKEN_TYPE_IDS
-from ...errors import ModelNotFoundError, PromptTooLongError, RequestError, UnsupportedModelError
+from ...errors import (
+    ModelNotFoundError,
+    PackageError,
+    PromptTooLongError,
+    RequestError,
+    UnsupportedModelError,
+)
 from ...exporter.encoders.modules import LENGTH_FILE
 from ...options import shown
-from ...storage.paths import check_name
 from ..text.tokenizer import TOKENIZER_FILE, read_optional_json
 from ..types.providers import Providers
 from .load_encoder import MODEL_FILES
@@ -25,6 +30,8 @@ _INPUTS = (INPUT_IDS, ATTENTION_MASK, TOKEN_TYPE_IDS)
 _OF_DECODERS = (
     "the vectors of decoders are those of carryall.LLM.embed and of /v1/embeddings of carryall serve"
 )
+_MOST_POSITIONS = 2**20
+
 T = TypeVar("T")
 
 
@@ -78,7 +85,8 @@ class TokenBatches:
     """Runs a model on texts in batches of similar length. Thread-safe.
 
     Args:
-        folder: with ``model.onnx`` or ``onnx/model.onnx``, and ``tokenizer.json``.
+        folder: with ``tokenizer.json``.
+        file: the ONNX file; None if the folder has none.
         providers: as for ``InferenceSession``.
         max_tokens: the longest text, special tokens included; None reads it from the folder, or from the
             graph.
@@ -91,17 +99,17 @@ class TokenBatches:
         UnsupportedModelError: the model has inputs that are not known.
     """
 
-    def __init__(self, folder: Path, providers: Providers | None, max_tokens: int | None) -> None:
+    def __init__(
+        self, folder: Path, file: Path | None, providers: Providers | None, max_tokens: int | None
+    ) -> None:
         from tokenizers import Tokenizer
 
-        check_name(folder)
-        models = [folder / name for name in MODEL_FILES if (folder / name).is_file()]
-        if not models or not (folder / TOKENIZER_FILE).is_file():
+        if file is None or not (folder / TOKENIZER_FILE).is_file():
             raise ModelNotFoundError(
                 f"{folder} is not a package, a checkpoint or a folder of an encoder, which needs "
                 f"{' or '.join(MODEL_FILES)}, and {TOKENIZER_FILE}; {_OF_DECODERS}"
             )
-        self.path = models[0]
+        self.path = file
         self._lower = bool(read_optional_json(folder / LENGTH_FILE).get("do_lower_case", False))
         stated = max_tokens or read_optional_json(folder / LENGTH_FILE).get("max_seq_length")
         self.session = open_texts(self.path, providers, None if stated is None else int(stated))
@@ -111,7 +119,11 @@ class TokenBatches:
         self.tokenizer.no_truncation()
         self._cutter: Any = None  # cuts texts; made when a text is cut
         most = stated or self.session.metadata.get(CONTEXT_LENGTH)
-        self.max_tokens = None if most is None else int(most)
+        self.max_tokens = _length_of_tokenizer(folder) if most is None else int(most)
+        rows = read_optional_json(folder / "config.json").get("vocab_size")
+        highest = max(self.tokenizer.get_vocab(with_added_tokens=True).values(), default=0)
+        # Of a model with fewer embeddings than its tokenizer has tokens, as it may be that of another model.
+        self._embeddings = rows if type(rows) is int and highest >= rows else None
 
     def encode(
         self, texts: Sequence[Text], *, truncate: bool, name: Callable[[int], str] = numbered
@@ -136,6 +148,8 @@ class TokenBatches:
         encoded = [
             _tokens(next(encodings)) if isinstance(text, str | tuple) else self._given(text) for text in texts
         ]
+        if self._embeddings is not None:
+            _check_embeddings(encoded, self._embeddings, name)
         most = self.max_tokens
         for place, (text, tokens) in enumerate(zip(texts, encoded, strict=True)):
             if not tokens.ids:
@@ -262,6 +276,36 @@ class TokenBatches:
         if not names.keys() <= set(_INPUTS) or INPUT_IDS not in names:
             raise UnsupportedModelError(
                 f"{self.path}: an encoder has some of the inputs {_INPUTS}, not {tuple(names)}"
+            )
+
+
+def _length_of_tokenizer(folder: Path) -> int | None:
+    """Return the longest text by the files of an export that has no other word on it; None for no limit.
+
+    A tokenizer without a limit states a huge number. Of positions that are counted from the padding, the
+    model has some more than tokens; such tokenizers state theirs.
+    """
+    stated = [
+        read_optional_json(folder / name).get(key)
+        for name, key in (
+            ("tokenizer_config.json", "model_max_length"),
+            ("config.json", "max_position_embeddings"),
+        )
+    ]
+    return next((value for value in stated if type(value) is int and 0 < value <= _MOST_POSITIONS), None)
+
+
+def _check_embeddings(encoded: Sequence[Tokens], rows: int, name: Callable[[int], str]) -> None:
+    """Check that a model has an embedding of each token.
+
+    Raises:
+        PackageError: it has none of a token.
+    """
+    for place, tokens in enumerate(encoded):
+        if tokens.ids and max(tokens.ids) >= rows:
+            raise PackageError(
+                f"{name(place)} has the token {max(tokens.ids)}, but the model has embeddings of {rows} "
+                "tokens: tokenizer.json is that of another model"
             )
 
 

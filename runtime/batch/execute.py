@@ -162,12 +162,12 @@ def make_executor(spec: BatchSpec, label: str, created: int, progress: Progress 
 def numbered(providers: Sequence[str]) -> list[tuple[str, str]]:
     """Return each provider with a unique name of its worker: ``cpu``, ``cpu#2``."""
     counts: dict[str, int] = {}
-    found = []
+    pairs = []
     for provider in providers:
         counts[provider] = counts.get(provider, 0) + 1
         number = counts[provider]
-        found.append((provider, provider if number == 1 else f"{provider}#{number}"))
-    return found
+        pairs.append((provider, provider if number == 1 else f"{provider}#{number}"))
+    return pairs
 
 
 def worker_on(worker: WorkerSpec, provider: str, name: str) -> WorkerSpec:

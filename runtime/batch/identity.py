@@ -40,14 +40,14 @@ def model_identity(
         names = [str(path.relative_to(encoder)) for path in sorted(encoder.rglob("*")) if path.is_file()]
         return {"encoder": _hexdigest(content_key(encoder, names).encode())}
     files = resolve_model(model, quantize=quantize, progress=progress)
-    found = {"weights": _hexdigest(files.content_key.encode())}
+    identity = {"weights": _hexdigest(files.content_key.encode())}
     for name in COPIED_FILES:
         path = files.folder / name
         if path.is_file():
-            found[name] = _hexdigest(path.read_bytes())
+            identity[name] = _hexdigest(path.read_bytes())
     for name, folder in sorted((loras or {}).items()):
-        found[f"lora {name}"] = _hexdigest(adapter_fingerprint(Path(folder)).encode())
-    return found
+        identity[f"lora {name}"] = _hexdigest(adapter_fingerprint(Path(folder)).encode())
+    return identity
 
 
 def model_stamp(model: str) -> Stamp:

@@ -111,13 +111,13 @@ class BatchSpec:
 
     def details(self) -> Facts:
         """Return all fields as JSON values with absolute paths, for ``from_details``."""
-        found = dataclasses.asdict(self)
-        found["inputs"] = [_absolute(name) for name in self.inputs]
+        facts = dataclasses.asdict(self)
+        facts["inputs"] = [_absolute(name) for name in self.inputs]
         for name in ("output", "errors", "job"):
-            found[name] = None if found[name] is None else _absolute(found[name])
+            facts[name] = None if facts[name] is None else _absolute(facts[name])
         if Path(self.model).exists():
-            found["model"] = _absolute(self.model)
-        return found
+            facts["model"] = _absolute(self.model)
+        return facts
 
     @classmethod
     def from_details(cls, details: Facts) -> BatchSpec:

@@ -112,12 +112,12 @@ def _check_resources(ray: Any, server: ServerConfig) -> None:
     Raises:
         UsageError: the replicas would wait forever.
     """
-    found = ray.cluster_resources()
+    resources = ray.cluster_resources()
     for name, each in (("CPU", 1.0), ("GPU", server.replica_gpus)):
-        if server.ray == LOCAL and server.replicas * each > found.get(name, 0.0):
+        if server.ray == LOCAL and server.replicas * each > resources.get(name, 0.0):
             raise UsageError(
                 f"{server.replicas} replicas need {server.replicas * each:g} {name}s, but this machine has "
-                f"{found.get(name, 0.0):g}; choose fewer --replicas"
+                f"{resources.get(name, 0.0):g}; choose fewer --replicas"
             )
 
 

@@ -77,13 +77,13 @@ class AdapterSet:
             read_adapter,
         )  # with readers of weights, which most models do not need here
 
-        found = read_adapter(Path(folder), info.lora_modules, info.max_lora_rank)
+        adapter = read_adapter(Path(folder), info.lora_modules, info.max_lora_rank)
         if self._adapted is not None:
-            matrices = {module: self._adapted(module, *pair) for module, pair in found.matrices.items()}
-            found = dataclasses.replace(found, matrices=matrices)
+            matrices = {module: self._adapted(module, *pair) for module, pair in adapter.matrices.items()}
+            adapter = dataclasses.replace(adapter, matrices=matrices)
         with self._lock:
             self._check_free(name, replace)
-            self._adapters[name] = dataclasses.replace(found, name=name)
+            self._adapters[name] = dataclasses.replace(adapter, name=name)
             self._paths[name] = str(folder)
 
     def unload(self, name: str) -> None:
@@ -104,11 +104,11 @@ class AdapterSet:
         """
         if not isinstance(name, str):
             raise RequestError(f"the name of an adapter must be a string, not {name!r}")
-        found = self._adapters.get(name)
-        if found is None:
+        adapter = self._adapters.get(name)
+        if adapter is None:
             known = ", ".join(self._adapters) or "none"
             raise UnknownModelError(f"there is no LoRA adapter '{name}'; there are: {known}")
-        return found
+        return adapter
 
     def _check_free(self, name: str, replace: bool) -> None:
         if name in self._adapters and not replace:

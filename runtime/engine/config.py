@@ -23,6 +23,9 @@ class EngineConfig(Checked):
             Smaller values keep running streams smooth, larger ones finish prompts sooner; ``inf`` removes the
             limit.
         max_queue: maximum number of waiting requests; more are refused; none is no limit.
+        max_queued_tokens: maximum number of prompt tokens that are still to be computed, of all requests
+            together; a further request is refused, unless none are. What is cached does not count. None is
+            no limit.
         kv_bytes: maximum KV memory of all requests together; by default what the slots can hold.
         prefix_cache: keep the KV of finished requests, while there is room, for prompts with the same first
             tokens.
@@ -56,6 +59,7 @@ class EngineConfig(Checked):
     max_step_tokens: int | None = option(None, least=1)
     max_step_slowdown: float = option(2.25, least=1)
     max_queue: int | None = option(None, least=0)
+    max_queued_tokens: int | None = option(None, least=1)
     kv_bytes: int | None = option(None, least=1, unit="bytes")
     prefix_cache: bool = True
     prefix_cache_dir: Path | Literal["auto"] | None = None

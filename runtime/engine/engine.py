@@ -133,7 +133,7 @@ class Engine:
             PromptTooLongError: the prompt can never fit.
             RequestError: the prompt is empty, has token ids outside the vocabulary, or the id is in use.
             InvalidSamplingError: an option names a token id outside the vocabulary.
-            QueueFullError: ``max_queue`` requests are waiting.
+            QueueFullError: ``max_queue`` requests are waiting, or ``max_queued_tokens`` are to be computed.
             UsageError: an embedding is wanted, and the runner has no hidden states.
         """
         limit = self.config.max_queue
@@ -143,6 +143,7 @@ class Engine:
             raise RequestError(f"request id '{request.request_id}' is in use; ids must be unique")
         room = checked_room(request, self.info, self.max_length)
         self._check_images(request)
+        self._queue_tokens(request)
         self._policy.admit(request, room)
         self._requests[request.request_id] = request
         _log.debug("request %s: %d prompt tokens", request.request_id, request.num_tokens)
@@ -152,6 +153,24 @@ class Engine:
             self._scheduler.add(request)
         else:
             self._compiling.add(request)
+
+    def _queue_tokens(self, request: Request) -> None:
+        """Count the tokens of a new request, and estimate its time to the first token.
+
+        Raises:
+            QueueFullError: too many prompt tokens are still to be computed.
+        """
+        request.queued_tokens = self._scheduler.uncached_tokens(request)
+        queued = self._scheduler.queued_tokens + self._compiling.queued_tokens
+        limit, seconds = self.config.max_queued_tokens, self._scheduler.costs.seconds_of_prompts
+        if limit is not None and 0 < queued > limit - request.queued_tokens:
+            error = QueueFullError(
+                f"{queued} tokens of prompts are still to be computed, and with {request.queued_tokens} more "
+                f"they exceed max_queued_tokens, {limit}; retry later"
+            )
+            error.retry_after = seconds(queued + request.queued_tokens - limit) or 0.0
+            raise error
+        request.expected_seconds = seconds(queued + request.queued_tokens)
 
     def _check_images(self, request: Request) -> None:
         """Check that the pictures of a prompt can be computed, and stay where they are.
@@ -319,8 +338,8 @@ class Engine:
             plan = plan.without([i for i, row in enumerate(plan.rows) if row.slot in lost])
         if plan.restoring:
             self._mover.restore(plan.restoring, _RESTORE_BESIDE if plan.rows else _RESTORE_ALONE)
-            for request in plan.restoring:
-                self._scheduler.cache.progress(request)
+            for request in plan.restoring if self._scheduler.cache.trims_always else ():
+                self._scheduler.cache.trim(request)
         if self._proposes or plan.constrained:
             plan = self._speculator.with_proposals(plan, self._scheduler)
         if plan.constrained:

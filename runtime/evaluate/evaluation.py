@@ -173,15 +173,15 @@ def compare_greedy(
         ProviderRuntimeError: a run failed.
     """
     start = time.perf_counter()
-    own = _continue(runner, prompts, new_tokens)
+    continuations = _continue(runner, prompts, new_tokens)
     seconds = time.perf_counter() - start
     other = _continue(reference, prompts, new_tokens)
-    leading = (own == other).cumprod(axis=1).sum(axis=1)
+    leading = (continuations == other).cumprod(axis=1).sum(axis=1)
     return GreedyAgreement(
         prompts=len(prompts),
         equal_prompts=int((leading == new_tokens).sum()),
         agreement=float(leading.mean() / new_tokens),
-        tokens_per_second=own.size / seconds,
+        tokens_per_second=continuations.size / seconds,
     )
 
 
@@ -250,16 +250,16 @@ def _score_window(
 
 def _add(sums: _Sums, targets: Tokens, logits: Logits, reference: Logits | None) -> None:
     rows = np.arange(len(targets))
-    own = _log_softmax(logits)
+    logprobs = _log_softmax(logits)
     others = [] if reference is None else [_log_softmax(reference)]
     sums.count += len(targets)
-    sums.loss -= float(own[rows, targets].sum())
+    sums.loss -= float(logprobs[rows, targets].sum())
     for other in others:
-        divergence = (np.exp(other) * (other - own)).sum(axis=1)
+        divergence = (np.exp(other) * (other - logprobs)).sum(axis=1)
         sums.reference_loss -= float(other[rows, targets].sum())
         sums.kl += float(divergence.sum())
         sums.max_kl = max(sums.max_kl, float(divergence.max()))
-        sums.agreeing += int((own.argmax(axis=1) == other.argmax(axis=1)).sum())
+        sums.agreeing += int((logprobs.argmax(axis=1) == other.argmax(axis=1)).sum())
 
 
 def _continue(runner: Runner, prompts: Sequence[Tokens], new_tokens: int) -> Tokens:

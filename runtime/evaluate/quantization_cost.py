@@ -127,7 +127,7 @@ def _fidelity(
     text, tokens = _text(source, measured)
     context = min(runner.info.context_length for runner in runners)
     window = min(_WINDOW, context)
-    found = predict(
+    prediction = predict(
         runners[0],
         tokens,
         window=window,
@@ -136,8 +136,10 @@ def _fidelity(
         progress=phase(progress, "evaluate"),
     )
     greedy = greedy_agreement(runners, tokens, _PROMPTS, min(_CONTINUATION, context // 2))
-    facts = {"text": text, **asdict(found), "greedy": None if greedy is None else asdict(greedy)}
-    facts["perplexity_ratio"] = found.perplexity / (found.reference_perplexity or found.perplexity)
+    facts = {"text": text, **asdict(prediction), "greedy": None if greedy is None else asdict(greedy)}
+    facts["perplexity_ratio"] = prediction.perplexity / (
+        prediction.reference_perplexity or prediction.perplexity
+    )
     return facts
 
 

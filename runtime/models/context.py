@@ -48,13 +48,13 @@ def stated_lengths(config: Mapping[str, Any], facts: GraphFacts) -> ContextLengt
         CheckpointError: ``config`` is invalid.
     """
     limit, text = facts.position_limit, facts.stated_length
-    found: ContextLengths | None = None
+    lengths: ContextLengths | None = None
     if states_length(config):
-        found = ContextLengths(*context_lengths(config))
+        lengths = ContextLengths(*context_lengths(config))
     elif text is not None:
         if not text.isdecimal():
             raise CheckpointError(f"the graph's metadata '{CONTEXT_LENGTH}' is not a number: {text!r}")
-        found = ContextLengths(int(text), int(text))
-    if found is None:
+        lengths = ContextLengths(int(text), int(text))
+    if lengths is None:
         return None if limit is None else ContextLengths(limit, limit)
-    return found if limit is None else ContextLengths(*(min(length, limit) for length in found))
+    return lengths if limit is None else ContextLengths(*(min(length, limit) for length in lengths))

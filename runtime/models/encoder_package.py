@@ -21,17 +21,17 @@ from ...graph_opt.quantize.recipe import QuantizationRecipe
 from ...progress import Progress, phase
 
 
-def check_encoder_options(model_type: str, given: Mapping[str, bool]) -> None:
+def check_encoder_options(model_type: str, options: Mapping[str, bool]) -> None:
     """Refuse options that only decoders have.
 
     Args:
         model_type: of the encoder.
-        given: by option, whether it was given.
+        options: by option, whether it was given.
 
     Raises:
         UsageError: one was given.
     """
-    found = [name for name, was_given in given.items() if was_given]
+    found = [name for name, was_given in options.items() if was_given]
     if found:
         raise UsageError(
             f"'{model_type}' is a text encoder, for which export has no {found[0]}; it has quantize"

@@ -137,11 +137,11 @@ def _gguf(folder: Path) -> Path | None:
 
 
 def _only(folder: Path, files: Iterable[Path]) -> Path:
-    found = list(files)
-    if len(found) > 1:
-        names = ", ".join(file.relative_to(folder).as_posix() for file in found)
+    paths = list(files)
+    if len(paths) > 1:
+        names = ", ".join(file.relative_to(folder).as_posix() for file in paths)
         raise ModelNotFoundError(f"{folder} holds several models; name one of its files: {names}")
-    return found[0]
+    return paths[0]
 
 
 def _looks_like_path(name: str) -> bool:

@@ -110,15 +110,15 @@ def stated_context(*names: str) -> int | None:
     Args:
         names: packages, checkpoints, or ONNX files with a config.json in their folder.
     """
-    found = []
+    lengths = []
     for name in names:
         path = locate_model(name)
         folder = side_folder(path)
         if Package.is_package(folder):
-            found.append(Package.open(folder).record.default_context_length)
+            lengths.append(Package.open(folder).record.default_context_length)
         elif path.is_dir():
-            found.append(context_lengths(read_config(path))[1])
+            lengths.append(context_lengths(read_config(path))[1])
         else:
             known = stated_lengths(optional_config(folder), GraphFacts.of(read_model(path)))
-            found += [] if known is None else [known.default]
-    return min(found, default=None)
+            lengths += [] if known is None else [known.default]
+    return min(lengths, default=None)

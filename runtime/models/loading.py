@@ -160,7 +160,7 @@ def _where(config: ModelConfig) -> tuple[str, str | None]:
 
 def _runner_config(config: ModelConfig, max_slots: int, provider: str, device: str | None) -> RunnerConfig:
     cache = {} if config.kv_cache_dtype is None else {"kv_cache": config.kv_cache_dtype}
-    found = RunnerConfig(
+    runner_config = RunnerConfig(
         max_slots=max_slots,
         context_length=config.context_length,
         num_threads=config.num_threads,
@@ -168,7 +168,7 @@ def _runner_config(config: ModelConfig, max_slots: int, provider: str, device: s
         max_lora_rank=_largest_rank(config),
         options={**config.provider_options, **cache},
     )
-    return found if device is None else with_device(found, provider, device)
+    return runner_config if device is None else with_device(runner_config, provider, device)
 
 
 def _check_adapters(config: ModelConfig, provider: str) -> None:

@@ -52,10 +52,12 @@ def sharded_runner(
             f"tensor_parallel {count} needs carryall's CPU kernels; build them with "
             "`carryall doctor --build-kernels`"
         )
-    own = dataclasses.replace(config, num_threads=config.num_threads or max(1, usable_cores() // count))
+    rank_config = dataclasses.replace(
+        config, num_threads=config.num_threads or max(1, usable_cores() // count)
+    )
     try:
         passes = [ShardPass(rank, count) for rank in range(count)]
-        graphs = [lowered_model(files, provider, own, progress, change=change) for change in passes]
+        graphs = [lowered_model(files, provider, rank_config, progress, change=change) for change in passes]
     except GraphError as error:
         raise UsageError(f"{files.name} cannot be cut over {count} processes: {error}") from error
-    return ShardedRunner(provider.name, graphs, own), graphs
+    return ShardedRunner(provider.name, graphs, rank_config), graphs

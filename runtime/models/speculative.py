@@ -53,10 +53,10 @@ def _check_same_tokens(draft: LoadedModel, model: LoadedModel) -> None:
         if each.tokenizer is None:
             raise UsageError(f"{each.name} has no tokenizer.json, so its tokens cannot be compared")
     assert draft.tokenizer is not None and model.tokenizer is not None  # noqa: S101, PT018 -- checked above
-    own, wanted = draft.tokenizer.vocabulary, model.tokenizer.vocabulary
-    if own != wanted:
-        shared = sum(wanted.get(token) == token_id for token, token_id in own.items())
+    vocabulary, wanted = draft.tokenizer.vocabulary, model.tokenizer.vocabulary
+    if vocabulary != wanted:
+        shared = sum(wanted.get(token) == token_id for token, token_id in vocabulary.items())
         raise UsageError(
-            f"{draft.name} cannot draft for {model.name}: their tokenizers differ ({len(own)} and "
+            f"{draft.name} cannot draft for {model.name}: their tokenizers differ ({len(vocabulary)} and "
             f"{len(wanted)} tokens, {shared} of them equal); use a smaller model of the same family"
         )

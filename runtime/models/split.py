@@ -123,13 +123,13 @@ def parse_split(text: str, num_layers: int) -> list[SplitPart]:
 
     parts = []
     for piece in text.split(","):
-        found = _PART.fullmatch(piece.strip())
-        if found is None:
+        match = _PART.fullmatch(piece.strip())
+        if match is None:
             raise UsageError(
                 f"'{piece}' is not a valid part of a split; write PROVIDER[:DEVICE]:FIRST-LAST (cpu:0-11)"
             )
-        layers = LayerRange(int(found["first"]), int(found["last"]))
-        parts.append(SplitPart(found["provider"], layers, found["device"], bool(found["process"])))
+        layers = LayerRange(int(match["first"]), int(match["last"]))
+        parts.append(SplitPart(match["provider"], layers, match["device"], bool(match["process"])))
     expected = 0
     for part in parts:
         if part.layers.first != expected or part.layers.last < expected:
@@ -162,11 +162,13 @@ def split_runner(
     caches = [str(value.name) for value in files.graph.graph.inputs if PAST_KEY.fullmatch(str(value.name))]
     parts = parse_split(text, len(caches))
     configs = [get_provider(part.provider).resolve_options(part.config(config)) for part in parts]
-    graphs = [_lower(files, part, own, progress) for part, own in zip(parts, configs, strict=True)]
+    graphs = [
+        _lower(files, part, part_config, progress) for part, part_config in zip(parts, configs, strict=True)
+    ]
     runners: list[Runner] = []
     try:
-        for part, graph, own in zip(parts, graphs, configs, strict=True):
-            runners.append(_open(part, graph, own))
+        for part, graph, part_config in zip(parts, graphs, configs, strict=True):
+            runners.append(_open(part, graph, part_config))
     except CarryallError:
         _close(runners)
         raise

@@ -106,18 +106,18 @@ class _Reader:
 
     def _object(self, at: int) -> tuple[dict[str, Any], int]:
         self._count()
-        found: dict[str, Any] = {}
+        members: dict[str, Any] = {}
         at = self.space(at)
         if self._text.startswith("}", at):
-            return found, at + 1
+            return members, at + 1
         while True:
             at = self._after('"', "Expecting property name enclosed in double quotes", at, space=False)
             key, at = self._string(at)
             at = self._after(":", "Expecting ':' delimiter", self.space(at))
-            found[key], at = self.value(at)
+            members[key], at = self.value(at)
             at = self.space(at)
             if self._text.startswith("}", at):
-                return found, at + 1
+                return members, at + 1
             at = self._after(",", "Expecting ',' delimiter", at)
 
     def _string(self, at: int) -> tuple[str, int]:

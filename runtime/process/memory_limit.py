@@ -11,16 +11,16 @@ def memory_exhausted(error: Exception) -> str:
     """What an error of too little memory means, and what to do; "" for any other error."""
     text = str(error)
     if isinstance(error, ImportError) and ("map segment" in text or "allocate memory" in text):
-        found = "a library cannot be loaded, since the memory of this process is exhausted"
+        reason = "a library cannot be loaded, since the memory of this process is exhausted"
     elif isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
-        found = "the memory of this process is exhausted"
+        reason = "the memory of this process is exhausted"
     else:
         return ""
     limit = _address_limit()
     advice = "end other programs, or take a smaller or quantized model"
     if limit is not None:
         advice = f"it may map {human_bytes(limit)}: raise that, such as with 'ulimit -v unlimited'"
-    return f"{found}{': ' if text else ''}{text}; {advice}"
+    return f"{reason}{': ' if text else ''}{text}; {advice}"
 
 
 def _address_limit() -> int | None:

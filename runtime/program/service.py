@@ -98,14 +98,14 @@ class Service:
         asked = {"text": prompt.text} if prompt.text is not None else _talk(prompt, place)
         body = {**asked, "continuations": list(place.choices)}
         with self._answer("/score", body, cancelled) as answer:
-            found = _read(answer)
+            choice = _read(answer)
         means = []
-        for entry in found.get("data") or ():
+        for entry in choice.get("data") or ():
             logprobs = entry.get("token_logprobs") or [-math.inf]
             means.append(math.fsum(logprobs) / len(logprobs))
         if len(means) != len(place.choices):
-            raise ProviderRuntimeError(f"{self._address} did not score the choices: {shown(found)}")
-        return chosen(place.choices, means, _usage(found.get("usage") or {}))
+            raise ProviderRuntimeError(f"{self._address} did not score the choices: {shown(choice)}")
+        return chosen(place.choices, means, _usage(choice.get("usage") or {}))
 
     def _events(self, path: str, body: Json, cancelled: Cancellation) -> Iterator[Json]:
         """Yield the data of a stream's events.

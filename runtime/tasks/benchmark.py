@@ -83,12 +83,12 @@ class BenchmarkReport(Report):
         """See ``Report``."""
         speeds = [
             (
-                f"batch {one['batch']}",
-                f"prefill {one['prefill_tokens_per_second']['median']:.0f} tokens/s, "
-                f"decode {one['decode_tokens_per_second']['median']:.1f} tokens/s, "
-                f"first token after {one['time_to_first_token_ms']['median']:.0f} ms",
+                f"batch {result['batch']}",
+                f"prefill {result['prefill_tokens_per_second']['median']:.0f} tokens/s, "
+                f"decode {result['decode_tokens_per_second']['median']:.1f} tokens/s, "
+                f"first token after {result['time_to_first_token_ms']['median']:.0f} ms",
             )
-            for one in self.results
+            for result in self.results
         ]
         return [
             ("model", self.model),

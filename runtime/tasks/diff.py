@@ -42,19 +42,21 @@ class DiffReport(Report):
 
     def rows(self) -> list[tuple[str, str]]:
         """See ``Report``."""
-        found = self.differences
+        differences = self.differences
         if self.same:
-            return [("the same", f"{found.matched} nodes")]
-        counts = f"{found.matched} in both, {len(found.only_a)} only in A, {len(found.only_b)} only in B"
-        sections = ((title, "\n".join(_by_layer(lines))) for title, lines in _sections(found))
+            return [("the same", f"{differences.matched} nodes")]
+        only = f"{len(differences.only_a)} only in A, {len(differences.only_b)} only in B"
+        counts = f"{differences.matched} in both, {only}"
+        sections = ((title, "\n".join(_by_layer(lines))) for title, lines in _sections(differences))
         return [("nodes", counts), *((title, text) for title, text in sections if text)]
 
     def __str__(self) -> str:
-        found = self.differences
+        differences = self.differences
         if self.same:
-            return f"the same: {found.matched} nodes"
-        text = f"{found.matched} nodes in both, {len(found.only_a)} only in A, {len(found.only_b)} only in B"
-        for title, lines in _sections(found):
+            return f"the same: {differences.matched} nodes"
+        only = f"{len(differences.only_a)} only in A, {len(differences.only_b)} only in B"
+        text = f"{differences.matched} nodes in both, {only}"
+        for title, lines in _sections(differences):
             shown = list(_by_layer(lines))
             text += f"\n\n{title}:" + "".join(f"\n  {line}" for line in shown) if shown else ""
         return text
@@ -78,19 +80,19 @@ def diff(a: str | Path, b: str | Path) -> DiffReport:
     return DiffReport(a=str(a), b=str(b), differences=found)
 
 
-def _sections(found: GraphDiff) -> Iterator[tuple[str, list[str]]]:
-    yield "interface", list(found.interface)
+def _sections(differences: GraphDiff) -> Iterator[tuple[str, list[str]]]:
+    yield "interface", list(differences.interface)
     yield (
         "operators, A -> B",
-        [f"{name}: {old} -> {new}" for name, (old, new) in found.operators.items()],
+        [f"{name}: {old} -> {new}" for name, (old, new) in differences.operators.items()],
     )
-    yield "only in A", [f"{op} {name}" for op, name in found.only_a]
-    yield "only in B", [f"{op} {name}" for op, name in found.only_b]
+    yield "only in A", [f"{op} {name}" for op, name in differences.only_a]
+    yield "only in B", [f"{op} {name}" for op, name in differences.only_b]
     yield (
         "changed nodes",
-        [f"{one.op_type} {one.a or one.b}: {change}" for one in found.nodes for change in one.changes],
+        [f"{one.op_type} {one.a or one.b}: {change}" for one in differences.nodes for change in one.changes],
     )
-    yield "changed weights", [f"{one.a}: {one.change}" for one in found.weights]
+    yield "changed weights", [f"{one.a}: {one.change}" for one in differences.weights]
 
 
 def _by_layer(lines: Iterable[str]) -> Iterator[str]:

@@ -61,20 +61,20 @@ class EvaluationReport(Report):
 
     def rows(self) -> list[tuple[str, str]]:
         """See ``Report``."""
-        found, greedy = self.prediction, self.greedy
-        run = "perplexity" if found.stored is None else "perplexity as run"
-        rows = [(run, f"{found.perplexity:.4f} over {found.tokens} tokens")]
+        prediction, greedy = self.prediction, self.greedy
+        run = "perplexity" if prediction.stored is None else "perplexity as run"
+        rows = [(run, f"{prediction.perplexity:.4f} over {prediction.tokens} tokens")]
         if self.perplexity_ratio is not None:
             rows += [
                 (
                     "reference perplexity",
-                    f"{found.reference_perplexity:.4f}, ratio {self.perplexity_ratio:.5f}",
+                    f"{prediction.reference_perplexity:.4f}, ratio {self.perplexity_ratio:.5f}",
                 ),
-                ("KL divergence", f"mean {found.mean_kl:.3g}, largest {found.max_kl:.3g}"),
-                ("top-1 agreement", f"{100 * (found.top1_agreement or 0):.2f} %"),
+                ("KL divergence", f"mean {prediction.mean_kl:.3g}, largest {prediction.max_kl:.3g}"),
+                ("top-1 agreement", f"{100 * (prediction.top1_agreement or 0):.2f} %"),
             ]
-        if found.stored is not None:
-            rows += _stored_rows(found.stored)
+        if prediction.stored is not None:
+            rows += _stored_rows(prediction.stored)
         if greedy is not None:
             share = f"{100 * greedy.agreement:.1f} % of tokens"
             rows += [
@@ -84,7 +84,7 @@ class EvaluationReport(Report):
                 ),
                 ("decoding", f"{greedy.tokens_per_second:.0f} tokens/s, {greedy.prompts} prompts at once"),
             ]
-        return [*rows, ("reading", f"{found.tokens_per_second:.0f} tokens/s")]
+        return [*rows, ("reading", f"{prediction.tokens_per_second:.0f} tokens/s")]
 
 
 def _stored_rows(stored: Stored) -> list[tuple[str, str]]:
@@ -143,15 +143,15 @@ def evaluate(
         if value is not None and value < least:
             raise UsageError(f"{name} must be at least {least}, not {value}")
     models = _compared(model_config(model, fields), reference)
-    names = [str(one.model) for one in models]
+    names = [str(path.model) for path in models]
     content = _content(text, names)
     with contextlib.ExitStack() as stack:
         loaded = [stack.enter_context(_opened(models[0], prompts, progress))]
         tokens = _tokens(loaded[0], content)[:max_tokens]  # before the reference is loaded
-        loaded += [stack.enter_context(_opened(one, prompts, progress)) for one in models[1:]]
-        runners = [one.runner for one in loaded]
+        loaded += [stack.enter_context(_opened(path, prompts, progress)) for path in models[1:]]
+        runners = [path.runner for path in loaded]
         width = window or min(_LONGEST_WINDOW, *(runner.info.context_length for runner in runners))
-        found = predict(
+        prediction = predict(
             runners[0],
             tokens,
             window=width,
@@ -164,9 +164,9 @@ def evaluate(
     return EvaluationReport(
         model=names[0],
         reference=names[1] if reference is not None else None,
-        prediction=found,
+        prediction=prediction,
         greedy=greedy,
-        notes=tuple(note for one in loaded for note in load_notes(one)),
+        notes=tuple(note for path in loaded for note in load_notes(path)),
     )
 
 

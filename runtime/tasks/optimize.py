@@ -147,12 +147,12 @@ def optimize(
         graph.metadata_props[CONTEXT_LENGTH] = str(context_length)
     done.facts |= {"source": source, "target": target}
     done.not_decoder = job.not_decoder
-    found = _verify(job, graph, done, _Check(source, inputs, bars)) if verify else None
+    verification = _verify(job, graph, done, _Check(source, inputs, bars)) if verify else None
     names = tuple(one.name for one in done.passes)
     with contextlib.nullcontext() if file is None else pending_report(done, file, out):
         copied = unchanged and context_length is None
         write_graph(graph, location, out, passes=names, unchanged=copied, progress=phase(progress, "write"))
-    return OptimizeReport(path=out, passes=done, verification=found)
+    return OptimizeReport(path=out, passes=done, verification=verification)
 
 
 def _run_explicit(
@@ -220,12 +220,12 @@ def _verify(job: OptimizeJob, graph: ir.Model, report: PipelineReport, check: _C
     """
     with scratch_folder() as scratch:
         original = graph_file(job.source, scratch / "original")
-        found = check(original, graph, job.provider())
-        if not found.passed:
+        verification = check(original, graph, job.provider())
+        if not verification.passed:
             culprit = first_failing_pass(job.make_enabled, report, lambda half: check.fails(original, half))
             raise VerificationError(
-                f"the optimized graph differs from {job.source}: {found.reason}. It first differs after "
-                f"{culprit}. Nothing was written; use --disable to leave a pass out"
+                f"the optimized graph differs from {job.source}: {verification.reason}. It first differs "
+                f"after {culprit}. Nothing was written; use --disable to leave a pass out"
             )
-    report.facts["verification"] = found.to_dict()
-    return found
+    report.facts["verification"] = verification.to_dict()
+    return verification

@@ -49,13 +49,13 @@ class OptimizeJob:
             UsageError: there is no such target or pass, or the context length of a decoder is unknown.
         """
         graph, _ = load_graph(self.source)
-        own = [load_pass(spec) for spec in self.own]
+        own_passes = [load_pass(spec) for spec in self.own]
         if self.not_decoder is None:
-            return graph, [*portable_passes(), *own, *self._lowering(graph)]
+            return graph, [*portable_passes(), *own_passes, *self._lowering(graph)]
         provider = self.provider()
         if provider is None:
-            return graph, model_passes(own)
-        return graph, model_passes([*own, *provider.model_passes()], provider.kept_products())
+            return graph, model_passes(own_passes)
+        return graph, model_passes([*own_passes, *provider.model_passes()], provider.kept_products())
 
     @functools.cached_property
     def not_decoder(self) -> str | None:

@@ -159,16 +159,16 @@ def quantize(
         names = tuple(one.name for one in done.report.passes)
         tell = phase(progress, "quantize")
         write_graph(done.model, locate_model(source), out, passes=names, quantization=record, progress=tell)
-        found = _report(out, recipe, done, record, before, time.perf_counter() - start)
+        result = _report(out, recipe, done, record, before, time.perf_counter() - start)
         if file is not None:
             with left_without_report(out, file):
                 cost = measure_cost(source, out, done.passes, measured, scratch, progress)
-                found = dataclasses.replace(found, cost=cost)
-                done.report.facts |= {"source": source, "target": str(out), **found.to_dict()}
+                result = dataclasses.replace(result, cost=cost)
+                done.report.facts |= {"source": source, "target": str(out), **result.to_dict()}
                 write_report(done.report, file)
     if recipe.method != NO_METHOD:
         warn_of_much_float(str(out), record, done.left)
-    return found
+    return result
 
 
 def _report(

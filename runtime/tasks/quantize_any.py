@@ -87,14 +87,14 @@ def quantize_any(
     samples = None if calibration is None else _samples(model, calibration, images)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", GeneratedSamplesWarning)  # the report's notes contain it
-        result, found = _quantized(model, method, samples, options, phase(progress, "measure"))
-    found.bytes_before = _file_bytes(path)
-    found.bytes_after = write_single_file(result, out, at_most=found.bytes_before)
-    found.path, found.seconds = str(out), round(time.perf_counter() - start, 3)
+        result, measured = _quantized(model, method, samples, options, phase(progress, "measure"))
+    measured.bytes_before = _file_bytes(path)
+    measured.bytes_after = write_single_file(result, out, at_most=measured.bytes_before)
+    measured.path, measured.seconds = str(out), round(time.perf_counter() - start, 3)
     if file is not None:
         with left_without_report(out, file):
-            write_whole(file, json.dumps(json_value(found.to_dict()), indent=2, ensure_ascii=False))
-    return found
+            write_whole(file, json.dumps(json_value(measured.to_dict()), indent=2, ensure_ascii=False))
+    return measured
 
 
 def _samples(

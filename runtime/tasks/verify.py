@@ -113,7 +113,7 @@ def verify(
     prompts = None if prompt is None else [_tokenize(side_folder(locate_model(reference)), prompt)]
     with scratch_folder() as scratch:
         files = graph_file(names[0], scratch / "a"), graph_file(names[1], scratch / "b")
-        found = verify_graphs(
+        report = verify_graphs(
             *files,
             Path(inputs) if isinstance(inputs, str) else inputs,
             bars,
@@ -123,7 +123,7 @@ def verify(
             names=names,
             progress=phase(progress, "verify"),
         )
-    return VerificationReport(found=found)
+    return VerificationReport(found=report)
 
 
 def _tokenize(model: Path, text: str) -> list[int]:

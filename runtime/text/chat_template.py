@@ -118,14 +118,14 @@ class ChatTemplate:
         if self.describes_tools(source):
             plain = as_text(plain, tools or (), system=_takes_system(source))
         plain = _in_form(source, plain)
-        given = {
+        context = {
             **self._special_tokens,
             **variables,
             "messages": plain,
             "tools": [dict(tool) for tool in tools] if tools else None,
             "add_generation_prompt": add_generation_prompt and not continue_final_message,
         }
-        text = _render(source, given, max_size)
+        text = _render(source, context, max_size)
         return _up_to_mark(text) if continue_final_message else text
 
     def _tell(self, tools: Sequence[Mapping[str, Any]] | None) -> None:

@@ -121,8 +121,8 @@ class GrammarMatcher:
         if self.error:  # the library then allows the end alone, which would pass for that of the text
             _refuse_work("the grammar", self.error)
             raise RequestFailedError(f"the grammar cannot go on: {self.error.splitlines()[0]}")
-        allowed = np.unpackbits(self._mask.view(np.uint8), bitorder="little", count=len(logits))
-        logits[allowed == 0] = -np.inf
+        allowed = np.unpackbits(self._mask.view(np.uint8), bitorder="little", count=len(logits)).view(bool)
+        np.copyto(logits, -np.inf, where=~allowed)  # two thirds of the time of an index
 
     def forced_tokens(self) -> list[int]:
         """Return the next 64 tokens of the text that must come next; empty if there is a choice.

@@ -61,15 +61,15 @@ class StopStrings:
 
     def _release(self, kept: int) -> str:
         """Give out all but the last ``kept`` characters."""
-        given: list[str] = []
+        parts: list[str] = []
         while self._held and self._num_held - len(self._held[0]) >= kept:
-            given.append(self._held.popleft())
-            self._num_held -= len(given[-1])
+            parts.append(self._held.popleft())
+            self._num_held -= len(parts[-1])
         if rest := self._num_held - kept:
-            given.append(self._held[0][:rest])
+            parts.append(self._held[0][:rest])
             self._held[0] = self._held[0][rest:]
             self._num_held -= rest
-        return "".join(given)
+        return "".join(parts)
 
 
 class _Search:

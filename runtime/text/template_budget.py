@@ -60,13 +60,13 @@ class Budget:
 
     def listed(self, items: Iterable[Any]) -> list[Any]:
         """Return the items of an iterable of unknown length as a list, within ``MAX_ITEMS``."""
-        found = []
+        elements = []
         for item in items:
-            found.append(item)
-            if len(found) > MAX_ITEMS:
+            elements.append(item)
+            if len(elements) > MAX_ITEMS:
                 raise SecurityError(f"a list of more than {MAX_ITEMS} items")
-        self.charge(_ITEM * len(found))
-        return found
+        self.charge(_ITEM * len(elements))
+        return elements
 
     def made(self, value: Any) -> Any:
         """Charge a new value, and return it."""
@@ -100,21 +100,21 @@ class Budget:
         weight = nodes = 0
         held: list[Any] = [value]
         while held:
-            one = held.pop()
+            element = held.pop()
             nodes += 1
             if nodes > MAX_ITEMS or weight > MAX_SIZE:
                 raise SecurityError(f"a value of more than {MAX_ITEMS} items or {MAX_SIZE} characters")
-            if isinstance(one, str):
-                weight += len(one) + 4
-            elif isinstance(one, Mapping):
+            if isinstance(element, str):
+                weight += len(element) + 4
+            elif isinstance(element, Mapping):
                 weight += 2
-                held += one.keys()
-                held += one.values()
-            elif isinstance(one, Namespace):
-                held += one._Namespace__attrs.values()  # noqa: SLF001 -- there is no public access
-            elif isinstance(one, _CONTAINERS):
+                held += element.keys()
+                held += element.values()
+            elif isinstance(element, Namespace):
+                held += element._Namespace__attrs.values()  # noqa: SLF001 -- there is no public access
+            elif isinstance(element, _CONTAINERS):
                 weight += 2
-                held.extend(one)  # type: ignore[arg-type]  # a view is iterable
+                held.extend(element)  # type: ignore[arg-type]  # a view is iterable
             else:
                 weight += 32
             if len(held) > MAX_ITEMS:

@@ -56,13 +56,13 @@ class TemplateSandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
             name: self.filters[name] for name in sorted(PLAIN_FILTERS | set(CHECKS)) if name in self.filters
         }
         self.filters = {name: self._guarded(name, function) for name, function in known.items()}
-        own = {
+        globals_here = {
             "tojson": self._to_json,
             "budgeted": self._budgeted,
             "bounded": self._bounded,
             "weighed": self._weighed,
         }
-        self.filters.update(own)
+        self.filters.update(globals_here)
         self.globals.update(raise_exception=_raise_exception, strftime_now=_strftime_now)
         del self.globals["lipsum"]
         self._local = threading.local()
@@ -136,15 +136,19 @@ class TemplateSandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
         @functools.wraps(function)
         def guarded(*args: Any, **kwargs: Any) -> Any:
-            budget, own = self._budget, list(args[first:])
-            if name == "join" and own and not isinstance(own[0], str | list | tuple | dict):
-                own[0] = budget.listed(own[0])
-            each = SLOWLY_FILTERED if own and isinstance(own[0], str) and name in SLOW_ON_TEXT else FILTERED
-            budget.charge(ITERATION + each * sum(map(budget.weigh, (*own, *kwargs.values()))))
+            budget, arguments = self._budget, list(args[first:])
+            if name == "join" and arguments and not isinstance(arguments[0], str | list | tuple | dict):
+                arguments[0] = budget.listed(arguments[0])
+            each = (
+                SLOWLY_FILTERED
+                if arguments and isinstance(arguments[0], str) and name in SLOW_ON_TEXT
+                else FILTERED
+            )
+            budget.charge(ITERATION + each * sum(map(budget.weigh, (*arguments, *kwargs.values()))))
             if check is not None:
                 with contextlib.suppress(TypeError):  # the filter itself gives the better message
-                    check(budget, *own, **kwargs)
-            return budget.made(function(*args[:first], *own, **kwargs))
+                    check(budget, *arguments, **kwargs)
+            return budget.made(function(*args[:first], *arguments, **kwargs))
 
         return guarded
 

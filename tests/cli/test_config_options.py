@@ -22,11 +22,16 @@ ENGINE_VERBS = ("run", "chat", "serve", "batch", "bench")
 # reads texts without an engine, and only a service has clients that a full queue could refuse.
 LORA = {"loras", "max_loras", "max_lora_rank", "lora_modules"}  # they measure the base model
 WITHOUT = {
-    "run": {"max_queue"},
-    "chat": {"max_queue"},
+    "run": {"max_queue", "max_queued_tokens"},
+    "chat": {"max_queue", "max_queued_tokens"},
     "serve": set[str](),
-    "batch": {"max_queue", "max_step_slowdown", "logits_processors"},  # prompts first; a job is JSON
-    "bench": {"max_queue", "max_slots", "chat_template", "tool_prompt", *LORA},
+    "batch": {
+        "max_queue",
+        "max_queued_tokens",
+        "max_step_slowdown",
+        "logits_processors",
+    },  # prompts first; a job is JSON
+    "bench": {"max_queue", "max_queued_tokens", "max_slots", "chat_template", "tool_prompt", *LORA},
     "eval": {
         *declared(EngineConfig),
         *("speculative", "num_speculative_tokens", "chat_template", "tool_prompt", *LORA),

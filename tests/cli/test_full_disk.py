@@ -228,8 +228,16 @@ FAULTS = {
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
-@pytest.mark.parametrize("after", [0, 1])
+@pytest.mark.parametrize(
+    ("number", "after"),
+    [
+        *[(errno.ENOSPC, 0), (errno.EIO, 1)],
+        *[
+            pytest.param(errno.ENOSPC, 1, marks=pytest.mark.slow),
+            pytest.param(errno.EIO, 0, marks=pytest.mark.slow),
+        ],
+    ],
+)
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("writer", WRITERS)
 def test_any_fault_of_a_writer_leaves_nothing(

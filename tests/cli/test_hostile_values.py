@@ -188,7 +188,7 @@ def attempts(verb: str, flag: str, count: int | None) -> list[tuple[str, ...]]:
 @pytest.mark.parametrize("verb", ROWS)
 def test_a_few_values_of_every_option(verb: str, sandbox: Path) -> None:
     for flag in options(verb):
-        for arguments in attempts(verb, flag, 3):
+        for arguments in attempts(verb, flag, 2):
             check(sandbox, arguments)
 
 

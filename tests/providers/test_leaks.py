@@ -7,7 +7,7 @@ import gc
 import mmap
 import statistics
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
@@ -18,6 +18,7 @@ from slot_models import VOCAB, save_slot_model
 
 from carryall.providers.base import Provider, Row, RunnerConfig
 from carryall.providers.targets.cpu import CpuProvider
+from carryall.runtime.process.garbage import lasting_objects
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
@@ -88,6 +89,13 @@ def test_a_leak_of_20_kilobytes_a_run_is_seen(once: int) -> None:
 def test_allocations_that_stay_are_seen() -> None:
     kept = []
     assert growth(lambda i: kept.append(bytes(20_000)), warm=10, times=100).heap > 100 * 0.02 * 0.9
+
+
+@pytest.fixture(scope="module", autouse=True)
+def older_objects() -> Iterator[None]:
+    """Exclude the objects of all other tests from the collections here, which would take most of the time."""
+    with lasting_objects():
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -35,7 +35,8 @@ def vocabulary(net: EncoderWriter, raw: RawConfig, states: ir.Value, base: str) 
     """Write the head of ``RobertaForMaskedLM`` and return logits [batch, sequence, vocabulary]."""
     size = net.config.hidden_size
     with net.scope("lm_head"):
-        x = net.layer_norm("layer_norm", net.activation(net.linear("dense", states, size, size), "gelu"))
+        norm = "layer_norm" if "lm_head.layer_norm.weight" in net.checkpoint else "norm"
+        x = net.layer_norm(norm, net.activation(net.linear("dense", states, size, size), "gelu"))
     return tied_vocabulary(net, x, ("lm_head.decoder", "lm_head.bias"), base)
 
 

@@ -204,10 +204,10 @@ def _int32_input(graph: ir.Graph, name: str, shape: list[str]) -> ir.Value:
 
 def _windows(graph: ir.Graph) -> dict[str, int]:
     """Return the sliding window of each KV input that has one, by name."""
-    found = {}
+    windows = {}
     for node in nodes_of(graph, "GroupQueryAttention", MICROSOFT):
         window = int_attribute(node, "local_window_size", -1)
         for value in node.inputs[3:5]:
             if window > 0 and value is not None and value.name:
-                found[value.name] = window
-    return found
+                windows[value.name] = window
+    return windows

@@ -52,15 +52,17 @@ class ChainPass(GraphPass):
 
 def _misfit(nodes: list[ir.Node]) -> str | None:
     """Return why the rows of a group may not be the same ones, None if they are."""
-    made = {output for node in nodes for output in node.outputs}
-    outside = dict.fromkeys(x for node in nodes for x in steps.row_inputs(node) if x not in made)
+    computed = {output for node in nodes for output in node.outputs}
+    outside = dict.fromkeys(x for node in nodes for x in steps.row_inputs(node) if x not in computed)
     shapes = [value.shape for value in outside]
     if any(shape is None or len(shape) != _RANK for shape in shapes):
         return "the shapes of its rows are not known, or not [tokens, 1, width]"
     if len({tuple(map(str, (shape or ())[:-1])) for shape in shapes}) > 1:
         return "its rows have different leading axes"
     cut = [output for node in nodes if steps.is_part(node) for output in node.outputs]
-    return next((f"{value.name} is read outside of it" for value in cut if _read_outside(value, made)), None)
+    return next(
+        (f"{value.name} is read outside of it" for value in cut if _read_outside(value, computed)), None
+    )
 
 
 def _read_outside(value: ir.Value, made: set[ir.Value]) -> bool:
@@ -69,13 +71,13 @@ def _read_outside(value: ir.Value, made: set[ir.Value]) -> bool:
 
 
 def _replace(graph: ir.Graph, nodes: list[ir.Node], name: str) -> None:
-    made = {output for node in nodes for output in node.outputs}
+    computed = {output for node in nodes for output in node.outputs}
     outputs = [
         (output, width)
         for node in nodes
         if not steps.is_part(node)
         for output, width in zip(node.outputs, steps.widths(node), strict=True)
-        if _read_outside(output, made)
+        if _read_outside(output, computed)
     ]
     program = ChainProgram(outputs, _last_reads(nodes))
     for number, node in enumerate(nodes):

@@ -133,13 +133,13 @@ def _is_norm(node: ir.Node) -> bool:
 def _is_skip_norm(node: ir.Node) -> bool:
     scale, width = weight(node.inputs[2]), _width(node.inputs[0])
     bias = weight(node.inputs[3]) if len(node.inputs) > 3 else None
-    given = len(node.inputs) > 3 and node.inputs[3] is not None
+    with_bias = len(node.inputs) > 3 and node.inputs[3] is not None
     unused = all(not output.uses() and not output.is_graph_output() for output in node.outputs[1:3])
     sized = scale is not None and tuple(scale.shape.numpy()) == (width,)
     return (
         sized
         and unused
-        and (not given or (bias is not None and tuple(bias.shape.numpy()) == (width,)))
+        and (not with_bias or (bias is not None and tuple(bias.shape.numpy()) == (width,)))
         and all(_is_rows(value) and _width(value) == width for value in node.inputs[:2])
     )
 

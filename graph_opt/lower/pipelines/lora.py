@@ -63,9 +63,9 @@ class LoraPass(GraphPass):
 
     def rewrite(self, graph: ir.Graph) -> None:
         """Add the branches and their inputs."""
-        found = [one for one in linears(graph) if not self.modules or _is_one_of(one.module, self.modules)]
-        missing = [name for name in self.modules if not any(_is_one_of(one.module, [name]) for one in found)]
-        if missing or not found:
+        layers = [one for one in linears(graph) if not self.modules or _is_one_of(one.module, self.modules)]
+        missing = [name for name in self.modules if not any(_is_one_of(one.module, [name]) for one in layers)]
+        if missing or not layers:
             named = sorted({one.module.rpartition(".")[2] for one in linears(graph)})
             wanted = f"linear layer {missing[0]}" if missing else "linear layer"
             raise UsageError(
@@ -75,7 +75,7 @@ class LoraPass(GraphPass):
         mask = ir.val(LORA_MASK, ir.DataType.BOOL, ["batch", 1, _COLUMNS])
         graph.inputs.append(mask)
         zero = shared_constant(graph, "lora.zero", np.array(0, np.float32))
-        for linear in found:
+        for linear in layers:
             _add_branch(graph, linear, mask, zero)
             self.fired += 1
 

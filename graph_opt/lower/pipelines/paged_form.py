@@ -85,10 +85,10 @@ class PagedLayer:
 
 def paged_layers(model: ir.Model) -> list[PagedLayer]:
     """Return the layers of a graph with carryall's ``PagedAttention``."""
-    found = []
+    layers = []
     for node in PLAIN.nodes(model.graph):
         key, value = node.inputs[3:5]
         if key is not None and value is not None:
             window = max(0, int_attribute(node, "local_window_size", -1))
-            found.append(PagedLayer(str(key.name), str(value.name), static_size(key, 3) or 0, window))
-    return found
+            layers.append(PagedLayer(str(key.name), str(value.name), static_size(key, 3) or 0, window))
+    return layers

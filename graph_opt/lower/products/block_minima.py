@@ -86,31 +86,31 @@ class SplitMinimaPass(GraphPass):
         self._minima: dict[ir.Value, ir.Value] = {}
         for op_type, position, axis in (("MatMul", 1, 0), ("Gemm", 1, 1), ("Gather", 0, 1)):
             for node in nodes_of(graph, op_type):
-                found = weight_with_minima(node.inputs[position])
-                if found is None:
+                blocked = weight_with_minima(node.inputs[position])
+                if blocked is None:
                     continue
                 data = node.inputs[1] if op_type == "Gather" else node.inputs[0]
-                reason = _misfit(node, found, axis, data)
+                reason = _misfit(node, blocked, axis, data)
                 if reason is not None or data is None or data.shape is None:
                     self.refuse(node, reason or "the rank of its input is not known")
                 elif op_type == "Gather":
-                    self._split_gather(graph, node, found, len(data.shape))
+                    self._split_gather(graph, node, blocked, len(data.shape))
                 else:
-                    self._split_product(graph, node, found, data, len(data.shape))
+                    self._split_product(graph, node, blocked, data, len(data.shape))
 
     def _split_product(
-        self, graph: ir.Graph, node: ir.Node, found: WeightWithMinima, x: ir.Value, rank: int
+        self, graph: ir.Graph, node: ir.Node, blocked: WeightWithMinima, x: ir.Value, rank: int
     ) -> None:
-        size = found.blocked.block_size
+        size = blocked.blocked.block_size
         if (x, size) not in self._sums:
-            shape = _ints(graph, [*[0] * (rank - 1), found.blocked.blocks, size])
+            shape = _ints(graph, [*[0] * (rank - 1), blocked.blocked.blocks, size])
             last = shared_constant(graph, "minima.last_axis", np.array([-1], np.int64))
             apart = insert(node, "Reshape", [x, shape]).outputs[0]
             self._sums[x, size] = insert(node, "ReduceSum", [apart, last], {"keepdims": 0}).outputs[0]
         attributes = {"transB": 1} if node.op_type == "Gemm" else {}
-        product = insert(node, node.op_type, [x, found.dequantized], attributes)
+        product = insert(node, node.op_type, [x, blocked.dequantized], attributes)
         product.name = node.name
-        operands = [self._sums[x, size], self._matrix(graph, found)]
+        operands = [self._sums[x, size], self._matrix(graph, blocked)]
         offsets = insert(node, node.op_type, operands, attributes).outputs[0]
         self._finish(graph, node, insert(node, "Add", [product.outputs[0], offsets]).outputs[0])
 
@@ -131,16 +131,16 @@ class SplitMinimaPass(GraphPass):
         remove_unused(graph, node)
         self.fired += 1
 
-    def _matrix(self, graph: ir.Graph, found: WeightWithMinima) -> ir.Value:
+    def _matrix(self, graph: ir.Graph, blocked: WeightWithMinima) -> ir.Value:
         """Add the minima as an initializer: [blocks, outputs] or [outputs, blocks]."""
-        if found.minima not in self._minima:
-            tensor = weight(found.minima)
+        if blocked.minima not in self._minima:
+            tensor = weight(blocked.minima)
             if tensor is None:
                 raise TypeError("minima are an initializer")
-            shape = [size for i, size in enumerate(shape_of(tensor)) if i != found.blocked.axis + 1]
-            name = f"{found.minima.name}.matrix"
-            self._minima[found.minima] = add_initializer(graph, name, reshape(tensor, shape))
-        return self._minima[found.minima]
+            shape = [size for i, size in enumerate(shape_of(tensor)) if i != blocked.blocked.axis + 1]
+            name = f"{blocked.minima.name}.matrix"
+            self._minima[blocked.minima] = add_initializer(graph, name, reshape(tensor, shape))
+        return self._minima[blocked.minima]
 
 
 def _misfit(node: ir.Node, found: WeightWithMinima, axis: int, data: ir.Value | None) -> str | None:

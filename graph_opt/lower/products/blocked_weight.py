@@ -81,33 +81,35 @@ def blocked_weight(value: ir.Value | None) -> BlockedWeight | str | None:
     return BlockedWeight(node, values, scales, zero_points, axis % 2, block_size)
 
 
-def packed_operands(graph: ir.Graph, found: BlockedWeight) -> list[ir.Value]:
+def packed_operands(graph: ir.Graph, blocked: BlockedWeight) -> list[ir.Value]:
     """Register B, scales and, if any, zero points of a weight in kernel layout."""
     names = ("packed", "packed_scales", "packed_zero_points")
-    parts = zip(names, packed_tensors(found), strict=False)
-    return [add_initializer(graph, f"{found.stem}.{name}", tensor) for name, tensor in parts]
+    parts = zip(names, packed_tensors(blocked), strict=False)
+    return [add_initializer(graph, f"{blocked.stem}.{name}", tensor) for name, tensor in parts]
 
 
-def packed_tensors(found: BlockedWeight) -> list[ir.LazyTensor]:
+def packed_tensors(blocked: BlockedWeight) -> list[ir.LazyTensor]:
     """Return B, scales and, if any, zero points of a weight in kernel layout."""
-    blocks, bits = found.blocks, found.bits
-    shape = (found.outputs, blocks, found.block_size * bits // 8)
-    packed = lazy(lambda: _whole_blocks(found), ir.DataType.UINT8, shape)
-    scales = lazy(lambda: _outputs_first(found.scales.numpy(), found.axis), found.scales.dtype, shape[:2])
-    offsets = found.zero_points
+    blocks, bits = blocked.blocks, blocked.bits
+    shape = (blocked.outputs, blocks, blocked.block_size * bits // 8)
+    packed = lazy(lambda: _whole_blocks(blocked), ir.DataType.UINT8, shape)
+    scales = lazy(
+        lambda: _outputs_first(blocked.scales.numpy(), blocked.axis), blocked.scales.dtype, shape[:2]
+    )
+    offsets = blocked.zero_points
     if offsets is None:
         return [packed, scales]
     row = (blocks * bits + 7) // 8
-    points = lazy(lambda: _zero_point_rows(offsets, found.axis), ir.DataType.UINT8, (found.outputs, row))
+    points = lazy(lambda: _zero_point_rows(offsets, blocked.axis), ir.DataType.UINT8, (blocked.outputs, row))
     return [packed, scales, points]
 
 
-def middle_zero_points(graph: ir.Graph, found: BlockedWeight) -> ir.Value:
+def middle_zero_points(graph: ir.Graph, blocked: BlockedWeight) -> ir.Value:
     """Register the implicit zero points explicitly: the middle of the unsigned range."""
-    shape = (found.outputs, (found.blocks * found.bits + 7) // 8)
-    middle = np.uint8(0x88 if found.bits == 4 else 0x80)
+    shape = (blocked.outputs, (blocked.blocks * blocked.bits + 7) // 8)
+    middle = np.uint8(0x88 if blocked.bits == 4 else 0x80)
     points = lazy(lambda: np.full(shape, middle), ir.DataType.UINT8, shape)
-    return add_initializer(graph, f"{found.stem}.middle_zero_points", points)
+    return add_initializer(graph, f"{blocked.stem}.middle_zero_points", points)
 
 
 def _zeros(dtype: ir.DataType, shape: tuple[int, ...]) -> ir.LazyTensor:

@@ -23,11 +23,11 @@ class DynamicProductsPass(GraphPass):
         for source in list(nodes_of(graph, "DynamicQuantizeLinear")):
             products: list[Product] = []
             for use in list(source.outputs[0].uses()):
-                found = dynamic_product(source, use.node)
-                if isinstance(found, str):
-                    self.refuse(use.node, found)
+                product = dynamic_product(source, use.node)
+                if isinstance(product, str):
+                    self.refuse(use.node, product)
                 else:
-                    products.append(found)
+                    products.append(product)
 
             def kernel(parts: Sequence[ir.Value], source: ir.Node = source) -> ir.Node:
                 operands = [source.inputs[0], *parts]

@@ -32,16 +32,16 @@ class GroupedScales(NamedTuple):
     group_size: int
 
 
-def group_size(found: BlockedWeight) -> int:
+def group_size(weight: BlockedWeight) -> int:
     """Return the inputs of the groups of a weight, 0 if its blocks have no common scales."""
-    if found.bits != 4:
+    if weight.bits != 4:
         return 0
-    if (stated := _stated_size(found.scales)) is not None:
+    if (stated := _stated_size(weight.scales)) is not None:
         return stated
-    scales, zeros = _scales_and_zeros(found)
+    scales, zeros = _scales_and_zeros(weight)
     for size in _SIZES:
-        blocks = size // found.block_size
-        if blocks < 2 or size % found.block_size:
+        blocks = size // weight.block_size
+        if blocks < 2 or size % weight.block_size:
             continue
         if all(_split(scales[:end], zeros[:end], blocks) is not None for end in (_SAMPLE, None)):
             return size
@@ -60,26 +60,26 @@ def _stated_size(scales: ir.TensorProtocol) -> int | None:
     return int(scales.meta.get(GROUP_SIZE, 0))
 
 
-def grouped_scales(found: BlockedWeight, size: int) -> GroupedScales:
+def grouped_scales(weight: BlockedWeight, size: int) -> GroupedScales:
     """Return the scales of a weight whose ``group_size`` is ``size``.
 
     Raises:
         ValueError: its scales are not multiples of common ones.
     """
-    parts = _split(*_scales_and_zeros(found), size // found.block_size)
+    parts = _split(*_scales_and_zeros(weight), size // weight.block_size)
     if parts is None:
-        raise ValueError(f"the scales of {found.stem} are not multiples of one scale for {size} inputs")
+        raise ValueError(f"the scales of {weight.stem} are not multiples of one scale for {size} inputs")
     return GroupedScales(*parts, size)
 
 
-def _scales_and_zeros(found: BlockedWeight) -> tuple[Array, Array]:
+def _scales_and_zeros(weight: BlockedWeight) -> tuple[Array, Array]:
     """Return float32 scales and uint8 zero points, [outputs, blocks]."""
-    scales = found.scales.numpy()
-    outputs_first = np.ascontiguousarray(scales.T) if found.axis == 0 else scales
-    if found.zero_points is None:
+    scales = weight.scales.numpy()
+    outputs_first = np.ascontiguousarray(scales.T) if weight.axis == 0 else scales
+    if weight.zero_points is None:
         return outputs_first, np.full(outputs_first.shape, 8, np.uint8)
-    zeros = unpack_nibbles(packed_bytes(found.zero_points), shape_of(found.zero_points))
-    return outputs_first, np.ascontiguousarray(zeros.T) if found.axis == 0 else zeros
+    zeros = unpack_nibbles(packed_bytes(weight.zero_points), shape_of(weight.zero_points))
+    return outputs_first, np.ascontiguousarray(zeros.T) if weight.axis == 0 else zeros
 
 
 def _split(scales: Array, zeros: Array, blocks: int) -> tuple[Array, Array] | None:

@@ -42,14 +42,14 @@ class QuantizedWeightsPass(GraphPass):
             ("Gemm", 1, self._lower_product),
         ):
             for node in nodes_of(graph, op_type):
-                found = blocked_weight(node.inputs[position])
-                if found is None:
+                blocked = blocked_weight(node.inputs[position])
+                if blocked is None:
                     continue
-                reason = found if isinstance(found, str) else self._misfit(node, found)
-                if isinstance(found, str) or reason is not None:
+                reason = blocked if isinstance(blocked, str) else self._misfit(node, blocked)
+                if isinstance(blocked, str) or reason is not None:
                     self.refuse(node, str(reason))
                     continue
-                lower(graph, node, found)
+                lower(graph, node, blocked)
                 self.fired += 1
 
     def _misfit(self, node: ir.Node, found: BlockedWeight) -> str | None:
@@ -61,11 +61,13 @@ class QuantizedWeightsPass(GraphPass):
             return "the target has no GatherBlockQuantized"
         return None
 
-    def _product_misfit(self, found: BlockedWeight) -> str | None:
-        if found.bits not in self.kernels.matmul_nbits:
-            return f"the target has no MatMulNBits for {found.bits} bits"
-        if self.kernels.matmul_whole_blocks and found.inputs % found.block_size:
-            return f"the target's MatMulNBits needs whole blocks, not {found.inputs} of {found.block_size}"
+    def _product_misfit(self, blocked: BlockedWeight) -> str | None:
+        if blocked.bits not in self.kernels.matmul_nbits:
+            return f"the target has no MatMulNBits for {blocked.bits} bits"
+        if self.kernels.matmul_whole_blocks and blocked.inputs % blocked.block_size:
+            return (
+                f"the target's MatMulNBits needs whole blocks, not {blocked.inputs} of {blocked.block_size}"
+            )
         return None
 
     def _operands(self, graph: ir.Graph, found: BlockedWeight) -> list[ir.Value]:
@@ -73,21 +75,21 @@ class QuantizedWeightsPass(GraphPass):
             self._packed[found.node] = packed_operands(graph, found)
         return self._packed[found.node]
 
-    def _lower_product(self, graph: ir.Graph, node: ir.Node, found: BlockedWeight) -> None:
+    def _lower_product(self, graph: ir.Graph, node: ir.Node, blocked: BlockedWeight) -> None:
         x, output = around_reshapes(node) if node.op_type == "Gemm" else (node.inputs[0], node.outputs[0])
         bias = None
         if self.kernels.matmul_bias:
-            bias, output = added_bias(output, found.outputs)
-        operands: list[ir.Value | None] = [x, *self._operands(graph, found)]
-        if self.kernels.matmul_zero_points and found.zero_points is None:
-            operands.append(middle_zero_points(graph, found))
+            bias, output = added_bias(output, blocked.outputs)
+        operands: list[ir.Value | None] = [x, *self._operands(graph, blocked)]
+        if self.kernels.matmul_zero_points and blocked.zero_points is None:
+            operands.append(middle_zero_points(graph, blocked))
         if bias is not None:
             operands += [None] * (5 - len(operands)) + [bias]
         attributes = {
-            "K": found.inputs,
-            "N": found.outputs,
-            "bits": found.bits,
-            "block_size": found.block_size,
+            "K": blocked.inputs,
+            "N": blocked.outputs,
+            "bits": blocked.bits,
+            "block_size": blocked.block_size,
         }
         if self.kernels.accuracy_level:
             attributes["accuracy_level"] = self.kernels.accuracy_level
@@ -95,63 +97,67 @@ class QuantizedWeightsPass(GraphPass):
         lowered.name = node.name
         replace(output, lowered.outputs[0])
 
-    def _lower_gather(self, graph: ir.Graph, node: ir.Node, found: BlockedWeight) -> None:
+    def _lower_gather(self, graph: ir.Graph, node: ir.Node, blocked: BlockedWeight) -> None:
         """Gather rows of blocks [N, K / block, ...] with one scale per block, then reshape to [N, K]."""
-        packed, scales = self._operands(graph, found)[:2]
+        packed, scales = self._operands(graph, blocked)[:2]
         last = shared_constant(graph, "slots.last_axis", np.array([-1], np.int64))
         operands = [packed, node.inputs[1], insert(node, "Unsqueeze", [scales, last]).outputs[0]]
-        inside = found.bits == 8 or self.kernels.gather_zero_points
-        if found.zero_points is not None and inside:
-            operands.append(_zero_points_per_block(graph, found, found.zero_points))
+        inside = blocked.bits == 8 or self.kernels.gather_zero_points
+        if blocked.zero_points is not None and inside:
+            operands.append(_zero_points_per_block(graph, blocked, blocked.zero_points))
         attributes = {
-            "bits": found.bits,
-            "block_size": found.block_size,
+            "bits": blocked.bits,
+            "block_size": blocked.block_size,
             "gather_axis": 0,
             "quantize_axis": 2,
         }
         gathered = insert(node, "GatherBlockQuantized", operands, attributes, domain=MICROSOFT)
         gathered.name = node.name
         blocks = gathered.outputs[0]
-        if found.zero_points is not None and not inside:
-            offsets = _offsets_per_block(graph, found, found.zero_points)
+        if blocked.zero_points is not None and not inside:
+            offsets = _offsets_per_block(graph, blocked, blocked.zero_points)
             added = insert(node, "Gather", [offsets, node.inputs[1]], {"axis": 0}).outputs[0]
             blocks = insert(node, "Add", [blocks, added]).outputs[0]
-        shape = shared_constant(graph, f"slots.join_{found.inputs}", np.array([0, 0, found.inputs], np.int64))
+        shape = shared_constant(
+            graph, f"slots.join_{blocked.inputs}", np.array([0, 0, blocked.inputs], np.int64)
+        )
         replace(node.outputs[0], insert(node, "Reshape", [blocks, shape]).outputs[0])
 
 
-def _offsets_per_block(graph: ir.Graph, found: BlockedWeight, points: ir.TensorProtocol) -> ir.Value:
+def _offsets_per_block(graph: ir.Graph, blocked: BlockedWeight, points: ir.TensorProtocol) -> ir.Value:
     """Register what 4-bit zero points add to values about the middle: (8 - z) * scale [N, K / block, 1]."""
-    shape = (found.outputs, found.blocks, 1)
+    shape = (blocked.outputs, blocked.blocks, 1)
 
     def compute() -> Array:
-        scales = found.scales.numpy()
+        scales = blocked.scales.numpy()
         offsets = 8.0 - unpack_nibbles(packed_bytes(points), shape).astype(np.float32)
         return (offsets * scales.astype(np.float32).reshape(shape)).astype(scales.dtype)
 
-    return add_initializer(graph, f"{found.stem}.gathered_offsets", lazy(compute, found.scales.dtype, shape))
-
-
-def _zero_points_per_block(graph: ir.Graph, found: BlockedWeight, points: ir.TensorProtocol) -> ir.Value:
-    """Register zero points [N, K / block, 1], one per byte, because each row is padded to whole bytes."""
-    shape = (found.outputs, found.blocks, 1)
-
-    def compute() -> Array:
-        return unpack_nibbles(packed_bytes(points), shape) if found.bits == 4 else points.numpy()
-
     return add_initializer(
-        graph, f"{found.stem}.gathered_zero_points", lazy(compute, ir.DataType.UINT8, shape)
+        graph, f"{blocked.stem}.gathered_offsets", lazy(compute, blocked.scales.dtype, shape)
     )
 
 
-def unsupported_axes(node: ir.Node, found: BlockedWeight) -> str | None:
+def _zero_points_per_block(graph: ir.Graph, blocked: BlockedWeight, points: ir.TensorProtocol) -> ir.Value:
+    """Register zero points [N, K / block, 1], one per byte, because each row is padded to whole bytes."""
+    shape = (blocked.outputs, blocked.blocks, 1)
+
+    def compute() -> Array:
+        return unpack_nibbles(packed_bytes(points), shape) if blocked.bits == 4 else points.numpy()
+
+    return add_initializer(
+        graph, f"{blocked.stem}.gathered_zero_points", lazy(compute, ir.DataType.UINT8, shape)
+    )
+
+
+def unsupported_axes(node: ir.Node, blocked: BlockedWeight) -> str | None:
     """Return why a Gather, MatMul or Gemm does not read whole rows of blocks, None if it does."""
     if node.op_type == "Gather":
-        rows = found.axis == 1 and not int_attribute(node, "axis", 0)
+        rows = blocked.axis == 1 and not int_attribute(node, "axis", 0)
         return None if rows else "it gathers along the blocked axis"
     if node.op_type == "MatMul":
-        return None if found.axis == 0 else "the weight is blocked along its outputs"
-    if not int_attribute(node, "transB", 0) or int_attribute(node, "transA", 0) or found.axis != 1:
+        return None if blocked.axis == 0 else "the weight is blocked along its outputs"
+    if not int_attribute(node, "transB", 0) or int_attribute(node, "transA", 0) or blocked.axis != 1:
         return "the Gemm's weight is not blocked along its inputs"
     return "the Gemm has a bias" if len(node.inputs) > 2 and node.inputs[2] is not None else None
 

@@ -56,11 +56,11 @@ class MergeProjectionsPass(GraphPass):
         """Merge every two or more products whose weights have the same kind."""
         groups: dict[ir.Value, list[Projection]] = defaultdict(list)
         for node in nodes_of(graph, "MatMul"):
-            found = _projection(node)
-            if isinstance(found, str):
-                self.refuse(node, found)
-            elif found is not None and node.inputs[0] is not None:
-                groups[node.inputs[0]].append(found)
+            matmul = _projection(node)
+            if isinstance(matmul, str):
+                self.refuse(node, matmul)
+            elif matmul is not None and node.inputs[0] is not None:
+                groups[node.inputs[0]].append(matmul)
         for x, group in groups.items():
             kinds: dict[tuple[object, ...], list[Projection]] = defaultdict(list)
             for projection in group:

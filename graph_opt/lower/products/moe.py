@@ -60,37 +60,43 @@ class FusedExpertsPass(GraphPass):
             else:
                 self.refuse(node, reason)
 
-    def _fuse(self, graph: ir.Graph, found: Mixture) -> str | None:
+    def _fuse(self, graph: ir.Graph, mixture: Mixture) -> str | None:
         """Replace the mixture; return the reason if that is not possible."""
-        operands = [layer.weight for one in found.experts for layer in one.layers]
-        if len({_traits(one) for one in found.experts}) > 1:
+        operands = [layer.weight for expert in mixture.experts for layer in expert.layers]
+        if len({_traits(expert) for expert in mixture.experts}) > 1:
             return "the experts have different activations, or only some have biases"
         floats = [tensor for value in operands if (tensor := weight(value)) is not None]
         if len(floats) == len(operands):
             if not self.kernels.float_weights:
                 return "the target has no MoE for float weights that is faster than separate experts"
-            first, second = _stacked(graph, found, [[transpose(tensor)] for tensor in floats])
-            biases = _biases(graph, found)
-            _replace(graph, found, "MoE", [first[0], biases[0], second[0], biases[1]], {})
+            first, second = _stacked(graph, mixture, [[transpose(tensor)] for tensor in floats])
+            biases = _biases(graph, mixture)
+            _replace(graph, mixture, "MoE", [first[0], biases[0], second[0], biases[1]], {})
             return None
-        blocked = [one for value in operands if isinstance(one := blocked_weight(value), BlockedWeight)]
+        blocked = [expert for value in operands if isinstance(expert := blocked_weight(value), BlockedWeight)]
         reason = self._misfit(blocked, len(operands))
         if reason is None:
-            stacks = _stacked(graph, found, [packed_tensors(one) for one in blocked])
-            inputs = self._operands(found, *stacks, _biases(graph, found))
-            _replace(graph, found, "QMoE", inputs, self._attributes(blocked[0]))
+            stacks = _stacked(graph, mixture, [packed_tensors(expert) for expert in blocked])
+            inputs = self._operands(mixture, *stacks, _biases(graph, mixture))
+            _replace(graph, mixture, "QMoE", inputs, self._attributes(blocked[0]))
         return reason
 
     def _misfit(self, weights: Sequence[BlockedWeight], products: int) -> str | None:
         if len(weights) < products:
             return "the weights of some experts are float, or have a type without a kernel"
-        kinds = {(one.bits, one.block_size, one.axis, one.zero_points is None) for one in weights}
+        kinds = {
+            (blocked.bits, blocked.block_size, blocked.axis, blocked.zero_points is None)
+            for blocked in weights
+        }
         first, kernels = weights[0], self.kernels
         if len(kinds) > 1 or first.axis != 0:
             return "the experts' weights differ in bits, block size or zero points"
         if first.bits not in kernels.bits:
             return f"the target has no QMoE for {first.bits} bits that is faster than separate experts"
-        if any(one.inputs % max(kernels.multiple, one.block_size) or one.blocks == 1 for one in weights):
+        if any(
+            blocked.inputs % max(kernels.multiple, blocked.block_size) or blocked.blocks == 1
+            for blocked in weights
+        ):
             return "the target's QMoE does not support experts of this size"
         if first.zero_points is not None and first.block_size < kernels.zero_point_block:
             return (
@@ -105,12 +111,12 @@ class FusedExpertsPass(GraphPass):
         return attributes | ({"weights_prepacked": 0} if self.kernels.raw_weights else {})
 
     def _operands(
-        self, found: Mixture, first: list[ir.Value], second: list[ir.Value], biases: _Operands
+        self, mixture: Mixture, first: list[ir.Value], second: list[ir.Value], biases: _Operands
     ) -> _Operands:
         points = [stack[2] if len(stack) > 2 else None for stack in (first, second)]
         operands: _Operands = [*first[:2], biases[0], *second[:2], biases[1], None, None, None, *points]
-        if self.kernels.router_weights and not found.normalize:
-            operands += [None] * (_ROUTER_WEIGHTS - 2 - len(operands)) + [found.probabilities]
+        if self.kernels.router_weights and not mixture.normalize:
+            operands += [None] * (_ROUTER_WEIGHTS - 2 - len(operands)) + [mixture.probabilities]
         return operands
 
 
@@ -128,13 +134,13 @@ def _activation(activation: Activation) -> dict[str, float]:
     return {} if activation == Activation() else attributes
 
 
-def _biases(graph: ir.Graph, found: Mixture) -> _Operands:
+def _biases(graph: ir.Graph, mixture: Mixture) -> _Operands:
     """Register the biases of all experts as B1 and B2; None for one without biases."""
-    name = str(found.experts[0].down.weight.name)
+    name = str(mixture.experts[0].down.weight.name)
     sides = ("experts_in.bias", slice(0, 2)), ("experts_out.bias", slice(2, 3))
     operands: _Operands = []
     for side, part in sides:
-        rows = [[weight(layer.bias) for layer in list(one.layers)[part]] for one in found.experts]
+        rows = [[weight(layer.bias) for layer in list(one.layers)[part]] for one in mixture.experts]
         stack = _stack_biases(rows)
         operands.append(None if stack is None else add_initializer(graph, f"{name}.{side}", stack))
     return operands
@@ -185,29 +191,29 @@ def _stack(experts: Sequence[Sequence[ir.TensorProtocol]]) -> ir.LazyTensor:
 
 
 def _replace(
-    graph: ir.Graph, found: Mixture, op_type: str, operands: _Operands, attributes: Mapping[str, int]
+    graph: ir.Graph, mixture: Mixture, op_type: str, operands: _Operands, attributes: Mapping[str, int]
 ) -> None:
-    mix = found.result.producer()
+    mix = mixture.result.producer()
     if mix is None:
         raise AssertionError("unreachable: the result is that of a MatMul")
     common = {
-        "k": found.per_token,
+        "k": mixture.per_token,
         "activation_type": "swiglu",
         "swiglu_fusion": 1,
-        "normalize_routing_weights": int(found.normalize),
-        **_activation(found.experts[0].activation),
+        "normalize_routing_weights": int(mixture.normalize),
+        **_activation(mixture.experts[0].activation),
     }
-    inputs = [found.tokens, found.scores, *operands]
+    inputs = [mixture.tokens, mixture.scores, *operands]
     fused = insert(mix, op_type, inputs, {**common, **attributes}, domain=MICROSOFT)
     fused.name = mix.name
-    replace_mixture(graph, found, fused.outputs[0])
+    replace_mixture(graph, mixture, fused.outputs[0])
 
 
-def replace_mixture(graph: ir.Graph, found: Mixture, by_token: ir.Value) -> None:
+def replace_mixture(graph: ir.Graph, mixture: Mixture, by_token: ir.Value) -> None:
     """Replace a mixture by the result [tokens, hidden] of another operator."""
-    mix = found.result.producer()
+    mix = mixture.result.producer()
     if mix is None:
         raise AssertionError("unreachable: the result is that of a MatMul")
     axis = shared_constant(graph, "moe.axis", np.array([1], np.int64))
-    replace(found.result, insert(mix, "Unsqueeze", [by_token, axis]).outputs[0])
+    replace(mixture.result, insert(mix, "Unsqueeze", [by_token, axis]).outputs[0])
     remove_unused(graph, mix)

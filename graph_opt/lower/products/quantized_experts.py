@@ -39,35 +39,41 @@ class QuantizedExpertsPass(GraphPass):
     def rewrite(self, graph: ir.Graph) -> None:
         """Try every Split."""
         for node in nodes_of(graph, "Split"):
-            found = find_mixture(node)
-            if not isinstance(found, Mixture):
+            mixture = find_mixture(node)
+            if not isinstance(mixture, Mixture):
                 continue  # the pass of other targets' operators, which follows, says why
-            reason = _misfit(found, self._stored)
+            reason = _misfit(mixture, self._stored)
             if reason is None:
-                _lower(graph, found, self._stored)
+                _lower(graph, mixture, self._stored)
                 self.fired += 1
             else:
                 self.refuse(node, reason)
 
 
-def _misfit(found: Mixture, stored: TilePacker | None) -> str | None:
+def _misfit(mixture: Mixture, stored: TilePacker | None) -> str | None:
     """Return why the kernels cannot compute a mixture, None if they can."""
-    layers = [layer for one in found.experts for layer in one.layers]
+    layers = [layer for expert in mixture.experts for layer in expert.layers]
     weights = [tiled_weight(layer.weight) for layer in layers]
-    blocked = [(one, minima) for one, minima in weights if isinstance(one, BlockedWeight)]
+    blocked = [(expert, minima) for expert, minima in weights if isinstance(expert, BlockedWeight)]
     if len(blocked) < len(weights):
         return "the weights of some experts are float, or have a type without a kernel"
-    for one, _ in blocked:
-        if one.block_size not in BLOCKS or one.axis != 0 or one.scales.dtype != ir.DataType.FLOAT:
-            kind = f"blocks of {one.block_size} on axis {one.axis} with scales of {one.scales.dtype.name}"
-            return f"the kernels have no {kind}"
+    for expert, _ in blocked:
+        if expert.block_size not in BLOCKS or expert.axis != 0 or expert.scales.dtype != ir.DataType.FLOAT:
+            scales = expert.scales.dtype.name
+            return (
+                f"the kernels have no blocks of {expert.block_size} on axis {expert.axis} "
+                f"with scales of {scales}"
+            )
     for places in (0, 1), (2,):
-        pairs = [pair for place in places for pair in _blocked(found.experts, place)]
+        pairs = [pair for place in places for pair in _blocked(mixture.experts, place)]
         if len({tuple(_tiles(pair, stored)[1].items()) for pair in pairs}) > 1:
             return "the experts' weights differ in bits, block size or zero points"
-    if len({one.activation for one in found.experts}) > 1 or found.experts[0].activation.name != "silu":
+    if (
+        len({expert.activation for expert in mixture.experts}) > 1
+        or mixture.experts[0].activation.name != "silu"
+    ):
         return "the experts do not have one activation, which is SiLU"
-    if len({one.outputs for one, _ in _blocked(found.experts, 0) + _blocked(found.experts, 1)}) > 1:
+    if len({expert.outputs for expert, _ in _blocked(mixture.experts, 0) + _blocked(mixture.experts, 1)}) > 1:
         return "the experts differ in size"
     return None
 
@@ -82,15 +88,15 @@ def _tiles(pair: _Found, stored: TilePacker | None) -> tuple[ir.LazyTensor, dict
     return weight_tiles(*pair, stored, grouped=False)
 
 
-def _lower(graph: ir.Graph, found: Mixture, stored: TilePacker | None) -> None:
-    gate, up, down = (_blocked(found.experts, place) for place in range(3))
+def _lower(graph: ir.Graph, mixture: Mixture, stored: TilePacker | None) -> None:
+    gate, up, down = (_blocked(mixture.experts, place) for place in range(3))
     first, _ = gate[0]
-    activation = found.experts[0].activation
+    activation = mixture.experts[0].activation
     attributes: dict[str, int | float] = {
         "layout": LAYOUT,
-        "num_experts": len(found.experts),
-        "per_token": found.per_token,
-        "normalize": int(found.normalize),
+        "num_experts": len(mixture.experts),
+        "per_token": mixture.per_token,
+        "normalize": int(mixture.normalize),
         "hidden": first.inputs,
         "width": first.outputs,
         **_tiles(gate[0], stored)[1],
@@ -104,18 +110,18 @@ def _lower(graph: ir.Graph, found: Mixture, stored: TilePacker | None) -> None:
     entering = add_initializer(graph, f"{name}.experts_in.tiles", _stacked(pairs, stored))
     leaving = add_initializer(graph, f"{name}.experts_out.tiles", _stacked([[one] for one in down], stored))
     biases = [
-        _biases(graph, f"{name}.experts_in.bias", [one.layers[:2] for one in found.experts], COLUMNS),
-        _biases(graph, f"{name}.experts_out.bias", [one.layers[2:] for one in found.experts], 1),
+        _biases(graph, f"{name}.experts_in.bias", [one.layers[:2] for one in mixture.experts], COLUMNS),
+        _biases(graph, f"{name}.experts_out.bias", [one.layers[2:] for one in mixture.experts], 1),
     ]
-    operands = [found.tokens, found.scores, entering, leaving, *biases]
+    operands = [mixture.tokens, mixture.scores, entering, leaving, *biases]
     while operands[-1] is None:
         operands.pop()
-    before = found.result.producer()
+    before = mixture.result.producer()
     if before is None:
         raise AssertionError("unreachable: the result is that of a MatMul")
     lowered = insert(before, "QuantizedExperts", operands, attributes, domain=DOMAIN)
     lowered.name = before.name
-    replace_mixture(graph, found, lowered.outputs[0])
+    replace_mixture(graph, mixture, lowered.outputs[0])
 
 
 def _stacked(experts: Sequence[Sequence[_Found]], stored: TilePacker | None) -> SlabTensor:

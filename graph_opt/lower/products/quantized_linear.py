@@ -44,45 +44,51 @@ class QuantizedLinearPass(GraphPass):
         self._tiles = {}
         for op_type, position in (("Gather", 0), ("MatMul", 1), ("Gemm", 1)):
             for node in nodes_of(graph, op_type):
-                found, minima = tiled_weight(node.inputs[position])
-                if found is None:
+                blocked, minima = tiled_weight(node.inputs[position])
+                if blocked is None:
                     continue
-                reason = found if isinstance(found, str) else _misfit(node, found)
-                if isinstance(found, str) or reason is not None:
+                reason = blocked if isinstance(blocked, str) else _misfit(node, blocked)
+                if isinstance(blocked, str) or reason is not None:
                     self.refuse(node, str(reason))
                     continue
-                self._lower(graph, node, found, minima)
+                self._lower(graph, node, blocked, minima)
                 self.fired += 1
 
     def _lower(
-        self, graph: ir.Graph, node: ir.Node, found: BlockedWeight, minima: ir.TensorProtocol | None
+        self, graph: ir.Graph, node: ir.Node, blocked: BlockedWeight, minima: ir.TensorProtocol | None
     ) -> None:
-        if found.node not in self._tiles:
-            tensor, form = weight_tiles(found, minima, self._stored)
-            self._tiles[found.node] = add_initializer(graph, f"{found.stem}.tiles", tensor), form
-        tiles, form = self._tiles[found.node]
-        lower_consumer(graph, node, tiles, {"inputs": found.inputs, "outputs": found.outputs, **form})
+        if blocked.node not in self._tiles:
+            tensor, form = weight_tiles(blocked, minima, self._stored)
+            self._tiles[blocked.node] = add_initializer(graph, f"{blocked.stem}.tiles", tensor), form
+        tiles, form = self._tiles[blocked.node]
+        lower_consumer(graph, node, tiles, {"inputs": blocked.inputs, "outputs": blocked.outputs, **form})
 
 
 def weight_tiles(
-    found: BlockedWeight, minima: ir.TensorProtocol | None, stored: TilePacker | None, *, grouped: bool = True
+    blocked: BlockedWeight,
+    minima: ir.TensorProtocol | None,
+    stored: TilePacker | None,
+    *,
+    grouped: bool = True,
 ) -> tuple[ir.LazyTensor, dict[str, int]]:
     """Return the tiles of a weight, and the attributes that describe them.
 
     Args:
-        found: the weight.
+        blocked: the weight.
         minima: its minima, if it has any.
         stored: writes weights of GGUF files as tiles of the same size; None takes their levels and scales.
         grouped: store scales in groups if they allow it.
     """
-    blocks = None if stored is None else stored_blocks(found.values)
+    blocks = None if stored is None else stored_blocks(blocked.values)
     if stored is not None and blocks is not None and blocks.type_name in FORMS:
         form = FORMS[blocks.type_name]
-        tensor = stored_tiles(blocks, found.inputs, found.outputs, stored)
+        tensor = stored_tiles(blocks, blocked.inputs, blocked.outputs, stored)
         return tensor, form_attributes(form.bits, form.block, form.group, form.offsets)
-    size = group_size(found) if grouped and minima is None else 0
-    offsets = offsets_of(found, minima)
-    return packed_tiles(found, minima, size), form_attributes(found.bits, found.block_size, size, offsets)
+    size = group_size(blocked) if grouped and minima is None else 0
+    offsets = offsets_of(blocked, minima)
+    return packed_tiles(blocked, minima, size), form_attributes(
+        blocked.bits, blocked.block_size, size, offsets
+    )
 
 
 def lower_consumer(graph: ir.Graph, node: ir.Node, tiles: ir.Value, attributes: Mapping[str, int]) -> None:
@@ -119,50 +125,54 @@ def tiled_weight(value: ir.Value | None) -> tuple[BlockedWeight | str | None, ir
     return (blocked_weight(value), None) if added is None else (added.blocked, weight(added.minima))
 
 
-def _misfit(node: ir.Node, found: BlockedWeight) -> str | None:
+def _misfit(node: ir.Node, blocked: BlockedWeight) -> str | None:
     """Return why the kernels cannot compute a node, None if they can."""
-    if found.block_size not in BLOCKS:
-        return f"the kernels have no blocks of {found.block_size}"
-    if found.scales.dtype != ir.DataType.FLOAT:
-        return f"the kernels compute in fp32, not in {found.scales.dtype.name}"
+    if blocked.block_size not in BLOCKS:
+        return f"the kernels have no blocks of {blocked.block_size}"
+    if blocked.scales.dtype != ir.DataType.FLOAT:
+        return f"the kernels compute in fp32, not in {blocked.scales.dtype.name}"
     if node.op_type == "Gather" and (node.inputs[1] is None or node.inputs[1].dtype != ir.DataType.INT64):
         return "its ids are not int64"
-    return unsupported_axes(node, found)
+    return unsupported_axes(node, blocked)
 
 
-def offsets_of(found: BlockedWeight, minima: ir.TensorProtocol | None) -> int:
+def offsets_of(blocked: BlockedWeight, minima: ir.TensorProtocol | None) -> int:
     """Return the attribute ``offsets`` of a weight."""
     if minima is not None:
         return MINIMA
-    return MIDDLE if found.zero_points is None else ZERO_POINTS
+    return MIDDLE if blocked.zero_points is None else ZERO_POINTS
 
 
-def packed_tiles(found: BlockedWeight, minima: ir.TensorProtocol | None, groups_of: int = 0) -> ir.LazyTensor:
+def packed_tiles(
+    blocked: BlockedWeight, minima: ir.TensorProtocol | None, groups_of: int = 0
+) -> ir.LazyTensor:
     """Return the tiles of a weight; they are computed when they are written.
 
     Args:
-        found: the weight.
+        blocked: the weight.
         minima: its minima, if it has any.
         groups_of: its ``group_size``; 0 stores a scale for each block.
     """
-    size = tile_bytes(found.inputs, found.bits, found.block_size, offsets_of(found, minima), groups_of)
+    size = tile_bytes(
+        blocked.inputs, blocked.bits, blocked.block_size, offsets_of(blocked, minima), groups_of
+    )
 
     def compute() -> Array:
-        values, scales, *points = (tensor.numpy() for tensor in packed_tensors(found))
-        zeros = _zero_points(points[0], found) if points else None
+        values, scales, *points = (tensor.numpy() for tensor in packed_tensors(blocked))
+        zeros = _zero_points(points[0], blocked) if points else None
         if minima is None:
-            groups = grouped_scales(found, groups_of) if groups_of else None
-            return pack_tiles(values, scales, zeros, bits=found.bits, groups=groups)
+            groups = grouped_scales(blocked, groups_of) if groups_of else None
+            return pack_tiles(values, scales, zeros, bits=blocked.bits, groups=groups)
         added = minima.numpy().astype(np.float32)
-        added = added[:, 0].T if found.axis == 0 else added[:, :, 0]
-        middle = np.float32(1 << (found.bits - 1)) if zeros is None else zeros.astype(np.float32)
-        return pack_tiles(values, scales, minima=added - scales * middle, bits=found.bits)
+        added = added[:, 0].T if blocked.axis == 0 else added[:, :, 0]
+        middle = np.float32(1 << (blocked.bits - 1)) if zeros is None else zeros.astype(np.float32)
+        return pack_tiles(values, scales, minima=added - scales * middle, bits=blocked.bits)
 
-    return lazy(compute, ir.DataType.UINT8, (-(-found.outputs // COLUMNS), size))
+    return lazy(compute, ir.DataType.UINT8, (-(-blocked.outputs // COLUMNS), size))
 
 
-def _zero_points(rows: Array, found: BlockedWeight) -> Array:
+def _zero_points(rows: Array, blocked: BlockedWeight) -> Array:
     """Return zero points [outputs, blocks], one per byte, of rows that are padded to whole bytes."""
-    if found.bits == 8:
+    if blocked.bits == 8:
         return rows
-    return unpack_nibbles(rows, (found.outputs, rows.shape[1] * 2))[:, : found.blocks]
+    return unpack_nibbles(rows, (blocked.outputs, rows.shape[1] * 2))[:, : blocked.blocks]

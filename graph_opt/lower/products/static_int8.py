@@ -27,11 +27,11 @@ class StaticProductsPass(GraphPass):
         for source in list(nodes_of(graph, "QuantizeLinear")):
             products: list[Product] = []
             for node in static_readers(source):
-                found = static_product(node)
-                if isinstance(found, str):
-                    self.refuse(node, found)
+                product = static_product(node)
+                if isinstance(product, str):
+                    self.refuse(node, product)
                 else:
-                    products.append(found)
+                    products.append(product)
             if products:
                 self.fired += _lower(graph, source, products)
 

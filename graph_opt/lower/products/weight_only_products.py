@@ -44,23 +44,23 @@ class WeightOnlyProductsPass(GraphPass):
             for node in static_readers(source):
                 self._rewrite(graph, source, node, static_product(node))
 
-    def _rewrite(self, graph: ir.Graph, source: ir.Node, node: ir.Node, found: Product | str) -> None:
-        if isinstance(found, str):
-            self.refuse(node, found)
+    def _rewrite(self, graph: ir.Graph, source: ir.Node, node: ir.Node, match: Product | str) -> None:
+        if isinstance(match, str):
+            self.refuse(node, match)
             return
-        product = insert(node, "MatMul", [source.inputs[0], _dequantized(graph, node, found)]).outputs[0]
-        replace(found.scaled, product)
-        remove_unused(graph, found.scaled.producer())
+        product = insert(node, "MatMul", [source.inputs[0], _dequantized(graph, node, match)]).outputs[0]
+        replace(match.scaled, product)
+        remove_unused(graph, match.scaled.producer())
         self.fired += 1
 
 
-def _dequantized(graph: ir.Graph, node: ir.Node, found: Product) -> ir.Value:
-    rows, columns = shape_of(found.values)
+def _dequantized(graph: ir.Graph, node: ir.Node, product: Product) -> ir.Value:
+    rows, columns = shape_of(product.values)
     block = next((size for size in _BLOCKS if rows % size == 0), None)
-    values = add_initializer(graph, f"{found.name}.weight_only", found.values)
+    values = add_initializer(graph, f"{product.name}.weight_only", product.values)
     shape = (columns,) if block is None else (rows // block, columns)
-    scales = found.scales
+    scales = product.scales
     repeated = lazy(lambda: np.broadcast_to(scales.numpy(), shape), scales.dtype, shape)
-    operands = [values, add_initializer(graph, f"{found.name}.scales", repeated)]
+    operands = [values, add_initializer(graph, f"{product.name}.scales", repeated)]
     attributes = {"axis": 1} if block is None else {"axis": 0, "block_size": block}
     return insert(node, "DequantizeLinear", operands, attributes).outputs[0]

@@ -60,11 +60,11 @@ class AddCachePass(GraphPass):
         except Mixed as mixed:
             self.refuse(mixed.node, f"the graph has no KV cache, and none can be added: {mixed}")
             return
-        found = [_layer(graph, tokens, node) for node in nodes]
-        for node, layer in zip(nodes, found, strict=True):
+        cached_layers = [_layer(graph, tokens, node) for node in nodes]
+        for node, layer in zip(nodes, cached_layers, strict=True):
             if isinstance(layer, str):
                 self.refuse(node, layer)
-        layers = [layer for layer in found if isinstance(layer, _Layer)]
+        layers = [layer for layer in cached_layers if isinstance(layer, _Layer)]
         if len(layers) < len(nodes):
             return
         old = _present_outputs(graph, layers)
@@ -83,12 +83,12 @@ class AddCachePass(GraphPass):
             attributes: dict[str, Any] = {name: x.value for name, x in node.attributes.items()}
             attributes.pop("is_causal", None)
             operands = [*node.inputs[:3], masks.additive(layer.window), *past]
-            made = insert(node, "Attention", operands, attributes, num_outputs=3)
-            made.name = node.name
-            made.meta.update(node.meta)
-            replace(node.outputs[0], made.outputs[0])
+            attention = insert(node, "Attention", operands, attributes, num_outputs=3)
+            attention.name = node.name
+            attention.meta.update(node.meta)
+            replace(node.outputs[0], attention.outputs[0])
             graph.remove(node, safe=True)
-            for kind, new, given in zip(_KINDS, made.outputs[1:], past, strict=True):
+            for kind, new, given in zip(_KINDS, attention.outputs[1:], past, strict=True):
                 name = present_name(number, kind)
                 new.type, new.shape = given.type, _with_length(given, "total")
                 _set_output(graph, new, name, old.get(name))
@@ -131,17 +131,17 @@ def _layer(graph: ir.Graph, tokens: TokenAxes, node: ir.Node) -> _Layer | str:
 
 
 def _meaning(graph: ir.Graph, node: ir.Node) -> MaskMeaning | str:
-    given = node.inputs[3] if len(node.inputs) > 3 else None
-    if given is None:
+    stated_mask = node.inputs[3] if len(node.inputs) > 3 else None
+    if stated_mask is None:
         causal = bool(int_attribute(node, "is_causal", 0))
         return MaskMeaning() if causal else "it has no mask, so it is not causal"
     mask = joined_mask(graph, CausalMasks(graph), node, padding=False)
-    return known_meaning(graph, mask if mask is not None else given)
+    return known_meaning(graph, mask if mask is not None else stated_mask)
 
 
 def _present_outputs(graph: ir.Graph, layers: list[_Layer]) -> dict[str, ir.Value] | str:
     """Return the existing outputs present.N.key|value by name, or why one is not what its name says."""
-    found: dict[str, ir.Value] = {}
+    presents: dict[str, ir.Value] = {}
     for output in graph.outputs:
         named = PRESENT_CACHE.fullmatch(str(output.name))
         if named is None:
@@ -149,8 +149,8 @@ def _present_outputs(graph: ir.Graph, layers: list[_Layer]) -> dict[str, ir.Valu
         number, kind = int(named[1]), named[2]
         if number >= len(layers) or not _are_heads(layers[number], kind, output):
             return f"the graph output {output.name} is not the {kind} of attention {number}"
-        found[str(output.name)] = output
-    return found
+        presents[str(output.name)] = output
+    return presents
 
 
 def _are_heads(layer: _Layer, kind: str, output: ir.Value) -> bool:
@@ -158,12 +158,12 @@ def _are_heads(layer: _Layer, kind: str, output: ir.Value) -> bool:
     operand, size = layer.operand(kind), layer.sizes[_KINDS.index(kind)]
     joined = np.random.default_rng(0).standard_normal((2, 3, layer.heads * size)).astype(np.float32)
     split = joined.reshape(2, 3, layer.heads, size).swapaxes(1, 2)
-    for source, result, given, wanted in (
+    for source, result, stated, wanted in (
         (operand, output, joined, split),
         (output, operand, split, joined),
     ):
         part = region([source], result)
-        if not isinstance(part, str) and np.array_equal(part(given), wanted):
+        if not isinstance(part, str) and np.array_equal(part(stated), wanted):
             return True
     return False
 

@@ -94,11 +94,11 @@ def _freed_target(walk: TokenAxes, node: ir.Node) -> list[int]:
 
 def _freed(walk: TokenAxes, value: ir.Value) -> list[tuple[int, ...]]:
     """Return the shapes of a value with more than one token."""
-    axis, found = walk.axes[value], []
+    axis, places = walk.axes[value], []
     for shape, sizes, probe in zip(walk.shapes(value), walk.sizes, PROBES, strict=True):
         tokens = sizes.batch * probe.sequence if axis.flat else probe.sequence
-        found.append((*shape[: axis.index], tokens, *shape[axis.index + 1 :]))
-    return found
+        places.append((*shape[: axis.index], tokens, *shape[axis.index + 1 :]))
+    return places
 
 
 def _after_rows(before: ir.Node, ids: ir.Value, rest: ir.Value) -> ir.Value:

@@ -37,13 +37,13 @@ class LiftStaticCachePass(GraphPass):
         """Replace the caches of all attentions or of none, because they share the length inputs."""
         if not is_decoder(graph) or not any(nodes_of(graph, "TensorScatter")):
             return
-        found = [(node, _writes(node)) for node in nodes_of(graph, "Attention")]
-        for node, writes in found:
+        written = [(node, _writes(node)) for node in nodes_of(graph, "Attention")]
+        for node, writes in written:
             if isinstance(writes, str):
                 self.refuse(node, writes)
-        if any(isinstance(writes, str) for _, writes in found):
+        if any(isinstance(writes, str) for _, writes in written):
             return
-        for layer, (node, writes) in enumerate(found):
+        for layer, (node, writes) in enumerate(written):
             if not isinstance(writes, str):
                 _lift(graph, node, layer, writes)
                 self.fired += 1
@@ -90,11 +90,11 @@ def _lift(graph: ir.Graph, node: ir.Node, layer: int, writes: tuple[_Write, _Wri
         for kind, write in zip(("key", "value"), writes, strict=True)
     ]
     operands = [node.inputs[0], writes[0].new, writes[1].new, None, *pasts]
-    made = insert(node, "Attention", operands, attributes, num_outputs=3)
-    made.name = node.name
-    replace(node.outputs[0], made.outputs[0])
+    attention = insert(node, "Attention", operands, attributes, num_outputs=3)
+    attention.name = node.name
+    replace(node.outputs[0], attention.outputs[0])
     graph.remove(node, safe=True)
-    for past, present, write in zip(pasts, made.outputs[1:], writes, strict=True):
+    for past, present, write in zip(pasts, attention.outputs[1:], writes, strict=True):
         graph.inputs[list(graph.inputs).index(write.cache)] = past
         present.name = present_of(str(past.name))
         axes = list(past.shape or ())

@@ -73,17 +73,17 @@ def _insert(before: ir.Node, known: str, x: ir.Value) -> ir.Value:
 
 def _sources(anchor: ir.Node) -> list[ir.Value]:
     """Return the values upstream of the anchor through elementwise nodes, farthest first."""
-    found: dict[ir.Value, None] = {}
+    sources: dict[ir.Value, None] = {}
     stack = [value for value in anchor.inputs if value is not None]
-    while stack and len(found) < 2 * _MAX_STEPS:
+    while stack and len(sources) < 2 * _MAX_STEPS:
         value = stack.pop()
         node = value.producer()
-        if value in found or (node is None and not value.is_graph_input()):
+        if value in sources or (node is None and not value.is_graph_input()):
             continue
-        found[value] = None
+        sources[value] = None
         if node is not None and node.op_type in _ELEMENTWISE and not node.domain:
             stack.extend(operand for operand in node.inputs if operand is not None)
-    return list(reversed(found))
+    return list(reversed(sources))
 
 
 def _results(anchor: ir.Node) -> Iterator[ir.Value]:

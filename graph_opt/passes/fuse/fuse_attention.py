@@ -60,12 +60,12 @@ class FuseAttentionPass(GraphPass):
             if node.graph is not graph or node.domain:
                 continue
             if node.op_type == "Softmax" and not _is_ranked(node):
-                found = _around_softmax(node)
+                proposals = _around_softmax(node)
             elif node.op_type == "Attention" and _has_no_cache(node):
-                found = _around_attention(node)
+                proposals = _around_attention(node)
             else:
                 continue
-            reason = found if isinstance(found, str) else self._fuse_first(graph, found)
+            reason = proposals if isinstance(proposals, str) else self._fuse_first(graph, proposals)
             if reason is None:
                 self.fired += 1
             else:
@@ -74,43 +74,49 @@ class FuseAttentionPass(GraphPass):
     def _fuse_first(self, graph: ir.Graph, proposals: list[Proposal]) -> str | None:
         """Fuse the first proposal that is attention; if none is, return why the first is not."""
         reasons = []
-        for found in proposals:
-            sizes = [head_sizes(x) for x in (found.query, found.key, found.value)]
+        for proposal in proposals:
+            sizes = [head_sizes(x) for x in (proposal.query, proposal.key, proposal.value)]
             if sizes[0] is None or sizes[1] is None or sizes[2] is None:
                 return "q, k or v is not [batch, heads, length, head_dim] with fixed heads and head_dim"
-            known = meaning(found, sizes[0], sizes[1], sizes[2])
-            if isinstance(known, Meaning) and self._plain and not _is_plain(found, known, sizes[0], sizes[1]):
+            known = meaning(proposal, sizes[0], sizes[1], sizes[2])
+            if (
+                isinstance(known, Meaning)
+                and self._plain
+                and not _is_plain(proposal, known, sizes[0], sizes[1])
+            ):
                 return "it has grouped queries, a softcap, a cache, or another type than fp32"
             if isinstance(known, Meaning):
-                self._fuse(graph, found, known, (sizes[0][0], sizes[1][0], sizes[2][1]))
+                self._fuse(graph, proposal, known, (sizes[0][0], sizes[1][0], sizes[2][1]))
                 return None
             reasons.append(known)
         return reasons[0]
 
-    def _fuse(self, graph: ir.Graph, found: Proposal, known: Meaning, sizes: tuple[int, int, int]) -> None:
-        last = found.output.producer()
+    def _fuse(self, graph: ir.Graph, proposal: Proposal, known: Meaning, sizes: tuple[int, int, int]) -> None:
+        last = proposal.output.producer()
         if last is None:
             raise AssertionError("unreachable: the output of an attention has a producer")
         heads, kv_heads, size = sizes
         attributes: dict[str, float | int] = {"q_num_heads": heads, "kv_num_heads": kv_heads}
         attributes |= {"scale": known.scale} | ({"softcap": known.softcap} if known.softcap else {})
-        added = [self._additive(graph, *each) for each in zip(found.masks, known.masks, strict=True)]
+        added = [self._additive(graph, *each) for each in zip(proposal.masks, known.masks, strict=True)]
         mask = self._sum_masks(graph, last, added)
-        caches = [_appended(found.key), _appended(found.value)]
-        if found.causal or caches[0] is None or caches[1] is None:
-            operands = [join_heads(last, x) for x in (found.query, found.key, found.value)]
-            attributes |= {"is_causal": 1} if found.causal else {}
+        caches = [_appended(proposal.key), _appended(proposal.value)]
+        if proposal.causal or caches[0] is None or caches[1] is None:
+            operands = [join_heads(last, x) for x in (proposal.query, proposal.key, proposal.value)]
+            attributes |= {"is_causal": 1} if proposal.causal else {}
             fused = insert(last, "Attention", [*operands, *([mask] if mask else [])], attributes)
             caches = []
         else:
             (past_key, new_key), (past_value, new_value) = caches[0], caches[1]
-            operands = [join_heads(last, x) for x in (found.query, new_key, new_value)]
+            operands = [join_heads(last, x) for x in (proposal.query, new_key, new_value)]
             cached = [*operands, mask, past_key, past_value]
             fused = insert(last, "Attention", cached, attributes, num_outputs=3)
-        pairs = list(zip((found.key, found.value), fused.outputs[1:], strict=False))
+        # The old caches are replaced last: their shapes are read from nodes that go with the output, and the
+        # names of outputs of the graph must move to the new values.
+        pairs = list(zip((proposal.key, proposal.value), fused.outputs[1:], strict=False))
         for old, new in pairs:
             new.type = old.type
-        replace(found.output, split_heads(last, fused.outputs[0], heads, size))
+        replace(proposal.output, split_heads(last, fused.outputs[0], heads, size))
         remove_unused(graph, last)
         for old, new in pairs:
             replace_but_shapes(graph, old, new)
@@ -162,13 +168,13 @@ def _as_numbers(graph: ir.Graph, mask: ir.Value, kind: MaskKind) -> ir.Value:
         seen = insert(first, "Cast", [mask], {"to": int(ir.DataType.BOOL)}).outputs[0]
     match kind:
         case MaskKind.ADDED:
-            made = insert(first, "Max", [mask, lowest]).outputs[0]
+            numbers = insert(first, "Max", [mask, lowest]).outputs[0]
         case MaskKind.HIDDEN:
-            made = insert(first, "Where", [mask, lowest, zero]).outputs[0]
+            numbers = insert(first, "Where", [mask, lowest, zero]).outputs[0]
         case _:
-            made = insert(first, "Where", [seen, zero, lowest]).outputs[0]
-    made.shape, made.dtype = mask.shape, ir.DataType.FLOAT
-    return made
+            numbers = insert(first, "Where", [seen, zero, lowest]).outputs[0]
+    numbers.shape, numbers.dtype = mask.shape, ir.DataType.FLOAT
+    return numbers
 
 
 def _has_no_cache(node: ir.Node) -> bool:
@@ -184,11 +190,11 @@ def _is_ranked(node: ir.Node) -> bool:
 def _has_sinks(node: ir.Node) -> bool:
     """Return whether a softmax is over scores joined with others along their last axis."""
     value = node.inputs[0]
-    while value is not None and (made := value.producer()) is not None:
-        if made.op_type == "Concat":
-            shape = made.outputs[0].shape
-            return shape is not None and int_attribute(made, "axis", 0) in (-1, len(shape) - 1)
-        value = made.inputs[0] if made.op_type in ("Sub", "Cast") else None
+    while value is not None and (producer := value.producer()) is not None:
+        if producer.op_type == "Concat":
+            shape = producer.outputs[0].shape
+            return shape is not None and int_attribute(producer, "axis", 0) in (-1, len(shape) - 1)
+        value = producer.inputs[0] if producer.op_type in ("Sub", "Cast") else None
     return False
 
 
@@ -201,15 +207,15 @@ def _around_softmax(node: ir.Node) -> list[Proposal] | str:
         return "there is no product of q and k before it, or no product with v after it"
     operands = [value for value in (*scores.inputs[:2], weights.inputs[1]) if value is not None]
     query, key, value = (_source(value) for value in operands)
-    found = Proposal(query, key, value, (), _result(weights))
+    proposal = Proposal(query, key, value, (), _result(weights))
     if not masks:
-        return [found]
+        return [proposal]
     forms = [
         mask for mask in mask_candidates(masks[0]) if all(mask in set(mask_candidates(x)) for x in masks[1:])
     ]
-    proposals = [changed(found, masks=(mask,)) for mask in forms]
+    proposals = [changed(proposal, masks=(mask,)) for mask in forms]
     if len(masks) == _MAX_ADDED:
-        proposals.append(changed(found, masks=tuple(masks)))
+        proposals.append(changed(proposal, masks=tuple(masks)))
     return proposals or f"{len(masks)} values are added to its scores"
 
 

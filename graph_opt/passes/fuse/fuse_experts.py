@@ -201,10 +201,10 @@ def _prove(output: ir.Value, routing: _Routing, parts: list[ExpertPart]) -> _Pro
     tokens, scores = _probes(rng, routing)
     factors = rng.uniform(0.5, 2.0, routing.count).astype(np.float32)
     boundary = {routing.tokens: tokens, routing.scores: scores}
-    given = _inner_values(parts, boundary, limit := _NODES_PER_EXPERT * (routing.count + 1))
-    if any(value not in given for part in parts for value in part.reads):
+    inner = _inner_values(parts, boundary, limit := _NODES_PER_EXPERT * (routing.count + 1))
+    if any(value not in inner for part in parts for value in part.reads):
         return "the inputs of its experts cannot be evaluated"
-    refusals = (part.refusal(boundary, given) for part in parts)
+    refusals = (part.refusal(boundary, inner) for part in parts)
     if (refusal := next((one for one in refusals if one is not None), None)) is not None:
         return refusal
     if any(part.activation != parts[0].activation for part in parts):
@@ -212,14 +212,14 @@ def _prove(output: ir.Value, routing: _Routing, parts: list[ExpertPart]) -> _Pro
     outer = region([*boundary, *(part.result for part in parts)], output, max_nodes=limit)
     if isinstance(outer, str):
         return outer
-    found = outer(tokens, scores, *_substitutes(parts, given, factors))
+    results = outer(tokens, scores, *_substitutes(parts, inner, factors))
     flat = tokens.reshape(-1, routing.hidden)
-    if found.shape not in (tokens.shape, flat.shape):
+    if results.shape not in (tokens.shape, flat.shape):
         return outer.failure or "the shape of its result differs from that of its tokens"
-    x = routing.tokens if found.shape == tokens.shape else routing.rows
+    x = routing.tokens if results.shape == tokens.shape else routing.rows
     for normalize in (True, False):
         shares = _shares(scores, routing, normalize=normalize) @ factors
-        if close(found.reshape(flat.shape), flat * shares[:, None]):
+        if close(results.reshape(flat.shape), flat * shares[:, None]):
             return _Proof(x, normalize)
     return "with experts replaced by factors, it does not compute the mixture of the router's top experts"
 
@@ -235,11 +235,14 @@ def _inner_values(
     return {**dict(zip((part.output for part in inner), values, strict=False)), **boundary}
 
 
-def _substitutes(parts: Sequence[ExpertPart], given: Mapping[ir.Value, Array], factors: Array) -> list[Array]:
+def _substitutes(
+    parts: Sequence[ExpertPart], inputs: Mapping[ir.Value, Array], factors: Array
+) -> list[Array]:
     """Return the results of experts that only multiply their tokens by their factor."""
     ends = np.cumsum([part.count for part in parts])
     return [
-        part.substitute(given, factors[end - part.count : end]) for part, end in zip(parts, ends, strict=True)
+        part.substitute(inputs, factors[end - part.count : end])
+        for part, end in zip(parts, ends, strict=True)
     ]
 
 

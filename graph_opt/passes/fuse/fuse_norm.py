@@ -101,14 +101,14 @@ def _epsilon(part: Region, size: int) -> float | None:
     rng = np.random.default_rng(size)
     shape = _probe_shape(part.inputs[0], size)
     x = rng.standard_normal(shape).astype(np.float32) * np.resize(_ROWS, shape[-2])[:, None]
-    found = part(x)
+    rest = part(x)
     for value in part.constants:
         content = constant(value)
         if content is None or content.size != 1 or not 0 <= content.item() < 1e-2:
             continue
-        if _equal_by_row(found, _rms_norm(x, content.item())):
+        if _equal_by_row(rest, _rms_norm(x, content.item())):
             return float(content.item())
-    return 0.0 if _equal_by_row(found, _rms_norm(x, 0.0)) else None
+    return 0.0 if _equal_by_row(rest, _rms_norm(x, 0.0)) else None
 
 
 def _probe_shape(value: ir.Value, size: int) -> list[int]:

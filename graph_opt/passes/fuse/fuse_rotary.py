@@ -54,30 +54,30 @@ class FuseRotaryPass(GraphPass):
         for node in nodes_of(graph, "RotaryEmbedding"):
             self.fired += _join_heads_of(node)
 
-    def _fuse(self, graph: ir.Graph, found: RotaryMatch) -> str | None:
-        sizes = head_sizes(found.x)
+    def _fuse(self, graph: ir.Graph, match: RotaryMatch) -> str | None:
+        sizes = head_sizes(match.x)
         if sizes is None:
             return "x is not [batch, heads, sequence, head_dim] with fixed heads and head_dim"
-        width = static_size(found.cos, -1)
-        if width is None or (width % 2 and not found.halved) or width > sizes[1] // (1 + found.halved):
+        width = static_size(match.cos, -1)
+        if width is None or (width % 2 and not match.halved) or width > sizes[1] // (1 + match.halved):
             return f"cos has {width} columns for a head size of {sizes[1]}"
-        rotary = width * (1 + found.halved)
-        interleaved = _is_interleaved(found, sizes, rotary)
+        rotary = width * (1 + match.halved)
+        interleaved = _is_interleaved(match, sizes, rotary)
         if isinstance(interleaved, str):
             return interleaved
-        angles = [self._half(graph, table, interleaved, found.halved) for table in (found.cos, found.sin)]
+        angles = [self._half(graph, table, interleaved, match.halved) for table in (match.cos, match.sin)]
         for angle in angles:
             if isinstance(angle, str):
                 return angle
-        last = found.output.producer()
+        last = match.output.producer()
         if last is None:
             raise AssertionError("unreachable: the output of a rotation has a producer")
-        operands = [join_heads(last, found.x), *(angle for angle in angles if isinstance(angle, ir.Value))]
+        operands = [join_heads(last, match.x), *(angle for angle in angles if isinstance(angle, ir.Value))]
         attributes = {"num_heads": sizes[0], "interleaved": int(interleaved)}
         if rotary < sizes[1]:
             attributes["rotary_embedding_dim"] = rotary
         rotated = insert(last, "RotaryEmbedding", operands, attributes).outputs[0]
-        replace(found.output, split_heads(last, rotated, *sizes))
+        replace(match.output, split_heads(last, rotated, *sizes))
         remove_unused(graph, last)
         return None
 
@@ -89,16 +89,16 @@ class FuseRotaryPass(GraphPass):
         return self._angles[key]
 
 
-def _is_interleaved(found: RotaryMatch, sizes: tuple[int, int], rotary: int) -> bool | str:
+def _is_interleaved(match: RotaryMatch, sizes: tuple[int, int], rotary: int) -> bool | str:
     """Return True for interleaved pairs, False for halves, or why the region is not a rotation."""
-    part = region([found.x, found.cos, found.sin], found.output)
+    part = region([match.x, match.cos, match.sin], match.output)
     if isinstance(part, str):
         return part
     rng = np.random.default_rng(rotary)
     x = rng.standard_normal((2, sizes[0], 3, sizes[1])).astype(np.float32)
     cos, sin = rng.standard_normal((2, 2, 1, 3, rotary // 2)).astype(np.float32)
     for interleaved in (False, True):
-        tables = [_table(half, found.halved, interleaved) for half in (cos, sin)]
+        tables = [_table(half, match.halved, interleaved) for half in (cos, sin)]
         if close(part(x, *tables), _rotate(x, cos, sin, interleaved), 1e-6):
             return interleaved
     return "the sum of products is not a rotation"

@@ -88,15 +88,15 @@ def _part_of(value: ir.Value) -> ir.Value | None:
     return node.inputs[0] if node is not None and node.op_type in ("Slice", "Split") else None
 
 
-def with_unrotated_part(found: RotaryMatch) -> RotaryMatch:
+def with_unrotated_part(match: RotaryMatch) -> RotaryMatch:
     """Extend a rotation by the part of each head that is not rotated, if there is one."""
-    whole = _part_of(found.x)
-    reader = sole_consumer(found.output)
+    whole = _part_of(match.x)
+    reader = sole_consumer(match.output)
     if (
         whole is None
         or reader is None
         or reader.op_type != "Concat"
         or reader.outputs[0].shape != whole.shape
     ):
-        return found
-    return replace(found, x=whole, output=reader.outputs[0])
+        return match
+    return replace(match, x=whole, output=reader.outputs[0])

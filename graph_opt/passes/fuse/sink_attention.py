@@ -48,12 +48,12 @@ class SinkAttentionPass(GraphPass):
         """Replace every attention whose sinks are an initializer."""
         if not self._cached and (not is_decoder(graph) or first_cache(graph) is not None):
             return
-        for found in list(sink_attentions(graph, cached=self._cached)):
-            if isinstance(found, SinkAttention):
-                _fuse(graph, found)
+        for attention in list(sink_attentions(graph, cached=self._cached)):
+            if isinstance(attention, SinkAttention):
+                _fuse(graph, attention)
                 self.fired += 1
             else:
-                self.refuse(*found)
+                self.refuse(*attention)
 
 
 class SeparateSinksPass(GraphPass):
@@ -85,31 +85,36 @@ def sinks_of(graph: ir.Graph, node: ir.Node, dtype: ir.DataType | None) -> ir.Va
     return add_initializer(graph, f"{stored.name}.vector", vector)
 
 
-def _fuse(graph: ir.Graph, found: SinkAttention) -> None:
-    last, sizes = found.output.producer(), [head_sizes(found.keys), head_sizes(found.values)]
+def _fuse(graph: ir.Graph, attention: SinkAttention) -> None:
+    last, sizes = attention.output.producer(), [head_sizes(attention.keys), head_sizes(attention.values)]
     if last is None or sizes[0] is None or sizes[1] is None:
         raise AssertionError("unreachable: keys and values have fixed sizes")
-    sinks, pairs = weight(found.sinks), [appended(found.keys), appended(found.values)]
+    sinks, pairs = weight(attention.sinks), [appended(attention.keys), appended(attention.values)]
     attributes: dict[str, float | int] = {"q_num_heads": sinks.size if sinks else 0}
-    attributes |= {"kv_num_heads": sizes[0][0], "scale": found.known.scale}
-    attributes |= {"softcap": found.known.softcap} if found.known.softcap else {}
+    attributes |= {"kv_num_heads": sizes[0][0], "scale": attention.known.scale}
+    attributes |= {"softcap": attention.known.softcap} if attention.known.softcap else {}
     caches = [pair for pair in pairs if pair is not None]
+    # Attention appends to the caches itself, so it reads what was new in front of the Concat, as [batch,
+    # sequence, kv_heads * size]: the value from which the graph split the heads if there is one, else the
+    # heads joined again.
     news = [
         joined_source(new, kv_heads * size) or join_heads(last, new)
         for new, (kv_heads, size) in zip(
-            [new for _, new in caches] or [found.keys, found.values], [sizes[0], sizes[1]], strict=True
+            [new for _, new in caches] or [attention.keys, attention.values],
+            [sizes[0], sizes[1]],
+            strict=True,
         )
     ]
-    query = found.query if head_sizes(found.query) is None else join_heads(last, found.query)
-    operands = [query, *news, found.mask, *(past for past, _ in caches)]
+    query = attention.query if head_sizes(attention.query) is None else join_heads(last, attention.query)
+    operands = [query, *news, attention.mask, *(past for past, _ in caches)]
     fused = insert(last, "Attention", operands, attributes, num_outputs=3 if caches else 1)
-    fused.name, fused.meta[_KEY] = last.name, found.sinks
+    fused.name, fused.meta[_KEY] = last.name, attention.sinks
     result = fused.outputs[0]
-    if head_sizes(found.output) is not None:
+    if head_sizes(attention.output) is not None:
         result = split_heads(last, result, int(attributes["q_num_heads"]), sizes[1][1])
-    replace(found.output, result)
+    replace(attention.output, result)
     remove_unused(graph, last)
-    for old, new in zip((found.keys, found.values), fused.outputs[1:], strict=False):
+    for old, new in zip((attention.keys, attention.values), fused.outputs[1:], strict=False):
         replace_but_shapes(graph, old, new)
 
 
@@ -145,6 +150,9 @@ def _separate(graph: ir.Graph, node: ir.Node) -> None:
     is_bool = mask is not None and mask.dtype == ir.DataType.BOOL
     scores = op("Where", seen, scores, number(LOWEST)) if is_bool else op("Add", scores, seen)
     sink = op("Reshape", node.meta[_KEY], ints(1, groups, queries, 1, 1))
+    # The sink takes part in the largest score and in the sum, and has no column among the weights. So the
+    # product with the values needs neither a column of zeros nor a cut behind it, and large scores do not
+    # overflow.
     largest = op("Max", op("ReduceMax", scores, ints(-1), keepdims=1), sink)
     powers = op("Exp", op("Sub", scores, largest))
     total = op("ReduceSum", powers, ints(-1), keepdims=1)

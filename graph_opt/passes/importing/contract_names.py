@@ -45,12 +45,12 @@ class ContractNamesPass(GraphPass):
 
     def _rename_caches(self, graph: ir.Graph) -> None:
         for values, prefix in ((graph.inputs, PAST), (graph.outputs, PRESENT)):
-            found = {value: name for value in values if (name := _name(value, prefix)) is not None}
-            if len(set(found.values())) < len(found):
+            names = {value: name for value in values if (name := _name(value, prefix)) is not None}
+            if len(set(names.values())) < len(names):
                 self.refuse(graph[0], f"two of its caches would be named {prefix}.N.key")
                 continue
-            taken = {value.name for value in [*graph.inputs, *graph.outputs] if value not in found}
-            for value, name in found.items():
+            taken = {value.name for value in [*graph.inputs, *graph.outputs] if value not in names}
+            for value, name in names.items():
                 if name in taken:
                     continue
                 self.fired += value.name != name
@@ -60,15 +60,15 @@ class ContractNamesPass(GraphPass):
 
 def _axis_names(graph: ir.Graph) -> dict[str | None, str]:
     """Return the contract's name of each differently named axis, unless another axis has that name."""
-    found: dict[str | None, str] = {}
+    axis_names: dict[str | None, str] = {}
     for value in [*graph.inputs, *graph.outputs]:
         name = str(value.name)
         names = _AXES.get(name.split(".")[0] if _CONTRACT.fullmatch(name) else name, ())
         for dim, wanted in zip(value.shape or (), names, strict=False):
             if wanted is not None and _symbol(dim) is not None:
-                found.setdefault(_symbol(dim), wanted)
-    taken = {_symbol(dim) for value in _values(graph) for dim in value.shape or ()} - set(found)
-    return {old: name for old, name in found.items() if old != name and name not in taken}
+                axis_names.setdefault(_symbol(dim), wanted)
+    taken = {_symbol(dim) for value in _values(graph) for dim in value.shape or ()} - set(axis_names)
+    return {old: name for old, name in axis_names.items() if old != name and name not in taken}
 
 
 def _symbol(dim: int | ir.SymbolicDim) -> str | None:

@@ -86,6 +86,9 @@ class LiftAttentionPass(GraphPass):
         softcap = float_attribute(node, "softcap", 0.0)
         if softcap:
             attributes["softcap"] = softcap
+        # The operator of onnxruntime may keep its caches in one buffer as long as the context; the standard
+        # one appends. So the sizes of a cache change: what it gets is called past, and what it returns
+        # total.
         for past in inputs[3:5]:
             if past is not None:
                 past.shape = ir.Shape(["batch", heads.key, "past", heads.size])
@@ -151,25 +154,25 @@ def grouped_heads(node: ir.Node) -> GroupedHeads | str:
 
 def attended_sizes(graph: ir.Graph) -> dict[str, tuple[int, int]]:
     """Return the number of heads and head_dim of every cache that a GroupQueryAttention reads, by name."""
-    found: dict[str, tuple[int, int]] = {}
+    sizes: dict[str, tuple[int, int]] = {}
     for node in nodes_of(graph, "GroupQueryAttention", MICROSOFT):
         heads = grouped_heads(node)
         caches = [cache for cache in node.inputs[3:5] if cache is not None]
         if isinstance(heads, GroupedHeads):
-            found |= {str(cache.name): (heads.key, heads.size) for cache in caches}
-    return found
+            sizes |= {str(cache.name): (heads.key, heads.size) for cache in caches}
+    return sizes
 
 
 def _parts(graph: ir.Graph, node: ir.Node, heads: GroupedHeads) -> list[ir.Value]:
     """Return q, k and v as separate values."""
-    given = [value for value in node.inputs[:3] if value is not None]
-    if len(given) == 3:
-        return given
+    operands = [value for value in node.inputs[:3] if value is not None]
+    if len(operands) == 3:
+        return operands
     sizes = np.array([heads.query, heads.key, heads.key]) * heads.size
     split = add_initializer(graph, f"{node.name}.sizes", sizes.astype(np.int64))
-    parts = insert(node, "Split", [given[0], split], {"axis": -1}, num_outputs=3).outputs
+    parts = insert(node, "Split", [operands[0], split], {"axis": -1}, num_outputs=3).outputs
     for part, size in zip(parts, sizes.tolist(), strict=True):
-        part.shape, part.type = ir.Shape(["batch", "sequence", size]), given[0].type
+        part.shape, part.type = ir.Shape(["batch", "sequence", size]), operands[0].type
     return list(parts)
 
 

@@ -71,11 +71,11 @@ def _lift(graph: ir.Graph, node: ir.Node) -> str | None:
     count, _, hidden = weights.fc1.shape
     experts = [
         ExpertWeights(
-            gate.of(one, graph, node),
-            None if up is None else up.of(one, graph, node),
-            down.of(one, graph, node),
+            gate.of(index, graph, node),
+            None if up is None else up.of(index, graph, node),
+            down.of(index, graph, node),
         )
-        for one in range(count)
+        for index in range(count)
     ]
     result = write_mixture(node, x, routing, experts, hidden=hidden, activation=activation)
     replace(node.outputs[0], result)

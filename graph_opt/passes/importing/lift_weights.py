@@ -35,13 +35,13 @@ class LiftWeightsPass(GraphPass):
             ("MatMulNBits", self._lift_product),
         ):
             for node in nodes_of(graph, op_type, MICROSOFT):
-                found = _blocks(node)
-                if isinstance(found, str):
-                    self.refuse(node, found)
+                blocks = _blocks(node)
+                if isinstance(blocks, str):
+                    self.refuse(node, blocks)
                     continue
-                if op_type == "MatMulNBits" and self._is_exact(node) and found.bits in self._kept:
+                if op_type == "MatMulNBits" and self._is_exact(node) and blocks.bits in self._kept:
                     continue
-                lift(graph, node, found)
+                lift(graph, node, blocks)
                 self.fired += 1
 
     def _lift_gather(self, graph: ir.Graph, node: ir.Node, found: KernelBlocks) -> None:
@@ -51,17 +51,17 @@ class LiftWeightsPass(GraphPass):
         rows.name = node.name
         _finish(graph, node, rows.outputs[0])
 
-    def _lift_product(self, graph: ir.Graph, node: ir.Node, found: KernelBlocks) -> None:
-        table = self._tables.get(found.packed)
+    def _lift_product(self, graph: ir.Graph, node: ir.Node, blocks: KernelBlocks) -> None:
+        table = self._tables.get(blocks.packed)
         x = node.inputs[0]
         if table is not None and x is not None:
-            output = tied_product(node, x, table, found.outputs, found.inputs)
+            output = tied_product(node, x, table, blocks.outputs, blocks.inputs)
         elif self._is_exact(node):
-            rows = dequantized(graph, node, found, axis=1)
+            rows = dequantized(graph, node, blocks, axis=1)
             matrix = insert(node, "Transpose", [rows], {"perm": [1, 0]}).outputs[0]
             output = insert(node, "MatMul", [x, matrix]).outputs[0]
         else:
-            matrix = dequantized(graph, node, found, axis=0)
+            matrix = dequantized(graph, node, blocks, axis=0)
             output = insert(node, "MatMul", [x, matrix]).outputs[0]
         bias = node.inputs[5] if len(node.inputs) > 5 else None
         if bias is not None:

@@ -29,14 +29,14 @@ class PositionIdsPass(GraphPass):
         if POSITION_IDS in names or INPUT_IDS not in names:
             return
         facts = ShapeFacts(graph, far=False)  # the content of long sequences is not computed
-        readers = [(node, found) for node in graph if (found := _counted(facts, node)) is not None]
+        readers = [(node, counted) for node in graph if (counted := _counted(facts, node)) is not None]
         if not readers:
             return
         positions = ir.val(POSITION_IDS, ir.DataType.INT64, ["batch", "sequence"])
         graph.inputs.append(positions)
-        for node, found in readers:
-            node.replace_input_with(_operand_index(node), _shaped(graph, node, positions, found))
-            if found.rank == 1:
+        for node, counted in readers:
+            node.replace_input_with(_operand_index(node), _shaped(graph, node, positions, counted))
+            if counted.rank == 1:
                 _drop_reshape(graph, node)
             self.fired += 1
 
@@ -89,26 +89,28 @@ def _is_reshaped_rows(facts: ShapeFacts, node: ir.Node, contents: Sequence[Array
     reader = sole_consumer(node.outputs[0]) if node.op_type == "Gather" else None
     if reader is None or reader.op_type != "Reshape" or reader.domain or int_attribute(node, "axis", 0):
         return False
-    rows, made = facts.shapes(node.outputs[0]), facts.shapes(reader.outputs[0])
-    if rows is None or made is None or len(rows[0]) != 2:
+    rows, made_rows = facts.shapes(node.outputs[0]), facts.shapes(reader.outputs[0])
+    if rows is None or made_rows is None or len(rows[0]) != 2:
         return False
     return all(
         shape == (1, *row) and row[0] == content.size
-        for row, shape, content in zip(rows, made, contents, strict=True)
+        for row, shape, content in zip(rows, made_rows, contents, strict=True)
     )
 
 
-def _shaped(graph: ir.Graph, before: ir.Node, positions: ir.Value, found: _Counted) -> ir.Value:
+def _shaped(graph: ir.Graph, before: ir.Node, positions: ir.Value, counted: _Counted) -> ir.Value:
     """Return positions plus the offset, with the batch on axis 0 and the tokens on the wanted axis."""
     value = positions
-    if found.offset:
-        added = shared_constant(graph, f"positions.offset_{found.offset}", np.array(found.offset, np.int64))
+    if counted.offset:
+        added = shared_constant(
+            graph, f"positions.offset_{counted.offset}", np.array(counted.offset, np.int64)
+        )
         value = insert(before, "Add", [value, added]).outputs[0]
         value.shape, value.dtype = positions.shape, ir.DataType.INT64
-    if found.rank <= 2:
+    if counted.rank <= 2:
         return value
-    others = np.array([other for other in range(1, found.rank) if other != found.axis], np.int64)
-    axes = shared_constant(graph, f"positions.axes_{found.rank}_{found.axis}", others)
+    others = np.array([other for other in range(1, counted.rank) if other != counted.axis], np.int64)
+    axes = shared_constant(graph, f"positions.axes_{counted.rank}_{counted.axis}", others)
     return insert(before, "Unsqueeze", [value, axes]).outputs[0]
 
 

@@ -93,12 +93,12 @@ class SplitProjectionsPass(GraphPass):
                 self.refuse(node, parts)
             elif parts:
                 cuts[operand].append(_Cut(node, bias, parts))
-        for operand, found in cuts.items():
-            if len(operand.uses()) > len(found) or len({cut.bounds for cut in found}) > 1:
-                self.refuse(found[0].node, "other consumers of its weight split it differently")
+        for operand, product_cut in cuts.items():
+            if len(operand.uses()) > len(product_cut) or len({cut.bounds for cut in product_cut}) > 1:
+                self.refuse(product_cut[0].node, "other consumers of its weight split it differently")
                 continue
             made: dict[tuple[ir.Value, int, int], ir.Value] = {}
-            for cut in found:
+            for cut in product_cut:
                 _split(graph, cut, made)
                 self.fired += 1
 
@@ -207,24 +207,24 @@ def _sizes(node: ir.Node, width: int) -> list[int] | None:
     return [*[whole] * (len(node.outputs) - 1), width - whole * (len(node.outputs) - 1)]
 
 
-def _split(graph: ir.Graph, cut: _Cut, made: _Parts) -> None:
+def _split(graph: ir.Graph, cut: _Cut, parts: _Parts) -> None:
     node = cut.node
     for output, start, end in cut.parts:
-        columns = _part(graph, node.inputs[1], start, end, made)
+        columns = _part(graph, node.inputs[1], start, end, parts)
         result = insert(node, "MatMul", [node.inputs[0], columns]).outputs[0]
         if cut.bias is not None:
-            result = insert(node, "Add", [result, _part(graph, cut.bias, start, end, made)]).outputs[0]
+            result = insert(node, "Add", [result, _part(graph, cut.bias, start, end, parts)]).outputs[0]
         reader = output.producer()
         replace(output, result)
         remove_unused(graph, reader)
 
 
-def _part(graph: ir.Graph, value: ir.Value | None, start: int, end: int, made: _Parts) -> ir.Value:
+def _part(graph: ir.Graph, value: ir.Value | None, start: int, end: int, parts: _Parts) -> ir.Value:
     tensor = weight(value)
     if value is None or tensor is None:
         raise AssertionError("unreachable: the operand was checked to be a weight")
-    if (value, start, end) not in made:
+    if (value, start, end) not in parts:
         shape = (*shape_of(tensor)[:-1], end - start)
         columns = lazy(lambda: tensor.numpy()[..., start:end].copy(), tensor.dtype, shape)
-        made[value, start, end] = add_initializer(graph, f"{value.name}.columns_{start}_{end}", columns)
-    return made[value, start, end]
+        parts[value, start, end] = add_initializer(graph, f"{value.name}.columns_{start}_{end}", columns)
+    return parts[value, start, end]

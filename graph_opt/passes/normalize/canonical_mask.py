@@ -24,17 +24,17 @@ class CanonicalMaskPass(GraphPass):
         if not is_decoder(graph):
             return
         one_token = static_size(find_input(graph, INPUT_IDS), 1) == 1
-        masks, made = CausalMasks(graph), dict[tuple[ir.Value | None, bool], ir.Value | None]()
+        masks, known = CausalMasks(graph), dict[tuple[ir.Value | None, bool], ir.Value | None]()
         for node in nodes_of(graph, "Attention"):
-            given = node.inputs[3] if len(node.inputs) > 3 else None
+            stated_mask = node.inputs[3] if len(node.inputs) > 3 else None
             causal = bool(int_attribute(node, "is_causal", 0))
-            if not _is_cached(node) or (given is None and not causal and not one_token):
+            if not _is_cached(node) or (stated_mask is None and not causal and not one_token):
                 continue
-            key = (given, causal)
-            if key not in made:
-                made[key] = self._written(graph, node, masks)
-            mask = made[key]
-            if mask is not given or causal:
+            key = (stated_mask, causal)
+            if key not in known:
+                known[key] = self._written(graph, node, masks)
+            mask = known[key]
+            if mask is not stated_mask or causal:
                 node.replace_input_with(3, mask)
                 node.attributes.pop("is_causal", None)
                 self.fired += 1

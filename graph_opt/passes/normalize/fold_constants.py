@@ -31,13 +31,13 @@ class FoldConstantsPass(GraphPass):
             if node.domain or not node.inputs or len(node.outputs) != 1 or node.outputs[0].is_graph_output():
                 continue
             tensors = [None if value is None else weight(value) for value in node.inputs]
-            given = [(value, tensor) for value, tensor in zip(node.inputs, tensors, strict=True) if value]
-            if any(tensor is None or not self._is_small(tensor) for _, tensor in given):
+            constants = [(value, tensor) for value, tensor in zip(node.inputs, tensors, strict=True) if value]
+            if any(tensor is None or not self._is_small(tensor) for _, tensor in constants):
                 continue
             operands = [None if tensor is None else tensor.numpy() for tensor in tensors]
             shapes = [() if tensor is None else shape_of(tensor) for tensor in tensors]
             content = content_of(node, operands, shapes, self.budget)
-            given_bytes = sum(tensor.nbytes for _, tensor in given if tensor is not None)
+            given_bytes = sum(tensor.nbytes for _, tensor in constants if tensor is not None)
             if content is None or (self.growth is not None and content.nbytes > given_bytes + self.growth):
                 continue
             folded = add_initializer(graph, f"{node.outputs[0].name}.folded", content)

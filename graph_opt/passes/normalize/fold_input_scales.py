@@ -71,6 +71,9 @@ class FoldInputScalesPass(EveryGraphPass):
             node.resize_inputs(3)
             node.replace_input_with(2, add_initializer(graph, f"{name}.shift", shift))
         else:
+            # A padded convolution reads zeros at the edge, which the term would not have reached: it cannot
+            # go into the bias. Factors still can, so factors * x + terms = factors * (x + terms / factors)
+            # keeps one Add, which is worth it only where two nodes or more go.
             with np.errstate(all="ignore"):
                 rest = terms / factors
             if changes < 2 or not (np.abs(rest) <= _LARGEST_SHIFT).all():
@@ -95,7 +98,7 @@ def _changes(node: ir.Node, matrix: ir.TensorProtocol) -> tuple[ir.Value | None,
     channels = Channels(count, len(shape) - 2, len(shape))
     factors, terms = np.ones(count), np.zeros(count)
     best, reader = (node.inputs[0], factors, terms, 0), node
-    value, found = node.inputs[0], 0
+    value, num_changes = node.inputs[0], 0
     while value is not None and sole_consumer(value) is reader:
         producer = value.producer()
         if producer is None or producer.graph is not node.graph:
@@ -105,9 +108,9 @@ def _changes(node: ir.Node, matrix: ir.TensorProtocol) -> tuple[ir.Value | None,
         if change is None or not np.isfinite(change[0]).all():
             break
         factors, terms = factors * change[0], terms + factors * change[1]
-        found, value, reader = found + 1, operands[0], producer
+        num_changes, value, reader = num_changes + 1, operands[0], producer
         if _keeps_rank(value, channels):
-            best = (value, factors, terms, found)
+            best = (value, factors, terms, num_changes)
     return best
 
 

@@ -124,7 +124,7 @@ def _layer(node: ir.Node) -> _Layer | None:
 def _chain(layer: _Layer) -> tuple[list[ir.Node], Vector, Vector]:
     """Return the scaling nodes behind a layer, and their combined factors and terms per channel."""
     factors, terms = np.ones(layer.channels.count), np.zeros(layer.channels.count)
-    found: list[ir.Node] = []
+    nodes: list[ir.Node] = []
     value = layer.node.outputs[0]
     while (node := sole_consumer(value)) is not None and node.graph is layer.node.graph:
         change = change_of_channels(node, value, layer.channels)
@@ -132,9 +132,9 @@ def _chain(layer: _Layer) -> tuple[list[ir.Node], Vector, Vector]:
             break
         with np.errstate(invalid="ignore"):  # infinite factors are refused later
             factors, terms = factors * change[0], terms * change[0] + change[1]
-        found.append(node)
+        nodes.append(node)
         value = node.outputs[0]
-    return found, factors, terms
+    return nodes, factors, terms
 
 
 def _misfit(layer: _Layer, factors: Vector, terms: Vector) -> str | None:

@@ -106,12 +106,12 @@ class MoveQDQPass(EveryGraphPass):
         given = [operand for operand in operands if isinstance(operand, _Dequantized)]
         self._rewrite(graph, node, given)
 
-    def _rewrite(self, graph: ir.Graph, node: ir.Node, given: Sequence[_Dequantized]) -> None:
-        pair = all(operand.quantize is not None for operand in given)
-        sources = [operand.source(pair=pair) for operand in given]
+    def _rewrite(self, graph: ir.Graph, node: ir.Node, dequantized: Sequence[_Dequantized]) -> None:
+        pair = all(operand.quantize is not None for operand in dequantized)
+        sources = [operand.source(pair=pair) for operand in dequantized]
         moved = _copy(node, [*sources, *node.inputs[len(sources) :]])
         kinds = [_QUANTIZE, _DEQUANTIZE] if pair else [_DEQUANTIZE]
-        found = given[0].found
+        found = dequantized[0].found
         axis = None if found.axis is None else moved_axis(node, found.axis)
         for old, new in zip(node.outputs, moved.outputs, strict=True):
             if not old.uses() and not old.is_graph_output():
@@ -119,7 +119,7 @@ class MoveQDQPass(EveryGraphPass):
             new.type = sources[0].type if sources[0] is not None else None
             new.shape = old.shape
             for kind in kinds:
-                models = [operand.quantize if kind == _QUANTIZE else operand.node for operand in given]
+                models = [operand.quantize if kind == _QUANTIZE else operand.node for operand in dequantized]
                 new = _quantizer(node, models[0], kind, new, axis)
             replace(old, new)
         remove_unused(graph, node)
@@ -132,12 +132,12 @@ class MoveQDQPass(EveryGraphPass):
             return []
         if any(use.node.op_type == _DEQUANTIZE for use in node.outputs[0].uses()):
             return []
-        found = parameters(node)
-        reason = found if isinstance(found, str) else _hoist_refusal(mover, node, found)
-        if reason is not None or isinstance(found, str):
+        quantization = parameters(node)
+        reason = quantization if isinstance(quantization, str) else _hoist_refusal(mover, node, quantization)
+        if reason is not None or isinstance(quantization, str):
             self.refuse(node, str(reason))
             return []
-        axis = None if found.axis is None else moved_axis(mover, found.axis, backward=True)
+        axis = None if quantization.axis is None else moved_axis(mover, quantization.axis, backward=True)
         count = len(mover.inputs) if mover.op_type == "Concat" else 1
         sources = [_quantizer(node, node, _QUANTIZE, value, axis) for value in mover.inputs[:count] if value]
         moved = _copy(mover, [*sources, *mover.inputs[count:]], before=node)
@@ -160,13 +160,13 @@ def _does_not_cancel(before: ir.Node, after: ir.Node) -> str | None:
     )
 
 
-def _hoist_refusal(mover: ir.Node, node: ir.Node, found: Parameters) -> str | None:
+def _hoist_refusal(mover: ir.Node, node: ir.Node, quantization: Parameters) -> str | None:
     """Return why a QuantizeLinear cannot be moved in front of ``mover``, None if it can."""
     if sole_consumer(mover.outputs[0]) is not node:
         return f"the result of {mover.op_type} has other consumers"
-    if found.axis is not None and moved_axis(mover, found.axis, backward=True) is None:
+    if quantization.axis is not None and moved_axis(mover, quantization.axis, backward=True) is None:
         return _axis_changes(mover)
-    return cannot_move(mover, found)
+    return cannot_move(mover, quantization)
 
 
 def _sink_refusal(node: ir.Node, operands: Sequence[_Dequantized | str | None]) -> str | None:
@@ -210,15 +210,15 @@ def _is_stored(node: ir.Node) -> bool:
 
 
 def _dequantized(graph: ir.Graph, node: ir.Node) -> _Dequantized | str:
-    found = parameters(node)
-    if isinstance(found, str):
-        return found
+    quantization = parameters(node)
+    if isinstance(quantization, str):
+        return quantization
     inner = _producer(graph, node.inputs[0], _QUANTIZE)
     if inner is None or sole_consumer(inner.outputs[0]) is not node:
-        return _Dequantized(node, found, None)
+        return _Dequantized(node, quantization, None)
     before = parameters(inner)
-    same = isinstance(before, Parameters) and before.equals(found)
-    return _Dequantized(node, found, inner if same else None)
+    same = isinstance(before, Parameters) and before.equals(quantization)
+    return _Dequantized(node, quantization, inner if same else None)
 
 
 def _producer(graph: ir.Graph, value: ir.Value | None, op_type: str) -> ir.Node | None:

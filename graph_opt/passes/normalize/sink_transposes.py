@@ -70,13 +70,13 @@ class SinkTransposesPass(EveryGraphPass):
             if moved is None:
                 return False
             operands[1], after = moved
-        made = insert(node, node.op_type, operands, attributes)
-        made.name = node.name
-        back = insert(node, "Transpose", [made.outputs[0]], {"perm": after}) if after else made
+        copy = insert(node, node.op_type, operands, attributes)
+        copy.name = node.name
+        back = insert(node, "Transpose", [copy.outputs[0]], {"perm": after}) if after else copy
         old = node.outputs[0]
-        if back is not made:
-            made.outputs[0].type = old.type
-            made.outputs[0].shape = _permuted(old.shape, _inverse(after))
+        if back is not copy:
+            copy.outputs[0].type = old.type
+            copy.outputs[0].shape = _permuted(old.shape, _inverse(after))
         replace(old, back.outputs[0])
         remove_unused(graph, node)
         return True
@@ -87,12 +87,12 @@ def _permutation(node: ir.Node, operands: Sequence[ir.Value | None]) -> list[int
     if node.op_type not in _UNARY | _ELEMENTWISE | _REDUCTIONS | {"Pad"}:
         return None
     varying = [x for x in operands if x is not None and weight(x) is None]
-    found = [_transposed(x) for x in varying]
-    if not found or found[0] is None or any(perm != found[0] for perm in found):
+    permutations = [_transposed(x) for x in varying]
+    if not permutations or permutations[0] is None or any(perm != permutations[0] for perm in permutations):
         return None
     if any(len({use.node for use in x.uses()}) > 1 or x.is_graph_output() for x in varying):
         return None
-    return found[0]
+    return permutations[0]
 
 
 def _keeps_shape(node: ir.Node) -> bool:
@@ -112,19 +112,19 @@ def _transposed(value: ir.Value) -> list[int] | None:
 
 def _sources(graph: ir.Graph, node: ir.Node, perm: list[int]) -> list[ir.Value | None] | None:
     """Return the operands without their transposition; None if a constant cannot be permuted."""
-    found: list[ir.Value | None] = []
+    sources: list[ir.Value | None] = []
     for index, operand in enumerate(node.inputs):
         producer = operand.producer() if operand is not None else None
         if operand is None or (index and node.op_type not in _ELEMENTWISE):
-            found.append(operand)
+            sources.append(operand)
         elif weight(operand) is not None:
             moved = _unpermuted(graph, operand, perm)
             if moved is None:
                 return None
-            found.append(moved)
+            sources.append(moved)
         else:
-            found.append(producer.inputs[0] if producer is not None else None)
-    return found
+            sources.append(producer.inputs[0] if producer is not None else None)
+    return sources
 
 
 def _unpermuted(graph: ir.Graph, operand: ir.Value, perm: list[int]) -> ir.Value | None:

@@ -48,24 +48,26 @@ def quantize(weight: Floats, form: BlockFormat, moments: Floats, drift: Floats |
         target = np.array(weight[:, columns], np.float32)
         if correction is not None:
             target += correction @ target
-        found = starting_scales(target, form, importance)
+        block_scales = starting_scales(target, form, importance)
         levels = np.empty_like(target)
         blocks = order // form.block_size
-        levels[order] = _round(target[order], found.scales[blocks], found.zero_points[blocks], factor, form)
-        found = _refine(target, levels, found, damped, form)
+        levels[order] = _round(
+            target[order], block_scales.scales[blocks], block_scales.zero_points[blocks], factor, form
+        )
+        block_scales = _refine(target, levels, block_scales, damped, form)
         values[:, columns] = levels
-        parts.append((found.scales, found.zero_points))
+        parts.append((block_scales.scales, block_scales.zero_points))
     scales, zero_points = (np.concatenate(part, axis=1) for part in zip(*parts, strict=True))
     return Quantized(values, scales, None if form.symmetric else zero_points.astype(stored))
 
 
-def _refine(target: Floats, levels: Floats, found: Scales, moments: Floats, form: BlockFormat) -> Scales:
+def _refine(target: Floats, levels: Floats, scales: Scales, moments: Floats, form: BlockFormat) -> Scales:
     """Improve ``levels`` in place and return better scales."""
-    zero = np.repeat(found.zero_points, form.block_size, 0)
+    zero = np.repeat(scales.zero_points, form.block_size, 0)
     for _ in range(_ROUNDS):
-        found = refitted(target, levels - zero, found, moments, form)
-        descend(target, levels, np.repeat(found.scales, form.block_size, 0), zero, moments, form)
-    return refitted(target, levels - zero, found, moments, form)
+        scales = refitted(target, levels - zero, scales, moments, form)
+        descend(target, levels, np.repeat(scales.scales, form.block_size, 0), zero, moments, form)
+    return refitted(target, levels - zero, scales, moments, form)
 
 
 def _round(left: Floats, scale: Floats, zero: Floats, factor: Floats, form: BlockFormat) -> Floats:

@@ -60,7 +60,9 @@ def starting_scales(weight: Floats, form: BlockFormat, importance: Floats) -> Sc
     return share_units(weight, free, form, importance) if form.group_size else free
 
 
-def refitted(target: Floats, levels: Floats, found: Scales, moments: Floats, form: BlockFormat) -> Scales:
+def refitted(
+    target: Floats, levels: Floats, block_scales: Scales, moments: Floats, form: BlockFormat
+) -> Scales:
     """Return the scales with the least squared error of the products, given the levels.
 
     With groups, multiples and units are fitted in turn, each given all others.
@@ -68,24 +70,24 @@ def refitted(target: Floats, levels: Floats, found: Scales, moments: Floats, for
     Args:
         target: the float matrix, [in, out].
         levels: levels minus zero points, [in, out].
-        found: the current scales.
+        block_scales: the current scales.
         moments: E[x x^T], [in, in].
         form: the format.
     """
-    if found.multiples is None:
-        return found._replace(scales=fit_scales(target, levels, found.scales, moments))
-    scales, multiples = np.empty_like(found.scales), np.empty_like(found.scales)
-    most = _most_multiples(found.zero_points, form)
+    if block_scales.multiples is None:
+        return block_scales._replace(scales=fit_scales(target, levels, block_scales.scales, moments))
+    scales, multiples = np.empty_like(block_scales.scales), np.empty_like(block_scales.scales)
+    most = _most_multiples(block_scales.zero_points, form)
     per_group = form.group_size // form.block_size
     for columns in column_parts(*scales.shape):
         systems, aims = block_systems(target[:, columns], levels[:, columns], len(scales), moments)
-        start = found.scales[:, columns].T, found.multiples[:, columns].T, most[:, columns].T
+        start = block_scales.scales[:, columns].T, block_scales.multiples[:, columns].T, most[:, columns].T
         fit = _GroupFit(systems, aims, *start, per_group)
         for _ in range(_SWEEPS):
             fit.fit_multiples()
             fit.fit_units()
         scales[:, columns], multiples[:, columns] = fit.scales.T, fit.multiples.T
-    return found._replace(scales=scales, multiples=multiples)
+    return block_scales._replace(scales=scales, multiples=multiples)
 
 
 class _GroupFit:
@@ -112,11 +114,11 @@ class _GroupFit:
         """Move each unit to its best value, rounded."""
         for group in range(self._units.shape[1]):
             blocks = slice(group * self._per_group, (group + 1) * self._per_group)
-            own = self.multiples[:, blocks]
-            curvature = np.einsum("ni,nij,nj->n", own, self._systems[:, blocks, blocks], own)
-            wanted = self._units[:, group] + _ratio((own * self._slope[:, blocks]).sum(1), curvature)
+            multiples = self.multiples[:, blocks]
+            curvature = np.einsum("ni,nij,nj->n", multiples, self._systems[:, blocks, blocks], multiples)
+            wanted = self._units[:, group] + _ratio((multiples * self._slope[:, blocks]).sum(1), curvature)
             self._units[:, group] = np.where(wanted > 0, _rounded(wanted), self._units[:, group])
-            self._move(blocks, own * self._units[:, group, None])
+            self._move(blocks, multiples * self._units[:, group, None])
 
     def _move(self, blocks: slice, scales: Array) -> None:
         change = scales - self.scales[:, blocks]

@@ -119,14 +119,14 @@ class LayerChanges:
     def _applied(self, steps: str | None, rows: Floats) -> Floats:
         if steps is None:
             return rows
-        found = rows.astype(np.float64)
+        rotated = rows.astype(np.float64)
         for step in steps.split(" "):
             if step == ROTATE:
-                found = Rotation(found.shape[1]).rotated(found)
+                rotated = Rotation(rotated.shape[1]).rotated(rotated)
                 continue
             factors = self.vectors[int(step[1:])].astype(np.float64)
-            found = found * factors if step[0] == "*" else found / factors
-        return found.astype(np.float32)
+            rotated = rotated * factors if step[0] == "*" else rotated / factors
+        return rotated.astype(np.float32)
 
     def _all(self) -> Iterator[str]:
         yield from self.inputs.values()

@@ -59,18 +59,18 @@ class HalfGraphPass(HalfPass):
         version = graph.opset_imports.get("", 0)
         captured = {value for node in graph for inner in subgraphs(node) for value in _outer(inner)}
         chosen = [node for node in graph if self._fits(node, version, captured)]
-        made = {value for node in chosen for value in node.outputs if _is_float(value)}
+        outputs = {value for node in chosen for value in node.outputs if _is_float(value)}
         for node in list(graph):
             inside = node in chosen
             for position, value in enumerate(node.inputs):
                 if value is None or not _is_float(value):
                     continue
                 if inside and self._allowed(node, position, version):
-                    node.replace_input_with(position, self._narrowed(graph, node, value, made))
-                elif value in made:
+                    node.replace_input_with(position, self._narrowed(graph, node, value, outputs))
+                elif value in outputs:
                     node.replace_input_with(position, self.cast(value, _FLOAT, node))
-        self.widen_outputs(graph, made)
-        for value in made:
+        self.widen_outputs(graph, outputs)
+        for value in outputs:
             value.type = ir.TensorType(self.dtype)
         for old in self.stored:
             if not old.uses() and not old.is_graph_output():
@@ -113,11 +113,11 @@ class HalfGraphPass(HalfPass):
         return schema is not None and _takes(schema, schema.inputs, position, self.dtype)
 
     def _narrowed(
-        self, graph: ir.Graph, node: ir.Node, value: ir.Value, made: Collection[ir.Value]
+        self, graph: ir.Graph, node: ir.Node, value: ir.Value, outputs: Collection[ir.Value]
     ) -> ir.Value:
         tensor = weight(value)
         if tensor is None:
-            return value if value in made else self.cast(value, self.dtype, node)
+            return value if value in outputs else self.cast(value, self.dtype, node)
         content = tensor  # for the closure: float numbers that fit, see _fits
 
         def make() -> ir.LazyTensor:

@@ -66,41 +66,41 @@ def place(graph: ir.Graph, layers: Sequence[Layer], carried: Collection[str] = C
     ends = [layer_end(layer) for layer in layers if layer.node.op_type == "Conv"]
     wanted = {*ends, *(layer.x for layer in layers)}
     possible = _possible(graph, wanted, carried)
-    found = QuantizedValues(outputs=set(ends), readers={layer.node for layer in layers})
+    values = QuantizedValues(outputs=set(ends), readers={layer.node for layer in layers})
     for node in reversed(list(graph)):
         if _is_carried(node, carried):
             result, operands = _result(node), _operands(node)
             fits = bool(operands) and all(value in possible for value in operands)
             if fits and result in wanted and not result.is_graph_output():
                 wanted.update(operands)
-                found.outputs.add(result)
-                found.readers.add(node)
+                values.outputs.add(result)
+                values.readers.add(node)
         elif (source := _moved(node)) is not None and any(value in wanted for value in node.outputs):
             wanted.update([source, *(value for value in node.outputs if value.uses())])
-            found.outputs.update(value for value in node.outputs if not value.is_graph_output())
-            found.readers.add(node)
+            values.outputs.update(value for value in node.outputs if not value.is_graph_output())
+            values.readers.add(node)
     for value in [*graph.inputs, *(value for node in graph for value in node.outputs)]:
         if value in wanted:
             maker = value.producer()
             source = _moved(maker) if maker is not None else None
-            found.roots[value] = value if source is None else found.roots[source]
-    return found
+            values.roots[value] = value if source is None else values.roots[source]
+    return values
 
 
 def _possible(graph: ir.Graph, wanted: Collection[ir.Value], carried: Collection[str]) -> set[ir.Value]:
     """Return the values that are quantized, or could be without quantizing further values."""
-    found = set(wanted)
+    values = set(wanted)
     for node in graph:
         source = _moved(node)
-        if source is not None and source in found:
-            found.update(node.outputs)
+        if source is not None and source in values:
+            values.update(node.outputs)
         elif (
             _is_carried(node, carried)
             and _operands(node)
-            and all(value in found for value in _operands(node))
+            and all(value in values for value in _operands(node))
         ):
-            found.update([node.outputs[0], _result(node)])
-    return found
+            values.update([node.outputs[0], _result(node)])
+    return values
 
 
 def layer_end(layer: Layer) -> ir.Value:

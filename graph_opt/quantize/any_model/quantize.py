@@ -188,9 +188,9 @@ def _generated_samples(graph: ir.Graph, path: Path) -> Samples:
     Raises:
         UsageError: no random samples can be generated, or the model runs with none.
     """
-    found, side = generated_samples(graph), Side(path, "the model")
+    samples, side = generated_samples(graph), Side(path, "the model")
     try:
-        side.run(found.feeds[0])
+        side.run(samples.feeds[0])
     except GraphError:
         try:
             tried = sample_inputs(graph, side.run)
@@ -200,7 +200,7 @@ def _generated_samples(graph: ir.Graph, path: Path) -> Samples:
             ) from error
         feeds = [sample.feed for sample in tried]
         return Samples(feeds, f"{len(feeds)} random samples", generated=True)
-    return found
+    return samples
 
 
 def _finished(
@@ -245,12 +245,15 @@ def _finished(
 def _measure_time(source: _Source, model: ir.Model) -> None:
     """Measure the time of a run relative to the float model: minimum of 7 interleaved runs each."""
     names = [str(output.name) for output in model.graph.outputs]
-    both = [GraphValues(one, names, source.path.parent) for one in (read_onnx(source.path), model.clone())]
+    both = [
+        GraphValues(loaded_graph, names, source.path.parent)
+        for loaded_graph in (read_onnx(source.path), model.clone())
+    ]
     fastest = [float("inf"), float("inf")]
     for _ in range(_TIMED):
-        for index, one in enumerate(both):
+        for index, loaded_graph in enumerate(both):
             start = time.perf_counter()
-            one.run(source.held_out[0])
+            loaded_graph.run(source.held_out[0])
             fastest[index] = min(fastest[index], time.perf_counter() - start)
     report = source.report
     report.time = fastest[1] / max(fastest[0], 1e-9)

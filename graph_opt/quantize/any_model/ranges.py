@@ -60,13 +60,13 @@ def value_ranges(model: Path, names: Sequence[str], feeds: Sequence[Feed]) -> di
     Raises:
         GraphError: a value holds NaN or infinity, or the graph cannot run.
     """
-    found = {name: Range() for name in names}
+    ranges = {name: Range() for name in names}
     if not names:
-        return found
+        return ranges
     for _, values in float_values(model, names, feeds):
         for name, content in values.items():
-            found[name].add(content)
-    return found
+            ranges[name].add(content)
+    return ranges
 
 
 def grids(ranges: Mapping[str, Range], calibrator: str, dtype: ir.DataType) -> dict[str, Grid]:

@@ -99,17 +99,17 @@ class GraphQuantizationReport(Report):
 
 
 def output_fidelity(
-    exact: Sequence[Mapping[str, Array]], found: Sequence[Mapping[str, Array]]
+    exact: Sequence[Mapping[str, Array]], actual: Sequence[Mapping[str, Array]]
 ) -> dict[str, OutputFidelity]:
     """Compare float outputs over samples; outputs of other types or with different shapes are skipped.
 
     Args:
         exact: outputs of the float model by name, one mapping per sample.
-        found: outputs of the other model by name, one mapping per sample.
+        actual: outputs of the other model by name, one mapping per sample.
     """
     result: dict[str, OutputFidelity] = {}
     for name in exact[0] if exact else ():
-        pairs = [(one[name], two[name]) for one, two in zip(exact, found, strict=True)]
+        pairs = [(one[name], two[name]) for one, two in zip(exact, actual, strict=True)]
         if all(a.dtype.kind == "f" and a.shape == b.shape for a, b in pairs):
             left, right = (
                 np.concatenate([pair[side].reshape(-1) for pair in pairs]).astype(np.float64)
@@ -120,10 +120,10 @@ def output_fidelity(
     return result
 
 
-def _fidelity(exact: Array, found: Array) -> OutputFidelity:
-    error, energy = float(((exact - found) ** 2).sum()), float((exact**2).sum())
+def _fidelity(exact: Array, actual: Array) -> OutputFidelity:
+    error, energy = float(((exact - actual) ** 2).sum()), float((exact**2).sum())
     snr = _MAX_DB if error == 0 else 10 * float(np.log10(max(energy, 1e-300) / error))
-    norms = float(np.linalg.norm(exact) * np.linalg.norm(found))
-    cosine = 1.0 if error == 0 else float(exact @ found) / max(norms, 1e-300)
+    norms = float(np.linalg.norm(exact) * np.linalg.norm(actual))
+    cosine = 1.0 if error == 0 else float(exact @ actual) / max(norms, 1e-300)
     largest = float(np.abs(exact).max())
-    return OutputFidelity(snr, cosine, float(np.abs(exact - found).max()) / max(largest, 1e-30))
+    return OutputFidelity(snr, cosine, float(np.abs(exact - actual).max()) / max(largest, 1e-30))

@@ -136,7 +136,7 @@ def _read_npz(graph: ir.Graph, path: Path) -> Feed:
 
 def _checked(graph: ir.Graph, feed: Feed, place: str) -> Feed:
     """Return the graph's inputs from ``feed``, converted to the graph's types."""
-    found: dict[str, Array] = {}
+    arrays: dict[str, Array] = {}
     for value in _needed(graph):
         name = str(value.name)
         if name not in feed:
@@ -151,8 +151,8 @@ def _checked(graph: ir.Graph, feed: Feed, place: str) -> Feed:
                 content = content.astype(kind, copy=False)
         if content.dtype.kind == "f" and not np.isfinite(content).all():
             raise UsageError(f"{place}: input {name} holds NaN or infinity")
-        found[name] = content
-    return found
+        arrays[name] = content
+    return arrays
 
 
 def _check_shape(value: ir.Value, content: Array, place: str) -> None:

@@ -132,20 +132,20 @@ class StaticSearch:
         return [reader.run(feed) for feed in self._feeds[-_JUDGED:]]
 
     def _candidate(self, calibrator: str, *, correct: bool = True) -> QuantizationCandidate:
-        found = grids(self._ranges, calibrator, ACTIVATIONS[self._options.activations])
-        errors, biases = self._errors(found, {}), {}
+        ranges = grids(self._ranges, calibrator, ACTIVATIONS[self._options.activations])
+        errors, biases = self._errors(ranges, {}), {}
         if correct and self._options.correct_biases:
             biases = _corrected(self._layers, errors)
-            errors = self._errors(found, biases)
+            errors = self._errors(ranges, biases)
         relative = {name: error.relative for name, error in errors.items()}
         left = {**self._exempt, **self._options.vetoed(relative)}
-        return QuantizationCandidate(calibrator, found, biases, relative, left, self._carried)
+        return QuantizationCandidate(calibrator, ranges, biases, relative, left, self._carried)
 
-    def _errors(self, found: Mapping[str, Grid], biases: Mapping[str, Floats]) -> dict[str, LayerError]:
+    def _errors(self, ranges: Mapping[str, Grid], biases: Mapping[str, Floats]) -> dict[str, LayerError]:
         return static_errors(
             self._model,
             self._feeds[:_MEASURED],
-            found,
+            ranges,
             exclude=self._exempt,
             biases=biases,
             progress=self._progress,
@@ -176,13 +176,13 @@ def dominant(noise: Mapping[str, float], share: float) -> list[str]:
         share: maximum share of the layers to return.
     """
     order = sorted(noise, key=noise.__getitem__, reverse=True)
-    left, found = sum(noise.values()), []
+    left, names = sum(noise.values()), []
     for name in order[: int(len(order) * share)]:
         if noise[name] * _DOMINANT < left:
             break
-        found.append(name)
+        names.append(name)
         left -= noise[name]
-    return found
+    return names
 
 
 def _without(candidate: QuantizationCandidate, names: Iterable[str], reason: str) -> QuantizationCandidate:
@@ -191,12 +191,12 @@ def _without(candidate: QuantizationCandidate, names: Iterable[str], reason: str
 
 def _corrected(layers: Iterable[Layer], errors: Mapping[str, LayerError]) -> dict[str, Floats]:
     """Return corrected biases by the name of a layer's output; a MatMul without a bias gets none."""
-    found: dict[str, Floats] = {}
+    biases: dict[str, Floats] = {}
     for layer in layers:
         name = str(layer.output.name)
         shift = errors[layer.name].shifts.get(name) if layer.name in errors else None
         bias = layer.bias_content()
         if shift is None or (bias is None and layer.node.op_type == "MatMul"):
             continue
-        found[name] = shift if bias is None else (bias + shift).astype(np.float32)
-    return found
+        biases[name] = shift if bias is None else (bias + shift).astype(np.float32)
+    return biases

@@ -134,7 +134,7 @@ class StaticWriter:
         """Return the scales of a weight, large enough for the int32 biases of all its layers."""
         content = group[0].tensor.numpy()
         try:
-            found = [
+            common = [
                 channel_scales(
                     content,
                     layer.axis,
@@ -145,7 +145,7 @@ class StaticWriter:
             ]
         except GraphError as error:
             raise GraphError(f"weight {group[0].name} cannot be quantized: {error}") from error
-        scales: Floats = np.max(found, axis=0)
+        scales: Floats = np.max(common, axis=0)
         return scales
 
     def _weight(self, layer: Layer) -> ir.Value:

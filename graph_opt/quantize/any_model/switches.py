@@ -53,13 +53,13 @@ def output_noise(
     reader = GraphValues(loaded, outputs, model.parent)
     off = {name: np.array(False) for name in switches.values()}
     exact = [reader.run({**feed, **off}) for feed in feeds]
-    found: dict[str, float] = {}
+    noise: dict[str, float] = {}
     for number, (weight, switch) in enumerate(switches.items()):
         on = {**off, switch: np.array(True)}
-        found[weight] = _noise(exact, [reader.run({**feed, **on}) for feed in feeds])
+        noise[weight] = _noise(exact, [reader.run({**feed, **on}) for feed in feeds])
         if progress is not None:
             progress(number + 1, len(switches), weight)
-    return found
+    return noise
 
 
 def _add_switches(

@@ -110,13 +110,13 @@ def _measure(
     for node in model.graph:
         node.name = None  # a copy would have its layer's
     watched = [(layer, _watch(model, layer, write(layer))) for layer in layers]
-    reader = GraphValues(model, [str(one.name) for _, results in watched for one in results], folder)
+    reader = GraphValues(model, [str(result.name) for _, results in watched for result in results], folder)
     sums: dict[str, list[float]] = {}
     shifts: dict[str, dict[str, Floats]] = {}
     for number, feed in enumerate(feeds):
         found = reader.run(feed)
         for layer, results in watched:
-            error, energy, shift = (found[str(one.name)] for one in results)
+            error, energy, shift = (found[str(result.name)] for result in results)
             total = sums.setdefault(layer.name, [0.0, 0.0])
             total[0] += float(error)
             total[1] += float(energy)

@@ -49,15 +49,15 @@ class Waiting:
 
     def take(self, index: int) -> list[Values]:
         """Return and remove the values of window ``index`` by version; {} for a new window."""
-        found = self._held.pop(index, None)
-        if found is not None:
-            self._left += sum(array.nbytes for values in found for array in values.values())
+        arrays = self._held.pop(index, None)
+        if arrays is not None:
+            self._left += sum(array.nbytes for values in arrays for array in values.values())
         elif index in self._names:
             with self._path(index).open("rb") as file:
-                found = [{name: np.load(file) for name in names} for names in self._names.pop(index)]
+                arrays = [{name: np.load(file) for name in names} for names in self._names.pop(index)]
         else:
-            found = [{}]
-        return found if len(found) == self.versions else found * self.versions
+            arrays = [{}]
+        return arrays if len(arrays) == self.versions else arrays * self.versions
 
     def _path(self, index: int) -> Path:
         return self._folder / str(index)

@@ -175,13 +175,13 @@ def _embeds(node: ir.Node) -> bool:
 
 def _after_head(graph: ir.Graph) -> set[ir.Node]:
     """Return the arithmetic nodes between the last product and the logits, such as a softcap."""
-    found: set[ir.Node] = set()
+    nodes: set[ir.Node] = set()
     for output in graph.outputs:
         node = output.producer()
         while node is not None and node.op_type in _AFTER_HEAD and node.inputs[0] is not None:
-            found.add(node)
+            nodes.add(node)
             node = node.inputs[0].producer()
-    return found
+    return nodes
 
 
 def _halved(tensor: ir.TensorProtocol, dtype: ir.DataType, name: str) -> ir.LazyTensor:

@@ -61,13 +61,15 @@ def choices(runner: WeightInputs, progress: Progress | None = None) -> dict[str,
 
     Weights without a format have the single choice float, because they count in a budget of bits too.
     """
-    found = {name: [FormatChoice(None, _FLOAT_BITS * size, 0.0)] for name, size in runner.float_sizes.items()}
+    options = {
+        name: [FormatChoice(None, _FLOAT_BITS * size, 0.0)] for name, size in runner.float_sizes.items()
+    }
     for number, (name, form) in enumerate(runner.forms.items()):
         size = runner.sizes[name]
         divergence = runner.divergence({name: form})
         ladder = [form] if form.bits == 8 else [form, runner.wide(name)]
         errors = [max(runner.error(name, step), 1e-30) for step in ladder]
-        found[name] = [
+        options[name] = [
             FormatChoice(
                 step,
                 _bits(size, step),
@@ -75,26 +77,26 @@ def choices(runner: WeightInputs, progress: Progress | None = None) -> dict[str,
             )
             for step, error in zip(ladder, errors, strict=True)
         ]
-        found[name].append(FormatChoice(None, _FLOAT_BITS * size, 0.0))
+        options[name].append(FormatChoice(None, _FLOAT_BITS * size, 0.0))
         if progress is not None:
             progress(number + 1, len(runner.forms), name)
-    return found
+    return options
 
 
-def spend_bits(found: Mapping[str, Sequence[FormatChoice]], budget: float) -> FormatPlan:
+def spend_bits(options: Mapping[str, Sequence[FormatChoice]], budget: float) -> FormatPlan:
     """Choose the formats with the least divergence within ``budget`` bits per weight.
 
     Raises:
         UsageError: the cheapest formats exceed the budget.
     """
-    weights = sum(choice[-1].bits for choice in found.values()) / _FLOAT_BITS
-    least = sum(choice[0].bits for choice in found.values()) / weights
+    weights = sum(choice[-1].bits for choice in options.values()) / _FLOAT_BITS
+    least = sum(choice[0].bits for choice in options.values()) / weights
     if least > budget:
         raise UsageError(
             f"a budget of {budget:g} bits cannot be met; the minimum is {least:.3f} bits per weight, "
             "including scales; larger blocks need fewer"
         )
-    return _plan(found, _climb(found, bits=budget * weights))
+    return _plan(options, _climb(options, bits=budget * weights))
 
 
 def promote(runner: WeightInputs, share: float, progress: Progress | None = None) -> FormatPlan:
@@ -108,7 +110,7 @@ def promote(runner: WeightInputs, share: float, progress: Progress | None = None
         share: additional bits, relative to the bits of all weights.
         progress: called after every kind.
     """
-    found: dict[str, list[FormatChoice]] = {}
+    options: dict[str, list[FormatChoice]] = {}
     members: dict[str, list[str]] = {}
     for name, form in runner.forms.items():
         if form.bits == _NARROW:
@@ -117,20 +119,22 @@ def promote(runner: WeightInputs, share: float, progress: Progress | None = None
         forms = {name: runner.forms[name] for name in names}
         wide = {name: runner.wide(name) for name in names}
         narrow_bits, wide_bits = (_total_bits(runner, each) for each in (forms, wide))
-        found[kind] = [
+        options[kind] = [
             FormatChoice(forms[names[0]], narrow_bits, runner.divergence(forms)),
             FormatChoice(wide[names[0]], wide_bits, 0.0),
         ]
         if progress is not None:
             progress(number + 1, len(members), kind)
+    # The share counts additional bits of all weights, but only those with 4 bits can change: what is fixed
+    # is added to the base and taken out of the budget.
     wider = {name: form for name, form in runner.forms.items() if form.bits != _NARROW}
     fixed = _total_bits(runner, wider) + _FLOAT_BITS * sum(runner.float_sizes.values())
-    narrow = fixed + sum(steps[0].bits for steps in found.values())
-    levels = _climb(found, bits=(1 + share) * narrow - fixed)
-    chosen = {kind: steps[levels[kind]] for kind, steps in found.items()}
+    narrow = fixed + sum(steps[0].bits for steps in options.values())
+    levels = _climb(options, bits=(1 + share) * narrow - fixed)
+    chosen = {kind: steps[levels[kind]] for kind, steps in options.items()}
     weights = sum(runner.sizes.values()) + sum(runner.float_sizes.values())
     return FormatPlan(
-        {name: runner.wide(name) for kind in found if levels[kind] for name in members[kind]},
+        {name: runner.wide(name) for kind in options if levels[kind] for name in members[kind]},
         (fixed + sum(choice.bits for choice in chosen.values())) / weights,
         sum(choice.divergence for choice in chosen.values()),
     )
@@ -146,7 +150,7 @@ def _bits(size: int, form: BlockFormat) -> float:
 
 
 def spend_divergence(
-    found: Mapping[str, Sequence[FormatChoice]],
+    options: Mapping[str, Sequence[FormatChoice]],
     limit: float,
     measure: Callable[[Mapping[str, BlockFormat | None]], float],
 ) -> FormatPlan:
@@ -157,8 +161,8 @@ def spend_divergence(
     """
     aim, closest, best = limit, float("inf"), None
     for _ in range(_ATTEMPTS):
-        plan = _plan(found, _climb(found, bits=float("inf"), divergence=aim))
-        measured = measure({name: plan.overrides.get(name, steps[0].form) for name, steps in found.items()})
+        plan = _plan(options, _climb(options, bits=float("inf"), divergence=aim))
+        measured = measure({name: plan.overrides.get(name, steps[0].form) for name, steps in options.items()})
         closest = min(closest, measured)
         if measured <= limit and (best is None or plan.bits < best.bits):
             best = dataclasses.replace(plan, divergence=measured)
@@ -171,16 +175,16 @@ def spend_divergence(
 
 
 def _climb(
-    found: Mapping[str, Sequence[FormatChoice]], *, bits: float, divergence: float = 0.0
+    options: Mapping[str, Sequence[FormatChoice]], *, bits: float, divergence: float = 0.0
 ) -> dict[str, int]:
     """Apply the upgrades that fit in ``bits``, best gain first, until ``divergence`` is reached."""
-    levels = dict.fromkeys(found, 0)
-    used = sum(steps[0].bits for steps in found.values())
-    expected = sum(steps[0].divergence for steps in found.values())
-    for name, level in _upgrades(found):
+    levels = dict.fromkeys(options, 0)
+    used = sum(steps[0].bits for steps in options.values())
+    expected = sum(steps[0].divergence for steps in options.values())
+    for name, level in _upgrades(options):
         if expected <= divergence:
             break
-        old, new = found[name][levels[name]], found[name][level]
+        old, new = options[name][levels[name]], options[name][level]
         if level > levels[name] and used + new.bits - old.bits <= bits:
             used += new.bits - old.bits
             expected += new.divergence - old.divergence

@@ -103,10 +103,10 @@ def quantize_layers(
         GraphError: a weight or an activation is NaN or infinite.
         UsageError: the text is too short.
     """
-    found = QuantizedLayers(folder)
+    layers = QuantizedLayers(folder)
 
     def replace(stage: Stage) -> Mapping[str, Floats]:
-        substitutes = _quantize_stage(stage, algorithm, forms, found)
+        substitutes = _quantize_stage(stage, algorithm, forms, layers)
         return substitutes if algorithm.follows else {}
 
     embeddings = _embeddings(model.graph, forms) if algorithm.follows else {}
@@ -119,11 +119,11 @@ def quantize_layers(
         max_bytes=max_bytes,
         progress=progress,
     )
-    return found
+    return layers
 
 
 def _quantize_stage(
-    stage: Stage, algorithm: Algorithm, forms: WeightFormats, found: QuantizedLayers
+    stage: Stage, algorithm: Algorithm, forms: WeightFormats, layers: QuantizedLayers
 ) -> dict[str, Floats]:
     """Quantize a stage's weights; return their dequantized form for unscaled inputs."""
     formed = {value: form for value in stage.weights if (form := forms.of(value)) is not None}
@@ -133,7 +133,7 @@ def _quantize_stage(
     if algorithm.scales_channels and len(wanted) == len(stage.weights) and awq.can_scale(stage.source):
         narrowest = min(wanted.values(), key=lambda form: form.bits)
         scale = awq.factors(list(matrices.values()), narrowest, stage.moments)
-        found.factors[str(stage.source.name)] = scale
+        layers.factors[str(stage.source.name)] = scale
     squares: Floats = np.outer(scale, scale).astype(np.float32)
     moments, drift = stage.moments / squares, None if stage.drift is None else stage.drift / squares
     substitutes = {}
@@ -141,7 +141,7 @@ def _quantize_stage(
         name, tied = str(value.name), _is_tied(value)
         compensated = None if tied else drift  # an embedding must keep its values
         result = algorithm.solve(matrices[value] * scale[:, None], form, moments, compensated)
-        found.keep(name, result)
+        layers.keep(name, result)
         if not tied:
             substitutes[name] = dequantize(result, form) / scale[:, None]
     return substitutes

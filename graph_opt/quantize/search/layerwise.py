@@ -115,14 +115,14 @@ class _Route:
     def __init__(self, graph: ir.Graph) -> None:
         self._index = {node: index for index, node in enumerate(graph)}
         self._texts = _text_dependent(graph)
-        found: dict[ir.Value, list[ir.Value]] = {}
+        sources: dict[ir.Value, list[ir.Value]] = {}
         for op_type in ("MatMul", "Gemm"):
             for node in nodes_of(graph, op_type):
                 x, factor = node.inputs[0], node.inputs[1]
                 if x in self._texts and factor is not None and is_matrix(factor):
-                    found.setdefault(x, []).append(factor)
-        self.sources = sorted(found, key=self._position)
-        self.weights = {value: tuple(factors) for value, factors in found.items()}
+                    sources.setdefault(x, []).append(factor)
+        self.sources = sorted(sources, key=self._position)
+        self.weights = {value: tuple(factors) for value, factors in sources.items()}
 
     def live(self, number: int) -> list[ir.Value]:
         """Return the values computed up to source ``number`` that are read after it."""
@@ -259,11 +259,11 @@ def _text_dependent(graph: ir.Graph) -> dict[ir.Value, None]:
 
     All others, such as masks and rope tables, are cheap to recompute.
     """
-    found: dict[ir.Value, None] = {}
+    values: dict[ir.Value, None] = {}
     for node in graph:
-        if any(value is not None and (value in found or is_matrix(value)) for value in node.inputs):
-            found |= dict.fromkeys(value for value in node.outputs if value.uses())
-    return found
+        if any(value is not None and (value in values or is_matrix(value)) for value in node.inputs):
+            values |= dict.fromkeys(value for value in node.outputs if value.uses())
+    return values
 
 
 def _affordable(windows: Sequence[Tokens], route: _Route) -> Sequence[Tokens]:

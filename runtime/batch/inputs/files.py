@@ -52,17 +52,17 @@ def expand(names: Sequence[str]) -> list[str]:
         UsageError: a file does not exist, a glob matches none, or stdin is one of several.
         MissingExtraError: a name is remote, and fsspec is not installed.
     """
-    found: list[str] = []
+    paths: list[str] = []
     for name in names:
         if not is_remote(name):
             check_name(Path(name))
-        found += _expand_remote(name) if is_remote(name) else _expand_local(name)
-    if STREAM in found and len(found) > 1:
+        paths += _expand_remote(name) if is_remote(name) else _expand_local(name)
+    if STREAM in paths and len(paths) > 1:
         raise UsageError("'-' (stdin) cannot be one of several inputs")
-    if len(set(found)) < len(found):
-        twice = next(name for name in found if found.count(name) > 1)
+    if len(set(paths)) < len(paths):
+        twice = next(name for name in paths if paths.count(name) > 1)
         raise UsageError(f"input {twice} is given twice")
-    return found
+    return paths
 
 
 def _expand_local(name: str) -> list[str]:

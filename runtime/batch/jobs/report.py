@@ -156,14 +156,14 @@ def _slowest(journal: Journal) -> list[dict[str, Any]]:
 
 def _failed(journal: Journal) -> list[dict[str, Any]]:
     query = "SELECT number, code, record FROM answers WHERE code IS NOT NULL ORDER BY number LIMIT ?"
-    found = []
+    rows = []
     for number, code, data in journal.query(query, (_FAILED,)):
         record = json.loads(data)
         message = _short(record["error"]["message"])
-        found.append(
+        rows.append(
             {"line": number, "code": code, "custom_id": _short(record["custom_id"]), "message": message}
         )
-    return found
+    return rows
 
 
 def _short(text: str) -> str:

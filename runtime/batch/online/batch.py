@@ -86,13 +86,13 @@ class Batch(Record):
         }
 
 
-def read_batch(body: Mapping[str, Any], owner: str | None, *, made: int, models: Iterable[str]) -> Batch:
+def read_batch(body: Mapping[str, Any], owner: str | None, *, created: int, models: Iterable[str]) -> Batch:
     """Return the batch that the body of a request describes.
 
     Args:
         body: the body of the request.
         owner: the name of the caller's API key; None without API keys.
-        made: see ``Record``.
+        created: see ``Record``.
         models: the models that the owner may use; empty allows all.
 
     Raises:
@@ -107,7 +107,7 @@ def read_batch(body: Mapping[str, Any], owner: str | None, *, made: int, models:
     return Batch(
         id=f"batch_{secrets.token_hex(12)}",
         owner=owner,
-        made=made,
+        made=created,
         input_file_id=name,
         endpoint=endpoint,
         completion_window=window,
@@ -120,25 +120,25 @@ def read_batch(body: Mapping[str, Any], owner: str | None, *, made: int, models:
 
 
 def _window_seconds(window: Any) -> int:
-    found = _WINDOW.fullmatch(window) if isinstance(window, str) else None
-    if found is None or not int(found[1]):
+    match = _WINDOW.fullmatch(window) if isinstance(window, str) else None
+    if match is None or not int(match[1]):
         raise RequestError(
             f"'completion_window' must be a duration such as '24h', '90m' or '7d', not {window!r}"
         )
-    return int(found[1]) * _UNIT_SECONDS[found[2]]
+    return int(match[1]) * _UNIT_SECONDS[match[2]]
 
 
-def _metadata(given: Any) -> dict[str, str] | None:
-    if given is None:
+def _metadata(metadata: Any) -> dict[str, str] | None:
+    if metadata is None:
         return None
     if (
-        not isinstance(given, dict)
-        or len(given) > _MOST_METADATA
-        or not all(isinstance(value, str) and len(value) <= _MOST_VALUE for value in given.values())
-        or any(len(key) > _MOST_KEY for key in given)
+        not isinstance(metadata, dict)
+        or len(metadata) > _MOST_METADATA
+        or not all(isinstance(value, str) and len(value) <= _MOST_VALUE for value in metadata.values())
+        or any(len(key) > _MOST_KEY for key in metadata)
     ):
         raise RequestError(
             f"'metadata' must be an object of at most {_MOST_METADATA} strings of at most {_MOST_VALUE} "
             f"characters, with keys of at most {_MOST_KEY} characters"
         )
-    return given
+    return metadata

@@ -84,7 +84,7 @@ class BatchQueue:
             RequestError: a field of the body is invalid.
             UnknownObjectError: the owner has no such file.
         """
-        batch = read_batch(body, owner, made=self._records.moment(), models=models)
+        batch = read_batch(body, owner, created=self._records.moment(), models=models)
         self._files.content(batch.input_file_id, owner)
         with self._news:
             self._records.put(batch)

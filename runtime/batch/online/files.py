@@ -162,21 +162,21 @@ class FileStore:
                 self._records.remove(file.id)
 
 
-def expiry_seconds(name: str, given: Any) -> int | None:
+def expiry_seconds(name: str, expiry: Any) -> int | None:
     """Return the seconds of ``expires_after`` or ``output_expires_after``.
 
     Raises:
         RequestError: it is not ``{"anchor": "created_at", "seconds": N}`` with N from 1 hour to 30 days.
     """
-    if given is None:
+    if expiry is None:
         return None
-    seconds = given.get("seconds") if isinstance(given, dict) else None
+    seconds = expiry.get("seconds") if isinstance(expiry, dict) else None
     if isinstance(seconds, str) and seconds.isdecimal():  # form values are strings
         seconds = int(seconds)
-    known = isinstance(given, dict) and given.get("anchor") == "created_at"
+    known = isinstance(expiry, dict) and expiry.get("anchor") == "created_at"
     if not known or type(seconds) is not int or not LEAST_SECONDS <= seconds <= MOST_SECONDS:
         raise RequestError(
             f"'{name}' must be {{'anchor': 'created_at', 'seconds': {LEAST_SECONDS} to {MOST_SECONDS}}}, "
-            f"not {given!r}"
+            f"not {expiry!r}"
         )
     return seconds

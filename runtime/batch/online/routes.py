@@ -138,14 +138,14 @@ class BatchService:
         asked = request.query_params
         if (order := asked.get("order", "desc")) not in ("asc", "desc"):
             raise RequestError(f"'order' must be asc or desc, not {order!r}")
-        found = self._files.page(
+        page = self._files.page(
             caller_name(),
             after=asked.get("after"),
             limit=_limit(request, 10_000),
             newest_first=order == "desc",
             purpose=asked.get("purpose"),
         )
-        return json_response(page_json(*found))
+        return json_response(page_json(*page))
 
     async def _get_file(self, request: Request) -> Response:
         """Handle ``GET /v1/files/{id}``: describe a file."""
@@ -196,11 +196,11 @@ def _check_readable(path: Path) -> None:
 
 
 def _limit(request: Request, usual: int, most: int | None = None) -> int:
-    given = request.query_params.get("limit", str(usual))
+    text = request.query_params.get("limit", str(usual))
     most = usual if most is None else most
-    if not given.isdecimal() or not 1 <= int(given) <= most:
-        raise RequestError(f"'limit' must be a whole number from 1 to {most}, not {given!r}")
-    return int(given)
+    if not text.isdecimal() or not 1 <= int(text) <= most:
+        raise RequestError(f"'limit' must be a whole number from 1 to {most}, not {text!r}")
+    return int(text)
 
 
 @contextlib.asynccontextmanager

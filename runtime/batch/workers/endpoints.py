@@ -147,8 +147,8 @@ class Preparer:
             return self._asked(
                 line,
                 [questions],
-                lambda found: (
-                    _with_usage(scoring.continuations_response(found, self.model, name), [questions]),
+                lambda results: (
+                    _with_usage(scoring.continuations_response(results, self.model, name), [questions]),
                     "stop",
                 ),
             )
@@ -159,7 +159,7 @@ class Preparer:
         return self._asked(
             line,
             pairs,
-            lambda found: (_with_usage(scoring.pairs_response(found, self.model, name), pairs), "stop"),
+            lambda results: (_with_usage(scoring.pairs_response(results, self.model, name), pairs), "stop"),
         )
 
     def _continuations(self, ask: scoring.ContinuationsAsk) -> Questions[ContinuationScore]:
@@ -258,16 +258,16 @@ def read_generation(line: BatchLine, defaults: Mapping[str, Any], job_seed: int)
     Raises:
         RequestError: the body is at fault.
     """
-    own = {**line.body}
-    if own.get("seed") is None:
-        own["seed"] = line_seed(job_seed, line.number)
+    fields = {**line.body}
+    if fields.get("seed") is None:
+        fields["seed"] = line_seed(job_seed, line.number)
     if line.url == RESPONSES:
-        ask = read_line(own, defaults)
+        ask = read_line(fields, defaults)
         return Generating(
             refuse_left_out(with_schema_read(ask.request)), functools.partial(response_body, ask)
         )
     endpoint = ENDPOINTS[line.url]
-    request = refuse_left_out(with_schema_read(endpoint.request({**defaults, **own})))
+    request = refuse_left_out(with_schema_read(endpoint.request({**defaults, **fields})))
 
     def body(result: Generation, model: str, created: int) -> Json:
         found = {**endpoint.response(request, result, model), "created": created}
@@ -319,11 +319,11 @@ def known_fields_of(line: BatchLine, known: Collection[str]) -> Json:
     Raises:
         RequestError: a field is unknown; an answer in a file has no header that could name it.
     """
-    given = {name: value for name, value in line.body.items() if value is not None}
-    unknown = sorted(set(given) - set(known) - set(IGNORED))
+    fields = {name: value for name, value in line.body.items() if value is not None}
+    unknown = sorted(set(fields) - set(known) - set(IGNORED))
     if unknown:
         raise RequestError(f"unknown field '{unknown[0]}'; known fields: {', '.join(sorted(known))}")
-    return given
+    return fields
 
 
 def _with_usage(body: Json, questions: Sequence[Questions[Any]]) -> Json:

@@ -82,15 +82,15 @@ class WorkerPool:
         try:
             while left and not stop.is_set():
                 try:
-                    found = self._answers.get(timeout=POLL_SECONDS)
+                    answers = self._answers.get(timeout=POLL_SECONDS)
                 except queue.Empty:
                     continue
-                if isinstance(found, BaseException):
-                    raise found
-                if found is None:
+                if isinstance(answers, BaseException):
+                    raise answers
+                if answers is None:
                     left -= 1
                 else:
-                    yield found
+                    yield answers
         finally:
             over.set()
             for thread in threads:
@@ -180,14 +180,14 @@ class _Share:
             with self._turn:
                 return [] if self._ended and not self._out else None
         with self._turn:
-            if found := [self._returned.popleft() for _ in range(min(count, len(self._returned)))]:
-                return found
+            if lines := [self._returned.popleft() for _ in range(min(count, len(self._returned)))]:
+                return lines
         with self._reading:  # a separate lock: reading may wait for a pipe while answers arrive
-            found = [] if self._ended else list(itertools.islice(self._lines, count))
-            self._ended = len(found) < count
+            lines = [] if self._ended else list(itertools.islice(self._lines, count))
+            self._ended = len(lines) < count
             with self._turn:
-                self._out |= {line.number: line for line in found}
-                return found or ([] if not self._out else None)
+                self._out |= {line.number: line for line in lines}
+                return lines or ([] if not self._out else None)
 
     def answered(self, number: int) -> bool:
         """Mark a line as answered; return False if it was answered before."""

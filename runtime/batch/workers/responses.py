@@ -28,14 +28,14 @@ def read_line(body: Mapping[str, Any], defaults: Mapping[str, Any]) -> ResponseA
     Raises:
         RequestError: a field is invalid, or not supported in a batch.
     """
-    given = {name: value for name, value in body.items() if value is not None}
-    for name in (*given, *not_included(given)):
+    fields = {name: value for name, value in body.items() if value is not None}
+    for name in (*fields, *not_included(fields)):
         if name not in KNOWN:
             raise RequestError(f"unknown field '{name}'; known fields: {', '.join(sorted(KNOWN))}")
     for name, value in _ONLY.items():
-        if given.get(name, value) != value:
-            raise RequestError(f"'{name}': {given[name]!r} is not supported in a batch, only {value!r}")
-    return read_response({**given, "store": False}, defaults, [])
+        if fields.get(name, value) != value:
+            raise RequestError(f"'{name}': {fields[name]!r} is not supported in a batch, only {value!r}")
+    return read_response({**fields, "store": False}, defaults, [])
 
 
 def response_body(ask: ResponseAsk, result: Generation, model: str, created: int) -> Json:

@@ -69,7 +69,7 @@ class PrefixCache:
         trims_always: bool = False,
     ) -> None:
         self.enabled = enabled
-        self._trims_always = trims_always
+        self.trims_always = trims_always
         self._running: dict[int, Request] = {}  # by slot
         self._stored = stored
         self._keys: dict[int, list[bytes]] = {}  # idle slot -> keys of its chunks
@@ -82,6 +82,10 @@ class PrefixCache:
         usable = request.usable_prefix
         if not self.enabled or not usable:
             return PrefixMatch()
+        # Told here and not at each step: there are many more steps than admissions.
+        for slot, running in self._running.items():
+            if not running.num_dropped:
+                self._tree.set_computed(slot, running.num_computed)
         return self._tree.match(request.identity_slice(0, usable), request.kv_salt, self._slots.resume_point)
 
     def stored(self, request: Request) -> int:
@@ -128,13 +132,9 @@ class PrefixCache:
             self._admitted(request, match)
         return placed
 
-    def progress(self, request: Request) -> None:
-        """Record that more tokens of a running request have KV."""
-        if request.slot is None or request.num_dropped:
-            return
-        if self.enabled:
-            self._tree.set_computed(request.slot, request.num_computed)
-        if self._trims_always and self._trimmable(request.slot):
+    def trim(self, request: Request) -> None:
+        """Free the KV of a running request behind its windows."""
+        if request.slot is not None and not request.num_dropped and self._trimmable(request.slot):
             self._trim(request.slot)
 
     def exclude(self, request: Request) -> None:

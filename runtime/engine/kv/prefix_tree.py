@@ -139,12 +139,12 @@ class PrefixTree:
 
     def prefixes(self, slot: int) -> list[int]:
         """Return other slots whose whole sequence is a prefix of this slot's sequence, or equal to it."""
-        found, node = list[int](), self._entries[slot].end
+        lengths, node = list[int](), self._entries[slot].end
         while node.parent is not None:
-            found += node.ending
+            lengths += node.ending
             node = node.parent
-        found.remove(slot)
-        return found
+        lengths.remove(slot)
+        return lengths
 
     def length(self, slot: int) -> int:
         """Return the number of tokens of a slot's sequence."""
@@ -222,9 +222,9 @@ def _walk(root: _Node, tokens: Tokens) -> list[tuple[_Node, int]]:
 
 
 def _descendants(root: _Node) -> list[_Node]:
-    found, left = list[_Node](), list(root.children.values())
+    nodes, left = list[_Node](), list(root.children.values())
     while left:
         node = left.pop()
-        found.append(node)
+        nodes.append(node)
         left.extend(node.children.values())
-    return found
+    return nodes

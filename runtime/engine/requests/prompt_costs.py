@@ -10,6 +10,8 @@ _DECAY = 0.94
 # Minimum prompt chunk beside running streams, in tokens: each chunk reads all weights once.
 _MIN_CHUNK = 4
 _MAX_TOKENS = 2**31
+# Measured prompt tokens before a promise is made: a model's first short prompts are those of its warm-up.
+_ENOUGH = 128
 # Scale of the features of a step: any decode rows, decode rows, prompts, prompt tokens.
 _UNITS = (1.0, 8.0, 1.0, 64.0)
 _RIDGE = 1e-4
@@ -26,6 +28,7 @@ class PromptCosts:
         self._moments = [[0.0] * 4 for _ in range(4)]
         self._products = [0.0] * 4
         self._saw_decode = self._saw_prompt = False
+        self._seen = 0  # prompt tokens
 
     def observe(self, rows: int, prompts: int, tokens: int, seconds: float) -> None:
         """Learn from a step.
@@ -48,6 +51,7 @@ class PromptCosts:
             self._products[i] = _DECAY * self._products[i] + by * seconds
         self._saw_decode |= rows > 0
         self._saw_prompt |= tokens > 0
+        self._seen += tokens
 
     def prompt_tokens(self, rows: int, stretch: float) -> int | None:
         """Return the prompt tokens that make a step ``stretch`` times as long as ``rows`` decode rows alone.
@@ -67,6 +71,11 @@ class PromptCosts:
     def seconds_per_prompt_token(self) -> float | None:
         """Return the estimated cost of one more prompt token; None if no prompt was measured yet."""
         return max(0.0, float(self._solve()[3])) if self._saw_prompt else None
+
+    def seconds_of_prompts(self, tokens: int) -> float | None:
+        """Return the estimated seconds of so many prompt tokens; None before enough were measured."""
+        per_token = self.seconds_per_prompt_token() if self._seen >= _ENOUGH else None
+        return None if not per_token else tokens * per_token
 
     def _solve(self) -> npt.NDArray[np.float64]:
         """Return the seconds of each feature; a negative cost per prompt (an ambiguous fit) is dropped."""

@@ -118,6 +118,8 @@ class Request:
     resumes = False  # preempted, and not admitted again yet
     chunk_keys: ChunkKeys | None = None
     stored: int | None = None  # tokens whose KV the tiers held at the last look-up, None before one
+    queued_tokens = 0  # prompt tokens that were neither computed nor being computed when it was queued
+    expected_seconds: float | None = None  # until its first token, estimated when it was queued
     restorable = 0  # tokens up to which KV is restored from the tiers
     capacity: int | None = None  # tokens at which the middle is dropped (context shift)
     lora_place: int | None = None  # of the adapter, while the request runs

@@ -28,6 +28,11 @@ class CompilingRequests:
     def __len__(self) -> int:
         return len(self.deadlines)
 
+    @property
+    def queued_tokens(self) -> int:
+        """The prompt tokens that are still to be computed."""
+        return sum(request.queued_tokens for request in self.deadlines)
+
     def add(self, request: Request) -> None:
         """Add a request, which waits from now on."""
         self.deadlines[request] = time.monotonic() + self._seconds

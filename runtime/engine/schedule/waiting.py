@@ -60,6 +60,7 @@ class WaitingQueue:
 
     Attributes:
         size: the number of requests.
+        tokens: the sum of their ``queued_tokens``.
     """
 
     def __init__(self, counters: VirtualCounters | None = None) -> None:
@@ -67,7 +68,7 @@ class WaitingQueue:
         self._levels: dict[int, _PriorityLevel] = {}
         self._priorities: list[int] = []  # a heap of priorities, including some whose level is empty
         self._noted: set[int] = set()
-        self.size = 0
+        self.size = self.tokens = 0
         self._num_queues = 0  # created so far
 
     def __len__(self) -> int:
@@ -94,6 +95,7 @@ class WaitingQueue:
             heapq.heappush(level.tenants, (served, self._num_queues, request.tenant))
         level.line(request).push(request)
         self.size += 1
+        self.tokens += request.queued_tokens
 
     def first(self, count: int) -> list[Request]:
         """Return up to ``count`` requests to serve next, in order, all of one tenant or all preempted."""
@@ -113,6 +115,7 @@ class WaitingQueue:
         line = level.line(request)
         line.remove(request)
         self.size -= 1
+        self.tokens -= request.queued_tokens
         if not line.live and not request.resumes:
             del level.lines[request.tenant]
         if not level.lines and not level.resumed.live:

@@ -135,8 +135,8 @@ class Speculator:
         for candidate, count in zip(candidates, counts, strict=True):
             if count:
                 wanted.setdefault(candidate.proposer, []).append((candidate, count))
-        made: list[tuple[ProposalCandidate, Tokens]] = []
+        proposals: list[tuple[ProposalCandidate, Tokens]] = []
         for proposer, chosen in wanted.items():
             tokens = proposer.propose([(plan.requests[c.index], count) for c, count in chosen])
-            made += zip((candidate for candidate, _ in chosen), tokens, strict=True)
-        return made
+            proposals += zip((candidate for candidate, _ in chosen), tokens, strict=True)
+        return proposals

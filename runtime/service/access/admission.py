@@ -44,12 +44,12 @@ class Admission:
         Raises:
             UnknownModelError: there is no such model, or the caller may not use it.
         """
-        found = self.models()
-        for status in reversed(found):  # the newest version first
+        statuses = self.models()
+        for status in reversed(statuses):  # the newest version first
             if name in (status.name, *status.aliases) and version in ("", status.version):
                 return status
-        there_are = ", ".join(dict.fromkeys(status.name for status in found)) or "none"
-        versions = [status.version for status in found if name in (status.name, *status.aliases)]
+        there_are = ", ".join(dict.fromkeys(status.name for status in statuses)) or "none"
+        versions = [status.version for status in statuses if name in (status.name, *status.aliases)]
         if versions:
             raise UnknownModelError(
                 f"there is no model '{name}' version {version}; there are: {', '.join(versions)}"

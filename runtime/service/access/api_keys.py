@@ -66,12 +66,12 @@ class ApiKeys:
             return None
         # HTTP decodes headers as Latin-1, so any text can be encoded here.
         digest = hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
-        found = None
+        caller_found = None
         # Every key is compared, so that the duration reveals nothing.
         for known, caller in self._callers.items():
             if hmac.compare_digest(known, digest):
-                found = caller
-        return found
+                caller_found = caller
+        return caller_found
 
     def named(self, name: str) -> Caller | None:
         """Return the owner with a name, or None if its key was removed."""
@@ -87,11 +87,11 @@ class ApiKeys:
             return
         callers = {}
         for digest, (name, key) in keys.items():
-            made, kept = _caller(name, key), self.named(name)
+            caller, kept = _caller(name, key), self.named(name)
             if kept is not None:
-                kept.budgets.change_to(made.budgets)  # running requests count for them too
-                made = dataclasses.replace(made, budgets=kept.budgets)
-            callers[digest] = made
+                kept.budgets.change_to(caller.budgets)  # running requests count for them too
+                caller = dataclasses.replace(caller, budgets=kept.budgets)
+            callers[digest] = caller
         self._callers = callers
 
     def _modified(self) -> tuple[int, int]:
@@ -113,7 +113,7 @@ def _read(path: Path) -> dict[str, tuple[str, ApiKey]]:
         content: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UsageError(f"{path} with the API keys cannot be read as TOML: {error}") from error
-    found: dict[str, tuple[str, ApiKey]] = {}
+    keys: dict[str, tuple[str, ApiKey]] = {}
     for name, table in content.items():
         if not isinstance(table, dict):
             raise UsageError(f"{path}: '{name}' must be a table with the key's sha256")
@@ -124,9 +124,9 @@ def _read(path: Path) -> dict[str, tuple[str, ApiKey]]:
         digest = key.sha256.lower()
         if len(digest) != 64 or set(digest) - set("0123456789abcdef"):
             raise UsageError(f"{path}: sha256 of '{name}' must be 64 hexadecimal digits")
-        if digest in found:
-            raise UsageError(f"{path}: '{found[digest][0]}' and '{name}' have the same sha256")
-        found[digest] = (name, key)
-    if not found:
+        if digest in keys:
+            raise UsageError(f"{path}: '{keys[digest][0]}' and '{name}' have the same sha256")
+        keys[digest] = (name, key)
+    if not keys:
         raise UsageError(f"{path} has no keys, so nobody could call the service")
-    return found
+    return keys

@@ -401,13 +401,13 @@ class EncoderHandler:
             raise ServiceUnavailableError(self._refusal)
         if self.active >= MOST_WAITING:
             raise QueueFullError(f"{self.active} requests wait for the encoder '{self.name}'; retry later")
-        one = _Waiting(key, task, list(texts), asyncio.get_running_loop().create_future())
-        self._waiting.append(one)
+        waiting = _Waiting(key, task, list(texts), asyncio.get_running_loop().create_future())
+        self._waiting.append(waiting)
         self.active += 1
         if self._running is None:
             self._running = asyncio.create_task(self._work())
         try:
-            results, tokens = await one.result
+            results, tokens = await waiting.result
         finally:
             self.active -= 1
         spend(tokens)
@@ -417,37 +417,37 @@ class EncoderHandler:
         """Run the waiting requests together until none is left."""
         while batch := self._next():
             try:
-                texts = [text for one in batch for text in one.texts]
-                found = await asyncio.to_thread(batch[0].task, texts)
+                texts = [text for waiting in batch for text in waiting.texts]
+                results = await asyncio.to_thread(batch[0].task, texts)
             except CarryallError as error:
                 if len(batch) > 1:  # each alone, so that only the one at fault fails
-                    await asyncio.gather(*[self._alone(one) for one in batch])
+                    await asyncio.gather(*[self._alone(waiting) for waiting in batch])
                 else:
                     _fail(batch[0], error)
                 continue
             except BaseException as error:  # noqa: BLE001 -- each request must end
-                for one in batch:
-                    _fail(one, error)
+                for waiting in batch:
+                    _fail(waiting, error)
                 continue
-            _deliver(batch, *found)
+            _deliver(batch, *results)
         self._running = None
 
     def _next(self) -> list[_Waiting]:
         """Take the oldest request and those of its kind that fit one run, without those whose client left."""
-        self._waiting = [one for one in self._waiting if not one.result.done()]
+        self._waiting = [waiting for waiting in self._waiting if not waiting.result.done()]
         batch: list[_Waiting] = []
-        for one in self._waiting:
-            size = sum(len(other.texts) for other in batch) + len(one.texts)
-            if not batch or (one.key == batch[0].key and size <= _MOST_TEXTS):
-                batch.append(one)
-        self._waiting = [one for one in self._waiting if one not in batch]
+        for waiting in self._waiting:
+            size = sum(len(other.texts) for other in batch) + len(waiting.texts)
+            if not batch or (waiting.key == batch[0].key and size <= _MOST_TEXTS):
+                batch.append(waiting)
+        self._waiting = [waiting for waiting in self._waiting if waiting not in batch]
         return batch
 
-    async def _alone(self, one: _Waiting) -> None:
+    async def _alone(self, waiting: _Waiting) -> None:
         try:
-            _deliver([one], *await asyncio.to_thread(one.task, one.texts))
+            _deliver([waiting], *await asyncio.to_thread(waiting.task, waiting.texts))
         except BaseException as error:  # noqa: BLE001 -- each request must end
-            _fail(one, error)
+            _fail(waiting, error)
 
 
 def _deliver(batch: list[_Waiting], results: Sequence[Any], counts: Sequence[int]) -> None:

@@ -32,6 +32,7 @@ from .caller import CALLER, caller_name, check_tokens, spend
 from .chat import Conversation
 from .messages import Delta, Embeddings, Generation, GenerationRequest, ModelInfo, Prompt, with_gap
 from .observer import Observer
+from .request_context import promise
 from .served_model import ServedModel
 
 LOADING = "the model is still loading; retry later"
@@ -176,6 +177,7 @@ class LLMHandler:
                 if await stream.accepted():
                     opening = _opening(stream, with_tokens=request.return_token_ids)
                     spend(opening.prompt_tokens)
+                    promise(stream.group.requests[0].expected_seconds)
                     if observer is not None:
                         observer.delta(opening, None)
                     yield opening
@@ -193,7 +195,8 @@ class LLMHandler:
                 self._requests.mean_seconds += (time.monotonic() - start - self._requests.mean_seconds) / 8
             except QueueFullError as error:
                 stats = llm.stats()
-                error.retry_after = self._requests.mean_seconds * stats.waiting / max(1, stats.slots)
+                waiting = self._requests.mean_seconds * stats.waiting / max(1, stats.slots)
+                error.retry_after = error.retry_after or waiting
                 observer = None  # the engine did not accept the request
                 raise
             except BaseException as error:
@@ -415,13 +418,13 @@ def _progress(stream: RequestStream, count: int) -> Delta:
     )
 
 
-async def _spend_on(llm: AsyncLLM, *given: str | Sequence[str]) -> None:
+async def _spend_on(llm: AsyncLLM, *texts_given: str | Sequence[str]) -> None:
     """Count the tokens of texts, without the prompt around them, if the caller's tokens are limited."""
     caller = CALLER.get()
     if caller is None or not caller.budgets.counts_tokens:
         return
     check_tokens()
-    for texts in given:
+    for texts in texts_given:
         for text in [texts] if isinstance(texts, str) else texts:
             spend(len(await llm.token_ids(text)))
 

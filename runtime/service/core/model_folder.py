@@ -106,20 +106,20 @@ def models_in(
     if not folder.is_dir():
         raise UsageError(f"{folder} is not a folder of models")
     common = _Common(model, engine, warm_up)
-    found: dict[str, list[ModelLoader]] = {}
+    loaders: dict[str, list[ModelLoader]] = {}
     for path in sorted(folder.iterdir()):
         if path.name.startswith("."):
             continue
         if path.is_dir():
-            found[path.name] = _loaders(path, common)
+            loaders[path.name] = _loaders(path, common)
         elif path.suffix == ".onnx":
             load = _tensor_load(path, model, None, engine.max_queue, warm_up=warm_up)
             stamp = _stamp([path], _Settings())
             memory = _memory_of(model)
-            found[path.stem] = [ModelLoader(load, kind="tensor", stamp=stamp, device_memory=memory)]
-    if not found:
+            loaders[path.stem] = [ModelLoader(load, kind="tensor", stamp=stamp, device_memory=memory)]
+    if not loaders:
         raise UsageError(f"{folder} has no models: it has neither folders nor .onnx files")
-    return found
+    return loaders
 
 
 def encoder_loader(model: ModelConfig, *, warm_up: bool) -> ModelLoader | None:
@@ -127,11 +127,13 @@ def encoder_loader(model: ModelConfig, *, warm_up: bool) -> ModelLoader | None:
 
     Raises:
         CheckpointError: see ``is_encoder_folder``.
+        UsageError: a ``config.toml`` in the folder is invalid.
     """
     if (folder := encoder_folder(model.model)) is None:
         return None
+    options = _settings(folder / CONFIG_FILE).encoder
     return ModelLoader(
-        lambda: load_encoder(folder, model.provider, {}, warm_up=warm_up),
+        _encoder_load(folder, model, options, folder, warm_up=warm_up),
         kind="encoder",
         device_memory=_memory_of(model),
     )

@@ -211,20 +211,20 @@ class ModelRepository:
         names = ", ".join([*self._versions, *self.adapters]) or "none"
         if wanted is None:
             raise RequestError(f"the request names no model; there are: {names}")
-        own = self._named(wanted)
-        if own not in self._versions and ":" in own:
-            own, _, version = own.rpartition(":")
-            own = self._named(own)
-        if own not in self._versions:
-            own = self._in_another_case(own)
-        if own not in self._versions:
+        model_name = self._named(wanted)
+        if model_name not in self._versions and ":" in model_name:
+            model_name, _, version = model_name.rpartition(":")
+            model_name = self._named(model_name)
+        if model_name not in self._versions:
+            model_name = self._in_another_case(model_name)
+        if model_name not in self._versions:
             raise UnknownModelError(f"there is no model {shown(wanted)}; there are: {names}")
-        entries = [entry for entry in self._versions[own] if version in ("", entry.version)]
+        entries = [entry for entry in self._versions[model_name] if version in ("", entry.version)]
         if not entries:
-            versions = [entry.version for entry in self._versions[own]]
+            versions = [entry.version for entry in self._versions[model_name]]
             served = f"versions {', '.join(versions)} are" if versions[1:] else f"version {versions[0]} is"
-            raise UnknownModelError(f"there is no version {version} of '{own}'; {served} served")
-        return Named(own, entries)
+            raise UnknownModelError(f"there is no version {version} of '{model_name}'; {served} served")
+        return Named(model_name, entries)
 
     def _in_another_case(self, name: str) -> str:
         """Return the model or alias that differs from a name in case only; the name if there is not one."""
@@ -339,7 +339,14 @@ class ModelRepository:
         after = {name: self._kept_or_made(name, _listed(given)) for name, given in loaders.items()}
         for versions in after.values():
             for position, entry in enumerate(versions):
-                old = next((one for one in before.get(entry.name, ()) if one.version == entry.version), None)
+                old = next(
+                    (
+                        entry_before
+                        for entry_before in before.get(entry.name, ())
+                        if entry_before.version == entry.version
+                    ),
+                    None,
+                )
                 if entry is old or not entry.loader.wanted:
                     continue
                 try:
@@ -353,7 +360,12 @@ class ModelRepository:
                         versions[position] = old
         self._versions = after
         kept = {id(entry) for entry in self.entries}
-        for entry in [one for versions in before.values() for one in versions if id(one) not in kept]:
+        for entry in [
+            entry_before
+            for versions in before.values()
+            for entry_before in versions
+            if id(entry_before) not in kept
+        ]:
             await entry.unload(self._grace_seconds)
             _log.info("the model %a version %s is unloaded", entry.name, entry.version)
 

@@ -9,10 +9,21 @@ from contextvars import ContextVar
 from .... import logs
 
 HEADER = "x-request-id"
+PROMISE_HEADER = "X-Carryall-First-Token-Seconds"
 _LONGEST = 128
+
+# Headers of the answer to the current request, which are known when its model has queued it.
+ANSWER_HEADERS: ContextVar[dict[str, str] | None] = ContextVar("answer_headers", default=None)
 
 # The headers ``traceparent`` and ``tracestate`` of the current request (https://www.w3.org/TR/trace-context/).
 TRACE: ContextVar[Mapping[str, str]] = ContextVar("trace", default={})  # noqa: B039 -- never changed
+
+
+def promise(seconds: float | None) -> None:
+    """Tell the client of the current request when its first token is expected; None is not known."""
+    headers = ANSWER_HEADERS.get()
+    if headers is not None and seconds is not None:
+        headers.setdefault(PROMISE_HEADER, f"{seconds:.3g}")
 
 
 def enter(headers: Mapping[str, str]) -> str:
@@ -24,5 +35,6 @@ def enter(headers: Mapping[str, str]) -> str:
     given = headers.get(HEADER, "")
     own = given if given and len(given) <= _LONGEST and given.isprintable() else uuid.uuid4().hex
     logs.CONTEXT.set({"request_id": own})
+    ANSWER_HEADERS.set({})
     TRACE.set({name: headers[name] for name in ("traceparent", "tracestate") if name in headers})
     return own

@@ -60,22 +60,22 @@ class Calls(grpc.aio.ServerInterceptor):
         if not path.startswith(self._paths):
             return await continuation(handler_call_details)
         metadata = {name: str(value) for name, value in handler_call_details.invocation_metadata or ()}
-        own = enter(metadata)  # the handler runs in the same task
+        request_id = enter(metadata)  # the handler runs in the same task
         handler = await continuation(handler_call_details)
         if handler is None:
             return None
         make, field = MAKERS[handler.request_streaming, handler.response_streaming]
         checked = _checked_stream if handler.request_streaming else _checked
-        behavior = _recorded(checked(getattr(handler, field)), own, path)
+        behavior = _recorded(checked(getattr(handler, field)), request_id, path)
         read = handler.request_deserializer and _reading(handler.request_deserializer)
         return make(behavior, read, handler.response_serializer)
 
 
-def _recorded(behavior: Behavior, own: str, path: str) -> Behavior:
+def _recorded(behavior: Behavior, request_id: str, path: str) -> Behavior:
     async def record(request: Any, context: Context) -> Any:
         start = time.monotonic()
         # Metadata must be ASCII; other ids come back as far as they are.
-        context.set_trailing_metadata(((HEADER, own.encode("ascii", "replace").decode()),))
+        context.set_trailing_metadata(((HEADER, request_id.encode("ascii", "replace").decode()),))
         cancelled = False
         try:
             return await behavior(request, context)
@@ -87,7 +87,7 @@ def _recorded(behavior: Behavior, own: str, path: str) -> Behavior:
                 status = "CANCELLED" if cancelled else _status(context)
                 seconds = time.monotonic() - start
                 fields = {"method": "gRPC", "path": path, "status": status, "seconds": round(seconds, 4)}
-                _log.info("%s gRPC %s %s %.3f s", own, path, status, seconds, extra={"fields": fields})
+                _log.info("%s gRPC %s %s %.3f s", request_id, path, status, seconds, extra={"fields": fields})
 
     return record
 

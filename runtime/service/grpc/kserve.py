@@ -267,13 +267,16 @@ def _config(facts: ModelFacts) -> pb.ModelConfig:
         backend=facts.platform,
         input=[
             pb.ModelInput(
-                name=one.name, data_type=data_type(one.datatype), dims=one.shape, optional=one.optional
+                name=tensor.name,
+                data_type=data_type(tensor.datatype),
+                dims=tensor.shape,
+                optional=tensor.optional,
             )
-            for one in facts.inputs
+            for tensor in facts.inputs
         ],
         output=[
-            pb.ModelOutput(name=one.name, data_type=data_type(one.datatype), dims=one.shape)
-            for one in facts.outputs
+            pb.ModelOutput(name=tensor.name, data_type=data_type(tensor.datatype), dims=tensor.shape)
+            for tensor in facts.outputs
         ],
         model_transaction_policy=pb.ModelTransactionPolicy(decoupled=facts.decoupled),
     )

@@ -84,7 +84,7 @@ class GenerationServicer(service_pb2_grpc.GenerationServiceServicer):
         """Return the log-probability of each continuation."""
         async with errors_as_status(context):
             handler = await self._models.llm(request.model)
-            found = await handler.score(
+            continuation_scores = await handler.score(
                 [one.text for one in request.inputs], [one.continuation for one in request.inputs]
             )
             scores = [
@@ -94,7 +94,7 @@ class GenerationServicer(service_pb2_grpc.GenerationServiceServicer):
                     token_logprobs=score.token_logprobs,
                     greedy=score.greedy,
                 )
-                for score in found
+                for score in continuation_scores
             ]
             return tasks_pb2.ScoreResponse(model=handler.name, scores=scores)
 

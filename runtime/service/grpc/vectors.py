@@ -51,7 +51,7 @@ async def embed(
     inputs = [_input(each) for each in request.inputs]
     prompt, truncate = request.prompt_name or None, optional_flag(request, "truncate")
     normalize = request.normalize if request.HasField("normalize") else True
-    found: dict[str, Any] = {}
+    vectors: dict[str, Any] = {}
     if kinds == ["dense"]:
         embeddings = await handler.embed(
             inputs,
@@ -61,7 +61,7 @@ async def embed(
             truncate=truncate,
             late_chunking=request.late_chunking,
         )
-        found["dense"], tokens = embeddings.vectors, embeddings.prompt_tokens
+        vectors["dense"], tokens = embeddings.vectors, embeddings.prompt_tokens
     elif not isinstance(handler, EncoderHandler):
         raise UnsupportedTaskError(
             f"the model '{handler.name}' is a language model; it has dense vectors only"
@@ -69,8 +69,8 @@ async def embed(
     elif request.late_chunking or request.pooling:
         raise RequestError("late_chunking and pooling are for dense vectors alone")
     else:
-        found, tokens = await handler.embed_kinds(inputs, kinds, prompt=prompt, truncate=truncate)
-    dense = np.array(found.get("dense", []), np.float32)
+        vectors, tokens = await handler.embed_kinds(inputs, kinds, prompt=prompt, truncate=truncate)
+    dense = np.array(vectors.get("dense", []), np.float32)
     if request.dimensions and len(dense):
         dense = cut_vectors(dense, request.dimensions, normalize)
     return tasks_pb2.EmbedResponse(
@@ -79,11 +79,11 @@ async def embed(
         usage=generation_pb2.Usage(prompt_tokens=tokens),
         sparse_embeddings=[
             tasks_pb2.SparseEmbedding(indices=vector.indices.tolist(), values=vector.values.tolist())
-            for vector in found.get("sparse", ())
+            for vector in vectors.get("sparse", ())
         ],
         multi_embeddings=[
             tasks_pb2.MultiEmbedding(tokens=[tasks_pb2.Embedding(values=row) for row in rows.tolist()])
-            for rows in found.get("multi", ())
+            for rows in vectors.get("multi", ())
         ],
     )
 
@@ -133,7 +133,7 @@ async def _parts(
         raise RequestError(
             f"'aggregation' must be one of {', '.join(get_args(Aggregation))}, not {shown(aggregation)}"
         )
-    found = await handler.entities(texts, aggregation=cast(Aggregation, aggregation), truncate=truncate)
+    entities = await handler.entities(texts, aggregation=cast(Aggregation, aggregation), truncate=truncate)
     return [
         tasks_pb2.Classification(
             parts=[
@@ -143,7 +143,7 @@ async def _parts(
                 for part in parts
             ]
         )
-        for parts in found
+        for parts in entities
     ]
 
 

@@ -95,32 +95,34 @@ def read_body(body: Mapping[str, Any], defaults: Mapping[str, Any]) -> Generatio
     Raises:
         RequestError: a field is invalid or not supported.
     """
-    given = {name: value for name, value in body.items() if value is not None}
-    options: Json = {**defaults, **{name: given[name] for name in _SAMPLING if name in given}}
-    if "stop_sequences" in given:
-        options["stop"] = given["stop_sequences"]
-    metadata = given.get("metadata") or {}
+    fields = {name: value for name, value in body.items() if value is not None}
+    options: Json = {**defaults, **{name: fields[name] for name in _SAMPLING if name in fields}}
+    if "stop_sequences" in fields:
+        options["stop"] = fields["stop_sequences"]
+    metadata = fields.get("metadata") or {}
     if isinstance(metadata, dict) and isinstance(metadata.get("user_id"), str):
         options["user"] = metadata["user_id"]
-    system = read_parts(given.get("system", ""), "'system' must be a text or a list of text blocks")
-    turns = [(turn, read_message(turn)) for turn in objects("messages", given.get("messages"))]
+    system = read_parts(fields.get("system", ""), "'system' must be a text or a list of text blocks")
+    turns = [(turn, read_message(turn)) for turn in objects("messages", fields.get("messages"))]
     talk = [message for turn, message in turns if message.parts or isinstance(turn["content"], str)]
     if not talk:
         raise RequestError("'messages' must have at least 1 message with content")
+    # Claude Code begins its system prompt with a line that changes at each request. It says nothing to a
+    # model, and would leave the prefix cache nothing to share.
     if system and isinstance(first := system[0], Text):
         text = _BILLING.sub("", first.text)
         system = [Text(text), *system[1:]] if text else system[1:]
     messages = [Message("system", tuple(system)), *talk] if any(system) else talk
-    tools = read_tools(given.get("tools", []))
-    variables = _thinking(given.get("thinking"), options)
-    output = given.get("output_config") or {}
+    tools = read_tools(fields.get("tools", []))
+    variables = _thinking(fields.get("thinking"), options)
+    output = fields.get("output_config") or {}
     if not isinstance(output, dict):
         raise RequestError(f"'output_config' must be an object, not {shown(output)}")
     if output.get("effort") is not None:
         variables |= thinking(output["effort"], options)
     if output.get("format") is not None:
         options["structured_output"] = _form(output["format"])
-    choice = given.get("tool_choice")
+    choice = fields.get("tool_choice")
     single = isinstance(choice, dict) and choice.get("disable_parallel_tool_use")
     prompt = converse(
         messages,
@@ -131,17 +133,17 @@ def read_body(body: Mapping[str, Any], defaults: Mapping[str, Any]) -> Generatio
         parallel=not single,
         continues=None,
     )
-    return dataclasses.replace(generation_request(prompt, options), pin_seconds=_pin(given))
+    return dataclasses.replace(generation_request(prompt, options), pin_seconds=_pin(fields))
 
 
 _LIFE = {"5m": 300.0, "1h": 3600.0}
 
 
-def _pin(given: Json) -> float:
+def _pin(prompt_fields: Json) -> float:
     """Return the longest time that a ``cache_control`` of a body asks for, in seconds; 0 without one."""
-    system, tools = given.get("system"), given.get("tools") or []
-    blocks = [given, *(system if isinstance(system, list) else []), *tools]
-    for turn in given["messages"]:
+    system, tools = prompt_fields.get("system"), prompt_fields.get("tools") or []
+    blocks = [prompt_fields, *(system if isinstance(system, list) else []), *tools]
+    for turn in prompt_fields["messages"]:
         blocks += turn["content"] if isinstance(turn["content"], list) else []
     seconds = 0.0
     for block in blocks:
@@ -158,15 +160,15 @@ def _pin(given: Json) -> float:
     return seconds
 
 
-def _form(given: Any) -> Json:
-    match given:
+def _form(form: Any) -> Json:
+    match form:
         case {"type": "json_schema", "schema": schema}:
             return {"json_schema": schema}
-    raise RequestError(f"'output_config.format' must have the type json_schema, not {shown(given)}")
+    raise RequestError(f"'output_config.format' must have the type json_schema, not {shown(form)}")
 
 
-def _thinking(given: Any, options: Json) -> Json:
-    match given:
+def _thinking(thinking_options: Any, options: Json) -> Json:
+    match thinking_options:
         case {"type": "enabled", "budget_tokens": int(budget)} if budget >= 0 and not isinstance(
             budget, bool
         ):
@@ -178,7 +180,9 @@ def _thinking(given: Any, options: Json) -> Json:
             return {"enable_thinking": True}
         case {"type": "disabled"}:
             return {"enable_thinking": False}
-    raise RequestError(f"'thinking' must have the type enabled, disabled or adaptive, not {shown(given)}")
+    raise RequestError(
+        f"'thinking' must have the type enabled, disabled or adaptive, not {shown(thinking_options)}"
+    )
 
 
 def _stop(reason: str | None, stop: str | int | None, *, calls: bool) -> tuple[str, str | None]:

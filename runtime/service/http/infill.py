@@ -74,16 +74,18 @@ def read_body(body: Mapping[str, Any]) -> GenerationRequest:
     Raises:
         RequestError: a field is invalid.
     """
-    given = {name: value for name, value in body.items() if value is not None}
+    fields = {name: value for name, value in body.items() if value is not None}
     prefix, suffix, begun = (
-        text_field(name, given.get(name)) or "" for name in ("input_prefix", "input_suffix", "prompt")
+        text_field(name, fields.get(name)) or "" for name in ("input_prefix", "input_suffix", "prompt")
     )
     options: Json = {"max_tokens": _MOST_TOKENS}
-    options |= {name: given[name] for name in _SAME if name in given}
-    options |= {ours: given[theirs] for theirs, ours in _OPTIONS.items() if theirs in given}
+    options |= {name: fields[name] for name in _SAME if name in fields}
+    options |= {ours: fields[theirs] for theirs, ours in _OPTIONS.items() if theirs in fields}
     if grammar := options.pop("grammar", None):
         options["structured_output"] = {"grammar": grammar}
-    return generation_request(Infill(prefix + begun, suffix, _files(given.get("input_extra") or [])), options)
+    return generation_request(
+        Infill(prefix + begun, suffix, _files(fields.get("input_extra") or [])), options
+    )
 
 
 def _files(given: Any) -> tuple[tuple[str, str], ...]:

@@ -18,7 +18,7 @@ from ....options import shown
 from ..access.api_keys import ApiKeys
 from ..access.policy import Policy
 from ..core.caller import CALLER
-from ..core.request_context import enter
+from ..core.request_context import ANSWER_HEADERS, enter
 from .errors import described, error_json, retry_after
 
 _log = logging.getLogger(__name__)
@@ -50,7 +50,9 @@ class RequestIds:
             kind = message["type"].removeprefix("websocket.")
             if kind in ("http.response.start", "accept"):
                 status = message.get("status", 101)
-                MutableHeaders(scope=message)["X-Request-Id"] = name
+                headers = MutableHeaders(scope=message)
+                headers["X-Request-Id"] = name
+                headers.update(ANSWER_HEADERS.get() or {})
             await send(message)
             complete = kind == "close" or (kind == "http.response.body" and not message.get("more_body"))
 

@@ -187,12 +187,16 @@ def _variables(body: Mapping[str, Any]) -> Json:
 def _asked(
     prompt: str | Conversation | Infill, handler: LLMHandler, body: Mapping[str, Any]
 ) -> GenerationRequest:
-    given = body.get("options") or {}
-    if not isinstance(given, dict):
-        raise RequestError(f"'options' must be an object, not {shown(given)}")
+    options_given = body.get("options") or {}
+    if not isinstance(options_given, dict):
+        raise RequestError(f"'options' must be an object, not {shown(options_given)}")
     options: Json = {"max_tokens": None, **handler.defaults}
-    options |= {name: given[name] for name in _SAME if given.get(name) is not None}
-    options |= {ours: given[theirs] for theirs, ours in _OPTIONS.items() if given.get(theirs) is not None}
+    options |= {name: options_given[name] for name in _SAME if options_given.get(name) is not None}
+    options |= {
+        ours: options_given[theirs]
+        for theirs, ours in _OPTIONS.items()
+        if options_given.get(theirs) is not None
+    }
     form = body.get("format")
     if form == "json":
         options["structured_output"] = {"json_object": True}
@@ -338,13 +342,13 @@ async def embed(request: Request) -> Response:
     start = time.monotonic_ns()
     truncate = body.get("truncate")  # Ollama cuts unless it is false
     cut = bool_field("truncate", True if truncate is None else truncate)
-    found = await while_connected(request.receive, handler.embed(ask.inputs, truncate=cut))
+    embeddings = await while_connected(request.receive, handler.embed(ask.inputs, truncate=cut))
     answer = {
         "model": handler.name,
-        "embeddings": cut_vectors(ask, found).tolist(),
+        "embeddings": cut_vectors(ask, embeddings).tolist(),
         "total_duration": time.monotonic_ns() - start,
         "load_duration": 0,
-        "prompt_eval_count": found.prompt_tokens,
+        "prompt_eval_count": embeddings.prompt_tokens,
     }
     return json_response(answer, headers)
 

@@ -163,11 +163,11 @@ async def text_embeddings(request: Request) -> Response:
     body, headers = await service.known_body(request, embeddings.KNOWN)
     handler = await service.embedder(body.get("model"))
     ask = embeddings.read_embeddings(body)
-    found = await while_connected(
+    result = await while_connected(
         request.receive,
         handler.embed(ask.inputs, **ask.options),
     )
-    return json_response(embeddings.embeddings_response(ask, found, handler.name), headers)
+    return json_response(embeddings.embeddings_response(ask, result, handler.name), headers)
 
 
 async def list_models(request: Request) -> Response:
@@ -183,12 +183,12 @@ async def list_models(request: Request) -> Response:
 async def get_model(request: Request) -> Response:
     """Handle ``GET /v1/models/{name}``: describe one model."""
     name = request.path_params["name"]
-    found = _models_json(request).get(name)
-    if found is None:
+    model = _models_json(request).get(name)
+    if model is None:
         raise UnknownModelError(f"there is no model {shown(name)}; GET /v1/models lists them")
     if "anthropic-version" in request.headers:
         return json_response(_anthropic_model(name))
-    return json_response(found)
+    return json_response(model)
 
 
 _STARTED = int(time.time())
@@ -202,7 +202,7 @@ def _anthropic_model(name: str) -> Json:
 
 def _models_json(request: Request) -> dict[str, Json]:
     """Return the models that the caller's requests may name, by each of their names."""
-    found: dict[str, Json] = {}
+    models: dict[str, Json] = {}
     for status in service_of(request).admission.models():
         if not status.on_request or status.kind == "tensor":
             continue
@@ -216,10 +216,10 @@ def _models_json(request: Request) -> dict[str, Json]:
         }
         versions = () if status.only else (f"{status.name}:{status.version}",)
         for name in (status.name, *status.aliases, *versions):
-            found.setdefault(name, {"id": name, **facts})
+            models.setdefault(name, {"id": name, **facts})
         for name, folder in status.loras.items():
-            found.setdefault(name, {"id": name, **facts, "root": folder, "parent": status.name})
-    return found
+            models.setdefault(name, {"id": name, **facts, "root": folder, "parent": status.name})
+    return models
 
 
 async def load_lora_adapter(request: Request) -> Response:

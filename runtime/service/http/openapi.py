@@ -28,11 +28,11 @@ def operations(routes: Iterable[BaseRoute]) -> Iterator[Operation]:
 
 async def openapi(request: Request) -> Response:
     """Handle ``GET /openapi.json``: return this document."""
-    ready = [one for one in service_of(request).admission.models() if one.state == "ready"]
-    llms = sorted({name for one in ready if one.kind == "llm" for name in (one.name, *one.loras)})
-    encoders = sorted({one.name for one in ready if one.kind == "encoder"})
-    embedders = encoders or sorted({one.name for one in ready if one.kind == "llm"})
-    names = ModelNames(llms, embedders, sorted({one.name for one in ready}))
+    ready = [status for status in service_of(request).admission.models() if status.state == "ready"]
+    llms = sorted({name for status in ready if status.kind == "llm" for name in (status.name, *status.loras)})
+    encoders = sorted({status.name for status in ready if status.kind == "encoder"})
+    embedders = encoders or sorted({status.name for status in ready if status.kind == "llm"})
+    names = ModelNames(llms, embedders, sorted({status.name for status in ready}))
     return json_response(document(operations(request.app.routes), names))
 
 

@@ -98,15 +98,15 @@ class ResponsesApi:
         await socket.accept()
         await ResponsesSocket(socket, _SocketTurns(self, socket)).run()
 
-    async def start(self, socket: WebSocket, body: Json, own: ResponseStore) -> RunningResponse:
-        """Start a turn of a WebSocket; ``own`` holds the last response of the connection."""
+    async def start(self, socket: WebSocket, body: Json, store: ResponseStore) -> RunningResponse:
+        """Start a turn of a WebSocket; ``store`` holds the last response of the connection."""
         service = service_of(socket)
         body, _ = service.split({**body, **not_included(body)}, KNOWN)
         handler = await service.llm(socket, body.get("model"))
-        ask = await self._read(service, handler, body, {}, own)
+        ask = await self._read(service, handler, body, {}, store)
         builder = ResponseBuilder(ask, handler.name)
         return RunningResponse(
-            self._events(handler, ask, builder, caller_name(), own),
+            self._events(handler, ask, builder, caller_name(), store),
             lambda error: builder.end_with("failed", _error(error)),
         )
 
@@ -116,11 +116,11 @@ class ResponsesApi:
         handler: LLMHandler,
         body: Json,
         headers: dict[str, str],
-        own: ResponseStore | None = None,
+        socket_store: ResponseStore | None = None,
     ) -> ResponseAsk:
         before: list[Message] = []
         if (previous := text_field("previous_response_id", body.get("previous_response_id"))) is not None:
-            store = own if own is not None and previous in own else self._store
+            store = socket_store if socket_store is not None and previous in socket_store else self._store
             before = store.get(previous, caller_name()).messages
         read = read_response(body, handler.defaults, before)
         return dataclasses.replace(read, request=await service.admitted(read.request, headers))
@@ -144,7 +144,7 @@ class ResponsesApi:
         ask: ResponseAsk,
         builder: ResponseBuilder,
         owner: str | None,
-        own: ResponseStore | None = None,
+        store: ResponseStore | None = None,
     ) -> AsyncGenerator[list[Json], None]:
         first = list(builder.begin())
         async with aclosing(handler.generate(ask.request)) as deltas:
@@ -153,17 +153,21 @@ class ResponsesApi:
                 events = [*first, *builder.of(delta)]
                 first = []
                 if delta.usage is not None:  # store it before the client can request it by id
-                    self._keep(ask, builder, owner, own)
+                    self._keep(ask, builder, owner, store)
                 yield events
 
     def _keep(
-        self, ask: ResponseAsk, builder: ResponseBuilder, owner: str | None, own: ResponseStore | None = None
+        self,
+        ask: ResponseAsk,
+        builder: ResponseBuilder,
+        owner: str | None,
+        store: ResponseStore | None = None,
     ) -> None:
         stored = StoredResponse(builder.response, [*ask.messages, *builder.messages()], ask.items, owner)
         if ask.store:
             self._store.add(stored)
-        if own is not None:
-            own.add(stored)
+        if store is not None:
+            store.add(stored)
 
     def _in_background(
         self, handler: LLMHandler, ask: ResponseAsk, builder: ResponseBuilder, owner: str | None

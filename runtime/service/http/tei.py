@@ -19,7 +19,7 @@ from ....errors import RequestError, UnsupportedTaskError
 from ....options import shown
 from ..core.encoder import MOST_WAITING, EncoderHandler
 from ..core.handler import LLMHandler
-from .openai.embeddings import EmbeddingsAsk, cut_vectors, read_inputs
+from .openai.embeddings import EmbeddingsAsk, cut_vectors, encoded, read_inputs
 from .openai.reading import bool_field, is_token_ids, text_field
 from .service import HttpService, json_response, service_of
 from .sse import while_connected
@@ -27,9 +27,13 @@ from .sse import while_connected
 Json = dict[str, Any]
 
 _COMMON = {"inputs", "model", "truncate", "truncation_direction", "prompt_name"}
-_EMBED = _COMMON | {"normalize", "dimensions"}
+_EMBED = _COMMON | {"normalize", "dimensions", "encoding_format"}
 _SIMILARITY = {"inputs", "model", "parameters"}
 _PREDICT = {"inputs", "model", "truncate", "truncation_direction", "raw_scores", "parameters"}
+_PARAMETERS = {
+    *("candidate_labels", "hypothesis_template", "multi_label", "aggregation_strategy", "ignore_labels"),
+    *("stride", "top_k", "function_to_apply"),
+}
 RERANK = {"query", "texts", "model", "truncate", "truncation_direction", "raw_scores", "return_text"}
 TOKENIZE = {"inputs", "model", "add_special_tokens", "prompt_name"}
 _MOST_TEXTS = 2048
@@ -48,10 +52,15 @@ async def _embed(request: Request, service: HttpService, given: Json) -> Respons
     dimensions = body.get("dimensions")
     if dimensions is not None and (type(dimensions) is not int or dimensions < 1):
         raise RequestError(f"'dimensions' must be an integer of at least 1, not {shown(dimensions)}")
-    ask = EmbeddingsAsk(read_inputs("inputs", body.get("inputs")), "float", dimensions, None, normalize)
+    form = body.get("encoding_format") or "float"
+    if form not in ("float", "base64"):
+        raise RequestError(f"'encoding_format' must be float or base64, not {shown(form)}")
+    ask = EmbeddingsAsk(
+        read_inputs("inputs", body.get("inputs")), cast(Any, form), dimensions, None, normalize
+    )
     work = handler.embed(ask.inputs, normalize=normalize, **_options(body))
     vectors = cut_vectors(ask, await while_connected(request.receive, work))
-    return json_response(vectors.tolist(), headers)
+    return json_response([encoded(vector, ask.encoding) for vector in vectors], headers)
 
 
 async def embed_all(request: Request) -> Response:
@@ -84,7 +93,11 @@ async def embed_sparse(request: Request) -> Response:
 async def similarity(request: Request) -> Response:
     """Handle ``POST /similarity``: return the similarity of each sentence to the source."""
     service = service_of(request)
-    body, headers = await service.known_body(request, _SIMILARITY)
+    return await _similarity(request, service, await service.body(request))
+
+
+async def _similarity(request: Request, service: HttpService, given: Json) -> Response:
+    body, headers = service.split(given, _SIMILARITY)
     inputs, parameters = _object(body, "inputs"), _object(body, "parameters")
     source = text_field("source_sentence", inputs.get("source_sentence"))
     if source is None:
@@ -105,8 +118,11 @@ async def predict(request: Request) -> Response:
 
 
 async def _predict(request: Request, service: HttpService, given: Json) -> Response:
-    body, headers = service.split(given, _PREDICT)
-    parameters, truncate = _object(body, "parameters"), _options(body)["truncate"]
+    asked = _object(given, "parameters")
+    unknown = {f"parameters.{name}": value for name, value in asked.items() if name not in _PARAMETERS}
+    body, headers = service.split({**given, **unknown}, _PREDICT)
+    parameters = {name: value for name, value in asked.items() if name in _PARAMETERS}
+    truncate = _options(body)["truncate"]
     if body.get("inputs") is None:
         raise RequestError("'inputs' is required")
     handler = await service.encoder(body.get("model"))
@@ -115,7 +131,7 @@ async def _predict(request: Request, service: HttpService, given: Json) -> Respo
     elif handler.finds_entities:
         work = _found(handler, body, parameters, truncate)
     else:
-        work = _classes(handler, body, truncate)
+        work = _classes(handler, body, parameters, truncate)
     return json_response(await while_connected(request.receive, work), headers)
 
 
@@ -142,14 +158,14 @@ async def tokenize(request: Request, service: HttpService, given: Mapping[str, A
     texts, prompt = _texts(body), text_field("prompt_name", body.get("prompt_name"))
     special = _flag(body, "add_special_tokens", default=True)
     handler = await service.encoder(body.get("model"))
-    found = await handler.tokenize(texts, add_special_tokens=special, prompt=prompt)
+    token_lists = await handler.tokenize(texts, add_special_tokens=special, prompt=prompt)
     words = handler.prompt_text(prompt)
     answer = [
         [
             _token(handler, words + text, *token)
             for token in zip(tokens.ids, tokens.special, tokens.spans, strict=True)
         ]
-        for text, tokens in zip(texts, found, strict=True)
+        for text, tokens in zip(texts, token_lists, strict=True)
     ]
     return json_response(answer, headers)
 
@@ -176,12 +192,14 @@ async def decode(request: Request) -> Response:
     return json_response(texts, headers)
 
 
-async def root(request: Request, service: HttpService, given: Json) -> Response:
-    """Answer ``POST /`` of an encoder: rank ``texts``, predict with a classifier, else embed."""
-    if "query" in given:
-        return await rank(request, service, given)
-    handler = await service.encoder(given.get("model"))
-    return await (_embed if handler.kinds else _predict)(request, service, given)
+async def root(request: Request, service: HttpService, body: Json) -> Response:
+    """Answer ``POST /`` of an encoder: compare sentences, rank ``texts``, predict or embed."""
+    if isinstance(body.get("inputs"), dict):
+        return await _similarity(request, service, body)
+    if "query" in body:
+        return await rank(request, service, body)
+    handler = await service.encoder(body.get("model"))
+    return await (_embed if handler.kinds else _predict)(request, service, body)
 
 
 def info(handler: EncoderHandler) -> Json:
@@ -212,17 +230,29 @@ def info(handler: EncoderHandler) -> Json:
     }
 
 
-async def _classes(handler: EncoderHandler, body: Json, truncate: bool | None) -> Any:
+async def _classes(handler: EncoderHandler, body: Json, parameters: Json, truncate: bool | None) -> Any:
     texts, single = _predicted(body.get("inputs"))
-    scores = await handler.classify(texts, truncate=truncate, raw=_flag(body, "raw_scores"))
-    answer = [
-        [
-            {"label": handler.labels[place], "score": float(row[place])}
-            for place in np.argsort(-row, kind="stable")
-        ]
-        for row in scores
-    ]
-    return answer[0] if single else answer
+    way, top = parameters.get("function_to_apply"), parameters.get("top_k")
+    if way not in (None, "sigmoid", "softmax", "none"):
+        raise RequestError(f"'function_to_apply' must be sigmoid, softmax or none, not {shown(way)}")
+    if top is not None and (type(top) is not int or top < 1):
+        raise RequestError(f"'top_k' must be an integer of at least 1, not {shown(top)}")
+    scores = await handler.classify(
+        texts, truncate=truncate, raw=way is not None or _flag(body, "raw_scores")
+    )
+    if way in ("sigmoid", "softmax"):
+        from ...api.text_classifier import probabilities  # imports onnxruntime
+
+        scores = probabilities(scores, independent=way == "sigmoid")
+    answer = [_ranked(handler.labels, row)[:top] for row in scores]
+    # The inference API, whose requests have parameters, answers a single text with a list too.
+    return answer[0] if single and "parameters" not in body else answer
+
+
+def _ranked(labels: Sequence[str], scores: Any) -> list[Json]:
+    """Return labels with their scores, the best first."""
+    order = np.argsort(-scores, kind="stable").tolist()
+    return [{"label": labels[place], "score": float(scores[place])} for place in order]
 
 
 async def _found(handler: EncoderHandler, body: Json, parameters: Json, truncate: bool | None) -> Any:
@@ -233,14 +263,21 @@ async def _found(handler: EncoderHandler, body: Json, parameters: Json, truncate
         raise RequestError(
             f"'aggregation_strategy' must be one of {', '.join(get_args(Aggregation))}, not {shown(way)}"
         )
-    found = await handler.entities(_texts(body), aggregation=cast(Aggregation, way), truncate=truncate)
+    ignored = parameters.get("ignore_labels")
+    ignored = ["O"] if ignored is None else _strings("ignore_labels", ignored or None)
+    if "O" not in ignored:
+        raise RequestError("'ignore_labels' must have 'O': parts without a label are not returned")
+    if parameters.get("stride"):
+        raise RequestError("'stride' is not supported: long texts are cut by 'truncate', not split")
+    entities = await handler.entities(_texts(body), aggregation=cast(Aggregation, way), truncate=truncate)
     name = "entity" if way == "none" else "entity_group"
     answer = [
         [
             {name: part.label, "score": part.score, "word": part.text, "start": part.start, "end": part.end}
             for part in parts
+            if part.label not in ignored
         ]
-        for parts in found
+        for parts in entities
     ]
     return answer[0] if isinstance(body.get("inputs"), str) else answer
 
@@ -256,11 +293,7 @@ async def _zero_shot(handler: EncoderHandler, body: Json, parameters: Json, trun
         independent=_flag(parameters, "multi_label"),
         truncate=truncate,
     )
-    answer = []
-    for text, row in zip(texts, scores, strict=True):
-        order = np.argsort(-row, kind="stable").tolist()
-        names = [labels[place] for place in order]
-        answer.append({"sequence": text, "labels": names, "scores": [float(row[place]) for place in order]})
+    answer = [_ranked(labels, row) for row in scores]
     return answer[0] if isinstance(body.get("inputs"), str) else answer
 
 

@@ -78,11 +78,11 @@ async def either(request: Request) -> Response:
 
 async def _answer(request: Request, body: Json, *, stream: bool | None) -> Response:
     service = service_of(request)
-    given = body.get("parameters") or {}
-    if not isinstance(given, dict):
-        raise RequestError(f"'parameters' must be an object, not {shown(given)}")
-    parameters = {name: value for name, value in given.items() if name in _READ}
-    unknown = {f"parameters.{name}": value for name, value in given.items() if name not in _READ}
+    options = body.get("parameters") or {}
+    if not isinstance(options, dict):
+        raise RequestError(f"'parameters' must be an object, not {shown(options)}")
+    parameters = {name: value for name, value in options.items() if name in _READ}
+    unknown = {f"parameters.{name}": value for name, value in options.items() if name not in _READ}
     body, headers = service.split({**body, **unknown}, _KNOWN)
     handler = await service.llm(request, body.get("model"), parameters.get("adapter_id"))
     streams = stream if stream is not None else bool_field("stream", body.get("stream") or False)
@@ -99,7 +99,7 @@ async def _answer(request: Request, body: Json, *, stream: bool | None) -> Respo
     return json_response(answer if stream is False else [answer], headers)
 
 
-async def _read(handler: LLMHandler, text: Any, given: Mapping[str, Any], *, streams: bool) -> _Ask:
+async def _read(handler: LLMHandler, text: Any, parameters: Mapping[str, Any], *, streams: bool) -> _Ask:
     """Return the content of a body.
 
     Raises:
@@ -107,19 +107,19 @@ async def _read(handler: LLMHandler, text: Any, given: Mapping[str, Any], *, str
     """
     if not isinstance(text, str):
         raise RequestError("'inputs' must be a string")
-    flags = {name: bool_field(name, given.get(name) or False) for name in
+    flags = {name: bool_field(name, parameters.get(name) or False) for name in
              ("details", "return_full_text", "decoder_input_details")}  # fmt: skip
     details, prefilled = flags["details"], flags["decoder_input_details"]
     if prefilled and streams:
         raise RequestError("'decoder_input_details' is not supported in streams; use /generate")
     if prefilled and not details:
         raise RequestError("'decoder_input_details' needs 'details': true")
-    options, top = _options(handler, given), _count("top_n_tokens", given)
+    options, top = _options(handler, parameters), _count("top_n_tokens", parameters)
     if details or streams:
         options["logprobs"] = top
     if prefilled:
         options["prompt_logprobs"] = 0
-    most = _count("truncate", given, least=1)
+    most = _count("truncate", parameters, least=1)
     tokens = (await handler.tokenize(text))[-most:] if most or prefilled else []
     request = generation_request(tokens or text, options)
     first = await handler.detokenize(tokens[:1]) if prefilled else ""
@@ -137,16 +137,18 @@ def _count(name: str, given: Mapping[str, Any], least: int = 0) -> int:
     return value
 
 
-def _options(handler: LLMHandler, given: Mapping[str, Any]) -> Json:
-    drawn = given.get("do_sample") or any(given.get(name) is not None for name in _DRAWN)
+def _options(handler: LLMHandler, parameters: Mapping[str, Any]) -> Json:
+    drawn = parameters.get("do_sample") or any(parameters.get(name) is not None for name in _DRAWN)
     options: Json = {"max_tokens": _DEFAULT_TOKENS, **(handler.defaults if drawn else {})}
     if not drawn:
         options["temperature"] = 0.0
-    if given.get("watermark") is not None:
-        options["watermark"] = given["watermark"]
-    options |= {name: given[name] for name in _SAME if given.get(name) is not None}
-    options |= {ours: given[theirs] for theirs, ours in _NAMES.items() if given.get(theirs) is not None}
-    match given.get("grammar"):
+    if parameters.get("watermark") is not None:
+        options["watermark"] = parameters["watermark"]
+    options |= {name: parameters[name] for name in _SAME if parameters.get(name) is not None}
+    options |= {
+        ours: parameters[theirs] for theirs, ours in _NAMES.items() if parameters.get(theirs) is not None
+    }
+    match parameters.get("grammar"):
         case None:
             pass
         case {"type": "json" | "json_schema", "value": schema}:

@@ -114,15 +114,18 @@ class TextRequest:
 
     async def whole(self, handler: LLMHandler) -> dict[str, Array]:
         """Return all outputs after generation has ended."""
-        found = await handler.complete(self.generation)
-        texts = [self.prompt + one.text if self.prepend else one.text for one in found.choices]
+        result = await handler.complete(self.generation)
+        texts = [
+            self.prompt + continuation.text if self.prepend else continuation.text
+            for continuation in result.choices
+        ]
         outputs = self._outputs(
             texts,
-            [str(choice.finish_reason) for choice in found.choices],
-            [(one.token_ids, one.logprobs) for one in found.choices],
-            found.usage.prompt_tokens,
+            [str(choice.finish_reason) for choice in result.choices],
+            [(continuation.token_ids, continuation.logprobs) for continuation in result.choices],
+            result.usage.prompt_tokens,
         )
-        return {**outputs, **self._details(found.choices, handler.llm.end_token_ids)}
+        return {**outputs, **self._details(result.choices, handler.llm.end_token_ids)}
 
     async def parts(self, handler: LLMHandler) -> AsyncGenerator[tuple[dict[str, Array], bool], None]:
         """Yield the outputs of each delta, and whether they are the last; none once the request is queued."""
@@ -155,14 +158,14 @@ class TextRequest:
         if self.flags["return_finish_reason"]:
             outputs["finish_reason"] = of_bytes(reason.encode() for reason in reasons)
         if self.flags["return_cumulative_logprob"]:
-            sums = [sum(entry[token].logprob for token, entry in zip(*one, strict=True)) for one in tokens]
+            sums = [sum(entry[token].logprob for token, entry in zip(*part, strict=True)) for part in tokens]
             outputs["cumulative_logprob"] = np.array(sums, np.float32)
         if self.flags["return_logprobs"]:
-            outputs["logprobs"] = of_bytes(_logprobs(one[1]).encode() for one in tokens)
+            outputs["logprobs"] = of_bytes(_logprobs(part[1]).encode() for part in tokens)
         if self.flags["return_num_input_tokens"]:
             outputs["num_input_tokens"] = np.array([prompt_tokens], np.uint32)
         if self.flags["return_num_output_tokens"]:
-            outputs["num_output_tokens"] = np.array([len(one[0]) for one in tokens], np.uint32)
+            outputs["num_output_tokens"] = np.array([len(part[0]) for part in tokens], np.uint32)
         return outputs
 
 

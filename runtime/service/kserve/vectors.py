@@ -98,22 +98,22 @@ async def encode(handler: EncoderHandler, request: InferenceRequest) -> dict[str
 async def _vectors(
     handler: EncoderHandler, texts: Sequence[str], kinds: Sequence[str], options: Mapping[str, Any]
 ) -> dict[str, Array]:
-    found, _ = await handler.embed_kinds(
+    columns, _ = await handler.embed_kinds(
         texts, kinds, prompt=options["prompt_name"], truncate=options["truncate"]
     )
     outputs: dict[str, Array] = {}
-    if "dense" in found:
-        vectors = np.array(found["dense"], np.float32)
+    if "dense" in columns:
+        vectors = np.array(columns["dense"], np.float32)
         if options["dimensions"] is not None:
             vectors = cut_vectors(vectors, options["dimensions"], normalize=False)
         outputs["embedding"] = scaled(vectors) if options["normalize"] else vectors
-    if "sparse" in found:
-        outputs["sparse_indices"] = np.concatenate([vector.indices for vector in found["sparse"]])
-        outputs["sparse_values"] = np.concatenate([vector.values for vector in found["sparse"]])
-        outputs["sparse_lengths"] = np.array([len(vector.indices) for vector in found["sparse"]], np.int64)
-    if "multi" in found:
-        outputs["token_embedding"] = np.concatenate(found["multi"])
-        outputs["token_lengths"] = np.array([len(rows) for rows in found["multi"]], np.int64)
+    if "sparse" in columns:
+        outputs["sparse_indices"] = np.concatenate([vector.indices for vector in columns["sparse"]])
+        outputs["sparse_values"] = np.concatenate([vector.values for vector in columns["sparse"]])
+        outputs["sparse_lengths"] = np.array([len(vector.indices) for vector in columns["sparse"]], np.int64)
+    if "multi" in columns:
+        outputs["token_embedding"] = np.concatenate(columns["multi"])
+        outputs["token_lengths"] = np.array([len(rows) for rows in columns["multi"]], np.int64)
     return outputs
 
 
@@ -162,16 +162,16 @@ def _options(request: InferenceRequest) -> dict[str, Any]:
     Raises:
         RequestError: a parameter is unknown or of the wrong type.
     """
-    given = {
+    parameters = {
         name: value
         for name, value in request.parameters.items()
         if name not in _RESERVED and not name.startswith("triton_")
     }
-    if unknown := sorted(given.keys() - _OPTIONS):
+    if unknown := sorted(parameters.keys() - _OPTIONS):
         raise RequestError(
             f"unknown parameter '{unknown[0]}'; the parameters are: {', '.join(sorted(_OPTIONS))}"
         )
-    options: dict[str, Any] = {"normalize": True, "raw_scores": False, **given}
+    options: dict[str, Any] = {"normalize": True, "raw_scores": False, **parameters}
     for name, kind in (
         *((name, bool) for name in ("truncate", "normalize", "raw_scores")),
         *((name, str) for name in ("prompt_name", "aggregation")),

@@ -31,14 +31,14 @@ class DeviceMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """See prometheus_client."""
-        found = self._found()
-        if not found:
+        memories = self._found()
+        if not memories:
             return
         used = GaugeMetricFamily(
             "carryall:device_memory_used_bytes", "Device memory used by all processes.", labels=("device",)
         )
         total = GaugeMetricFamily("carryall:device_memory_bytes", "Memory of the device.", labels=("device",))
-        for memory in found.values():
+        for memory in memories.values():
             used.add_metric((memory.device,), memory.used)
             total.add_metric((memory.device,), memory.total)
         yield used
@@ -46,10 +46,10 @@ class DeviceMetrics(Collector):
 
     def _found(self) -> dict[str, DeviceMemory]:
         """Return the memory by device. A device that does not answer must not hide all other metrics."""
-        found: dict[str, DeviceMemory] = {}
+        memories: dict[str, DeviceMemory] = {}
         for entry in self._models.entries:
             try:
-                found |= {memory.device: memory for memory in entry.device_memory()}
+                memories |= {memory.device: memory for memory in entry.device_memory()}
             except CarryallError as error:
                 _log.warning("no metrics of the device memory of the model '%s': %s", entry.name, error)
-        return found
+        return memories

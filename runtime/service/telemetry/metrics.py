@@ -169,28 +169,28 @@ class _Request:
 
     def ended(self, error: BaseException | None) -> None:
         """See ``RequestObserver``."""
-        own = self._own
+        counts = self._own
         # vLLM's reason for a client that disconnected.
         self._metrics.ended.labels(self._model, _ENGINE, self._reason or "abort").inc()
-        own["choices"].observe(self._asked.params.n)
+        counts["choices"].observe(self._asked.params.n)
         if self._asked.params.max_tokens is not None:
-            own["limits"].observe(self._asked.params.max_tokens)
+            counts["limits"].observe(self._asked.params.max_tokens)
         if self._before is None or self._reason is None:
             return
-        own["latency"].observe(time.monotonic() - self._arrival)
-        own["prompts"].observe(self._prompt_tokens)
-        own["outputs"].observe(self._tokens)
+        counts["latency"].observe(time.monotonic() - self._arrival)
+        counts["prompts"].observe(self._prompt_tokens)
+        counts["outputs"].observe(self._tokens)
         times = self._times
         if times is None or times.first_scheduled is None or times.first_token is None:
             return
-        own["queued"].observe(times.first_scheduled - times.arrival)
-        own["prefill"].observe(times.first_token - times.first_scheduled)
+        counts["queued"].observe(times.first_scheduled - times.arrival)
+        counts["prefill"].observe(times.first_token - times.first_scheduled)
         if times.finished is None:
             return
         decode = times.finished - times.first_token
-        own["decode"].observe(decode)
+        counts["decode"].observe(decode)
         if self._tokens > 1:
-            own["per_token"].observe(decode / (self._tokens - 1))
+            counts["per_token"].observe(decode / (self._tokens - 1))
 
 
 class _Engines(Collector):

@@ -221,6 +221,9 @@ class _Probe:
     ) -> tuple[Thought | None, str, str]:
         texts = [plain.partition(_TEXT)[0], *prompts]
         texts = [text for text in texts if tags(shared_start(before, text))]
+        # ``before`` stands in front of the thought of a rendered answer. What it shares with answers and
+        # prompts that have no thought is the turn's header; the rest, from the start of a tag, opens the
+        # thought. Some templates put the opening into the prompt: then a prompt is longer than ``before``.
         common = shared_start(before, *texts)
         opening = before[tag_start(before, len(common)) :].strip()
         if not opening and (longer := [text for text in texts if text.startswith(before) and text != before]):
@@ -284,11 +287,11 @@ class _Probe:
         Raises:
             UnknownFormError: the template does not write them, or in a form that is not known.
         """
-        one, self._as_text = self._one_call()
+        call, self._as_text = self._one_call()
         end = self._turn_end()
-        if any(tag in one for tag in ("\x00",)):
+        if any(tag in call for tag in ("\x00",)):
             raise UnknownFormError("the template writes control characters")
-        behind = self._behind(one, answer)
+        behind = self._behind(call, answer)
         two = self.tried(_answer(self._content, self._calls_of(2, 1)))
         pair = self.text(_answer(self._content, self._calls_of(1, 2)))
         form = CallForm(self._slotted(behind), self._slotted(self._behind_of(two, answer)),
@@ -387,13 +390,13 @@ class _Probe:
     def _proofs(self, *, single: bool) -> Iterator[tuple[str, Json]]:
         values: Json = {KEYS[0]: "5", KEYS[1]: "a <b> c {d}", _NUMBER: 5}
         plain: Json = {KEYS[0]: "x"}
-        given: list[tuple[str, list[Json]]] = [
+        cases: list[tuple[str, list[Json]]] = [
             ("calls", [plain]), ("calls of three arguments", [values]), ("calls without arguments", [{}]),
         ]  # fmt: skip
         if not single:
-            given.append(("two calls", [plain, values]))
-        given.append((_HARD, [{KEYS[0]: "a \"b\" 'c' \\ d\n e"}]))
-        for name, arguments in given:
+            cases.append(("two calls", [plain, values]))
+        cases.append((_HARD, [{KEYS[0]: "a \"b\" 'c' \\ d\n e"}]))
+        for name, arguments in cases:
             calls = [_call(at, json.dumps(one) if self._as_text else one) for at, one in enumerate(arguments)]
             yield name, _answer(self._content, calls)
 

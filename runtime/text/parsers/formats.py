@@ -98,12 +98,12 @@ class CallFormat:
     def example(self) -> str:
         """A call as the template writes it, with names in place of what changes."""
         key, value = "KEY", "VALUE"
-        given = '{"KEY": VALUE}'
+        arguments = '{"KEY": VALUE}'
         match self.style:
             case "object":
-                call = self.head + self.envelope.replace(ARGUMENTS, given)
+                call = self.head + self.envelope.replace(ARGUMENTS, arguments)
             case "json":
-                call = self.head + given
+                call = self.head + arguments
             case "pairs":
                 close = self.value_close.rstrip()  # what follows it is between two values
                 call = f"{self.head}{self.key_open}{key}{self.value_opens[0]}{value}{close}"

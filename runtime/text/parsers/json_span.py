@@ -29,13 +29,13 @@ class JsonSpan:
         """Return the end of the value in ``text``, None if it is incomplete; ``text`` must only grow."""
         while True:
             pattern = _ESCAPE if self._in_string else _SIGNIFICANT
-            found = pattern.search(text, self._at)
-            if found is None:
+            match = pattern.search(text, self._at)
+            if match is None:
                 # A backslash at the very end belongs to what comes next, unless the one before it took it.
                 self._at = max(self._at, len(text) - (self._in_string and text.endswith("\\")))
                 return None
-            self._at = found.end()
-            match found.group():
+            self._at = match.end()
+            match match.group():
                 case '"':
                     self._in_string = not self._in_string
                 case "{" | "[":

@@ -11,6 +11,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 from onnx.reference import ReferenceEvaluator
+from safetensors.numpy import load_file, save_file
 from tiny_encoders import CASES, CLASSIFIER, MASKED, TOKENS, tokens, write_case, write_tiny_encoder
 
 from carryall.errors import CheckpointError, UnsupportedModelError, WeightWarning
@@ -51,6 +52,40 @@ def test_states_and_logits_equal_those_of_transformers(tmp_path: Path, case: str
     if "logits" in found:
         logits = found["logits"] if head == CLASSIFIER else found["logits"] * mask
         np.testing.assert_allclose(logits, expected["logits"], rtol=1e-5, atol=1e-5)
+
+
+def _in_modules(tensors: dict[str, Any]) -> dict[str, Any]:
+    """The tensors of a GTE model by the names of transformers' modules."""
+    names = {
+        "encoder.layer": "layers",
+        "attention.o_proj": "self_attn.o_proj",
+        "attn_ln": "post_attention_layernorm",
+        "mlp_ln": "post_mlp_layernorm",
+    }
+    fused = {
+        "attention.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+        "mlp.up_gate_proj": ("mlp.up_proj", "mlp.gate_proj"),
+    }
+    found: dict[str, Any] = {}
+    for name, array in tensors.items():
+        for old, new in names.items():
+            name = name.replace(old, new)
+        whole = next((old for old in fused if old in name), None)
+        parts = [name.replace(whole, part) for part in fused[whole]] if whole else [name]
+        found |= dict(zip(parts, np.split(array, len(parts)), strict=True))
+    return found
+
+
+@pytest.mark.parametrize(
+    "rename",
+    [lambda tensors: {name.replace("gte.", "new."): array for name, array in tensors.items()}, _in_modules],
+)
+def test_gte_has_the_names_of_its_code_or_of_transformers(tmp_path: Path, rename: Any) -> None:
+    path = write_case(tmp_path, "gte-reranker") / "model.safetensors"
+    save_file({name: array.copy() for name, array in rename(load_file(path)).items()}, path)
+    found = run(export_encoder(tmp_path), tmp_path)
+    expected = golden_of("gte-reranker")
+    np.testing.assert_allclose(found["logits"], expected["logits"], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if CASES[case][1] == MASKED])

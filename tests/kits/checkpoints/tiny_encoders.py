@@ -96,6 +96,29 @@ CONFIGS |= {
         "eos_token_id": 1,
     },
 }
+CONFIGS |= {
+    "gte": {**_SIZES, "type_vocab_size": 2, "rope_parameters": {"rope_type": "default", "rope_theta": 90.0}},
+    "embedding_gemma2_text": {
+        **_SIZES,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 4,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "per_layer_config": {"1": {"head_dim": 6, "num_key_value_heads": 1}},
+        "rope_parameters": {
+            "full_attention": {"rope_type": "default", "rope_theta": 500.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 30.0},
+        },
+        "sliding_window": 3,
+        "hidden_size_per_layer_input": 5,
+        "embedding_dim": 7,
+    },
+}
+CONFIGS["embedding_gemma2"] = {
+    "text_config": {"model_type": "embedding_gemma2_text", **CONFIGS["embedding_gemma2_text"]},
+    "vision_config": None,
+    "audio_config": None,
+}
 CONFIGS["mt5"] = {**CONFIGS["t5"], "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
 _BASES = {"bert": "bert", "distilbert": "distilbert", "modernbert": "model"}
 _ARCHITECTURES = {
@@ -115,6 +138,9 @@ _ARCHITECTURES = {
     "gemma3_text": "Gemma3Text",
     "t5": "T5Encoder",
     "mt5": "MT5Encoder",
+    "gte": "Gte",
+    "embedding_gemma2_text": "EmbeddingGemma2Text",
+    "embedding_gemma2": "EmbeddingGemma2",
 }
 CLASSIFIER, TOKENS, MASKED = "ForSequenceClassification", "ForTokenClassification", "ForMaskedLM"
 
@@ -204,6 +230,13 @@ RECORDED: dict[str, tuple[str, str, dict[str, Any]]] = {
     "jina-embeddings-v3-masked": ("jina_embeddings_v3", MASKED, {}),
     "t5": ("t5", "Model", {}),
     "mt5": ("mt5", "Model", {}),
+    "gte": ("gte", "Model", {}),
+    "gte-without-types": ("gte", "Model", {"type_vocab_size": 0}),
+    "gte-reranker": ("gte", CLASSIFIER, {"id2label": {"0": "LABEL_0"}}),
+    "gte-tokens": ("gte", TOKENS, _THREE),
+    "gte-masked": ("gte", MASKED, {}),
+    "embedding-gemma2-text": ("embedding_gemma2_text", "Model", {}),
+    "embedding-gemma2": ("embedding_gemma2", "Model", {}),
 }
 CASES |= RECORDED
 _SHAPES = Path(__file__).with_name("encoder_shapes.json")
@@ -252,8 +285,8 @@ def tokens() -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[
 
 def _random(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
     values = rng.standard_normal(shape) * 0.3
-    norm = "norm" in name.lower() and name.endswith("weight")
-    return np.asarray(values + 1 if norm else values, np.float32)
+    factor = ("norm" in name.lower() and name.endswith("weight")) or name.endswith("layer_scalar")
+    return np.asarray(values + 1 if factor else values, np.float32)
 
 
 def _shapes(config: dict[str, Any], head: str) -> Shapes:

@@ -99,7 +99,10 @@ def test_logits_are_those_of_the_cpu_provider(family: str, open_runner: Open, tm
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family",
+    ["llama", "gemma3_text", *[pytest.param(each, marks=pytest.mark.slow) for each in FAMILIES[1:6]]],
+)
 def test_graphs_without_hidden_states_compute_wanted_rows_alone(family: str, tmp_path: Path) -> None:
     made, ids = package(family, tmp_path), tokens(40)
     logits: list[npt.NDArray[np.float32]] = []

@@ -24,6 +24,7 @@ from carryall.errors import (
 from carryall.providers.targets.null import NullRunner
 from carryall.runtime.api.llm import LLM
 from carryall.runtime.engine.engine import EngineConfig
+from carryall.runtime.process.garbage import lasting_objects
 from carryall.runtime.types.outputs import RequestOutput
 from carryall.runtime.types.sampling_params import SamplingParams
 
@@ -117,7 +118,7 @@ def test_a_stream_that_is_collected_within_a_step_ends_after_it(tmp_path: Path) 
     """The collector may run inside a step, with the lock held; closing the stream must not wait for it."""
     model = toy_model(tmp_path)
     assert isinstance(model.runner, NullRunner)
-    with LLM(model) as llm:
+    with lasting_objects(), LLM(model) as llm:  # so that a collection looks at few objects
         forgotten: list[object] = [llm.stream("prompt", GREEDY)]
         forgotten.append(forgotten)
         next(iter(forgotten[0]))  # type: ignore[call-overload]

@@ -13,6 +13,7 @@ from llm_kit import toy_model
 from carryall.errors import RequestError, UsageError
 from carryall.runtime.api.async_llm import AsyncLLM
 from carryall.runtime.api.llm import LLM
+from carryall.runtime.api.scoring import RERANK_INSTRUCTION, rerank_questions
 from carryall.runtime.types.sampling_params import SamplingParams
 
 TEXT = "a text of some thirty tokens: "
@@ -109,3 +110,16 @@ def test_the_asynchronous_engine_gives_the_same(llm: LLM, tmp_path: Path) -> Non
         llm.score(TEXT, ["this", "that"]),
         llm.rerank("q", ["d", "e"], answers=["y", "n"]),
     )
+
+
+def test_the_query_is_computed_once_for_all_documents(llm: LLM) -> None:
+    """The documents stand behind the instruction and the query, whose tokens they share in the radix tree."""
+    query, documents = "which of them is it, " * 5, [f"{n} is a document" for n in range(12)]
+    asked = rerank_questions(llm._requests, query, documents, RERANK_INSTRUCTION, ["y", "n"]).prompts
+    prompts = [llm._requests.token_ids(prompt) for prompt in asked]
+    distinct = {tuple(tokens[:end]) for tokens in prompts for end in range(1, len(tokens) + 1)}
+    before = llm.stats().computed_tokens
+    llm.rerank(query, documents, answers=["y", "n"])
+    computed = llm.stats().computed_tokens - before
+    assert computed == len(distinct)
+    assert computed < 0.4 * sum(map(len, prompts))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from tiny_vlms import write_vlm
 from vision_golden import golden_path, picture
 
 import carryall
-from carryall import LLM, SamplingParams
+from carryall import LLM, QuantizationRecipe, SamplingParams
 from carryall.exporter.image_processor import read_image_processor
 from carryall.runtime.images.encoding import ImageEncoder
 from carryall.runtime.images.units import square_patches
@@ -22,6 +22,12 @@ from carryall.runtime.tasks.export import export
 
 GREEDY = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True)
 Json = dict[str, Any]
+OTHER_OPTIONS: list[Json] = [
+    {"max_step_tokens": 16},
+    {"prefix_cache": False},
+    {"provider_options": {"kernels": "onnxruntime"}},
+    {"speculative": "prompt-lookup"},
+]
 STATES = ("qwen3_5", "qwen3_5_moe")  # families whose layers have states
 
 
@@ -43,6 +49,13 @@ def golden(family: str) -> Any:
 
 def opened(package: Path, **options: Any) -> LLM:
     return LLM(package, **{"max_slots": 3, "kv_cache_dtype": "float32", "provider": "cpu", **options})
+
+
+@pytest.fixture(scope="module")
+def fresh(package: Path) -> Iterator[LLM]:
+    """Computes every prompt anew, alone and in small pieces."""
+    with opened(package, max_slots=1, prefix_cache=False, max_step_tokens=8) as llm:
+        yield llm
 
 
 def asked(*seen: Any, text: str = QUESTION) -> list[Json]:
@@ -101,18 +114,14 @@ def test_pixels_and_states_equal_transformers(family: str, package: Path) -> Non
 
 @pytest.mark.parametrize(
     "options",
-    [
-        {},
-        {"max_step_tokens": 16},
-        {"prefix_cache": False},
-        {"provider_options": {"kv_memory": "explicit"}},
-        {"provider_options": {"kernels": "onnxruntime"}},
-        {"speculative": "prompt-lookup"},
-    ],
-    ids=str,
+    [{}, {"provider_options": {"kv_memory": "explicit"}}, None]
+    + [pytest.param(each, marks=pytest.mark.slow) for each in OTHER_OPTIONS],
+    ids=lambda options: "one of the others" if options is None else str(options),
 )
 @pytest.mark.filterwarnings("ignore:carryall's CPU kernels")
-def test_tokens_equal_transformers(family: str, package: Path, options: Json) -> None:
+def test_tokens_equal_transformers(family: str, package: Path, options: Json | None) -> None:
+    if options is None:  # each of the others with some families
+        options = OTHER_OPTIONS[FAMILIES.index(family) % len(OTHER_OPTIONS)]
     if family in STATES and "speculative" in options:
         pytest.skip("a state cannot be cut")
     expected = golden(family)
@@ -121,8 +130,8 @@ def test_tokens_equal_transformers(family: str, package: Path, options: Json) ->
         assert answer(llm, asked(*pictures(family)))[0] == expected["tokens"].tolist()
 
 
-def test_a_second_question_computes_nothing_of_the_pictures(family: str, package: Path) -> None:
-    with opened(package) as llm, opened(package, prefix_cache=False) as fresh:
+def test_a_second_question_computes_nothing_of_the_pictures(family: str, package: Path, fresh: LLM) -> None:
+    with opened(package) as llm:
         first, _ = answer(llm, asked(*pictures(family)))
         encoded = llm._requests._sight._encoder.num_encoded
         other = asked(*pictures(family), text="Where is it?")
@@ -134,20 +143,20 @@ def test_a_second_question_computes_nothing_of_the_pictures(family: str, package
         assert answer(llm, asked(*pictures(family)))[0] == first
 
 
-def test_neighbours_of_a_step_change_nothing(package: Path) -> None:
+def test_neighbours_of_a_step_change_nothing(package: Path, fresh: LLM) -> None:
     talks = [
         asked(picture(30, 31)),
         asked(*pictures()),
         asked(text="Hello"),
         asked(picture(8, 60, 5), text="a"),
     ]
-    with opened(package) as llm, opened(package, max_slots=1, prefix_cache=False) as alone:
+    with opened(package) as llm:
         together = [output.outputs[0].token_ids for output in llm.chat(talks, GREEDY)]
-        assert together == [answer(alone, talk)[0] for talk in talks]
+        assert together == [answer(fresh, talk)[0] for talk in talks]
 
 
-def test_a_conversation_goes_on_behind_its_pictures(package: Path) -> None:
-    with opened(package) as llm, opened(package, prefix_cache=False, max_step_tokens=8) as fresh:
+def test_a_conversation_goes_on_behind_its_pictures(package: Path, fresh: LLM) -> None:
+    with opened(package) as llm:
         talk = [
             *asked(*pictures()),
             {"role": "assistant", "content": "A lot."},
@@ -169,13 +178,22 @@ def test_text_alone_is_read_as_without_a_tower(family: str, package: Path, tmp_p
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("method", ["int8", "int4"])
-@pytest.mark.parametrize("model_type", ["qwen2_vl", "qwen3_vl", "gemma3", "gemma4"])
+@pytest.mark.parametrize(
+    ("model_type", "method"),
+    [
+        *[("qwen2_vl", "int8"), ("qwen3_vl", "int4"), ("gemma3", "int4"), ("gemma4", "int8")],
+        pytest.param("qwen2_vl", "int4", marks=pytest.mark.slow),
+        pytest.param("qwen3_vl", "int8", marks=pytest.mark.slow),
+        pytest.param("gemma3", "int8", marks=pytest.mark.slow),
+        pytest.param("gemma4", "int4", marks=pytest.mark.slow),
+    ],
+)
 def test_quantized_decoders_see_what_float_ones_do(model_type: str, tmp_path: Path, method: str) -> None:
     """Rotation of the stream by a quantization turns all that pictures add to it."""
     package = tmp_path / "package"
     export(write_vlm(tmp_path / "checkpoint", model_type, seed=SEED), package)
-    carryall.quantize(package, tmp_path / "quantized", method)
+    calibrated = QuantizationRecipe(method, calibration_tokens=2048)
+    carryall.quantize(package, tmp_path / "quantized", calibrated)
     params = SamplingParams(temperature=0, max_tokens=1, logprobs=20)
 
     def distance(talk: list[Json]) -> float:

@@ -201,6 +201,31 @@ def test_queue_limit_counts_those_beyond_the_slots() -> None:
     engine.add(make_request("d"))
 
 
+def test_the_tokens_to_be_computed_are_limited() -> None:
+    """A request alone is admitted whatever its length, and what is cached does not count."""
+    runner = make_runner(max_slots=2, context_length=1024)
+    engine = Engine(runner, EngineConfig(max_queued_tokens=300, max_step_tokens=32))
+    engine.add(make_request("a", 400))
+    with pytest.raises(QueueFullError, match=r"400 tokens .* with 8 more they exceed max_queued_tokens, 300"):
+        engine.add(make_request("b", 8))
+    for _ in range(4):
+        engine.step()  # 128 tokens
+    engine.add(make_request("c", 20))
+    with pytest.raises(QueueFullError, match=r"292 tokens .* with 9 more"):
+        engine.add(make_request("d", 9))
+    run(engine)
+    engine.add(make_request("e", 200))
+    known = make_request("a", 400).prompt_token_ids[:399]
+    engine.add(make_request("f", known))  # its last token is new
+    engine.add(make_request("g", 99))
+    with pytest.raises(QueueFullError, match="300 tokens"):
+        engine.add(make_request("h", 1))
+    engine.cancel("g")
+    engine.add(make_request("h", 1))
+    run(engine)
+    engine.check_integrity()
+
+
 def test_steps_too_small_for_the_slots_are_refused() -> None:
     with pytest.raises(UsageError, match="max_step_tokens is 3, less than the 4 slots"):
         Engine(make_runner(max_slots=4), EngineConfig(max_step_tokens=3))

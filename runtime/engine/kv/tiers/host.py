@@ -27,12 +27,14 @@ class HostTier:
 
     def held(self, keys: Sequence[bytes]) -> int:
         """Return how many first chunks are in this tier or the one below."""
-        own = next((i for i, key in enumerate(keys) if key not in self._chunks), len(keys))
+        count = next((i for i, key in enumerate(keys) if key not in self._chunks), len(keys))
         below = self._below
-        while own < len(keys) and below is not None and (more := below.held(keys[own:])):
-            own += more
-            own += next((i for i, key in enumerate(keys[own:]) if key not in self._chunks), len(keys) - own)
-        return own
+        while count < len(keys) and below is not None and (more := below.held(keys[count:])):
+            count += more
+            count += next(
+                (i for i, key in enumerate(keys[count:]) if key not in self._chunks), len(keys) - count
+            )
+        return count
 
     def get(self, key: bytes) -> Parts | None:
         """Return a chunk from this tier or the one below, None if neither has it."""

@@ -48,14 +48,14 @@ class StoreTier:
         store: ChunkStore,
         secret: bytes,
         patience: Callable[[], float],
-        own: Tier | None = None,
+        tier: Tier | None = None,
         max_pending_bytes: int = 2**29,
     ) -> None:
         self.given_up = self.refused = 0
         self._store = store
         self._secret = secret
         self._patience = patience
-        self._own = own
+        self._own = tier
         self._max_pending_bytes = max_pending_bytes
         self._known: dict[bytes, None] = {}  # chunks that the store had, oldest first
         self._pending: dict[bytes, Parts] = {}  # guarded by _change, as are the next ones
@@ -74,24 +74,24 @@ class StoreTier:
 
     def held(self, keys: Sequence[bytes]) -> int:
         """Return how many first chunks are there; 0 of the store if it does not answer in time."""
-        own = 0 if self._own is None else self._own.held(keys)
-        rest = keys[own:]
+        count = 0 if self._own is None else self._own.held(keys)
+        rest = keys[count:]
         if not rest:
-            return own
+            return count
         names = [file_name(key, self._secret) for key in rest]
         more = self._ask(lambda: self._store.held(names), len(rest)) or 0
         for key in rest[:more]:
             self._remember(key)
-        return own + more
+        return count + more
 
     def get(self, key: bytes) -> Parts | None:
         """Return a chunk; None if it is missing, forged, or does not come in time."""
-        found = None if self._own is None else self._own.get(key)
-        if found is None:
+        parts = None if self._own is None else self._own.get(key)
+        if parts is None:
             with self._change:
-                found = self._pending.get(key)
-        if found is not None:
-            return found
+                parts = self._pending.get(key)
+        if parts is not None:
+            return parts
         content = self._ask(lambda: self._store.get(file_name(key, self._secret)), 1)
         if content is None:
             self._known.pop(key, None)

@@ -74,16 +74,16 @@ def read_completion(body: Mapping[str, Any]) -> CompletionAsk:
     return CompletionAsk(requests, stream, echo, no_tokens)
 
 
-def _prompts(given: Any) -> list[str | list[int]]:
+def _prompts(prompt: Any) -> list[str | list[int]]:
     """Return one or several prompts as a list."""
-    if isinstance(given, str) or (given and is_token_ids(given)):
-        return [given]
-    several = isinstance(given, list) and all(isinstance(one, str) or is_token_ids(one) for one in given)
-    if not several or not given:
+    if isinstance(prompt, str) or (prompt and is_token_ids(prompt)):
+        return [prompt]
+    several = isinstance(prompt, list) and all(isinstance(one, str) or is_token_ids(one) for one in prompt)
+    if not several or not prompt:
         raise RequestError("'prompt' must be a string, a list of token ids, or a list of these")
-    if len(given) > MOST_PROMPTS:
-        raise RequestError(f"'prompt' has {len(given)} prompts; the maximum is {MOST_PROMPTS}")
-    return list(given)
+    if len(prompt) > MOST_PROMPTS:
+        raise RequestError(f"'prompt' has {len(prompt)} prompts; the maximum is {MOST_PROMPTS}")
+    return list(prompt)
 
 
 def _gap(prompt: Prompt, suffix: str) -> Infill:

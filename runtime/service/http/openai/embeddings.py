@@ -89,33 +89,33 @@ def read_embeddings(body: Mapping[str, Any]) -> EmbeddingsAsk:
     )
 
 
-def read_inputs(name: str, given: Any) -> list[str | list[int]]:
+def read_inputs(name: str, inputs: Any) -> list[str | list[int]]:
     """Return one or several inputs as a list.
 
     Raises:
         RequestError: the value has another type, or more than ``MOST_INPUTS`` inputs.
     """
-    if isinstance(given, str) or (given and is_token_ids(given)):
-        return [given]
-    if not given or not isinstance(given, list):
+    if isinstance(inputs, str) or (inputs and is_token_ids(inputs)):
+        return [inputs]
+    if not inputs or not isinstance(inputs, list):
         raise RequestError(f"'{name}' must be a string, a list of token ids, or a list of these")
     # Jina's clients write a text as an object.
-    given = [item["text"] if isinstance(item, dict) and item.keys() == {"text"} else item for item in given]
-    if not all(isinstance(one, str) or is_token_ids(one) for one in given):
+    inputs = [item["text"] if isinstance(item, dict) and item.keys() == {"text"} else item for item in inputs]
+    if not all(isinstance(one, str) or is_token_ids(one) for one in inputs):
         raise RequestError(f"'{name}' must be a string, a list of token ids, or a list of these")
-    if len(given) > MOST_INPUTS:
-        raise RequestError(f"'{name}' has {len(given)} texts; the maximum is {MOST_INPUTS}")
-    return list(given)
+    if len(inputs) > MOST_INPUTS:
+        raise RequestError(f"'{name}' has {len(inputs)} texts; the maximum is {MOST_INPUTS}")
+    return list(inputs)
 
 
-def embeddings_response(ask: EmbeddingsAsk, found: Embeddings, model: str) -> Json:
+def embeddings_response(ask: EmbeddingsAsk, embeddings: Embeddings, model: str) -> Json:
     """Return the response to a body.
 
     Raises:
         RequestError: ``dimensions`` exceeds the size of the model's vectors.
     """
-    vectors = cut_vectors(ask, found)
-    usage = {"prompt_tokens": found.prompt_tokens, "total_tokens": found.prompt_tokens}
+    vectors = cut_vectors(ask, embeddings)
+    usage = {"prompt_tokens": embeddings.prompt_tokens, "total_tokens": embeddings.prompt_tokens}
     data = [
         {"object": "embedding", "index": index, "embedding": encoded(vector, ask.encoding)}
         for index, vector in enumerate(vectors)
@@ -123,13 +123,13 @@ def embeddings_response(ask: EmbeddingsAsk, found: Embeddings, model: str) -> Js
     return {"object": "list", "data": data, "model": model, "usage": usage}
 
 
-def cut_vectors(ask: EmbeddingsAsk, found: Embeddings) -> npt.NDArray[np.float32]:
+def cut_vectors(ask: EmbeddingsAsk, embeddings: Embeddings) -> npt.NDArray[np.float32]:
     """Return the vectors [inputs, dimensions] that a body asks for.
 
     Raises:
         RequestError: ``dimensions`` exceeds the size of the model's vectors.
     """
-    vectors, size = found.vectors, ask.dimensions
+    vectors, size = embeddings.vectors, ask.dimensions
     if size is None:
         return vectors
     if size > vectors.shape[1]:

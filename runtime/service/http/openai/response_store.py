@@ -129,13 +129,13 @@ class ResponseStore:
         Raises:
             UnknownResponseError: this owner has no response with this id.
         """
-        found = self._stored.get(name)
-        if found is None or found.owner != owner:
+        stored = self._stored.get(name)
+        if stored is None or stored.owner != owner:
             raise UnknownResponseError(
                 f"there is no response '{name}'; the service keeps the latest {self._most} until it stops"
             )
         self._stored.move_to_end(name)
-        return found
+        return stored
 
     def __contains__(self, name: str) -> bool:
         return name in self._stored

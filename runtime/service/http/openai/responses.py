@@ -86,43 +86,43 @@ def read_response(
     Raises:
         RequestError: a field is invalid or not supported.
     """
-    given = {name: value for name, value in body.items() if value is not None}
+    fields = {name: value for name, value in body.items() if value is not None}
     options: Json = {"max_tokens": None, **defaults}
-    options |= {name: given[name] for name in _SAME if name in given}
-    if "max_output_tokens" in given:
-        options["max_tokens"] = given["max_output_tokens"]
-    if _LOGPROBS in _includes(given):
-        options["logprobs"] = given.get("top_logprobs", 0)
-    if given.get("truncation", "disabled") not in ("disabled", "auto"):
-        raise RequestError(f"'truncation' must be disabled or auto, not {shown(given['truncation'])}")
-    text = _object("text", given.get("text", {}))
+    options |= {name: fields[name] for name in _SAME if name in fields}
+    if "max_output_tokens" in fields:
+        options["max_tokens"] = fields["max_output_tokens"]
+    if _LOGPROBS in _includes(fields):
+        options["logprobs"] = fields.get("top_logprobs", 0)
+    if fields.get("truncation", "disabled") not in ("disabled", "auto"):
+        raise RequestError(f"'truncation' must be disabled or auto, not {shown(fields['truncation'])}")
+    text = _object("text", fields.get("text", {}))
     if "format" in text:
         options["structured_output"] = _form(text["format"])
-    items = _items(given.get("input", []))
+    items = _items(fields.get("input", []))
     ignored: list[str] = []
     messages = [*before, *joined(message for item in items for message in read_item(item, ignored))]
     _check_calls(messages)
     if not messages:
         raise RequestError("'input' must be a string or a list of at least 1 item")
-    instructions = text_field("instructions", given.get("instructions"))
+    instructions = text_field("instructions", fields.get("instructions"))
     system = [Message("system", (Text(instructions),))] if instructions else []
-    tools = read_tools(given.get("tools", []))
-    reasoning = _object("reasoning", given.get("reasoning", {}))
+    tools = read_tools(fields.get("tools", []))
+    reasoning = _object("reasoning", fields.get("reasoning", {}))
     effort = reasoning.get("effort")
     prompt = converse(
         [*system, *messages],
         options,
         tools=tools,
-        choice=read_tool_choice(given.get("tool_choice"), tools.left_out),
+        choice=read_tool_choice(fields.get("tool_choice"), tools.left_out),
         variables=thinking(effort or None, options),
-        parallel=bool_field("parallel_tool_calls", given.get("parallel_tool_calls", True)),
+        parallel=bool_field("parallel_tool_calls", fields.get("parallel_tool_calls", True)),
         ignored=dict.fromkeys(ignored),
     )
-    flags = {name: bool_field(name, given.get(name, name == "store")) for name in
+    flags = {name: bool_field(name, fields.get(name, name == "store")) for name in
              ("stream", "store", "background")}  # fmt: skip
     if flags["background"] and not flags["store"]:
         raise RequestError("'background' requires 'store': true; poll the response by its id")
-    echo = {**_echo(given, options), "store": flags["store"], "background": flags["background"]}
+    echo = {**_echo(fields, options), "store": flags["store"], "background": flags["background"]}
     return ResponseAsk(generation_request(prompt, options), messages, items, echo, **flags)
 
 
@@ -142,30 +142,30 @@ def _includes(body: Mapping[str, Any]) -> list[str]:
     return given
 
 
-def _echo(given: Mapping[str, Any], options: Json) -> Json:
+def _echo(fields: Mapping[str, Any], options: Json) -> Json:
     """Return the fields of the body that the response repeats, with the defaults of missing ones."""
     return {
-        "instructions": given.get("instructions"),
-        "max_output_tokens": given.get("max_output_tokens"),
-        "metadata": _object("metadata", given.get("metadata", {})),
-        "parallel_tool_calls": given.get("parallel_tool_calls", True),
-        "previous_response_id": given.get("previous_response_id"),
-        "reasoning": {"effort": given.get("reasoning", {}).get("effort"), "summary": None},
+        "instructions": fields.get("instructions"),
+        "max_output_tokens": fields.get("max_output_tokens"),
+        "metadata": _object("metadata", fields.get("metadata", {})),
+        "parallel_tool_calls": fields.get("parallel_tool_calls", True),
+        "previous_response_id": fields.get("previous_response_id"),
+        "reasoning": {"effort": fields.get("reasoning", {}).get("effort"), "summary": None},
         "temperature": options.get("temperature", 1.0),
-        "text": {"format": given.get("text", {}).get("format", {"type": "text"})},
-        "tool_choice": given.get("tool_choice", "auto"),
-        "tools": [_echoed_tool(tool) for tool in given.get("tools", [])],
+        "text": {"format": fields.get("text", {}).get("format", {"type": "text"})},
+        "tool_choice": fields.get("tool_choice", "auto"),
+        "tools": [_echoed_tool(tool) for tool in fields.get("tools", [])],
         "top_p": options.get("top_p", 1.0),
-        "truncation": given.get("truncation", "disabled"),
-        "user": given.get("user"),
+        "truncation": fields.get("truncation", "disabled"),
+        "user": fields.get("user"),
         # The specification (openresponses.org) requires these too.
         "presence_penalty": options.get("presence_penalty", 0.0),
         "frequency_penalty": options.get("frequency_penalty", 0.0),
-        "top_logprobs": given.get("top_logprobs", 0),
+        "top_logprobs": fields.get("top_logprobs", 0),
         "max_tool_calls": None,
-        "service_tier": given.get("service_tier", "default"),
-        "safety_identifier": given.get("safety_identifier"),
-        "prompt_cache_key": given.get("prompt_cache_key"),
+        "service_tier": fields.get("service_tier", "default"),
+        "safety_identifier": fields.get("safety_identifier"),
+        "prompt_cache_key": fields.get("prompt_cache_key"),
     }
 
 
@@ -180,12 +180,12 @@ def _object(name: str, value: Any) -> Json:
     return value
 
 
-def _form(given: Any) -> Json | None:
+def _form(form: Any) -> Json | None:
     """Return the structured output options for ``text.format``, which has ``schema`` at its top level."""
-    match given:
+    match form:
         case {"type": "json_schema", "schema": schema}:
             return {"json_schema": schema}
-    return structured_output(given)
+    return structured_output(form)
 
 
 def _items(given: Any) -> list[Json]:

@@ -31,11 +31,11 @@ def take_stream_options(options: Json) -> StreamOptions:
         RequestError: a value has the wrong type.
     """
     stream = bool_field("stream", options.pop("stream", False))
-    given = options.pop("stream_options", None) or {}
-    if not isinstance(given, dict):
-        raise RequestError(f"'stream_options' must be an object, not {shown(given)}")
-    found = {
-        name: bool_field(f"stream_options.{name}", given.get(name) or False)
+    fields = options.pop("stream_options", None) or {}
+    if not isinstance(fields, dict):
+        raise RequestError(f"'stream_options' must be an object, not {shown(fields)}")
+    parsed = {
+        name: bool_field(f"stream_options.{name}", fields.get(name) or False)
         for name in ("include_usage", "continuous_usage_stats")
     }
-    return StreamOptions(stream, found["include_usage"], found["continuous_usage_stats"])
+    return StreamOptions(stream, parsed["include_usage"], parsed["continuous_usage_stats"])

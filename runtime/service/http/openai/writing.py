@@ -78,17 +78,17 @@ def completion_logprobs(
         offset: the number of characters before the first token.
     """
     tokens: list[str] = []
-    own: list[float | None] = []
+    chosen: list[float | None] = []
     top: list[Any] = []
     offsets: list[int] = []
     for token, candidates in zip(token_ids, logprobs, strict=True):
         entry = candidates[token] if candidates else None
         tokens.append(_token_text(entry) if entry else first)
-        own.append(entry.logprob if entry else None)
+        chosen.append(entry.logprob if entry else None)
         top.append({_token_text(one): one.logprob for one in by_rank(candidates)} if candidates else None)
         offsets.append(offset)
         offset += len(entry.text if entry else first)
-    return {"tokens": tokens, "token_logprobs": own, "top_logprobs": top, "text_offset": offsets}
+    return {"tokens": tokens, "token_logprobs": chosen, "top_logprobs": top, "text_offset": offsets}
 
 
 def _token_text(entry: Logprob) -> str:

@@ -57,20 +57,20 @@ def _messages(roles: tuple[str, ...]) -> Json:
 
 def _option(option: Option) -> Json | None:
     """Return the schema of a sampling option, or None if JSON cannot describe it."""
-    found: list[Json] = [{"enum": list(option.choices)}] if option.choices else []
+    forms: list[Json] = [{"enum": list(option.choices)}] if option.choices else []
     for kind in option.kinds:
         if kind not in _TYPES:
             return None
-        one: Json = {"type": _TYPES[kind]}
+        form: Json = {"type": _TYPES[kind]}
         for name, bound in (
             ("minimum", option.least),
             ("exclusiveMinimum", option.above),
             ("maximum", option.most),
         ):
             if bound is not None and abs(bound) != float("inf"):
-                one[name] = bound
-        found.append({"type": "array", "items": one} if option.repeated else one)
-    schema = found[0] if len(found) == 1 else {"anyOf": found}
+                form[name] = bound
+        forms.append({"type": "array", "items": form} if option.repeated else form)
+    schema = forms[0] if len(forms) == 1 else {"anyOf": forms}
     return {**schema, "description": option.help}
 
 

@@ -103,24 +103,27 @@ def document(operations: Iterable[Operation], names: ModelNames) -> Json:
     }
 
 
-def _described(one: Operation, schemas: dict[str, Json], models: list[str]) -> Json:
-    plain = one.path.replace("/versions/{version}", "")
-    words = re.findall(r"\w+", one.path)
-    found: Json = {"operationId": "_".join([one.method, *words]), "summary": one.summary}
-    parameters = [_parameter(name, models) for name in re.findall(r"{(\w+)}", one.path)]
-    queries = _QUERIES.get((one.method, plain), {})
+def _described(operation: Operation, schemas: dict[str, Json], models: list[str]) -> Json:
+    plain = operation.path.replace("/versions/{version}", "")
+    words = re.findall(r"\w+", operation.path)
+    described: Json = {"operationId": "_".join([operation.method, *words]), "summary": operation.summary}
+    parameters = [_parameter(name, models) for name in re.findall(r"{(\w+)}", operation.path)]
+    queries = _QUERIES.get((operation.method, plain), {})
     parameters += [{"name": name, "in": "query", "schema": schema} for name, schema in queries.items()]
     if parameters:
-        found["parameters"] = parameters
-    media = _MEDIA.get((one.method, plain), (_JSON,))
-    if (one.method, plain) == ("post", "/v1/files"):
-        found["requestBody"] = {"required": True, "content": {"multipart/form-data": {"schema": _UPLOAD}}}
-    elif one.method == "post" and plain in schemas:
+        described["parameters"] = parameters
+    media = _MEDIA.get((operation.method, plain), (_JSON,))
+    if (operation.method, plain) == ("post", "/v1/files"):
+        described["requestBody"] = {"required": True, "content": {"multipart/form-data": {"schema": _UPLOAD}}}
+    elif operation.method == "post" and plain in schemas:
         schema = schemas[plain]
-        found["requestBody"] = {"required": bool(schema["required"]), "content": {_JSON: {"schema": schema}}}
+        described["requestBody"] = {
+            "required": bool(schema["required"]),
+            "content": {_JSON: {"schema": schema}},
+        }
         if media == (_JSON,) and "stream" in schema["properties"]:
             media = (_JSON, _EVENTS)
-    return found | {"responses": _responses(media)}
+    return described | {"responses": _responses(media)}
 
 
 def _parameter(name: str, models: list[str]) -> Json:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
+import llguidance
 import pytest
 
 from carryall.errors import ProviderRuntimeError, UsageError
 from carryall.runtime.api.async_llm import AsyncLLM
 from carryall.runtime.service.core.served_model import load_served_model
+from carryall.runtime.types.sampling_params import SamplingParams
+from carryall.runtime.types.structured_output import StructuredOutput
 
 
 @pytest.mark.parametrize("warm_up", [False, True])
@@ -67,3 +71,32 @@ def test_what_a_chat_template_does_not_tell_is_in_the_log_before_requests(
         served = load_served_model("demo", provider="null", warm_up=True, chat_template=template)
         served.llm.shutdown()
     assert "calls: the template leaves calls out of past answers" in caplog.text
+
+
+def test_the_vocabulary_of_grammars_is_read_before_requests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes seconds with the GIL, in which all streams of a service would stop."""
+    read = []
+    make = llguidance.LLTokenizer
+
+    def counted(*arguments: Any, **options: Any) -> Any:
+        read.append(arguments)
+        return make(*arguments, **options)
+
+    monkeypatch.setattr(llguidance, "LLTokenizer", counted)
+    template = tmp_path / "template.jinja"
+    template.write_text("{{ messages[0].content }}")
+    served = load_served_model("demo", provider="null", warm_up=True, chat_template=template)
+    try:
+        assert len(read) == 1
+        params = SamplingParams(max_tokens=4, structured_output=StructuredOutput(regex="[0-9]+"))
+
+        async def text() -> str:
+            *_, last = [output async for output in served.llm.generate("x", params)]
+            return last.outputs[0].text
+
+        assert asyncio.run(text()).isdigit()
+        assert len(read) == 1
+    finally:
+        served.llm.shutdown()

@@ -13,10 +13,12 @@ from typing import Any
 import pytest
 from grpc_serving import serving
 from http_serving import http_serving
-from null_llm import null_llm
+from null_llm import null_llm, null_model
 
 from carryall.proto import generation_pb2
 from carryall.providers.base import Row
+from carryall.runtime.api.async_llm import AsyncLLM
+from carryall.runtime.engine.engine import EngineConfig
 from carryall.runtime.service.http import sse
 from carryall.runtime.service.telemetry.request_log import RequestLog
 
@@ -473,7 +475,7 @@ def test_a_request_that_is_left_is_logged_with_its_prompt(caplog: pytest.LogCapt
                 body = {"model": "toy", "messages": USER, "stream": True}
                 async with served.client.stream("POST", "/v1/chat/completions", json=body) as answer:
                     assert answer.status_code == 200
-                async with asyncio.timeout(10):
+                async with asyncio.timeout(30):
                     while not (lines := [r for r in caplog.records if r.name.endswith("request_log")]):
                         await asyncio.sleep(0.01)
             finally:
@@ -509,5 +511,67 @@ def test_cut_arguments_do_not_end_a_conversation(arguments: str, told: str) -> N
             tokens = (await served.post("/tokenize", model="toy", messages=turns)).json()["tokens"]
             text = f"[user]x[assistant]{told}[tool]ok"
             assert tokens == llm.encode(text, add_special_tokens=False)
+
+    asyncio.run(scenario())
+
+
+def test_a_client_that_reconnects_100_times_leaves_nothing_behind() -> None:
+    """It asks for the same long prompt again and again, and closes each stream after its head."""
+    talk = [{"role": "system", "content": "word " * 1200}, *USER]
+    body: Any = {"model": "toy", "messages": talk, "max_tokens": 4, "temperature": 0, "stream": True}
+
+    async def scenario() -> None:
+        async with null_llm(step_seconds=0.002) as llm, http_serving(llm) as served:
+            for attempt in range(100):
+                async with served.client.stream("POST", "/v1/chat/completions", json=body) as answer:
+                    assert answer.status_code == 200
+                    if attempt % 2:
+                        await anext(answer.aiter_lines())
+            while (stats := llm.stats()).running or stats.waiting:
+                await asyncio.sleep(0.01)
+            events = await served.events("/v1/chat/completions", **body)
+            usage = events[-2].get("usage")
+            after = llm.stats()
+            assert (after.running, after.waiting, after.failed) == (0, 0, 0)
+            assert after.cancelled + after.finished == 101
+            # What was computed before a client left is kept: the prompt is computed about once.
+            assert after.computed_tokens < 3 * 1200 + 100 * 8, usage
+            said = "".join(
+                choice["delta"].get("content") or "" for event in events[:-1] for choice in event["choices"]
+            )
+        async with null_llm() as llm, http_serving(llm) as served:
+            again = (await served.post("/v1/chat/completions", **{**body, "stream": False})).json()
+            assert again["choices"][0]["message"]["content"] == said
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "LONG"}]}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "LONG"}], "max_tokens": 4}),
+        ("/v1/responses", {"input": "LONG"}),
+        ("/api/chat", {"messages": [{"role": "user", "content": "LONG"}]}),
+    ],
+)
+def test_a_prompt_larger_than_the_pool_is_an_error_at_once(
+    path: str, body: dict[str, Any], stream: bool
+) -> None:
+    """Also beside a request that fills it: nothing waits for room that cannot come."""
+
+    async def scenario() -> None:
+        pool = EngineConfig(kv_bytes=500 * 1024)  # of the toy model's 1,024 bytes a token
+        llm = AsyncLLM(null_model(step_seconds=0.01), engine_config=pool)
+        async with http_serving(llm) as served:
+            beside = asyncio.create_task(served.post("/v1/completions", prompt="x", max_tokens=100))
+            asked = json.loads(json.dumps(body).replace("LONG", "word " * 600))
+            answer = await asyncio.wait_for(served.post(path, model="toy", stream=stream, **asked), 10)
+            assert answer.status_code == 400
+            assert "500" in answer.text
+            assert not beside.done()
+            assert (await beside).status_code == 200
+        llm.shutdown()
 
     asyncio.run(scenario())

@@ -5,13 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from http_serving import http_serving
+from http_serving import HttpServed, http_serving
 from null_llm import null_llm, null_model
+from tiny_models import write_tiny
 
+from carryall.providers.base import Row
 from carryall.runtime.api.async_llm import AsyncLLM
 from carryall.runtime.engine.engine import EngineConfig
 from carryall.runtime.service.core import handler
@@ -44,6 +48,81 @@ def test_progress_of_a_prompt_is_told_while_it_is_computed(monkeypatch: pytest.M
                 assert not any("prompt_progress" in event for event in plain[:-1])
             answer = await served.post(path, **{**asked, "return_progress": 5})
             assert (answer.status_code, "return_progress" in answer.text) == (400, True)
+
+    asyncio.run(scenario())
+
+
+PROMISE = "X-Carryall-First-Token-Seconds"
+TOKEN_SECONDS = 0.0005
+
+
+def slow_prompts(rows: Sequence[Row]) -> None:
+    """Take half a millisecond a token of a prompt, and 2 ms a step."""
+    prompts = sum(len(row.tokens) for row in rows if len(row.tokens) > 1)
+    time.sleep(0.002 + prompts * TOKEN_SECONDS)
+
+
+def words(count: int, seed: int) -> str:
+    return " ".join(random.Random(seed).choices(WORDS, k=count))
+
+
+def test_the_first_token_is_promised_once_prompts_were_measured() -> None:
+    async def scenario() -> None:
+        async with null_llm(before_forward=slow_prompts) as llm, http_serving(llm) as served:
+
+            async def first_token(prompt: str) -> tuple[float | None, float]:
+                """What was promised for a prompt, and what its tokens take."""
+                body: Any = {"prompt": prompt, "max_tokens": 2, "stream": True}
+                async with served.client.stream("POST", "/v1/completions", json=body) as answer:
+                    assert answer.status_code == 200
+                    seconds = answer.headers.get(PROMISE)
+                    await answer.aread()
+                return (None if seconds is None else float(seconds)), len(llm.encode(prompt)) * TOKEN_SECONDS
+
+            assert (await first_token("x"))[0] is None  # nothing was measured
+            assert (await first_token(words(400, 0)))[0] is None
+            promised, due = await first_token(words(400, 1))
+            assert promised == pytest.approx(due, rel=0.3)
+            cached, _ = await first_token(words(400, 1))
+            assert cached is not None
+            assert cached < due / 20
+            two = [asyncio.create_task(first_token(words(400, seed))) for seed in (2, 3)]
+            later = max(promised or 0 for promised, _ in [await task for task in two])
+            assert later == pytest.approx(2 * due, rel=0.4)
+            for path, body in (
+                ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1}),
+                ("/v1/messages", {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1}),
+                ("/v1/responses", {"input": "x", "max_output_tokens": 1}),
+                (
+                    "/api/chat",
+                    {"messages": [{"role": "user", "content": "x"}], "options": {"num_predict": 1}},
+                ),
+            ):
+                answer = await served.post(path, **body, model="toy", stream=True)
+                assert float(answer.headers[PROMISE]) < 0.1, path
+            assert PROMISE not in (await served.client.get("/v1/models")).headers
+
+    asyncio.run(scenario())
+
+
+def test_too_many_queued_tokens_ask_to_retry_when_there_is_room() -> None:
+    async def scenario() -> None:
+        model = null_model(before_forward=slow_prompts)
+        llm = AsyncLLM(model, engine_config=EngineConfig(max_queued_tokens=3000))
+        async with http_serving(llm) as served:
+            for seed in (0, 1):  # measured
+                await served.post("/v1/completions", prompt=words(400, seed), max_tokens=1)
+            long = asyncio.create_task(served.post("/v1/completions", prompt=words(700, 2), max_tokens=1))
+            while not (llm.stats().running or long.done()):
+                await asyncio.sleep(0.001)
+            tokens = len(llm.encode(words(700, 3)))
+            answer = await served.post("/v1/completions", prompt=words(700, 3), max_tokens=1)
+            assert answer.status_code == 429
+            assert f"with {tokens} more they exceed max_queued_tokens, 3000" in answer.text
+            assert 1 <= int(answer.headers["retry-after"]) <= 1 + 2 * tokens * TOKEN_SECONDS
+            short = await served.post("/v1/completions", prompt="x", max_tokens=1)
+            assert (await long).status_code == short.status_code == 200
+        llm.shutdown()
 
     asyncio.run(scenario())
 
@@ -128,6 +207,56 @@ def test_each_turn_of_a_session_computes_its_new_tokens_only(door: str) -> None:
                     assert spent <= new + 8 + 6, number
                 before = total
             assert total > 1500
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.slow
+def test_thirty_turns_up_to_30000_tokens_on_the_cpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also after 20 other conversations on 4 slots, and in another process of the service.
+
+    With ``-s``, each turn is printed: its prompt, what was computed and what was new.
+    """
+    monkeypatch.setenv("CARRYALL_CACHE", str(tmp_path / "cache"))
+    folder = write_tiny("llama", tmp_path / "model", max_position_embeddings=65_536)  # a byte is a token
+    talk: list[dict[str, Any]] = [{"role": "system", "content": words(160, 0)}]
+    known = 0  # tokens of the conversation up to the end of the last answer
+
+    async def turn(served: HttpServed, label: str, spare: int = 0) -> None:
+        nonlocal known
+        talk.append({"role": "user", "content": words(160, len(talk))})
+        begin = time.monotonic()
+        body: Any = {"messages": talk, "max_tokens": 16, "temperature": 0, "ignore_eos": True}
+        answer = await served.post("/v1/chat/completions", **body)
+        usage = answer.json()["usage"]
+        talk.append({"role": "assistant", "content": answer.json()["choices"][0]["message"]["content"]})
+        computed = usage["prompt_tokens"] - usage["prompt_tokens_details"]["cached_tokens"]
+        new = usage["prompt_tokens"] - known
+        seconds = time.monotonic() - begin
+        with capsys.disabled():
+            print(f"{label}: {usage['prompt_tokens']:6} {computed:6} {new:6} {seconds:6.2f} s")
+        assert computed <= new + spare, label
+        known = usage["prompt_tokens"]
+
+    async def scenario() -> None:
+        options: Any = {"provider": "cpu", "max_slots": 4, "context_length": 40_000}
+        llm = AsyncLLM(folder, prefix_cache_dir="auto", **options)
+        async with http_serving(llm) as served:
+            for number in range(1, 31):
+                await turn(served, f"turn {number}")
+            for number in range(20):
+                other = [{"role": "user", "content": f"{number} {words(300, 1000 + number)}"}]
+                answer = await served.post("/v1/chat/completions", messages=other, max_tokens=4)
+                assert answer.status_code == 200
+            await turn(served, "after 20 other conversations", spare=64)  # files hold whole chunks
+        llm.shutdown()
+        llm = AsyncLLM(folder, prefix_cache_dir="auto", **options)
+        async with http_serving(llm) as served:
+            await turn(served, "after a restart", spare=64)
+        llm.shutdown()
+        assert known > 30_000
 
     asyncio.run(scenario())
 

@@ -205,13 +205,25 @@ async def info(name: str, folder: Path) -> Any:
 
 def test_classes_names_and_labels_of_a_request(packages: dict[str, Path]) -> None:
     labels = {"candidate_labels": ["sport", "art"], "hypothesis_template": "is {}"}
-    one, pair, several, names, chosen = answers(
+    one, pair, several, names, chosen, best, some = answers(
         packages,
         ("/predict", {"inputs": TEXTS[0], "model": "inference"}),
         ("/predict", {"inputs": [TEXTS[0], TEXTS[1]], "model": "inference", "raw_scores": True}),
         ("/predict", {"inputs": [[TEXTS[0]], [TEXTS[0], TEXTS[1]]], "model": "inference"}),
         ("/predict", {"inputs": TEXTS[0], "model": "names"}),
         ("/predict", {"inputs": TEXTS[0], "model": "inference", "parameters": labels}),
+        (
+            "/predict",
+            {
+                "inputs": TEXTS[0],
+                "model": "inference",
+                "parameters": {"top_k": 1, "function_to_apply": "sigmoid"},
+            },
+        ),
+        (
+            "/predict",
+            {"inputs": TEXTS[0], "model": "names", "parameters": {"ignore_labels": ["O", "PER"]}},
+        ),
     )
     classifier = carryall.TextClassifier(packages["inference"])
     given: list[Any] = [TEXTS[0], (TEXTS[0], TEXTS[1])]
@@ -226,9 +238,12 @@ def test_classes_names_and_labels_of_a_request(packages: dict[str, Path]) -> Non
     assert [(each["entity_group"], each["start"], each["end"], each["word"]) for each in names] == [
         (part.label, part.start, part.end, part.text) for part in parts
     ]
+    assert [each["start"] for each in some] == [part.start for part in parts if part.label != "PER"]
+    best_logit = float(classifier.logits([TEXTS[0]]).max())
+    ((top,),) = best
+    assert top["score"] == pytest.approx(1 / (1 + np.exp(-best_logit)), abs=1e-5)
     expected = classifier.zero_shot([TEXTS[0]], ["sport", "art"], hypothesis="is {}")[0]
-    assert chosen["sequence"] == TEXTS[0]
-    assert dict(zip(chosen["labels"], chosen["scores"], strict=True)) == {
+    assert {each["label"]: each["score"] for each in chosen} == {
         "sport": pytest.approx(float(expected[0]), abs=1e-5),
         "art": pytest.approx(float(expected[1]), abs=1e-5),
     }
@@ -265,6 +280,16 @@ BAD: list[tuple[str, dict[str, Any], int, str]] = [
         "'parameters' must be an object",
     ),
     ("/rerank", {"query": "q", "texts": [], "model": "ranker"}, 400, "'texts' must be"),
+    ("/embed", {"inputs": "x", "model": "cls", "encoding_format": "hex"}, 400, "must be float or base64"),
+    *(
+        ("/predict", {"inputs": "x", "model": model, "parameters": parameters}, 400, message)
+        for model, parameters, message in (
+            ("inference", {"top_k": 0}, "'top_k' must be an integer"),
+            ("inference", {"function_to_apply": "relu"}, "must be sigmoid, softmax or none"),
+            ("names", {"ignore_labels": ["PER"]}, "'ignore_labels' must have 'O'"),
+            ("names", {"stride": 5}, "'stride' is not supported"),
+        )
+    ),
     ("/v1/embeddings", {"input": "x" * 99, "model": "cls"}, 400, "text 0 has 100 tokens"),
     ("/api/embed", {"input": "x" * 99, "model": "cls", "truncate": False}, 400, "text 0 has 100 tokens"),
 ]

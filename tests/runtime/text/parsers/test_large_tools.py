@@ -9,12 +9,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from mcp_servers import mcp_tools
+from own_environment import smollm2_gguf
 from text_kit import byte_level_with
 from tokenizers import AddedToken
 
+from carryall.runtime.models.model_source import resolve_model
 from carryall.runtime.text.grammars import GrammarCompiler
 from carryall.runtime.text.parsers.answer_grammar import answer_frame
 from carryall.runtime.text.parsers.formats import HERMES, QWEN_XML, AnswerFormat, CallFormat, Thought
+from carryall.runtime.text.tokenizer import Tokenizer
+from carryall.runtime.types.structured_output import StructuredOutput
 
 KINDS = [{"type": "string", "maxLength": 2000}, {"type": "integer", "maximum": 10_000}, {"type": "null"}]
 OPTION = {"anyOf": KINDS, "description": "What it is for, in a few words. " * 10}
@@ -74,3 +79,45 @@ def test_the_grammar_of_60_tools_of_100_kb_compiles_in_a_second(style: str, tmp_
         state.apply(logits)
         assert logits[token] == 0
         state.observe(token)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("style", CALLS)
+def test_tools_of_public_servers_compile_in_a_second_with_a_real_vocabulary(
+    style: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Over 60 tools of MCP servers, and SmolLM2's 49,152 tokens; a mask takes less than 1 ms on average."""
+    tools = mcp_tools()
+    assert len(tools) >= 60
+    name = "create_pull_request"
+    arguments = {"owner": "a", "repo": "b", "title": "Fix the parser of numbers", "head": "x", "base": "y"}
+    told = json.dumps({"name": name, "arguments": arguments})
+    pairs = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in arguments.items())
+    text = {
+        "object": f"<tool_call>\n{told}\n</tool_call>",
+        "pairs": f"<tool_call>\n<function={name}>\n{pairs}</function>\n</tool_call>",
+    }[style]
+    tokenizer = Tokenizer(resolve_model(smollm2_gguf()).folder)
+    end = tokenizer.encode("<|im_end|>", add_special_tokens=False)
+    compiler = GrammarCompiler(tokenizer, end, tokenizer.vocab_size)
+    compiler.compile(StructuredOutput(json_object=True)).result()  # reads the vocabulary, as a warm-up does
+    answer = AnswerFormat("test", None, CALLS[style][0])
+    names = [each["function"]["name"] for each in tools]
+    begin = time.process_time()
+    state = compiler.compile(None, answer_frame(answer, "", tools, names, parallel=True)).result()
+    compiled = time.process_time() - begin
+    masks = []
+    for token in [*tokenizer.encode(text, add_special_tokens=False), *end]:
+        logits = np.zeros(tokenizer.vocab_size, np.float32)
+        begin = time.process_time()
+        state.apply(logits)
+        masks.append(time.process_time() - begin)
+        assert logits[token] == 0
+        state.observe(token)
+    with capsys.disabled():
+        size = len(json.dumps(tools)) // 1000
+        print(
+            f"{style}: {len(tools)} tools, {size} kB: {compiled:.2f} s, masks {np.mean(masks) * 1e3:.2f} ms"
+        )
+    assert compiled < 1
+    assert np.mean(masks) < 0.001
