@@ -12,6 +12,7 @@ namespace carryall {
 namespace {
 
 constexpr int64_t kSummed = 128;      // inputs; as float32 their weights of a tile are a quarter of a first-level cache
+constexpr int64_t kWaiting = 6;       // groups of rows whose products take as long as their weights
 constexpr int64_t kTotalsRows = 128;  // whose totals lie on the stack at a time
 
 struct OfFloat16 {
@@ -84,14 +85,16 @@ void tile_totals(const Weights& w, const uint8_t* tile, Inputs x, int64_t count,
       choose_products<V, Type, kRows, kAsStored>(count, lines, kBytes, inputs, {x.data + first, x.step}, totals, lines + kSummed * kBytes);
       continue;
     }
-    const uint8_t* read = kAsStored ? lines : reinterpret_cast<const uint8_t*>(wide);
-    for (int64_t k = 0; k < inputs && !kAsStored; k++) V::store(wide + k * kColumns, Type::template load<V>(lines + k * kBytes));
+    // A copy stays in the first-level cache while the rows go through it.
+    const bool copied = !kAsStored || groups > kWaiting;
+    const uint8_t* read = copied ? reinterpret_cast<const uint8_t*>(wide) : lines;
+    for (int64_t k = 0; k < inputs && copied; k++) V::store(wide + k * kColumns, Type::template load<V>(lines + k * kBytes));
     for (int64_t g = 0; g < groups; g++) {
       const int64_t row = count * g / groups, end = count * (g + 1) / groups;
-      // Each group asks for its part of the next weights, so that memory is never idle.
+      // Each group asks for its part of the next weights, so that memory is never idle; many groups take longer than it does.
+      const auto multiply = copied ? choose_products<V, OfFloat32, kRows, false> : choose_products<V, OfFloat32, kRows, kAsStored>;
       const uint8_t* ahead = lines + (kSummed + inputs * g / groups) * kBytes;
-      choose_products<V, OfFloat32, kRows, kAsStored>(end - row, read, OfFloat32::kBytes, inputs, {x.row(row) + first, x.step},
-                                                      totals + row * kColumns, ahead, groups);
+      multiply(end - row, read, OfFloat32::kBytes, inputs, {x.row(row) + first, x.step}, totals + row * kColumns, ahead, groups);
     }
   }
 }
