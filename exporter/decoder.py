@@ -49,6 +49,8 @@ class Decoder(GraphWriter):
         self.attention_mask = self.input(ATTENTION_MASK, ir.DataType.INT64, ("batch", TOTAL))
         self.position_ids = self.input(POSITION_IDS, ir.DataType.INT64, tokens)
         attending = [layer for layer in range(config.num_layers) if config.has_attention(layer)]
+        # Layers that read another layer's keys and values have no cache. The numbers of layers stay in the
+        # names, so that a name says which layer of the checkpoint it belongs to.
         owners = sorted({config.key_value(layer).owner for layer in attending})
         self.past = {
             layer: (self._kv_input(layer, "key"), self._kv_input(layer, "value")) for layer in owners

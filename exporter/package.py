@@ -12,7 +12,6 @@ from ..errors import CheckpointError, PackageError
 from ..storage.hashes import content_key
 from ..storage.manifest import MISSING, UNREADABLE, find_damage
 from .config import CONFIG_FILE, GENERATION_FILE, read_json
-from .gguf.file import shard_paths
 from .image_processor import IMAGE_PROCESSOR_FILE, SIDE_FILES
 from .package_record import RECORD_FILE, PackageRecord, read_record
 from .signature import DecoderSignature
@@ -208,6 +207,8 @@ def fingerprint(source: Path) -> str:
         CheckpointError: a file cannot be read.
     """
     if source.is_file():
+        from .gguf.file import shard_paths  # only files of this kind need it
+
         folder, names = source.parent, [path.name for path in shard_paths(source)]
     else:
         folder = source

@@ -40,6 +40,8 @@ def packed_weight(
     small = shape_through(view, (shape[0], -(-shape[1] // packed.block_size)), np.float32)
     axis = 0 if small[1] == values[1] else 1
 
+    # Levels, scales and zero points come from one reading of the file, each lazily: SharedComputation reads
+    # when the first is asked for and forgets when the last was taken.
     shared = SharedComputation(partial(_stored_arrays, packed, view, axis, name))
     unsigned = packed.has_minima or packed.has_zero_points
     dtype = ir.DataType[f"{'UINT' if unsigned else 'INT'}{packed.bits}"]
@@ -58,6 +60,8 @@ def packed_weight(
             operands.append(graph.initializer(_named(points, f"{name}.zero_points")))
         if not packed.has_minima:
             return graph.op("DequantizeLinear", *operands, **attributes)
+        # Minima belong to blocks, and DequantizeLinear has no offset in floats: the values are split into
+        # blocks, so that one Add reaches them all.
         blocks = (*values[:axis], small[axis], packed.block_size, *values[axis + 1 :])
         offsets = (*small[: axis + 1], 1, *small[axis + 1 :])
         minima = _floats(shared, 2, packed, offsets)

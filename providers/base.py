@@ -459,6 +459,14 @@ class Provider(abc.ABC):
         """Return the passes that lower a portable graph that is not a decoder for ``session``, in order."""
         return []
 
+    def text_passes(self) -> list[ir.passes.PassBase]:
+        """Return the passes that lower the portable graph of a text encoder without padding, in order."""
+        return []
+
+    def lowers_texts(self) -> bool:
+        """Return whether ``text_passes`` has any; this needs no library of graphs."""
+        return False
+
     def kept_products(self) -> Collection[int]:
         """Return the widths of quantized weights for which ``session`` has onnxruntime's MatMulNBits."""
         return ()

@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,9 @@ import numpy.typing as npt
 from ...errors import CheckpointError, PackageError, UnsupportedModelError
 from ...storage.paths import stays_inside
 from ..config import read_json
-from ..weights import Checkpoint
+
+if TYPE_CHECKING:
+    from ..weights import Checkpoint
 
 MODULES_FILE, LENGTH_FILE = "modules.json", "sentence_bert_config.json"
 PROMPTS_FILE = "config_sentence_transformers.json"
@@ -281,6 +283,8 @@ def _dense(folder: Path) -> Dense:
         if pickles:
             raise pickle_error(folder / pickles[0], _WEIGHTS)
         raise CheckpointError(f"{folder} holds no {_WEIGHTS}")
+    from ..weights import Checkpoint  # imports the library of graphs, which most folders do not need
+
     stored = Checkpoint(folder)
     shape = _sizes(config, folder)
     bias = _array(stored, "linear.bias", shape[:1]) if config.get("bias", True) else None

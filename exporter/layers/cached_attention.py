@@ -58,6 +58,8 @@ def attention_with_sinks(
     scores = net.op("MatMul", scaled(net, q, c.attention_scale), keys)
     scores = net.op("Add", scores, net.op("Unsqueeze", net.mask(layer), net.ints(1)))
     sink = net.op("Reshape", sinks, net.ints(1, groups, queries, 1, 1))
+    # The sink takes part in the largest score and in the sum of the softmax, and has no value: the weights
+    # of a row add up to less than 1.
     largest = net.op("Max", net.op("ReduceMax", scores, net.ints(-1), keepdims=1), sink)
     powers = net.op("Exp", net.op("Sub", scores, largest))
     total = net.op("ReduceSum", powers, net.ints(-1), keepdims=1)

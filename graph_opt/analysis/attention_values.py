@@ -78,6 +78,9 @@ def meaning(proposal: Proposal, query: Heads, key: Heads, value: Heads) -> Meani
     if query[0] % key[0] or query[1] != key[1] or key[0] != value[0]:
         return f"{query[0]} query heads of size {query[1]} cannot share {key[0]} key heads of size {key[1]}"
     rng = np.random.default_rng(0)
+    # Fewer queries than keys show whether a mask counts from the first token or from the last; a causal one
+    # has as many, since Attention aligns is_causal at the first. Random values in two sequences and all
+    # heads make it unlikely that another formula gives the same numbers.
     sizes = ((query, tokens), (key, 5), (value, 5))
     arrays = [rng.standard_normal((2, heads, n, size)).astype(np.float32) for (heads, size), n in sizes]
     causal = np.tri(5, dtype=np.bool_) if proposal.causal else np.ones((tokens, 5), np.bool_)

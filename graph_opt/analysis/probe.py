@@ -204,6 +204,8 @@ def mask_meaning(
     values = _values(probe, _Case([0], context_length - new if cached else 0, new), heads)
     if isinstance(values, str):
         return values
+    # The last row of the longest context sees the whole window, and the differences between its entries are
+    # the slope of ALiBi. That proposes a meaning; the cases below decide whether it is right.
     last = values[0, :, -1]
     visible = last[0] > _BLOCKED
     count = int(visible.sum())

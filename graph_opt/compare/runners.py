@@ -157,6 +157,9 @@ class PortableRunner(GraphRunner):
         return {present_of(name): content[0] for name, content in self._caches[row].items()}
 
     def _run(self, rows: Mapping[int, Tokens]) -> dict[int, Logits]:
+        # One run takes all rows, padded at the left: each cache in front up to the longest past, each row's
+        # tokens up to the widest. The mask hides both paddings, and what it hides is cut from the caches
+        # afterwards, so that a row's cache never holds padding of the neighbours it had.
         pasts = [self._caches.setdefault(row, self._zero_cache(1, 0)) for row in rows]
         lengths = [past[self.cache_names[0]].shape[2] for past in pasts]
         past = {

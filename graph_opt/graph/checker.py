@@ -5,7 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import onnx
 import onnx_ir as ir
 from onnx_ir.passes import common
@@ -40,17 +43,26 @@ def silent_onnx_ir() -> Iterator[None]:
 
 @contextmanager
 def _small_weights_in_memory(model: ir.Model) -> Iterator[None]:
-    """Load small external weights: the checker would look for their files in the working directory."""
+    """Load small external weights, and put zeros in place of computed ones.
+
+    The checker would look for files in the working directory. It reads no elements, and to quantize every
+    weight for each call would take most of the time of checking after each pass.
+    """
     hidden: list[tuple[ir.Value, ir.TensorProtocol]] = []
     for graph in model.graphs():
         for value in graph.initializers.values():
             tensor = value.const_value
             checked = graph is not model.graph or (tensor is not None and tensor.nbytes <= _DROPPED_BYTES)
-            if isinstance(tensor, ir.ExternalTensor) and checked:
+            if checked and isinstance(tensor, ir.ExternalTensor | ir.LazyTensor):
                 hidden.append((value, tensor))
-                value.const_value = ir.tensor(tensor.numpy(), name=value.name)
+                shown = tensor.numpy() if isinstance(tensor, ir.ExternalTensor) else _zeros(tensor)
+                value.const_value = ir.tensor(shown, dtype=tensor.dtype, name=value.name)
     try:
         yield
     finally:
         for value, tensor in hidden:
             value.const_value = tensor
+
+
+def _zeros(tensor: ir.TensorProtocol) -> npt.NDArray[Any]:
+    return np.zeros(tensor.shape.numpy(), tensor.dtype.numpy())

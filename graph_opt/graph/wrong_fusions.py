@@ -9,7 +9,8 @@ Others make valid graphs invalid:
   graph or onnxruntime itself wrote (25526);
 - quantizers to int32, which do not exist, are inserted behind DequantizeLinear (25001);
 - with exact 8-bit sums, a zero point of two int8 weights that are quantized in the graph is replaced twice;
-- the reader of a quotient of constants is joined with it when the quotient is folded already (32413, 32416).
+- the reader of a quotient of constants is joined with it when the quotient is folded already (32413, 32416);
+- Clip behind Relu is joined with it only if its bounds are floats of 16 or 32 bits (10936, 23116, 24158).
 """
 
 from __future__ import annotations
@@ -33,17 +34,20 @@ _PAIRS = ("DoubleQDQPairsRemover",)
 _SIGNED = ("QDQS8ToU8Transformer",)
 _WIDE = ("QDQPropagationTransformer",)
 _QUOTIENTS = ("DivMulFusion",)
+_BOUNDS = ("FuseReluClip",)
 _OUTLINES = (
     ((b"ReduceMean", b"Sqrt"), _NORMS),
     ((b"QuantizeLinear", b"DequantizeLinear"), _PAIRS),
     ((b"DequantizeLinear",), _SIGNED),
     ((b"DequantizeLinear",), _WIDE),
     ((b"Div", b"Mul"), _QUOTIENTS),
+    ((b"Relu", b"Clip"), _BOUNDS),
 )
 _WITH_ZERO_POINT = 3  # inputs of QuantizeLinear and DequantizeLinear
 _FIRST_OUTPUT_DTYPE = 21  # the opset from which QuantizeLinear has output_dtype
 # onnxruntime inserts quantized pairs behind those that follow DequantizeLinear.
 _MOVES = frozenset({"MaxPool", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Slice", "Flatten", "Gather"})
+_JOINED_BOUNDS = (np.float16, np.float32)
 _SMALL = 4096  # bytes; larger initializers are no axes, exponents or scales of a tensor
 # onnxruntime may remove these between two quantized pairs.
 _MAY_VANISH = frozenset(
@@ -93,6 +97,7 @@ def _of_content(content: mmap.mmap | bytes, exact_sums: bool) -> tuple[str, ...]
         ),
         _WIDE: lambda scope: any(_is_moved(scope, node, np.int32) for node in scope.nodes),
         _QUOTIENTS: _has_constant_quotient,
+        _BOUNDS: _has_other_bounds,
     }
     return tuple(name for fusion in candidates if any(map(tests[fusion], scopes)) for name in fusion)
 
@@ -393,6 +398,17 @@ def _has_constant_quotient(scope: _Scope) -> bool:
         and any(reader.op_type == "Mul" for reader in scope.readers[node.output[0]])
         for node in scope.nodes
     )
+
+
+def _has_other_bounds(scope: _Scope) -> bool:
+    """Return whether Clip behind Relu has constant bounds that are no floats of 16 or 32 bits."""
+    for node in scope.nodes:
+        if node.op_type == "Relu" and not node.domain:
+            for clip, _ in scope.read_by(node.output[0], "Clip"):
+                bounds = [scope.constant(name) for name in clip.input[1:]]
+                if any(bound is not None and bound.dtype not in _JOINED_BOUNDS for bound in bounds):
+                    return True
+    return False
 
 
 def _equal_parameters(scope: _Scope, first: onnx.NodeProto, second: onnx.NodeProto) -> bool:

@@ -82,6 +82,8 @@ class ImageInputsPass(GraphPass):
         ids = find_input(graph, INPUT_IDS)
         rows = ir.val(IMAGE_ROWS, ir.DataType.INT64, None if ids is None else ids.shape)
         graph.inputs.extend([states, rows])
+        # The users are listed before Where becomes one of them. All nodes stand in front of the first user
+        # and not behind the embedding, since inputs of the graph and constants are known there as well.
         users = [(use.node, use.idx) for use in embedded.uses()]
         readers = {node for node, _ in users}
         lookup = next(node for node in graph if node in readers)

@@ -11,6 +11,8 @@ BEGINS, PAST, TABLE = "cumulative_sequence_length", "past_seqlens", "block_table
 # In host memory: bounds on the new tokens of a row, on the tokens of a row after the run, and from below on
 # those of the longest row (0: unknown). Without it, the kernel waits for the device in every layer.
 BOUNDS = "attention_metadata"
+# Of the graph of an encoder: the caches that its layers share, and how many tokens behind it a token sees.
+KEYS, VALUES, AHEAD = "text_keys", "text_values", "tokens_ahead"
 STATE_PLACES = "state_places"  # [rows], the index of each row's recurrent states
 
 LARGEST_HEAD = 512  # of carryall's kernel

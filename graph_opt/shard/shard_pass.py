@@ -168,6 +168,8 @@ class _Rewriter:
             if (indices is not None and (source.size, source.parts) != (cut.size, cut.parts)) or (
                 indices is not None and self._gathers_axis(node, cut, before[0])
             ):
+                # The indices are of the whole axis. This rank holds only some of its elements, in ascending
+                # order, so a binary search gives their places in what it holds.
                 held = source.indices(self._rank)
                 local_indices = np.searchsorted(held, indices[cut.indices(self._rank)])
                 self._set_constant(node, 1, local_indices.astype(np.int64))

@@ -123,6 +123,9 @@ class WeightCuts:
         node = value.producer()
         if node is None:
             raise GraphError(f"the weight {value.name} cannot be cut: it is computed from no weight")
+        # A weight may be computed from stored ones, such as levels, scales and minima. The nodes are written
+        # again for this rank in front of ``before``, on cut inputs, instead of cutting the result: so a rank
+        # never holds the whole weight, and quantized ones stay quantized.
         attributes = dict(node.attributes.items())
         own = cut if node.op_type != "Reshape" else self._reshaped(node, cut)
         inputs = [self.part(value, own, before) if value is not None else None for value in node.inputs[:1]]

@@ -15,7 +15,7 @@ import numpy as np
 
 from ...errors import ProviderRuntimeError
 from ...graph_opt.lower.kernels import StoredForm
-from ...graph_opt.lower.products.half_products import half_tile_bytes
+from ...graph_opt.lower.products.half_products import float_tile_bytes
 from ...graph_opt.lower.products.stored_tiles import HALF_MIDDLE, stored_tile_bytes
 from ...graph_opt.lower.products.tiles import COLUMNS, tile_bytes
 from .library import load
@@ -46,8 +46,8 @@ class ProductForm:
     @property
     def tile_bytes(self) -> int:
         """Bytes of a tile."""
-        if self.bits == 16:
-            return half_tile_bytes(self.inputs)
+        if self.bits >= 16:
+            return float_tile_bytes(self.inputs, self.bits)
         if self.offsets >= HALF_MIDDLE:
             form = StoredForm(self.bits, self.block_size, self.group_size, self.offsets)
             return stored_tile_bytes(form, self.inputs)

@@ -10,7 +10,6 @@ from ...errors import CarryallError, ProviderUnavailableError, UsageError
 from ...graph_opt.lower.kernels import Kernels
 from ..base import Provider, Runner, RunnerConfig
 from . import ort
-from .slot_runner import SlotRunner
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -54,6 +53,8 @@ class OrtProvider(Provider):
 
     def runner(self, model: Path, config: RunnerConfig) -> Runner:
         """Load a graph lowered by ``passes`` for generation."""
+        from .slot_runner import SlotRunner  # other sessions do not need it
+
         return SlotRunner(self._open(model, config, generating=True), config, str(model))
 
     def session_entries(self, options: Mapping[str, Any]) -> dict[str, str]:

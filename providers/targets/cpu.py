@@ -18,12 +18,7 @@ from ..host import machine
 from ..host.tuning import Tuning, stored_tuning, tuned_kernels
 from ..native.library import BUILD, PORTABLE, find_library
 from ..ort import ort
-from ..ort.device_memory import Device
-from ..ort.explicit import OrtExplicitSession
-from ..ort.host_paged import host_paged_runner, is_host_paged
 from ..ort.provider import OrtProvider, is_paged
-from ..ort.slot_runner import SlotRunner
-from ..runners.explicit_runner import ExplicitRunner, warn_of_explicit_kv
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -106,12 +101,25 @@ class CpuProvider(OrtProvider):
 
     def runner(self, model: Path, config: RunnerConfig) -> Runner:
         """Load a graph lowered by ``passes``."""
+        from ..ort.host_paged import host_paged_runner, is_host_paged  # 0.1 s that other sessions do not need
+        from ..ort.slot_runner import SlotRunner
+
         session = self._open(model, config, generating=True)
         if is_host_paged(session):
             return host_paged_runner(session, config, str(model))
         if SEQLENS_K in {value.name for value in session.get_inputs()}:
             return SlotRunner(session, config, str(model))
         return self._explicit_runner(session, model, config)
+
+    def text_passes(self) -> list[ir.passes.PassBase]:
+        """Return the passes for carryall's kernels."""
+        from ...graph_opt.lower.pipelines.texts import text_passes
+
+        return text_passes(self.kernels_for(self.checked_options({"kernels": CARRYALL})))
+
+    def lowers_texts(self) -> bool:
+        """Return whether carryall's kernels are there and faster."""
+        return _has_fast_kernels()
 
     def explicit_passes(self, config: RunnerConfig) -> list[ir.passes.PassBase]:
         """Return the passes that keep attention and caches as they are, in order."""
@@ -120,6 +128,10 @@ class CpuProvider(OrtProvider):
         return slot_passes(dataclasses.replace(self._slot_options(config), explicit=True, paged=False))
 
     def _explicit_runner(self, session: Any, model: Path, config: RunnerConfig) -> Runner:
+        from ..ort.device_memory import Device
+        from ..ort.explicit import OrtExplicitSession
+        from ..runners.explicit_runner import ExplicitRunner, warn_of_explicit_kv
+
         own = config.options.get("kernels") == CARRYALL
         reason = "kv_memory is explicit" if own else "carryall's CPU kernels are not in use"
         warn_of_explicit_kv(session.get_modelmeta().custom_metadata_map, reason)

@@ -22,7 +22,7 @@ from ..text.chat_template import Message
 from ..text.infill import Infill
 from ..types.outputs import RequestOutput
 from ..types.sampling_params import SamplingParams
-from .embedding import Pooling, check_pooling, embedding_questions, encoded_tokens, stacked
+from .embedding import Pooling, check_pooling, embedding_questions, encoded_tokens
 from .engine_thread import EngineThread
 from .prompts import ChatPrompt, Prompt, listed_prompts
 from .request_stream import RequestStream
@@ -36,6 +36,7 @@ from .scoring import (
     score_questions,
 )
 from .text_model import TextModel
+from .vectors import stacked
 
 if TYPE_CHECKING:
     from ...progress import Progress

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ...storage.paths import check_name
+from ..types.providers import Providers
 from .load_encoder import model_file, prepared_encoder
-from .session import Providers
 from .token_batches import Text, TokenBatches, Tokens, numbered
 
 

@@ -25,7 +25,7 @@ from ..types.arguments import checked_arguments, fits
 from ..types.outputs import RequestOutput
 from ..types.sampling_params import SamplingParams
 from .beam_search import beam_search
-from .embedding import Pooling, check_pooling, embedding_questions, encoded_tokens, stacked
+from .embedding import Pooling, check_pooling, embedding_questions, encoded_tokens
 from .prompts import Prompt, images_of, listed_prompts
 from .requests import RequestFactory
 from .scoring import (
@@ -37,6 +37,7 @@ from .scoring import (
     score_questions,
 )
 from .text_model import TextModel
+from .vectors import stacked
 
 if TYPE_CHECKING:
     from ...progress import Progress

@@ -35,13 +35,12 @@ from ...providers.placement import (
 from ...storage.paths import check_name, check_utf8
 from ...storage.scratch import scratch_folder
 from ..types.arguments import fits
+from ..types.providers import Providers
 
 ort.load_onnxruntime("InferenceSession")  # reports a missing or duplicate wheel with the remedy
 import onnxruntime  # noqa: E402
 
 from .bound_run import BoundRun, Tensors  # noqa: E402
-
-Providers = Sequence[str | tuple[str, dict[Any, Any]]]
 
 
 class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # onnxruntime is untyped

@@ -13,8 +13,8 @@ from ...errors import ProviderRuntimeError, RequestError, UnsupportedModelError
 from ...exporter.config import read_config
 from ...exporter.encoders.export import label_names
 from ..types.arguments import checked_arguments
+from ..types.providers import Providers
 from .encoder_model import EncoderModel
-from .session import Providers
 from .token_batches import Text, Tokens
 
 Scores = npt.NDArray[np.float32]  # [texts, labels]
@@ -50,7 +50,7 @@ class TextClassifier(EncoderModel):
         truncate: bool = False,
     ) -> None:
         super().__init__(folder, providers, max_tokens, truncate)
-        ranks = {value.name: len(value.shape or ()) for value in self._batches.session.get_outputs()}
+        ranks = self._batches.session.ranks
         if ranks.get(LOGITS) != 2:
             raise UnsupportedModelError(
                 f"{self._batches.path}: a classifier has an output {LOGITS} [texts, labels], not "

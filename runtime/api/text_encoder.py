@@ -31,44 +31,66 @@ from ...exporter.encoders.modules import (
     read_skipped,
 )
 from ..types.arguments import checked_arguments
-from .embedding import Vectors, cut_vectors, scaled, similarities, stacked
+from ..types.providers import Providers
 from .encoder_model import EncoderModel
-from .session import Providers
-from .token_batches import Floats, Mask, Text, TokenBatch, TokenBatches, Tokens, numbered
+from .text_session import Floats
+from .token_batches import Text, TokenBatch, TokenBatches, Tokens, numbered
+from .vectors import Vectors, cut_vectors, scaled, similarities, stacked
 
 _SENTENCE = "sentence_embedding"
 _HEADS = {TERM_WEIGHTS, TOKEN_WEIGHTS, TOKEN_VECTORS}
 
-Pool = Callable[[Floats, Mask], Floats]  # of states [texts, tokens, size] and their mask
+Ids = npt.NDArray[np.int64]
+# Of states [tokens, size], where each text begins in them and the last ends [texts + 1], and the number of
+# each token in its text, from 1 on.
+Pool = Callable[[Floats, Ids, Ids], Floats]
 
 
-def _mean(states: Floats, mask: Mask) -> Floats:
-    weights = mask[:, :, None].astype(np.float32)
-    return np.asarray((states * weights).sum(1) / np.maximum(weights.sum(1), 1e-9), np.float32)
+def _by_text(reduce: np.ufunc, states: Floats, begins: Ids, empty: float = 0.0) -> Floats:
+    """Reduce the states of each text; a text without tokens gets ``empty``."""
+    counts = np.diff(begins)
+    result = np.full((len(counts), *states.shape[1:]), empty, np.float32)
+    if counts.any():
+        result[counts > 0] = reduce.reduceat(states, begins[:-1][counts > 0], axis=0)
+    return result
 
 
-def _mean_sqrt_len(states: Floats, mask: Mask) -> Floats:
-    weights = mask[:, :, None].astype(np.float32)
-    return np.asarray((states * weights).sum(1) / np.sqrt(np.maximum(weights.sum(1), 1e-9)), np.float32)
+def _counts(begins: Ids) -> Floats:
+    return np.maximum(np.diff(begins), 1)[:, None].astype(np.float32)
 
 
-def _weighted_mean(states: Floats, mask: Mask) -> Floats:
-    places = np.arange(1, mask.shape[1] + 1, dtype=np.float32)
-    weights = (mask * places)[:, :, None].astype(np.float32)
-    return np.asarray((states * weights).sum(1) / np.maximum(weights.sum(1), 1e-9), np.float32)
+def _mean(states: Floats, begins: Ids, _: Ids) -> Floats:
+    return np.asarray(_by_text(np.add, states, begins) / _counts(begins), np.float32)
 
 
-def _max(states: Floats, mask: Mask) -> Floats:
-    return np.asarray(np.where(mask[:, :, None] > 0, states, -np.inf).max(1), np.float32)
+def _mean_sqrt_len(states: Floats, begins: Ids, _: Ids) -> Floats:
+    return np.asarray(_by_text(np.add, states, begins) / np.sqrt(_counts(begins)), np.float32)
 
 
-def _first(states: Floats, mask: Mask) -> Floats:
-    return np.asarray(states[np.arange(len(states)), mask.argmax(1)], np.float32)
+def _weighted_mean(states: Floats, begins: Ids, numbers: Ids) -> Floats:
+    weights = numbers[:, None].astype(np.float32)
+    totals = np.maximum(_by_text(np.add, weights, begins), 1e-9)
+    return np.asarray(_by_text(np.add, states * weights, begins) / totals, np.float32)
 
 
-def _last(states: Floats, mask: Mask) -> Floats:
-    places = mask.shape[1] - 1 - mask[:, ::-1].argmax(1)
-    return np.asarray(states[np.arange(len(states)), places], np.float32)
+def _max(states: Floats, begins: Ids, _: Ids) -> Floats:
+    return _by_text(np.maximum, states, begins, -np.inf)
+
+
+def _first(states: Floats, begins: Ids, _: Ids) -> Floats:
+    return _at(states, begins, begins[:-1])
+
+
+def _last(states: Floats, begins: Ids, _: Ids) -> Floats:
+    return _at(states, begins, begins[1:] - 1)
+
+
+def _at(states: Floats, begins: Ids, places: Ids) -> Floats:
+    """Return a state of each text, zeros of a text without tokens."""
+    result = np.zeros((len(places), states.shape[1]), np.float32)
+    kept = np.diff(begins) > 0
+    result[kept] = states[places[kept]]
+    return result
 
 
 POOLINGS: dict[str, Pool] = {
@@ -135,7 +157,7 @@ class TextEncoder(EncoderModel):
         modules = {module.kind for module in read_modules(folder)}
         self._dense, self._prompts = read_dense(folder), read_prompts(folder)
         self._normalize = "Normalize" in modules if normalize is None else normalize
-        ranks = {value.name: len(value.shape or ()) for value in self._batches.session.get_outputs()}
+        ranks = self._batches.session.ranks
         self.prompts: Mapping[str, str] = self._prompts.texts
         stated = read_pooling(folder) if pooling is None else Pooling((pooling,))
         self._heads = _HEADS & ranks.keys()
@@ -242,7 +264,7 @@ class TextEncoder(EncoderModel):
             return vectors
         if self._output == _SENTENCE:
             raise RequestError("this model pools itself; it has no vectors of tokens")
-        rows = self._batches.run(encoded, [self._output], lambda found, batch: _rows(found[0], batch))
+        rows = self._batches.run(encoded, [self._output], lambda found, batch: batch.rows(found[0]))
         _check_finite(rows)
         return rows
 
@@ -297,7 +319,7 @@ class TextEncoder(EncoderModel):
 
         def reduce(found: list[Floats], batch: TokenBatch) -> list[Floats]:
             vectors = []
-            for states, text in zip(found[0], batch.texts, strict=True):
+            for states, text in zip(batch.rows(found[0]), batch.texts, strict=True):
                 rows = np.stack([states[start:end].mean(0) for start, end in text.pieces])
                 vectors.append(_through([] if self._per_token else self._dense, rows))
             return vectors
@@ -451,17 +473,16 @@ class TextEncoder(EncoderModel):
         if kind == "sparse":
             special = self._special()
             return TOKEN_WEIGHTS, lambda weights, batch: [
-                _highest(text, row[:, 0], special) for text, row in zip(batch.texts, weights, strict=True)
+                _highest(text, row[:, 0], special)
+                for text, row in zip(batch.texts, batch.rows(weights), strict=True)
             ]
         if TOKEN_VECTORS in self._heads:
             first = int(self._pooling is not None)  # BGE-M3, which pools the first token besides
-            return TOKEN_VECTORS, lambda vectors, batch: [
-                scaled(row[first:]) for row in _rows(vectors, batch)
-            ]
+            return TOKEN_VECTORS, lambda vectors, batch: [scaled(row[first:]) for row in batch.rows(vectors)]
         return self._output, lambda states, batch: self._rows_of_tokens(states, batch, task)
 
     def _rows_of_tokens(self, states: Floats, batch: TokenBatch, task: str) -> list[Floats]:
-        rows = _rows(states, batch)
+        rows = batch.rows(states)
         if self._per_token:
             rows = [_through(self._dense, row) for row in rows]
             rows = [scaled(row) for row in rows] if self._normalize else rows
@@ -506,10 +527,16 @@ class TextEncoder(EncoderModel):
 
     def _pooled(self, states: Floats, batch: TokenBatch) -> Sequence[Floats]:
         if self._pooling is not None:
-            mask = batch.mask.copy()
-            for row, text in zip(mask, batch.texts, strict=True):
-                row[: text.unpooled] = 0
-            states = np.concatenate([POOLINGS[mode](states, mask) for mode in self._pooling.modes], axis=-1)
+            begins, lengths = batch.begins, np.diff(batch.begins)
+            numbers = np.arange(begins[-1]) - np.repeat(begins[:-1], lengths) + 1
+            unpooled = np.array([text.unpooled for text in batch.texts])
+            if unpooled.any():
+                kept = numbers > np.repeat(unpooled, lengths)
+                states, begins = states[kept], np.concatenate([[0], np.cumsum(kept)])[begins]
+                numbers = numbers[kept]
+            states = np.concatenate(
+                [POOLINGS[mode](states, begins, numbers) for mode in self._pooling.modes], axis=-1
+            )
         return list(_through([] if self._per_token else self._dense, states))
 
     def _special(self) -> set[int]:
@@ -568,11 +595,6 @@ _ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
     "Sigmoid": _sigmoid,
     "SiLU": lambda x: x * _sigmoid(x),
 }
-
-
-def _rows(array: Floats, batch: TokenBatch) -> list[Floats]:
-    """Return the rows of each text without padding."""
-    return [row[: len(text.ids)] for text, row in zip(batch.texts, array, strict=True)]
 
 
 def _sparse(row: Floats) -> SparseVector:

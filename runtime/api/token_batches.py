@@ -22,19 +22,15 @@ from ...errors import (
 from ...exporter.encoders.modules import LENGTH_FILE
 from ...options import shown
 from ..text.tokenizer import TOKENIZER_FILE, read_optional_json
+from ..types.providers import Providers
 from .load_encoder import MODEL_FILES
-from .session import InferenceSession, Providers
-
-Floats = npt.NDArray[np.float32]
-Mask = npt.NDArray[np.int64]  # [texts, tokens]
+from .text_session import Floats, open_texts
 
 _INPUTS = (INPUT_IDS, ATTENTION_MASK, TOKEN_TYPE_IDS)
 _OF_DECODERS = (
     "the vectors of decoders are those of carryall.LLM.embed and of /v1/embeddings of carryall serve"
 )
-_MOST_TEXTS = 64  # of one run
 _MOST_POSITIONS = 2**20
-MOST_TOKENS = 4096  # of one run, padding included
 
 T = TypeVar("T")
 
@@ -71,10 +67,18 @@ def numbered(place: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TokenBatch:
-    """The texts of one run, in their order, and which tokens are no padding."""
+    """The texts of one run, in their order.
+
+    ``begins`` int64 [texts + 1] says where the tokens of each lie in outputs of tokens, and where the last
+    ends.
+    """
 
     texts: Sequence[Tokens]
-    mask: Mask
+    begins: npt.NDArray[np.int64]
+
+    def rows(self, array: Floats) -> list[Floats]:
+        """Return the part of each text of an output [tokens, ...]."""
+        return [array[begin:end] for begin, end in itertools.pairwise(self.begins.tolist())]
 
 
 class TokenBatches:
@@ -98,7 +102,6 @@ class TokenBatches:
     def __init__(
         self, folder: Path, file: Path | None, providers: Providers | None, max_tokens: int | None
     ) -> None:
-        import onnxruntime  # ``session`` has said what to do where it is missing
         from tokenizers import Tokenizer
 
         if file is None or not (folder / TOKENIZER_FILE).is_file():
@@ -107,19 +110,15 @@ class TokenBatches:
                 f"{' or '.join(MODEL_FILES)}, and {TOKENIZER_FILE}; {_OF_DECODERS}"
             )
         self.path = file
-        # Threads that spin between the products of a short text took half of all processor time (measured:
-        # 21 ms instead of 10 ms for 14 tokens of MiniLM), and the texts came no sooner.
-        options = onnxruntime.SessionOptions()
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        self.session = InferenceSession(self.path, sess_options=options, providers=providers)
-        self._inputs = self._read_inputs()
+        self._lower = bool(read_optional_json(folder / LENGTH_FILE).get("do_lower_case", False))
+        stated = max_tokens or read_optional_json(folder / LENGTH_FILE).get("max_seq_length")
+        self.session = open_texts(self.path, providers, None if stated is None else int(stated))
+        self._check_inputs()
         self.tokenizer = Tokenizer.from_file(str(folder / TOKENIZER_FILE))
         self.tokenizer.no_padding()
         self.tokenizer.no_truncation()
-        self._lower = bool(read_optional_json(folder / LENGTH_FILE).get("do_lower_case", False))
         self._cutter: Any = None  # cuts texts; made when a text is cut
-        stated = self.session.get_modelmeta().custom_metadata_map.get(CONTEXT_LENGTH)
-        most = max_tokens or read_optional_json(folder / LENGTH_FILE).get("max_seq_length") or stated
+        most = stated or self.session.metadata.get(CONTEXT_LENGTH)
         self.max_tokens = _length_of_tokenizer(folder) if most is None else int(most)
         rows = read_optional_json(folder / "config.json").get("vocab_size")
         highest = max(self.tokenizer.get_vocab(with_added_tokens=True).values(), default=0)
@@ -228,18 +227,17 @@ class TokenBatches:
 
         Args:
             encoded: the texts.
-            outputs: the outputs to read, float [texts, ...].
-            reduce: computes a result for each text of a batch from the outputs.
+            outputs: the outputs to read.
+            reduce: computes a result for each text of a batch from the outputs: [tokens, ...], the texts one
+                behind the other, or [texts, ...].
         """
+        lengths = [len(tokens.ids) for tokens in encoded]
         results: list[Any] = [None] * len(encoded)
-        for places in _batches([len(tokens.ids) for tokens in encoded]):
-            batch = [encoded[place] for place in places]
-            values = _padded(batch)
-            feed = {name: values[name].astype(kind) for name, kind in self._inputs.items()}
-            arrays = [array.astype(np.float32, copy=False) for array in self.session.run(list(outputs), feed)]
-            for place, result in zip(
-                places, reduce(arrays, TokenBatch(batch, values[ATTENTION_MASK])), strict=True
-            ):
+        for places in self.session.batches(lengths):
+            texts = [encoded[place] for place in places]
+            begins = np.concatenate([[0], np.cumsum([lengths[place] for place in places])])
+            reduced = reduce(self.session.run(outputs, texts), TokenBatch(texts, begins))
+            for place, result in zip(places, reduced, strict=True):
                 results[place] = result
         return results
 
@@ -271,16 +269,14 @@ class TokenBatches:
             self._cutter = cutter
         return _tokens(self._cutter.encode(*text) if isinstance(text, tuple) else self._cutter.encode(text))
 
-    def _read_inputs(self) -> dict[str, str]:
-        """Return the NumPy types of the inputs, by name."""
-        names = {value.name: value.type for value in self.session.get_inputs()}
+    def _check_inputs(self) -> None:
+        names = self.session.inputs
         if any(name.startswith(PAST) for name in names):
             raise UnsupportedModelError(f"{self.path} is a decoder; {_OF_DECODERS}")
         if not names.keys() <= set(_INPUTS) or INPUT_IDS not in names:
             raise UnsupportedModelError(
                 f"{self.path}: an encoder has some of the inputs {_INPUTS}, not {tuple(names)}"
             )
-        return {name: "int32" if kind == "tensor(int32)" else "int64" for name, kind in names.items()}
 
 
 def _length_of_tokenizer(folder: Path) -> int | None:
@@ -347,26 +343,3 @@ def _tokens(encoding: Any) -> Tokens:
     return Tokens(
         encoding.ids, encoding.type_ids, encoding.special_tokens_mask, encoding.offsets, encoding.word_ids
     )
-
-
-def _batches(lengths: Sequence[int]) -> list[list[int]]:
-    """Return the places of texts in runs of similar length, so that there is little padding."""
-    batches: list[list[int]] = []
-    for place in sorted(range(len(lengths)), key=lambda place: -lengths[place]):
-        last = batches[-1] if batches else []
-        fits = len(last) < _MOST_TEXTS and last and (len(last) + 1) * lengths[last[0]] <= MOST_TOKENS
-        if fits:
-            last.append(place)
-        else:
-            batches.append([place])
-    return batches
-
-
-def _padded(encoded: Sequence[Tokens]) -> dict[str, npt.NDArray[np.int64]]:
-    """Return the inputs of a batch, padded on the right."""
-    shape = len(encoded), max(len(each.ids) for each in encoded)
-    ids, mask, types = (np.zeros(shape, np.int64) for _ in range(3))
-    for row, text in enumerate(encoded):
-        length = len(text.ids)
-        ids[row, :length], mask[row, :length], types[row, :length] = text.ids, 1, text.types
-    return {INPUT_IDS: ids, ATTENTION_MASK: mask, TOKEN_TYPE_IDS: types}

@@ -14,10 +14,11 @@ from ...errors import ProviderRuntimeError, RequestError, UnsupportedModelError
 from ...exporter.config import read_config
 from ...exporter.encoders.export import label_names
 from ..types.arguments import checked_arguments
+from ..types.providers import Providers
 from .encoder_model import EncoderModel
-from .session import Providers
 from .text_classifier import Scores, probabilities
-from .token_batches import Floats, TokenBatch, Tokens
+from .text_session import Floats
+from .token_batches import TokenBatch, Tokens
 
 Aggregation = Literal["none", "simple", "first", "average", "max"]
 
@@ -69,7 +70,7 @@ class TokenClassifier(EncoderModel):
         truncate: bool = False,
     ) -> None:
         super().__init__(folder, providers, max_tokens, truncate)
-        ranks = {value.name: len(value.shape or ()) for value in self._batches.session.get_outputs()}
+        ranks = self._batches.session.ranks
         if ranks.get(LOGITS) != 3:
             raise UnsupportedModelError(
                 f"{self._batches.path}: a classifier of tokens has an output {LOGITS} [texts, tokens, "
@@ -121,7 +122,7 @@ class TokenClassifier(EncoderModel):
         def reduce(found: list[Floats], batch: TokenBatch) -> list[tuple[Tokens, Scores]]:
             return [
                 (text, probabilities(row[: len(text.ids)], independent=False))
-                for text, row in zip(batch.texts, found[0], strict=True)
+                for text, row in zip(batch.texts, batch.rows(found[0]), strict=True)
             ]
 
         found = self._batches.run(self.encode(texts, truncate=truncate), [LOGITS], reduce)

@@ -130,10 +130,9 @@ def export(
     start = time.perf_counter()
     check_empty(out)  # before any work
     if via is None and path.is_dir() and is_encoder(read_config(path)):
-        options = {"quantize": recipe is not None, "adapter": adapter is not None}
-        options["layout"] = layout != "carryall"
-        package, model = export_encoder_package(path, out, options, progress)
-        return _report(package, out, ExportedGraph(model, path), None, start)
+        options = {"adapter": adapter is not None, "layout": layout != "carryall"}
+        package, graph, left = export_encoder_package(path, out, options, progress, recipe)
+        return _report(package, out, graph, left, start)
     blind = text_only or via is not None or layout != "carryall"
     with scratch_folder() as traced, _arranged(out, layout) as folder:
         build = _merging(adapter) if via is None else partial(_traced, path, traced)

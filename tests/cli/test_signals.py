@@ -50,9 +50,9 @@ def start(*arguments: str) -> subprocess.Popen[bytes]:
 def end(process: subprocess.Popen[bytes], numbers: Sequence[int]) -> tuple[int, str]:
     """Send signals half a second apart; return the exit code and stderr of the process."""
     try:
-        for number in numbers:
+        for place, number in enumerate(numbers):
+            time.sleep(0.5 * (place > 0))
             process.send_signal(number)
-            time.sleep(0.5)
         _, stderr = process.communicate(timeout=PATIENCE)
     finally:
         process.kill()

@@ -194,7 +194,7 @@ def test_a_call_is_repeated_after_the_time_that_the_server_states() -> None:
                     threading.Timer(0.3, lambda: (running.close(), waiting.cancel())).start()
                     start = time.monotonic()
                     assert len(often.generate("z", max_tokens=2, **GREEDY).first.token_ids) == 2
-                    assert 0.9 < time.monotonic() - start < 4.0  # the server asks for one second
+                    assert 0.9 < time.monotonic() - start < 15  # the server asks for one second
 
             await asyncio.to_thread(call)
 

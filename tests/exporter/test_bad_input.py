@@ -218,9 +218,9 @@ def test_impossible_configurations_are_refused_before_any_work(
     checkpoint: Path, changes: dict[str, Any], words: str
 ) -> None:
     edit_config(checkpoint, **changes)
-    begin = time.perf_counter()
+    begin = time.process_time()
     assert_refused(checkpoint, CheckpointError, words)
-    assert time.perf_counter() - begin < 5
+    assert time.process_time() - begin < 5
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"version": "1.0"}', "\0" * 100])

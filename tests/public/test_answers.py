@@ -60,6 +60,15 @@ def test_a_stop_string_is_found_and_never_sent(
         ("ai-dynamo/dynamo#12630", "삼겹살"),
         ("sgl-project/sglang#31598", "A 世ab 界"),
         ("Blaizzy/mlx-vlm#1771", "שלום \N{WAVING HAND SIGN} x"),
+        # Characters that join the one before them repeated it.
+        (
+            "ml-explore/mlx-swift-lm#612",
+            "\N{WAVING WHITE FLAG}\N{VARIATION SELECTOR-16}\N{ZERO WIDTH JOINER} e\u0301x",
+        ),
+        # The first space was lost.
+        ("ml-explore/mlx-lm#1754", "  leading x"),
+        ("tenstorrent/tt-inference-server#2586", "a \N{THINKING FACE}"),
+        ("InternLM/lmdeploy#992", "a    b"),
     ],
 )
 def test_characters_of_several_tokens_are_sent_whole_and_once(source: str, text: str, tmp_path: Path) -> None:
@@ -93,9 +102,46 @@ def drawn(logits: list[float], count: int = 50, **options: Any) -> set[int]:
         ("vllm-project/vllm#5404", [0.0, 4.0, 4.0, 4.0], {"temperature": 0.0}, {1}),
         # A default top_k of 1 made every temperature greedy.
         ("vllm-project/tpu-inference#1386", [3.0, 3.0, -50.0], {"temperature": 1.0}, {0, 1}),
+        # min_p was refused beside a seed; with one, other tokens must not be drawn.
+        ("sgl-project/sglang#33695", [-3.0, -0.6, -2.3, -1.2], {"temperature": 1.0, "min_p": 0.5}, {1, 3}),
+        # Biases were not applied to every token.
+        ("sgl-project/sglang#10617", [9.0, 8.0, 1.0], {"temperature": 0.0, "logit_bias": {0: -100.0}}, {1}),
+        # Tokens outside of the allowed ones were drawn when the best of them was forbidden.
+        (
+            "vllm-project/vllm#57986",
+            [9.0, 8.0, 7.0, 6.0],
+            {"temperature": 1.0, "allowed_token_ids": (1, 3), "logit_bias": {1: -100.0}},
+            {3},
+        ),
     ],
 )
 def test_options_of_sampling_choose_what_they_say(
     source: str, logits: list[float], options: dict[str, Any], tokens: set[int]
 ) -> None:
     assert drawn(logits, **options) == tokens, source
+
+
+@pytest.mark.parametrize(
+    ("source", "logits", "token"),
+    [
+        # Negative logits became likelier: divided, not multiplied.
+        ("dphnAI/sonar#24", [-1.0, -1.5, -9.0], 1),
+        # Logits between 0 and 1 were multiplied.
+        ("tenstorrent/tt-metal#33543", [0.9, 0.6, -9.0], 1),
+    ],
+)
+def test_a_repeated_token_is_less_likely(source: str, logits: list[float], token: int) -> None:
+    params = SamplingParams(temperature=0.0, repetition_penalty=2.0)
+    state = SamplingState(params, np.array([0, 2], np.int64))
+    (choice,) = sample([np.array(logits, np.float32)], [state])
+    assert choice.token_id == token, source
+
+
+def test_a_forbidden_word_is_not_the_only_one() -> None:
+    """vllm-project/vllm#23886: a word was forbidden in one of its forms only, and other tokens with it."""
+    states = [
+        SamplingState(SamplingParams(temperature=0.0), NONE, bad_words=[(0,), (1, 2)]) for _ in range(2)
+    ]
+    states[1].observe(1)
+    rows = [np.array(row, np.float32) for row in ([9.0, 8.0, 0.0], [9.0, 1.0, 8.0])]
+    assert [choice.token_id for choice in sample(rows, states)] == [1, 1]

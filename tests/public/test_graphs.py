@@ -215,6 +215,182 @@ f"{DROPPING} y = Mul(n, g)",
         "(double[3,4] x, float[3,5] z) => (float[4,5] y, float[4,3] u)",
         inputs={"x": RNG.standard_normal((3, 4)), "z": floats(3, 5)},
     ),
+    Report(
+        f"{ORT}32417", "an identity Transpose of the input made Gemm invalid",
+        "t = Transpose<perm = [0, 1]>(x) y = Gemm(t, w, b)", "(float[3,4] x) => (float[3,5] y)",
+        {"w": floats(4, 5), "b": floats(5)},
+    ),
+    Report(
+        "onnx/onnx#2446", "two Transposes were joined in the wrong order",
+        "t = Transpose<perm = [1, 0, 2]>(x) y = Transpose<perm = [0, 2, 1]>(t)",
+        "(float[2,3,4] x) => (float[3,4,2] y)",
+    ),
+    Report(
+        f"{ORT}9753", "Clip behind Relu ended the process",
+        "r = Relu(x) y = Clip(r, low, high)", "(float[2,3] x) => (float[2,3] y)",
+        {"low": np.float32(-1), "high": np.float32(1)}, 11,
+    ),
+    Report(
+        f"{ORT}24158", "Clip of doubles behind Relu could not be loaded",
+        "r = Relu(x) y = Clip(r, low, high)", "(double[2,3] x) => (double[2,3] y)",
+        {"low": np.float64(-1), "high": np.float64(1)}, 14, {"x": RNG.standard_normal((2, 3))},
+    ),
+    Report(
+        f"{ORT}11836", "Clip of doubles without a lower bound could not be loaded behind Relu",
+        "r = Relu(x) y = Clip(r, , high)", "(double[2,3] x) => (double[2,3] y)",
+        {"high": np.float64(0.5)}, 14, {"x": RNG.standard_normal((2, 3))},
+    ),
+    Report(
+        f"{ORT}12498", "a sum of the size of the result was fused into Conv with groups",
+        "c = Conv<group = 2>(x, w, b) y = Add(c, z)", "(float[1,4,3,3] x) => (float[1,4,3,3] y)",
+        {"w": floats(4, 2, 1, 1), "b": floats(4), "z": floats(1, 4, 3, 3)},
+    ),
+    Report(
+        "NVIDIA/TensorRT#4606", "the upper bound of Clip behind a product was lost",
+        "p = MatMul(x, w) a = Add(p, b) y = Clip(a, low, high)", "(float[2,3] x) => (float[2,4] y)",
+        {"w": 9 * floats(3, 4), "b": floats(4), "low": np.float32(0), "high": np.float32(6)},
+    ),
+    Report(
+        f"{OPTIMIZER}255", "a batch norm in Conv changed results",
+        "c = Conv(x, w) y = BatchNormalization<epsilon = 0.1>(c, g, b, m, v)",
+        "(float[1,2,4,4] x) => (float[1,3,3,3] y)",
+        {
+            "w": floats(3, 2, 2, 2), "g": floats(3), "b": floats(3), "m": floats(3),
+            "v": np.array([0.01, 1, 9], np.float32),
+        },
+    ),
+    Report(
+        f"{OPTIMIZER}278", "a Pad that crops as much as it adds vanished",
+        "y = Pad(x, pads)", "(float[2,3] x) => (float[2,3] y)", {
+            "pads": np.array([1, 0, -1, 0]), "from": np.array([0, 0]), "to": np.array([1, 3]),
+        },
+        equal="t = Slice(x, from, to) z = Sub(t, t) y = Concat<axis = 0>(z, t)",
+    ),
+    Report(
+        f"{OPTIMIZER}285", "zeros were left out of a sum although they widen it",
+        "y = Add(x, z)", "(float[3] x) => (float[2,3] y)", {"z": np.zeros((2, 3), np.float32)},
+    ),
+    Report(
+        f"{OPTIMIZER}285", "ones were left out of a product although they widen it",
+        "a = Mul(x, o) y = Relu(a)", "(float[3] x) => (float[2,3] y)", {"o": np.ones((2, 1), np.float32)},
+    ),
+    Report(
+        f"{OPTIMIZER}275", "an Expand by ones vanished that adds an axis",
+        "e = Expand(x, s) y = Add(e, e)", "(float[2,3] x) => (float[1,2,3] y)", {"s": np.array([1, 1, 1])},
+    ),
+    Report(
+        f"{OPTIMIZER}274", "Dropout vanished whose mask is read",
+        "d, m = Dropout(x) f = Cast<to = 1>(m) y = Mul(d, f)",
+        "(float[2,3] x) => (float[2,3] y, bool[2,3] m)",
+    ),
+    Report(
+        f"{OPTIMIZER}283", "a Split into one part vanished that has a second reader",
+        "p = Split<axis = 0, num_outputs = 1>(x) a = Neg(p) y = Add(a, x)",
+        "(float[2,3] x) => (float[2,3] y, float[2,3] p)",
+    ),
+    Report(
+        f"{OPTIMIZER}267", "a shape joined of parts became another one",
+        "s = Concat<axis = 0>(a, b, c) y = Reshape(x, s)", "(float[2,3,4] x) => (float[2,2,6] y)",
+        {"a": np.array([0]), "b": np.array([-1]), "c": np.array([6])},
+    ),
+    Report(
+        f"{OPTIMIZER}269", "padding was moved into AveragePool that pads itself",
+        "p = Pad(x, pads, one) y = AveragePool<kernel_shape = [2, 2], pads = [1, 0, 0, 0]>(p)",
+        "(float[1,2,4,4] x) => (float[1,2,6,5] y)", {"pads": PADS, "one": np.float32(1)},
+    ),
+    Report(
+        "onnx/tensorflow-onnx#934", "axes of a Slice behind a Transpose changed, which another Slice reads",
+        "t = Transpose<perm = [0, 2, 1]>(x) a = Slice(t, from, to, axes) b = Slice(x, from, to, axes)"
+        " y = ReduceSum(a) z = ReduceSum(b)",
+        "(float[2,3,4] x) => (float[1,1,1] y, float[1,1,1] z)",
+        {"from": np.array([1]), "to": np.array([3]), "axes": np.array([1])},
+    ),
+    Report(
+        "onnx/tensorflow-onnx#226", "a shape was read from a value whose Transpose had moved",
+        "t = Transpose<perm = [0, 2, 3, 1]>(x) m = ReduceMean(t, axes) s = Shape(m) r = Reshape(m, flat)"
+        " y = Reshape(r, s)",
+        "(float[2,3,4,4] x) => (float[2,1,1,3] y)", {"axes": np.array([1, 2]), "flat": np.array([2, 3])},
+    ),
+    Report(
+        f"{ORT}29788", "folded constants shared memory that was freed",
+        "a = Reshape(k, s) b = Squeeze(a, axes) c = Flatten(b) y = Add(x, c)",
+        "(float[2,3] x) => (float[2,3] y)", {"k": floats(6), "s": np.array([1, 2, 3]), "axes": np.array([0])},
+    ),
+    Report(
+        f"{ORT}7524", "sums of products of bytes were cut to 16 bits",
+        "y = MatMulInteger(x, w, a, b)", "(uint8[2,4] x) => (int32[2,2] y)",
+        {
+            "w": np.array([[127, -128], [126, -127], [127, 5], [-3, 127]], np.int8),
+            "a": np.uint8(3), "b": np.int8(-20),
+        },
+        inputs={"x": np.array([[255, 254, 255, 1], [250, 255, 3, 255]], np.uint8)},
+    ),
+    Report(
+        f"{ORT}29727", "the largest int8 of a quantized Softmax became the smallest",
+        "d = DequantizeLinear(x, f, z) s = Softmax(d) q = QuantizeLinear(s, t, low)"
+        " y = DequantizeLinear(q, t, low)",
+        "(int8[1,4] x) => (float[1,4] y)",
+        {"f": np.float32(0.2), "z": np.int8(0), "t": np.float32(1 / 256), "low": np.int8(-128)}, 19,
+        {"x": np.array([[127, -128, -100, -128]], np.int8)},
+    ),
+    Report(
+        f"{ORT}18589", "the scale of 8 bits was used for a Softmax of 16 bits",
+        "s = Softmax(x) q = QuantizeLinear(s, t, z) y = DequantizeLinear(q, t, z)",
+        "(float[2,4] x) => (float[2,4] y)", {"t": np.float32(1 / 65536), "z": np.uint16(0)}, 21,
+    ),
+    Report(
+        "onnx/onnx#2556", "the zero point of values above zero",
+        "q, s, z = DynamicQuantizeLinear(x) y = DequantizeLinear(q, s, z)",
+        "(float[2,3] x) => (float[2,3] y, uint8 z)",
+        opset=19, inputs={"x": np.array([[0.5, 1, 2], [3, 4, 7.5]], np.float32)},
+    ),
+    Report(
+        "onnx/onnx#4367", "the size of a Slice with steps was wrong",
+        "a = Slice(x, from, to, axes, steps) y = Neg(a)", "(float[2,7] x) => (float[2,3] y)",
+        {"from": np.array([0]), "to": np.array([6]), "axes": np.array([1]), "steps": np.array([2])},
+    ),
+    Report(
+        "onnx/onnx#7735", "a backward Slice of an empty axis ended the process",
+        "a = Slice(x, from, to, axes, steps) y = Neg(a)", "(float[0,3] x) => (float[n,3] y)",
+        {"from": np.array([-1]), "to": np.array([-9]), "axes": np.array([0]), "steps": np.array([-1])},
+    ),
+    Report(
+        "nod-ai/AMD-SHARK-ModelDev#824", "a backward Slice was not supported",
+        "y = Slice(x, from, to, axes, steps)", "(float[2,5] x) => (float[2,3] y)",
+        {"from": np.array([-1]), "to": np.array([-6]), "axes": np.array([1]), "steps": np.array([-2])},
+    ),
+    Report(
+        "onnx/onnx#2025", "a Conv whose steps are wider than its kernel was refused",
+        "y = Conv<kernel_shape = [1, 1], strides = [3, 3]>(x, w)", "(float[1,2,6,5] x) => (float[1,3,2,2] y)",
+        {"w": floats(3, 2, 1, 1)},
+    ),
+    Report(
+        f"{ORT}2776", "an activation with an alpha was fused into Gemm that has one",
+        "g = Gemm<alpha = 0.5>(x, w, b) y = LeakyRelu<alpha = 0.2>(g)", "(float[3,4] x) => (float[3,5] y)",
+        {"w": floats(4, 5), "b": floats(5)},
+    ),
+    Report(
+        f"{ORT}32130", "comparisons of constants were not folded before opset 16",
+        "s = Shape(x) c = GreaterOrEqual(s, k) f = Cast<to = 1>(c) y = Mul(x, f)",
+        "(float[3,2] x) => (float[3,2] y)", {"k": np.array([2, 3])}, 13,
+    ),
+    Report(
+        f"{ORT}15318", "a Resize of a constant was not folded",
+        'r = Resize<mode = "nearest", coordinate_transformation_mode = "asymmetric", nearest_mode = "floor">'
+        "(k, , scales) y = Add(x, r)",
+        "(float[1,1,4,4] x) => (float[1,1,4,4] y)",
+        {"k": floats(1, 1, 2, 2), "scales": np.array([1, 1, 2, 2], np.float32)},
+    ),
+    Report(
+        "microsoft/onnxruntime-genai#2081", "a norm over two axes was fused with the sum before it",
+        "a = Add(x, z) y = LayerNormalization<axis = 1>(a, g)",
+        "(float[2,3,4] x, float[2,3,4] z) => (float[2,3,4] y)", {"g": floats(3, 4)},
+    ),
+    Report(
+        f"{ORT}3768", "the epsilon of a norm behind a sum was lost",
+        "a = Add(x, z) y = LayerNormalization<epsilon = 0.5>(a, g, b)",
+        "(float[2,3,4] x, float[2,3,4] z) => (float[2,3,4] y)", {"g": floats(4), "b": floats(4)},
+    ),
 )  # fmt: skip
 each = pytest.mark.parametrize("report", REPORTS, ids=lambda report: report.source)
 

@@ -13,6 +13,7 @@ import pytest
 
 from carryall.exporter.demo import demo_path
 from carryall.runtime.text.grammars import GrammarCompiler
+from carryall.runtime.text.json_schema import held_schema
 from carryall.runtime.text.tokenizer import Tokenizer
 from carryall.runtime.types.structured_output import StructuredOutput
 
@@ -107,6 +108,32 @@ def takes(schema: Any, value: Any) -> bool:
             [[{"tool_name": "search", "parameters": {"query": "penguin", "pages": 2}}]],
             [[], [{"tool_name": "search", "parameters": {"query": None}}]],
         ),
+        (  # branches that add to the properties around them were ignored
+            "ggml-org/llama.cpp#7703",
+            {
+                "type": "object",
+                "properties": {"action": {"type": "string", "enum": ["go", "drop"]}},
+                "required": ["action"],
+                "anyOf": [
+                    {
+                        "properties": {"action": {"const": "go"}, "place": {"enum": ["mall"]}},
+                        "required": ["place"],
+                    },
+                    {
+                        "properties": {"action": {"const": "drop"}, "item": {"enum": ["cup"]}},
+                        "required": ["item"],
+                    },
+                ],
+            },
+            [{"action": "go", "place": "mall"}, {"action": "drop", "item": "cup"}],
+            [{"action": "go"}, {"action": "run", "place": "mall"}],
+        ),
+        (  # bounds below zero
+            "guidance-ai/guidance#1023",
+            {"type": "array", "items": {"type": "integer", "exclusiveMinimum": -12, "maximum": -3}},
+            [[-11, -3, -5]],
+            [[-12], [-2], [0], [11]],
+        ),
         (  # any JSON value is an answer
             f"{VLLM}52011",
             {},
@@ -122,3 +149,9 @@ def test_a_grammar_takes_what_the_schema_takes(
         assert takes(schema, value), (source, value)
     for value in wrong:
         assert not takes(schema, value), (source, value)
+
+
+def test_an_invalid_pattern_is_named() -> None:
+    """ggml-org/llama.cpp#19051: it made the whole answer free, and only a log told it."""
+    held = held_schema(json.dumps({"type": "string", "pattern": "^a[b$"}))
+    assert (json.loads(held.text), held.loosened) == ({"type": "string"}, ("pattern",))

@@ -156,6 +156,9 @@ def _bias(net: EncoderWriter, relative: _Relative, table: ir.Value) -> Bias:
 
     def scores(q: ir.Value, k: ir.Value) -> ir.Value:
         total: ir.Value | None = None
+        # A product with the table gives the scores of each position with every bucket of distances;
+        # GatherElements picks the bucket of each pair. For content to position the pair's key is on the last
+        # axis, for position to content its query is on the one before, so the same rows serve both.
         shape = net.op(
             "Concat",
             net.op("Shape", net.input_ids, start=0, end=1),

@@ -125,6 +125,9 @@ def _short_convolution(graph: ir.Graph, node: ir.Node, begins: ir.Value, places:
     if taps < 2 or activation not in ("none", "silu", "swish") or static_size(states, 1) != channels:
         raise _unsupported(node, f"has {taps} taps of {channels} channels, and the activation {activation}")
     by_tap = lazy(lambda: tensor.numpy()[:, 0].T.copy(), tensor.dtype, (taps, channels))
+    # The kernel reads tokens first, [batch, sequence, channels], as the products around it write them; the
+    # standard operator has channels first. The transposes around it go, or one is written where the graph
+    # had none.
     source = x.producer()
     if source is not None and _transposes(source) and source.inputs[0] is not None:
         x = source.inputs[0]

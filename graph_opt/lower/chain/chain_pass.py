@@ -20,13 +20,24 @@ _RANK = 3  # of rows
 
 
 class ChainPass(GraphPass):
-    """Replace every group of at least two products or attentions, with what is between them."""
+    """Replace every group of at least two products or attentions, with what is between them.
+
+    Args:
+        approximate: see ``steps.is_supported``.
+    """
+
+    def __init__(self, *, approximate: bool = False) -> None:
+        super().__init__()
+        self._approximate = approximate
+
+    def _is_step(self, node: ir.Node) -> bool:
+        return steps.is_supported(node, approximate=self._approximate)
 
     def rewrite(self, graph: ir.Graph) -> None:
         """Replace the groups, then order the graph again."""
         if any(True for node in graph for _ in subgraphs(node)):
             return
-        for number, nodes in enumerate(convex_groups(graph, steps.is_supported)):
+        for number, nodes in enumerate(convex_groups(graph, self._is_step)):
             if sum((node.domain, node.op_type) in steps.WORK for node in nodes) < _LEAST:
                 continue
             reason = _misfit(nodes)

@@ -14,7 +14,7 @@ from ..products.tiles import LAYOUT as TILES
 
 VERSION = 3
 ABSENT = -(1 << 63)
-ADD, NORM, GATE, PART, LINEAR, ATTENTION = range(6)
+ADD, NORM, GATE, PART, LINEAR, ATTENTION, MULTIPLY, CENTER, ACTIVATE, NEAR_ATTENTION = range(10)
 
 
 def float_bits(value: float) -> int:

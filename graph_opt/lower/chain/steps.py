@@ -9,8 +9,30 @@ from collections.abc import Callable
 
 import onnx_ir as ir
 
-from ...graph.edit import MICROSOFT, constant, float_attribute, int_attribute, static_size, weight
-from .program import ABSENT, ADD, ATTENTION, GATE, LINEAR, NORM, PART, ChainProgram, float_bits
+from ...graph.edit import (
+    MICROSOFT,
+    constant,
+    float_attribute,
+    int_attribute,
+    static_size,
+    text_attribute,
+    weight,
+)
+from .program import (
+    ABSENT,
+    ACTIVATE,
+    ADD,
+    ATTENTION,
+    CENTER,
+    GATE,
+    LINEAR,
+    MULTIPLY,
+    NEAR_ATTENTION,
+    NORM,
+    PART,
+    ChainProgram,
+    float_bits,
+)
 
 _OWN = "carryall"
 _WEIGHTS = ("inputs", "outputs", "bits", "block_size", "group_size", "offsets")
@@ -24,14 +46,17 @@ ATTENTION_SIZES = (
     "interleaved",
     "cache_type",
 )
-_ATTENTION_INPUTS = 14
+_ATTENTION_INPUTS = 14  # of the step ATTENTION; NEAR_ATTENTION has one more
 _KEY, _VALUE = 1, 2  # inputs of attention that are rows
+_GELU, _GELU_TANH, _RELU = 0, 1, 3  # functions of the step ACTIVATE
 WORK = frozenset({(_OWN, "QuantizedLinear"), (_OWN, "PagedAttention")})
 
 
 def row_inputs(node: ir.Node) -> list[ir.Value]:
     """Return the inputs of a supported node that are rows."""
-    count = {"PagedAttention": 3, "Add": 2, "SkipSimplifiedLayerNormalization": 2}.get(node.op_type, 1)
+    count = {"PagedAttention": 3, "Add": 2, "Mul": 2, "SkipSimplifiedLayerNormalization": 2}.get(
+        node.op_type, 1
+    )
     return [value for value in node.inputs[:count] if value is not None]
 
 
@@ -40,9 +65,15 @@ def is_part(node: ir.Node) -> bool:
     return node.op_type == "Split"
 
 
-def is_supported(node: ir.Node) -> bool:
-    """Return whether a node can be a step."""
-    test = _TESTS.get((node.domain, node.op_type))
+def is_supported(node: ir.Node, *, approximate: bool = False) -> bool:
+    """Return whether a node can be a step.
+
+    Args:
+        node: the node.
+        approximate: steps whose results differ from onnxruntime's in the last bits may be used too.
+    """
+    kind = node.domain, node.op_type
+    test = _TESTS.get(kind) or (_APPROXIMATE.get(kind) if approximate else None)
     return test is not None and test(node)
 
 
@@ -126,6 +157,18 @@ def _is_sum(node: ir.Node) -> bool:
     return _is_rows(left) and _is_rows(right)
 
 
+def _is_centered(node: ir.Node) -> bool:
+    width = _width(node.inputs[0])
+    vectors = [value for value in node.inputs[1:] if value is not None]
+    tensors = [tensor for value in vectors if (tensor := weight(value)) is not None]
+    plain = len(tensors) == len(vectors) > 0
+    sized = all(
+        tuple(tensor.shape.numpy()) == (width,) and tensor.dtype == ir.DataType.FLOAT for tensor in tensors
+    )
+    alone = all(not output.name or not output.uses() for output in node.outputs[1:])
+    return plain and sized and alone and int_attribute(node, "axis", -1) == -1 and _is_rows(node.inputs[0])
+
+
 def _norm(node: ir.Node, program: ChainProgram) -> None:
     x, scale = program.rows(node.inputs[0]), program.input(node.inputs[1])
     out = program.out(node.outputs[0], widths(node)[0])
@@ -151,6 +194,26 @@ def _add(node: ir.Node, program: ChainProgram) -> None:
     program.step(ADD, program.out(node.outputs[0], widths(node)[0]), x, other, ABSENT)
 
 
+def _multiply(node: ir.Node, program: ChainProgram) -> None:
+    x, other = (program.rows(value) for value in node.inputs)
+    program.step(MULTIPLY, program.out(node.outputs[0], widths(node)[0]), x, other)
+
+
+def _centered(node: ir.Node, program: ChainProgram) -> None:
+    x, scale = program.rows(node.inputs[0]), program.input(node.inputs[1])
+    bias = program.input((*node.inputs, None)[2])
+    out = program.out(node.outputs[0], widths(node)[0])
+    program.step(CENTER, out, x, scale, bias, float_bits(float_attribute(node, "epsilon", 1e-5)))
+
+
+def _activate(node: ir.Node, program: ChainProgram) -> None:
+    function = _RELU
+    if node.op_type == "Gelu":
+        function = _GELU_TANH if text_attribute(node, "approximate", "none") == "tanh" else _GELU
+    x = program.rows(node.inputs[0])
+    program.step(ACTIVATE, program.out(node.outputs[0], widths(node)[0]), x, function)
+
+
 def _gate(node: ir.Node, program: ChainProgram) -> None:
     x = program.rows(node.inputs[0])
     program.step(GATE, program.out(node.outputs[0], widths(node)[0]), x)
@@ -171,6 +234,7 @@ def _linear(node: ir.Node, program: ChainProgram) -> None:
 
 
 def _attention(node: ir.Node, program: ChainProgram) -> None:
+    near = len(node.inputs) > _ATTENTION_INPUTS
     operands = [*node.inputs, *[None] * (_ATTENTION_INPUTS - len(node.inputs))]
     places = [
         program.rows(value) if value is not None and index <= _VALUE else program.input(value)
@@ -179,7 +243,14 @@ def _attention(node: ir.Node, program: ChainProgram) -> None:
     out = program.out(node.outputs[0], widths(node)[0])
     sizes = [int_attribute(node, name, 0) for name in ATTENTION_SIZES]
     floats = [float_bits(float_attribute(node, name, 0.0)) for name in ("scale", "softcap")]
-    program.step(ATTENTION, out, *places, *sizes, *floats, int_attribute(node, "reads_only", 0))
+    program.step(
+        NEAR_ATTENTION if near else ATTENTION,
+        out,
+        *places,
+        *sizes,
+        *floats,
+        int_attribute(node, "reads_only", 0),
+    )
 
 
 _TESTS: dict[tuple[str, str], Callable[[ir.Node], bool]] = {
@@ -193,6 +264,12 @@ _TESTS: dict[tuple[str, str], Callable[[ir.Node], bool]] = {
     ("", "Add"): _is_sum,
     ("", "Split"): _is_split,
 }
+_APPROXIMATE: dict[tuple[str, str], Callable[[ir.Node], bool]] = {
+    ("", "Mul"): _is_sum,
+    ("", "LayerNormalization"): _is_centered,
+    ("", "Gelu"): lambda node: _is_rows(node.inputs[0]),
+    ("", "Relu"): lambda node: _is_rows(node.inputs[0]),
+}
 _WRITERS: dict[str, Callable[[ir.Node, ChainProgram], None]] = {
     "QuantizedLinear": _linear,
     "PagedAttention": _attention,
@@ -201,6 +278,10 @@ _WRITERS: dict[str, Callable[[ir.Node, ChainProgram], None]] = {
     "SimplifiedLayerNormalization": _norm,
     "SkipSimplifiedLayerNormalization": _skip_norm,
     "Add": _add,
+    "Mul": _multiply,
+    "LayerNormalization": _centered,
+    "Gelu": _activate,
+    "Relu": _activate,
     "Split": _split,
     "BranchwiseRMSNorm": _norm,
 }

@@ -111,6 +111,8 @@ class PagedAttentionPass(GraphPass):
         query, key, value, _, *caches = node.inputs[:6]
         meaning = self._meaning(graph, node)
         attributes = _attributes(node, caches, meaning)
+        # The operators have optional inputs between the caches and the tables: those of the rotation come
+        # first. What a form does not take stays None, so the places behind it keep their index.
         rest: list[ir.Value | None] = [None] * self.form.gap
         ropes = _ropes(node) if self.form.rotary else None
         if ropes is not None:
@@ -144,6 +146,8 @@ class PagedAttentionPass(GraphPass):
         if self.form.outputs:
             for old, new in zip(node.outputs[1:3], lowered.outputs[1:], strict=True):
                 replace(old, new)
+        # Blocks are written in place, so the graph returns no caches. Only then is the old node without
+        # readers.
         for present in node.outputs[1:3]:
             if present.is_graph_output():
                 graph.outputs.remove(present)

@@ -129,6 +129,8 @@ class _Writer:
 def _rotated(write: _Writer, node: ir.Node, heads: int, size: int) -> ir.Value:
     rotary = int_attribute(node, "rotary_embedding_dim", 0) or size
     four = write.op("Reshape", node.inputs[0], write.ints(0, 0, heads, size))
+    # Tables are [batch, sequence, rotary / 2], equal for all heads. Pairs are neighbours (interleaved) or
+    # the same places of both halves; either way a Slice takes the first and the second of all pairs.
     cos, sin = (write.op("Unsqueeze", angle, write.ints(2)) for angle in node.inputs[1:3])
     turned, rest = four, None
     if rotary < size:

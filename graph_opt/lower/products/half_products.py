@@ -1,4 +1,4 @@
-"""Lower float32 weights whose values 16 bits hold to carryall's own kernels: as many bytes as the checkpoint.
+"""Lower float32 weights to carryall's own kernels, in 16 bits if these hold their values.
 
 Most checkpoints are bfloat16. Activations, products and sums stay float32, so nothing is lost but the order
 of sums. A decoding step reads half as many bytes, and the products can be part of a ``Chain``.
@@ -6,25 +6,38 @@ of sums. A decoding step reads half as many bytes, and the products can be part 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
 from ...graph.edit import add_initializer, float_attribute, int_attribute, nodes_of, weight
-from ...graph.lazy import Halves, SlabTensor, halves_of, shape_of
+from ...graph.lazy import SlabTensor, halves_of, shape_of
 from ...passes.base import GraphPass
 from .quantized_linear import form_attributes, lower_consumer
 from .tiles import COLUMNS
 
-_OFFSETS = {ir.DataType.FLOAT16: 5, ir.DataType.BFLOAT16: 6}  # values of the attribute `offsets`
+_OFFSETS = {
+    ir.DataType.FLOAT16: 5,
+    ir.DataType.BFLOAT16: 6,
+    ir.DataType.FLOAT: 9,
+}  # values of the attribute `offsets`
 _LEAST = COLUMNS  # inputs and outputs
 _SLAB_BYTES = 16 << 20  # of tiles
 
 
 class HalfProductsPass(GraphPass):
-    """Lower products with such weights, and embeddings; a tied head shares the tiles."""
+    """Lower products with weights that 16 bits hold, and embeddings; a tied head shares the tiles.
+
+    Args:
+        wide: lower products with any float32 weight.
+    """
+
+    def __init__(self, *, wide: bool = False) -> None:
+        super().__init__()
+        self._wide = wide
 
     def rewrite(self, graph: ir.Graph) -> None:
         """Lower Gather, MatMul, and Gemm with a transposed weight."""
@@ -37,14 +50,20 @@ class HalfProductsPass(GraphPass):
                     continue
                 by_output = op_type != "MatMul"  # [outputs, inputs]
                 inputs, outputs = shape_of(tensor)[::-1] if by_output else shape_of(tensor)
-                halves = halves_of(tensor) if min(inputs, outputs) >= _LEAST else None
-                if halves is None:
+                if min(inputs, outputs) < _LEAST or tensor.dtype != ir.DataType.FLOAT:
                     continue
+                halves = halves_of(tensor)
+                if halves is None and (op_type == "Gather" or not self._wide):
+                    continue
+                kind, read = (
+                    (ir.DataType.FLOAT, tensor.numpy) if halves is None else (halves.kind, halves.read)
+                )
+                bits = 32 if halves is None else 16
                 key = value, by_output
                 if key not in tiles:
-                    packed = half_tiles(halves, inputs, outputs, by_output=by_output)
+                    packed = float_tiles(read, bits, inputs, outputs, by_output=by_output)
                     tiles[key] = add_initializer(graph, f"{value.name}.tiles", packed)
-                form = form_attributes(16, 1, 0, _OFFSETS[halves.kind])
+                form = form_attributes(bits, 1, 0, _OFFSETS[kind])
                 lower_consumer(graph, node, tiles[key], {"inputs": inputs, "outputs": outputs, **form})
                 self.fired += 1
 
@@ -62,29 +81,33 @@ def _fits(node: ir.Node) -> bool:
     return plain and transposed and not biased
 
 
-def half_tile_bytes(inputs: int) -> int:
+def float_tile_bytes(inputs: int, bits: int = 16) -> int:
     """Return the bytes of one tile."""
-    return -(-inputs * 2 * COLUMNS // 64) * 64
+    return -(-inputs * bits // 8 * COLUMNS // 64) * 64
 
 
-def half_tiles(halves: Halves, inputs: int, outputs: int, *, by_output: bool) -> SlabTensor:
+def float_tiles(
+    read: Callable[[], npt.NDArray[Any]], bits: int, inputs: int, outputs: int, *, by_output: bool
+) -> SlabTensor:
     """Return the tiles of a weight, uint8 [tiles, bytes], which are computed when they are written.
 
     Args:
-        halves: the weight.
+        read: returns the values of the weight, in a type of ``bits``.
+        bits: 16 or 32.
         inputs: of the weight.
         outputs: of the weight.
         by_output: whether it is [outputs, inputs], not [inputs, outputs].
     """
-    size = half_tile_bytes(inputs)
+    word = np.dtype(f"u{bits // 8}")
+    size = float_tile_bytes(inputs, bits)
     step = max(1, _SLAB_BYTES // size)  # tiles
 
     def slabs() -> Iterator[npt.NDArray[np.uint8]]:
-        rows = halves.read() if by_output else halves.read().T
+        rows = read().view(word) if by_output else read().view(word).T
         for first in range(0, outputs, step * COLUMNS):
             part = rows[first : first + step * COLUMNS]
             count = -(-len(part) // COLUMNS)
-            tiles = np.zeros((count, size // 2), np.uint16)
+            tiles = np.zeros((count, size // word.itemsize), word)
             by_input = tiles[:, : inputs * COLUMNS].reshape(count, inputs, COLUMNS)
             whole = len(part) // COLUMNS
             by_input[:whole] = part[: whole * COLUMNS].reshape(whole, COLUMNS, inputs).transpose(0, 2, 1)

@@ -63,6 +63,9 @@ def pack_tiles(
     )
     value_bytes = COLUMNS * block_size * bits // 8
     block_bytes = value_bytes + (0 if group_size else 128 if offsets == MINIMA else 64)
+    # A tile holds COLUMNS outputs. Of each block it has the values, then its scales and minima, in lines of
+    # 64 bytes, so that a kernel reads one stream in the order in which it computes. Scales in groups and
+    # zero points take less than a line a block: they stand behind all blocks.
     end = blocks * block_bytes
     inner = tiles[:, :end].view(np.uint32).reshape(len(tiles), blocks, -1, COLUMNS)
     lines = value_bytes // 64

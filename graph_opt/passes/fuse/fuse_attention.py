@@ -111,6 +111,8 @@ class FuseAttentionPass(GraphPass):
             operands = [join_heads(last, x) for x in (proposal.query, new_key, new_value)]
             cached = [*operands, mask, past_key, past_value]
             fused = insert(last, "Attention", cached, attributes, num_outputs=3)
+        # The old caches are replaced last: their shapes are read from nodes that go with the output, and the
+        # names of outputs of the graph must move to the new values.
         pairs = list(zip((proposal.key, proposal.value), fused.outputs[1:], strict=False))
         for old, new in pairs:
             new.type = old.type

@@ -94,6 +94,9 @@ def _fuse(graph: ir.Graph, attention: SinkAttention) -> None:
     attributes |= {"kv_num_heads": sizes[0][0], "scale": attention.known.scale}
     attributes |= {"softcap": attention.known.softcap} if attention.known.softcap else {}
     caches = [pair for pair in pairs if pair is not None]
+    # Attention appends to the caches itself, so it reads what was new in front of the Concat, as [batch,
+    # sequence, kv_heads * size]: the value from which the graph split the heads if there is one, else the
+    # heads joined again.
     news = [
         joined_source(new, kv_heads * size) or join_heads(last, new)
         for new, (kv_heads, size) in zip(
@@ -147,6 +150,9 @@ def _separate(graph: ir.Graph, node: ir.Node) -> None:
     is_bool = mask is not None and mask.dtype == ir.DataType.BOOL
     scores = op("Where", seen, scores, number(LOWEST)) if is_bool else op("Add", scores, seen)
     sink = op("Reshape", node.meta[_KEY], ints(1, groups, queries, 1, 1))
+    # The sink takes part in the largest score and in the sum, and has no column among the weights. So the
+    # product with the values needs neither a column of zeros nor a cut behind it, and large scores do not
+    # overflow.
     largest = op("Max", op("ReduceMax", scores, ints(-1), keepdims=1), sink)
     powers = op("Exp", op("Sub", scores, largest))
     total = op("ReduceSum", powers, ints(-1), keepdims=1)

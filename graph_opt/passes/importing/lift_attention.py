@@ -86,6 +86,9 @@ class LiftAttentionPass(GraphPass):
         softcap = float_attribute(node, "softcap", 0.0)
         if softcap:
             attributes["softcap"] = softcap
+        # The operator of onnxruntime may keep its caches in one buffer as long as the context; the standard
+        # one appends. So the sizes of a cache change: what it gets is called past, and what it returns
+        # total.
         for past in inputs[3:5]:
             if past is not None:
                 past.shape = ir.Shape(["batch", heads.key, "past", heads.size])

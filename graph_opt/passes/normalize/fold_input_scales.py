@@ -71,6 +71,9 @@ class FoldInputScalesPass(EveryGraphPass):
             node.resize_inputs(3)
             node.replace_input_with(2, add_initializer(graph, f"{name}.shift", shift))
         else:
+            # A padded convolution reads zeros at the edge, which the term would not have reached: it cannot
+            # go into the bias. Factors still can, so factors * x + terms = factors * (x + terms / factors)
+            # keeps one Add, which is worth it only where two nodes or more go.
             with np.errstate(all="ignore"):
                 rest = terms / factors
             if changes < 2 or not (np.abs(rest) <= _LARGEST_SHIFT).all():

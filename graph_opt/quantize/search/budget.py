@@ -125,6 +125,8 @@ def promote(runner: WeightInputs, share: float, progress: Progress | None = None
         ]
         if progress is not None:
             progress(number + 1, len(members), kind)
+    # The share counts additional bits of all weights, but only those with 4 bits can change: what is fixed
+    # is added to the base and taken out of the budget.
     wider = {name: form for name, form in runner.forms.items() if form.bits != _NARROW}
     fixed = _total_bits(runner, wider) + _FLOAT_BITS * sum(runner.float_sizes.values())
     narrow = fixed + sum(steps[0].bits for steps in options.values())

@@ -41,6 +41,7 @@ struct AttentionSizes {
   int64_t interleaved = 0;     // whether elements 2 i and 2 i + 1 are rotated together, not i and i + rotary / 2
   CacheType cache = CacheType::float32;
   float scale = 1, softcap = 0;
+  int64_t reach = 0;           // the largest distance that has a bias of its own; 0 without biases
 
   CARRYALL_INLINE int64_t shared() const { return heads / kv_heads; }  // heads that share keys and values
   CARRYALL_INLINE int64_t width() const { return (size + 15) / 16 * 16; }
@@ -72,6 +73,8 @@ struct Attention {
   const float* sinks = nullptr;  // [heads], scores of a position without value; or nullptr
   const float* slopes = nullptr;  // [heads], what a score loses for each position of distance (ALiBi); or nullptr
   const int32_t* ahead = nullptr;  // [tokens], positions behind a token that it sees too; or nullptr
+  const float* near = nullptr;     // [heads, 2 * reach + 1], added to the scores by distance of key and query, which counts as at most
+                                   // `reach` (relative positions, arXiv:1910.10683); or nullptr
   float* output = nullptr;       // [tokens, heads, size]
 
   // Writes what is wrong with lengths, block tables and positions; returns false if something is.
@@ -106,6 +109,9 @@ struct Gate {
   float alpha, beta, limit;
 };
 
+// An activation function: gelu by the error function or by tanh (arXiv:1606.08415), x * sigmoid(x), or max(0, x).
+enum class Activation : int64_t { gelu = 0, gelu_tanh = 1, silu = 2, relu = 3 };
+
 struct AttentionKernels {
   // Writes keys and values of tokens [first, last) into the caches.
   void (*write)(const Attention& attention, int64_t first, int64_t last);
@@ -119,6 +125,9 @@ struct AttentionKernels {
   // See rows.h.
   void (*add)(const float* a, const float* b, const float* bias, int64_t count, float* y);
   void (*normalize)(const float* x, const float* weight, int64_t count, float epsilon, float* y);
+  void (*multiply)(const float* a, const float* b, int64_t count, float* y);
+  void (*center)(const float* x, const float* weight, const float* bias, int64_t count, float epsilon, float* y);
+  void (*activate)(Activation kind, const float* x, int64_t count, float* y);
   int64_t (*item_queries)(const AttentionSizes& sizes);  // the most of an item
   bool (*paired)(const AttentionSizes& sizes);           // whether the cache holds pairs
   RecurrentKernels recurrent;

@@ -32,7 +32,8 @@ void write_amx(const Attention& a, int64_t first, int64_t last) {
 
 }  // namespace
 
-const AttentionKernels kAmxAttention = {write_amx, attend_amx, finish<Vector>, exponentials<Vector>, gate<Vector>, add_rows<Vector>, normalize<Vector>,
+const AttentionKernels kAmxAttention = {write_amx, attend_amx, finish<Vector>, exponentials<Vector>, gate<Vector>, add_rows<Vector>, normalize<Vector>, multiply_rows<Vector>,
+                                       center<Vector>, activate<Vector>,
                                         item_queries_amx, pairable, recurrent_kernels<Vector>(),
                                         float_products<Vector>};
 

@@ -88,7 +88,8 @@ void write_dots(const Attention& a, int64_t first, int64_t last) {
 
 }  // namespace
 
-const AttentionKernels kAvx512Bf16Attention = {write_dots, attend_dots, finish<Vector>, exponentials<Vector>, gate<Vector>, add_rows<Vector>, normalize<Vector>,
+const AttentionKernels kAvx512Bf16Attention = {write_dots, attend_dots, finish<Vector>, exponentials<Vector>, gate<Vector>, add_rows<Vector>, normalize<Vector>, multiply_rows<Vector>,
+                                               center<Vector>, activate<Vector>,
                                                item_queries_dots, paired, recurrent_kernels<Vector>(),
                                                float_products<Vector>};
 

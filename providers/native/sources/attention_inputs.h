@@ -9,7 +9,7 @@ namespace carryall {
 
 enum AttentionInput : size_t {
   kQuery, kKey, kValue, kKeys, kValues, kBegins, kPast, kTable, kCosines, kSines, kPosition, kSinks, kSlopes,
-  kAhead,
+  kAhead, kNear,
   kAttentionInputs
 };
 
@@ -45,7 +45,15 @@ inline const char* read_cache(const Tensor* inputs, Attention* a) {
 }
 
 inline const char* read_optional(const Tensor* inputs, Attention* a) {
-  const AttentionSizes& s = a->sizes;
+  AttentionSizes& s = a->sizes;
+  const Tensor& near = inputs[kNear];
+  if (near.data != nullptr) {
+    if (near.rank != 2 || near.dimensions[0] != s.heads || near.dimensions[1] < 3 || near.dimensions[1] % 2 == 0 ||
+        near.dimensions[1] > kLargest || s.cache != CacheType::float32)
+      return "near does not have the shape [heads, 2 * reach + 1], or the cache is not float32";
+    s.reach = near.dimensions[1] / 2;
+    a->near = static_cast<const float*>(near.data);
+  }
   a->sinks = static_cast<const float*>(inputs[kSinks].data);
   if (a->sinks != nullptr && inputs[kSinks].elements != s.heads) return "sinks does not have one value per head";
   a->slopes = static_cast<const float*>(inputs[kSlopes].data);

@@ -138,17 +138,31 @@ inline void value_rows(const Tile& tile, const float* weights, const float* fact
   }
 }
 
-// Turns the scores of a query into weights relative to the new maximum; returns the factor of what was summed before.
-// It sees positions [first, last) of the tile, and is at the last of these if it has a slope.
+// Biases of 16 positions, the first of them `distance` behind the query (before it if that is negative).
 template <class V>
-inline float weigh(const AttentionSizes& s, const Tile& tile, float slope, int64_t first, int64_t last, float* scores,
-                   float* most, float* sums) {
+inline V near_of(const float* near, int64_t reach, int64_t distance) {
+  if (distance >= -reach && distance + 15 <= reach) return V::load(near + reach + distance);
+  float each[16];
+  for (int64_t i = 0; i < 16; i++) {
+    const int64_t d = distance + i;
+    each[i] = near[reach + (d < -reach ? -reach : d > reach ? reach : d)];
+  }
+  return V::load(each);
+}
+
+// Turns the scores of a query into weights relative to the new maximum; returns the factor of what was summed before.
+// It sees positions [first, last) of the tile, and is at the last of these if it has a slope. `near` are its head's biases by
+// distance, or nullptr; it is `own` positions behind the first one of the tile.
+template <class V>
+inline float weigh(const AttentionSizes& s, const Tile& tile, float slope, const float* near, int64_t own, int64_t first,
+                   int64_t last, float* scores, float* most, float* sums) {
   const int64_t begin = tile.first / kGroupPositions, end = (tile.last + 15) / kGroupPositions;
   V largest = V::all(kLowest), total = V::all(0.0f);
   for (int64_t g = begin; g < end; g++) {
     V x = V::load(scores + 16 * g);
     if (s.softcap > 0) x = capped(x, s.softcap);
     if (slope != 0) x = sloped(x, slope, last - 1 - 16 * g);
+    if (near != nullptr) x = add(x, near_of<V>(near, s.reach, 16 * g - own));
     if (16 * g < first || 16 * g + 16 > last) x = only_lanes(x, first - 16 * g, last - 16 * g, kLowest);
     V::store(scores + 16 * g, x);
     largest = maximum(largest, x);
@@ -239,8 +253,8 @@ inline void attend_part(const Attention& a, const AttentionItem& item, int64_t p
       float* scores = memory->scores + m * kTilePositions;
       memory->factors[m] = 1.0f;
       if (last > 0 && first < kTilePositions)
-        memory->factors[m] = weigh<V>(s, tile, slope_of(a, item, m), first, last, scores, state.most + m,
-                                      memory->sums + 16 * m);
+        memory->factors[m] = weigh<V>(s, tile, slope_of(a, item, m), near_by(a, item, m), a.past[item.row] + own - base, first, last,
+                                      scores, state.most + m, memory->sums + 16 * m);
       else
         memset(scores, 0, sizeof(float) * static_cast<size_t>(kTilePositions));
     }

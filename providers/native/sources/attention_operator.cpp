@@ -14,6 +14,7 @@
 //  11 sinks    float [heads], optional
 //  12 slopes   float [heads], optional
 //  13 ahead    int32 [tokens], optional: how many positions behind a token it sees too
+//  14 near    float [heads, 2 * reach + 1], optional: added to scores by distance, see attention.h; with a cache of float32
 //  -> float [..., heads * size]
 //
 // Attributes: layout, num_heads, kv_num_heads, head_size, block_size, window (0 is none), rotary_dim, interleaved,

@@ -33,6 +33,12 @@ inline float slope_of(const Attention& a, const AttentionItem& item, int64_t que
   return a.slopes == nullptr ? 0.0f : a.slopes[item.head * shared + (item.first + query) % shared];
 }
 
+// The biases by distance of a query of the item, or nullptr.
+inline const float* near_by(const Attention& a, const AttentionItem& item, int64_t query) {
+  const int64_t shared = a.sizes.shared();
+  return a.near == nullptr ? nullptr : a.near + (item.head * shared + (item.first + query) % shared) * (2 * a.sizes.reach + 1);
+}
+
 // Scores of 16 positions, the first of them `behind` the query, less the slope times the distance.
 template <class V>
 inline V sloped(V x, float slope, int64_t behind) {

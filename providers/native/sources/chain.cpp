@@ -194,6 +194,9 @@ void ChainRun::run_rows(const Step& step, int64_t first_row, int64_t last_row) c
         for (int64_t i = 0; i < step.out.width; i += step.group)
           vectors.normalize(x + i, step.vector, step.group, step.epsilon, out + i);
         break;
+      case StepKind::multiply: vectors.multiply(x, step.other.row(row), step.out.width, out); break;
+      case StepKind::center: vectors.center(x, step.vector, step.bias, step.out.width, step.epsilon, out); break;
+      case StepKind::activate: vectors.activate(step.activation, x, step.out.width, out); break;
       case StepKind::gate: silu_and_multiply(vectors, x, step.out.width, out); break;
       case StepKind::linear:
         if (step.rounds && !step.weights.floats()) kernels_.quantize(x, step.weights.inputs, step.weights.block, job_.rows, row);

@@ -19,13 +19,15 @@ struct Values {
   CARRYALL_INLINE float* row(int64_t index) const { return data + index * step; }
 };
 
-enum class StepKind : int64_t { add = 0, norm = 1, gate = 2, part = 3, linear = 4, attention = 5 };
+enum class StepKind : int64_t { add = 0, norm = 1, gate = 2, part = 3, linear = 4, attention = 5, multiply = 6, center = 7, activate = 8, near_attention = 9 };
 
 struct Step {
   StepKind kind = StepKind::add;
-  Values out, x, other;           // other: the second summand
+  Values out, x, other;           // other: the second summand or factor
   const float* vector = nullptr;  // the bias of a sum or product, or nullptr; the weight of a norm
+  const float* bias = nullptr;    // of a norm with a mean, or nullptr
   float epsilon = 0;              // of a norm
+  Activation activation = Activation::gelu;
   int64_t group = 0;              // floats that a norm normalizes together
   Weights weights;                // of a product
   bool rounds = true;             // whether the product rounds x; else the product before it has

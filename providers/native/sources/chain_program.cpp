@@ -142,14 +142,15 @@ bool Program::read_bias(int64_t value, Step* step) const {
 
 const char* Program::read_step(Step* step) {
   const int64_t kind = next(), out = next(), x = next(), index = -1 - out;
-  if (kind < 0 || kind > static_cast<int64_t>(StepKind::attention)) return "the program has an unknown step";
+  if (kind < 0 || kind > static_cast<int64_t>(StepKind::near_attention)) return "the program has an unknown step";
   step->kind = static_cast<StepKind>(kind);
   if (out >= 0 || out == kAbsent || index >= registers_) return "a step of the program has no register for its result";
   if (!rows_of(x, &step->x)) return "a step of the program reads no rows";
   step->out = values_[index];
   if ((widths_[index] < 0) != (step->kind == StepKind::part)) return "a step of the program writes a wrong kind of register";
   const char* wrong = step->kind == StepKind::linear      ? read_linear(step, x)
-                      : step->kind == StepKind::attention ? read_attention(step, x)
+                      : step->kind == StepKind::attention ? read_attention(step, x, kAttentionInputs - 1)
+                      : step->kind == StepKind::near_attention ? read_attention(step, x, kAttentionInputs)
                                                           : read_simple(step, out, x);
   written_[index] = true;
   if (out == rounded_) rounded_ = kAbsent;
@@ -173,6 +174,26 @@ const char* Program::read_simple(Step* step, int64_t out, int64_t x) {
       step->vector = static_cast<const float*>(weight->data);
       step->group = weight->elements;
       return step->x.width == width ? nullptr : "a norm has rows of another width";
+    }
+    case StepKind::multiply:
+      return step->x.width == width && rows_of(next(), &step->other) && step->other.width == width
+                 ? nullptr
+                 : "the factors of a product of rows have other widths";
+    case StepKind::center: {
+      const Tensor* weight = floats(next(), width);
+      const int64_t bias = next();
+      const Tensor* added = bias == kAbsent ? weight : floats(bias, width);
+      step->epsilon = next_float();
+      if (weight == nullptr || added == nullptr || step->x.width != width) return "a norm has rows, weight or bias of another width";
+      step->vector = static_cast<const float*>(weight->data);
+      if (bias != kAbsent) step->bias = static_cast<const float*>(added->data);
+      return nullptr;
+    }
+    case StepKind::activate: {
+      const int64_t function = next();
+      if (function < 0 || function > static_cast<int64_t>(Activation::relu)) return "the program has an unknown activation function";
+      step->activation = static_cast<Activation>(function);
+      return step->x.width == width ? nullptr : "an activation function has rows of another width";
     }
     case StepKind::gate:
       return step->x.width == 2 * width && out != x ? nullptr : "a gate has rows of another width";
@@ -210,9 +231,10 @@ const char* Program::read_linear(Step* step, int64_t x) {
   return nullptr;
 }
 
-const char* Program::read_attention(Step* step, int64_t query) {
+const char* Program::read_attention(Step* step, int64_t query, size_t inputs) {
+  step->kind = StepKind::attention;
   int64_t values[kAttentionInputs] = {query};
-  for (size_t i = kKey; i < kAttentionInputs; i++) values[i] = next();
+  for (size_t i = kKey; i < kAttentionInputs; i++) values[i] = i < inputs ? next() : kAbsent;
   Attention& a = step->attention;
   AttentionSizes& s = a.sizes;
   s.heads = next();

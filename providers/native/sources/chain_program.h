@@ -8,10 +8,14 @@
 //   add        out, x, other, bias
 //   norm       out, x, weight, epsilon (bits of the float); the weight is as long as what is normalized together
 //   gate       out, x: SiluAndMul
+//   multiply   out, x, other
+//   center     out, x, weight, bias, epsilon (bits of the float): LayerNormalization
+//   activate   out, x, function (see attention.h)
 //   part       out, x, first column
 //   linear     out, x, weights, bias, inputs, outputs, bits, block_size, group_size, offsets (see layout.h)
 //   attention  out, the 14 inputs of PagedAttention, num_heads, kv_num_heads, head_size, block_size, window, rotary_dim,
 //              interleaved, cache_type, scale and softcap (bits of floats), reads_only
+//   near_attention  the same with 15 inputs, the last of which is near
 #pragma once
 #include "attention_inputs.h"
 #include "chain.h"
@@ -50,7 +54,7 @@ class Program {
   const char* read_step(Step* step);
   const char* read_simple(Step* step, int64_t out, int64_t x);
   const char* read_linear(Step* step, int64_t x);
-  const char* read_attention(Step* step, int64_t query);
+  const char* read_attention(Step* step, int64_t query, size_t inputs);
   const char* read_tokens(Step* step, const int64_t* values) const;
   const char* check_tables(const Attention& a);
 

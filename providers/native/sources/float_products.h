@@ -1,4 +1,4 @@
-// Products with weights that are floats of 16 bits, over vectors `V` of 16 floats. Activations and sums are float32, so a
+// Products with weights that are floats of 16 or 32 bits, over vectors `V` of 16 floats. Activations and sums are float32, so a
 // weight loses nothing. Included by one source per instruction set, so in an anonymous namespace.
 //
 // Every row goes through the same operations in the same order, whatever the rows beside it and the instruction set: within
@@ -15,6 +15,7 @@ constexpr int64_t kSummed = 128;      // inputs; as float32 their weights of a t
 constexpr int64_t kTotalsRows = 128;  // whose totals lie on the stack at a time
 
 struct OfFloat16 {
+  static constexpr int64_t kBytes = 2 * kColumns;  // of an input
   template <class V>
   CARRYALL_INLINE static V load(const uint8_t* line) {
     return V::from_float16(reinterpret_cast<const uint16_t*>(line));
@@ -22,6 +23,7 @@ struct OfFloat16 {
 };
 
 struct OfBfloat16 {
+  static constexpr int64_t kBytes = 2 * kColumns;  // of an input
   template <class V>
   CARRYALL_INLINE static V load(const uint8_t* line) {
     return V::from_bfloat16(reinterpret_cast<const uint16_t*>(line));
@@ -29,18 +31,27 @@ struct OfBfloat16 {
 };
 
 struct OfFloat32 {
+  static constexpr int64_t kBytes = 4 * kColumns;
   template <class V>
   CARRYALL_INLINE static V load(const uint8_t* line) {
     return V::load(reinterpret_cast<const float*>(line));
   }
 };
 
-// Adds to the totals of kCount rows the products of `inputs` inputs, whose weights lie `bytes` apart.
-template <class V, class Type, int kCount>
-CARRYALL_INLINE void add_products(const uint8_t* lines, int64_t bytes, int64_t inputs, const float* const* x, float* totals) {
+// Adds to the totals of kCount rows the products of `inputs` inputs, whose weights lie `bytes` apart. If `kFetch`, asks for the
+// weights `ahead`, one input's after every so many inputs: few rows wait for memory, and hardware asks too late.
+template <class V, class Type, int kCount, bool kFetch>
+CARRYALL_INLINE void add_products(const uint8_t* lines, int64_t bytes, int64_t inputs, const float* const* x, float* totals,
+                                  const uint8_t* ahead, int64_t every) {
+  int64_t left = 1;
   V sums[kCount];
   for (int m = 0; m < kCount; m++) sums[m] = V::all(0.0f);
   for (int64_t k = 0; k < inputs; k++, lines += bytes) {
+    if (kFetch && --left == 0) {
+      __builtin_prefetch(ahead, 0, 3);
+      ahead += bytes;
+      left = every;
+    }
     const V weights = Type::template load<V>(lines);
 #pragma GCC unroll 16
     for (int m = 0; m < kCount; m++) sums[m] = fused(weights, V::all(x[m][k]), sums[m]);
@@ -48,34 +59,39 @@ CARRYALL_INLINE void add_products(const uint8_t* lines, int64_t bytes, int64_t i
   for (int m = 0; m < kCount; m++) V::store(totals + m * kColumns, add(V::load(totals + m * kColumns), sums[m]));
 }
 
-template <class V, class Type, int kCount>
-void choose_products(int64_t count, const uint8_t* lines, int64_t bytes, int64_t inputs, Inputs x, float* totals) {
+template <class V, class Type, int kCount, bool kFetch>
+void choose_products(int64_t count, const uint8_t* lines, int64_t bytes, int64_t inputs, Inputs x, float* totals,
+                     const uint8_t* ahead = nullptr, int64_t every = 1) {
   if constexpr (kCount > 1)
-    if (count < kCount) return choose_products<V, Type, kCount - 1>(count, lines, bytes, inputs, x, totals);
+    if (count < kCount) return choose_products<V, Type, kCount - 1, kFetch>(count, lines, bytes, inputs, x, totals, ahead, every);
   const float* rows[kCount];
   for (int m = 0; m < kCount; m++) rows[m] = x.row(m);
-  add_products<V, Type, kCount>(lines, bytes, inputs, rows, totals);
+  add_products<V, Type, kCount, kFetch>(lines, bytes, inputs, rows, totals, ahead, every);
 }
 
 // One tile's totals for at most kTotalsRows rows. For more rows than registers hold, each weight becomes float32 once.
 template <class V, class Type>
 void tile_totals(const Weights& w, const uint8_t* tile, Inputs x, int64_t count, float* totals) {
   constexpr int kRows = V::kTogether > 1 ? 12 : V::kQueries;  // sums, a weight and an activation fit in the registers
-  constexpr int64_t kBytes = 2 * kColumns;
+  constexpr int64_t kBytes = Type::kBytes;
+  constexpr bool kAsStored = kBytes == OfFloat32::kBytes;
   alignas(64) float wide[kSummed * kColumns];
   const int64_t groups = (count + kRows - 1) / kRows;
   for (int64_t first = 0; first < w.inputs; first += kSummed) {
     const int64_t inputs = w.inputs - first < kSummed ? w.inputs - first : kSummed;
     const uint8_t* lines = tile + first * kBytes;
     if (groups == 1) {
-      choose_products<V, Type, kRows>(count, lines, kBytes, inputs, {x.data + first, x.step}, totals);
+      choose_products<V, Type, kRows, kAsStored>(count, lines, kBytes, inputs, {x.data + first, x.step}, totals, lines + kSummed * kBytes);
       continue;
     }
-    for (int64_t k = 0; k < inputs; k++) V::store(wide + k * kColumns, Type::template load<V>(lines + k * kBytes));
+    const uint8_t* read = kAsStored ? lines : reinterpret_cast<const uint8_t*>(wide);
+    for (int64_t k = 0; k < inputs && !kAsStored; k++) V::store(wide + k * kColumns, Type::template load<V>(lines + k * kBytes));
     for (int64_t g = 0; g < groups; g++) {
       const int64_t row = count * g / groups, end = count * (g + 1) / groups;
-      choose_products<V, OfFloat32, kRows>(end - row, reinterpret_cast<const uint8_t*>(wide), kColumns * sizeof(float), inputs,
-                                           {x.row(row) + first, x.step}, totals + row * kColumns);
+      // Each group asks for its part of the next weights, so that memory is never idle.
+      const uint8_t* ahead = lines + (kSummed + inputs * g / groups) * kBytes;
+      choose_products<V, OfFloat32, kRows, kAsStored>(end - row, read, OfFloat32::kBytes, inputs, {x.row(row) + first, x.step},
+                                                      totals + row * kColumns, ahead, groups);
     }
   }
 }
@@ -83,7 +99,9 @@ void tile_totals(const Weights& w, const uint8_t* tile, Inputs x, int64_t count,
 template <class V>
 void float_products(const Weights& w, Inputs x, const float* bias, int64_t first_row, int64_t last_row, int64_t first_tile,
                     int64_t last_tile, Outputs y) {
-  const auto compute = w.offsets == Offsets::float16 ? tile_totals<V, OfFloat16> : tile_totals<V, OfBfloat16>;
+  const auto compute = w.offsets == Offsets::float32   ? tile_totals<V, OfFloat32>
+                       : w.offsets == Offsets::float16 ? tile_totals<V, OfFloat16>
+                                                       : tile_totals<V, OfBfloat16>;
   alignas(64) float totals[kTotalsRows * kColumns];
   for (int64_t tile = first_tile; tile < last_tile; tile++) {
     const int64_t column = tile * kColumns, left = w.outputs - column;

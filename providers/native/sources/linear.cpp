@@ -101,8 +101,13 @@ void silu_and_multiply(const AttentionKernels& vectors, const float* x, int64_t 
 namespace {
 
 void read_float_row(const Weights& w, int64_t index, float* y) {
-  const uint8_t* value = w.data + index / kColumns * w.tile_bytes() + index % kColumns * 2;
-  for (int64_t k = 0; k < w.inputs; k++, value += 2 * kColumns) {
+  const int64_t bytes = w.bits / 8;
+  const uint8_t* value = w.data + index / kColumns * w.tile_bytes() + index % kColumns * bytes;
+  for (int64_t k = 0; k < w.inputs; k++, value += bytes * kColumns) {
+    if (w.offsets == Offsets::float32) {
+      memcpy(y + k, value, sizeof *y);
+      continue;
+    }
     uint16_t half;
     memcpy(&half, value, sizeof half);
     if (w.offsets == Offsets::float16) {

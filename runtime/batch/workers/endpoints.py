@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ....errors import RequestError, UnsupportedTaskError
-from ...api.embedding import embedding_questions, stacked
+from ...api.embedding import embedding_questions
 from ...api.requests import RENDER_OPTIONS, PooledPrompt, Prompt, RequestFactory
 from ...api.scoring import (
     ContinuationScore,
@@ -23,6 +23,7 @@ from ...api.scoring import (
     rerank_questions,
     score_questions,
 )
+from ...api.vectors import stacked
 from ...engine.requests.request_group import RequestGroup
 from ...service.core.chat import Conversation
 from ...service.core.messages import (

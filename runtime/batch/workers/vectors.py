@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ....errors import CarryallError, RequestError, UnsupportedTaskError
-from ...api.embedding import scaled
+from ...api.vectors import scaled
 from ...service.core.messages import Embeddings
 from ...service.http.openai import scoring
 from ...service.http.openai.embeddings import KNOWN as EMBEDDINGS_FIELDS

@@ -17,8 +17,8 @@ from ....errors import (
     ServiceUnavailableError,
     UnsupportedTaskError,
 )
-from ...api.embedding import scaled
 from ...api.scoring import RERANK_INSTRUCTION
+from ...api.vectors import scaled
 from .caller import check_tokens, spend
 from .handler import STOPPING
 from .messages import Embeddings

@@ -10,7 +10,8 @@ import numpy as np
 from ....errors import RequestError, UnsupportedTaskError
 from ....options import shown
 from ....proto import generation_pb2, tasks_pb2
-from ...api.embedding import Pooling, cut_vectors
+from ...api.embedding import Pooling
+from ...api.vectors import cut_vectors
 from ..core.encoder import EncoderHandler
 from ..core.handler import LLMHandler
 

@@ -107,6 +107,8 @@ def read_body(body: Mapping[str, Any], defaults: Mapping[str, Any]) -> Generatio
     talk = [message for turn, message in turns if message.parts or isinstance(turn["content"], str)]
     if not talk:
         raise RequestError("'messages' must have at least 1 message with content")
+    # Claude Code begins its system prompt with a line that changes at each request. It says nothing to a
+    # model, and would leave the prefix cache nothing to share.
     if system and isinstance(first := system[0], Text):
         text = _BILLING.sub("", first.text)
         system = [Text(text), *system[1:]] if text else system[1:]

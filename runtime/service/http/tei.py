@@ -204,7 +204,7 @@ async def root(request: Request, service: HttpService, body: Json) -> Response:
 
 def info(handler: EncoderHandler) -> Json:
     """Return the answer to ``GET /info`` for an encoder."""
-    from ...api.token_batches import MOST_TOKENS  # imports onnxruntime
+    from ...api.text_session import MOST_TOKENS
 
     if handler.kinds:
         pooling = handler.poolings or (("splade",) if handler.kinds == {"sparse"} else ())

@@ -14,7 +14,7 @@ import numpy as np
 
 from ....errors import RequestError
 from ....options import shown
-from ...api.embedding import cut_vectors, scaled
+from ...api.vectors import cut_vectors, scaled
 from ..core.encoder import EncoderHandler
 from .messages import InferenceRequest, TensorFacts
 from .tensors import Array, byte_elements, of_bytes, type_of

@@ -221,6 +221,9 @@ class _Probe:
     ) -> tuple[Thought | None, str, str]:
         texts = [plain.partition(_TEXT)[0], *prompts]
         texts = [text for text in texts if tags(shared_start(before, text))]
+        # ``before`` stands in front of the thought of a rendered answer. What it shares with answers and
+        # prompts that have no thought is the turn's header; the rest, from the start of a tag, opens the
+        # thought. Some templates put the opening into the prompt: then a prompt is longer than ``before``.
         common = shared_start(before, *texts)
         opening = before[tag_start(before, len(common)) :].strip()
         if not opening and (longer := [text for text in texts if text.startswith(before) and text != before]):

@@ -274,3 +274,10 @@ def test_weights_that_are_quantized_in_the_graph_may_share_a_zero_point(opset: i
     (expected,) = plain.run(None, {"x": x})
     (result,) = InferenceSession(source, providers=["cpu"]).run(None, {"x": x})
     np.testing.assert_allclose(result, expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(("dtype", "disabled"), [("float", ()), ("double", ("FuseReluClip",))])
+def test_bounds_of_other_types_stay_behind_relu(dtype: str, disabled: tuple[str, ...]) -> None:
+    text = f"""<ir_version: 10, opset_import: ["" : 18]> g ({dtype}[4] x) => ({dtype}[4] y)
+        <{dtype} low = {{-1}}> {{ r = Relu(x) y = Clip(r, low) }}"""
+    assert wrong_fusions(onnx.parser.parse_model(text).SerializeToString()) == disabled

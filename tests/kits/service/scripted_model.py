@@ -138,12 +138,13 @@ async def scripted_llm(
     rule: Rule,
     style: str = "tagged objects",
     *,
+    thoughts: str = "no thoughts",
     context_length: int = 200_000,
     engine: EngineConfig | None = None,
 ) -> AsyncIterator[AsyncLLM]:
-    """Yield a model that answers by a rule and writes calls in a style of ``chat_styles``."""
+    """Yield a model that answers by a rule and writes calls and thoughts in styles of ``chat_styles``."""
     tokenizer = chat_tokenizer(folder, "<call>", "</call>", "<calls>", "</calls>")
-    chat = ChatTemplate({"default": template(style)}, {})
+    chat = ChatTemplate({"default": template(style, thoughts)}, {})
     question: dict[str, Any] = {"role": "user", "content": "x"}
 
     def written(answer: str | Call) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +23,14 @@ from quantized_linear_reference import Weight, grouped_weight, random_weight
 
 from carryall.graph_opt.lower.chain.program import (
     ABSENT,
+    ACTIVATE,
     ADD,
     ATTENTION,
+    CENTER,
     GATE,
     LINEAR,
+    MULTIPLY,
+    NEAR_ATTENTION,
     NORM,
     PART,
     VERSION,
@@ -139,6 +145,58 @@ def test_instruction_sets_give_equal_norms_near_numpy(host_program: Path, librar
         np.testing.assert_array_equal(found[-1], found[0])
 
 
+def gelu(x: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    return np.asarray(0.5 * x * (1 + np.vectorize(math.erf)(x / math.sqrt(2))))
+
+
+FUNCTIONS: list[tuple[int, Callable[[Any], Any]]] = [
+    (0, gelu),
+    (1, lambda x: 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))),
+    (2, lambda x: x / (1 + np.exp(-x))),
+    (3, lambda x: np.maximum(x, 0)),
+]
+
+
+@pytest.mark.parametrize("width", [1, 16, 105, 384])
+@pytest.mark.parametrize("biased", [False, True])
+def test_instruction_sets_give_equal_norms_with_a_mean_near_numpy(
+    host_program: Path, library: Path, width: int, biased: bool
+) -> None:
+    rng, found = np.random.default_rng(width), []
+    x = (rng.standard_normal((7, width)) * 3 + 5).astype(np.float32)
+    scale, bias = rng.standard_normal((2, width)).astype(np.float32)
+    numbers = program([width], 1, [(CENTER, -1, 0, 1, 2 if biased else ABSENT, float_bits(1e-3))])
+    exact = x.astype(np.float64)
+    exact = exact - exact.mean(axis=1, keepdims=True)
+    expected = exact / np.sqrt((exact**2).mean(axis=1, keepdims=True) + 1e-3) * scale + bias * biased
+    for isa in isas(library):
+        with OperatorHost([str(host_program), str(library)], {"CARRYALL_KERNELS_ISA": isa}) as opened:
+            found.append(opened.run(Call("Chain", {}, [numbers, x, scale, bias], threads=2)))
+        np.testing.assert_allclose(found[-1], expected, rtol=0, atol=5e-6)
+        np.testing.assert_array_equal(found[-1], found[0])
+
+
+@pytest.mark.parametrize(("function", "oracle"), FUNCTIONS)
+def test_instruction_sets_give_equal_activations_near_numpy(
+    host_program: Path, library: Path, function: int, oracle: Callable[[Any], Any]
+) -> None:
+    x = np.concatenate([np.linspace(-12, 12, 4001), [-1e4, -80, 80, 1e4, np.nan]]).astype(np.float32)[None]
+    numbers, found = program([x.size], 1, [(ACTIVATE, -1, 0, function)]), []
+    with np.errstate(over="ignore"):
+        expected = oracle(x.astype(np.float64))
+    for isa in isas(library):
+        with OperatorHost([str(host_program), str(library)], {"CARRYALL_KERNELS_ISA": isa}) as opened:
+            found.append(opened.run(Call("Chain", {}, [numbers, x])))
+        np.testing.assert_allclose(found[-1], expected, rtol=5e-7, atol=1.2e-6)
+        np.testing.assert_array_equal(found[-1], found[0])
+
+
+def test_factors_of_rows_are_multiplied(host: OperatorHost) -> None:
+    x, other = np.random.default_rng(0).standard_normal((2, 5, 37)).astype(np.float32)
+    numbers = program([37], 1, [(MULTIPLY, -1, 0, 1)])
+    np.testing.assert_array_equal(host.run(Call("Chain", {}, [numbers, x, other], threads=2)), x * other)
+
+
 def test_leading_axes_are_those_of_the_first_rows(host: OperatorHost) -> None:
     scale, x = np.ones(4, np.float32), np.ones((3, 1, 4), np.float32)
     numbers = program([4], 1, [(NORM, -1, 0, 1, 0)])
@@ -156,6 +214,10 @@ def test_leading_axes_are_those_of_the_first_rows(host: OperatorHost) -> None:
         ([(PART, -3, 0, 3), (NORM, -1, 0, 1, 0)], "not within its rows"),
         ([(GATE, -1, 0)], "another width"),
         ([(NORM, -1, 0, 0, 0)], "the weight of a norm"),
+        ([(CENTER, -1, 0, 0, ABSENT, 0)], "weight or bias of another width"),
+        ([(CENTER, -1, 0, 1, 0, 0)], "weight or bias of another width"),
+        ([(ACTIVATE, -1, 0, 4)], "unknown activation function"),
+        ([(MULTIPLY, -1, 0, 1)], "factors of a product of rows"),
         ([(NORM, -2, 0, 1, 0)], "writes an output"),
         ([(NORM, -1, 0, 1, 0, 7)], "goes on behind its last step"),
         ([(NORM, -1, 0, 1)], "ends within a step"),
@@ -201,6 +263,41 @@ def test_attention_in_a_chain_equals_the_operator(
                 "Chain", {}, [numbers, packed, *inputs[3:11], inputs[12 + ahead]], threads=threads, copies=2
             )
             np.testing.assert_array_equal(host.run(call), expected)
+
+
+@pytest.mark.parametrize("reach", [1, 5, 200])
+def test_biases_by_distance_are_added_to_scores(host_program: Path, library: Path, reach: int) -> None:
+    rng, found, lengths, heads, size = np.random.default_rng(reach), [], [3, 90, 1, 300], 2, 16
+    begins = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    x = rng.standard_normal((begins[-1], 3 * heads * size)).astype(np.float32)
+    near = (rng.standard_normal((heads, 2 * reach + 1)) * 2).astype(np.float32)
+    blocks = -(-np.array(lengths) // 32)
+    table = (np.cumsum(blocks) - blocks)[:, None] + np.minimum(np.arange(blocks.max()), blocks[:, None] - 1)
+    positions = np.arange(begins[-1]) - np.repeat(begins[:-1], lengths)
+    ahead = (np.repeat(lengths, lengths) - 1 - positions).astype(np.int32)
+    cache = np.zeros((blocks.sum(), heads, 32, 4 * size), np.uint8)
+    past = np.zeros(len(lengths), np.int32)
+    inputs = [cache, cache.copy(), begins, past, table.astype(np.int32), ahead, near]
+    sizes, scale = [heads, heads, size, 32, 0, 0, 0, 0], size**-0.5
+    places = [1, 2, 3, 4, 5, *[ABSENT] * 5, 6, 7]
+    step = (NEAR_ATTENTION, -1, 0, ABSENT, ABSENT, *places, *sizes, float_bits(scale), float_bits(0), 0)
+    expected = np.empty((begins[-1], heads * size))
+    for begin, end in pairwise(begins):
+        q, k, v = x[begin:end].astype(np.float64).reshape(-1, 3, heads, size).transpose(1, 2, 0, 3)
+        distance = np.arange(end - begin) - np.arange(end - begin)[:, None]
+        scores = q @ k.transpose(0, 2, 1) * scale + near[:, np.clip(distance, -reach, reach) + reach]
+        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        rows = weights / weights.sum(-1, keepdims=True) @ v
+        expected[begin:end] = rows.transpose(1, 0, 2).reshape(end - begin, -1)
+    for isa in isas(library):
+        with OperatorHost([str(host_program), str(library)], {"CARRYALL_KERNELS_ISA": isa}) as opened:
+            call = Call("Chain", {}, [program([heads * size], 1, [step]), x, *inputs], threads=2)
+            found.append(opened.run(call))
+        np.testing.assert_allclose(found[-1], expected, rtol=0, atol=5e-6)
+        np.testing.assert_array_equal(found[-1], found[0])
+    wrong = Call("Chain", {}, [program([heads * size], 1, [step]), x, *inputs[:-1], near[:, 1:]])
+    with OperatorHost([str(host_program), str(library)]) as opened, pytest.raises(RefusedError, match="near"):
+        opened.run(wrong)
 
 
 @pytest.mark.parametrize("lengths", [[1, 1], [40, 3]])

@@ -141,7 +141,7 @@ def test_a_closed_answer_ends_its_request() -> None:
             assert (await anext(answer))["status"] == 200
             assert replica.active == 1
             await answer.aclose()
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(30):
                 while replica.active:
                     await asyncio.sleep(0.01)
 

@@ -120,10 +120,10 @@ def test_arrays_images_and_paths_are_pictures_too(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("size", [(9000, 9000), (20000, 20000), (65535, 65535)])
 def test_a_header_that_claims_too_much_is_refused_before_decoding(size: tuple[int, int]) -> None:
-    begin = time.perf_counter()
+    begin = time.thread_time()
     with pytest.raises(RequestError, match=f"{MOST_PIXELS}.*smaller"):
         open_picture(header(*size))
-    assert time.perf_counter() - begin < 0.5
+    assert time.thread_time() - begin < 0.5
 
 
 @pytest.mark.parametrize(

@@ -137,7 +137,7 @@ def test_a_program_is_cancelled_while_the_service_says_nothing(begun: bytes, pla
             run.cancel()
             with pytest.raises(ProgramCancelledError):
                 run.wait()
-        assert time.monotonic() - start < 5.0
+        assert time.monotonic() - start < 20
 
 
 def test_a_program_that_was_cancelled_begins_no_request() -> None:

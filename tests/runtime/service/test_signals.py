@@ -61,7 +61,7 @@ def test_hangup_reloads_keys_and_safe_settings(
                     found.append(now)
                     with caplog.at_level(logging.INFO, "carryall.runtime.service"):
                         signal.raise_signal(signal.SIGHUP)
-                        async with asyncio.timeout(10):
+                        async with asyncio.timeout(30):
                             while message not in caplog.text:
                                 await asyncio.sleep(0.005)
 

@@ -39,6 +39,21 @@ def texts() -> dict[str, str]:
         }
 
 
+RECORDED: Any = json.loads(
+    (Path(__file__).parents[1] / "engine/sampling/watermarks.json").read_text(encoding="utf-8")
+)
+
+
+@pytest.mark.parametrize("case", RECORDED["detection"], ids=lambda case: f"{case[0]}-{case[1]}-{case[5]}")
+def test_z_scores_of_green_lists_are_those_of_transformers(case: list[Any]) -> None:
+    """Of random tokens, and of tokens of which a part was drawn from the green lists."""
+    vocab_size, ratio, key, tokens, scored, green, z = case
+    report = detect_in_tokens(tokens, Watermark(ratio=ratio, key=key), vocab_size)
+    assert (report.scored, report.signals) == (scored, green)
+    assert report.z == pytest.approx(z, rel=1e-9)
+    assert report.marked is (z > 5)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("mark", [GREEN, SYNTHID], ids=["green", "synthid"])
 def test_a_watermark_is_found_where_it_is(texts: dict[str, str], mark: dict[str, Any]) -> None:

@@ -107,12 +107,52 @@ def test_a_classifier_scores_texts_and_pairs(tmp_path: Path, labels: int) -> Non
 
 @pytest.mark.parametrize(
     ("options", "name"),
-    [({"quantize": "int8"}, "quantize"), ({"layout": "transformers.js"}, "layout")],
+    [({"adapter": "adapter"}, "adapter"), ({"layout": "transformers.js"}, "layout")],
 )
 def test_options_of_decoders_are_refused(tmp_path: Path, options: Any, name: str) -> None:
     source = write_tiny_encoder(tmp_path / "source", "distilbert")
     with pytest.raises(UsageError, match=f"'distilbert' is a text encoder, for which export has no {name}"):
         carryall.export(source, tmp_path / "out", **options)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "method", "block", "error"),
+    [("int8", "int8-fast", 128, 0.001), ("int4-fast", "int4-fast", 32, 0.001)],
+)
+def test_weights_are_quantized_as_those_of_decoders(
+    tmp_path: Path, name: str, method: str, block: int, error: float
+) -> None:
+    source = with_modules(
+        write_tiny_encoder(tmp_path / "s", "bert", type_vocab_size=1), "mean_tokens", normalize=True
+    )
+    report = carryall.export(source, tmp_path / "out", quantize=name)
+    assert report.quantization is not None
+    assert (report.quantization["method"], report.quantization["block_size"]) == (method, block)
+    assert report.left_float is not None
+    kept = {value.name for value in Package.open(tmp_path / "out").graph.graph.initializers.values()}
+    assert "encoder.layer.0.intermediate.dense.weight.values" in kept
+    texts = ["a longer text than the others", "b", "cd"]
+    found = carryall.TextEncoder(tmp_path / "out").embed(texts)
+    for text, vector in zip(texts, found, strict=True):  # the same weights, on activations that are floats
+        expected = states(tmp_path / "out", text).mean(0)
+        assert 1 - vector @ (expected / np.linalg.norm(expected)) < error
+
+
+@pytest.mark.parametrize(
+    ("recipe", "message"),
+    [
+        ({"method": "int8-dynamic"}, "a text encoder is quantized by int4, int8 or int4-fast, int8-fast"),
+        ({"method": "int4", "algorithm": "gptq"}, "without a calibration text"),
+        ({"method": "int8", "budget": 6.0}, "without a calibration text"),
+    ],
+)
+def test_recipes_that_need_a_decoder_are_refused(
+    tmp_path: Path, recipe: dict[str, Any], message: str
+) -> None:
+    source = write_tiny_encoder(tmp_path / "source", "bert")
+    with pytest.raises(UsageError, match=message):
+        carryall.export(source, tmp_path / "out", quantize=carryall.QuantizationRecipe(**recipe))
     assert not (tmp_path / "out").exists()
 
 

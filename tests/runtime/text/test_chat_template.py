@@ -168,10 +168,10 @@ def test_broken_templates(source: str, words: str) -> None:
     ],
 )
 def test_malicious_templates_are_refused_soon(source: str) -> None:
-    began = time.perf_counter()
+    began = time.process_time()
     with pytest.raises((ChatTemplateError, PromptTooLongError)):
         render(source)
-    assert time.perf_counter() - began < 20
+    assert time.process_time() - began < 20
 
 
 @pytest.mark.parametrize("source", ["{{ raise_exception.__globals__ }}", "{{ '{0.__class__}'.format(1) }}"])

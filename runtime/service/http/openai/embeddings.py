@@ -12,7 +12,8 @@ import numpy.typing as npt
 
 from .....errors import RequestError
 from .....options import shown
-from ....api.embedding import Pooling, check_pooling, scaled
+from ....api.embedding import Pooling, check_pooling
+from ....api.vectors import scaled
 from ...core.messages import Embeddings
 from .reading import Json, bool_field, is_token_ids, text_field
 

@@ -108,7 +108,7 @@ def test_a_deadline_that_passes_in_the_queue_costs_no_work() -> None:
             code, _ = await code_of(read(late))
             assert code == grpc.StatusCode.DEADLINE_EXCEEDED
             running.cancel()
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(30):
                 while llm.stats().cancelled < 2:
                     await asyncio.sleep(0.005)
             assert llm.stats().computed_tokens < 100  # those of the other request only

@@ -103,7 +103,7 @@ def test_the_folder_is_polled(tmp_path: Path) -> None:
         keeping = Upkeep(models, lambda: scan(tmp_path), poll_seconds=0.02)
         keeping.start()
         write_sum(tmp_path / "adder" / "7" / "model.onnx", 7)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while versions(models) != [("adder", "7", "ready")]:
                 await asyncio.sleep(0.01)
         keeping.stop()
@@ -194,7 +194,7 @@ def test_the_least_recently_used_idle_model_goes_and_comes_back(
         keeping = Upkeep(models, memory_limit=limit, memory=lambda: len(ready()))
         models.tensor("a")  # b was not used since it was loaded
         keeping.start()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while len(ready()) > limit:
                 await asyncio.sleep(0.005)
         assert ready() == "ac"
@@ -202,7 +202,7 @@ def test_the_least_recently_used_idle_model_goes_and_comes_back(
         with pytest.raises(ServiceUnavailableError, match="'b' is loading again; retry later"):
             models.tensor("b")
         assert models.ready  # the others go on
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while ready() != "ab":  # c is the oldest now
                 await asyncio.sleep(0.005)
         keeping.stop()
@@ -278,7 +278,7 @@ def test_a_model_that_is_being_unloaded_says_so_or_is_loaded_again() -> None:
             made[-1].go_on.set()
             assert (await running).prompt_tokens == 1  # it was not cut
             assert await unloading
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while entry.state != "ready":
                 await asyncio.sleep(0.005)
         assert len(made) == 3  # once, though two requests asked for it
@@ -298,7 +298,7 @@ def test_an_evicted_version_keeps_its_requests(tmp_path: Path) -> None:
         assert await models.evict_idle()
         with pytest.raises(ServiceUnavailableError, match="loading again"):
             models.tensor("adder")  # and not an answer of version 1
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while versions(models)[1][2] != "ready":
                 await asyncio.sleep(0.005)
         assert times(models) == 3
@@ -320,7 +320,7 @@ def test_the_service_is_ready_while_a_model_is_loaded_again() -> None:
         )
         await models.load_all()
         loading = asyncio.create_task(models.load("slow"))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while versions(models)[1][2] != "loading":
                 await asyncio.sleep(0.005)
         assert models.ready

@@ -51,7 +51,7 @@ def _memory() -> int:
 
 
 async def _idle(llm: AsyncLLM) -> bool:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while (stats := llm.stats()).running or stats.waiting:
             await asyncio.sleep(0.005)
     return True

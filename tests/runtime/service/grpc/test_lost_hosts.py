@@ -76,7 +76,7 @@ def test_a_request_of_a_lost_host_is_cancelled(monkeypatch: pytest.MonkeyPatch) 
                 assert (await call.read()).token_ids
                 network.lost = True
                 start = time.monotonic()
-                while llm.stats().running and time.monotonic() - start < 5:
+                while llm.stats().running and time.monotonic() - start < 30:
                     await asyncio.sleep(0.02)
                 assert (llm.stats().running, llm.stats().cancelled) == (0, 1)
                 call.cancel()

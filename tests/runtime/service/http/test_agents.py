@@ -475,7 +475,7 @@ def test_a_request_that_is_left_is_logged_with_its_prompt(caplog: pytest.LogCapt
                 body = {"model": "toy", "messages": USER, "stream": True}
                 async with served.client.stream("POST", "/v1/chat/completions", json=body) as answer:
                     assert answer.status_code == 200
-                async with asyncio.timeout(10):
+                async with asyncio.timeout(30):
                     while not (lines := [r for r in caplog.records if r.name.endswith("request_log")]):
                         await asyncio.sleep(0.01)
             finally:

@@ -23,7 +23,7 @@ ENDLESS: dict[str, Any] = {"prompt": "x", "max_tokens": 4000, "ignore_eos": True
 
 async def until(condition: Any) -> None:
     """Wait until something holds, some seconds at most."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while not condition():
             await asyncio.sleep(0.002)
 

@@ -58,12 +58,12 @@ def test_https_is_served_and_certificates_are_renewed(
                 await served.client.get("/health")
             with caplog.at_level(logging.WARNING):
                 certificate.write_text("half-written")
-                async with asyncio.timeout(10):
+                async with asyncio.timeout(30):
                     while "keeping the old one" not in caplog.text:
                         await asyncio.sleep(0.01)
             assert await status(served, trusting(old_file)) == 200
             write_certificate(new, tmp_path)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(30):
                 while await status(served, trusting(new_file)) != 200:
                     await asyncio.sleep(0.01)
             assert await status(served, trusting(old_file)) == "refused"

@@ -5,15 +5,19 @@ from __future__ import annotations
 import asyncio
 import base64
 import hashlib
+import json
+import os
 import re
 import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 from http_serving import HttpServed, http_serving
 from null_llm import null_llm
+from scripted_model import Call, Turn, scripted_llm
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 
@@ -73,7 +77,8 @@ def test_a_chat_is_streamed_counted_continued_and_stopped() -> None:
             idle = page.locator('#send:text-is("Send")')
             await idle.wait_for()
             facts = await page.locator(".turn.assistant .facts").inner_text()
-            assert re.fullmatch(r"12 tokens, first after \d+ ms, [\d.]+ tokens/s", facts), facts
+            told = r"12 tokens, first after \d+ ms, [\d.]+ tokens/s, 0 of \d+ prompt tokens from the cache"
+            assert re.fullmatch(told, facts), facts
             assert await page.locator(".turn.user .body").inner_text() == "Hi"
             await page.fill("#max_tokens", "4000")
             await page.fill("#prompt", "More")
@@ -82,7 +87,7 @@ def test_a_chat_is_streamed_counted_continued_and_stopped() -> None:
             await page.locator('#live:has-text("1 running")').wait_for()
             await page.keyboard.press("Escape")
             await idle.wait_for()
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(30):
                 while llm.stats().running:
                     await asyncio.sleep(0.01)
             await page.fill("#temperature", "-1")
@@ -90,6 +95,47 @@ def test_a_chat_is_streamed_counted_continued_and_stopped() -> None:
             await page.press("#prompt", "Enter")
             await page.locator('.turn.error:has-text("temperature must be")').wait_for()
             assert [fault for fault in faults if "status of 400" not in fault] == []
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.slow
+def test_calls_thoughts_and_cache_hits_are_shown(tmp_path: Path) -> None:
+    tool = {"type": "function", "function": {"name": "now", "parameters": {
+        "type": "object", "properties": {"zone": {"type": "string"}}}}}  # fmt: skip
+
+    def rule(turns: list[Turn]) -> str | Call:
+        if turns[-2].text.endswith("time?"):
+            return Call("now", {"zone": "UTC"})
+        return "<thought>\nThe user greets.\n</thought>\n\nHello **you**."
+
+    async def scenario() -> None:
+        async with (
+            scripted_llm(tmp_path, rule, thoughts="thoughts") as llm,
+            http_serving(llm) as served,
+            opened(served) as (page, faults),
+        ):
+            idle = page.locator('#send:text-is("Send")')
+            await page.evaluate(
+                "text => { document.getElementById('tools').value = text; }", json.dumps([tool])
+            )
+            for number, text in enumerate(("Hi", "What is the time?")):
+                await page.fill("#prompt", text)
+                await page.press("#prompt", "Enter")
+                await page.locator(".turn.assistant .facts").nth(number).wait_for()
+                await idle.wait_for()
+            first, second = [page.locator(".turn.assistant").nth(number) for number in range(2)]
+            assert await first.locator("strong").inner_text() == "you"
+            assert await first.locator("details summary").inner_text() == "Reasoning"
+            assert await first.locator("details .thought").text_content() == "The user greets."
+            assert await second.locator(".call").inner_text() == 'now({"zone": "UTC"})'
+            cached = re.search(r", (\d+) of (\d+) prompt tokens", await second.locator(".facts").inner_text())
+            assert cached is not None
+            assert 0 < int(cached[1]) < int(cached[2])
+            if folder := os.environ.get("CARRYALL_SCREENSHOTS"):
+                await first.locator("details summary").click()
+                await page.screenshot(path=str(Path(folder, "playground.png")))
+            assert faults == []
 
     asyncio.run(scenario())
 

@@ -153,7 +153,7 @@ def test_a_response_in_the_background_is_polled_or_cancelled() -> None:
             options["extra_body"] = {"ignore_eos": True}
             one = await client.responses.create(max_output_tokens=20, **options)
             assert one.status == "in_progress"
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(30):
                 while (found := await client.responses.retrieve(one.id)).status == "in_progress":
                     await asyncio.sleep(0.01)
             assert (found.status, found.usage.output_tokens) == ("incomplete", 20)
@@ -161,7 +161,7 @@ def test_a_response_in_the_background_is_polled_or_cancelled() -> None:
             while not llm.stats().running:
                 await asyncio.sleep(0.002)
             assert (await client.responses.cancel(endless.id)).status == "cancelled"
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(30):
                 while llm.stats().running:
                     await asyncio.sleep(0.002)
             plain = await client.responses.create(model="toy", input="Hi", max_output_tokens=2)

@@ -171,7 +171,7 @@ def test_a_client_that_vanishes_frees_its_slot() -> None:
             async with opened(served) as socket:
                 await socket.send(json.dumps({**ASK, "max_output_tokens": 3000, "ignore_eos": True}))
                 await socket.recv()
-                async with asyncio.timeout(10):  # the first event tells that it is queued
+                async with asyncio.timeout(30):  # the first event tells that it is queued
                     while not llm.stats().running:
                         await asyncio.sleep(0.001)
             for _ in range(200):

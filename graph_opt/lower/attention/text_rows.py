@@ -1,0 +1,460 @@
+"""Join the texts of a batch to one row of tokens, so that nothing is computed for padding.
+
+The inputs [batch, sequence] of an encoder become [1, tokens], the texts one behind the other. Attention
+becomes carryall's ``PagedAttention``, which attends within each text; its caches hold the keys and values of
+one layer at a time, so all layers share them. Everything else must process each token, or each text, alone: a
+graph in which something else mixes tokens is refused and keeps its form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from ....contract import ATTENTION_MASK, CONTEXT_LENGTH, INPUT_IDS, POSITION_IDS, TOKEN_TYPE_IDS
+from ....errors import GraphError, UnsupportedAttentionError
+from ...analysis.decoder_inputs import find_input
+from ...analysis.known_masks import integers_upstream
+from ...analysis.probe import Probe, inputs_of, rope_table
+from ...graph.edit import (
+    add_initializer,
+    constant,
+    float_attribute,
+    insert,
+    int_attribute,
+    nodes_of,
+    remove_unused,
+    replace,
+    shared_constant,
+    static_size,
+    weight,
+)
+from ...passes.base import GraphPass
+from ...passes.remove_unused import RemoveUnusedNodesPass
+from ..paged_kv import AHEAD, BEGINS, CACHE_TYPES, KEYS, LARGEST_HEAD, PAST, TABLE, VALUES, row_bytes
+from .native_attention import BLOCK_SIZE, DOMAIN, LAYOUT, OPERATOR
+
+Floats = npt.NDArray[np.float32]
+_CACHE = "float32"
+_HIDDEN = -1e4  # a mask entry at or below this hides its key
+_SHORT, _LONGEST = 64, 2048  # tokens of a mask that is evaluated
+_SHAPE = (1, "tokens")
+_BY_TOKEN = frozenset(
+    {"Abs", "Add", "Cast", "Ceil", "Clip", "ConstantOfShape", "Cos", "Div", "Elu", "Equal", "Erf"}
+    | {"Exp", "Expand", "Floor", "Gelu", "Greater", "GreaterOrEqual", "HardSwish", "Identity"}
+    | {"LeakyRelu", "Less", "LessOrEqual", "Log", "Max", "Min", "Mod", "Mul", "Neg", "Not", "Pow"}
+    | {"Reciprocal", "Relu", "Shape", "Sigmoid", "Sign", "Sin", "Softplus", "Sqrt", "Sub", "Swish"}
+    | {"Tanh", "Where"}
+)
+_NORMS = frozenset({"LayerNormalization", "RMSNormalization", "Softmax", "Split"})
+
+
+class TextRowsPass(GraphPass):
+    """Rewrite the graph of an encoder.
+
+    Raises:
+        UnsupportedAttentionError: it has attention that the kernel does not compute, or mixes tokens
+            elsewhere.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._length = 0
+        self._tables: dict[ir.Value, ir.Value] = {}
+        self._made: set[ir.Node] = set()
+        self._biases: list[tuple[Floats, ir.Value]] = []
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Rewrite ``model``, whose metadata says how long a text may be."""
+        self._length = int(model.metadata_props.get(CONTEXT_LENGTH, 0))
+        self._tables, self._made, self._biases = {}, set(), []
+        result = super().call(model)
+        RemoveUnusedNodesPass().call(model)
+        _replace_mask(model.graph)
+        self._check(model.graph)
+        return result
+
+    def rewrite(self, graph: ir.Graph) -> None:
+        """Rewrite positions, attention, first tokens and the inputs."""
+        attentions = list(nodes_of(graph, "Attention"))
+        if not attentions or find_input(graph, INPUT_IDS) is None:
+            raise UnsupportedAttentionError("the graph has no attention as one operator")
+        masks = _meanings(graph, attentions)
+        self._replace_positions(graph)
+        inputs = _row_inputs(graph, attentions[0])
+        for node, mask in zip(attentions, masks, strict=True):
+            self._replace_attention(graph, node, mask, inputs)
+            self.fired += 1
+        for node in list(nodes_of(graph, "CumSum")):
+            self._replace_count(graph, node)
+        for node in list(nodes_of(graph, "Gather")):
+            if int_attribute(node, "axis", 0) == 1 and _is_zero(node.inputs[1]):
+                self._replace_first(graph, node, inputs[BEGINS])
+        for value in graph.outputs:
+            if value.shape is not None and len(value.shape) > 2:
+                value.shape = ir.Shape([*_SHAPE, *list(value.shape)[2:]])
+        _forget_shapes(graph)
+
+    def _insert(
+        self, before: ir.Node, op_type: str, inputs: list[ir.Value], **attributes: object
+    ) -> ir.Value:
+        node = insert(before, op_type, inputs, attributes)
+        self._made.add(node)
+        return node.outputs[0]
+
+    def _replace_positions(self, graph: ir.Graph) -> None:
+        """Make an input of the values that count the tokens of a text from 0 on."""
+        positions = ir.val(POSITION_IDS, ir.DataType.INT64, _SHAPE)
+        found = [
+            (node, rank)
+            for node in graph
+            if node.op_type in ("Expand", "Range", "Slice") and (rank := _count_rank(graph, node.outputs[0]))
+        ]
+        for node, rank in found:
+            zero = shared_constant(graph, "axis_0", np.array([0], np.int64))
+            new = self._insert(node, "Squeeze", [positions, zero]) if rank == 1 else positions
+            for use in list(node.outputs[0].uses()):
+                use.node.replace_input_with(use.idx, new)
+        graph.inputs.append(positions)
+
+    def _replace_attention(
+        self, graph: ir.Graph, node: ir.Node, mask: TextMask, inputs: dict[str, ir.Value]
+    ) -> None:
+        heads, kv_heads, size = _head_sizes(node)
+        query, key, value = node.inputs[:3]
+        ropes = [self._rope(graph, x, count) for x, count in ((query, heads), (key, kv_heads))]
+        cos: ir.Value | None = None
+        sin, positions, interleaved = cos, cos, 0
+        if ropes[0] is not None and ropes[0] == ropes[1]:
+            cos, sin, interleaved = ropes[0]
+            positions = find_input(graph, POSITION_IDS)
+            query, key = (value.producer().inputs[0] for value in (query, key))  # type: ignore[union-attr]
+        ahead, window = inputs[AHEAD], mask.window
+        if window is not None:
+            most = shared_constant(graph, f"window_{window}", np.array(window, np.int32))
+            ahead = self._insert(node, "Min", [ahead, most])
+        operands = [query, key, value, *(inputs[name] for name in (KEYS, VALUES, BEGINS, PAST, TABLE))]
+        operands += [cos, sin, positions, None, None, ahead]
+        if mask.near is not None:
+            operands.append(self._near(graph, mask.near, heads))
+        attributes = {
+            "layout": LAYOUT,
+            "num_heads": heads,
+            "kv_num_heads": kv_heads,
+            "head_size": size,
+            "block_size": BLOCK_SIZE,
+            "window": 0 if window is None else window + 1,
+            "rotary_dim": 0 if cos is None else 2 * (static_size(cos, 1) or 0),
+            "interleaved": interleaved,
+            "cache_type": CACHE_TYPES[_CACHE],
+            "scale": float_attribute(node, "scale", size**-0.5),
+            "softcap": float_attribute(node, "softcap", 0.0),
+            "reads_only": 0,
+        }
+        lowered = insert(node, OPERATOR, operands, attributes, domain=DOMAIN)
+        lowered.name = node.name
+        output = lowered.outputs[0]
+        output.type, output.shape = ir.TensorType(ir.DataType.FLOAT), ir.Shape([*_SHAPE, heads * size])
+        replace(node.outputs[0], output)
+        remove_unused(graph, node)
+
+    def _near(self, graph: ir.Graph, near: Floats, heads: int) -> ir.Value:
+        """Return the biases by distance as an initializer, which layers share."""
+        for known, value in self._biases:
+            if np.array_equal(known, near):
+                return value
+        table = np.ascontiguousarray(np.broadcast_to(near, (heads, near.shape[1])))
+        value = add_initializer(graph, f"near_{len(self._biases)}", table)
+        self._biases.append((near, value))
+        return value
+
+    def _rope(
+        self, graph: ir.Graph, value: ir.Value | None, heads: int
+    ) -> tuple[ir.Value, ir.Value, int] | None:
+        """Return the tables of the rotary embedding of queries or keys, and whether it is interleaved."""
+        node = None if value is None else value.producer()
+        if node is None or node.op_type != "RotaryEmbedding" or len(node.inputs) != 3 or not self._length:
+            return None
+        partial = int_attribute(node, "rotary_embedding_dim", 0)
+        if int_attribute(node, "num_heads", 0) != heads or len(node.outputs[0].uses()) != 1:
+            return None
+        tables = [self._table(graph, angle) for angle in node.inputs[1:]]
+        width = None if tables[0] is None else static_size(tables[0], 1)
+        if tables[0] is None or tables[1] is None or partial not in (0, 2 * (width or 0)):
+            return None
+        return tables[0], tables[1], int_attribute(node, "interleaved", 0)
+
+    def _table(self, graph: ir.Graph, angle: ir.Value | None) -> ir.Value | None:
+        if angle is None:
+            return None
+        if angle not in self._tables:
+            try:
+                table = rope_table(graph, angle, self._length)
+            except GraphError:  # it depends on more than positions, so it stays an operator
+                return None
+            self._tables[angle] = add_initializer(graph, f"{angle.name}_by_position", table)
+        return self._tables[angle]
+
+    def _replace_count(self, graph: ir.Graph, node: ir.Node) -> None:
+        """Count the tokens of each text from its first one on."""
+        axis, positions = constant(node.inputs[1]), find_input(graph, POSITION_IDS)
+        x = node.inputs[0]
+        plain = not any(int_attribute(node, name, 0) for name in ("exclusive", "reverse"))
+        if axis is None or int(axis) != 1 or not plain or x is None or positions is None:
+            return
+        after = next(iter(node.outputs[0].uses())).node
+        uses = list(node.outputs[0].uses())
+        zero, one = (shared_constant(graph, f"number_{n}", np.array(n, np.int64)) for n in (0, 1))
+        tokens = self._insert(after, "Size", [positions])
+        flat = self._insert(
+            after, "Squeeze", [positions, shared_constant(graph, "axis_0", np.array([0], np.int64))]
+        )
+        first = self._insert(after, "Sub", [self._insert(after, "Range", [zero, tokens, one]), flat])
+        before = self._insert(after, "Sub", [node.outputs[0], x])
+        own = self._insert(after, "Gather", [before, first], axis=1)
+        counted = self._insert(after, "Sub", [node.outputs[0], own])
+        counted.shape = ir.Shape(_SHAPE)
+        for use in uses:
+            use.node.replace_input_with(use.idx, counted)
+        self._made.add(node)
+
+    def _replace_first(self, graph: ir.Graph, node: ir.Node, begins: ir.Value) -> None:
+        """Take the first token of each text, [texts, size] of [1, tokens, size]."""
+        x = node.inputs[0]
+        if x is None:
+            return
+        zero = shared_constant(graph, "axis_0", np.array([0], np.int64))
+        last = shared_constant(graph, "last", np.array([-1], np.int64))
+        rows = self._insert(node, "Squeeze", [x, zero])
+        firsts = self._insert(node, "Slice", [begins, zero, last])
+        first = self._insert(node, "Gather", [rows, firsts], axis=0)
+        replace(node.outputs[0], first)
+        remove_unused(graph, node)
+
+    def _check(self, graph: ir.Graph) -> None:
+        """Refuse a graph in which a node other than attention mixes tokens."""
+        for node in graph:
+            if node in self._made or node.domain == DOMAIN or not any(map(inputs_of, _given(node))):
+                continue
+            if not _is_separate(node):
+                raise UnsupportedAttentionError(
+                    f"{node.op_type} {node.name} may mix the tokens of several texts"
+                )
+
+
+@dataclass(frozen=True, slots=True)
+class TextMask:
+    """What a mask does besides hiding padding.
+
+    Args:
+        window: the largest distance of two tokens that attend to each other; None for any.
+        near: what is added to scores by the distance of key and query from -reach to reach, float32 [1 or
+            heads, 2 * reach + 1]; larger distances count as reach; None for nothing.
+    """
+
+    window: int | None = None
+    near: Floats | None = None
+
+
+def _meanings(graph: ir.Graph, attentions: Sequence[ir.Node]) -> list[TextMask]:
+    """Return the meaning of the mask of each attention; masks that layers share are evaluated once."""
+    known: dict[ir.Value | None, TextMask] = {}
+    for node in attentions:
+        inputs = [*node.inputs, *[None] * (7 - len(node.inputs))]
+        if any(value is not None for value in inputs[4:]) or int_attribute(node, "is_causal", 0):
+            raise UnsupportedAttentionError(f"attention {node.name} is causal or has a cache")
+        if inputs[3] not in known:
+            try:
+                known[inputs[3]] = TextMask() if inputs[3] is None else text_mask(graph, inputs[3])
+            except (GraphError, ValueError, IndexError) as error:
+                raise UnsupportedAttentionError(f"attention {node.name}: its mask {error}") from error
+    return [known[(*node.inputs, None, None)[3]] for node in attentions]
+
+
+def text_mask(graph: ir.Graph, mask: ir.Value) -> TextMask:
+    """Return the meaning of a mask, which is evaluated on texts of several lengths, padded on the right.
+
+    Distances are compared with integer constants and with the lengths of tables upstream, and the evaluation
+    is longer than all of these; so what it shows of the largest distances holds for all larger ones.
+
+    Raises:
+        ValueError: the mask means something else; the message goes on behind "its mask".
+        GraphError: it cannot be evaluated.
+    """
+    if any(value.name not in (ATTENTION_MASK, INPUT_IDS) for value in inputs_of(mask)) or _has_products(mask):
+        raise ValueError("depends on more than padding and distance")
+    length = max([_SHORT, *(2 * size + 8 for size in [*integers_upstream(mask), *_table_sizes(mask)])])
+    if length > _LONGEST:
+        raise ValueError(f"has a constant above {_LONGEST // 2}")
+    real = np.arange(length) < np.array([length, length - 7, 3])[:, None]
+    values = Probe(graph, mask)(
+        {ATTENTION_MASK: real.astype(np.int64), INPUT_IDS: np.ones(real.shape, np.int64)}
+    )
+    values = np.where(values, 0.0, 2 * _HIDDEN) if values.dtype == np.bool_ else values
+    values = np.broadcast_to(values, (3, values.shape[1], length, length)).astype(np.float32)
+    seen = values > _HIDDEN
+    window = int(seen[0, 0, 0].sum()) - 1
+    places = np.arange(length) - np.arange(length)[:, None]
+    expected = (np.abs(places) <= window) & real[:, None, None, :]
+    if (seen != expected)[np.broadcast_to(real[:, None, :, None], seen.shape)].any():
+        raise ValueError("hides other tokens than padding and distant ones")
+    limit = None if window == length - 1 else window
+    if not (values[seen] != 0).any():
+        return TextMask(limit)
+    if limit is not None:
+        raise ValueError("has a window and a bias")
+    near = np.concatenate(
+        [values[0, :, -1], values[0, :, 0, 1:]], axis=1
+    )  # by distance from -(length - 1) on
+    if (values != near[:, places + length - 1][None])[np.broadcast_to(expected, seen.shape)].any():
+        raise ValueError("adds a bias that does not depend on the distance alone")
+    reach = length - 1
+    while reach > 1 and all((near[:, end] == near[:, inner]).all() for end, inner in ((0, 1), (-1, -2))):
+        near, reach = near[:, 1:-1], reach - 1
+    if reach > length // 2:
+        raise ValueError("adds a bias that goes on with the distance")
+    return TextMask(None, near)
+
+
+def _table_sizes(mask: ir.Value) -> list[int]:
+    """Return the lengths of tables upstream of a mask."""
+    sizes, waiting, seen = set[int](), [mask], set[ir.Value]()
+    while waiting:
+        value = waiting.pop()
+        if value in seen:
+            continue
+        seen.add(value)
+        tensor = weight(value)
+        if tensor is not None:
+            sizes |= {-(-size // 2) for size in tensor.shape.numpy()}
+        elif (node := value.producer()) is not None:
+            waiting += _given(node)
+    return sorted(sizes)
+
+
+def _replace_mask(graph: ir.Graph) -> None:
+    """Make ones of the input ``attention_mask``, and remove it: no token is padding."""
+    mask, ids = find_input(graph, ATTENTION_MASK), find_input(graph, INPUT_IDS)
+    if mask is None or ids is None:
+        return
+    if mask.uses():
+        shape = insert(next(iter(graph)), "Shape", [ids])
+        ones = ir.node("ConstantOfShape", shape.outputs, {"value": ir.tensor(np.array([1], np.int64))})
+        graph.insert_after(shape, ones)
+        for use in list(mask.uses()):
+            use.node.replace_input_with(use.idx, ones.outputs[0])
+    graph.inputs.remove(mask)
+
+
+def _has_products(value: ir.Value) -> bool:
+    waiting, seen = [value], set[ir.Node]()
+    while waiting:
+        node = waiting.pop().producer()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if node.op_type in ("MatMul", "Gemm", "Attention"):
+            return True
+        waiting += _given(node)
+    return False
+
+
+def _row_inputs(graph: ir.Graph, attention: ir.Node) -> dict[str, ir.Value]:
+    """Give the tokens their new shape, and return the inputs that describe the texts."""
+    for name in (INPUT_IDS, TOKEN_TYPE_IDS):
+        value = find_input(graph, name)
+        if value is not None:
+            value.shape = ir.Shape(_SHAPE)
+    _, kv_heads, size = _head_sizes(attention)
+    shape: list[int | str] = ["blocks", kv_heads, BLOCK_SIZE, row_bytes(size, _CACHE)]
+    inputs = {name: ir.val(name, ir.DataType.UINT8, shape) for name in (KEYS, VALUES)}
+    shapes = {
+        BEGINS: ["texts_and_one"],
+        PAST: ["texts"],
+        TABLE: ["texts", "blocks_of_text"],
+        AHEAD: ["tokens"],
+    }
+    inputs |= {name: ir.val(name, ir.DataType.INT32, shape) for name, shape in shapes.items()}
+    graph.inputs.extend(inputs.values())
+    return inputs
+
+
+def _head_sizes(node: ir.Node) -> tuple[int, int, int]:
+    """Return the numbers of heads of queries and of keys, and the size of a head.
+
+    Raises:
+        UnsupportedAttentionError: the kernel has no such heads.
+    """
+    heads, kv_heads = int_attribute(node, "q_num_heads", 0), int_attribute(node, "kv_num_heads", 0)
+    widths = [static_size(value, 2) for value in node.inputs[:3]]
+    if not heads or not kv_heads or None in widths or not widths[0]:
+        raise UnsupportedAttentionError(f"attention {node.name} has no known heads")
+    size = widths[0] // heads
+    if size > LARGEST_HEAD or widths[1] != kv_heads * size or widths[2] != kv_heads * size:
+        raise UnsupportedAttentionError(f"attention {node.name} has heads of {size}, or of different sizes")
+    return heads, kv_heads, size
+
+
+def _count_rank(graph: ir.Graph, value: ir.Value) -> int:
+    """Return the rank of a value that is 0, 1, ... along [sequence] or [batch, sequence]; else 0."""
+    given = {str(source.name) for source in inputs_of(value)}
+    if not given or given - {INPUT_IDS, ATTENTION_MASK}:
+        return 0
+    rank = 0
+    for length in (5, 9):
+        ones = np.ones((2, length), np.int64)
+        try:
+            found = Probe(graph, value)({INPUT_IDS: ones, ATTENTION_MASK: ones})
+        except GraphError:
+            return 0
+        if found.shape not in ((length,), (1, length), (2, length)) or (found != np.arange(length)).any():
+            return 0
+        rank = found.ndim
+    return rank
+
+
+def _is_zero(value: ir.Value | None) -> bool:
+    found = constant(value)
+    return found is not None and found.shape == () and int(found) == 0
+
+
+def _forget_shapes(graph: ir.Graph) -> None:
+    """Forget the shapes of values with the axes of the batch; they are inferred again."""
+    for node in graph:
+        for value in node.outputs:
+            if node.domain != DOMAIN and not value.is_graph_output() and value.shape != _SHAPE:
+                value.shape = None
+
+
+def _given(node: ir.Node) -> Iterator[ir.Value]:
+    return (value for value in node.inputs if value is not None)
+
+
+def _is_separate(node: ir.Node) -> bool:
+    """Return whether a node computes each token of [1, tokens, ...] or each text of [texts, ...] alone."""
+    if node.domain:
+        return False
+    if node.op_type in _BY_TOKEN:
+        return True
+    first = node.inputs[0]
+    match node.op_type:
+        case "MatMul":
+            return not inputs_of(node.inputs[1]) if node.inputs[1] is not None else False
+        case "Gemm":
+            return not int_attribute(node, "transA", 0) and weight(node.inputs[1]) is not None
+        case "Gather":
+            return int_attribute(node, "axis", 0) == 0 and first is not None and not inputs_of(first)
+        case "RotaryEmbedding":
+            return int_attribute(node, "num_heads", 0) > 0
+        case "Reshape":
+            shape = constant(node.inputs[1])
+            return shape is not None and len(shape) > 2 and shape[0] == 0 and shape[1] == 0
+        case "Unsqueeze":
+            axes = constant(node.inputs[1])
+            return axes is not None and all(axis == -1 or axis >= 2 for axis in axes.reshape(-1))
+        case _:
+            return node.op_type in _NORMS and int_attribute(node, "axis", -1) == -1

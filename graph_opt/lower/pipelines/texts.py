@@ -1,0 +1,45 @@
+"""The passes that lower the portable graph of a text encoder to carryall's CPU kernels, without padding."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+from onnx_ir.passes import common
+
+from ...passes.base import GraphPass
+from ...passes.fuse.fuse_attention import FuseAttentionPass
+from ...passes.remove_unused import RemoveUnusedNodesPass
+from ...passes.rules import RulePass
+from ..attention.text_rows import TextRowsPass
+from ..chain.chain_pass import ChainPass
+from ..kernels import Kernels
+from ..older_opset import OlderOpsetPass
+from ..products.half_products import HalfProductsPass
+from ..products.merge import MergeProjectionsPass, PackedQKVPass
+from ..products.quantized_linear import QuantizedLinearPass
+from ..products.silu_and_mul import SiluAndMulPass
+from ..quick_gelu import QuickGelu
+
+
+def text_passes(kernels: Kernels) -> list[ir.passes.PassBase]:
+    """Return the passes in order.
+
+    Args:
+        kernels: the capabilities of the target's kernels.
+    """
+    passes: list[GraphPass | ir.passes.PassBase] = [
+        common.ShapeInferencePass(),
+        FuseAttentionPass(plain=True),
+        common.ShapeInferencePass(),
+        TextRowsPass(),
+        common.ShapeInferencePass(),
+        MergeProjectionsPass(),
+        QuantizedLinearPass(kernels.stored_tiles),
+        HalfProductsPass(wide=True),
+        PackedQKVPass(),
+        RulePass("QuickGelu", [QuickGelu()]),
+        SiluAndMulPass(),
+        RemoveUnusedNodesPass(),
+        OlderOpsetPass(kernels.opset),
+        ChainPass(approximate=True),
+    ]
+    return passes

@@ -1,0 +1,212 @@
+"""Sessions of a text encoder: over texts one behind the other, or padded to the longest of a batch."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from ...contract import ATTENTION_MASK, INPUT_IDS, POSITION_IDS, TOKEN_TYPE_IDS
+from ...graph_opt.lower.paged_kv import AHEAD, BEGINS, KEYS, PAST, TABLE, VALUES
+from ...providers import get_provider, has_argument
+from ...providers.base import RunnerConfig
+from ..models.text_graph import text_graph
+from ..types.providers import Providers
+
+_log = logging.getLogger(__name__)
+
+Floats = npt.NDArray[np.float32]
+Ids = npt.NDArray[np.int64]
+
+_MOST_TEXTS = 64  # of a padded run
+MOST_TOKENS = 4096  # of a padded run, padding included
+# Tokens of a run for each thread, so that states and products stay near: onnxruntime took 1.3 times as long
+# for a token with 4,000 in a run as with 300.
+_TOKENS_OF_THREAD = 256
+
+
+class TextTokens(Protocol):
+    """The token ids of a text, and their types."""
+
+    @property
+    def ids(self) -> list[int]:
+        """The ids."""
+
+    @property
+    def types(self) -> list[int]:
+        """The types, as many."""
+
+
+class TextSession(Protocol):
+    """Computes the outputs of an encoder for batches of texts.
+
+    Attributes:
+        ranks: the rank of each output, by name; those of 3 and more are of tokens, the others of texts.
+        inputs: the NumPy type of each input of the portable graph, by name.
+        metadata: of the graph.
+        padded: why texts are padded; None if they are not.
+    """
+
+    @property
+    def ranks(self) -> Mapping[str, int]:
+        """See above."""
+
+    @property
+    def inputs(self) -> Mapping[str, str]:
+        """See above."""
+
+    @property
+    def metadata(self) -> Mapping[str, str]:
+        """See above."""
+
+    @property
+    def padded(self) -> str | None:
+        """See above."""
+
+    def batches(self, lengths: Sequence[int]) -> list[list[int]]:
+        """Return the places of texts of each run."""
+
+    def run(self, outputs: Sequence[str], texts: Sequence[TextTokens]) -> list[Floats]:
+        """Return outputs of one run: [tokens, ...], the texts one behind the other, or [texts, ...]."""
+
+
+def open_texts(model: Path, providers: Providers | None, context_length: int | None) -> TextSession:
+    """Open the ONNX file of an encoder, without padding if the provider and its kernels can do so.
+
+    Args:
+        model: the file.
+        providers: as for ``InferenceSession``; options of a provider are onnxruntime's, so they need padding.
+        context_length: tokens of the longest text; None if only the graph says so.
+
+    Raises:
+        CarryallError: see ``InferenceSession``.
+    """
+    names = [each for each in providers or () if isinstance(each, str)]
+    if (
+        len(names) != 1
+        or len(providers or ()) != 1
+        or has_argument(names[0])
+        or "ExecutionProvider" in names[0]
+    ):
+        reason = "the providers are given as for onnxruntime"
+    else:
+        provider = get_provider(names[0])
+        graph = text_graph(model, provider, context_length)
+        if isinstance(graph, Path):
+            # Threads that spin between short texts took half of all processor time.
+            config = RunnerConfig(options={"spinning": False})
+            return JoinedTexts(provider.session(graph, config))
+        reason = graph
+    _log.info("%s runs on padded texts: %s", model, reason)
+    return PaddedTexts(model, providers, reason)
+
+
+class JoinedTexts:
+    """A graph of ``TextRowsPass``, which reads texts one behind the other; see ``TextSession``."""
+
+    padded: str | None = None
+
+    def __init__(self, session: Any) -> None:
+        self._session = session
+        self._tokens = _TOKENS_OF_THREAD * max(1, session.get_session_options().intra_op_num_threads)
+        shapes = {value.name: value.shape for value in session.get_inputs()}
+        self._cache = shapes[KEYS][1:]
+        self._block = self._cache[1]
+        self.ranks: Mapping[str, int] = {
+            value.name: len(value.shape or ()) for value in session.get_outputs()
+        }
+        names = [INPUT_IDS, ATTENTION_MASK, *([TOKEN_TYPE_IDS] if TOKEN_TYPE_IDS in shapes else [])]
+        self.inputs: Mapping[str, str] = dict.fromkeys(names, "int64")
+        self.metadata: Mapping[str, str] = session.get_modelmeta().custom_metadata_map
+        self._names = frozenset(shapes)
+
+    def batches(self, lengths: Sequence[int]) -> list[list[int]]:
+        """Return the places of texts of each run, in order, as many as there is room for."""
+        batches: list[list[int]] = []
+        left = 0
+        for place, length in enumerate(lengths):
+            if length > left:
+                batches.append([])
+                left = max(self._tokens, length)
+            batches[-1].append(place)
+            left -= length
+        return batches
+
+    def run(self, outputs: Sequence[str], texts: Sequence[TextTokens]) -> list[Floats]:
+        """See ``TextSession``."""
+        lengths = np.array([len(text.ids) for text in texts])
+        begins = np.concatenate([[0], np.cumsum(lengths)])
+        positions = np.arange(begins[-1]) - np.repeat(begins[:-1], lengths)
+        blocks = -(-lengths // self._block)
+        first = np.cumsum(blocks) - blocks
+        table = first[:, None] + np.minimum(np.arange(blocks.max()), blocks[:, None] - 1)
+        feed: dict[str, npt.NDArray[Any]] = {
+            INPUT_IDS: np.concatenate([text.ids for text in texts])[None].astype(np.int64),
+            POSITION_IDS: positions[None].astype(np.int64),
+            BEGINS: begins.astype(np.int32),
+            PAST: np.zeros(len(texts), np.int32),
+            TABLE: table.astype(np.int32),
+            AHEAD: (np.repeat(lengths, lengths) - 1 - positions).astype(np.int32),
+        }
+        if TOKEN_TYPE_IDS in self._names:
+            feed[TOKEN_TYPE_IDS] = np.concatenate([text.types for text in texts])[None].astype(np.int64)
+        feed |= {name: np.empty((blocks.sum(), *self._cache), np.uint8) for name in (KEYS, VALUES)}
+        feed = {name: array for name, array in feed.items() if name in self._names}
+        arrays = self._session.run(list(outputs), feed)
+        return [
+            array[0] if self.ranks[name] > 2 else array for name, array in zip(outputs, arrays, strict=True)
+        ]
+
+
+class PaddedTexts:
+    """A graph over [texts, tokens], padded on the right; see ``TextSession``."""
+
+    def __init__(self, model: Path, providers: Providers | None, reason: str) -> None:
+        import onnxruntime
+
+        from .session import InferenceSession  # imports the library of graphs
+
+        options = onnxruntime.SessionOptions()
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        self._session = InferenceSession(model, sess_options=options, providers=providers)
+        self.padded: str | None = reason
+        self.ranks: Mapping[str, int] = {
+            value.name: len(value.shape or ()) for value in self._session.get_outputs()
+        }
+        inputs = {value.name: value.type for value in self._session.get_inputs()}
+        self.inputs: Mapping[str, str] = {
+            name: "int32" if kind == "tensor(int32)" else "int64" for name, kind in inputs.items()
+        }
+        self.metadata: Mapping[str, str] = self._session.get_modelmeta().custom_metadata_map
+
+    def batches(self, lengths: Sequence[int]) -> list[list[int]]:
+        """Return the places of texts in runs of similar length, so that there is little padding."""
+        batches: list[list[int]] = []
+        for place in sorted(range(len(lengths)), key=lambda place: -lengths[place]):
+            last = batches[-1] if batches else []
+            fits = len(last) < _MOST_TEXTS and last and (len(last) + 1) * lengths[last[0]] <= MOST_TOKENS
+            if fits:
+                last.append(place)
+            else:
+                batches.append([place])
+        return batches
+
+    def run(self, outputs: Sequence[str], texts: Sequence[TextTokens]) -> list[Floats]:
+        """See ``TextSession``."""
+        shape = len(texts), max(len(text.ids) for text in texts)
+        ids, mask, types = (np.zeros(shape, np.int64) for _ in range(3))
+        for row, text in enumerate(texts):
+            length = len(text.ids)
+            ids[row, :length], mask[row, :length], types[row, :length] = text.ids, 1, text.types
+        values = {INPUT_IDS: ids, ATTENTION_MASK: mask, TOKEN_TYPE_IDS: types}
+        feed = {name: values[name].astype(kind) for name, kind in self.inputs.items()}
+        arrays = [array.astype(np.float32, copy=False) for array in self._session.run(list(outputs), feed)]
+        real = mask.astype(bool)
+        return [
+            array[real] if self.ranks[name] > 2 else array
+            for name, array in zip(outputs, arrays, strict=True)
+        ]

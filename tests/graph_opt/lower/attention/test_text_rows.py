@@ -1,0 +1,157 @@
+"""Encoders of every family on texts one behind the other, against golden results of transformers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tiny_encoders import CASES, CLASSIFIER, TOKENS, tokens, write_case
+
+from carryall.errors import UnsupportedAttentionError
+from carryall.exporter.encoders.export import export_encoder
+from carryall.graph_opt.graph.saving import save_model
+from carryall.graph_opt.lower.attention.text_rows import TextMask, text_mask
+from carryall.graph_opt.lower.kernels import CPU
+from carryall.graph_opt.lower.pipelines.texts import text_passes
+from carryall.graph_opt.pipeline.pipeline import run
+from carryall.providers import get_provider
+from carryall.providers.base import RunnerConfig
+from carryall.runtime.api.text_session import JoinedTexts
+from carryall.runtime.api.token_batches import Tokens
+
+GOLDEN = Path(__file__).parents[3] / "exporter" / "golden" / "encoders.npz"
+# What keeps its form, and why.
+REFUSED = {
+    "modernbert-classes": "ReduceSum .* may mix",
+    "eurobert-classes": "ReduceSum .* may mix",
+    "eurobert-mean": "ReduceSum .* may mix",
+    "deberta-v2": "depends on more than padding and distance",
+    "deberta-v2-reranker": "depends on more than padding and distance",
+    "deberta-v2-apart": "depends on more than padding and distance",
+}
+JOINED = [case for case in CASES if case not in REFUSED]
+
+
+def opened(folder: Path, case: str) -> JoinedTexts:
+    """Return the session of a case; skips without carryall's kernels."""
+    provider = get_provider("cpu")
+    if not provider.lowers_texts():
+        pytest.skip("needs carryall's CPU kernels")
+    model, _ = run(export_encoder(write_case(folder, case)), provider.text_passes())
+    save_model(model, folder / "joined.onnx")
+    return JoinedTexts(provider.session(folder / "joined.onnx", RunnerConfig(num_threads=2)))
+
+
+def text(ids: list[int], types: list[int] | None = None) -> Tokens:
+    return Tokens(ids, types or [0] * len(ids), [], [], [])
+
+
+@pytest.mark.parametrize("case", JOINED)
+def test_states_and_logits_equal_those_of_transformers(tmp_path: Path, case: str) -> None:
+    session = opened(tmp_path, case)
+    ids, mask, types = tokens()
+    real = mask.astype(bool)
+    texts = [text(i[r].tolist(), t[r].tolist()) for i, t, r in zip(ids, types, real, strict=True)]
+    found = dict(zip(session.ranks, session.run(list(session.ranks), texts), strict=True))
+    with np.load(GOLDEN) as golden:
+        np.testing.assert_allclose(
+            found["last_hidden_state"], golden[f"{case}/states"][real], rtol=0, atol=1e-5
+        )
+        if CASES[case][1] in (CLASSIFIER, TOKENS):
+            logits = golden[f"{case}/logits"]
+            logits = logits if CASES[case][1] == CLASSIFIER else logits[real]
+            np.testing.assert_allclose(found["logits"], logits, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_graphs_that_mix_tokens_elsewhere_are_refused(tmp_path: Path, case: str) -> None:
+    model = export_encoder(write_case(tmp_path, case))
+    with pytest.raises(UnsupportedAttentionError, match=REFUSED[case]):
+        run(model, text_passes(CPU))
+
+
+@pytest.fixture(scope="module")
+def sessions(tmp_path_factory: pytest.TempPathFactory) -> dict[str, JoinedTexts]:
+    names = ("bert", "roberta", "modernbert", "mpnet", "gemma3-text")
+    return {name: opened(tmp_path_factory.mktemp(name), name) for name in names}
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_a_text_has_the_same_bits_alone_and_in_any_batch(
+    sessions: dict[str, JoinedTexts], data: st.DataObject
+) -> None:
+    session = sessions[data.draw(st.sampled_from(sorted(sessions)))]
+    words = st.lists(st.integers(3, 255), min_size=1, max_size=38)
+    texts = [text(ids) for ids in data.draw(st.lists(words, min_size=1, max_size=9))]
+    (states,) = session.run(["last_hidden_state"], texts)
+    ends = np.cumsum([len(each.ids) for each in texts])
+    for place in data.draw(st.permutations(range(len(texts))))[:3]:
+        (alone,) = session.run(["last_hidden_state"], [texts[place]])
+        np.testing.assert_array_equal(states[ends[place] - len(texts[place].ids) : ends[place]], alone)
+
+
+def mask_of(case: str, folder: Path, layer: int = 0) -> TextMask:
+    graph = export_encoder(write_case(folder, case)).graph
+    node = [node for node in graph if node.op_type == "Attention"][layer]
+    value = node.inputs[3]
+    assert value is not None
+    return text_mask(graph, value)
+
+
+def test_masks_are_windows_or_biases_by_distance(tmp_path: Path) -> None:
+    assert mask_of("bert", tmp_path / "bert") == TextMask()
+    windows = {mask_of("modernbert", tmp_path / f"m{layer}", layer).window for layer in (0, 1)}
+    assert None in windows
+    assert len(windows) == 2
+    near = mask_of("mpnet", tmp_path / "mpnet").near
+    assert near is not None
+    assert near.shape[0] == 2
+    assert near.shape[1] % 2 == 1
+
+
+@pytest.mark.parametrize(
+    ("operator", "why"),
+    [("causal", "hides other tokens than padding"), ("position", "does not depend on the distance alone")],
+)
+def test_other_masks_are_refused(operator: str, why: str) -> None:
+    ids, real = (
+        ir.val(name, ir.DataType.INT64, ["batch", "sequence"]) for name in ("input_ids", "attention_mask")
+    )
+    nodes: list[ir.Node] = []
+    values: dict[str, ir.Value] = {}
+
+    def constant(name: str, array: Any) -> ir.Value:
+        return values.setdefault(name, ir.val(name, const_value=ir.tensor(np.array(array), name=name)))
+
+    def op(kind: str, *inputs: ir.Value, **attributes: Any) -> ir.Value:
+        nodes.append(ir.node(kind, inputs, attributes))
+        nodes[-1].outputs[0].name = f"value_{len(nodes)}"
+        return nodes[-1].outputs[0]
+
+    size = op("Squeeze", op("Shape", ids, start=1, end=2))
+    keys = op("Range", constant("zero", 0), size, constant("one", 1))
+    queries = op("Unsqueeze", keys, constant("axis", [1]))
+    if operator == "causal":
+        flat = op(
+            "Where",
+            op("LessOrEqual", keys, queries),
+            constant("0", np.float32(0)),
+            constant("low", np.float32(-1e9)),
+        )
+    else:
+        flat = op("Mul", op("Cast", keys, to=1), op("Cast", queries, to=1))
+    seen = op("Unsqueeze", op("Cast", real, to=ir.DataType.BOOL.value), constant("axes_of_keys", [1, 2]))
+    mask = op(
+        "Where", seen, op("Unsqueeze", flat, constant("axes", [0, 1])), constant("lowest", np.float32(-1e9))
+    )
+    graph = ir.Graph(
+        [ids, real], [mask], nodes=nodes, initializers=list(values.values()), opset_imports={"": 23}
+    )
+    with pytest.raises(ValueError, match=why):
+        text_mask(graph, mask)

@@ -1,0 +1,73 @@
+"""The lowered graph of an encoder is cached by content, and so is the reason of one that keeps its form."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tiny_encoders import write_case
+
+import carryall
+from carryall.providers import get_provider
+from carryall.runtime.api.text_session import JoinedTexts, PaddedTexts, open_texts
+from carryall.runtime.api.token_batches import Tokens
+from carryall.runtime.models.text_graph import text_graph
+
+TEXTS = [Tokens(ids, [0] * len(ids), [], [], []) for ids in ([3, 4, 5, 6, 7], [9], [200, 100, 8])]
+
+
+@pytest.fixture(autouse=True)
+def _kernels() -> None:
+    if not get_provider("cpu").lowers_texts():
+        pytest.skip("needs carryall's CPU kernels")
+
+
+def exported(folder: Path, case: str) -> Path:
+    carryall.export(write_case(folder / "source", case), folder / "out")
+    return folder / "out" / "model.onnx"
+
+
+def test_a_graph_is_lowered_once_until_it_changes(tmp_path: Path) -> None:
+    model = exported(tmp_path, "bert")
+    first = text_graph(model, get_provider("cpu"), None)
+    assert isinstance(first, Path)
+    made = first.stat().st_mtime_ns
+    assert text_graph(model, get_provider("cpu"), None) == first
+    assert first.stat().st_mtime_ns == made
+    weights = model.with_name("model.onnx.data")
+    weights.write_bytes(weights.read_bytes()[:-4] + b"\x00\x00\x80\x3f")
+    assert text_graph(model, get_provider("cpu"), None) != first
+
+
+def test_joined_and_padded_texts_agree(tmp_path: Path) -> None:
+    model = exported(tmp_path, "bert")
+    joined, padded = open_texts(model, ("cpu",), None), PaddedTexts(model, ("cpu",), "to compare")
+    assert isinstance(joined, JoinedTexts)
+    assert joined.padded is None
+    assert joined.ranks == padded.ranks
+    assert joined.inputs == padded.inputs
+    for found, expected in zip(
+        joined.run(["last_hidden_state"], TEXTS), padded.run(["last_hidden_state"], TEXTS), strict=True
+    ):
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+
+
+def test_a_graph_that_keeps_its_form_says_why(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = exported(tmp_path, "deberta-v2")
+    with caplog.at_level(logging.INFO, "carryall"):
+        session = open_texts(model, ("cpu",), None)
+    assert isinstance(session, PaddedTexts)
+    assert "depends on more than padding and distance" in str(session.padded)
+    assert str(session.padded) in caplog.text
+    assert text_graph(model, get_provider("cpu"), None) == session.padded
+
+
+def test_runs_hold_texts_in_order_up_to_their_tokens(tmp_path: Path) -> None:
+    session = open_texts(exported(tmp_path, "bert"), ("cpu",), None)
+    assert isinstance(session, JoinedTexts)
+    lengths = [5, 40, 1, 2000, 7]
+    batches = session.batches(lengths)
+    assert [place for batch in batches for place in batch] == list(range(5))
+    assert [3] in batches
