@@ -130,7 +130,7 @@ def _end(code: int) -> NoReturn:
 
 def _shortage(error: Exception) -> str:
     """What this process has too little of, if that is the reason of an error; otherwise ""."""
-    from ..runtime.process.memory_limit import memory_exhausted
+    from ..runtime.process.memory import memory_exhausted
 
     text = str(error)
     if isinstance(error, RuntimeError) and "can't start new thread" in text:

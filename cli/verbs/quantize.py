@@ -2,18 +2,44 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 
 from ...graph_opt.quantize.recipe import QuantizationRecipe
+from ...options import declared
 from ...runtime.tasks.quantize import quantize
 from ...runtime.tasks.quantize_any import is_any_model
+from ..declared_options import declared_option, option_help
 from ..options import json_option, quiet_option
 from ..progress import phases
 from ..quantize_any import any_model_options, check_unused, quantize_file
-from ..recipe_options import recipe_options
+
+Command = Callable[..., Any]
+
+
+def recipe_options(function: Command) -> Command:
+    """Add an option for each field, and pass their values as one argument, ``settings``."""
+    declarations = declared(QuantizationRecipe)
+
+    @functools.wraps(function)
+    def gather(**given: Any) -> Any:
+        return function(settings={name: given.pop(name) for name in declarations}, **given)
+
+    command: Command = gather
+    for name, declaration in reversed([*declarations.items()]):
+        shown = {"default": declaration.default, "show_default": declaration.default is not None}
+        if name == "calibration":
+            option = click.option(
+                "--calibration", type=click.Path(exists=True), help=option_help(declaration)
+            )
+        else:
+            option = declared_option(declaration, section="", **shown)
+        command = option(command)
+    return command
 
 
 @click.command("quantize")

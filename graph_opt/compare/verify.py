@@ -20,7 +20,7 @@ from ...errors import GraphError, UsageError
 from ...progress import Progress
 from ...storage.scratch import scratch_folder
 from ..analysis.probe import fixed_tokens, has_caches
-from ..graph.edit import static_size
+from ..graph.edit import constant, int_attribute, static_size
 from ..graph.lazy import Array
 from ..graph.load import load_model
 from ..graph.saving import save_model
@@ -31,13 +31,44 @@ from .bars import Bars, rounds_activations
 from .decoders import Comparer, ComparisonPlan, GraphDecoder, decoder_report
 from .given_inputs import given_samples, token_rows
 from .input_facts import input_facts
-from .reach import mask_reach
 from .report import VerifyReport
 from .rounded_products import judge_rounding, rounded_products
 from .runners import is_decoder, runner
 from .sample_inputs import SampleInputs, sample_inputs
 from .tables import changed_rows
 from .tensors import Side, compare_tensors
+
+_MASK_INPUT = 3  # index of Attention's mask
+_FARTHEST = 8192  # longest synthetic cache
+
+
+def mask_reach(graph: ir.Graph) -> int:
+    """Return the largest attribute or mask constant, up to 8192, that may be a sliding window."""
+    numbers = [0]
+    for node in graph.all_nodes():
+        numbers.append(int_attribute(node, "local_window_size", 0))
+        if node.op_type == "Attention" and len(node.inputs) > _MASK_INPUT:
+            numbers += _numbers_upstream(node.inputs[_MASK_INPUT])
+    return max(number for number in numbers if number <= _FARTHEST)
+
+
+def _numbers_upstream(value: ir.Value | None) -> list[int]:
+    numbers: list[int] = []
+    waiting, seen = [value], set()
+    while waiting:
+        current = waiting.pop()
+        if current is None or current in seen:
+            continue
+        seen.add(current)
+        small = current.const_value is None or current.const_value.size == 1
+        content = constant(current) if small else None
+        if content is not None and content.size == 1 and content.dtype.kind in "iuf":
+            number = float(content.reshape(-1)[0])
+            numbers += [abs(int(number))] if number.is_integer() else []
+        node = current.producer()
+        waiting += [] if node is None else list(node.inputs)
+    return numbers
+
 
 _PROMPT_TOKENS = 32
 # A smaller last axis is not a vocabulary; without a cache, the logits may be those of labels.

@@ -18,6 +18,7 @@ from onnx_ir.passes import common
 from ....contract import (
     ATTENTION_MASK,
     CONTEXT_LENGTH,
+    EXPLICIT_KV,
     HIDDEN_STATES,
     IMAGE_AHEAD,
     IMAGE_ROWS,
@@ -57,9 +58,25 @@ from ..products.block_minima import SplitMinimaPass
 from ..products.float8_weights import Float8WeightsPass
 from ..products.weight_only_products import WeightOnlyProductsPass
 from ..require_dynamic_sequence import RequireDynamicSequencePass
-from .capped_attention import CappedAttentionPass
 from .paged_form import OPERATOR, PLAIN, PagedForm
 from .standard import DecomposeAttentionPass
+
+
+class CappedAttentionPass(DecomposeAttentionPass):
+    """Decompose all attentions of a graph if any has a softcap: all must use the same form of cache."""
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Rewrite ``model``; store the reason of its explicit KV in its metadata."""
+        result = super().call(model)
+        if result.modified:
+            model.metadata_props[EXPLICIT_KV] = "attention has a softcap, which the target's kernel lacks"
+        return result
+
+    def rewrite(self, graph: ir.Graph) -> None:
+        """Rewrite every attention, or none."""
+        if any(float_attribute(node, "softcap", 0.0) for node in nodes_of(graph, "Attention")):
+            super().rewrite(graph)
+
 
 # Metadata key: "1" if the model was calibrated for an int8 KV cache. Its scales are dropped, because paged
 # kernels with an int8 cache compute their own.

@@ -26,10 +26,27 @@ from .logits_processors import (
     ThoughtBudget,
     ThoughtMarks,
 )
-from .mirostat import Mirostat
 from .penalties import Penalties
 from .splitmix import mix, uniform
 from .watermarks import GreenList, SynthId
+
+
+class Mirostat:
+    """Adjusts the maximum surprise of a token, so that the surprise of the text approaches the target.
+
+    Args:
+        target: bits of surprise per token (tau in the paper).
+        rate: learning rate (eta in the paper).
+    """
+
+    def __init__(self, target: float, rate: float) -> None:
+        self.max_surprise = 2.0 * target
+        self._target, self._rate = target, rate
+
+    def observe(self, surprise: float) -> None:
+        """Update the maximum with the surprise of a generated token, in bits."""
+        self.max_surprise -= self._rate * (surprise - self._target)
+
 
 _XTC = 1  # the stream of uniforms that decides whether XTC applies
 

@@ -12,9 +12,9 @@ from typing import Any, Literal
 from ....errors import CarryallError, ServiceUnavailableError, UnknownModelError, UnsupportedTaskError
 from ....providers.base import DeviceMemory
 from ...models.model_source import ModelSummary
-from ...process.daemon_thread import in_daemon_thread
-from ...process.freed_memory import give_back_freed
 from ...process.garbage import exclude_newer
+from ...process.memory import give_back_freed
+from ...process.threads import in_daemon_thread
 from .encoder import EncoderHandler
 from .handler import LLMHandler
 from .messages import ModelInfo

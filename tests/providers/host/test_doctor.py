@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from carryall.errors import ProviderRuntimeError
-from carryall.providers.host import accelerators, doctor
+from carryall.providers.host import doctor
 from carryall.providers.ort import ort
 from carryall.providers.targets.cpu import CpuProvider
 from carryall.providers.targets.openvino import OpenVinoProvider
@@ -99,7 +99,7 @@ def test_next_steps_concern_present_devices_only() -> None:
 
 
 def test_accelerators_are_read_off_the_bus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(accelerators, "_PCI", tmp_path)
+    monkeypatch.setattr(doctor, "_PCI", tmp_path)
     devices = {"0": ("0x030200", "0x10de", "0x2335"), "1": ("0x120000", "0x8086", "0x7d1d")}
     others = {"2": ("0x020000", "0x8086", "0x1572"), "3": ("0x030000", "0x1234", "0x1111")}
     for name, facts in (devices | others).items():
@@ -107,7 +107,7 @@ def test_accelerators_are_read_off_the_bus(tmp_path: Path, monkeypatch: pytest.M
         for file, content in zip(("class", "vendor", "device"), facts, strict=True):
             (tmp_path / name / file).write_text(f"{content}\n")
     (tmp_path / "4").mkdir()
-    assert accelerators.accelerators() == ["NVIDIA GPU (10de:2335)", "Intel accelerator (8086:7d1d)"]
+    assert doctor.accelerators() == ["NVIDIA GPU (10de:2335)", "Intel accelerator (8086:7d1d)"]
 
 
 def test_the_cache_and_devices_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

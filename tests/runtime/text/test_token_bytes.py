@@ -9,8 +9,7 @@ import pytest
 from text_kit import byte_level, word_level
 from tokenizers import decoders
 
-from carryall.runtime.text.token_bytes import bytes_of_piece
-from carryall.runtime.text.tokenizer import Tokenizer
+from carryall.runtime.text.tokenizer import Tokenizer, bytes_of_piece
 from carryall.runtime.types.outputs import Logprob
 
 

@@ -7,10 +7,9 @@ import pytest
 
 from carryall.errors import InvalidSamplingError
 from carryall.runtime.engine.sampling.filters import Filters
-from carryall.runtime.engine.sampling.mirostat import Mirostat
 from carryall.runtime.engine.sampling.random_sampling import sample_random
 from carryall.runtime.engine.sampling.sampler import sample
-from carryall.runtime.engine.sampling.sampling_state import SamplingState
+from carryall.runtime.engine.sampling.sampling_state import Mirostat, SamplingState
 from carryall.runtime.types.sampling_params import SamplingParams
 
 EMPTY = np.empty(0, np.int64)

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from carryall.runtime.process.memory_limit import memory_exhausted
+from carryall.runtime.process.memory import memory_exhausted
 
 NO_MEMORY = OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
 UNLIMITED = "; end other programs, or take a smaller or quantized model"
@@ -43,7 +43,7 @@ def test_other_errors_are_none_of_memory(error: Exception) -> None:
 def test_a_limit_of_addresses_is_named() -> None:
     code = (
         "import mmap, resource as r\n"
-        "from carryall.runtime.process.memory_limit import memory_exhausted\n"
+        "from carryall.runtime.process.memory import memory_exhausted\n"
         "r.setrlimit(r.RLIMIT_AS, (10**9, r.RLIM_INFINITY))\n"
         "try: mmap.mmap(-1, 1 << 30)\n"
         "except OSError as error: print(memory_exhausted(error))"
