@@ -118,7 +118,7 @@ CARRYALL_EXPORT int carryall_attention(const char* isa, const AttentionCall* fro
                             sizes.kv_heads * sizes.size, sizes.kv_heads * sizes.size, sizes.heads * sizes.size, from->keys, from->values, from->blocks, from->past,
                             from->begins, from->table, from->rows, from->table_width, from->tokens, from->cosines,
                             from->sines, from->positions, from->angles, from->sinks, from->slopes,
-                            from->ahead,  from->output};
+                            from->ahead,  nullptr, from->output};
   if (!attention.check(message, static_cast<size_t>(size))) return 1;
   AttentionJob job(attention, *kernels->attention, separate);
   if (!job.valid()) return complain("out of memory", message, size);
