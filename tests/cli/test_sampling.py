@@ -28,6 +28,7 @@ NO_FLAGS = {
     **dict.fromkeys(
         ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output"), "for measurements and programs"
     ),
+    "reasoning_budget_message": "``serve`` has it for all requests, and programs set it",
     "watermark": "an object of secret numbers; requests and Python set it",
     **dict.fromkeys(("prompt_logprobs", "prompt_logprobs_start"), "carryall eval reports them"),
 }

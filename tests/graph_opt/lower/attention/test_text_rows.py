@@ -33,6 +33,8 @@ REFUSED = {
     "deberta-v2": "depends on more than padding and distance",
     "deberta-v2-reranker": "depends on more than padding and distance",
     "deberta-v2-apart": "depends on more than padding and distance",
+    "embedding-gemma2": "Gather .* may mix",
+    "embedding-gemma2-text": "Gather .* may mix",
 }
 JOINED = [case for case in CASES if case not in REFUSED]
 

@@ -33,7 +33,7 @@ from carryall.graph_opt.quantize.algorithms.blockwise import BlockFormat
 from carryall.graph_opt.quantize.search.calibrated import CALIBRATED, quantize_layers
 from carryall.graph_opt.quantize.search.ranges import input_histograms
 from carryall.graph_opt.quantize.algorithms.smooth import largest_activations
-from carryall.graph_opt.quantize.formats.weight_only import Forms
+from carryall.graph_opt.quantize.formats.weight_only import WeightFormats
 
 package, method, held = Package.open(Path(sys.argv[1])), sys.argv[2], int(sys.argv[3])
 texts = [
@@ -45,7 +45,7 @@ def calibrate(windows):
     if method in CALIBRATED:
         with tempfile.TemporaryDirectory() as folder:
             quantize_layers(
-                package.load(), CALIBRATED[method], Forms(BlockFormat()), windows, Path(folder),
+                package.load(), CALIBRATED[method], WeightFormats(BlockFormat()), windows, Path(folder),
                 context_length=256, max_bytes=held,
             )
     else:

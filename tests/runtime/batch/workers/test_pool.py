@@ -140,7 +140,7 @@ def test_processes_give_what_one_engine_gives_even_if_one_is_killed(tmp_path: Pa
     source = write_lines(
         tmp_path / "in.jsonl", [{"prompt": f"p{n}", "max_tokens": 2 + n % 6} for n in range(200)]
     )
-    loading = {**NULL, "provider_options": {"step_seconds": 0.005}}
+    loading = {**NULL, "provider_options": {"step_seconds": 0.02}}  # the first answer is far from the last
     alone, shared = tmp_path / "alone.jsonl", tmp_path / "shared.jsonl"
     execute(spec(source, alone))
     workers: list[ProcessWorker] = []
