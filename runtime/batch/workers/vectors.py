@@ -1,4 +1,4 @@
-"""LineResult lines with a text encoder: vectors, ranks and scores, a window of lines in one pass."""
+"""Answer lines with a text encoder: vectors, ranks and scores, a window of lines in one pass."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -261,7 +261,7 @@ class EncoderHandler:
         return np.array(scores, np.float32)
 
     async def entities(
-        self, texts: Sequence[str], *, aggregation: Aggregation = "simple", truncate: bool | None = None
+        self, texts: Sequence[str], *, aggregation: str = "simple", truncate: bool | None = None
     ) -> list[list[Entity]]:
         """Return the parts of texts that a classifier of tokens finds; see ``TokenClassifier.entities``.
 
@@ -274,9 +274,10 @@ class EncoderHandler:
         finder = self._encoder
         if not isinstance(finder, TokenClassifier):
             raise UnsupportedTaskError(f"the model '{self.name}' does not classify tokens")
+        known = cast("Aggregation", aggregation)  # another name is refused there
 
         def run(texts: list[Any]) -> tuple[Sequence[Any], Sequence[int]]:
-            entities = finder.entities(texts, aggregation=aggregation, truncate=truncate)
+            entities = finder.entities(texts, aggregation=known, truncate=truncate)
             return entities, finder.token_counts(texts)
 
         entities, _ = await self._run(("entities", aggregation, truncate), run, texts)

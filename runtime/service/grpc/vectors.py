@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast, get_args
+from typing import Any
 
 import numpy as np
 
 from ....errors import RequestError, UnsupportedTaskError
-from ....options import shown
 from ....proto import generation_pb2, tasks_pb2
 from ...api.embedding import Pooling
 from ...api.vectors import cut_vectors
@@ -127,13 +126,7 @@ async def classify(
 async def _parts(
     handler: EncoderHandler, texts: Sequence[str], aggregation: str, truncate: bool | None
 ) -> list[tasks_pb2.Classification]:
-    from ...api.token_classifier import Aggregation  # imports onnxruntime
-
-    if aggregation not in get_args(Aggregation):
-        raise RequestError(
-            f"'aggregation' must be one of {', '.join(get_args(Aggregation))}, not {shown(aggregation)}"
-        )
-    entities = await handler.entities(texts, aggregation=cast(Aggregation, aggregation), truncate=truncate)
+    entities = await handler.entities(texts, aggregation=aggregation, truncate=truncate)
     return [
         tasks_pb2.Classification(
             parts=[

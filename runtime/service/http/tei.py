@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib.metadata
 from collections.abc import Mapping, Sequence
-from typing import Any, cast, get_args
+from typing import Any, cast
 
 import numpy as np
 from starlette.requests import Request
@@ -256,20 +256,14 @@ def _ranked(labels: Sequence[str], scores: Any) -> list[Json]:
 
 
 async def _found(handler: EncoderHandler, body: Json, parameters: Json, truncate: bool | None) -> Any:
-    from ...api.token_classifier import Aggregation  # imports onnxruntime
-
     way = parameters.get("aggregation_strategy") or "simple"
-    if way not in get_args(Aggregation):
-        raise RequestError(
-            f"'aggregation_strategy' must be one of {', '.join(get_args(Aggregation))}, not {shown(way)}"
-        )
     ignored = parameters.get("ignore_labels")
     ignored = ["O"] if ignored is None else _strings("ignore_labels", ignored or None)
     if "O" not in ignored:
         raise RequestError("'ignore_labels' must have 'O': parts without a label are not returned")
     if parameters.get("stride"):
         raise RequestError("'stride' is not supported: long texts are cut by 'truncate', not split")
-    entities = await handler.entities(_texts(body), aggregation=cast(Aggregation, way), truncate=truncate)
+    entities = await handler.entities(_texts(body), aggregation=way, truncate=truncate)
     name = "entity" if way == "none" else "entity_group"
     answer = [
         [

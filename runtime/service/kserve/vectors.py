@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, cast, get_args
+from typing import Any
 
 import numpy as np
 
@@ -76,10 +76,10 @@ async def encode(handler: EncoderHandler, request: InferenceRequest) -> dict[str
     if handler.finds_entities:
         return {"entities": await _entities(handler, texts, options)}
     if not handler.kinds:
-        given: Sequence[Any] = texts
+        asked: Sequence[Any] = texts
         if _PAIR in request.inputs:
-            given = _pairs(texts, _texts(request, _PAIR))
-        scores = await handler.classify(given, truncate=truncate, raw=options["raw_scores"])
+            asked = _pairs(texts, _texts(request, _PAIR))
+        scores = await handler.classify(asked, truncate=truncate, raw=options["raw_scores"])
         if len(handler.labels) == 1:
             return {"scores": scores[:, 0]}
         return {"scores": scores, "labels": of_bytes(label.encode() for label in handler.labels)}
@@ -119,18 +119,10 @@ async def _vectors(
 
 async def _entities(handler: EncoderHandler, texts: Sequence[str], options: Mapping[str, Any]) -> Array:
     """Return the parts of each text, as the JSON of a list of objects."""
-    from ...api.token_classifier import Aggregation  # imports onnxruntime
-
-    aggregation = options["aggregation"] or "simple"
-    if aggregation not in get_args(Aggregation):
-        raise RequestError(
-            f"parameter 'aggregation' must be one of {', '.join(get_args(Aggregation))}, not "
-            f"{shown(aggregation)}"
-        )
-    found = await handler.entities(
-        texts, aggregation=cast(Aggregation, aggregation), truncate=options["truncate"]
+    entities = await handler.entities(
+        texts, aggregation=options["aggregation"] or "simple", truncate=options["truncate"]
     )
-    return of_bytes(json.dumps([asdict(part) for part in parts]).encode() for parts in found)
+    return of_bytes(json.dumps([asdict(part) for part in parts]).encode() for parts in entities)
 
 
 def _check_inputs(request: InferenceRequest, known: Sequence[str]) -> None:
