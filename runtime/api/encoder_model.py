@@ -8,7 +8,8 @@ from pathlib import Path
 from ...storage.paths import check_name
 from ..types.providers import Providers
 from .load_encoder import model_file, prepared_encoder
-from .token_batches import Text, TokenBatches, Tokens, numbered
+from .text_session import Tokens
+from .token_batches import Text, TokenBatches, numbered
 
 
 class EncoderModel:

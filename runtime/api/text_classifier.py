@@ -15,7 +15,8 @@ from ...exporter.encoders.export import label_names
 from ..types.arguments import checked_arguments
 from ..types.providers import Providers
 from .encoder_model import EncoderModel
-from .token_batches import Text, Tokens
+from .text_session import Tokens
+from .token_batches import Text
 
 Scores = npt.NDArray[np.float32]  # [texts, labels]
 

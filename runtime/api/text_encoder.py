@@ -33,8 +33,8 @@ from ...exporter.encoders.modules import (
 from ..types.arguments import checked_arguments
 from ..types.providers import Providers
 from .encoder_model import EncoderModel
-from .text_session import Floats
-from .token_batches import Text, TokenBatch, TokenBatches, Tokens, numbered
+from .text_session import Floats, Tokens
+from .token_batches import Text, TokenBatch, TokenBatches, numbered
 from .vectors import Vectors, cut_vectors, scaled, similarities, stacked
 
 _SENTENCE = "sentence_embedding"

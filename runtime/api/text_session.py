@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import abc
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -29,19 +31,25 @@ MOST_TOKENS = 4096  # of a padded run, padding included
 _TOKENS_OF_THREAD = 256
 
 
-class TextTokens(Protocol):
-    """The token ids of a text, and their types."""
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """The tokens of a text: their ids, their types, and whether each is special.
 
-    @property
-    def ids(self) -> list[int]:
-        """The ids."""
+    ``spans`` are the characters [start, end) of each token in its text; empty for token ids that were given.
+    ``unpooled`` tokens in front, those of a prompt, take no part in the vector of the text. ``pieces`` are
+    the tokens [start, end) of each piece of a document; empty for a text that is one.
+    """
 
-    @property
-    def types(self) -> list[int]:
-        """The types, as many."""
+    ids: list[int]
+    types: list[int]
+    special: list[int]
+    spans: list[tuple[int, int]]
+    words: list[int | None]
+    unpooled: int = 0
+    pieces: tuple[tuple[int, int], ...] = ()
 
 
-class TextSession(Protocol):
+class TextSession(abc.ABC):
     """Computes the outputs of an encoder for batches of texts.
 
     Attributes:
@@ -51,26 +59,18 @@ class TextSession(Protocol):
         padded: why texts are padded; None if they are not.
     """
 
-    @property
-    def ranks(self) -> Mapping[str, int]:
-        """See above."""
+    def __init__(self, session: Any, inputs: Mapping[str, str], padded: str | None) -> None:
+        self._session = session
+        self.ranks = {value.name: len(value.shape or ()) for value in session.get_outputs()}
+        self.inputs, self.padded = inputs, padded
+        self.metadata: Mapping[str, str] = session.get_modelmeta().custom_metadata_map
 
-    @property
-    def inputs(self) -> Mapping[str, str]:
-        """See above."""
-
-    @property
-    def metadata(self) -> Mapping[str, str]:
-        """See above."""
-
-    @property
-    def padded(self) -> str | None:
-        """See above."""
-
+    @abc.abstractmethod
     def batches(self, lengths: Sequence[int]) -> list[list[int]]:
         """Return the places of texts of each run."""
 
-    def run(self, outputs: Sequence[str], texts: Sequence[TextTokens]) -> list[Floats]:
+    @abc.abstractmethod
+    def run(self, outputs: Sequence[str], texts: Sequence[Tokens]) -> list[Floats]:
         """Return outputs of one run: [tokens, ...], the texts one behind the other, or [texts, ...]."""
 
 
@@ -105,23 +105,16 @@ def open_texts(model: Path, providers: Providers | None, context_length: int | N
     return PaddedTexts(model, providers, reason)
 
 
-class JoinedTexts:
-    """A graph of ``TextRowsPass``, which reads texts one behind the other; see ``TextSession``."""
-
-    padded: str | None = None
+class JoinedTexts(TextSession):
+    """A graph of ``TextRowsPass``, which reads texts one behind the other."""
 
     def __init__(self, session: Any) -> None:
-        self._session = session
-        self._tokens = _TOKENS_OF_THREAD * max(1, session.get_session_options().intra_op_num_threads)
         shapes = {value.name: value.shape for value in session.get_inputs()}
+        names = [INPUT_IDS, ATTENTION_MASK, *([TOKEN_TYPE_IDS] if TOKEN_TYPE_IDS in shapes else [])]
+        super().__init__(session, dict.fromkeys(names, "int64"), None)
+        self._tokens = _TOKENS_OF_THREAD * max(1, session.get_session_options().intra_op_num_threads)
         self._cache = shapes[KEYS][1:]
         self._block = self._cache[1]
-        self.ranks: Mapping[str, int] = {
-            value.name: len(value.shape or ()) for value in session.get_outputs()
-        }
-        names = [INPUT_IDS, ATTENTION_MASK, *([TOKEN_TYPE_IDS] if TOKEN_TYPE_IDS in shapes else [])]
-        self.inputs: Mapping[str, str] = dict.fromkeys(names, "int64")
-        self.metadata: Mapping[str, str] = session.get_modelmeta().custom_metadata_map
         self._names = frozenset(shapes)
 
     def batches(self, lengths: Sequence[int]) -> list[list[int]]:
@@ -136,8 +129,8 @@ class JoinedTexts:
             left -= length
         return batches
 
-    def run(self, outputs: Sequence[str], texts: Sequence[TextTokens]) -> list[Floats]:
-        """See ``TextSession``."""
+    def run(self, outputs: Sequence[str], texts: Sequence[Tokens]) -> list[Floats]:
+        """Run texts one behind the other; each has blocks of its own in the caches of keys and values."""
         lengths = np.array([len(text.ids) for text in texts])
         begins = np.concatenate([[0], np.cumsum(lengths)])
         positions = np.arange(begins[-1]) - np.repeat(begins[:-1], lengths)
@@ -162,8 +155,8 @@ class JoinedTexts:
         ]
 
 
-class PaddedTexts:
-    """A graph over [texts, tokens], padded on the right; see ``TextSession``."""
+class PaddedTexts(TextSession):
+    """A graph over [texts, tokens], padded on the right."""
 
     def __init__(self, model: Path, providers: Providers | None, reason: str) -> None:
         import onnxruntime
@@ -172,16 +165,12 @@ class PaddedTexts:
 
         options = onnxruntime.SessionOptions()
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        self._session = InferenceSession(model, sess_options=options, providers=providers)
-        self.padded: str | None = reason
-        self.ranks: Mapping[str, int] = {
-            value.name: len(value.shape or ()) for value in self._session.get_outputs()
+        session = InferenceSession(model, sess_options=options, providers=providers)
+        inputs = {
+            value.name: "int32" if value.type == "tensor(int32)" else "int64"
+            for value in session.get_inputs()
         }
-        inputs = {value.name: value.type for value in self._session.get_inputs()}
-        self.inputs: Mapping[str, str] = {
-            name: "int32" if kind == "tensor(int32)" else "int64" for name, kind in inputs.items()
-        }
-        self.metadata: Mapping[str, str] = self._session.get_modelmeta().custom_metadata_map
+        super().__init__(session, inputs, reason)
 
     def batches(self, lengths: Sequence[int]) -> list[list[int]]:
         """Return the places of texts in runs of similar length, so that there is little padding."""
@@ -195,8 +184,8 @@ class PaddedTexts:
                 batches.append([place])
         return batches
 
-    def run(self, outputs: Sequence[str], texts: Sequence[TextTokens]) -> list[Floats]:
-        """See ``TextSession``."""
+    def run(self, outputs: Sequence[str], texts: Sequence[Tokens]) -> list[Floats]:
+        """Run texts padded to the longest, and leave the padding out of what is returned."""
         shape = len(texts), max(len(text.ids) for text in texts)
         ids, mask, types = (np.zeros(shape, np.int64) for _ in range(3))
         for row, text in enumerate(texts):

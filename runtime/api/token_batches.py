@@ -24,7 +24,7 @@ from ...options import shown
 from ..text.tokenizer import TOKENIZER_FILE, read_optional_json
 from ..types.providers import Providers
 from .load_encoder import MODEL_FILES
-from .text_session import Floats, open_texts
+from .text_session import Floats, Tokens, open_texts
 
 _INPUTS = (INPUT_IDS, ATTENTION_MASK, TOKEN_TYPE_IDS)
 _OF_DECODERS = (
@@ -33,24 +33,6 @@ _OF_DECODERS = (
 _MOST_POSITIONS = 2**20
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class Tokens:
-    """The tokens of a text: their ids, their types, and whether each is special.
-
-    ``spans`` are the characters [start, end) of each token in its text; empty for token ids that were given.
-    ``unpooled`` tokens in front, those of a prompt, take no part in the vector of the text. ``pieces`` are
-    the tokens [start, end) of each piece of a document; empty for a text that is one.
-    """
-
-    ids: list[int]
-    types: list[int]
-    special: list[int]
-    spans: list[tuple[int, int]]
-    words: list[int | None]
-    unpooled: int = 0
-    pieces: tuple[tuple[int, int], ...] = ()
 
 
 Text = str | tuple[str, str] | list[int] | Tokens  # a text, a pair of texts, token ids, or their tokens

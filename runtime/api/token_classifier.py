@@ -17,8 +17,8 @@ from ..types.arguments import checked_arguments
 from ..types.providers import Providers
 from .encoder_model import EncoderModel
 from .text_classifier import Scores, probabilities
-from .text_session import Floats
-from .token_batches import TokenBatch, Tokens
+from .text_session import Floats, Tokens
+from .token_batches import TokenBatch
 
 Aggregation = Literal["none", "simple", "first", "average", "max"]
 

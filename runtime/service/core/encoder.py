@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from ...api.embedding import Pooling
     from ...api.text_classifier import TextClassifier
     from ...api.text_encoder import SparseVector, TextEncoder
-    from ...api.token_batches import Text, Tokens
+    from ...api.text_session import Tokens
+    from ...api.token_batches import Text
     from ...api.token_classifier import Aggregation, Entity, TokenClassifier
 
 Vectors = npt.NDArray[np.float32]

@@ -11,8 +11,7 @@ from tiny_encoders import write_case
 
 import carryall
 from carryall.providers import get_provider
-from carryall.runtime.api.text_session import JoinedTexts, PaddedTexts, open_texts
-from carryall.runtime.api.token_batches import Tokens
+from carryall.runtime.api.text_session import JoinedTexts, PaddedTexts, Tokens, open_texts
 from carryall.runtime.models.text_graph import text_graph
 
 TEXTS = [Tokens(ids, [0] * len(ids), [], [], []) for ids in ([3, 4, 5, 6, 7], [9], [200, 100, 8])]

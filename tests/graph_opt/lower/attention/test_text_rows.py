@@ -21,8 +21,7 @@ from carryall.graph_opt.lower.pipelines.texts import text_passes
 from carryall.graph_opt.pipeline.pipeline import run
 from carryall.providers import get_provider
 from carryall.providers.base import RunnerConfig
-from carryall.runtime.api.text_session import JoinedTexts
-from carryall.runtime.api.token_batches import Tokens
+from carryall.runtime.api.text_session import JoinedTexts, Tokens
 
 GOLDEN = Path(__file__).parents[3] / "exporter" / "golden" / "encoders.npz"
 # What keeps its form, and why.
