@@ -44,13 +44,19 @@ _HIDDEN = -1e4  # a mask entry at or below this hides its key
 _SHORT, _LONGEST = 64, 2048  # tokens of a mask that is evaluated
 _SHAPE = (1, "tokens")
 _BY_TOKEN = frozenset(
-    {"Abs", "Add", "Cast", "Ceil", "Clip", "ConstantOfShape", "Cos", "Div", "Elu", "Equal", "Erf"}
+    {"Abs", "Add", "Ceil", "Clip", "ConstantOfShape", "Cos", "Div", "Elu", "Equal", "Erf"}
     | {"Exp", "Expand", "Floor", "Gelu", "Greater", "GreaterOrEqual", "HardSwish", "Identity"}
     | {"LeakyRelu", "Less", "LessOrEqual", "Log", "Max", "Min", "Mod", "Mul", "Neg", "Not", "Pow"}
     | {"Reciprocal", "Relu", "Shape", "Sigmoid", "Sign", "Sin", "Softplus", "Sqrt", "Sub", "Swish"}
     | {"Tanh", "Where"}
 )
-_NORMS = frozenset({"LayerNormalization", "RMSNormalization", "Softmax", "Split"})
+_NORMS = frozenset({"LayerNormalization", "RMSNormalization", "Softmax"})
+# Sizes are computed by these from other sizes.
+_OF_SIZES = frozenset(
+    {"Abs", "Add", "Cast", "Concat", "Div", "Identity", "Max", "Min", "Mod", "Mul", "Neg", "Reshape"}
+    | {"Squeeze", "Sub", "Unsqueeze", "Where"}
+)
+_INTEGERS = frozenset({ir.DataType.INT32, ir.DataType.INT64, ir.DataType.BOOL})
 
 
 class TextRowsPass(GraphPass):
@@ -109,12 +115,12 @@ class TextRowsPass(GraphPass):
     def _replace_positions(self, graph: ir.Graph) -> None:
         """Make an input of the values that count the tokens of a text from 0 on."""
         positions = ir.val(POSITION_IDS, ir.DataType.INT64, _SHAPE)
-        found = [
+        counting = [
             (node, rank)
             for node in graph
             if node.op_type in ("Expand", "Range", "Slice") and (rank := _count_rank(graph, node.outputs[0]))
         ]
-        for node, rank in found:
+        for node, rank in counting:
             zero = shared_constant(graph, "axis_0", np.array([0], np.int64))
             new = self._insert(node, "Squeeze", [positions, zero]) if rank == 1 else positions
             for use in list(node.outputs[0].uses()):
@@ -200,7 +206,11 @@ class TextRowsPass(GraphPass):
         return self._tables[angle]
 
     def _replace_count(self, graph: ir.Graph, node: ir.Node) -> None:
-        """Count the tokens of each text from its first one on."""
+        """Count the tokens of each text from its first one on.
+
+        A CumSum over the row goes on from text to text. What it had counted in front of a token's text is
+        subtracted: the place of the text's first token is the token's place less its position.
+        """
         axis, positions = constant(node.inputs[1]), find_input(graph, POSITION_IDS)
         x = node.inputs[0]
         plain = not any(int_attribute(node, name, 0) for name in ("exclusive", "reverse"))
@@ -401,25 +411,26 @@ def _head_sizes(node: ir.Node) -> tuple[int, int, int]:
 
 def _count_rank(graph: ir.Graph, value: ir.Value) -> int:
     """Return the rank of a value that is 0, 1, ... along [sequence] or [batch, sequence]; else 0."""
-    given = {str(source.name) for source in inputs_of(value)}
-    if not given or given - {INPUT_IDS, ATTENTION_MASK}:
+    sources = {str(source.name) for source in inputs_of(value)}
+    if not sources or sources - {INPUT_IDS, ATTENTION_MASK}:
         return 0
     rank = 0
     for length in (5, 9):
         ones = np.ones((2, length), np.int64)
         try:
-            found = Probe(graph, value)({INPUT_IDS: ones, ATTENTION_MASK: ones})
+            counted = Probe(graph, value)({INPUT_IDS: ones, ATTENTION_MASK: ones})
         except GraphError:
             return 0
-        if found.shape not in ((length,), (1, length), (2, length)) or (found != np.arange(length)).any():
+        shapes = (length,), (1, length), (2, length)
+        if counted.shape not in shapes or (counted != np.arange(length)).any():
             return 0
-        rank = found.ndim
+        rank = counted.ndim
     return rank
 
 
 def _is_zero(value: ir.Value | None) -> bool:
-    found = constant(value)
-    return found is not None and found.shape == () and int(found) == 0
+    number = constant(value)
+    return number is not None and number.shape == () and int(number) == 0
 
 
 def _forget_shapes(graph: ir.Graph) -> None:
@@ -434,6 +445,21 @@ def _given(node: ir.Node) -> Iterator[ir.Value]:
     return (value for value in node.inputs if value is not None)
 
 
+def _is_size(value: ir.Value) -> bool:
+    """Return whether a value is computed from the size of one that depends on the texts."""
+    waiting, seen = [value], set[ir.Node]()
+    while waiting:
+        node = waiting.pop().producer()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if node.op_type in ("Shape", "Size"):
+            return True
+        if node.op_type in _OF_SIZES:
+            waiting += _given(node)
+    return False
+
+
 def _is_separate(node: ir.Node) -> bool:
     """Return whether a node computes each token of [1, tokens, ...] or each text of [texts, ...] alone."""
     if node.domain:
@@ -442,6 +468,12 @@ def _is_separate(node: ir.Node) -> bool:
         return True
     first = node.inputs[0]
     match node.op_type:
+        case "Cast":
+            # The sizes of the row are not those of a text. Integers may be sizes of further values, which are
+            # of the row as well; numbers to compute with may not.
+            return int_attribute(node, "to", 0) in _INTEGERS or first is None or not _is_size(first)
+        case "Split":
+            return int_attribute(node, "axis", 0) == -1
         case "MatMul":
             return not inputs_of(node.inputs[1]) if node.inputs[1] is not None else False
         case "Gemm":

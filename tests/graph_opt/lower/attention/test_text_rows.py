@@ -156,3 +156,19 @@ def test_other_masks_are_refused(operator: str, why: str) -> None:
     )
     with pytest.raises(ValueError, match=why):
         text_mask(graph, mask)
+
+
+def test_a_factor_of_the_length_is_refused(tmp_path: Path) -> None:
+    """In one row of all texts, its length is not that of each text."""
+    model = export_encoder(write_case(tmp_path, "bert"))
+    graph = model.graph
+    ids, states = graph.inputs[0], graph.outputs[0]
+    length = ir.node("Shape", [ids], {"start": 1, "end": 2})
+    factor = ir.node("Cast", [length.outputs[0]], {"to": ir.DataType.FLOAT})
+    scaled = ir.node("Mul", [states, factor.outputs[0]])
+    scaled.outputs[0].name, states.name = states.name, "unscaled"
+    scaled.outputs[0].type, scaled.outputs[0].shape = states.type, states.shape
+    graph.extend([length, factor, scaled])
+    graph.outputs[0] = scaled.outputs[0]
+    with pytest.raises(UnsupportedAttentionError, match=r"Cast .* may mix"):
+        run(model, text_passes(CPU))
