@@ -69,7 +69,7 @@ def sampling_params(model: LoadedModel, options: dict[str, Any]) -> SamplingPara
     Raises:
         InvalidSamplingError: an option is out of range.
     """
-    stated_options = model.defaults.sampling or {"temperature": 0.0}
+    defaults = model.defaults.sampling or {"temperature": 0.0}
     # None means that the flag was not given; for flags with a default it means that "none" was given.
     stated = {
         name: value for name, value in options.items() if value is not None or "default" in _OWN.get(name, {})
@@ -82,4 +82,4 @@ def sampling_params(model: LoadedModel, options: dict[str, Any]) -> SamplingPara
     }
     if form:
         stated["structured_output"] = form
-    return SamplingParams.from_dict({**stated_options, **stated})
+    return SamplingParams.from_dict({**defaults, **stated})

@@ -35,12 +35,12 @@ def evaluated(model: Path, names: Sequence[str], feed: Mapping[str, Any]) -> dic
         return None
     loaded = load_model(model)
     hold_in_memory(loaded.graph)
-    names_here = [str(value.name) for value in graph.inputs if not value.is_initializer()]
+    inputs_of_graph = [str(value.name) for value in graph.inputs if not value.is_initializer()]
     try:
         evaluator = ReferenceEvaluator(onnx.ModelProto.FromString(ir.to_proto(loaded).SerializeToString()))
         with np.errstate(all="ignore"):
             results = evaluator.run(
-                None, {mine: feed[name] for mine, name in zip(names_here, names, strict=True)}
+                None, {mine: feed[name] for mine, name in zip(inputs_of_graph, names, strict=True)}
             )
     except Exception:  # noqa: BLE001 -- of many types: it lacks operators, or forms of them
         return None

@@ -39,14 +39,14 @@ class SplitRunner(Runner):
 
     def forward(self, rows: Sequence[Row]) -> list[npt.NDArray[np.float32]]:
         """Run one step; see ``Runner.forward``. If a part fails, a repeated step writes the same KV again."""
-        rows_here = list(rows)
+        inputs = list(rows)
         for part in self._parts[:-1]:
-            whole = [dataclasses.replace(row, num_logits=len(row.tokens)) for row in rows_here]
+            whole = [dataclasses.replace(row, num_logits=len(row.tokens)) for row in inputs]
             states = part.forward(whole)
-            rows_here = [
+            inputs = [
                 dataclasses.replace(row, hidden_states=own) for row, own in zip(rows, states, strict=True)
             ]
-        return self._parts[-1].forward(rows_here)
+        return self._parts[-1].forward(inputs)
 
     @property
     def kv_bytes(self) -> int:

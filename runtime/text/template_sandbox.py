@@ -56,13 +56,13 @@ class TemplateSandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
             name: self.filters[name] for name in sorted(PLAIN_FILTERS | set(CHECKS)) if name in self.filters
         }
         self.filters = {name: self._guarded(name, function) for name, function in known.items()}
-        globals_here = {
+        own_filters = {
             "tojson": self._to_json,
             "budgeted": self._budgeted,
             "bounded": self._bounded,
             "weighed": self._weighed,
         }
-        self.filters.update(globals_here)
+        self.filters.update(own_filters)
         self.globals.update(raise_exception=_raise_exception, strftime_now=_strftime_now)
         del self.globals["lipsum"]
         self._local = threading.local()

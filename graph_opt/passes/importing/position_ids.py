@@ -89,12 +89,12 @@ def _is_reshaped_rows(facts: ShapeFacts, node: ir.Node, contents: Sequence[Array
     reader = sole_consumer(node.outputs[0]) if node.op_type == "Gather" else None
     if reader is None or reader.op_type != "Reshape" or reader.domain or int_attribute(node, "axis", 0):
         return False
-    rows, made_rows = facts.shapes(node.outputs[0]), facts.shapes(reader.outputs[0])
-    if rows is None or made_rows is None or len(rows[0]) != 2:
+    rows, reshaped = facts.shapes(node.outputs[0]), facts.shapes(reader.outputs[0])
+    if rows is None or reshaped is None or len(rows[0]) != 2:
         return False
     return all(
         shape == (1, *row) and row[0] == content.size
-        for row, shape, content in zip(rows, made_rows, contents, strict=True)
+        for row, shape, content in zip(rows, reshaped, contents, strict=True)
     )
 
 

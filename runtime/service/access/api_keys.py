@@ -66,12 +66,12 @@ class ApiKeys:
             return None
         # HTTP decodes headers as Latin-1, so any text can be encoded here.
         digest = hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
-        caller_found = None
+        owner = None
         # Every key is compared, so that the duration reveals nothing.
         for known, caller in self._callers.items():
             if hmac.compare_digest(known, digest):
-                caller_found = caller
-        return caller_found
+                owner = caller
+        return owner
 
     def named(self, name: str) -> Caller | None:
         """Return the owner with a name, or None if its key was removed."""

@@ -427,13 +427,13 @@ def _progress(stream: RequestStream, count: int) -> Delta:
     )
 
 
-async def _spend_on(llm: AsyncLLM, *texts_given: str | Sequence[str]) -> None:
+async def _spend_on(llm: AsyncLLM, *groups: str | Sequence[str]) -> None:
     """Count the tokens of texts, without the prompt around them, if the caller's tokens are limited."""
     caller = CALLER.get()
     if caller is None or not caller.budgets.counts_tokens:
         return
     check_tokens()
-    for texts in texts_given:
+    for texts in groups:
         for text in [texts] if isinstance(texts, str) else texts:
             spend(len(await llm.token_ids(text)))
 

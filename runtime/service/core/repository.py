@@ -339,14 +339,8 @@ class ModelRepository:
         after = {name: self._kept_or_made(name, _listed(given)) for name, given in loaders.items()}
         for versions in after.values():
             for position, entry in enumerate(versions):
-                old = next(
-                    (
-                        entry_before
-                        for entry_before in before.get(entry.name, ())
-                        if entry_before.version == entry.version
-                    ),
-                    None,
-                )
+                same = (other for other in before.get(entry.name, ()) if other.version == entry.version)
+                old = next(same, None)
                 if entry is old or not entry.loader.wanted:
                     continue
                 try:
@@ -360,12 +354,8 @@ class ModelRepository:
                         versions[position] = old
         self._versions = after
         kept = {id(entry) for entry in self.entries}
-        for entry in [
-            entry_before
-            for versions in before.values()
-            for entry_before in versions
-            if id(entry_before) not in kept
-        ]:
+        gone = [entry for versions in before.values() for entry in versions if id(entry) not in kept]
+        for entry in gone:
             await entry.unload(self._grace_seconds)
             _log.info("the model %a version %s is unloaded", entry.name, entry.version)
 

@@ -187,15 +187,13 @@ def _variables(body: Mapping[str, Any]) -> Json:
 def _asked(
     prompt: str | Conversation | Infill, handler: LLMHandler, body: Mapping[str, Any]
 ) -> GenerationRequest:
-    options_given = body.get("options") or {}
-    if not isinstance(options_given, dict):
-        raise RequestError(f"'options' must be an object, not {shown(options_given)}")
+    sampling = body.get("options") or {}
+    if not isinstance(sampling, dict):
+        raise RequestError(f"'options' must be an object, not {shown(sampling)}")
     options: Json = {"max_tokens": None, **handler.defaults}
-    options |= {name: options_given[name] for name in _SAME if options_given.get(name) is not None}
+    options |= {name: sampling[name] for name in _SAME if sampling.get(name) is not None}
     options |= {
-        ours: options_given[theirs]
-        for theirs, ours in _OPTIONS.items()
-        if options_given.get(theirs) is not None
+        ours: sampling[theirs] for theirs, ours in _OPTIONS.items() if sampling.get(theirs) is not None
     }
     form = body.get("format")
     if form == "json":
