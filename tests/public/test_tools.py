@@ -10,7 +10,7 @@ import pytest
 from chat_styles import template
 
 from carryall.runtime.service.core.messages import Embeddings
-from carryall.runtime.service.http.openai.embeddings import cut_vectors, read_embeddings
+from carryall.runtime.service.http.openai.embeddings import asked_vectors, read_embeddings
 from carryall.runtime.text.chat_template import ChatTemplate
 from carryall.runtime.text.parsers.formats import AnswerFormat, Thought
 from carryall.runtime.text.parsers.registry import AnswerFormats, message_parser, named_format
@@ -186,7 +186,7 @@ def test_shortened_vectors_are_normed_behind_the_cut() -> None:
     """huggingface/text-embeddings-inference#676: which of both comes first was open."""
     ask = read_embeddings({"input": "a", "dimensions": 2})
     vectors = np.array([[0.6, 0.0, 0.8], [0.0, 0.28, 0.96]], np.float32)
-    cut = cut_vectors(ask, Embeddings(vectors, 2))
+    cut = asked_vectors(ask, Embeddings(vectors, 2))
     np.testing.assert_allclose(cut, [[1, 0], [0, 1]], rtol=0, atol=1e-7)
     plain = read_embeddings({"input": "a", "dimensions": 2, "normalize": False})
-    np.testing.assert_array_equal(cut_vectors(plain, Embeddings(vectors, 2)), vectors[:, :2])
+    np.testing.assert_array_equal(asked_vectors(plain, Embeddings(vectors, 2)), vectors[:, :2])

@@ -41,7 +41,7 @@ from ..core.handler import LLMHandler
 from ..core.messages import Delta, Generation, GenerationRequest, Usage, refuse_cancelled
 from ..core.model_entry import ModelStatus
 from .errors import described, plain_error
-from .openai.embeddings import cut_vectors, read_embeddings
+from .openai.embeddings import asked_vectors, read_embeddings
 from .openai.reading import bool_field, generation_request, text_field
 from .service import HttpService, json_response, list_ignored, service_of
 from .sse import streamed, while_connected
@@ -343,7 +343,7 @@ async def embed(request: Request) -> Response:
     embeddings = await while_connected(request.receive, handler.embed(ask.inputs, truncate=cut))
     answer = {
         "model": handler.name,
-        "embeddings": cut_vectors(ask, embeddings).tolist(),
+        "embeddings": asked_vectors(ask, embeddings).tolist(),
         "total_duration": time.monotonic_ns() - start,
         "load_duration": 0,
         "prompt_eval_count": embeddings.prompt_tokens,

@@ -19,7 +19,7 @@ from ....errors import RequestError, UnsupportedTaskError
 from ....options import shown
 from ..core.encoder import MOST_WAITING, EncoderHandler
 from ..core.handler import LLMHandler
-from .openai.embeddings import EmbeddingsAsk, cut_vectors, encoded, read_inputs
+from .openai.embeddings import EmbeddingsAsk, asked_vectors, encoded, read_inputs
 from .openai.reading import bool_field, is_token_ids, text_field
 from .service import HttpService, json_response, service_of
 from .sse import while_connected
@@ -59,7 +59,7 @@ async def _embed(request: Request, service: HttpService, given: Json) -> Respons
         read_inputs("inputs", body.get("inputs")), cast(Any, form), dimensions, None, normalize
     )
     work = handler.embed(ask.inputs, normalize=normalize, **_options(body))
-    vectors = cut_vectors(ask, await while_connected(request.receive, work))
+    vectors = asked_vectors(ask, await while_connected(request.receive, work))
     return json_response([encoded(vector, ask.encoding) for vector in vectors], headers)
 
 

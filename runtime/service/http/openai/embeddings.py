@@ -13,7 +13,7 @@ import numpy.typing as npt
 from .....errors import RequestError
 from .....options import shown
 from ....api.embedding import Pooling, check_pooling
-from ....api.vectors import scaled
+from ....api.vectors import cut_vectors
 from ...core.messages import Embeddings
 from .reading import Json, bool_field, is_token_ids, text_field
 
@@ -114,7 +114,7 @@ def embeddings_response(ask: EmbeddingsAsk, embeddings: Embeddings, model: str) 
     Raises:
         RequestError: ``dimensions`` exceeds the size of the model's vectors.
     """
-    vectors = cut_vectors(ask, embeddings)
+    vectors = asked_vectors(ask, embeddings)
     usage = {"prompt_tokens": embeddings.prompt_tokens, "total_tokens": embeddings.prompt_tokens}
     data = [
         {"object": "embedding", "index": index, "embedding": encoded(vector, ask.encoding)}
@@ -123,18 +123,15 @@ def embeddings_response(ask: EmbeddingsAsk, embeddings: Embeddings, model: str) 
     return {"object": "list", "data": data, "model": model, "usage": usage}
 
 
-def cut_vectors(ask: EmbeddingsAsk, embeddings: Embeddings) -> npt.NDArray[np.float32]:
+def asked_vectors(ask: EmbeddingsAsk, embeddings: Embeddings) -> npt.NDArray[np.float32]:
     """Return the vectors [inputs, dimensions] that a body asks for.
 
     Raises:
         RequestError: ``dimensions`` exceeds the size of the model's vectors.
     """
-    vectors, size = embeddings.vectors, ask.dimensions
-    if size is None:
-        return vectors
-    if size > vectors.shape[1]:
-        raise RequestError(f"'dimensions' is {size}, but the model's vectors have {vectors.shape[1]}")
-    return scaled(vectors[:, :size]) if ask.normalize else vectors[:, :size]
+    if ask.dimensions is None:
+        return embeddings.vectors
+    return cut_vectors(embeddings.vectors, ask.dimensions, ask.normalize)
 
 
 def encoded(vector: npt.NDArray[np.float32], encoding: str) -> Any:
