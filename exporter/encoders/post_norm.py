@@ -33,6 +33,18 @@ class LayerNames:
 
 
 BERT = LayerNames()
+# Names that several encoders of transformers share.
+MODULES = LayerNames(
+    query="self_attn.q_proj",
+    key="self_attn.k_proj",
+    value="self_attn.v_proj",
+    output="self_attn.o_proj",
+    attention_norm="post_attention_layernorm",
+    up="mlp.up_proj",
+    gate="mlp.gate_proj",
+    down="mlp.down_proj",
+    norm="post_mlp_layernorm",
+)
 Bias = Callable[[ir.Value, ir.Value], ir.Value]  # of queries and keys
 
 

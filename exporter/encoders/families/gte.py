@@ -12,23 +12,12 @@ import onnx_ir as ir
 from ...config import RawConfig, mapping, number, rope_config
 from ..encoder import EncoderConfig, EncoderWriter
 from ..encoder import classify_tokens as classify_tokens
-from ..post_norm import LayerNames, bert_config, embeddings, layers
+from ..post_norm import MODULES, LayerNames, bert_config, embeddings, layers
 from .bert import classify as classify
 from .roberta import vocabulary as vocabulary
 
 BASE = ("gte", "new")
 UNUSED = ("pooler.", "lm_head.", "inv_freq")
-_NAMES = LayerNames(
-    query="self_attn.q_proj",
-    key="self_attn.k_proj",
-    value="self_attn.v_proj",
-    output="self_attn.o_proj",
-    attention_norm="post_attention_layernorm",
-    up="mlp.up_proj",
-    gate="mlp.gate_proj",
-    down="mlp.down_proj",
-    norm="post_mlp_layernorm",
-)
 _OWN_NAMES = LayerNames(
     query="attention.qkv_proj",
     output="attention.o_proj",
@@ -55,4 +44,4 @@ def build(net: EncoderWriter, raw: RawConfig) -> ir.Value:
     x = embeddings(net, absolute=False)
     if net.qualified("encoder.layer.0.attn_ln.weight") in net.checkpoint:
         return layers(net, x, _OWN_NAMES)
-    return layers(net, x, _NAMES, scope="layers")
+    return layers(net, x, MODULES, scope="layers")

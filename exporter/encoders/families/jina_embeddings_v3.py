@@ -13,22 +13,13 @@ import onnx_ir as ir
 from ...config import RawConfig, mapping, number, rope_config
 from ..encoder import EncoderConfig, EncoderWriter
 from ..encoder import classify_tokens as classify_tokens
-from ..post_norm import LayerNames, bert_config, embeddings, layers
+from ..post_norm import MODULES, LayerNames, bert_config, embeddings, layers
 from .roberta import classify as classify
 from .roberta import vocabulary as vocabulary
 
 BASE = "roberta"
 UNUSED = ("pooler.", "lm_head.", "position_ids")
-_NAMES = LayerNames(
-    query="self_attn.q_proj",
-    key="self_attn.k_proj",
-    value="self_attn.v_proj",
-    output="self_attn.o_proj",
-    attention_norm="post_attention_layernorm",
-    up="mlp.fc1",
-    down="mlp.fc2",
-    norm="post_mlp_layernorm",
-)
+_NAMES = replace(MODULES, up="mlp.fc1", gate="", down="mlp.fc2")
 _OWN_NAMES = LayerNames(
     query="mixer.Wqkv",
     output="mixer.out_proj",

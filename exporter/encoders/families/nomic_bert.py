@@ -13,7 +13,7 @@ from ....errors import UnsupportedModelError
 from ...config import RawConfig, mapping, number, rope_config, with_defaults
 from ..encoder import EncoderConfig, EncoderWriter
 from ..encoder import classify_tokens as classify_tokens
-from ..post_norm import LayerNames, bert_config, embeddings, layers
+from ..post_norm import MODULES, LayerNames, bert_config, embeddings, layers
 
 BASE = "nomic_bert"
 UNUSED = ("pooler.", "cls.", "position_ids", "inv_freq")
@@ -25,17 +25,6 @@ _KEYS = {
     "max_position_embeddings": "n_positions",
     "layer_norm_eps": "layer_norm_epsilon",
 }
-_NAMES = LayerNames(
-    query="self_attn.q_proj",
-    key="self_attn.k_proj",
-    value="self_attn.v_proj",
-    output="self_attn.o_proj",
-    attention_norm="post_attention_layernorm",
-    up="mlp.up_proj",
-    gate="mlp.gate_proj",
-    down="mlp.down_proj",
-    norm="post_mlp_layernorm",
-)
 _OWN_NAMES = LayerNames(
     query="attn.Wqkv",
     output="attn.out_proj",
@@ -92,7 +81,7 @@ def build(net: EncoderWriter, raw: RawConfig) -> ir.Value:
     if net.qualified("emb_ln.weight") in net.checkpoint:
         x = embeddings(net, absolute=False, norm="emb_ln")
         return layers(net, x, _OWN_NAMES, scope="encoder.layers")
-    return layers(net, embeddings(net, absolute=False), _NAMES, scope="layers")
+    return layers(net, embeddings(net, absolute=False), MODULES, scope="layers")
 
 
 def classify(net: EncoderWriter, raw: RawConfig, states: ir.Value, base: str) -> ir.Value:
