@@ -331,19 +331,29 @@ def text_mask(graph: ir.Graph, mask: ir.Value) -> TextMask:
 
 
 def _table_sizes(mask: ir.Value) -> list[int]:
-    """Return the lengths of tables upstream of a mask."""
-    sizes, waiting, seen = set[int](), [mask], set[ir.Value]()
+    """Return half of the lengths of tables upstream of a mask, which hold distances in both directions."""
+    tensors = [weight(value) for node in _upstream(mask) for value in _given(node)]
+    return sorted(
+        {-(-size // 2) for tensor in tensors if tensor is not None for size in tensor.shape.numpy()}
+    )
+
+
+def _upstream(value: ir.Value, through: frozenset[str] | None = None) -> Iterator[ir.Node]:
+    """Yield the nodes that a value is computed by, each once.
+
+    Args:
+        value: the value.
+        through: operators whose inputs are followed; None follows those of all.
+    """
+    waiting, seen = [value], set[ir.Node]()
     while waiting:
-        value = waiting.pop()
-        if value in seen:
+        node = waiting.pop().producer()
+        if node is None or node in seen:
             continue
-        seen.add(value)
-        tensor = weight(value)
-        if tensor is not None:
-            sizes |= {-(-size // 2) for size in tensor.shape.numpy()}
-        elif (node := value.producer()) is not None:
+        seen.add(node)
+        yield node
+        if through is None or node.op_type in through:
             waiting += _given(node)
-    return sorted(sizes)
 
 
 def _replace_mask(graph: ir.Graph) -> None:
@@ -361,16 +371,7 @@ def _replace_mask(graph: ir.Graph) -> None:
 
 
 def _has_products(value: ir.Value) -> bool:
-    waiting, seen = [value], set[ir.Node]()
-    while waiting:
-        node = waiting.pop().producer()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if node.op_type in ("MatMul", "Gemm", "Attention"):
-            return True
-        waiting += _given(node)
-    return False
+    return any(node.op_type in ("MatMul", "Gemm", "Attention") for node in _upstream(value))
 
 
 def _row_inputs(graph: ir.Graph, attention: ir.Node) -> dict[str, ir.Value]:
@@ -446,18 +447,8 @@ def _given(node: ir.Node) -> Iterator[ir.Value]:
 
 
 def _is_size(value: ir.Value) -> bool:
-    """Return whether a value is computed from the size of one that depends on the texts."""
-    waiting, seen = [value], set[ir.Node]()
-    while waiting:
-        node = waiting.pop().producer()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if node.op_type in ("Shape", "Size"):
-            return True
-        if node.op_type in _OF_SIZES:
-            waiting += _given(node)
-    return False
+    """Return whether a value is computed from the size of another one."""
+    return any(node.op_type in ("Shape", "Size") for node in _upstream(value, _OF_SIZES))
 
 
 def _is_separate(node: ir.Node) -> bool:

@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from ....errors import CarryallError, ServiceUnavailableError, UnknownModelError, UnsupportedTaskError
 from ....providers.base import DeviceMemory
@@ -20,6 +20,8 @@ from .handler import LLMHandler
 from .messages import ModelInfo
 from .served_model import ServedModel
 from .tensor_model import TensorModel
+
+T = TypeVar("T")
 
 ModelState = Literal["unloaded", "loading", "ready", "unloading", "failed"]
 ModelKind = Literal["llm", "tensor", "encoder"]
@@ -211,11 +213,7 @@ class Entry:
             UnsupportedTaskError: it is of another kind.
             ServiceUnavailableError: it is loading.
         """
-        if self.loader.kind != "encoder":
-            raise UnsupportedTaskError(f"the model '{self.name}' is {_WHAT[self.loader.kind]}")
-        if self.encoder is None:
-            raise ServiceUnavailableError(f"the model '{self.name}' is still loading; retry later")
-        return self.encoder
+        return self._loaded("encoder", self.encoder)
 
     def tensor_model(self) -> TensorModel:
         """Return the tensor model.
@@ -224,11 +222,15 @@ class Entry:
             UnsupportedTaskError: it is of another kind.
             ServiceUnavailableError: it is loading.
         """
-        if self.loader.kind != "tensor":
+        return self._loaded("tensor", self.tensor)
+
+    def _loaded(self, kind: ModelKind, model: T | None) -> T:
+        """Return what was loaded of a model of this kind."""
+        if self.loader.kind != kind:
             raise UnsupportedTaskError(f"the model '{self.name}' is {_WHAT[self.loader.kind]}")
-        if self.tensor is None:
+        if model is None:
             raise ServiceUnavailableError(f"the model '{self.name}' is still loading; retry later")
-        return self.tensor
+        return model
 
     async def settled(self) -> None:
         """Wait until the model is neither being loaded nor unloaded."""
