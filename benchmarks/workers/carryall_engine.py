@@ -126,7 +126,7 @@ class Bench:
         while any(not request.output_token_ids for request in requests):
             self.engine.step()
         inside = 0.0
-        forward = self.engine._runner.forward  # noqa: SLF001 -- timing it is the purpose
+        forward = self.engine.runner.forward
 
         def timed(rows):  # noqa: ANN001, ANN202
             nonlocal inside
@@ -135,10 +135,10 @@ class Bench:
             inside += time.perf_counter() - start
             return result
 
-        self.engine._runner.forward = timed  # type: ignore[method-assign]  # noqa: SLF001
+        self.engine.runner.forward = timed  # type: ignore[method-assign]
         steps = 40
         whole = sum(self._gaps(steps))
-        self.engine._runner.forward = forward  # type: ignore[method-assign]  # noqa: SLF001
+        self.engine.runner.forward = forward  # type: ignore[method-assign]
         for request in requests:
             self.engine.cancel(request.request_id)
         return Overhead(inside / steps * 1e3, (whole - inside) / steps * 1e3, (whole - inside) / whole)

@@ -111,7 +111,7 @@ class HostPagedSession:
         vocab_size: int,
         states: Mapping[str, npt.NDArray[np.float32]],
     ) -> None:
-        self._session, self._memory, self._tables = session, memory, tables
+        self.session, self._memory, self._tables = session, memory, tables
         self._inputs = {value.name for value in session.get_inputs()}
         held: dict[str, npt.NDArray[Any]] = {**memory.caches, **states}
         self._caches = {name: shared_value(array) for name, array in held.items()}
@@ -130,7 +130,7 @@ class HostPagedSession:
                 bound.bind_lora(batch.lora)
             if states is not None:
                 bound.binding.bind_ortvalue_output(LAST_HIDDEN_STATE, shared_value(states[:, None]))
-            self._session.run_with_iobinding(bound.binding)
+            self.session.run_with_iobinding(bound.binding)
         except ort.runtime_errors() as error:
             rows = len(batch.past_lens)
             raise ProviderRuntimeError(f"a run of {rows} rows failed: {ort.one_line(error)}") from error
@@ -150,7 +150,7 @@ class HostPagedSession:
         if key not in self._bound:
             if len(self._bound) >= _MAX_BINDINGS:
                 self._bound.pop(next(iter(self._bound)))
-            binding = self._session.io_binding()
+            binding = self.session.io_binding()
             arrays = {name: np.empty_like(array, order="C") for name, array in feeds.items()}
             for name, value in [*self._caches.items(), *((n, shared_value(a)) for n, a in arrays.items())]:
                 binding.bind_ortvalue_input(name, value)

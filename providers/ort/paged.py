@@ -126,12 +126,12 @@ class OrtPagedSession:
         rows: int,
         most_forms: int = 256,
     ) -> None:
-        self._session, self._graph, self._memory, self._stream = session, graph, memory, stream
+        self.session, self._graph, self._memory, self._stream = session, graph, memory, stream
         self._pinned, self._side = _Pinned(stream), memory.stream()
         capturable = graph.inputs - graph.caches.keys() <= _FIXED
         self._forms, self._pads = forms if capturable else None, True
         self._scratch = memory.slots - 1
-        self._captured: dict[Form, _Run] = {}
+        self.captured: dict[Form, _Run] = {}
         self._left = most_forms  # how many more may be captured
         self._loose: Any = None  # a binding with the caches, for runs that are not captured
         self._rows = rows if self._forms is None else max(rows, self._forms.most_rows)
@@ -228,18 +228,18 @@ class OrtPagedSession:
                 longest=batch.max_context,
             )
         )
-        return form if form in self._captured or self._left > 0 else None
+        return form if form in self.captured or self._left > 0 else None
 
     def _padded(self, batch: PagedBatch, form: Form) -> _Run:
         """Begin a batch in a captured form."""
-        if form not in self._captured:
-            self._captured[form] = self._bind(form)
+        if form not in self.captured:
+            self.captured[form] = self._bind(form)
             self._left -= 1
-        run = self._captured[form]
+        run = self.captured[form]
         run.inputs.use(self._pinned.of("inputs", run.inputs.size))
         self._fill(batch, form, run.inputs.arrays)
         run.inputs.upload()
-        run.bound.run(self._session)
+        run.bound.run(self.session)
         return run
 
     def _fill(self, batch: PagedBatch, form: Form, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
@@ -311,14 +311,14 @@ class OrtPagedSession:
         if batch.lora is not None:
             for name, array in batch.lora.matrices.items():
                 binding.bind_ortvalue_input(name, shared_value(array))
-        run.bound.run(self._session)
+        run.bound.run(self.session)
         if states is not None:
             states[...] = binding.get_outputs()[-1].numpy()[:, 0]
         return run
 
     def _cached(self) -> Any:
         """Return a binding with the caches."""
-        binding = self._session.io_binding()
+        binding = self.session.io_binding()
         self._memory.bind_caches(binding, 0, self._memory.slots)
         return binding
 
@@ -389,7 +389,7 @@ class OrtPagedSession:
         """Forget a binding that failed half-way: it would end the process when it is bound again."""
         self._loose = None
         if form is not None:
-            self._captured.pop(form, None)
+            self.captured.pop(form, None)
 
     def copy_block(self, group: int, source: int, target: int) -> None:
         """See ``PagedSession``."""

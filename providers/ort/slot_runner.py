@@ -80,9 +80,9 @@ class SlotRunner(Runner):
         self._lora = SlotLora(adapted, config, self._kv) if adapted else None
         self._policy = policy or SlotPolicy()
         self.info = _info(graph, config, context_length, self._kv, self._policy)
-        self._session = session
-        self._decode_session = decode_session
-        self._bindings = SlotBindings(self._kv, self._policy)
+        self.session = session
+        self.decode_session = decode_session
+        self.bindings = SlotBindings(self._kv, self._policy)
         self._arrays = SlotArrays(graph, self._kv.slots)
         self._lengths = self._arrays.lengths
         self._hidden_size = graph.hidden_size
@@ -119,10 +119,10 @@ class SlotRunner(Runner):
                     results[group[0].slot] = self._prefill(group[0], late=group[0].slot in late)
         except ort.runtime_errors() as error:
             # A binding that failed half-way ends the process when it is bound again.
-            self._bindings.clear()
+            self.bindings.clear()
             raise ProviderRuntimeError(f"a run of {len(rows)} rows failed: {ort.one_line(error)}") from error
         except ProviderRuntimeError:
-            self._bindings.clear()
+            self.bindings.clear()
             raise
         for row in rows:
             self._lengths[row.slot] = row.start + len(row.tokens)
@@ -158,9 +158,9 @@ class SlotRunner(Runner):
     def close(self) -> None:
         """Free all resources. The runner cannot be used afterwards."""
         with no_capture():  # a device frees the sessions
-            self._bindings.clear()
+            self.bindings.clear()
             self._latest.clear()
-            self._session = self._decode_session = None
+            self.session = self.decode_session = None
             self._kv.close()
 
     def _check(self, rows: Sequence[Row]) -> None:
@@ -169,7 +169,7 @@ class SlotRunner(Runner):
         Raises:
             ProviderRuntimeError: a row needs KV that its slot lacks.
         """
-        if self._session is None:
+        if self.session is None:
             raise ProviderRuntimeError("the runner is closed")
         check_rows(rows, self.info, self._lengths, self._hidden_size)
         for row in rows:
@@ -186,8 +186,8 @@ class SlotRunner(Runner):
             longest = int(self._lengths[first : first + count].max()) + 1
             captured = self._policy.captures(first, count)
             self._arrays.total[...] = self.info.context_length if captured else longest
-            session = self._decode_session or self._session
-            run = self._bindings.decode(first, count, session, partial(self._bind_decode, first, count))
+            session = self.decode_session or self.session
+            run = self.bindings.decode(first, count, session, partial(self._bind_decode, first, count))
             mine = [row for row in rows if first <= row.slot < first + count]
             wanted = any(row.num_logits and row.slot not in late for row in mine)
             if self._lora is not None:
@@ -217,14 +217,14 @@ class SlotRunner(Runner):
         wanted = feeds[LOGITS_POSITIONS].shape[1]
         first, count = rows[0].slot, len(rows)
         logits = self._arrays.logits[first : first + count]
-        run = self._bindings.caches("prefill", first, count, self._session)
+        run = self.bindings.caches("prefill", first, count, self.session)
         if self._lora is not None:
             feeds |= self._lora.prompt(run, rows)
         results = {LOGITS: logits, **self._arrays.best_results(first, count, wanted)}
         unread = (LOGITS,) if all(row.slot in late or not row.num_logits for row in rows) else ()
         bound = self._kv.bind_once(run.binding, feeds, results, unread)
         self._kv.prepare(first, count)
-        bound.run(self._session, unread)
+        bound.run(self.session, unread)
         self._latest.update((row.slot, bound) for row in rows)
         return {row.slot: found[wanted - row.num_logits :] for row, found in zip(rows, logits, strict=True)}
 
@@ -247,7 +247,7 @@ class SlotRunner(Runner):
         count = end - begin
         states = row.last_hidden_states
         kind = "prefill" if states is None else "prefill, hidden states"
-        run = self._bindings.caches(kind, row.slot, 1, self._session)
+        run = self.bindings.caches(kind, row.slot, 1, self.session)
         feeds: dict[str, npt.NDArray[Any]] = {
             INPUT_IDS: np.ascontiguousarray(row.tokens[begin:end], np.int64)[None],
             SEQLENS_K: np.array([row.start + end - 1], np.int32),
@@ -265,7 +265,7 @@ class SlotRunner(Runner):
             results[LAST_HIDDEN_STATE] = states[None, begin:end]
         bound = self._kv.bind_once(run.binding, feeds, results, late)
         self._kv.prepare(row.slot, 1)
-        bound.run(self._session, late)
+        bound.run(self.session, late)
         self._latest[row.slot] = bound
 
     def _best_of(self, slot: int) -> BestLogits:

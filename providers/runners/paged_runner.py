@@ -169,7 +169,7 @@ class PagedRunner(Runner):
         self._hidden_size = hidden_size
         self._tables = tables
         self._loras = loras
-        self._session: PagedSession | None = session
+        self.session: PagedSession | None = session
         self._dropped = np.zeros(info.max_slots, np.int32)  # evicted tokens
         self._settled = np.zeros(info.max_slots, np.int32)  # KV before this position may be missing
 
@@ -368,12 +368,12 @@ class PagedRunner(Runner):
     def close(self) -> None:
         """Free all resources. The runner cannot be used afterwards."""
         with no_capture():  # a device frees the session
-            self._session = self._ahead = None
+            self.session = self._ahead = None
 
     def _opened(self) -> PagedSession:
-        if self._session is None:
+        if self.session is None:
             raise ProviderRuntimeError("the runner is closed")
-        return self._session
+        return self.session
 
     def _check(self, rows: Sequence[Row]) -> tuple[PagedSession, list[Row]]:
         """Check the rows; return the session, and the rows with starts in the cache.

@@ -45,7 +45,7 @@ class ShardedRunner(Runner):
         self._provider = provider
         self._models = list(models)
         self._config = dataclasses.replace(config, on_fallback=None)  # functions cannot be pickled
-        self._ranks: list[RunnerProcess] = []
+        self.ranks: list[RunnerProcess] = []
         self._memory: RanksMemory | None = None
         self._filled = set[int]()  # slots that hold KV
         self._lost = set[int]()
@@ -69,7 +69,7 @@ class ShardedRunner(Runner):
     @property
     def kv_bytes(self) -> int:
         """Memory of the KV caches of all ranks as of their last answers, in bytes."""
-        return sum(rank.kv_bytes for rank in self._ranks)
+        return sum(rank.kv_bytes for rank in self.ranks)
 
     def forward(self, rows: Sequence[Row]) -> list[npt.NDArray[np.float32]]:
         """Run one step; see ``Runner.forward``."""
@@ -156,11 +156,11 @@ class ShardedRunner(Runner):
         """
         if self._closed:
             raise ProviderRuntimeError("the runner is closed")
-        ended = [index for index, rank in enumerate(self._ranks) if not rank.alive()]
+        ended = [index for index, rank in enumerate(self.ranks) if not rank.alive()]
         if ended:
             _log.warning("rank %d of %d has ended, all are started again", ended[0], len(self._models))
             self._stop()
-        if not self._ranks:
+        if not self.ranks:
             self._start()
 
     def _each(self, messages: Sequence[tuple[Any, ...]]) -> list[Any]:
@@ -173,11 +173,11 @@ class ShardedRunner(Runner):
         self._revive()
         results, faults = self._exchange(messages)
         if not faults:
-            return [results[rank] for rank in range(len(self._ranks))]
+            return [results[rank] for rank in range(len(self.ranks))]
         rank = min(faults)
-        healthy = len(faults) == len(self._ranks) and all(each.alive() for each in self._ranks)
+        healthy = len(faults) == len(self.ranks) and all(each.alive() for each in self.ranks)
         if not healthy or self._memory is None or not self._memory.in_step():
-            ended = [index for index, each in enumerate(self._ranks) if not each.alive()]
+            ended = [index for index, each in enumerate(self.ranks) if not each.alive()]
             rank = ended[0] if ended else rank
             self._stop()
             _log.warning("rank %d of %d failed, all are started again: %s", rank, len(messages), faults[rank])
@@ -190,7 +190,7 @@ class ShardedRunner(Runner):
         results: dict[int, Any] = {}
         faults: dict[int, CarryallError] = {}
         with selectors.DefaultSelector() as waiting:
-            for index, (rank, message) in enumerate(zip(self._ranks, messages, strict=True)):
+            for index, (rank, message) in enumerate(zip(self.ranks, messages, strict=True)):
                 try:
                     rank.begin(*message)
                     waiting.register(rank.results, selectors.EVENT_READ, index)
@@ -202,7 +202,7 @@ class ShardedRunner(Runner):
                 for key, _ in ready:
                     waiting.unregister(key.fileobj)
                     try:
-                        results[key.data] = self._ranks[key.data].end()
+                        results[key.data] = self.ranks[key.data].end()
                     except CarryallError as error:
                         if not faults:
                             until = self._last_words()
@@ -210,13 +210,13 @@ class ShardedRunner(Runner):
                 if not ready:
                     for key in list(waiting.get_map().values()):
                         waiting.unregister(key.fileobj)
-                        self._ranks[key.data].kill()
+                        self.ranks[key.data].kill()
                         faults[key.data] = ProviderRuntimeError("the rank does not answer; it was ended")
         return results, faults
 
     def _last_words(self) -> float:
         """Wake the ranks that wait for one that failed, if it ended; return until when they may answer."""
-        if self._memory is not None and not all(rank.alive() for rank in self._ranks):
+        if self._memory is not None and not all(rank.alive() for rank in self.ranks):
             self._memory.end()
             return time.monotonic() + _LAST_WORDS
         return time.monotonic() + PATIENCE + _LAST_WORDS
@@ -224,7 +224,7 @@ class ShardedRunner(Runner):
     def _start(self) -> list[RunnerInfo]:
         """Start all ranks together and return their facts."""
         self._memory = RanksMemory(len(self._models), PATIENCE)
-        self._ranks = [RunnerProcess(self._memory.variables) for _ in self._models]
+        self.ranks = [RunnerProcess(self._memory.variables) for _ in self._models]
         try:
             messages = [(self._provider, model, self._config) for model in self._models]
             results, faults = self._exchange(messages)
@@ -235,7 +235,7 @@ class ShardedRunner(Runner):
             self._stop()
             raise
         self._memory.unlink()
-        return [results[rank] for rank in range(len(self._ranks))]
+        return [results[rank] for rank in range(len(self.ranks))]
 
     def _stop(self) -> None:
         """End all ranks; what slots held is lost."""
@@ -243,10 +243,10 @@ class ShardedRunner(Runner):
         self._filled.clear()
         if self._memory is not None:
             self._memory.end()
-        for rank in self._ranks:
+        for rank in self.ranks:
             with contextlib.suppress(ProviderRuntimeError):
                 rank.close()
-        self._ranks = []
+        self.ranks = []
         if self._memory is not None:
             self._memory.close()
             self._memory = None

@@ -42,7 +42,7 @@ class ThreadRunner(RemoteRunner):
         self._thread.start()
         self._end = weakref.finalize(self, self._calls.put, None)  # a runner may be dropped without ``close``
         try:
-            self._runner: Runner | None = self._call(open_runner)
+            self.runner: Runner | None = self._call(open_runner)
         except BaseException:
             self._end()
             raise
@@ -65,7 +65,7 @@ class ThreadRunner(RemoteRunner):
     @property
     def kv_bytes(self) -> int:
         """Memory of the KV cache now, in bytes."""
-        return 0 if self._runner is None else self._runner.kv_bytes
+        return 0 if self.runner is None else self.runner.kv_bytes
 
     def load_lora(self, place: int, matrices: LoraMatrices) -> None:
         """See ``Runner``."""
@@ -73,12 +73,12 @@ class ThreadRunner(RemoteRunner):
 
     def close(self) -> None:
         """Free all resources and end the thread. The runner cannot be used afterwards."""
-        if self._runner is None:
+        if self.runner is None:
             return
         try:
-            self._call(self._runner.close)
+            self._call(self.runner.close)
         finally:
-            self._runner = None
+            self.runner = None
             self._end()
             self._thread.join()
 
@@ -86,9 +86,9 @@ class ThreadRunner(RemoteRunner):
         return self._call(getattr(self._opened(), method), *arguments)
 
     def _opened(self) -> Runner:
-        if self._runner is None:
+        if self.runner is None:
             raise ProviderRuntimeError("the runner is closed")
-        return self._runner
+        return self.runner
 
     def _threaded(self, results: _Results) -> _Results:
         """Let the thread also download what stayed on the device."""

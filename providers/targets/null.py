@@ -94,7 +94,7 @@ class NullRunner(Runner):
         rng = np.random.default_rng(options.seed)
         self._patterns = rng.normal(0.0, 3.0, (_PATTERNS, options.vocab_size)).astype(np.float32)
         # Per slot, a hash of the history after each token; it takes the role of KV.
-        self._hashes: list[list[int]] = [[] for _ in range(config.max_slots)]
+        self.hashes: list[list[int]] = [[] for _ in range(config.max_slots)]
         # Per slot, the state after so many tokens: of the newest one, and checkpoints.
         self._states: list[dict[int, int]] = [{0: 0} for _ in range(config.max_slots)]
         self._dropped = [0] * config.max_slots  # tokens evicted by ``evict_kv``
@@ -146,17 +146,17 @@ class NullRunner(Runner):
         rows = length - self._dropped[source]
         if self.info.state_bytes and length not in self._states[source]:
             raise ProviderRuntimeError(f"slot {source} has no state after {length} tokens")
-        if not max(1, self._trimmed[source]) <= rows <= len(self._hashes[source]):
+        if not max(1, self._trimmed[source]) <= rows <= len(self.hashes[source]):
             raise ProviderRuntimeError(
-                f"slot {source} holds {len(self._hashes[source])} tokens, {length} cannot be copied"
+                f"slot {source} holds {len(self.hashes[source])} tokens, {length} cannot be copied"
             )
-        self._hashes[target] = self._hashes[source][:rows]
+        self.hashes[target] = self.hashes[source][:rows]
         self._states[target] = {length: self._states[source].get(length, 0)}
         self._dropped[target], self._trimmed[target] = self._dropped[source], self._trimmed[source]
 
     def trim(self, slot: int, length: int) -> None:
         """Drop hashes that no token from ``length`` on depends on; see ``Runner``."""
-        hashes = self._hashes[slot]
+        hashes = self.hashes[slot]
         if length > len(hashes) or length % self.info.trim_step or self._dropped[slot]:
             raise ProviderRuntimeError(
                 f"slot {slot} holds {len(hashes)} tokens, it cannot be cut to {length}"
@@ -168,45 +168,45 @@ class NullRunner(Runner):
 
     def evict_kv(self, slot: int, length: int, eviction: KVEviction) -> None:
         """Keep the last hashes, since later tokens depend only on these; see ``Runner``."""
-        hashes = self._hashes[slot][: length - self._dropped[slot]]
+        hashes = self.hashes[slot][: length - self._dropped[slot]]
         if length - self._dropped[slot] != len(hashes) or eviction.kept > len(hashes):
             raise ProviderRuntimeError(
-                f"slot {slot} holds {len(self._hashes[slot])} tokens, so {eviction} is impossible"
+                f"slot {slot} holds {len(self.hashes[slot])} tokens, so {eviction} is impossible"
             )
-        self._hashes[slot] = hashes[len(hashes) - eviction.kept :]
+        self.hashes[slot] = hashes[len(hashes) - eviction.kept :]
         self._dropped[slot] = length - eviction.kept
 
     def release(self, slot: int) -> None:
         """Drop a slot's history."""
-        self._hashes[slot] = []
+        self.hashes[slot] = []
         self._states[slot] = {0: 0}
         self._dropped[slot] = self._trimmed[slot] = 0
 
     def read_kv(self, slot: int, start: int, length: int) -> list[npt.NDArray[Any]]:
         """Return the hashes of positions [start, start + length)."""
-        held = len(self._hashes[slot]) if start >= self._trimmed[slot] else 0
+        held = len(self.hashes[slot]) if start >= self._trimmed[slot] else 0
         if start + length > held or self._dropped[slot]:
-            raise ProviderRuntimeError(f"slot {slot} holds {len(self._hashes[slot])} tokens")
-        return [np.array(self._hashes[slot][start : start + length], np.int64)]
+            raise ProviderRuntimeError(f"slot {slot} holds {len(self.hashes[slot])} tokens")
+        return [np.array(self.hashes[slot][start : start + length], np.int64)]
 
     def write_kv(self, slot: int, start: int, length: int, parts: Sequence[npt.NDArray[Any]]) -> None:
         """Write the hashes of positions [start, start + length)."""
-        fits = self._trimmed[slot] <= start <= len(self._hashes[slot]) and not self._dropped[slot]
+        fits = self._trimmed[slot] <= start <= len(self.hashes[slot]) and not self._dropped[slot]
         if not fits or [len(part) for part in parts] != [length]:
             raise ProviderRuntimeError(f"{length} hashes from {start} do not continue slot {slot}")
-        self._hashes[slot][start:] = parts[0].tolist()
+        self.hashes[slot][start:] = parts[0].tolist()
 
     def close(self) -> None:
         """Drop all histories."""
         self.closed = True
-        self._hashes = []
+        self.hashes = []
 
     def held_tokens(self) -> int:
         """Return the number of tokens in all slots."""
-        return sum(len(hashes) - hashes.count(_GONE) for hashes in self._hashes)
+        return sum(len(hashes) - hashes.count(_GONE) for hashes in self.hashes)
 
     def _extend(self, row: Row) -> list[int]:
-        hashes = self._hashes[row.slot]
+        hashes = self.hashes[row.slot]
         del hashes[row.start - self._dropped[row.slot] :]
         value = hashes[-1] if hashes else 0
         adapter = 0 if row.lora is None else self._adapters[row.lora]
@@ -249,10 +249,10 @@ class NullRunner(Runner):
         if len({row.slot for row in rows}) != len(rows):
             raise ProviderRuntimeError(f"a slot appears twice in {[row.slot for row in rows]}")
         for row in rows:
-            if not 0 <= row.slot < len(self._hashes):
+            if not 0 <= row.slot < len(self.hashes):
                 raise ProviderRuntimeError(f"there is no slot {row.slot}")
             dropped = self._dropped[row.slot]
-            held, end = dropped + len(self._hashes[row.slot]), row.start + len(row.tokens)
+            held, end = dropped + len(self.hashes[row.slot]), row.start + len(row.tokens)
             first = max(dropped + 1, self._trimmed[row.slot])
             if not (first <= row.start <= held or row.start == 0 == max(dropped, self._trimmed[row.slot])):
                 raise ProviderRuntimeError(

@@ -77,11 +77,11 @@ class AsyncLLM(TextModel):
     ) -> None:
         from ..models.loading import open_engine  # slow to import: it imports the optimizer
 
-        loaded, self._engine = open_engine(model, engine_config, fields, owner="AsyncLLM", progress=progress)
+        loaded, self.engine = open_engine(model, engine_config, fields, owner="AsyncLLM", progress=progress)
         self.name = loaded.name
-        self._requests = RequestFactory(loaded)
+        self.requests = RequestFactory(loaded)
         self._text_threads = ThreadPoolExecutor(_TEXT_THREADS, "carryall-text")
-        self._thread = EngineThread(self._engine)
+        self._thread = EngineThread(self.engine)
         atexit.register(self.shutdown)  # a device run must not outlive the interpreter
 
     async def generate(
@@ -138,9 +138,9 @@ class AsyncLLM(TextModel):
         pin_seconds: float = 0.0,
     ) -> RequestStream:
         """Queue a request; return a stream to read or cancel it. See ``generate``."""
-        params = self._requests.default_params(None) if params is None else params
+        params = self.requests.default_params(None) if params is None else params
         make = functools.partial(
-            self._requests.group,
+            self.requests.group,
             prompt,
             params,
             request_id=request_id,
@@ -151,7 +151,7 @@ class AsyncLLM(TextModel):
             lora=lora,
             pin_seconds=pin_seconds,
         )
-        group = make() if self._requests.is_quick(prompt, params) else await self._in_thread(make)
+        group = make() if self.requests.is_quick(prompt, params) else await self._in_thread(make)
         stream = RequestStream(group, self._thread.drop)
         self._thread.add(stream)
         return stream
@@ -168,13 +168,13 @@ class AsyncLLM(TextModel):
         self, texts: str | Sequence[str], continuations: str | Sequence[str]
     ) -> list[ContinuationScore]:
         """Return log-probabilities of continuations; see ``LLM.score``."""
-        return await self._ask(await self._in_thread(score_questions, self._requests, texts, continuations))
+        return await self._ask(await self._in_thread(score_questions, self.requests, texts, continuations))
 
     async def score_chat(
         self, messages: Sequence[Message], continuations: Sequence[str], **options: Any
     ) -> list[ContinuationScore]:
         """Return the log-probability of each answer to a conversation; see ``LLM.score_chat``."""
-        ask = functools.partial(chat_score_questions, self._requests, messages, continuations, **options)
+        ask = functools.partial(chat_score_questions, self.requests, messages, continuations, **options)
         return await self._ask(await self._in_thread(ask))
 
     async def rerank(
@@ -187,7 +187,7 @@ class AsyncLLM(TextModel):
     ) -> list[float]:
         """Return for each document the probability that it answers a query; see ``LLM.rerank``."""
         asked = query, documents, instruction, answers
-        return await self._ask(await self._in_thread(rerank_questions, self._requests, *asked))
+        return await self._ask(await self._in_thread(rerank_questions, self.requests, *asked))
 
     async def embed(
         self, prompts: Prompt | Iterable[Prompt], *, pooling: Pooling = "last", normalize: bool = True
@@ -195,9 +195,9 @@ class AsyncLLM(TextModel):
         """Return embeddings [prompts, hidden_size]; see ``LLM.embed``."""
         check_pooling(pooling)
         listed = listed_prompts(prompts)
-        asked = await self._in_thread(lambda: [self._requests.pooled(prompt, pooling) for prompt in listed])
-        if not (size := self._engine.info.embedding_size):
-            found = await self._in_thread(self._requests.encoder.embed, encoded_tokens(asked), pooling)
+        asked = await self._in_thread(lambda: [self.requests.pooled(prompt, pooling) for prompt in listed])
+        if not (size := self.engine.info.embedding_size):
+            found = await self._in_thread(self.requests.encoder.embed, encoded_tokens(asked), pooling)
             return stacked(*found, normalize=normalize)
         return stacked(await self._ask(embedding_questions(asked)), size, normalize=normalize)
 
@@ -223,10 +223,10 @@ class AsyncLLM(TextModel):
             RequestError: it is no prompt, is too long, or names tokens that do not exist.
         """
         if truncate:
-            return await self._in_thread(self._requests.cut_token_ids, prompt)
+            return await self._in_thread(self.requests.cut_token_ids, prompt)
         if isinstance(prompt, str):
-            return await self._in_thread(self._requests.encode, prompt, add_special_tokens=add_special_tokens)
-        return await self._in_thread(self._requests.token_ids, prompt)
+            return await self._in_thread(self.requests.encode, prompt, add_special_tokens=add_special_tokens)
+        return await self._in_thread(self.requests.token_ids, prompt)
 
     async def text_of(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of tokens, while the event loop goes on.
@@ -276,25 +276,25 @@ class AsyncLLM(TextModel):
     @property
     def most_together(self) -> int:
         """The most requests of one call in progress at a time: half of the queue is left to others."""
-        limit = self._engine.config.max_queue
-        return sys.maxsize if limit is None else self._engine.info.max_slots + limit // 2
+        limit = self.engine.config.max_queue
+        return sys.maxsize if limit is None else self.engine.info.max_slots + limit // 2
 
     @property
     def max_loras(self) -> int:
         """The maximum number of resident LoRA adapters; 0 if the model was loaded without."""
-        return self._engine.info.max_loras
+        return self.engine.info.max_loras
 
     def adapter_names(self) -> tuple[list[str], list[str]]:
         """Return the names of the LoRA adapters of running requests, and of waiting ones."""
-        return self._engine.adapter_names()
+        return self.engine.adapter_names()
 
     def stats(self) -> EngineStats:
         """Return counters and gauges of the engine."""
-        return self._engine.stats()
+        return self.engine.stats()
 
     def shutdown(self) -> None:
         """End all requests with EngineClosedError, free the model, and wait for the engine's thread."""
         atexit.unregister(self.shutdown)
         self._thread.close()
         self._text_threads.shutdown(wait=False)
-        self._requests.encoder.close()
+        self.requests.encoder.close()

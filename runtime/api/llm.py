@@ -64,6 +64,10 @@ class LLM(TextModel):
         **fields: fields of ``ModelConfig`` (``provider``, ``quantize``, ``context_length``, ...) and
             ``EngineConfig`` (``max_slots``, ``kv_bytes``, ``prefix_cache``, ...).
 
+    Attributes:
+        engine: runs the requests; it is not thread-safe, so only look at it while no call is under way.
+        requests: makes requests of prompts.
+
     Raises:
         UsageError: the model or an option is invalid; see the subclasses.
         ProviderUnavailableError: the provider is not available on this machine.
@@ -81,10 +85,10 @@ class LLM(TextModel):
     ) -> None:
         from ..models.loading import open_engine  # slow to import: it imports the optimizer
 
-        loaded, self._engine = open_engine(model, engine_config, fields, owner="LLM", progress=progress)
+        loaded, self.engine = open_engine(model, engine_config, fields, owner="LLM", progress=progress)
         self.name = loaded.name
         self.fallbacks = loaded.fallbacks
-        self._requests = RequestFactory(loaded)
+        self.requests = RequestFactory(loaded)
         self._turn = FairLock()
         self._dropped = deque[RequestGroup]()  # to be cancelled
         self._closed = False
@@ -181,8 +185,8 @@ class LLM(TextModel):
         """
         params = sampling_params
         if params is None:
-            params = self._requests.default_params(_DEFAULT_MAX_TOKENS)
-        group = self._requests.group(prompt, params, lora=lora, streamed=read_live)
+            params = self.requests.default_params(_DEFAULT_MAX_TOKENS)
+        group = self.requests.group(prompt, params, lora=lora, streamed=read_live)
         try:
             self._add([group])
             output, seen = GrowingOutput(group), 0
@@ -211,17 +215,17 @@ class LLM(TextModel):
         """
         if not isinstance(options, BeamSearchOptions | None):
             raise UsageError(f"options must be BeamSearchOptions, not {shown(options)}")
-        if not self._engine.config.prefix_cache:
+        if not self.engine.config.prefix_cache:
             raise UsageError("beam search needs the prefix cache; load the model without prefix_cache=False")
         listed = listed_prompts(prompts)
         return beam_search(
             self.generate,
-            [self._requests.token_ids(prompt) for prompt in listed],
+            [self.requests.token_ids(prompt) for prompt in listed],
             [images_of(prompt) for prompt in listed],
             options or BeamSearchOptions(),
-            self._requests.end_token_ids,
+            self.requests.end_token_ids,
             self.context_length,
-            self._requests.tokenizer if self._requests.has_tokenizer else None,
+            self.requests.tokenizer if self.requests.has_tokenizer else None,
         )
 
     @checked_arguments
@@ -235,7 +239,7 @@ class LLM(TextModel):
             UsageError: there are not as many texts as continuations.
             ProviderRuntimeError: the model failed to run.
         """
-        return self._ask(score_questions(self._requests, texts, continuations))
+        return self._ask(score_questions(self.requests, texts, continuations))
 
     @checked_arguments
     def score_chat(
@@ -261,7 +265,7 @@ class LLM(TextModel):
         """
         return self._ask(
             chat_score_questions(
-                self._requests,
+                self.requests,
                 messages,
                 continuations,
                 continue_final_message=continue_final_message,
@@ -290,7 +294,7 @@ class LLM(TextModel):
             RequestError: the prompt is invalid, or two answers begin with the same token.
             ProviderRuntimeError: the model failed to run.
         """
-        return self._ask(rerank_questions(self._requests, query, documents, instruction, answers))
+        return self._ask(rerank_questions(self.requests, query, documents, instruction, answers))
 
     def embed(
         self, prompts: Prompt | Iterable[Prompt], *, pooling: Pooling = "last", normalize: bool = True
@@ -310,9 +314,9 @@ class LLM(TextModel):
             ProviderRuntimeError: the model failed to run.
         """
         check_pooling(pooling)
-        asked = [self._requests.pooled(prompt, pooling) for prompt in listed_prompts(prompts)]
-        if not (size := self._engine.info.embedding_size):
-            found = self._requests.encoder.embed(encoded_tokens(asked), pooling)
+        asked = [self.requests.pooled(prompt, pooling) for prompt in listed_prompts(prompts)]
+        if not (size := self.engine.info.embedding_size):
+            found = self.requests.encoder.embed(encoded_tokens(asked), pooling)
             return stacked(*found, normalize=normalize)
         return stacked(self._ask(embedding_questions(asked)), size, normalize=normalize)
 
@@ -320,20 +324,20 @@ class LLM(TextModel):
         """Forget the KV of finished requests, so that no later request reuses it."""
         with uninterrupted(), self._turn:
             self._check_open()
-            self._engine.clear_prefix_cache()
+            self.engine.clear_prefix_cache()
 
     def stats(self) -> EngineStats:
         """Return counters and gauges of the engine."""
         with self._turn:
-            return self._engine.stats()
+            return self.engine.stats()
 
     def close(self) -> None:
         """Free the model. Requests of other threads end with EngineClosedError."""
         with uninterrupted(), self._turn:
             if not self._closed:
                 self._closed = True
-                self._engine.close()
-                self._requests.encoder.close()
+                self.engine.close()
+                self.requests.encoder.close()
 
     def __enter__(self) -> Self:
         return self
@@ -357,7 +361,7 @@ class LLM(TextModel):
         if len(loras) != len(prompts):
             raise UsageError(f"{len(loras)} loras for {len(prompts)} prompts; pass one, or one for each")
         groups = [
-            self._requests.group(prompt, own, lora=name, streamed=False)
+            self.requests.group(prompt, own, lora=name, streamed=False)
             for prompt, own, name in zip(prompts, params, loras, strict=True)
         ]
         try:
@@ -373,7 +377,7 @@ class LLM(TextModel):
 
     def _params(self, params: Params, count: int, max_tokens: int | None) -> list[SamplingParams]:
         if params is None:
-            params = self._requests.default_params(max_tokens)
+            params = self.requests.default_params(max_tokens)
         if not isinstance(params, SamplingParams | Iterable) or isinstance(params, str | bytes | Mapping):
             raise UsageError(
                 f"sampling_params must be SamplingParams, or a list of them, not {shown(params)}"
@@ -388,7 +392,7 @@ class LLM(TextModel):
             self._check_open()
             for group in groups:
                 for request in group.requests:
-                    self._engine.add(request)
+                    self.engine.add(request)
 
     def _cancel(self, groups: Sequence[RequestGroup]) -> None:
         """Cancel requests; if garbage collection closes a stream during a step, cancel after the step."""
@@ -400,13 +404,13 @@ class LLM(TextModel):
     def _cancel_dropped(self) -> None:
         while self._dropped:
             for request in self._dropped.popleft().requests:
-                self._engine.cancel(request.request_id)
+                self.engine.cancel(request.request_id)
 
     def _step_for(self, group: RequestGroup, seen: int) -> None:
         """Run a step, unless another thread's step has already generated more than ``seen`` tokens."""
         with NATIVE, uninterrupted(), self._turn:
             if not group.finished and group.num_generated == seen:
-                self._engine.step()
+                self.engine.step()
             self._cancel_dropped()
 
     def _check_open(self) -> None:

@@ -49,12 +49,12 @@ class RequestFactory:
     def __init__(self, model: LoadedModel) -> None:
         self._model = model
         self._lock = threading.Lock()
-        self._grammars: GrammarCompiler | None = None
+        self.grammars: GrammarCompiler | None = None
         info = model.runner.info
         self._reader = PromptReader(lambda: self.tokenizer, info.vocab_size, info.context_length)
         self.encoder = Encoder(model.open_encoder)
         special = None if model.tokenizer is None else model.tokenizer.special_texts
-        self._sight = Sight(model.open_sight)
+        self.sight = Sight(model.open_sight)
         if model.tokenizer is not None:
             self._texts_apart = functools.lru_cache(maxsize=16)(model.tokenizer.texts_apart)
         stated = None if model.tokenizer is None else model.tokenizer.config.get("response_template")
@@ -236,7 +236,7 @@ class RequestFactory:
         """
         check_variables(variables, _RENDERING)
         template = self._model.chat_template
-        messages, pictures = self._sight.take(messages)
+        messages, pictures = self.sight.take(messages)
         if isinstance(messages, Sized):
             self._reader.check_messages(len(messages))
         most = self._reader.most_bytes
@@ -268,7 +268,7 @@ class RequestFactory:
             self._reader.check_bytes(most + 1)
             raise
         pieces = rendered.split(mark) if mark else [rendered]
-        pieces = self._sight.placed(pieces, pictures)
+        pieces = self.sight.placed(pieces, pictures)
         pieces[-1] += begun
         text = "".join(pieces)
         answer = self._formats.of(chat_template, with_tools=bool(tools), style=tool_style)
@@ -285,7 +285,7 @@ class RequestFactory:
         if not pictures:
             return prompt
         self.token_ids(prompt)  # a prompt that is too long is refused before its pictures are computed
-        return dataclasses.replace(prompt, images=self._sight.images(prompt.token_ids, pictures))
+        return dataclasses.replace(prompt, images=self.sight.images(prompt.token_ids, pictures))
 
     def _marked(
         self,
@@ -363,11 +363,11 @@ class RequestFactory:
         from ..text.grammars import GrammarCompiler  # loaded on demand: few requests need it
 
         with self._lock:
-            if self._grammars is None:
-                self._grammars = GrammarCompiler(
+            if self.grammars is None:
+                self.grammars = GrammarCompiler(
                     self.tokenizer, self._model.defaults.end_token_ids, self._model.runner.info.vocab_size
                 )
-        return self._grammars
+        return self.grammars
 
     def _bad_words(self, params: SamplingParams) -> set[tuple[int, ...]]:
         """Return the token sequences of the bad words; a text is encoded with and without a leading space."""

@@ -17,8 +17,8 @@ from .requests import ChatPrompt, RequestFactory
 class TextModel:
     """Tokenizer, chat template and limits of a loaded model."""
 
-    _requests: RequestFactory
-    _engine: Engine
+    requests: RequestFactory
+    engine: Engine
     name: str
 
     def __repr__(self) -> str:
@@ -35,22 +35,22 @@ class TextModel:
         **options: Any,
     ) -> ChatPrompt:
         """Render a conversation to a prompt; see ``RequestFactory.chat_prompt``."""
-        return self._requests.chat_prompt(
+        return self.requests.chat_prompt(
             messages, tools=tools, chat_template=chat_template, tool_style=tool_style, **options
         )
 
     @checked_arguments
     def infill_tokens(self, gap: Infill) -> tuple[list[int], tuple[int, ...]]:
         """Return the prompt of a gap in a text and the tokens that end it; see ``text.infill``."""
-        return infill_tokens(self._requests.tokenizer, gap)
+        return infill_tokens(self.requests.tokenizer, gap)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of a text."""
-        return self._requests.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        return self.requests.tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of token ids."""
-        return self._requests.tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
+        return self.requests.tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
     def load_lora(self, name: str, folder: str | Path, *, replace: bool = False) -> None:
         """Load a LoRA adapter of PEFT, which requests choose by ``lora=name``.
@@ -65,7 +65,7 @@ class TextModel:
                 adapter is not supported.
             CheckpointError: a file is damaged, or a module does not fit the model; the message names it.
         """
-        self._requests.adapters.load(name, folder, replace=replace)
+        self.requests.adapters.load(name, folder, replace=replace)
 
     def unload_lora(self, name: str) -> None:
         """Forget a LoRA adapter; requests in progress finish with it.
@@ -73,34 +73,34 @@ class TextModel:
         Raises:
             UnknownModelError: there is no adapter of this name.
         """
-        self._requests.adapters.unload(name)
+        self.requests.adapters.unload(name)
 
     @property
     def loras(self) -> tuple[str, ...]:
         """The names of the LoRA adapters that requests can choose."""
-        return self._requests.adapters.names
+        return self.requests.adapters.names
 
     @property
     def lora_folders(self) -> dict[str, str]:
         """The folders of the LoRA adapters, by name."""
-        return self._requests.adapters.paths
+        return self.requests.adapters.paths
 
     @property
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer."""
-        return self._requests.tokenizer
+        return self.requests.tokenizer
 
     @property
     def sampling_defaults(self) -> dict[str, Any]:
         """The sampling options of requests over a network and of programs that give none."""
-        return self._requests.served_defaults
+        return self.requests.served_defaults
 
     @property
     def end_token_ids(self) -> frozenset[int]:
         """The model's own end tokens."""
-        return self._requests.end_token_ids
+        return self.requests.end_token_ids
 
     @property
     def context_length(self) -> int:
         """The maximum number of tokens of a sequence, prompt and output together."""
-        return self._engine.max_length
+        return self.engine.max_length

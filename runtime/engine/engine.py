@@ -61,6 +61,8 @@ class Engine:
 
     Attributes:
         clock: returns seconds; speculation measures steps with it.
+        runner: as given, to be read only while no step runs.
+        scheduler: which requests run and which wait.
 
     Raises:
         UsageError: two options exclude each other, or the runner does not support one.
@@ -78,7 +80,7 @@ class Engine:
         self._limits = limits = TokenLimits.of(config, info)
         self.max_length = limits.sequence
         self.clock: Callable[[], float] = time.perf_counter
-        self._runner = runner
+        self.runner = runner
         policy = chosen_policy(config)
         windows = _windows(config, info) if policy.frees_windows else None
         states = state_tokens(info)
@@ -87,7 +89,7 @@ class Engine:
         self._slots = SlotTable(info.max_slots, limits.kv, windows, info.kv_groups, states)
         costs = PromptCosts()
         self._mover = KVMover(runner, _tier(config, info, identity, costs), identity, costs)
-        self._scheduler = Scheduler(
+        self.scheduler = Scheduler(
             self._slots,
             limits.step,
             prefix_cache=config.prefix_cache,
@@ -108,7 +110,7 @@ class Engine:
             adaptive=config.adaptive_speculation,
         )
         parts = PolicyParts(
-            runner=runner, scheduler=self._scheduler, speculator=self._speculator, max_length=limits.sequence
+            runner=runner, scheduler=self.scheduler, speculator=self._speculator, max_length=limits.sequence
         )
         self._policy: KVPolicy = policy(config, parts)
         self._drops_kv = policy is not KVPolicy
@@ -150,7 +152,7 @@ class Engine:
         self._counters.prompt_tokens += request.num_tokens
         self._deadlines.add(request)
         if request.awaited_grammar is None:
-            self._scheduler.add(request)
+            self.scheduler.add(request)
         else:
             self._compiling.add(request)
 
@@ -160,9 +162,9 @@ class Engine:
         Raises:
             QueueFullError: too many prompt tokens are still to be computed.
         """
-        request.queued_tokens = self._scheduler.uncached_tokens(request)
-        queued = self._scheduler.queued_tokens + self._compiling.queued_tokens
-        limit, seconds = self.config.max_queued_tokens, self._scheduler.costs.seconds_of_prompts
+        request.queued_tokens = self.scheduler.uncached_tokens(request)
+        queued = self.scheduler.queued_tokens + self._compiling.queued_tokens
+        limit, seconds = self.config.max_queued_tokens, self.scheduler.costs.seconds_of_prompts
         if limit is not None and 0 < queued > limit - request.queued_tokens:
             error = QueueFullError(
                 f"{queued} tokens of prompts are still to be computed, and with {request.queued_tokens} more "
@@ -197,7 +199,7 @@ class Engine:
 
     def clear_prefix_cache(self) -> None:
         """Free the KV that finished requests left in the slots."""
-        self._scheduler.cache.clear()
+        self.scheduler.cache.clear()
         self._free()
 
     def step(self) -> list[Request]:
@@ -220,18 +222,18 @@ class Engine:
         """Return the current counters and gauges."""
         held = self._slots.used_tokens + self._slots.idle_tokens
         return EngineStats(
-            running=len(self._scheduler.running),
-            waiting=self._scheduler.num_waiting + len(self._compiling),
+            running=len(self.scheduler.running),
+            waiting=self.scheduler.num_waiting + len(self._compiling),
             slots=self._slots.num_slots,
             kv_tokens=held,
             idle_kv_tokens=self._slots.idle_tokens,
             kv_tokens_budget=self._limits.kv_budget,
-            kv_bytes=self._runner.kv_bytes,
+            kv_bytes=self.runner.kv_bytes,
             kv_bytes_budget=self.config.kv_bytes,
-            preemptions=self._scheduler.preemptions,
+            preemptions=self.scheduler.preemptions,
             **dataclasses.asdict(self._counters),
             **dataclasses.asdict(self._plans.counters),
-            **dataclasses.asdict(self._scheduler.cache.counters),
+            **dataclasses.asdict(self.scheduler.cache.counters),
             **dataclasses.asdict(self._mover.counters),
             **dataclasses.asdict(self._speculator.counters),
         )
@@ -251,8 +253,8 @@ class Engine:
             RuntimeError: they do not; the message says how.
         """
         flight = self._plans.flight
-        self._scheduler.check_integrity(None if flight is None else flight.plan)
-        held = len(self._scheduler.running) + self._scheduler.num_waiting + len(self._compiling)
+        self.scheduler.check_integrity(None if flight is None else flight.plan)
+        held = len(self.scheduler.running) + self.scheduler.num_waiting + len(self._compiling)
         if held != len(self._requests):
             raise RuntimeError(f"{len(self._requests)} requests are unfinished, the scheduler holds {held}")
 
@@ -261,10 +263,10 @@ class Engine:
         cut = [request for request_id in list(self._requests) if (request := self.cancel(request_id))]
         self._free()
         self._mover.patient = True
-        self._scheduler.cache.clear(save=True)
+        self.scheduler.cache.clear(save=True)
         self._free()
         self._mover.close()
-        self._runner.close()
+        self.runner.close()
         self._speculator.close()
         return cut
 
@@ -304,7 +306,7 @@ class Engine:
             self._compiling.pause()  # all requests wait for a grammar
         ready, refused = self._compiling.take()
         for request in ready:
-            self._scheduler.add(request)
+            self.scheduler.add(request)
         for request in refused:
             self._fail(request, request.fault)
 
@@ -320,28 +322,28 @@ class Engine:
         del self._requests[request.request_id]
         self._speculator.forget(request)
         if not self._compiling.discard(request):
-            self._scheduler.remove(request, keep=keep)
+            self.scheduler.remove(request, keep=keep)
 
     def _plan(self) -> StepPlan:
         """Choose the rows of the next step; copy, evict and restore KV as they need it.
 
         Rows whose KV was lost are left out. Proposed tokens come last, since they use the rest of the step.
         """
-        plan = self._scheduler.plan()
+        plan = self.scheduler.plan()
         lost = self._operations.apply(self._slots.take_operations()) if self._slots.operations else set()
-        lost |= self._runner.take_lost()
+        lost |= self.runner.take_lost()
         if self._drops_kv:
             lost |= self._policy.before_run(plan.requests)
         if lost:
             for slot in lost:
-                self._scheduler.invalidate(slot)
+                self.scheduler.invalidate(slot)
             plan = plan.without([i for i, row in enumerate(plan.rows) if row.slot in lost])
         if plan.restoring:
             self._mover.restore(plan.restoring, _RESTORE_BESIDE if plan.rows else _RESTORE_ALONE)
-            for request in plan.restoring if self._scheduler.cache.trims_always else ():
-                self._scheduler.cache.trim(request)
+            for request in plan.restoring if self.scheduler.cache.trims_always else ():
+                self.scheduler.cache.trim(request)
         if self._proposes or plan.constrained:
-            plan = self._speculator.with_proposals(plan, self._scheduler)
+            plan = self._speculator.with_proposals(plan, self.scheduler)
         if plan.constrained:
             for i in plan.sampling:
                 plan.requests[i].prepare_sampling()
@@ -355,7 +357,7 @@ class Engine:
         ordinary = not (step.plan.observed or step.plan.restoring or self._compiling.deadlines)
         if step.pending is None or not ordinary or not all(isinstance(each, Release) for each in step.frees):
             return None
-        plan = self._scheduler.plan_ahead(step.plan)
+        plan = self.scheduler.plan_ahead(step.plan)
         if plan is None or not plan.rows:
             return None
         if plan.constrained:
@@ -370,8 +372,8 @@ class Engine:
         for request, fault in result.faults:
             self._fail(request, fault)
         if result.seconds is not None:
-            self._scheduler.learn(plan, result.seconds)
-        self._scheduler.commit(plan)
+            self.scheduler.learn(plan, result.seconds)
+        self.scheduler.commit(plan)
         if plan.observed:
             for request in observe_prompts(plan, result.logits):
                 self._counters.finished += 1
@@ -379,7 +381,7 @@ class Engine:
         accepted = self._sampler.sample(plan, result.logits)
         if plan.ahead or any(step.plan.proposed):
             flight = self._plans.flight
-            self._scheduler.settle(step.plan, None if flight is None else flight.plan)
+            self.scheduler.settle(step.plan, None if flight is None else flight.plan)
         if self._drops_kv:
             self._policy.after_step(plan.requests)
         if self._proposes or step.plan.constrained:

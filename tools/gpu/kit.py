@@ -523,7 +523,7 @@ def count() -> None:
             slots = max(batch for batch, _, _ in rows)
             with engine(SHAPE, kind, slots=slots, bits=bits) as opened:
                 # The stub's kernels draw no tokens, so these are any numbers.
-                runner = opened._runner._runner  # noqa: SLF001 -- below the device's thread
+                runner = opened.runner.runner
                 runner.info = dataclasses.replace(runner.info, num_tokens=None)
                 for batch, length, own in rows:
                     if own == bits:

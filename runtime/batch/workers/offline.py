@@ -79,7 +79,7 @@ class OfflineEngine:
     def __init__(
         self, engine: Engine, preparer: Preparer, *, worker: str = "", window: int = WINDOW_LINES
     ) -> None:
-        self._engine = engine
+        self.engine = engine
         self._preparer = preparer
         self._worker = worker
         self._window = window
@@ -92,7 +92,7 @@ class OfflineEngine:
 
     def close(self) -> None:
         """Free the model."""
-        self._engine.close()
+        self.engine.close()
         self._preparer.requests.encoder.close()
 
     def run(self, lines: Iterator[BatchLine | None], stop: threading.Event) -> Iterator[LineResult]:
@@ -134,7 +134,7 @@ class OfflineEngine:
 
         try:
             for window in windows(lines, self._window):
-                if not put(self._items(window, stop) if self._engine.info.on_device else window):
+                if not put(self._items(window, stop) if self.engine.info.on_device else window):
                     return
         except BaseException as error:  # noqa: BLE001 -- raised in the thread that runs the engine
             put(raised_in_thread("reads the lines", error))
@@ -166,7 +166,7 @@ class OfflineEngine:
                     ended.append(item)
             if running:
                 with uninterrupted():
-                    moved = self._engine.step()
+                    moved = self.engine.step()
                 ended += self._ended(moved, running)
             if not running or self._are_enough(ended, answered):
                 yield from map(self._answer, ended)
@@ -198,12 +198,12 @@ class OfflineEngine:
                 request.metrics.arrival = now
                 if item.work.timeout is not None:
                     request.deadline = now + item.work.timeout
-                self._engine.add(request)
+                self.engine.add(request)
                 item.requests.append(request)
         except UsageError as error:
             item.fault = error
             for request in item.requests:
-                self._engine.cancel(request.request_id)
+                self.engine.cancel(request.request_id)
             return False
         item.running = len(requests)
         running.update({request.request_id: item for request in requests})

@@ -85,7 +85,7 @@ class LLMHandler:
         observers: Observer | None = None,
     ) -> None:
         self.lora: str | None = None
-        self._requests = _Requests()
+        self.requests = _Requests()
         self._on_engine_lost = on_engine_lost
         self._observers = observers
 
@@ -97,8 +97,8 @@ class LLMHandler:
 
     def ready(self, model: ServedModel) -> None:
         """Accept requests from now on."""
-        self._requests.model = model
-        self._requests.refusal = None
+        self.requests.model = model
+        self.requests.refusal = None
 
     @property
     def served(self) -> ServedModel:
@@ -107,7 +107,7 @@ class LLMHandler:
         Raises:
             ServiceUnavailableError: the model is still loading.
         """
-        model = self._requests.model
+        model = self.requests.model
         if model is None:
             raise ServiceUnavailableError(LOADING)
         return model
@@ -136,12 +136,12 @@ class LLMHandler:
     @property
     def active(self) -> int:
         """Return the number of requests in progress."""
-        return self._requests.active
+        return self.requests.active
 
     @property
     def last_ended(self) -> float:
         """Return when the latest request ended, in seconds of ``time.monotonic``."""
-        return self._requests.last_ended
+        return self.requests.last_ended
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Delta, None]:
         """Yield the continuation as it grows. Closing the generator cancels the request.
@@ -168,7 +168,7 @@ class LLMHandler:
                 self.lora or request.lora,
                 request.pin_seconds,
             )
-            self._requests.streams[stream] = caller_name()
+            self.requests.streams[stream] = caller_name()
             start = time.monotonic()
             observer = self._observers.begin(self.name, request) if self._observers else None
             failure: BaseException | None = None
@@ -192,10 +192,10 @@ class LLMHandler:
                         if observer is not None:
                             observer.delta(delta, metrics)
                         yield delta
-                self._requests.mean_seconds += (time.monotonic() - start - self._requests.mean_seconds) / 8
+                self.requests.mean_seconds += (time.monotonic() - start - self.requests.mean_seconds) / 8
             except QueueFullError as error:
                 stats = llm.stats()
-                waiting = self._requests.mean_seconds * stats.waiting / max(1, stats.slots)
+                waiting = self.requests.mean_seconds * stats.waiting / max(1, stats.slots)
                 error.retry_after = error.retry_after or waiting
                 observer = None  # the engine did not accept the request
                 raise
@@ -203,7 +203,7 @@ class LLMHandler:
                 failure = error
                 raise
             finally:
-                self._requests.streams.pop(stream, None)
+                self.requests.streams.pop(stream, None)
                 stream.cancel()
                 if observer is not None:
                     observer.ended(failure)
@@ -335,13 +335,13 @@ class LLMHandler:
 
     def abort(self, request_id: str) -> None:
         """Cancel a request of the same caller; its last delta has finish_reason "cancelled"."""
-        for stream, owner in self._requests.streams.items():
+        for stream, owner in self.requests.streams.items():
             if stream.group.request_id == request_id and owner == caller_name():
                 self.llm.abort(request_id)
 
     def end_thought(self, request_id: str) -> bool:
         """End the thought of a request of the same caller; return whether it is in one that can be ended."""
-        for stream, owner in self._requests.streams.items():
+        for stream, owner in self.requests.streams.items():
             if stream.group.request_id == request_id and owner == caller_name():
                 thoughts = [request.sampling.thought for request in stream.group.requests]
                 self.llm.end_thought(request_id)
@@ -362,14 +362,14 @@ class LLMHandler:
         Returns:
             Whether all requests ended within ``grace_seconds``.
         """
-        self._requests.refusal = STOPPING
+        self.requests.refusal = STOPPING
         try:
-            await asyncio.wait_for(self._requests.idle.wait(), grace_seconds)
+            await asyncio.wait_for(self.requests.idle.wait(), grace_seconds)
         except TimeoutError:
-            for stream in self._requests.streams:
+            for stream in self.requests.streams:
                 stream.fail(ServiceUnavailableError(CUT_OFF))
             with suppress(TimeoutError):  # time for clients to read the errors
-                await asyncio.wait_for(self._requests.idle.wait(), _ERROR_SECONDS)
+                await asyncio.wait_for(self.requests.idle.wait(), _ERROR_SECONDS)
             return False
         return True
 
@@ -380,7 +380,7 @@ class LLMHandler:
             UnsupportedTaskError: one is.
         """
         if self.lora is not None:
-            model = self._requests.model
+            model = self.requests.model
             base = "" if model is None else f" '{model.info.model}'"
             raise UnsupportedTaskError(
                 f"'{self.lora}' is a LoRA adapter, which has no {what}; name its base model{base}"
@@ -388,20 +388,20 @@ class LLMHandler:
 
     @contextmanager
     def _in_progress(self) -> Iterator[AsyncLLM]:
-        if self._requests.refusal is not None:
-            raise ServiceUnavailableError(self._requests.refusal)
-        self._requests.active += 1
-        self._requests.idle.clear()
+        if self.requests.refusal is not None:
+            raise ServiceUnavailableError(self.requests.refusal)
+        self.requests.active += 1
+        self.requests.idle.clear()
         try:
             yield self.llm
         except EngineClosedError:
             self._on_engine_lost()
             raise
         finally:
-            self._requests.active -= 1
-            self._requests.last_ended = time.monotonic()
-            if not self._requests.active:
-                self._requests.idle.set()
+            self.requests.active -= 1
+            self.requests.last_ended = time.monotonic()
+            if not self.requests.active:
+                self.requests.idle.set()
 
 
 def _opening(stream: RequestStream, *, with_tokens: bool) -> Delta:

@@ -62,7 +62,7 @@ class SmallWebGpuOptions(WebGpuOptions):
 
 def threaded(runner: Runner) -> Any:
     """Return the runner within the thread of a ``ThreadRunner``, or a runner without a thread itself."""
-    return runner._runner if isinstance(runner, ThreadRunner) else runner
+    return runner.runner if isinstance(runner, ThreadRunner) else runner
 
 
 class HostStream:

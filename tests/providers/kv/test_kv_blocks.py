@@ -98,10 +98,10 @@ def test_rows_are_read_as_openvino_writes_them(
     found = []
     for own in ({"inference_precision": "f32", "kv_cache_precision": "f32"}, options):
         with LLM(checkpoint, provider="openvino", max_slots=1, num_threads=1, provider_options=own) as llm:
-            runner: Any = llm._engine._runner
+            runner: Any = llm.engine.runner
             runner.forward([Row(0, np.arange(20), 0)])
             assert runner.info.evicts_kv
-            keys, *_ = runner._session.read_blocks(runner._tables.of(0))
+            keys, *_ = runner.session.read_blocks(runner._tables.of(0))
             found.append(keys[0].copy())
     for head in range(len(found[0])):
         for exact, row in zip(found[0][head, :20], found[1][head, :20], strict=True):
@@ -119,9 +119,9 @@ def test_rows_that_share_scales_or_bytes_do_not_move(
     with LLM(
         write_tiny("qwen3", tmp_path / "tiny"), provider="openvino", max_slots=1, provider_options=options
     ) as llm:
-        runner: Any = llm._engine._runner
+        runner: Any = llm.engine.runner
         tensors = [
-            (keys.element_type, keys.shape, values.shape) for keys, values, _ in runner._session._layers
+            (keys.element_type, keys.shape, values.shape) for keys, values, _ in runner.session._layers
         ]
         plain = all(kind.bitwidth > 8 and keys == values for kind, keys, values in tensors)
         assert runner.info.evicts_kv == plain

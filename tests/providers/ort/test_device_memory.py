@@ -84,7 +84,7 @@ def test_new_prompts_of_adjacent_slots_share_a_run(model: Path) -> None:
     runner = device_runner(model, Device(name="cpu"), JOINT)
     texts = [sequence(length, length) for length in (14, 9, 13, 20, 11)]
     runner.forward([Row(3, texts[3][:5], 0)])
-    runner._bindings.clear()
+    runner.bindings.clear()
     rows = [
         Row(2, texts[2], 0),
         Row(0, texts[0][:12], 0),
@@ -96,13 +96,13 @@ def test_new_prompts_of_adjacent_slots_share_a_run(model: Path) -> None:
         assert len(logits) == row.num_logits
         if row.num_logits:
             check(logits, texts[row.slot][: row.start + len(row.tokens)])
-    assert {key[1:] for key in runner._bindings.runs} == {(0, 3), (3, 1), (4, 1)}
+    assert {key[1:] for key in runner.bindings.runs} == {(0, 3), (3, 1), (4, 1)}
     check(runner.forward([Row(0, texts[0][12:], 12)])[0], texts[0])  # overwrites padding
     check(runner.forward([Row(1, texts[1][-1:], 8)])[0], texts[1])
     runner.run_prompts_alone()
-    runner._bindings.clear()
+    runner.bindings.clear()
     runner.forward([Row(0, texts[0], 0), Row(1, texts[1], 0)])
-    assert {key[1:] for key in runner._bindings.runs} == {(0, 1), (1, 1)}
+    assert {key[1:] for key in runner.bindings.runs} == {(0, 1), (1, 1)}
     runner.close()
 
 
@@ -165,7 +165,7 @@ def test_decode_runs_have_few_shapes(model: Path) -> None:
     for count in range(1, SLOTS + 1):
         runner.forward([Row(slot, sequence(1, 0), 2) for slot in range(count)])
         runner.forward([Row(slot, sequence(1, 0), 2) for slot in range(count)])
-    runs = {key[1:]: run for key, run in runner._bindings.runs.items() if key[0] == "decode"}
+    runs = {key[1:]: run for key, run in runner.bindings.runs.items() if key[0] == "decode"}
     assert set(runs) == {(0, 1), (0, 2), (0, 4), (0, SLOTS)}
     graphs = {run.options.get_run_config_entry("gpu_graph_id") for run in runs.values()}
     assert graphs == {"1", "2", "3", "4"}
@@ -174,7 +174,7 @@ def test_decode_runs_have_few_shapes(model: Path) -> None:
 
 def test_runs_are_captured_when_no_other_thread_opens_a_session(model: Path) -> None:
     runner = device_runner(model, *CASES["captured"])
-    real, graphs = runner._session, []
+    real, graphs = runner.session, []
 
     class Session:
         def io_binding(self) -> Any:
@@ -186,7 +186,7 @@ def test_runs_are_captured_when_no_other_thread_opens_a_session(model: Path) -> 
 
     tokens = sequence(6, 0)
     runner.forward([Row(0, tokens[:2], 0)])
-    runner._session, graphs = Session(), []
+    runner.session, graphs = Session(), []
     with no_capture():
         runner.forward([Row(0, tokens[2:3], 2)])
     runner.forward([Row(0, tokens[3:4], 3)])

@@ -57,13 +57,13 @@ def opened(model: Path) -> Iterator[Callable[..., Any]]:
 
 
 def session_of(runner: Any) -> Any:
-    return threaded(runner)._session
+    return threaded(runner).session
 
 
 def test_decoding_runs_are_captured_when_the_model_is_opened(opened: Callable[..., Any]) -> None:
-    forms = session_of(opened())._captured
+    forms = session_of(opened()).captured
     assert {form.rows for form in forms if form.query == 1} == {1, 2, 4, 8}
-    assert not session_of(opened(cuda_graphs=False))._captured
+    assert not session_of(opened(cuda_graphs=False)).captured
 
 
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.long)])
@@ -94,7 +94,7 @@ def test_random_steps_have_the_logits_of_runs_of_their_size(opened: Callable[...
             lengths[slot] += count
         for one, other in zip(padded.forward(rows), exact.forward(rows), strict=True):
             np.testing.assert_allclose(one, other, atol=2e-5)
-        used |= set(session_of(padded)._captured)
+        used |= set(session_of(padded).captured)
     assert {form.query == 1 for form in used} == {True, False}
     assert any(form.longest == 0 for form in used)
 
@@ -122,13 +122,13 @@ def test_hidden_states_and_many_logits_come_from_runs_that_are_not_captured(
     opened: Callable[..., Any],
 ) -> None:
     runner, tokens = opened(), np.arange(21)
-    before = dict(session_of(runner)._captured)
+    before = dict(session_of(runner).captured)
     states = np.full((21, runner.info.embedding_size), np.nan, np.float32)
     runner.forward([Row(0, tokens, 0, last_hidden_states=states)])
     (logits,) = runner.forward([Row(1, tokens, 0, num_logits=21)])
     assert np.isfinite(states).all()
     assert logits.shape == (21, VOCAB)
-    assert session_of(runner)._captured == before
+    assert session_of(runner).captured == before
     (last,) = runner.forward([Row(0, tokens[:1], 20)])  # the former binding has no hidden states
     assert np.isfinite(last).all()
 
@@ -141,7 +141,7 @@ def test_no_more_forms_are_captured_than_memory_is_set_aside_for(
     for size in (3, 30, 100, 150):
         rows = [Row(0, np.arange(size), 0)]
         np.testing.assert_allclose(runner.forward(rows)[0], exact.forward(rows)[0], atol=2e-5)
-    assert len(session_of(runner)._captured) == 5
+    assert len(session_of(runner).captured) == 5
 
 
 def test_requests_have_the_same_tokens_with_and_without_forms(opened: Callable[..., Any]) -> None:
@@ -182,8 +182,8 @@ def test_a_failed_run_fails_no_request(opened: Callable[..., Any], moment: int) 
     requests = [make_request(f"r{i}", list(range(1, 9 + i))) for i in range(3)]
     engine = Engine(opened(), EngineConfig(prefix_cache=False, max_step_slowdown=float("inf")))
     expected = run(engine, requests)
-    session, runs = session_of(engine._runner), iter(range(10**6))
-    real = session._session
+    session, runs = session_of(engine.runner), iter(range(10**6))
+    real = session.session
 
     class Faulty:
         def run_with_iobinding(self, *arguments: Any) -> None:
@@ -194,7 +194,7 @@ def test_a_failed_run_fails_no_request(opened: Callable[..., Any], moment: int) 
         def __getattr__(self, name: str) -> Any:
             return getattr(real, name)
 
-    session._session = Faulty()
+    session.session = Faulty()
     again = [make_request(f"again {i}", list(range(1, 9 + i))) for i in range(3)]
     found = run(engine, again)
     assert [str(request.error) for request in again] == ["None"] * 3

@@ -207,7 +207,7 @@ def test_faults_of_the_device_are_typed_and_survived(
     runner.forward([Row(1, tokens[:-length], 0)])
     row = Row(1, tokens[-length:], 8 - length)
     with monkeypatch.context() as patch:
-        patch.setattr(runner, "_session", FailingSession(runner._session, error))
+        patch.setattr(runner, "session", FailingSession(runner.session, error))
         with pytest.raises(ProviderRuntimeError, match="a run of 1 rows failed"):
             runner.forward([row])
     check(runner.forward([row])[0], tokens)
@@ -243,10 +243,10 @@ def test_captured_runs_are_kept(model: Path, monkeypatch: pytest.MonkeyPatch) ->
     policy = SlotPolicy(buckets=(1, 2), capture=True)
     runner = slot_runner.SlotRunner(session, RunnerConfig(max_slots=4), str(model), policy=policy)
     runner.forward([Row(0, sequence(1, 0), 0)])
-    captured = runner._bindings.runs["decode", 0, 1]
+    captured = runner.bindings.runs["decode", 0, 1]
     for slot in range(4):
         runner.forward([Row(slot, sequence(5, slot), 0)])
-    assert runner._bindings.runs["decode", 0, 1] is captured
+    assert runner.bindings.runs["decode", 0, 1] is captured
     runner.close()
 
 

@@ -62,12 +62,12 @@ def engine(provider: Provider, model: Path) -> Iterator[Engine]:
 
 
 def inject(engine: Engine, message: str, faulty: Callable[[int], bool]) -> FaultySession:
-    runner = threaded(engine._runner)
-    sessions = {runner._session, runner._decode_session} - {None}
-    faults = FaultySession(runner._session, message, faulty)
-    runner._session = faults
+    runner = threaded(engine.runner)
+    sessions = {runner.session, runner.decode_session} - {None}
+    faults = FaultySession(runner.session, message, faulty)
+    runner.session = faults
     if len(sessions) > 1:
-        runner._decode_session = faults
+        runner.decode_session = faults
     return faults
 
 
@@ -142,7 +142,7 @@ def test_out_of_memory_during_binding_fails_no_other_request(
 
 def test_a_failed_copy_of_a_slot_is_a_typed_error_and_changes_no_other_slot(model: Path) -> None:
     engine = Engine(CudaOnCpu().runner(model, RunnerConfig(max_slots=4, num_threads=1)))
-    runner = threaded(engine._runner)
+    runner = threaded(engine.runner)
     run(engine, requests(3))
     runner._kv._copier = FaultySession(runner._kv._copier, LOST, lambda count: True)
     with pytest.raises(ProviderRuntimeError, match="device lost"):

@@ -50,7 +50,7 @@ def opened(folder: Path, count: int) -> tuple[Runner, ShardedRunner]:
 
 
 def processes(runner: ShardedRunner) -> list[int]:
-    return [rank.pid for rank in runner._ranks]
+    return [rank.pid for rank in runner.ranks]
 
 
 def steps(runner: Runner) -> npt.NDArray[np.float32]:
@@ -74,7 +74,7 @@ def check(folder: Path, count: int, share: int | None) -> None:
         np.testing.assert_allclose(steps(ranks), expected, rtol=0, atol=close)
         assert ranks.info.vocab_size == whole.info.vocab_size
         if share is not None:
-            assert [rank.kv_bytes for rank in ranks._ranks] == [whole.kv_bytes // share] * count
+            assert [rank.kv_bytes for rank in ranks.ranks] == [whole.kv_bytes // share] * count
             assert whole.kv_bytes % share == 0
     finally:
         whole.close()

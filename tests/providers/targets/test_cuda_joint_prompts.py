@@ -59,7 +59,7 @@ def test_they_have_the_logits_of_a_run_each(make: Make) -> None:
             assert one.logsumexp == pytest.approx(other.logsumexp, abs=1e-4)
             one, other = one.whole(), other.whole()
         np.testing.assert_allclose(one, other, atol=1e-4)
-    kinds = {key for key in threaded(together)._bindings.runs if key[0] != "decode"}
+    kinds = {key for key in threaded(together).bindings.runs if key[0] != "decode"}
     assert ("prefill", 0, 3) in kinds
     steps = [Row(row.slot, np.array([5]), len(row.tokens)) for row in rows]
     for one, other in zip(together.forward(steps), alone.forward(steps), strict=True):
@@ -76,5 +76,5 @@ def test_they_run_alone_where_they_disagree(
         runner = make()
     assert "prompts run one by one" in caplog.text
     runner.forward(prompts(9, 9))
-    assert ("prefill", 0, 2) not in threaded(runner)._bindings.runs
+    assert ("prefill", 0, 2) not in threaded(runner).bindings.runs
     runner.close()

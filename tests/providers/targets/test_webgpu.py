@@ -243,7 +243,7 @@ def test_decode_runs_of_banks_and_of_the_stage_are_captured(tmp_path: Path) -> N
     runner.forward([Row(0, tokens[:1], 8), Row(1, tokens[:1], 8)])
     graphs = {
         key: run.options.get_run_config_entry("gpu_graph_id")
-        for key, run in runner._bindings.runs.items()
+        for key, run in runner.bindings.runs.items()
         if key[0] == "decode"
     }
     assert graphs == {("decode", 4, 1): "1", ("decode", 0, 3): "2"}

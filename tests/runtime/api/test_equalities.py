@@ -112,7 +112,7 @@ def test_speculative_is_plain(options: dict[str, Any], expected: list[list[int]]
 @pytest.mark.parametrize("swap", [False, True])
 def test_preempted_is_undisturbed(options: dict[str, Any], expected: list[list[int]], swap: bool) -> None:
     with LLM(**options) as llm:
-        size = llm._engine.info.kv_bytes_per_token
+        size = llm.engine.info.kv_bytes_per_token
     config = EngineConfig(kv_bytes=128 * size, swap_bytes=4096 * size * swap)
     with LLM(**options, engine_config=config) as llm:
         for order in (slice(None), slice(None, None, -1)):

@@ -113,7 +113,7 @@ def test_the_tokens_do_not_depend_on_when_the_grammar_is_compiled(
         return plain(self, *args)
 
     monkeypatch.setattr(GrammarCompiler, "_compile", slow)
-    llm._requests._grammars = None
+    llm.requests.grammars = None
     assert answered(llm, "<tool_call>").token_ids == quick.token_ids
 
 

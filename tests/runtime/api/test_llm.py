@@ -110,7 +110,7 @@ def test_a_stream_that_cannot_begin_leaves_nothing_behind(tmp_path: Path) -> Non
     with LLM(toy_model(tmp_path, max_slots=1), engine_config=EngineConfig(max_queue=0)) as llm:
         with pytest.raises(QueueFullError):
             next(iter(llm.stream("prompt", SamplingParams(n=2))))
-        assert not llm._engine.has_work
+        assert not llm.engine.has_work
 
 
 @pytest.mark.long
@@ -140,7 +140,7 @@ def test_ctrl_c_waits_for_the_end_of_a_step(tmp_path: Path) -> None:
     prompts = [[*begin, n] for n in range(3)]
     with LLM(model) as llm:
         expected = [llm.generate(prompt, GREEDY)[0].outputs[0] for prompt in prompts]
-        llm._engine.clear_prefix_cache()
+        llm.engine.clear_prefix_cache()
         llm.generate([*begin, 9], GREEDY)
         copy_prefix = model.runner.copy_prefix
 
@@ -151,8 +151,8 @@ def test_ctrl_c_waits_for_the_end_of_a_step(tmp_path: Path) -> None:
         model.runner.copy_prefix = interrupted  # type: ignore[method-assign]
         with pytest.raises(KeyboardInterrupt):
             llm.generate(prompts, GREEDY)
-        assert not llm._engine.has_work
-        llm._engine.check_integrity()
+        assert not llm.engine.has_work
+        llm.engine.check_integrity()
         model.runner.copy_prefix = copy_prefix  # type: ignore[method-assign]
         assert [output.outputs[0] for output in llm.generate(prompts, GREEDY)] == expected
 

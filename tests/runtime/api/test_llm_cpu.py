@@ -70,7 +70,7 @@ def test_chunked_equals_whole(checkpoint: Path, prompts: list[list[int]], alone:
 def test_preempted_equals_undisturbed(
     checkpoint: Path, llm: LLM, prompts: list[list[int]], alone: list[list[int]]
 ) -> None:
-    bytes_per_token = llm._engine.info.kv_bytes_per_token
+    bytes_per_token = llm.engine.info.kv_bytes_per_token
     config = EngineConfig(kv_bytes=100 * bytes_per_token)
     with LLM(checkpoint, max_slots=4, num_threads=1, engine_config=config) as small:
         assert tokens(small.generate(prompts, PARAMS)) == alone

@@ -26,7 +26,7 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, logprob
 
 def in_blocks(llm: LLM) -> bool:
     """Whether carryall's kernels compute the model, several rows at once."""
-    return llm._engine.info.batched_multi_token
+    return llm.engine.info.batched_multi_token
 
 
 @pytest.mark.skipif(find_library() is None, reason="carryall's kernels are not built")
@@ -88,7 +88,7 @@ def test_neighbours_pieces_and_preemption_change_no_token(checkpoint: Path) -> N
     prompts = [conversation(2, length)[: 5 + length] for length in (4, 11, 20, 31)]
     with LLM(checkpoint, max_slots=4) as llm:
         expected = [answer(llm.generate([each], GREEDY)[0], in_blocks(llm)) for each in prompts]
-        info = llm._engine.info
+        info = llm.engine.info
     budget = 4 * info.state_bytes + 70 * info.kv_bytes_per_token
     with LLM(checkpoint, max_slots=4, max_step_tokens=7, kv_bytes=budget) as llm:
         together = [answer(output, in_blocks(llm)) for output in llm.generate(prompts, GREEDY)]

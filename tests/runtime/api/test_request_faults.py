@@ -121,8 +121,8 @@ Run = Callable[[LoadedModel, Prompt, SamplingParams], tuple[RequestOutput, Reque
 def by_llm(model: LoadedModel, prompt: Prompt, params: SamplingParams) -> tuple[RequestOutput, RequestOutput]:
     with LLM(model) as llm:
         good, bad = llm.generate(["good", prompt], [GOOD, params])
-        assert not llm._engine.has_work
-        llm._engine.check_integrity()
+        assert not llm.engine.has_work
+        llm.engine.check_integrity()
         assert llm.generate("good", GOOD)[0].outputs[0].token_ids == good.outputs[0].token_ids
         return good, bad
 
@@ -133,7 +133,7 @@ def by_stream(
     with LLM(model) as llm:
         streams = [llm.stream("good", GOOD), llm.stream(prompt, params)]
         good, bad = (last(list(stream)) for stream in streams)
-        assert not llm._engine.has_work
+        assert not llm.engine.has_work
         return good, bad
 
 
@@ -148,7 +148,7 @@ def by_async(
     async def both() -> tuple[RequestOutput, RequestOutput]:
         good, bad = await asyncio.gather(read("good", GOOD), read(prompt, params))
         assert (await read("good", GOOD)).outputs[0].token_ids == good.outputs[0].token_ids
-        while llm._engine.has_work:  # cancelled requests leave in the next step
+        while llm.engine.has_work:  # cancelled requests leave in the next step
             await asyncio.sleep(0.001)
         return good, bad
 
@@ -319,14 +319,14 @@ def test_a_fault_while_queueing_fails_that_request_alone(
 ) -> None:
     async def test() -> None:
         llm = AsyncLLM(model)
-        add = llm._engine.add
+        add = llm.engine.add
 
         def faulty(request: Any) -> None:
             if request.request_id == "bad":
                 raise ZeroDivisionError("a bug")
             add(request)
 
-        monkeypatch.setattr(llm._engine, "add", faulty)
+        monkeypatch.setattr(llm.engine, "add", faulty)
         with pytest.raises(RequestFailedError, match="queueing the request failed: ZeroDivisionError"):
             async for _ in llm.generate("bad", GOOD, "bad"):
                 pass

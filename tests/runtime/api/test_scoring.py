@@ -115,8 +115,8 @@ def test_the_asynchronous_engine_gives_the_same(llm: LLM, tmp_path: Path) -> Non
 def test_the_query_is_computed_once_for_all_documents(llm: LLM) -> None:
     """The documents stand behind the instruction and the query, whose tokens they share in the radix tree."""
     query, documents = "which of them is it, " * 5, [f"{n} is a document" for n in range(12)]
-    asked = rerank_questions(llm._requests, query, documents, RERANK_INSTRUCTION, ["y", "n"]).prompts
-    prompts = [llm._requests.token_ids(prompt) for prompt in asked]
+    asked = rerank_questions(llm.requests, query, documents, RERANK_INSTRUCTION, ["y", "n"]).prompts
+    prompts = [llm.requests.token_ids(prompt) for prompt in asked]
     distinct = {tuple(tokens[:end]) for tokens in prompts for end in range(1, len(tokens) + 1)}
     before = llm.stats().computed_tokens
     llm.rerank(query, documents, answers=["y", "n"])

@@ -133,12 +133,12 @@ def test_tokens_equal_transformers(family: str, package: Path, options: Json | N
 def test_a_second_question_computes_nothing_of_the_pictures(family: str, package: Path, fresh: LLM) -> None:
     with opened(package) as llm:
         first, _ = answer(llm, asked(*pictures(family)))
-        encoded = llm._requests._sight._encoder.num_encoded
+        encoded = llm.requests.sight._encoder.num_encoded
         other = asked(*pictures(family), text="Where is it?")
         tokens, cached = answer(llm, other)
         # States of so short prompts are not kept.
         assert family in STATES or cached > np.flatnonzero(golden(family)["token_ids"] >= 256)[-4]
-        assert llm._requests._sight._encoder.num_encoded == encoded
+        assert llm.requests.sight._encoder.num_encoded == encoded
         assert tokens == answer(fresh, other)[0]
         assert answer(llm, asked(*pictures(family)))[0] == first
 

@@ -67,7 +67,7 @@ def cached(llm: LLM, messages: list[Json]) -> int:
 
 
 def encoded(llm: LLM) -> int:
-    return llm._requests._sight._encoder.num_encoded
+    return llm.requests.sight._encoder.num_encoded
 
 
 def png(pixels: Any) -> bytes:
@@ -132,7 +132,7 @@ def test_preempted_pictures_are_computed_again(package: Path) -> None:
     talks = [asked(picture(shift=shift)) for shift in range(4)]
     with opened(package) as wide:
         expected = [tokens(wide, talk) for talk in talks]
-        each = wide._engine.info.kv_bytes_per_token
+        each = wide.engine.info.kv_bytes_per_token
     with opened(package, kv_bytes=each * 160) as llm:
         assert [output.outputs[0].token_ids for output in llm.chat(talks, GREEDY)] == expected
         assert llm.stats().preemptions > 0

@@ -53,7 +53,7 @@ def generate(llm: LLM, prompt: list[int], params: SamplingParams = GREEDY) -> li
 
 def record_trims(llm: LLM) -> list[tuple[int, int]]:
     """Return a list that gets (slot, length) of every trim."""
-    runner = llm._engine._runner
+    runner = llm.engine.runner
     trims: list[tuple[int, int]] = []
     trim = runner.trim
 
@@ -75,7 +75,7 @@ def test_trimmed_is_whole(
     options: dict[str, Any], expected: list[int], config: EngineConfig, trims: bool
 ) -> None:
     with LLM(**options, engine_config=config) as llm:
-        info = llm._engine.info
+        info = llm.engine.info
         assert info.sliding_window == WINDOW
         *_, beside_last, _ = llm.stream(PROMPT, GREEDY)
         for output in llm.stream(PROMPT[::-1], GREEDY):
@@ -109,7 +109,7 @@ def test_when_kv_is_short_windows_go_before_requests_do(options: dict[str, Any])
     prompts = [PROMPT, PROMPT[::-1]]
     with LLM(**options) as llm:
         wanted = [generate(llm, prompt) for prompt in prompts]
-        info = llm._engine.info
+        info = llm.engine.info
     behind = 256 * window_bytes(info) // info.kv_bytes_per_token
     config = EngineConfig(kv_bytes=(1980 - behind) * info.kv_bytes_per_token)
     with LLM(**options, engine_config=config) as llm:
@@ -125,10 +125,10 @@ def test_a_small_pool_of_blocks_goes_further_with_windows(options: dict[str, Any
     prompts = [PROMPT, PROMPT[::-1]]
     with LLM(**options) as llm:
         wanted = [generate(llm, prompt) for prompt in prompts]
-        token_bytes = llm._engine.info.kv_bytes_per_token
+        token_bytes = llm.engine.info.kv_bytes_per_token
     pool = {"kv_cache_bytes": (1728 // 32 + options["max_slots"]) * 32 * token_bytes}
     with LLM(**options, provider_options=pool) as llm:
-        assert llm._engine.info.kv_tokens == 1728
+        assert llm.engine.info.kv_tokens == 1728
         trimmed = record_trims(llm)
         assert [output.outputs[0].token_ids for output in llm.generate(prompts, GREEDY)] == wanted
         assert llm.stats().preemptions == 0
@@ -141,9 +141,9 @@ def test_a_trimmed_request_may_be_preempted(options: dict[str, Any], expected: l
     with LLM(**options, engine_config=config) as llm:
         for output in llm.stream(PROMPT, GREEDY):
             if len(output.outputs[0].token_ids) == 50:
-                (request,) = llm._engine._scheduler.running
-                llm._engine._scheduler.preempt(request)
-                llm._engine._scheduler.cache.clear(save=True)
+                (request,) = llm.engine.scheduler.running
+                llm.engine.scheduler.preempt(request)
+                llm.engine.scheduler.cache.clear(save=True)
         assert output.outputs[0].token_ids == expected
         assert (llm.stats().kv_restored_tokens > 800) == swap
 

@@ -223,7 +223,7 @@ def test_work_for_a_published_token_does_not_grow(
         answer = AnswerFormat("test", calls=HERMES)
         prompt = ChatPrompt([1, 2, 3], lambda: message_parser(answer, tools=[{"name": "f"}]))
     with LLM(model) as llm:
-        group = llm._requests.group(prompt, params)
+        group = llm.requests.group(prompt, params)
         (request,) = group.requests
         request.output_token_ids, request.output_logprobs = Counted(), Counted()
         for name in ("_tokens", "_pieces"):

@@ -110,7 +110,7 @@ def test_the_least_recently_used_adapter_is_evicted() -> None:
     made = engine(max_loras=2)
     for lora in ("a", "b", "a", "c"):
         run(made, [request(lora, lora)])
-    assert list(made._scheduler.adapters._places) == ["key a", "key c"]
+    assert list(made.scheduler.adapters._places) == ["key a", "key c"]
 
 
 def test_prefixes_are_shared_only_by_requests_of_the_same_adapter() -> None:

@@ -86,7 +86,7 @@ class EngineMachine(RuleBasedStateMachine):
         assert length > 0
         if self.copy_failures:
             self.copy_failures -= 1
-            self.runner._hashes[target] = [0] * length  # left by an interrupted copy
+            self.runner.hashes[target] = [0] * length  # left by an interrupted copy
             raise ProviderRuntimeError("no copy")
         self.copy_prefix(source, target, length)
 

@@ -86,7 +86,7 @@ def test_an_end_token_costs_a_row_whose_memory_is_freed_when_the_device_is_done(
     while not request.finished:
         engine.step()
     assert request.output_token_ids == alone(request)
-    assert any(runner.model._hashes), "the slot is freed although a step uses it"
+    assert any(runner.model.hashes), "the slot is freed although a step uses it"
     finish(engine, runner, [request, other])
     assert other.output_token_ids == alone(other)
 

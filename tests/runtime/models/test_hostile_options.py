@@ -89,8 +89,8 @@ def test_a_request_is_refused_or_runs(llm: LLM, options: dict[str, Any], few: se
         pass
     else:
         assert all(one.finish_reason in ("stop", "length", "error") for one in output.outputs)
-    assert not llm._engine.has_work
-    llm._engine.check_integrity()
+    assert not llm.engine.has_work
+    llm.engine.check_integrity()
 
 
 @pytest.mark.parametrize(

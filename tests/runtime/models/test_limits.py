@@ -97,7 +97,7 @@ def test_options_of_a_loaded_model_come_too_late(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match=f"toy is already loaded, so {next(iter(late))} cannot be set"):
             LLM(model, **late)
     with LLM(model, engine_config=EngineConfig(attention_sinks=2), prefix_cache=False) as llm:
-        config = llm._engine.config
+        config = llm.engine.config
         assert (config.attention_sinks, config.prefix_cache, config.max_slots) == (2, False, 4)
 
 

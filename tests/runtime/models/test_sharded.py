@@ -46,7 +46,7 @@ def test_requests_fail_with_a_rank_and_the_next_are_answered() -> None:
     assert isinstance(runner, ShardedRunner)
     with LLM(loaded) as llm:
         expected = tokens(llm)
-        second = runner._ranks[1].pid
+        second = runner.ranks[1].pid
         os.kill(second, signal.SIGSTOP)
         threading.Timer(0.5, os.kill, (second, signal.SIGKILL)).start()
         (output,) = llm.generate(["while True:"], GREEDY)
@@ -54,7 +54,7 @@ def test_requests_fail_with_a_rank_and_the_next_are_answered() -> None:
         with pytest.raises(ProviderRuntimeError, match="rank 1 of 2"):
             output.check()
         assert tokens(llm) == expected  # prefixes in the slots were lost
-        os.kill(runner._ranks[0].pid, signal.SIGKILL)
+        os.kill(runner.ranks[0].pid, signal.SIGKILL)
         assert tokens(llm) == expected  # it ended between steps
 
 

@@ -55,7 +55,7 @@ def test_only_one_holds_it() -> None:
     for thread in threads:
         thread.join(TIMEOUT)
     assert most == 1
-    assert not lock._held
+    assert not lock.locked()
 
 
 def test_an_interrupted_waiter_passes_its_turn_on() -> None:
@@ -70,14 +70,14 @@ def test_an_interrupted_waiter_passes_its_turn_on() -> None:
         lock._turns.append(waiting)  # type: ignore[arg-type]
         lock._give_up(waiting)  # type: ignore[arg-type]
     with lock:
-        assert lock._held
+        assert lock.locked()
     lock._held = True  # as if the turn had been handed over just before the interrupt
     lock._give_up(waiting)  # type: ignore[arg-type]
-    assert not lock._held
+    assert not lock.locked()
 
 
 def test_errors_inside_release_it() -> None:
     lock = FairLock()
     with pytest.raises(ValueError, match="x"), lock:
         raise ValueError("x")
-    assert not lock._held
+    assert not lock.locked()

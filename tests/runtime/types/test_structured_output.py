@@ -162,7 +162,7 @@ def test_a_form_needs_a_tokenizer(tmp_path: Path) -> None:
 
 def test_equal_forms_are_compiled_once(llm: LLM) -> None:
     llm.generate(["a", "b"], options(0, {"regex": "q+w"}, max_tokens=2))
-    grammars = llm._requests._grammars
+    grammars = llm.requests.grammars
     assert grammars is not None
     before = dict(grammars._compiled)
     llm.generate("c", options(0, {"regex": "q+w"}, max_tokens=2))

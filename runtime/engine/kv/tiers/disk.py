@@ -64,7 +64,7 @@ class DiskTier:
 
     def __contains__(self, key: bytes) -> bool:
         # os.path.exists is False without permission, where Path.exists would raise
-        return key in self._pending or (not self.disabled and os.path.exists(self._path(key)))
+        return key in self._pending or (not self.disabled and os.path.exists(self.path(key)))
 
     def held(self, keys: Sequence[bytes]) -> int:
         """Return how many first chunks are there."""
@@ -78,7 +78,7 @@ class DiskTier:
             return pending
         if self.disabled:
             return None
-        path = self._path(key)
+        path = self.path(key)
         try:
             parts = read_chunk(path, key, self._secret)
         except FileNotFoundError:
@@ -126,7 +126,8 @@ class DiskTier:
             self._change.notify_all()
         self._thread.join()
 
-    def _path(self, key: bytes) -> Path:
+    def path(self, key: bytes) -> Path:
+        """Return the file of a chunk, which need not exist."""
         name = file_name(key, self._secret)
         return self._folder / name[:2] / f"{name}.kv"
 
@@ -158,7 +159,7 @@ class DiskTier:
             self._change.notify_all()
 
     def _write_one(self, key: bytes, parts: Parts) -> None:
-        path = self._path(key)
+        path = self.path(key)
         try:
             path.parent.mkdir(exist_ok=True)
             self._held_bytes += write_chunk(path, key, parts, self._secret)

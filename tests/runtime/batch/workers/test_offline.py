@@ -167,7 +167,7 @@ def failing(worker: OfflineEngine, what: BaseException) -> OfflineEngine:
     def fail(rows: object) -> None:
         raise what
 
-    worker._engine._runner.before_forward = fail  # type: ignore[attr-defined]
+    worker.engine.runner.before_forward = fail  # type: ignore[attr-defined]
     return worker
 
 

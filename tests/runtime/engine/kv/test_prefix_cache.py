@@ -152,7 +152,7 @@ def test_the_target_of_a_failed_copy_is_not_copied_again() -> None:
         copies.append((source, target))
         copy_prefix(source, target, length)
         if len(copies) == 1:
-            runner._hashes[target] = [0] * length
+            runner.hashes[target] = [0] * length
             raise ProviderRuntimeError("no")
 
     runner.copy_prefix = cut_off  # type: ignore[method-assign]

@@ -135,7 +135,7 @@ def test_a_preempted_request_goes_on_at_its_state() -> None:
     while len(request.output_token_ids) < 5:
         engine.step()
     computed = request.num_computed
-    engine._scheduler.preempt(request)
+    engine.scheduler.preempt(request)
     engine.step()
     assert request.num_computed > computed
     run(engine)
@@ -187,7 +187,7 @@ def test_a_hit_equals_a_cold_run(
                 finished += engine.step()
                 engine.check_integrity()
         if steps == 4 and request.slot is not None:
-            engine._scheduler.preempt(request)
+            engine.scheduler.preempt(request)
         if steps == 5:
             engine.cancel(request.request_id)
     run(engine)

@@ -128,8 +128,8 @@ def test_a_trimmed_request_comes_back_from_the_tiers(swap_tokens: int) -> None:
     while len(request.output_token_ids) < 20:
         engine.step()
     assert runner.held_tokens() == request.num_computed - CHUNK_TOKENS
-    engine._scheduler.preempt(request)
-    engine._scheduler.cache.clear(save=True)
+    engine.scheduler.preempt(request)
+    engine.scheduler.cache.clear(save=True)
     run(engine)
     assert request.output_token_ids == alone(request)
     assert engine.stats().kv_restored_tokens == (192 if swap_tokens else 0)

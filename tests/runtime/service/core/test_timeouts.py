@@ -28,7 +28,7 @@ def assert_free(llm: AsyncLLM) -> None:
     stats = llm.stats()
     assert (stats.running, stats.waiting, stats.cancelled) == (0, 0, 2)
     assert stats.kv_tokens == stats.idle_kv_tokens
-    llm._engine.check_integrity()
+    llm.engine.check_integrity()
 
 
 def test_grpc_says_that_the_deadline_ended_it() -> None:

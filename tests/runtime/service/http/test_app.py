@@ -359,13 +359,13 @@ def test_every_other_operation_needs_a_key(tmp_path: Path) -> None:
 
 def watch_tenants(llm: AsyncLLM, seen: list[str | None]) -> None:
     """Note the tenant of each request."""
-    group = llm._requests.group
+    group = llm.requests.group
 
     def watched(*args: Any, **options: Any) -> Any:
         seen.append(options["tenant"])
         return group(*args, **options)
 
-    llm._requests.group = watched  # type: ignore[method-assign]
+    llm.requests.group = watched  # type: ignore[method-assign]
 
 
 def test_requests_keep_the_id_that_their_client_gave() -> None:

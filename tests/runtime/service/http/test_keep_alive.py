@@ -48,7 +48,7 @@ def later(models: ModelRepository, seconds: float) -> None:
     for entry in models.entries:
         entry._used -= seconds
         if entry.model is not None:
-            entry.handler._requests.last_ended -= seconds
+            entry.handler.requests.last_ended -= seconds
 
 
 def state(models: ModelRepository) -> str:

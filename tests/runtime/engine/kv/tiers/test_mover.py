@@ -117,7 +117,7 @@ def test_a_runner_that_fails_to_take_or_give_kv_costs_only_time(tmp_path: Path) 
         nonlocal calls
         calls += 1
         if calls == 2:
-            del runner._hashes[slot][start:]
+            del runner.hashes[slot][start:]
             raise ProviderRuntimeError("device fell over")
         write_kv(slot, start, length, parts)
 
@@ -143,7 +143,7 @@ def test_the_target_of_a_failed_copy_is_discarded() -> None:
     def cut_off(source: int, target: int, length: int) -> None:
         copy_prefix(source, target, length)
         if (source, target) == (1, 4):
-            runner._hashes[target] = [0] * length
+            runner.hashes[target] = [0] * length
             raise ProviderRuntimeError("no")
 
     runner.copy_prefix = cut_off  # type: ignore[method-assign]
@@ -178,7 +178,7 @@ def test_a_tier_slower_than_computing_is_left_alone(tmp_path: Path) -> None:
     fill(tmp_path)
     engine, _ = open_engine(tmp_path)
     engine._mover._seconds_per_token = 1.0
-    engine._scheduler.costs.observe(0, 1, 100, 0.1)
+    engine.scheduler.costs.observe(0, 1, 100, 0.1)
     assert run(engine, [request := ask("second")]) == [alone(request)]
     assert engine.stats().kv_restored_tokens == 0
     engine.close()

@@ -63,9 +63,9 @@ class TierMachine(RuleBasedStateMachine):
             if self.faults[name]:
                 self.faults[name] -= 1
                 if name == "write_kv":
-                    del self.runner._hashes[arguments[0]][arguments[1] :]
+                    del self.runner.hashes[arguments[0]][arguments[1] :]
                 if name == "copy_prefix":  # left by an interrupted copy
-                    self.runner._hashes[arguments[1]] = [0] * arguments[2]
+                    self.runner.hashes[arguments[1]] = [0] * arguments[2]
                 raise ProviderRuntimeError(f"no {name}")
             return method(*arguments)
 

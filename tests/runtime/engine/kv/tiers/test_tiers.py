@@ -84,12 +84,12 @@ def test_files_stay_within_their_budget(tmp_path: Path) -> None:
         tier.flush()
         if number > 1:
             assert tier.get(key(1)) is not None  # always the most recently used
-        os.utime(tier._path(key(1)), (2e9, 2e9))
+        os.utime(tier.path(key(1)), (2e9, 2e9))
     tier.close()
     held = list(tmp_path.glob("??/*.kv"))
     assert sum(path.stat().st_size for path in held) <= 1500
-    assert tier._path(key(1)) in held
-    assert tier._path(key(2)) not in held
+    assert tier.path(key(1)) in held
+    assert tier.path(key(2)) not in held
 
 
 def test_a_smaller_budget_counts_at_once(tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ def test_a_damaged_file_is_dropped(tmp_path: Path, caplog: pytest.LogCaptureFixt
     tier = DiskTier(tmp_path, 10**6, SECRET)
     tier.put(key(1), chunk(1))
     tier.flush()
-    path = tier._path(key(1))
+    path = tier.path(key(1))
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
@@ -126,7 +126,7 @@ def test_two_processes_share_a_folder(tmp_path: Path) -> None:
     theirs.flush()
     assert [value(theirs.get(key(n))) for n in range(20)] == list(range(20))
     mapped = ours.get(key(5))
-    theirs._path(key(5)).unlink()
+    theirs.path(key(5)).unlink()
     assert value(mapped) == 5
     assert ours.get(key(5)) is None
     assert not list(tmp_path.glob("??/*.tmp"))
@@ -136,7 +136,7 @@ def test_two_processes_share_a_folder(tmp_path: Path) -> None:
 
 def test_chunks_that_cannot_be_written_are_dropped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     tier = DiskTier(tmp_path, 10**6, SECRET, max_pending_bytes=150)
-    tier._path(key(1)).parent.write_text("no folder")
+    tier.path(key(1)).parent.write_text("no folder")
     tier.put(key(1), chunk(1))
     tier.flush()
     assert tier.given_up == 1
@@ -190,8 +190,8 @@ def test_users_of_a_folder_find_only_their_own(tmp_path: Path, caplog: pytest.Lo
     theirs.put(key(1), chunk(1))
     theirs.flush()
     assert key(1) not in ours
-    ours._path(key(1)).parent.mkdir(exist_ok=True)
-    theirs._path(key(1)).rename(ours._path(key(1)))  # knowing the name of the file does not help
+    ours.path(key(1)).parent.mkdir(exist_ok=True)
+    theirs.path(key(1)).rename(ours.path(key(1)))  # knowing the name of the file does not help
     assert ours.get(key(1)) is None
     assert "without this user's key" in caplog.text
     ours.close()
