@@ -49,7 +49,6 @@ class DeclaredType(click.ParamType):  # type: ignore[type-arg]  # generic since 
             self.name = declaration.unit.upper()
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """See click."""
         try:
             if isinstance(value, str):
                 return self._declaration.parse(value)
@@ -58,7 +57,6 @@ class DeclaredType(click.ParamType):  # type: ignore[type-arg]  # generic since 
             self.fail(str(error), param, ctx)
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str | None:
-        """See click."""
         return f"[{self.name}]" if self._declaration.choices else self.name
 
 

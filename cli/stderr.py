@@ -39,7 +39,6 @@ class _Lenient:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        """See ``TextIO``."""
         try:
             return self._stream.write(text)
         except OSError:
@@ -47,7 +46,6 @@ class _Lenient:
             return len(text)
 
     def flush(self) -> None:
-        """See ``TextIO``."""
         try:
             self._stream.flush()
         except OSError:

@@ -86,7 +86,6 @@ class SafetensorsTensor:
 
     @property
     def halves(self) -> Callable[[Callable[[Array], Array]], Array] | None:
-        """See ``StoredTensor``."""
         return self._read_halves if self.dtype.itemsize == 2 else None
 
     def _read_halves(self, view: Callable[[Array], Array]) -> Array:

@@ -84,12 +84,10 @@ class WindowKV(KVGroup):
 
     @property
     def trim_step(self) -> int:
-        """See ``KVGroup``."""
         return self.step
 
     @property
     def reach(self) -> int:
-        """See ``KVGroup``."""
         return self.window
 
     def freed(self, length: int) -> int:
@@ -97,7 +95,6 @@ class WindowKV(KVGroup):
         return max(0, length + 1 - self.window) // self.step * self.step if self.step else 0
 
     def resume_point(self, length: int, held: Held) -> int:
-        """See ``KVGroup``."""
         point = min(length, held.tokens)
         return point if point >= held.trimmed else 0
 
@@ -116,7 +113,6 @@ class StateKV(KVGroup):
 
     @property
     def fixed_bytes(self) -> int:
-        """See ``KVGroup``."""
         return self.state_bytes
 
     def resume_point(self, length: int, held: Held) -> int:

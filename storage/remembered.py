@@ -6,13 +6,37 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from ..errors import UsageError
+from .cache import cache_key, cached_folder
 from .root import cache_root
 from .writing import write_whole
+
+Arrays = Mapping[str, npt.NDArray[Any]]
+_FILE = "measured.npz"
+
+
+def cached_arrays(facts: Mapping[str, Any], measure: Callable[[], Arrays]) -> dict[str, npt.NDArray[Any]]:
+    """Return the arrays measured for ``facts``, from the cache if possible.
+
+    Args:
+        facts: everything except the code that the result depends on: model, text, settings.
+        measure: called if there is no cached result.
+    """
+
+    def build(folder: Path) -> None:
+        arrays: dict[str, Any] = dict(measure())
+        np.savez_compressed(folder / _FILE, **arrays)
+
+    with np.load(cached_folder("calibration", cache_key(**facts), build) / _FILE) as stored:
+        return {name: stored[name] for name in stored.files}
+
 
 FACTS = "facts"  # the folder in the cache
 

@@ -73,7 +73,6 @@ runtime.batch
 runtime.batch.online
 runtime.cluster
 cli
-cli.printing
 cli.verbs
 """
 RANK = {room: rank for rank, line in enumerate(LAYERS.split("\n")) for room in line.split()}

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from carryall.providers.kv import kv_selection
+from carryall.providers.kv import kv_blocks
 from carryall.runtime.api.llm import LLM
 from carryall.runtime.engine.config import EngineConfig
 from carryall.runtime.engine.sampling.sampling_state import SamplingState
@@ -71,7 +71,7 @@ def newest(keys: npt.NDArray[Any], count: int) -> npt.NDArray[np.int64]:
 
 
 CRITERIA: dict[str, Criterion] = {
-    "distinct keys": kv_selection.distinct_keys,
+    "distinct keys": kv_blocks.distinct_keys,
     "large keys": by_norm(1.0),
     "newest": newest,
     "small keys": by_norm(-1.0),
@@ -89,7 +89,7 @@ def perplexity(
         SamplingParams(temperature=0.0, max_tokens=half, ignore_eos=True, extra_args={"window": n})
         for n in range(len(windows))
     ]
-    kv_selection.distinct_keys = criterion  # type: ignore[assignment]
+    kv_blocks.distinct_keys = criterion  # type: ignore[assignment]
     with LLM(model, max_slots=8, engine_config=config, **options) as llm:
         llm.generate(windows[:, :half].tolist(), params)
     return float(np.exp(np.mean(reader.losses)))
@@ -152,9 +152,7 @@ def main() -> None:
         with LLM(given.model, **options) as llm:
             ids = np.array(llm.encode(given.text.read_text(encoding="utf-8")), np.int64)
         windows = ids[: given.windows * given.width].reshape(-1, given.width)
-        print(
-            f"all kept: {perplexity(given.model, windows, None, kv_selection.distinct_keys, **options):.3f}"
-        )
+        print(f"all kept: {perplexity(given.model, windows, None, kv_blocks.distinct_keys, **options):.3f}")
         for keep in given.keep:
             for name in given.criterion or CRITERIA:
                 found = perplexity(given.model, windows, keep, CRITERIA[name], **options)

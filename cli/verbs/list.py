@@ -6,7 +6,7 @@ import click
 
 from ...runtime.models.stored_models import stored_models
 from ..options import human_bytes, json_option, print_json
-from ..printing.cache import age_text
+from .cache import age_text
 
 
 @click.command("list")

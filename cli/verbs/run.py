@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,22 +13,55 @@ from ...errors import UsageError
 from ...runtime.api.llm import LLM
 from ...runtime.api.requests import Prompt, RequestFactory
 from ...runtime.models.loading import LoadedModel
-from ...runtime.types.outputs import RequestOutput
+from ...runtime.types.outputs import CompletionOutput, RequestOutput
 from ...runtime.types.sampling_params import SamplingParams
 from .. import generation
 from ..conversation import ConsoleChat, check_chat
 from ..load_options import Chosen, config_options, model_elsewhere
 from ..options import check_exclusive, json_option, print_json, quiet_option
-from ..printing.run import document
 from ..sampling import READABLE, sampling_options, sampling_params
 from ..sections import SectionedCommand
+
+
+def document(model: str, prompt: str, output: RequestOutput) -> dict[str, Any]:
+    """Return the document that ``--json`` prints."""
+    first, metrics = output.outputs[0], output.metrics
+    return {
+        "model": model,
+        "prompt": prompt,
+        "prompt_tokens": len(output.prompt_token_ids),
+        "text": first.text,
+        "token_ids": first.token_ids,
+        "tokens": len(first.token_ids),
+        "finish_reason": first.finish_reason,
+        "choices": [_choice(completion) for completion in output.outputs],
+        **{name: round(value, 4) for name, value in generation.speed(output).items()},
+        "cached_tokens": metrics.cached_tokens if metrics else 0,
+        "proposed_tokens": metrics.proposed_tokens if metrics else 0,
+        "accepted_tokens": metrics.accepted_tokens if metrics else 0,
+    }
+
+
+def _choice(completion: CompletionOutput) -> dict[str, Any]:
+    return {
+        "index": completion.index,
+        "text": completion.text,
+        "reasoning_content": completion.reasoning_content,
+        "tool_calls": [dataclasses.asdict(call) for call in completion.tool_calls],
+        "token_ids": completion.token_ids,
+        "finish_reason": completion.finish_reason,
+        "stop_reason": completion.stop_reason,
+        "cumulative_logprob": completion.cumulative_logprob,
+        "logprobs": None
+        if completion.logprobs is None
+        else [[dataclasses.asdict(one) for one in token.values()] for token in completion.logprobs],
+    }
 
 
 class RunCommand(SectionedCommand):
     """A command whose only argument is the prompt if a file or a variable names the model."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """See click."""
         rest = super().parse_args(ctx, args)
         elsewhere = model_elsewhere(ctx)
         typed = ctx.get_parameter_source("model") is click.core.ParameterSource.COMMANDLINE

@@ -224,7 +224,6 @@ class GgufTensor:
 
     @property
     def halves(self) -> Callable[[Callable[[Array], Array]], Array] | None:
-        """See ``StoredTensor``."""
         return (lambda view: view(self._floats())) if self.dtype.itemsize == 2 else None
 
     def _floats(self) -> Array:

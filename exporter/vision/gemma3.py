@@ -66,7 +66,6 @@ class Processor(ImageProcessor):
         return (self.tile // self.patch // self.merge) ** 2
 
     def check(self) -> None:
-        """See ``ImageProcessor``."""
         ImageProcessor.check(self)
         self.check_sizes("tile", "min_crop")
         self.check_sizes("max_crops", most=_MOST_CROPS)

@@ -65,7 +65,6 @@ class Processor(ImageProcessor):
     positions: int
 
     def check(self) -> None:
-        """See ``ImageProcessor``."""
         ImageProcessor.check(self)
         self.check_sizes("max_tokens", "rotary", "positions")
         if self.rotary % 4 or not self.theta > 0:

@@ -61,7 +61,6 @@ class Processor(ImageProcessor):
         return (self.tile // self.patch // self.merge) ** 2
 
     def check(self) -> None:
-        """See ``ImageProcessor``."""
         ImageProcessor.check(self)
         self.check_sizes("longest_edge", "tile", "positions")
         if self.tile % (self.patch * self.merge):

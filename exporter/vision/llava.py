@@ -69,7 +69,6 @@ class Processor(ImageProcessor):
         return 1 if self.resolutions else 0
 
     def check(self) -> None:
-        """See ``ImageProcessor``."""
         ImageProcessor.check(self)
         self.check_sizes("tile")
         if self.tile % self.patch or self.merge != 1:

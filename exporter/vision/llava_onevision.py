@@ -32,7 +32,6 @@ class Processor(llava.Processor):
     most_tiles: int
 
     def check(self) -> None:
-        """See ``ImageProcessor``."""
         llava.Processor.check(self)
         self.check_sizes("most_tiles")
 

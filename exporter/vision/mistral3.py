@@ -47,7 +47,6 @@ class Processor(ImageProcessor):
     ends: bool
 
     def check(self) -> None:
-        """See ``ImageProcessor``."""
         ImageProcessor.check(self)
         self.check_sizes("longest_edge", "rotary")
         if self.rotary % 4 or not self.theta > 0:

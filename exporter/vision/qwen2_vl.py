@@ -60,7 +60,6 @@ class Processor(ImageProcessor):
     positions: int = 0
 
     def check(self) -> None:
-        """See ``ImageProcessor``."""
         ImageProcessor.check(self)
         self.check_sizes("min_pixels", "max_pixels", most=_MOST_PIXELS)
         self.check_sizes("frames", most=_MOST_FRAMES)

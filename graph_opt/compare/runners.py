@@ -137,7 +137,6 @@ class PortableRunner(GraphRunner):
         self._caches: dict[int, dict[str, Array]] = {}
 
     def forward(self, rows: Mapping[int, Tokens]) -> dict[int, Logits]:
-        """See ``GraphRunner``."""
         return {row: self._run({row: tokens})[row] for row, tokens in rows.items()}
 
     def forward_together(self, rows: Mapping[int, Tokens]) -> dict[int, Logits]:
@@ -147,13 +146,11 @@ class PortableRunner(GraphRunner):
         return self._run(rows)
 
     def fill(self, row: int, content: Mapping[str, Array]) -> None:
-        """See ``GraphRunner``."""
         self._check_content(content)
         past = [*self.cache_names, *self.state_names]
         self._caches[row] = {name: content[present_of(name)][None] for name in past}
 
     def cache(self, row: int) -> dict[str, Array]:
-        """See ``GraphRunner``."""
         return {present_of(name): content[0] for name, content in self._caches[row].items()}
 
     def _run(self, rows: Mapping[int, Tokens]) -> dict[int, Logits]:
@@ -199,7 +196,6 @@ class WholeRunner(GraphRunner):
         self._tokens: dict[int, Tokens] = {}
 
     def forward(self, rows: Mapping[int, Tokens]) -> dict[int, Logits]:
-        """See ``GraphRunner``."""
         return {row: self._run({row: tokens})[row] for row, tokens in rows.items()}
 
     def forward_together(self, rows: Mapping[int, Tokens]) -> dict[int, Logits]:
@@ -243,14 +239,12 @@ class SlotGraphRunner(GraphRunner):
         self._lengths = np.zeros(slots, np.int64)
 
     def forward(self, rows: Mapping[int, Tokens]) -> dict[int, Logits]:
-        """See ``GraphRunner``."""
         fresh = all(self._lengths[row] == 0 for row in rows)
         if fresh or all(len(tokens) == 1 for tokens in rows.values()):
             return self._run(rows)
         return {row: self._run({row: tokens})[row] for row, tokens in rows.items()}
 
     def fill(self, row: int, content: Mapping[str, Array]) -> None:
-        """See ``GraphRunner``."""
         self._check_content(content)
         for name in self.cache_names:
             one = content[present_of(name)]
@@ -258,7 +252,6 @@ class SlotGraphRunner(GraphRunner):
             self._lengths[row] = one.shape[1]
 
     def cache(self, row: int) -> dict[str, Array]:
-        """See ``GraphRunner``."""
         length = self._lengths[row]
         return {present_of(name): content[row, :, :length] for name, content in self._cache.items()}
 

@@ -32,7 +32,7 @@ from .decoders import Comparer, ComparisonPlan, GraphDecoder, decoder_report
 from .given_inputs import given_samples, token_rows
 from .input_facts import input_facts
 from .report import VerifyReport
-from .rounded_products import judge_rounding, rounded_products
+from .rounding import judge_rounding, rounded_products
 from .runners import is_decoder, runner
 from .sample_inputs import SampleInputs, sample_inputs
 from .tables import changed_rows

@@ -8,8 +8,15 @@ from __future__ import annotations
 
 import mmap
 import os
+import platform
 
-from .saturation import OPERATORS, saturates
+# Parts of the names of operators whose kernels saturate, or that are fused to such ones.
+OPERATORS = ("QuantizeLinear", "MatMulInteger", "QLinear", "DynamicQuantize", "QGemm", "QAttention")
+
+
+def saturates() -> bool:
+    """Whether processors of this kind may saturate; onnxruntime knows if this one does."""
+    return platform.machine().lower() in ("x86_64", "amd64", "i686", "x86")
 
 
 def exact_sums(model: str | os.PathLike[str] | bytes) -> tuple[str | bytes, dict[str, str]]:

@@ -20,9 +20,9 @@ from google.protobuf.message import DecodeError
 
 from ...errors import GraphError
 from .edit import add_initializer, weight
+from .integer_sums import OPERATORS, saturates
 from .lazy import shape_of
 from .load import read_model
-from .saturation import OPERATORS, saturates
 
 _ENTRY = ("session.x64quantprecision", "1")
 _MIDDLE = np.uint8(128)

@@ -24,7 +24,6 @@ class HalfMethod(Method):
     dtype: ir.DataType
 
     def passes(self, recipe: QuantizationRecipe, measured: Measurements | None) -> Made:
-        """See ``Method``."""
         keep = [] if measured is None else measured.beyond(self.dtype)
         record: dict[str, Any] = {"method": self.name}
         if keep:

@@ -38,7 +38,6 @@ class IntegerMethod(Method):
     settings: frozenset[str]
 
     def passes(self, recipe: QuantizationRecipe, measured: Measurements | None) -> Made:
-        """See ``Method``."""
         form = BlockFormat(
             bits=8, block_size=recipe.block_size or _BLOCK_SIZE, symmetric=recipe.symmetric is not False
         )

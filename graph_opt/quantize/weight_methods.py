@@ -57,7 +57,6 @@ class WeightOnlyMethod(Method):
     settings: frozenset[str] = _SETTINGS
 
     def needs_measurements(self, recipe: QuantizationRecipe) -> bool:
-        """See ``Method``."""
         return (
             (recipe.algorithm or self.algorithm) in CALIBRATED
             or self._smooths(recipe)
@@ -79,7 +78,6 @@ class WeightOnlyMethod(Method):
         return WeightFormats(form, None if bits == form.bits else _of_embedding(form, bits), overrides)
 
     def passes(self, recipe: QuantizationRecipe, measured: Measurements | None) -> Made:
-        """See ``Method``."""
         forms, algorithm = self.forms(recipe), recipe.algorithm or self.algorithm
         rotate, smooth = self._rotates(recipe), self._smooths(recipe)
         before: list[GraphPass] = [RotatePass()] if rotate else []

@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ..base import KVEviction
+from .kv_blocks import chosen_rows
 from .kv_memory import reserve
-from .kv_selection import chosen_rows
 
 Array = npt.NDArray[Any]
 _LANES = 16  # positions of a group

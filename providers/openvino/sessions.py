@@ -53,7 +53,6 @@ class OpenVinoPagedSession:
             self._request.set_tensor(name, tensor)
 
     def run(self, batch: PagedBatch) -> Logits:
-        """See ``PagedSession``."""
         try:
             for name, array in _feeds(batch.without_freed(self._block_size)).items():
                 if name in self._names:  # traces with ALiBi may have no position_ids
@@ -98,11 +97,9 @@ class OpenVinoPagedSession:
                 raise ProviderRuntimeError(f"copying a KV block failed: {one_line(error)}") from error
 
     def read_blocks(self, blocks: GroupBlocks) -> list[npt.NDArray[Any]]:
-        """See ``PagedSession``."""
         return [tensor.data[blocks[0]] for tensor in self._caches]
 
     def write_blocks(self, blocks: GroupBlocks, parts: Sequence[npt.NDArray[Any]]) -> None:
-        """See ``PagedSession``."""
         for tensor, part in zip(self._caches, parts, strict=True):
             tensor.data[blocks[0]] = part
 
@@ -112,7 +109,6 @@ class OpenVinoPagedSession:
         return all(_rows_are_whole(*layer) for layer in self._layers)
 
     def evict_kv(self, blocks: GroupBlocks, targets: GroupBlocks, held: int, eviction: KVEviction) -> None:
-        """See ``PagedSession``."""
         for keys, values, layer in self._layers:
             bfloat = keys.element_type == openvino.Type.bf16
             view = BlockLayer(keys.data, values.data, bfloat, layer.window > 0)
@@ -134,7 +130,6 @@ class OpenVinoExplicitSession:
     def run(
         self, feeds: Mapping[str, npt.NDArray[Any]], past: Sequence[Any], states: Logits | None = None
     ) -> tuple[Logits, list[Any]]:
-        """See ``ExplicitSession``."""
         present = []
         try:
             for name, array in feeds.items():
@@ -154,12 +149,10 @@ class OpenVinoExplicitSession:
         return logits.copy(), present  # copied, since the next run overwrites the tensor
 
     def to_host(self, value: Any) -> npt.NDArray[Any]:
-        """See ``ExplicitSession``."""
         array: npt.NDArray[Any] = value.data
         return array
 
     def from_host(self, array: npt.NDArray[Any]) -> Any:
-        """See ``ExplicitSession``."""
         return openvino.Tensor(array, shared_memory=False)
 
 

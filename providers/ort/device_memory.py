@@ -122,16 +122,13 @@ class DeviceSlots(SlotMemory):
         return value
 
     def refresh(self, value: Any, array: Array) -> None:
-        """See ``SlotMemory``."""
         if self.device.updates:
             value.update_inplace(array)
 
     def enter(self) -> None:
-        """See ``SlotMemory``."""
         self.device.ready()
 
     def bind_caches(self, binding: Any, first: int, count: int) -> None:
-        """See ``SlotMemory``."""
         for past in self._specs:
             self._bind(binding.bind_input, binding.bind_ortvalue_input, past, past, first, count)
             self._bind(
@@ -141,7 +138,6 @@ class DeviceSlots(SlotMemory):
     def bind_step(
         self, binding: Any, feeds: Mapping[str, Array], results: Mapping[str, Array], *, capture: bool
     ) -> SlotBinding:
-        """See ``SlotMemory``."""
         if not self.device.updates:
             return _Rebinding(binding, memory=self, feeds=feeds, results=results)
         uncaptured = partial(SlotBinding, binding, options=run_options(None))
@@ -201,7 +197,6 @@ class DeviceSlots(SlotMemory):
         results: Mapping[str, Array],
         late: Collection[str] = (),
     ) -> SlotBinding:
-        """See ``SlotMemory``."""
         if not self.device.updates:
             return super().bind_once(binding, feeds, results)
         prompt = {name: array for name, array in results.items() if name not in late}
@@ -228,7 +223,6 @@ class DeviceSlots(SlotMemory):
         """Do nothing: the slot's memory stays allocated."""
 
     def close(self) -> None:
-        """See ``SlotMemory``."""
         self._caches.clear()
         self._copier = None
 

@@ -39,7 +39,6 @@ class OrtExplicitSession:
     def run(
         self, feeds: Mapping[str, npt.NDArray[Any]], past: Sequence[Any], states: Logits | None = None
     ) -> tuple[Logits, list[Any]]:
-        """See ``ExplicitSession``."""
         self._device.ready()
         binding = self._session.io_binding()
         try:
@@ -60,12 +59,10 @@ class OrtExplicitSession:
         return results[0].numpy()[0], results[1 : 1 + len(names)]
 
     def to_host(self, value: Any) -> npt.NDArray[Any]:
-        """See ``ExplicitSession``."""
         array: npt.NDArray[Any] = value.numpy()
         return array
 
     def from_host(self, array: npt.NDArray[Any]) -> Any:
-        """See ``ExplicitSession``."""
         return shared_value(array)
 
 

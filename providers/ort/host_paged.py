@@ -119,7 +119,6 @@ class HostPagedSession:
         self._logits = np.empty((0, 1, vocab_size), np.float32)
 
     def run(self, batch: PagedBatch) -> Logits:
-        """See ``PagedSession``."""
         feeds, states = paged_feeds(batch, self._inputs, self._tables, _WIDTH_STEP), batch.last_hidden_states
         wanted = len(batch.logits_positions)
         try:
@@ -159,22 +158,18 @@ class HostPagedSession:
         return self._bound[key]
 
     def copy_block(self, group: int, source: int, target: int) -> None:
-        """See ``PagedSession``."""
         self._memory.copy_block(group, source, target)
 
     def read_blocks(self, blocks: GroupBlocks) -> list[npt.NDArray[Any]]:
-        """See ``PagedSession``."""
         return self._memory.read(blocks)
 
     def write_blocks(self, blocks: GroupBlocks, parts: Sequence[npt.NDArray[Any]]) -> None:
-        """See ``PagedSession``."""
         try:
             self._memory.write(blocks, parts)
         except ValueError as error:
             raise ProviderRuntimeError(f"the KV has another layout: {error}") from error
 
     def evict_kv(self, blocks: GroupBlocks, targets: GroupBlocks, held: int, eviction: KVEviction) -> None:
-        """See ``PagedSession``."""
         self._memory.evict_kv(blocks, targets, held, eviction)
 
 

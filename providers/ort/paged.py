@@ -141,7 +141,6 @@ class OrtPagedSession:
         self._kept = [self._logits_of(self._rows) for _ in range(2)] if self._draws else []
 
     def run(self, batch: PagedBatch) -> Logits | list[Logits | BestLogits]:
-        """See ``PagedSession``."""
         return self.begin(batch).finish()
 
     def begin(self, batch: PagedBatch) -> _Flight:
@@ -392,15 +391,12 @@ class OrtPagedSession:
             self.captured.pop(form, None)
 
     def copy_block(self, group: int, source: int, target: int) -> None:
-        """See ``PagedSession``."""
         self._memory.copy_prefix(source, target, self._memory.length)
 
     def read_blocks(self, blocks: GroupBlocks) -> list[npt.NDArray[Any]]:
-        """See ``PagedSession``."""
         raise ProviderRuntimeError("KV on this device cannot be read")
 
     def write_blocks(self, blocks: GroupBlocks, parts: Sequence[npt.NDArray[Any]]) -> None:
-        """See ``PagedSession``."""
         raise ProviderRuntimeError("KV on this device cannot be written")
 
     def evict_kv(self, blocks: GroupBlocks, targets: GroupBlocks, held: int, eviction: KVEviction) -> None:

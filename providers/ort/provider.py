@@ -44,7 +44,6 @@ class OrtProvider(Provider):
         return graph_passes(self.kernels)
 
     def kept_products(self) -> Collection[int]:
-        """See ``Provider``."""
         return self.kernels.matmul_nbits
 
     def session(self, model: Path, options: RunnerConfig | None = None) -> Any:

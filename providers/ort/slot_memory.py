@@ -151,7 +151,6 @@ class HostMemory(SlotMemory):
             self._buffers[name] = flat.reshape(slots, spec.heads, length, spec.width)
 
     def bind_caches(self, binding: Any, first: int, count: int) -> None:
-        """See ``SlotMemory``."""
         for past, buffer in self._buffers.items():
             value = shared_value(buffer[first : first + count])
             binding.bind_ortvalue_input(past, value)
@@ -160,15 +159,12 @@ class HostMemory(SlotMemory):
     def bind_step(
         self, binding: Any, feeds: Mapping[str, Array], results: Mapping[str, Array], *, capture: bool
     ) -> SlotBinding:
-        """See ``SlotMemory``."""
         return self.bind_once(binding, feeds, results)
 
     def held_bytes(self, lengths: npt.NDArray[np.int32]) -> int:
-        """See ``SlotMemory``."""
         return self._token_bytes * int(lengths.sum())
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
-        """See ``SlotMemory``."""
         for buffer in self._buffers.values():
             buffer[target, :, :length] = buffer[source, :, :length]
 

@@ -25,26 +25,20 @@ class RemoteRunner(Runner):
         """
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
-        """See ``Runner``."""
         self._ask("copy_prefix", source, target, length)
 
     def release(self, slot: int) -> None:
-        """See ``Runner``."""
         self._ask("release", slot)
 
     def trim(self, slot: int, length: int) -> None:
-        """See ``Runner``."""
         self._ask("trim", slot, length)
 
     def evict_kv(self, slot: int, length: int, eviction: KVEviction) -> None:
-        """See ``Runner``."""
         self._ask("evict_kv", slot, length, eviction)
 
     def read_kv(self, slot: int, start: int, length: int) -> list[npt.NDArray[Any]]:
-        """See ``Runner``."""
         parts: list[npt.NDArray[np.generic]] = self._ask("read_kv", slot, start, length)
         return parts
 
     def write_kv(self, slot: int, start: int, length: int, parts: Sequence[npt.NDArray[Any]]) -> None:
-        """See ``Runner``."""
         self._ask("write_kv", slot, start, length, list(parts))

@@ -90,19 +90,16 @@ class ShardedRunner(Runner):
         return lost
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
-        """See ``Runner.copy_prefix``."""
         self._check_filled([source])
         self._call("copy_prefix", source, target, length)
         self._filled.add(target)
 
     def release(self, slot: int) -> None:
-        """See ``Runner.release``."""
         if slot in self._filled:
             self._call("release", slot)
             self._filled.discard(slot)
 
     def trim(self, slot: int, length: int) -> None:
-        """See ``Runner``."""
         if slot in self._filled:
             self._call("trim", slot, length)
 

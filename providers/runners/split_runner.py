@@ -64,13 +64,11 @@ class SplitRunner(Runner):
             part.release(slot)
 
     def trim(self, slot: int, length: int) -> None:
-        """See ``Runner``."""
         for part in self._parts:
             if part.info.trim_step:
                 part.trim(slot, length)
 
     def evict_kv(self, slot: int, length: int, eviction: KVEviction) -> None:
-        """See ``Runner``."""
         for part in self._parts:
             part.evict_kv(slot, length, eviction)
 

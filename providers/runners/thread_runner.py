@@ -68,7 +68,6 @@ class ThreadRunner(RemoteRunner):
         return 0 if self.runner is None else self.runner.kv_bytes
 
     def load_lora(self, place: int, matrices: LoraMatrices) -> None:
-        """See ``Runner``."""
         self._ask("load_lora", place, matrices)
 
     def close(self) -> None:

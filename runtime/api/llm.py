@@ -19,7 +19,7 @@ from ..engine.sampling.beam_search import BeamSearchOptions
 from ..engine.stats import EngineStats
 from ..process.at_exit import NATIVE
 from ..process.fair_lock import FairLock
-from ..process.uninterrupted import uninterrupted
+from ..process.stop_signals import uninterrupted
 from ..text.chat_template import Message
 from ..types.arguments import checked_arguments, fits
 from ..types.outputs import RequestOutput

@@ -194,7 +194,6 @@ class RequestFactory:
 
     @property
     def served_defaults(self) -> dict[str, Any]:
-        """See ``GenerationDefaults.served``."""
         return self._model.defaults.served
 
     def chat_prompt(

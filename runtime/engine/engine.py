@@ -22,8 +22,7 @@ from .config import EngineConfig as EngineConfig
 from .kv.slot_operations import SlotOperations
 from .kv.slots import Release, SlotTable, Windows
 from .kv.tiers.mover import KVMover, make_tier, own_folder
-from .kv_policies import chosen_policy
-from .kv_policy import KVPolicy, PolicyParts
+from .kv_policies import KVPolicy, PolicyParts, chosen_policy
 from .requests.chunk import Tier
 from .requests.prompt_costs import PromptCosts
 from .requests.request import Request

@@ -73,8 +73,7 @@ class Stored:
 class Forward(Protocol):
     """The part of ``Runner`` that computes logits."""
 
-    def forward(self, rows: Sequence[Row]) -> Sequence[Logits]:
-        """See ``Runner``."""
+    def forward(self, rows: Sequence[Row]) -> Sequence[Logits]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

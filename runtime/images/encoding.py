@@ -51,7 +51,6 @@ class Picture:
 
     @property
     def places(self) -> Ids | None:
-        """See ``Prepared``."""
         return self.prepared.places
 
 

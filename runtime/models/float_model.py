@@ -33,7 +33,7 @@ from ...graph_opt.quantize.search.sensitivity import Rounding, float_inputs, pro
 from ...graph_opt.quantize.search.weight_inputs import WeightInputs
 from ...progress import Progress, phase
 from ...providers.native.rounding import native_quantizer
-from ...storage.cached_arrays import Arrays, cached_arrays
+from ...storage.remembered import Arrays, cached_arrays
 from ..text.tokenizer import TOKENIZER_FILE, Tokenizer
 from .calibration import MAX_TOKENS, calibration_windows
 
@@ -95,7 +95,6 @@ class FloatModel:
         return self._graph
 
     def quantizer(self, algorithm: str) -> Quantizer | None:
-        """See ``Measurements``."""
         return native_quantizer(algorithm)
 
     def longest_window(self) -> Tokens:
@@ -125,7 +124,6 @@ class FloatModel:
         return QuantizeKVPass({name: scale.max() if per_tensor else scale for name, scale in scales.items()})
 
     def plan(self, forms: WeightFormats, bits: float | None, max_kl: float | None) -> FormatPlan:
-        """See ``Measurements``."""
         runner = self._weight_inputs(forms)
         found = choices(runner, phase(self._progress, "measure"))
         if bits is not None:
@@ -133,11 +131,9 @@ class FloatModel:
         return spend_divergence(found, max_kl or 0.0, runner.divergence)
 
     def promoted(self, forms: WeightFormats, share: float) -> FormatPlan:
-        """See ``Measurements``."""
         return promote(self._weight_inputs(forms), share, phase(self._progress, "measure"))
 
     def layers(self, algorithm: str, forms: WeightFormats) -> QuantizedLayers:
-        """See ``Measurements``."""
         folder = self._scratch / "layers"
         folder.mkdir()
         return quantize_layers(

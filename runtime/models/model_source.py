@@ -280,7 +280,6 @@ class InPlaceModel(SourceModel):
 
     @property
     def canonical(self) -> bool:
-        """See ``SourceModel``."""
         return True
 
     def portable_file(self) -> Path:
@@ -289,7 +288,6 @@ class InPlaceModel(SourceModel):
 
     @cached_property
     def content_key(self) -> str:
-        """See ``identity``."""
         return self.identity()
 
     @contextmanager
@@ -315,13 +313,11 @@ class GgufModel(InPlaceModel):
     opened: Callable[[], GgufFile] = field(kw_only=True, compare=False, repr=False)
 
     def build(self) -> ir.Model:
-        """See ``InPlaceModel``."""
         from ...exporter.export import export_model
 
         return export_model(self.folder, self.config, self.opened().tensors)
 
     def export(self) -> Package:
-        """See ``InPlaceModel``."""
         return exported_package(self.model_path)
 
     @property
@@ -352,7 +348,6 @@ class CheckpointModel(InPlaceModel):
     progress: Progress | None = field(kw_only=True, default=None, compare=False, repr=False)
 
     def build(self) -> ir.Model:
-        """See ``InPlaceModel``."""
         from .building import checkpoint_graph
 
         recipe = recipe_of(self.method)
@@ -360,7 +355,6 @@ class CheckpointModel(InPlaceModel):
 
     @cached_property
     def sees(self) -> bool:
-        """See ``SourceModel``."""
         return has_tower(self.config) and has_processor(self.folder)
 
     def sight_folder(self) -> Path:
@@ -381,7 +375,6 @@ class CheckpointModel(InPlaceModel):
         return cached_folder("vision", key, build, {"model": self.name})
 
     def export(self) -> Package:
-        """See ``InPlaceModel``."""
         return exported_package(self.folder, self.method, self.progress)
 
     @property
@@ -403,7 +396,6 @@ class CheckpointModel(InPlaceModel):
 
     @property
     def quantization(self) -> str | None:
-        """See ``SourceModel``."""
         if self.method is not None:
             return self.method
         stored = self.config.get("quantization_config")

@@ -20,10 +20,6 @@ class FairLock:
         """Whether the calling thread holds the lock."""
         return self._owner == threading.get_ident()
 
-    def locked(self) -> bool:
-        """Whether any thread holds the lock."""
-        return self._held
-
     def __enter__(self) -> None:
         self._acquire()
         self._owner = threading.get_ident()

@@ -19,10 +19,10 @@ from ...providers.host.machine import describe_machine, memory_bandwidth, usable
 from ...reports import Report, human_bytes
 from ..engine.config import EngineConfig
 from ..engine.engine import Engine
-from ..evaluate.memory import peak_memory, reset_peak
 from ..evaluate.throughput import Workload, WorkloadRun, check_fits, measure, spread
 from ..models.config import ModelConfig, model_config, split_fields
 from ..models.loading import load_model, open_engine
+from ..process.memory import peak_memory, reset_peak
 from ..types.arguments import checked_arguments
 from .evaluate import load_notes
 
@@ -75,12 +75,10 @@ class BenchmarkReport(Report):
             raise self.error
 
     def to_dict(self) -> dict[str, Any]:
-        """See ``Report``."""
         error = None if self.error is None else str(self.error)
         return {**asdict(self), "results": list(self.results), "notes": list(self.notes), "error": error}
 
     def rows(self) -> list[tuple[str, str]]:
-        """See ``Report``."""
         speeds = [
             (
                 f"batch {result['batch']}",

@@ -57,11 +57,9 @@ class DetectionReport(Report):
         return self.verdict == "marked"
 
     def to_dict(self) -> dict[str, Any]:
-        """See ``Report``."""
         return asdict(self)
 
     def rows(self) -> list[tuple[str, str]]:
-        """See ``Report``."""
         share = self.signals / self.chances if self.chances else 0.0
         rows = [
             ("watermark", self.kind),

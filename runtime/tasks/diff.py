@@ -37,11 +37,9 @@ class DiffReport(Report):
         return self.differences.same
 
     def to_dict(self) -> dict[str, Any]:
-        """See ``Report``."""
         return {"same": self.same, **dataclasses.asdict(self.differences)}
 
     def rows(self) -> list[tuple[str, str]]:
-        """See ``Report``."""
         differences = self.differences
         if self.same:
             return [("the same", f"{differences.matched} nodes")]

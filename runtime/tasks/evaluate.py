@@ -53,14 +53,12 @@ class EvaluationReport(Report):
         return None if found.reference_perplexity is None else found.perplexity / found.reference_perplexity
 
     def to_dict(self) -> dict[str, Any]:
-        """See ``Report``."""
         facts = {"model": self.model, "reference": self.reference, **asdict(self.prediction)}
         if self.perplexity_ratio is not None:
             facts["perplexity_ratio"] = self.perplexity_ratio
         return {**facts, "greedy": None if self.greedy is None else asdict(self.greedy)}
 
     def rows(self) -> list[tuple[str, str]]:
-        """See ``Report``."""
         prediction, greedy = self.prediction, self.greedy
         run = "perplexity" if prediction.stored is None else "perplexity as run"
         rows = [(run, f"{prediction.perplexity:.4f} over {prediction.tokens} tokens")]

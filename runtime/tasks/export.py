@@ -61,13 +61,11 @@ class ExportReport(Report):
     seconds: float
 
     def to_dict(self) -> dict[str, Any]:
-        """See ``Report``."""
         facts = asdict(self)
         facts["left_float"] = self.left_float.to_dict() if self.left_float is not None else None
         return {**facts, "path": str(self.path), "seconds": round(self.seconds, 3)}
 
     def rows(self) -> list[tuple[str, str]]:
-        """See ``Report``."""
         rows = [
             ("package", str(self.path)),
             ("family", self.model_type),

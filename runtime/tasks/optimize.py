@@ -61,11 +61,9 @@ class OptimizeReport(Report):
     verification: VerifyReport | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """See ``Report``."""
         return self.passes.to_dict()
 
     def rows(self) -> list[tuple[str, str]]:
-        """See ``Report``."""
         before, after = sum(self.passes.before.values()), sum(self.passes.after.values())
         rows = [
             ("model", str(self.path)),

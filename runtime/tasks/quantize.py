@@ -70,7 +70,6 @@ class QuantizeReport(Report):
     passes: PipelineReport
 
     def to_dict(self) -> dict[str, Any]:
-        """See ``Report``."""
         return {
             "path": str(self.path),
             "quantization": self.quantization,
@@ -84,7 +83,6 @@ class QuantizeReport(Report):
         }
 
     def rows(self) -> list[tuple[str, str]]:
-        """See ``Report``."""
         rows = [
             ("model", str(self.path)),
             ("recipe", self.recipe.to_json()),

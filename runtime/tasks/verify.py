@@ -57,11 +57,9 @@ class VerificationReport(Report):
         self.found.check()
 
     def to_dict(self) -> dict[str, Any]:
-        """See ``Report``."""
         return self.found.to_dict()
 
     def rows(self) -> list[tuple[str, str]]:
-        """See ``Report``."""
         return [
             ("reference", self.found.reference),
             ("candidate", self.found.candidate),

@@ -15,8 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ...analysis.region import Array, Region, close, evaluate_together, region
-from ...experts.expert_part import ExpertPart
-from ...experts.expert_parts import expert_parts
+from ...experts.expert_parts import ExpertPart, expert_parts
 from ...experts.mixture import Mixture, find_mixture
 from ...experts.write_mixture import Routing, write_mixture
 from ...graph.edit import constant, int_attribute, nodes_of, remove_unused, replace, weight

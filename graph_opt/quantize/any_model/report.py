@@ -76,7 +76,6 @@ class GraphQuantizationReport(Report):
         return dataclasses.asdict(self)
 
     def rows(self) -> list[tuple[str, str]]:
-        """See ``Report``."""
         weights, tables = len(self.layer_errors), len(self.tables)
         rows = [("method", self.method)]
         rows += [("quantized", f"{weights} weights of layers, {tables} tables")] if weights or tables else []

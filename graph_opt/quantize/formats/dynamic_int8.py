@@ -17,11 +17,9 @@ class DynamicQuantizationPass(IntegerProductsPass):
     """Compute matrix products in 8-bit integers; the range of their inputs is computed at every run."""
 
     def quantize_input(self, graph: ir.Graph, node: ir.Node, x: ir.Value) -> list[ir.Value]:
-        """See ``IntegerProductsPass``."""
         return list(insert(node, "DynamicQuantizeLinear", [x], num_outputs=3).outputs)
 
     def multiply(self, graph: ir.Graph, node: ir.Node, x: list[ir.Value], parts: list[ir.Value]) -> ir.Value:
-        """See ``IntegerProductsPass``."""
         (quantized, scale, zero), (values, scales) = x, parts
         product = insert(node, "MatMulInteger", [quantized, values, zero])
         product.name = node.name

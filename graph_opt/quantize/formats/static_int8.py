@@ -43,11 +43,9 @@ class StaticQuantizationPass(IntegerProductsPass):
         self.ranges = ranges
 
     def misfit(self, x: ir.Value) -> str | None:
-        """See ``IntegerProductsPass``."""
         return None if x.name in self.ranges else f"the range of {x.name} is unknown"
 
     def quantize_input(self, graph: ir.Graph, node: ir.Node, x: ir.Value) -> list[ir.Value]:
-        """See ``IntegerProductsPass``."""
         scale = np.array(self.ranges[str(x.name)] / LEVELS, np.float32)
         zero = shared_constant(graph, "constants/int8_zero_point", np.array(0, np.int8))
         parameters = [add_initializer(graph, f"{x.name}.scale", scale), zero]
@@ -57,7 +55,6 @@ class StaticQuantizationPass(IntegerProductsPass):
         return list(result.outputs)
 
     def multiply(self, graph: ir.Graph, node: ir.Node, x: list[ir.Value], parts: list[ir.Value]) -> ir.Value:
-        """See ``IntegerProductsPass``."""
         dequantized = insert(node, "DequantizeLinear", parts, {"axis": 1})
         product = insert(node, "MatMul", [x[0], dequantized.outputs[0]])
         dequantized.name, product.name = f"{parts[0].name}/DequantizeLinear", node.name

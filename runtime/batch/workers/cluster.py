@@ -187,7 +187,6 @@ class ClusterWorker:
         self._actor = actor.remote(spec, name, packed)
 
     def exchange(self, give: Give, take: Take, over: threading.Event) -> None:
-        """See ``Worker``."""
         # An actor may wait long for resources. It takes no lines before it is ready, so others get them.
         ready = self._actor.ready.remote()
         while not self._ray.wait([ready], timeout=_WAIT_SECONDS)[0]:

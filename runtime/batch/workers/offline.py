@@ -25,7 +25,7 @@ from ...engine.engine import Engine
 from ...engine.requests.request import Request
 from ...engine.requests.request_group import RequestGroup
 from ...process.faults import raised_in_thread
-from ...process.uninterrupted import uninterrupted
+from ...process.stop_signals import uninterrupted
 from ..inputs.lines import BadLine, BatchLine
 from ..jobs.journal import LineResult
 from .endpoints import Preparer, Work

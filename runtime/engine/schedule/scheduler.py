@@ -21,8 +21,7 @@ from ..kv.slots import SlotTable
 from ..requests.prompt_costs import PromptCosts
 from ..requests.request import Request, RequestStatus
 from .adapter_places import AdapterPlaces
-from .fairness import OUTPUT_WEIGHT, VirtualCounters
-from .waiting import WaitingQueue
+from .waiting import OUTPUT_WEIGHT, VirtualCounters, WaitingQueue
 
 # Of this many waiting requests, the one with the longest cached prefix is admitted first.
 _LOOKAHEAD = 8

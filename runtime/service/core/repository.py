@@ -19,9 +19,8 @@ from ....errors import (
     UnknownModelError,
 )
 from ....options import shown
-from .handler import LLMHandler
+from .handler import LLMHandler, Observers
 from .model_entry import Entry, ModelLoader, ModelStatus
-from .observer import Observers
 from .served_model import ServedModel
 from .tensor_model import TensorModel
 

@@ -124,7 +124,6 @@ class Metrics:
         models.observers.add(self)
 
     def begin(self, model: str, request: GenerationRequest) -> _Request:
-        """See ``Observer``."""
         return _Request(self, model, request)
 
     def of(self, model: str) -> dict[str, Histogram]:
@@ -152,7 +151,6 @@ class _Request:
         self._reason: str | None = None
 
     def delta(self, delta: Delta, metrics: RequestMetrics | None) -> None:
-        """See ``RequestObserver``."""
         now = time.monotonic()
         if delta.token_ids:
             if self._before is None:
@@ -168,7 +166,6 @@ class _Request:
         self._reason = delta.finish_reason or self._reason
 
     def ended(self, error: BaseException | None) -> None:
-        """See ``RequestObserver``."""
         counts = self._own
         # vLLM's reason for a client that disconnected.
         self._metrics.ended.labels(self._model, _ENGINE, self._reason or "abort").inc()

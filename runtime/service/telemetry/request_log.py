@@ -28,7 +28,6 @@ class RequestLog:
         self._content = content
 
     def begin(self, model: str, request: GenerationRequest) -> _Request | None:
-        """See ``Observer``."""
         if not _log.isEnabledFor(logging.INFO):
             return None
         return _Request(model, request, content=self._content)
@@ -44,7 +43,6 @@ class _Request:
         self._texts = defaultdict[int, list[str]](list)
 
     def delta(self, delta: Delta, metrics: RequestMetrics | None) -> None:
-        """See ``RequestObserver``."""
         if delta.token_ids and not self._tokens:
             self._first = time.monotonic() - self._start
         self._tokens += len(delta.token_ids)
@@ -54,7 +52,6 @@ class _Request:
             self._texts[delta.index].append(delta.reasoning + delta.text)
 
     def ended(self, error: BaseException | None) -> None:
-        """See ``RequestObserver``."""
         fields: dict[str, Any] = {
             "model": self._model,
             "prompt_tokens": self._prompt_tokens,

@@ -85,7 +85,6 @@ class Tracing:
         return cls(traces, MeterProvider([reader], resource=resource, shutdown_on_exit=False))
 
     def begin(self, model: str, request: GenerationRequest) -> _Request:
-        """See ``Observer``."""
         return _Request(self, model, request)
 
     def close(self) -> None:
@@ -120,7 +119,6 @@ class _Request:
         )
 
     def delta(self, delta: Delta, metrics: RequestMetrics | None) -> None:
-        """See ``RequestObserver``."""
         if delta.token_ids:
             self._last = time.monotonic()
             self._first = self._first or self._last
@@ -140,7 +138,6 @@ class _Request:
             )
 
     def ended(self, error: BaseException | None) -> None:
-        """See ``RequestObserver``."""
         labels, histograms, now = self._labels, self._tracing.histograms, time.monotonic()
         if error is not None:
             from opentelemetry.trace import StatusCode

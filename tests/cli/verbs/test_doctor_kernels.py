@@ -53,7 +53,7 @@ def test_autotune_says_what_is_the_fastest(form: str, monkeypatch: pytest.Monkey
 
 @pytest.mark.usefixtures("without_kernels")
 def test_it_says_what_was_built(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("carryall.cli.verbs.doctor_kernels.build_library", lambda: tmp_path)
+    monkeypatch.setattr("carryall.cli.verbs.doctor.build_library", lambda: tmp_path)
     result = CliRunner().invoke(carryall, ["doctor", "--build-kernels", "--json"])
     assert result.exit_code == 1  # nothing was built here
     assert json.loads(result.stdout)["path"] is None

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from carryall.cli import carryall
-from carryall.cli.printing.inspect import show
+from carryall.cli.verbs.inspect import show
 from carryall.exporter.demo import demo_path
 from carryall.exporter.encoders.names import encoder_families
 from carryall.exporter.export import export_package, families

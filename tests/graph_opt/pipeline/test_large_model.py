@@ -82,7 +82,7 @@ def test_passes_read_no_large_weight(tmp_path: Path) -> None:
 def test_the_command_line_writes_it_piece_by_piece(tmp_path: Path) -> None:
     path = save_sparse(tmp_path)
     script = (
-        "from carryall.cli import carryall\nfrom carryall.runtime.evaluate.memory import peak_memory\n"
+        "from carryall.cli import carryall\nfrom carryall.runtime.process.memory import peak_memory\n"
         "try:\n    carryall.main(prog_name='carryall')\n"
         "finally:\n    print(peak_memory())"
     )

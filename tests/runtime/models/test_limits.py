@@ -13,7 +13,7 @@ from carryall.errors import UsageError
 from carryall.providers.base import RunnerConfig
 from carryall.providers.host import machine
 from carryall.providers.targets.null import NullOptions, NullRunner
-from carryall.runtime.models.limits import check_budgets, check_memory, check_threads
+from carryall.runtime.models.loading import check_budgets, check_memory, check_threads
 from carryall.runtime.models.model_source import resolve_model
 
 

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from carryall.runtime.process.uninterrupted import uninterrupted
+from carryall.runtime.process.stop_signals import uninterrupted
 
 
 def test_the_block_ends_first() -> None:

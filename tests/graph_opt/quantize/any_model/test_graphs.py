@@ -15,8 +15,7 @@ from carryall.graph_opt.quantize.any_model.grid import Grid
 from carryall.graph_opt.quantize.any_model.layers import find_layers
 from carryall.graph_opt.quantize.any_model.logarithms import before_logarithms
 from carryall.graph_opt.quantize.any_model.options import IntegerOptions, exempt
-from carryall.graph_opt.quantize.any_model.prepare import prepare
-from carryall.graph_opt.quantize.any_model.quantize import quantize_static
+from carryall.graph_opt.quantize.any_model.quantize import prepare, quantize_static
 from carryall.graph_opt.quantize.any_model.samples import Samples
 from carryall.graph_opt.quantize.any_model.static import StaticGraphPass, quantized_values
 from carryall.graph_opt.quantize.any_model.tables import TablePass

@@ -16,8 +16,7 @@ import pytest
 from graph_asserts import evaluate, graph
 
 from carryall.errors import GraphError, UsageError
-from carryall.graph_opt.graph.integer_sums import exact_sums
-from carryall.graph_opt.graph.saturation import saturates
+from carryall.graph_opt.graph.integer_sums import exact_sums, saturates
 from carryall.graph_opt.quantize.any_model.grid import grid
 from carryall.graph_opt.quantize.any_model.layers import find_layers
 from carryall.graph_opt.quantize.any_model.options import IntegerOptions

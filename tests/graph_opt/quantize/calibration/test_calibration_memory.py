@@ -27,7 +27,7 @@ SCRIPT = """
 import sys, tempfile
 from pathlib import Path
 import numpy as np
-from carryall.runtime.evaluate.memory import peak_memory
+from carryall.runtime.process.memory import peak_memory
 from carryall.exporter.package import Package
 from carryall.graph_opt.quantize.algorithms.blockwise import BlockFormat
 from carryall.graph_opt.quantize.search.calibrated import CALIBRATED, quantize_layers

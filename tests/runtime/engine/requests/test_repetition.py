@@ -11,7 +11,7 @@ from llm_kit import toy_model
 
 from carryall.errors import InvalidSamplingError
 from carryall.runtime.api.llm import LLM
-from carryall.runtime.engine.requests.repetition import LONGEST, SHORTEST, RepetitionGuard
+from carryall.runtime.engine.requests.request import LONGEST, SHORTEST, RepetitionGuard
 from carryall.runtime.types.sampling_params import SamplingParams
 
 

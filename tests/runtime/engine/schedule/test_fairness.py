@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carryall.runtime.engine.requests.request import Request
-from carryall.runtime.engine.schedule.fairness import VirtualCounters
+from carryall.runtime.engine.schedule.waiting import VirtualCounters
 
 
 def test_a_tenant_that_floods_the_queue_does_not_delay_another() -> None:

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carryall.runtime.engine.requests.request import Request
-from carryall.runtime.engine.schedule.fairness import VirtualCounters
-from carryall.runtime.engine.schedule.waiting import WaitingQueue
+from carryall.runtime.engine.schedule.waiting import VirtualCounters, WaitingQueue
 
 
 def requests(priorities: list[int]) -> list[Request]:

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from carryall.cli.printing.cache import age_text, count_text
+from carryall.cli.verbs.cache import age_text, count_text
 
 
 @pytest.mark.parametrize(

@@ -1,1 +1,0 @@
-"""Results of verbs as tables, text and JSON documents."""
