@@ -23,7 +23,7 @@ def run(*args: object) -> Result:
         (("--method", "int8-fast", "--block-size", 16, "--kv", "int8"), 15),
         pytest.param(("--method", "int8-static", "--block-size", 16, "--smooth"), 15, marks=pytest.mark.slow),
         pytest.param(("--method", "bf16"), 15, marks=pytest.mark.slow),
-        (("--method", "none", "--kv", "int8"), 15),
+        pytest.param(("--method", "none", "--kv", "int8"), 15, marks=pytest.mark.slow),
     ],
 )
 def test_the_price_of_every_method(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -35,12 +36,27 @@ TOLERANCE = 1e-4
 Decoder = Callable[..., CachedDecoder]
 
 
+def engine_cases() -> list[Any]:
+    """All cases in onnxruntime; in the other engines one case of each model type, the rest as slow tests."""
+    params, seen = [], set()
+    for case in sorted(CASES):
+        variant = CASES[case][0] in seen
+        seen.add(CASES[case][0])
+        for engine in sorted(ENGINES):
+            slow = variant and engine != "onnxruntime"
+            params.append(pytest.param(case, engine, marks=[pytest.mark.slow] if slow else []))
+    return params
+
+
+in_engines = pytest.mark.parametrize(("case", "engine"), engine_cases(), indirect=True)
+
+
 @pytest.fixture(scope="module", params=sorted(CASES))
 def case(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture(params=sorted(ENGINES))
+@pytest.fixture
 def engine(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -87,6 +103,7 @@ def test_the_graph_is_standard_onnx(package: Package) -> None:
 
 
 @pytest.mark.long
+@in_engines
 def test_greedy_continuation_equals_transformers(
     decoder: Decoder, engine: str, golden: dict[str, Array], case: str
 ) -> None:
@@ -109,6 +126,7 @@ def test_greedy_continuation_equals_transformers(
 
 
 @pytest.mark.long
+@in_engines
 def test_a_prompt_in_pieces_equals_the_whole(decoder: Decoder, engine: str, case: str) -> None:
     if case in LENGTH_DEPENDENT:
         pytest.skip("its rotary embedding depends on the length of the run")
@@ -122,6 +140,7 @@ def test_a_prompt_in_pieces_equals_the_whole(decoder: Decoder, engine: str, case
 
 
 @pytest.mark.long
+@in_engines
 def test_padding_changes_nothing(decoder: Decoder, engine: str) -> None:
     input_ids, mask = prompt()
     padded = decoder(engine)(input_ids, mask)[1:, mask[1] == 1]

@@ -13,7 +13,7 @@ from carryall.graph_opt.graph.load import check_model
 from carryall.graph_opt.pipeline.pipeline import run
 from carryall.graph_opt.pipeline.pipelines import portable_passes
 
-SAMPLE = 300
+SAMPLE = 150
 PARTS = 4
 OLDEST_OPSET = 13  # older models are refused, and the error names their opset
 

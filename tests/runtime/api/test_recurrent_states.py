@@ -103,8 +103,14 @@ def test_what_cannot_keep_states_is_refused(checkpoint: Path, tmp_path: Path) ->
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("case", ["qwen3_5_text-tiles", "nemotron_h"])
-@pytest.mark.parametrize("method", ["int4", "int8"])
+@pytest.mark.parametrize(
+    ("case", "method"),
+    [
+        *[("qwen3_5_text-tiles", "int4"), ("nemotron_h", "int8")],
+        pytest.param("qwen3_5_text-tiles", "int8", marks=pytest.mark.slow),
+        pytest.param("nemotron_h", "int4", marks=pytest.mark.slow),
+    ],
+)
 def test_calibrated_quantization_of_states_loses_less_than_rounding(
     case: str, tmp_path: Path, method: str
 ) -> None:

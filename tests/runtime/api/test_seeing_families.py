@@ -52,6 +52,18 @@ def opened(package: Path, **options: Any) -> LLM:
 
 
 @pytest.fixture(scope="module")
+def kept(package: Path) -> Iterator[LLM]:
+    with opened(package) as llm:
+        yield llm
+
+
+@pytest.fixture
+def llm(kept: LLM) -> LLM:
+    kept.clear_prefix_cache()
+    return kept
+
+
+@pytest.fixture(scope="module")
 def fresh(package: Path) -> Iterator[LLM]:
     """Computes every prompt anew, alone and in small pieces."""
     with opened(package, max_slots=1, prefix_cache=False, max_step_tokens=8) as llm:
@@ -130,50 +142,47 @@ def test_tokens_equal_transformers(family: str, package: Path, options: Json | N
         assert answer(llm, asked(*pictures(family)))[0] == expected["tokens"].tolist()
 
 
-def test_a_second_question_computes_nothing_of_the_pictures(family: str, package: Path, fresh: LLM) -> None:
-    with opened(package) as llm:
-        first, _ = answer(llm, asked(*pictures(family)))
-        encoded = llm.requests.sight._encoder.num_encoded
-        other = asked(*pictures(family), text="Where is it?")
-        tokens, cached = answer(llm, other)
-        # States of so short prompts are not kept.
-        assert family in STATES or cached > np.flatnonzero(golden(family)["token_ids"] >= 256)[-4]
-        assert llm.requests.sight._encoder.num_encoded == encoded
-        assert tokens == answer(fresh, other)[0]
-        assert answer(llm, asked(*pictures(family)))[0] == first
+def test_a_second_question_computes_nothing_of_the_pictures(family: str, llm: LLM, fresh: LLM) -> None:
+    first, _ = answer(llm, asked(*pictures(family)))
+    encoded = llm.requests.sight._encoder.num_encoded
+    other = asked(*pictures(family), text="Where is it?")
+    tokens, cached = answer(llm, other)
+    # States of so short prompts are not kept.
+    assert family in STATES or cached > np.flatnonzero(golden(family)["token_ids"] >= 256)[-4]
+    assert llm.requests.sight._encoder.num_encoded == encoded
+    assert tokens == answer(fresh, other)[0]
+    assert answer(llm, asked(*pictures(family)))[0] == first
 
 
-def test_neighbours_of_a_step_change_nothing(package: Path, fresh: LLM) -> None:
+def test_neighbours_of_a_step_change_nothing(llm: LLM, fresh: LLM) -> None:
     talks = [
         asked(picture(30, 31)),
         asked(*pictures()),
         asked(text="Hello"),
         asked(picture(8, 60, 5), text="a"),
     ]
-    with opened(package) as llm:
-        together = [output.outputs[0].token_ids for output in llm.chat(talks, GREEDY)]
-        assert together == [answer(fresh, talk)[0] for talk in talks]
+    together = [output.outputs[0].token_ids for output in llm.chat(talks, GREEDY)]
+    assert together == [answer(fresh, talk)[0] for talk in talks]
 
 
-def test_a_conversation_goes_on_behind_its_pictures(package: Path, fresh: LLM) -> None:
-    with opened(package) as llm:
-        talk = [
-            *asked(*pictures()),
-            {"role": "assistant", "content": "A lot."},
-            *asked(picture(20, 40), text="And?"),
-        ]
-        answer(llm, talk[:1])
-        assert answer(llm, talk)[0] == answer(fresh, talk)[0]
+def test_a_conversation_goes_on_behind_its_pictures(llm: LLM, fresh: LLM) -> None:
+    talk = [
+        *asked(*pictures()),
+        {"role": "assistant", "content": "A lot."},
+        *asked(picture(20, 40), text="And?"),
+    ]
+    answer(llm, talk[:1])
+    assert answer(llm, talk)[0] == answer(fresh, talk)[0]
 
 
-def test_text_alone_is_read_as_without_a_tower(family: str, package: Path, tmp_path: Path) -> None:
+def test_text_alone_is_read_as_without_a_tower(family: str, llm: LLM, tmp_path: Path) -> None:
     export(
         write_vlm(tmp_path / "checkpoint", family.removesuffix("-alone"), seed=SEED),
         tmp_path / "text",
         text_only=True,
     )
     talk = asked(text="Hello, who is there?")
-    with opened(package) as llm, opened(tmp_path / "text") as text:
+    with opened(tmp_path / "text") as text:
         assert answer(llm, talk)[0] == answer(text, talk)[0]
 
 

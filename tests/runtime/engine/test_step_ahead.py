@@ -148,7 +148,7 @@ def test_runners_without_the_ability_are_given_one_step_at_a_time() -> None:
 
 
 @pytest.mark.long
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=50)
 @given(st.data())
 def test_any_mix_of_requests_gets_the_tokens_that_each_gets_alone(data: st.DataObject) -> None:
     faults = data.draw(st.sampled_from([0.0, 0.0, 0.1]))

@@ -30,7 +30,7 @@ def tokens(llm: LLM) -> list[list[int]]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("quantize", [None, "int4"])
+@pytest.mark.parametrize("quantize", [pytest.param(None, marks=pytest.mark.slow), "int4"])
 def test_ranks_give_the_tokens_of_the_whole_model(quantize: str | None) -> None:
     options: dict[str, Any] = {"max_slots": 4, "quantize": quantize, "num_threads": 1}
     with LLM("draft", **options) as whole:

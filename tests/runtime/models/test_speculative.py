@@ -76,7 +76,7 @@ def test_a_draft_of_another_tokenizer_is_refused_and_closed(tmp_path: Path) -> N
     [
         ("prompt-lookup", "cpu"),
         ("draft:draft", "cpu"),
-        ("prompt-lookup", "openvino"),
+        pytest.param("prompt-lookup", "openvino", marks=pytest.mark.slow),
         pytest.param("draft:draft", "openvino", marks=pytest.mark.slow),
     ],
 )

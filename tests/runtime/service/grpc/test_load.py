@@ -83,8 +83,10 @@ def test_clients_that_vanish_free_everything() -> None:
                 async with grpc.aio.insecure_channel(served.address) as channel:
                     stub: Any = type(served.stub)(channel)
                     calls = [stub.Generate(ask(f"v{n}", 4000)) for n in range(20)]
-                    await calls[0].read()
+                    reads = [asyncio.ensure_future(call.read()) for call in calls]
+                    await asyncio.wait(reads, return_when=asyncio.FIRST_COMPLETED)
                     # leaving closes the connection under all of them
+                await asyncio.gather(*reads, return_exceptions=True)
             assert await _idle(llm)
             stats = llm.stats()
             assert stats.kv_tokens == stats.idle_kv_tokens
