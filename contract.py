@@ -26,6 +26,7 @@ GROUPS, GROUP_ROWS = "groups", "group_rows"
 WINDOWS, WINDOW_ROWS = "windows", "window_rows"  # as the two above, for layers that attend within windows
 PATCH_COS, PATCH_SIN = "patch_cos", "patch_sin"
 TABLE_ROWS, TABLE_WEIGHTS = "table_rows", "table_weights"
+POSITION_WEIGHTS = "position_weights"  # the part of each entry of the table of positions in that of a patch
 MERGED_PATCHES = "merged_patches"
 IMAGE_STATES = "image_states"  # its output, and an input of a decoder lowered for a model that sees
 IMAGE_ROWS = "image_rows"  # the row of image_states that replaces a token's embedding, -1 for none
@@ -57,6 +58,7 @@ SEEN_EMBEDDING = "image_embedding"  # the value whose rows pictures replace; wit
 IMAGE_PAD = "image_pad_token"  # the token that further tables look up in place of those of pictures
 AHEAD_WINDOWS = "image_ahead_windows"  # JSON: windows, or null, of the layers whose tokens see by IMAGE_AHEAD
 NUM_TOKENS = "num_tokens"  # number of rows of the embedding table
+TEXT_FORM = "text_form"  # JSON: ``exporter/encoders/text_form.py``
 
 # Caches are past_key_values.N.key and .value, and present.N.key and .value.
 PAST, PRESENT = "past_key_values", "present"

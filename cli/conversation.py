@@ -14,6 +14,7 @@ from ..runtime.api.requests import RequestFactory
 from ..runtime.models.loading import LoadedModel
 from ..runtime.types.sampling_params import SamplingParams
 from . import generation
+from .pictures import PictureFile
 
 PROMPT = "> "
 
@@ -31,7 +32,7 @@ class ConsoleChat:
         params: SamplingParams,
         opening: list[dict[str, str]],
         lora: str | None = None,
-        images: Sequence[generation.PictureFile] = (),
+        images: Sequence[PictureFile] = (),
     ) -> None:
         self._llm, self._requests, self._params, self._opening = llm, requests, params, opening
         self._lora, self._images = lora, images

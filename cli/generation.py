@@ -7,7 +7,7 @@ import json
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
 
@@ -20,6 +20,7 @@ from ..runtime.models.loading import LoadedModel, load_model
 from ..runtime.types.outputs import CompletionOutput, RequestOutput
 from ..runtime.types.sampling_params import SamplingParams
 from ..storage.texts import read_text
+from .pictures import PictureFile, picture_part
 from .progress import PREPARE, progress
 
 
@@ -88,45 +89,9 @@ def speed_line(output: RequestOutput) -> str:
     )
 
 
-class PictureFile(NamedTuple):
-    """A file of a picture, or a page of a PDF file, counted from 1."""
-
-    path: Path
-    page: int | None = None
-
-
-class _Picture(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4 only
-    name = "picture"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> PictureFile:
-        if isinstance(value, PictureFile):
-            return value
-        name, mark, page = str(value).rpartition("#")
-        if not mark or Path(value).is_file():
-            name, page = str(value), ""
-        elif not page.isascii() or not page.isdigit() or not int(page):
-            self.fail(f"'{page}' is no page; pages count from 1: FILE.pdf#3", param, ctx)
-        path = click.Path(path_type=Path, exists=True, dir_okay=False).convert(name, param, ctx)
-        return PictureFile(Path(path), int(page) if page else None)
-
-
-PICTURE = _Picture()
-image_option = click.option(
-    "--image",
-    "images",
-    type=PICTURE,
-    multiple=True,
-    metavar="FILE",
-    help="A picture that the message is about, for models that see; repeat it for several. A PDF file is all "
-    "of its pages, or one: FILE.pdf#3.",
-)
-
-
 def user_message(text: str, images: Sequence[PictureFile]) -> dict[str, Any]:
     """Return a message of the user; pictures come before the text."""
-    pictures = [
-        {"type": "image", "image": path, **({} if page is None else {"page": page})} for path, page in images
-    ]
+    pictures = [picture_part(each) for each in images]
     return {"role": "user", "content": [*pictures, {"type": "text", "text": text}] if pictures else text}
 
 

@@ -10,7 +10,7 @@ import importlib
 import json
 import pkgutil
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, cast
 
@@ -45,7 +45,8 @@ class ImageProcessor:
         std: per channel, divided by after that.
         patch: pixels of an edge of a patch.
         merge: patches along an edge that become one token.
-        image_token_id: stands for a token of a picture in the prompt.
+        image_token_id: stands for a token of a picture in the prompt; -1 for a model without such prompts,
+            whose ``vision.onnx`` returns a vector for each picture.
         texts: what a prompt has around pictures. ``image`` is the token of a row; ``place``, by default the
             same, is what the chat template writes for a picture.
     """
@@ -58,8 +59,8 @@ class ImageProcessor:
     std: tuple[float, ...]
     patch: int
     merge: int
-    image_token_id: int
-    texts: Mapping[str, str]
+    image_token_id: int = -1
+    texts: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def place(self) -> str:
@@ -92,7 +93,17 @@ class ImageProcessor:
             raise ValueError(f"'resample' must be 0, 1, 2 or 3, found {self.resample!r}")
         if len(self.mean) != 3 or len(self.std) != 3 or 0.0 in self.std:
             raise ValueError("'mean' and 'std' need 3 numbers, and no 'std' may be 0")
-        self.check_texts("image")
+        if self.image_token_id != -1:
+            self.check_texts("image")
+
+    def check_tile(self, edge: int) -> None:
+        """Check a tile with patches that each stand alone.
+
+        Raises:
+            ValueError: it holds no whole patches.
+        """
+        if type(edge) is not int or not 1 <= edge <= MOST_PIXELS or edge % self.patch or self.merge != 1:
+            raise ValueError(f"tiles of {edge!r} pixels must hold whole patches of {self.patch} pixels")
 
     def check_sizes(self, *names: str, most: int = MOST_PIXELS) -> None:
         """Check that fields are integers in [1, ``most``].
@@ -131,7 +142,7 @@ def read_image_processor(path: Path) -> ImageProcessor:
     except CheckpointError as error:
         raise PackageError(str(error)) from error
     kind = _kind(content.get("family"))
-    names = set() if kind is None else {field.name for field in fields(kind)}
+    names = set() if kind is None else {each.name for each in fields(kind)}
     if kind is None or content.get("version") != _VERSION or content.keys() != names:
         raise PackageError(
             f"{path} has family {content.get('family')!r}, version {content.get('version')!r} or other keys "

@@ -12,6 +12,7 @@ from .. import generation
 from ..conversation import ConsoleChat, check_chat
 from ..load_options import Chosen, config_options
 from ..options import quiet_option
+from ..pictures import PictureFile, image_option
 from ..sampling import sampling_options, sampling_params
 from ..sections import SectionedCommand
 
@@ -26,12 +27,12 @@ from ..sections import SectionedCommand
 )
 @sampling_options(without=("n", "best_of", "logprobs"))
 @click.option("--system", help="System message with instructions for the model.")
-@generation.image_option
+@image_option()
 @quiet_option
 def command(
     chosen: Chosen,
     system: str | None,
-    images: tuple[generation.PictureFile, ...],
+    images: tuple[PictureFile, ...],
     quiet: bool,
     **sampling: Any,
 ) -> None:

@@ -16,6 +16,7 @@ from ...storage.paths import check_target
 from ...storage.writing import hiding_scratch, publish, writing
 from ..lines import given_lines, lines_option
 from ..options import MOST_TOKENS, print_json
+from ..pictures import PictureFile, image_option, picture_part
 from ..sections import SectionedCommand
 
 
@@ -23,6 +24,7 @@ from ..sections import SectionedCommand
 @click.argument("model")
 @click.argument("texts", nargs=-1)
 @lines_option("Embed each line of a file.")
+@image_option("A picture to embed behind the texts, for models of texts and pictures; repeat it for several.")
 @click.option(
     "--output", "-o", type=click.Path(path_type=Path), help="Write an .npy file.  [default: lines of JSON]"
 )
@@ -52,6 +54,7 @@ def command(
     model: str,
     texts: tuple[str, ...],
     lines: Path | None,
+    images: tuple[PictureFile, ...],
     output: Path | None,
     prompt_name: str | None,
     dimensions: int | None,
@@ -62,7 +65,7 @@ def command(
     normalize: bool | None,
     provider: str,
 ) -> None:
-    """Print the vectors of texts, one line of JSON for each.
+    """Print the vectors of texts and pictures, one line of JSON for each.
 
     MODEL is a package or a checkpoint folder of an encoder, a folder of sentence-transformers, or an export
     of Optimum, transformers.js or fastembed with its tokenizer: the folder, or one of its ONNX files. For CSV
@@ -72,10 +75,13 @@ def command(
     Example:
         carryall embed minilm "first text" "second text"
         carryall embed minilm --lines texts.txt -o vectors.npy
+        carryall embed clip "a photo of a cat" --image cat.png
     """
     from ...runtime.api.text_encoder import TextEncoder  # imports onnxruntime
 
-    inputs = given_lines(texts, lines)
+    only_pictures = bool(images) and not texts and lines is None
+    inputs: list[Any] = [] if only_pictures else list(given_lines(texts, lines))
+    inputs += map(picture_part, images)
     if output is not None and (output.suffix != ".npy" or kind != "dense"):
         raise UsageError(f"{output}: -o writes dense vectors to an .npy file; omit it for lines of JSON")
     if dimensions is not None and kind != "dense":

@@ -19,6 +19,7 @@ from .. import generation
 from ..conversation import ConsoleChat, check_chat
 from ..load_options import Chosen, config_options, model_elsewhere
 from ..options import check_exclusive, json_option, print_json, quiet_option
+from ..pictures import PictureFile, image_option
 from ..sampling import READABLE, sampling_options, sampling_params
 from ..sections import SectionedCommand
 
@@ -85,7 +86,7 @@ class RunCommand(SectionedCommand):
 )
 @click.option("--chat", is_flag=True,
               help="PROMPT is a message, as it is for every model with a chat template.")  # fmt: skip
-@generation.image_option
+@image_option()
 @click.option("--tools", type=READABLE, help="A JSON file with a list of functions the model may call.")
 @json_option
 @quiet_option
@@ -94,7 +95,7 @@ def command(
     chosen: Chosen,
     raw: bool,
     chat: bool,
-    images: tuple[generation.PictureFile, ...],
+    images: tuple[PictureFile, ...],
     tools: Path | None,
     as_json: bool,
     quiet: bool,
@@ -157,7 +158,7 @@ def _talk(
     chosen: Chosen,
     params: SamplingParams,
     lora: str | None,
-    images: tuple[generation.PictureFile, ...],
+    images: tuple[PictureFile, ...],
 ) -> None:
     """Hold a conversation: what ``carryall run MODEL`` does without a prompt."""
     if params.n != 1 or params.best_of is not None or params.logprobs is not None:

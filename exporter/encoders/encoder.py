@@ -38,6 +38,7 @@ class EncoderConfig:
         stored_layers: number of layers in the checkpoint, if layers share their weights.
         down_bias: whether the last linear layer of a feed-forward layer has a bias; None for ``mlp_bias``.
         output_size: width of the states of the last layer; None for ``hidden_size``.
+        causal: whether a token sees those in front of it only.
     """
 
     model_type: str
@@ -62,6 +63,7 @@ class EncoderConfig:
     stored_layers: int | None = None
     down_bias: bool | None = None
     output_size: int | None = None
+    causal: bool = False
 
     @property
     def head_dim(self) -> int:
@@ -225,7 +227,7 @@ class EncoderWriter(EncoderLayers):
         bias: ir.Value | None = None,
         kv_heads: int | None = None,
     ) -> ir.Value:
-        """Attend without a causal mask.
+        """Attend, to all tokens unless the configuration says otherwise.
 
         Args:
             layer: the number of the layer.
@@ -324,10 +326,16 @@ class EncoderWriter(EncoderLayers):
             distance = self.op("Abs", self.op("Sub", keys, self.op("Unsqueeze", keys, self.ints(1))))
             near = self.op("LessOrEqual", distance, self.constant(window, np.int64, "window"))
             seen = self.op("And", near, seen)
+        if self.config.causal:
+            keys = self.positions()
+            before = self.op("LessOrEqual", keys, self.op("Unsqueeze", keys, self.ints(1)))
+            seen = self.op("And", before, seen)
         values = [self.constant(0, np.float32, "visible")]
         values += [self.constant(np.finfo(np.float32).min, np.float32, "hidden")]
         mask = self.op("Where", seen, *values)
-        if window is None:  # onnxruntime 1.32 does not broadcast one row to all queries
+        if (
+            window is None and not self.config.causal
+        ):  # onnxruntime 1.32 does not broadcast one row to all queries
             queries = self.op("Shape", self.input_ids, start=1, end=2)
             mask = self.op("Expand", mask, self.op("Concat", self.ints(1, 1), queries, self.ints(1), axis=0))
         return mask

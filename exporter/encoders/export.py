@@ -19,6 +19,7 @@ from . import families
 from .encoder import EncoderConfig, EncoderWriter
 from .heads import Heads, vector_heads
 from .names import CLASSIFIER, TOKEN_CLASSIFIER, classifies_tokens, is_classifier, known_name
+from .text_form import TextForm
 
 # Architectures whose head is left out, unless the files of sentence-transformers ask for it.
 _ENCODERS = ("Model", "ForMaskedLM", "ForPreTraining", "HF_ColBERT")
@@ -30,6 +31,8 @@ class EncoderFamily(Protocol):
     A family also defines the heads that it has: ``classify(net, raw, states, base)`` returns logits [batch,
     labels], ``classify_tokens(net, raw, states)`` [batch, sequence, labels], and
     ``vocabulary(net, raw, states, base)`` [batch, sequence, vocabulary]. ``base`` prefixes the tensors.
+
+    A family whose files do not say how states become vectors defines ``text_form(raw, checkpoint)``.
 
     Attributes:
         BASE: the prefix of the encoder's tensors in a checkpoint with a head, or several of which it has one.
@@ -83,6 +86,9 @@ def export_encoder(
         states = family.build(net, raw)
     model = net.finish(states, _heads(family, net, raw, states, base))
     model.metadata_props[CONTEXT_LENGTH] = str(normalised.max_tokens)
+    text_form: Callable[[RawConfig, Checkpoint], TextForm] | None = getattr(family, "text_form", None)
+    if text_form is not None:
+        model.metadata_props.update(text_form(raw, checkpoint).metadata())
     checkpoint.ignore(*family.UNUSED)
     if unused := checkpoint.unused():
         shown = ", ".join(unused[:5]) + (", ..." if len(unused) > 5 else "")

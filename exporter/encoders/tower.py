@@ -142,10 +142,11 @@ class Tower(EncoderLayers):
 
         The input ``merged_patches`` int64 [tokens, k] says which.
         """
-        joined = self.op("Gather", x, self._merged_patches(k), axis=0)
+        joined = self.op("Gather", x, self.patches_of_tokens(k), axis=0)
         return self.op("Reshape", joined, self.ints(-1, k * self.config.hidden_size))
 
-    def _merged_patches(self, k: int) -> ir.Value:
+    def patches_of_tokens(self, k: int | str) -> ir.Value:
+        """Return the input ``merged_patches`` int64 [tokens, k]; a name says that k is not known."""
         for value in self.graph.inputs:
             if value.name == MERGED_PATCHES:
                 return value

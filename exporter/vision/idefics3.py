@@ -18,6 +18,7 @@ from ...contract import GROUP_ROWS, GROUPS, IMAGE_STATES, PATCH_POSITIONS
 from ...errors import UnsupportedModelError
 from ..config import RawConfig, integer, mapping
 from ..encoders.encoder import EncoderConfig
+from ..encoders.pre_norm import pre_norm_layer
 from ..encoders.tower import Groups, Tower, tower_config
 from ..image_processor import HALF, ImageProcessor, check_processor, levels, named_tokens
 from ..weights import Checkpoint
@@ -142,19 +143,14 @@ def _config(raw: RawConfig, vision: RawConfig) -> EncoderConfig:
 
 
 def siglip_layer(net: Tower, x: ir.Value, groups: Groups, *, rotates: bool = False) -> ir.Value:
-    """Write one layer: x += attention(norm(x)); x += mlp(norm(x)); x is [n, hidden].
+    """Write one layer of a tower; x is [patches, hidden].
 
     ``rotates`` says whether queries and keys have a 2-D rope.
     """
-    c = net.config
-    hidden, inner = c.hidden_size, c.intermediate_size
-    normed = net.layer_norm("layer_norm1", x)
-    with net.scope("self_attn"):
-        q, k, v = (net.linear(name, normed, hidden, hidden) for name in ("q_proj", "k_proj", "v_proj"))
+
+    def attend(q: ir.Value, k: ir.Value, v: ir.Value) -> ir.Value:
         if rotates:
             q, k = net.rotate(q), net.rotate(k)
-        x = net.op("Add", x, net.linear("out_proj", net.attention(q, k, v, groups), hidden, hidden))
-    normed = net.layer_norm("layer_norm2", x)
-    with net.scope("mlp"):
-        inside = net.activation(net.linear("fc1", normed, hidden, inner))
-        return net.op("Add", x, net.linear("fc2", inside, inner, hidden))
+        return net.attention(q, k, v, groups)
+
+    return pre_norm_layer(net, x, attend)

@@ -176,29 +176,8 @@ def vision_model(raw: RawConfig, checkpoint: Checkpoint) -> ir.Model:
     within = f"{first}vision_tower.vision_model"
     tower = within if checkpoint.has_prefix(f"{within}.") else f"{first}vision_tower"
     net = Tower(config, checkpoint, (3, patch, patch))
-    groups = net.groups(GROUPS, GROUP_ROWS)
-    positions = net.input(PATCH_POSITIONS, ir.DataType.INT64, ("patches",))
     with net.scope(tower):
-        with net.scope("embeddings"):
-            x = net.patch_embedding("patch_embedding", bias=not clip)
-            count = (integer(vision, "image_size") // max(1, patch)) ** 2 + clip
-            places = net.op("Gather", net.table("position_embedding", count), positions, axis=0)
-            x = net.op("Add", x, places)
-            if clip:
-                whole = net.op("Equal", positions, net.constant(0, np.int64, "0"))
-                zero = net.constant(0, np.float32, "zero")
-                extra = net.op(
-                    "Where",
-                    net.op("Unsqueeze", whole, net.ints(1)),
-                    net.weight("class_embedding", hidden),
-                    zero,
-                )
-                x = net.op("Add", x, extra)
-        if clip:
-            x = net.layer_norm("pre_layrnorm", x)  # the name in the checkpoints
-        for layer in range(config.num_layers):
-            with net.scope(f"encoder.layers.{layer}"):
-                x = siglip_layer(net, x, groups)
+        x = tower_states(net, vision, class_token=clip)
     width = integer(decoder_part(raw), "hidden_size")
     with net.scope(f"{first}multi_modal_projector"):
         bias = bool(raw.get("multimodal_projector_bias", True))
@@ -211,6 +190,33 @@ def vision_model(raw: RawConfig, checkpoint: Checkpoint) -> ir.Model:
         states = net.op("Concat", states, row, axis=0)
     net.output(states, IMAGE_STATES, ir.DataType.FLOAT, ("tokens", width))
     return net.model()
+
+
+def tower_states(net: Tower, vision: RawConfig, *, class_token: bool) -> ir.Value:
+    """Write the layers of CLIP or SigLIP in the scope of the tower, and return the states of all patches.
+
+    ``class_token`` says whether it is CLIP: a state of a whole tile is that of a patch of zeros at position
+    0, and a norm is in front of the layers.
+    """
+    groups = net.groups(GROUPS, GROUP_ROWS)
+    positions = net.input(PATCH_POSITIONS, ir.DataType.INT64, ("patches",))
+    with net.scope("embeddings"):
+        x = net.patch_embedding("patch_embedding", bias=not class_token)
+        count = (integer(vision, "image_size") // max(1, integer(vision, "patch_size"))) ** 2 + class_token
+        places = net.op("Gather", net.table("position_embedding", count), positions, axis=0)
+        x = net.op("Add", x, places)
+        if class_token:
+            whole = net.op("Equal", positions, net.constant(0, np.int64, "0"))
+            zero = net.constant(0, np.float32, "zero")
+            token = net.weight("class_embedding", net.config.hidden_size)
+            extra = net.op("Where", net.op("Unsqueeze", whole, net.ints(1)), token, zero)
+            x = net.op("Add", x, extra)
+    if class_token:
+        x = net.layer_norm("pre_layrnorm", x)  # the name in the checkpoints
+    for layer in range(net.config.num_layers):
+        with net.scope(f"encoder.layers.{layer}"):
+            x = siglip_layer(net, x, groups)
+    return x
 
 
 def _is_pixtral(raw: RawConfig) -> bool:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from ...errors import ProviderRuntimeError, RequestError
 from ..engine.requests.pooled_states import Pooling as Pooling
@@ -11,6 +12,8 @@ from ..types.sampling_params import SamplingParams
 from .requests import PooledPrompt
 from .scoring import Questions
 from .vectors import Vectors as Vectors
+
+Input = str | list[int] | dict[str, Any]  # a text, token ids, or a picture
 
 _NO_TOKENS = SamplingParams(temperature=0.0, max_tokens=1)
 
@@ -23,6 +26,20 @@ def check_pooling(pooling: str) -> None:
     """
     if not isinstance(pooling, str) or pooling not in ("last", "mean"):
         raise RequestError(f"pooling must be 'last' or 'mean', not {pooling!r}")
+
+
+def text_inputs(inputs: Sequence[Input]) -> list[str | list[int]]:
+    """Return inputs that are texts and token ids.
+
+    Raises:
+        RequestError: one is a picture.
+    """
+    texts: list[str | list[int]] = []
+    for each in inputs:
+        if isinstance(each, Mapping):
+            raise RequestError("this model embeds texts only, not images")
+        texts.append(each)
+    return texts
 
 
 def embedding_questions(prompts: Sequence[PooledPrompt]) -> Questions[Vectors]:

@@ -10,6 +10,7 @@ from ...errors import ModelNotFoundError, UsageError
 from ...exporter.config import CONFIG_FILE, read_config
 from ...exporter.encoders.modules import MODULES_FILE, side_files
 from ...exporter.encoders.names import classifies_tokens, is_classifier, is_encoder
+from ...exporter.image_processor import has_processor
 from ...exporter.package import Package, fingerprint
 from ...storage.cache import cache_key, cached_folder
 from ...storage.hashes import content_key
@@ -71,7 +72,8 @@ def prepared_encoder(source: Path) -> Path:
     def build(folder: Path) -> None:
         from ..models.encoder_package import export_encoder_package  # imports the library of graphs
 
-        export_encoder_package(source, folder / source.name, {}, None)
+        blind = not has_processor(source)
+        export_encoder_package(source, folder / source.name, {}, None, text_only=blind)
 
     return cached_folder("packages", cache_key(encoder=content), build, {"model": str(source)}) / source.name
 

@@ -51,7 +51,7 @@ class Sight:
             return messages, []
         encoder, pictures, taken = self._encoder, list[Picture](), list[Message]()
         parts_of = [message["content"] for message in messages if _has_pictures(message)]
-        sources = [_sources(part) for parts in parts_of for part in parts if _is_picture(part)]
+        sources = [picture_sources(part) for parts in parts_of for part in parts if is_picture(part)]
         several, opened = sum(map(len, sources)) > 1, iter(sources)
         for message in messages:
             if not _has_pictures(message):
@@ -59,7 +59,7 @@ class Sight:
                 continue
             parts = []
             for part in message["content"]:
-                if not _is_picture(part):
+                if not is_picture(part):
                     parts.append(part)
                     continue
                 prepared = [encoder.prepare(source, several=several) for source in next(opened)]
@@ -116,7 +116,7 @@ def _check_parts(messages: Any) -> None:
     for message in messages if isinstance(messages, Sequence) else ():
         content = message.get("content") if isinstance(message, Mapping) else None
         for part in content if isinstance(content, list | tuple) else ():
-            if not isinstance(part, Mapping) or _is_picture(part) or part.get("type", "text") in _TEXTS:
+            if not isinstance(part, Mapping) or is_picture(part) or part.get("type", "text") in _TEXTS:
                 continue
             if part.get("type") in ("video", "video_url"):
                 raise RequestError("videos are not read; send frames of it as images")
@@ -126,7 +126,8 @@ def _check_parts(messages: Any) -> None:
             )
 
 
-def _is_picture(part: Any) -> bool:
+def is_picture(part: Any) -> bool:
+    """Return whether a part of a content is a picture; see ``Sight.take``."""
     if not isinstance(part, Mapping):
         return False
     return part.get("type") in ("image", "image_url") and not part.keys().isdisjoint({"image", "image_url"})
@@ -134,10 +135,10 @@ def _is_picture(part: Any) -> bool:
 
 def _has_pictures(message: Any) -> bool:
     content = message.get("content") if isinstance(message, Mapping) else None
-    return isinstance(content, list | tuple) and any(map(_is_picture, content))
+    return isinstance(content, list | tuple) and any(map(is_picture, content))
 
 
-def _sources(part: Mapping[str, Any]) -> Sequence[Any]:
+def picture_sources(part: Mapping[str, Any]) -> Sequence[Any]:
     """Return the pictures of a part, for ``open_picture``: that of a file, or the pages of a PDF file.
 
     Raises:

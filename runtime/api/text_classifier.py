@@ -17,6 +17,7 @@ from ..types.providers import Providers
 from .encoder_model import EncoderModel
 from .text_session import Tokens
 from .token_batches import Text
+from .vectors import hypotheses, probabilities
 
 Scores = npt.NDArray[np.float32]  # [texts, labels]
 
@@ -118,12 +119,9 @@ class TextClassifier(EncoderModel):
                 "entailment".
             CarryallError: see ``logits``.
         """
-        if isinstance(labels, str) or not labels or not all(isinstance(label, str) for label in labels):
-            raise RequestError("zero-shot classification needs a list of at least one label")
-        if not isinstance(hypothesis, str) or "{}" not in hypothesis:
-            raise RequestError(f"a hypothesis has {{}} in place of the label, unlike {hypothesis!r}")
+        sentences = hypotheses(hypothesis, labels)
         entails, contradicts = self._entailment()
-        pairs = [(text, hypothesis.replace("{}", label)) for text in texts for label in labels]
+        pairs = [(text, sentence) for text in texts for sentence in sentences]
         logits = self.logits(pairs, truncate=truncate).reshape(len(texts), len(labels), len(self.labels))
         if independent or len(labels) == 1:
             both = np.stack([logits[:, :, contradicts], logits[:, :, entails]], axis=-1)
@@ -184,12 +182,3 @@ class TextClassifier(EncoderModel):
                 + ", ".join(self.labels[:5])
             )
         return self.encode(pairs, truncate=truncate, name=lambda place: f"document {place} with its query")
-
-
-def probabilities(logits: Scores, *, independent: bool) -> Scores:
-    """Return the sigmoid of logits, or their softmax over the last axis where labels exclude each other."""
-    logits = logits.astype(np.float64)
-    if independent:
-        return np.asarray(0.5 + 0.5 * np.tanh(logits / 2), np.float32)
-    powers = np.exp(logits - logits.max(-1, keepdims=True, initial=-np.inf))
-    return np.asarray(powers / powers.sum(-1, keepdims=True), np.float32)

@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -30,12 +31,17 @@ from ...exporter.encoders.modules import (
     read_prompts,
     read_skipped,
 )
+from ...exporter.package import VISION_FILE
+from ...options import shown
 from ..types.arguments import checked_arguments
 from ..types.providers import Providers
 from .encoder_model import EncoderModel
-from .text_session import Floats, Tokens
+from .text_session import QUIET, Floats, Tokens, own_provider
 from .token_batches import Text, TokenBatch, TokenBatches, numbered
-from .vectors import Vectors, cut_vectors, scaled, similarities, stacked
+from .vectors import Vectors, cut_vectors, hypotheses, probabilities, scaled, similarities, stacked
+
+if TYPE_CHECKING:
+    from ..images.encoding import ImageEncoder, Picture
 
 _SENTENCE = "sentence_embedding"
 _HEADS = {TERM_WEIGHTS, TOKEN_WEIGHTS, TOKEN_VECTORS}
@@ -130,6 +136,7 @@ class TextEncoder(EncoderModel):
 
     Attributes:
         prompts: texts that ``embed`` puts before a text, by name.
+        sees: whether it embeds pictures too.
         kinds: the kinds of vectors that it computes, of dense, sparse and multi.
 
     Raises:
@@ -159,7 +166,13 @@ class TextEncoder(EncoderModel):
         self._normalize = "Normalize" in modules if normalize is None else normalize
         ranks = self._batches.session.ranks
         self.prompts: Mapping[str, str] = self._prompts.texts
+        form = self._batches.form
         stated = read_pooling(folder) if pooling is None else Pooling((pooling,))
+        if stated is None and form is not None:
+            stated = Pooling(("last",))
+        self.sees = form is not None and (folder / VISION_FILE).is_file()
+        self._providers, self._lock = providers, threading.Lock()
+        self._opened: ImageEncoder | None = None
         self._heads = _HEADS & ranks.keys()
         self._per_token = "MultiVectorMask" in modules
         self._skipped = {
@@ -185,10 +198,12 @@ class TextEncoder(EncoderModel):
         truncate: bool | None = None,
         late_chunking: bool = False,
     ) -> Vectors:
-        """Return a vector of each text, float32 [texts, size].
+        """Return a vector of each text or picture, float32 [texts, size].
 
         Args:
-            texts: texts, or lists of token ids.
+            texts: texts, lists of token ids, and for a model that sees pictures, ``{"image": ...}`` with a
+                path, bytes, ``data:...``, a Pillow image or an array uint8 [height, width, 3]; with a page
+                of a PDF file and ``"page": 3`` too.
             prompt: the name of one of ``prompts``; None takes the folder's default, "" none.
             dimensions: how many of the first elements to keep (https://arxiv.org/abs/2205.13147); None keeps
                 all.
@@ -197,8 +212,9 @@ class TextEncoder(EncoderModel):
                 never cut.
 
         Raises:
-            RequestError: ``texts`` is one text, a text has no token, there is no such prompt, or the vectors
-                have fewer dimensions.
+            RequestError: ``texts`` is one text, a text has no token, there is no such prompt, the vectors
+                have fewer dimensions, or a picture cannot be opened or is given to a model that reads text
+                only.
             PromptTooLongError: a text is too long.
             UnsupportedTaskError: the model has no dense vectors.
             ProviderRuntimeError: a vector is not finite.
@@ -223,6 +239,8 @@ class TextEncoder(EncoderModel):
         words = self.prompt_text(prompt)
         if isinstance(texts, str):
             raise RequestError("texts is a list of texts, not a text")
+        if any(isinstance(text, Mapping) or _picture(text) is not None for text in texts):
+            return self._encode_mixed(texts, prompt, truncate, name)
         if not words or not texts or all(isinstance(text, Tokens) for text in texts):
             return super().encode(texts, truncate=truncate, name=name)
         if not all(isinstance(text, str) for text in texts):
@@ -233,6 +251,67 @@ class TextEncoder(EncoderModel):
         (alone,) = super().encode([words], truncate=True)
         behind = next((n for n, special in enumerate(reversed(alone.special)) if not special), 0)
         return [replace(text, unpooled=len(alone.ids) - behind) for text in encoded]
+
+    def _encode_mixed(
+        self, texts: Sequence[Text], prompt: str | None, truncate: bool | None, name: Callable[[int], str]
+    ) -> list[Tokens]:
+        """Return the tokens of texts, and pictures without tokens."""
+        from .sight import is_picture  # the libraries of chats, which texts alone do not need
+
+        encoded: dict[int, Tokens] = {}
+        plain: dict[int, Text] = {}
+        for place, text in enumerate(texts):
+            if isinstance(text, Tokens) and text.picture is not None:
+                encoded[place] = text
+            elif not isinstance(text, Mapping):
+                plain[place] = text
+            elif "image" in text or is_picture(text):
+                encoded[place] = self._seen({"type": "image", **text}, name(place))
+            elif isinstance(text.get("text"), str):
+                plain[place] = text["text"]
+            else:
+                raise RequestError(f"{name(place)} must have a 'text' or an 'image', not {shown(text)}")
+        places = list(plain)
+        if plain:
+            found = self.encode(
+                list(plain.values()),
+                prompt=prompt,
+                truncate=truncate,
+                name=lambda number: name(places[number]),
+            )
+            encoded |= zip(places, found, strict=True)
+        return [encoded[place] for place in range(len(texts))]
+
+    def _seen(self, part: Mapping[str, Any], name: str) -> Tokens:
+        """Return a picture, opened and resized."""
+        from .sight import picture_sources
+
+        if not self.sees:
+            raise RequestError(f"{name} is a picture; this model reads text only, not images")
+        try:
+            sources = picture_sources(part)
+            if len(sources) != 1:
+                raise RequestError(f"a PDF file of {len(sources)} pages; name one of them with 'page'")
+            picture = self._tower.prepare(sources[0])
+        except RequestError as error:
+            raise RequestError(f"{name}: {error}") from error
+        return Tokens([], [], [], [], [], picture=picture)
+
+    @property
+    def _tower(self) -> ImageEncoder:
+        """What turns pictures into vectors; opened when the first one comes."""
+        from ..models.sight import open_tower
+        from .session import InferenceSession  # imports the library of graphs
+
+        with self._lock:
+            if self._opened is None:
+                file, provider = self.folder / VISION_FILE, own_provider(self._providers)
+                if provider is None:
+                    session: Any = InferenceSession(file, providers=self._providers)
+                else:
+                    session = provider.session(file, QUIET)
+                self._opened = open_tower(self.folder, session)
+            return self._opened
 
     def embed_sparse(
         self, texts: Sequence[Text], *, prompt: str | None = None, truncate: bool | None = None
@@ -264,6 +343,7 @@ class TextEncoder(EncoderModel):
             return vectors
         if self._output == _SENTENCE:
             raise RequestError("this model pools itself; it has no vectors of tokens")
+        _refuse_pictures(encoded)
         rows = self._batches.run(encoded, [self._output], lambda found, batch: batch.rows(found[0]))
         _check_finite(rows)
         return rows
@@ -329,6 +409,45 @@ class TextEncoder(EncoderModel):
         _check_finite(rows)
         vectors = [stacked(list(row), row.shape[1], normalize=self._normalize) for row in rows]
         return vectors, [len(text.ids) for text in encoded]
+
+    def zero_shot(
+        self,
+        pictures: Sequence[Text],
+        labels: Sequence[str],
+        *,
+        hypothesis: str = "This is a photo of {}.",
+        independent: bool = False,
+        truncate: bool | None = None,
+    ) -> Floats:
+        """Return the probability [pictures, labels] of labels that the model was not trained for.
+
+        Args:
+            pictures: ``{"image": ...}`` each; see ``embed``.
+            labels: names of classes.
+            hypothesis: a sentence with {} in place of the label.
+            independent: whether each label has a probability of its own. SigLIP's always do; CLIP's never.
+            truncate: see ``embed``.
+
+        Raises:
+            RequestError: an input is no picture, there are no labels, the hypothesis has no {}, or the model
+                has no independent probabilities.
+            UnsupportedTaskError: the model embeds texts only.
+            CarryallError: see ``embed``.
+        """
+        form = self._batches.form
+        if not self.sees or form is None:
+            raise UnsupportedTaskError("this model embeds texts only; it does not classify pictures")
+        if independent and form.bias is None:
+            raise RequestError("this model compares labels with each other; it has no 'independent' scores")
+        shown = self.encode(pictures)
+        if any(each.picture is None for each in shown):
+            raise RequestError("zero-shot classification by this model is of pictures: {'image': ...}")
+        texts = self.encode(hypotheses(hypothesis, labels), truncate=truncate)
+        if not shown:
+            return np.zeros((0, len(labels)), np.float32)
+        logits = similarities(self._vectors(shown), self._vectors(texts), "cosine") * form.scale
+        logits = logits if form.bias is None else logits + form.bias
+        return probabilities(np.asarray(logits, np.float32), independent=form.bias is not None)
 
     def rerank(self, query: str, documents: Sequence[str], *, truncate: bool | None = None) -> list[float]:
         """Return the similarity of each document to the query; see ``relevance``."""
@@ -447,6 +566,10 @@ class TextEncoder(EncoderModel):
         """
         for kind in kinds:
             self._require(kind)
+        if any(text.picture is not None for text in encoded):
+            if list(kinds) != ["dense"]:
+                _refuse_pictures(encoded)
+            return {"dense": self._mixed_vectors(encoded)}
         heads = [self._head(kind, task) for kind in kinds]
         outputs = list(dict.fromkeys(output for output, _ in heads))
 
@@ -463,6 +586,20 @@ class TextEncoder(EncoderModel):
             rows = vectors["dense"]
             vectors["dense"] = stacked(rows, len(rows[0]) if rows else 0, normalize=self._normalize)
         return vectors
+
+    def _mixed_vectors(self, encoded: Sequence[Tokens]) -> Vectors:
+        """Return the vectors of texts and pictures, in their order."""
+        rows: dict[int, Floats] = {}
+        for place, text in enumerate(encoded):
+            if text.picture is not None:
+                rows[place] = self._tower.states(text.picture)[0]
+        _check_finite(list(rows.values()))
+        size = len(next(iter(rows.values())))
+        vectors = dict(zip(rows, stacked(list(rows.values()), size, normalize=self._normalize), strict=True))
+        texts = [place for place in range(len(encoded)) if place not in rows]
+        if texts:
+            vectors |= zip(texts, self._vectors([encoded[place] for place in texts]), strict=True)
+        return np.stack([vectors[place] for place in range(len(encoded))])
 
     def _head(self, kind: str, task: str) -> tuple[str, Callable[[Floats, TokenBatch], Sequence[Any]]]:
         """Return the output that has a kind of vectors, and what makes those of each text of it."""
@@ -542,6 +679,16 @@ class TextEncoder(EncoderModel):
     def _special(self) -> set[int]:
         added = self._batches.tokenizer.get_added_tokens_decoder()
         return {number for number, token in added.items() if token.special}
+
+
+def _picture(text: Text) -> Picture | None:
+    return text.picture if isinstance(text, Tokens) else None
+
+
+def _refuse_pictures(encoded: Sequence[Tokens]) -> None:
+    """Raise RequestError if there is a picture, which has a dense vector only."""
+    if any(text.picture is not None for text in encoded):
+        raise RequestError("a picture has a dense vector, no vectors of tokens or weights of terms")
 
 
 def _check_pooling(folder: Path, stated: Pooling | None, pooling: str | None, *, pools_itself: bool) -> None:

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,9 +15,12 @@ import numpy.typing as npt
 from ...contract import ATTENTION_MASK, INPUT_IDS, POSITION_IDS, TOKEN_TYPE_IDS
 from ...graph_opt.lower.paged_kv import AHEAD, BEGINS, KEYS, PAST, TABLE, VALUES
 from ...providers import get_provider, has_argument
-from ...providers.base import RunnerConfig
+from ...providers.base import Provider, RunnerConfig
 from ..models.text_graph import text_graph
 from ..types.providers import Providers
+
+if TYPE_CHECKING:
+    from ..images.encoding import Picture
 
 _log = logging.getLogger(__name__)
 
@@ -29,6 +32,8 @@ MOST_TOKENS = 4096  # of a padded run, padding included
 # Tokens of a run for each thread, so that states and products stay near: onnxruntime took 1.3 times as long
 # for a token with 4,000 in a run as with 300.
 _TOKENS_OF_THREAD = 256
+# Threads that spin between short texts took half of all processor time.
+QUIET = RunnerConfig(options={"spinning": False})
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +42,8 @@ class Tokens:
 
     ``spans`` are the characters [start, end) of each token in its text; empty for token ids that were given.
     ``unpooled`` tokens in front, those of a prompt, take no part in the vector of the text. ``pieces`` are
-    the tokens [start, end) of each piece of a document; empty for a text that is one.
+    the tokens [start, end) of each piece of a document; empty for a text that is one. A ``picture`` has no
+    tokens.
     """
 
     ids: list[int]
@@ -47,6 +53,7 @@ class Tokens:
     words: list[int | None]
     unpooled: int = 0
     pieces: tuple[tuple[int, int], ...] = ()
+    picture: Picture | None = None
 
 
 class TextSession(abc.ABC):
@@ -85,24 +92,25 @@ def open_texts(model: Path, providers: Providers | None, context_length: int | N
     Raises:
         CarryallError: see ``InferenceSession``.
     """
-    names = [each for each in providers or () if isinstance(each, str)]
-    if (
-        len(names) != 1
-        or len(providers or ()) != 1
-        or has_argument(names[0])
-        or "ExecutionProvider" in names[0]
-    ):
+    provider = own_provider(providers)
+    if provider is None:
         reason = "the providers are given as for onnxruntime"
     else:
-        provider = get_provider(names[0])
         graph = text_graph(model, provider, context_length)
         if isinstance(graph, Path):
-            # Threads that spin between short texts took half of all processor time.
-            config = RunnerConfig(options={"spinning": False})
-            return JoinedTexts(provider.session(graph, config))
+            return JoinedTexts(provider.session(graph, QUIET))
         reason = graph
     _log.info("%s runs on padded texts: %s", model, reason)
     return PaddedTexts(model, providers, reason)
+
+
+def own_provider(providers: Providers | None) -> Provider | None:
+    """Return carryall's provider that is named; None if providers are given as for onnxruntime."""
+    names = [each for each in providers or () if isinstance(each, str)]
+    alone = len(names) == 1 and len(providers or ()) == 1
+    if not alone or has_argument(names[0]) or "ExecutionProvider" in names[0]:
+        return None
+    return get_provider(names[0])
 
 
 class JoinedTexts(TextSession):

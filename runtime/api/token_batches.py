@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,6 +20,7 @@ from ...errors import (
     UnsupportedModelError,
 )
 from ...exporter.encoders.modules import LENGTH_FILE
+from ...exporter.encoders.text_form import TextForm, read_text_form
 from ...options import shown
 from ..text.tokenizer import TOKENIZER_FILE, read_optional_json
 from ..types.providers import Providers
@@ -35,7 +36,8 @@ _MOST_POSITIONS = 2**20
 T = TypeVar("T")
 
 
-Text = str | tuple[str, str] | list[int] | Tokens  # a text, a pair of texts, token ids, or their tokens
+# A text, a pair of texts, token ids, their tokens, or an object with a text or a picture.
+Text = str | tuple[str, str] | list[int] | Tokens | Mapping[str, Any]
 
 
 def _piece(place: int) -> str:
@@ -75,6 +77,7 @@ class TokenBatches:
 
     Attributes:
         max_tokens: the longest text; None for no limit.
+        form: how an encoder of texts and pictures reads texts; None for others.
 
     Raises:
         ModelNotFoundError: the folder has no model or no tokenizer.
@@ -92,10 +95,12 @@ class TokenBatches:
                 f"{' or '.join(MODEL_FILES)}, and {TOKENIZER_FILE}; {_OF_DECODERS}"
             )
         self.path = file
-        self._lower = bool(read_optional_json(folder / LENGTH_FILE).get("do_lower_case", False))
         stated = max_tokens or read_optional_json(folder / LENGTH_FILE).get("max_seq_length")
         self.session = open_texts(self.path, providers, None if stated is None else int(stated))
         self._check_inputs()
+        self.form = read_text_form(self.session.metadata)
+        lower = read_optional_json(folder / LENGTH_FILE).get("do_lower_case", False)
+        self._lower = bool(lower) or (self.form is not None and self.form.lower)
         self.tokenizer = Tokenizer.from_file(str(folder / TOKENIZER_FILE))
         self.tokenizer.no_padding()
         self.tokenizer.no_truncation()
@@ -128,7 +133,8 @@ class TokenBatches:
         written = [text for text in texts if isinstance(text, str | tuple)]
         encodings = iter(self.tokenizer.encode_batch(written) if written else ())
         encoded = [
-            _tokens(next(encodings)) if isinstance(text, str | tuple) else self._given(text) for text in texts
+            self._given(text) if isinstance(text, list | Tokens) else _tokens(next(encodings))
+            for text in texts
         ]
         if self._embeddings is not None:
             _check_embeddings(encoded, self._embeddings, name)
@@ -145,6 +151,8 @@ class TokenBatches:
                         most,
                     )
                 encoded[place] = self._cut(text, most)
+        if self.form is not None:
+            encoded = [_formed(tokens, self.form, name(place)) for place, tokens in enumerate(encoded)]
         return encoded
 
     def join(self, pieces: Sequence[Text], prompt: str, *, pooled: bool) -> Tokens:
@@ -275,6 +283,37 @@ def _length_of_tokenizer(folder: Path) -> int | None:
         )
     ]
     return next((value for value in stated if type(value) is int and 0 < value <= _MOST_POSITIONS), None)
+
+
+def _formed(tokens: Tokens, form: TextForm, name: str) -> Tokens:
+    """Return the tokens of a text up to its end token, or padded to the length of all texts.
+
+    Raises:
+        RequestError: token ids that were given have no end token.
+    """
+    if form.end_id is not None:
+        if form.end_id not in tokens.ids:
+            raise RequestError(f"{name} has no token {form.end_id}, which ends texts of this model; add it")
+        end = tokens.ids.index(form.end_id) + 1
+        return _joined(Tokens([], [], [], [], []), tokens, end)
+    missing = 0 if form.length is None else form.length - len(tokens.ids)
+    if missing <= 0:
+        return tokens
+    padding = Tokens(
+        [form.padding_id] * missing, [0] * missing, [1] * missing, [(0, 0)] * missing, [None] * missing
+    )
+    return _joined(padding, tokens) if form.pads_left else _joined(tokens, padding)
+
+
+def _joined(first: Tokens, second: Tokens, end: int | None = None) -> Tokens:
+    """Return the tokens of a text, then those of another one in front of ``end``."""
+    return Tokens(
+        first.ids + second.ids[:end],
+        first.types + second.types[:end],
+        first.special + second.special[:end],
+        first.spans + second.spans[:end],
+        first.words + second.words[:end],
+    )
 
 
 def _check_embeddings(encoded: Sequence[Tokens], rows: int, name: Callable[[int], str]) -> None:

@@ -16,9 +16,10 @@ from ...exporter.encoders.export import label_names
 from ..types.arguments import checked_arguments
 from ..types.providers import Providers
 from .encoder_model import EncoderModel
-from .text_classifier import Scores, probabilities
+from .text_classifier import Scores
 from .text_session import Floats, Tokens
 from .token_batches import TokenBatch
+from .vectors import probabilities
 
 Aggregation = Literal["none", "simple", "first", "average", "max"]
 

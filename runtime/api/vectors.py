@@ -51,3 +51,29 @@ def similarities(first: Vectors, second: Vectors, measure: str) -> Vectors:
     apart = first[:, None] - second[None]
     far = np.abs(apart).sum(-1) if measure == "manhattan" else np.sqrt((apart * apart).sum(-1))
     return np.asarray(-far, np.float32)
+
+
+def probabilities(logits: Vectors, *, independent: bool) -> Vectors:
+    """Return the sigmoid of logits, or their softmax over the last axis where labels exclude each other."""
+    logits = logits.astype(np.float64)
+    if independent:
+        return np.asarray(0.5 + 0.5 * np.tanh(logits / 2), np.float32)
+    powers = np.exp(logits - logits.max(-1, keepdims=True, initial=-np.inf))
+    return np.asarray(powers / powers.sum(-1, keepdims=True), np.float32)
+
+
+def hypotheses(sentence: str, labels: Sequence[str]) -> list[str]:
+    """Return a sentence for each label of a zero-shot classification.
+
+    Args:
+        sentence: with {} in place of the label.
+        labels: names of classes.
+
+    Raises:
+        RequestError: there are no labels, or the sentence has no {}.
+    """
+    if isinstance(labels, str) or not labels or not all(isinstance(label, str) for label in labels):
+        raise RequestError("zero-shot classification needs a list of at least one label")
+    if not isinstance(sentence, str) or "{}" not in sentence:
+        raise RequestError(f"a hypothesis has {{}} in place of the label, unlike {sentence!r}")
+    return [sentence.replace("{}", label) for label in labels]

@@ -35,7 +35,7 @@ class Picture:
     Args:
         key: 32 bytes that tell apart all pictures that the model sees differently.
         prepared: its units, text and places.
-        num_tokens: tokens of the prompt that its states replace.
+        num_tokens: tokens of the prompt that its states replace; 0 for a model without such prompts.
         size: pixels (height, width) of the picture as it was given.
     """
 
@@ -126,7 +126,8 @@ class ImageEncoder:
             key.update(unit_key(unit))
         for array in (prepared.rows, prepared.places):
             key.update(b"" if array is None else array.tobytes())
-        count = prepared.text.count(self.processor.texts["image"])
+        token = self.processor.texts.get("image")
+        count = 0 if token is None else prepared.text.count(token)
         return Picture(key.digest(), prepared, count, (height, width))
 
     def states(self, picture: Picture) -> States:

@@ -16,21 +16,24 @@ from .units import Prepared, UnitInputs, Values, normalized, square_patches
 
 def prepare(processor: Processor, pixels: Pixels) -> Prepared:
     """Return a picture in one tile, with its text."""
-    from PIL import Image
-
     if processor.pads:
         pixels = padded(processor, pixels)
+    tile = middle(pixels, processor.tile, processor.resample)
+    return Prepared([tile], processor.texts["image"] * (processor.tile // processor.patch) ** 2)
+
+
+def middle(pixels: Pixels, edge: int, resample: int) -> Values:
+    """Return the middle of a picture whose shorter edge becomes ``edge``, uint8 [edge, edge, 3]."""
+    from PIL import Image
+
     height, width, _ = pixels.shape
-    edge = processor.tile
-    # The shorter edge becomes that of a tile.
     if height <= width:
         height, width = edge, int(edge * width / height)
     else:
         height, width = int(edge * height / width), edge
-    image = Image.fromarray(pixels).resize((width, height), Image.Resampling(processor.resample))
+    image = Image.fromarray(pixels).resize((width, height), Image.Resampling(resample))
     top, left = (height - edge) // 2, (width - edge) // 2
-    tile = np.array(image, np.uint8)[top : top + edge, left : left + edge]
-    return Prepared([tile], processor.texts["image"] * (edge // processor.patch) ** 2)
+    return np.array(image, np.uint8)[top : top + edge, left : left + edge]
 
 
 def inputs(processor: Processor, unit: Values) -> UnitInputs:

@@ -11,7 +11,7 @@ from ...errors import UsageError
 from ...exporter.config import LENGTH_KEYS
 from ...exporter.encoders.export import export_encoder
 from ...exporter.encoders.modules import side_files
-from ...exporter.export import ExportedGraph
+from ...exporter.export import ExportedGraph, sight
 from ...exporter.package import Package, fingerprint
 from ...exporter.package_writing import check_paths, check_tokenizer, write_package
 from ...graph_opt.passes.base import pass_name
@@ -73,6 +73,8 @@ def export_encoder_package(
     options: Mapping[str, bool],
     progress: Progress | None,
     recipe: QuantizationRecipe | None = None,
+    *,
+    text_only: bool = False,
 ) -> tuple[Package, ExportedGraph, LeftFloat | None]:
     """Write the package of an encoder.
 
@@ -82,6 +84,7 @@ def export_encoder_package(
         options: see ``check_encoder_options``.
         progress: called for every tensor, in bytes.
         recipe: how to quantize; None does not.
+        text_only: leave out what it sees pictures with.
 
     Returns:
         The package, its graph, and what stayed float; None if nothing was quantized.
@@ -95,7 +98,7 @@ def export_encoder_package(
     config = check_paths(folder, out)  # before any work
     check_tokenizer(folder)
     check_encoder_options(config["model_type"], options)
-    others = side_files(folder)
+    others, tower = side_files(folder), None if text_only else sight(folder, config)
     graph, left = ExportedGraph(export_encoder(folder, config), folder), None
     if recipe is not None:
         graph, left = _quantized(graph, encoder_recipe(recipe))
@@ -110,6 +113,7 @@ def export_encoder_package(
         quantization=graph.quantization,
         passes=graph.passes,
         others=others,
+        sight=tower,
         progress=phase(progress, "export"),
     )
     return package, graph, left

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from ...graph_opt.quantize.algorithms.layer_changes import LayerChanges
 from ...graph_opt.quantize.algorithms.rotation import Rotation
 from ...providers import get_provider
 from ...providers.base import RunnerConfig
-from ..images.encoding import ImageEncoder
+from ..images.encoding import ImageEncoder, States
 from .model_source import SourceModel
 
 
@@ -46,13 +47,33 @@ def open_sight(source: SourceModel, provider: str, config: RunnerConfig, width: 
     rotated = LayerChanges.of(source.graph.graph).rotates_stream
     parts = 1 + len(json.loads(source.graph.metadata_props.get(DEEP_STATES, "[]")))
     turned = Rotation(width // parts).after if rotated else np.asarray
-    session = get_provider(provider).session(folder / VISION_FILE, config)
+    return open_tower(
+        folder,
+        get_provider(provider).session(folder / VISION_FILE, config),
+        lambda states: turned(states.reshape(-1, width // parts)).reshape(states.shape),
+    )
 
-    def run(feeds: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[np.float32]:
+
+def open_tower(
+    folder: Path, session: Any, change: Callable[[States], States] = lambda states: states
+) -> ImageEncoder:
+    """Open ``image_processor.json`` of a folder.
+
+    Args:
+        folder: the folder.
+        session: runs its ``vision.onnx``.
+        change: applied to its results.
+
+    Raises:
+        PackageError: the file is damaged.
+    """
+    processor = read_image_processor(folder / IMAGE_PROCESSOR_FILE)
+
+    def run(feeds: Mapping[str, npt.NDArray[Any]]) -> States:
         try:
-            states: npt.NDArray[np.float32] = session.run([IMAGE_STATES], dict(feeds))[0]
+            states: States = session.run([IMAGE_STATES], dict(feeds))[0]
         except Exception as error:  # onnxruntime raises errors of many types
             raise ProviderRuntimeError(f"{VISION_FILE} failed: {error}") from error
-        return turned(states.reshape(-1, width // parts)).reshape(states.shape)
+        return change(states)
 
-    return ImageEncoder(read_image_processor(folder / IMAGE_PROCESSOR_FILE), run)
+    return ImageEncoder(processor, run)

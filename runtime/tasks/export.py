@@ -129,7 +129,9 @@ def export(
     check_empty(out)  # before any work
     if via is None and path.is_dir() and is_encoder(read_config(path)):
         options = {"adapter": adapter is not None, "layout": layout != "carryall"}
-        package, graph, left = export_encoder_package(path, out, options, progress, recipe)
+        package, graph, left = export_encoder_package(
+            path, out, options, progress, recipe, text_only=text_only
+        )
         return _report(package, out, graph, left, start)
     blind = text_only or via is not None or layout != "carryall"
     with scratch_folder() as traced, _arranged(out, layout) as folder:

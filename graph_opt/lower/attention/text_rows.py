@@ -139,8 +139,8 @@ class TextRowsPass(GraphPass):
             cos, sin, interleaved = ropes[0]
             positions = find_input(graph, POSITION_IDS)
             query, key = (value.producer().inputs[0] for value in (query, key))  # type: ignore[union-attr]
-        ahead, window = inputs[AHEAD], mask.window
-        if window is not None:
+        ahead, window = None if mask.causal else inputs[AHEAD], mask.window
+        if window is not None and ahead is not None:
             most = shared_constant(graph, f"window_{window}", np.array(window, np.int32))
             ahead = self._insert(node, "Min", [ahead, most])
         operands = [query, key, value, *(inputs[name] for name in (KEYS, VALUES, BEGINS, PAST, TABLE))]
@@ -264,10 +264,12 @@ class TextMask:
         window: the largest distance of two tokens that attend to each other; None for any.
         near: what is added to scores by the distance of key and query from -reach to reach, float32 [1 or
             heads, 2 * reach + 1]; larger distances count as reach; None for nothing.
+        causal: whether a token sees those in front of it and itself only.
     """
 
     window: int | None = None
     near: Floats | None = None
+    causal: bool = False
 
 
 def _meanings(graph: ir.Graph, attentions: Sequence[ir.Node]) -> list[TextMask]:
@@ -307,8 +309,11 @@ def text_mask(graph: ir.Graph, mask: ir.Value) -> TextMask:
     values = np.where(values, 0.0, 2 * _HIDDEN) if values.dtype == np.bool_ else values
     values = np.broadcast_to(values, (3, values.shape[1], length, length)).astype(np.float32)
     seen = values > _HIDDEN
-    window = int(seen[0, 0, 0].sum()) - 1
     places = np.arange(length) - np.arange(length)[:, None]
+    queries = np.broadcast_to(real[:, None, :, None], seen.shape)
+    if (seen == ((places <= 0) & real[:, None, None, :]))[queries].all() and not values[seen].any():
+        return TextMask(causal=True)
+    window = int(seen[0, 0, 0].sum()) - 1
     expected = (np.abs(places) <= window) & real[:, None, None, :]
     if (seen != expected)[np.broadcast_to(real[:, None, :, None], seen.shape)].any():
         raise ValueError("hides other tokens than padding and distant ones")

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ....errors import RequestError, UnsupportedTaskError
-from ...api.embedding import embedding_questions
+from ...api.embedding import embedding_questions, text_inputs
 from ...api.requests import RENDER_OPTIONS, PooledPrompt, Prompt, RequestFactory
 from ...api.scoring import (
     ContinuationScore,
@@ -170,7 +170,7 @@ class Preparer:
             raise UnsupportedTaskError(f"the model '{self.model}' has no late chunking; encoders have it")
         pooling = ask.pooling or "last"
         tokens_of = self.requests.cut_token_ids if ask.truncate else self.requests.token_ids
-        texts = [tokens_of(text) for text in ask.inputs]
+        texts = [tokens_of(text) for text in text_inputs(ask.inputs)]
         prompts = [PooledPrompt(tokens, pooling) for tokens in texts]
 
         def answer(vectors: npt.NDArray[np.float32]) -> tuple[Json, str]:

@@ -24,7 +24,7 @@ from .handler import STOPPING
 from .messages import Embeddings
 
 if TYPE_CHECKING:
-    from ...api.embedding import Pooling
+    from ...api.embedding import Input, Pooling
     from ...api.text_classifier import TextClassifier
     from ...api.text_encoder import SparseVector, TextEncoder
     from ...api.text_session import Tokens
@@ -70,7 +70,7 @@ class EncoderHandler:
 
     async def embed(
         self,
-        prompts: Sequence[str | list[int]],
+        prompts: Sequence[Input],
         *,
         pooling: Pooling | None = None,
         normalize: bool = True,
@@ -78,10 +78,10 @@ class EncoderHandler:
         truncate: bool | None = None,
         late_chunking: bool = False,
     ) -> Embeddings:
-        """Return the vectors of texts.
+        """Return the vectors of texts and pictures.
 
         Args:
-            prompts: texts, or lists of token ids.
+            prompts: texts, lists of token ids, or pictures; see ``TextEncoder.embed``.
             pooling: must be None, because an encoder has its own pooling.
             normalize: whether to scale vectors to length 1.
             prompt: see ``TextEncoder.embed``.
@@ -236,26 +236,29 @@ class EncoderHandler:
 
     async def zero_shot(
         self,
-        texts: Sequence[str],
+        texts: Sequence[Input],
         labels: Sequence[str],
         *,
-        hypothesis: str = "This example is {}.",
+        hypothesis: str | None = None,
         independent: bool = False,
         truncate: bool | None = None,
     ) -> Vectors:
         """Return the probability [texts, labels] of labels that a request brings; see ``TextClassifier``.
 
+        ``texts`` are pictures for an encoder that sees them, see ``TextEncoder``. ``hypothesis`` is by
+        default that of the method.
+
         Raises:
             UnsupportedTaskError: the model is no classifier.
-            CarryallError: see ``TextClassifier.zero_shot``.
+            CarryallError: see ``TextClassifier.zero_shot`` and ``TextEncoder.zero_shot``.
         """
-        classifier = self._classifier()
+        sees = self.sees
+        classifier: Any = self._encoder if sees else self._classifier()
+        words = {} if hypothesis is None else {"hypothesis": hypothesis}
 
         def run(texts: list[Any]) -> tuple[Sequence[Any], Sequence[int]]:
-            scores = classifier.zero_shot(
-                texts, labels, hypothesis=hypothesis, independent=independent, truncate=truncate
-            )
-            return list(scores), classifier.token_counts(texts)
+            scores = classifier.zero_shot(texts, labels, independent=independent, truncate=truncate, **words)
+            return list(scores), [0] * len(texts) if sees else classifier.token_counts(texts)
 
         key = ("zero_shot", tuple(labels), hypothesis, independent, truncate)
         scores, _ = await self._run(key, run, texts)
@@ -300,6 +303,13 @@ class EncoderHandler:
         from ...api.text_encoder import TextEncoder
 
         return self._encoder.kinds if isinstance(self._encoder, TextEncoder) else frozenset()
+
+    @property
+    def sees(self) -> bool:
+        """Whether the model embeds pictures too."""
+        from ...api.text_encoder import TextEncoder
+
+        return isinstance(self._encoder, TextEncoder) and self._encoder.sees
 
     @property
     def poolings(self) -> tuple[str, ...]:

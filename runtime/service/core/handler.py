@@ -20,7 +20,7 @@ from ....errors import (
     UsageError,
 )
 from ...api.async_llm import AsyncLLM
-from ...api.embedding import Pooling
+from ...api.embedding import Input, Pooling, text_inputs
 from ...api.request_stream import RequestStream
 from ...api.requests import RENDER_OPTIONS
 from ...api.requests import Prompt as EnginePrompt
@@ -294,7 +294,7 @@ class LLMHandler:
 
     async def embed(
         self,
-        prompts: Sequence[str | list[int]],
+        prompts: Sequence[Input],
         *,
         pooling: Pooling | None = None,
         normalize: bool = True,
@@ -324,7 +324,8 @@ class LLMHandler:
             raise UnsupportedTaskError(f"the model '{self.name}' has no late chunking; encoders have it")
         with self._in_progress() as llm:
             check_tokens()
-            tokens = [await llm.token_ids(text, truncate=bool(truncate)) for text in prompts]
+            texts = text_inputs(prompts)
+            tokens = [await llm.token_ids(text, truncate=bool(truncate)) for text in texts]
             spend(sum(map(len, tokens)))
             try:
                 vectors = await llm.embed(tokens, pooling=pooling or "last", normalize=normalize)

@@ -112,7 +112,7 @@ async def classify(
         scores = await handler.zero_shot(
             _alone(texts),
             labels,
-            hypothesis=request.hypothesis or "This example is {}.",
+            hypothesis=request.hypothesis or None,
             independent=request.multi_label,
             truncate=truncate,
         )

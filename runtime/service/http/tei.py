@@ -17,9 +17,10 @@ from starlette.routing import Route
 
 from ....errors import RequestError, UnsupportedTaskError
 from ....options import shown
+from ...api.vectors import probabilities
 from ..core.encoder import MOST_WAITING, EncoderHandler
 from ..core.handler import LLMHandler
-from .openai.embeddings import EmbeddingsAsk, asked_vectors, encoded, read_inputs
+from .openai.embeddings import EmbeddingsAsk, asked_vectors, encoded, read_inputs, read_picture_input
 from .openai.reading import bool_field, is_token_ids, text_field
 from .service import HttpService, json_response, service_of
 from .sse import while_connected
@@ -111,7 +112,7 @@ async def predict(request: Request) -> Response:
     """Handle ``POST /predict``: return the labels of texts by their scores, the best first.
 
     A classifier of tokens returns the parts that it finds. With ``candidate_labels`` in ``parameters``, a
-    model for natural language inference scores these labels.
+    model for natural language inference scores these labels, and one of texts and pictures those of pictures.
     """
     service = service_of(request)
     return await _predict(request, service, await service.body(request))
@@ -241,8 +242,6 @@ async def _classes(handler: EncoderHandler, body: Json, parameters: Json, trunca
         texts, truncate=truncate, raw=way is not None or _flag(body, "raw_scores")
     )
     if way in ("sigmoid", "softmax"):
-        from ...api.text_classifier import probabilities  # imports onnxruntime
-
         scores = probabilities(scores, independent=way == "sigmoid")
     answer = [_ranked(handler.labels, row)[:top] for row in scores]
     # The inference API, whose requests have parameters, answers a single text with a list too.
@@ -277,9 +276,10 @@ async def _found(handler: EncoderHandler, body: Json, parameters: Json, truncate
 
 
 async def _zero_shot(handler: EncoderHandler, body: Json, parameters: Json, truncate: bool | None) -> Any:
-    texts, given = _texts(body), parameters["candidate_labels"]
+    given, inputs = parameters["candidate_labels"], body.get("inputs")
+    texts: list[Any] = _pictures(inputs) if handler.sees else _texts(body)
     labels = [label.strip() for label in given.split(",")] if isinstance(given, str) else given
-    hypothesis = parameters.get("hypothesis_template", "This example is {}.")
+    hypothesis = parameters.get("hypothesis_template")
     scores = await handler.zero_shot(
         texts,
         _strings("candidate_labels", labels),
@@ -288,7 +288,15 @@ async def _zero_shot(handler: EncoderHandler, body: Json, parameters: Json, trun
         truncate=truncate,
     )
     answer = [_ranked(labels, row) for row in scores]
-    return answer[0] if isinstance(body.get("inputs"), str) else answer
+    return answer if isinstance(inputs, list) else answer[0]
+
+
+def _pictures(inputs: Any) -> list[Any]:
+    """Return one or several pictures as a list."""
+    several = inputs if isinstance(inputs, list) and inputs else [inputs]
+    if len(several) > _MOST_TEXTS:
+        raise RequestError(f"'inputs' has {len(several)} pictures; the maximum is {_MOST_TEXTS}")
+    return [read_picture_input(each) for each in several]
 
 
 async def _embedder(service: HttpService, body: Json) -> LLMHandler | EncoderHandler:

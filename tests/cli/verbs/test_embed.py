@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from seeing_golden import pictures
 from sentence_models import TEXTS, write_sentence_model
 from tiny_encoders import CLASSIFIER, write_tiny_encoder
+from tiny_picture_encoders import write_picture_encoder
 
 import carryall
 from carryall.cli.group import carryall as command
@@ -73,3 +75,21 @@ def test_documents_are_ranked(encoder: Path, tmp_path: Path) -> None:
     ]
     (similar,) = run("rerank", str(encoder), "b", *TEXTS, "--json")
     assert (similar[0]["text"], similar[0]["score"]) == ("b", pytest.approx(1, abs=1e-6))
+
+
+def test_pictures_are_embedded_behind_the_texts(tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image")
+    carryall.export(write_picture_encoder(tmp_path / "source", "clip"), tmp_path / "clip")
+    files = [tmp_path / f"{number}.png" for number in range(2)]
+    for path, pixels in zip(files, pictures(), strict=True):
+        image.fromarray(pixels).save(path)
+    options = [part for path in files for part in ("--image", str(path))]
+    encoder = carryall.TextEncoder(tmp_path / "clip")
+    expected = encoder.embed(["a cat", *({"image": path} for path in files)])
+    np.testing.assert_allclose(run("embed", str(tmp_path / "clip"), "a cat", *options), expected, atol=1e-6)
+    np.testing.assert_allclose(run("embed", str(tmp_path / "clip"), *options), expected[1:], atol=1e-6)
+    (tmp_path / "bad.png").write_bytes(b"x")
+    bad = str(tmp_path / "bad.png")
+    assert "text 1: a picture of 1 bytes" in run("embed", str(tmp_path / "clip"), "a", "--image", bad, code=2)
+    many = run("embed", str(tmp_path / "clip"), *options, "--late-chunking", code=2)
+    assert "late chunking needs a model that pools by the mean" in many

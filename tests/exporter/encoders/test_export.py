@@ -13,6 +13,7 @@ import pytest
 from onnx.reference import ReferenceEvaluator
 from safetensors.numpy import load_file, save_file
 from tiny_encoders import CASES, CLASSIFIER, MASKED, TOKENS, tokens, write_case, write_tiny_encoder
+from tiny_picture_encoders import CASES as PICTURE_CASES
 
 from carryall.errors import CheckpointError, UnsupportedModelError, WeightWarning
 from carryall.exporter.encoders.export import export_encoder, label_names
@@ -127,6 +128,9 @@ def test_other_engines_give_the_same_states(tmp_path: Path, case: str) -> None:
 
 def test_cases_cover_every_family() -> None:
     names = {model_type.replace("_", "-") for model_type, _, _ in CASES.values()}
+    names |= {
+        config["model_type"] for config in PICTURE_CASES.values()
+    }  # runtime/api/test_picture_encoders.py
     assert names == set(encoder_families())
 
 

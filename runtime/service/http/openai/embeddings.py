@@ -12,17 +12,20 @@ import numpy.typing as npt
 
 from .....errors import RequestError
 from .....options import shown
-from ....api.embedding import Pooling, check_pooling
+from ....api.embedding import Input, Pooling, check_pooling
 from ....api.vectors import cut_vectors
+from ....images.data_url import is_data_url, read_base64, read_data_url
+from ...core.chat import Image, Text, image_part, read_parts
 from ...core.messages import Embeddings
 from .reading import Json, bool_field, is_token_ids, text_field
 
 KNOWN = frozenset(
     {
         *("input", "model", "encoding_format", "dimensions", "user", "pooling", "normalize", "metadata"),
-        *("truncate", "prompt_name", "late_chunking"),
+        *("truncate", "prompt_name", "late_chunking", "messages"),
     }
 )
+_KINDS = "'{}' must be a string, a list of token ids, an object with a text or an image, or a list of these"
 MOST_INPUTS = 2048  # OpenAI's limit
 
 
@@ -31,7 +34,7 @@ class EmbeddingsAsk:
     """The content of a request body.
 
     Args:
-        inputs: texts or lists of token ids.
+        inputs: texts, lists of token ids, or pictures, as ``TextEncoder.embed`` takes them.
         encoding: the JSON encoding of the vectors.
         dimensions: the number of leading components to keep; None keeps all.
         pooling: how to pool the hidden states; None is the model's own way.
@@ -41,7 +44,7 @@ class EmbeddingsAsk:
         late_chunking: whether the inputs are pieces of one document, as in the API of Jina.
     """
 
-    inputs: list[str | list[int]]
+    inputs: list[Input]
     encoding: Literal["float", "base64"]
     dimensions: int | None
     pooling: Pooling | None
@@ -77,8 +80,14 @@ def read_embeddings(body: Mapping[str, Any]) -> EmbeddingsAsk:
     dimensions = options.get("dimensions")
     if dimensions is not None and (type(dimensions) is not int or dimensions < 1):
         raise RequestError(f"'dimensions' must be an integer of at least 1, not {shown(dimensions)}")
+    if "messages" in options:
+        if "input" in options:
+            raise RequestError("give 'input' or 'messages', not both")
+        inputs = [_message(options["messages"])]
+    else:
+        inputs = read_inputs("input", options.get("input"))
     return EmbeddingsAsk(
-        read_inputs("input", options.get("input")),
+        inputs,
         encoding,
         dimensions,
         cast(Pooling | None, pooling),
@@ -89,23 +98,71 @@ def read_embeddings(body: Mapping[str, Any]) -> EmbeddingsAsk:
     )
 
 
-def read_inputs(name: str, inputs: Any) -> list[str | list[int]]:
+def read_inputs(name: str, inputs: Any) -> list[Input]:
     """Return one or several inputs as a list.
+
+    Jina's clients write a text as ``{"text": ...}`` and a picture as ``{"image": ...}``, a ``data:`` address
+    or base64; parts of OpenAI's API are taken too.
 
     Raises:
         RequestError: the value has another type, or more than ``MOST_INPUTS`` inputs.
     """
-    if isinstance(inputs, str) or (inputs and is_token_ids(inputs)):
-        return [inputs]
+    if isinstance(inputs, str | dict) or (inputs and is_token_ids(inputs)):
+        inputs = [inputs]
     if not inputs or not isinstance(inputs, list):
-        raise RequestError(f"'{name}' must be a string, a list of token ids, or a list of these")
-    # Jina's clients write a text as an object.
-    inputs = [item["text"] if isinstance(item, dict) and item.keys() == {"text"} else item for item in inputs]
-    if not all(isinstance(one, str) or is_token_ids(one) for one in inputs):
-        raise RequestError(f"'{name}' must be a string, a list of token ids, or a list of these")
+        raise RequestError(_KINDS.format(name))
     if len(inputs) > MOST_INPUTS:
         raise RequestError(f"'{name}' has {len(inputs)} texts; the maximum is {MOST_INPUTS}")
-    return list(inputs)
+    return [_input(name, item) for item in inputs]
+
+
+def read_picture_input(value: Any) -> Input:
+    """Return a picture, given as base64, a ``data:`` address, or a part that ``read_inputs`` takes.
+
+    Raises:
+        RequestError: it is none.
+    """
+    part = {"image": value} if isinstance(value, str) else value
+    found = _input("inputs", part)
+    if not isinstance(found, dict) or found.get("type") not in ("image", "image_url"):
+        raise RequestError("'inputs' must be a picture: {'image': 'data:image/png;base64,...'}, or several")
+    return found
+
+
+def _input(name: str, item: Any) -> Input:
+    match item:
+        case str() | {"text": str()} if isinstance(item, str) or item.keys() == {"text"}:
+            return item if isinstance(item, str) else str(item["text"])
+        case list() if is_token_ids(item):
+            return item
+        case {"image": str(image)} if item.keys() == {"image"}:
+            return image_part(_image(image))
+        case {"type": str()}:
+            return _only_part(read_parts([item]), f"each of '{name}'")
+    raise RequestError(_KINDS.format(name))
+
+
+def _image(text: str) -> Image:
+    if not is_data_url(text):
+        return Image(url=text) if "://" in text else Image(read_base64(text))
+    media_type, data = read_data_url(text)
+    return Image(data, media_type)
+
+
+def _message(messages: Any) -> Input:
+    """Return the text or the picture of a conversation, as vLLM embeds it."""
+    if not isinstance(messages, list) or not all(isinstance(each, dict) for each in messages):
+        raise RequestError("'messages' must be a list of messages, each with 'role' and 'content'")
+    parts = [part for each in messages for part in read_parts(each.get("content"))]
+    return _only_part(parts, "the content of 'messages'")
+
+
+def _only_part(parts: list[Any], name: str) -> Input:
+    if len(parts) == 1 and isinstance(parts[0], Text):
+        return parts[0].text
+    if len(parts) == 1 and isinstance(parts[0], Image):
+        return image_part(parts[0])
+    raise RequestError(f"{name} must be one text or one picture, of which a vector is made")
 
 
 def embeddings_response(ask: EmbeddingsAsk, embeddings: Embeddings, model: str) -> Json:

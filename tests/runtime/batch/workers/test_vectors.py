@@ -9,8 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from seeing_golden import pictures
 from sentence_models import TEXTS, write_classifier, write_sentence_model
 from tiny_encoders import CLASSIFIER, write_tiny_encoder
+from tiny_picture_encoders import write_picture_encoder
 
 import carryall
 from carryall.errors import UsageError
@@ -150,3 +152,29 @@ def test_what_an_encoder_cannot_do_is_refused_before_any_line(tmp_path: Path) ->
     carryall.export(write_classifier(tmp_path / "names-source", "names"), tmp_path / "names")
     with pytest.raises(UsageError, match="classifies tokens"):
         carryall.batch.run(tmp_path / "in.jsonl", tmp_path / "o.jsonl", model=str(tmp_path / "names")).wait()
+
+
+def test_lines_with_pictures_beside_the_job_have_their_vectors(tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image")
+    carryall.export(write_picture_encoder(tmp_path / "source", "clip"), tmp_path / "clip")
+    image.fromarray(pictures()[0]).save(tmp_path / "cat.png")
+    inputs: list[Any] = ["a cat", {"image": "file:cat.png"}, [{"image": "file:cat.png"}, "a cat"]]
+    inputs += [{"image": "https://example.com/cat.png"}]
+    body = {"normalize": False}
+    (tmp_path / "in.jsonl").write_text(
+        "".join(
+            json.dumps({"custom_id": str(n), "body": {**body, "input": each}}) + "\n"
+            for n, each in enumerate(inputs)
+        )
+    )
+    errors = tmp_path / "errors.jsonl"
+    outcome = carryall.batch.run(
+        tmp_path / "in.jsonl", tmp_path / "out.jsonl", errors=str(errors), model=str(tmp_path / "clip")
+    ).wait(120)
+    assert outcome.finished
+    answers = {line["custom_id"]: line for line in lines(tmp_path / "out.jsonl")}
+    text, picture = carryall.TextEncoder(tmp_path / "clip").embed(["a cat", {"image": tmp_path / "cat.png"}])
+    for number, expected in (("0", [text]), ("1", [picture]), ("2", [picture, text])):
+        rows = [row["embedding"] for row in answers[number]["response"]["body"]["data"]]
+        np.testing.assert_allclose(rows, expected, rtol=1e-5, atol=1e-5)
+    assert "not fetched from addresses" in errors.read_text()
