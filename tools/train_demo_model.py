@@ -3,13 +3,14 @@
 
 The text is the source of the running interpreter's standard library (PSF licence), so nothing is downloaded.
 The network has the Llama architecture (grouped KV heads, tied embeddings). Its forward pass is implemented
-here, because transformers' is several times slower on a CPU: attention runs as blocks of bf16 matrix
-products, and torch.compile fuses the operators between them. Muon (Jordan et al., 2024) updates the matrices
-and AdamW all other weights. The learning rate warms up, stays constant, and falls to zero over the last part
-of the time.
+here, because transformers' is several times slower on a CPU: attention runs as blocks of matrix products
+(bf16 where the processor has instructions for it), and torch.compile fuses the operators between them. Muon
+(Jordan et al., 2024) updates the matrices and AdamW all other weights, or all without bf16. The learning
+rate warms up, stays constant, and falls to zero over the last part of the time.
 """
 
 import argparse
+import itertools
 import json
 import math
 import random
@@ -29,6 +30,9 @@ from torch.nn import functional
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 HEAD_DIM = 64
+# A processor without instructions for bf16 multiplies it 10 times as slowly as fp32.
+BF16: bool = torch.ops.mkldnn._is_mkldnn_bf16_supported()  # noqa: SLF001 -- the only name of this fact
+COMPUTE = torch.bfloat16 if BF16 else torch.float32
 ROPE_THETA, NORM_EPS = 10000.0, 1e-5
 # fmt: off
 LAYER = (
@@ -79,9 +83,9 @@ def new_weights(config: LlamaConfig, seed: int) -> Weights:
 
 
 def rms_norm(x: Tensor, weight: Tensor) -> Tensor:
-    """Normalize in fp32 and return bf16."""
+    """Normalize in fp32."""
     y = x.float()
-    return (y * torch.rsqrt(y.square().mean(-1, keepdim=True) + NORM_EPS) * weight).bfloat16()
+    return (y * torch.rsqrt(y.square().mean(-1, keepdim=True) + NORM_EPS) * weight).to(COMPUTE)
 
 
 def rotate(x: Tensor) -> Tensor:
@@ -89,7 +93,7 @@ def rotate(x: Tensor) -> Tensor:
     half = HEAD_DIM // 2
     angles = torch.arange(x.shape[-2])[:, None] * ROPE_THETA ** (-torch.arange(half) / half)
     cos, sin = angles.cos().repeat(1, 2), torch.cat([-angles.sin(), angles.sin()], 1)
-    return (x.float() * cos + x.float().roll(half, -1) * sin).bfloat16()
+    return (x.float() * cos + x.float().roll(half, -1) * sin).to(COMPUTE)
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, step: int = 256) -> Tensor:
@@ -104,14 +108,14 @@ def attention(q: Tensor, k: Tensor, v: Tensor, step: int = 256) -> Tensor:
         rows = end - start
         scores = q[:, :, :, start:end].reshape(b, g, r * rows, d) @ k[:, :, :end].transpose(-1, -2)
         mask = functional.pad(torch.full((rows, rows), -math.inf).triu(1), (start, 0))
-        shares = (scores.view(b, g, r, rows, end).float() * d**-0.5 + mask).softmax(-1).bfloat16()
+        shares = (scores.view(b, g, r, rows, end).float() * d**-0.5 + mask).softmax(-1).to(COMPUTE)
         out.append((shares.view(b, g, r * rows, end) @ v[:, :, :end]).view(b, g, r, rows, d))
     return torch.cat(out, 3)
 
 
 def decoder_layer(x: Tensor, weights: tuple[Tensor, ...]) -> Tensor:
     """Run one layer; its weights are in the order of LAYER."""
-    norm1, q, k, v, o, norm2, gate, up, down = (w.bfloat16() if w.dim() == 2 else w for w in weights)
+    norm1, q, k, v, o, norm2, gate, up, down = (w.to(COMPUTE) if w.dim() == 2 else w for w in weights)
     b, n, _ = x.shape
     heads = (b, n, k.shape[0] // HEAD_DIM, -1, HEAD_DIM)
     h = rms_norm(x, norm1)
@@ -124,8 +128,11 @@ def decoder_layer(x: Tensor, weights: tuple[Tensor, ...]) -> Tensor:
 
 
 def token_loss(x: Tensor, norm: Tensor, embed: Tensor, targets: Tensor) -> Tensor:
-    """Return the cross entropy of the predictions with targets: token ids, or a teacher's logits."""
-    logits = functional.linear(rms_norm(x, norm), embed.bfloat16()).flatten(0, 1).float()
+    """Return the cross entropy of the predictions with targets: token ids, or a teacher's logits.
+
+    Predictions whose target is -100 do not count.
+    """
+    logits = functional.linear(rms_norm(x, norm), embed.to(COMPUTE)).flatten(0, 1).float()
     return functional.cross_entropy(logits, targets.softmax(-1) if targets.is_floating_point() else targets)
 
 
@@ -141,8 +148,9 @@ class Trainer:
         self.args, self.teacher = args, teacher
         self.weights = {name: weight.float().requires_grad_() for name, weight in weights.items()}
         self.pool = ThreadPoolExecutor(args.threads, initializer=torch.set_num_threads, initargs=(1,))
-        matrices = [w for name, w in self.weights.items() if name.endswith("_proj.weight")]
-        rest = [w for name, w in self.weights.items() if not name.endswith("_proj.weight")]
+        # Muon computes in bf16.
+        matrices = [w for name, w in self.weights.items() if BF16 and name.endswith("_proj.weight")]
+        rest = [w for name, w in self.weights.items() if not (BF16 and name.endswith("_proj.weight"))]
         self.optimizers: list[torch.optim.Optimizer] = [
             torch.optim.Muon(part, lr=args.lr, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
             for i in range(args.threads)
@@ -154,26 +162,35 @@ class Trainer:
 
     def hidden(self, weights: Weights, tokens: Tensor) -> Tensor:
         """Return the hidden states after the last layer of the network with these weights."""
-        x = functional.embedding(tokens, weights[EMBED]).bfloat16()
+        x = functional.embedding(tokens, weights[EMBED]).to(COMPUTE)
         for i in range(sum(name.endswith("q_proj.weight") for name in weights)):
             x = self.layer(x, tuple(weights[f"model.layers.{i}.{name}.weight"] for name in LAYER))
         return x
 
-    def gradients(self, tokens: Tensor) -> tuple[float, tuple[Tensor, ...]]:
-        """Return the loss on some windows and its gradients; a teacher's loss has the weight 0.75."""
-        inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].flatten()
+    def gradients(self, tokens: Tensor, scored: Tensor | None = None) -> tuple[float, tuple[Tensor, ...]]:
+        """Return the loss on some windows and its gradients; a teacher's loss has the weight 0.75.
+
+        Args:
+            tokens: ids [windows, positions + 1].
+            scored: which of them the network is to predict, of the same shape; None for all. A teacher
+                scores all.
+        """
+        wanted = tokens if scored is None else tokens.where(scored, -100)
+        inputs, targets = tokens[:, :-1].contiguous(), wanted[:, 1:].flatten()
         end = self.hidden(self.weights, inputs), self.weights[NORM], self.weights[EMBED]
         loss = self.token_loss(*end, targets)
         if self.teacher:
             with torch.no_grad():
                 x = rms_norm(self.hidden(self.teacher, inputs), self.teacher[NORM])
-                wanted = functional.linear(x, self.teacher[EMBED].bfloat16()).flatten(0, 1).float()
-            loss = 0.25 * loss + 0.75 * self.token_loss(*end, wanted)
+                logits = functional.linear(x, self.teacher[EMBED].to(COMPUTE)).flatten(0, 1).float()
+            loss = 0.25 * loss + 0.75 * self.token_loss(*end, logits)
         return loss.item(), torch.autograd.grad(loss, list(self.weights.values()))
 
-    def step(self, tokens: Tensor, scale: float) -> float:
+    def step(self, tokens: Tensor, scale: float, scored: Tensor | None = None) -> float:
         """Update the weights once at ``scale`` times the full learning rate, and return the loss."""
-        shares = list(self.pool.map(self.gradients, tokens.split(self.args.micro)))
+        parts = tokens.split(self.args.micro)
+        marked = itertools.repeat(None) if scored is None else scored.split(self.args.micro)
+        shares = list(self.pool.map(self.gradients, parts, marked))
         for i, weight in enumerate(self.weights.values()):
             weight.grad = torch.stack([gradients[i] for _, gradients in shares]).mean(0)
         torch.nn.utils.clip_grad_norm_(list(self.weights.values()), 1.0)

@@ -137,6 +137,7 @@ class RequestFactory:
                 token_ids,
                 own_params,
                 text=self._output_text(prompt, token_ids, params),
+                first_sample=name if i else None,
                 **shared,
             )
             for i, own_params in enumerate(sample_params(params))

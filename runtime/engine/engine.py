@@ -161,10 +161,12 @@ class Engine:
         Raises:
             QueueFullError: too many prompt tokens are still to be computed.
         """
-        request.queued_tokens = self.scheduler.uncached_tokens(request)
+        further = request.first_sample in self._requests  # its prompt is that of an admitted one
+        shares = further and self.config.prefix_cache  # all but the last token
+        request.queued_tokens = 1 if shares else self.scheduler.uncached_tokens(request)
         queued = self.scheduler.queued_tokens + self._compiling.queued_tokens
         limit, seconds = self.config.max_queued_tokens, self.scheduler.costs.seconds_of_prompts
-        if limit is not None and 0 < queued > limit - request.queued_tokens:
+        if limit is not None and not further and 0 < queued > limit - request.queued_tokens:
             error = QueueFullError(
                 f"{queued} tokens of prompts are still to be computed, and with {request.queued_tokens} more "
                 f"they exceed max_queued_tokens, {limit}; retry later"

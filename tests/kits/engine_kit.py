@@ -83,6 +83,7 @@ def make_request(
     priority: int = 0,
     cache_salt: str | None = None,
     streamed: bool = True,
+    first_sample: str | None = None,
 ) -> Request:
     """Return a request; an integer prompt is a number of tokens that depend on the name."""
     if isinstance(prompt, int):
@@ -98,6 +99,7 @@ def make_request(
         priority=priority,
         cache_salt=cache_salt,
         streamed=streamed,
+        first_sample=first_sample,
     )
 
 

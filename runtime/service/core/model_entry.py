@@ -123,6 +123,7 @@ class Entry:
         self._used = 0.0  # when the latest request came, in seconds of ``time.monotonic``
         self._new_handler = new_handler
         self._changing = asyncio.Lock()
+        self._queued: asyncio.Event | None = None  # set when the load that ``queue`` announced has ended
         self.handler = new_handler(self)
 
     @property
@@ -233,9 +234,23 @@ class Entry:
         return model
 
     async def settled(self) -> None:
-        """Wait until the model is neither being loaded nor unloaded."""
+        """Wait until the model is neither being loaded nor unloaded, nor queued to be loaded."""
+        if self._queued is not None:
+            await self._queued.wait()
         async with self._changing:
             return
+
+    def queue(self) -> None:
+        """Let requests wait for a load that comes after those of others."""
+        if self.state == "unloaded":
+            self.state, self._queued = "loading", asyncio.Event()
+
+    def dequeue(self) -> None:
+        """End the wait of ``queue``: the load has ended, or does not come."""
+        if self._queued is not None:
+            self._queued.set()
+            self._queued = None
+            self.state = "unloaded" if self.state == "loading" else self.state
 
     async def load(self) -> None:
         """Load the model if it is not loaded.
@@ -246,7 +261,7 @@ class Entry:
         async with self._changing:
             if self.state == "ready":
                 return
-            if self.state != "unloaded":
+            if self.state not in ("unloaded", "loading"):
                 self.handler = self._new_handler(self)
             self.state, self.reason = "loading", ""
             try:

@@ -286,7 +286,7 @@ class ModelRepository:
         return self._given_default or (candidates[0] if len(candidates) == 1 else None)
 
     async def load_all(self) -> None:
-        """Load the models of startup, one after the other.
+        """Load the models of startup, one after the other; requests of each wait for it.
 
         A failure is logged if there are other models.
 
@@ -296,12 +296,19 @@ class ModelRepository:
         wanted = [entry for entry in self.entries if entry.loader.wanted]
         failures: list[CarryallError] = []
         for entry in wanted:
-            try:
-                await entry.load()
-            except CarryallError as error:
-                if len(wanted) > 1:
-                    _log.warning("the model %a cannot be loaded: %s", entry.name, _encodable(str(error)))
-                failures.append(error)
+            entry.queue()
+        try:
+            for entry in wanted:
+                try:
+                    await entry.load()
+                except CarryallError as error:
+                    if len(wanted) > 1:
+                        _log.warning("the model %a cannot be loaded: %s", entry.name, _encodable(str(error)))
+                    failures.append(error)
+                entry.dequeue()
+        finally:
+            for entry in wanted:
+                entry.dequeue()
         if failures and len(failures) == len(wanted):
             raise failures[0]
         self._started = True

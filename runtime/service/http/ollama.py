@@ -1,5 +1,7 @@
 """Ollama's API: chat, generate, embed, embeddings, tags, ps, pull, show, version.
 
+A service makes and removes no models, and says so at create, copy, push, delete and blobs.
+
 See https://github.com/ollama/ollama/blob/main/docs/api.md.
 """
 
@@ -21,7 +23,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from ....errors import CarryallError, ChatTemplateError, RequestError, UnknownModelError
+from ....errors import (
+    CarryallError,
+    ChatTemplateError,
+    RequestError,
+    UnknownModelError,
+    UnsupportedTaskError,
+)
 from ....options import shown
 from ...models.model_source import ModelSummary
 from ...text.infill import Infill
@@ -464,7 +472,7 @@ async def pull(request: Request) -> Response:
     body, headers = await service.known_body(request, {"model", "name", "insecure", "stream"})
     name = body.get("model", body.get("name"))
     try:
-        await _llm(service, request, {"model": name}, headers)
+        await _embedder(service, {"model": name}, headers)
     except UnknownModelError as error:
         raise UnknownModelError(
             f"{error}. A service downloads no models: start it with this one (carryall serve MODEL)"
@@ -474,6 +482,28 @@ async def pull(request: Request) -> Response:
         return json_response(success, headers)
     lines = b"".join(map(_line, ({"status": "pulling manifest"}, success)))
     return Response(lines, 200, headers, "application/x-ndjson")
+
+
+# What a service refuses, by path: the method, and why.
+_REFUSED = {
+    "/api/create": ("POST", "creates no models; write a folder with carryall export, and serve it"),
+    "/api/copy": ("POST", "copies no models; give one a further name with carryall serve --alias"),
+    "/api/push": ("POST", "uploads no models"),
+    "/api/delete": ("DELETE", "deletes no models; keep_alive 0 lets one go from memory"),
+    "/api/blobs/{digest}": (
+        "POST",
+        "takes no files of models; start it with this one (carryall serve MODEL)",
+    ),
+}
+
+
+async def refuse(request: Request) -> Response:
+    """Handle what would change the models of a service.
+
+    Raises:
+        UnsupportedTaskError: always.
+    """
+    raise UnsupportedTaskError(f"a service {_REFUSED[request.scope['route'].path][1]}")
 
 
 async def version(request: Request) -> Response:
@@ -493,4 +523,8 @@ def routes(service: HttpService) -> list[Route]:
         Route("/api/show", show, methods=["POST"]),
         Route("/api/tags", tags),
         Route("/api/version", version),
+        *(
+            Route(path, refuse, methods=[method], include_in_schema=False)
+            for path, (method, _) in _REFUSED.items()
+        ),
     ]

@@ -15,9 +15,9 @@ from .service import HttpService, json_response, service_of
 
 
 def operations(routes: Iterable[BaseRoute]) -> Iterator[Operation]:
-    """Yield the methods of all routes, with the first line of each endpoint's docstring."""
+    """Yield the methods of routes that do something, with the first line of each endpoint's docstring."""
     for route in routes:
-        if isinstance(route, Route):
+        if isinstance(route, Route) and route.include_in_schema:
             # Docstrings of endpoints have the form "Handle ``GET /path``: what it does."
             what = (inspect.getdoc(route.endpoint) or "").partition("\n")[0].partition(": ")[2]
             for method in sorted((route.methods or set()) - {"HEAD"}):

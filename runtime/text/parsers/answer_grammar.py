@@ -157,7 +157,7 @@ class _Lark:
         rest = replace(calls, opening=behind) if calls.opening else replace(calls, head=behind)
         if not calls.opening:
             rest = replace(rest, single=True)  # each has the marker
-        return f"({self._until(calls.marker)} {self._section(rest, tools, 'section')})* PLAIN"
+        return f"({self._lazily(calls.marker)} {self._section(rest, tools, 'section')})* PLAIN"
 
     def _section(self, calls: CallFormat, tools: Sequence[Mapping[str, Any]], name: str) -> str:
         self._rules["call"] = " | ".join(self._call(calls, tool, at) for at, tool in enumerate(tools))
@@ -300,14 +300,44 @@ class _Lark:
         """Return the rule of any text up to the end of the first such text."""
         parts = list(self._split(text))
         first = next((at for at, part in enumerate(parts) if isinstance(part, int)), None)
-        if first is None:
-            name = f"until_{len(self._terms)}"
-            term = f"/(?s:.*){regex_of(text)}/"
-            name = next((known for known, rule in self._terms.items() if rule == term), f"{name}[lazy]")
-            self._terms[name] = term
-            return name.removesuffix("[lazy]")
-        rest = " ".join(f"<[{part}]>" if isinstance(part, int) else _quoted(part) for part in parts[first:])
-        return f"{self._free()} {rest}"
+        if first is not None:
+            rest = " ".join(
+                f"<[{part}]>" if isinstance(part, int) else _quoted(part) for part in parts[first:]
+            )
+            return f"{self._free()} {rest}"
+        return self._lazily(text) if text[0] in text[1:] else self._in_pieces(text)
+
+    def _lazily(self, text: str) -> str:
+        """Return the terminal of any text up to the end of the first such text."""
+        name = f"until_{len(self._terms)}"
+        term = f"/(?s:.*){regex_of(text)}/"
+        name = next((known for known, rule in self._terms.items() if rule == term), f"{name}[lazy]")
+        self._terms[name] = term
+        return name.removesuffix("[lazy]")
+
+    def _in_pieces(self, text: str) -> str:
+        """Return ``_lazily`` as a rule of terminals, whose masks are found faster.
+
+        llguidance takes a terminal as a whole for most tokens of a mask, but not a lazy one. Here one is
+        any text without the first character of ``text``, the other the beginning of ``text`` and no more.
+        The first character must be in ``text`` once only: else a beginning could hide another one.
+        """
+        end = _quoted(text)
+        known = next((name for name, rule in self._rules.items() if rule.endswith(f")* {end}")), None)
+        if known is not None:
+            return known
+        name = f"until_{len(self._rules)}"
+        begun = ""
+        for character in reversed(text[1:-1]):
+            begun = f"({regex_of(character)}{begun})?"
+        first = regex_of(text[0])
+        self._terms[f"FAR_{name}".upper()] = f"/[^{first}]+/"
+        pieces = f"FAR_{name}".upper()
+        if len(text) > 1:
+            self._terms[f"NEAR_{name}".upper()] = f"/{first}{begun}/"
+            pieces += f" | NEAR_{name}".upper()
+        self._rules[name] = f"({pieces})* {end}"
+        return name
 
     def _free(self) -> str:
         self._terms["FREE"] = "/(?s:.*)/"

@@ -226,6 +226,21 @@ def test_the_tokens_to_be_computed_are_limited() -> None:
     engine.check_integrity()
 
 
+@pytest.mark.parametrize("prefix_cache", [False, True])
+def test_a_prompt_counts_once_for_all_its_outputs_if_it_is_computed_once(prefix_cache: bool) -> None:
+    config = EngineConfig(max_queued_tokens=100, max_step_tokens=32, prefix_cache=prefix_cache)
+    engine = Engine(make_runner(max_slots=4, context_length=1024), config)
+    prompt = make_request("a", 90).prompt_token_ids
+    engine.add(make_request("a", prompt))
+    for number in (1, 2, 3):  # all or none: the first was admitted
+        engine.add(make_request(f"a-{number}", prompt, first_sample="a"))
+    queued = 93 if prefix_cache else 360
+    with pytest.raises(QueueFullError, match=rf"{queued} tokens .* with 8 more"):
+        engine.add(make_request("b", 8))
+    run(engine)
+    engine.add(make_request("b", 100))
+
+
 def test_steps_too_small_for_the_slots_are_refused() -> None:
     with pytest.raises(UsageError, match="max_step_tokens is 3, less than the 4 slots"):
         Engine(make_runner(max_slots=4), EngineConfig(max_step_tokens=3))

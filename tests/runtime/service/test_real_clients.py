@@ -44,6 +44,7 @@ PACKAGES = {
     "langgraph_client.py": ("langgraph", "langchain-openai"),
     "dspy_client.py": ("dspy",),
     "autogen_client.py": ("autogen-agentchat", "autogen-ext[openai]"),
+    "open_webui_client.py": ("open-webui",),
 }
 SECONDS = 300
 CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,unsupported_method"

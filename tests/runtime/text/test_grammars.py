@@ -11,7 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import llguidance
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from llm_kit import toy_model
 
 from carryall.errors import InvalidSamplingError
@@ -23,6 +26,17 @@ from carryall.runtime.types.structured_output import StructuredOutput
 
 # Ever more ways to read what was written: the work for a mask grows with the cube of the length.
 AMBIGUOUS = "start: s /!/\ns: s s s | s s | /[a-z ]/ | /[a-z]/"
+
+
+@given(st.integers(1, 200), st.integers(0, 2**32), st.sampled_from([0.0, 0.003, 0.03, 0.5, 0.97, 0.997, 1.0]))
+def test_a_mask_forbids_the_tokens_whose_bit_is_0(words: int, seed: int, share: float) -> None:
+    rng = np.random.default_rng(seed)
+    allowed = rng.random(words * 32) < share
+    count = words * 32 - int(rng.integers(32))
+    logits = rng.standard_normal(count).astype(np.float32)
+    expected = np.where(allowed[:count], logits, np.float32(-np.inf))
+    grammars._forbid(logits, np.packbits(allowed, bitorder="little").view(np.int32))
+    assert np.array_equal(logits, expected)
 
 
 def test_a_slow_mask_is_waited_for_no_longer_than_asked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -174,7 +174,7 @@ def _ollama(llms: Json, embedders: Json) -> dict[str, Json]:
         "/api/generate": _object("prompt", **shared, prompt=_TEXT, raw=_FLAG),
         "/api/embed": _object("input", input=_TEXTS, model=embedders),
         "/api/embeddings": _object("prompt", prompt=_TEXT, model=embedders),
-        "/api/pull": _object("model", model=llms, stream=_FLAG),
+        "/api/pull": _object("model", model=embedders, stream=_FLAG),
         "/api/show": _object("model", model=llms, verbose=_FLAG),
     }
 

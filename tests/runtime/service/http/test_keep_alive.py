@@ -15,7 +15,7 @@ from grpc_serving import INFO
 from http_serving import HttpServed, http_serving
 from null_llm import null_llm, null_model
 
-from carryall.errors import UsageError
+from carryall.errors import CheckpointError, UsageError
 from carryall.runtime.api.async_llm import AsyncLLM
 from carryall.runtime.service.core.repository import ModelRepository
 from carryall.runtime.service.core.served_model import ServedModel
@@ -120,6 +120,68 @@ def test_a_model_that_loads_at_startup_is_listed_and_waited_for() -> None:
                     may_load.set()
                 assert (await asked).status_code == 200
                 await loading
+
+    asyncio.run(scenario())
+
+
+def test_models_that_load_after_others_at_startup_are_waited_for() -> None:
+    may_load = threading.Event()
+
+    async def scenario() -> None:
+        async with null_llm() as llm, null_llm() as other:
+
+            def load() -> ServedModel:
+                assert may_load.wait(30)
+                return ServedModel(llm, INFO)
+
+            def fail() -> ServedModel:
+                raise CheckpointError("it has no weights")
+
+            models = ModelRepository(
+                {"a": load, "b": lambda: ServedModel(other, INFO), "c": fail}, default="a"
+            )
+            async with http_serving(None, models, load=False) as served:
+                loading = asyncio.create_task(models.load_all())
+                try:
+                    while state(models) != "loading":
+                        await asyncio.sleep(0.001)
+                    listed = (await served.client.get("/v1/models")).json()["data"]
+                    assert [model["id"] for model in listed] == ["a", "b", "c"]
+                    bodies = [{**BODY, "model": name} for name in "abc"]
+                    asked = [asyncio.create_task(served.post("/v1/completions", **body)) for body in bodies]
+                    await asyncio.sleep(0.1)
+                    assert not any(one.done() for one in asked)
+                finally:
+                    may_load.set()
+                answers = await asyncio.gather(*asked)
+                assert [answer.status_code for answer in answers] == [200, 200, 503]
+                assert "it has no weights" in answers[2].text
+                await loading
+
+    asyncio.run(scenario())
+
+
+def test_requests_end_their_wait_when_loading_ends_early() -> None:
+    may_load = threading.Event()
+
+    async def scenario() -> None:
+        async with null_llm() as llm:
+
+            def load() -> ServedModel:
+                assert may_load.wait(30)
+                return ServedModel(llm, INFO)
+
+            models = ModelRepository({"a": load, "b": load}, default="a")
+            async with http_serving(None, models, load=False) as served:
+                loading = asyncio.create_task(models.load_all())
+                asked = asyncio.create_task(served.post("/v1/completions", **{**BODY, "model": "b"}))
+                await asyncio.sleep(0.1)
+                assert not asked.done()
+                loading.cancel()
+                may_load.set()
+                answer = await asyncio.wait_for(asked, 10)
+                assert answer.status_code == 503
+                assert "not loaded" in answer.text
 
     asyncio.run(scenario())
 

@@ -158,6 +158,40 @@ def test_a_model_that_is_served_counts_as_pulled() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "message"),
+    [
+        ("POST", "/api/create", "creates no models"),
+        ("POST", "/api/copy", "--alias"),
+        ("POST", "/api/push", "uploads no models"),
+        ("DELETE", "/api/delete", "keep_alive 0"),
+        ("POST", "/api/blobs/sha256:29fd", "carryall serve MODEL"),
+    ],
+)
+def test_what_would_change_the_models_is_refused_in_words(method: str, path: str, message: str) -> None:
+    async def scenario() -> None:
+        async with null_llm() as llm, http_serving(llm) as served:
+            answer = await served.client.request(method, path, json={"model": "toy"})
+            assert answer.status_code == 501
+            assert answer.json().keys() == {"error"}
+            assert message in answer.json()["error"]
+            assert (await served.client.get("/api/tags")).json()["models"][0]["name"] == "toy"
+
+    asyncio.run(scenario())
+
+
+def test_an_encoder_counts_as_pulled(tmp_path: Path) -> None:
+    write_encoder(tmp_path)
+    models = ModelRepository({"vectors": ModelLoader(lambda: TextEncoder(tmp_path), kind="encoder")})
+
+    async def scenario() -> None:
+        async with http_serving(None, models) as served:
+            answer = await served.post("/api/pull", model="vectors", stream=False)
+            assert answer.json() == {"status": "success"}
+
+    asyncio.run(scenario())
+
+
 def test_the_older_form_of_embeddings(tmp_path: Path) -> None:
     write_encoder(tmp_path)
     models = ModelRepository({"vectors": ModelLoader(lambda: TextEncoder(tmp_path), kind="encoder")})

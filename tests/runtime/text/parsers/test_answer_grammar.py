@@ -16,6 +16,7 @@ from tokenizers import AddedToken
 
 from carryall.runtime.text.chat_template import ChatTemplate
 from carryall.runtime.text.grammars import GrammarCompiler
+from carryall.runtime.text.parsers import answer_grammar
 from carryall.runtime.text.parsers.answer_grammar import AnswerFrame, answer_frame
 from carryall.runtime.text.parsers.derivation import derive
 from carryall.runtime.text.parsers.formats import HARMONY, AnswerFormat, tags
@@ -160,6 +161,39 @@ def test_strict_tools_hold_calls_between_free_text(style: str, tokens: bool, fol
         assert held.allows(written(both, [], thought, "Only text, with <b> and \n lines."))
         assert not held.allows(written(both, [("f", {"city": "x", "days": "y"})], thought, content))
     assert not frame_of(both).is_needed  # tools that are not strict leave the answer free
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("style", ["parameters", "keys and values", "typed parameters", "quoted by a token"])
+def test_texts_in_pieces_have_the_masks_of_a_lazy_terminal(
+    style: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Values with beginnings of their end, many of them, at all places."""
+    both = style, "thoughts"
+    tokenizer = tokenizer_of(both, folder, tokens=False)
+    end = "<|q|>" if style == "quoted by a token" else written(both, [("f", {"city": "@"})]).split("@")[1]
+    end = end.split(">")[0] + ">"
+    cities = [f"a{end[:at]}{rest}" for at in range(len(end)) for rest in ("b", "\n", end[0])]
+    compiler = GrammarCompiler(tokenizer, tokenizer.encode("</s>"), tokenizer.vocab_size)
+    states = [compiler.compile(None, frame_of(both, ["f", "g.h"])).result()]
+    monkeypatch.setattr(answer_grammar._Lark, "_in_pieces", answer_grammar._Lark._lazily)
+    compiler = GrammarCompiler(tokenizer, tokenizer.encode("</s>"), tokenizer.vocab_size)
+    states.append(compiler.compile(None, frame_of(both, ["f", "g.h"])).result())
+    compared = 0
+    for city in cities:
+        copies = [state.copy() for state in states]
+        text = written(both, [("f", {"city": city, "unit": "C"}), ("g.h", WEATHER)], f"hm{city}")
+        for token in tokenizer.encode(text, add_special_tokens=False):
+            pieces, lazy = (np.zeros(tokenizer.vocab_size, np.float32) for _ in copies)
+            copies[0].apply(pieces)
+            copies[1].apply(lazy)
+            assert np.array_equal(pieces, lazy), (city, tokenizer.decode([token]))
+            compared += 1
+            for state in copies:
+                state.observe(token)
+            if copies[1].error:
+                break
+    assert compared > 100 * len(cities)
 
 
 @pytest.mark.parametrize("style", STYLES)
