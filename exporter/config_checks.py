@@ -38,6 +38,19 @@ _PARTIAL_ROPES = frozenset(
         *("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"),
     }
 )
+# Fields that transformers takes for another field, by family; a file may state both.
+_SAME_FIELDS: dict[str, dict[str, str]] = {
+    "gpt2": {
+        "hidden_size": "n_embd",
+        "max_position_embeddings": "n_positions",
+        "num_attention_heads": "n_head",
+        "num_hidden_layers": "n_layer",
+    },
+    "lfm3": {"rms_norm_eps": "norm_eps"},
+    # Of these, the size of the part of a head that turns.
+    "deepseek_v3": {"head_dim": "qk_rope_head_dim"},
+    "youtu": {"head_dim": "qk_rope_head_dim"},
+}
 
 
 def check_options(raw: RawConfig) -> None:
@@ -54,7 +67,19 @@ def check_options(raw: RawConfig) -> None:
             raise UnsupportedModelError(
                 "config.json: a model with 'use_bidirectional_attention' is an encoder, not a decoder"
             )
-        _check_partial_ropes(part, str(part.get("model_type", raw["model_type"])))
+        model_type = str(part.get("model_type", raw["model_type"]))
+        _check_partial_ropes(part, model_type)
+        _check_same_fields(part, model_type)
+
+
+def _check_same_fields(raw: RawConfig, model_type: str) -> None:
+    """Refuse a second name of a field with a value of its own, which transformers would take."""
+    for name, read in _SAME_FIELDS.get(model_type, {}).items():
+        if raw.get(name) is not None and raw.get(name) != raw.get(read):
+            raise UnsupportedModelError(
+                f"config.json: '{name}' {raw[name]!r} is another name of '{read}', which is "
+                f"{raw.get(read)!r}, for model_type '{model_type}'; state '{read}' alone"
+            )
 
 
 def _check_partial_ropes(raw: RawConfig, model_type: str) -> None:

@@ -64,13 +64,17 @@ def decoder_config(
         attention_bias=bool(raw.get("attention_bias", False)),
         mlp_bias=bool(raw.get("mlp_bias", False)),
         attention_scale=number(raw, "query_pre_attn_scalar", head_dim) ** -0.5,
-        attention_softcap=raw.get("attn_logit_softcapping"),
-        final_softcap=raw.get("final_logit_softcapping"),
+        attention_softcap=_cap(raw, "attn_logit_softcapping"),
+        final_softcap=_cap(raw, "final_logit_softcapping"),
         windows=tuple(windows if windows is not None else [None] * num_layers),
         ropes=tuple(ropes if ropes is not None else [rope_config(raw)] * num_layers),
         experts=tuple(experts if experts is not None else [None] * num_layers),
         states=tuple(states),
     )
+
+
+def _cap(raw: RawConfig, key: str) -> float | None:
+    return None if raw.get(key) is None else number(raw, key)
 
 
 def rope_config(

@@ -15,7 +15,7 @@ import numpy as np
 
 from ...errors import CheckpointError, UnsupportedModelError
 from ...storage.stored_tensor import Array
-from .keys import check_keys
+from .keys import check_keys, check_types
 
 _BLOCK = re.compile(r"blk\.(\d{1,9})\.(.+)")
 
@@ -106,6 +106,7 @@ _LFM2 = {
 }
 _ATTENTION_FACTORS = ("attn_factor", "yarn_attn_factor")
 _BARE = ("self_attn.sinks",)  # parameters whose names have no suffix
+_SCALED_WINDOWS = ("gemma2", "gpt-oss")  # whose layers with windows take the factor of the rope as it is
 _GEMMA_27B_LAYERS = (46, 62)  # of Gemma 2 and 3
 
 
@@ -149,11 +150,25 @@ def _gemma_scale(config: Mapping[str, Any]) -> dict[str, Any]:
     return {"query_pre_attn_scalar": config["head_dim"]} if "head_dim" in config else {}
 
 
+def _gemma3(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the scale of attention; without a window every layer sees the whole context by the same rope."""
+    scale = _gemma_scale(config)
+    if config.get("sliding_window"):
+        return scale
+    count = _stated(config, "num_hidden_layers")
+    return {**scale, "sliding_window": None, "layer_types": ["full_attention"] * count}
+
+
 def _gpt_oss(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the width of the experts, and that the bounds of yarn are not rounded."""
-    found = {"intermediate_size": config.get("moe_intermediate_size", config.get("intermediate_size"))}
-    scaling = config.get("rope_scaling")
-    return found if scaling is None else {**found, "rope_scaling": {**scaling, "truncate": False}}
+    """Return the width of the experts, and that the bounds of yarn are not rounded.
+
+    A file without a scaling has none, and config.json without one has yarn.
+    """
+    scaling = config.get("rope_scaling") or {"rope_type": "default"}
+    return {
+        "intermediate_size": config.get("moe_intermediate_size", config.get("intermediate_size")),
+        "rope_scaling": {**scaling, "truncate": False} if scaling["rope_type"] == "yarn" else scaling,
+    }
 
 
 def _stated(config: Mapping[str, Any], key: str) -> Any:
@@ -235,7 +250,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         inner=_GEMMA,
         norm_offset=1.0,
         keys={"rope.freq_base_swa": "rope_local_base_freq"},
-        adapt=_gemma_scale,
+        adapt=_gemma3,
     ),
 }
 
@@ -244,7 +259,7 @@ def architecture(metadata: Mapping[str, Any]) -> Architecture:
     """Return the architecture of a file.
 
     Raises:
-        CheckpointError: the metadata has no architecture.
+        CheckpointError: the metadata has no architecture, or a key of it has the wrong type.
         UnsupportedModelError: the architecture is not supported.
     """
     name = metadata.get("general.architecture")
@@ -260,6 +275,7 @@ def architecture(metadata: Mapping[str, Any]) -> Architecture:
             f"GGUF files of the architecture '{name}' with a mixture of experts are not supported; "
             "take the model's safetensors checkpoint"
         )
+    check_types(metadata, name)
     return ARCHITECTURES[name]
 
 
@@ -293,7 +309,7 @@ def config_of(
 
     Raises:
         CheckpointError: a key has the wrong type.
-        UnsupportedModelError: the architecture, or its rope, is not supported.
+        UnsupportedModelError: the architecture, its rope, or a key is not supported.
     """
     known, prefix = architecture(metadata), metadata["general.architecture"]
     keys = {**_KEYS, **known.keys}
@@ -302,6 +318,7 @@ def config_of(
     }
     config = {
         "model_type": known.model_type,
+        **_unstated(metadata, prefix),
         **fields,
         "vocab_size": vocab_size,
         "tie_word_embeddings": tied,
@@ -318,27 +335,44 @@ def config_of(
     return {key: value for key, value in config.items() if value is not None}
 
 
+def _unstated(metadata: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """Return what llama.cpp takes for keys that a file leaves out; families of config.json take others."""
+    heads = metadata.get(f"{prefix}.attention.head_count")
+    return {"rope_theta": 10_000.0, "num_key_value_heads": heads, "head_dim": _head_size(metadata, prefix)}
+
+
+def _head_size(metadata: Mapping[str, Any], prefix: str) -> int | None:
+    hidden, heads = (metadata.get(f"{prefix}.{key}") for key in ("embedding_length", "attention.head_count"))
+    size = metadata.get(f"{prefix}.attention.key_length")
+    if size is None and isinstance(hidden, int) and isinstance(heads, int) and heads > 0:
+        return hidden // heads
+    return size
+
+
 def _rope(metadata: Mapping[str, Any], prefix: str, *, by_frequency: bool) -> dict[str, Any]:
     """Return the keys of the rotary embedding without the factors by frequency, which are tensors."""
     factor = metadata.get(f"{prefix}.rope.scaling.factor", metadata.get(f"{prefix}.rope.scale_linear"))
     # Files that state only a factor mean a linear one, as llama.cpp reads them.
     kind = metadata.get(f"{prefix}.rope.scaling.type", "none" if factor is None else "linear")
     result: dict[str, Any] = {}
-    rotated, size = (
-        metadata.get(f"{prefix}.rope.dimension_count"),
-        metadata.get(f"{prefix}.attention.key_length"),
-    )
-    if size is None and isinstance(metadata.get(f"{prefix}.embedding_length"), int):
-        size = metadata[f"{prefix}.embedding_length"] // max(
-            1, metadata.get(f"{prefix}.attention.head_count", 1)
+    size = _head_size(metadata, prefix)
+    if size:
+        result["partial_rotary_factor"] = metadata.get(f"{prefix}.rope.dimension_count", size) / size
+    if kind == "none" and factor not in (None, 0, 1) and prefix in _SCALED_WINDOWS:
+        raise UnsupportedModelError(
+            f"the GGUF file has {prefix}.rope.scaling.factor = {factor} with rope scaling 'none', which is "
+            "not supported: llama.cpp scales the positions of layers with windows"
         )
-    if rotated is not None and size and rotated != size:
-        result["partial_rotary_factor"] = rotated / size
     if kind in ("linear", "yarn"):
         original = metadata.get(f"{prefix}.rope.scaling.original_context_length")
         scaling = {"rope_type": kind, "factor": 1.0 if factor is None else factor}
         result["rope_scaling"] = scaling | (
             {} if original is None else {"original_max_position_embeddings": original}
+        )
+    if kind == "yarn" and by_frequency:
+        raise UnsupportedModelError(
+            f"the GGUF file has {prefix}.rope.scaling.type = 'yarn' and factors of the rope by frequency, "
+            "which is not supported"
         )
     if kind == "yarn":
         result["rope_scaling"] |= _yarn(metadata, f"{prefix}.rope.scaling", factor or 1.0)

@@ -90,7 +90,9 @@ class GgufFile:
             attention = self.metadata.get(
                 f"{self.metadata['general.architecture']}.rope.scaling.attn_factor", 1.0
             )
-            config["rope_scaling"] = {"rope_type": "longrope", "attention_factor": attention, **self._factors}
+            linear = config.get("rope_scaling", {}).get("factor", 1.0)
+            factors = {name: [factor * linear for factor in values] for name, values in self._factors.items()}
+            config["rope_scaling"] = {"rope_type": "longrope", "attention_factor": attention, **factors}
         return config
 
     @property

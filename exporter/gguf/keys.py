@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ...errors import UnsupportedModelError
+from ...errors import CheckpointError, UnsupportedModelError
 
 Metadata = Mapping[str, Any]
 # Keys of the architecture, without its prefix, that are read beside those that ``config_of`` renames.
@@ -65,7 +65,7 @@ def _is_usual_scale(value: Any, metadata: Metadata, prefix: str) -> bool:
 
 def _is_usual_pattern(value: Any, metadata: Metadata, prefix: str) -> bool:
     period = _PATTERNS.get(prefix)
-    if period is None or isinstance(value, int):
+    if period is None or not isinstance(value, list):
         return bool(value == period)
     layers = range(metadata.get(f"{prefix}.block_count", 0))
     return list(value) == [(layer + 1) % period != 0 for layer in layers]
@@ -114,6 +114,36 @@ _NEUTRAL: Mapping[str, Test] = {
     "swin_norm": _one_of(False),
     "use_parallel_residual": _one_of(False),
 }
+
+
+# Keys whose values are not numbers; those of _LISTS may be a list, with a value for each layer.
+_TEXTS = ("rope.scaling.type", "tensor_data_layout")
+_LISTS = (
+    *("attention.head_count", "attention.head_count_kv", "feed_forward_length"),
+    *("expert_used_count", "expert_feed_forward_length"),
+)
+_FLAGS = ("attention.recurrent_layers", "rope.dimension_sections", "attention.sliding_window_pattern")
+
+
+def check_types(metadata: Metadata, prefix: str) -> None:
+    """Check that the values of an architecture's keys that are read are numbers.
+
+    Raises:
+        CheckpointError: one is not.
+    """
+    for key, value in metadata.items():
+        family, _, name = key.partition(".")
+        if family != prefix or name in _NEUTRAL or name in _NO_EFFECT or name in _FLAGS:
+            continue
+        if name in _TEXTS:
+            fits = isinstance(value, str)
+        elif isinstance(value, list) and name in _LISTS:
+            fits = all(isinstance(each, int) and not isinstance(each, bool) for each in value)
+        else:
+            fits = isinstance(value, int | float) and not isinstance(value, bool)
+        if not fits:
+            kind = "text" if name in _TEXTS else "number"
+            raise CheckpointError(f"the GGUF file's '{key}' is {_shown(value)}, no {kind}")
 
 
 def check_keys(metadata: Metadata, prefix: str, read: frozenset[str]) -> None:

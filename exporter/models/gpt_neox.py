@@ -6,6 +6,7 @@ import dataclasses
 
 import onnx_ir as ir
 
+from ...errors import UnsupportedModelError
 from .. import layers
 from ..config import (
     DecoderConfig,
@@ -38,6 +39,11 @@ def config(raw: RawConfig) -> DecoderConfig:
         "num_key_value_heads": heads,
         "head_dim": integer(raw, "hidden_size") // heads,
     }  # in transformers
+    if raw.get("head_dim") not in (None, ignored["head_dim"]):  # transformers turns more or less of a head
+        raise UnsupportedModelError(
+            f"config.json: 'head_dim' {raw['head_dim']!r} must be hidden_size / num_attention_heads, "
+            f"{ignored['head_dim']}, for model_type 'gpt_neox'"
+        )
     raw = {**older, **raw, "rms_norm_eps": raw["layer_norm_eps"], **ignored}
     rope = rope_config(raw, mapping(raw, "rope_parameters", "rope_scaling"))
     normalised = decoder_config(raw, ropes=[rope] * decoder_config(raw).num_layers)

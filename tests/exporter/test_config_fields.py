@@ -38,6 +38,7 @@ DEVIATIONS = {
     # Padding changes its states, behind a projection with a bias.
     "lfm2: conv_bias": "padding",
     "lfm2_moe: conv_bias": "padding",
+    "lfm3: conv_bias": "padding",
     "granitemoehybrid: mamba_proj_bias": "padding",
     "falcon_h1: mamba_proj_bias": "padding",
     "nemotron_h: use_bias": "padding",
@@ -74,7 +75,7 @@ NO_EFFECT = {
     ),
     **dict.fromkeys(
         (
-            *("deepseek_v2: head_dim", "deepseek_v3: head_dim", "minicpm3: head_dim", "youtu: head_dim"),
+            *("deepseek_v2: head_dim", "minicpm3: head_dim"),
             *("deepseek_v2: num_key_value_heads", "deepseek_v3: num_key_value_heads"),
             *("glm4_moe_lite: num_key_value_heads", "minicpm3: num_key_value_heads"),
             "youtu: num_key_value_heads",

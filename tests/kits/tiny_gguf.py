@@ -44,6 +44,7 @@ def write_gguf(
     types: dict[str, str] | str = "F32",
     split: int = 0,
     extra: dict[str, npt.NDArray[Any]] | None = None,
+    metadata: dict[str, Any] | None = None,
     **overrides: Any,
 ) -> dict[str, npt.NDArray[np.float32]]:
     """Write a random checkpoint.
@@ -54,6 +55,7 @@ def write_gguf(
         types: GGML's type of all matrices, or by a part of their name.
         split: most tensors of a shard.
         extra: tensors beside the checkpoint's, under GGUF's names.
+        metadata: values of keys without the architecture's prefix, set last; None leaves a key out.
         overrides: of config.json.
 
     Returns:
@@ -99,11 +101,30 @@ def write_gguf(
             held[hf_name] = floats - np.float32(1)
     for target, array in (extra or {}).items():
         writer.add_tensor(target, array)
+    for key, value in (metadata or {}).items():
+        _set(writer, f"{name}.{key}", value)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     return held
+
+
+def _set(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+    writer.kv_data[0].pop(key, None)
+    match value:
+        case None:
+            return
+        case bool():
+            writer.add_bool(key, value)
+        case int():
+            (writer.add_uint32 if value >= 0 else writer.add_int32)(key, value)
+        case float():
+            writer.add_float32(key, value)
+        case str():
+            writer.add_string(key, value)
+        case _:
+            writer.add_array(key, value)
 
 
 def _hybrid_tensor(

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from family_cases import normalised
 from safetensors.numpy import load_file, save_file
-from tiny_models import CONFIGS, write_tiny
+from tiny_models import CONFIGS, tiny_config, write_tiny
 
 from carryall.errors import CheckpointError, UnsupportedModelError
 from carryall.exporter.config_checks import check_options
@@ -68,6 +68,43 @@ def test_a_part_of_a_head_turns_only_in_families_that_have_it(option: dict[str, 
     check_options({"model_type": "phi3", **option})
 
 
+@pytest.mark.parametrize(
+    ("model_type", "option"),
+    [
+        ("gpt2", {"num_attention_heads": 8}),
+        ("gpt2", {"hidden_size": 64}),
+        ("lfm3", {"rms_norm_eps": 0.1}),
+        ("lfm3", {"norm_eps": None, "rms_norm_eps": 0.1}),
+        ("deepseek_v3", {"head_dim": 2}),
+        ("youtu", {"head_dim": 2}),
+        ("gpt_neox", {"head_dim": 16}),
+    ],
+)
+def test_a_second_name_of_a_field_with_another_value_is_named(
+    model_type: str, option: dict[str, Any]
+) -> None:
+    """transformers takes the second name's value, and turns as much of a head as ``head_dim`` says."""
+    config = tiny_config(model_type, **option)
+    with pytest.raises(UnsupportedModelError, match=re.escape(list(option)[-1])):
+        read(config)
+
+
+def read(config: dict[str, Any]) -> object:
+    check_options(config)
+    return _config(family(config["model_type"]), config)
+
+
+def test_a_second_name_with_the_same_value_is_no_option() -> None:
+    check_options(tiny_config("gpt2", num_attention_heads=4, hidden_size=32))
+    _config(family("gpt_neox"), tiny_config("gpt_neox", head_dim=8))
+
+
+def test_a_soft_cap_may_be_an_integer(tmp_path: Path) -> None:
+    model = export_model(write_tiny("gemma2", tmp_path, attn_logit_softcapping=50))
+    (softcap,) = {node.attributes["softcap"].value for node in model.graph if "softcap" in node.attributes}
+    assert isinstance(softcap, float)
+
+
 def test_a_part_of_a_head_that_is_the_whole_is_no_option() -> None:
     check_options({"model_type": "llama", "partial_rotary_factor": 1.0, "rope_scaling": None})
     check_options(
@@ -117,7 +154,7 @@ def test_a_convolution_of_one_tap_has_no_state() -> None:
         _config(family("lfm2"), CONFIGS["lfm2"] | {"model_type": "lfm2", "conv_L_cache": 1})
 
 
-@pytest.mark.parametrize("model_type", ["gpt2", "opt", "bloom", "gpt_neox"])
+@pytest.mark.parametrize("model_type", ["gpt2", "opt", "bloom"])
 def test_keys_that_transformers_ignores_are_ignored(model_type: str) -> None:
     assert normalised(model_type, head_dim=16, num_key_value_heads=1) == normalised(model_type)
 

@@ -1,0 +1,144 @@
+"""Random GGUF files give llama.cpp's logits, or are refused.
+
+``tests/corpora/ggufs`` keeps files as what ``random_ggufs.draw`` returns, with some of llama.cpp's logits.
+``pytest -m slow`` draws others for ``CARRYALL_FUZZ_SECONDS`` / 8; it needs llama-cpp-python, which is
+compiled from its source. ``random_ggufs.keep`` adds a file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+from engines import CachedDecoder
+from fuzzing import SLOW_TESTS, seeds
+from random_ggufs import Floats, LlamaCpp, RandomFile, draw, prompt, shown
+
+from carryall.errors import CarryallError, CheckpointError, UnsupportedModelError
+from carryall.exporter.export import export_package
+
+# Of the deviation of the logits, the largest difference; llama.cpp's GELU is a table of 16 bits.
+TOLERANCE, WITH_GELU = 1e-3, 6e-3
+# Changed keys of which llama.cpp is not the judge, with the reason, by a part of "family: key=value".
+DEVIATIONS = {
+    "rope.scaling.yarn_attn_factor": "read for the architecture grok only; transformers' meaning is taken",
+    "rope.scaling.yarn_beta_": "read for grok and mistral3 only; transformers' meaning is taken",
+    "gpt_oss: rope.scaling.type='yarn'": "llama.cpp rounds the bounds; the model's authors do not",
+}
+VERDICTS: Counter[str] = Counter()
+
+
+@pytest.fixture(scope="module")
+def llama_cpp() -> Iterator[LlamaCpp]:
+    pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed; it is compiled from source")
+    peer = LlamaCpp()
+    yield peer
+    peer.close()
+
+
+def deviates(file: RandomFile) -> bool:
+    """Whether llama.cpp is known to ignore or to approximate a changed key."""
+    changes = [f"{file.family}: {key}={value!r}" for key, value in file.metadata.items()]
+    return any(part in change for change in changes for part in DEVIATIONS)
+
+
+def carryall_logits(file: Path) -> Floats | str:
+    """Return the logits of the prompt, or the message of the error."""
+    try:
+        package = export_package(file, file.with_suffix(""))
+    except CarryallError as error:
+        return str(error)
+    options = ort.SessionOptions()
+    # Optimized, onnxruntime multiplies int4 weights with activations of 8 bits.
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = ort.InferenceSession(package.model_path, options, providers=["CPUExecutionProvider"])
+    tokens = np.array([prompt()])
+    net = CachedDecoder(lambda feeds: list(session.run(None, feeds)), package.model_path, batch=1)
+    return np.array(net(tokens, np.ones_like(tokens))[0])
+
+
+def difference(file: RandomFile, peer: LlamaCpp, folder: Path) -> float | None:
+    """Return how far the logits are from llama.cpp's, by the tolerance; None if either refuses the file."""
+    path = folder / "m.gguf"
+    file.write(path)
+    found = carryall_logits(path)
+    if isinstance(found, str):
+        VERDICTS["refused"] += 1
+        return None
+    wanted = peer.logits(path)
+    if wanted is None or not np.isfinite(wanted).all():
+        VERDICTS["refused by llama.cpp" if wanted is None else "not finite"] += 1
+        return None
+    if deviates(file):
+        VERDICTS["deviates"] += 1
+        return None
+    VERDICTS["compared"] += 1
+    tolerance = WITH_GELU if "gemma" in file.family else TOLERANCE
+    return float(np.abs(found - wanted).max() / wanted.std()) / tolerance
+
+
+@pytest.mark.parametrize("kept", seeds("ggufs"), ids=lambda path: path.stem)
+def test_kept_files_give_the_logits_of_llama_cpp(kept: Path, tmp_path: Path) -> None:
+    content = json.loads(kept.read_text())
+    file, wanted = RandomFile(**content["file"]), np.array(content["logits"])
+    file.write(tmp_path / "m.gguf")
+    found = carryall_logits(tmp_path / "m.gguf")
+    assert not isinstance(found, str), found
+    tolerance = WITH_GELU if "gemma" in file.family else TOLERANCE
+    assert np.abs(shown(found) - wanted).max() < tolerance * found.std()
+
+
+@pytest.mark.parametrize(
+    ("metadata", "named"),
+    [
+        ({"rope.dimension_count": [1, 0]}, r"'llama\.rope\.dimension_count' is \[1, 0\], no number"),
+        ({"rope.freq_base": "none"}, r"'llama\.rope\.freq_base' is 'none', no number"),
+        ({"attention.head_count": True}, r"'llama\.attention\.head_count' is True, no number"),
+        ({"rope.scaling.type": 2}, r"'llama\.rope\.scaling\.type' is 2, no text"),
+    ],
+)
+def test_values_of_other_types_are_refused(metadata: dict[str, Any], named: str, tmp_path: Path) -> None:
+    RandomFile("llama", metadata=metadata).write(tmp_path / "m.gguf")
+    with pytest.raises(CheckpointError, match=named):
+        export_package(tmp_path / "m.gguf", tmp_path / "package")
+
+
+@pytest.mark.parametrize(
+    ("family", "metadata", "freqs", "named"),
+    [
+        ("llama", {"rope.scaling.type": "yarn", "rope.scaling.factor": 2.0}, True, "by frequency"),
+        ("gemma2", {"rope.scaling.type": "none", "rope.scaling.factor": 2.0}, False, "rope.scaling.factor"),
+        ("gemma3_text", {"attention.sliding_window_pattern": 5.0}, False, "sliding_window_pattern"),
+    ],
+)
+def test_what_no_graph_says_is_refused(
+    family: str, metadata: dict[str, Any], freqs: bool, named: str, tmp_path: Path
+) -> None:
+    RandomFile(family, metadata=metadata, freqs=freqs).write(tmp_path / "m.gguf")
+    with pytest.raises(UnsupportedModelError, match=named):
+        export_package(tmp_path / "m.gguf", tmp_path / "package")
+
+
+@pytest.mark.slow
+def test_random_files_give_the_logits_of_llama_cpp(llama_cpp: LlamaCpp, tmp_path: Path) -> None:
+    wrong, seed = [], int(time.time())
+    end = time.monotonic() + float(os.environ.get("CARRYALL_FUZZ_SECONDS", "600")) / SLOW_TESTS
+    while time.monotonic() < end:
+        seed += 1
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        error = difference(draw(seed), llama_cpp, folder)
+        if error is not None and not error < 1:
+            wrong.append((seed, error, draw(seed).text()))
+        shutil.rmtree(folder)
+    assert wrong == []
+    assert VERDICTS["compared"] > 0
