@@ -223,5 +223,6 @@ def _states(graph: DecoderGraph, groups: KVGroups, slots: int, length: int) -> t
     each = 4 * sum(math.prod(shape) for shape in graph.states.values())
     tokens_each = -(-each // max(1, sum(group.bytes_per_token for group in groups)))
     budget = slots * (length + 2 * tokens_each)
-    # Each row of a step may need another place before it gives one back.
-    return StateMemory(graph.states, budget // tokens_each + slots, slots), budget
+    # Each row of a step may need another place before it gives one back, and one with proposals keeps the
+    # state before it.
+    return StateMemory(graph.states, budget // tokens_each + 2 * slots, slots), budget

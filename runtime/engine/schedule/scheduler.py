@@ -73,7 +73,12 @@ class StepPlan:
         for index, tokens in proposals.items():
             row = rows[index]
             known_and_proposed = np.concatenate([row.tokens, tokens])
-            rows[index] = replace(row, tokens=known_and_proposed, num_logits=row.num_logits + len(tokens))
+            rows[index] = replace(
+                row,
+                tokens=known_and_proposed,
+                num_logits=row.num_logits + len(tokens),
+                proposed=len(tokens),
+            )
             proposed[index] = len(tokens)
         return replace(self, rows=tuple(rows), proposed=tuple(proposed))
 
@@ -87,7 +92,9 @@ class StepPlan:
         rows = list(self.rows)
         for i, (row, request, extra) in enumerate(zip(rows, self.requests, self.proposed, strict=True)):
             if extra:
-                rows[i] = replace(row, tokens=row.tokens[:-extra], num_logits=row.num_logits - extra)
+                rows[i] = replace(
+                    row, tokens=row.tokens[:-extra], num_logits=row.num_logits - extra, proposed=0
+                )
             elif row.source is not None:
                 rows[i] = replace(row, tokens=request.token_slice(row.start, row.start + 1), source=None)
         return replace(self, rows=tuple(rows), proposed=(0,) * len(rows))
