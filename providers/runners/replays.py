@@ -1,8 +1,8 @@
 """Rows whose end may be rejected, on states that cannot be cut: what was accepted is computed again.
 
-A state sums up all tokens of a row. If the text leaves the row before its end, the slot goes back to the state
-before the row, and the accepted tokens are put in front of the slot's next row: one run computes both. The
-kernels of states compute the same bits wherever a run is cut, so that changes no token.
+A state sums up all tokens of a row. If the text leaves the row before its end, the slot goes back to the
+state before the row, and the accepted tokens are put in front of the slot's next row: one run computes both.
+The kernels of states compute the same bits wherever a run is cut, so that changes no token.
 """
 
 from __future__ import annotations

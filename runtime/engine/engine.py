@@ -99,7 +99,6 @@ class Engine:
             whole_pictures=info.image_ahead,
         )
         self._operations = SlotOperations(runner, self._slots, self._mover)
-        self._plans = PlanRunner(runner, config.logits_processors)
         self._proposes = proposer is not None
         self._speculator = Speculator(
             [ForcedTokens(), *([proposer] if proposer is not None else [])],
@@ -107,6 +106,8 @@ class Engine:
             max_step_tokens=limits.step,
             adaptive=config.adaptive_speculation,
         )
+        reads_states = self._speculator.wants_states if self._speculator.readers else None
+        self._plans = PlanRunner(runner, config.logits_processors, reads_states)
         parts = PolicyParts(
             runner=runner, scheduler=self._scheduler, speculator=self._speculator, max_length=limits.sequence
         )
@@ -377,6 +378,8 @@ class Engine:
                 self._counters.finished += 1
                 self._retire(request)
         accepted = self._sampler.sample(plan, result.logits)
+        if self._speculator.readers:
+            self._speculator.observe(plan, accepted)
         if plan.ahead or any(step.plan.proposed):
             flight = self._plans.flight
             self._scheduler.settle(step.plan, None if flight is None else flight.plan)

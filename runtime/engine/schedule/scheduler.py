@@ -92,8 +92,13 @@ class StepPlan:
         rows = list(self.rows)
         for i, (row, request, extra) in enumerate(zip(rows, self.requests, self.proposed, strict=True)):
             if extra:
+                states = row.last_hidden_states
                 rows[i] = replace(
-                    row, tokens=row.tokens[:-extra], num_logits=row.num_logits - extra, proposed=0
+                    row,
+                    tokens=row.tokens[:-extra],
+                    num_logits=row.num_logits - extra,
+                    proposed=0,
+                    last_hidden_states=None if states is None else states[:-extra],
                 )
             elif row.source is not None:
                 rows[i] = replace(row, tokens=request.token_slice(row.start, row.start + 1), source=None)
