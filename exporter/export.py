@@ -107,7 +107,7 @@ def model_from(raw: RawConfig, checkpoint: Checkpoint) -> ir.Model:
         CheckpointError: as ``export_model``.
     """
     module = family(raw["model_type"])
-    normalised = _config(module, raw)
+    normalised = normalised_config(raw)
     check_layer_count(normalised, checkpoint)
     net = Decoder(normalised, checkpoint)
     model = net.finish(module.build(net))
@@ -115,7 +115,14 @@ def model_from(raw: RawConfig, checkpoint: Checkpoint) -> ir.Model:
     return model
 
 
-def _config(module: Family, raw: RawConfig) -> DecoderConfig:
+def normalised_config(raw: RawConfig) -> DecoderConfig:
+    """Return the content of config.json as its family reads it.
+
+    Raises:
+        UnsupportedModelError: the model family, or an option of its configuration, is not supported.
+        CheckpointError: it is not valid.
+    """
+    module = family(raw["model_type"])
     check_options(raw)
     try:
         config = module.config(raw)

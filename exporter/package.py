@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 MODEL_FILE, DATA_FILE = "model.onnx", "model.onnx.data"
 VISION_FILE = "vision.onnx"  # of a model that sees
+DRAFT_HEAD_FILE = "mtp.onnx"  # of a model with a head that predicts further tokens
 TOKENIZER_FILE = "tokenizer.json"
 COPIED_FILES = (
     CONFIG_FILE,

@@ -147,8 +147,8 @@ class Row:
     """One sequence's part of a step: run ``tokens`` after ``start`` cached tokens.
 
     Afterwards the slot holds KV of positions [0, start + len(tokens)). Layers with a state (``StateKV``) have
-    it after the last token, and after each of ``checkpoints``; so ``start`` must be the slot's length or one
-    of its checkpoints.
+    it after the last token, and after each of ``checkpoints``; so ``start`` must be the slot's length, one
+    of its checkpoints, or a length within the proposals of its last row.
     """
 
     slot: int
@@ -172,6 +172,9 @@ class Row:
     # Lengths at which states are kept, below start + len(tokens): of the slot's checkpoints and its former
     # length those that stay, and lengths within the row. Others are dropped.
     checkpoints: Sequence[int] = ()
+    # How many tokens at the end are proposals: the slot's next row may start after any of them, and before
+    # them, even if layers have a state.
+    proposed: int = 0
     best_suffice: bool = False  # the largest logits may be enough; num_logits is 1
     draw: Draw | None = None  # draw the next token, for a row of the next step with ``source``
     # The row of the step before, which is in flight, whose drawn token is the only token of this row.

@@ -10,6 +10,7 @@ from .decoders import embedding as embedding
 from .decoders import lm_head as lm_head
 from .decoders import post_norm_decoder as post_norm_decoder
 from .decoders import pre_norm_decoder as pre_norm_decoder
+from .decoders import pre_norm_layer as pre_norm_layer
 from .elementwise import activation as activation
 from .elementwise import scaled as scaled
 from .elementwise import softcap as softcap

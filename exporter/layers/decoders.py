@@ -31,11 +31,23 @@ def pre_norm_decoder(
     x = embedding(net, f"{prefix}.embed_tokens")
     for layer in range(net.config.num_layers):
         with net.scope(f"{prefix}.layers.{layer}"):
-            x = net.op("Add", x, attention(net, layer, rms_norm(net, "input_layernorm", x)))
-            x = net.op("Add", x, mlp(net, layer, rms_norm(net, "post_attention_layernorm", x)))
+            x = pre_norm_layer(net, layer, x, attention=attention, mlp=mlp)
             net.end_layer(layer, x)
     x = rms_norm(net, f"{prefix}.norm", x)
     return lm_head(net, x, embedding_name=f"{prefix}.embed_tokens", head_name=head_name)
+
+
+def pre_norm_layer(
+    net: Decoder,
+    layer: int,
+    x: ir.Value,
+    *,
+    attention: Callable[[Decoder, int, ir.Value], ir.Value],
+    mlp: Callable[[Decoder, int, ir.Value], ir.Value],
+) -> ir.Value:
+    """Write a layer of ``pre_norm_decoder`` in the current scope."""
+    x = net.op("Add", x, attention(net, layer, rms_norm(net, "input_layernorm", x)))
+    return net.op("Add", x, mlp(net, layer, rms_norm(net, "post_attention_layernorm", x)))
 
 
 def post_norm_decoder(

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import numpy as np
 import onnx_ir as ir
 
 from .. import layers
 from ..config import DecoderConfig, ExpertsConfig, RawConfig, with_defaults
 from ..decoder import Decoder
+from ..layers import draft_heads
 from ..layers.experts import sparse_mlp
 from .deepseek_v2 import attention, in_best_groups, latent_config, shared_expert
 
@@ -46,6 +50,18 @@ def without_speculation(net: Decoder) -> None:
     """Ignore the checkpoint's layers for the prediction of more than one token, behind the decoder's."""
     c = net.config
     net.checkpoint.ignore(*(f"model.layers.{c.num_layers + i}." for i in range(c.unused_layers)))
+
+
+def draft_head(net: Decoder) -> ir.Value:
+    """Write the first of the layers for speculation, and return its logits."""
+    return nextn_head(net, attention)
+
+
+def nextn_head(net: Decoder, attention: Callable[[Decoder, int, ir.Value], ir.Value]) -> ir.Value:
+    """Write the layer behind the decoder's, which predicts the token behind the next one."""
+    names = draft_heads.nextn_names(net.config.unused_layers)
+    layer = partial(layers.pre_norm_layer, attention=attention, mlp=mlp)
+    return draft_heads.draft_head(net, names, norm=layers.rms_norm, layer=layer)
 
 
 def mlp(net: Decoder, layer: int, x: ir.Value) -> ir.Value:

@@ -10,7 +10,7 @@ from .. import layers
 from ..config import DecoderConfig, RawConfig, decoder_config, integer, with_defaults
 from ..decoder import Decoder
 from .deepseek_v2 import grouped_experts
-from .deepseek_v3 import mlp, without_speculation
+from .deepseek_v3 import mlp, nextn_head, without_speculation
 
 DEFAULTS: RawConfig = {
     "first_k_dense_replace": 1,
@@ -47,6 +47,11 @@ def build(net: Decoder) -> ir.Value:
     """Write the decoder and return its logits."""
     without_speculation(net)
     return layers.pre_norm_decoder(net, attention=attention, mlp=mlp)
+
+
+def draft_head(net: Decoder) -> ir.Value:
+    """Write the layer for speculation, and return its logits."""
+    return nextn_head(net, attention)
 
 
 def attention(net: Decoder, layer: int, x: ir.Value) -> ir.Value:

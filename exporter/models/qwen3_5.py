@@ -27,3 +27,8 @@ def build(net: Decoder) -> ir.Value:
     """Write the decoder and return its logits."""
     net.checkpoint.ignore("visual")
     return qwen3_5_text.build(net, "model.language_model")
+
+
+def draft_head(net: Decoder) -> ir.Value:
+    """Write the head that predicts the token behind the next one, and return its logits."""
+    return qwen3_5_text.draft_head(net, "model.language_model")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from ..config import DecoderConfig, RawConfig, text_config
 from . import qwen3_5_moe_text
-from .qwen3_5 import build, seeing
+from .qwen3_5 import build, draft_head, seeing
 
-__all__ = ["build", "config"]
+__all__ = ["build", "config", "draft_head"]
 
 
 def config(raw: RawConfig) -> DecoderConfig:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from ..config import DecoderConfig, RawConfig, with_defaults
 from . import qwen3_5_text
 from .qwen2_moe import experts
-from .qwen3_5_text import build, hybrid_config
+from .qwen3_5_text import build, draft_head, hybrid_config
 
-__all__ = ["build", "config"]
+__all__ = ["build", "config", "draft_head"]
 
 DEFAULTS: RawConfig = {
     **qwen3_5_text.DEFAULTS,

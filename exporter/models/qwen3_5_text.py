@@ -20,6 +20,8 @@ from ..config import (
     with_defaults,
 )
 from ..decoder import Decoder
+from ..layers.draft_heads import MTP
+from ..layers.draft_heads import draft_head as write_draft_head
 from ..layers.experts import mlp
 from ..layers.mamba import negative_power
 from ..layers.projections import View
@@ -102,15 +104,30 @@ def build(net: Decoder, prefix: str = "model", project: Projections | None = Non
     x = layers.embedding(net, f"{prefix}.embed_tokens")
     for layer in range(net.config.num_layers):
         with net.scope(f"{prefix}.layers.{layer}"):
-            y = norm(net, "input_layernorm", x)
-            if net.config.state(layer) is None:
-                y = attention(net, layer, y)
-            else:
-                y = linear_attention(net, layer, y, project or projections)
-            x = net.op("Add", x, y)
-            y = mlp(net, layer, norm(net, "post_attention_layernorm", x))
-            x = net.op("Add", x, y)
+            x = decoder_layer(net, layer, x, project or projections)
     return layers.lm_head(net, norm(net, f"{prefix}.norm", x), embedding_name=f"{prefix}.embed_tokens")
+
+
+def decoder_layer(net: Decoder, layer: int, x: ir.Value, project: Projections) -> ir.Value:
+    """Write a layer with attention or a state in the current scope."""
+    y = norm(net, "input_layernorm", x)
+    if net.config.state(layer) is None:
+        y = attention(net, layer, y)
+    else:
+        y = linear_attention(net, layer, y, project)
+    x = net.op("Add", x, y)
+    return net.op("Add", x, mlp(net, layer, norm(net, "post_attention_layernorm", x)))
+
+
+def draft_head(net: Decoder, prefix: str = "model") -> ir.Value:
+    """Write the head that predicts the token behind the next one, and return its logits."""
+    return write_draft_head(
+        net,
+        MTP,
+        norm=norm,
+        layer=lambda net, layer, x: decoder_layer(net, layer, x, projections),
+        embedding_name=f"{prefix}.embed_tokens",
+    )
 
 
 def attention(net: Decoder, layer: int, x: ir.Value) -> ir.Value:

@@ -14,7 +14,9 @@ from ..layers.projections import View
 from ..weights import Array
 from . import qwen3_5_moe_text, qwen3_5_text
 from .qwen2_moe import experts
-from .qwen3_5_text import Projected, hybrid_config
+from .qwen3_5_text import Projected, draft_head, hybrid_config
+
+__all__ = ["build", "config", "draft_head"]
 
 DEFAULTS: RawConfig = {
     **qwen3_5_moe_text.DEFAULTS,

@@ -117,35 +117,43 @@ class HostPagedSession:
         self._caches = {name: shared_value(array) for name, array in held.items()}
         self._bound: dict[tuple[int, ...], _Bound] = {}
         self._logits = np.empty((0, 1, vocab_size), np.float32)
+        self._hidden = np.empty((0, 1, 0), np.float32)  # last hidden states of a run that returns them
 
     def run(self, batch: PagedBatch) -> Logits:
         feeds, states = paged_feeds(batch, self._inputs, self._tables, _WIDTH_STEP), batch.last_hidden_states
         wanted = len(batch.logits_positions)
         try:
-            bound = self._binding(feeds, wanted)
+            bound = self._binding(feeds, wanted, 0 if states is None else states.shape[1])
             for name, array in feeds.items():
                 bound.feeds[name][...] = array
             if batch.lora is not None:
                 bound.bind_lora(batch.lora)
-            if states is not None:
-                bound.binding.bind_ortvalue_output(LAST_HIDDEN_STATE, shared_value(states[:, None]))
             self.session.run_with_iobinding(bound.binding)
         except ort.runtime_errors() as error:
             rows = len(batch.past_lens)
             raise ProviderRuntimeError(f"a run of {rows} rows failed: {ort.one_line(error)}") from error
-        finally:
-            if states is not None:  # the binding keeps the caller's array
-                self._bound.clear()
+        if states is not None:
+            states[:] = self._hidden[: len(states), 0]
         return self._logits[:wanted, 0]
 
-    def _binding(self, feeds: Mapping[str, npt.NDArray[Any]], wanted: int) -> _Bound:
-        """Return a binding for these shapes, with arrays of its own."""
+    def _binding(self, feeds: Mapping[str, npt.NDArray[Any]], wanted: int, width: int) -> _Bound:
+        """Return a binding for these shapes, with arrays of its own.
+
+        Args:
+            feeds: the inputs that change.
+            wanted: number of logits.
+            width: of the last hidden states; 0 if they are not returned.
+        """
+        tokens = len(feeds[INPUT_IDS]) if width else 0
+        if len(self._hidden) < tokens:
+            self._hidden = np.empty((tokens, 1, width), np.float32)
+            self._bound.clear()
         if len(self._logits) < wanted:
             self._logits = np.empty((wanted, 1, self._logits.shape[2]), np.float32)
             self._bound.clear()
         columns = feeds[LORA_MASK].shape[2] if LORA_MASK in feeds else 0
         seen = len(feeds[IMAGE_STATES]) if IMAGE_STATES in feeds else 0
-        key = (*feeds[INPUT_IDS].shape, *feeds[self._tables[0]].shape, wanted, columns, seen)
+        key = (*feeds[INPUT_IDS].shape, *feeds[self._tables[0]].shape, wanted, columns, seen, width)
         if key not in self._bound:
             if len(self._bound) >= _MAX_BINDINGS:
                 self._bound.pop(next(iter(self._bound)))
@@ -154,6 +162,8 @@ class HostPagedSession:
             for name, value in [*self._caches.items(), *((n, shared_value(a)) for n, a in arrays.items())]:
                 binding.bind_ortvalue_input(name, value)
             binding.bind_ortvalue_output(LOGITS, shared_value(self._logits[:wanted]))
+            if width:
+                binding.bind_ortvalue_output(LAST_HIDDEN_STATE, shared_value(self._hidden[:tokens]))
             self._bound[key] = _Bound(binding, arrays)
         return self._bound[key]
 
@@ -218,5 +228,6 @@ def _states(graph: DecoderGraph, groups: KVGroups, slots: int, length: int) -> t
     each = 4 * sum(math.prod(shape) for shape in graph.states.values())
     tokens_each = -(-each // max(1, sum(group.bytes_per_token for group in groups)))
     budget = slots * (length + 2 * tokens_each)
-    # Each row of a step may need another place before it gives one back.
-    return StateMemory(graph.states, budget // tokens_each + slots, slots), budget
+    # Each row of a step may need another place before it gives one back, and one with proposals keeps the
+    # state before it.
+    return StateMemory(graph.states, budget // tokens_each + 2 * slots, slots), budget

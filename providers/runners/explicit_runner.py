@@ -35,6 +35,7 @@ from ..kv.decoder_graph import DecoderGraph
 from ..kv_groups import FullKV, KVGroups, StateKV
 from ..lora import LoraPlaces
 from ..row_checks import check_rows
+from .replays import Replays
 
 _log = logging.getLogger(__name__)
 
@@ -110,16 +111,20 @@ class ExplicitRunner(Runner):
         # Values by slot: caches in the order of the inputs, and states by the length that they sum up.
         self._past: dict[int, list[Any]] = {}
         self._states: dict[int, dict[int, list[Any]]] = {}
+        self._replays = Replays()
         self._lengths = np.zeros(config.max_slots, np.int64)
 
     def forward(self, rows: Sequence[Row]) -> list[Logits]:
         """Run one step; see ``Runner.forward``."""
         session = self._opened()
-        check_rows(rows, self.info, self._lengths, self._graph.hidden_size)
-        computed = [self._run_row(session, row) for row in rows]
+        extended = self._replays.extended(rows) if self._graph.states else rows
+        check_rows(extended, self.info, self._lengths, self._graph.hidden_size)
+        computed = [self._run_row(session, row) for row in extended]
         for row, (_, past, states) in zip(rows, computed, strict=True):
             self._past[row.slot], self._states[row.slot] = past, states
             self._lengths[row.slot] = row.start + len(row.tokens)
+        if self._graph.states:
+            self._replays.ran(rows, extended)
         return [logits for logits, _, _ in computed]
 
     @property
@@ -133,9 +138,11 @@ class ExplicitRunner(Runner):
         """Copy KV of positions [0, length); if that is all the slot holds, both slots share it."""
         if length > self._lengths[source]:
             raise ProviderRuntimeError(f"slot {source} holds {self._lengths[source]} tokens, not {length}")
-        past, state = self._cut(self._opened(), source, length)
-        self._past[target], self._states[target] = past, {length: state}
+        session, before = self._opened(), self._replays.state_before(source, length)
+        past, state = self._cut(session, source, length), self._state(session, source, before)
+        self._past[target], self._states[target] = past, {before: state}
         self._lengths[target] = length
+        self._replays.share(source, target, length)
 
     def load_lora(self, place: int, matrices: LoraMatrices) -> None:
         """Load an adapter into a place; see ``Runner``."""
@@ -145,6 +152,7 @@ class ExplicitRunner(Runner):
         """Free the slot's caches."""
         self._past.pop(slot, None)
         self._states.pop(slot, None)
+        self._replays.release(slot)
         self._lengths[slot] = 0
 
     def read_kv(self, slot: int, start: int, length: int) -> list[npt.NDArray[Any]]:
@@ -152,7 +160,7 @@ class ExplicitRunner(Runner):
         session, held = self._opened(), int(self._lengths[slot])
         if start + length > held:
             raise ProviderRuntimeError(f"slot {slot} holds {held} tokens, not {start + length}")
-        past, _ = self._cut(session, slot, held)
+        past = self._cut(session, slot, held)
         return [session.to_host(value)[0, :, start : start + length] for value in past]
 
     def write_kv(self, slot: int, start: int, length: int, parts: Sequence[npt.NDArray[Any]]) -> None:
@@ -163,7 +171,7 @@ class ExplicitRunner(Runner):
         shapes = [(spec.heads, length, spec.width) for spec in self._graph.caches.values()]
         if [part.shape for part in parts] != shapes:
             raise ProviderRuntimeError(f"the KV has another layout than {self.info.kv_layout}")
-        before = [session.to_host(value)[0, :, :start] for value in self._cut(session, slot, start)[0]]
+        before = [session.to_host(value)[0, :, :start] for value in self._cut(session, slot, start)]
         joined = (np.concatenate(pair, axis=1)[None] for pair in zip(before, parts, strict=True))
         self._past[slot] = [session.from_host(np.ascontiguousarray(array)) for array in joined]
         self._lengths[slot] = start + length
@@ -182,7 +190,7 @@ class ExplicitRunner(Runner):
 
     def _run_row(self, session: ExplicitSession, row: Row) -> tuple[Logits, list[Any], dict[int, list[Any]]]:
         """Run a row; return its logits, its caches, and the states that are kept by length."""
-        past, state = self._cut(session, row.slot, row.start)
+        past, state = self._cut(session, row.slot, row.start), self._state(session, row.slot, row.start)
         kept = {n: old for n, old in self._states.get(row.slot, {}).items() if n in row.checkpoints}
         parts = []
         for begin, end in self._pieces(row):
@@ -231,24 +239,32 @@ class ExplicitRunner(Runner):
             feeds[HIDDEN_STATES] = np.ascontiguousarray(row.hidden_states[begin:end], np.float32)[None]
         return {name: array for name, array in feeds.items() if name in self._graph.inputs}
 
-    def _cut(self, session: ExplicitSession, slot: int, length: int) -> tuple[list[Any], list[Any]]:
-        """Return the caches of a slot's first ``length`` positions, and the state after them.
-
-        Shorter caches are copied on the host. A state cannot be cut: there must be a checkpoint.
-        """
+    def _cut(self, session: ExplicitSession, slot: int, length: int) -> list[Any]:
+        """Return the caches of a slot's first ``length`` positions; shorter ones are copied on the host."""
         held = self._past.get(slot)
         if held is None or not length:
-            specs, shapes = self._graph.caches.values(), self._graph.states.values()
-            empty = [np.zeros((1, spec.heads, 0, spec.width), spec.dtype) for spec in specs]
-            zeros = [np.zeros((1, *shape), np.float32) for shape in shapes]
-            return [*map(session.from_host, empty)], [*map(session.from_host, zeros)]
+            empty = [
+                np.zeros((1, spec.heads, 0, spec.width), spec.dtype) for spec in self._graph.caches.values()
+            ]
+            return [*map(session.from_host, empty)]
+        if length == self._lengths[slot]:
+            return held
+        shorter = (np.ascontiguousarray(session.to_host(value)[:, :, :length]) for value in held)
+        return [session.from_host(array) for array in shorter]
+
+    def _state(self, session: ExplicitSession, slot: int, length: int) -> list[Any]:
+        """Return the states after a slot's first ``length`` tokens, empty without layers that have any.
+
+        Raises:
+            ProviderRuntimeError: there is no checkpoint, and a state cannot be cut.
+        """
+        if slot not in self._past or not length:
+            zeros = [np.zeros((1, *shape), np.float32) for shape in self._graph.states.values()]
+            return [*map(session.from_host, zeros)]
         state = self._states.get(slot, {}).get(length)
         if state is None and self._graph.states:
             raise ProviderRuntimeError(f"slot {slot} has no state after {length} tokens")
-        if length == self._lengths[slot]:
-            return held, state or []
-        shorter = (np.ascontiguousarray(session.to_host(value)[:, :, :length]) for value in held)
-        return [session.from_host(array) for array in shorter], state or []
+        return state or []
 
 
 def _groups(graph: DecoderGraph) -> KVGroups:

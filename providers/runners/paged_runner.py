@@ -18,6 +18,7 @@ from ..kv.block_pool import FREED, BlockTables
 from ..kv.state_memory import StateMemory
 from ..lora import LoraInputs, LoraPlaces
 from ..row_checks import check_rows, rows_in_cache
+from .replays import Replays
 
 Logits = npt.NDArray[np.float32]
 GroupBlocks = Sequence[Sequence[int]]  # by group of layers, blocks of a slot
@@ -163,7 +164,7 @@ class PagedRunner(Runner):
         states: StateMemory | None = None,
         ahead: AheadSession | None = None,
     ) -> None:
-        self._states, self._ahead = states, ahead
+        self._states, self._ahead, self._replays = states, ahead, Replays()
         self._flying: list[_Step] = []  # at most two
         self.info = dataclasses.replace(info, kv_tokens=_most_tokens(tables, info))
         self._hidden_size = hidden_size
@@ -175,11 +176,20 @@ class PagedRunner(Runner):
 
     def forward(self, rows: Sequence[Row]) -> list[Logits]:
         """Run one step; see ``Runner.forward``."""
-        session, placed = self._check(rows)
-        if self._states is None or not any(row.checkpoints for row in rows):
+        if self._states is None:
+            return [np.asarray(logits) for logits in self._run(*self._check(rows))]
+        extended = self._replays.extended(rows)
+        logits = self._run_with_states(extended)
+        self._replays.ran(rows, extended)
+        return logits
+
+    def _run_with_states(self, rows: Sequence[Row]) -> list[Logits]:
+        """Run rows whose layers have states: a state is known only where a run ends."""
+        session, _, placed = self._check(rows)
+        if not any(n > row.start for row in rows for n in row.checkpoints):
             return [np.asarray(logits) for logits in self._run(session, rows, placed)]
         results: list[list[Logits]] = [[] for _ in rows]
-        for pieces in _runs(rows):  # a state is known only where a run ends
+        for pieces in _runs(rows):
             parts = list(pieces.values())
             for index, logits in zip(pieces, self._run(session, parts, parts), strict=True):
                 results[index].append(np.array(logits))
@@ -189,7 +199,7 @@ class PagedRunner(Runner):
         """Run one step; see ``Runner``."""
         if not self.info.top_logits or not any(row.best_suffice for row in rows):
             return [*self.forward(rows)]
-        session, placed = self._check(rows)
+        session, _, placed = self._check(rows)
         late = [row.best_suffice for row in rows for _ in range(row.num_logits)]
         return self._best(rows, self._run(session, rows, placed, late))
 
@@ -197,7 +207,7 @@ class PagedRunner(Runner):
         """Begin one step; see ``Runner``."""
         if self._ahead is None:
             return super().submit(rows)
-        _, placed = self._check(rows)
+        _, _, placed = self._check(rows)
         before = self._flying[-1] if self._flying else None
         batch = self._placed(self._ahead, placed)
         ends = np.cumsum([row.num_logits for row in rows])  # in the wanted logits
@@ -301,7 +311,8 @@ class PagedRunner(Runner):
         if not self._settled[source] <= length <= held:
             raise ProviderRuntimeError(f"slot {source} holds {held} tokens, not {length}")
         if self._states is not None:
-            self._states.share(source, target, length)
+            self._states.share(source, target, self._replays.state_before(source, length))
+            self._replays.share(source, target, length)
         self._tables.share(source, target, length - gone)
         self._dropped[target], self._settled[target] = gone, self._settled[source]
 
@@ -337,6 +348,7 @@ class PagedRunner(Runner):
         """Free the slot's blocks and states. Its content is lost."""
         if self._states is not None:
             self._states.release(slot)
+            self._replays.release(slot)
         self._tables.truncate(slot, 0)
         self._dropped[slot] = self._settled[slot] = 0
 
@@ -375,8 +387,8 @@ class PagedRunner(Runner):
             raise ProviderRuntimeError("the runner is closed")
         return self.session
 
-    def _check(self, rows: Sequence[Row]) -> tuple[PagedSession, list[Row]]:
-        """Check the rows; return the session, and the rows with starts in the cache.
+    def _check(self, rows: Sequence[Row]) -> tuple[PagedSession, Sequence[Row], list[Row]]:
+        """Check the rows; return the session, the rows, and the rows with starts in the cache.
 
         Raises:
             ProviderRuntimeError: a row needs KV that its slot lacks; nothing was changed.
@@ -385,7 +397,7 @@ class PagedRunner(Runner):
         check_rows(rows, self.info, self._dropped + self._tables.lengths, self._hidden_size)
         if self._states is not None:
             self._states.check(rows)
-        return session, rows_in_cache(rows, self._dropped, self._settled)
+        return session, rows, rows_in_cache(rows, self._dropped, self._settled)
 
     def _row(self, slot: int, start: int) -> int | None:
         """Return the cache row of position ``start``; None if it is missing or not the start of a block."""

@@ -223,7 +223,8 @@ class NullRunner(Runner):
             state = (state * 7_368_787 + token + 3) % _MODULUS
             states[length] = state
             mixed[length - 1] = (hashes[length - 1] + state) % _MODULUS
-        kept = {*row.checkpoints, row.start + len(row.tokens)}
+        end = row.start + len(row.tokens)
+        kept = {*row.checkpoints, *range(end - row.proposed, end + 1)}
         self._states[row.slot] = {length: states[length] for length in kept}
         return mixed
 

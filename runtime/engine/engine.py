@@ -84,7 +84,7 @@ class Engine:
         windows = _windows(config, info) if policy.frees_windows else None
         states = state_tokens(info)
         if states:
-            _check_states(config, proposer)
+            _check_states(config)
         self._slots = SlotTable(info.max_slots, limits.kv, windows, info.kv_groups, states)
         costs = PromptCosts()
         self._mover = KVMover(runner, _tier(config, info, identity, costs), identity, costs)
@@ -100,14 +100,15 @@ class Engine:
             whole_pictures=info.image_ahead,
         )
         self._operations = SlotOperations(runner, self._slots, self._mover)
-        self._plans = PlanRunner(runner, config.logits_processors)
         self._proposes = proposer is not None
         self._speculator = Speculator(
-            [] if states else [ForcedTokens(), *([proposer] if proposer is not None else [])],
+            [ForcedTokens(), *([proposer] if proposer is not None else [])],
             batched=info.batched_multi_token,
             max_step_tokens=limits.step,
             adaptive=config.adaptive_speculation,
         )
+        reads_states = self._speculator.wants_states if self._speculator.readers else None
+        self._plans = PlanRunner(runner, config.logits_processors, reads_states)
         parts = PolicyParts(
             runner=runner, scheduler=self.scheduler, speculator=self._speculator, max_length=limits.sequence
         )
@@ -380,6 +381,8 @@ class Engine:
                 self._counters.finished += 1
                 self._retire(request)
         accepted = self._sampler.sample(plan, result.logits)
+        if self._speculator.readers:
+            self._speculator.observe(plan, accepted)
         if plan.ahead or any(step.plan.proposed):
             flight = self._plans.flight
             self.scheduler.settle(step.plan, None if flight is None else flight.plan)
@@ -412,16 +415,14 @@ def _windows(config: EngineConfig, info: RunnerInfo) -> Windows | None:
     return Windows(info.trim_step, info.kv_groups, info.trim_step * config.prefix_cache)
 
 
-def _check_states(config: EngineConfig, proposer: Proposer | None) -> None:
-    """Check that no option cuts a sequence: a state cannot be cut back to fewer tokens.
+def _check_states(config: EngineConfig) -> None:
+    """Check that no option drops tokens: a state sums up all of them.
 
     Raises:
         UsageError: an option does.
     """
-    cutting = {"context_shift": config.context_shift, "speculative": proposer is not None}
-    for name, is_set in cutting.items():
-        if is_set:
-            raise UsageError(f"{name} cuts sequences, which layers with a state do not allow; omit it")
+    if config.context_shift:
+        raise UsageError("context_shift cuts sequences, which layers with a state do not allow; omit it")
 
 
 def _adapter_places(runner: Runner) -> AdapterPlaces | None:

@@ -76,25 +76,33 @@ class PlanRunner:
     Args:
         runner: holds the model.
         processors: batch logits processors; they decide which rows need all logits.
+        reads_states: whether a proposer reads hidden states of a request's row that ends at a position;
+            None if there is no such proposer.
 
     Attributes:
         flight: the step that was submitted while another was in flight; None if there is none.
     """
 
-    def __init__(self, runner: Runner, processors: Sequence[BatchLogitsProcessor]) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        processors: Sequence[BatchLogitsProcessor],
+        reads_states: Callable[[Request, int], bool] | None = None,
+    ) -> None:
         self.counters = RunCounters()
         self.flight: Step | None = None
         self._runner = runner
         self._processors = processors
+        self._reads_states = reads_states
         self._finished = 0.0  # when the last step was
 
     def submit(self, plan: StepPlan) -> Step:
         """Give all rows of a plan to the runner, together."""
         if not plan.rows:
             return Step(plan)
-        if plan.observed:
+        if plan.observed or self._reads_states is not None:
             for row, request in zip(plan.rows, plan.requests, strict=True):
-                if request.pooling is not None and request.wants_hidden_states(row.start + len(row.tokens)):
+                if self._wants_states(request, row.start + len(row.tokens)):
                     shape = len(row.tokens), self._runner.info.embedding_size
                     row.last_hidden_states = np.empty(shape, np.float32)
         if self._runner.info.top_logits or self._runner.info.steps_ahead:
@@ -105,6 +113,12 @@ class PlanRunner:
             return Step(plan, begun, self._runner.submit(plan.rows))
         except ProviderRuntimeError as error:
             return Step(plan, begun, fault=error)
+
+    def _wants_states(self, request: Request, stop: int) -> bool:
+        """Whether an embedding or a proposer needs hidden states of a row that ends at ``stop``."""
+        if request.pooling is not None:
+            return request.wants_hidden_states(stop)
+        return self._reads_states is not None and self._reads_states(request, stop)
 
     def finish(self, step: Step) -> StepResult:
         """Wait for a step; if it failed, run each row alone.
@@ -206,7 +220,7 @@ def observe_prompts(plan: StepPlan, logits: Sequence[Logits]) -> list[Request]:
     for row, request, row_logits in zip(plan.rows, plan.requests, logits, strict=True):
         if request.awaits_prompt_logprobs and not isinstance(row_logits, BestLogits) and len(row_logits):
             request.observe_prompt(row.start + len(row.tokens) - len(row_logits), row_logits)
-        if row.last_hidden_states is not None:
+        if row.last_hidden_states is not None and request.pooling is not None:
             request.observe_hidden_states(row.start, row.last_hidden_states)
             if request.finished:
                 ended.append(request)

@@ -12,6 +12,7 @@ import onnx_ir as ir
 from ...contract import EXPLICIT_KV
 from ...errors import UnsupportedAttentionError
 from ...exporter.config import context_lengths, read_config
+from ...exporter.draft_heads import draft_head_model
 from ...exporter.export import Build, ExportedGraph, check_float, export_model, export_package, opened
 from ...exporter.package import MODEL_FILE, Package
 from ...graph_opt.graph.load import load_model
@@ -123,6 +124,32 @@ def checkpoint_graph(
         if method is not None:
             graph, _ = _quantized(graph, source, method, content, scratch, progress)
         return graph.model
+
+
+def draft_head_graph(
+    source: Path, config: dict[str, Any], method: str | None, head: Path | None = None
+) -> ir.Model | None:
+    """Return the graph of the draft head of a checkpoint folder; None if it has none.
+
+    Args:
+        source: the folder.
+        config: the content of its config.json.
+        method: the quantization of the model; the head is quantized alike, without a text.
+        head: a folder with the head's tensors, if they are not among the checkpoint's.
+    """
+    with opened(source, config) as (folder, tensors, _):
+        model = draft_head_model(folder, config, tensors, head)
+        if model is None or method is None:
+            return model
+        return quantized_head(model, QuantizationRecipe(method), folder)
+
+
+def quantized_head(model: ir.Model, recipe: QuantizationRecipe, folder: Path) -> ir.Model:
+    """Quantize the graph of a draft head as its model is, but by rounding: a proposal need not be exact."""
+    fast = QuantizationRecipe(f"{recipe.method}-fast") if recipe.needs_text else recipe
+    facts = FloatSource(name="draft head", folder=folder, context_length=None, key=lambda: "")
+    with scratch_folder() as scratch:
+        return quantize_graph(model, float_model(facts, model, fast, scratch, None), fast).model
 
 
 def build_quantized(

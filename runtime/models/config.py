@@ -37,8 +37,9 @@ class ModelConfig(Checked):
             only they have, for int8 weights.
         context_length: maximum tokens of a sequence, prompt and output together; by default the model's own.
         num_threads: CPU threads; 0 lets the provider choose.
-        speculative: speculative decoding with ``prompt-lookup``, or ``draft:MODEL`` with a smaller model of
-            the same tokenizer. It changes the speed, not the result.
+        speculative: speculative decoding with ``prompt-lookup``, with ``mtp``, the model's own head for
+            further tokens (``mtp:FOLDER``: with a head from another folder), or with ``draft:MODEL``, a
+            smaller model of the same tokenizer. It changes the speed, not the result.
         num_speculative_tokens: maximum tokens proposed at a time; by default the limit of the method.
         chat_template: a file with a Jinja chat template, in place of the checkpoint's own.
         tool_prompt: describe the tools of a chat in a message if the chat template has no place for them.
@@ -79,8 +80,8 @@ class ModelConfig(Checked):
         Checked.__post_init__(self)
         if self.num_speculative_tokens is not None and self.speculative is None:
             raise UsageError(
-                "num_speculative_tokens has no effect without speculative: set it to prompt-lookup or "
-                "draft:MODEL"
+                "num_speculative_tokens has no effect without speculative: set it to prompt-lookup, "
+                "mtp or draft:MODEL"
             )
         for name, folder in self.loras.items():
             if not isinstance(folder, str | Path) or not str(folder) or not name:

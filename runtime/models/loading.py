@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -155,7 +155,8 @@ def load_model(
         _load_adapters(loaded, asked, source)
     if asked.speculative is not None:
         draft = {"provider": first_provider(where), "device": device, "num_threads": asked.num_threads}
-        loaded.proposer = _proposer(loaded, asked, slots, draft, progress)
+        head = functools.partial(_open_head, source, where, config, progress)
+        loaded.proposer = _proposer(loaded, asked, slots, draft, head, progress)
     return loaded
 
 
@@ -353,6 +354,19 @@ def _encoder(
     return target.runner(lowered_model(source, target, config, progress, change=HiddenStatesPass()), config)
 
 
+def _open_head(
+    source: SourceModel, provider: str, config: RunnerConfig, progress: Progress | None, folder: Path | None
+) -> Runner:
+    """Open the head of a model, or one with the tensors of a folder, on the model's provider."""
+    from .draft_heads import draft_head_of
+
+    if is_split(provider):
+        raise UsageError("a split model has no draft head; load it on one provider")
+    target, head = get_provider(provider), draft_head_of(source, folder)
+    config = dataclasses.replace(config, max_loras=0)
+    return target.runner(lowered_model(head, target, config, progress), config)
+
+
 def check_available(provider: str) -> None:
     """Check that a provider is available on this machine; for a split, all of its providers.
 
@@ -371,7 +385,12 @@ def check_available(provider: str) -> None:
 
 
 def _proposer(
-    model: LoadedModel, asked: ModelConfig, slots: int, draft: Mapping[str, Any], progress: Progress | None
+    model: LoadedModel,
+    asked: ModelConfig,
+    slots: int,
+    draft: Mapping[str, Any],
+    open_head: Callable[[Path | None], Runner],
+    progress: Progress | None,
 ) -> Proposer:
     """Return the proposer of ``model``; on errors, the model's runner is closed."""
     context_length = model.runner.info.context_length
@@ -383,7 +402,9 @@ def _proposer(
         return load_model(own, max_slots=slots, progress=progress)
 
     try:
-        return make_proposer(asked.speculative or "", asked.num_speculative_tokens, model, load_draft)
+        return make_proposer(
+            asked.speculative or "", asked.num_speculative_tokens, model, load_draft, open_head
+        )
     except CarryallError:
         model.runner.close()
         raise

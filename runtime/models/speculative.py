@@ -2,28 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from ...errors import UsageError
+from ...providers.base import Runner
+from ..engine.speculation.draft_head import DraftHead
 from ..engine.speculation.draft_model import DraftModel
 from ..engine.speculation.prompt_lookup import PromptLookup
 from ..engine.speculation.proposer import Proposer
 from .loaded import LoadedModel
 
 PROMPT_LOOKUP = "prompt-lookup"
+MTP = "mtp"
 DRAFT = "draft:"
 
 
 def make_proposer(
-    method: str, max_tokens: int | None, model: LoadedModel, load: Callable[[str], LoadedModel]
+    method: str,
+    max_tokens: int | None,
+    model: LoadedModel,
+    load: Callable[[str], LoadedModel],
+    open_head: Callable[[Path | None], Runner],
 ) -> Proposer:
     """Return a proposer for ``model``.
 
     Args:
-        method: ``prompt-lookup`` or ``draft:MODEL``.
+        method: ``prompt-lookup``, ``mtp``, ``mtp:FOLDER`` or ``draft:MODEL``.
         max_tokens: maximum tokens of one proposal; None takes the default of the method.
         model: the model that verifies the proposals.
         load: loads the draft model.
+        open_head: opens a runner of the model's own head, or of one with the tensors of a folder.
 
     Raises:
         UsageError: there is no such method, or the draft model has another tokenizer.
@@ -31,9 +40,13 @@ def make_proposer(
     limit = {} if max_tokens is None else {"max_tokens": max_tokens}
     if method == PROMPT_LOOKUP:
         return PromptLookup(**limit)
+    if method == MTP or method.startswith(f"{MTP}:"):
+        return _draft_head(model, method.removeprefix(MTP).removeprefix(":"), open_head, limit)
     name = method.removeprefix(DRAFT)
     if name == method or not name:
-        raise UsageError(f"there is no speculative method '{method}'; choose {PROMPT_LOOKUP} or {DRAFT}MODEL")
+        raise UsageError(
+            f"there is no speculative method '{method}'; choose {PROMPT_LOOKUP}, {MTP} or {DRAFT}MODEL"
+        )
     draft = load(name)
     try:
         _check_same_tokens(draft, model)
@@ -41,6 +54,25 @@ def make_proposer(
         draft.runner.close()
         raise
     return DraftModel(draft.runner, **limit)
+
+
+def _draft_head(
+    model: LoadedModel,
+    folder: str,
+    open_head: Callable[[Path | None], Runner],
+    limit: Mapping[str, int],
+) -> DraftHead:
+    """Return the proposer of a head.
+
+    Raises:
+        UsageError: there is none, or the model's runner returns no hidden states.
+    """
+    if not model.runner.info.embedding_size:
+        raise UsageError(
+            f"provider '{model.provider}' returns no hidden states of {model.name}, which a draft head "
+            f"reads; choose provider cpu, or {PROMPT_LOOKUP}"
+        )
+    return DraftHead(open_head(Path(folder) if folder else None), **limit)
 
 
 def _check_same_tokens(draft: LoadedModel, model: LoadedModel) -> None:

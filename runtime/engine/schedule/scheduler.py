@@ -72,7 +72,12 @@ class StepPlan:
         for index, tokens in proposals.items():
             row = rows[index]
             known_and_proposed = np.concatenate([row.tokens, tokens])
-            rows[index] = replace(row, tokens=known_and_proposed, num_logits=row.num_logits + len(tokens))
+            rows[index] = replace(
+                row,
+                tokens=known_and_proposed,
+                num_logits=row.num_logits + len(tokens),
+                proposed=len(tokens),
+            )
             proposed[index] = len(tokens)
         return replace(self, rows=tuple(rows), proposed=tuple(proposed))
 
@@ -86,7 +91,14 @@ class StepPlan:
         rows = list(self.rows)
         for i, (row, request, extra) in enumerate(zip(rows, self.requests, self.proposed, strict=True)):
             if extra:
-                rows[i] = replace(row, tokens=row.tokens[:-extra], num_logits=row.num_logits - extra)
+                states = row.last_hidden_states
+                rows[i] = replace(
+                    row,
+                    tokens=row.tokens[:-extra],
+                    num_logits=row.num_logits - extra,
+                    proposed=0,
+                    last_hidden_states=None if states is None else states[:-extra],
+                )
             elif row.source is not None:
                 rows[i] = replace(row, tokens=request.token_slice(row.start, row.start + 1), source=None)
         return replace(self, rows=tuple(rows), proposed=(0,) * len(rows))

@@ -116,7 +116,9 @@ class DraftModel:
                 token = np.array(guesses[i][-1:], np.int64)
                 rows.append(Row(self._followed[request.request_id].slot, token, position))
             logits = self._runner.forward(rows)
-            self._guess([wanted[i][0] for i in places], logits, [guesses[i] for i in places])
+            draw_guesses(
+                [wanted[i][0] for i in places], [row[-1] for row in logits], [guesses[i] for i in places]
+            )
         for (request, _), guessed in zip(wanted, guesses, strict=True):
             if guessed:
                 followed = self._followed[request.request_id]
@@ -139,27 +141,25 @@ class DraftModel:
         logits = self._runner.forward(rows)
         # Prefill would distort the measured cost of a proposal, so long rows propose nothing.
         ready = [i for i, row in enumerate(rows) if len(row.tokens) <= self.max_tokens + 1]
-        self._guess([requests[i] for i in ready], [logits[i] for i in ready], [guesses[i] for i in ready])
+        draw_guesses(
+            [requests[i] for i in ready], [logits[i][-1] for i in ready], [guesses[i] for i in ready]
+        )
         return ready
 
-    def _guess(
-        self,
-        requests: Sequence[Request],
-        logits: Sequence[npt.NDArray[np.float32]],
-        guesses: Sequence[list[int]],
-    ) -> None:
-        """Sample one token for each request, and append it to its guesses."""
-        tokens = [int(row[-1].argmax()) for row in logits]
-        random = [i for i, request in enumerate(requests) if not request.params.greedy]
-        if random:
-            states = [requests[i].sampling for i in random]
-            uniforms = np.array(
-                [state.uniform(ahead=len(guesses[i])) for i, state in zip(random, states, strict=True)]
-            )
-            drawn = sample_random(
-                [logits[i][-1] for i in random], [state.filters() for state in states], uniforms
-            )
-            for i, token in zip(random, drawn.token_ids.tolist(), strict=True):
-                tokens[i] = token
-        for guessed, token in zip(guesses, tokens, strict=True):
-            guessed.append(token)
+
+def draw_guesses(
+    requests: Sequence[Request], logits: Sequence[npt.NDArray[np.float32]], guesses: Sequence[list[int]]
+) -> None:
+    """Sample one token for each request from logits [vocab_size], and append it to its guesses."""
+    tokens = [int(row.argmax()) for row in logits]
+    random = [i for i, request in enumerate(requests) if not request.params.greedy]
+    if random:
+        states = [requests[i].sampling for i in random]
+        uniforms = np.array(
+            [state.uniform(ahead=len(guesses[i])) for i, state in zip(random, states, strict=True)]
+        )
+        drawn = sample_random([logits[i] for i in random], [state.filters() for state in states], uniforms)
+        for i, token in zip(random, drawn.token_ids.tolist(), strict=True):
+            tokens[i] = token
+    for guessed, token in zip(guesses, tokens, strict=True):
+        guessed.append(token)

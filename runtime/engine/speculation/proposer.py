@@ -1,9 +1,9 @@
-"""The interface of proposers: prompt lookup, draft model, forced tokens."""
+"""The interface of proposers: prompt lookup, draft model, draft head, forced tokens."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -39,3 +39,14 @@ class Proposer(Protocol):
 
     def close(self) -> None:
         """Free all resources."""
+
+
+@runtime_checkable
+class StateReader(Protocol):
+    """A proposer that reads the hidden states of the model's last layer."""
+
+    def wants_states(self, request: Request, stop: int) -> bool:
+        """Whether hidden states of a row that ends at ``stop`` are to be observed."""
+
+    def observe(self, request: Request, start: int, states: npt.NDArray[np.float32]) -> None:
+        """Keep the hidden states [n, hidden_size] of a request's tokens from ``start`` on."""

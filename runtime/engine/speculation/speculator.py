@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ..requests.request import Request
 from ..schedule.scheduler import Scheduler, StepPlan
 from .controller import Controller, ProposalCandidate, Verification
-from .proposer import Proposer, Tokens
+from .proposer import Proposer, StateReader, Tokens
 
 # Searching for proposals costs time, so steps are skipped while the controller declines all proposals: one
 # more step for every _PATIENCE steps with declined proposals, at most _MAX_PAUSE.
@@ -40,6 +40,7 @@ class Speculator:
     ) -> None:
         self.counters = SpeculationCounters()
         self._proposers = tuple(proposers)
+        self.readers = [each for each in self._proposers if isinstance(each, StateReader)]
         self._controller = Controller(batched=batched)
         self._max_step_tokens = max_step_tokens
         self._adaptive = adaptive
@@ -84,6 +85,21 @@ class Speculator:
                 added[candidate.index] = tokens
                 self._made[candidate.request_id] = candidate
         return plan.with_proposals(added)
+
+    def wants_states(self, request: Request, stop: int) -> bool:
+        """Whether a proposer reads the hidden states of a row that ends at ``stop``."""
+        return any(reader.wants_states(request, stop) for reader in self.readers)
+
+    def observe(self, plan: StepPlan, accepted: Sequence[int]) -> None:
+        """Pass the hidden states of known and accepted tokens to the proposers that read them."""
+        for row, request, proposed, right in zip(
+            plan.rows, plan.requests, plan.proposed, accepted, strict=True
+        ):
+            states = row.last_hidden_states
+            if states is None or request.finished or request.pooling is not None:
+                continue
+            for reader in self.readers:
+                reader.observe(request, row.start, states[: len(states) - proposed + right])
 
     def learn(self, plan: StepPlan, accepted: Sequence[int], seconds: float) -> None:
         """Learn from the step: ``accepted`` tokens per row, and its duration."""

@@ -6,6 +6,7 @@ its states are explicit.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,9 @@ from carryall import QuantizationRecipe, evaluate, quantize
 from carryall.errors import UsageError
 from carryall.providers.native.library import find_library
 from carryall.runtime.api.llm import LLM
+from carryall.runtime.engine.requests.request import Request
+from carryall.runtime.engine.speculation.proposer import Tokens
+from carryall.runtime.models.loading import load_model
 from carryall.runtime.types.outputs import RequestOutput
 from carryall.runtime.types.sampling_params import SamplingParams
 
@@ -94,6 +98,62 @@ def test_neighbours_pieces_and_preemption_change_no_token(checkpoint: Path) -> N
         together = [answer(output, in_blocks(llm)) for output in llm.generate(prompts, GREEDY)]
         assert llm.stats().preemptions > 0
     assert together == expected
+
+
+class PartlyRight:
+    """Propose three tokens of known texts, of which every ``lie_every``-th position of the text is wrong."""
+
+    max_tokens = 3
+
+    def __init__(self, texts: Sequence[Sequence[int]], lie_every: int) -> None:
+        self._texts, self._lie_every = texts, lie_every
+
+    def evidence(self, request: Request) -> int | None:
+        """Return 0: the text is known."""
+        return 0
+
+    def propose(self, wanted: Sequence[tuple[Request, int]]) -> list[Tokens]:
+        """Return what follows in the text that begins like the request."""
+        return [self._told(request, count) for request, count in wanted]
+
+    def _told(self, request: Request, count: int) -> Tokens:
+        start = request.num_tokens
+        begun = request.token_slice(0, start).tolist()
+        text = next(text for text in self._texts if list(text[:start]) == begun)
+        places = np.arange(start, start + count)
+        wrong = places % self._lie_every == 0 if self._lie_every else np.zeros(count, np.bool_)
+        known = np.resize(np.array([*text[start : start + count], 0], np.int64), count)
+        return np.where(wrong, (known + 1) % 250, known)
+
+    def forget(self, request: Request) -> None:
+        """Nothing is kept."""
+
+    def close(self) -> None:
+        """Nothing is kept."""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("lie_every", [0, 1, 2, 3, 5])
+def test_rejected_proposals_change_no_token(checkpoint: Path, lie_every: int) -> None:
+    prompts = [conversation(2, length)[: 5 + length] for length in (4, 11, 20)]
+    with LLM(checkpoint, max_slots=3) as llm:
+        cold = llm.generate(prompts, GREEDY)
+        exact = in_blocks(llm)
+        turns = [[*prompt, *each.outputs[0].token_ids, 5] for prompt, each in zip(prompts, cold, strict=True)]
+        later = llm.generate(turns, GREEDY)
+    texts = [[*turn, *each.outputs[0].token_ids] for turn, each in zip(turns, later, strict=True)]
+    loaded = load_model(checkpoint, max_slots=3)
+    loaded.proposer = PartlyRight(texts, lie_every)
+    with LLM(loaded, adaptive_speculation=False) as llm:
+        for asked, expected in ((prompts, cold), (turns, later)):  # slots wait where a proposal was rejected
+            found = llm.generate(asked, GREEDY)
+            assert [answer(each, exact) for each in found] == [answer(each, exact) for each in expected]
+            llm._engine.check_integrity()
+        assert all(output.metrics and output.metrics.cached_tokens for output in found)
+        stats = llm.stats()
+    assert stats.proposed_tokens > 0
+    assert (stats.accepted_tokens > 0) == (lie_every != 1)
+    assert (stats.accepted_tokens == stats.proposed_tokens) == (lie_every == 0)
 
 
 def test_what_cannot_keep_states_is_refused(checkpoint: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,14 @@ from carryall.cli import carryall
 from carryall.errors import UsageError
 from carryall.exporter.demo import demo_path
 from carryall.providers import get_provider
+from carryall.providers.base import Runner
 from carryall.providers.runners.paged_runner import PagedBatch
 from carryall.providers.targets.null import NullRunner
 from carryall.runtime.api.llm import LLM
 from carryall.runtime.engine.config import EngineConfig
 from carryall.runtime.engine.engine import Engine
 from carryall.runtime.engine.requests.request import Request
+from carryall.runtime.engine.speculation.draft_head import DraftHead
 from carryall.runtime.engine.speculation.draft_model import DraftModel
 from carryall.runtime.engine.speculation.prompt_lookup import PromptLookup
 from carryall.runtime.models.loading import LoadedModel, load_model
@@ -35,25 +38,44 @@ def no_model(name: str) -> LoadedModel:
     raise AssertionError(name)
 
 
+def no_head(folder: Path | None) -> Runner:
+    raise AssertionError(folder)
+
+
 def test_the_methods(tmp_path: Path) -> None:
     model = toy_model(tmp_path)
-    assert isinstance(make_proposer("prompt-lookup", None, model, no_model), PromptLookup)
-    assert make_proposer("prompt-lookup", 3, model, no_model).max_tokens == 3
-    draft = make_proposer("draft:small", 5, model, lambda name: toy_model(tmp_path))
+    assert isinstance(make_proposer("prompt-lookup", None, model, no_model, no_head), PromptLookup)
+    assert make_proposer("prompt-lookup", 3, model, no_model, no_head).max_tokens == 3
+    draft = make_proposer("draft:small", 5, model, lambda name: toy_model(tmp_path), no_head)
     assert isinstance(draft, DraftModel)
     assert draft.max_tokens == 5
+    asked: list[Path | None] = []
+    states = toy_model(tmp_path)
+    states.runner.info = dataclasses.replace(states.runner.info, embedding_size=8)
+
+    def open_head(folder: Path | None) -> Runner:
+        asked.append(folder)
+        return toy_model(tmp_path).runner
+
+    for method in ("mtp", f"mtp:{tmp_path}"):
+        head = make_proposer(method, 2, states, no_model, open_head)
+        assert isinstance(head, DraftHead)
+        assert head.max_tokens == 2
+    assert asked == [None, tmp_path]
 
 
 @pytest.mark.parametrize(
     ("method", "count", "words"),
     [
-        ("ngram", None, "no speculative method 'ngram'; choose prompt-lookup or draft:MODEL"),
+        ("ngram", None, "no speculative method 'ngram'; choose prompt-lookup, mtp or draft:MODEL"),
         ("draft:", None, "no speculative method 'draft:'"),
+        ("mtp", None, "returns no hidden states of toy"),
+        ("mtpx", None, "no speculative method 'mtpx'"),
     ],
 )
 def test_mistakes_are_refused(method: str, count: int | None, words: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=words):
-        make_proposer(method, count, toy_model(tmp_path), no_model)
+        make_proposer(method, count, toy_model(tmp_path), no_model, no_head)
 
 
 def test_a_draft_of_another_tokenizer_is_refused_and_closed(tmp_path: Path) -> None:
@@ -65,7 +87,7 @@ def test_a_draft_of_another_tokenizer_is_refused_and_closed(tmp_path: Path) -> N
         (other, r"their tokenizers differ \(4096 and 258 tokens"),
     ):
         with pytest.raises(UsageError, match=words):
-            make_proposer("draft:other", None, model, lambda name, draft=draft: draft)  # type: ignore[misc]
+            make_proposer("draft:other", None, model, lambda name, draft=draft: draft, no_head)  # type: ignore[misc]
         assert isinstance(draft.runner, NullRunner)
         assert draft.runner.closed
 
@@ -153,4 +175,4 @@ def test_the_command_line_takes_it() -> None:
         options = ["--speculative", method, "--num-speculative-tokens", "3"]
         assert CliRunner().invoke(carryall, [*command, *options]).stdout == plain.stdout
     wrong = CliRunner().invoke(carryall, [*command, "--speculative", "magic"])
-    assert (wrong.exit_code, "choose prompt-lookup or draft:MODEL" in wrong.stderr) == (2, True)
+    assert (wrong.exit_code, "choose prompt-lookup, mtp or draft:MODEL" in wrong.stderr) == (2, True)

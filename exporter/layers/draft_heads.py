@@ -1,0 +1,80 @@
+"""Heads that predict the token behind the next one from the last hidden state (multi-token prediction).
+
+For position i they read the hidden state of token i and the embedding of token i + 1, and predict token i + 2
+(DeepSeek-V3, https://arxiv.org/abs/2412.19437). Embedding and output head are the decoder's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from ...contract import HIDDEN_STATES
+from ..decoder import Decoder
+from .decoders import embedding, lm_head
+from .projections import linear
+
+
+@dataclass(frozen=True, slots=True)
+class HeadNames:
+    """Names of a head's modules in the checkpoint.
+
+    Args:
+        module: the module of all others.
+        embedding_norm: of the embedding of the next token.
+        hidden_norm: of the hidden state.
+        projection: of both, one behind the other.
+        layer: the module of a layer, with ``{}`` for its number.
+        norm: of the last layer's output.
+    """
+
+    module: str = "mtp"
+    embedding_norm: str = "pre_fc_norm_embedding"
+    hidden_norm: str = "pre_fc_norm_hidden"
+    projection: str = "fc"
+    layer: str = "layers.{}."
+    norm: str = "norm"
+
+
+MTP = HeadNames()  # Qwen 3 Next and later
+
+
+def nextn_names(layer: int) -> HeadNames:
+    """Return the names of DeepSeek-V3 and GLM 4.5, where the head is a layer behind the decoder's."""
+    return HeadNames(f"model.layers.{layer}", "enorm", "hnorm", "eh_proj", "", "shared_head.norm")
+
+
+def draft_head(
+    net: Decoder,
+    names: HeadNames,
+    *,
+    norm: Callable[[Decoder, str, ir.Value], ir.Value],
+    layer: Callable[[Decoder, int, ir.Value], ir.Value],
+    embedding_name: str = "model.embed_tokens",
+) -> ir.Value:
+    """Write a head; the graph has the input ``hidden_states`` beside ``input_ids``, the tokens behind them.
+
+    Args:
+        net: the graph, whose configuration has the head's layers only.
+        names: the head's modules.
+        norm: writes a norm.
+        layer: writes a layer in the current scope.
+        embedding_name: the checkpoint's name of the decoder's embedding.
+
+    Returns:
+        Logits [batch, sequence, vocab].
+    """
+    size = net.config.hidden_size
+    states = net.input(HIDDEN_STATES, ir.DataType.FLOAT, ("batch", "sequence", size))
+    embedded = embedding(net, embedding_name)
+    with net.scope(names.module):
+        normed = norm(net, names.embedding_norm, embedded), norm(net, names.hidden_norm, states)
+        x = linear(net, names.projection, net.op("Concat", *normed, axis=-1), 2 * size, size)
+    for number in range(net.config.num_layers):
+        with net.scope(f"{names.module}.{names.layer.format(number)}".removesuffix(".")):
+            x = layer(net, number, x)
+    with net.scope(names.module):
+        x = norm(net, names.norm, x)
+    return lm_head(net, x, embedding_name=embedding_name)

@@ -1,0 +1,95 @@
+"""``speculative="mtp"``: the same tokens as without, and clear refusals."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from family_cases import write_case
+from tiny_heads import write_with_head
+
+from carryall import LLM, SamplingParams
+from carryall.errors import UsageError
+from carryall.runtime.engine.speculation.draft_head import DraftHead
+from carryall.runtime.types.outputs import RequestOutput
+
+PARAMS = [
+    SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True, logprobs=0),
+    SamplingParams(temperature=0.9, seed=3, max_tokens=24, ignore_eos=True, logprobs=0),
+]
+PROMPTS = [np.random.default_rng(length).integers(0, 250, length).tolist() for length in (1, 7, 12, 30)]
+
+
+def told(outputs: list[RequestOutput]) -> list[list[int]]:
+    return [output.outputs[0].token_ids for output in outputs]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("adaptive", [False, True])
+@pytest.mark.parametrize("case", ["qwen3_5_text-tiles", "qwen3_5_text", "llama", "glm4_moe", "deepseek_v3"])
+def test_a_head_changes_no_token(case: str, adaptive: bool, tmp_path: Path) -> None:
+    model = write_with_head(case, tmp_path / "checkpoint")
+    with LLM(model, max_slots=3) as llm:
+        expected = [told(llm.generate(PROMPTS, params)) for params in PARAMS]
+    with LLM(model, max_slots=3, speculative="mtp", adaptive_speculation=adaptive) as llm:
+        assert [told(llm.generate(PROMPTS, params)) for params in PARAMS] == expected
+        llm._engine.check_integrity()
+        assert adaptive or llm.stats().proposed_tokens > 300
+
+
+@pytest.mark.long
+def test_a_head_proposes_what_it_computes_of_the_models_states(tmp_path: Path) -> None:
+    """A head whose layer adds nothing repeats the model's own choice: it proposes each newest token again."""
+    from safetensors.numpy import load_file, save_file
+
+    model = write_with_head("llama", tmp_path / "checkpoint")
+    tensors = load_file(model / "model.safetensors")
+    hidden = len(tensors["mtp.norm.weight"])
+    ones = np.ones(hidden, np.float32)
+    for name, array in tensors.items():
+        if name.startswith("mtp."):
+            tensors[name] = np.zeros(array.shape, np.float32) if array.ndim > 1 else ones
+    tensors["mtp.fc.weight"] = np.concatenate(
+        [np.zeros((hidden, hidden)), np.eye(hidden)], 1, dtype=np.float32
+    )
+    save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})
+    proposals: list[tuple[int, list[int]]] = []
+    with LLM(model, max_slots=1, speculative="mtp", adaptive_speculation=False) as llm:
+        head = llm._engine._speculator.readers[0]
+        assert isinstance(head, DraftHead)
+        propose = head.propose
+
+        def noted(wanted: list[tuple[object, int]]) -> list[np.ndarray]:
+            found = propose(wanted)  # type: ignore[arg-type]
+            newest = wanted[0][0].token_slice(0, wanted[0][0].num_tokens)[-1]  # type: ignore[attr-defined]
+            proposals.append((int(newest), found[0].tolist()))
+            return found
+
+        head.propose = noted  # type: ignore[assignment,method-assign]
+        llm.generate([PROMPTS[1][:3]], PARAMS[0])
+    # norm(states) keeps their direction, so the output head's best token stays that of the model: the newest.
+    right = [newest == guesses[0] for newest, guesses in proposals if guesses]
+    assert len(right) > 5
+    assert all(right)
+
+
+def test_what_has_no_head_is_refused(tmp_path: Path) -> None:
+    plain = write_case("llama", tmp_path / "plain")
+    for method in ("mtp", f"mtp:{plain}"):
+        with pytest.raises(UsageError, match="has no head that predicts further tokens"):
+            LLM(plain, speculative=method)
+    olmo = write_case("olmo2", tmp_path / "olmo")
+    with pytest.raises(UsageError, match="its family has none"):
+        LLM(olmo, speculative="mtp")
+
+
+@pytest.mark.long
+def test_the_head_of_another_folder_and_quantized_weights(tmp_path: Path) -> None:
+    head = write_with_head("llama", tmp_path / "head")
+    plain = write_case("llama", tmp_path / "plain")
+    for method in (None, "int8-fast", "int4-fast"):
+        with LLM(plain, quantize=method, max_slots=3) as llm:
+            expected = told(llm.generate(PROMPTS, PARAMS[0]))
+        with LLM(plain, quantize=method, max_slots=3, speculative=f"mtp:{head}") as llm:
+            assert told(llm.generate(PROMPTS, PARAMS[0])) == expected
