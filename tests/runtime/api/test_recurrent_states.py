@@ -148,7 +148,7 @@ def test_rejected_proposals_change_no_token(checkpoint: Path, lie_every: int) ->
         for asked, expected in ((prompts, cold), (turns, later)):  # slots wait where a proposal was rejected
             found = llm.generate(asked, GREEDY)
             assert [answer(each, exact) for each in found] == [answer(each, exact) for each in expected]
-            llm._engine.check_integrity()
+            llm.engine.check_integrity()
         assert all(output.metrics and output.metrics.cached_tokens for output in found)
         stats = llm.stats()
     assert stats.proposed_tokens > 0

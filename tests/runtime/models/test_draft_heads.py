@@ -34,7 +34,7 @@ def test_a_head_changes_no_token(case: str, adaptive: bool, tmp_path: Path) -> N
         expected = [told(llm.generate(PROMPTS, params)) for params in PARAMS]
     with LLM(model, max_slots=3, speculative="mtp", adaptive_speculation=adaptive) as llm:
         assert [told(llm.generate(PROMPTS, params)) for params in PARAMS] == expected
-        llm._engine.check_integrity()
+        llm.engine.check_integrity()
         assert adaptive or llm.stats().proposed_tokens > 300
 
 
@@ -56,7 +56,7 @@ def test_a_head_proposes_what_it_computes_of_the_models_states(tmp_path: Path) -
     save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})
     proposals: list[tuple[int, list[int]]] = []
     with LLM(model, max_slots=1, speculative="mtp", adaptive_speculation=False) as llm:
-        head = llm._engine._speculator.readers[0]
+        head = llm.engine._speculator.readers[0]
         assert isinstance(head, DraftHead)
         propose = head.propose
 
