@@ -13,7 +13,7 @@ from ..contract import CONTEXT_LENGTH
 from ..storage.stored_tensor import StoredTensor
 from .config import DecoderConfig, RawConfig, context_lengths
 from .decoder import Decoder
-from .export import family, normalised_config
+from .family import family, normalised_config
 from .safetensors_files import safetensors_of
 from .weights import Checkpoint
 

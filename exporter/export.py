@@ -4,28 +4,31 @@ from __future__ import annotations
 
 import importlib
 import json
-import pkgutil
 import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any
 
 import onnx_ir as ir
 
 from ..contract import CONTEXT_LENGTH
-from ..errors import CheckpointError, UnsupportedModelError, UsageError
+from ..errors import UnsupportedModelError, UsageError
 from ..graph_opt.graph.saving import save_model
 from ..progress import Progress
 from ..storage.scratch import scratch_folder
 from ..storage.stored_tensor import StoredTensor
 from ..storage.writing import writing
-from . import models, vision
-from .config import CONFIG_FILE, DecoderConfig, RawConfig, context_lengths, read_config
-from .config_checks import check_config, check_layer_count, check_options
+from . import vision
+from .config import CONFIG_FILE, RawConfig, context_lengths, read_config
+from .config_checks import check_layer_count
 from .decoder import Decoder
+from .draft_heads import draft_head_model
+from .family import families as families
+from .family import family as family
+from .family import normalised_config
 from .gguf.file import GGUF_SUFFIX, GgufFile
 from .gguf.tokenizer import tokenizer_files
 from .image_processor import SIDE_FILES, has_tower, image_processor
@@ -34,35 +37,6 @@ from .package_writing import check_paths, check_tokenizer, write_package
 from .quantized.formats import QuantizedCheckpoint, read_quantized
 from .safetensors_files import safetensors_of
 from .weights import Checkpoint, WeightWarning
-
-
-class Family(Protocol):
-    """The functions that each module in a folder of ``models/`` defines."""
-
-    def config(self, raw: RawConfig) -> DecoderConfig:
-        """Normalise config.json."""
-
-    def build(self, net: Decoder) -> ir.Value:
-        """Write the decoder and return its logits."""
-
-
-def families() -> list[str]:
-    """Return every ``model_type`` that can be exported, sorted."""
-    return sorted(module.name for module in pkgutil.iter_modules(models.__path__))
-
-
-def family(model_type: str) -> Family:
-    """Return the module of a model family.
-
-    Raises:
-        UnsupportedModelError: no module exists for ``model_type``.
-    """
-    if model_type not in families():
-        raise UnsupportedModelError(
-            f"model_type '{model_type}' has no exporter; supported: {', '.join(families())}. "
-            "Other models can be traced: carryall export SRC DST --via optimum"
-        )
-    return cast(Family, importlib.import_module(f"{models.__name__}.{model_type}"))
 
 
 def export_model(
@@ -115,24 +89,6 @@ def model_from(raw: RawConfig, checkpoint: Checkpoint) -> ir.Model:
     return model
 
 
-def normalised_config(raw: RawConfig) -> DecoderConfig:
-    """Return the content of config.json as its family reads it.
-
-    Raises:
-        UnsupportedModelError: the model family, or an option of its configuration, is not supported.
-        CheckpointError: it is not valid.
-    """
-    module = family(raw["model_type"])
-    check_options(raw)
-    try:
-        config = module.config(raw)
-    except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
-        # Families do not check the types of values that they read; a wrong type is an error of the file.
-        raise CheckpointError(f"config.json does not describe a {raw['model_type']}: {error}") from error
-    check_config(config)
-    return config
-
-
 @dataclass(frozen=True, slots=True)
 class ExportedGraph:
     """A graph on its way from a checkpoint to a package.
@@ -142,12 +98,14 @@ class ExportedGraph:
         folder: configuration and tokenizer of the checkpoint.
         quantization: how the weights are quantized, as a package records it; None for floats.
         passes: names of the passes that changed the graph.
+        head: the graph of the draft head; None if the package gets none.
     """
 
     model: ir.Model
     folder: Path
     quantization: dict[str, Any] | None = None
     passes: tuple[str, ...] = ()
+    head: ir.Model | None = None
 
 
 Tensors = Mapping[str, StoredTensor] | None  # by name; None for those of the folder
@@ -220,7 +178,8 @@ def export_package(
         check_tokenizer(folder)
         seen = None if text_only else sight(folder, config, tensors)
         if build is None:
-            graph = ExportedGraph(export_model(folder, config, tensors), folder, stored)
+            head = draft_head_model(folder, config, tensors)
+            graph = ExportedGraph(export_model(folder, config, tensors), folder, stored, head=head)
         else:
             graph = replace(build(folder, tensors), quantization=stored)
         if change is not None:
@@ -235,6 +194,7 @@ def export_package(
             config=config,
             content=content or fingerprint(source),
             sight=seen,
+            head=graph.head,
         )
 
 

@@ -35,6 +35,7 @@ COPIED_FILES = (
 )
 # What a package of a model that sees has beside the others.
 SIGHT_FILES = (VISION_FILE, f"{VISION_FILE}.data", IMAGE_PROCESSOR_FILE, *SIDE_FILES)
+HEAD_FILES = (DRAFT_HEAD_FILE, f"{DRAFT_HEAD_FILE}.data")
 _NEEDED = (MODEL_FILE, CONFIG_FILE, TOKENIZER_FILE)
 
 

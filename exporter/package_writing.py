@@ -32,7 +32,16 @@ from .config import (
     read_generation_config,
     states_length,
 )
-from .package import COPIED_FILES, MODEL_FILE, SIGHT_FILES, TOKENIZER_FILE, Package, fingerprint
+from .package import (
+    COPIED_FILES,
+    DRAFT_HEAD_FILE,
+    HEAD_FILES,
+    MODEL_FILE,
+    SIGHT_FILES,
+    TOKENIZER_FILE,
+    Package,
+    fingerprint,
+)
 from .package_record import PackageRecord, is_token
 
 
@@ -49,14 +58,15 @@ def write_package(
     context_length: int | None = None,
     others: Sequence[str] = (),
     sight: Callable[[Path], None] | None = None,
+    head: ir.Model | None = None,
 ) -> Package:
     """Write ``model`` and the tokenizer and configuration files of ``source`` into the folder ``out``.
 
     ``source`` is a checkpoint folder or another package; ``config`` is the content of its config.json, if
     already read; ``content`` is the fingerprint to record, by default that of ``source``; ``context_length``
     is recorded if config.json states none; ``others`` are relative paths of further files to copy; ``sight``
-    writes the files with which a model sees, those of a package are copied. The other arguments are those of
-    ``export_package``.
+    writes the files with which a model sees, and ``head`` is the graph of its draft head; those of a package
+    are copied. The other arguments are those of ``export_package``.
 
     Raises:
         OutputExistsError: ``out`` is not empty.
@@ -69,7 +79,10 @@ def write_package(
             save_model(model, folder / MODEL_FILE, progress)
         if sight is not None:
             sight(folder)
-        kept = SIGHT_FILES if sight is None and _sees(source) else ()
+        if head is not None:
+            save_model(head, folder / DRAFT_HEAD_FILE)
+        kept = [*(SIGHT_FILES if sight is None and _sees(source) else ())]
+        kept += HEAD_FILES if head is None and Package.is_package(source) else ()
         for name in (*COPIED_FILES, *others, *kept):
             if (source / name).is_file():
                 (folder / name).parent.mkdir(exist_ok=True)

@@ -95,7 +95,9 @@ def _quantized(
     facts = FloatSource(name=str(source), folder=graph.folder, context_length=length, key=lambda: content)
     done = quantize_graph(graph.model, float_model(facts, graph.model, recipe, scratch, progress), recipe)
     passes = (*graph.passes, *map(pass_name, done.passes))
-    return replace(graph, model=done.model, quantization=done.record, passes=passes), done.left
+    head = None if graph.head is None else quantized_head(graph.head, recipe, graph.folder)
+    changed = replace(graph, model=done.model, quantization=done.record, passes=passes, head=head)
+    return changed, done.left
 
 
 def checkpoint_graph(

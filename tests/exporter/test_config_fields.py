@@ -18,7 +18,8 @@ from tiny_models import CONFIGS, tiny_config, write_tokenizer
 
 from carryall.errors import CarryallError
 from carryall.exporter.config_checks import check_options
-from carryall.exporter.export import _config, export_package, family
+from carryall.exporter.export import export_package
+from carryall.exporter.family import normalised_config
 
 FIELDS: dict[str, dict[str, Any]] = json.loads(
     (Path(__file__).parent / "golden" / "config_fields.json").read_text()
@@ -103,11 +104,11 @@ NO_EFFECT = {
 }
 
 
-def normalised(model_type: str, config: dict[str, object]) -> str:
+def normalised(config: dict[str, object]) -> str:
     """Return a configuration as the exporter reads it, or that it is refused."""
     try:
         check_options(config)
-        return repr(_config(family(model_type), config))
+        return repr(normalised_config(config))
     except CarryallError:
         return "refused"
 
@@ -116,11 +117,11 @@ def normalised(model_type: str, config: dict[str, object]) -> str:
 def test_every_field_is_read_known_or_refused(model_type: str) -> None:
     """The fields are those that transformers' model of the family reads as it runs, with their defaults."""
     config = tiny_config(model_type)
-    usual = normalised(model_type, config)
+    usual = normalised(config)
     unread = []
     for field, value in FIELDS[model_type].items():
         others = [] if isinstance(value, dict) else other_values(value)
-        same = [normalised(model_type, {**config, field: other}) == usual for other in others]
+        same = [normalised({**config, field: other}) == usual for other in others]
         listed = field in NO_EFFECT or f"{model_type}: {field}" in NO_EFFECT
         if others and all(same) and not listed:
             unread.append(field)

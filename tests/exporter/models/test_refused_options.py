@@ -14,7 +14,8 @@ from tiny_models import CONFIGS, tiny_config, write_tiny
 
 from carryall.errors import CheckpointError, UnsupportedModelError
 from carryall.exporter.config_checks import check_options
-from carryall.exporter.export import _config, export_model, family
+from carryall.exporter.export import export_model
+from carryall.exporter.family import normalised_config
 
 
 @pytest.mark.parametrize(
@@ -135,7 +136,7 @@ def test_groups_must_have_the_experts_of_a_token() -> None:
         "n_routed_experts": 4,
     }
     with pytest.raises(CheckpointError, match="routed to 3 experts, and its groups have 2"):
-        _config(family("glm4_moe"), raw | {"num_experts_per_tok": 3})
+        normalised_config(raw | {"num_experts_per_tok": 3})
 
 
 def test_the_norms_of_nanochat_undo_the_factor_of_yarn() -> None:
@@ -151,7 +152,7 @@ def test_lfm2_has_silu_whatever_is_stated() -> None:
 
 def test_a_convolution_of_one_tap_has_no_state() -> None:
     with pytest.raises(CheckpointError, match=r"taps of the short convolution.* found 1"):
-        _config(family("lfm2"), CONFIGS["lfm2"] | {"model_type": "lfm2", "conv_L_cache": 1})
+        normalised_config(CONFIGS["lfm2"] | {"model_type": "lfm2", "conv_L_cache": 1})
 
 
 @pytest.mark.parametrize("model_type", ["gpt2", "opt", "bloom"])

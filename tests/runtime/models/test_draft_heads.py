@@ -9,8 +9,8 @@ import pytest
 from family_cases import write_case
 from tiny_heads import write_with_head
 
-from carryall import LLM, SamplingParams
-from carryall.errors import UsageError
+from carryall import LLM, QuantizationRecipe, SamplingParams, export
+from carryall.errors import PackageError, UsageError
 from carryall.runtime.engine.speculation.draft_head import DraftHead
 from carryall.runtime.types.outputs import RequestOutput
 
@@ -93,3 +93,35 @@ def test_the_head_of_another_folder_and_quantized_weights(tmp_path: Path) -> Non
             expected = told(llm.generate(PROMPTS, PARAMS[0]))
         with LLM(plain, quantize=method, max_slots=3, speculative=f"mtp:{head}") as llm:
             assert told(llm.generate(PROMPTS, PARAMS[0])) == expected
+
+
+@pytest.mark.long
+def test_a_package_has_the_head_of_its_checkpoint(tmp_path: Path) -> None:
+    checkpoint = write_with_head("qwen3_5_text-tiles", tmp_path / "checkpoint")
+    for method in (None, "int8-fast"):
+        package = tmp_path / str(method)
+        recipe = None if method is None else QuantizationRecipe(method)
+        export(str(checkpoint), package, quantize=recipe)
+        with LLM(package, max_slots=3) as llm:
+            expected = told(llm.generate(PROMPTS, PARAMS[0]))
+        with LLM(package, max_slots=3, speculative="mtp", adaptive_speculation=False) as llm:
+            assert told(llm.generate(PROMPTS, PARAMS[0])) == expected
+            assert llm.stats().proposed_tokens > 0
+    sizes = [
+        sum(file.stat().st_size for file in (tmp_path / name).glob("mtp.onnx*"))
+        for name in ("None", "int8-fast")
+    ]
+    assert sizes[1] < 0.6 * sizes[0]
+    (tmp_path / "None" / "mtp.onnx").write_bytes(b"damaged")
+    with pytest.raises(PackageError, match=r"mtp\.onnx"):
+        LLM(tmp_path / "None", speculative="mtp")
+
+
+def test_a_rotated_model_has_no_head(tmp_path: Path) -> None:
+    checkpoint = write_with_head("llama", tmp_path / "checkpoint")
+    text = tmp_path / "text.txt"
+    text.write_text(" ".join(map(str, range(900))), encoding="utf-8")
+    recipe = QuantizationRecipe("int8", calibration=str(text), calibration_tokens=512, rotate=True)
+    export(str(checkpoint), tmp_path / "package", quantize=recipe)
+    with pytest.raises(UsageError, match="rotation of its hidden states"):
+        LLM(tmp_path / "package", speculative="mtp")

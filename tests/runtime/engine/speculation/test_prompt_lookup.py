@@ -6,8 +6,9 @@ from engine_kit import make_request
 from hypothesis import given
 from hypothesis import strategies as st
 
+from carryall.runtime.engine.requests.request import Request
 from carryall.runtime.engine.sampling.sampler import Sample
-from carryall.runtime.engine.speculation.prompt_lookup import History, PromptLookup
+from carryall.runtime.engine.speculation.prompt_lookup import History, Pool, PromptLookup
 
 TOKENS = st.lists(st.integers(0, 2), max_size=40)
 
@@ -66,3 +67,56 @@ def test_ended_requests_leave_nothing() -> None:
     lookup.forget(request)
     lookup.forget(request)
     assert not lookup._histories
+
+
+def answered(lookup: PromptLookup, name: str, prompt: list[int], answer: list[int], **of: str) -> Request:
+    """End a request with an answer."""
+    request = make_request(name, prompt)
+    request.tenant, request.cache_salt = of.get("tenant"), of.get("cache_salt")
+    lookup.evidence(request)
+    for token in answer:
+        request.append(Sample(token))
+    lookup.forget(request)
+    return request
+
+
+def test_answers_to_other_requests_of_the_tenant_are_found() -> None:
+    lookup = PromptLookup()
+    answered(lookup, "first", [50, 51], [10, 11, 12, 13, 14, 15], tenant="a", cache_salt="a")
+    answered(lookup, "second", [50, 52], [10, 11, 12, 20], tenant="a", cache_salt="a")
+    request = make_request("next", [60, 11, 12, 13])
+    request.tenant = request.cache_salt = "a"
+    assert lookup.evidence(request) == 8 + (3).bit_length()
+    assert lookup.propose([(request, 9)])[0].tolist() == [14, 15]  # not beyond the end of that answer
+    request.append(Sample(14))
+    assert lookup.evidence(request) == 8 + (4).bit_length()
+    assert lookup.propose([(request, 9)])[0].tolist() == [15]
+    for other in ({"tenant": "b", "cache_salt": "b"}, {"tenant": "a", "cache_salt": "b"}, {}):
+        stranger = make_request("stranger", [60, 11, 12, 13])
+        stranger.tenant, stranger.cache_salt = other.get("tenant"), other.get("cache_salt")
+        assert lookup.evidence(stranger) is None
+    assert PromptLookup(pool_tokens=0).evidence(request) is None
+
+
+def test_a_longer_match_in_the_request_itself_counts() -> None:
+    lookup = PromptLookup()
+    answered(lookup, "first", [50, 51], [10, 11, 12, 13])
+    request = make_request("next", [9, 10, 11, 12, 77, 8, 9, 10, 11, 12])
+    assert lookup.evidence(request) == (4).bit_length()
+    assert lookup.propose([(request, 1)])[0].tolist() == [77]
+
+
+@given(st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=30), max_size=12), TOKENS)
+def test_a_pool_is_bounded_and_true(answers: list[list[int]], end: list[int]) -> None:
+    pool = Pool(40)
+    for answer in answers:
+        pool.add(answer)
+        assert len(pool._tokens) <= 41
+    length, after = pool.find(end)
+    if length:
+        assert pool._tokens[after - length : after] == end[-length:]
+    known = pool._tokens
+    places = [i + 3 for i in range(len(known) - 2) if len(end) > 2 and known[i : i + 3] == end[-3:]]
+    assert bool(places) == (length >= 3)
+    if places:
+        assert after == places[-1]
