@@ -11,8 +11,8 @@ from jinja2.utils import Namespace
 MAX_SIZE = 10_000_000  # characters of the prompt, and of any intermediate string
 MAX_ITEMS = 200_000  # of a list, and of all values nested in a value
 _MAX_BITS = 4096  # of an integer
-# Total work in units; a character costs 1. The limit is about one second of work.
-_UNITS = 256_000_000
+# Total work of a rendering in units; a character costs 1. The limit is about one second of work.
+UNITS = 256_000_000
 ITERATION, CALL = 256, 2048  # units of a loop iteration, and of a call of a macro, function or method
 _ITEM = 16  # units of a list item
 FILTERED, SLOWLY_FILTERED = 8, 256  # units of a character that a filter reads
@@ -25,7 +25,7 @@ class Budget:
     """The remaining work of one rendering."""
 
     def __init__(self) -> None:
-        self._left = _UNITS
+        self._left = UNITS
 
     def charge(self, units: int) -> None:
         """Charge work before it is done.
@@ -36,8 +36,8 @@ class Budget:
         self._left -= units
         if self._left < 0:
             raise SecurityError(
-                f"it needs too much work: more than {_UNITS} characters, {_UNITS // _ITEM} items or "
-                f"{_UNITS // ITERATION} loop iterations"
+                f"it needs too much work: more than {UNITS} characters, {UNITS // _ITEM} items or "
+                f"{UNITS // ITERATION} loop iterations"
             )
 
     def iterated(self, items: Iterable[Any], literal: int) -> Iterable[Any]:
@@ -97,27 +97,56 @@ class Budget:
             return len(value)
         if not isinstance(value, _CONTAINERS):
             return 32
-        weight = nodes = 0
-        held: list[Any] = [value]
-        while held:
-            element = held.pop()
-            nodes += 1
-            if nodes > MAX_ITEMS or weight > MAX_SIZE:
-                raise SecurityError(f"a value of more than {MAX_ITEMS} items or {MAX_SIZE} characters")
-            if isinstance(element, str):
-                weight += len(element) + 4
-            elif isinstance(element, Mapping):
-                weight += 2
-                held += element.keys()
-                held += element.values()
-            elif isinstance(element, Namespace):
-                held += element._Namespace__attrs.values()  # noqa: SLF001 -- there is no public access
-            elif isinstance(element, _CONTAINERS):
-                weight += 2
-                held.extend(element)  # type: ignore[arg-type]  # a view is iterable
-            else:
-                weight += 32
-            if len(held) > MAX_ITEMS:
-                raise SecurityError(f"a value of more than {MAX_ITEMS} items")
+        weight, nodes = _weight(value)
         self.charge(_ITEM * nodes)
         return weight
+
+
+def _weight(value: Any) -> tuple[int, int]:
+    """Return the characters and the number of nodes of a container's text.
+
+    Each container is visited once, however often it is held, so a value that doubles with every level takes
+    as many visits as it has levels. Containers are added up when all that they hold is known.
+
+    Raises:
+        SecurityError: it is too large, or holds itself.
+    """
+    known: dict[int, tuple[int, int]] = {}  # by id
+    parts: dict[int, list[Any]] = {}  # by id; kept, because the pairs of a view live nowhere else
+    seen, stack = 0, [value]
+    while stack:
+        container = stack[-1]
+        if id(container) not in parts:
+            elements = parts[id(container)] = _elements(container)
+            seen += len(elements)
+            if seen > MAX_ITEMS:
+                raise SecurityError(f"a value of more than {MAX_ITEMS} items")
+            inner = [each for each in elements if isinstance(each, _CONTAINERS) and id(each) not in known]
+            if any(id(each) in parts for each in inner):  # it is opened above, and not added up yet
+                raise SecurityError(f"a value of more than {MAX_ITEMS} items, for it holds itself")
+            if inner:
+                stack += inner
+                continue
+        stack.pop()
+        if id(container) in known:
+            continue
+        weight, nodes = 2, 1
+        for element in parts[id(container)]:
+            if isinstance(element, str):
+                weight, nodes = weight + len(element) + 4, nodes + 1
+            elif isinstance(element, _CONTAINERS):
+                weight, nodes = weight + known[id(element)][0], nodes + known[id(element)][1]
+            else:
+                weight, nodes = weight + 32, nodes + 1
+        if nodes > MAX_ITEMS or weight > MAX_SIZE:
+            raise SecurityError(f"a value of more than {MAX_ITEMS} items or {MAX_SIZE} characters")
+        known[id(container)] = (weight, nodes)
+    return known[id(value)]
+
+
+def _elements(container: Any) -> list[Any]:
+    if isinstance(container, Mapping):
+        return [*container.keys(), *container.values()]
+    if isinstance(container, Namespace):
+        return list(container._Namespace__attrs.values())  # noqa: SLF001 -- there is no public access
+    return list(container)

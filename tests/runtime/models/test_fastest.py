@@ -87,7 +87,7 @@ def test_no_provider_can_run_the_model(tmp_path: Path, monkeypatch: pytest.Monke
         fastest_provider(files(tmp_path), CONFIG, [PacedProvider("a", None), PacedProvider("b", None)])
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_real_model_never_runs_on_the_stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = load_model("draft", provider="auto", max_slots=1)
     loaded.runner.close()

@@ -6,10 +6,14 @@ from typing import Any
 
 import jinja2.filters
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from carryall.errors import ChatTemplateError, PromptTooLongError, RequestError
 from carryall.runtime.api.requests import RENDER_OPTIONS
+from carryall.runtime.text import template_budget
 from carryall.runtime.text.chat_template import ChatTemplate
+from carryall.runtime.text.template_budget import Budget
 from carryall.runtime.text.template_filters import CHECKED_METHODS, CHECKS, PLAIN_FILTERS, PLAIN_METHODS
 from carryall.runtime.text.template_sandbox import SANDBOX
 
@@ -78,7 +82,31 @@ def doubled(times: int) -> str:
     return "{% set ns = namespace(x=['aaaa']) %}" + "{% set ns.x = [ns.x, ns.x] %}" * times
 
 
-@pytest.mark.long
+NESTED = st.recursive(
+    st.none() | st.integers(0, 9) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=4),
+    max_leaves=20,
+)
+
+
+@given(NESTED, st.booleans())
+def test_values_weigh_what_their_text_does(value: Any, twice: bool) -> None:
+    def weight(element: Any) -> int:
+        if isinstance(element, str):
+            return len(element) + 4
+        if isinstance(element, dict):
+            return 2 + sum(map(weight, [*element, *element.values()]))
+        return 2 + sum(map(weight, element)) if isinstance(element, list | tuple) else 32
+
+    value = [value, value, {"a": value}.items()] if twice else [value]
+    expected = weight([value[0], value[1], [("a", value[0])]] if twice else value)
+    assert Budget().weigh(value) == expected
+
+
+def test_a_value_that_holds_itself_is_refused() -> None:
+    assert "holds itself" in refused("{% set ns = namespace() %}{% set ns.x = [[ns]] %}{{ ns | string }}")
+
+
 @pytest.mark.parametrize("name", sorted(set(SANDBOX.filters) - OWN | {"tojson"}))
 def test_every_filter_on_lists_that_hold_themselves_twice(name: str) -> None:
     arguments = {
@@ -96,7 +124,13 @@ def test_every_filter_on_lists_that_hold_themselves_twice(name: str) -> None:
     assert "more than" in refused(f"{doubled(60)}{{{{ ns.x | {name}{arguments} }}}}")
 
 
-@pytest.mark.long
+@pytest.fixture
+def less_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An eighth of the work: what exceeds it without a limit would take hours."""
+    monkeypatch.setattr(template_budget, "UNITS", template_budget.UNITS // 8)
+
+
+@pytest.mark.usefixtures("less_work")
 @pytest.mark.parametrize("name", sorted(set(SANDBOX.filters) - OWN | {"tojson"}))
 def test_every_filter_in_a_loop_over_a_large_text(name: str) -> None:
     """Each filter gets a text of a million characters repeatedly: the work of a rendering is bounded."""
@@ -178,6 +212,7 @@ def test_every_method_is_allowed_checked_or_refused(method: str) -> None:
         "{% for j in range(99999) %}{% endfor %}{% endfor %}",
     ],
 )  # fmt: skip
+@pytest.mark.usefixtures("less_work")
 def test_other_ways_to_large_values(source: str) -> None:
     refused(source)
 
