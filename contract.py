@@ -46,6 +46,8 @@ TOP_LOGITS, TOP_TOKEN_IDS, LOGSUMEXP = "top_logits", "top_token_ids", "logsumexp
 DRAW, DRAWN, DRAWN_BEFORE, TOKEN_SOURCES = "draw", "drawn_tokens", "drawn_before", "token_sources"
 DRAW_COLUMNS = ("inverse_temperature", "top_k", "top_p", "min_p", "uniform")
 
+PRODUCER = "carryall"  # of a graph in the contract's form
+
 # Keys of a model's metadata.
 CONTEXT_LENGTH = "context_length"
 SLIDING_WINDOWS = "sliding_windows"

@@ -94,14 +94,17 @@ def open_texts(model: Path, providers: Providers | None, context_length: int | N
     """
     provider = own_provider(providers)
     if provider is None:
-        reason = "the providers are given as for onnxruntime"
-    else:
-        graph = text_graph(model, provider, context_length)
-        if isinstance(graph, Path):
-            return JoinedTexts(provider.session(graph, QUIET))
-        reason = graph
+        return _padded(model, "the providers are given as for onnxruntime", providers)
+    graph = text_graph(model, provider, context_length)
+    if isinstance(graph, Path):
+        return JoinedTexts(provider.session(graph, QUIET))
+    # onnxruntime runs the graphs of others as fast as it does without carryall.
+    return _padded(model, graph.reason, providers, provider.session(model, QUIET) if graph.foreign else None)
+
+
+def _padded(model: Path, reason: str, providers: Providers | None, session: Any = None) -> PaddedTexts:
     _log.info("%s runs on padded texts: %s", model, reason)
-    return PaddedTexts(model, providers, reason)
+    return PaddedTexts(model, providers, reason, session)
 
 
 def own_provider(providers: Providers | None) -> Provider | None:
@@ -166,19 +169,25 @@ class JoinedTexts(TextSession):
 class PaddedTexts(TextSession):
     """A graph over [texts, tokens], padded on the right."""
 
-    def __init__(self, model: Path, providers: Providers | None, reason: str) -> None:
-        import onnxruntime
+    def __init__(self, model: Path, providers: Providers | None, reason: str, session: Any = None) -> None:
+        super().__init__(*self._opened(model, providers, session), reason)
 
-        from .session import InferenceSession  # imports the library of graphs
+    @staticmethod
+    def _opened(model: Path, providers: Providers | None, session: Any) -> tuple[Any, Mapping[str, str]]:
+        """Return the session, by default an optimized one, and the type of each input."""
+        if session is None:
+            import onnxruntime
 
-        options = onnxruntime.SessionOptions()
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        session = InferenceSession(model, sess_options=options, providers=providers)
+            from .session import InferenceSession  # imports the library of graphs
+
+            options = onnxruntime.SessionOptions()
+            options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+            session = InferenceSession(model, sess_options=options, providers=providers)
         inputs = {
             value.name: "int32" if value.type == "tensor(int32)" else "int64"
             for value in session.get_inputs()
         }
-        super().__init__(session, inputs, reason)
+        return session, inputs
 
     def batches(self, lengths: Sequence[int]) -> list[list[int]]:
         """Return the places of texts in runs of similar length, so that there is little padding."""

@@ -43,6 +43,7 @@ _CACHE = "float32"
 _HIDDEN = -1e4  # a mask entry at or below this hides its key
 _SHORT, _LONGEST = 64, 2048  # tokens of a mask that is evaluated
 _SHAPE = (1, "tokens")
+_TEXT_INPUTS = (INPUT_IDS, ATTENTION_MASK, TOKEN_TYPE_IDS)
 _BY_TOKEN = frozenset(
     {"Abs", "Add", "Ceil", "Clip", "ConstantOfShape", "Cos", "Div", "Elu", "Equal", "Erf"}
     | {"Exp", "Expand", "Floor", "Gelu", "Greater", "GreaterOrEqual", "HardSwish", "Identity"}
@@ -115,17 +116,28 @@ class TextRowsPass(GraphPass):
     def _replace_positions(self, graph: ir.Graph) -> None:
         """Make an input of the values that count the tokens of a text from 0 on."""
         positions = ir.val(POSITION_IDS, ir.DataType.INT64, _SHAPE)
-        counting = [
-            (node, rank)
+        known = [
+            (node, found)
             for node in graph
-            if node.op_type in ("Expand", "Range", "Slice") and (rank := _count_rank(graph, node.outputs[0]))
+            if node.op_type in ("Expand", "Range", "Slice")
+            and (found := _by_length(graph, node.outputs[0], self._length))
         ]
-        for node, rank in counting:
+        for node, (rank, number) in known:
+            if number is not None:
+                self._replace_number(graph, node, rank, number)
+                continue
             zero = shared_constant(graph, "axis_0", np.array([0], np.int64))
             new = self._insert(node, "Squeeze", [positions, zero]) if rank == 1 else positions
             for use in list(node.outputs[0].uses()):
                 use.node.replace_input_with(use.idx, new)
         graph.inputs.append(positions)
+
+    def _replace_number(self, graph: ir.Graph, node: ir.Node, rank: int, number: int) -> None:
+        """Make a value of any length that holds one number, such as the type of all tokens, a constant."""
+        one = shared_constant(graph, f"number_{number}_{rank}", np.full((1,) * rank, number, np.int64))
+        for use in list(node.outputs[0].uses()):
+            if use.node.op_type not in ("Shape", "Size"):
+                use.node.replace_input_with(use.idx, one)
 
     def _replace_attention(
         self, graph: ir.Graph, node: ir.Node, mask: TextMask, inputs: dict[str, ir.Value]
@@ -227,7 +239,7 @@ class TextRowsPass(GraphPass):
         before = self._insert(after, "Sub", [node.outputs[0], x])
         own = self._insert(after, "Gather", [before, first], axis=1)
         counted = self._insert(after, "Sub", [node.outputs[0], own])
-        counted.shape = ir.Shape(_SHAPE)
+        counted.type, counted.shape = node.outputs[0].type or x.type, ir.Shape(_SHAPE)
         for use in uses:
             use.node.replace_input_with(use.idx, counted)
         self._made.add(node)
@@ -297,15 +309,17 @@ def text_mask(graph: ir.Graph, mask: ir.Value) -> TextMask:
         ValueError: the mask means something else; the message goes on behind "its mask".
         GraphError: it cannot be evaluated.
     """
-    if any(value.name not in (ATTENTION_MASK, INPUT_IDS) for value in inputs_of(mask)) or _has_products(mask):
+    if any(value.name not in _TEXT_INPUTS for value in inputs_of(mask)) or _has_products(mask):
         raise ValueError("depends on more than padding and distance")
     length = max([_SHORT, *(2 * size + 8 for size in [*integers_upstream(mask), *_table_sizes(mask)])])
     if length > _LONGEST:
         raise ValueError(f"has a constant above {_LONGEST // 2}")
     real = np.arange(length) < np.array([length, length - 7, 3])[:, None]
-    values = Probe(graph, mask)(
-        {ATTENTION_MASK: real.astype(np.int64), INPUT_IDS: np.ones(real.shape, np.int64)}
-    )
+    zeros = np.zeros(real.shape, np.int64)
+    probe, given = Probe(graph, mask), {ATTENTION_MASK: real.astype(np.int64), INPUT_IDS: zeros + 1}
+    values, others = (probe({**given, TOKEN_TYPE_IDS: types}) for types in (zeros, zeros + 1))
+    if (values != others).any():
+        raise ValueError("depends on the types of tokens")
     values = np.where(values, 0.0, 2 * _HIDDEN) if values.dtype == np.bool_ else values
     values = np.broadcast_to(values, (3, values.shape[1], length, length)).astype(np.float32)
     seen = values > _HIDDEN
@@ -415,23 +429,40 @@ def _head_sizes(node: ir.Node) -> tuple[int, int, int]:
     return heads, kv_heads, size
 
 
-def _count_rank(graph: ir.Graph, value: ir.Value) -> int:
-    """Return the rank of a value that is 0, 1, ... along [sequence] or [batch, sequence]; else 0."""
+def _by_length(graph: ir.Graph, value: ir.Value, longest: int) -> tuple[int, int | None] | None:
+    """Return what a value along [sequence] or [batch, sequence] is, if only the length of texts decides it.
+
+    Args:
+        graph: the graph.
+        value: the value.
+        longest: tokens of the longest text; 0 if that is not known.
+
+    Returns:
+        Its rank, and the integer that it holds everywhere; None in place of it for one that counts 0, 1, ...
+        None if it is something else.
+    """
     sources = {str(source.name) for source in inputs_of(value)}
-    if not sources or sources - {INPUT_IDS, ATTENTION_MASK}:
-        return 0
-    rank = 0
-    for length in (5, 9):
+    if not sources or sources - set(_TEXT_INPUTS):
+        return None
+    try:
+        probe = Probe(graph, value)
+    except GraphError:
+        return None
+    rank, held = 0, list[int | None]()
+    for length in (5, 9, longest or _SHORT):
         ones = np.ones((2, length), np.int64)
         try:
-            counted = Probe(graph, value)({INPUT_IDS: ones, ATTENTION_MASK: ones})
+            found = probe(dict.fromkeys(_TEXT_INPUTS, ones))
         except GraphError:
-            return 0
-        shapes = (length,), (1, length), (2, length)
-        if counted.shape not in shapes or (counted != np.arange(length)).any():
-            return 0
-        rank = counted.ndim
-    return rank
+            return None
+        if found.shape not in ((length,), (1, length), (2, length)) or found.dtype != np.int64:
+            return None
+        counts = bool((found == np.arange(length)).all())
+        if not counts and (found != found.flat[0]).any():
+            return None
+        rank = found.ndim
+        held.append(None if counts else int(found.flat[0]))
+    return (rank, held[0]) if len(set(held)) == 1 else None
 
 
 def _is_zero(value: ir.Value | None) -> bool:

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tiny_encoders import CASES, CLASSIFIER, TOKENS, tokens, write_case
+from tiny_picture_encoders import write_picture_encoder
 
 from carryall.errors import UnsupportedAttentionError
 from carryall.exporter.encoders.export import export_encoder
@@ -110,6 +111,10 @@ def test_masks_are_windows_or_biases_by_distance(tmp_path: Path) -> None:
     windows = {mask_of("modernbert", tmp_path / f"m{layer}", layer).window for layer in (0, 1)}
     assert None in windows
     assert len(windows) == 2
+    clip = export_encoder(write_picture_encoder(tmp_path / "clip", "clip")).graph
+    (mask, *_) = [node.inputs[3] for node in clip if node.op_type == "Attention"]
+    assert mask is not None
+    assert text_mask(clip, mask) == TextMask(causal=True)
     near = mask_of("mpnet", tmp_path / "mpnet").near
     assert near is not None
     assert near.shape[0] == 2
@@ -118,7 +123,7 @@ def test_masks_are_windows_or_biases_by_distance(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("operator", "why"),
-    [("causal", "hides other tokens than padding"), ("position", "does not depend on the distance alone")],
+    [("behind", "hides other tokens than padding"), ("position", "does not depend on the distance alone")],
 )
 def test_other_masks_are_refused(operator: str, why: str) -> None:
     ids, real = (
@@ -138,10 +143,10 @@ def test_other_masks_are_refused(operator: str, why: str) -> None:
     size = op("Squeeze", op("Shape", ids, start=1, end=2))
     keys = op("Range", constant("zero", 0), size, constant("one", 1))
     queries = op("Unsqueeze", keys, constant("axis", [1]))
-    if operator == "causal":
+    if operator == "behind":
         flat = op(
             "Where",
-            op("LessOrEqual", keys, queries),
+            op("GreaterOrEqual", keys, queries),
             constant("0", np.float32(0)),
             constant("low", np.float32(-1e9)),
         )
