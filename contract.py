@@ -60,6 +60,7 @@ SEEN_EMBEDDING = "image_embedding"  # the value whose rows pictures replace; wit
 IMAGE_PAD = "image_pad_token"  # the token that further tables look up in place of those of pictures
 AHEAD_WINDOWS = "image_ahead_windows"  # JSON: windows, or null, of the layers whose tokens see by IMAGE_AHEAD
 NUM_TOKENS = "num_tokens"  # number of rows of the embedding table
+TEXT_REDUCTIONS = "text_reductions"  # JSON: outputs [1, tokens, ...] to add or maximise over each text
 TEXT_FORM = "text_form"  # JSON: ``exporter/encoders/text_form.py``
 
 # Caches are past_key_values.N.key and .value, and present.N.key and .value.

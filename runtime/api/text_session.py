@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from ...contract import ATTENTION_MASK, INPUT_IDS, POSITION_IDS, TOKEN_TYPE_IDS
+from ...contract import ATTENTION_MASK, INPUT_IDS, POSITION_IDS, TEXT_REDUCTIONS, TOKEN_TYPE_IDS
 from ...graph_opt.lower.paged_kv import AHEAD, BEGINS, KEYS, PAST, TABLE, VALUES
 from ...providers import get_provider, has_argument
 from ...providers.base import Provider, RunnerConfig
@@ -127,6 +128,9 @@ class JoinedTexts(TextSession):
         self._cache = shapes[KEYS][1:]
         self._block = self._cache[1]
         self._names = frozenset(shapes)
+        stated = json.loads(self.metadata.get(TEXT_REDUCTIONS, "{}"))
+        self._reduced = {name: np.maximum if kind == "max" else np.add for name, kind in stated.items()}
+        self.ranks |= dict.fromkeys(self._reduced, 2)
 
     def batches(self, lengths: Sequence[int]) -> list[list[int]]:
         """Return the places of texts of each run, in order, as many as there is room for."""
@@ -161,9 +165,13 @@ class JoinedTexts(TextSession):
         feed |= {name: np.empty((blocks.sum(), *self._cache), np.uint8) for name in (KEYS, VALUES)}
         feed = {name: array for name, array in feed.items() if name in self._names}
         arrays = self._session.run(list(outputs), feed)
-        return [
-            array[0] if self.ranks[name] > 2 else array for name, array in zip(outputs, arrays, strict=True)
-        ]
+        results = []
+        for name, array in zip(outputs, arrays, strict=True):
+            if name in self._reduced:
+                results.append(self._reduced[name].reduceat(array[0], begins[:-1], axis=0))
+            else:
+                results.append(array[0] if self.ranks[name] > 2 else array)
+        return results
 
 
 class PaddedTexts(TextSession):
