@@ -48,6 +48,7 @@ def _summary(facts: dict[str, Any]) -> list[tuple[str, str]]:
     operators = ", ".join(f"{op} {count}" for op, count in facts["operators"].items())
     rows.append(("operators", f"{facts['nodes']} nodes: {operators}"))
     rows += [(way, _signatures(facts[way])) for way in ("inputs", "outputs")]
+    rows.append(("texts", facts["texts"] or ""))
     if (answers := facts["answers"]) is not None:
         rows.append(("thought", " ... ".join(answers["thought"] or ())))
         rows.append(("tool call", answers["call"] or "not known"))
