@@ -159,7 +159,10 @@ def test_families_lists_what_can_be_exported() -> None:
 
 @pytest.mark.parametrize(
     ("case", "words"),
-    [("bert", "without padding"), ("deberta-v2", "padded: attention encoder.layer.0/Attention: its mask depends on more")],
+    [
+        ("bert", "without padding"),
+        ("deberta-v2", "padded: attention encoder.layer.0/Attention: its mask depends on more"),
+    ],
 )
 def test_an_encoder_says_whether_its_texts_are_padded(tmp_path: Path, case: str, words: str) -> None:
     if not get_provider("cpu").lowers_texts():
