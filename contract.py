@@ -46,6 +46,8 @@ TOP_LOGITS, TOP_TOKEN_IDS, LOGSUMEXP = "top_logits", "top_token_ids", "logsumexp
 DRAW, DRAWN, DRAWN_BEFORE, TOKEN_SOURCES = "draw", "drawn_tokens", "drawn_before", "token_sources"
 DRAW_COLUMNS = ("inverse_temperature", "top_k", "top_p", "min_p", "uniform")
 
+PRODUCER = "carryall"  # of a graph in the contract's form
+
 # Keys of a model's metadata.
 CONTEXT_LENGTH = "context_length"
 SLIDING_WINDOWS = "sliding_windows"
@@ -58,6 +60,7 @@ SEEN_EMBEDDING = "image_embedding"  # the value whose rows pictures replace; wit
 IMAGE_PAD = "image_pad_token"  # the token that further tables look up in place of those of pictures
 AHEAD_WINDOWS = "image_ahead_windows"  # JSON: windows, or null, of the layers whose tokens see by IMAGE_AHEAD
 NUM_TOKENS = "num_tokens"  # number of rows of the embedding table
+TEXT_REDUCTIONS = "text_reductions"  # JSON: outputs [1, tokens, ...] to add or maximise over each text
 TEXT_FORM = "text_form"  # JSON: ``exporter/encoders/text_form.py``
 
 # Caches are past_key_values.N.key and .value, and present.N.key and .value.

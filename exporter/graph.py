@@ -9,6 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from ..contract import PRODUCER
+
 OPSET = 23  # the first opset with Attention, RotaryEmbedding and RMSNormalization
 STATES_OPSET = 27  # the first opset with LinearAttention and CausalConvWithState
 IR_VERSION = 11  # released with opset 23
@@ -96,7 +98,7 @@ class GraphWriter:
 
     def model(self) -> ir.Model:
         """Return the model."""
-        return ir.Model(self.graph, ir_version=IR_VERSION, producer_name="carryall")
+        return ir.Model(self.graph, ir_version=IR_VERSION, producer_name=PRODUCER)
 
     def _unique(self, name: str) -> str:
         unique = name

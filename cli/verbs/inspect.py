@@ -19,6 +19,7 @@ from ...exporter.package import Package
 from ...exporter.package_record import PackageRecord
 from ...exporter.signature import DecoderSignature
 from ...graph_opt.graph import graph_facts
+from ...runtime.api.load_encoder import encoder_folder, folder_of_file, model_file, prepared_encoder
 from ...runtime.models.context import optional_config, stated_lengths
 from ...runtime.models.find import find_model, side_folder
 from ...runtime.models.graphs import load_graph, model_place, stored_quantization
@@ -63,6 +64,7 @@ def _summary(facts: dict[str, Any]) -> list[tuple[str, str]]:
     operators = ", ".join(f"{op} {count}" for op, count in facts["operators"].items())
     rows.append(("operators", f"{facts['nodes']} nodes: {operators}"))
     rows += [(way, _signatures(facts[way])) for way in ("inputs", "outputs")]
+    rows.append(("texts", facts["texts"] or ""))
     if (answers := facts["answers"]) is not None:
         rows.append(("thought", " ... ".join(answers["thought"] or ())))
         rows.append(("tool call", answers["call"] or "not known"))
@@ -121,8 +123,8 @@ def command(model: str, as_json: bool) -> None:
 
     It shows the count of each operator, the weights by dtype and the largest weights, their quantization, the
     layers, heads and bytes per token of the KV cache, inputs, outputs, how the chat template writes thoughts
-    and tool calls, and file sizes. MODEL is a package, an ONNX file, or a checkpoint, which is shown as
-    exported.
+    and tool calls, and file sizes. Of an encoder it says whether the CPU runs its texts without padding, or
+    why not. MODEL is a package, an ONNX file, or a checkpoint, which is shown as exported.
 
     \b
     Examples:
@@ -159,9 +161,24 @@ def describe(name: str, model: ir.Model, package: Package | None) -> dict[str, A
         "largest": [graph_facts.describe_tensor(t) for t in graph_facts.initializers(model)[:LARGEST]],
         "inputs": [graph_facts.describe_value(value) for value in model.graph.inputs],
         "outputs": [graph_facts.describe_value(value) for value in model.graph.outputs],
+        "texts": _texts(path),
         "answers": _answers(folder),
         "files": _files(path) if path.is_dir() else {path.name: path.stat().st_size},
     }
+
+
+def _texts(path: Path) -> str | None:
+    """Return how the CPU runs the texts of an encoder, or why it pads them; None for another model."""
+    from ...providers import get_provider  # onnxruntime, and what encoders need
+    from ...runtime.api.token_batches import stated_length
+    from ...runtime.models.text_graph import text_graph
+
+    folder = encoder_folder(path if path.is_dir() else folder_of_file(path))
+    file = None if folder is None else path if path.is_file() else model_file(prepared_encoder(folder))
+    if folder is None or file is None:
+        return None
+    graph = text_graph(file, get_provider("cpu"), stated_length(folder))
+    return "without padding" if isinstance(graph, Path) else f"padded: {graph.reason}"
 
 
 def _answers(folder: Path) -> dict[str, Any] | None:

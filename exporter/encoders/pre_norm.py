@@ -10,6 +10,7 @@ import onnx_ir as ir
 from ..config import RawConfig, integer, number
 from .encoder import EncoderConfig, EncoderLayers, EncoderWriter
 
+CLIP_VECTOR = 512  # elements of a vector of CLIP, by default of transformers
 Attend = Callable[[ir.Value, ir.Value, ir.Value], ir.Value]  # of queries, keys and values
 
 

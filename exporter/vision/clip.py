@@ -12,7 +12,7 @@ import onnx_ir as ir
 from ...contract import IMAGE_STATES
 from ...errors import UnsupportedModelError
 from ..config import RawConfig, integer, mapping, with_defaults
-from ..encoders.families.clip import PROJECTION
+from ..encoders.pre_norm import CLIP_VECTOR
 from ..encoders.tower import Tower, tower_config
 from ..image_processor import CLIP_MEAN, CLIP_STD, ImageProcessor, check_processor, levels
 from ..weights import Checkpoint
@@ -84,7 +84,7 @@ def vision_model(raw: RawConfig, checkpoint: Checkpoint) -> ir.Model:
     with net.scope("vision_model"):
         x = net.merged(tower_states(net, vision, class_token=True), 1)
         x = net.layer_norm("post_layernorm", x)
-    size = integer(raw, "projection_dim", PROJECTION)
+    size = integer(raw, "projection_dim", CLIP_VECTOR)
     states = net.linear("visual_projection", x, config.hidden_size, size, bias=False)
     net.output(states, IMAGE_STATES, ir.DataType.FLOAT, ("tokens", size))
     return net.model()

@@ -24,7 +24,11 @@ _SEED = 0
 
 
 class Probe:
-    """The part of a graph that computes one value from the graph's inputs, ready to be evaluated."""
+    """The part of a graph that computes one value from the graph's inputs, ready to be evaluated.
+
+    Raises:
+        GraphError: it has operators that are not standard.
+    """
 
     def __init__(self, graph: ir.Graph, value: ir.Value) -> None:
         self.name, self.inputs = value.name, inputs_of(value)
@@ -33,7 +37,10 @@ class Probe:
         model = ir.Model(part, ir_version=11)
         from onnx.reference import ReferenceEvaluator  # slow to import
 
-        self._evaluator = ReferenceEvaluator(ir.to_proto(model))
+        try:
+            self._evaluator = ReferenceEvaluator(ir.to_proto(model))
+        except NotImplementedError as error:  # an operator that is no standard one
+            raise GraphError(f"'{self.name}' cannot be evaluated: {error}") from error
 
     @property
     def input_names(self) -> set[str]:
@@ -48,7 +55,8 @@ class Probe:
         """
         needed = {name: feed[name] for name in self.input_names}
         try:
-            return np.asarray(self._evaluator.run(None, needed)[0])  # type: ignore[index]
+            with np.errstate(all="ignore"):  # such as the logarithm of a distance of 0, which is not chosen
+                return np.asarray(self._evaluator.run(None, needed)[0])  # type: ignore[index]
         except Exception as error:
             raise GraphError(f"'{self.name}' cannot be evaluated on probe inputs: {error}") from error
 

@@ -22,6 +22,7 @@ from ..passes.fuse.head_norms import HeadNormsPass
 from ..passes.fuse.sink_attention import SeparateSinksPass, SinkAttentionPass
 from ..passes.importing.contract_names import ContractNamesPass
 from ..passes.importing.lift_attention import LiftAttentionPass
+from ..passes.importing.lift_encoder import LiftEncoderPass
 from ..passes.importing.lift_moe import LiftMoEPass
 from ..passes.importing.lift_norms import LiftNormsPass
 from ..passes.importing.lift_products import LiftProductsPass
@@ -41,6 +42,8 @@ from ..passes.normalize.norm_before_transpose import NormBeforeTransposePass
 from ..passes.normalize.raise_opset import RaiseOpsetPass
 from ..passes.normalize.simplify_shapes import SimplifyShapesPass
 from ..passes.remove_unused import RemoveUnusedNodesPass
+
+_LARGEST_WEIGHT = 1 << 30  # elements
 
 
 def canonical_passes() -> list[ir.passes.PassBase]:
@@ -89,6 +92,45 @@ def canonical_passes() -> list[ir.passes.PassBase]:
         FreeTokensPass(),
         BatchAxisPass(),
         SimplifyShapesPass(),
+        *_clean_up(),
+    ]
+
+
+def canonical_text_passes() -> list[ir.passes.PassBase]:
+    """Return the passes that bring a text encoder of another exporter to the form of carryall's, in order.
+
+    Weights that are computed from stored integers are computed once: the graph's own runtime does so too, and
+    kernels that round activations would not return its results.
+    """
+    return [
+        common.InlinePass(),
+        RaiseOpsetPass(),
+        WriteSwishPass(),
+        common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
+        common.ShapeInferencePass(),
+        LiftEncoderPass(),
+        LiftNormsPass(),
+        LiftProductsPass(),
+        FoldConstantsPass(budget=_LARGEST_WEIGHT),
+        LiftRotaryPass(),
+        LiftAttentionPass(),
+        SimplifyShapesPass(decoder=False),
+        *_clean_up(),
+        GemmToMatMulPass(),
+        HeadsAxisPass(),
+        FoldTransposesPass(),
+        SimplifyShapesPass(decoder=False),
+        SplitProjectionsPass(),
+        FuseRMSNormPass(),
+        FuseLayerNormPass(),
+        HeadNormsPass(),
+        NormBeforeTransposePass(),
+        FuseActivationPass(),
+        FuseRotaryPass(),
+        common.ShapeInferencePass(),
+        FuseAttentionPass(plain=True),
+        DropGuardsPass(),
+        SimplifyShapesPass(decoder=False),
         *_clean_up(),
     ]
 

@@ -10,7 +10,6 @@ from ...errors import ModelNotFoundError, UsageError
 from ...exporter.config import CONFIG_FILE, read_config
 from ...exporter.encoders.modules import MODULES_FILE, side_files
 from ...exporter.encoders.names import classifies_tokens, is_classifier, is_encoder
-from ...exporter.image_processor import has_processor
 from ...exporter.package import Package, fingerprint
 from ...storage.cache import cache_key, cached_folder
 from ...storage.hashes import content_key
@@ -70,6 +69,7 @@ def prepared_encoder(source: Path) -> Path:
     content = {"weights": fingerprint(source), "modules": content_key(source, side_files(source))}
 
     def build(folder: Path) -> None:
+        from ...exporter.image_processor import has_processor
         from ..models.encoder_package import export_encoder_package  # imports the library of graphs
 
         blind = not has_processor(source)

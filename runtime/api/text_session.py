@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from ...contract import ATTENTION_MASK, INPUT_IDS, POSITION_IDS, TOKEN_TYPE_IDS
+from ...contract import ATTENTION_MASK, INPUT_IDS, POSITION_IDS, TEXT_REDUCTIONS, TOKEN_TYPE_IDS
 from ...graph_opt.lower.paged_kv import AHEAD, BEGINS, KEYS, PAST, TABLE, VALUES
 from ...providers import get_provider, has_argument
 from ...providers.base import Provider, RunnerConfig
@@ -94,14 +95,17 @@ def open_texts(model: Path, providers: Providers | None, context_length: int | N
     """
     provider = own_provider(providers)
     if provider is None:
-        reason = "the providers are given as for onnxruntime"
-    else:
-        graph = text_graph(model, provider, context_length)
-        if isinstance(graph, Path):
-            return JoinedTexts(provider.session(graph, QUIET))
-        reason = graph
+        return _padded(model, "the providers are given as for onnxruntime", providers)
+    graph = text_graph(model, provider, context_length)
+    if isinstance(graph, Path):
+        return JoinedTexts(provider.session(graph, QUIET))
+    # onnxruntime runs the graphs of others as fast as it does without carryall.
+    return _padded(model, graph.reason, providers, provider.session(model, QUIET) if graph.foreign else None)
+
+
+def _padded(model: Path, reason: str, providers: Providers | None, session: Any = None) -> PaddedTexts:
     _log.info("%s runs on padded texts: %s", model, reason)
-    return PaddedTexts(model, providers, reason)
+    return PaddedTexts(model, providers, reason, session)
 
 
 def own_provider(providers: Providers | None) -> Provider | None:
@@ -124,6 +128,9 @@ class JoinedTexts(TextSession):
         self._cache = shapes[KEYS][1:]
         self._block = self._cache[1]
         self._names = frozenset(shapes)
+        stated = json.loads(self.metadata.get(TEXT_REDUCTIONS, "{}"))
+        self._reduced = {name: np.maximum if kind == "max" else np.add for name, kind in stated.items()}
+        self.ranks |= dict.fromkeys(self._reduced, 2)
 
     def batches(self, lengths: Sequence[int]) -> list[list[int]]:
         """Return the places of texts of each run, in order, as many as there is room for."""
@@ -158,27 +165,37 @@ class JoinedTexts(TextSession):
         feed |= {name: np.empty((blocks.sum(), *self._cache), np.uint8) for name in (KEYS, VALUES)}
         feed = {name: array for name, array in feed.items() if name in self._names}
         arrays = self._session.run(list(outputs), feed)
-        return [
-            array[0] if self.ranks[name] > 2 else array for name, array in zip(outputs, arrays, strict=True)
-        ]
+        results = []
+        for name, array in zip(outputs, arrays, strict=True):
+            if name in self._reduced:
+                results.append(self._reduced[name].reduceat(array[0], begins[:-1], axis=0))
+            else:
+                results.append(array[0] if self.ranks[name] > 2 else array)
+        return results
 
 
 class PaddedTexts(TextSession):
     """A graph over [texts, tokens], padded on the right."""
 
-    def __init__(self, model: Path, providers: Providers | None, reason: str) -> None:
-        import onnxruntime
+    def __init__(self, model: Path, providers: Providers | None, reason: str, session: Any = None) -> None:
+        super().__init__(*self._opened(model, providers, session), reason)
 
-        from .session import InferenceSession  # imports the library of graphs
+    @staticmethod
+    def _opened(model: Path, providers: Providers | None, session: Any) -> tuple[Any, Mapping[str, str]]:
+        """Return the session, by default an optimized one, and the type of each input."""
+        if session is None:
+            import onnxruntime
 
-        options = onnxruntime.SessionOptions()
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        session = InferenceSession(model, sess_options=options, providers=providers)
+            from .session import InferenceSession  # imports the library of graphs
+
+            options = onnxruntime.SessionOptions()
+            options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+            session = InferenceSession(model, sess_options=options, providers=providers)
         inputs = {
             value.name: "int32" if value.type == "tensor(int32)" else "int64"
             for value in session.get_inputs()
         }
-        super().__init__(session, inputs, reason)
+        return session, inputs
 
     def batches(self, lengths: Sequence[int]) -> list[list[int]]:
         """Return the places of texts in runs of similar length, so that there is little padding."""

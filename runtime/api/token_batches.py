@@ -95,8 +95,8 @@ class TokenBatches:
                 f"{' or '.join(MODEL_FILES)}, and {TOKENIZER_FILE}; {_OF_DECODERS}"
             )
         self.path = file
-        stated = max_tokens or read_optional_json(folder / LENGTH_FILE).get("max_seq_length")
-        self.session = open_texts(self.path, providers, None if stated is None else int(stated))
+        stated = max_tokens or stated_length(folder)
+        self.session = open_texts(self.path, providers, stated)
         self._check_inputs()
         self.form = read_text_form(self.session.metadata)
         lower = read_optional_json(folder / LENGTH_FILE).get("do_lower_case", False)
@@ -267,6 +267,12 @@ class TokenBatches:
             raise UnsupportedModelError(
                 f"{self.path}: an encoder has some of the inputs {_INPUTS}, not {tuple(names)}"
             )
+
+
+def stated_length(folder: Path) -> int | None:
+    """Return the tokens of the longest text that the files of sentence-transformers state."""
+    stated = read_optional_json(folder / LENGTH_FILE).get("max_seq_length")
+    return None if stated is None else int(stated)
 
 
 def _length_of_tokenizer(folder: Path) -> int | None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from ...contract import CONTEXT_LENGTH
+from ...contract import CONTEXT_LENGTH, PRODUCER
 from ...errors import UnsupportedAttentionError
 from ...exporter.package import MODEL_FILE
 from ...providers.base import Provider
@@ -12,10 +14,18 @@ from ...storage.cache import cache_key, cached_folder, intact_folder
 from ...storage.hashes import content_key
 from ..process.garbage import collector_paused
 
-_REASON = "padded.txt"  # why a graph keeps its form
+_REASON = "padded.json"  # why a graph keeps its form
 
 
-def text_graph(model: Path, provider: Provider, context_length: int | None) -> Path | str:
+@dataclass(frozen=True, slots=True)
+class Unlowered:
+    """Why a graph keeps its form, and whether another exporter wrote it."""
+
+    reason: str
+    foreign: bool = False
+
+
+def text_graph(model: Path, provider: Provider, context_length: int | None) -> Path | Unlowered:
     """Return the graph that ``provider.text_passes`` write for an encoder, or why it keeps its form.
 
     Args:
@@ -28,7 +38,7 @@ def text_graph(model: Path, provider: Provider, context_length: int | None) -> P
         OSError: a file cannot be read or written.
     """
     if not provider.lowers_texts():
-        return f"the provider {provider.name} has no kernels for texts without padding"
+        return Unlowered(f"the provider {provider.name} has no kernels for texts without padding")
     names = [
         each.name for each in model.parent.iterdir() if each.name.startswith(model.name) and each.is_file()
     ]
@@ -43,20 +53,23 @@ def text_graph(model: Path, provider: Provider, context_length: int | None) -> P
 
         folder = cached_folder("lowered", key, build, {"model": str(model), "provider": provider.name})
     lowered = folder / MODEL_FILE
-    return lowered if lowered.is_file() else (folder / _REASON).read_text(encoding="utf-8")
+    return lowered if lowered.is_file() else Unlowered(**json.loads((folder / _REASON).read_text("utf-8")))
 
 
 def _build(model: Path, target: Path, provider: Provider, context_length: int | None) -> None:
     from ...graph_opt.graph.load import load_model  # the library of graphs, which a lowered one does not need
     from ...graph_opt.graph.saving import save_model
+    from ...graph_opt.pipeline.canonical import canonical_text_passes
     from ...graph_opt.pipeline.pipeline import run
 
     graph = load_model(model)
+    imports = [] if graph.producer_name == PRODUCER else canonical_text_passes()
     if context_length is not None:
         graph.metadata_props[CONTEXT_LENGTH] = str(context_length)
     try:
-        lowered, _ = run(graph, provider.text_passes())
+        lowered, _ = run(graph, [*imports, *provider.text_passes()])
     except UnsupportedAttentionError as error:
-        (target / _REASON).write_text(str(error), encoding="utf-8")
+        found = Unlowered(str(error), bool(imports))
+        (target / _REASON).write_text(json.dumps(asdict(found)), encoding="utf-8")
         return
     save_model(lowered, target / MODEL_FILE)

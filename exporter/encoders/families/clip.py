@@ -10,12 +10,11 @@ from ....errors import UnsupportedModelError
 from ...config import RawConfig, integer, mapping, with_defaults
 from ...weights import Checkpoint
 from ..encoder import EncoderConfig, EncoderWriter
-from ..pre_norm import text_config, text_states
+from ..pre_norm import CLIP_VECTOR, text_config, text_states
 from ..text_form import TextForm
 
 BASE = ""
 UNUSED = ("vision_model.", "visual_projection.", "logit_scale", "position_ids")
-PROJECTION = 512  # elements of a vector
 _TEXT: RawConfig = {
     "vocab_size": 49_408,
     "hidden_size": 512,
@@ -32,7 +31,7 @@ _OLD_END = 2  # in files of before transformers 4.32; the token with the highest
 
 def config(raw: RawConfig, labels: int) -> EncoderConfig:
     """Normalise config.json."""
-    size = integer(raw, "projection_dim", PROJECTION)
+    size = integer(raw, "projection_dim", CLIP_VECTOR)
     return text_config(raw, _text(raw), labels, size, causal=True)
 
 

@@ -8,6 +8,7 @@ graph in which something else mixes tokens is refused and keeps its form.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -15,7 +16,14 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from ....contract import ATTENTION_MASK, CONTEXT_LENGTH, INPUT_IDS, POSITION_IDS, TOKEN_TYPE_IDS
+from ....contract import (
+    ATTENTION_MASK,
+    CONTEXT_LENGTH,
+    INPUT_IDS,
+    POSITION_IDS,
+    TEXT_REDUCTIONS,
+    TOKEN_TYPE_IDS,
+)
 from ....errors import GraphError, UnsupportedAttentionError
 from ...analysis.decoder_inputs import find_input
 from ...analysis.known_masks import integers_upstream
@@ -43,6 +51,7 @@ _CACHE = "float32"
 _HIDDEN = -1e4  # a mask entry at or below this hides its key
 _SHORT, _LONGEST = 64, 2048  # tokens of a mask that is evaluated
 _SHAPE = (1, "tokens")
+_TEXT_INPUTS = (INPUT_IDS, ATTENTION_MASK, TOKEN_TYPE_IDS)
 _BY_TOKEN = frozenset(
     {"Abs", "Add", "Ceil", "Clip", "ConstantOfShape", "Cos", "Div", "Elu", "Equal", "Erf"}
     | {"Exp", "Expand", "Floor", "Gelu", "Greater", "GreaterOrEqual", "HardSwish", "Identity"}
@@ -56,6 +65,8 @@ _OF_SIZES = frozenset(
     {"Abs", "Add", "Cast", "Concat", "Div", "Identity", "Max", "Min", "Mod", "Mul", "Neg", "Reshape"}
     | {"Squeeze", "Sub", "Unsqueeze", "Where"}
 )
+# Reductions over the tokens of a text: what they begin with, and the name of the operation.
+_REDUCTIONS = {"ReduceSum": (0.0, "add"), "ReduceMax": (float(np.finfo(np.float32).min), "max")}
 _INTEGERS = frozenset({ir.DataType.INT32, ir.DataType.INT64, ir.DataType.BOOL})
 
 
@@ -73,15 +84,19 @@ class TextRowsPass(GraphPass):
         self._tables: dict[ir.Value, ir.Value] = {}
         self._made: set[ir.Node] = set()
         self._biases: list[tuple[Floats, ir.Value]] = []
+        self._reductions: dict[str, str] = {}
+        self._row: dict[str, ir.Value] = {}  # inputs that describe the texts
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Rewrite ``model``, whose metadata says how long a text may be."""
         self._length = int(model.metadata_props.get(CONTEXT_LENGTH, 0))
-        self._tables, self._made, self._biases = {}, set(), []
+        self._tables, self._made, self._biases, self._reductions = {}, set(), [], {}
         result = super().call(model)
         RemoveUnusedNodesPass().call(model)
         _replace_mask(model.graph)
         self._check(model.graph)
+        if self._reductions:
+            model.metadata_props[TEXT_REDUCTIONS] = json.dumps(self._reductions)
         return result
 
     def rewrite(self, graph: ir.Graph) -> None:
@@ -90,8 +105,15 @@ class TextRowsPass(GraphPass):
         if not attentions or find_input(graph, INPUT_IDS) is None:
             raise UnsupportedAttentionError("the graph has no attention as one operator")
         masks = _meanings(graph, attentions)
+        reductions = [
+            (node, x)
+            for kind in _REDUCTIONS
+            for node in nodes_of(graph, kind)
+            if (x := _reduced_tokens(graph, node)) is not None
+        ]
         self._replace_positions(graph)
         inputs = _row_inputs(graph, attentions[0])
+        self._row.update(inputs)
         for node, mask in zip(attentions, masks, strict=True):
             self._replace_attention(graph, node, mask, inputs)
             self.fired += 1
@@ -100,6 +122,8 @@ class TextRowsPass(GraphPass):
         for node in list(nodes_of(graph, "Gather")):
             if int_attribute(node, "axis", 0) == 1 and _is_zero(node.inputs[1]):
                 self._replace_first(graph, node, inputs[BEGINS])
+        for node, x in reductions:
+            self._replace_reduction(graph, node, x)
         for value in graph.outputs:
             if value.shape is not None and len(value.shape) > 2:
                 value.shape = ir.Shape([*_SHAPE, *list(value.shape)[2:]])
@@ -115,17 +139,29 @@ class TextRowsPass(GraphPass):
     def _replace_positions(self, graph: ir.Graph) -> None:
         """Make an input of the values that count the tokens of a text from 0 on."""
         positions = ir.val(POSITION_IDS, ir.DataType.INT64, _SHAPE)
-        counting = [
-            (node, rank)
+        known = [
+            (node, found)
             for node in graph
-            if node.op_type in ("Expand", "Range", "Slice") and (rank := _count_rank(graph, node.outputs[0]))
+            if node.op_type in ("Expand", "Range", "Slice")
+            and (found := _by_length(graph, node.outputs[0], self._length))
         ]
-        for node, rank in counting:
+        for node, (rank, number) in known:
+            if number is not None:
+                self._replace_number(graph, node, rank, number)
+                continue
             zero = shared_constant(graph, "axis_0", np.array([0], np.int64))
             new = self._insert(node, "Squeeze", [positions, zero]) if rank == 1 else positions
             for use in list(node.outputs[0].uses()):
                 use.node.replace_input_with(use.idx, new)
         graph.inputs.append(positions)
+        self._row = {POSITION_IDS: positions}
+
+    def _replace_number(self, graph: ir.Graph, node: ir.Node, rank: int, number: int) -> None:
+        """Make a value of any length that holds one number, such as the type of all tokens, a constant."""
+        one = shared_constant(graph, f"number_{number}_{rank}", np.full((1,) * rank, number, np.int64))
+        for use in list(node.outputs[0].uses()):
+            if use.node.op_type not in ("Shape", "Size"):
+                use.node.replace_input_with(use.idx, one)
 
     def _replace_attention(
         self, graph: ir.Graph, node: ir.Node, mask: TextMask, inputs: dict[str, ir.Value]
@@ -227,7 +263,7 @@ class TextRowsPass(GraphPass):
         before = self._insert(after, "Sub", [node.outputs[0], x])
         own = self._insert(after, "Gather", [before, first], axis=1)
         counted = self._insert(after, "Sub", [node.outputs[0], own])
-        counted.shape = ir.Shape(_SHAPE)
+        counted.type, counted.shape = node.outputs[0].type or x.type, ir.Shape(_SHAPE)
         for use in uses:
             use.node.replace_input_with(use.idx, counted)
         self._made.add(node)
@@ -244,6 +280,53 @@ class TextRowsPass(GraphPass):
         first = self._insert(node, "Gather", [rows, firsts], axis=0)
         replace(node.outputs[0], first)
         remove_unused(graph, node)
+
+    def _replace_reduction(self, graph: ir.Graph, node: ir.Node, x: ir.Value) -> None:
+        """Reduce the tokens of each text, [texts, ...] of [1, tokens, ...].
+
+        Each token is added to, or compared with, the row of its text: the number of first tokens up to it.
+        ScatterElements does so one token after the other; ScatterND of onnxruntime 1.32 loses some where
+        several threads change one row. An output of the graph is reduced by who runs it, which is faster.
+        """
+        kept, output = int_attribute(node, "keepdims", 1), node.outputs[0]
+        start, operation = _REDUCTIONS[node.op_type]
+        if output.is_graph_output() and not output.uses() and not kept and output.shape is not None:
+            new = self._insert(node, "Identity", [x])
+            sizes = list(output.shape)[1:]
+            name, new.type = output.name, output.type
+            graph.outputs[graph.outputs.index(output)] = new
+            remove_unused(graph, node)
+            new.name, new.shape = name, ir.Shape([*_SHAPE, *sizes])
+            self._reductions[str(name)] = operation
+            return
+        first_axis, second_axis = (
+            shared_constant(graph, f"axis_{n}", np.array([n], np.int64)) for n in (0, 1)
+        )
+        rows = self._insert(node, "Squeeze", [x, first_axis])
+        shape = self._insert(node, "Shape", [rows])
+        sizes_of_row = self._insert(node, "Shape", [rows], start=1)
+        places = self._insert(node, "Expand", [self._places(graph, node), shape])
+        shape = self._insert(node, "Concat", [self._texts(graph, node), sizes_of_row], axis=0)
+        empty = self._insert(node, "ConstantOfShape", [shape], value=ir.tensor(np.array([start], np.float32)))
+        reduced = self._insert(node, "ScatterElements", [empty, places, rows], axis=0, reduction=operation)
+        if kept:
+            reduced = self._insert(node, "Unsqueeze", [reduced, second_axis])
+        replace(output, reduced)
+        remove_unused(graph, node)
+
+    def _places(self, graph: ir.Graph, node: ir.Node) -> ir.Value:
+        """Return the number of each token's text, int64 [tokens, 1]."""
+        zero, one = (shared_constant(graph, f"number_{n}", np.array(n, np.int64)) for n in (0, 1))
+        axes = [shared_constant(graph, f"axis_{n}", np.array([n], np.int64)) for n in (0, 1)]
+        first = self._insert(node, "Equal", [self._row[POSITION_IDS], zero])
+        first = self._insert(node, "Cast", [first], to=ir.DataType.INT64)
+        count = self._insert(node, "CumSum", [self._insert(node, "Squeeze", [first, axes[0]]), zero])
+        return self._insert(node, "Unsqueeze", [self._insert(node, "Sub", [count, one]), axes[1]])
+
+    def _texts(self, graph: ir.Graph, node: ir.Node) -> ir.Value:
+        """Return the number of texts, int64 [1]."""
+        one = shared_constant(graph, "axis_1", np.array([1], np.int64))
+        return self._insert(node, "Sub", [self._insert(node, "Shape", [self._row[BEGINS]]), one])
 
     def _check(self, graph: ir.Graph) -> None:
         """Refuse a graph in which a node other than attention mixes tokens."""
@@ -297,15 +380,17 @@ def text_mask(graph: ir.Graph, mask: ir.Value) -> TextMask:
         ValueError: the mask means something else; the message goes on behind "its mask".
         GraphError: it cannot be evaluated.
     """
-    if any(value.name not in (ATTENTION_MASK, INPUT_IDS) for value in inputs_of(mask)) or _has_products(mask):
+    if any(value.name not in _TEXT_INPUTS for value in inputs_of(mask)) or _has_products(mask):
         raise ValueError("depends on more than padding and distance")
     length = max([_SHORT, *(2 * size + 8 for size in [*integers_upstream(mask), *_table_sizes(mask)])])
     if length > _LONGEST:
         raise ValueError(f"has a constant above {_LONGEST // 2}")
     real = np.arange(length) < np.array([length, length - 7, 3])[:, None]
-    values = Probe(graph, mask)(
-        {ATTENTION_MASK: real.astype(np.int64), INPUT_IDS: np.ones(real.shape, np.int64)}
-    )
+    zeros = np.zeros(real.shape, np.int64)
+    probe, given = Probe(graph, mask), {ATTENTION_MASK: real.astype(np.int64), INPUT_IDS: zeros + 1}
+    values, others = (probe({**given, TOKEN_TYPE_IDS: types}) for types in (zeros, zeros + 1))
+    if (values != others).any():
+        raise ValueError("depends on the types of tokens")
     values = np.where(values, 0.0, 2 * _HIDDEN) if values.dtype == np.bool_ else values
     values = np.broadcast_to(values, (3, values.shape[1], length, length)).astype(np.float32)
     seen = values > _HIDDEN
@@ -415,23 +500,50 @@ def _head_sizes(node: ir.Node) -> tuple[int, int, int]:
     return heads, kv_heads, size
 
 
-def _count_rank(graph: ir.Graph, value: ir.Value) -> int:
-    """Return the rank of a value that is 0, 1, ... along [sequence] or [batch, sequence]; else 0."""
+def _by_length(graph: ir.Graph, value: ir.Value, longest: int) -> tuple[int, int | None] | None:
+    """Return what a value along [sequence] or [batch, sequence] is, if only the length of texts decides it.
+
+    Args:
+        graph: the graph.
+        value: the value.
+        longest: tokens of the longest text; 0 if that is not known.
+
+    Returns:
+        Its rank, and the integer that it holds everywhere; None in place of it for one that counts 0, 1, ...
+        None if it is something else.
+    """
     sources = {str(source.name) for source in inputs_of(value)}
-    if not sources or sources - {INPUT_IDS, ATTENTION_MASK}:
-        return 0
-    rank = 0
-    for length in (5, 9):
+    if not sources or sources - set(_TEXT_INPUTS):
+        return None
+    try:
+        probe = Probe(graph, value)
+    except GraphError:
+        return None
+    rank, held = 0, list[int | None]()
+    for length in (5, 9, longest or _SHORT):
         ones = np.ones((2, length), np.int64)
         try:
-            counted = Probe(graph, value)({INPUT_IDS: ones, ATTENTION_MASK: ones})
+            found = probe(dict.fromkeys(_TEXT_INPUTS, ones))
         except GraphError:
-            return 0
-        shapes = (length,), (1, length), (2, length)
-        if counted.shape not in shapes or (counted != np.arange(length)).any():
-            return 0
-        rank = counted.ndim
-    return rank
+            return None
+        if found.shape not in ((length,), (1, length), (2, length)) or found.dtype != np.int64:
+            return None
+        counts = bool((found == np.arange(length)).all())
+        if not counts and (found != found.flat[0]).any():
+            return None
+        rank = found.ndim
+        held.append(None if counts else int(found.flat[0]))
+    return (rank, held[0]) if len(set(held)) == 1 else None
+
+
+def _reduced_tokens(graph: ir.Graph, node: ir.Node) -> ir.Value | None:
+    """Return what a reduction over the tokens of texts reads, [batch, sequence, ...]; None of another one."""
+    ids, x = find_input(graph, INPUT_IDS), node.inputs[0]
+    axes = constant(node.inputs[1]) if len(node.inputs) > 1 else None
+    if ids is None or x is None or ids.shape is None or x.shape is None or len(x.shape) < 2 or axes is None:
+        return None
+    along = not isinstance(x.shape[1], int) and x.shape[1] == ids.shape[1]
+    return x if along and axes.reshape(-1).tolist() == [1] else None
 
 
 def _is_zero(value: ir.Value | None) -> bool:

@@ -8,12 +8,15 @@ from pathlib import Path
 import onnx_ir as ir
 import pytest
 from click.testing import CliRunner
+from tiny_encoders import write_case
 
 from carryall.cli import carryall
 from carryall.cli.verbs.inspect import show
 from carryall.exporter.demo import demo_path
 from carryall.exporter.encoders.names import encoder_families
 from carryall.exporter.export import export_package, families
+from carryall.providers import get_provider
+from carryall.runtime.tasks.export import export
 
 
 @pytest.fixture(scope="module")
@@ -152,3 +155,20 @@ def test_families_lists_what_can_be_exported() -> None:
     text = CliRunner().invoke(carryall, ["families"]).stdout
     assert all(name in text for name in known)
     assert "stored [in, out]" in " ".join(text.split())
+
+
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        ("bert", "without padding"),
+        ("deberta-v2", "padded: attention encoder.layer.0/Attention: its mask depends on more"),
+    ],
+)
+def test_an_encoder_says_whether_its_texts_are_padded(tmp_path: Path, case: str, words: str) -> None:
+    if not get_provider("cpu").lowers_texts():
+        pytest.skip("needs carryall's CPU kernels")
+    export(write_case(tmp_path / "source", case), tmp_path / "package")
+    for model in (tmp_path / "package", tmp_path / "package/model.onnx"):
+        assert str(facts(str(model))["texts"]).startswith(words)
+    shown = CliRunner().invoke(carryall, ["inspect", str(tmp_path / "package")]).stdout
+    assert words.split(":")[0] in shown

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import json
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from http_serving import http_serving
+from safetensors.numpy import load_file, save_file
 from sentence_models import TEXTS, write_classifier, write_sentence_model
 from tiny_encoders import CLASSIFIER, write_tiny_encoder
 
@@ -253,6 +255,13 @@ BAD: list[tuple[str, dict[str, Any], int, str]] = [
     ("/embed", {"inputs": "x" * 99, "model": "cls"}, 400, "text 0 has 100 tokens; the model takes 38"),
     ("/embed", {"inputs": [], "model": "cls"}, 400, "'inputs' must be a string"),
     ("/embed", {"inputs": ["x"] * 10_000, "model": "cls"}, 400, "10000 texts; the maximum is 2048"),
+    ("/v1/embeddings", {"input": ["x"] * 10_000, "model": "cls"}, 400, "10000 texts; the maximum is 2048"),
+    ("/rerank", {"query": "q", "texts": ["x"] * 10_000, "model": "cls"}, 400, "10000 texts; the maximum is"),
+    ("/v1/embeddings", {"input": [], "model": "cls"}, 400, "'input' must be a string"),
+    ("/v1/embeddings", {"input": [[]], "model": "cls"}, 400, "text 0 to embed is empty"),
+    ("/v1/embeddings", {"input": ["x", []], "model": "cls"}, 400, "text 1 to embed is empty"),
+    ("/v1/embeddings", {"model": "cls"}, 400, "'input' must be a string"),
+    ("/v1/embeddings", {"input": [[5, 9999]], "model": "cls"}, 400, "token id 9999 is out of range"),
     ("/embed", {"inputs": "x", "model": "cls", "dimensions": 99}, 400, "'dimensions' is 99"),
     ("/embed", {"inputs": "x", "model": "cls", "prompt_name": "passage"}, 400, "has no prompt 'passage'"),
     ("/embed", {"inputs": "x", "model": "cls", "truncate": "yes"}, 400, "'truncate'"),
@@ -307,6 +316,55 @@ def test_bad_requests_are_refused_and_the_service_lives_on(packages: dict[str, P
             assert (await http.post("/embed", inputs="x", model="cls")).status_code == 200
             cut = await http.post("/api/embed", input="x" * 99, model="cls")  # Ollama cuts by default
             assert cut.status_code == 200
+
+    asyncio.run(scenario())
+
+
+def test_empty_texts_are_those_of_their_special_tokens(packages: dict[str, Path]) -> None:
+    """As sentence-transformers and text-embeddings-inference do; a tokenizer without any is an error."""
+    (vectors,) = answers(packages, ("/embed", {"inputs": ["", "b"], "model": "cls"}))
+    expected = carryall.TextEncoder(packages["cls"]).embed([[256], "b"])
+    np.testing.assert_allclose(vectors, expected, **CLOSE)
+
+
+def _broken_pooling(folder: Path) -> None:
+    (folder / "1_Pooling/config.json").write_text('{"pooling_mode": "median"}')
+
+
+def _other_tokenizer(folder: Path) -> None:
+    content = json.loads((folder / "tokenizer.json").read_text())
+    content["model"]["vocab"]["z"] = 302
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+
+
+def _not_numbers(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    tensors = {name: np.full_like(each, np.nan) for name, each in tensors.items()}
+    save_file(tensors, folder / "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("damage", "text", "message"),
+    [
+        (_broken_pooling, "x", "pooling by median is not supported"),
+        (_other_tokenizer, "z", "text 0 has the token 302, but the model has embeddings of 258 tokens"),
+        (_not_numbers, "x", "the model returned NaN or infinity for text 0"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*holds NaN or infinity")
+def test_a_damaged_folder_is_named_and_the_service_lives_on(
+    packages: dict[str, Path], tmp_path: Path, damage: Callable[[Path], None], text: str, message: str
+) -> None:
+    source = write_sentence_model(tmp_path / "bad", "cls")
+    damage(source)
+
+    async def scenario() -> None:
+        async with served({"bad": source, "cls": packages["cls"]}) as http:
+            for path, body in (("/embed", {"inputs": text}), ("/v1/embeddings", {"input": text})):
+                answer = await http.post(path, **body, model="bad")
+                assert answer.status_code >= 400
+                assert message in answer.text
+                assert (await http.post(path, **body, model="cls")).status_code == 200
 
     asyncio.run(scenario())
 
