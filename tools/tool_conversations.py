@@ -9,6 +9,7 @@ training.
 
 import json
 import random
+import string
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -130,20 +131,31 @@ class Function:
 
 
 class Writer:
-    """Writes conversations from a source of random numbers and a list of words."""
+    """Writes conversations.
 
-    def __init__(self, rng: random.Random, words: Sequence[str] = _TRAINED) -> None:
+    Args:
+        rng: makes all choices.
+        words: of names; None for those of training, and random letters, so that names are copied and not
+            remembered.
+    """
+
+    def __init__(self, rng: random.Random, words: Sequence[str] | None = None) -> None:
         self._rng, self._words = rng, words
 
     def name(self) -> str:
-        """An identifier of one or two words."""
-        return "_".join(self._rng.sample(self._words, self._rng.choice((1, 2))))
+        """An identifier of one word."""
+        rng = self._rng
+        if self._words is not None:
+            return rng.choice(self._words)
+        if rng.random() < 0.4:
+            return rng.choice(_TRAINED)
+        return "".join(rng.choices(string.ascii_lowercase, k=rng.randint(2, 8)))
 
     def function(self, *, right: bool) -> Function:
         """A function that does, or does not, what its docstring says."""
         rng = self._rng
         (phrase, wanted), (_, other) = rng.sample(rng.choice(_GROUPS), 2)
-        a, b = rng.choice(_PARAMETERS) if rng.random() < 0.6 else rng.sample(self._words, 2)
+        a, b = rng.choice(_PARAMETERS)
         told, wanted, other = (text.format(a=a, b=b) for text in (phrase, wanted, other))
         name, signature = self.name(), f"{a}, {b}" if "{b}" in phrase else a
         statement = f"return {wanted if right else other}"

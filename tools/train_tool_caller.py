@@ -83,12 +83,12 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--out", type=Path, required=True, help="folder to write")
-    add("--init", type=Path, default=REPOSITORY / "exporter/demo/pycoder", help="demo model to train further")
-    add("--steps", type=int, default=600, help="updates of the weights (default %(default)s)")
-    add("--window", type=int, default=512, help="tokens per training window (default %(default)s)")
-    add("--batch", type=int, default=4, help="windows per step (default %(default)s)")
-    add("--micro", type=int, default=2, help="windows per thread at a time (default %(default)s)")
-    add("--lr", type=float, default=1e-3, help="full learning rate (default %(default)s)")
+    add("--init", type=Path, default=REPOSITORY / "exporter/demo/draft", help="demo model to train further")
+    add("--steps", type=int, default=1000, help="updates of the weights (default %(default)s)")
+    add("--window", type=int, default=340, help="tokens per training window (default %(default)s)")
+    add("--batch", type=int, default=6, help="windows per step (default %(default)s)")
+    add("--micro", type=int, default=6, help="windows per thread at a time (default %(default)s)")
+    add("--lr", type=float, default=3e-3, help="full learning rate (default %(default)s)")
     add("--warmup", type=int, default=30, help="steps of the rising learning rate (default %(default)s)")
     add(
         "--decay", type=float, default=0.7, help="fraction of steps with a falling rate (default %(default)s)"

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib.metadata
-import json
 import logging
 import math
 import re
@@ -31,6 +30,7 @@ from ....errors import (
     UnsupportedTaskError,
 )
 from ....options import shown
+from ....plain_json import json_bytes
 from ...models.model_source import ModelSummary
 from ...text.infill import Infill
 from ..core.answer_parts import AnswerParts, CallDelta
@@ -243,7 +243,7 @@ async def _answer(
 
 
 def _line(document: Json) -> bytes:
-    return json.dumps(document, ensure_ascii=False).encode() + b"\n"
+    return json_bytes(document) + b"\n"
 
 
 def _frame(handler: LLMHandler) -> Json:

@@ -16,7 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from ....errors import RequestError
-from ....plain_json import plain_json
+from ....plain_json import json_bytes
 from ...process.faults import log_fault
 from .bodies import json_object
 from .errors import described, openai_error
@@ -125,7 +125,7 @@ class ResponsesSocket:
         return body
 
     async def _send(self, event: Json) -> None:
-        await self._socket.send_text(plain_json(event))
+        await self._socket.send_text(json_bytes(event).decode())
 
 
 def _error(error: Exception, code: str | None = None) -> Json:

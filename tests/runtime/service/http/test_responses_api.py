@@ -343,3 +343,20 @@ def test_unsupported_requests_are_refused(change: dict[str, Any], message: str) 
             assert message in answer.json()["error"]["message"]
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_half_a_surrogate_pair_is_echoed_as_an_escape(stream: bool) -> None:
+    """Clients that cut texts by UTF-16 units send it, and UTF-8 cannot have it."""
+
+    async def scenario() -> None:
+        async with null_llm() as llm, http_serving(llm) as served:
+            body = {"model": "toy", "input": "Hi", "max_output_tokens": 2, "stream": stream}
+            echoed = {"prompt_cache_key": "a\ud800", "metadata": {"é": "\udfff"}}
+            answer = await served.client.post("/v1/responses", content=json.dumps({**body, **echoed}))
+            assert answer.status_code == 200
+            data = [line[6:] for line in answer.text.splitlines() if line.startswith("data: {")]
+            last = json.loads(data[-1])["response"] if stream else answer.json()
+            assert {name: last[name] for name in echoed} == echoed
+
+    asyncio.run(scenario())

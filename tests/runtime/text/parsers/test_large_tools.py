@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 from mcp_servers import mcp_tools
-from own_environment import smollm2_gguf
+from own_environment import gemma3_gguf, smollm2_gguf
 from text_kit import byte_level_with
 from tokenizers import AddedToken
 
 from carryall.runtime.models.model_source import resolve_model
-from carryall.runtime.text.grammars import GrammarCompiler
+from carryall.runtime.text.grammars import GrammarCompiler, GrammarMatcher
 from carryall.runtime.text.parsers.answer_grammar import answer_frame
 from carryall.runtime.text.parsers.formats import HERMES, QWEN_XML, AnswerFormat, CallFormat, Thought
 from carryall.runtime.text.tokenizer import Tokenizer
@@ -106,18 +106,48 @@ def test_tools_of_public_servers_compile_in_a_second_with_a_real_vocabulary(
     begin = time.process_time()
     state = compiler.compile(None, answer_frame(answer, "", tools, names, parallel=True)).result()
     compiled = time.process_time() - begin
-    masks = []
-    for token in [*tokenizer.encode(text, add_special_tokens=False), *end]:
-        logits = np.zeros(tokenizer.vocab_size, np.float32)
-        begin = time.process_time()
-        state.apply(logits)
-        masks.append(time.process_time() - begin)
-        assert logits[token] == 0
-        state.observe(token)
+    masks = seconds_of_masks(tokenizer, state, text, end)
     with capsys.disabled():
         size = len(json.dumps(tools)) // 1000
-        print(
-            f"{style}: {len(tools)} tools, {size} kB: {compiled:.2f} s, masks {np.mean(masks) * 1e3:.2f} ms"
-        )
+        print(f"{style}: {len(tools)} tools, {size} kB: {compiled:.2f} s, masks {masks * 1e3:.2f} ms")
     assert compiled < 1
-    assert np.mean(masks) < 0.001
+    assert masks < 0.001
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("style", CALLS)
+def test_masks_of_262144_tokens_take_less_than_a_millisecond(
+    style: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a call of 60 tools with 100 kB of schemas, on average."""
+    tools = [tool(number) for number in range(60)]
+    tokenizer = Tokenizer(resolve_model(gemma3_gguf()).folder)
+    end = tokenizer.encode("<end_of_turn>", add_special_tokens=False)
+    compiler = GrammarCompiler(tokenizer, end, tokenizer.vocab_size)
+    form, text = CALLS[style]
+    names = [each["function"]["name"] for each in tools]
+    frame = answer_frame(AnswerFormat("test", None, form), "", tools, names, parallel=True)
+    masks = seconds_of_masks(tokenizer, compiler.compile(None, frame).result(), text, end)
+    with capsys.disabled():
+        print(f"{style}: {tokenizer.vocab_size} tokens, masks {masks * 1e3:.2f} ms")
+    assert masks < 0.001
+
+
+def seconds_of_masks(tokenizer: Tokenizer, state: GrammarMatcher, text: str, end: list[int]) -> float:
+    """The processor time of a mask that is applied, the mean over a text that the grammar allows.
+
+    Each mask counts with the least time of 3 passes, since a busy machine makes some of them slower. The
+    threads that fill masks count, other processes do not.
+    """
+    passes: list[list[float]] = []
+    for _ in range(3):
+        passes.append([])
+        copied = state.copy()
+        for token in [*tokenizer.encode(text, add_special_tokens=False), *end]:
+            logits = np.full(tokenizer.vocab_size, 0.5, np.float32)
+            begin = time.process_time()
+            copied.apply(logits)
+            passes[-1].append(time.process_time() - begin)
+            assert logits[token] == 0.5
+            copied.observe(token)
+    return float(np.mean(np.min(passes, axis=0)))
