@@ -128,7 +128,7 @@ _COUNTS = re.compile(r".*(count|count_kv|length|window|rank|size|kernel|cache)")
 
 
 def check_types(metadata: Metadata, prefix: str) -> None:
-    """Check that the values of an architecture's keys that are read are numbers, and that counts are integers.
+    """Check that values of an architecture's keys that are read are numbers, and that counts are integers.
 
     Raises:
         CheckpointError: one is not.
