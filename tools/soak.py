@@ -1,9 +1,11 @@
 """Load a service for a long time, and check that memory, threads and open files stay flat.
 
     python tools/soak.py --minutes 30 [--model demo] [--streams 16]
+    python tools/soak.py --models FOLDER --model A,B [--embedder C] [--seeing D] --streams 200
 
-Starts ``carryall serve MODEL``, sends completions, streams, chats, invalid requests and clients that vanish,
-and prints a line of JSON every 10 s. The first fifth of the time is warm-up. Afterwards, the memory may grow
+Starts ``carryall serve``, sends requests of all APIs (OpenAI's completions, chats, responses and embeddings,
+Anthropic's messages, Ollama's, gRPC), streams, pictures, invalid requests and clients that vanish, and prints
+a line of JSON every 10 s. The first fifth of the time is warm-up. Afterwards, the memory may grow
 by ``--most-mib``, and the numbers of threads and files by 10 % and 8. The exit status is 1 if they grow more.
 """
 
@@ -11,6 +13,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import base64
+import io
 import json
 import random
 import subprocess
@@ -22,6 +26,11 @@ from typing import Any
 import httpx2
 import psutil
 
+from carryall.client.aio import AsyncClient
+from carryall.errors import CarryallError
+
+Request = dict[str, Any]
+BAD: tuple[Request, ...] = ({"top_p": 7}, {"prompt": 3}, {"model": "none"}, {"n": 10**6})
 SAMPLE_SECONDS = 10.0
 MIB = 2**20
 
@@ -38,37 +47,96 @@ class Counts:
         self.statuses[str(status)] = self.statuses.get(str(status), 0) + 1
 
 
-async def one(client: httpx2.AsyncClient, counts: Counts) -> None:
-    """Send a random request."""
-    kind = random.choice(("whole", "stream", "chat", "bad", "vanish"))
-    body: dict[str, Any] = {"prompt": "def f(", "max_tokens": random.randint(1, 48), "ignore_eos": True}
-    if kind == "chat":
-        body = {"messages": [{"role": "user", "content": "x" * random.randint(1, 500)}], "max_tokens": 8}
-    if kind == "bad":
-        body |= random.choice(({"top_p": 7}, {"prompt": 3}, {"model": "none"}, {"n": 10**6}))
-    path = "/v1/chat/completions" if kind == "chat" else "/v1/completions"
-    if kind in ("stream", "vanish"):
-        async with client.stream("POST", path, json={**body, "stream": True}) as answer:
-            async for _ in answer.aiter_bytes():
-                if kind == "vanish":
-                    break
-            counts.add("vanished" if kind == "vanish" else answer.status_code)
+@dataclass
+class Service:
+    """A server's addresses, and the models of each kind."""
+
+    url: str
+    grpc: str
+    writers: list[str]
+    embedders: list[str]
+    seeing: list[str]
+
+    def requests(self) -> dict[str, tuple[str, Request]]:
+        """A random request of each API, with its path."""
+        model, count, words = random.choice(self.writers), random.randint(1, 48), "x" * random.randint(1, 500)
+        said = [{"role": "user", "content": words}]
+        found: dict[str, tuple[str, Request]] = {
+            "completion": ("/v1/completions", {"prompt": "def f(", "max_tokens": count, "ignore_eos": True}),
+            "chat": ("/v1/chat/completions", {"messages": said, "max_tokens": 8}),
+            "response": ("/v1/responses", {"input": words, "max_output_tokens": 16, "store": False}),
+            "message": ("/v1/messages", {"messages": said, "max_tokens": 8}),
+            "ollama chat": ("/api/chat", {"messages": said, "options": {"num_predict": 8}}),
+            "ollama generate": ("/api/generate", {"prompt": words, "options": {"num_predict": 8}}),
+            "bad": ("/v1/completions", {"prompt": "x", **random.choice(BAD)}),
+        }
+        for path, body in found.values():
+            body.setdefault("model", model)
+            body["stream"] = path != "bad" and random.random() < 0.5
+        found["bad"][1]["stream"] = False
+        if self.embedders:
+            body = {"input": [words, "b"], "model": random.choice(self.embedders)}
+            found["embedding"] = ("/v1/embeddings", body)
+        if self.seeing:
+            parts = [{"type": "image_url", "image_url": {"url": picture()}}, {"type": "text", "text": "what"}]
+            body = {"messages": [{"role": "user", "content": parts}], "max_tokens": 8}
+            found["picture"] = ("/v1/chat/completions", {**body, "model": random.choice(self.seeing)})
+        return found
+
+
+def picture() -> str:
+    """A random picture as the URL of its bytes."""
+    from PIL import Image
+
+    held = io.BytesIO()
+    size = random.choice((24, 40, 64)), random.choice((24, 40))
+    Image.frombytes("RGB", size, random.randbytes(size[0] * size[1] * 3)).save(held, "PNG")
+    return "data:image/png;base64," + base64.b64encode(held.getvalue()).decode()
+
+
+async def one(client: httpx2.AsyncClient, remote: AsyncClient, service: Service, counts: Counts) -> None:
+    """Send a random request; one in six clients vanishes in the middle of a stream."""
+    requests = service.requests()
+    name = random.choice([*requests, "grpc"])
+    if name == "grpc":
+        stream = remote.stream(
+            "def f(", model=random.choice(service.writers), max_tokens=random.randint(1, 48)
+        )
+        async for _ in stream:
+            if random.random() < 0.02:
+                break
+        await stream.aclose()
+        counts.add("grpc")
         return
-    counts.add((await client.post(path, json=body)).status_code)
+    path, body = requests[name]
+    if not body.get("stream"):
+        counts.add((await client.post(path, json=body)).status_code)
+        return
+    vanishes = random.random() < 1 / 6
+    async with client.stream("POST", path, json=body) as answer:
+        async for _ in answer.aiter_bytes():
+            if vanishes:
+                break
+        counts.add("vanished" if vanishes else answer.status_code)
 
 
-async def load(url: str, until: float, counts: Counts) -> None:
+async def load(service: Service, until: float, counts: Counts) -> None:
     """Send requests one after the other, with new connections from time to time."""
     while time.monotonic() < until:
-        async with httpx2.AsyncClient(base_url=url, timeout=120) as client:
+        async with (
+            httpx2.AsyncClient(base_url=service.url, timeout=600) as client,
+            AsyncClient(service.grpc) as remote,
+        ):
             for _ in range(50):
                 if time.monotonic() >= until:
                     return
                 try:
-                    await one(client, counts)
+                    await one(client, remote, service, counts)
                 except httpx2.TransportError as error:  # such as a connection that both sides end at once
                     counts.add(type(error).__name__)
                     break
+                except CarryallError as error:
+                    counts.add(f"grpc {type(error).__name__}")
 
 
 async def sample(process: psutil.Process, until: float, counts: Counts) -> None:
@@ -110,10 +178,12 @@ def faults(samples: list[dict[str, float]], most_mib: float) -> list[str]:
     return found
 
 
-async def soak(url: str, process: psutil.Process, minutes: float, streams: int) -> Counts:
+async def soak(service: Service, process: psutil.Process, minutes: float, streams: int) -> Counts:
     """Load the service, and return what was counted."""
     counts, until = Counts(), time.monotonic() + 60 * minutes
-    await asyncio.gather(sample(process, until, counts), *[load(url, until, counts) for _ in range(streams)])
+    await asyncio.gather(
+        sample(process, until, counts), *[load(service, until, counts) for _ in range(streams)]
+    )
     return counts
 
 
@@ -123,17 +193,23 @@ def main(arguments: list[str]) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--minutes", type=float, default=30)
-    parser.add_argument("--model", default="demo")
+    parser.add_argument("--model", default="demo", help="the model, or names of models of the folder")
+    parser.add_argument("--models", help="a folder of models to serve")
+    parser.add_argument("--embedder", default="", help="names of models of texts")
+    parser.add_argument("--seeing", default="", help="names of models that take pictures")
     parser.add_argument("--streams", type=int, default=16)
     parser.add_argument("--most-mib", type=float, default=32)
     given = parser.parse_args(arguments)
-    command = [sys.executable, "-m", "carryall", "serve", given.model, "--json"]
-    command += ["--http-port", "0", "--grpc-port", "none"]
+    served = ["--models", given.models] if given.models else [given.model]
+    command = [sys.executable, "-m", "carryall", "serve", *served, "--json"]
+    command += ["--http-port", "0", "--grpc-port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
-            ready = process.stdout.readline() if process.stdout else "{}"
-            url = f"http://{json.loads(ready)['http']}"
-            counts = asyncio.run(soak(url, psutil.Process(process.pid), given.minutes, given.streams))
+            ready = json.loads(process.stdout.readline() if process.stdout else "{}")
+            names = (given.model, given.embedder, given.seeing)
+            kinds = [[name for name in part.split(",") if name] for part in names]
+            service = Service(f"http://{ready['http']}", ready["grpc"], *kinds)
+            counts = asyncio.run(soak(service, psutil.Process(process.pid), given.minutes, given.streams))
             wrong = faults(counts.samples, given.most_mib) + wrong_answers(counts.statuses)
         finally:
             process.terminate()

@@ -124,9 +124,11 @@ _LISTS = (
 )
 _FLAGS = ("attention.recurrent_layers", "rope.dimension_sections", "attention.sliding_window_pattern")
 
+_COUNTS = re.compile(r".*(count|count_kv|length|window|rank|size|kernel|cache)")
+
 
 def check_types(metadata: Metadata, prefix: str) -> None:
-    """Check that the values of an architecture's keys that are read are numbers.
+    """Check that values of an architecture's keys that are read are numbers, and that counts are integers.
 
     Raises:
         CheckpointError: one is not.
@@ -135,14 +137,14 @@ def check_types(metadata: Metadata, prefix: str) -> None:
         family, _, name = key.partition(".")
         if family != prefix or name in _NEUTRAL or name in _NO_EFFECT or name in _FLAGS:
             continue
+        whole = _COUNTS.fullmatch(name) is not None
+        values = value if isinstance(value, list) and name in _LISTS else [value]
         if name in _TEXTS:
-            fits = isinstance(value, str)
-        elif isinstance(value, list) and name in _LISTS:
-            fits = all(isinstance(each, int) and not isinstance(each, bool) for each in value)
+            fits, kind = isinstance(value, str), "text"
         else:
-            fits = isinstance(value, int | float) and not isinstance(value, bool)
+            kinds, kind = (int, "integer") if whole else (int | float, "number")
+            fits = all(isinstance(each, kinds) and not isinstance(each, bool) for each in values)
         if not fits:
-            kind = "text" if name in _TEXTS else "number"
             raise CheckpointError(f"the GGUF file's '{key}' is {_shown(value)}, no {kind}")
 
 

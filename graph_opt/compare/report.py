@@ -49,7 +49,7 @@ class VerifyReport:
         inputs: description of the inputs, one line per run.
         notes: limits of the comparison.
         exact: the comparison of the candidate with its products in float32; None if it does not round them to
-            int8, or if the caller set a limit.
+            int8, if the caller set a limit, or if a graph of dynamic quantization passed without.
         simulated: the effect of rounding alone: the tokens of the candidate with simulated rounding. None if
             the candidate is within ``max_kl``, or ``exact`` is None or failed.
     """
@@ -204,7 +204,7 @@ def _remarks(name: str, result: OutputResult) -> list[str]:
     if result.rounding is not None and result.reason is None:
         remarks.append(
             f"a relative error of {result.rounding:.2g} is allowed: it is within 10 times the measured "
-            "rounding error of the reference"
+            "rounding error of the reference, or within what its dynamic quantization alone changes"
         )
     if result.kind == "exact" and result.mismatches and result.reason is None:
         remarks.append(

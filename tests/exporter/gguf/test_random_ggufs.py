@@ -100,9 +100,10 @@ def test_kept_files_give_the_logits_of_llama_cpp(kept: Path, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("metadata", "named"),
     [
-        ({"rope.dimension_count": [1, 0]}, r"'llama\.rope\.dimension_count' is \[1, 0\], no number"),
+        ({"rope.dimension_count": [1, 0]}, r"'llama\.rope\.dimension_count' is \[1, 0\], no integer"),
         ({"rope.freq_base": "none"}, r"'llama\.rope\.freq_base' is 'none', no number"),
-        ({"attention.head_count": True}, r"'llama\.attention\.head_count' is True, no number"),
+        ({"attention.head_count": True}, r"'llama\.attention\.head_count' is True, no integer"),
+        ({"block_count": 2.0}, r"'llama\.block_count' is 2\.0, no integer"),
         ({"rope.scaling.type": 2}, r"'llama\.rope\.scaling\.type' is 2, no text"),
     ],
 )

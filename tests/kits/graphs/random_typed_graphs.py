@@ -67,7 +67,7 @@ class RandomSampler:
         name = self.name()
         self.contents[name] = array
         if self.chance(0.4):
-            self.nodes.append(_node("Constant", (), [name], {"value": ir.tensor(array)}))
+            self.nodes.append(make_node("Constant", (), [name], {"value": ir.tensor(array)}))
         else:
             self.constants[name] = array
             if self.chance(0.1):
@@ -80,7 +80,7 @@ class RandomSampler:
     def add(self, op: str, *operands: str, outputs: int = 1, **attributes: Any) -> list[str]:
         """Add a node if it runs on the values of its operands."""
         names = [f"{self.name()}_{index}" for index in range(outputs)]
-        node = _node(op, operands, names, attributes)
+        node = make_node(op, operands, names, attributes)
         held = {name: self.contents[name] for name in operands if name}
         results = run_node(node, held, self.opset)
         if results is None:
@@ -94,9 +94,9 @@ class RandomSampler:
 
 def run_node(node: onnx.NodeProto, held: dict[str, Array], opset: int) -> list[Array] | None:
     """Run one node and return its outputs, or None if it fails or returns no tensors."""
-    typed = [_described(name, array, [None] * array.ndim) for name, array in held.items()]
+    typed = [described(name, array, [None] * array.ndim) for name, array in held.items()]
     returned = [onnx.ValueInfoProto(name=name) for name in node.output]
-    model = _model(onnx.GraphProto(name="one", node=[node], input=typed, output=returned), opset)
+    model = make_model(onnx.GraphProto(name="one", node=[node], input=typed, output=returned), opset)
     try:
         with np.errstate(all="ignore"):
             found = [np.asarray(result) for result in ReferenceEvaluator(model).run(None, held)]
@@ -106,7 +106,7 @@ def run_node(node: onnx.NodeProto, held: dict[str, Array], opset: int) -> list[A
     return found if fine else None
 
 
-def _node(
+def make_node(
     op: str, operands: Sequence[str], names: Sequence[str], attributes: dict[str, Any]
 ) -> onnx.NodeProto:
     values = [ir.val(name) if name else None for name in operands]
@@ -114,11 +114,11 @@ def _node(
     return ir.serde.serialize_node(made)
 
 
-def _described(name: str, array: Array, dims: Sequence[int | str | None]) -> onnx.ValueInfoProto:
+def described(name: str, array: Array, dims: Sequence[int | str | None]) -> onnx.ValueInfoProto:
     return ir.serde.serialize_value(ir.val(name, ir.DataType.from_numpy(array.dtype), dims))
 
 
-def _model(graph: onnx.GraphProto, opset: int) -> onnx.ModelProto:
+def make_model(graph: onnx.GraphProto, opset: int) -> onnx.ModelProto:
     imports = [onnx.OperatorSetIdProto(domain="", version=opset)]
     return onnx.ModelProto(ir_version=10, graph=graph, opset_import=imports)
 
@@ -284,12 +284,12 @@ def typed_model(seed: int) -> tuple[onnx.ModelProto, dict[str, Array]]:
         node=draw.nodes,
         input=[_info(draw, name, named=0.5) for name in draw.inputs],
         output=[_info(draw, name) for name in returned],
-        initializer=[_tensor(name, array) for name, array in draw.constants.items()],
+        initializer=[make_tensor(name, array) for name, array in draw.constants.items()],
     )
-    return _model(graph, draw.opset), draw.inputs
+    return make_model(graph, draw.opset), draw.inputs
 
 
-def _tensor(name: str, array: Array) -> onnx.TensorProto:
+def make_tensor(name: str, array: Array) -> onnx.TensorProto:
     return ir.serde.serialize_tensor(ir.tensor(array, name=name))
 
 
@@ -297,4 +297,4 @@ def _info(draw: RandomSampler, name: str, *, named: float = 1.0) -> onnx.ValueIn
     """Return the info of an input or output; an axis of size > 0 may be dynamic, named by its size."""
     array = draw.contents[name]
     dims = [f"d{size}" if size and draw.chance(named) else size for size in array.shape]
-    return _described(name, array, dims)
+    return described(name, array, dims)

@@ -1,0 +1,156 @@
+"""Random graphs over 140 operators give the source's results: as they are, and optimized for each target.
+
+The reference is onnxruntime without its optimizations. Each graph runs with them too, in carryall's session,
+and in OpenVINO. ``pytest -m slow`` draws graphs for ``CARRYALL_FUZZ_SECONDS`` / 8.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import onnx_ir as ir
+import onnxruntime as ort
+import pytest
+from fuzzing import SLOW_TESTS
+from random_operators import options, random_model
+
+from carryall.errors import GraphError
+from carryall.graph_opt.graph.load import check_model
+from carryall.graph_opt.pipeline.pipeline import run
+from carryall.graph_opt.pipeline.pipelines import model_passes
+from carryall.providers import get_provider
+from carryall.runtime.api.session import InferenceSession
+
+Arrays = list[npt.NDArray[Any]]
+Feed = dict[str, npt.NDArray[Any]]
+TARGETS = ("portable", "cpu", "openvino", "webgpu", "cuda")
+TOLERANCE, HALF = 2e-4, 2e-2  # of the largest value, which is at least 1
+VERDICTS: Counter[str] = Counter()
+
+
+def optimized(model: onnx.ModelProto, target: str) -> onnx.ModelProto:
+    """Return the graph for a target, as ``carryall optimize`` makes it."""
+    graph = ir.from_proto(onnx.ModelProto.FromString(model.SerializeToString()))
+    passes = model_passes()
+    if target != "portable":
+        provider = get_provider(target)
+        passes = model_passes(provider.model_passes(), provider.kept_products())
+    changed, _ = run(graph, passes)
+    check_model(changed, target)
+    return ir.to_proto(changed)
+
+
+def results(model: onnx.ModelProto, feed: Feed, level: str) -> Arrays:
+    content = model.SerializeToString()
+    session = ort.InferenceSession(content, options(level), providers=["CPUExecutionProvider"])
+    return [np.asarray(array) for array in session.run(None, feed)]
+
+
+def with_openvino(model: onnx.ModelProto, feed: Feed, path: Path) -> Arrays | None:
+    """Return OpenVINO's results; None if it refuses the graph."""
+    import openvino as ov
+
+    path.write_bytes(model.SerializeToString())
+    try:
+        settings = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": "1"}
+        compiled = ov.Core().compile_model(str(path), "CPU", settings)
+        names = [port.get_any_name() for port in compiled.inputs]
+        found = compiled({name: feed[name] for name in names})
+        return [np.array(found[index]) for index in range(len(model.graph.output))]
+    except Exception:  # noqa: BLE001 -- whatever its frontend raises
+        return None
+
+
+def differs(found: Arrays, expected: Arrays, tolerance: float) -> str | None:
+    """Return how results differ beyond rounding; None if they do not."""
+    for index, (left, right) in enumerate(zip(found, expected, strict=True)):
+        if (left.shape, left.dtype) != (right.shape, right.dtype):
+            return f"output {index}: {left.dtype}{left.shape} for {right.dtype}{right.shape}"
+        if right.dtype.kind != "f":
+            if not np.array_equal(left, right):
+                return f"output {index}: other values"
+            continue
+        far = np.abs(left.astype(np.float64) - right.astype(np.float64))
+        bound = tolerance * max(1.0, float(np.abs(right).max(initial=0)))
+        if not (far <= bound).all():
+            return f"output {index}: {float(far.max()):.2e}"
+    return None
+
+
+def check(seed: int, folder: Path) -> list[str]:
+    """Return what is wrong with one graph."""
+    model, feed = random_model(seed)
+    half = any(
+        attribute.name == "to" and attribute.i == onnx.TensorProto.FLOAT16
+        for node in model.graph.node
+        for attribute in node.attribute
+    )
+    tolerance, wrong = HALF if half else TOLERANCE, []
+    expected = results(model, feed, "ORT_DISABLE_ALL")
+
+    def compare(what: str, found: Arrays) -> bool:
+        VERDICTS[what] += 1
+        difference = differs(found, expected, tolerance)
+        if difference is not None:
+            wrong.append(f"{what}: {difference}")
+        return difference is None
+
+    try:
+        fused_right = differs(results(model, feed, "ORT_ENABLE_ALL"), expected, tolerance) is None
+    except Exception:  # noqa: BLE001 -- onnxruntime's own optimizations can make a graph that it refuses
+        fused_right = False
+    if not fused_right:
+        VERDICTS["onnxruntime's optimizations are wrong"] += 1
+    session = InferenceSession(model.SerializeToString(), providers=["cpu"])
+    compare("session", [np.asarray(array) for array in session.run(None, feed)])
+    peer = with_openvino(model, feed, folder / "source.onnx")
+    if peer is not None and differs(peer, expected, 10 * tolerance) is not None:
+        VERDICTS["OpenVINO is wrong about the source"] += 1
+        peer = None
+    for target in TARGETS:
+        try:
+            changed = optimized(model, target)
+        except GraphError as error:
+            VERDICTS[f"{target} refused: {str(error)[:40]}"] += 1
+            continue
+        names = [[value.name for value in part] for part in (changed.graph.input, changed.graph.output)]
+        # Before IR version 4 every weight is an input that onnxruntime does not let callers set.
+        if names != [list(feed), [value.name for value in model.graph.output]]:
+            wrong.append(f"{target}: inputs and outputs are {names}")
+            continue
+        compare(f"{target} off", results(changed, feed, "ORT_DISABLE_ALL"))
+        if fused_right:
+            compare(f"{target} on", results(changed, feed, "ORT_ENABLE_ALL"))
+        if peer is not None and target in ("portable", "openvino"):
+            found = with_openvino(changed, feed, folder / f"{target}.onnx")
+            if found is None:
+                wrong.append(f"{target} in OpenVINO: it takes the source, and not the optimized graph")
+            elif differs(found, expected, 10 * tolerance) is not None:
+                wrong.append(f"{target} in OpenVINO: {differs(found, expected, 10 * tolerance)}")
+            VERDICTS[f"{target} in OpenVINO"] += 1
+    return wrong
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(8))
+def test_some_graphs(seed: int, tmp_path: Path) -> None:
+    assert check(seed, tmp_path) == []
+
+
+@pytest.mark.slow
+def test_many_graphs(tmp_path: Path) -> None:
+    end = time.monotonic() + float(os.environ.get("CARRYALL_FUZZ_SECONDS", "600")) / SLOW_TESTS
+    seed, wrong = int(time.time()), {}
+    while time.monotonic() < end:
+        seed += 1
+        found = check(seed, tmp_path)
+        if found:
+            wrong[seed] = found
+    assert wrong == {}
