@@ -6,6 +6,7 @@ Weight names are those of the checkpoint, relative to the current scope. Experts
 from .cached_attention import attention as attention
 from .cached_attention import attention_to_owner as attention_to_owner
 from .cached_attention import attention_with_sinks as attention_with_sinks
+from .cached_attention import rotated as rotated
 from .decoders import embedding as embedding
 from .decoders import lm_head as lm_head
 from .decoders import post_norm_decoder as post_norm_decoder

@@ -8,14 +8,19 @@ from ..decoder import Decoder
 from .elementwise import scaled
 
 
-def attention(net: Decoder, layer: int, q: ir.Value, k: ir.Value, v: ir.Value) -> ir.Value:
+def attention(
+    net: Decoder, layer: int, q: ir.Value, k: ir.Value, v: ir.Value, *, rotate: bool = True
+) -> ir.Value:
     """Apply rotary embeddings to q and k if ``layer`` has them, append k and v to the cache, and attend.
+
+    With ``rotate=False`` they are rotated already.
 
     q is [batch, sequence, num_heads * head_dim]; k and v are [batch, sequence, num_kv_heads * head_dim]. The
     result has the shape of q.
     """
     c, kv_heads = net.config, net.config.key_value(layer).heads
-    q, k = _rotate(net, layer, q, c.num_heads), _rotate(net, layer, k, kv_heads)
+    if rotate:
+        q, k = rotated(net, layer, q, c.num_heads), rotated(net, layer, k, kv_heads)
     out, key, value = net.ops(
         "Attention",
         *(q, k, v, net.mask(layer), *net.past[layer]),
@@ -31,7 +36,7 @@ def attention(net: Decoder, layer: int, q: ir.Value, k: ir.Value, v: ir.Value) -
 def attention_to_owner(net: Decoder, layer: int, q: ir.Value) -> ir.Value:
     """Rotate q as ``attention`` does, and attend to the keys and values of the layer's owner."""
     heads, size = net.config.num_heads, net.config.key_value(layer).size
-    q = net.op("Reshape", _rotate(net, layer, q, heads), net.ints(0, 0, heads, size))
+    q = net.op("Reshape", rotated(net, layer, q, heads), net.ints(0, 0, heads, size))
     q = net.op("Transpose", q, perm=[0, 2, 1, 3])
     out = net.op("Attention", q, *net.present_of_owner(layer), net.mask(layer), **_scores(net))
     return net.op("Reshape", net.op("Transpose", out, perm=[0, 2, 1, 3]), net.ints(0, 0, heads * size))
@@ -46,8 +51,8 @@ def attention_with_sinks(
     """
     c = net.config
     groups, queries = c.num_kv_heads, c.num_heads // c.num_kv_heads
-    q = _by_group(net, _rotate(net, layer, q, c.num_heads), queries)
-    parts = (_rotate(net, layer, k, groups), v)
+    q = _by_group(net, rotated(net, layer, q, c.num_heads), queries)
+    parts = (rotated(net, layer, k, groups), v)
     past = net.past[layer]
     key, value = (
         net.op("Concat", old, net.op("Squeeze", _by_group(net, new, 1), net.ints(2)), axis=2)
@@ -74,7 +79,8 @@ def _scores(net: Decoder) -> dict[str, float]:
     return {"scale": net.config.attention_scale, **({} if cap is None else {"softcap": cap})}
 
 
-def _rotate(net: Decoder, layer: int, x: ir.Value, num_heads: int) -> ir.Value:
+def rotated(net: Decoder, layer: int, x: ir.Value, num_heads: int) -> ir.Value:
+    """Apply the rotary embedding of ``layer``, if it has one, to x [batch, sequence, num_heads * size]."""
     config = net.config.ropes[layer]
     if config is None:
         return x

@@ -254,6 +254,13 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "seed_oss": ("seed_oss", {}),
     "arcee": ("arcee", {}),
     "apertus": ("apertus", {}),
+    "hunyuan_v1_dense": ("hunyuan_v1_dense", {}),
+    "hunyuan_v1_dense-alpha": (
+        "hunyuan_v1_dense",
+        {
+            "rope_parameters": {"rope_type": "dynamic", "factor": 1.0, "alpha": 50.0, **_THETA},
+        },
+    ),
     "nanochat": ("nanochat", {}),
     "glm4_moe": ("glm4_moe", {}),
     "glm4_moe-plain": ("glm4_moe", {"use_qk_norm": False, "attention_bias": False}),

@@ -56,6 +56,14 @@ def _arcee(config: Mapping[str, Any]) -> Shapes:
     return decoder(config, lambda _: layer)
 
 
+def _hunyuan(config: Mapping[str, Any]) -> Shapes:
+    size = (config["head_dim"],)
+    layer = attention(config, config["attention_bias"]) | gated_mlp(config)
+    layer |= norms(config, "input", "post_attention")
+    layer |= modules(self_attn__query_layernorm=size, self_attn__key_layernorm=size)
+    return decoder(config, lambda _: layer)
+
+
 def _apertus(config: Mapping[str, Any]) -> Shapes:
     layer = attention(config) | _head_norms(config) | norms(config, "attention", "feedforward")
     layer |= _plain_mlp(config, "up_proj", "down_proj")
@@ -161,6 +169,7 @@ RELATIVES: dict[str, Layout] = {
     "seed_oss": ({**_HEADS, "attention_bias": True, "attention_out_bias": True, "mlp_bias": False}, _llama),
     "arcee": ({**_HEADS, "hidden_act": "relu2", "mlp_bias": True}, _arcee),
     "apertus": ({**_HEADS, "hidden_act": "xielu"}, _apertus),
+    "hunyuan_v1_dense": (_HEADS, _hunyuan),
     "nanochat": (
         {
             **BASE,
