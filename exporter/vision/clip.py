@@ -41,7 +41,6 @@ class Processor(ImageProcessor):
     tile: int
 
     def check(self) -> None:
-        """See ``ImageProcessor``."""
         ImageProcessor.check(self)
         self.check_tile(self.tile)
 

@@ -36,7 +36,6 @@ class Processor(ImageProcessor):
     positions: int
 
     def check(self) -> None:
-        """See ``ImageProcessor``."""
         ImageProcessor.check(self)
         self.check_sizes("most_patches", "positions")
 

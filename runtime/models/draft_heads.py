@@ -39,7 +39,6 @@ class HeadOfCheckpoint(CheckpointModel):
         return model
 
     def identity(self) -> str:
-        """See ``InPlaceModel``."""
         other = "" if self.head is None else fingerprint(self.head)
         return cache_key(draft_head=super().identity(), other=other)
 
