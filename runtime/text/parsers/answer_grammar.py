@@ -305,7 +305,7 @@ class _Lark:
                 f"<[{part}]>" if isinstance(part, int) else _quoted(part) for part in parts[first:]
             )
             return f"{self._free()} {rest}"
-        return self._lazily(text) if text[0] in text[1:] else self._in_pieces(text)
+        return self._lazily(text) if text[:1] in text[1:] else self._in_pieces(text)
 
     def _lazily(self, text: str) -> str:
         """Return the terminal of any text up to the end of the first such text."""
@@ -323,10 +323,11 @@ class _Lark:
         The first character must be in ``text`` once only: else a beginning could hide another one.
         """
         end = _quoted(text)
-        known = next((name for name, rule in self._rules.items() if rule.endswith(f")* {end}")), None)
-        if known is not None:
-            return known
-        name = f"until_{len(self._rules)}"
+        known = {rule: name for name, rule in self._rules.items() if name.startswith("pieces_")}
+        name = next((name for rule, name in known.items() if rule.endswith(f")* {end}")), "")
+        if name:
+            return name
+        name = f"pieces_{len(self._rules)}"
         begun = ""
         for character in reversed(text[1:-1]):
             begun = f"({regex_of(character)}{begun})?"
