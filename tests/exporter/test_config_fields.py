@@ -7,6 +7,10 @@ The slow test changes each field of each family's tiny configuration, and tries 
 from __future__ import annotations
 
 import json
+import os
+import random
+import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +18,7 @@ import numpy as np
 import pytest
 from config_changes import Array, changes, other_values, tokens, transformers_run
 from engines import CachedDecoder, onnxruntime
+from fuzzing import SLOW_TESTS
 from tiny_models import CONFIGS, tiny_config, write_tokenizer
 
 from carryall.errors import CarryallError
@@ -180,4 +185,42 @@ def test_every_changed_field_is_right_or_refused(model_type: str, tmp_path: Path
         fault = wrong_result(changed, tmp_path / str(index) / "checkpoint")
         if fault is not None and not deviates(model_type, change):
             wrong.append(f"{change}: {fault}")
+    assert wrong == []
+
+
+def random_config(model_type: str, draw: random.Random) -> tuple[list[str], dict[str, object]]:
+    """Return two to four changes of a family's configuration, and the changed one."""
+    import transformers
+
+    config, names = tiny_config(model_type), list[str]()
+    for _ in range(draw.randint(2, 4)):
+        try:
+            made = transformers.AutoConfig.for_model(**json.loads(json.dumps(config)))
+        except Exception:  # noqa: BLE001 -- what transformers raises for configurations that it refuses
+            break
+        change, changed = draw.choice(list(changes(config, {**made.to_dict(), **config})))
+        if not deviates(model_type, change):
+            names.append(change)
+            config = changed
+    return names, config
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_random_changes_of_several_fields_are_right_or_refused(tmp_path: Path) -> None:
+    """Draws configurations of all families for ``CARRYALL_FUZZ_SECONDS`` / 8."""
+    pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    known = transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    families = [model_type for model_type in CONFIGS if model_type in known]
+    end = time.monotonic() + float(os.environ.get("CARRYALL_FUZZ_SECONDS", "600")) / SLOW_TESTS
+    wrong, seed = [], int(time.time())
+    while time.monotonic() < end:
+        seed += 1
+        model_type = families[seed % len(families)]
+        names, config = random_config(model_type, random.Random(seed))
+        fault = wrong_result(config, tmp_path / str(seed) / "checkpoint")
+        if fault is not None:
+            wrong.append(f"{model_type} {names}: {fault}")
+        shutil.rmtree(tmp_path / str(seed), ignore_errors=True)
     assert wrong == []

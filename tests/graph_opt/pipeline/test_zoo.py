@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import onnx
 import onnxruntime
 import pytest
@@ -18,6 +19,7 @@ from carryall.graph_opt.pipeline.kind import not_generating
 from carryall.runtime.api.session import InferenceSession
 
 pytestmark = pytest.mark.slow
+Array = npt.NDArray[Any]
 _ENTRY_BYTES = 100  # bytes of a node or a weight in addition to its content: names, shapes, location
 _FIXED_BYTES = 2000
 
@@ -69,8 +71,64 @@ def test_it_is_equal_and_no_larger(model: ZooModel, target: str, tmp_path: Path)
         if isinstance(expected, list):  # of maps
             assert found == expected
             continue
-        assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
-        largest = float(
-            np.abs(expected, where=np.isfinite(expected), out=np.zeros_like(expected)).max(initial=0)
-        )
-        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=max(largest, 1e-6) * model.tolerance)
+        assert_close(found, expected, model.tolerance)
+
+
+def assert_close(found: Array, expected: Array, tolerance: float) -> None:
+    assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
+    largest = float(np.abs(expected, where=np.isfinite(expected), out=np.zeros_like(expected)).max(initial=0))
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=max(largest, 1e-6) * tolerance)
+
+
+def as_written(path: Path, feed: dict[str, Any]) -> list[Any]:
+    """Return the results of onnxruntime without its optimizations."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    found: list[Any] = session.run(None, feed)
+    return found
+
+
+def with_openvino(path: Path, feed: dict[str, Any]) -> list[Array]:
+    """Return the results of OpenVINO's CPU plugin with its transformations.
+
+    Raises:
+        RuntimeError: it refuses the graph.
+    """
+    import openvino as ov
+
+    compiled = ov.Core().compile_model(str(path), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    found = compiled({port.get_any_name(): feed[port.get_any_name()] for port in compiled.inputs})
+    return [np.array(found[index]) for index in range(len(compiled.outputs))]
+
+
+def test_a_session_gives_the_results_of_the_graph_as_written(model: ZooModel) -> None:
+    """onnxruntime's fusions are on in the session; those that are wrong about a graph are left out."""
+    if model.quantized:
+        pytest.skip("onnxruntime's kernels of integers round other values than the graph as written")
+    feed = model.feed()
+    for expected, found in zip(as_written(model.path(), feed), run(model.path(), feed), strict=True):
+        if isinstance(expected, list):
+            assert found == expected
+        else:
+            assert_close(found, expected, max(model.tolerance, 1e-4))
+
+
+@pytest.mark.parametrize("target", ["portable", "openvino"])
+def test_openvino_is_as_right_about_it(model: ZooModel, target: str, tmp_path: Path) -> None:
+    """Where OpenVINO's transformations keep the source's numbers, they keep the optimized graph's."""
+    feed, expected = model.feed(), as_written(model.path(), model.feed())
+    if any(isinstance(result, list) for result in expected):
+        pytest.skip("OpenVINO has no maps")
+    tolerance = max(10 * model.tolerance, 1e-3)
+    try:
+        for wanted, found in zip(expected, with_openvino(model.path(), feed), strict=True):
+            assert_close(found.astype(wanted.dtype), wanted, tolerance)
+    except (RuntimeError, AssertionError) as error:
+        pytest.skip(f"OpenVINO refuses the source, or gives other numbers: {str(error)[:200]}")
+    out = tmp_path / "out.onnx"
+    result = CliRunner().invoke(carryall, ["optimize", str(model.path()), str(out), "--target", target])
+    assert result.exit_code == 0, result.output
+    for wanted, found in zip(expected, with_openvino(out, feed), strict=True):
+        assert_close(found.astype(wanted.dtype), wanted, tolerance)
