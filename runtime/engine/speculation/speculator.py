@@ -87,8 +87,11 @@ class Speculator:
         return plan.with_proposals(added)
 
     def wants_states(self, request: Request, stop: int) -> bool:
-        """Whether a proposer reads the hidden states of a row that ends at ``stop``."""
-        return any(reader.wants_states(request, stop) for reader in self.readers)
+        """Whether a proposer reads the hidden states of a row that ends at ``stop``.
+
+        While proposals pause none does, except in the step before the next proposal.
+        """
+        return not self._pause and any(reader.wants_states(request, stop) for reader in self.readers)
 
     def observe(self, plan: StepPlan, accepted: Sequence[int]) -> None:
         """Pass the hidden states of known and accepted tokens to the proposers that read them."""
