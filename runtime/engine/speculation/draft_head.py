@@ -26,6 +26,8 @@ _NO_TOKENS: Tokens = np.empty(0, np.int64)
 # The head reads so many tokens before its first proposal, and after a pause. It predicts near tokens, and the
 # model's states sum up those before; more would make proposals wait.
 _WINDOW = 64
+# With fewer tokens before it, unless the text is shorter, a head guesses worse than it is used later.
+_CONTEXT = 16
 
 States = npt.NDArray[np.float32]
 
@@ -109,10 +111,11 @@ class DraftHead:
         followed.take(start, states)
 
     def evidence(self, request: Request) -> int | None:
-        """Return 0 if the hidden states of all tokens but the newest are known, else None."""
+        """Return 0 if the hidden states of the last tokens before the newest are known, else None."""
         followed = self._followed.get(request.request_id)
-        known = followed is not None and followed.waiting and followed.end == request.num_tokens - 1
-        return 0 if known and not self._failed else None
+        if self._failed or followed is None or not followed.waiting or followed.end != request.num_tokens - 1:
+            return None
+        return 0 if followed.held + followed.waiting >= min(_CONTEXT, request.num_tokens - 1) else None
 
     def propose(self, wanted: Sequence[tuple[Request, int]]) -> list[Tokens]:
         """Return the head's tokens; none if it fails."""
