@@ -23,8 +23,11 @@ from .proposer import Tokens
 _log = logging.getLogger(__name__)
 
 _NO_TOKENS: Tokens = np.empty(0, np.int64)
-# Of a prompt, the head reads the last tokens only: it predicts near ones, and a long prompt would wait.
-_WINDOW = 512
+# The head reads so many tokens before its first proposal, and after a pause. It predicts near tokens, and the
+# model's states sum up those before; more would make proposals wait.
+_WINDOW = 64
+# With fewer tokens before it, unless the text is shorter, a head guesses worse than it is used later.
+_CONTEXT = 16
 
 States = npt.NDArray[np.float32]
 
@@ -37,30 +40,42 @@ class _Followed:
         slot: holds the head's KV.
         first: the position of the first token in that KV.
         held: the number of its tokens.
-        pending: hidden states of the tokens behind these, [n, hidden_size].
+        pending: hidden states of the tokens behind these, each [n, hidden_size].
+        waiting: the number of these tokens.
     """
 
     slot: int
     first: int
     held: int
-    pending: States
+    pending: list[States]
+    waiting: int = 0
 
     @property
     def end(self) -> int:
         """The position behind the last known hidden state."""
-        return self.first + self.held + len(self.pending)
+        return self.first + self.held + self.waiting
 
     def take(self, start: int, states: States) -> None:
         """Add the hidden states of the tokens from ``start`` on, in place of known ones."""
         computed = self.first + self.held
-        if not self.first <= start <= self.end:
-            self.first, self.held, self.pending = start, 0, states
+        if start == self.end:
+            self.pending.append(states)
+        elif not self.first <= start < self.end:
+            self.first, self.held, self.pending = start, 0, [states]
         elif start < computed:
-            self.held, self.pending = start - self.first, states
+            self.held, self.pending = start - self.first, [states]
         else:
-            self.pending = np.concatenate([self.pending[: start - computed], states])
-        if len(self.pending) > _WINDOW:
-            self.first, self.held, self.pending = self.end - _WINDOW, 0, self.pending[-_WINDOW:]
+            self.pending = [np.concatenate(self.pending)[: start - computed], states]
+        self.waiting = sum(map(len, self.pending)) if len(self.pending) < 3 else self.waiting + len(states)
+        if self.waiting > 2 * _WINDOW:  # not at each token
+            last = np.concatenate(self.pending)[-_WINDOW:].copy()
+            self.first, self.held, self.pending, self.waiting = self.end - _WINDOW, 0, [last], _WINDOW
+
+    def read(self) -> States:
+        """Return the pending states, which are held from now on."""
+        states = self.pending[0] if len(self.pending) == 1 else np.concatenate(self.pending)
+        self.held, self.pending, self.waiting = self.held + len(states), [], 0
+        return states
 
 
 class DraftHead:
@@ -90,19 +105,20 @@ class DraftHead:
         if followed is None:
             if not self._free:
                 self._free.append(self._followed.popitem(last=False)[1].slot)
-            followed = _Followed(self._free.pop(), start, 0, states[:0])
+            followed = _Followed(self._free.pop(), start, 0, [])
             self._followed[request.request_id] = followed
         self._followed.move_to_end(request.request_id)
         followed.take(start, states)
 
     def evidence(self, request: Request) -> int | None:
-        """Return 0 if the hidden states of all tokens but the newest are known, else None."""
+        """Return 0 if the hidden states of the last tokens before the newest are known, else None."""
         followed = self._followed.get(request.request_id)
-        known = followed is not None and followed.end == request.num_tokens - 1 and len(followed.pending)
-        return 0 if known and not self._failed else None
+        if self._failed or followed is None or not followed.waiting or followed.end != request.num_tokens - 1:
+            return None
+        return 0 if followed.held + followed.waiting >= min(_CONTEXT, request.num_tokens - 1) else None
 
     def propose(self, wanted: Sequence[tuple[Request, int]]) -> list[Tokens]:
-        """Return the head's tokens; none for requests of whose prompt much was still to be read."""
+        """Return the head's tokens; none if it fails."""
         try:
             return self._propose(wanted)
         except ProviderRuntimeError as error:
@@ -127,18 +143,12 @@ class DraftHead:
         rows = []
         for request, _ in wanted:
             followed = self._followed[request.request_id]
-            tokens = request.token_slice(request.num_tokens - len(followed.pending), request.num_tokens)
-            rows.append(Row(followed.slot, tokens, followed.held, hidden_states=followed.pending))
-        # Reading a prompt would distort the measured cost of a proposal, so long rows propose nothing.
-        ready = [i for i, row in enumerate(rows) if len(row.tokens) <= self.max_tokens + 1]
-        self._guess(wanted, rows, ready, guesses)
-        for request, _ in wanted:
-            followed = self._followed[request.request_id]
-            followed.held += len(followed.pending)
-            followed.pending = followed.pending[:0]
-        places = ready
-        last = {i: rows[i] for i in places}
-        while places := [i for i in places if len(guesses[i]) < wanted[i][1]]:
+            start, read = followed.held, followed.read()
+            tokens = request.token_slice(request.num_tokens - len(read), request.num_tokens)
+            rows.append(Row(followed.slot, tokens, start, hidden_states=read))
+        self._guess(wanted, rows, guesses)
+        last = dict(enumerate(rows))
+        while places := [i for i in last if len(guesses[i]) < wanted[i][1]]:
             for i in places:
                 before, token = last[i], np.array(guesses[i][-1:], np.int64)
                 states = before.last_hidden_states
@@ -146,22 +156,16 @@ class DraftHead:
                 last[i] = Row(
                     before.slot, token, before.start + len(before.tokens), hidden_states=states[-1:].copy()
                 )
-            chosen = [wanted[i] for i in places], [last[i] for i in places], range(len(places))
+            chosen = [wanted[i] for i in places], [last[i] for i in places]
             self._guess(*chosen, [guesses[i] for i in places])
         return [np.array(guessed, np.int64) for guessed in guesses]
 
     def _guess(
-        self,
-        wanted: Sequence[tuple[Request, int]],
-        rows: Sequence[Row],
-        ready: Sequence[int],
-        guesses: Sequence[list[int]],
+        self, wanted: Sequence[tuple[Request, int]], rows: Sequence[Row], guesses: Sequence[list[int]]
     ) -> None:
-        """Run rows, and append a token to the guesses of those at ``ready``."""
+        """Run rows, and append a token to the guesses of each."""
         width = self._runner.info.embedding_size
-        for i, row in enumerate(rows):
-            row.num_logits = int(i in ready)
+        for row in rows:
             row.last_hidden_states = np.empty((len(row.tokens), width), np.float32)
         logits = self._runner.forward(rows)
-        requests = [wanted[i][0] for i in ready]
-        draw_guesses(requests, [logits[i][-1] for i in ready], [guesses[i] for i in ready])
+        draw_guesses([request for request, _ in wanted], [row[-1] for row in logits], guesses)

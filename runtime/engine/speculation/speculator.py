@@ -15,6 +15,8 @@ from .proposer import Proposer, StateReader, Tokens
 # more step for every _PATIENCE steps with declined proposals, at most _MAX_PAUSE.
 _PATIENCE = 8
 _MAX_PAUSE = 4
+# Hidden states cost time too: while all proposals are declined, so many of each cycle of tokens have none.
+_CYCLE, _UNREAD = 64, 40
 
 
 @dataclass(slots=True)
@@ -87,7 +89,12 @@ class Speculator:
         return plan.with_proposals(added)
 
     def wants_states(self, request: Request, stop: int) -> bool:
-        """Whether a proposer reads the hidden states of a row that ends at ``stop``."""
+        """Whether a proposer reads the hidden states of a row that ends at ``stop``.
+
+        While proposals pause, some of the tokens are enough to try one now and then.
+        """
+        if self._declined >= _PATIENCE and stop % _CYCLE < _UNREAD:
+            return False
         return any(reader.wants_states(request, stop) for reader in self.readers)
 
     def observe(self, plan: StepPlan, accepted: Sequence[int]) -> None:
