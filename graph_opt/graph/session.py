@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,33 +12,11 @@ import onnx_ir as ir
 from ...errors import GraphError, MissingExtraError
 from ...storage.paths import check_utf8
 from .edit import weight
+from .exact_session import prepare_session
 from .integer_sums import OPERATORS, exact_sums
 from .integer_weights import prepare_sums
 from .load import read_model
 from .recurrent_states import use_microsoft_states
-from .wrong_fusions import ENTRY, wrong_fusions
-
-
-def prepare_session(model: str | os.PathLike[str] | bytes, options: Any) -> str | bytes:
-    """Return what to open instead of a file or its content, and add entries to the options of its session.
-
-    8-bit sums do not saturate (``integer_sums.py``), and fusions that would change the results are disabled
-    (``wrong_fusions.py``), beside those that ``options`` disables already.
-
-    Args:
-        model: the file, or serialized ONNX.
-        options: ``onnxruntime.SessionOptions``; changed in place.
-    """
-    source, entries = exact_sums(model)
-    disabled = wrong_fusions(model, exact_sums=bool(entries))
-    if disabled:
-        with contextlib.suppress(RuntimeError):  # the entry is not set
-            disabled = (*options.get_session_config_entry(ENTRY).split(";"), *disabled)
-        entries = {**entries, ENTRY: ";".join(dict.fromkeys(disabled))}
-    for entry in entries.items():
-        options.add_session_config_entry(*entry)
-    return source
-
 
 _HALF = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 _QDQ = ("QuantizeLinear", "DequantizeLinear")

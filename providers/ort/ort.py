@@ -19,7 +19,7 @@ from ...errors import (
     ProviderRuntimeError,
     ProviderUnavailableError,
 )
-from ...graph_opt.graph.session import prepare_session
+from ...graph_opt.graph.exact_session import prepare_session
 from ...storage.paths import check_utf8
 from ..captures import no_capture
 from ..placement import (

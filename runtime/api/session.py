@@ -17,8 +17,8 @@ import onnx
 import onnx_ir as ir
 
 from ...errors import ModelNotFoundError, UsageError
+from ...graph_opt.graph.exact_session import prepare_session
 from ...graph_opt.graph.saving import save_model
-from ...graph_opt.graph.session import prepare_session
 from ...options import shown
 from ...providers import get_provider, has_argument
 from ...providers.captures import no_capture
