@@ -89,7 +89,10 @@ def with_axes(
         CheckpointError: the sections do not fit the heads.
     """
     counts = rope.get("mrope_section", sections)
-    half = next(each.rotary_dim for each in config.ropes if each is not None) // 2
+    rotated = [each.rotary_dim for each in config.ropes if each is not None]
+    if not rotated:  # such as a hybrid whose layers all have states
+        return config
+    half = rotated[0] // 2
     if (
         not isinstance(counts, list | tuple)
         or len(counts) != 3

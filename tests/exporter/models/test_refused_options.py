@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from pathlib import Path
 from typing import Any
@@ -175,3 +176,11 @@ def test_gates_of_lfm3_are_found_by_both_names(name: str, tmp_path: Path) -> Non
 def test_the_head_of_nemotron_h_is_never_the_embedding() -> None:
     """transformers reads ``tie_word_embeddings`` and ties nothing."""
     assert not normalised("nemotron_h", tie_word_embeddings=True).tie_word_embeddings
+
+
+def test_a_hybrid_without_attention_has_no_axes_of_a_rotation() -> None:
+    config = copy.deepcopy(tiny_config("qwen3_5_moe"))
+    config["text_config"] |= {"layer_types": None, "full_attention_interval": 99}
+    read = normalised_config(config)
+    assert not any(read.ropes)
+    assert read.rope_axes == ()
