@@ -51,7 +51,12 @@ def draft_head_model(
 
 
 def _layers(checkpoint: Checkpoint, config: DecoderConfig) -> int:
-    """Return how many layers the head has; 0 if there is none. Of several heads only the first is used."""
+    """Return how many layers the head has; 0 if there is none. Of several heads only the first is used.
+
+    Its layers are like the decoder's last one with attention, so a decoder without any has no head.
+    """
+    if not any(config.has_attention(layer) for layer in range(config.num_layers)):
+        return 0
     if config.unused_layers and f"model.layers.{config.num_layers}.eh_proj.weight" in checkpoint:
         return 1
     return checkpoint.layer_counts().get("mtp.layers", 0)
