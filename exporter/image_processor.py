@@ -126,6 +126,21 @@ class ImageProcessor:
             raise ValueError(f"'texts' must hold {', '.join(map(repr, names))}")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TileProcessor(ImageProcessor):
+    """One square tile a picture; the family says how it is cut.
+
+    Args:
+        tile: pixels of an edge of the tile.
+    """
+
+    tile: int
+
+    def check(self) -> None:
+        ImageProcessor.check(self)
+        self.check_tile(self.tile)
+
+
 def has_tower(raw: RawConfig) -> bool:
     """Return whether a config.json describes a model whose pictures can be exported, in ``vision/``."""
     return raw.get("model_type") in _families() and bool(raw.get("vision_config"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from ...errors import UnsupportedModelError
 from ..config import RawConfig, integer, mapping, with_defaults
 from ..encoders.pre_norm import mlp
 from ..encoders.tower import Tower, tower_config
-from ..image_processor import HALF, ImageProcessor, check_processor, levels
+from ..image_processor import HALF, TileProcessor, check_processor, levels
 from ..weights import Checkpoint
 from .llava import tower_states
 
@@ -30,20 +29,7 @@ VISION: RawConfig = {
     "vision_use_head": True,
 }
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Processor(ImageProcessor):
-    """A picture in one square tile, whatever its aspect ratio.
-
-    Args:
-        tile: pixels of an edge of the tile.
-    """
-
-    tile: int
-
-    def check(self) -> None:
-        ImageProcessor.check(self)
-        self.check_tile(self.tile)
+Processor = TileProcessor
 
 
 def image_processor(content: Mapping[str, Any], folder: Path, raw: RawConfig) -> Processor:
