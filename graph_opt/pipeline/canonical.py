@@ -73,16 +73,7 @@ def canonical_passes() -> list[ir.passes.PassBase]:
         GemmToMatMulPass(),
         TiedHeadPass(),
         MoveQDQPass(),
-        HeadsAxisPass(),
-        FoldTransposesPass(),
-        SimplifyShapesPass(),
-        SplitProjectionsPass(),
-        FuseRMSNormPass(),
-        FuseLayerNormPass(),
-        HeadNormsPass(),
-        NormBeforeTransposePass(),
-        FuseActivationPass(),
-        FuseRotaryPass(),
+        *_fusions(decoder=True),
         FuseAttentionPass(),
         DropGuardsPass(),
         SinkAttentionPass(cached=False),
@@ -117,9 +108,21 @@ def canonical_text_passes() -> list[ir.passes.PassBase]:
         SimplifyShapesPass(decoder=False),
         *_clean_up(),
         GemmToMatMulPass(),
+        *_fusions(decoder=False),
+        common.ShapeInferencePass(),
+        FuseAttentionPass(plain=True),
+        DropGuardsPass(),
+        SimplifyShapesPass(decoder=False),
+        *_clean_up(),
+    ]
+
+
+def _fusions(*, decoder: bool) -> list[ir.passes.PassBase]:
+    """Return the passes that fuse what lies around attention."""
+    return [
         HeadsAxisPass(),
         FoldTransposesPass(),
-        SimplifyShapesPass(decoder=False),
+        SimplifyShapesPass(decoder=decoder),
         SplitProjectionsPass(),
         FuseRMSNormPass(),
         FuseLayerNormPass(),
@@ -127,11 +130,6 @@ def canonical_text_passes() -> list[ir.passes.PassBase]:
         NormBeforeTransposePass(),
         FuseActivationPass(),
         FuseRotaryPass(),
-        common.ShapeInferencePass(),
-        FuseAttentionPass(plain=True),
-        DropGuardsPass(),
-        SimplifyShapesPass(decoder=False),
-        *_clean_up(),
     ]
 
 
