@@ -3,6 +3,9 @@
 
 The conversations are generated (``tool_conversations``); only what the model writes in them is scored. The
 schedule counts steps, so that a run on a busy machine gives the same as one on an idle machine.
+
+No trained model has been shown to work: after 7 minutes of one core the best one completed 1 of 10 held-out
+conversations. It had learned the form and order of calls, not to copy names.
 """
 
 import argparse
