@@ -99,6 +99,18 @@ def test_every_block_is_run_or_listed() -> None:
         assert (documents.ROOT / place).is_file(), place
 
 
+def test_every_module_that_a_page_names_exists() -> None:
+    paths = [path.as_posix() for path in documents.ROOT.rglob("*.py") if ".venv" not in path.parts]
+    invented = {"my_passes.py"}  # of the example that adds a pass
+    missing = [
+        (page.name, name)
+        for page in documents.PAGES
+        for name in re.findall(r"`([a-z0-9_/]+\.py)`", page.read_text(encoding="utf-8"))
+        if name not in invented and not any(path.endswith(f"/{name}") for path in paths)
+    ]
+    assert missing == []
+
+
 def find(words: list[str]) -> tuple[click.Command, list[str]]:
     """The command that words name, and the rest of them."""
     command: click.Command = command_line

@@ -8,16 +8,21 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from ...errors import CarryallWarning, CheckpointError, UnsupportedModelError
 
 Pair = tuple[str, str]
+Numbers = npt.NDArray[np.int64]
 _SPACE = "\u2581"  # SentencePiece's mark of a space
 _UNKNOWN, _CONTROL, _USER = 2, 3, 4  # token types; 1 is normal, 6 a byte
+_HASH_BASE = 0x9E3779B97F4A7C15  # odd, so that it has an inverse modulo 2**64
+_HASH_BITS = 24
 
 _LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
@@ -201,18 +206,59 @@ def _sentencepiece(metadata: Mapping[str, Any], tokens: Sequence[str]) -> tuple[
 
 
 def _merges(tokens: Sequence[str], scores: Sequence[float]) -> list[Pair]:
-    """Return all pairs of tokens whose concatenation is a token, best score first."""
+    """Return all pairs of tokens whose concatenation is a token, best score first, equal scores by number."""
     ids = {token: number for number, token in enumerate(tokens)}
-    merges: list[Pair] = []
-    for number in sorted(range(len(tokens)), key=lambda number: -scores[number]):  # equal scores by number
+    owners, left_ids, pairs = [], [], []
+    for number, cut in _likely_cuts(tokens):
         token = tokens[number]
-        pairs = [
-            (ids[left], left, right)
-            for cut in range(1, len(token))
-            if (left := token[:cut]) in ids and (right := token[cut:]) in ids
-        ]
-        merges += [(left, right) for _, left, right in (sorted(pairs) if len(pairs) > 1 else pairs)]
-    return merges
+        left, right = token[:cut], token[cut:]
+        left_id = ids.get(left)
+        if left_id is not None and right in ids:
+            owners.append(number)
+            left_ids.append(left_id)
+            pairs.append((left, right))
+    numbers = np.array(owners, np.int64)
+    order = np.lexsort((np.array(left_ids, np.int64), numbers, -np.asarray(scores, np.float64)[numbers]))
+    return [pairs[index] for index in order.tolist()]
+
+
+def _likely_cuts(tokens: Sequence[str]) -> Iterable[tuple[int, int]]:
+    """Yield (token number, length of the left part) of all cuts into two tokens, and of a few others.
+
+    A vocabulary of 262,144 tokens has 2 million cuts, too many to look up one by one. Here the polynomial
+    hash modulo 2**64 of each part, a difference of two prefix sums, is looked up in a table of the hashes of
+    all tokens by their upper bits. Equal texts have equal hashes, so no cut is missed; unequal texts may.
+    """
+    lengths = np.fromiter(map(len, tokens), np.int64, len(tokens))
+    points = np.frombuffer("".join(tokens).encode("utf-32-le", "surrogatepass"), np.uint32)
+    ends = np.cumsum(lengths)
+    starts = ends - lengths
+    sums = np.zeros(len(points) + 1, np.uint64)
+    np.cumsum((points + np.uint64(1)) * _powers(_HASH_BASE, len(points)), out=sums[1:])
+    inverses = _powers(pow(_HASH_BASE, -1, 2**64), len(points) + 1)
+
+    def slots(begin: Numbers, end: Numbers) -> Numbers:
+        """Return the slots of the texts between positions of the joined tokens."""
+        hashes = (sums[end] - sums[begin]) * inverses[begin]
+        return (hashes >> np.uint64(64 - _HASH_BITS)).astype(np.int64)
+
+    table = np.zeros(2**_HASH_BITS, bool)
+    table[slots(starts, ends)] = True
+    cuts = np.maximum(lengths - 1, 0)
+    owners = np.repeat(np.arange(len(tokens)), cuts)
+    middles = np.arange(len(owners)) - np.repeat(np.cumsum(cuts) - cuts, cuts) + 1 + starts[owners]
+    likely = table[slots(starts[owners], middles)]
+    owners, middles = owners[likely], middles[likely]
+    likely = table[slots(middles, ends[owners])]
+    owners, middles = owners[likely], middles[likely]
+    return zip(owners.tolist(), (middles - starts[owners]).tolist(), strict=True)
+
+
+def _powers(base: int, count: int) -> npt.NDArray[np.uint64]:
+    """Return base**0 to base**(count - 1) modulo 2**64."""
+    powers = np.full(count, base, np.uint64)
+    powers[:1] = 1
+    return powers.cumprod(dtype=np.uint64)
 
 
 def _token(metadata: Mapping[str, Any], tokens: Sequence[str], which: str) -> str | None:

@@ -6,6 +6,8 @@ import json
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tokenizers import Tokenizer, pre_tokenizers
 
 from carryall.errors import CarryallWarning, CheckpointError
@@ -89,3 +91,19 @@ def test_the_end_of_a_turn_is_found_by_its_text(
     number = None if given is None else tokens.index(given)
     _, found = read(special=special, eot_token_id=number)
     assert [tokens[token] for token in found["eos_token_id"]] == ends
+
+
+@given(
+    st.dictionaries(st.text("ab\u00e9\U0001f600", min_size=1, max_size=5), st.sampled_from([-2.0, -1.0, 0.0]))
+)
+def test_sentencepiece_merges_are_all_pairs_of_tokens_that_make_a_token(scores: dict[str, float]) -> None:
+    tokens = list(scores)
+    metadata = {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.scores": list(scores.values()),
+    }
+    content = json.loads(tokenizer_files(metadata, len(tokens))["tokenizer.json"])
+    pairs = [(left, right) for left in tokens for right in tokens if left + right in scores]
+    pairs.sort(key=lambda pair: (-scores["".join(pair)], tokens.index("".join(pair)), tokens.index(pair[0])))
+    assert content["model"]["merges"] == [list(pair) for pair in pairs]

@@ -117,3 +117,15 @@ def test_thousands_of_special_tokens_are_looked_for_at_once() -> None:
     )
     assert marked["content"] == f"a[{mark}multimodal99]"
     assert time.process_time() - start < 5
+
+
+@given(
+    st.lists(st.text("ab[]^-\n", max_size=4), max_size=6),
+    st.lists(st.sampled_from("ab[]^-\n"), max_size=20).map("".join),
+)
+def test_a_text_is_marked_wherever_a_special_text_begins(texts: list[str], text: str) -> None:
+    begins = [any(len(word) > 1 and text.startswith(word, at) for word in texts) for at in range(len(text))]
+    special = SpecialTexts(texts)
+    assert special.hold(text) == any(begins)
+    expected = "".join(char + "|" * begin for char, begin in zip(text, begins, strict=True))
+    assert special.with_marks(text, "|") == expected
