@@ -14,7 +14,7 @@ KERNELS := $(wildcard providers/native/sources/*)
 help:
 	@echo "make demo    take the embedded model from checkpoint to text, in seconds"
 	@echo "make test    run the tests"
-	@echo "make anywhere  run some tests under nine conditions of other machines"
+	@echo "make anywhere  run some tests under twelve conditions of other machines"
 	@echo "make check   lint, types, docs and the tests under a second each: while you work, 3 minutes"
 	@echo "make docs    build the documentation into site/, links checked"
 	@echo "make lint    check style        make format  apply it"

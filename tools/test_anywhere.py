@@ -14,8 +14,10 @@ exit code is 0 if every run passed, else 1.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -41,8 +43,9 @@ RANDOM_FILES = 6
 
 @dataclass(frozen=True)
 class Run:
-    """One pytest process: the command's prefix, its options, and its environment."""
+    """One pytest process: the interpreter, the command's prefix, its options, and its environment."""
 
+    python: str = sys.executable
     prefix: Sequence[str] = ()
     options: Sequence[str] = ("-n", "2")
     environment: dict[str, str] = field(default_factory=dict)
@@ -62,7 +65,7 @@ def interrupts_ignored(scratch: Path) -> list[Run]:
 def another_user(scratch: Path) -> list[Run]:
     """A user without root's privileges and with a separate home."""
     home = _owned_folder(scratch)
-    return [Run(_as_nobody(), (*_OWN_CACHES, "-n", "2"), _environment(home))]
+    return [Run(sys.executable, _as_nobody(), (*_OWN_CACHES, "-n", "2"), _environment(home))]
 
 
 def read_only_home(scratch: Path) -> list[Run]:
@@ -71,14 +74,16 @@ def read_only_home(scratch: Path) -> list[Run]:
     home = scratch / "home"
     home.mkdir(mode=0o555)
     prefix = _as_nobody() if os.geteuid() == 0 else ()  # root may write anywhere
-    return [Run(prefix, (*_OWN_CACHES, "-n", "2"), {**_environment(temporary), "HOME": str(home)})]
+    return [
+        Run(sys.executable, prefix, (*_OWN_CACHES, "-n", "2"), {**_environment(temporary), "HOME": str(home)})
+    ]
 
 
 def one_core(scratch: Path) -> list[Run]:
     """A machine with a single core."""
     if not shutil.which("taskset"):
         raise ImpossibleError("needs taskset")
-    return [Run(("taskset", "--cpu-list", "0"), ("-n", "1"))]
+    return [Run(prefix=("taskset", "--cpu-list", "0"), options=("-n", "1"))]
 
 
 def no_xdist(scratch: Path) -> list[Run]:
@@ -115,7 +120,72 @@ def no_network(scratch: Path) -> list[Run]:
         raise ImpossibleError("needs unshare and ip")
     if subprocess.run([*prefix, "true"], capture_output=True, check=False).returncode:
         raise ImpossibleError("network namespaces are not permitted here")
-    return [Run(prefix)]
+    return [Run(prefix=prefix)]
+
+
+def no_kernels(scratch: Path) -> list[Run]:
+    """A checkout without CPU kernels, and no compiler that could build them."""
+    checkout = scratch / "checkout"
+    left_out = shutil.ignore_patterns("built", "build", ".git", ".venv*", "__pycache__", ".*_cache")
+    shutil.copytree(ROOT, checkout, symlinks=True, ignore=left_out)
+    programs = scratch / "programs"
+    programs.mkdir()
+    for folder in os.environ["PATH"].split(os.pathsep):
+        for path in Path(folder).glob("*") if Path(folder).is_dir() else ():
+            if not re.search(r"(cc|\+\+|clang)(-[0-9.]+)?$", path.name):
+                with contextlib.suppress(FileExistsError):
+                    (programs / path.name).symlink_to(path)
+    hidden = scratch / "hidden"  # ziglang of the environment
+    hidden.mkdir()
+    (hidden / "sitecustomize.py").write_text("import sys\nsys.modules['ziglang'] = None\n")
+    paths = (hidden, checkout / "tests/kits", checkout / "src")
+    environment = {
+        "PATH": str(programs),
+        "PYTHONPATH": os.pathsep.join(map(str, paths)),
+        "CARRYALL_CACHE": str(scratch / "cache"),
+    }
+    return [Run(environment=environment, folder=checkout)]
+
+
+def slow_disk(scratch: Path) -> list[Run]:
+    """A disk that reads and writes 20 MB a second, and files that are not in memory."""
+    group = Path("/sys/fs/cgroup/blkio/carryall-slow-disk")
+    disk = os.stat(ROOT).st_dev
+    try:
+        group.mkdir(exist_ok=True)
+        for kind in ("read", "write"):
+            limit = f"{os.major(disk)}:{os.minor(disk)} {20 << 20}"
+            (group / f"blkio.throttle.{kind}_bps_device").write_text(limit)
+    except OSError as error:
+        raise ImpossibleError(f"needs root and a blkio control group: {error}") from error
+    os.sync()
+    Path("/proc/sys/vm/drop_caches").write_text("1")
+    prefix = ("sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$@"', "sh")
+    return [Run(prefix=prefix)]
+
+
+def other_pythons(scratch: Path) -> list[Run]:
+    """Newer versions of Python, each with an environment of its own."""
+    versions = ("3.12", "3.13", "3.14")
+    pythons = [path for version in versions if (path := _interpreter(version)) is not None]
+    if not pythons:
+        raise ImpossibleError(f"found none of Python {', '.join(versions)} in PATH or in ~/.pyenv/versions")
+    runs = []
+    for number, python in enumerate(pythons):
+        environment = scratch / f"environment{number}"
+        subprocess.run([python, "-m", "venv", environment], check=True)
+        install = ("-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--editable", ".[test]")
+        subprocess.run([environment / "bin/python", *install], cwd=ROOT, check=True)
+        runs.append(Run(str(environment / "bin/python"), options=("-n", "1")))
+    return runs
+
+
+def _interpreter(version: str) -> str | None:
+    """Return an interpreter of a version of Python that starts; a shim of pyenv may not."""
+    installed = Path("~/.pyenv/versions").expanduser().glob(f"{version}.*/bin/python3")
+    paths = [shutil.which(f"python{version}"), *map(str, installed)]
+    starts = (path for path in paths if path and not subprocess.run([path, "-c", ""], check=False).returncode)
+    return next(starts, None)
 
 
 CONDITIONS: dict[str, Callable[[Path], list[Run]]] = {
@@ -130,6 +200,9 @@ CONDITIONS: dict[str, Callable[[Path], list[Run]]] = {
         twice_at_once,
         old_cache,
         no_network,
+        no_kernels,
+        slow_disk,
+        other_pythons,
     )
 }
 _OWN_CACHES = ("-p", "no:cacheprovider")
@@ -186,7 +259,7 @@ def start(run: Run, arguments: Sequence[str], seed: int, seconds: float) -> subp
         **run.environment,
     }
     options = ("-q", "-p", "time_limit", *run.options)
-    command = [*run.prefix, sys.executable, "-m", "pytest", *options, *arguments]
+    command = [*run.prefix, run.python, "-m", "pytest", *options, *arguments]
 
     def prepare() -> None:
         if run.ignore_interrupts:

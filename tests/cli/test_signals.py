@@ -187,6 +187,9 @@ time.sleep(float(sys.argv[1]))
 @pytest.mark.parametrize("delay", [0.05, 0.33])
 def test_the_interpreter_ends_while_daemon_threads_generate(delay: float) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", THREADS, str(delay)], capture_output=True, timeout=PATIENCE, check=False
+        [sys.executable, "-W", "ignore", "-c", THREADS, str(delay)],
+        capture_output=True,
+        timeout=PATIENCE,
+        check=False,
     )
     assert (done.returncode, done.stderr) == (0, b"")
