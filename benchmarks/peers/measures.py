@@ -1,8 +1,4 @@
-"""Measure engines in turn: decoding by slope, prompts, traces, loading and memory.
-
-The rate of decoding is the slope between two numbers of new tokens. A difference of one whole run and its
-prompt would have the noise of the prompt.
-"""
+"""Measure engines in turn: decoding by the intervals between tokens, prompts, traces, loading and memory."""
 
 from __future__ import annotations
 
@@ -11,12 +7,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import serving
 from turns import Work, Worker
 
-SHORT, LONG = 16, 80  # new tokens of the two runs of a slope
+NEW_TOKENS = 64  # of a run whose intervals are the rate of decoding
 _SETTLE_SECONDS = 0.5  # threads of the previous engine may still spin
 
 
@@ -84,8 +79,17 @@ def run(contestants: Sequence[Contestant], plan: Plan, keep: Keep) -> tuple[list
     Calls ``keep`` with the figures so far and the versions after each part.
     """
     figures: list[Figure] = []
-    workers = [(one, Worker(one.name, str(one.python), one.decode, one.model)) for one in contestants]
-    versions = {one.name: str(worker.ready["engine"]) for one, worker in workers}
+    workers, versions = [], {}
+    for one in contestants:
+        try:
+            worker = Worker(one.name, str(one.python), one.decode, one.model)
+        except RuntimeError as error:  # such as a GGUF file of a family that the engine does not read
+            if one is contestants[0]:
+                raise
+            versions[one.name] = f"does not load the model: {str(error).strip().splitlines()[-1]}"
+            continue
+        workers.append((one, worker))
+        versions[one.name] = str(worker.ready["engine"])
     figures += [Figure("load", one.name, "s", float(worker.ready["load_s"])) for one, worker in workers]
     for part in decode_and_prompts([worker for _, worker in workers], plan):
         figures += part
@@ -94,15 +98,15 @@ def run(contestants: Sequence[Contestant], plan: Plan, keep: Keep) -> tuple[list
     keep(figures, versions)
     for _, worker in workers:
         worker.close()
-    figures += _traces(contestants, plan)
+    figures += _traces([one for one, _ in workers], plan)
     keep(figures, versions)
     return figures, versions
 
 
 def decode_and_prompts(workers: Sequence[Worker], plan: Plan) -> Iterator[list[Figure]]:
     """Yield the rates of each round; the first round warms up and is not recorded."""
-    works: list[tuple[str, Callable[[Worker, int], float | None]]] = [
-        (decode_name(prompt, batch), _slope(prompt, batch)) for prompt, batch in plan.decode
+    works: list[tuple[str, Callable[[Worker, int], float]]] = [
+        (decode_name(prompt, batch), _decode(prompt, batch)) for prompt, batch in plan.decode
     ]
     works += [(prompt_name(tokens), _prompt(tokens)) for tokens in plan.prompts]
     for number in range(-1, plan.rounds):
@@ -111,36 +115,24 @@ def decode_and_prompts(workers: Sequence[Worker], plan: Plan) -> Iterator[list[F
             for worker in [*workers[first:], *workers[:first]]:
                 time.sleep(_SETTLE_SECONDS)
                 rate = measure(worker, 1000 + number)
-                if rate is not None:
-                    rates.append(Figure(name, worker.name, "tokens/s", rate, number))
+                rates.append(Figure(name, worker.name, "tokens/s", rate, number))
         if number >= 0:
             yield rates
         print(f"round {number + 1} of {plan.rounds}", file=sys.stderr, flush=True)
 
 
-def _slope(prompt: int, batch: int) -> Callable[[Worker, int], float | None]:
-    def measure(worker: Worker, seed: int) -> float | None:
-        short, long = (_seconds(worker.measure(Work(prompt, new, batch), seed)) for new in (SHORT, LONG))
-        if long <= short:
-            print(
-                f"{worker.name}: no rate on {prompt} cached: the prompt's time varies by more",
-                file=sys.stderr,
-            )
-            return None
-        return batch * (LONG - SHORT) / (long - short)
+def _decode(prompt: int, batch: int) -> Callable[[Worker, int], float]:
+    def measure(worker: Worker, seed: int) -> float:
+        return batch / float(worker.measure(Work(prompt, NEW_TOKENS, batch), seed)["step_s"])
 
     return measure
 
 
-def _prompt(tokens: int) -> Callable[[Worker, int], float | None]:
+def _prompt(tokens: int) -> Callable[[Worker, int], float]:
     def measure(worker: Worker, seed: int) -> float:
         return tokens / float(worker.measure(Work(tokens, 1, 1), seed)["prefill_s"])
 
     return measure
-
-
-def _seconds(timing: dict[str, Any]) -> float:
-    return float(timing["prefill_s"]) + float(timing["decode_s"])
 
 
 def _memory(worker: Worker) -> float:

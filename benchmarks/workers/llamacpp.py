@@ -26,12 +26,13 @@ def load(path: str):  # noqa: ANN201 -- the engine's library has no types
                     context, batch, [(int(t), p, row, p == len(prompt) - 1) for p, t in enumerate(prompt)]
                 )
                 last.append(_best(context, -1, vocab_size))
-            first = time.perf_counter()
+            moments = [time.perf_counter()]
             for step in range(work.new_tokens - 1):
                 rows = [(token, work.prompt_tokens + step, row, True) for row, token in enumerate(last)]
                 _decode(context, batch, rows)
                 last = [_best(context, row, vocab_size) for row in range(work.batch)]
-            return Timing(first - start, time.perf_counter() - first, work.batch * work.new_tokens)
+                moments.append(time.perf_counter())
+            return Timing.of(start, moments, work.batch * work.new_tokens)
         finally:
             llama.llama_batch_free(batch)
             llama.llama_free(context)

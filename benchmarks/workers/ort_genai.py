@@ -23,11 +23,11 @@ def load(path: str):  # noqa: ANN201 -- the engine's library has no types
         generator = og.Generator(model, params)
         start = time.perf_counter()
         generator.append_tokens(prompts if work.batch > 1 else prompts[0])
-        generator.generate_next_token()
-        first = time.perf_counter()
-        for _ in range(work.new_tokens - 1):
+        moments = []
+        for _ in range(work.new_tokens):
             generator.generate_next_token()
-        return Timing(first - start, time.perf_counter() - first, work.batch * work.new_tokens)
+            moments.append(time.perf_counter())
+        return Timing.of(start, moments, work.batch * work.new_tokens)
 
     return f"onnxruntime-genai {og.__version__}", measure
 

@@ -17,20 +17,26 @@ def load(path: str):  # noqa: ANN201 -- the engine's library has no types
     scheduler.enable_prefix_caching = False
     pipeline = og.ContinuousBatchingPipeline(path, scheduler, "CPU")
 
-    def generate(work: Work, new_tokens: int) -> tuple[float, int]:
+    def measure(work: Work) -> Timing:
+        """Add the prompts and step until their end; ``read`` has the tokens since the last one."""
         config = og.GenerationConfig()
-        config.max_new_tokens = new_tokens
+        config.max_new_tokens = work.new_tokens
         config.ignore_eos = True
         config.do_sample = False
-        prompts = [ov.Tensor(row[None]) for row in work.prompts()]
         start = time.perf_counter()
-        results = pipeline.generate(prompts, [config] * len(prompts))
-        return time.perf_counter() - start, sum(len(r.m_generation_ids[0]) for r in results)
-
-    def measure(work: Work) -> Timing:
-        first, _ = generate(work, 1)
-        whole, generated = generate(work, work.new_tokens)
-        return Timing(first, whole - first, generated)
+        rows = [
+            pipeline.add_request(number, ov.Tensor(row[None]), config)
+            for number, row in enumerate(work.prompts())
+        ]
+        counts, moments = [0] * len(rows), []
+        while pipeline.has_non_finished_requests():
+            pipeline.step()
+            for number, row in enumerate(rows):
+                while row.can_read():
+                    counts[number] += sum(len(output.generated_ids) for output in row.read().values())
+            if min(counts) > len(moments):
+                moments.append(time.perf_counter())
+        return Timing.of(start, moments, sum(counts))
 
     return f"openvino-genai {og.__version__}", measure
 

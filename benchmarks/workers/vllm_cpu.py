@@ -54,17 +54,18 @@ def load(path: str):  # noqa: ANN201 -- the engine's library has no types
 
     llm = opened(path)
 
-    def generate(work: Work, new_tokens: int) -> tuple[float, int]:
-        params = SamplingParams(temperature=0, max_tokens=new_tokens, ignore_eos=True, detokenize=False)
-        prompts = [{"prompt_token_ids": row.tolist()} for row in work.prompts()]
-        start = time.perf_counter()
-        results = llm.generate(prompts, params, use_tqdm=False)
-        return time.perf_counter() - start, sum(len(result.outputs[0].token_ids) for result in results)
-
     def measure(work: Work) -> Timing:
-        first, _ = generate(work, 1)
-        whole, generated = generate(work, work.new_tokens)
-        return Timing(first, whole - first, generated)
+        params = SamplingParams(temperature=0, max_tokens=work.new_tokens, ignore_eos=True, detokenize=False)
+        counts: dict[str, int] = {str(number): 0 for number in range(work.batch)}
+        start, moments = time.perf_counter(), []
+        for number, row in enumerate(work.prompts()):
+            llm.llm_engine.add_request(str(number), {"prompt_token_ids": row.tolist()}, params)
+        while llm.llm_engine.has_unfinished_requests():
+            for result in llm.llm_engine.step():
+                counts[result.request_id] = len(result.outputs[0].token_ids)
+            if min(counts.values()) > len(moments):
+                moments.append(time.perf_counter())
+        return Timing.of(start, moments, sum(counts.values()))
 
     return version(), measure
 

@@ -7,14 +7,16 @@ the standard library and numpy.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import resource
+import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, TextIO, TypeVar
+from typing import Any, Self, TextIO, TypeVar
 
 import numpy as np
 
@@ -37,11 +39,26 @@ class Work:
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds until the last row's first token, and from there to the last row's last token."""
+    """Seconds until all rows have their first token, and the median of those between later tokens."""
 
     prefill_s: float
-    decode_s: float
+    step_s: float
     generated: int  # tokens over all rows; the driver refuses a wrong number
+
+    @classmethod
+    def of(cls, start: float, moments: Sequence[float], generated: int) -> Self:
+        """Return the timing of a run.
+
+        The median of intervals, not the difference of a long and a short run: that would have the noise of
+        two prompts.
+
+        Args:
+            start: when the run began, in seconds.
+            moments: when all rows had their first token, their second, and so on; at least one.
+            generated: tokens over all rows.
+        """
+        intervals = [later - earlier for earlier, later in itertools.pairwise(moments)]
+        return cls(moments[0] - start, statistics.median(intervals) if intervals else 0.0, generated)
 
 
 def serve(load: Callable[[str], tuple[str, Callable[[W], Any]]], work: Callable[..., W] = Work) -> None:

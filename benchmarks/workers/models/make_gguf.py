@@ -1,14 +1,15 @@
-"""Write a Hugging Face checkpoint of a Llama or Qwen3 with random weights as a float16 GGUF file.
+"""Write a Hugging Face checkpoint of a Llama, Qwen3 or Qwen3-MoE as a float16 GGUF file.
 
     python make_gguf.py CHECKPOINT OUT.gguf
 
-Runs in the environment with torch and gguf. For speed only: the tokens have no text, and the query and key
-weights of a Llama keep the order of the checkpoint, which for random weights is another random model.
+Runs in the environment with torch and gguf. The tokens are not those of the checkpoint, but bytes and names:
+for measurements with token ids.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -16,25 +17,46 @@ import gguf
 import numpy as np
 from safetensors import safe_open
 
+_ARCHITECTURES = {"qwen3_moe": "qwen3moe"}  # the others have the name of the model type
+_EXPERT = re.compile(r"(.*\.experts)\.(\d+)(\..*)")
+
 
 def write_gguf(checkpoint: Path, out: Path) -> None:
     """Write all weights of a checkpoint and the facts that llama.cpp needs to run them."""
     config = json.loads((checkpoint / "config.json").read_text())
-    writer = gguf.GGUFWriter(out, config["model_type"])
+    architecture = _ARCHITECTURES.get(config["model_type"], config["model_type"])
+    writer = gguf.GGUFWriter(out, architecture, use_temp_file=True)
     _add_facts(writer, config)
     _add_tokens(writer, config["vocab_size"])
-    (kind,) = (arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == config["model_type"])
+    (kind,) = (arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     names = gguf.get_tensor_name_map(kind, config["num_hidden_layers"])
+    experts: dict[str, dict[int, np.ndarray]] = {}
     for file in sorted(checkpoint.glob("*.safetensors")):
         with safe_open(file, "pt") as tensors:
             for name in tensors.keys():  # noqa: SIM118 -- the file is no dict
-                values = tensors.get_tensor(name).float().numpy()
-                kept = np.float32 if values.ndim == 1 else np.float16
-                writer.add_tensor(names.get_name(name, (".weight",)), values.astype(kept))
+                values = _paired(tensors.get_tensor(name).float().numpy(), name, config)
+                values = values.astype(np.float32 if values.ndim == 1 else np.float16)
+                if expert := _EXPERT.fullmatch(name):  # GGUF has the experts of a layer in one tensor
+                    name = expert[1] + expert[3]
+                    parts = experts.setdefault(name, {})
+                    parts[int(expert[2])] = values
+                    if len(parts) < config["num_experts"]:
+                        continue
+                    values = np.stack([part for _, part in sorted(experts.pop(name).items())])
+                writer.add_tensor(names.get_name(name, (".weight",)), values)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def _paired(values: np.ndarray, name: str, config: dict) -> np.ndarray:
+    """Return a weight in llama.cpp's order: it rotates neighbours in the queries and keys of a Llama."""
+    heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
+    rows = heads.get(name.split(".")[-2])
+    if rows is None or config["model_type"] != "llama":
+        return values
+    return values.reshape(rows, 2, -1, values.shape[-1]).swapaxes(1, 2).reshape(values.shape)
 
 
 def _add_facts(writer: gguf.GGUFWriter, config: dict) -> None:
@@ -50,14 +72,22 @@ def _add_facts(writer: gguf.GGUFWriter, config: dict) -> None:
     writer.add_rope_dimension_count(size)
     writer.add_rope_freq_base((config.get("rope_parameters") or config)["rope_theta"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    if "num_experts" in config:
+        writer.add_expert_count(config["num_experts"])
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_F16)
 
 
 def _add_tokens(writer: gguf.GGUFWriter, count: int) -> None:
+    """Two special tokens, the letters of GPT-2's bytes, one merge, and names."""
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    letters = [*map(chr, plain), *(chr(256 + number) for number in range(256 - len(plain)))]
+    tokens = ["<bos>", "<eos>", *letters, "ab"]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("qwen2")
-    writer.add_token_list([f"token{index}" for index in range(count)])
-    writer.add_token_types([gguf.TokenType.NORMAL] * count)
+    writer.add_token_list([*tokens, *(f"token{index}" for index in range(len(tokens), count))])
+    writer.add_token_types([gguf.TokenType.CONTROL] * 2 + [gguf.TokenType.NORMAL] * (count - 2))
     writer.add_token_merges(["a b"])
     writer.add_bos_token_id(0)
     writer.add_eos_token_id(1)
