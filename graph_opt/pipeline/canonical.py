@@ -40,6 +40,7 @@ from ..passes.normalize.lower_opset import WriteSwishPass
 from ..passes.normalize.move_qdq import MoveQDQPass
 from ..passes.normalize.norm_before_transpose import NormBeforeTransposePass
 from ..passes.normalize.raise_opset import RaiseOpsetPass
+from ..passes.normalize.shapes_of_inputs import ShapesOfInputsPass
 from ..passes.normalize.simplify_shapes import SimplifyShapesPass
 from ..passes.remove_unused import RemoveUnusedNodesPass
 
@@ -105,6 +106,7 @@ def canonical_text_passes() -> list[ir.passes.PassBase]:
         FoldConstantsPass(budget=_LARGEST_WEIGHT),
         LiftRotaryPass(),
         LiftAttentionPass(),
+        ShapesOfInputsPass(),
         SimplifyShapesPass(decoder=False),
         *_clean_up(),
         GemmToMatMulPass(),

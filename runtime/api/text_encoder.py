@@ -54,10 +54,12 @@ Pool = Callable[[Floats, Ids, Ids], Floats]
 
 def _by_text(reduce: np.ufunc, states: Floats, begins: Ids, empty: float = 0.0) -> Floats:
     """Reduce the states of each text; a text without tokens gets ``empty``."""
-    counts = np.diff(begins)
-    result = np.full((len(counts), *states.shape[1:]), empty, np.float32)
-    if counts.any():
-        result[counts > 0] = reduce.reduceat(states, begins[:-1][counts > 0], axis=0)
+    filled = np.diff(begins) > 0
+    if filled.all():
+        return np.asarray(reduce.reduceat(states, begins[:-1], axis=0), np.float32)
+    result = np.full((len(filled), *states.shape[1:]), empty, np.float32)
+    if filled.any():
+        result[filled] = reduce.reduceat(states, begins[:-1][filled], axis=0)
     return result
 
 
@@ -664,16 +666,14 @@ class TextEncoder(EncoderModel):
 
     def _pooled(self, states: Floats, batch: TokenBatch) -> Sequence[Floats]:
         if self._pooling is not None:
-            begins, lengths = batch.begins, np.diff(batch.begins)
-            numbers = np.arange(begins[-1]) - np.repeat(begins[:-1], lengths) + 1
-            unpooled = np.array([text.unpooled for text in batch.texts])
-            if unpooled.any():
-                kept = numbers > np.repeat(unpooled, lengths)
+            begins, lengths, modes = batch.begins, np.diff(batch.begins), self._pooling.modes
+            numbers = np.arange(1, begins[-1] + 1) - np.repeat(begins[:-1], lengths)
+            if any(text.unpooled for text in batch.texts):
+                kept = numbers > np.repeat([text.unpooled for text in batch.texts], lengths)
                 states, begins = states[kept], np.concatenate([[0], np.cumsum(kept)])[begins]
                 numbers = numbers[kept]
-            states = np.concatenate(
-                [POOLINGS[mode](states, begins, numbers) for mode in self._pooling.modes], axis=-1
-            )
+            pooled = [POOLINGS[mode](states, begins, numbers) for mode in modes]
+            states = pooled[0] if len(pooled) == 1 else np.concatenate(pooled, axis=-1)
         return list(_through([] if self._per_token else self._dense, states))
 
     def _special(self) -> set[int]:

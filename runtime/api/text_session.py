@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import itertools
 import json
 import logging
 from collections.abc import Mapping, Sequence
@@ -146,23 +147,25 @@ class JoinedTexts(TextSession):
 
     def run(self, outputs: Sequence[str], texts: Sequence[Tokens]) -> list[Floats]:
         """Run texts one behind the other; each has blocks of its own in the caches of keys and values."""
-        lengths = np.array([len(text.ids) for text in texts])
-        begins = np.concatenate([[0], np.cumsum(lengths)])
-        positions = np.arange(begins[-1]) - np.repeat(begins[:-1], lengths)
+        counts = [len(text.ids) for text in texts]
+        total, lengths, begins = sum(counts), np.array(counts), np.zeros(len(counts) + 1, np.int32)
+        np.cumsum(lengths, out=begins[1:])
+        places = np.arange(total)
         blocks = -(-lengths // self._block)
-        first = np.cumsum(blocks) - blocks
-        table = first[:, None] + np.minimum(np.arange(blocks.max()), blocks[:, None] - 1)
+        first = np.cumsum(blocks, dtype=np.int32) - blocks
+        most = int(blocks.max())
         feed: dict[str, npt.NDArray[Any]] = {
-            INPUT_IDS: np.concatenate([text.ids for text in texts])[None].astype(np.int64),
-            POSITION_IDS: positions[None].astype(np.int64),
-            BEGINS: begins.astype(np.int32),
-            PAST: np.zeros(len(texts), np.int32),
-            TABLE: table.astype(np.int32),
-            AHEAD: (np.repeat(lengths, lengths) - 1 - positions).astype(np.int32),
+            INPUT_IDS: _row([text.ids for text in texts], total),
+            POSITION_IDS: (places - np.repeat(begins[:-1], lengths))[None],
+            BEGINS: begins,
+            PAST: np.zeros(len(counts), np.int32),
+            TABLE: (first[:, None] + np.minimum(np.arange(most), blocks[:, None] - 1)).astype(np.int32),
+            AHEAD: (np.repeat(begins[1:], lengths) - 1 - places).astype(np.int32),
         }
         if TOKEN_TYPE_IDS in self._names:
-            feed[TOKEN_TYPE_IDS] = np.concatenate([text.types for text in texts])[None].astype(np.int64)
-        feed |= {name: np.empty((blocks.sum(), *self._cache), np.uint8) for name in (KEYS, VALUES)}
+            feed[TOKEN_TYPE_IDS] = _row([text.types for text in texts], total)
+        shape = (int(blocks.sum()), *self._cache)
+        feed |= {name: np.empty(shape, np.uint8) for name in (KEYS, VALUES)}
         feed = {name: array for name, array in feed.items() if name in self._names}
         arrays = self._session.run(list(outputs), feed)
         results = []
@@ -172,6 +175,11 @@ class JoinedTexts(TextSession):
             else:
                 results.append(array[0] if self.ranks[name] > 2 else array)
         return results
+
+
+def _row(numbers: Sequence[Sequence[int]], total: int) -> Ids:
+    """Return the numbers of texts one behind the other, [1, total]."""
+    return np.fromiter(itertools.chain.from_iterable(numbers), np.int64, total)[None]
 
 
 class PaddedTexts(TextSession):

@@ -49,7 +49,7 @@ from .native_attention import BLOCK_SIZE, DOMAIN, LAYOUT, OPERATOR
 Floats = npt.NDArray[np.float32]
 _CACHE = "float32"
 _HIDDEN = -1e4  # a mask entry at or below this hides its key
-_SHORT, _LONGEST = 64, 2048  # tokens of a mask that is evaluated
+_SHORT, _BIASED, _LONGEST = 64, 512, 2048  # tokens of a mask that is evaluated; at least, of one with biases
 _SHAPE = (1, "tokens")
 _TEXT_INPUTS = (INPUT_IDS, ATTENTION_MASK, TOKEN_TYPE_IDS)
 _BY_TOKEN = frozenset(
@@ -374,7 +374,8 @@ def text_mask(graph: ir.Graph, mask: ir.Value) -> TextMask:
     """Return the meaning of a mask, which is evaluated on texts of several lengths, padded on the right.
 
     Distances are compared with integer constants and with the lengths of tables upstream, and the evaluation
-    is longer than all of these; so what it shows of the largest distances holds for all larger ones.
+    is longer than all of these; so what it shows of the largest distances holds for all larger ones. Where a
+    bias by distance ends may be part of a formula, so it must not change over half of the distances.
 
     Raises:
         ValueError: the mask means something else; the message goes on behind "its mask".
@@ -385,9 +386,26 @@ def text_mask(graph: ir.Graph, mask: ir.Value) -> TextMask:
     length = max([_SHORT, *(2 * size + 8 for size in [*integers_upstream(mask), *_table_sizes(mask)])])
     if length > _LONGEST:
         raise ValueError(f"has a constant above {_LONGEST // 2}")
+    probe = Probe(graph, mask)
+    meaning = _meaning_at(probe, length)
+    while meaning.near is not None and (length < _BIASED or meaning.near.shape[1] // 2 > length // 2):
+        if length == _LONGEST:
+            raise ValueError("adds a bias that goes on with the distance")
+        length = min(max(_BIASED, 2 * length), _LONGEST)
+        meaning = _meaning_at(probe, length)
+    return meaning
+
+
+def _meaning_at(probe: Probe, length: int) -> TextMask:
+    """Return the meaning of a mask for texts of up to ``length`` tokens.
+
+    Raises:
+        ValueError: see ``text_mask``.
+        GraphError: see ``text_mask``.
+    """
     real = np.arange(length) < np.array([length, length - 7, 3])[:, None]
     zeros = np.zeros(real.shape, np.int64)
-    probe, given = Probe(graph, mask), {ATTENTION_MASK: real.astype(np.int64), INPUT_IDS: zeros + 1}
+    given = {ATTENTION_MASK: real.astype(np.int64), INPUT_IDS: zeros + 1}
     values, others = (probe({**given, TOKEN_TYPE_IDS: types}) for types in (zeros, zeros + 1))
     if (values != others).any():
         raise ValueError("depends on the types of tokens")
@@ -400,7 +418,7 @@ def text_mask(graph: ir.Graph, mask: ir.Value) -> TextMask:
         return TextMask(causal=True)
     window = int(seen[0, 0, 0].sum()) - 1
     expected = (np.abs(places) <= window) & real[:, None, None, :]
-    if (seen != expected)[np.broadcast_to(real[:, None, :, None], seen.shape)].any():
+    if (seen != expected)[queries].any():
         raise ValueError("hides other tokens than padding and distant ones")
     limit = None if window == length - 1 else window
     if not (values[seen] != 0).any():
@@ -412,11 +430,10 @@ def text_mask(graph: ir.Graph, mask: ir.Value) -> TextMask:
     )  # by distance from -(length - 1) on
     if (values != near[:, places + length - 1][None])[np.broadcast_to(expected, seen.shape)].any():
         raise ValueError("adds a bias that does not depend on the distance alone")
-    reach = length - 1
-    while reach > 1 and all((near[:, end] == near[:, inner]).all() for end, inner in ((0, 1), (-1, -2))):
-        near, reach = near[:, 1:-1], reach - 1
-    if reach > length // 2:
-        raise ValueError("adds a bias that goes on with the distance")
+    while near.shape[1] > 3 and all(
+        (near[:, end] == near[:, inner]).all() for end, inner in ((0, 1), (-1, -2))
+    ):
+        near = near[:, 1:-1]
     return TextMask(None, near)
 
 
@@ -551,6 +568,11 @@ def _is_zero(value: ir.Value | None) -> bool:
     return number is not None and number.shape == () and int(number) == 0
 
 
+def _is_one_number(value: ir.Value | None) -> bool:
+    tensor = weight(value)
+    return value is None or (tensor is not None and tensor.size == 1)
+
+
 def _forget_shapes(graph: ir.Graph) -> None:
     """Forget the shapes of values with the axes of the batch; they are inferred again."""
     for node in graph:
@@ -580,6 +602,8 @@ def _is_separate(node: ir.Node) -> bool:
             # The sizes of the row are not those of a text. Integers may be sizes of further values, which are
             # of the row as well; numbers to compute with may not.
             return int_attribute(node, "to", 0) in _INTEGERS or first is None or not _is_size(first)
+        case "DequantizeLinear":
+            return all(map(_is_one_number, node.inputs[1:]))
         case "Split":
             return int_attribute(node, "axis", 0) == -1
         case "MatMul":

@@ -17,6 +17,7 @@ from ..products.half_products import HalfProductsPass
 from ..products.merge import MergeProjectionsPass, PackedQKVPass
 from ..products.quantized_linear import QuantizedLinearPass
 from ..products.silu_and_mul import SiluAndMulPass
+from ..products.weight_only_products import WeightOnlyProductsPass
 from ..quick_gelu import QuickGelu
 
 
@@ -27,6 +28,7 @@ def text_passes(kernels: Kernels) -> list[ir.passes.PassBase]:
         kernels: the capabilities of the target's kernels.
     """
     passes: list[GraphPass | ir.passes.PassBase] = [
+        WeightOnlyProductsPass(static=False),
         common.ShapeInferencePass(),
         FuseAttentionPass(plain=True),
         common.ShapeInferencePass(),

@@ -1,7 +1,7 @@
 """Lower products of dynamically quantized inputs to com.microsoft DynamicQuantizeMatMul, one per input.
 
-Cast(MatMulInteger(DynamicQuantizeLinear(x), W)) * (x_scale * W_scale) + bias
-    -> DynamicQuantizeMatMul(x, W, W_scale, 0, bias)
+Cast(MatMulInteger(DynamicQuantizeLinear(x), W, W_zero)) * (x_scale * W_scale) + bias
+    -> DynamicQuantizeMatMul(x, W, W_scale, W_zero, bias)
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class DynamicProductsPass(GraphPass):
 
 def dynamic_product(source: ir.Node, node: ir.Node) -> Product | str:
     """Return a product of the output of ``source``, or why no kernel can compute it."""
-    if node.op_type != "MatMulInteger" or len(node.inputs) != 3 or node.inputs[2] is not source.outputs[2]:
-        return "the quantized input is not multiplied with a symmetric weight"
+    if node.op_type != "MatMulInteger" or len(node.inputs) < 3 or node.inputs[2] is not source.outputs[2]:
+        return "the quantized input is not multiplied with a weight"
     cast = sole_consumer(node.outputs[0])
     scaling = sole_consumer(cast.outputs[0]) if cast is not None and cast.op_type == "Cast" else None
     if scaling is None or scaling.op_type != "Mul":
@@ -49,4 +49,5 @@ def dynamic_product(source: ir.Node, node: ir.Node) -> Product | str:
     if both is None or source.outputs[1] not in both.inputs:
         return "the product is not scaled by the scale of its input"
     scales = next((value for value in both.inputs if value is not source.outputs[1]), None)
-    return product_of(node, node.inputs[1], scales, scaling.outputs[0])
+    zeros = node.inputs[3] if len(node.inputs) > 3 else None
+    return product_of(node, node.inputs[1], scales, scaling.outputs[0], zeros)

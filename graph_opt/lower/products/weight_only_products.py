@@ -1,11 +1,12 @@
 """Rewrite products of quantized inputs as products of float inputs with the same int8 weights.
 
-Cast(MatMulInteger(DynamicQuantizeLinear(x), W)) * (x_scale * W_scale)
+Cast(MatMulInteger(DynamicQuantizeLinear(x), W, W_zero)) * (x_scale * W_scale)
 MatMul(DequantizeLinear(QuantizeLinear(x)), DequantizeLinear(W, W_scale))
-    -> MatMul(x, DequantizeLinear(W, W_scale))
+    -> MatMul(x, DequantizeLinear(W, W_scale, W_zero))
 
-This is for targets without kernels for int8 products; the result is closer to the original model. Scales are
-repeated per block, so that kernels for blocked weights apply.
+This is for targets without kernels for int8 products, and for kernels that round inputs themselves, in
+smaller parts: the result is closer to the original model. Scales are repeated per block, so that kernels for
+blocked weights apply.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ...graph.edit import add_initializer, insert, nodes_of, remove_unused, replace
-from ...graph.lazy import lazy, shape_of
+from ...graph.lazy import Array, lazy, shape_of
 from ...passes.base import GraphPass
 from .dynamic_int8 import dynamic_product
 from .integer_products import Product
@@ -57,10 +58,22 @@ class WeightOnlyProductsPass(GraphPass):
 def _dequantized(graph: ir.Graph, node: ir.Node, product: Product) -> ir.Value:
     rows, columns = shape_of(product.values)
     block = next((size for size in _BLOCKS if rows % size == 0), None)
-    values = add_initializer(graph, f"{product.name}.weight_only", product.values)
     shape = (columns,) if block is None else (rows // block, columns)
-    scales = product.scales
-    repeated = lazy(lambda: np.broadcast_to(scales.numpy(), shape), scales.dtype, shape)
-    operands = [values, add_initializer(graph, f"{product.name}.scales", repeated)]
+    values, scales, zeros = product.values, product.scales, product.zeros
+    tensors = {"weight_only": values, "scales": _repeated(scales, shape)}
+    if zeros is not None:  # kernels for blocked weights have zero points of unsigned ones
+        unsigned = lazy(lambda: _unsigned(values), ir.DataType.UINT8, (rows, columns))
+        points = lazy(lambda: _unsigned(zeros), ir.DataType.UINT8, (columns,))
+        tensors |= {"weight_only": unsigned, "zero_points": _repeated(points, shape)}
+    operands = [add_initializer(graph, f"{product.name}.{name}", tensor) for name, tensor in tensors.items()]
     attributes = {"axis": 1} if block is None else {"axis": 0, "block_size": block}
     return insert(node, "DequantizeLinear", operands, attributes).outputs[0]
+
+
+def _repeated(row: ir.TensorProtocol, shape: tuple[int, ...]) -> ir.LazyTensor:
+    return lazy(lambda: np.broadcast_to(row.numpy(), shape), row.dtype, shape)
+
+
+def _unsigned(values: ir.TensorProtocol) -> Array:
+    """Return int8 and 128 more, as uint8."""
+    return np.asarray(values.numpy()).view(np.uint8) ^ np.uint8(0x80)

@@ -24,10 +24,13 @@ from ...graph.edit import (
     static_size,
 )
 from ..base import GraphPass
+from .lift_products import integer_product
 
 _EPSILON = 1e-12
 _HIDDEN = float(np.finfo(np.float32).min)
 _QUICK = 1.702  # the default of QuickGelu
+
+_EMBEDDINGS = frozenset({"EmbedLayerNormalization", "QEmbedLayerNormalization"})
 
 Inputs = list[ir.Value | None]
 
@@ -44,7 +47,9 @@ class LiftEncoderPass(GraphPass):
         self._masks = {}
         lifts: dict[str, Callable[[ir.Graph, ir.Node, Inputs], ir.Value | str]] = {
             "EmbedLayerNormalization": _embedded,
+            "QEmbedLayerNormalization": _embedded_integers,
             "Attention": self._packed_attention,
+            "QAttention": self._integer_attention,
             "MultiHeadAttention": self._attention,
             "SkipLayerNormalization": _normed_sum,
             "BiasGelu": _gelu,
@@ -56,7 +61,7 @@ class LiftEncoderPass(GraphPass):
             if node.domain != MICROSOFT or node.op_type not in lifts:
                 continue
             inputs = [*node.inputs, *[None] * 10]
-            if node.op_type == "EmbedLayerNormalization" and len(node.outputs) > 1 and inputs[7] is not None:
+            if node.op_type in _EMBEDDINGS and len(node.outputs) > 1 and inputs[7] is not None:
                 # The number of tokens of each text: what a mask says where padding is behind the text.
                 replace(node.outputs[1], inputs[7])
             others = [output for output in node.outputs[1:] if output.uses() or output.is_graph_output()]
@@ -75,10 +80,30 @@ class LiftEncoderPass(GraphPass):
         x, weights, bias, mask, past, scores = inputs[:6]
         if past is not None or scores is not None or "qkv_hidden_sizes" in node.attributes:
             return "it has a past, a bias of scores, or parts of different sizes"
-        width = None if weights is None else static_size(weights, 1)
-        if x is None or weights is None or not width:
-            return "the size of its weights is not known"
         product = insert(node, "MatMul", [x, weights]).outputs[0]
+        return self._parts_attended(graph, node, product, [weights, bias], mask)
+
+    def _integer_attention(self, graph: ir.Graph, node: ir.Node, inputs: Inputs) -> ir.Value | str:
+        """Return attention whose queries, keys and values are one product of rounded inputs."""
+        x, weights, bias, scale, scales, mask, zero, zeros, past = inputs[:9]
+        if past is not None:
+            return "it has a past"
+        product = integer_product(node, [x, weights, zero, zeros], scale, scales)
+        return self._parts_attended(graph, node, product, [weights, bias], mask)
+
+    def _parts_attended(
+        self,
+        graph: ir.Graph,
+        node: ir.Node,
+        product: ir.Value,
+        weights: Inputs,
+        mask: ir.Value | None,
+    ) -> ir.Value | str:
+        """Return attention of a product of all three; ``weights`` are those of it, and its bias."""
+        matrix, bias = weights
+        width = static_size(matrix, 1)
+        if not width:
+            return "the size of its weights is not known"
         if bias is not None:
             product = insert(node, "Add", [product, bias]).outputs[0]
         size = shared_constant(graph, f"three_parts_{width}", np.full(3, width // 3, np.int64))
@@ -139,7 +164,28 @@ def _additive(graph: ir.Graph, node: ir.Node, mask: ir.Value) -> ir.Value:
     return insert(node, "Expand", [added, shape]).outputs[0]
 
 
-def _embedded(graph: ir.Graph, node: ir.Node, inputs: Inputs) -> ir.Value | str:
+def _embedded_integers(graph: ir.Graph, node: ir.Node, inputs: Inputs) -> ir.Value | str:
+    """Return what ``_embedded`` does, of tables and a norm that are stored as integers."""
+    tables, (mask, *scales) = inputs[:7], inputs[7:13]
+    zeros = [*inputs[13:18]]
+    norm = [
+        insert(node, "DequantizeLinear", [tables[5 + place], scales[3 + place], zeros[3 + place]]).outputs[0]
+        for place in (0, 1)
+    ]
+    return _embedded(graph, node, [*tables[:5], *norm, mask, None], scales[:3], zeros[:3])
+
+
+def _rows(
+    node: ir.Node, table: ir.Value | None, ids: ir.Value | None, scale: ir.Value | None, zero: ir.Value | None
+) -> ir.Value:
+    """Return rows of a table; with a scale, of stored integers."""
+    rows = insert(node, "Gather", [table, ids]).outputs[0]
+    return rows if scale is None else insert(node, "DequantizeLinear", [rows, scale, zero]).outputs[0]
+
+
+def _embedded(
+    graph: ir.Graph, node: ir.Node, inputs: Inputs, scales: Inputs | None = None, zeros: Inputs | None = None
+) -> ir.Value | str:
     """Return the normalized sum of the embeddings of tokens, positions and types."""
     ids, types, words, places, kinds, gamma, beta, _, positions = inputs[:9]
     if positions is None:
@@ -147,12 +193,13 @@ def _embedded(graph: ir.Graph, node: ir.Node, inputs: Inputs) -> ir.Value | str:
         length = insert(node, "Shape", [ids], {"start": 1, "end": 2}).outputs[0]
         length = insert(node, "Squeeze", [length]).outputs[0]
         positions = insert(node, "Range", [zero, length, one]).outputs[0]
-    total = insert(node, "Gather", [words, ids]).outputs[0]
+    scales, zeros = scales or [None] * 3, zeros or [None] * 3
+    total = _rows(node, words, ids, scales[0], zeros[0])
     if kinds is not None:
         if types is None:
             return "it has a table of types, but no types"
-        total = insert(node, "Add", [total, insert(node, "Gather", [kinds, types]).outputs[0]]).outputs[0]
-    total = insert(node, "Add", [total, insert(node, "Gather", [places, positions]).outputs[0]]).outputs[0]
+        total = insert(node, "Add", [total, _rows(node, kinds, types, scales[2], zeros[2])]).outputs[0]
+    total = insert(node, "Add", [total, _rows(node, places, positions, scales[1], zeros[1])]).outputs[0]
     attributes = {"axis": -1, "epsilon": float_attribute(node, "epsilon", _EPSILON)}
     return insert(node, "LayerNormalization", [total, gamma, beta], attributes).outputs[0]
 

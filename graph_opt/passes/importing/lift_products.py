@@ -1,4 +1,8 @@
-"""Replace com.microsoft FusedMatMul by Transpose, MatMul and Mul; weights are transposed lazily."""
+"""Replace onnxruntime's operators of products by standard ones.
+
+FusedMatMul becomes Transpose, MatMul and Mul; weights are transposed lazily. DynamicQuantizeMatMul and
+MatMulIntegerToFloat become DynamicQuantizeLinear and MatMulInteger.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +26,18 @@ from ..base import GraphPass
 
 
 class LiftProductsPass(GraphPass):
-    """Replace FusedMatMul."""
+    """Replace FusedMatMul, DynamicQuantizeMatMul and MatMulIntegerToFloat."""
 
     def rewrite(self, graph: ir.Graph) -> None:
-        """Replace every node that does not transpose batch axes."""
+        """Replace every node, of FusedMatMul those that do not transpose batch axes."""
+        for node in nodes_of(graph, "DynamicQuantizeMatMul", MICROSOFT):
+            rounded = insert(node, "DynamicQuantizeLinear", node.inputs[:1], num_outputs=3).outputs
+            weights, scales, zeros, bias = [*node.inputs, None, None][1:5]
+            operands = [rounded[0], weights, rounded[2], zeros]
+            self._finish(graph, node, integer_product(node, operands, rounded[1], scales), bias)
+        for node in nodes_of(graph, "MatMulIntegerToFloat", MICROSOFT):
+            x, weights, scale, scales, zero, zeros, bias = [*node.inputs, None, None, None][:7]
+            self._finish(graph, node, integer_product(node, [x, weights, zero, zeros], scale, scales), bias)
         for node in nodes_of(graph, "FusedMatMul", MICROSOFT):
             if any(int_attribute(node, name, 0) for name in ("transBatchA", "transBatchB")):
                 self.refuse(node, "it transposes batch axes")
@@ -45,6 +57,32 @@ class LiftProductsPass(GraphPass):
             replace(node.outputs[0], output)
             remove_unused(graph, node)
             self.fired += 1
+
+    def _finish(self, graph: ir.Graph, node: ir.Node, product: ir.Value, bias: ir.Value | None) -> None:
+        if bias is not None:
+            product = insert(node, "Add", [product, bias]).outputs[0]
+        replace(node.outputs[0], product)
+        remove_unused(graph, node)
+        self.fired += 1
+
+
+def integer_product(
+    before: ir.Node, operands: list[ir.Value | None], scale: ir.Value | None, scales: ir.Value | None
+) -> ir.Value:
+    """Return the float product of an input that is rounded and a weight of integers.
+
+    Args:
+        before: new nodes are inserted in front of it.
+        operands: those of MatMulInteger: the input, the weight, and their zero points or None.
+        scale: of the input.
+        scales: of the weight.
+    """
+    while operands[-1] is None:
+        operands = operands[:-1]
+    product = insert(before, "MatMulInteger", operands).outputs[0]
+    floats = insert(before, "Cast", [product], {"to": ir.DataType.FLOAT}).outputs[0]
+    both = insert(before, "Mul", [scale, scales]).outputs[0]
+    return insert(before, "Mul", [floats, both]).outputs[0]
 
 
 def _transposed(graph: ir.Graph, node: ir.Node, value: ir.Value | None) -> ir.Value | None:

@@ -101,6 +101,22 @@ def test_dynamic_products_become_weight_only(rows: int, block: int) -> None:
     assert 0 < np.abs(got - rounded).max() < 0.05 * np.abs(got).max()
 
 
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8])
+@pytest.mark.parametrize("rows", [32, 24])
+@pytest.mark.parametrize("shape", [(6,), (1,), ()])
+def test_zero_points_of_dynamic_products_stay(dtype: Any, rows: int, shape: tuple[int, ...]) -> None:
+    info = np.iinfo(dtype)
+    w = RNG.integers(info.min, info.max + 1, (rows, 6)).astype(dtype)
+    zeros, scales = RNG.integers(info.min, info.max + 1, shape).astype(dtype), RNG.random(shape)
+    x, bias = RNG.standard_normal((3, rows)).astype(np.float32), RNG.random(6).astype(np.float32)
+    text = DYNAMIC.replace("w, xz)", "w, xz, wz)")
+    model = graph(text, w=w, ws=scales.astype(np.float32), wz=zeros, b=bias)
+    assert apply(WeightOnlyProductsPass(), model) == []
+    assert [node.op_type for node in model.graph] == ["DequantizeLinear", "MatMul", "Add"]
+    expected = x @ ((w.astype(np.float64) - zeros.astype(np.float64)) * scales) + bias
+    np.testing.assert_allclose(evaluate(model, {"x": x})[0], expected, rtol=1e-5, atol=1e-3)
+
+
 def test_an_operator_that_the_older_opset_lacks_is_named() -> None:
     model = graph("g (float[2, 4] x, float[4] w) => (float[2, 4] y) { y = RMSNormalization(x, w) }")
     with pytest.raises(GraphError, match=r"RMSNormalization .*opset 21 does not have this operator"):

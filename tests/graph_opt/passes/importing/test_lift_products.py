@@ -1,6 +1,11 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+import onnx_ir as ir
+import onnxruntime
+import pytest
 from graph_asserts import apply, assert_same, graph
 
 from carryall.graph_opt.passes.importing.lift_products import LiftProductsPass
@@ -27,3 +32,37 @@ def test_batch_axes_keep_their_positions() -> None:
     text = """g (float[N, H, S, 4] q, float[N, H, T, 4] k) => (float[N, H, S, T] y) {
         y = com.microsoft.FusedMatMul <transBatchA = 1> (q, k) }"""
     assert apply(LiftProductsPass(), graph(text)) == ["it transposes batch axes"]
+
+
+def computed(model: ir.Model, feed: dict[str, Any]) -> Any:
+    """The result by onnxruntime, without its fusions."""
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    proto = ir.to_proto(model).SerializeToString()
+    session = onnxruntime.InferenceSession(proto, options, providers=["CPUExecutionProvider"])
+    return session.run(None, feed)[0]
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8])
+@pytest.mark.parametrize("operands", ["", ", zeros", ", zeros, bias"])
+def test_products_of_rounded_inputs_are_those_of_onnxruntime(dtype: Any, operands: str) -> None:
+    rng = np.random.default_rng(0)
+    info = np.iinfo(dtype)
+    tensors = {
+        "w": rng.integers(info.min // 2, info.max // 2, (8, 5)).astype(dtype),  # sums of AVX2 do not saturate
+        "ws": rng.random(5).astype(np.float32),
+        "zeros": rng.integers(info.min, info.max, 5).astype(dtype),
+        "bias": rng.random(5).astype(np.float32),
+    }
+    x = rng.standard_normal((2, 3, 8)).astype(np.float32)
+    dynamic = f"y = com.microsoft.DynamicQuantizeMatMul (x, w, ws{operands})"
+    static = (
+        "q, s, z = DynamicQuantizeLinear (x)"
+        f"y = com.microsoft.MatMulIntegerToFloat (q, w, s, ws, z{operands})"
+    )
+    for text in (dynamic, static):
+        model = graph(f"g (float[2, 3, 8] x) => (float[2, 3, 5] y) {{ {text} }}", **tensors)
+        expected = computed(model, {"x": x})
+        assert apply(LiftProductsPass(), model) == []
+        assert not any(node.domain for node in model.graph)
+        np.testing.assert_allclose(computed(model, {"x": x}), expected, rtol=1e-5, atol=1e-4)
