@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import numpy as np
-import numpy.typing as npt
+import math
+from operator import mul
 
-# Forgetting factor: about the last 16 steps count.
-_DECAY = 0.94
+# Earlier steps of a kind count as at most so many.
+_MEMORY = 16.0
+# A step counts as at most so many times as long as expected: other work of the machine only adds time.
+_OUTLIER = 4.0
 # Minimum prompt chunk beside running streams, in tokens: each chunk reads all weights once.
 _MIN_CHUNK = 4
 _MAX_TOKENS = 2**31
@@ -14,19 +16,24 @@ _MAX_TOKENS = 2**31
 _ENOUGH = 128
 # Scale of the features of a step: any decode rows, decode rows, prompts, prompt tokens.
 _UNITS = (1.0, 8.0, 1.0, 64.0)
-_RIDGE = 1e-4
+# Standard deviation of each cost before any step was measured, in durations of the first step.
+_PRIOR = 100.0
 
 
 class PromptCosts:
     """A linear model of a step's duration: decode rows, prompts and prompt tokens.
 
-    It is fitted by least squares with exponential forgetting, since costs change with context and load. Each
-    prompt has a fixed cost, since its run reads all weights.
+    Each prompt has a fixed cost, since its run reads all weights. Costs change with context and load, so
+    old steps are forgotten, but only in favour of steps that tell the same (recursive least squares with
+    directional forgetting: Kulhavy, "Restricted exponential forgetting in real-time identification",
+    Automatica 23, 1987). With one forgetting factor for all, a few hundred decode steps would leave nothing
+    of what prompts cost, and pieces of one length nothing of what tells a prompt's fixed cost from that of
+    its tokens.
     """
 
     def __init__(self) -> None:
-        self._moments = [[0.0] * 4 for _ in range(4)]
-        self._products = [0.0] * 4
+        self._costs = [0.0] * 4  # seconds of each feature, in its unit
+        self._covariance: list[list[float]] = []
         self._saw_decode = self._saw_prompt = False
         self._seen = 0  # prompt tokens
 
@@ -41,14 +48,7 @@ class PromptCosts:
         """
         # Every step comes here: floats take a fifth of the time of small arrays.
         any_row, row, prompt, token = _UNITS
-        facts = (rows > 0) / any_row, rows / row, prompts / prompt, tokens / token
-        # Minimize relative errors, so that a rare long step does not outweigh many short ones.
-        weight = 1.0 / max(seconds, 1e-9) ** 2
-        for i, moments in enumerate(self._moments):
-            by = weight * facts[i]
-            for j, fact in enumerate(facts):
-                moments[j] = _DECAY * moments[j] + by * fact
-            self._products[i] = _DECAY * self._products[i] + by * seconds
+        self._learn(((rows > 0) / any_row, rows / row, prompts / prompt, tokens / token), max(seconds, 1e-9))
         self._saw_decode |= rows > 0
         self._saw_prompt |= tokens > 0
         self._seen += tokens
@@ -60,7 +60,7 @@ class PromptCosts:
         """
         if not (self._saw_decode and self._saw_prompt):
             return None
-        once, per_row, per_prompt, per_token = self._solve().tolist()
+        once, per_row, per_prompt, per_token = self._solve()
         decode = once + per_row * rows
         if per_token <= 0.0 or decode <= 0.0:
             return _MIN_CHUNK  # the fit is disturbed; later steps correct it
@@ -70,21 +70,41 @@ class PromptCosts:
 
     def seconds_per_prompt_token(self) -> float | None:
         """Return the estimated cost of one more prompt token; None if no prompt was measured yet."""
-        return max(0.0, float(self._solve()[3])) if self._saw_prompt else None
+        return max(0.0, self._solve()[3]) if self._saw_prompt else None
 
     def seconds_of_prompts(self, tokens: int) -> float | None:
         """Return the estimated seconds of so many prompt tokens; None before enough were measured."""
         per_token = self.seconds_per_prompt_token() if self._seen >= _ENOUGH else None
         return None if not per_token else tokens * per_token
 
-    def _solve(self) -> npt.NDArray[np.float64]:
-        """Return the seconds of each feature; a negative cost per prompt (an ambiguous fit) is dropped."""
-        costs = self._fit([0, 1, 2, 3])
-        return costs if costs[2] >= 0.0 else self._fit([0, 1, 3])
+    def _learn(self, facts: tuple[float, ...], seconds: float) -> None:
+        """Correct costs and covariance by one duration (a Kalman filter's update of a scalar)."""
+        if not self._covariance:
+            prior = (_PRIOR * seconds) ** 2
+            self._covariance = [[prior * (i == j) for j in range(4)] for i in range(4)]
+        spread = [sum(map(mul, line, facts)) for line in self._covariance]
+        variance = sum(map(mul, spread, facts))  # of the expected duration
+        if variance <= 0.0:
+            return  # no facts
+        expected = sum(map(mul, self._costs, facts))
+        seconds = min(seconds, _OUTLIER * math.hypot(expected, math.sqrt(variance)))
+        # Minimize relative errors, so that a rare long step does not outweigh many short ones.
+        noise = seconds**2
+        # What exceeds the memory is forgotten: the variance grows in the direction of these facts only.
+        growth = max(0.0, noise / (_MEMORY * variance) - 1.0)
+        gain = (1.0 + growth) / (variance * (1.0 + growth) + noise)
+        change = growth / variance - gain * (1.0 + growth)
+        for i, line in enumerate(self._covariance):
+            self._costs[i] += gain * spread[i] * (seconds - expected)
+            for j in range(4):
+                line[j] += change * (spread[i] * spread[j])
 
-    def _fit(self, kept: list[int]) -> npt.NDArray[np.float64]:
-        moments = np.array(self._moments)[np.ix_(kept, kept)]
-        ridge = _RIDGE * np.trace(moments) / len(kept) * np.eye(len(kept))
-        costs = np.zeros(4)
-        costs[kept] = np.linalg.solve(moments + ridge, np.array(self._products)[kept])
-        return np.asarray(costs / _UNITS)
+    def _solve(self) -> list[float]:
+        """Return the seconds of each feature; a negative cost per prompt (an ambiguous fit) is dropped."""
+        costs = self._costs
+        if costs[2] < 0.0:
+            # The estimate under the condition that a prompt costs nothing.
+            by = costs[2] / self._covariance[2][2]
+            costs = [cost - by * line[2] for cost, line in zip(costs, self._covariance, strict=True)]
+            costs[2] = 0.0
+        return [cost / unit for cost, unit in zip(costs, _UNITS, strict=True)]

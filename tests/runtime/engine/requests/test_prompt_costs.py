@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from engine_kit import make_request
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from carryall.runtime.engine.kv.slots import SlotTable
 from carryall.runtime.engine.requests.prompt_costs import PromptCosts
@@ -43,6 +45,72 @@ def test_steps_become_as_long_as_allowed(rows: int, stretch: float) -> None:
     smallest = seconds(rows, 4) / seconds(rows, 0)
     assert ratio == pytest.approx(max(stretch, smallest), rel=0.15)
     assert costs.seconds_per_prompt_token() == pytest.approx(TOKEN, rel=0.1)
+
+
+@st.composite
+def machines(draw: st.DrawFn) -> tuple[float, float, float, float]:
+    """Seconds of any decode rows, a decode row, a prompt and a prompt token: from a GPU to a slow CPU."""
+    fixed = 10.0 ** draw(st.floats(-4.0, -1.5))
+    row = fixed * 10.0 ** draw(st.floats(-3.0, 0.0))
+    prompt = fixed * draw(st.floats(0.0, 1.0))
+    return fixed, row, prompt, fixed * 10.0 ** draw(st.floats(-4.0, -1.0))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    machine=machines(),
+    later=st.integers(0, 3000),
+    piece=st.sampled_from([0, 4, 9, 256]),
+    seed=st.integers(0, 99),
+)
+def test_what_prompts_cost_is_not_forgotten_in_other_steps(
+    machine: tuple[float, float, float, float], later: int, piece: int, seed: int
+) -> None:
+    """Steps of decode rows alone, or with pieces of one length, leave what they say nothing about."""
+    fixed, row, prompt, token = machine
+
+    def took(rows: int, tokens: int, prompts: int = 1) -> float:
+        return (fixed if rows else 0.0) + row * rows + (prompt * prompts + token * tokens if tokens else 0.0)
+
+    costs = PromptCosts()
+    rng = np.random.default_rng(seed)
+    right = (1.25 * took(8, 0) - prompt) / token
+    for _ in range(60):
+        rows, prompts = int(rng.integers(0, 17)), int(rng.integers(0, 3))
+        tokens = prompts * int(rng.integers(1, max(2, int(2 * right))))
+        costs.observe(rows, prompts, tokens, took(rows, tokens, prompts) * rng.uniform(0.97, 1.03))
+    for _ in range(later):
+        costs.observe(8, int(piece > 0), piece, took(8, piece) * rng.uniform(0.97, 1.03))
+    chosen = costs.prompt_tokens(8, 2.25)
+    assert chosen is not None
+    assert took(8, chosen) == pytest.approx(max(2.25 * took(8, 0), took(8, 4)), rel=0.15)
+
+
+def test_one_long_step_changes_little() -> None:
+    costs = PromptCosts()
+    for tokens in (0, 30, 60) * 20:
+        costs.observe(4, int(tokens > 0), tokens, seconds(4, tokens))
+    before = costs.prompt_tokens(4, 4.0)
+    assert before is not None
+    costs.observe(4, 1, 30, 100 * seconds(4, 30))
+    assert costs.prompt_tokens(4, 4.0) == pytest.approx(before, rel=0.35)
+    for tokens in (0, 30, 60):
+        costs.observe(4, int(tokens > 0), tokens, seconds(4, tokens))
+    assert costs.prompt_tokens(4, 4.0) == pytest.approx(before, rel=0.15)
+
+
+def test_a_long_prompt_after_many_decode_steps_gets_pieces_of_the_right_size() -> None:
+    scheduler = Scheduler(SlotTable(8), 512, stretch=4.0)
+    scheduler.add(make_request("stream", 5))
+    drive(scheduler, 3)
+    scheduler.add(make_request("first", 600))
+    drive(scheduler, 60)
+    drive(scheduler, 400)
+    scheduler.add(make_request("second", 600))
+    pieces = drive(scheduler, 8)
+    rows = len(scheduler.running) - 1
+    right = (3.0 * seconds(rows, 0) - PROMPT) / TOKEN
+    assert all(size == pytest.approx(right, abs=2) for size in pieces)
 
 
 def test_costs_that_change_are_followed() -> None:
@@ -132,5 +200,5 @@ def test_a_token_that_seems_to_cost_nothing_sets_no_limit(
     costs = PromptCosts()
     costs.observe(1, 0, 0, 1e-3)
     costs.observe(0, 1, 64, 1e-3)
-    monkeypatch.setattr(PromptCosts, "_solve", lambda self: np.array([1e-3, 0.0, 0.0, per_token]))
+    monkeypatch.setattr(PromptCosts, "_solve", lambda self: [1e-3, 0.0, 0.0, per_token])
     assert costs.prompt_tokens(1, 2.0) == 2**31
