@@ -11,7 +11,7 @@ from ..api.llm import LLM
 from ..types.outputs import RequestOutput, Usage
 from ..types.sampling_params import SamplingParams
 from .parts import DEFAULT_MAX_TOKENS, Place
-from .prompts import Cancellation, PlaceAnswer, ProgramCancelledError, Prompt, chosen
+from .prompts import Cancellation, PlaceAnswer, Prompt, chosen
 
 
 class LocalModel:
@@ -37,8 +37,7 @@ class LocalModel:
         )
         with contextlib.closing(stream):  # which cancels the request
             for output in stream:
-                if cancelled.is_set():
-                    raise ProgramCancelledError
+                cancelled.check()
                 text = output.outputs[0].text
                 if len(text) > length:
                     take(text[length:])
@@ -57,8 +56,7 @@ class LocalModel:
 
     def select(self, prompt: Prompt, place: Place, cancelled: Cancellation) -> PlaceAnswer:
         """Return the likeliest choice; see ``Model``."""
-        if cancelled.is_set():
-            raise ProgramCancelledError
+        cancelled.check()
         if prompt.text is not None:
             scores = self._llm.score(prompt.text, place.choices)
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,7 +11,9 @@ from typing import Any
 
 from ...errors import UsageError
 from ...options import shown
+from ..api.requests import RENDER_OPTIONS
 from ..images.data_url import is_data_url, read_data_url
+from ..text.chat_template import check_variables
 from ..types.outputs import ToolCall
 from ..types.sampling_params import SamplingParams
 from ..types.structured_output import StructuredOutput
@@ -180,7 +183,8 @@ def gen(
         **options: further fields of ``SamplingParams``: ``temperature``, ``top_p``, ``seed``, ...
 
     Raises:
-        UsageError: an option is invalid, or several formats are given.
+        UsageError: an option is invalid, several formats are given, or ``tool_choice`` names no tool.
+        ChatTemplateError: the name of a variable of the template is taken.
     """
     if hasattr(schema, "model_json_schema"):
         schema = schema.model_json_schema()
@@ -197,7 +201,8 @@ def gen(
     if wanted:
         chosen["structured_output"] = StructuredOutput(**wanted)
     SamplingParams(**chosen)
-    place = Place(_name(name), chosen, tuple(map(_tool, tools)), _choice(tool_choice), dict(template or {}))
+    listed = tuple(map(_tool, tools))
+    place = Place(_name(name), chosen, listed, _choice(tool_choice, listed), _template(template))
     return Parts((place,))
 
 
@@ -214,6 +219,7 @@ def select(name: str | None, choices: Sequence[str], *, template: Mapping[str, A
 
     Raises:
         UsageError: there are fewer choices, or one is empty.
+        ChatTemplateError: the name of a variable of the template is taken.
     """
     texts = tuple(choices) if isinstance(choices, Sequence) and not isinstance(choices, str | bytes) else ()
     if (
@@ -222,7 +228,7 @@ def select(name: str | None, choices: Sequence[str], *, template: Mapping[str, A
         or not all(isinstance(t, str) and t for t in texts)
     ):
         raise UsageError(f"choices must be at least two different texts, not {shown(choices)}")
-    return Parts((Place(_name(name), template=dict(template or {}), choices=texts),))
+    return Parts((Place(_name(name), template=_template(template), choices=texts),))
 
 
 def checked_options(options: Mapping[str, Any]) -> Json:
@@ -244,14 +250,38 @@ def _name(name: Any) -> str | None:
 
 
 def _tool(tool: Any) -> Json:
-    if not isinstance(tool, Mapping) or not isinstance(tool.get("function"), Mapping):
+    function = tool.get("function") if isinstance(tool, Mapping) else None
+    name = function.get("name") if isinstance(function, Mapping) else None
+    if not isinstance(name, str) or not name:
         raise UsageError(
             f"a tool is {{'type': 'function', 'function': {{'name': ..., ...}}}}, not {shown(tool)}"
         )
+    _check_json(tool, f"the tool {shown(name)}")
     return dict(tool)
 
 
-def _choice(choice: Any) -> str:
+def _choice(choice: Any, tools: Sequence[Json]) -> str:
     if not isinstance(choice, str) or not choice:
         raise UsageError(f"tool_choice must be auto, required or the name of a function, not {shown(choice)}")
+    names = [tool["function"]["name"] for tool in tools]
+    if choice != "auto" and not (tools if choice == "required" else choice in names):
+        known = ", ".join(names) or "none"
+        raise UsageError(f"tool_choice demands {shown(choice)}; the tools of the place are: {shown(known)}")
     return choice
+
+
+def _template(variables: Any) -> Json:
+    if variables is None:
+        return {}
+    if not isinstance(variables, Mapping):
+        raise UsageError(f"template must be variables of the chat template by name, not {shown(variables)}")
+    check_variables(variables, RENDER_OPTIONS)
+    _check_json(variables, "the variables of the chat template")
+    return dict(variables)
+
+
+def _check_json(value: Any, what: str) -> None:
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UsageError(f"{what} cannot be written as JSON: {error}") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +22,9 @@ _PARALLEL = 64  # requests in progress of one run
 _BATCH = 16  # programs in progress of one batch
 
 Function = Callable[..., Any]
+
+# Calling one of these runs nothing of it.
+_OTHER_FUNCTIONS = inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction
 
 
 class Run(ProgramState):
@@ -47,7 +51,11 @@ class Run(ProgramState):
             raise self._error
 
     def cancel(self) -> None:
-        """End the requests in progress; reading their variables raises ``ProgramCancelledError``."""
+        """End the requests in progress.
+
+        Reading their variables raises ``ProgramCancelledError``, and so do adding to the conversation and
+        forking it: the function ends too.
+        """
         self._execution.cancelled.set()
 
     def call(self, function: Function, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
@@ -92,6 +100,11 @@ class Program:
     def __init__(self, function: Function, defaults: Mapping[str, Any]) -> None:
         if not callable(function):
             raise UsageError(f"a program is a function of a conversation, not {shown(function)}")
+        if any(kind(function) for kind in _OTHER_FUNCTIONS):
+            raise UsageError(
+                f"a program is a plain function, without async and yield, not {shown(function)}: start() "
+                "runs it in a thread, and stream() yields its texts"
+            )
         self._function, self._defaults = function, checked_options(defaults)
         functools.update_wrapper(self, function)
 

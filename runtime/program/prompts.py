@@ -34,6 +34,15 @@ class Cancellation:
         """Return whether the program was cancelled."""
         return self._set
 
+    def check(self) -> None:
+        """Check that the program goes on.
+
+        Raises:
+            ProgramCancelledError: it was cancelled.
+        """
+        if self._set:
+            raise ProgramCancelledError
+
     def set(self) -> None:
         """Cancel the program."""
         with self._lock:

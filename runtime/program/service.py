@@ -116,8 +116,7 @@ class Service:
         """
         with self._answer(path, body, cancelled) as answer:
             for line in answer:
-                if cancelled.is_set():
-                    raise ProgramCancelledError
+                cancelled.check()
                 if not line.startswith(b"data:"):
                     continue  # a ping, or the end of an event
                 data = line.removeprefix(b"data:").strip()

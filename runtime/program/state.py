@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import replace
@@ -69,6 +70,7 @@ class Execution:
     def __init__(self, model: Model, parallel: int) -> None:
         self.cancelled = Cancellation()
         self._model = model
+        self._failing = threading.local()
         self._pool = ThreadPoolExecutor(parallel, "carryall-program")
 
     def request(self, conversation: Pieces, place: Place, after: Variable | None) -> Variable:
@@ -78,12 +80,12 @@ class Execution:
         def start(before: Future[PlaceAnswer] | None = None) -> None:
             error = before.exception() if before is not None else None
             if error is not None:
-                variable.end(None, error)
+                self._fail(variable, error)
                 return
             try:
                 self._pool.submit(self._run, conversation, place, variable)
             except RuntimeError:  # it is shut down
-                variable.end(None, ProgramCancelledError())
+                self._fail(variable, ProgramCancelledError())
 
         if after is None:
             start()
@@ -93,17 +95,29 @@ class Execution:
 
     def _run(self, conversation: Pieces, place: Place, variable: Variable) -> None:
         try:
-            if self.cancelled.is_set():
-                raise ProgramCancelledError
+            self.cancelled.check()
             prompt = conversation.prompt()
             if place.choices:
                 answer = self._model.select(prompt, place, self.cancelled)
             else:
                 answer = self._model.generate(prompt, place, variable.take, self.cancelled)
         except BaseException as error:  # noqa: BLE001 -- whoever reads the variable gets it
-            variable.end(None, error)
+            self._fail(variable, error)
         else:
             variable.end(answer)
+
+    def _fail(self, variable: Variable, error: BaseException) -> None:
+        """Fail a variable and all behind it, one after another: a chain of them may exceed the stack."""
+        waiting: deque[Variable] | None = getattr(self._failing, "waiting", None)
+        if waiting is not None:  # a call below ends the variable before it
+            waiting.append(variable)
+            return
+        self._failing.waiting = waiting = deque([variable])
+        try:
+            while waiting:
+                waiting.popleft().end(None, error)
+        finally:
+            del self._failing.waiting
 
     def close(self, *, cancel: bool) -> None:
         """Wait until no request is in progress; with ``cancel`` end them first."""
@@ -192,6 +206,7 @@ class ProgramState:
         self._over = False
 
     def __iadd__(self, parts: Parts | str) -> Self:
+        self._execution.cancelled.check()
         for item in parts_of(parts).items:
             self._add(item)
         return self
@@ -241,8 +256,10 @@ class ProgramState:
         They share the KV of what is before them, and their requests run together.
 
         Raises:
+            ProgramCancelledError: the run was cancelled.
             UsageError: the count is not a number of at least 1.
         """
+        self._execution.cancelled.check()
         if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= 1024:
             raise UsageError(f"fork takes a number of branches from 1 to 1024, not {shown(count)}")
         branches = []
@@ -290,7 +307,12 @@ class ProgramState:
 
     def requests(self) -> list[Variable]:
         """Return the requests of the conversation and its branches."""
-        return [*self._requests, *(request for branch in self._children for request in branch.requests())]
+        found, left = list[Variable](), [self]
+        while left:  # branches of branches may be deeper than the stack
+            state: ProgramState = left.pop()
+            found += state._requests
+            left += reversed(state._children)
+        return found
 
     def end(self) -> None:
         """Tell that the program adds nothing more."""

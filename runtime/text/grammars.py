@@ -38,8 +38,6 @@ _LIMITS = llguidance.LLParserLimits(
 )
 # How the library's messages begin when one of its limits is exceeded; the limit follows.
 _EXCEEDED = re.compile("too many (items|states)|current row has|fuel|too big", re.IGNORECASE)
-# Without a limit, a weak model may fill the context with whitespace. ``json_schema`` tells of ``oneOf``.
-JSON_OPTIONS = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{0,20}", "coerce_one_of": True}
 
 # The library recurses as deeply as the grammar: with a stack of 8 MiB, 5,000 chained rules end the process.
 _STACK_BYTES = 512 << 20
@@ -416,8 +414,8 @@ def _grammar(kind: str, text: str) -> str:
         # One terminal for all choices, since the parser tracks at most 2,000 alternatives at a time.
         grammar = matcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {' | '.join(choices)}")
     else:
-        schema = held_schema(text).text if kind == "json_schema" else '{"type": "object"}'
-        grammar = matcher.grammar_from_json_schema(schema, JSON_OPTIONS)
+        held = held_schema(text if kind == "json_schema" else '{"type": "object"}')
+        grammar = matcher.grammar_from_json_schema(held.text, dict(held.options))
     return str(grammar)
 
 

@@ -39,6 +39,17 @@ _MAPS = ("properties", "patternProperties", "$defs", "definitions")
 _LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
 _BRANCHES = ("allOf", "anyOf", "oneOf")
 
+# Of llguidance. Without a limit, a weak model may fill the context with whitespace. ``_disjoint`` tells of
+# ``oneOf``.
+JSON_OPTIONS: Mapping[str, Any] = {
+    "whitespace_pattern": r"[\x20\x0A\x0D\x09]{0,20}",
+    "coerce_one_of": True,
+}
+# In an object that is open, "\u0061" is a name that llguidance takes for another one than a declared "a".
+_WITHOUT_NUMBERS: Mapping[str, Any] = {**JSON_OPTIONS, "json_allowed_escapes": 'nrbtf\\"'}
+# Characters that are written by their numbers only, in values and in patterns.
+_NUMBERED = re.compile(r"\\u00[01]|\\\\[uxc]|\x7f")
+
 
 @dataclass(frozen=True, slots=True)
 class HeldSchema:
@@ -47,10 +58,12 @@ class HeldSchema:
     Args:
         text: the schema as JSON.
         loosened: the keywords that it leaves out, each once.
+        options: of llguidance, with which it is compiled.
     """
 
     text: str
     loosened: tuple[str, ...]
+    options: Mapping[str, Any]
 
 
 @functools.lru_cache(maxsize=256)
@@ -75,7 +88,9 @@ def held_schema(text: str) -> HeldSchema:
         raise InvalidSamplingError(f"json_schema is not valid JSON: {error}") from error
     if held is False:
         raise InvalidSamplingError("json_schema 'false' allows no output")
-    return HeldSchema("{}" if held is True else written, tuple(reader.loosened))
+    without_numbers = reader.has_open_names and not _NUMBERED.search(written)
+    options = _WITHOUT_NUMBERS if without_numbers else JSON_OPTIONS
+    return HeldSchema("{}" if held is True else written, tuple(reader.loosened), options)
 
 
 def _check_references(schema: Any) -> None:
@@ -154,10 +169,12 @@ class _Reader:
 
     Attributes:
         loosened: the keywords that were left out.
+        has_open_names: whether an object declares some of its names, and allows others.
     """
 
     extended: frozenset[str]
     loosened: dict[str, None] = field(default_factory=dict)
+    has_open_names: bool = False
 
     def read(self, schema: Any, *, closes: bool = True, path: str = "#") -> Any:
         """Return a schema in the form that a grammar can hold.
@@ -193,6 +210,8 @@ class _Reader:
                 held[name] = [self.read(item) for item in value] if several else self.read(value)
         if isinstance(held.get("patternProperties"), dict):
             _separate_patterns(held)
+        if _adds_properties(held, shallow=True) and held.get("additionalProperties") is not False:
+            self.has_open_names = True
         return held
 
     def _without_unsayable(self, schema: Json) -> Json:

@@ -207,14 +207,17 @@ def random_config(model_type: str, draw: random.Random) -> tuple[list[str], dict
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-def test_random_changes_of_several_fields_are_right_or_refused(tmp_path: Path) -> None:
+def test_random_changes_of_several_fields_are_right_or_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Draws configurations of all families for ``CARRYALL_FUZZ_SECONDS`` / 8."""
     pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     known = transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     families = [model_type for model_type in CONFIGS if model_type in known]
     end = time.monotonic() + float(os.environ.get("CARRYALL_FUZZ_SECONDS", "600")) / SLOW_TESTS
-    wrong, seed = [], int(time.time())
+    first = seed = int(time.time())
+    wrong = []
     while time.monotonic() < end:
         seed += 1
         model_type = families[seed % len(families)]
@@ -223,4 +226,6 @@ def test_random_changes_of_several_fields_are_right_or_refused(tmp_path: Path) -
         if fault is not None:
             wrong.append(f"{model_type} {names}: {fault}")
         shutil.rmtree(tmp_path / str(seed), ignore_errors=True)
+    with capsys.disabled():
+        print(f"{seed - first} configurations")
     assert wrong == []

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from ..grammars import JSON_OPTIONS, regex_of
+from ..grammars import regex_of
 from ..json_schema import held_schema
 from .argument_readers import types_of
 from .formats import ARGUMENTS, ID, INDEX, NAME, AnswerFormat, CallFormat, slots
@@ -354,10 +354,11 @@ def _json(schema: Any, root: Any = None) -> str:
     if isinstance(schema, Mapping) and isinstance(root, Mapping):
         definitions = {key: root[key] for key in ("$defs", "definitions") if key in root}
         schema = {**definitions, **schema}
-    held = json.loads(held_schema(json.dumps(schema)).text)
-    if isinstance(held, dict):
-        held = {"x-guidance": JSON_OPTIONS, **held}
-    return f"%json {json.dumps(held, ensure_ascii=False)}"
+    held = held_schema(json.dumps(schema))
+    document = json.loads(held.text)
+    if isinstance(document, dict):
+        document = {"x-guidance": held.options, **document}
+    return f"%json {json.dumps(document, ensure_ascii=False)}"
 
 
 def _properties(schema: Any) -> list[tuple[str, Any]]:

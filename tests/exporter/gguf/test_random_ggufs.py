@@ -130,7 +130,9 @@ def test_what_no_graph_says_is_refused(
 
 
 @pytest.mark.slow
-def test_random_files_give_the_logits_of_llama_cpp(llama_cpp: LlamaCpp, tmp_path: Path) -> None:
+def test_random_files_give_the_logits_of_llama_cpp(
+    llama_cpp: LlamaCpp, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     wrong, seed = [], int(time.time())
     end = time.monotonic() + float(os.environ.get("CARRYALL_FUZZ_SECONDS", "600")) / SLOW_TESTS
     while time.monotonic() < end:
@@ -141,5 +143,7 @@ def test_random_files_give_the_logits_of_llama_cpp(llama_cpp: LlamaCpp, tmp_path
         if error is not None and not error < 1:
             wrong.append((seed, error, draw(seed).text()))
         shutil.rmtree(folder)
+    with capsys.disabled():
+        print(f"{VERDICTS.total()} files: {dict(VERDICTS)}")
     assert wrong == []
     assert VERDICTS["compared"] > 0

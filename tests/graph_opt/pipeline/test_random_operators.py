@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 from fuzzing import SLOW_TESTS
+from openvino_process import OpenVinoProcess
 from random_operators import options, random_model
 
 from carryall.errors import GraphError
@@ -53,19 +54,11 @@ def results(model: onnx.ModelProto, feed: Feed, level: str) -> Arrays:
     return [np.asarray(array) for array in session.run(None, feed)]
 
 
-def with_openvino(model: onnx.ModelProto, feed: Feed, path: Path) -> Arrays | None:
-    """Return OpenVINO's results; None if it refuses the graph."""
-    import openvino as ov
-
-    path.write_bytes(model.SerializeToString())
-    try:
-        settings = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": "1"}
-        compiled = ov.Core().compile_model(str(path), "CPU", settings)
-        names = [port.get_any_name() for port in compiled.inputs]
-        found = compiled({name: feed[name] for name in names})
-        return [np.array(found[index]) for index in range(len(model.graph.output))]
-    except Exception:  # noqa: BLE001 -- whatever its frontend raises
-        return None
+@pytest.fixture(scope="module")
+def openvino() -> Iterator[OpenVinoProcess]:
+    pytest.importorskip("openvino")
+    with OpenVinoProcess() as process:
+        yield process
 
 
 def differs(found: Arrays, expected: Arrays, tolerance: float) -> str | None:
@@ -84,7 +77,7 @@ def differs(found: Arrays, expected: Arrays, tolerance: float) -> str | None:
     return None
 
 
-def check(seed: int, folder: Path) -> list[str]:
+def check(seed: int, openvino: OpenVinoProcess) -> list[str]:
     """Return what is wrong with one graph."""
     model, feed = random_model(seed)
     half = any(
@@ -110,7 +103,7 @@ def check(seed: int, folder: Path) -> list[str]:
         VERDICTS["onnxruntime's optimizations are wrong"] += 1
     session = InferenceSession(model.SerializeToString(), providers=["cpu"])
     compare("session", [np.asarray(array) for array in session.run(None, feed)])
-    peer = with_openvino(model, feed, folder / "source.onnx")
+    peer = openvino.results(model.SerializeToString(), feed)
     if peer is not None and differs(peer, expected, 10 * tolerance) is not None:
         VERDICTS["OpenVINO is wrong about the source"] += 1
         peer = None
@@ -129,7 +122,7 @@ def check(seed: int, folder: Path) -> list[str]:
         if fused_right:
             compare(f"{target} on", results(changed, feed, "ORT_ENABLE_ALL"))
         if peer is not None and target in ("portable", "openvino"):
-            found = with_openvino(changed, feed, folder / f"{target}.onnx")
+            found = openvino.results(changed.SerializeToString(), feed)
             if found is None:
                 wrong.append(f"{target} in OpenVINO: it takes the source, and not the optimized graph")
             elif differs(found, expected, 10 * tolerance) is not None:
@@ -140,17 +133,20 @@ def check(seed: int, folder: Path) -> list[str]:
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(8))
-def test_some_graphs(seed: int, tmp_path: Path) -> None:
-    assert check(seed, tmp_path) == []
+def test_some_graphs(seed: int, openvino: OpenVinoProcess) -> None:
+    assert check(seed, openvino) == []
 
 
 @pytest.mark.slow
-def test_many_graphs(tmp_path: Path) -> None:
+def test_many_graphs(openvino: OpenVinoProcess, capsys: pytest.CaptureFixture[str]) -> None:
     end = time.monotonic() + float(os.environ.get("CARRYALL_FUZZ_SECONDS", "600")) / SLOW_TESTS
-    seed, wrong = int(time.time()), {}
+    first = seed = int(time.time())
+    wrong = {}
     while time.monotonic() < end:
         seed += 1
-        found = check(seed, tmp_path)
+        found = check(seed, openvino)
         if found:
             wrong[seed] = found
+    with capsys.disabled():
+        print(f"{seed - first} graphs, of which {openvino.crashes} ended OpenVINO: {dict(VERDICTS)}")
     assert wrong == {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import http.server
 import socket
 import threading
@@ -12,8 +11,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from http_serving import http_serving
-from null_llm import null_llm, null_model
+from null_llm import null_model
+from on_service import on_service
 
 from carryall.errors import (
     CarryallError,
@@ -63,16 +62,6 @@ def all_parts(s: Any) -> Any:
 def text_parts(s: Any) -> None:
     s += "def f(" + gen("a", stop=")") + "):" + gen("b", choices=["pass", "return"])
     s += select("c", ["x", "yy"])
-
-
-def on_service(work: Callable[[str], Any], **options: Any) -> Any:
-    """What ``work`` returns for the address of a service, whose model takes texts alone."""
-
-    async def scenario() -> Any:
-        async with null_llm(**options) as llm, http_serving(llm) as served:
-            return await asyncio.to_thread(work, served.url)
-
-    return asyncio.run(scenario())
 
 
 def locally(work: Callable[[Any], Any]) -> Any:

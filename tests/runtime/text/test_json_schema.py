@@ -34,7 +34,11 @@ def matcher_of(schema: Any) -> GrammarMatcher:
 
 
 def takes(schema: Any, value: Any) -> bool:
-    tokens = [*tools()[0].encode(json.dumps(value), add_special_tokens=False), END]
+    return takes_text(schema, json.dumps(value))
+
+
+def takes_text(schema: Any, text: str) -> bool:
+    tokens = [*tools()[0].encode(text, add_special_tokens=False), END]
     return matcher_of(schema).valid_prefix(tokens) == len(tokens)
 
 
@@ -133,6 +137,41 @@ def test_objects_are_closed_where_the_schema_is_silent(
         assert takes(schema, value), value
     for value in wrong:
         assert not takes(schema, value), value
+
+
+OPEN = an_object(additionalProperties=BOOLEAN)
+DIGITS = {"type": "object", "patternProperties": {"[0-9]": STRING}, "additionalProperties": BOOLEAN}
+
+
+@pytest.mark.parametrize(
+    ("schema", "right", "wrong"),
+    [
+        (OPEN, [{"a": "x", "b": True}], ['{"\\u0061": true}']),
+        (DIGITS, [{"1": "x", "b": True}], ['{"\\u0031": true}', '{"\\u00e91": true}']),
+        ({"allOf": [an_object(), {"type": "object", "properties": {"b": BOOLEAN}}]},
+         [{"a": "x", "b": True, "c": 1}], ['{"\\u0061": 1}']),
+    ],
+)  # fmt: skip
+def test_names_of_open_objects_are_spelled_in_one_way(
+    schema: Any, right: list[Any], wrong: list[str]
+) -> None:
+    """An escape would give a declared name, or one that a pattern matches, another schema."""
+    for value in right:
+        assert takes(schema, value), value
+    for text in wrong:
+        assert not takes_text(schema, text), text
+
+
+def test_control_characters_are_written_by_their_numbers() -> None:
+    for schema in (
+        {"type": "object", "additionalProperties": STRING},
+        an_object(),
+        an_object(required=["a"]),
+    ):
+        assert takes(schema, {"a": "\x1b[0m"})
+    escaped = an_object(additionalProperties={"const": "\x1b"})
+    assert takes(escaped, {"a": "x", "b": "\x1b"})
+    assert not takes(OPEN, {"a": "\x1b"})  # there, no text is
 
 
 @pytest.mark.parametrize(
