@@ -93,12 +93,31 @@ def chat_message(message: Message) -> generation_pb2.ChatMessage:
         )
         for call in message.get("tool_calls") or ()
     ]
+    content = message.get("content") or ""
     return generation_pb2.ChatMessage(
         role=message["role"],
-        content=message.get("content") or "",
+        content=content if isinstance(content, str) else "",
+        parts=() if isinstance(content, str) else map(_content_part, content),
         tool_calls=calls,
         tool_call_id=message.get("tool_call_id") or "",
         reasoning=message.get("reasoning") or message.get("reasoning_content") or "",
+    )
+
+
+def _content_part(part: Mapping[str, Any]) -> generation_pb2.ContentPart:
+    """Return a part of a content: a text, or the bytes of a picture.
+
+    Raises:
+        RequestError: it is of another kind.
+    """
+    match part:
+        case {"type": "text", "text": str(text)}:
+            return generation_pb2.ContentPart(text=text)
+        case {"type": "image", "image": bytes(image)}:
+            return generation_pb2.ContentPart(image=image)
+    raise RequestError(
+        "a part of a content must be {'type': 'text', 'text': ...} or {'type': 'image', 'image': bytes of a "
+        f"file}}, not {sorted(part)}"
     )
 
 

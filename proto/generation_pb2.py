@@ -25,17 +25,17 @@ _sym_db = _symbol_database.Default()
 from carryall.proto import sampling_pb2 as carryall_dot_v1_dot_sampling__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x63\x61rryall/v1/generation.proto\x12\x0b\x63\x61rryall.v1\x1a\x1a\x63\x61rryall/v1/sampling.proto\"\x92\x02\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12*\n\ttoken_ids\x18\x04 \x01(\x0b\x32\x15.carryall.v1.TokenIdsH\x00\x12.\n\x08sampling\x18\x05 \x01(\x0b\x32\x1c.carryall.v1.SamplingOptions\x12\x10\n\x08priority\x18\x06 \x01(\x05\x12\x12\n\ncache_salt\x18\x07 \x01(\t\x12\x0e\n\x06tenant\x18\x08 \x01(\t\x12\x1c\n\x0ftimeout_seconds\x18\t \x01(\x01H\x01\x88\x01\x01\x42\x08\n\x06promptB\x12\n\x10_timeout_seconds\"\xe2\x02\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\r\n\x05index\x18\x03 \x01(\r\x12\x12\n\ntext_delta\x18\x04 \x01(\t\x12\x11\n\ttoken_ids\x18\x05 \x03(\r\x12,\n\x08logprobs\x18\x06 \x03(\x0b\x32\x1a.carryall.v1.TokenLogprobs\x12\x33\n\x0fprompt_logprobs\x18\x07 \x03(\x0b\x32\x1a.carryall.v1.TokenLogprobs\x12\x30\n\rfinish_reason\x18\x08 \x01(\x0e\x32\x19.carryall.v1.FinishReason\x12\x15\n\x0bstop_string\x18\t \x01(\tH\x00\x12\x17\n\rstop_token_id\x18\n \x01(\rH\x00\x12!\n\x05usage\x18\x0b \x01(\x0b\x32\x12.carryall.v1.UsageB\r\n\x0bstop_reason\"\xe5\x02\n\x0b\x43hatRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12*\n\x08messages\x18\x03 \x03(\x0b\x32\x18.carryall.v1.ChatMessage\x12 \n\x05tools\x18\x04 \x03(\x0b\x32\x11.carryall.v1.Tool\x12,\n\x0btool_choice\x18\x05 \x01(\x0b\x32\x17.carryall.v1.ToolChoice\x12\x1f\n\x17template_variables_json\x18\x06 \x01(\t\x12.\n\x08sampling\x18\x07 \x01(\x0b\x32\x1c.carryall.v1.SamplingOptions\x12\x10\n\x08priority\x18\x08 \x01(\x05\x12\x12\n\ncache_salt\x18\t \x01(\t\x12\x0e\n\x06tenant\x18\n \x01(\t\x12\x1c\n\x0ftimeout_seconds\x18\x0b \x01(\x01H\x00\x88\x01\x01\x42\x12\n\x10_timeout_seconds\"\xaa\x03\n\x0c\x43hatResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\r\n\x05index\x18\x03 \x01(\r\x12\x15\n\rcontent_delta\x18\x04 \x01(\t\x12\x17\n\x0freasoning_delta\x18\x05 \x01(\t\x12.\n\ntool_calls\x18\x06 \x03(\x0b\x32\x1a.carryall.v1.ToolCallDelta\x12\x11\n\ttoken_ids\x18\x07 \x03(\r\x12,\n\x08logprobs\x18\x08 \x03(\x0b\x32\x1a.carryall.v1.TokenLogprobs\x12\x33\n\x0fprompt_logprobs\x18\t \x03(\x0b\x32\x1a.carryall.v1.TokenLogprobs\x12\x30\n\rfinish_reason\x18\n \x01(\x0e\x32\x19.carryall.v1.FinishReason\x12\x15\n\x0bstop_string\x18\x0b \x01(\tH\x00\x12\x17\n\rstop_token_id\x18\x0c \x01(\rH\x00\x12!\n\x05usage\x18\r \x01(\x0b\x32\x12.carryall.v1.UsageB\r\n\x0bstop_reason\"\x80\x01\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12)\n\ntool_calls\x18\x03 \x03(\x0b\x32\x15.carryall.v1.ToolCall\x12\x14\n\x0ctool_call_id\x18\x04 \x01(\t\x12\x11\n\treasoning\x18\x05 \x01(\t\"I\n\x04Tool\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\x12\x1e\n\x16parameters_json_schema\x18\x03 \x01(\t\"\\\n\nToolChoice\x12+\n\x04mode\x18\x01 \x01(\x0e\x32\x1b.carryall.v1.ToolChoiceModeH\x00\x12\x17\n\rfunction_name\x18\x02 \x01(\tH\x00\x42\x08\n\x06\x63hoice\"7\n\x08ToolCall\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x11\n\targuments\x18\x03 \x01(\t\"Q\n\rToolCallDelta\x12\r\n\x05index\x18\x01 \x01(\r\x12\n\n\x02id\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x17\n\x0f\x61rguments_delta\x18\x04 \x01(\t\"X\n\rTokenLogprobs\x12$\n\x06\x63hosen\x18\x01 \x01(\x0b\x32\x14.carryall.v1.Logprob\x12!\n\x03top\x18\x02 \x03(\x0b\x32\x14.carryall.v1.Logprob\"H\n\x07Logprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x01\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12\x0c\n\x04text\x18\x04 \x01(\t\"P\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r*\x87\x01\n\x0eToolChoiceMode\x12 \n\x1cTOOL_CHOICE_MODE_UNSPECIFIED\x10\x00\x12\x19\n\x15TOOL_CHOICE_MODE_AUTO\x10\x01\x12\x19\n\x15TOOL_CHOICE_MODE_NONE\x10\x02\x12\x1d\n\x19TOOL_CHOICE_MODE_REQUIRED\x10\x03*\xb5\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x03\x12\x1c\n\x18\x46INISH_REASON_TOOL_CALLS\x10\x04\x12\x19\n\x15\x46INISH_REASON_TIMEOUT\x10\x05\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x63\x61rryall/v1/generation.proto\x12\x0b\x63\x61rryall.v1\x1a\x1a\x63\x61rryall/v1/sampling.proto\"\x92\x02\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12*\n\ttoken_ids\x18\x04 \x01(\x0b\x32\x15.carryall.v1.TokenIdsH\x00\x12.\n\x08sampling\x18\x05 \x01(\x0b\x32\x1c.carryall.v1.SamplingOptions\x12\x10\n\x08priority\x18\x06 \x01(\x05\x12\x12\n\ncache_salt\x18\x07 \x01(\t\x12\x0e\n\x06tenant\x18\x08 \x01(\t\x12\x1c\n\x0ftimeout_seconds\x18\t \x01(\x01H\x01\x88\x01\x01\x42\x08\n\x06promptB\x12\n\x10_timeout_seconds\"\xe2\x02\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\r\n\x05index\x18\x03 \x01(\r\x12\x12\n\ntext_delta\x18\x04 \x01(\t\x12\x11\n\ttoken_ids\x18\x05 \x03(\r\x12,\n\x08logprobs\x18\x06 \x03(\x0b\x32\x1a.carryall.v1.TokenLogprobs\x12\x33\n\x0fprompt_logprobs\x18\x07 \x03(\x0b\x32\x1a.carryall.v1.TokenLogprobs\x12\x30\n\rfinish_reason\x18\x08 \x01(\x0e\x32\x19.carryall.v1.FinishReason\x12\x15\n\x0bstop_string\x18\t \x01(\tH\x00\x12\x17\n\rstop_token_id\x18\n \x01(\rH\x00\x12!\n\x05usage\x18\x0b \x01(\x0b\x32\x12.carryall.v1.UsageB\r\n\x0bstop_reason\"\xe5\x02\n\x0b\x43hatRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12*\n\x08messages\x18\x03 \x03(\x0b\x32\x18.carryall.v1.ChatMessage\x12 \n\x05tools\x18\x04 \x03(\x0b\x32\x11.carryall.v1.Tool\x12,\n\x0btool_choice\x18\x05 \x01(\x0b\x32\x17.carryall.v1.ToolChoice\x12\x1f\n\x17template_variables_json\x18\x06 \x01(\t\x12.\n\x08sampling\x18\x07 \x01(\x0b\x32\x1c.carryall.v1.SamplingOptions\x12\x10\n\x08priority\x18\x08 \x01(\x05\x12\x12\n\ncache_salt\x18\t \x01(\t\x12\x0e\n\x06tenant\x18\n \x01(\t\x12\x1c\n\x0ftimeout_seconds\x18\x0b \x01(\x01H\x00\x88\x01\x01\x42\x12\n\x10_timeout_seconds\"\xaa\x03\n\x0c\x43hatResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\r\n\x05index\x18\x03 \x01(\r\x12\x15\n\rcontent_delta\x18\x04 \x01(\t\x12\x17\n\x0freasoning_delta\x18\x05 \x01(\t\x12.\n\ntool_calls\x18\x06 \x03(\x0b\x32\x1a.carryall.v1.ToolCallDelta\x12\x11\n\ttoken_ids\x18\x07 \x03(\r\x12,\n\x08logprobs\x18\x08 \x03(\x0b\x32\x1a.carryall.v1.TokenLogprobs\x12\x33\n\x0fprompt_logprobs\x18\t \x03(\x0b\x32\x1a.carryall.v1.TokenLogprobs\x12\x30\n\rfinish_reason\x18\n \x01(\x0e\x32\x19.carryall.v1.FinishReason\x12\x15\n\x0bstop_string\x18\x0b \x01(\tH\x00\x12\x17\n\rstop_token_id\x18\x0c \x01(\rH\x00\x12!\n\x05usage\x18\r \x01(\x0b\x32\x12.carryall.v1.UsageB\r\n\x0bstop_reason\"\xa9\x01\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12)\n\ntool_calls\x18\x03 \x03(\x0b\x32\x15.carryall.v1.ToolCall\x12\x14\n\x0ctool_call_id\x18\x04 \x01(\t\x12\x11\n\treasoning\x18\x05 \x01(\t\x12\'\n\x05parts\x18\x06 \x03(\x0b\x32\x18.carryall.v1.ContentPart\"6\n\x0b\x43ontentPart\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12\x0f\n\x05image\x18\x02 \x01(\x0cH\x00\x42\x06\n\x04part\"I\n\x04Tool\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\x12\x1e\n\x16parameters_json_schema\x18\x03 \x01(\t\"\\\n\nToolChoice\x12+\n\x04mode\x18\x01 \x01(\x0e\x32\x1b.carryall.v1.ToolChoiceModeH\x00\x12\x17\n\rfunction_name\x18\x02 \x01(\tH\x00\x42\x08\n\x06\x63hoice\"7\n\x08ToolCall\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x11\n\targuments\x18\x03 \x01(\t\"Q\n\rToolCallDelta\x12\r\n\x05index\x18\x01 \x01(\r\x12\n\n\x02id\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x17\n\x0f\x61rguments_delta\x18\x04 \x01(\t\"X\n\rTokenLogprobs\x12$\n\x06\x63hosen\x18\x01 \x01(\x0b\x32\x14.carryall.v1.Logprob\x12!\n\x03top\x18\x02 \x03(\x0b\x32\x14.carryall.v1.Logprob\"H\n\x07Logprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x01\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12\x0c\n\x04text\x18\x04 \x01(\t\"P\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r*\x87\x01\n\x0eToolChoiceMode\x12 \n\x1cTOOL_CHOICE_MODE_UNSPECIFIED\x10\x00\x12\x19\n\x15TOOL_CHOICE_MODE_AUTO\x10\x01\x12\x19\n\x15TOOL_CHOICE_MODE_NONE\x10\x02\x12\x1d\n\x19TOOL_CHOICE_MODE_REQUIRED\x10\x03*\xb5\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x03\x12\x1c\n\x18\x46INISH_REASON_TOOL_CALLS\x10\x04\x12\x19\n\x15\x46INISH_REASON_TIMEOUT\x10\x05\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'carryall.proto.generation_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_TOOLCHOICEMODE']._serialized_start=2183
-  _globals['_TOOLCHOICEMODE']._serialized_end=2318
-  _globals['_FINISHREASON']._serialized_start=2321
-  _globals['_FINISHREASON']._serialized_end=2502
+  _globals['_TOOLCHOICEMODE']._serialized_start=2280
+  _globals['_TOOLCHOICEMODE']._serialized_end=2415
+  _globals['_FINISHREASON']._serialized_start=2418
+  _globals['_FINISHREASON']._serialized_end=2599
   _globals['_GENERATEREQUEST']._serialized_start=74
   _globals['_GENERATEREQUEST']._serialized_end=348
   _globals['_GENERATERESPONSE']._serialized_start=351
@@ -45,19 +45,21 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CHATRESPONSE']._serialized_start=1068
   _globals['_CHATRESPONSE']._serialized_end=1494
   _globals['_CHATMESSAGE']._serialized_start=1497
-  _globals['_CHATMESSAGE']._serialized_end=1625
-  _globals['_TOOL']._serialized_start=1627
-  _globals['_TOOL']._serialized_end=1700
-  _globals['_TOOLCHOICE']._serialized_start=1702
-  _globals['_TOOLCHOICE']._serialized_end=1794
-  _globals['_TOOLCALL']._serialized_start=1796
-  _globals['_TOOLCALL']._serialized_end=1851
-  _globals['_TOOLCALLDELTA']._serialized_start=1853
-  _globals['_TOOLCALLDELTA']._serialized_end=1934
-  _globals['_TOKENLOGPROBS']._serialized_start=1936
-  _globals['_TOKENLOGPROBS']._serialized_end=2024
-  _globals['_LOGPROB']._serialized_start=2026
-  _globals['_LOGPROB']._serialized_end=2098
-  _globals['_USAGE']._serialized_start=2100
-  _globals['_USAGE']._serialized_end=2180
+  _globals['_CHATMESSAGE']._serialized_end=1666
+  _globals['_CONTENTPART']._serialized_start=1668
+  _globals['_CONTENTPART']._serialized_end=1722
+  _globals['_TOOL']._serialized_start=1724
+  _globals['_TOOL']._serialized_end=1797
+  _globals['_TOOLCHOICE']._serialized_start=1799
+  _globals['_TOOLCHOICE']._serialized_end=1891
+  _globals['_TOOLCALL']._serialized_start=1893
+  _globals['_TOOLCALL']._serialized_end=1948
+  _globals['_TOOLCALLDELTA']._serialized_start=1950
+  _globals['_TOOLCALLDELTA']._serialized_end=2031
+  _globals['_TOKENLOGPROBS']._serialized_start=2033
+  _globals['_TOKENLOGPROBS']._serialized_end=2121
+  _globals['_LOGPROB']._serialized_start=2123
+  _globals['_LOGPROB']._serialized_end=2195
+  _globals['_USAGE']._serialized_start=2197
+  _globals['_USAGE']._serialized_end=2277
 # @@protoc_insertion_point(module_scope)

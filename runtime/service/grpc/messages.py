@@ -17,6 +17,7 @@ from ..core.chat import (
     Conversation,
     FunctionCall,
     FunctionResult,
+    Image,
     Message,
     Part,
     Reasoning,
@@ -116,16 +117,39 @@ def _request(
 
 
 def _message(message: pb.ChatMessage) -> Message:
-    """Return a message; this API has fields for the parts, and no images."""
-    role, parts = read_role(message.role), list[Part]()
-    if message.reasoning:
-        parts.append(Reasoning(message.reasoning))
-    if message.content:
-        parts.append(Text(message.content))
+    """Return a message.
+
+    Raises:
+        RequestError: its role or its content is not valid.
+    """
+    role, content = read_role(message.role), _content(message)
     if role == "tool":
-        return Message(role, (FunctionResult((Text(message.content),), message.tool_call_id),))
+        return Message(role, (FunctionResult(content or (Text(""),), message.tool_call_id),))
+    parts: list[Part] = [Reasoning(message.reasoning)] if message.reasoning else []
     calls = [FunctionCall(call.name, read_arguments(call.arguments), call.id) for call in message.tool_calls]
-    return Message(role, (*parts, *calls))
+    return Message(role, (*parts, *content, *calls))
+
+
+def _content(message: pb.ChatMessage) -> tuple[Text | Image, ...]:
+    """Return the texts and pictures of a message.
+
+    Raises:
+        RequestError: there are both ``content`` and ``parts``, or a part is empty.
+    """
+    if not message.parts:
+        return (Text(message.content),) if message.content else ()
+    if message.content:
+        raise RequestError("a message has both 'content' and 'parts'; set one of them")
+    parts: list[Text | Image] = []
+    for number, part in enumerate(message.parts, 1):
+        match part.WhichOneof("part"):
+            case "text":
+                parts.append(Text(part.text))
+            case "image" if part.image:
+                parts.append(Image(part.image))
+            case _:
+                raise RequestError(f"part {number} of a message is empty; set its 'text' or its 'image'")
+    return tuple(parts)
 
 
 def _tools(tools: Iterable[pb.Tool]) -> Tools:

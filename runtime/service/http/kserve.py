@@ -29,7 +29,7 @@ from ..kserve.documents import (
     statistics_document,
 )
 from ..kserve.inference import EXTENSIONS, Inference
-from ..kserve.messages import InferenceRequest, InferenceResponse
+from ..kserve.messages import InferenceRequest, InferenceResponse, TensorFacts
 from ..kserve.shared_memory import SharedRegion
 from ..kserve.tensors import Array, of_bytes
 from ..kserve.text import INPUTS
@@ -180,27 +180,26 @@ def _text_request(request: Request, document: Json, *, stream: bool) -> Inferenc
     fields |= {field: value for field, value in document.items() if field not in ("id", "parameters")}
     if fields.pop("stream", stream) is not stream:
         raise RequestError("'stream' must be true in generate_stream, and false in generate")
-    datatypes = {one.name: one.datatype for one in INPUTS}
-    inputs = {
-        field: _input(field, value, datatypes[field]) for field, value in fields.items() if field in datatypes
-    }
+    facts = {one.name: one for one in INPUTS}
+    inputs = {field: _input(facts[field], value) for field, value in fields.items() if field in facts}
     return InferenceRequest(
         model=name,
         version=version,
         id=str(document.get("id", "")),
-        parameters={field: value for field, value in fields.items() if field not in datatypes},
+        parameters={field: value for field, value in fields.items() if field not in facts},
         inputs={**inputs, "stream": np.array([stream])},
     )
 
 
-def _input(name: str, value: Any, datatype: str) -> Array:
-    if isinstance(value, str) and datatype == "BYTES":
-        return of_bytes([value.encode("utf-8", "surrogatepass")])
-    if isinstance(value, bool) and datatype == "BOOL":
+def _input(facts: TensorFacts, value: Any) -> Array:
+    texts = value if isinstance(value, list) and facts.shape != [1] else [value]
+    if facts.datatype == "BYTES" and all(isinstance(text, str) for text in texts):
+        return of_bytes([text.encode("utf-8", "surrogatepass") for text in texts])
+    if isinstance(value, bool) and facts.datatype == "BOOL":
         return np.array([value])
-    raise RequestError(
-        f"'{name}' must be {'a string' if datatype == 'BYTES' else 'true or false'}, not {shown(value)}"
-    )
+    kind = "true or false" if facts.datatype == "BOOL" else "a string"
+    kinds = kind if facts.shape == [1] else f"{kind} or a list of them"
+    raise RequestError(f"'{facts.name}' must be {kinds}, not {shown(value)}")
 
 
 def _text_document(response: InferenceResponse) -> Json:

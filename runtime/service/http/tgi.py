@@ -34,6 +34,7 @@ _READ = {*_SAME, *_NAMES, "do_sample", "details", "decoder_input_details", "retu
          "truncate", "watermark", "top_n_tokens", "adapter_id"}  # fmt: skip
 _DRAWN = ("temperature", "top_k", "top_p", "typical_p")  # setting one of these enables sampling
 _DEFAULT_TOKENS = 100
+_PICTURE = "![](data:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +108,11 @@ async def _read(handler: LLMHandler, text: Any, parameters: Mapping[str, Any], *
     """
     if not isinstance(text, str):
         raise RequestError("'inputs' must be a string")
+    if handler.info.reads_images and _PICTURE in text:
+        raise RequestError(
+            "'inputs' is a raw prompt, in which a picture as ![](data:...) would stay text; send messages "
+            "with 'image_url' to /v1/chat/completions"
+        )
     flags = {name: bool_field(name, parameters.get(name) or False) for name in
              ("details", "return_full_text", "decoder_input_details")}  # fmt: skip
     details, prefilled = flags["details"], flags["decoder_input_details"]

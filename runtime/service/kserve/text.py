@@ -14,9 +14,11 @@ import numpy as np
 
 from ....errors import RequestError
 from ....options import shown
+from ...images.data_url import read_base64
 from ...process.large_json import SMALL
 from ...types.outputs import Logprob
 from ...types.sampling_params import SamplingParams
+from ..core.chat import Conversation, Image, Message, Text
 from ..core.handler import LLMHandler
 from ..core.messages import Delta, GenerationRequest, refuse_cancelled
 from .messages import InferenceRequest, TensorFacts
@@ -31,8 +33,10 @@ _FLAGS = (
     "return_num_input_tokens",
     "return_num_output_tokens",
 )
+_PICTURES = "image"
 INPUTS = [
     TensorFacts("text_input", "BYTES", [1]),
+    TensorFacts(_PICTURES, "BYTES", [-1], optional=True),
     TensorFacts("sampling_parameters", "BYTES", [1], optional=True),
     *(TensorFacts(name, "BOOL", [1], optional=True) for name in _FLAGS),
 ]
@@ -44,7 +48,7 @@ OUTPUTS = [
     TensorFacts("num_input_tokens", "UINT32", [1]),
     TensorFacts("num_output_tokens", "UINT32", [-1]),
 ]
-_DATATYPES = {one.name: one.datatype for one in INPUTS}
+_FACTS = {one.name: one for one in INPUTS}
 # Parameters that are not sampling options.
 _RESERVED = (
     "sequence_id",
@@ -79,10 +83,12 @@ class TextRequest:
         admitted: Callable[[GenerationRequest], GenerationRequest] = lambda asked: asked,
     ) -> None:
         for name, array in request.inputs.items():
-            if name not in _DATATYPES:
-                raise RequestError(f"unknown input '{name}'; the inputs are: {', '.join(_DATATYPES)}")
-            if type_of(array).name != _DATATYPES[name] or array.size != 1:
-                raise RequestError(f"input '{name}' must be {_DATATYPES[name]} with one element")
+            if name not in _FACTS:
+                raise RequestError(f"unknown input '{name}'; the inputs are: {', '.join(_FACTS)}")
+            facts = _FACTS[name]
+            if type_of(array).name != facts.datatype or (facts.shape == [1] and array.size != 1):
+                count = "one element" if facts.shape == [1] else "elements"
+                raise RequestError(f"input '{name}' must be {facts.datatype} with {count}")
         self.flags = {name: _flag(request, name) for name in _FLAGS}
         self.details = bool(_flag(request, "details"))
         self.stream = bool(self.flags["stream"])
@@ -99,7 +105,7 @@ class TextRequest:
         timeout = request.parameters.get("timeout")
         self.generation = admitted(
             GenerationRequest(
-                prompt=self.prompt,
+                prompt=_prompt(request, self.prompt),
                 params=params,
                 request_id=None,  # ids of this protocol need not be unique
                 priority=_whole("priority", request.parameters.get("priority", 0)),
@@ -201,6 +207,19 @@ def _text(request: InferenceRequest, name: str) -> str:
         return byte_elements(request.inputs[name])[0].decode()
     except UnicodeDecodeError as error:
         raise RequestError(f"input '{name}' is not UTF-8: {error}") from error
+
+
+def _prompt(request: InferenceRequest, text: str) -> str | Conversation:
+    """Return what to continue: the text as it is, or with pictures a question that the template writes."""
+    if _PICTURES not in request.inputs:
+        return text
+    pictures = [_picture(element) for element in byte_elements(request.inputs[_PICTURES])]
+    return Conversation([Message("user", (*pictures, Text(text)))])
+
+
+def _picture(element: bytes) -> Image:
+    """Return a picture; its file, or base64 of that, since JSON has no bytes and no file is ASCII alone."""
+    return Image(read_base64(element.decode()) if element.isascii() else element)
 
 
 def _flag(request: InferenceRequest, name: str) -> bool | None:

@@ -220,6 +220,12 @@ def test_calls_are_numbered_within_their_answer() -> None:
             pb.ChatRequest(tools=[{"name": "f", "parameters_json_schema": "x"}]),
             "schema of tool 'f': not JSON",
         ),
+        (
+            pb.ChatRequest(messages=[{"role": "user", "content": "a", "parts": [{"text": "b"}]}]),
+            "both 'content' and 'parts'",
+        ),
+        (pb.ChatRequest(messages=[{"role": "user", "parts": [{"text": "b"}, {}]}]), "part 2 of a message"),
+        (pb.ChatRequest(messages=[{"role": "user", "parts": [{"image": b""}]}]), "part 1 of a message"),
         (pb.ChatRequest(messages=[{"role": "robot"}]), "'role' of a message must be one of system"),
         (pb.ChatRequest(tool_choice={"function_name": "f"}), "the request's tools are: none"),
         (pb.ChatRequest(tools=[TOOL], tool_choice={"function_name": "f"}), "the request's tools are: now"),

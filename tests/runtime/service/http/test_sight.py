@@ -89,6 +89,10 @@ def ollama_generate(given: Json) -> tuple[str, int]:
     return given["response"], given["prompt_eval_count"]
 
 
+def kserve(given: Json) -> tuple[str, int]:
+    return given["text_output"], given["num_input_tokens"]
+
+
 PART = {"type": "image_url", "image_url": {"url": URL, "detail": "auto"}}
 BLOCK = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": DATA}}
 INPUT = [{"type": "input_image", "image_url": URL}, {"type": "input_text", "text": QUESTION}]
@@ -104,6 +108,11 @@ DOORS: list[tuple[str, Json, Any]] = [
         "/api/generate",
         {"prompt": QUESTION, "images": [DATA], "options": OPTIONS, "stream": False},
         ollama_generate,
+    ),
+    (
+        "/v2/models/toy/generate",
+        {"text_input": QUESTION, "image": [DATA], "return_num_input_tokens": True, **GREEDY},
+        kserve,
     ),
 ]
 
@@ -157,6 +166,25 @@ def test_a_bad_picture_is_a_400_that_says_why_and_the_service_lives_on(package: 
                 assert why in given.json()["error"]["message"], name
             path, body, read = DOORS[0]
             assert read((await service.post(path, **body)).json()) == (answer, LENGTH)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.long
+def test_raw_prompts_and_tensors_of_another_kind_refuse_pictures(package: Path) -> None:
+    bodies: list[tuple[str, Json, str]] = [
+        ("/generate", {"inputs": f"![]({URL}){QUESTION}"}, "raw prompt"),
+        ("/v2/models/toy/generate", {"text_input": QUESTION, "image": [1]}, "a string or a list of them"),
+        ("/v2/models/toy/generate", {"text_input": QUESTION, "image": "%"}, "not base64"),
+        ("/v2/models/toy/generate", {"text_input": [QUESTION], "image": DATA}, "must be a string, not"),
+    ]
+    models = ModelRepository({"toy": lambda: load_served_model(package, provider="cpu")})
+
+    async def scenario() -> None:
+        async with http_serving(None, models) as service:
+            for path, body, why in bodies:
+                given = await service.post(path, **body)
+                assert (given.status_code, why in given.text) == (400, True), given.text
 
     asyncio.run(scenario())
 
