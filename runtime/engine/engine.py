@@ -23,7 +23,7 @@ from .kv.slot_operations import SlotOperations
 from .kv.slots import Release, SlotTable, Windows
 from .kv.tiers.mover import KVMover, make_tier, own_folder
 from .kv_policies import KVPolicy, PolicyParts, chosen_policy
-from .requests.chunk import Tier
+from .requests.chunk import Tier, TierPrefix
 from .requests.prompt_costs import PromptCosts
 from .requests.request import Request
 from .sampling.sampler import NO_TOKEN, Sample
@@ -341,7 +341,12 @@ class Engine:
                 self.scheduler.invalidate(slot)
             plan = plan.without([i for i, row in enumerate(plan.rows) if row.slot in lost])
         if plan.restoring:
-            self._mover.restore(plan.restoring, _RESTORE_BESIDE if plan.rows else _RESTORE_ALONE)
+            for request in self._mover.restore(
+                plan.restoring, _RESTORE_BESIDE if plan.rows else _RESTORE_ALONE
+            ):
+                if request.slot is not None:
+                    self.scheduler.invalidate(request.slot)
+                    request.stored = TierPrefix()  # it is computed, not restored again
             for request in plan.restoring if self.scheduler.cache.trims_always else ():
                 self.scheduler.cache.trim(request)
         if self._proposes or plan.constrained:
@@ -436,7 +441,7 @@ def _tier(config: EngineConfig, info: RunnerInfo, identity: str, costs: PromptCo
     folder, folder_bytes = config.prefix_cache_dir, config.prefix_cache_bytes
     if folder == "auto":
         folder = None
-        if identity and info.kv_layout and not info.state_bytes and config.prefix_cache:
+        if identity and info.kv_layout and config.prefix_cache:
             folder, folder_bytes = own_folder(folder_bytes)
     elif folder is not None:
         folder = Path(folder)
@@ -444,6 +449,4 @@ def _tier(config: EngineConfig, info: RunnerInfo, identity: str, costs: PromptCo
     name = "prefix_cache_dir" if url is None else "prefix_cache_url"
     if (folder is not None or url is not None) and not identity:
         raise UsageError(f"{name} needs the model's identity: load it with LLM, or pass identity")
-    if info.state_bytes and (folder is not None or url is not None or config.swap_bytes):
-        raise UsageError(f"the model's recurrent states are not kept in tiers; omit {name} and swap_bytes")
     return make_tier(folder, folder_bytes, config.swap_bytes, info.kv_layout, url, costs)

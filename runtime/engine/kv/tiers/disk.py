@@ -70,6 +70,10 @@ class DiskTier:
         """Return how many first chunks are there."""
         return next((i for i, key in enumerate(keys) if key not in self), len(keys))
 
+    def last_held(self, keys: Sequence[bytes]) -> int:
+        """See ``Tier``."""
+        return next((i for i in range(len(keys), 0, -1) if keys[i - 1] in self), 0)
+
     def get(self, key: bytes) -> Parts | None:
         """Return the chunk, mapped from its file; None if it is missing, damaged or unreadable."""
         with self._change:

@@ -84,6 +84,18 @@ class StoreTier:
             self._remember(key)
         return count + more
 
+    def last_held(self, keys: Sequence[bytes]) -> int:
+        """See ``Tier``; keys of the store do not count if it does not answer in time."""
+        count = 0 if self._own is None else self._own.last_held(keys)
+        rest = keys[count:]
+        if not rest:
+            return count
+        names = [file_name(key, self._secret) for key in rest]
+        more = self._ask(lambda: self._store.last_held(names), len(rest)) or 0
+        if more:
+            self._remember(rest[more - 1])
+        return count + more
+
     def get(self, key: bytes) -> Parts | None:
         """Return a chunk; None if it is missing, forged, or does not come in time."""
         parts = None if self._own is None else self._own.get(key)
