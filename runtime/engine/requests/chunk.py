@@ -89,6 +89,9 @@ class Tier(Protocol):
             wait: wait for a slow tier instead of losing the chunk.
         """
 
+    def flush(self, seconds: float) -> bool:
+        """Wait until chunks that were put are where others find them; return whether they are. Any thread."""
+
     def close(self) -> None:
         """Write what should outlive the process, and free the tier."""
 

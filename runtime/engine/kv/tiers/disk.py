@@ -117,10 +117,10 @@ class DiskTier:
                 self._pending_bytes += size
                 self._change.notify_all()
 
-    def flush(self) -> None:
-        """Wait until all queued chunks are written."""
+    def flush(self, seconds: float | None = None) -> bool:
+        """Wait until all queued chunks are written; return whether they are after so many seconds."""
         with self._change:
-            self._change.wait_for(lambda: not self._pending)
+            return self._change.wait_for(lambda: not self._pending, seconds)
 
     def close(self) -> None:
         """Write all queued chunks, and end the thread."""

@@ -59,6 +59,10 @@ class HostTier:
         while self.held_bytes > self._max_bytes:
             self._drop(next(iter(self._chunks)), wait=wait)
 
+    def flush(self, seconds: float) -> bool:
+        """See ``Tier``."""
+        return self._below is None or self._below.flush(seconds)
+
     def close(self) -> None:
         """Move all chunks to the tier below, and close it."""
         while self._chunks:

@@ -129,6 +129,10 @@ class KVMover:
     def _put(self, tier: Tier, key: bytes, parts: Parts) -> None:
         tier.put(key, [np.array(part) for part in parts], wait=self.patient)
 
+    def flush(self, seconds: float) -> bool:
+        """Wait until what was saved is written; return whether it is after so many seconds. Any thread."""
+        return self._tier is None or self._tier.flush(seconds)
+
     def close(self) -> None:
         """Close the tiers, which write what should outlive the process."""
         if self._tier is not None:

@@ -127,10 +127,10 @@ def test_a_store_that_lags_delays_no_longer_than_computing_and_is_left_alone() -
     assert store.calls == calls
     hangs.set()
     store.fault = lambda: None
-    tier._resume = 0.0  # as after the pause
+    tier._backoff._until = 0.0  # as after the pause
     until = time.monotonic() + 10
     while tier.held(KEYS) < 3 and time.monotonic() < until:
-        tier._resume = 0.0
+        tier._backoff._until = 0.0
     assert tier.held(KEYS) == 3
     tier.close()
 
@@ -167,7 +167,7 @@ def test_a_full_store_loses_chunks_and_answers_later() -> None:
     tier.put(KEYS[3], parts(3))
     assert tier.flush(10)
     assert tier.given_up == 1
-    tier._resume = 0.0  # as after the pause
+    tier._backoff._until = 0.0  # as after the pause
     assert tier.held(KEYS) == 3
     tier.close()
 
