@@ -43,6 +43,23 @@ def check_packages() -> None:
         ) from error
 
 
+def check_role(chosen: Chosen) -> None:
+    """Check that a service can do its part of prefill and decode apart.
+
+    Raises:
+        UsageError: an option that its role needs is not set, or the role cannot be used.
+    """
+    role, engine = chosen.server.role, chosen.engine
+    if role != "both" and engine.prefix_cache_url is None:
+        raise UsageError(f"--role {role} hands KV over through a shared store; add --prefix-cache-url")
+    if role == "prefill" and chosen.server.http_port is None and chosen.server.unix_socket is None:
+        raise UsageError("--role prefill is asked over HTTP; omit --http-port none")
+    if role != "both" and (chosen.server.models is not None or chosen.server.ray is not None):
+        raise UsageError(f"--role {role} serves one model; omit --models and --ray")
+    if (role == "decode") != (engine.prefill_server is not None):
+        raise UsageError("--role decode and --prefill-server belong together; one of them is not set")
+
+
 def served_models(
     chosen: Chosen, name: str, load: Callable[[], ServedModel]
 ) -> tuple[ModelRepository, Scan | None]:

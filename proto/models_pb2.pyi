@@ -102,7 +102,7 @@ class GetStatsResponse(_message.Message):
     def __init__(self, models: _Optional[_Iterable[_Union[EngineStats, _Mapping]]] = ...) -> None: ...
 
 class EngineStats(_message.Message):
-    __slots__ = ("model", "running", "waiting", "slots", "kv_tokens", "idle_kv_tokens", "kv_bytes", "kv_bytes_budget", "steps", "prompt_tokens", "generated_tokens", "computed_tokens", "preemptions", "finished", "cancelled", "failed", "prefix_queries", "prefix_hits", "prefix_cached_tokens", "kv_saved_tokens", "kv_restored_tokens", "kv_lost_chunks", "proposed_tokens", "accepted_tokens", "kv_tokens_budget")
+    __slots__ = ("model", "running", "waiting", "slots", "kv_tokens", "idle_kv_tokens", "kv_bytes", "kv_bytes_budget", "steps", "prompt_tokens", "generated_tokens", "computed_tokens", "preemptions", "finished", "cancelled", "failed", "prefix_queries", "prefix_hits", "prefix_cached_tokens", "kv_saved_tokens", "kv_restored_tokens", "kv_lost_chunks", "proposed_tokens", "accepted_tokens", "kv_tokens_budget", "prefills_remote", "prefills_late", "prefills_failed", "prefills_foreign", "prefills_skipped")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
@@ -128,6 +128,11 @@ class EngineStats(_message.Message):
     PROPOSED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     KV_TOKENS_BUDGET_FIELD_NUMBER: _ClassVar[int]
+    PREFILLS_REMOTE_FIELD_NUMBER: _ClassVar[int]
+    PREFILLS_LATE_FIELD_NUMBER: _ClassVar[int]
+    PREFILLS_FAILED_FIELD_NUMBER: _ClassVar[int]
+    PREFILLS_FOREIGN_FIELD_NUMBER: _ClassVar[int]
+    PREFILLS_SKIPPED_FIELD_NUMBER: _ClassVar[int]
     model: str
     running: int
     waiting: int
@@ -153,4 +158,9 @@ class EngineStats(_message.Message):
     proposed_tokens: int
     accepted_tokens: int
     kv_tokens_budget: int
-    def __init__(self, model: _Optional[str] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., slots: _Optional[int] = ..., kv_tokens: _Optional[int] = ..., idle_kv_tokens: _Optional[int] = ..., kv_bytes: _Optional[int] = ..., kv_bytes_budget: _Optional[int] = ..., steps: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., computed_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ..., finished: _Optional[int] = ..., cancelled: _Optional[int] = ..., failed: _Optional[int] = ..., prefix_queries: _Optional[int] = ..., prefix_hits: _Optional[int] = ..., prefix_cached_tokens: _Optional[int] = ..., kv_saved_tokens: _Optional[int] = ..., kv_restored_tokens: _Optional[int] = ..., kv_lost_chunks: _Optional[int] = ..., proposed_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., kv_tokens_budget: _Optional[int] = ...) -> None: ...
+    prefills_remote: int
+    prefills_late: int
+    prefills_failed: int
+    prefills_foreign: int
+    prefills_skipped: int
+    def __init__(self, model: _Optional[str] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., slots: _Optional[int] = ..., kv_tokens: _Optional[int] = ..., idle_kv_tokens: _Optional[int] = ..., kv_bytes: _Optional[int] = ..., kv_bytes_budget: _Optional[int] = ..., steps: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., computed_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ..., finished: _Optional[int] = ..., cancelled: _Optional[int] = ..., failed: _Optional[int] = ..., prefix_queries: _Optional[int] = ..., prefix_hits: _Optional[int] = ..., prefix_cached_tokens: _Optional[int] = ..., kv_saved_tokens: _Optional[int] = ..., kv_restored_tokens: _Optional[int] = ..., kv_lost_chunks: _Optional[int] = ..., proposed_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., kv_tokens_budget: _Optional[int] = ..., prefills_remote: _Optional[int] = ..., prefills_late: _Optional[int] = ..., prefills_failed: _Optional[int] = ..., prefills_foreign: _Optional[int] = ..., prefills_skipped: _Optional[int] = ...) -> None: ...

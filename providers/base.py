@@ -83,7 +83,9 @@ class RunnerInfo:
     max_slots: int
     kv_groups: KVGroups  # what a sequence's memory consists of
     batched_multi_token: bool  # whether one run takes several rows with more than one token on their caches
-    kv_layout: str = ""  # dtypes and shapes of what ``read_kv`` returns; empty if KV cannot be read
+    # Dtypes and shapes of what ``read_kv`` and ``read_state`` return; empty if they cannot be read.
+    kv_layout: str = ""
+    state_arrays: int = 0  # number of arrays of ``read_state``; 0 if no layer has a state
     top_logits: int = 0  # number of ``BestLogits`` that the runner selects on the device; 0 is none
     evicts_kv: bool = False  # whether ``evict_kv`` is supported
     kv_tokens: int | None = None  # maximum tokens of all slots together; None is no limit
@@ -328,6 +330,38 @@ class Runner(abc.ABC):
             ProviderRuntimeError: the KV does not fit; the slot then holds ``start`` positions.
         """
         raise self._unable("write KV")
+
+    def read_state(self, slot: int, length: int) -> list[npt.NDArray[Any]]:
+        """Return the recurrent state after ``length`` tokens, for ``write_state`` of an equal ``kv_layout``.
+
+        Only if ``info.kv_layout`` is not empty and ``info.state_arrays`` is not 0.
+
+        Args:
+            slot: the slot.
+            length: the slot's length, or one of its checkpoints.
+
+        Returns:
+            ``info.state_arrays`` arrays on the host, possibly views, which the next call may overwrite.
+
+        Raises:
+            ProviderRuntimeError: the slot has no state there, or it cannot be read.
+        """
+        raise self._unable("read states")
+
+    def write_state(self, slot: int, length: int, parts: Sequence[npt.NDArray[Any]]) -> None:
+        """Write the state after ``length`` tokens into a slot that holds the KV of as many.
+
+        Other states of the slot stay. Only as for ``read_state``.
+
+        Args:
+            slot: the slot.
+            length: number of tokens that the state sums up.
+            parts: the result of ``read_state``.
+
+        Raises:
+            ProviderRuntimeError: the state does not fit, or there is no memory for it; the slot lacks it.
+        """
+        raise self._unable("write states")
 
     def take_lost(self) -> set[int]:
         """Return the slots whose KV was lost since the last call, because a process or device failed."""

@@ -16,7 +16,7 @@ from ..load_options import SERVER_TABLES, Chosen, config_options
 from ..options import json_option, quiet_option
 from ..progress import PREPARE, progress
 from ..sections import SectionedCommand
-from ..serving import announce, check_packages, serve_on_cluster, served_models
+from ..serving import announce, check_packages, check_role, serve_on_cluster, served_models
 
 
 @click.command("serve", cls=SectionedCommand)
@@ -43,10 +43,12 @@ def command(chosen: Chosen, as_json: bool, quiet: bool) -> None:
     """
     check_packages()
     from ...runtime.batch.online.routes import BatchService
-    from ...runtime.service.serve import Addresses, serve
+    from ...runtime.service.http.prefill import PrefillService
+    from ...runtime.service.serve import Addresses, ServicePart, serve
 
     if chosen.model.loras and chosen.server.models is not None:
         raise UsageError("--lora needs one model; with --models, load adapters by /v1/load_lora_adapter")
+    check_role(chosen)
     provider = chosen.model.provider
     name = public_name(chosen.model.model)
 
@@ -73,7 +75,9 @@ def command(chosen: Chosen, as_json: bool, quiet: bool) -> None:
         return
     models, scan = served_models(chosen, name, load)
     folder = chosen.server.batch_folder
-    parts = [BatchService(folder, chosen.server)] if folder is not None else []
+    parts: list[ServicePart] = [BatchService(folder, chosen.server)] if folder is not None else []
+    if chosen.server.role == "prefill":
+        parts.append(PrefillService())
     with ending_at_interrupt():  # at a second Ctrl-C; the first one drains
         drained = asyncio.run(serve(models, chosen.server, on_ready, parts, chosen.reread, scan))
     if not drained:

@@ -106,6 +106,39 @@ class StateMemory:
         if place is not None:
             self._kept[target][length] = place
 
+    @property
+    def layout(self) -> str:
+        """What ``read`` returns, for ``RunnerInfo.kv_layout``."""
+        return "; ".join(f"{name} float32{list(array.shape[1:])}" for name, array in self.arrays.items())
+
+    def read(self, slot: int, length: int) -> list[npt.NDArray[np.float32]]:
+        """Return views of the state of a slot after ``length`` tokens.
+
+        Raises:
+            ProviderRuntimeError: there is no such state.
+        """
+        place = self._kept[slot].get(length)
+        if place is None:
+            raise ProviderRuntimeError(f"slot {slot} has no state after {length} tokens")
+        return [array[place] for array in self.arrays.values()]
+
+    def write(self, slot: int, length: int, parts: Sequence[npt.NDArray[np.float32]]) -> None:
+        """Let a slot hold the result of ``read`` as its state after ``length`` tokens, beside its others.
+
+        Raises:
+            ProviderRuntimeError: it has other shapes, or no place is free.
+        """
+        arrays = list(self.arrays.values())
+        facts = [(array.shape[1:], array.dtype) for array in arrays]
+        if [(part.shape, part.dtype) for part in parts] != facts:
+            raise ProviderRuntimeError(f"the state has another layout than {self.layout}")
+        self._pool.drop([place] if (place := self._kept[slot].pop(length, None)) is not None else [])
+        if not self._pool.free:
+            raise ProviderRuntimeError(f"no place is free for the state of slot {slot}; lower max_slots")
+        place = self._kept[slot][length] = self._pool.take()
+        for array, part in zip(arrays, parts, strict=True):
+            array[place] = part
+
     def release(self, slot: int) -> None:
         """Drop the states of a slot."""
         self._pool.drop(self._kept[slot].values())

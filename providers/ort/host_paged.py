@@ -210,7 +210,8 @@ def host_paged_runner(session: Any, config: RunnerConfig, source: str) -> PagedR
     if graph.states:
         states, tokens = _states(graph, groups, config.max_slots, length)
         groups = (*groups, StateKV(state_bytes=states.bytes_each))
-        abilities = {"kv_tokens": tokens}
+        layout = f"{memory.layout}; states: {states.layout}"
+        abilities = {"kv_layout": layout, "state_arrays": len(states.arrays), "kv_tokens": tokens}
     info = graph.info(config, groups, length=length, batched_multi_token=True, **abilities)
     loras = LoraPlaces(graph.lora_modules, config.max_loras, config.max_lora_rank)
     tables = BlockTables(blocks, graph.block_size, config.max_slots, len(names))

@@ -105,7 +105,8 @@ class ExplicitRunner(Runner):
             _groups(self._graph),
             length=_context_length(self._graph, config, source),
             batched_multi_token=False,
-            kv_layout="" if self._graph.states else _layout(self._graph),
+            kv_layout=_layout(self._graph),
+            state_arrays=len(self._graph.states),
         )
         self._loras = LoraPlaces(self._graph.lora_modules, config.max_loras, config.max_lora_rank)
         # Values by slot: caches in the order of the inputs, and states by the length that they sum up.
@@ -175,6 +176,24 @@ class ExplicitRunner(Runner):
         joined = (np.concatenate(pair, axis=1)[None] for pair in zip(before, parts, strict=True))
         self._past[slot] = [session.from_host(np.ascontiguousarray(array)) for array in joined]
         self._lengths[slot] = start + length
+
+    def read_state(self, slot: int, length: int) -> list[npt.NDArray[Any]]:
+        """Return the recurrent state after ``length`` tokens; see ``Runner``."""
+        session, states = self._opened(), self._states.get(slot, {}).get(length)
+        if not states:
+            raise ProviderRuntimeError(f"slot {slot} has no state after {length} tokens")
+        return [session.to_host(value)[0] for value in states]
+
+    def write_state(self, slot: int, length: int, parts: Sequence[npt.NDArray[Any]]) -> None:
+        """Write the recurrent state after ``length`` tokens; see ``Runner``."""
+        session, held = self._opened(), int(self._lengths[slot])
+        if length != held:
+            raise ProviderRuntimeError(f"slot {slot} holds {held} tokens, not {length}")
+        if [part.shape for part in parts] != [tuple(shape) for shape in self._graph.states.values()]:
+            raise ProviderRuntimeError(f"the state has another layout than {self.info.kv_layout}")
+        self._replays.release(slot)  # its tokens are those of another text
+        copies = [session.from_host(np.array(part[None], np.float32)) for part in parts]
+        self._states.setdefault(slot, {})[length] = copies
 
     def close(self) -> None:
         """Free all resources. The runner cannot be used afterwards."""
@@ -280,7 +299,8 @@ def _layout(graph: DecoderGraph) -> str:
     shapes = (
         f"{name} {spec.dtype.name}[{spec.heads}, n, {spec.width}]" for name, spec in graph.caches.items()
     )
-    return f"explicit: {'; '.join(shapes)}"
+    states = (f"{name} float32{list(shape)}" for name, shape in graph.states.items())
+    return f"explicit: {'; '.join([*shapes, *states])}"
 
 
 def _context_length(graph: DecoderGraph, config: RunnerConfig, source: str) -> int:

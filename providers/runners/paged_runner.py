@@ -371,6 +371,18 @@ class PagedRunner(Runner):
         self._opened().write_blocks(self._blocks(slot, begin, length), parts)
         self._tables.lengths[slot] = begin + length
 
+    def read_state(self, slot: int, length: int) -> list[npt.NDArray[Any]]:
+        """Return the recurrent state after ``length`` tokens; see ``Runner``."""
+        return [*self._state_memory().read(slot, length)]
+
+    def write_state(self, slot: int, length: int, parts: Sequence[npt.NDArray[Any]]) -> None:
+        """Write the recurrent state after ``length`` tokens; see ``Runner``."""
+        states = self._state_memory()
+        if length != (held := self._tables.lengths[slot]):
+            raise ProviderRuntimeError(f"slot {slot} holds {held} tokens, not {length}")
+        self._replays.release(slot)  # its tokens are those of another text
+        states.write(slot, length, parts)
+
     def check_integrity(self) -> None:
         """Check the block tables; see ``BlockPool.check_integrity``."""
         self._tables.check_integrity()
@@ -381,6 +393,11 @@ class PagedRunner(Runner):
         """Free all resources. The runner cannot be used afterwards."""
         with no_capture():  # a device frees the session
             self.session = self._ahead = None
+
+    def _state_memory(self) -> StateMemory:
+        if self._states is None:
+            raise ProviderRuntimeError("the model has no recurrent states")
+        return self._states
 
     def _opened(self) -> PagedSession:
         if self.session is None:

@@ -42,3 +42,10 @@ class RemoteRunner(Runner):
 
     def write_kv(self, slot: int, start: int, length: int, parts: Sequence[npt.NDArray[Any]]) -> None:
         self._ask("write_kv", slot, start, length, list(parts))
+
+    def read_state(self, slot: int, length: int) -> list[npt.NDArray[Any]]:
+        parts: list[npt.NDArray[np.generic]] = self._ask("read_state", slot, length)
+        return parts
+
+    def write_state(self, slot: int, length: int, parts: Sequence[npt.NDArray[Any]]) -> None:
+        self._ask("write_state", slot, length, list(parts))

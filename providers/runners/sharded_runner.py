@@ -52,6 +52,7 @@ class ShardedRunner(Runner):
         self._closed = False
         infos = self._start()
         self._arrays = [0] * len(infos)
+        self._state_arrays = [info.state_arrays for info in infos]
         first = infos[0]
         layouts = [info.kv_layout for info in infos]
         self.info: RunnerInfo = dataclasses.replace(
@@ -59,6 +60,7 @@ class ShardedRunner(Runner):
             vocab_size=sum(info.vocab_size for info in infos),
             kv_groups=tuple(group for info in infos for group in info.kv_groups),
             kv_layout=" | ".join(layouts) if all(layouts) else "",
+            state_arrays=sum(info.state_arrays for info in infos),
             kv_tokens=min((info.kv_tokens for info in infos if info.kv_tokens is not None), default=None),
             top_logits=0,
             steps_ahead=0,
@@ -124,10 +126,23 @@ class ShardedRunner(Runner):
             raise ProviderRuntimeError(
                 f"the KV has another layout: {len(parts)} arrays instead of {sum(self._arrays)}"
             )
-        ends = np.cumsum(self._arrays).tolist()
-        own = [list(parts[begin:end]) for begin, end in zip([0, *ends], ends, strict=False)]
+        own = _cut(parts, self._arrays)
         self._each([("write_kv", slot, start, length, arrays) for arrays in own])
         self._filled.add(slot)
+
+    def read_state(self, slot: int, length: int) -> list[npt.NDArray[Any]]:
+        """Return the states of all ranks, one after another."""
+        self._check_filled([slot])
+        return [array for own in self._call("read_state", slot, length) for array in own]
+
+    def write_state(self, slot: int, length: int, parts: Sequence[npt.NDArray[Any]]) -> None:
+        """Write its own arrays to each rank."""
+        self._check_filled([slot])
+        if len(parts) != self.info.state_arrays:
+            raise ProviderRuntimeError(
+                f"the state has another layout: {len(parts)} arrays instead of {self.info.state_arrays}"
+            )
+        self._each([("write_state", slot, length, own) for own in _cut(parts, self._state_arrays)])
 
     def close(self) -> None:
         """End all processes."""
@@ -247,6 +262,12 @@ class ShardedRunner(Runner):
         if self._memory is not None:
             self._memory.close()
             self._memory = None
+
+
+def _cut(parts: Sequence[npt.NDArray[Any]], counts: Sequence[int]) -> list[list[npt.NDArray[Any]]]:
+    """Return the arrays of each rank, given how many each has."""
+    ends = np.cumsum(counts).tolist()
+    return [list(parts[begin:end]) for begin, end in zip([0, *ends], ends, strict=False)]
 
 
 def _named(fault: CarryallError, rank: int, count: int) -> CarryallError:

@@ -35,6 +35,7 @@ class SplitRunner(Runner):
             kv_tokens=min((info.kv_tokens for info in infos if info.kv_tokens is not None), default=None),
             evicts_kv=all(info.evicts_kv for info in infos),
             kv_layout=" | ".join(layouts) if all(layouts) else "",
+            state_arrays=sum(info.state_arrays for info in infos),
         )
 
     def forward(self, rows: Sequence[Row]) -> list[npt.NDArray[np.float32]]:
@@ -85,6 +86,24 @@ class SplitRunner(Runner):
             taken += count
         if taken != len(parts):
             raise ProviderRuntimeError(f"the KV has another layout: {len(parts)} arrays instead of {taken}")
+
+    def read_state(self, slot: int, length: int) -> list[npt.NDArray[Any]]:
+        """Return the states of all parts that have any, concatenated."""
+        having = [part for part in self._parts if part.info.state_arrays]
+        return [array for part in having for array in part.read_state(slot, length)]
+
+    def write_state(self, slot: int, length: int, parts: Sequence[npt.NDArray[Any]]) -> None:
+        """Write its own arrays to each part that has states."""
+        if len(parts) != self.info.state_arrays:
+            raise ProviderRuntimeError(
+                f"the state has another layout: {len(parts)} arrays instead of {self.info.state_arrays}"
+            )
+        begin = 0
+        for part in self._parts:
+            end = begin + part.info.state_arrays
+            if begin < end:
+                part.write_state(slot, length, parts[begin:end])
+            begin = end
 
     def close(self) -> None:
         """Close every part."""

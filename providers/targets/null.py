@@ -79,7 +79,8 @@ class NullRunner(Runner):
             max_slots=config.max_slots,
             kv_groups=_groups(options),
             batched_multi_token=True,
-            kv_layout="" if options.state_bytes else "hash int64[n]",
+            kv_layout="hash int64[n]" + "; state int64[]" * (options.state_bytes > 0),
+            state_arrays=int(options.state_bytes > 0),
             top_logits=options.top_logits,
             embedding_size=options.embedding_size,
             evicts_kv=not options.state_bytes,
@@ -195,6 +196,18 @@ class NullRunner(Runner):
         if not fits or [len(part) for part in parts] != [length]:
             raise ProviderRuntimeError(f"{length} hashes from {start} do not continue slot {slot}")
         self.hashes[slot][start:] = parts[0].tolist()
+
+    def read_state(self, slot: int, length: int) -> list[npt.NDArray[Any]]:
+        """Return the state after ``length`` tokens."""
+        if length not in self._states[slot]:
+            raise ProviderRuntimeError(f"slot {slot} has no state after {length} tokens")
+        return [np.array(self._states[slot][length], np.int64)]
+
+    def write_state(self, slot: int, length: int, parts: Sequence[npt.NDArray[Any]]) -> None:
+        """Write the state after ``length`` tokens."""
+        if length != len(self.hashes[slot]) or [part.shape for part in parts] != [()]:
+            raise ProviderRuntimeError(f"the state does not fit slot {slot} after {length} tokens")
+        self._states[slot][length] = int(parts[0])
 
     def close(self) -> None:
         """Drop all histories."""

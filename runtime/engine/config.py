@@ -36,6 +36,10 @@ class EngineConfig(Checked):
         prefix_cache_url: a store that several processes and hosts share, for evicted prefixes:
             ``redis://host:6379/0`` (Valkey) or a folder of fsspec (``s3://bucket/folder``,
             ``file:///mnt/kv``). They need the same ``CARRYALL_KV_KEY``.
+        prefill_server: a ``serve --role prefill`` of the same model (``http://host:8000``), which computes
+            long prompts and hands their KV over through ``prefix_cache_url`` (docs/fleet.md). Its API key is
+            ``CARRYALL_PREFILL_KEY``.
+        prefill_tokens: prompts with fewer tokens to compute are not sent to ``prefill_server``.
         swap_bytes: host memory for KV of preempted requests and evicted prefixes, in addition to
             ``kv_bytes``. Without it, and without ``prefix_cache_dir``, such KV is computed again.
         trim_windows: when layers with a sliding window free the KV behind it. ``when_short``: when KV memory
@@ -65,6 +69,8 @@ class EngineConfig(Checked):
     prefix_cache_dir: Path | Literal["auto"] | None = None
     prefix_cache_bytes: int = option(2**33, least=0, unit="bytes")
     prefix_cache_url: str | None = None
+    prefill_server: str | None = None
+    prefill_tokens: int = option(256, least=1)
     swap_bytes: int = option(0, least=0, unit="bytes")
     trim_windows: Literal["when_short", "always"] = "when_short"
     context_shift: bool = False

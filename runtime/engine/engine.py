@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import logging
 import time
 from collections.abc import Callable
@@ -23,7 +24,8 @@ from .kv.slot_operations import SlotOperations
 from .kv.slots import Release, SlotTable, Windows
 from .kv.tiers.mover import KVMover, make_tier, own_folder
 from .kv_policies import KVPolicy, PolicyParts, chosen_policy
-from .requests.chunk import Tier
+from .requests.chunk import Tier, TierPrefix
+from .requests.prefill_client import HttpPrefillClient, PrefillClient
 from .requests.prompt_costs import PromptCosts
 from .requests.request import Request
 from .sampling.sampler import NO_TOKEN, Sample
@@ -31,6 +33,7 @@ from .schedule.adapter_places import AdapterPlaces
 from .schedule.admission import checked_room
 from .schedule.compiling import CompilingRequests
 from .schedule.deadlines import Deadlines
+from .schedule.remote_prefills import RemotePrefills
 from .schedule.scheduler import Scheduler, StepPlan
 from .speculation.forced_tokens import ForcedTokens
 from .speculation.proposer import Proposer
@@ -88,6 +91,9 @@ class Engine:
         self._slots = SlotTable(info.max_slots, limits.kv, windows, info.kv_groups, states)
         costs = PromptCosts()
         self._mover = KVMover(runner, _tier(config, info, identity, costs), identity, costs)
+        self._prefills = RemotePrefills(
+            _prefill_client(config, self.kv_identity), config.prefill_tokens, costs
+        )
         self.scheduler = Scheduler(
             self._slots,
             limits.step,
@@ -124,6 +130,15 @@ class Engine:
         self._news: dict[Request, None] = {}  # requests that gained tokens or ended in this step, in order
 
     @property
+    def kv_identity(self) -> str:
+        """A hash of the model's content and its layout of KV: engines with equal ones can share KV."""
+        return hashlib.sha256(self._mover.identity.encode()).hexdigest()
+
+    def flush_tiers(self, seconds: float) -> bool:
+        """Wait until saved KV is where other processes find it; return whether it is. Any thread may call."""
+        return self._mover.flush(seconds)
+
+    @property
     def has_work(self) -> bool:
         """Whether any request is unfinished."""
         return bool(self._requests)
@@ -152,9 +167,14 @@ class Engine:
         self._counters.prompt_tokens += request.num_tokens
         self._deadlines.add(request)
         if request.awaited_grammar is None:
-            self.scheduler.add(request)
+            self._queue(request)
         else:
             self._compiling.add(request)
+
+    def _queue(self, request: Request) -> None:
+        """Queue a request, at once or when a prefill server has computed its prompt."""
+        if not self._prefills.add(request):
+            self.scheduler.add(request)
 
     def _queue_tokens(self, request: Request) -> None:
         """Count the tokens of a new request, and estimate its time to the first token.
@@ -165,7 +185,7 @@ class Engine:
         further = request.first_sample in self._requests  # its prompt is that of an admitted one
         shares = further and self.config.prefix_cache  # all but the last token
         request.queued_tokens = 1 if shares else self.scheduler.uncached_tokens(request)
-        queued = self.scheduler.queued_tokens + self._compiling.queued_tokens
+        queued = self.scheduler.queued_tokens + self._compiling.queued_tokens + self._prefills.queued_tokens
         limit, seconds = self.config.max_queued_tokens, self.scheduler.costs.seconds_of_prompts
         if limit is not None and not further and 0 < queued > limit - request.queued_tokens:
             error = QueueFullError(
@@ -214,6 +234,8 @@ class Engine:
             self._expire()
         if self._compiling.deadlines:
             self._take_compiled()
+        if len(self._prefills):
+            self._take_prefilled()
         begin = self.clock()
         step = self._plans.flight or self._plans.submit(self._plan())
         self._plans.flight = self._submit_ahead(step) if self._runs_ahead else None
@@ -225,7 +247,7 @@ class Engine:
         held = self._slots.used_tokens + self._slots.idle_tokens
         return EngineStats(
             running=len(self.scheduler.running),
-            waiting=self.scheduler.num_waiting + len(self._compiling),
+            waiting=self.scheduler.num_waiting + len(self._compiling) + len(self._prefills),
             slots=self._slots.num_slots,
             kv_tokens=held,
             idle_kv_tokens=self._slots.idle_tokens,
@@ -237,6 +259,7 @@ class Engine:
             **dataclasses.asdict(self._plans.counters),
             **dataclasses.asdict(self.scheduler.cache.counters),
             **dataclasses.asdict(self._mover.counters),
+            **dataclasses.asdict(self._prefills.counters),
             **dataclasses.asdict(self._speculator.counters),
         )
 
@@ -256,7 +279,8 @@ class Engine:
         """
         flight = self._plans.flight
         self.scheduler.check_integrity(None if flight is None else flight.plan)
-        held = len(self.scheduler.running) + self.scheduler.num_waiting + len(self._compiling)
+        aside = len(self._compiling) + len(self._prefills)
+        held = len(self.scheduler.running) + self.scheduler.num_waiting + aside
         if held != len(self._requests):
             raise RuntimeError(f"{len(self._requests)} requests are unfinished, the scheduler holds {held}")
 
@@ -268,6 +292,7 @@ class Engine:
         self.scheduler.cache.clear(save=True)
         self._free()
         self._mover.close()
+        self._prefills.close()
         self.runner.close()
         self._speculator.close()
         return cut
@@ -308,9 +333,16 @@ class Engine:
             self._compiling.pause()  # all requests wait for a grammar
         ready, refused = self._compiling.take()
         for request in ready:
-            self.scheduler.add(request)
+            self._queue(request)
         for request in refused:
             self._fail(request, request.fault)
+
+    def _take_prefilled(self) -> None:
+        """Queue requests whose prompt the prefill server has computed, or is late with."""
+        if len(self._prefills) == len(self._requests):
+            self._prefills.pause()  # all requests wait for it
+        for request in self._prefills.take():
+            self.scheduler.add(request)
 
     def _fail(self, request: Request, error: CarryallError | None) -> None:
         request.finish("error", error=str(error))
@@ -323,7 +355,7 @@ class Engine:
         self._news[request] = None
         del self._requests[request.request_id]
         self._speculator.forget(request)
-        if not self._compiling.discard(request):
+        if not (self._compiling.discard(request) or self._prefills.discard(request)):
             self.scheduler.remove(request, keep=keep)
 
     def _plan(self) -> StepPlan:
@@ -341,7 +373,12 @@ class Engine:
                 self.scheduler.invalidate(slot)
             plan = plan.without([i for i, row in enumerate(plan.rows) if row.slot in lost])
         if plan.restoring:
-            self._mover.restore(plan.restoring, _RESTORE_BESIDE if plan.rows else _RESTORE_ALONE)
+            for request in self._mover.restore(
+                plan.restoring, _RESTORE_BESIDE if plan.rows else _RESTORE_ALONE
+            ):
+                if request.slot is not None:
+                    self.scheduler.invalidate(request.slot)
+                    request.stored = TierPrefix()  # it is computed, not restored again
             for request in plan.restoring if self.scheduler.cache.trims_always else ():
                 self.scheduler.cache.trim(request)
         if self._proposes or plan.constrained:
@@ -356,7 +393,8 @@ class Engine:
 
         That is so where anything but rows of known and drawn tokens is to be done: the runner must be idle.
         """
-        ordinary = not (step.plan.observed or step.plan.restoring or self._compiling.deadlines)
+        aside = self._compiling.deadlines or len(self._prefills)
+        ordinary = not (step.plan.observed or step.plan.restoring or aside)
         if step.pending is None or not ordinary or not all(isinstance(each, Release) for each in step.frees):
             return None
         plan = self.scheduler.plan_ahead(step.plan)
@@ -431,12 +469,25 @@ def _adapter_places(runner: Runner) -> AdapterPlaces | None:
     return AdapterPlaces(places, runner.load_lora) if places else None
 
 
+def _prefill_client(config: EngineConfig, identity: str) -> PrefillClient | None:
+    """Return the client of the prefill server; None without one.
+
+    Raises:
+        UsageError: there is no shared tier through which KV could come, or the URL is invalid.
+    """
+    if config.prefill_server is None:
+        return None
+    if config.prefix_cache_url is None:
+        raise UsageError("prefill_server hands KV over through a shared store; set prefix_cache_url too")
+    return HttpPrefillClient(config.prefill_server, identity)
+
+
 def _tier(config: EngineConfig, info: RunnerInfo, identity: str, costs: PromptCosts) -> Tier | None:
     """Open the tiers that the options ask for; None if there are none."""
     folder, folder_bytes = config.prefix_cache_dir, config.prefix_cache_bytes
     if folder == "auto":
         folder = None
-        if identity and info.kv_layout and not info.state_bytes and config.prefix_cache:
+        if identity and info.kv_layout and config.prefix_cache:
             folder, folder_bytes = own_folder(folder_bytes)
     elif folder is not None:
         folder = Path(folder)
@@ -444,6 +495,4 @@ def _tier(config: EngineConfig, info: RunnerInfo, identity: str, costs: PromptCo
     name = "prefix_cache_dir" if url is None else "prefix_cache_url"
     if (folder is not None or url is not None) and not identity:
         raise UsageError(f"{name} needs the model's identity: load it with LLM, or pass identity")
-    if info.state_bytes and (folder is not None or url is not None or config.swap_bytes):
-        raise UsageError(f"the model's recurrent states are not kept in tiers; omit {name} and swap_bytes")
     return make_tier(folder, folder_bytes, config.swap_bytes, info.kv_layout, url, costs)

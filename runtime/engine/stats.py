@@ -11,7 +11,7 @@ class EngineStats:
 
     Args:
         running: requests that hold a slot.
-        waiting: requests in the queue, or waiting for their grammar.
+        waiting: requests in the queue, or waiting for their grammar or a prefill server.
         slots: maximum number of running requests.
         kv_tokens: tokens held by all slots, for running requests or as prefixes; a shared token counts in
             each slot.
@@ -34,6 +34,11 @@ class EngineStats:
         kv_saved_tokens: tokens whose KV was saved to host memory or disk.
         kv_restored_tokens: tokens whose KV was restored from there.
         kv_lost_chunks: chunks of 64 tokens that were missing or damaged when they were to be restored.
+        prefills_remote: prompts that the prefill server computed in time.
+        prefills_late: prompts that it did not compute in time, so that they were computed here.
+        prefills_failed: prompts that it refused, or that did not reach it.
+        prefills_foreign: prompts that it refused because it serves another model or layout of KV.
+        prefills_skipped: prompts that were not sent to it, so soon after a failure.
         proposed_tokens: tokens proposed by speculation or by a grammar.
         accepted_tokens: proposed tokens that became output.
     """
@@ -60,6 +65,11 @@ class EngineStats:
     kv_saved_tokens: int
     kv_restored_tokens: int
     kv_lost_chunks: int
+    prefills_remote: int
+    prefills_late: int
+    prefills_failed: int
+    prefills_foreign: int
+    prefills_skipped: int
     proposed_tokens: int
     accepted_tokens: int
 

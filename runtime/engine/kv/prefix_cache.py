@@ -15,7 +15,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from ..requests.chunk import CHUNK_TOKENS, ChunkKeys
+from ..requests.chunk import CHUNK_TOKENS, ChunkKeys, TierPrefix
 from ..requests.request import Request
 from .prefix_tree import PrefixMatch, PrefixTree
 from .slots import SlotTable
@@ -27,6 +27,8 @@ _MIN_TAKE_OVER_SHARE = 0.9
 _MOST_CHECKPOINTS = 2
 # Tokens that a state must save; it is as large as the KV of hundreds to thousands of tokens.
 _MIN_JUNCTION = 16
+# The same of a state for the tiers, which another process may never ask for.
+_MIN_STORED = 2 * CHUNK_TOKENS
 # Minimum number of tokens gained by a restore; a restored chunk may overlap tokens that the slot holds.
 _MIN_RESTORED = CHUNK_TOKENS // 2
 
@@ -37,8 +39,8 @@ class StoredPrefixes(Protocol):
     identity: str
     shared: bool  # whether other processes wait for prefixes: they are saved when a request ends
 
-    def available(self, keys: Sequence[bytes]) -> int:
-        """Return how many first tokens can be restored; 0 if computing them is faster."""
+    def available(self, keys: Sequence[bytes]) -> TierPrefix:
+        """Return which first tokens can be restored; none if computing them is faster."""
 
 
 @dataclass(slots=True)
@@ -94,10 +96,12 @@ class PrefixCache:
             return 0
         if request.stored is None:
             request.stored = self._stored.available(self._chunk_keys(request, request.num_tokens - 1))
-        return request.stored
+        return request.stored.tokens
 
     def make_room(self, num_tokens: int, spared: Collection[int] = ()) -> bool:
-        """Trim running slots, then evict idle ones, until ``num_tokens`` more fit; return whether they do.
+        """Trim running slots, then evict idle ones, then drop checkpoints of running ones.
+
+        Until ``num_tokens`` more fit; return whether they do.
 
         Args:
             num_tokens: tokens to make room for.
@@ -109,9 +113,10 @@ class PrefixCache:
                 self._trim(wide)
                 continue
             slot = self._slots.oldest_idle(spared)
-            if slot is None:
+            if slot is not None:
+                self.evict(slot)
+            elif not self._slots.drop_state(self._running.keys() - set(spared)):
                 return False
-            self.evict(slot)
         return True
 
     def place(self, request: Request, match: PrefixMatch, headroom: int) -> bool:
@@ -228,9 +233,14 @@ class PrefixCache:
         return True
 
     def _take_over(self, request: Request, slot: int, wanted: int) -> bool:
-        """Give the request an idle slot with its KV; return whether that worked."""
-        if not self.make_room(wanted - self._slots.tokens(slot) - self._slots.state_tokens, [slot]):
-            return False
+        """Give the request an idle slot with its KV; return whether that worked.
+
+        Its checkpoints are dropped if need be. The request's first row still finds the one where it starts.
+        """
+        more = wanted - self._slots.tokens(slot) - self._slots.state_tokens
+        while not self.make_room(more, [slot]):
+            if not self._slots.drop_state([slot]):
+                return False
         self._tree.remove(slot)
         self._keys.pop(slot, None)
         self._slots.take_over(slot, request.num_tokens)
@@ -250,10 +260,10 @@ class PrefixCache:
         self._running[request.slot] = request
         if not self.enabled:
             return
-        if self._slots.state_tokens:
-            self._keep_states(request, request.slot, match)
         stored = self.stored(request)
         request.restorable = stored if stored - match.length >= _MIN_RESTORED else 0
+        if self._slots.state_tokens:
+            self._keep_states(request, request.slot, match)
         tokens = request.identity_slice(0, request.num_tokens)
         self._tree.insert(request.slot, tokens, match.length, request.kv_salt)
         self.counters.prefix_queries += 1
@@ -264,7 +274,8 @@ class PrefixCache:
         """Choose the lengths at which a request keeps states for later ones.
 
         They are the end of its prompt, since an answer may be rewritten; where it continues another text; and
-        where it leaves one that cannot be resumed there, since a third request may leave it there too.
+        where it leaves one that cannot be resumed there, since a third request may leave it there too. Tiers
+        hold whole chunks, so for them another one is kept at the last chunk's end in the prompt.
         """
         earlier = [length for length in self._slots.checkpoints(slot) if length < match.length]
         wanted = set(earlier[-_MOST_CHECKPOINTS:])
@@ -274,7 +285,24 @@ class PrefixCache:
             wanted.add(request.usable_prefix)
         if match.shared - match.length >= _MIN_JUNCTION:
             wanted.add(match.shared)
+        if self._stored is not None:
+            whole = request.usable_prefix // CHUNK_TOKENS * CHUNK_TOKENS
+            junction = request.stored.kv if request.stored is not None else 0
+            wanted |= {n for n in (whole, junction) if n - match.length >= _MIN_STORED}
         self._slots.keep(slot, sorted(wanted))
+
+    def keep_state(self, request: Request, length: int) -> None:
+        """Keep the state of a running request at a chunk's end in its answer, in place of an earlier one.
+
+        So the tiers get a state near the answer's end, at a copy of it in 64 tokens.
+        """
+        slot, prompt = request.slot, len(request.prompt_token_ids)
+        if self._stored is None or slot is None or length % CHUNK_TOKENS or length <= prompt:
+            return
+        kept = self._slots.checkpoints(slot)
+        others = [n for n in kept if n <= prompt or n % CHUNK_TOKENS]
+        if length not in kept and (len(others) < len(kept) or self._slots.fits(self._slots.state_tokens)):
+            self._slots.keep(slot, [*others, length])
 
     def _trimmable(self, slot: int) -> int:
         """Return how much KV behind its windows a running request can free, in tokens."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ....providers.kv_groups import Held, KVGroups, resume_point
+from ..requests.chunk import CHUNK_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +29,15 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """Save a slot's chunks to the tiers under ``keys``; KV before ``start`` is no longer in the slot."""
+    """Save a slot's chunks to the tiers under ``keys``; KV before ``start`` is no longer in the slot.
+
+    So are the states after ``states`` tokens, multiples of a chunk's length.
+    """
 
     slot: int
     keys: tuple[bytes, ...]
     start: int
+    states: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +153,19 @@ class SlotTable:
             self._checkpoints[slot] = tuple(kept)
             self.used_tokens += len(kept) * self.state_tokens
 
+    def drop_state(self, slots: Iterable[int]) -> bool:
+        """Drop the shortest checkpoint of the first slot that has any; return whether one has."""
+        for slot in slots:
+            if not (lengths := self.checkpoints(slot)):
+                continue
+            self._checkpoints[slot] = lengths[1:]
+            if slot in self.held:
+                self.used_tokens -= self.state_tokens
+            else:
+                self.idle_tokens -= self.state_tokens
+            return True
+        return False
+
     def resume_point(self, slot: int, length: int, computed: int) -> int:
         """Return the longest prefix of at most ``length`` tokens that a slot can serve, 0 if it has none.
 
@@ -245,8 +263,10 @@ class SlotTable:
             self.used_tokens -= self._saved(target)
 
     def save(self, slot: int, keys: Sequence[bytes]) -> None:
-        """Queue saving of the slot's chunks to the tiers, before it is released or trimmed."""
-        self.operations.append(Save(slot, tuple(keys), self._shortest.get(slot, 0)))
+        """Queue saving of the slot's chunks and states to the tiers, before it is released or trimmed."""
+        most = len(keys) * CHUNK_TOKENS
+        states = tuple(n for n in self.checkpoints(slot) if n <= most and not n % CHUNK_TOKENS)
+        self.operations.append(Save(slot, tuple(keys), self._shortest.get(slot, 0), states))
 
     def take_operations(self) -> list[Operation]:
         """Remove and return the queued operations, in order."""

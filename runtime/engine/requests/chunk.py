@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -42,6 +42,23 @@ class ChunkKeys:
         return self.keys[: len(tokens) // CHUNK_TOKENS]
 
 
+def state_key(key: bytes) -> bytes:
+    """Return the key of the state after the tokens that the key of a chunk covers."""
+    return hashlib.sha256(b"state " + key).digest()
+
+
+class TierPrefix(NamedTuple):
+    """What the tiers hold of a sequence's first tokens.
+
+    Args:
+        tokens: tokens that can be restored: with the state after them, where layers have one.
+        kv: tokens whose KV is there.
+    """
+
+    tokens: int = 0
+    kv: int = 0
+
+
 class Tier(Protocol):
     """A store of chunks. A chunk that does not fit moves to the next tier, or is lost.
 
@@ -57,6 +74,9 @@ class Tier(Protocol):
     def held(self, keys: Sequence[bytes]) -> int:
         """Return how many first chunks are in this tier or a lower one; it may ask a store elsewhere."""
 
+    def last_held(self, keys: Sequence[bytes]) -> int:
+        """Return how many keys there are up to the last one that ``held`` would count alone; 0 if none."""
+
     def get(self, key: bytes) -> Parts | None:
         """Return a chunk, which the caller must copy at once; None if it is missing or damaged."""
 
@@ -69,10 +89,13 @@ class Tier(Protocol):
             wait: wait for a slow tier instead of losing the chunk.
         """
 
+    def flush(self, seconds: float) -> bool:
+        """Wait until chunks that were put are where others find them; return whether they are. Any thread."""
+
     def close(self) -> None:
         """Write what should outlive the process, and free the tier."""
 
 
 def size_of(parts: Parts) -> int:
-    """Return the size of a chunk in bytes."""
-    return sum(part.nbytes for part in parts)
+    """Return the size of a chunk in bytes, at least that of its entry: a model may have no KV but a state."""
+    return max(64, sum(part.nbytes for part in parts))

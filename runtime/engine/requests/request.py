@@ -19,7 +19,7 @@ from ...types.sampling_params import SamplingParams
 from ..sampling.logits_processors import LogitsProcessor, ThoughtMarks
 from ..sampling.sampler import Sample, TokenLogprob
 from ..sampling.sampling_state import SamplingState
-from .chunk import ChunkKeys, KVSalt
+from .chunk import ChunkKeys, KVSalt, TierPrefix
 from .output_text import OutputText
 from .pooled_states import PooledStates, Pooling
 from .prompt_images import PromptImages
@@ -143,10 +143,11 @@ class Request:
     overtaken = 0  # how often a later request was admitted first
     resumes = False  # preempted, and not admitted again yet
     chunk_keys: ChunkKeys | None = None
-    stored: int | None = None  # tokens whose KV the tiers held at the last look-up, None before one
+    stored: TierPrefix | None = None  # what the tiers held at the last look-up, None before one
     queued_tokens = 0  # prompt tokens that were neither computed nor being computed when it was queued
     expected_seconds: float | None = None  # until its first token, estimated when it was queued
     restorable = 0  # tokens up to which KV is restored from the tiers
+    restored = 0  # tokens up to which it was; more than `num_computed` until their state is there too
     capacity: int | None = None  # tokens at which the middle is dropped (context shift)
     lora_place: int | None = None  # of the adapter, while the request runs
 
@@ -298,7 +299,7 @@ class Request:
         self.num_tokens = len(kept)
         self._tokens[: len(kept)] = kept
         self.num_computed = min(first, self.num_computed)
-        self.chunk_keys, self.stored, self.restorable = None, None, 0
+        self.chunk_keys, self.stored, self.restorable, self.restored = None, None, 0, 0
 
     def token_slice(self, start: int, stop: int) -> npt.NDArray[np.int64]:
         """Return tokens [start, stop) of prompt and output together, as a view."""

@@ -278,7 +278,8 @@ class Scheduler:
             budget = self._add_prompts(draft, prefilling, admit=True)
             self._admit(draft, budget)
         if self._slots.state_tokens:
-            for row in draft.rows:
+            for row, request in zip(draft.rows, draft.requests, strict=True):
+                self.cache.keep_state(request, row.start)
                 stop = row.start + len(row.tokens)
                 row.checkpoints = [n for n in self._slots.checkpoints(row.slot) if n < stop]
         return draft.plan()
@@ -385,7 +386,7 @@ class Scheduler:
         self.adapters.leave(request)
         request.num_computed = request.num_dropped = 0
         request.status = RequestStatus.WAITING
-        request.resumes, request.stored, request.restorable = True, None, 0
+        request.resumes, request.stored, request.restorable, request.restored = True, None, 0, 0
         self._waiting.push(request)
         self.preemptions += 1
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from ....errors import UsageError
 from ....options import Checked, option
@@ -34,6 +35,8 @@ class ServerConfig(Checked):
         http_port: port for HTTP; 0 takes a free one, none serves no HTTP.
         unix_socket: serve HTTP on a socket in the file system too, for processes of this user.
         grpc_port: port for gRPC; 0 takes a free one, none serves no gRPC.
+        role: ``prefill`` also computes prompts for services with ``--prefill-server``; ``decode`` is such a
+            service. By default a service does all of its work itself (docs/fleet.md).
         grace_seconds: how long running requests may continue after the service is told to stop.
         models: a folder of models to serve, instead of MODEL (docs/serving.md).
         models_poll_seconds: look for changed models at this interval; without it, at SIGHUP only.
@@ -82,6 +85,7 @@ class ServerConfig(Checked):
     http_port: int | None = option(8000, least=0, most=65535)
     unix_socket: Path | None = None
     grpc_port: int | None = option(8001, least=0, most=65535)
+    role: Literal["both", "prefill", "decode"] = "both"
     grace_seconds: float = option(30.0, least=0, flags=("--grace",))
     models: Path | None = None
     models_poll_seconds: float | None = option(None, least=0.1)

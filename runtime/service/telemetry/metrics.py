@@ -92,6 +92,26 @@ _COUNTERS: dict[str, tuple[str, Callable[[EngineStats], float]]] = {
         "Draft tokens accepted.",
         lambda stats: stats.accepted_tokens,
     ),
+    "carryall:prefills_remote": (
+        "Prompts that the prefill server computed in time.",
+        lambda stats: stats.prefills_remote,
+    ),
+    "carryall:prefills_late": (
+        "Prompts that it did not compute in time.",
+        lambda stats: stats.prefills_late,
+    ),
+    "carryall:prefills_failed": (
+        "Prompts that it refused, or that did not reach it.",
+        lambda stats: stats.prefills_failed,
+    ),
+    "carryall:prefills_foreign": (
+        "Prompts that it refused because it serves another model.",
+        lambda stats: stats.prefills_foreign,
+    ),
+    "carryall:prefills_skipped": (
+        "Prompts that were not sent to it, so soon after a failure.",
+        lambda stats: stats.prefills_skipped,
+    ),
     "carryall:steps": ("Forward steps.", lambda stats: stats.steps),
 }
 

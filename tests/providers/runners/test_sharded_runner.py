@@ -163,3 +163,24 @@ def test_kv_of_all_ranks_can_be_taken_out_and_put_back(tmp_path: Path) -> None:
             runner.write_kv(1, 0, 64, parts[1:])
     finally:
         runner.close()
+
+
+@pytest.mark.long
+def test_states_of_all_ranks_can_be_taken_out_and_put_back(tmp_path: Path) -> None:
+    whole, runner = opened(write_case("granitemoehybrid", tmp_path / "hybrid"), 2)
+    whole.close()
+    try:
+        prompt = np.arange(70)
+        runner.forward([Row(0, prompt, 0, checkpoints=[64])])
+        parts = [part.copy() for part in runner.read_kv(0, 0, 64)]
+        state = [part.copy() for part in runner.read_state(0, 64)]
+        expected = runner.forward([Row(0, prompt[64:65], 64, checkpoints=[64])])[0].copy()
+        runner.write_kv(1, 0, 64, parts)
+        with pytest.raises(ProviderRuntimeError, match="no state after 64 tokens"):
+            runner.forward([Row(1, prompt[64:65], 64)])
+        with pytest.raises(ProviderRuntimeError, match="another layout"):
+            runner.write_state(1, 64, state[1:])
+        runner.write_state(1, 64, state)
+        assert np.array_equal(runner.forward([Row(1, prompt[64:65], 64)])[0], expected)
+    finally:
+        runner.close()

@@ -6,6 +6,8 @@ its states are explicit.
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -156,10 +158,28 @@ def test_rejected_proposals_change_no_token(checkpoint: Path, lie_every: int) ->
     assert (stats.accepted_tokens == stats.proposed_tokens) == (lie_every == 0)
 
 
-def test_what_cannot_keep_states_is_refused(checkpoint: Path, tmp_path: Path) -> None:
-    for option in ({"prefix_cache_dir": str(tmp_path)}, {"context_shift": True}):
-        with pytest.raises(UsageError, match="state"):
-            LLM(checkpoint, **option)
+def test_a_state_restored_from_disk_equals_a_computed_one(checkpoint: Path, tmp_path: Path) -> None:
+    longer = tmp_path / "longer"
+    shutil.copytree(checkpoint, longer)
+    config = json.loads((longer / "config.json").read_text())
+    (longer / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 256}))
+    prompt = conversation(1, 200)
+    params = SamplingParams(temperature=0.0, max_tokens=8, logprobs=1)
+    found, cached = [], []
+    for _ in range(2):
+        with LLM(longer, num_threads=1, max_slots=2, prefix_cache_dir=str(tmp_path / "kv")) as llm:
+            exact = in_blocks(llm)
+            (output,) = llm.generate([prompt], params)
+            cached.append(output.metrics and output.metrics.cached_tokens)
+            found.append(answer(output, exact))
+            llm.engine.check_integrity()
+    assert cached == [0, 192]
+    assert found[0] == found[1]
+
+
+def test_what_cannot_keep_states_is_refused(checkpoint: Path) -> None:
+    with pytest.raises(UsageError, match="state"):
+        LLM(checkpoint, context_shift=True)
 
 
 @pytest.mark.long

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from family_cases import write_case
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -59,6 +60,25 @@ def test_parts_keep_prefixes_and_speculation_right(whole: list[list[int]]) -> No
         for _ in range(2):
             outputs = llm.generate(PROMPTS, GREEDY)
             assert [output.outputs[0].token_ids for output in outputs] == whole
+
+
+@pytest.mark.long
+def test_states_of_all_parts_can_be_taken_out_and_put_back(tmp_path: Path) -> None:
+    folder = write_case("falcon_h1", tmp_path / "hybrid")
+    runner = load_model(str(folder), provider="cpu:0-0,cpu@process:1-1", max_slots=2).runner
+    try:
+        prompt = np.arange(70) % 100
+        runner.forward([Row(0, prompt, 0, checkpoints=[64])])
+        parts = [part.copy() for part in runner.read_kv(0, 0, 64)]
+        state = [part.copy() for part in runner.read_state(0, 64)]
+        expected = runner.forward([Row(0, prompt[64:65], 64, checkpoints=[64])])[0].copy()
+        runner.write_kv(1, 0, 64, parts)
+        with pytest.raises(ProviderRuntimeError, match="another layout"):
+            runner.write_state(1, 64, state[1:])
+        runner.write_state(1, 64, state)
+        np.testing.assert_allclose(runner.forward([Row(1, prompt[64:65], 64)])[0], expected, atol=1e-5)
+    finally:
+        runner.close()
 
 
 @pytest.mark.long

@@ -19,6 +19,9 @@ class ChunkStore(Protocol):
     def held(self, names: Sequence[str]) -> int:
         """Return how many first names have a content."""
 
+    def last_held(self, names: Sequence[str]) -> int:
+        """Return how many names there are up to the last one that has a content; 0 if none has."""
+
     def get(self, name: str) -> bytes | None:
         """Return a content, None if there is none."""
 
@@ -53,11 +56,13 @@ class ValkeyStore:
 
     def held(self, names: Sequence[str]) -> int:
         """Return how many first names have a content, by one exchange."""
-        with self._client.pipeline(transaction=False) as pipeline:
-            for name in names:
-                pipeline.exists(_valkey_key(name))
-            found = pipeline.execute()
-        return next((i for i, one in enumerate(found) if not one), len(names))
+        exist = self._exist(names)
+        return exist.index(False) if False in exist else len(names)
+
+    def last_held(self, names: Sequence[str]) -> int:
+        """Return how many names there are up to the last one that has a content, by one exchange."""
+        exist = self._exist(names)
+        return next((i for i in range(len(exist), 0, -1) if exist[i - 1]), 0)
 
     def get(self, name: str) -> bytes | None:
         """Return a content, None if there is none."""
@@ -71,6 +76,12 @@ class ValkeyStore:
     def close(self) -> None:
         """Close the connections."""
         self._client.close()
+
+    def _exist(self, names: Sequence[str]) -> list[bool]:
+        with self._client.pipeline(transaction=False) as pipeline:
+            for name in names:
+                pipeline.exists(_valkey_key(name))
+            return [bool(count) for count in pipeline.execute()]
 
 
 class FileSystemStore:
@@ -97,6 +108,10 @@ class FileSystemStore:
         return next(
             (i for i, name in enumerate(names) if not self._files.exists(self._path(name))), len(names)
         )
+
+    def last_held(self, names: Sequence[str]) -> int:
+        """Return how many names there are up to the last one that has a content."""
+        return next((i for i in range(len(names), 0, -1) if self._files.exists(self._path(names[i - 1]))), 0)
 
     def get(self, name: str) -> bytes | None:
         """Return a content, None if there is none."""

@@ -70,6 +70,10 @@ class DiskTier:
         """Return how many first chunks are there."""
         return next((i for i, key in enumerate(keys) if key not in self), len(keys))
 
+    def last_held(self, keys: Sequence[bytes]) -> int:
+        """See ``Tier``."""
+        return next((i for i in range(len(keys), 0, -1) if keys[i - 1] in self), 0)
+
     def get(self, key: bytes) -> Parts | None:
         """Return the chunk, mapped from its file; None if it is missing, damaged or unreadable."""
         with self._change:
@@ -113,10 +117,10 @@ class DiskTier:
                 self._pending_bytes += size
                 self._change.notify_all()
 
-    def flush(self) -> None:
-        """Wait until all queued chunks are written."""
+    def flush(self, seconds: float | None = None) -> bool:
+        """Wait until all queued chunks are written; return whether they are after so many seconds."""
         with self._change:
-            self._change.wait_for(lambda: not self._pending)
+            return self._change.wait_for(lambda: not self._pending, seconds)
 
     def close(self) -> None:
         """Write all queued chunks, and end the thread."""

@@ -36,6 +36,11 @@ class HostTier:
             )
         return count
 
+    def last_held(self, keys: Sequence[bytes]) -> int:
+        """See ``Tier``."""
+        count = next((i for i in range(len(keys), 0, -1) if keys[i - 1] in self._chunks), 0)
+        return count + (0 if self._below is None else self._below.last_held(keys[count:]))
+
     def get(self, key: bytes) -> Parts | None:
         """Return a chunk from this tier or the one below, None if neither has it."""
         if key not in self._chunks:
@@ -53,6 +58,10 @@ class HostTier:
         self.held_bytes += size_of(parts)
         while self.held_bytes > self._max_bytes:
             self._drop(next(iter(self._chunks)), wait=wait)
+
+    def flush(self, seconds: float) -> bool:
+        """See ``Tier``."""
+        return self._below is None or self._below.flush(seconds)
 
     def close(self) -> None:
         """Move all chunks to the tier below, and close it."""

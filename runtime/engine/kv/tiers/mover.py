@@ -15,7 +15,7 @@ from .....errors import ProviderRuntimeError, UsageError
 from .....providers.base import Runner
 from .....storage.root import cache_root
 from .....storage.secret import kv_key
-from ...requests.chunk import CHUNK_TOKENS, Tier
+from ...requests.chunk import CHUNK_TOKENS, Parts, Tier, TierPrefix, state_key
 from ...requests.prompt_costs import PromptCosts
 from ...requests.request import Request
 from .chunk_store import open_store
@@ -58,6 +58,7 @@ class KVMover:
         self.counters = TierCounters()
         self.patient = False
         self.shared = tier is not None and tier.shared
+        self._has_states = runner.info.state_bytes > 0
         self._runner = runner  # used only if there is a tier
         self._tier = tier
         self._costs = costs
@@ -68,45 +69,69 @@ class KVMover:
         """Whether there is a tier."""
         return self._tier is not None
 
-    def available(self, keys: Sequence[bytes]) -> int:
-        """Return how many first tokens the tiers hold; 0 if restoring is slower than computing."""
+    def available(self, keys: Sequence[bytes]) -> TierPrefix:
+        """Return which first tokens the tiers hold; none if restoring is slower than computing."""
         tier = self._tier
         if tier is None or self._too_slow():
-            return 0
-        return CHUNK_TOKENS * tier.held(keys)
+            return TierPrefix()
+        count = tier.held(keys)
+        resumable = count
+        if self._has_states and count:
+            resumable = tier.last_held([state_key(key) for key in keys[:count]])
+        return TierPrefix(CHUNK_TOKENS * resumable, CHUNK_TOKENS * count)
 
-    def save(self, slot: int, keys: Sequence[bytes], start: int = 0) -> None:
-        """Copy the chunks of a slot that the tiers lack.
+    def save(self, slot: int, keys: Sequence[bytes], start: int = 0, states: Sequence[int] = ()) -> None:
+        """Copy the chunks and states of a slot that the tiers lack.
 
         Args:
             slot: holds the KV.
             keys: the keys of its chunks, from the first token on.
             start: KV before this position may be missing in the slot.
+            states: lengths at which it has states, multiples of a chunk's length.
         """
-        for i, key in enumerate(keys):
-            if self._tier is None or key in self._tier:
-                continue
-            if i * CHUNK_TOKENS < start:
-                return  # later chunks are useless without this one
-            try:
-                parts = self._runner.read_kv(slot, i * CHUNK_TOKENS, CHUNK_TOKENS)
-            except ProviderRuntimeError as error:
-                _log.warning("KV of slot %d is not saved: %s", slot, error)
-                return
-            self._tier.put(key, [np.array(part) for part in parts], wait=self.patient)
-            self.counters.kv_saved_tokens += CHUNK_TOKENS
+        tier = self._tier
+        if tier is None:
+            return
+        try:
+            for i, key in enumerate(keys):
+                if key in tier:
+                    continue
+                if i * CHUNK_TOKENS < start:
+                    return  # later chunks and states are useless without this one
+                self._put(tier, key, self._runner.read_kv(slot, i * CHUNK_TOKENS, CHUNK_TOKENS))
+                self.counters.kv_saved_tokens += CHUNK_TOKENS
+            for length in states:
+                key = state_key(keys[length // CHUNK_TOKENS - 1])
+                if key not in tier:
+                    self._put(tier, key, self._runner.read_state(slot, length))
+        except ProviderRuntimeError as error:
+            _log.warning("KV of slot %d is not saved: %s", slot, error)
 
-    def restore(self, requests: Sequence[Request], seconds: float) -> None:
+    def restore(self, requests: Sequence[Request], seconds: float) -> list[Request]:
         """Restore KV of running requests, at least one chunk, until ``seconds`` have passed.
 
         A missing or damaged chunk ends the restore of its request; the remaining tokens are computed.
+
+        Returns:
+            The requests whose slots have lost what they held before.
         """
+        lost = list[Request]()
         end = time.perf_counter() + seconds
         for request in requests:
             while request.slot is not None and request.restorable > request.num_computed:
-                self._restore_chunk(request, request.slot)
+                if not self._restore_chunk(request, request.slot):
+                    lost.append(request)
+                    break
                 if time.perf_counter() > end:
-                    return
+                    return lost
+        return lost
+
+    def _put(self, tier: Tier, key: bytes, parts: Parts) -> None:
+        tier.put(key, [np.array(part) for part in parts], wait=self.patient)
+
+    def flush(self, seconds: float) -> bool:
+        """Wait until what was saved is written; return whether it is after so many seconds. Any thread."""
+        return self._tier is None or self._tier.flush(seconds)
 
     def close(self) -> None:
         """Close the tiers, which write what should outlive the process."""
@@ -121,30 +146,65 @@ class KVMover:
         self._seconds_per_token = restoring * _DECAY
         return True
 
-    def _restore_chunk(self, request: Request, slot: int) -> None:
-        assert self._tier is not None  # noqa: S101 -- ``available`` found chunks
-        assert request.chunk_keys is not None  # noqa: S101 -- by these keys
-        index = request.num_computed // CHUNK_TOKENS
+    def _restore_chunk(self, request: Request, slot: int) -> bool:
+        """Restore the next chunk of a request, and after its last one the state, where layers have one.
+
+        Returns:
+            Whether the slot still has what it had before.
+        """
         begin = time.perf_counter()
-        parts = self._tier.get(request.chunk_keys.keys[index])
+        before = request.num_computed
         try:
-            if parts is not None:
-                self._runner.write_kv(slot, index * CHUNK_TOKENS, CHUNK_TOKENS, parts)
+            complete = self._write_chunk(request, slot)
+            if complete and self._has_states and request.restored == request.restorable:
+                complete = self._write_state(request, slot)
         except ProviderRuntimeError as error:
             _log.warning("KV of slot %d cannot be restored, it is computed: %s", slot, error)
-            request.num_computed = index * CHUNK_TOKENS
-            parts = None
-        if parts is None:
-            self.counters.kv_lost_chunks += 1
-            request.restorable = 0
-            return
-        gained = (index + 1) * CHUNK_TOKENS - request.num_computed
-        request.num_computed += gained
-        request.metrics.cached_tokens += gained * (not request.output_token_ids)
-        self.counters.kv_restored_tokens += gained
+            kept = max(before, request.restored) // CHUNK_TOKENS * CHUNK_TOKENS
+            holds = not self._has_states  # a state cannot be cut to the tokens that the slot has now
+            if holds:
+                request.num_computed = kept
+            self._end(request)
+            return holds
+        if not complete:
+            self._end(request)
+            return True
+        if not self._has_states or request.restored == request.restorable:
+            gained = request.restored - before
+            request.num_computed = request.restored
+            request.metrics.cached_tokens += gained * (not request.output_token_ids)
+            self.counters.kv_restored_tokens += gained
         cost = (time.perf_counter() - begin) / CHUNK_TOKENS
         known = self._seconds_per_token
         self._seconds_per_token = cost if known is None else (1 - _WEIGHT) * known + _WEIGHT * cost
+        return True
+
+    def _end(self, request: Request) -> None:
+        """End the restore of a request at a chunk or a state that is missing."""
+        self.counters.kv_lost_chunks += 1
+        request.restorable = request.restored = 0
+
+    def _write_chunk(self, request: Request, slot: int) -> bool:
+        """Write the next chunk of a request into its slot; return whether the tiers had it."""
+        assert self._tier is not None  # noqa: S101 -- ``available`` found chunks
+        assert request.chunk_keys is not None  # noqa: S101 -- by these keys
+        index = max(request.num_computed, request.restored) // CHUNK_TOKENS
+        parts = self._tier.get(request.chunk_keys.keys[index])
+        if parts is None:
+            return False
+        self._runner.write_kv(slot, index * CHUNK_TOKENS, CHUNK_TOKENS, parts)
+        request.restored = (index + 1) * CHUNK_TOKENS
+        return True
+
+    def _write_state(self, request: Request, slot: int) -> bool:
+        """Write the state after the restored tokens into the slot; return whether the tiers had it."""
+        assert self._tier is not None  # noqa: S101 -- see ``_write_chunk``
+        assert request.chunk_keys is not None  # noqa: S101
+        parts = self._tier.get(state_key(request.chunk_keys.keys[request.restored // CHUNK_TOKENS - 1]))
+        if parts is None:
+            return False
+        self._runner.write_state(slot, request.restored, parts)
+        return True
 
 
 def own_folder(most_bytes: int) -> tuple[Path | None, int]:

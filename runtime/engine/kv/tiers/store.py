@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
 
+from ....process.backoff import Backoff
 from ...requests.chunk import Parts, Tier, size_of
 from .chunk_store import ChunkStore
 from .kv_file import DamagedFileError, decode_chunk, encode_chunk, file_name
 
 _log = logging.getLogger(__name__)
 
-_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0  # seconds without calls after a failure, doubled by each
 _MOST_KNOWN = 1 << 18  # names that are remembered
 _CLOSE_SECONDS = 5.0  # for chunks that are not written yet
 
@@ -61,7 +60,7 @@ class StoreTier:
         self._pending: dict[bytes, Parts] = {}  # guarded by _change, as are the next ones
         self._pending_bytes = 0
         self._closed = False
-        self._pause, self._resume = 0.0, 0.0
+        self._backoff = Backoff()
         self._change = threading.Condition()
         self._reads = _Calls("carryall-kv-reads")
         self._writer = threading.Thread(target=self._write, name="carryall-kv-store", daemon=True)
@@ -82,6 +81,18 @@ class StoreTier:
         more = self._ask(lambda: self._store.held(names), len(rest)) or 0
         for key in rest[:more]:
             self._remember(key)
+        return count + more
+
+    def last_held(self, keys: Sequence[bytes]) -> int:
+        """See ``Tier``; keys of the store do not count if it does not answer in time."""
+        count = 0 if self._own is None else self._own.last_held(keys)
+        rest = keys[count:]
+        if not rest:
+            return count
+        names = [file_name(key, self._secret) for key in rest]
+        more = self._ask(lambda: self._store.last_held(names), len(rest)) or 0
+        if more:
+            self._remember(rest[more - 1])
         return count + more
 
     def get(self, key: bytes) -> Parts | None:
@@ -118,7 +129,7 @@ class StoreTier:
             self._change.notify_all()
 
     def flush(self, seconds: float) -> bool:
-        """Wait until all queued chunks are written or given up; return whether they are."""
+        """Wait until all chunks for the store are written or given up; return whether they are."""
         with self._change:
             return self._change.wait_for(lambda: not self._pending, seconds)
 
@@ -139,21 +150,20 @@ class StoreTier:
 
     def _ask(self, call: Callable[[], Result], chunks: int) -> Result | None:
         """Return the result of a call of the store; None if it is paused, fails, or takes too long."""
-        if time.monotonic() < self._resume:
+        if self._backoff.paused:
             return None
         try:
             result = self._reads.call(call, self._patience() * chunks)
         except Exception as error:  # noqa: BLE001 -- clients raise what they like; the KV is computed instead
             self._failed(error)
             return None
-        self._pause = 0.0
+        self._backoff.succeeded()
         return result
 
     def _failed(self, error: Exception) -> None:
-        self._pause = min(_LONGEST_PAUSE, 2 * self._pause or _FIRST_PAUSE)
-        self._resume = time.monotonic() + self._pause
+        seconds = self._backoff.failed()
         kind = type(error).__name__
-        _log.warning("the shared prefix cache is not asked for %.0f s: %s: %s", self._pause, kind, error)
+        _log.warning("the shared prefix cache is not asked for %.0f s: %s: %s", seconds, kind, error)
 
     def _remember(self, key: bytes) -> None:
         self._known[key] = None
@@ -175,7 +185,7 @@ class StoreTier:
                 self._change.notify_all()
 
     def _write_one(self, key: bytes, parts: Parts) -> bool:
-        if time.monotonic() < self._resume:
+        if self._backoff.paused:
             return False
         name = file_name(key, self._secret)
         try:

@@ -20,12 +20,12 @@ STATE = 30  # bytes; a token of KV has one
 SIX = SamplingParams(temperature=0.0, max_tokens=6)
 
 
-def make_runner(max_slots: int = 4, window: int = 0) -> NullRunner:
+def make_runner(max_slots: int = 4, window: int = 0, trim_step: int = 8) -> NullRunner:
     options = NullOptions(
         vocab_size=VOCAB,
         kv_bytes_per_token=1,
         sliding_window=window,
-        trim_step=8 * (window > 0),
+        trim_step=trim_step * (window > 0),
         state_bytes=STATE,
     )
     return NullRunner(RunnerConfig(max_slots=max_slots, context_length=256), options)
@@ -38,13 +38,15 @@ def make_engine(
     step: int = 32,
     always: bool = False,
     speculates: bool = False,
+    swap_bytes: int = 0,
 ) -> tuple[Engine, NullRunner]:
-    runner = make_runner(max_slots, window)
+    runner = make_runner(max_slots, window, 64 if swap_bytes else 8)  # tiers move whole chunks
     config = EngineConfig(
         max_step_tokens=step,
         kv_bytes=kv_bytes,
         trim_windows="always" if always else "when_short",
         adaptive_speculation=False,
+        swap_bytes=swap_bytes,
     )
     return Engine(runner, config, PromptLookup() if speculates else None), runner
 
@@ -133,6 +135,17 @@ def test_a_prompt_beside_whose_state_there_is_no_room_is_refused() -> None:
         make_engine(kv_bytes=30)
 
 
+@pytest.mark.parametrize("swap_bytes", [0, 10**6])
+def test_a_request_gives_up_its_checkpoints_before_it_is_preempted(swap_bytes: int) -> None:
+    engine, _ = make_engine(max_slots=2, kv_bytes=260, swap_bytes=swap_bytes)
+    request = ask("near the budget", *texts(1, 198))
+    assert run(engine, [request]) == [alone(request)]
+    assert engine.stats().preemptions == 0
+    turn = ask("turn", *request.prompt_token_ids, *texts(2, 20))  # takes over a slot that is full
+    assert run(engine, [turn]) == [alone(turn)]
+    engine.check_integrity()
+
+
 def test_a_preempted_request_goes_on_at_its_state() -> None:
     engine, _ = make_engine(max_slots=2)
     request = make_request("a", texts(1, 40), GREEDY)
@@ -152,14 +165,12 @@ def test_what_cuts_sequences_is_refused() -> None:
         Engine(make_runner(), EngineConfig(context_shift=True))
     with pytest.raises(UsageError, match="evict"):
         Engine(make_runner(), EngineConfig(kv_eviction_tokens=20))
-    with pytest.raises(UsageError, match="recurrent states are not kept in tiers"):
-        Engine(make_runner(), EngineConfig(swap_bytes=100))
 
 
 @settings(deadline=None)
 @given(
     turns=st.lists(
-        st.tuples(st.integers(0, 2), st.integers(0, 70), st.integers(1, 30), st.integers(0, 5)),
+        st.tuples(st.integers(0, 2), st.integers(0, 180), st.integers(1, 30), st.integers(0, 5)),
         min_size=1,
         max_size=8,
     ),
@@ -169,6 +180,7 @@ def test_what_cuts_sequences_is_refused() -> None:
     max_slots=st.integers(1, 3),
     step=st.sampled_from([3, 16, 64]),
     speculates=st.booleans(),
+    swap_bytes=st.sampled_from([0, 1500, 10**6]),
 )
 def test_a_hit_equals_a_cold_run(
     turns: list[tuple[int, int, int, int]],
@@ -178,10 +190,11 @@ def test_a_hit_equals_a_cold_run(
     max_slots: int,
     step: int,
     speculates: bool,
+    swap_bytes: int,
 ) -> None:
     """Texts that share first tokens, after each other and at once, some preempted or cancelled."""
-    engine, runner = make_engine(max_slots, window, kv_bytes, step, always, speculates)
-    shared = [texts(seed, 70) for seed in range(3)]
+    engine, runner = make_engine(max_slots, window, kv_bytes, step, always, speculates, swap_bytes)
+    shared = [texts(seed, 180) for seed in range(3)]
     requests, finished = [], []
     for number, (which, common, rest, steps) in enumerate(turns):
         request = ask(str(number), *shared[which][:common], *texts(100 + number, rest))

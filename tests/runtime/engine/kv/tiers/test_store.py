@@ -33,6 +33,10 @@ class MemoryStore:
         self._call()
         return next((i for i, name in enumerate(names) if name not in self.contents), len(names))
 
+    def last_held(self, names: Sequence[str]) -> int:
+        self._call()
+        return next((i for i in range(len(names), 0, -1) if names[i - 1] in self.contents), 0)
+
     def get(self, name: str) -> bytes | None:
         self._call()
         return self.contents.get(name)
@@ -123,10 +127,10 @@ def test_a_store_that_lags_delays_no_longer_than_computing_and_is_left_alone() -
     assert store.calls == calls
     hangs.set()
     store.fault = lambda: None
-    tier._resume = 0.0  # as after the pause
+    tier._backoff._until = 0.0  # as after the pause
     until = time.monotonic() + 10
     while tier.held(KEYS) < 3 and time.monotonic() < until:
-        tier._resume = 0.0
+        tier._backoff._until = 0.0
     assert tier.held(KEYS) == 3
     tier.close()
 
@@ -163,7 +167,7 @@ def test_a_full_store_loses_chunks_and_answers_later() -> None:
     tier.put(KEYS[3], parts(3))
     assert tier.flush(10)
     assert tier.given_up == 1
-    tier._resume = 0.0  # as after the pause
+    tier._backoff._until = 0.0  # as after the pause
     assert tier.held(KEYS) == 3
     tier.close()
 
@@ -198,6 +202,8 @@ def test_the_own_tiers_come_first(tmp_path: Path) -> None:
     assert tier.shared
     tier.put(KEYS[3], parts(3))
     assert tier.held(KEYS) == 4  # on disk, in the store, in memory
+    assert [tier.last_held([b"x" * 32, key, b"x" * 32]) for key in KEYS] == [2] * 4
+    assert tier.last_held([b"x" * 32]) == 0
     found = tier.get(KEYS[0])
     assert found is not None
     assert found[0][0, 0] == 9
@@ -215,6 +221,8 @@ def test_a_folder_of_a_file_system_is_a_store(tmp_path: Path) -> None:
     tier.close()
     other = StoreTier(open_store(f"file://{tmp_path}/kv"), SECRET, lambda: 5.0)
     assert other.held(KEYS) == 1
+    assert other.last_held([KEYS[3], KEYS[0], KEYS[2]]) == 2
+    assert other.last_held(KEYS[1:]) == 0
     assert other.get(KEYS[0]) is not None
     assert not list(tmp_path.rglob("*.tmp"))
     other.close()

@@ -1,0 +1,152 @@
+"""Requests whose prompt a prefill server computes, while others run."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass
+
+from ...process.backoff import Backoff
+from ..requests.chunk import CHUNK_TOKENS
+from ..requests.prefill_client import ForeignModelError, PrefillClient
+from ..requests.prompt_costs import PromptCosts
+from ..requests.request import Request
+
+_log = logging.getLogger(__name__)
+
+_PAUSE_SECONDS = 0.01
+# Seconds that a chunk is waited for, until the cost of computing one is known.
+_PATIENCE = 0.1
+
+
+@dataclass(slots=True)
+class PrefillCounters:
+    """Running totals; see ``EngineStats``."""
+
+    prefills_remote: int = 0
+    prefills_late: int = 0
+    prefills_failed: int = 0
+    prefills_foreign: int = 0
+    prefills_skipped: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Awaited:
+    """The end of the work on a prompt, and when its request stops waiting for it."""
+
+    end: Future[None]
+    deadline: float
+
+
+class RemotePrefills:
+    """Hold requests until a prefill server has written the KV of their prompts, or is late or away.
+
+    A request waits no longer than computing its prompt here would take. After a failure the server is left
+    alone for a while, and prompts are computed here.
+
+    Args:
+        client: the prefill server; None computes every prompt here.
+        least: prompts with fewer tokens to compute are computed here.
+        costs: the measured cost of computing tokens here.
+        clock: returns seconds.
+    """
+
+    def __init__(
+        self,
+        client: PrefillClient | None,
+        least: int,
+        costs: PromptCosts,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.counters = PrefillCounters()
+        self._client = client
+        self._least = least
+        self._costs = costs
+        self._clock = clock
+        self._backoff = Backoff(clock)
+        self._waiting: dict[Request, _Awaited] = {}
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def queued_tokens(self) -> int:
+        """The prompt tokens that are not computed here yet."""
+        return sum(request.queued_tokens for request in self._waiting)
+
+    def add(self, request: Request) -> bool:
+        """Send the prompt of a new request away; return False if it is to be computed here.
+
+        Further samples of a prompt wait with the first one.
+        """
+        if self._client is None:
+            return False
+        for first, awaited in self._waiting.items():
+            if first.request_id == request.first_sample:
+                self._waiting[request] = awaited
+                return True
+        if request.queued_tokens < self._least or not _movable(request):
+            return False
+        if self._backoff.paused:
+            self.counters.prefills_skipped += 1
+            return False
+        seconds = self._costs.seconds_of_prompts(request.queued_tokens)
+        if seconds is None:
+            seconds = _PATIENCE * request.queued_tokens / CHUNK_TOKENS
+        end = self._client.begin(request.prompt_token_ids, request.cache_salt, seconds)
+        self._waiting[request] = _Awaited(end, self._clock() + seconds)
+        return True
+
+    def discard(self, request: Request) -> bool:
+        """Remove a request; return False if it was not waiting here."""
+        return self._waiting.pop(request, None) is not None
+
+    def pause(self) -> None:
+        """Block until a prompt is there, at most 10 ms."""
+        wait([awaited.end for awaited in self._waiting.values()], _PAUSE_SECONDS, FIRST_COMPLETED)
+
+    def take(self) -> list[Request]:
+        """Remove and return the requests that wait no longer."""
+        ready = list[Request]()
+        ended = set[Future[None]]()  # samples of a prompt share one
+        now = self._clock()
+        for request, awaited in list(self._waiting.items()):
+            if not awaited.end.done() and now < awaited.deadline:
+                continue
+            if awaited.end not in ended:
+                ended.add(awaited.end)
+                self._count(awaited.end)
+            del self._waiting[request]
+            request.stored = None  # the tiers may have more now
+            ready.append(request)
+        return ready
+
+    def close(self) -> None:
+        """Close the client."""
+        if self._client is not None:
+            self._client.close()
+
+    def _count(self, end: Future[None]) -> None:
+        """Count how the work on a prompt ended, and pause after a failure."""
+        error = TimeoutError("it is late") if not end.done() else end.exception()
+        if error is None:
+            self.counters.prefills_remote += 1
+            self._backoff.succeeded()
+            return
+        if isinstance(error, TimeoutError):
+            self.counters.prefills_late += 1
+        elif isinstance(error, ForeignModelError):
+            self.counters.prefills_foreign += 1
+        else:
+            self.counters.prefills_failed += 1
+        seconds = self._backoff.failed()
+        kind = type(error).__name__
+        _log.warning("the prefill server is not asked for %.0f s: %s: %s", seconds, kind, error)
+
+
+def _movable(request: Request) -> bool:
+    """Whether KV of a request's tokens is all that its prompt leaves, and the server has what it needs."""
+    plain = request.images is None and request.adapter is None
+    return plain and request.usable_prefix >= request.num_tokens - 1 and not request.observes_prompt
