@@ -45,6 +45,7 @@ _MEDIA: dict[tuple[str, str], tuple[str, ...]] = {
     ("post", "/generate_stream"): (_EVENTS,),
     ("post", "/api/chat"): (_JSON, "application/x-ndjson"),
     ("post", "/api/generate"): (_JSON, "application/x-ndjson"),
+    ("post", "/api/pull"): (_JSON, "application/x-ndjson"),
 }
 _QUERIES: dict[tuple[str, str], dict[str, Json]] = {
     ("get", "/v1/responses/{id}"): {

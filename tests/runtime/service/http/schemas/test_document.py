@@ -9,7 +9,10 @@ NAMES = ModelNames(["a"], ["b"], ["a", "b"])
 
 def test_media_types_follow_the_endpoint() -> None:
     paths = document(
-        [Operation(path, "post", "Run.") for path in ("/v1/completions", "/generate_stream", "/tokenize")]
+        [
+            Operation(path, "post", "Run.")
+            for path in ("/v1/completions", "/generate_stream", "/tokenize", "/api/pull")
+        ]
         + [Operation("/health", "get", "Probe.")],
         NAMES,
     )["paths"]
@@ -19,6 +22,7 @@ def test_media_types_follow_the_endpoint() -> None:
         "/v1/completions": {"application/json", "text/event-stream"},
         "/generate_stream": {"text/event-stream"},
         "/tokenize": {"application/json"},
+        "/api/pull": {"application/json", "application/x-ndjson"},
         "/health": set(),
     }
 
