@@ -47,6 +47,9 @@ def command(ctx: click.Context) -> None:
 @click.option("--system", metavar="TEXT|@FILE", help="System message for --as chat; also a template.")
 @click.option("--id-column", metavar="NAME", help="Column with the custom_id.")
 @click.option("--keep", metavar="NAME", multiple=True, help="Column to copy to the output. May be repeated.")
+@click.option("--image-column", "image_columns", metavar="NAME", multiple=True,
+              help="Column of pictures for --as chat: paths beside IN, or contents. May be repeated."
+              )  # fmt: skip
 @click.option("--max-tokens", type=click.IntRange(1), help="Default for lines without max_tokens.")
 @click.option(
     "--temperature", type=click.FloatRange(0), help="Default for lines without temperature; 0 is greedy."

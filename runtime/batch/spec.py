@@ -44,6 +44,8 @@ class BatchSpec:
         system: see ``PromptTemplate``.
         id_column: see ``PromptTemplate``.
         keep: columns of the input that are copied to the output.
+        image_columns: columns of the input with pictures: paths beside the input, or contents; see
+            ``record_pictures``.
         sampling: defaults of the sampling options, named as in a request's body.
         seed: the seed of the job; lines without a seed derive theirs from it and from their number.
         ray: address of a Ray cluster that runs the lines; ``local`` starts one.
@@ -64,6 +66,7 @@ class BatchSpec:
     system: str | None = None
     id_column: str | None = None
     keep: Sequence[str] = ()
+    image_columns: Sequence[str] = ()
     sampling: Mapping[str, Any] = field(default_factory=dict)
     seed: int = 0
     ray: str | None = None
@@ -77,7 +80,9 @@ class BatchSpec:
             raise UsageError("'system' and 'kind' need a template")
         if self.system is not None and self.kind != "chat":
             raise UsageError(f"a system message needs the kind chat, not {self.kind}")
-        for text in (self.template, self.system, self.id_column, *self.keep):
+        if self.image_columns and self.kind != "chat":
+            raise UsageError(f"columns of images need the kind chat, not {self.kind}")
+        for text in (self.template, self.system, self.id_column, *self.keep, *self.image_columns):
             if text is not None and not text.isascii() and not _is_unicode(text):
                 raise UsageError(f"{text!r} is not Unicode text: it has half a surrogate pair")
 
@@ -88,7 +93,9 @@ class BatchSpec:
 
     def prompt_template(self) -> PromptTemplate:
         """Return the template that makes requests from records."""
-        return PromptTemplate(self.template, self.kind, self.system, self.id_column, tuple(self.keep))
+        return PromptTemplate(
+            self.template, self.kind, self.system, self.id_column, tuple(self.keep), tuple(self.image_columns)
+        )
 
     def facts(self, content: Content | None, identity: Mapping[str, str]) -> Facts:
         """Return everything that the job's answers depend on: input, model and options."""
@@ -99,6 +106,7 @@ class BatchSpec:
             "system": self.system,
             "id_column": self.id_column,
             "keep": list(self.keep),
+            "image_columns": list(self.image_columns),
             "seed": self.seed,
             **{name: self.loading.get(name) for name in _ANSWER_OPTIONS},
             **self.sampling,
@@ -148,7 +156,7 @@ class BatchSpec:
         """
         # Fields of records for a template are its own, whatever they are named.
         source, template = (
-            Source(self.inputs, attachments=self.template is None),
+            Source(self.inputs, attachments=self.template is None, picture_columns=self.image_columns),
             self.prompt_template(),
         )
         check_output(self.output, self.keep)

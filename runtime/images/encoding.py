@@ -154,6 +154,10 @@ class ImageEncoder:
             return states
         return states[order] if weights is None else np.einsum("tkh,tk->th", states[order], weights)
 
+    def feeds(self, units: Sequence[Values]) -> dict[str, npt.NDArray[Any]]:
+        """Return the inputs of ``vision.onnx`` for units of pictures, which run together."""
+        return joined([self._geometry.inputs(self.processor, unit) for unit in units])
+
     def _encode(self, units: Sequence[Values]) -> Sequence[States]:
         """Run units together."""
         inputs = [self._geometry.inputs(self.processor, unit) for unit in units]

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from ...errors import UsageError
-from ...exporter.package import TOKENIZER_FILE
+from ...exporter.image_processor import IMAGE_PROCESSOR_FILE, read_image_processor
+from ...exporter.package import TOKENIZER_FILE, VISION_FILE, Package
 from ...graph_opt.compare.bars import Bars
 from ...graph_opt.compare.report import VerifyReport
 from ...graph_opt.compare.verify import verify as verify_graphs
@@ -20,12 +22,15 @@ from ...storage.scratch import scratch_folder
 from ..models.find import side_folder
 from ..models.graphs import graph_file, stated_context
 from ..models.model_source import locate_model
+from ..models.sight import open_tower
 from ..text.tokenizer import Tokenizer
 from ..types.arguments import checked_arguments
 
 Tensors = Mapping[str, npt.NDArray[Any]]
 
 MOST_STEPS = 100_000
+_SIZES = ((64, 96), (120, 50), (33, 33))  # of the pictures that towers are compared on
+_MOST_UNITS = 2  # of each picture, since a unit may take seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,19 +39,25 @@ class VerificationReport(Report):
 
     Attributes:
         found: the differences of each output, the inputs, and the bars (tolerances).
+        tower: the same of ``vision.onnx``; None unless both are packages that see.
     """
 
     found: VerifyReport
+    tower: VerifyReport | None = None
 
     @property
     def passed(self) -> bool:
         """Whether the differences stay within the bars."""
-        return self.found.passed
+        return all(report.passed for report in self._reports)
 
     @property
     def reason(self) -> str | None:
         """Which bar is exceeded, and by how much; None if none is."""
-        return self.found.reason
+        return next((report.reason for report in self._reports if report.reason), None)
+
+    @property
+    def _reports(self) -> list[VerifyReport]:
+        return [self.found] if self.tower is None else [self.found, self.tower]
 
     def check(self) -> None:
         """Raise an error if a bar is exceeded.
@@ -54,21 +65,25 @@ class VerificationReport(Report):
         Raises:
             VerificationError: a bar is exceeded.
         """
-        self.found.check()
+        for report in self._reports:
+            report.check()
 
     def to_dict(self) -> dict[str, Any]:
-        return self.found.to_dict()
+        tower = {} if self.tower is None else {"tower": self.tower.to_dict()}
+        passed = {"passed": self.passed} if tower else {}
+        return {**self.found.to_dict(), **passed, **tower}
 
     def rows(self) -> list[tuple[str, str]]:
         return [
             ("reference", self.found.reference),
             ("candidate", self.found.candidate),
             ("result", "passed" if self.reason is None else f"failed: {self.reason}"),
-            ("differences", self.found.text()),
+            ("differences", str(self)),
         ]
 
     def __str__(self) -> str:
-        return self.found.text()
+        text = self.found.text()
+        return text if self.tower is None else f"{text}\n{VISION_FILE}: {self.tower.text()}"
 
 
 @checked_arguments
@@ -85,7 +100,8 @@ def verify(
     """Compare the results of two models on the same inputs, on the CPU.
 
     Decoders run on a prompt with the greedy output of ``reference``, a sequence in pieces, a padded batch and
-    a long cache. Other graphs run on several generated inputs. See ``docs/verification.md``.
+    a long cache. Other graphs run on several generated inputs. If both are packages that see, their
+    ``vision.onnx`` run on generated pictures too. See ``docs/verification.md``.
 
     Args:
         reference: the reference model: a package, a checkpoint, an ONNX file, or ``demo``.
@@ -121,7 +137,35 @@ def verify(
             names=names,
             progress=phase(progress, "verify"),
         )
-    return VerificationReport(found=report)
+    tower = None if inputs is not None else _tower_report(names, bars, phase(progress, "verify pictures"))
+    return VerificationReport(found=report, tower=tower)
+
+
+def _tower_report(names: tuple[str, str], bars: Bars | None, progress: Progress) -> VerifyReport | None:
+    """Return the comparison of two packages' ``vision.onnx`` on the same pictures; None if one has none.
+
+    Raises:
+        UsageError: they prepare pictures differently.
+    """
+    paths = [locate_model(name) for name in names]
+    if not all(Package.is_package(path) and Package.open(path).sees for path in paths):
+        return None
+    first, second = (read_image_processor(path / IMAGE_PROCESSOR_FILE) for path in paths)
+    if first != second:
+        raise UsageError(
+            f"{names[0]} and {names[1]} prepare pictures differently: their {IMAGE_PROCESSOR_FILE} differ"
+        )
+    encoder = open_tower(paths[0], session=None)
+    rng = np.random.default_rng(0)
+    pictures = [encoder.prepare(rng.integers(0, 256, (*size, 3), np.uint8)) for size in _SIZES]
+    return verify_graphs(
+        paths[0] / VISION_FILE,
+        paths[1] / VISION_FILE,
+        [encoder.feeds(picture.prepared.units[:_MOST_UNITS]) for picture in pictures],
+        bars,
+        names=(f"{names[0]}: {VISION_FILE}", f"{names[1]}: {VISION_FILE}"),
+        progress=progress,
+    )
 
 
 def _tokenize(model: Path, text: str) -> list[int]:

@@ -66,7 +66,7 @@ def transformers_answer(
             images=[list(pixels)],
             return_tensors="pt",
             add_special_tokens=False,
-            **_crops(model_type),
+            **crop_options(model_type),
         )
     )
     inputs.pop("attention_mask")
@@ -103,7 +103,7 @@ def transformers_answer(
     }
 
 
-def _crops(model_type: str) -> dict[str, Any]:
+def crop_options(model_type: str) -> dict[str, Any]:
     """Return the options of preprocessor_config.json that Gemma's processor takes from its caller only."""
     files = tiny_family(model_type).preprocessor
     return {name: value for name, value in files.items() if "pan_and_scan" in name and value is not None}

@@ -1,18 +1,21 @@
-"""Pictures and PDF files beside a job: ``file:`` addresses in its JSON lines, relative to their file.
+"""Pictures and PDF files of a job: beside it, or in columns of its tables.
 
-They become ``data:`` addresses, so the digest of a line covers the content of its files, and workers read
-none.
+``file:`` addresses in JSON lines and paths in columns are relative to the input's file. Their files become
+``data:`` addresses, so the digest of a row covers their content, and workers read none.
 """
 
 from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ....errors import RequestError
+from ....options import shown
 from ....storage.paths import link_stays_inside, stays_inside
+from ...images.data_url import is_data_url
 from ...images.opening import read_picture
 
 _SCHEME = "file:"
@@ -54,6 +57,47 @@ def _is_address(value: object) -> bool:
     return isinstance(value, str) and value[: len(_SCHEME)].lower() == _SCHEME
 
 
+def record_pictures(record: Mapping[str, Any], columns: Sequence[str], folder: Path | None) -> list[str]:
+    """Return the pictures in some columns of a record, as ``data:`` addresses in order.
+
+    Args:
+        record: its values may be None, a path, a ``data:`` address, bytes, an object with ``bytes`` or
+            ``path`` as Hugging Face's datasets write it, or lists of these.
+        columns: that hold pictures; a column that the record lacks holds none.
+        folder: of the input's file; None if that is no local file.
+
+    Raises:
+        RequestError: a value is of another kind, or its file cannot be read, is too large, or is not in the
+            folder.
+    """
+    return [address for column in columns for address in _addresses(record.get(column), column, folder)]
+
+
+def _addresses(value: Any, column: str, folder: Path | None) -> Iterator[str]:
+    match value:
+        case None | "":
+            return
+        case list():
+            for each in value:
+                yield from _addresses(each, column, folder)
+        case bytes():
+            yield _data_url(value)
+        case {"bytes": bytes(data)}:
+            yield _data_url(data)
+        case {"path": str(path)}:
+            yield from _addresses(path, column, folder)
+        case str() if is_data_url(value):
+            yield value
+        case str() if "://" in value and not _is_address(value):
+            raise RequestError(f"column '{column}': pictures are not fetched from addresses, such as {value}")
+        case str():
+            yield _content(value if _is_address(value) else _SCHEME + value, folder)
+        case _:
+            raise RequestError(
+                f"column '{column}' must hold paths or contents of pictures, not {shown(value)}"
+            )
+
+
 def _content(address: str, folder: Path | None) -> str:
     """Return the ``data:`` address of a file beside the job."""
     name = address[len(_SCHEME) :]
@@ -64,5 +108,8 @@ def _content(address: str, folder: Path | None) -> str:
         raise RequestError(f"'{address}' is not in the folder of the job's input; give a path relative to it")
     if not path.is_file():
         raise RequestError(f"'{address}' names no file in {folder}")
-    data = base64.b64encode(read_picture(path)).decode()
-    return f"data:application/octet-stream;base64,{data}"
+    return _data_url(read_picture(path))
+
+
+def _data_url(data: bytes) -> str:
+    return f"data:application/octet-stream;base64,{base64.b64encode(data).decode()}"

@@ -111,7 +111,7 @@ def parse_row(row: SourceRow, template: PromptTemplate, endpoint: str | None = N
         code = "invalid_request"
         extra = template.kept(record)
         if templated:
-            record = template.body(record)
+            record = template.body(record, row.pictures)
         url, body = _url_and_body(record, endpoint)
         if endpoint is not None and url != endpoint:
             raise RequestError(f"the line is a request to {url}, but the job's endpoint is {endpoint}")

@@ -14,13 +14,13 @@ import io
 import json
 import lzma
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from ....errors import RequestError, UsageError
-from .attachments import with_attachments
+from .attachments import record_pictures, with_attachments
 from .files import STREAM, arrow, expand, is_remote, open_input, plain_suffix
 
 MAX_LINE_BYTES = 16 * 2**20
@@ -49,6 +49,7 @@ class SourceRow:
         file: the file of the row; None if the input is one file.
         line: the number of the row in its file, from 1.
         fault: why the row cannot be read; ``data`` then only identifies it. None: it was read.
+        pictures: in the columns of pictures, as ``data:`` addresses.
     """
 
     number: int
@@ -57,6 +58,7 @@ class SourceRow:
     line: int
     file: str | None = None
     fault: str | None = None
+    pictures: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,15 +75,18 @@ class Source:
     Args:
         names: files, globs and URLs; ``-`` is stdin, as JSONL.
         attachments: whether JSON lines may name files beside them; see ``attachments.py``.
+        picture_columns: of records, which hold pictures; see ``record_pictures``.
 
     Raises:
         UsageError: a file does not exist, or its kind of filesystem is unknown.
         MissingExtraError: a file needs a package that is not installed.
     """
 
-    def __init__(self, names: Sequence[str], *, attachments: bool = False) -> None:
+    def __init__(
+        self, names: Sequence[str], *, attachments: bool = False, picture_columns: Sequence[str] = ()
+    ) -> None:
         self.files = expand(names)
-        self._attachments = attachments
+        self._attachments, self._picture_columns = attachments, tuple(picture_columns)
         self.rereadable = self.files != [STREAM]
         for name in self.files:
             if plain_suffix(name) in _ARROW_FILES or name.lower().endswith(".zst"):
@@ -116,13 +121,22 @@ class Source:
         """
         before = 0
         for name in self.files:
-            number = 0
-            for number, data, fault in _rows(name):
-                if self._attachments and isinstance(data, bytes) and fault is None:
-                    data, fault = _attached(name, data)
-                if data is not None:
-                    place = name if len(self.files) > 1 else None
-                    yield SourceRow(before + number, data, _digest(data), number, place, fault)
+            number, folder = 0, _folder(name)
+            for number, values, fault in _rows(name):
+                data, pictures = values, tuple[str, ...]()
+                try:
+                    if self._attachments and isinstance(values, bytes) and fault is None:
+                        data = with_attachments(values, folder)
+                    elif self._picture_columns and values is not None and fault is None:
+                        pictures = tuple(record_pictures(_record(values), self._picture_columns, folder))
+                except RequestError as error:
+                    fault = str(error)
+                if data is None:
+                    continue
+                data = jsonable(data) if isinstance(data, dict) else data
+                place = name if len(self.files) > 1 else None
+                digest = _digest(data, pictures)
+                yield SourceRow(before + number, data, digest, number, place, fault, pictures)
             before += number
 
     def content(self) -> Content:
@@ -139,13 +153,20 @@ class Source:
         return Content(rows, hasher.hexdigest())
 
 
-def _attached(name: str, line: bytes) -> tuple[bytes, str | None]:
-    """Return a line of a file with the content of the files that it names, or the line and what is wrong."""
-    folder = None if name == STREAM or is_remote(name) else Path(name).absolute().parent
+def _folder(name: str) -> Path | None:
+    """Return the folder of a file; None for those that are not local."""
+    return None if name == STREAM or is_remote(name) else Path(name).absolute().parent
+
+
+def _record(values: bytes | dict[str, Any]) -> Mapping[str, Any]:
+    """Return a record, or an empty one for a line that is no JSON object: its parser tells what is wrong."""
+    if isinstance(values, dict):
+        return values
     try:
-        return with_attachments(line, folder), None
-    except RequestError as error:
-        return line, str(error)
+        record = json.loads(values)
+    except (ValueError, RecursionError):
+        return {}
+    return record if isinstance(record, dict) else {}
 
 
 @contextlib.contextmanager
@@ -258,7 +279,7 @@ def _parquet_rows(name: str, stream: BinaryIO) -> Iterator[tuple[int, dict[str, 
     while (records := _records(name, batches)) is not None:
         for record in records:
             number += 1
-            yield number, {key: jsonable(value) for key, value in record.items()}, None
+            yield number, record, None
 
 
 def _records(name: str, batches: Iterator[Any]) -> list[dict[str, Any]] | None:
@@ -302,10 +323,13 @@ def jsonable(value: Any) -> Any:
     return value
 
 
-def _digest(data: bytes | dict[str, Any]) -> bytes:
+def _digest(data: bytes | dict[str, Any], pictures: Sequence[str] = ()) -> bytes:
     if isinstance(data, dict):
         text = json.dumps(data, sort_keys=True, ensure_ascii=False)
         data = text.encode("utf-8", "surrogatepass")
     else:
         data = data.rstrip(b"\r\n")  # the last line may lack its line break
-    return hashlib.blake2b(data, digest_size=DIGEST_BYTES).digest()
+    hasher = hashlib.blake2b(data, digest_size=DIGEST_BYTES)
+    for picture in pictures:
+        hasher.update(b"\0" + picture.encode())
+    return hasher.digest()

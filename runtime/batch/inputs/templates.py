@@ -34,6 +34,7 @@ class PromptTemplate:
         system: Jinja source of the system message, for ``chat``.
         id_column: the column with the custom_id; None takes ``custom_id`` if it exists.
         keep: columns that are copied to the output.
+        picture_columns: columns of pictures, which come before the text, for ``chat``.
     """
 
     text: str | None = None
@@ -41,6 +42,7 @@ class PromptTemplate:
     system: str | None = None
     id_column: str | None = None
     keep: Sequence[str] = ()
+    picture_columns: Sequence[str] = ()
 
     def check(self, columns: Sequence[str]) -> None:
         """Check that a table has the columns that the template needs.
@@ -50,6 +52,7 @@ class PromptTemplate:
         """
         named = [(column, "the template") for column in self.named_columns()]
         named += [(column, "--keep") for column in self.keep]
+        named += [(column, "--image-column") for column in self.picture_columns]
         named += [(self.id_column, "--id-column")] if self.id_column else []
         for column, who in named:
             if column not in columns:
@@ -79,13 +82,17 @@ class PromptTemplate:
                     ) from error
         return sorted(names)
 
-    def body(self, record: Mapping[str, Any]) -> dict[str, Any]:
+    def body(self, record: Mapping[str, Any], pictures: Sequence[str] = ()) -> dict[str, Any]:
         """Return the request of a record, with its custom_id.
+
+        Args:
+            record: the values by column.
+            pictures: of the record, as ``data:`` addresses.
 
         Raises:
             RequestError: a column is missing, or the template fails.
         """
-        body = self._plain_body(record) if self.text is None else self._rendered_body(record)
+        body = self._plain_body(record) if self.text is None else self._rendered_body(record, pictures)
         custom_id = self.custom_id(record)
         if custom_id is not None:
             body["custom_id"] = custom_id
@@ -112,14 +119,16 @@ class PromptTemplate:
                 return {name: _from_json(name, value) if is_text else value}
         raise RequestError("the record has neither 'prompt', 'messages' nor 'input'")
 
-    def _rendered_body(self, record: Mapping[str, Any]) -> dict[str, Any]:
+    def _rendered_body(self, record: Mapping[str, Any], pictures: Sequence[str]) -> dict[str, Any]:
         text = _render(str(self.text), record)
         if self.kind == "embedding":
             return {"input": text}
         if self.kind == "prompt":
             return {"prompt": text}
         system = [] if self.system is None else [{"role": "system", "content": _render(self.system, record)}]
-        return {"messages": [*system, {"role": "user", "content": text}]}
+        seen = [{"type": "image_url", "image_url": {"url": address}} for address in pictures]
+        content = [*seen, {"type": "text", "text": text}] if seen else text
+        return {"messages": [*system, {"role": "user", "content": content}]}
 
 
 _compiled = functools.cache(_ENVIRONMENT.from_string)

@@ -115,6 +115,20 @@ def test_a_batch_reads_pictures_of_its_lines(package: Path, photo: Path, tmp_pat
     assert result.exit_code == 1
 
 
+@pytest.mark.long
+def test_a_batch_reads_pictures_in_a_column_of_a_table(
+    package: Path, photo: Path, tmp_path: Path, answer: str
+) -> None:
+    pytest.importorskip("pyarrow")
+    source, out = tmp_path / "in.csv", tmp_path / "out.jsonl"
+    source.write_text(f"id,scan\na,{photo.name}\nb,nowhere.png\n", encoding="utf-8")
+    columns = ("--template", QUESTION, "--as", "chat", "--id-column", "id", "--image-column", "scan")
+    result = run("batch", "run", source, "-o", out, "--model", package, *GREEDY, *columns)
+    (found,) = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
+    assert found["response"]["body"]["choices"][0]["message"]["content"] == answer, result.output
+    assert "'file:nowhere.png' names no file" in (tmp_path / "out.errors.jsonl").read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize(
     ("args", "why"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import csv
 import json
 import os
 from pathlib import Path
@@ -10,9 +11,11 @@ from typing import Any
 
 import pytest
 
+from carryall.errors import UsageError
 from carryall.runtime.batch.inputs.lines import BadLine, BatchLine, parse_row
 from carryall.runtime.batch.inputs.sources import Source, SourceRow
 from carryall.runtime.batch.inputs.templates import PromptTemplate
+from carryall.runtime.batch.spec import BatchSpec
 
 CONTENT = b"\x89PNG content"
 
@@ -103,6 +106,90 @@ def test_a_file_that_is_not_there_or_outside_is_a_fault_of_its_line(
     assert isinstance(found, BadLine)
     assert why in found.message
     assert isinstance(parsed(good), BatchLine)
+
+
+ADDRESS = f"data:application/octet-stream;base64,{base64.b64encode(CONTENT).decode()}"
+TEMPLATE = PromptTemplate("{{ text }}", "chat", picture_columns=("scan", "more"))
+
+
+def table(folder: Path, name: str, *records: dict[str, Any]) -> list[SourceRow]:
+    """Write records to a file and read them with their pictures."""
+    path = folder / name
+    if path.suffix == ".parquet":
+        pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+        pq.write_table(pa.Table.from_pylist(list(records)), path)
+    elif path.suffix == ".csv":
+        with path.open("w", newline="", encoding="utf-8") as stream:
+            writer = csv.DictWriter(stream, list(records[0]))
+            writer.writeheader()
+            writer.writerows(records)
+    else:
+        path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+    return list(Source([str(path)], picture_columns=TEMPLATE.picture_columns))
+
+
+@pytest.mark.parametrize(
+    ("name", "scan", "count"),
+    [
+        ("in.csv", "scans/a.png", 1),
+        ("in.csv", "file:scans/a.png", 1),
+        ("in.csv", ADDRESS, 1),
+        ("in.csv", "", 0),
+        ("in.jsonl", ["scans/a.png", "scans/a.png"], 2),
+        ("in.jsonl", None, 0),
+        ("in.parquet", "scans/a.png", 1),
+        ("in.parquet", ["scans/a.png", "scans/a.png"], 2),
+        ("in.parquet", CONTENT, 1),
+        ("in.parquet", {"bytes": CONTENT, "path": "elsewhere.png"}, 1),
+        ("in.parquet", [{"bytes": None, "path": "scans/a.png"}], 1),
+    ],
+)
+def test_pictures_in_columns_come_before_the_text(folder: Path, name: str, scan: Any, count: int) -> None:
+    (row,) = table(folder, name, {"text": "Read.", "scan": scan})
+    found = parse_row(row, TEMPLATE)
+    assert isinstance(found, BatchLine), found
+    (message,) = found.body["messages"]
+    picture = {"type": "image_url", "image_url": {"url": ADDRESS}}
+    wanted = [*[picture] * count, {"type": "text", "text": "Read."}] if count else "Read."
+    assert message == {"role": "user", "content": wanted}
+
+
+def test_the_digest_of_a_record_covers_its_pictures(folder: Path) -> None:
+    record = {"text": "Read.", "scan": "scans/a.png"}
+    (first,) = table(folder, "in.csv", record)
+    (folder / "scans" / "a.png").write_bytes(CONTENT + b"!")
+    (second,) = table(folder, "in.csv", record)
+    assert first.data == second.data
+    assert first.digest != second.digest
+
+
+@pytest.mark.parametrize(
+    ("scan", "why"),
+    [
+        ("../secret.png", "not in the folder"),
+        ("/etc/passwd", "not in the folder"),
+        ("nowhere.png", "names no file"),
+        ("https://example.org/a.png", "not fetched from addresses"),
+        ("FILE:../secret.png", "not in the folder"),
+        (5, "must hold paths or contents"),
+        ({"path": None}, "must hold paths or contents"),
+    ],
+)
+def test_a_column_that_names_no_picture_is_a_fault_of_its_record(folder: Path, scan: Any, why: str) -> None:
+    bad, good = table(folder, "in.jsonl", {"text": "a", "scan": scan}, {"text": "b", "scan": "scans/a.png"})
+    found = parse_row(bad, TEMPLATE)
+    assert isinstance(found, BadLine)
+    assert why in found.message
+    assert isinstance(parse_row(good, TEMPLATE), BatchLine)
+
+
+def test_columns_of_pictures_are_checked_before_work_starts() -> None:
+    with pytest.raises(UsageError, match="--image-column names the column 'scan', which the input lacks"):
+        TEMPLATE.check(["text", "more"])
+    job: dict[str, Any] = {"inputs": ["in.csv"], "output": "o", "model": "demo", "template": "{{ text }}"}
+    for kind in ("prompt", "embedding"):
+        with pytest.raises(UsageError, match="columns of images need the kind chat"):
+            BatchSpec(**job, kind=kind, image_columns=["scan"])
 
 
 def test_a_service_reads_no_files_of_an_uploaded_job(folder: Path) -> None:

@@ -17,7 +17,13 @@ from typing import Any
 import pytest
 from http_serving import HttpServed, http_serving
 from null_llm import null_llm
+from PIL import Image
 from scripted_model import Call, Turn, scripted_llm
+from tiny_vlms import write_vlm
+from vision_golden import picture
+
+from carryall import LLM, AsyncLLM, SamplingParams
+from carryall.runtime.tasks.export import export
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 
@@ -136,6 +142,58 @@ def test_calls_thoughts_and_cache_hits_are_shown(tmp_path: Path) -> None:
                 await first.locator("details summary").click()
                 await page.screenshot(path=str(Path(folder, "playground.png")))
             assert faults == []
+
+    asyncio.run(scenario())
+
+
+# Shows a file to the page as a drop or a paste does, whose events a script may not fill otherwise.
+SHOW = """([kind, target, data]) => {
+  const bytes = Uint8Array.from(atob(data), one => one.charCodeAt(0)), moved = new DataTransfer();
+  moved.items.add(new File([bytes], kind + ".png", { type: "image/png" }));
+  const event = kind === "paste" ? new ClipboardEvent(kind, { clipboardData: moved, bubbles: true })
+    : new DragEvent(kind, { dataTransfer: moved, bubbles: true, cancelable: true });
+  document.querySelector(target).dispatchEvent(event);
+}"""
+
+
+@pytest.mark.slow
+def test_pictures_are_dropped_pasted_chosen_and_removed(tmp_path: Path) -> None:
+    export(write_vlm(tmp_path / "checkpoint"), tmp_path / "package")
+    files = [tmp_path / f"{number}.png" for number in range(3)]
+    for number, file in enumerate(files):
+        Image.fromarray(picture(40 + 30 * number, 90)).save(file)
+    data = [base64.b64encode(file.read_bytes()).decode() for file in files]
+
+    parts: list[dict[str, Any]] = [{"type": "image", "image": file} for file in files[:2]]
+    messages = [{"role": "user", "content": [*parts, {"type": "text", "text": "Read."}]}]
+    options: dict[str, Any] = {"provider": "cpu", "kv_cache_dtype": "float32"}
+    with LLM(tmp_path / "package", **options) as model:
+        (output,) = model.chat(messages, SamplingParams(max_tokens=1))
+
+    async def scenario() -> None:
+        llm = AsyncLLM(tmp_path / "package", **options)
+        try:
+            async with http_serving(llm) as served, opened(served) as (page, faults):
+                shown = page.locator("#pictures img")
+                await page.set_input_files("#files", files[0])
+                await shown.nth(0).wait_for()
+                await page.evaluate(SHOW, ["drop", "#log", data[1]])
+                await shown.nth(1).wait_for()
+                await page.evaluate(SHOW, ["paste", "#prompt", data[2]])
+                await shown.nth(2).wait_for()
+                await shown.nth(2).click()
+                await page.fill("#max_tokens", "1")
+                await page.fill("#prompt", "Read.")
+                await page.press("#prompt", "Enter")
+                await page.locator('#send:text-is("Send")').wait_for()
+                facts = await page.locator(".turn.assistant .facts").inner_text()
+                assert f"of {len(output.prompt_token_ids)} prompt tokens from the cache" in facts
+                sources = await page.locator(".turn.user img").evaluate_all("all => all.map(one => one.src)")
+                assert sources == [f"data:image/png;base64,{each}" for each in data[:2]]
+                assert await shown.count() == 0
+                assert faults == []
+        finally:
+            llm.shutdown()
 
     asyncio.run(scenario())
 
