@@ -14,6 +14,7 @@ from ..runtime.batch.execute import Outcome
 from ..runtime.batch.jobs.journal import Totals
 from ..runtime.batch.spec import BatchSpec
 from .options import print_json
+from .progress import duration
 
 _LINE_SECONDS = 10.0
 
@@ -114,7 +115,7 @@ class BatchProgress:
 def _details(facts: dict[str, Any]) -> str:
     words = [f"{facts['lines_per_second']:.1f} lines/s", f"{facts['tokens_per_second']:.0f} tokens/s"]
     if facts["seconds_left"] is not None:
-        words.append(f"{_duration(facts['seconds_left'])} left")
+        words.append(f"{duration(facts['seconds_left'])} left")
     if facts["failed"]:
         words.append(f"{facts['failed']} failed")
     if facts["cached_tokens"]:
@@ -122,12 +123,6 @@ def _details(facts: dict[str, Any]) -> str:
             f"{100 * facts['cached_tokens'] / max(1, facts['prompt_tokens']):.0f} % of prompts cached"
         )
     return ", ".join(words)
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def show_outcome(

@@ -34,16 +34,55 @@ def test_long_work_outside_a_terminal_writes_plain_lines(
 def test_another_total_is_the_next_step_and_a_share_never_falls(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "FIRST_LINE_SECONDS", 0.0)
-    monkeypatch.setattr(module, "NEXT_LINE_SECONDS", 0.0)
-    with progress(module.PREPARE) as tell:
-        for done, total in ((3, 4), (2, 4), (4, 4), (1, 5), (5, 5)):
-            tell(done, total, "tensor")
+    lines = printed([(3, 4), (2, 4), (4, 4), (1, 5), (5, 5)], 4.0, module.PREPARE, capsys, monkeypatch)
     first, second = "prepare (the first time only)", "prepare (the first time only), step 2"
-    assert capsys.readouterr().err.splitlines() == [
+    assert lines == [
         *(f"{first}: {share} %" for share in (75, 75, 100)),
         *(f"{second}: {share} %" for share in (20, 100)),
     ]
+
+
+def printed(
+    reports: list[tuple[int, int]],
+    pace: float,
+    label: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> list[str]:
+    """The lines for reports that are ``pace`` seconds apart."""
+    clock = [0.0]
+    monkeypatch.setattr(module, "FIRST_LINE_SECONDS", 0.0)
+    monkeypatch.setattr(module, "NEXT_LINE_SECONDS", 0.0)
+    monkeypatch.setattr("carryall.cli.progress.time.monotonic", lambda: clock[0])
+    with progress(label) as tell:
+        for done, total in reports:
+            tell(done, total, "tensor")
+            clock[0] += pace
+    return capsys.readouterr().err.splitlines()
+
+
+def test_a_line_tells_the_time_that_is_left(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = printed([(0, 100), (10, 100), (25, 100), (100, 100)], 30.0, "export", capsys, monkeypatch)
+    assert lines == [
+        "export: 0 %",
+        "export: 10 %, about 4:30 left",
+        "export: 25 %, about 3:00 left",
+        "export: 100 %",
+    ]
+
+
+def test_a_long_calibration_names_what_is_quicker_once(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = printed([(0, 100), (1, 100), (2, 100)], 60.0, "calibrate", capsys, monkeypatch)
+    advice = [line for line in lines if "-fast" in line]
+    assert advice == [
+        "calibrate: about 1:39:00 left; methods that end in -fast read no text and take a fraction of it"
+    ]
+    lines = printed([(0, 100), (50, 100), (99, 100)], 60.0, "calibrate", capsys, monkeypatch)
+    assert not [line for line in lines if "-fast" in line]
 
 
 def test_a_terminal_gets_a_bar(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
