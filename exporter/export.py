@@ -30,7 +30,7 @@ from .family import families as families
 from .family import family as family
 from .family import normalised_config
 from .gguf.file import GGUF_SUFFIX, GgufFile
-from .gguf.tokenizer import tokenizer_files
+from .gguf.tokenizer import gguf_tokenizer
 from .image_processor import SIDE_FILES, has_tower, image_processor
 from .package import VISION_FILE, Package, fingerprint
 from .package_writing import check_paths, check_tokenizer, write_package
@@ -255,15 +255,22 @@ def opened(
         yield folder, file.tensors, file.quantization
 
 
-def write_gguf_sides(file: GgufFile, folder: Path) -> None:
+def write_gguf_sides(file: GgufFile, folder: Path, *, to_open: bool = False) -> None:
     """Write configuration and tokenizer of a GGUF file into a folder, as a checkpoint has them.
+
+    Args:
+        file: the file.
+        folder: where they go.
+        to_open: write the tokenizer in the form that opens quickly, see ``gguf/vocabulary.py``.
 
     Raises:
         CheckpointError: the file's metadata is damaged.
         UnsupportedModelError: carryall cannot read its architecture or its tokenizer.
     """
     config = file.config
-    contents = {CONFIG_FILE: json.dumps(config), **tokenizer_files(file.metadata, config["vocab_size"])}
+    tokenizer = gguf_tokenizer(file.metadata, config["vocab_size"])
+    files = tokenizer.write_to_open(folder) if to_open else tokenizer.files()
+    contents = {CONFIG_FILE: json.dumps(config), **files}
     for name, content in contents.items():
         with writing(folder / name):
             (folder / name).write_text(content, encoding="utf-8")

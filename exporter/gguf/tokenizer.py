@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,9 +18,10 @@ import numpy.typing as npt
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from ...errors import CarryallWarning, CheckpointError, UnsupportedModelError
+from .vocabulary import Merges, with_vocabulary, write_vocabulary
 
-Pair = tuple[str, str]
 Numbers = npt.NDArray[np.int64]
+TOKENIZER_FILE = "tokenizer.json"
 _SPACE = "\u2581"  # SentencePiece's mark of a space
 _UNKNOWN, _CONTROL, _USER = 2, 3, 4  # token types; 1 is normal, 6 a byte
 _HASH_BASE = 0x9E3779B97F4A7C15  # odd, so that it has an inverse modulo 2**64
@@ -62,8 +65,35 @@ _WHOLE_WORDS = frozenset(
 _TURN_ENDS = ("<|eot_id|>", "<|im_end|>", "<end_of_turn>", "<|end|>")
 
 
-def tokenizer_files(metadata: Mapping[str, Any], vocab_size: int) -> dict[str, str]:
-    """Return the content of tokenizer.json, tokenizer_config.json and generation_config.json by name.
+@dataclass(frozen=True)
+class GgufTokenizer:
+    """The tokenizer of a GGUF file.
+
+    Args:
+        content: of tokenizer.json, without the tokens and merges of its model.
+        tokens: by id.
+        merges: see ``with_vocabulary``.
+        settings: content of the other files by name.
+    """
+
+    content: dict[str, Any]
+    tokens: Sequence[str]
+    merges: Merges
+    settings: dict[str, str]
+
+    def files(self) -> dict[str, str]:
+        """Return the content of tokenizer.json, tokenizer_config.json and generation_config.json by name."""
+        whole = with_vocabulary(self.content, self.tokens, self.merges)
+        return {TOKENIZER_FILE: json.dumps(whole, ensure_ascii=False), **self.settings}
+
+    def write_to_open(self, folder: Path) -> dict[str, str]:
+        """Write the tokens as ``vocabulary.safetensors``; return the content of the other files by name."""
+        write_vocabulary(folder, self.tokens, self.merges)
+        return {TOKENIZER_FILE: json.dumps(self.content, ensure_ascii=False), **self.settings}
+
+
+def gguf_tokenizer(metadata: Mapping[str, Any], vocab_size: int) -> GgufTokenizer:
+    """Return the tokenizer that the metadata of a GGUF file describes.
 
     Args:
         metadata: metadata of the GGUF file.
@@ -96,20 +126,6 @@ def tokenizer_files(metadata: Mapping[str, Any], vocab_size: int) -> dict[str, s
             pair=[*texts[0], *texts[1]],
             special_tokens=[(token, tokens.index(token)) for token in {first, last} - {None} if token],
         )
-    return {
-        "tokenizer.json": _with_vocabulary(tokenizer, tokens, types, merges),
-        "tokenizer_config.json": json.dumps(_settings(metadata, tokens), ensure_ascii=False),
-        "generation_config.json": json.dumps(_ends(metadata, tokens)),
-    }
-
-
-def _with_vocabulary(
-    tokenizer: Tokenizer, tokens: Sequence[str], types: Sequence[int], merges: Sequence[Pair]
-) -> str:
-    """Return tokenizer.json: that of a tokenizer without tokens, and the tokens and merges of the file.
-
-    The library would take five times as long to build the tokenizer with them, only to write it.
-    """
     content = json.loads(tokenizer.to_str())
     plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     content["added_tokens"] = [
@@ -117,9 +133,11 @@ def _with_vocabulary(
         for number, (token, kind) in enumerate(zip(tokens, types, strict=True))
         if kind in (_CONTROL, _USER)
     ]
-    content["model"]["vocab"] = {token: number for number, token in enumerate(tokens)}
-    content["model"]["merges"] = merges
-    return json.dumps(content, ensure_ascii=False)
+    settings = {
+        "tokenizer_config.json": json.dumps(_settings(metadata, tokens), ensure_ascii=False),
+        "generation_config.json": json.dumps(_ends(metadata, tokens)),
+    }
+    return GgufTokenizer(content, tokens, merges, settings)
 
 
 def _vocabulary(metadata: Mapping[str, Any], vocab_size: int) -> tuple[list[str], list[int]]:
@@ -137,19 +155,21 @@ def _vocabulary(metadata: Mapping[str, Any], vocab_size: int) -> tuple[list[str]
     return tokens, types
 
 
-def _byte_level(metadata: Mapping[str, Any], tokens: Sequence[str]) -> tuple[Tokenizer, list[Pair]]:
+def _byte_level(metadata: Mapping[str, Any], tokens: Sequence[str]) -> tuple[Tokenizer, Merges]:
     """Return a byte-level BPE tokenizer without tokens, and the file's merges."""
     merges = metadata.get("tokenizer.ggml.merges")
     if not isinstance(merges, list) or not all(isinstance(merge, str) and " " in merge for merge in merges):
         raise CheckpointError("the GGUF file has no 'tokenizer.ggml.merges' of two parts each")
-    pairs = [(left, right) for left, _, right in (merge.partition(" ") for merge in merges)]
-    known = set(tokens)
-    for left, right in pairs:
-        if left not in known or right not in known or left + right not in known:
+    ids = {token: number for number, token in enumerate(tokens)}
+    pairs = np.empty((len(merges), 2), np.int32)
+    for number, merge in enumerate(merges):
+        left, _, right = merge.partition(" ")
+        if left not in ids or right not in ids or left + right not in ids:
             raise CheckpointError(
                 f"the GGUF file's tokenizer is damaged: it merges {left!r} and {right!r}, but these or their "
                 "sum are no tokens"
             )
+        pairs[number] = ids[left], ids[right]
     tokenizer = Tokenizer(models.BPE(ignore_merges=_pre_name(metadata) in _WHOLE_WORDS))
     if "tokenizer.ggml.pre" not in metadata:
         text = (
@@ -188,7 +208,7 @@ def _pre_tokenizer(name: str) -> pre_tokenizers.PreTokenizer:
     return pre_tokenizers.Sequence([split, bytes_only])
 
 
-def _sentencepiece(metadata: Mapping[str, Any], tokens: Sequence[str]) -> tuple[Tokenizer, list[Pair]]:
+def _sentencepiece(metadata: Mapping[str, Any], tokens: Sequence[str]) -> tuple[Tokenizer, Merges]:
     """Return a SentencePiece BPE tokenizer without tokens, and merges by the score of the merged token."""
     scores = metadata.get("tokenizer.ggml.scores")
     if not isinstance(scores, list) or len(scores) != len(tokens):
@@ -205,21 +225,18 @@ def _sentencepiece(metadata: Mapping[str, Any], tokens: Sequence[str]) -> tuple[
     return tokenizer, _merges(tokens, scores)
 
 
-def _merges(tokens: Sequence[str], scores: Sequence[float]) -> list[Pair]:
+def _merges(tokens: Sequence[str], scores: Sequence[float]) -> Merges:
     """Return all pairs of tokens whose concatenation is a token, best score first, equal scores by number."""
     ids = {token: number for number, token in enumerate(tokens)}
-    owners, left_ids, pairs = [], [], []
-    for number, cut in _likely_cuts(tokens):
-        token = tokens[number]
-        left, right = token[:cut], token[cut:]
-        left_id = ids.get(left)
-        if left_id is not None and right in ids:
-            owners.append(number)
-            left_ids.append(left_id)
-            pairs.append((left, right))
-    numbers = np.array(owners, np.int64)
-    order = np.lexsort((np.array(left_ids, np.int64), numbers, -np.asarray(scores, np.float64)[numbers]))
-    return [pairs[index] for index in order.tolist()]
+    found = [
+        (number, left, right)
+        for number, cut in _likely_cuts(tokens)
+        if (left := ids.get(tokens[number][:cut])) is not None
+        and (right := ids.get(tokens[number][cut:])) is not None
+    ]
+    numbers, lefts, rights = np.array(found, np.int32).reshape(-1, 3).T
+    order = np.lexsort((lefts, numbers, -np.asarray(scores, np.float64)[numbers]))
+    return np.stack([lefts, rights], axis=1)[order]
 
 
 def _likely_cuts(tokens: Sequence[str]) -> Iterable[tuple[int, int]]:

@@ -419,7 +419,7 @@ def gguf_in_place(name: str, path: Path) -> GgufModel:
         from ...exporter.export import write_gguf_sides
 
         with collector_paused():
-            write_gguf_sides(opened(), folder)
+            write_gguf_sides(opened(), folder, to_open=True)
 
     key = cache_key(gguf=identity_of(shard_paths(path)))
     return GgufModel(name, cached_folder("gguf", key, build, {"model": name}), first, opened=opened)

@@ -14,9 +14,11 @@ from typing import Any
 from tokenizers import Tokenizer as _Tokenizer
 
 from ...errors import PackageError, RequestError
+from ...exporter.gguf.vocabulary import VOCABULARY_FILE, open_with_vocabulary
 from ...options import shown
 from ...storage.texts import read_text
 from ..process.at_exit import NATIVE
+from ..process.garbage import collector_paused
 from .special_texts import SpecialTexts
 from .token_coverage import Coverage, coverage
 
@@ -50,6 +52,13 @@ _LONG = threading.Lock()
 _REPLACED = "\ufffd"
 
 
+def _opened(path: Path) -> _Tokenizer:
+    if (path.parent / VOCABULARY_FILE).is_file():
+        with collector_paused():
+            return open_with_vocabulary(path.parent, json.loads(path.read_text(encoding="utf-8")))
+    return _Tokenizer.from_file(str(path))
+
+
 class Tokenizer:
     """The tokenizer of ``tokenizer.json``, with the special tokens of its configuration files. Thread-safe.
 
@@ -70,7 +79,7 @@ class Tokenizer:
                 "transformers: AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
             )
         try:
-            self._tokenizer = _Tokenizer.from_file(str(path))
+            self._tokenizer = _opened(path)
         except Exception as error:  # the library raises bare Exception
             raise PackageError(f"{path} cannot be read: {error}") from error
         self._tokenizer.no_truncation()

@@ -15,7 +15,7 @@ from tiny_gguf import write_gguf
 from carryall.errors import CarryallWarning, CheckpointError, UnsupportedModelError
 from carryall.exporter.gguf.file import GgufFile
 from carryall.exporter.gguf.header import read_header
-from carryall.exporter.gguf.tokenizer import tokenizer_files
+from carryall.exporter.gguf.tokenizer import gguf_tokenizer
 
 PATH = Path("m.gguf")
 PADDING = 32  # at most so many bytes after the last tensor
@@ -65,7 +65,7 @@ def check_changed_bytes(valid: Path, data: st.DataObject, folder: Path) -> None:
         warnings.simplefilter("ignore", CarryallWarning)  # such as of a name that is missing
         file = GgufFile(path)
         config = file.config
-        tokenizer_files(file.metadata, config["vocab_size"])
+        gguf_tokenizer(file.metadata, config["vocab_size"])
         for tensor in file.tensors.values():
             assert tensor.read(lambda array: array).shape == tensor.shape
 

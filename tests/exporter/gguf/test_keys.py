@@ -17,7 +17,7 @@ from carryall.errors import CheckpointError, UnsupportedModelError
 from carryall.exporter.gguf.architectures import ARCHITECTURES, config_of
 from carryall.exporter.gguf.file import GgufFile
 from carryall.exporter.gguf.keys import READ, READ_OF_TOKENIZER
-from carryall.exporter.gguf.tokenizer import tokenizer_files
+from carryall.exporter.gguf.tokenizer import gguf_tokenizer
 
 BASE = {
     "block_count": 6, "embedding_length": 64, "attention.head_count": 4, "attention.key_length": 16,
@@ -83,7 +83,7 @@ def test_the_tables_are_what_the_readers_read(tmp_path: Path) -> None:
     assert of_architecture >= READ
     for kind, more in (("gpt2", {}), ("llama", {"tokenizer.ggml.scores": [0.0] * 260})):
         words = Recorded({**file.metadata, **more, "tokenizer.ggml.model": kind})
-        tokenizer_files(words, 260)
+        gguf_tokenizer(words, 260)
         seen.seen |= words.seen
     of_tokenizer = {key.removeprefix("tokenizer.") for key in seen.seen if key.startswith("tokenizer.")}
     assert of_tokenizer == READ_OF_TOKENIZER
@@ -215,7 +215,7 @@ def test_a_file_that_ends_texts_does_so(tmp_path: Path) -> None:
 
     write_gguf("llama", tmp_path / "m.gguf")
     stated = {"tokenizer.ggml.add_bos_token": True, "tokenizer.ggml.add_eos_token": True}
-    files = tokenizer_files({**GgufFile(tmp_path / "m.gguf").metadata, **stated}, 260)
+    files = gguf_tokenizer({**GgufFile(tmp_path / "m.gguf").metadata, **stated}, 260).files()
     tokenizer = Tokenizer.from_str(files["tokenizer.json"])
     assert tokenizer.encode("the").tokens == ["<s>", "th", "e", "</s>"]
     assert tokenizer.encode("e", "e").tokens == ["<s>", "e", "</s>", "<s>", "e", "</s>"]

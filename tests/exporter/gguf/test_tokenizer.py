@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,8 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, pre_tokenizers
 
-from carryall.errors import CarryallWarning, CheckpointError
-from carryall.exporter.gguf.tokenizer import tokenizer_files
+from carryall.errors import CarryallWarning, CheckpointError, PackageError
+from carryall.exporter.gguf.tokenizer import gguf_tokenizer
+from carryall.exporter.gguf.vocabulary import VOCABULARY_FILE
+from carryall.runtime.text.tokenizer import Tokenizer as TextTokenizer
 
 BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())
 WORDS = ["ab", "abc", "xyz"]  # no merges lead to xyz
@@ -31,7 +34,7 @@ def read(*, special: tuple[str, ...] = (), **changes: Any) -> tuple[Tokenizer, d
         **changes,
     }
     metadata = {f"tokenizer.ggml.{name}": value for name, value in named.items() if value is not None}
-    files = tokenizer_files(metadata, len(tokens))
+    files = gguf_tokenizer(metadata, len(tokens)).files()
     return Tokenizer.from_str(files["tokenizer.json"]), json.loads(files["generation_config.json"])
 
 
@@ -103,7 +106,53 @@ def test_sentencepiece_merges_are_all_pairs_of_tokens_that_make_a_token(scores: 
         "tokenizer.ggml.tokens": tokens,
         "tokenizer.ggml.scores": list(scores.values()),
     }
-    content = json.loads(tokenizer_files(metadata, len(tokens))["tokenizer.json"])
+    content = json.loads(gguf_tokenizer(metadata, len(tokens)).files()["tokenizer.json"])
     pairs = [(left, right) for left in tokens for right in tokens if left + right in scores]
     pairs.sort(key=lambda pair: (-scores["".join(pair)], tokens.index("".join(pair)), tokens.index(pair[0])))
     assert content["model"]["merges"] == [list(pair) for pair in pairs]
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_the_form_that_opens_quickly_is_the_same_tokenizer(kind: str, tmp_path: Path) -> None:
+    special = ["<s>", "</s>", "<|tool|>", "\n\n", "\u2581\u2581"]
+    words = (
+        [*BYTES, *WORDS, "\U0001f600", *special]
+        if kind == "gpt2"
+        else [*"abcxyz\u2581", *WORDS, "<0x0A>", *special]
+    )
+    tokens = list(dict.fromkeys(words))
+    types = [3 if token in special[:2] else 4 if token in special else 1 for token in tokens]
+    metadata = {
+        "model": kind,
+        "pre": "qwen2",
+        "tokens": tokens,
+        "token_type": types,
+        "merges": ["a b", "ab c"],
+        "scores": [-float(number) for number in range(len(tokens))],
+        "bos_token_id": tokens.index("<s>"),
+    }
+    tokenizer = gguf_tokenizer({f"tokenizer.ggml.{k}": v for k, v in metadata.items()}, len(tokens))
+    for name, folder in (("whole", tokenizer.files()), ("quick", tokenizer.write_to_open(tmp_path))):
+        (tmp_path / name).mkdir()
+        for file, content in folder.items():
+            (tmp_path / name / file).write_text(content, encoding="utf-8")
+    (tmp_path / VOCABULARY_FILE).rename(tmp_path / "quick" / VOCABULARY_FILE)
+    whole, quick = (TextTokenizer(tmp_path / name) for name in ("whole", "quick"))
+    assert json.loads(quick.to_json()) == json.loads(whole.to_json())
+    text = "ab abc  xyz\n\n<|tool|></s> é\U0001f600"
+    assert quick.encode(text) == whole.encode(text)
+    assert quick.special_token_ids == whole.special_token_ids
+
+
+def test_a_damaged_vocabulary_is_told(tmp_path: Path) -> None:
+    metadata = {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": ["a"],
+        "tokenizer.ggml.scores": [0.0],
+    }
+    for file, content in gguf_tokenizer(metadata, 1).write_to_open(tmp_path).items():
+        (tmp_path / file).write_text(content)
+    path = tmp_path / VOCABULARY_FILE
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(PackageError, match="damaged"):
+        TextTokenizer(tmp_path)
