@@ -95,9 +95,6 @@ class Engine:
         self._mover = KVMover(runner, _tier(config, info, identity, costs), identity, costs)
         events = _events_config(config)
         self._blocks = None if events is None else HeldBlocks(self._mover.identity)
-        self._prefills = RemotePrefills(
-            _prefill_client(config, self.kv_identity), config.prefill_tokens, costs
-        )
         self.scheduler = Scheduler(
             self._slots,
             limits.step,
@@ -110,6 +107,8 @@ class Engine:
             whole_pictures=info.image_ahead,
             blocks=self._blocks,
         )
+        client = _prefill_client(config, self.kv_identity)
+        self._prefills = RemotePrefills(client, config.prefill_tokens, self.scheduler.seconds_of_prompt)
         self._operations = SlotOperations(runner, self._slots, self._mover)
         self._proposes = proposer is not None
         self._speculator = Speculator(

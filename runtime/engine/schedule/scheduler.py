@@ -252,6 +252,11 @@ class Scheduler:
         match = self.cache.match(request)
         return request.num_tokens - max(match.length, match.known, self.cache.stored(request))
 
+    def seconds_of_prompt(self, tokens: int) -> float | None:
+        """Return the estimated seconds to compute a prompt here, beside what runs; None before any was."""
+        streams = sum(request.streamed for request in self._running)
+        return self.costs.seconds_beside(tokens, streams, self._stretch)
+
     @property
     def running(self) -> tuple[Request, ...]:
         """The requests that hold a slot."""
