@@ -95,4 +95,7 @@ def test_onnxruntime_sends_and_keeps_nothing(tmp_path: Path) -> None:
 def test_nothing_is_sent_unless_configured() -> None:
     """Only named files may import a library that opens connections to others."""
     clients = ("requests", "httpx", "aiohttp", "urllib3", "http", "ftplib", "smtplib", "telnetlib")
-    assert imported(*clients) == {"runtime/program/service.py"}  # to the address that a program is run on
+    assert imported(*clients) == {
+        "runtime/program/service.py",  # to the address that a program is run on
+        "runtime/engine/requests/prefill_client.py",  # to --prefill-server
+    }

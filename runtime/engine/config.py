@@ -40,6 +40,9 @@ class EngineConfig(Checked):
             long prompts and hands their KV over through ``prefix_cache_url`` (docs/fleet.md). Its API key is
             ``CARRYALL_PREFILL_KEY``.
         prefill_tokens: prompts with fewer tokens to compute are not sent to ``prefill_server``.
+        kv_events_config: publish which blocks of tokens have KV, over ZeroMQ in vLLM's schema, so that
+            routers send requests to it (docs/fleet.md): a JSON object with vLLM's options, such as
+            ``{"enable_kv_cache_events": true, "endpoint": "tcp://*:5557"}``.
         swap_bytes: host memory for KV of preempted requests and evicted prefixes, in addition to
             ``kv_bytes``. Without it, and without ``prefix_cache_dir``, such KV is computed again.
         trim_windows: when layers with a sliding window free the KV behind it. ``when_short``: when KV memory
@@ -71,6 +74,7 @@ class EngineConfig(Checked):
     prefix_cache_url: str | None = None
     prefill_server: str | None = None
     prefill_tokens: int = option(256, least=1)
+    kv_events_config: str | None = None
     swap_bytes: int = option(0, least=0, unit="bytes")
     trim_windows: Literal["when_short", "always"] = "when_short"
     context_shift: bool = False

@@ -20,6 +20,8 @@ from ...errors import (
 from ...providers.base import Runner, RunnerInfo
 from ..process.faults import fault_text, log_fault
 from .config import EngineConfig as EngineConfig
+from .kv.event_publisher import EventPublisher, KVEventsConfig
+from .kv.held_blocks import HeldBlocks
 from .kv.slot_operations import SlotOperations
 from .kv.slots import Release, SlotTable, Windows
 from .kv.tiers.mover import KVMover, make_tier, own_folder
@@ -91,9 +93,8 @@ class Engine:
         self._slots = SlotTable(info.max_slots, limits.kv, windows, info.kv_groups, states)
         costs = PromptCosts()
         self._mover = KVMover(runner, _tier(config, info, identity, costs), identity, costs)
-        self._prefills = RemotePrefills(
-            _prefill_client(config, self.kv_identity), config.prefill_tokens, costs
-        )
+        events = _events_config(config)
+        self._blocks = None if events is None else HeldBlocks(self._mover.identity)
         self.scheduler = Scheduler(
             self._slots,
             limits.step,
@@ -104,7 +105,10 @@ class Engine:
             trims_always=config.trim_windows == "always" or not config.prefix_cache,
             adapters=_adapter_places(runner),
             whole_pictures=info.image_ahead,
+            blocks=self._blocks,
         )
+        client = _prefill_client(config, self.kv_identity)
+        self._prefills = RemotePrefills(client, config.prefill_tokens, self.scheduler.seconds_of_prompt)
         self._operations = SlotOperations(runner, self._slots, self._mover)
         self._proposes = proposer is not None
         self._speculator = Speculator(
@@ -127,6 +131,7 @@ class Engine:
         self._compiling = CompilingRequests(config.grammar_timeout_seconds)
         self._counters = Counters()
         self._sampler = StepSampler(config.logits_processors, self._append_token)
+        self._publisher = None if events is None else EventPublisher(events)
         self._news: dict[Request, None] = {}  # requests that gained tokens or ended in this step, in order
 
     @property
@@ -293,6 +298,8 @@ class Engine:
         self._free()
         self._mover.close()
         self._prefills.close()
+        if self._publisher is not None:
+            self._publisher.close()
         self.runner.close()
         self._speculator.close()
         return cut
@@ -436,6 +443,8 @@ class Engine:
 
     def _free(self) -> None:
         """Carry out the queued operations on slots, at the end of the step in flight if there is one."""
+        if self._blocks is not None and self._publisher is not None and (events := self._blocks.take()):
+            self._publisher.publish(events)
         flight = self._plans.flight
         if flight is not None and self._requests:
             flight.frees += self._slots.take_operations()
@@ -467,6 +476,22 @@ def _adapter_places(runner: Runner) -> AdapterPlaces | None:
     """Return the places of LoRA adapters; None if the runner has none."""
     places = runner.info.max_loras
     return AdapterPlaces(places, runner.load_lora) if places else None
+
+
+def _events_config(config: EngineConfig) -> KVEventsConfig | None:
+    """Return how the events of the prefix cache are published; None if nobody asked for them.
+
+    Raises:
+        UsageError: an option is invalid, or there is no prefix cache.
+    """
+    if config.kv_events_config is None:
+        return None
+    options = KVEventsConfig.parse(config.kv_events_config)
+    if not options.enable_kv_cache_events or options.publisher == "null":
+        return None
+    if not config.prefix_cache:
+        raise UsageError("kv_events_config tells what the prefix cache holds; it needs prefix_cache")
+    return options
 
 
 def _prefill_client(config: EngineConfig, identity: str) -> PrefillClient | None:

@@ -38,7 +38,8 @@ class EngineStats:
         prefills_late: prompts that it did not compute in time, so that they were computed here.
         prefills_failed: prompts that it refused, or that did not reach it.
         prefills_foreign: prompts that it refused because it serves another model or layout of KV.
-        prefills_skipped: prompts that were not sent to it, so soon after a failure.
+        prefills_skipped: prompts that were not sent to it, since it was slower than computing here, or so
+            soon after a failure.
         proposed_tokens: tokens proposed by speculation or by a grammar.
         accepted_tokens: proposed tokens that became output.
     """

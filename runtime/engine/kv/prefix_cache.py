@@ -17,6 +17,7 @@ from typing import Protocol
 
 from ..requests.chunk import CHUNK_TOKENS, ChunkKeys, TierPrefix
 from ..requests.request import Request
+from .held_blocks import HeldBlocks
 from .prefix_tree import PrefixMatch, PrefixTree
 from .slots import SlotTable
 
@@ -60,6 +61,7 @@ class PrefixCache:
         enabled: False frees every slot when its request ends.
         stored: KV in the tiers; None if there are none.
         trims_always: free KV behind windows at once, not only when memory is short.
+        blocks: follows which blocks the slots hold; None if nobody asks.
     """
 
     def __init__(
@@ -69,11 +71,12 @@ class PrefixCache:
         enabled: bool = True,
         stored: StoredPrefixes | None = None,
         trims_always: bool = False,
+        blocks: HeldBlocks | None = None,
     ) -> None:
         self.enabled = enabled
         self.trims_always = trims_always
         self._running: dict[int, Request] = {}  # by slot
-        self._stored = stored
+        self._stored, self._blocks = stored, blocks
         self._keys: dict[int, list[bytes]] = {}  # idle slot -> keys of its chunks
         self.counters = PrefixCounters()
         self._slots = slots
@@ -147,6 +150,7 @@ class PrefixCache:
         if self.enabled and request.slot is not None:
             self._tree.remove(request.slot)
             self._tree.insert(request.slot, request.identity_slice(0, 0), 0, request.kv_salt)
+            self._tell(request)
 
     def replace(self, request: Request) -> None:
         """Record that the tokens of a running request have changed."""
@@ -154,9 +158,26 @@ class PrefixCache:
             self._tree.remove(request.slot)
             tokens = request.identity_slice(0, request.num_tokens)
             self._tree.insert(request.slot, tokens, request.num_computed, request.kv_salt)
+            self._tell(request)
+
+    def computed(self, request: Request) -> None:
+        """Record that more tokens of a running request have KV."""
+        blocks, slot = self._blocks, request.slot
+        if blocks is None or slot is None or blocks.count(slot) == request.num_computed // CHUNK_TOKENS:
+            return
+        self._tell(request)
+
+    def _tell(self, request: Request) -> None:
+        """Tell which blocks the slot of a running request holds; pictures are in no block."""
+        if self._blocks is None or not self.enabled or request.slot is None:
+            return
+        held = not request.num_dropped and request.images is None
+        keys = self._chunk_keys(request, request.num_computed) if held else []
+        self._blocks.hold(request.slot, keys, request)
 
     def leave(self, request: Request, *, keep: bool) -> None:
         """Take the slot of a request; it becomes idle, or free if ``keep`` is False or it has no KV."""
+        self.computed(request)
         slot, request.slot = request.slot, None
         assert slot is not None  # noqa: S101 -- only called for running requests
         del self._running[slot]
@@ -164,6 +185,8 @@ class PrefixCache:
             self._tree.remove(slot)
         if not self.enabled or not keep or not request.num_computed or request.num_dropped:
             self._slots.free(slot)
+            if self._blocks is not None:
+                self._blocks.release(slot)
             return
         count = request.num_computed
         if self._slots.state_tokens:  # others are not computed
@@ -187,6 +210,8 @@ class PrefixCache:
         if save and keys:
             self._slots.save(slot, keys)
         self._slots.evict(slot)
+        if self._blocks is not None:
+            self._blocks.release(slot)
 
     def clear(self, *, save: bool = False) -> None:
         """Free all idle slots."""
@@ -266,6 +291,7 @@ class PrefixCache:
             self._keep_states(request, request.slot, match)
         tokens = request.identity_slice(0, request.num_tokens)
         self._tree.insert(request.slot, tokens, match.length, request.kv_salt)
+        self._tell(request)
         self.counters.prefix_queries += 1
         self.counters.prefix_hits += match.length > 0
         self.counters.prefix_cached_tokens += match.length
@@ -317,7 +343,8 @@ class PrefixCache:
 
     def _chunk_keys(self, request: Request, count: int) -> list[bytes]:
         """Return the keys of the full chunks among the request's first ``count`` tokens."""
-        assert self._stored is not None  # noqa: S101 -- callers check
+        named = self._stored or self._blocks  # by the same identity
+        assert named is not None  # noqa: S101 -- callers check
         if request.chunk_keys is None:
-            request.chunk_keys = ChunkKeys(self._stored.identity, request.kv_salt)
+            request.chunk_keys = ChunkKeys(named.identity, request.kv_salt)
         return request.chunk_keys.extend(request.identity_slice(0, count))

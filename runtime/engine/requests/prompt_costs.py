@@ -77,15 +77,30 @@ class PromptCosts:
         per_token = self.seconds_per_prompt_token() if self._seen >= _ENOUGH else None
         return None if not per_token else tokens * per_token
 
+    def seconds_beside(self, tokens: int, rows: int, stretch: float) -> float | None:
+        """Return the estimated seconds until a prompt is computed beside ``rows`` streams.
+
+        Its steps are ``stretch`` times as long as without it. None before enough was measured.
+        """
+        alone = self.seconds_of_prompts(tokens)
+        if alone is None or not rows or stretch == math.inf:
+            return alone
+        chunk = self.prompt_tokens(rows, stretch)
+        if chunk is None:
+            return alone
+        once, per_row, per_prompt, per_token = self._solve()
+        step = once + per_row * rows + per_prompt + per_token * min(chunk, tokens)
+        return max(alone, step * tokens / chunk)
+
     def _learn(self, facts: tuple[float, ...], seconds: float) -> None:
         """Correct costs and covariance by one duration (a Kalman filter's update of a scalar)."""
+        if not any(facts):
+            return
         if not self._covariance:
             prior = (_PRIOR * seconds) ** 2
             self._covariance = [[prior * (i == j) for j in range(4)] for i in range(4)]
         spread = [sum(map(mul, line, facts)) for line in self._covariance]
         variance = sum(map(mul, spread, facts))  # of the expected duration
-        if variance <= 0.0:
-            return  # no facts
         expected = sum(map(mul, self._costs, facts))
         seconds = min(seconds, _OUTLIER * math.hypot(expected, math.sqrt(variance)))
         # Minimize relative errors, so that a rare long step does not outweigh many short ones.

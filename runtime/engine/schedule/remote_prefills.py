@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from ...process.backoff import Backoff
 from ..requests.chunk import CHUNK_TOKENS
 from ..requests.prefill_client import ForeignModelError, PrefillClient
-from ..requests.prompt_costs import PromptCosts
 from ..requests.request import Request
 
 _log = logging.getLogger(__name__)
@@ -19,6 +18,9 @@ _log = logging.getLogger(__name__)
 _PAUSE_SECONDS = 0.01
 # Seconds that a chunk is waited for, until the cost of computing one is known.
 _PATIENCE = 0.1
+_WEIGHT = 0.2  # of the newest prompt in the moving average of the server's cost
+_LATE = 1.5  # a late prompt would have taken longer than it was waited for
+_DECAY = 0.97  # of the average at each prompt that is not sent, so that the server is tried again
 
 
 @dataclass(slots=True)
@@ -34,22 +36,25 @@ class PrefillCounters:
 
 @dataclass(frozen=True, slots=True)
 class _Awaited:
-    """The end of the work on a prompt, and when its request stops waiting for it."""
+    """The work on a prompt: its end, its tokens, and when its request began and stops to wait for it."""
 
     end: Future[None]
+    tokens: int
+    begun: float
     deadline: float
 
 
 class RemotePrefills:
     """Hold requests until a prefill server has written the KV of their prompts, or is late or away.
 
-    A request waits no longer than computing its prompt here would take. After a failure the server is left
-    alone for a while, and prompts are computed here.
+    A request waits no longer than computing its prompt here would take, beside what runs here. If the server
+    was measured to be slower than that, prompts are computed here; now and then one is sent to measure again.
+    After a failure the server is left alone for a while.
 
     Args:
         client: the prefill server; None computes every prompt here.
         least: prompts with fewer tokens to compute are computed here.
-        costs: the measured cost of computing tokens here.
+        local_seconds: returns the seconds to compute so many tokens here; None if that is not known yet.
         clock: returns seconds.
     """
 
@@ -57,13 +62,14 @@ class RemotePrefills:
         self,
         client: PrefillClient | None,
         least: int,
-        costs: PromptCosts,
+        local_seconds: Callable[[int], float | None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.counters = PrefillCounters()
         self._client = client
         self._least = least
-        self._costs = costs
+        self._local_seconds = local_seconds
+        self._seconds_per_token = 0.0  # of the server
         self._clock = clock
         self._backoff = Backoff(clock)
         self._waiting: dict[Request, _Awaited] = {}
@@ -92,11 +98,17 @@ class RemotePrefills:
         if self._backoff.paused:
             self.counters.prefills_skipped += 1
             return False
-        seconds = self._costs.seconds_of_prompts(request.queued_tokens)
+        tokens = request.queued_tokens
+        seconds = self._local_seconds(tokens)
         if seconds is None:
-            seconds = _PATIENCE * request.queued_tokens / CHUNK_TOKENS
+            seconds = _PATIENCE * tokens / CHUNK_TOKENS
+        elif self._seconds_per_token * tokens > seconds:
+            self._seconds_per_token *= _DECAY
+            self.counters.prefills_skipped += 1
+            return False
+        now = self._clock()
         end = self._client.begin(request.prompt_token_ids, request.cache_salt, seconds)
-        self._waiting[request] = _Awaited(end, self._clock() + seconds)
+        self._waiting[request] = _Awaited(end, tokens, now, now + seconds)
         return True
 
     def discard(self, request: Request) -> bool:
@@ -117,7 +129,7 @@ class RemotePrefills:
                 continue
             if awaited.end not in ended:
                 ended.add(awaited.end)
-                self._count(awaited.end)
+                self._count(awaited, now)
             del self._waiting[request]
             request.stored = None  # the tiers may have more now
             ready.append(request)
@@ -128,16 +140,20 @@ class RemotePrefills:
         if self._client is not None:
             self._client.close()
 
-    def _count(self, end: Future[None]) -> None:
-        """Count how the work on a prompt ended, and pause after a failure."""
-        error = TimeoutError("it is late") if not end.done() else end.exception()
+    def _count(self, awaited: _Awaited, now: float) -> None:
+        """Count how the work on a prompt ended, learn how long it took, and pause after a failure."""
+        error = TimeoutError("it is late") if not awaited.end.done() else awaited.end.exception()
+        cost = (now - awaited.begun) / awaited.tokens
         if error is None:
             self.counters.prefills_remote += 1
             self._backoff.succeeded()
+            self._seconds_per_token += _WEIGHT * (cost - self._seconds_per_token)
             return
         if isinstance(error, TimeoutError):
             self.counters.prefills_late += 1
-        elif isinstance(error, ForeignModelError):
+            self._seconds_per_token = max(self._seconds_per_token, _LATE * cost)
+            return
+        if isinstance(error, ForeignModelError):
             self.counters.prefills_foreign += 1
         else:
             self.counters.prefills_failed += 1

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ....providers.base import Row
+from ..kv.held_blocks import HeldBlocks
 from ..kv.prefix_cache import PrefixCache, StoredPrefixes
 from ..kv.prefix_tree import PrefixMatch
 from ..kv.slots import SlotTable
@@ -201,6 +202,7 @@ class Scheduler:
         trims_always: see ``PrefixCache``.
         adapters: the places of LoRA adapters; None if the runner has none.
         whole_pictures: all tokens of a picture are of one step, which may exceed ``max_step_tokens`` for it.
+        blocks: see ``PrefixCache``.
     """
 
     def __init__(
@@ -215,11 +217,14 @@ class Scheduler:
         trims_always: bool = False,
         adapters: AdapterPlaces | None = None,
         whole_pictures: bool = False,
+        blocks: HeldBlocks | None = None,
     ) -> None:
         self._whole_pictures = whole_pictures
         self.preemptions = 0
         self.costs = costs or PromptCosts()
-        self.cache = PrefixCache(slots, enabled=prefix_cache, stored=stored, trims_always=trims_always)
+        self.cache = PrefixCache(
+            slots, enabled=prefix_cache, stored=stored, trims_always=trims_always, blocks=blocks
+        )
         self.adapters = adapters or AdapterPlaces(0, lambda place, matrices: None)
         self._slots = slots
         self._max_step_tokens = max_step_tokens
@@ -246,6 +251,11 @@ class Scheduler:
             return request.num_tokens
         match = self.cache.match(request)
         return request.num_tokens - max(match.length, match.known, self.cache.stored(request))
+
+    def seconds_of_prompt(self, tokens: int) -> float | None:
+        """Return the estimated seconds to compute a prompt here, beside what runs; None before any was."""
+        streams = sum(request.streamed for request in self._running)
+        return self.costs.seconds_beside(tokens, streams, self._stretch)
 
     @property
     def running(self) -> tuple[Request, ...]:
@@ -331,6 +341,7 @@ class Scheduler:
         """Record that the plan's rows were computed."""
         for row, request, extra in zip(plan.rows, plan.requests, plan.proposed, strict=True):
             request.num_computed = row.start + len(row.tokens) - extra
+            self.cache.computed(request)
             if self.cache.trims_always:
                 self.cache.trim(request)
             self._served.charge(request.tenant, len(row.tokens) + OUTPUT_WEIGHT * (row.num_logits > 0))

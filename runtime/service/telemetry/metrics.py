@@ -109,7 +109,7 @@ _COUNTERS: dict[str, tuple[str, Callable[[EngineStats], float]]] = {
         lambda stats: stats.prefills_foreign,
     ),
     "carryall:prefills_skipped": (
-        "Prompts that were not sent to it, so soon after a failure.",
+        "Prompts that were not sent to it, since it was slower or had just failed.",
         lambda stats: stats.prefills_skipped,
     ),
     "carryall:steps": ("Forward steps.", lambda stats: stats.steps),

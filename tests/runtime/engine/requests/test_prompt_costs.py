@@ -78,9 +78,9 @@ def test_what_prompts_cost_is_not_forgotten_in_other_steps(
     for _ in range(60):
         rows, prompts = int(rng.integers(0, 17)), int(rng.integers(0, 3))
         tokens = prompts * int(rng.integers(1, max(2, int(2 * right))))
-        costs.observe(rows, prompts, tokens, took(rows, tokens, prompts) * rng.uniform(0.97, 1.03))
+        costs.observe(rows, prompts, tokens, took(rows, tokens, prompts) * rng.uniform(0.98, 1.02))
     for _ in range(later):
-        costs.observe(8, int(piece > 0), piece, took(8, piece) * rng.uniform(0.97, 1.03))
+        costs.observe(8, int(piece > 0), piece, took(8, piece) * rng.uniform(0.98, 1.02))
     chosen = costs.prompt_tokens(8, 2.25)
     assert chosen is not None
     assert took(8, chosen) == pytest.approx(max(2.25 * took(8, 0), took(8, 4)), rel=0.15)
@@ -154,6 +154,25 @@ def test_a_long_prompt_is_cut_small_beside_streams_and_not_without() -> None:
     assert all(4 <= size <= 16 for size in pieces)
     scheduler.remove(scheduler.running[0])
     assert drive(scheduler, 1) == [512]
+
+
+@pytest.mark.parametrize("streams", [0, 1, 4])
+@pytest.mark.parametrize("length", [300, 1500])
+def test_the_time_of_a_prompt_beside_streams_is_known_before_it_runs(streams: int, length: int) -> None:
+    scheduler = Scheduler(SlotTable(8), 512, stretch=2.25)
+    scheduler.add(make_request("before", 600))
+    drive(scheduler, 20)
+    scheduler.remove(scheduler.running[0])
+    for number in range(streams):
+        scheduler.add(make_request(f"stream {number}", 5))
+    drive(scheduler, 20)
+    expected = scheduler.seconds_of_prompt(length)
+    scheduler.add(prompt := make_request("prompt", length))
+    took = 0.0
+    while not prompt.output_token_ids:
+        (tokens,) = drive(scheduler, 1)
+        took += seconds(streams, tokens)
+    assert expected == pytest.approx(took, rel=0.25)
 
 
 def test_a_prompt_is_not_cut_beside_requests_that_nobody_streams() -> None:

@@ -13,7 +13,6 @@ from carryall.errors import ProviderRuntimeError, UsageError
 from carryall.runtime.engine import engine as engine_module
 from carryall.runtime.engine.engine import Engine, EngineConfig
 from carryall.runtime.engine.requests.prefill_client import ForeignModelError
-from carryall.runtime.engine.requests.prompt_costs import PromptCosts
 from carryall.runtime.engine.requests.request import Request
 from carryall.runtime.engine.schedule.remote_prefills import RemotePrefills
 from carryall.runtime.types.sampling_params import SamplingParams
@@ -93,7 +92,6 @@ def test_samples_of_one_prompt_wait_for_it_together(pair: tuple[Engine, Server])
     ("error", "kind"),
     [
         (ConnectionRefusedError("away"), "failed"),
-        (TimeoutError("slow"), "late"),
         (ProviderRuntimeError("status 500"), "failed"),
         (ForeignModelError("another model"), "foreign"),
     ],
@@ -112,6 +110,30 @@ def test_a_server_that_fails_is_replaced_by_computing_and_left_alone(
     for request in requests:
         assert run(engine, [request]) == [alone(request)]
     assert counts(engine) == {kind: 1, "skipped": 1}
+    engine.close()
+
+
+def test_a_server_that_is_slower_than_computing_is_seldom_asked(
+    pair: tuple[Engine, Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, server = pair
+    monkeypatch.setattr(engine._prefills, "_local_seconds", lambda tokens: 2.0)
+
+    now = 0.0
+
+    def late(future: Future[None]) -> bool:
+        nonlocal now
+        future.set_exception(TimeoutError("slow"))
+        now += 2.0
+        return True
+
+    server.fault = late
+    engine._prefills._clock = lambda: now
+    for i in range(30):
+        request = make_request(f"a{i}", 200)
+        assert run(engine, [request]) == [alone(request)]
+    assert 2 <= len(server.asked) <= 4
+    assert counts(engine)["late"] + counts(engine)["skipped"] == 30
     engine.close()
 
 
@@ -134,7 +156,7 @@ def test_a_server_that_hangs_delays_a_request_no_longer_than_computing_takes(
     assert len(streams.output_token_ids) == before + 3  # others go on
     assert engine.stats().waiting == 1
     _, _, seconds = server.asked[0]
-    assert 0 < seconds <= 2.0
+    assert 0 < seconds <= 2.5  # test_prompt_costs.py has the estimate
     now = seconds
     engine.step()
     assert counts(engine) == {"late": 1}
@@ -176,7 +198,7 @@ def test_what_leaves_more_than_kv_is_computed_here() -> None:
         def close(self) -> None:
             pass
 
-    prefills = RemotePrefills(Never(), 10, PromptCosts())
+    prefills = RemotePrefills(Never(), 10, lambda tokens: None)
     params = SamplingParams(prompt_logprobs=1)
     observed = Request("a", list(range(50)), params)
     observed.queued_tokens = 50

@@ -53,7 +53,7 @@ async def prefilling(folder: Path, identity: str = "toy", **config: Any) -> Asyn
 async def decoded(folder: Path, server: str | None) -> tuple[list[int], dict[str, int], int | None]:
     """Return the tokens of an answer, how its prompt was computed, and how much of it was cached."""
     llm = open_llm(folder, server)
-    llm.engine._prefills._costs.seconds_of_prompts = lambda tokens: SECONDS  # type: ignore[method-assign]
+    llm.engine._prefills._local_seconds = lambda tokens: SECONDS
     try:
         outputs = [output async for output in llm.generate(PROMPT, GREEDY)]
         stats = llm.stats()
