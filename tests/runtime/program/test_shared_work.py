@@ -6,6 +6,7 @@ import importlib.util
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 from null_llm import null_model
@@ -44,7 +45,7 @@ def test_a_program_computes_a_part_of_what_its_requests_do(
 ) -> None:
     program, arguments = benchmark.shapes((demo_path("pycoder") / "heldout.txt").read_text("utf-8"))[shape]
 
-    def run(**options: bool) -> tuple[list[Run], int]:
+    def run(**options: Any) -> tuple[list[Run], int]:
         with LLM(null_model(max_slots=16), **options) as llm:
             return program.run_batch(llm, arguments), llm.stats().computed_tokens
 
