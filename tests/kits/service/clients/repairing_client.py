@@ -2,7 +2,7 @@
 
 The client demands which tool comes next, as a workflow does: read, edit, test. The model writes the
 arguments, and the grammar of the demanded call keeps them to their schema: one of two files, and one of 16
-expressions, of which two are right. So small a model repeats a wrong edit: a session whose test fails is begun
+expressions, of which two are right. So small a model repeats a wrong edit: a session whose test fails begins
 anew, with other seeds.
 """
 
