@@ -176,7 +176,7 @@ def test_a_storm_of_long_prompts_is_refused_in_each_api_and_leaves_no_tokens_que
             again = [
                 served.post("/v1/completions", prompt=words(200, 70 + n), max_tokens=1) for n in range(3)
             ]
-            assert [answer.status_code for answer in await asyncio.gather(*again)] == [200] * 3
+            assert [answer.status_code for answer in await asyncio.gather(*again)] == [200] * 2
         llm.shutdown()
 
     asyncio.run(scenario())
