@@ -162,16 +162,18 @@ def _text(item: str | ImageItem | Variable) -> str:
     return item if isinstance(item, str) else item.future.result().text
 
 
+def _part(item: str | ImageItem | Variable) -> Json:
+    if isinstance(item, ImageItem):
+        return {"type": "image_url", "image_url": {"url": item.url}}
+    return {"type": "text", "text": _text(item)}
+
+
 def _message(turn: Sequence[Piece]) -> Json:
     role, call_id = turn[0].role, turn[0].call_id
     message: Json = {"role": role}
     if any(isinstance(piece.item, ImageItem) for piece in turn):
-        message["content"] = [
-            {"type": "image_url", "image_url": {"url": piece.item.url}}
-            if isinstance(piece.item, ImageItem)
-            else {"type": "text", "text": _text(piece.item)}
-            for piece in turn
-        ]
+        # The empty text that opens a turn is no part: templates write each part with what separates it.
+        message["content"] = [_part(piece.item) for piece in turn if piece.item != ""]
     else:
         message["content"] = "".join(_text(piece.item) for piece in turn)
     calls = [

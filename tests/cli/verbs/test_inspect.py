@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import onnx_ir as ir
 import pytest
+from chat_styles import template
 from click.testing import CliRunner
 from tiny_encoders import write_case
 
@@ -17,6 +19,9 @@ from carryall.exporter.encoders.names import encoder_families
 from carryall.exporter.export import export_package, families
 from carryall.providers import get_provider
 from carryall.runtime.tasks.export import export
+
+# Calls are tools of its prompt only.
+CUT = "{{ tools or '' }}{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
 
 
 @pytest.fixture(scope="module")
@@ -172,3 +177,22 @@ def test_an_encoder_says_whether_its_texts_are_padded(tmp_path: Path, case: str,
         assert str(facts(str(model))["texts"]).startswith(words)
     shown = CliRunner().invoke(carryall, ["inspect", str(tmp_path / "package")]).stdout
     assert words.split(":")[0] in shown
+
+
+def test_what_a_chat_template_does_not_tell_is_named(tmp_path: Path) -> None:
+    """The form of calls and thoughts is derived from the template; inspect shows it, or why it is not."""
+    folder = tmp_path / "checkpoint"
+    shutil.copytree(demo_path("pycoder"), folder)
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    shown = {}
+    for name, source in {"derived": template("tagged objects"), "cut": CUT}.items():
+        (folder / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": source}))
+        shown[name] = facts(str(folder))["answers"]
+    assert isinstance(shown["derived"], dict)
+    assert '"NAME"' in shown["derived"]["call"]
+    assert shown["derived"]["notes"] == []
+    assert isinstance(shown["cut"], dict)
+    assert any("leaves calls out of past answers" in note for note in shown["cut"]["notes"])
+    result = CliRunner().invoke(carryall, ["inspect", str(folder)])
+    assert "not derived" in result.stdout
+    assert "leaves calls out of past answers" in " ".join(result.stdout.split())

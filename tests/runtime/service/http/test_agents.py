@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from grpc_serving import serving
 from http_serving import http_serving
+from large_tools import large_tool
 from null_llm import null_llm, null_model
 from scripted_model import Call, Turn, scripted_llm
 
@@ -631,5 +632,71 @@ def test_a_call_cut_at_any_token_leaves_no_markup(
             assert json.loads(calls[0][1]) == {"cmd": "ls"}
             assert shown == sorted(shown)
             assert not shown[0]
+
+    asyncio.run(scenario())
+
+
+SIXTY = [large_tool(number) for number in range(60)]
+CALLED = {"path_7": "/tmp/a.py", "mode": "read"}
+SIXTY_BODIES: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/chat/completions", {"messages": USER, "tools": SIXTY}),
+    ("/v1/responses", {"input": "x", "tools": [{"type": "function", **each["function"]} for each in SIXTY]}),
+    ("/v1/messages", {"messages": USER, "max_tokens": 200, "tools": [
+        {"name": each["function"]["name"], "input_schema": each["function"]["parameters"]}
+        for each in SIXTY]}),
+    ("/api/chat", {"messages": USER, "tools": SIXTY, "stream": False}),
+]  # fmt: skip
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("style", ["tagged objects", "parameters"])
+def test_sixty_tools_with_large_schemas_are_called_by_their_schema(style: str, tmp_path: Path) -> None:
+    """Of 100 kB, once the model begins a call; and each further request finds them in the cache."""
+    assert len(json.dumps(SIXTY)) > 100_000
+
+    async def scenario() -> None:
+        async with (
+            scripted_llm(tmp_path, lambda _: Call("tool_7", CALLED), style) as llm,
+            http_serving(llm) as served,
+        ):
+            for path, body in SIXTY_BODIES:
+                calls = []
+                for _ in range(2):
+                    answer = await served.post(path, model="toy", **body)
+                    assert answer.status_code == 200, answer.text[:300]
+                    assert IGNORED not in answer.headers
+                    calls.append(calls_of(path, answer.json()))
+                assert calls == [[("tool_7", CALLED)]] * 2, path
+            demanded = {**SIXTY_BODIES[0][1], "tool_choice": "required", "max_tokens": 200}
+            answer = await served.post("/v1/chat/completions", model="toy", **demanded)
+            assert calls_of("/v1/chat/completions", answer.json())[0] == ("tool_7", CALLED)
+
+    asyncio.run(scenario())
+
+
+def calls_of(path: str, answer: Any) -> list[tuple[str, Any]]:
+    """The names and arguments of an answer's calls."""
+    if path == "/api/chat":
+        return [
+            (call["function"]["name"], call["function"]["arguments"])
+            for call in answer["message"]["tool_calls"]
+        ]
+    return [(name, json.loads(arguments)) for name, arguments in said(path, answer)[1]]
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
+def test_beta_headers_and_queries_of_anthropic_s_clients_change_nothing(path: str) -> None:
+    headers = {"anthropic-version": "2023-06-01", "anthropic-beta": "claude-code-20250219,unknown-2026-01-01"}
+
+    async def scenario() -> None:
+        async with null_llm() as llm, http_serving(llm, strict=True) as served:
+            body = {"model": "toy", "messages": USER, "max_tokens": 4, "temperature": 0}
+            if path.endswith("count_tokens"):
+                del body["max_tokens"], body["temperature"]
+            plain = await served.post(path, **body)
+            beta = await served.client.post(f"{path}?beta=true", json=body, headers=headers)
+            assert plain.status_code == beta.status_code == 200, beta.text
+            kept = [{**each.json(), "id": "", "usage": None} for each in (plain, beta)]
+            assert kept[0] == kept[1]
 
     asyncio.run(scenario())

@@ -128,6 +128,62 @@ def test_too_many_queued_tokens_ask_to_retry_when_there_is_room() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.long
+def test_a_storm_of_long_prompts_is_refused_in_each_api_and_leaves_no_tokens_queued() -> None:
+    """Half of the clients leave at once; what they had queued is free for others."""
+
+    def turns(seed: int) -> Any:
+        return [{"role": "user", "content": words(200, seed)}]
+
+    doors: list[tuple[str, Any, Any]] = [
+        ("/v1/chat/completions", lambda n: {"messages": turns(n), "max_tokens": 1},
+         lambda error: error["error"]["type"]),
+        ("/v1/responses", lambda n: {"input": turns(n), "max_output_tokens": 1},
+         lambda error: error["error"]["type"]),
+        ("/v1/messages", lambda n: {"messages": turns(n), "max_tokens": 1},
+         lambda error: error["error"]["type"]),
+        ("/api/chat", lambda n: {"messages": turns(n), "options": {"num_predict": 1}},
+         lambda error: error["error"]),
+    ]  # fmt: skip
+    kinds = {}
+
+    async def scenario() -> None:
+        model = null_model(before_forward=slow_prompts)
+        tokens = len(model.tokenizer.encode(words(200, 0)))  # type: ignore[union-attr]
+        llm = AsyncLLM(model, engine_config=EngineConfig(max_queued_tokens=3 * tokens))
+        async with http_serving(llm) as served:
+
+            async def ask(number: int) -> int:
+                path, body, kind = doors[number % len(doors)]
+                leaves = number % 8 < 4
+                asked = {"model": "toy", "stream": leaves, **body(number)}
+                async with served.client.stream("POST", path, json=asked) as answer:
+                    if leaves and answer.status_code == 200:
+                        return 200
+                    text = await answer.aread()
+                if answer.status_code == 429:
+                    assert int(answer.headers["retry-after"]) >= 1
+                    kinds[path] = kind(json.loads(text))
+                return answer.status_code
+
+            codes = await asyncio.gather(*(ask(number) for number in range(64)))
+            assert set(codes) == {200, 429}
+            assert kinds.keys() == {path for path, _, _ in doors}
+            async with asyncio.timeout(30):
+                while llm.stats().running or llm.stats().waiting:
+                    await asyncio.sleep(0.01)
+            assert llm.stats().failed == 0
+            again = [
+                served.post("/v1/completions", prompt=words(200, 70 + n), max_tokens=1) for n in range(2)
+            ]
+            assert [answer.status_code for answer in await asyncio.gather(*again)] == [200] * 2
+        llm.shutdown()
+
+    asyncio.run(scenario())
+    assert kinds["/v1/messages"] == "rate_limit_error"
+    assert "exceed max_queued_tokens" in kinds["/api/chat"]
+
+
 def test_tokens_are_returned_as_vllm_names_them() -> None:
     async def scenario() -> None:
         async with null_llm() as llm, http_serving(llm) as served:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
+from large_tools import large_tool
 from mcp_servers import mcp_tools
 from own_environment import gemma3_gguf, smollm2_gguf
 from text_kit import byte_level_with
@@ -20,27 +20,6 @@ from carryall.runtime.text.parsers.answer_grammar import answer_frame
 from carryall.runtime.text.parsers.formats import HERMES, QWEN_XML, AnswerFormat, CallFormat, Thought
 from carryall.runtime.text.tokenizer import Tokenizer
 from carryall.runtime.types.structured_output import StructuredOutput
-
-KINDS = [{"type": "string", "maxLength": 2000}, {"type": "integer", "maximum": 10_000}, {"type": "null"}]
-OPTION = {"anyOf": KINDS, "description": "What it is for, in a few words. " * 10}
-
-
-def tool(number: int) -> dict[str, Any]:
-    edit = {"type": "object", "properties": {"old": {"type": "string"}, "new": {"type": "string"}},
-            "required": ["old", "new"], "additionalProperties": False}  # fmt: skip
-    properties = {
-        f"path_{number}": {"type": "string", "maxLength": 4000},
-        "mode": {"enum": ["read", "write"]},
-        "options": {"type": "object", "properties": {f"option_{at}": OPTION for at in range(5)}},
-        "edits": {"type": "array", "items": {"$ref": "#/$defs/Edit"}, "maxItems": 1000},
-        "when": {"type": "string", "format": "date-time"},
-        "id": {"type": "string", "format": "uuid"},
-        "pattern": {"type": "string", "pattern": "^[a-z]{1,40}$"},
-    }
-    parameters = {"type": "object", "properties": properties, "required": [f"path_{number}", "mode"],
-                  "$defs": {"Edit": edit}}  # fmt: skip
-    return {"type": "function", "function": {"name": f"tool_{number}", "parameters": parameters}}
-
 
 OBJECT = """<tool_call>
 {"name": "tool_7", "arguments": {"path_7": "/tmp", "mode": "read"}}
@@ -63,7 +42,7 @@ CALLS = {"object": (HERMES, OBJECT), "pairs": (QWEN_XML, PAIRS)}
 def test_the_grammar_of_60_tools_of_100_kb_compiles_in_a_second(style: str, tmp_path: Path) -> None:
     form: CallFormat
     form, text = CALLS[style]
-    tools = [tool(number) for number in range(60)]
+    tools = [large_tool(number) for number in range(60)]
     assert len(json.dumps(tools)) > 100_000
     tags = [AddedToken(tag, special=True) for tag in ("<tool_call>", "</tool_call>", "<think>", "</think>")]
     tokenizer = byte_level_with(tmp_path / "tokenizer", tags)
@@ -81,12 +60,19 @@ def test_the_grammar_of_60_tools_of_100_kb_compiles_in_a_second(style: str, tmp_
         state.observe(token)
 
 
+# The file of a real model, its token behind an answer, and the most that a mask takes on average in ms: some
+# CPUs are twice as slow as others.
+VOCABULARIES = {"smollm2": (smollm2_gguf, "<|im_end|>", 1.0), "gemma3": (gemma3_gguf, "<end_of_turn>", 1.5)}
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize("vocabulary", VOCABULARIES)
 @pytest.mark.parametrize("style", CALLS)
 def test_tools_of_public_servers_compile_in_a_second_with_a_real_vocabulary(
-    style: str, capsys: pytest.CaptureFixture[str]
+    style: str, vocabulary: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Over 60 tools of MCP servers, and SmolLM2's 49,152 tokens; a mask takes less than 1 ms on average."""
+    """Over 60 tools of MCP servers, and 49,152 or 262,144 tokens."""
+    file, last, most = VOCABULARIES[vocabulary]
     tools = mcp_tools()
     assert len(tools) >= 60
     name = "create_pull_request"
@@ -97,8 +83,8 @@ def test_tools_of_public_servers_compile_in_a_second_with_a_real_vocabulary(
         "object": f"<tool_call>\n{told}\n</tool_call>",
         "pairs": f"<tool_call>\n<function={name}>\n{pairs}</function>\n</tool_call>",
     }[style]
-    tokenizer = Tokenizer(resolve_model(smollm2_gguf()).folder)
-    end = tokenizer.encode("<|im_end|>", add_special_tokens=False)
+    tokenizer = Tokenizer(resolve_model(file()).folder)
+    end = tokenizer.encode(last, add_special_tokens=False)
     compiler = GrammarCompiler(tokenizer, end, tokenizer.vocab_size)
     compiler.compile(StructuredOutput(json_object=True)).result()  # reads the vocabulary, as a warm-up does
     answer = AnswerFormat("test", None, CALLS[style][0])
@@ -109,9 +95,10 @@ def test_tools_of_public_servers_compile_in_a_second_with_a_real_vocabulary(
     masks = seconds_of_masks(tokenizer, state, text, end)
     with capsys.disabled():
         size = len(json.dumps(tools)) // 1000
-        print(f"{style}: {len(tools)} tools, {size} kB: {compiled:.2f} s, masks {masks * 1e3:.2f} ms")
+        known = f"{style}, {tokenizer.vocab_size} tokens: {len(tools)} tools, {size} kB"
+        print(f"{known}: {compiled:.2f} s, masks {masks * 1e3:.2f} ms")
     assert compiled < 1
-    assert masks < 0.001
+    assert masks * 1e3 < most
 
 
 @pytest.mark.slow
@@ -120,7 +107,7 @@ def test_masks_of_262144_tokens_take_less_than_a_millisecond(
     style: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Of a call of 60 tools with 100 kB of schemas, on average."""
-    tools = [tool(number) for number in range(60)]
+    tools = [large_tool(number) for number in range(60)]
     tokenizer = Tokenizer(resolve_model(gemma3_gguf()).folder)
     end = tokenizer.encode("<end_of_turn>", add_special_tokens=False)
     compiler = GrammarCompiler(tokenizer, end, tokenizer.vocab_size)
