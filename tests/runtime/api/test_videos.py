@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import io
 from collections.abc import Iterator
@@ -10,14 +11,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from http_serving import http_serving
 from PIL import Image
 from tiny_vlms import write_vlm
 from video_golden import FAMILIES, FPS, NEW_TOKENS, QUESTION, frames, video_path, write_checkpoint
 
-from carryall import LLM, SamplingParams
+from carryall import LLM, AsyncLLM, SamplingParams
 from carryall.errors import ChatTemplateError, MissingExtraError, RequestError
 from carryall.runtime.images.video import MOST_FRAMES, open_video
 from carryall.runtime.tasks.export import export
+from carryall.runtime.text.tokenizer import Tokenizer
 
 GREEDY = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True)
 TEXT = {"type": "text", "text": QUESTION}
@@ -91,6 +94,31 @@ def test_frames_may_come_in_any_form(llm: LLM, family: str) -> None:
     parts = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
     for video in (np.stack(seen), [Image.fromarray(frame) for frame in seen], urls, parts):
         assert answer(llm, asked(video)) == wanted
+
+
+@pytest.mark.long
+def test_a_service_takes_frames(package: Path, family: str) -> None:
+    golden = np.load(video_path(family))
+    urls = [f"data:image/png;base64,{base64.b64encode(png(each)).decode()}" for each in frames(family)]
+    content = [{"type": "video", "video": urls, "fps": FPS}, TEXT]
+    body = {"messages": [{"role": "user", "content": content}], "temperature": 0, "max_tokens": NEW_TOKENS}
+    refused = [{"type": "video", "video": ["/etc/passwd"], "fps": FPS}, TEXT]
+    llm = AsyncLLM(package, provider="cpu", kv_cache_dtype="float32")
+
+    async def scenario() -> None:
+        async with http_serving(llm) as service:
+            given = (await service.post("/v1/chat/completions", **body, ignore_eos=True)).json()
+            wanted = Tokenizer(package).decode(golden["tokens"].tolist())
+            assert given["choices"][0]["message"]["content"] == wanted
+            assert given["usage"]["prompt_tokens"] == len(golden["token_ids"])
+            messages = [{"role": "user", "content": refused}]
+            bad = await service.post("/v1/chat/completions", messages=messages)
+            assert (bad.status_code, "not fetched from addresses" in bad.text) == (400, True)
+
+    try:
+        asyncio.run(scenario())
+    finally:
+        llm.shutdown()
 
 
 @pytest.mark.long
