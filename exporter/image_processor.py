@@ -21,14 +21,15 @@ from .config import RawConfig, read_json
 IMAGE_PROCESSOR_FILE = "image_processor.json"
 PREPROCESSOR_FILE, PROCESSOR_FILE = "preprocessor_config.json", "processor_config.json"
 # The checkpoint's own files; a package keeps them, so that transformers opens it too.
-SIDE_FILES = (PREPROCESSOR_FILE, PROCESSOR_FILE, "video_preprocessor_config.json")
+VIDEO_FILE = "video_preprocessor_config.json"
+SIDE_FILES = (PREPROCESSOR_FILE, PROCESSOR_FILE, VIDEO_FILE)
 
 MOST_PIXELS = 2**14  # of an edge; a damaged file must not cause huge allocations
 HALF = (0.5, 0.5, 0.5)  # transformers' IMAGENET_STANDARD_MEAN and _STD
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)  # of the data of CLIP, https://arxiv.org/abs/2103.00020
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 
-_VERSION = 1
+_VERSION = 2
 _VISION = f"{__package__}.vision"
 _STEPS = ("do_resize", "do_rescale", "do_normalize", "do_convert_rgb")
 
@@ -48,7 +49,10 @@ class ImageProcessor:
         image_token_id: stands for a token of a picture in the prompt; -1 for a model without such prompts,
             whose ``vision.onnx`` returns a vector for each picture.
         texts: what a prompt has around pictures. ``image`` is the token of a row; ``place``, by default the
-            same, is what the chat template writes for a picture.
+            same, is what the chat template writes for a picture, and ``video`` for a video, if the family
+            reads any.
+        video_token_id: stands for a token of a video in the prompt, and ``video`` is its text; -1 if frames
+            have the tokens of pictures.
     """
 
     version: int = _VERSION
@@ -61,11 +65,23 @@ class ImageProcessor:
     merge: int
     image_token_id: int = -1
     texts: Mapping[str, str] = field(default_factory=dict)
+    video_token_id: int = -1
 
     @property
     def place(self) -> str:
         """What the chat template writes for a picture."""
         return self.texts.get("place", self.texts["image"])
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """The tokens that states replace."""
+        return tuple(token for token in (self.image_token_id, self.video_token_id) if token != -1)
+
+    @property
+    def tokens(self) -> tuple[str, ...]:
+        """Their texts."""
+        names = [("image", self.image_token_id), ("video", self.video_token_id)]
+        return tuple(self.texts[name] for name, token in names if token != -1)
 
     @property
     def constants(self) -> int:
@@ -95,6 +111,8 @@ class ImageProcessor:
             raise ValueError("'mean' and 'std' need 3 numbers, and no 'std' may be 0")
         if self.image_token_id != -1:
             self.check_texts("image")
+        if self.video_token_id != -1:
+            self.check_texts("video")
 
     def check_tile(self, edge: int) -> None:
         """Check a tile with patches that each stand alone.
@@ -222,6 +240,23 @@ def _preprocessor(folder: Path) -> tuple[Path, Mapping[str, Any]] | None:
         return path, part
     path = folder / PREPROCESSOR_FILE
     return (path, read_json(path)) if path.is_file() else None
+
+
+def video_settings(folder: Path) -> Mapping[str, Any]:
+    """Return what a checkpoint says on frames of videos, as transformers finds it: perhaps that on pictures.
+
+    Raises:
+        CheckpointError: a file is damaged.
+    """
+    path = folder / VIDEO_FILE
+    if path.is_file():
+        return read_json(path)
+    path = folder / PROCESSOR_FILE
+    part = read_json(path).get("video_processor") if path.is_file() else None
+    if isinstance(part, dict):
+        return part
+    settings = _preprocessor(folder)
+    return {} if settings is None else settings[1]
 
 
 def check_processor(

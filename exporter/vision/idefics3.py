@@ -49,12 +49,15 @@ class Processor(ImageProcessor):
         tile: pixels of an edge of a tile, all of which are square.
         splits: whether a picture is cut into tiles; False resizes it to one.
         positions: entries along an edge of the tower's table of positions.
+        video_edge: pixels of the longest edge that a frame of a video is resized to, before it is resized to
+            one tile; 0 if videos are not read.
     """
 
     longest_edge: int
     tile: int
     splits: bool
     positions: int
+    video_edge: int = 0
 
     @property
     def tile_tokens(self) -> int:
@@ -70,6 +73,8 @@ class Processor(ImageProcessor):
                 f"{self.patch} pixels along an edge"
             )
         self.check_texts("around", "whole")
+        if "video" in self.texts:
+            self.check_sizes("video_edge")
 
 
 def image_processor(content: Mapping[str, Any], folder: Path, raw: RawConfig) -> Processor:
@@ -79,8 +84,8 @@ def image_processor(content: Mapping[str, Any], folder: Path, raw: RawConfig) ->
     edge, patch = integer(vision, "image_size", 224), integer(vision, "patch_size", 32)
     return Processor(
         family="idefics3",
-        longest_edge=_edge(content.get("size", {"longest_edge": 4 * 364}), "size"),
-        tile=_edge(content.get("max_image_size", {"longest_edge": 364}), "max_image_size"),
+        longest_edge=longest_edge(content.get("size", {"longest_edge": 4 * 364}), "size"),
+        tile=longest_edge(content.get("max_image_size", {"longest_edge": 364}), "max_image_size"),
         splits=bool(content.get("do_image_splitting", True)),
         patch=patch,
         merge=integer(raw, "scale_factor", 2),
@@ -91,7 +96,12 @@ def image_processor(content: Mapping[str, Any], folder: Path, raw: RawConfig) ->
     )
 
 
-def _edge(size: Any, key: str) -> int:
+def longest_edge(size: Any, key: str) -> int:
+    """Return the pixels of the longest edge that a processor states.
+
+    Raises:
+        UnsupportedModelError: it states a size in another way.
+    """
     if (
         not isinstance(size, dict)
         or size.keys() - {"longest_edge"}

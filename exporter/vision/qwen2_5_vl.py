@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from ...contract import GROUP_ROWS, GROUPS, IMAGE_STATES, WINDOW_ROWS, WINDOWS
 from ...errors import CheckpointError
-from ..config import RawConfig, integer, mapping
+from ..config import RawConfig, integer, mapping, number
 from ..encoders.tower import Tower, tower_config
 from ..weights import Checkpoint
 from . import qwen2_vl
@@ -34,13 +34,14 @@ def image_processor(content: Mapping[str, Any], folder: Path, raw: RawConfig) ->
     vision = mapping(raw, "vision_config")
     side = integer(vision, "window_size", 112) // max(1, qwen2_vl.patch_size(vision))
     heads = max(1, integer(vision, "num_heads", 16))
-    return qwen2_vl.processor_of(
+    processor = qwen2_vl.processor_of(
         content,
         folder,
         raw,
         head_dim=integer(vision, "hidden_size", 3584) // heads,
         window=side // max(1, integer(vision, "spatial_merge_size", 2)),
     )
+    return qwen2_vl.with_videos(processor, folder, raw, float(number(vision, "tokens_per_second", 4)))
 
 
 def vision_model(raw: RawConfig, checkpoint: Checkpoint) -> ir.Model:

@@ -6,7 +6,7 @@ Source: https://arxiv.org/abs/2409.12191.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +23,11 @@ from ..image_processor import (
     check_processor,
     levels,
     token_text,
+    video_settings,
 )
 from ..weights import Checkpoint
 
-IMAGE_TOKEN_ID = 151655
+IMAGE_TOKEN_ID, VIDEO_TOKEN_ID = 151655, 151656
 _EPSILON = 1e-6
 _MOST_PIXELS = 2**28  # of a picture that a processor may ask for
 _MOST_FRAMES = 16
@@ -49,6 +50,9 @@ class Processor(ImageProcessor):
         theta: base of the frequencies.
         window: tokens along an edge of a window; 0 if no layer attends within windows.
         positions: entries along an edge of the tower's table of positions; 0 for none.
+        video_min_pixels: the fewest pixels of a resized frame of a video; 0 if videos are not read.
+        video_max_pixels: the most.
+        tokens_per_second: places in time of a second; 0 counts the patches of ``frames`` frames instead.
     """
 
     min_pixels: int
@@ -58,10 +62,15 @@ class Processor(ImageProcessor):
     theta: float
     window: int = 0
     positions: int = 0
+    video_min_pixels: int = 0
+    video_max_pixels: int = 0
+    tokens_per_second: float = 0.0
 
     def check(self) -> None:
         ImageProcessor.check(self)
         self.check_sizes("min_pixels", "max_pixels", most=_MOST_PIXELS)
+        if self.video_token_id != -1:
+            self.check_sizes("video_min_pixels", "video_max_pixels", most=_MOST_PIXELS)
         self.check_sizes("frames", most=_MOST_FRAMES)
         self.check_sizes("rotary")
         if self.rotary % 4 or not self.theta > 0:
@@ -77,7 +86,46 @@ def image_processor(content: Mapping[str, Any], folder: Path, raw: RawConfig) ->
     """Return the processor of a checkpoint; see ``exporter.image_processor.image_processor``."""
     vision = mapping(raw, "vision_config")
     heads = integer(vision, "num_heads", 16)
-    return processor_of(content, folder, raw, head_dim=integer(vision, "embed_dim", 1280) // max(1, heads))
+    head_dim = integer(vision, "embed_dim", 1280) // max(1, heads)
+    return with_videos(processor_of(content, folder, raw, head_dim=head_dim), folder, raw)
+
+
+def with_videos(processor: Processor, folder: Path, raw: RawConfig, speed: float = 0.0) -> Processor:
+    """Return a processor that reads videos too, with ``tokens_per_second`` of ``speed``.
+
+    Raises:
+        UnsupportedModelError: an option is not supported.
+    """
+    least, most = _range(video_settings(folder), 128 * 28 * 28, 28 * 28 * 768)
+    token = integer(raw, "video_token_id", VIDEO_TOKEN_ID)
+    return replace(
+        processor,
+        video_min_pixels=least,
+        video_max_pixels=most,
+        tokens_per_second=speed,
+        video_token_id=token,
+        texts={**processor.texts, "video": token_text(folder, token)},
+    )
+
+
+def _range(content: Mapping[str, Any], least: int, most: int) -> tuple[int, int]:
+    """Return the fewest and the most pixels that a processor states, or the defaults.
+
+    Raises:
+        UnsupportedModelError: ``size`` has other keys.
+    """
+    size = content.get("size") or {}
+    # As in transformers: the single keys count, and ``size`` may hold the names of both versions.
+    known = {"shortest_edge", "longest_edge", "min_pixels", "max_pixels"}
+    if not isinstance(size, dict) or size.keys() - known:
+        raise UnsupportedModelError(
+            f"'size' {size!r} is not supported; supported: 'shortest_edge' and 'longest_edge' in pixels"
+        )
+    fewest, largest = content.get("min_pixels"), content.get("max_pixels")
+    return (
+        int(size.get("shortest_edge", least) if fewest is None else fewest),
+        int(size.get("longest_edge", most) if largest is None else largest),
+    )
 
 
 def processor_of(
@@ -104,19 +152,12 @@ def processor_of(
         ValueError: it does not fit the tower.
     """
     check_processor(content, ("Qwen2VLImageProcessor",))
-    size = content.get("size") or {}
-    # As in transformers: the single keys count, and ``size`` may hold the names of both versions.
-    known = {"shortest_edge", "longest_edge", "min_pixels", "max_pixels"}
-    if not isinstance(size, dict) or size.keys() - known:
-        raise UnsupportedModelError(
-            f"'size' {size!r} is not supported; supported: 'shortest_edge' and 'longest_edge' in pixels"
-        )
-    least, most = content.get("min_pixels"), content.get("max_pixels")
+    least, most = _range(content, 56 * 56, 28 * 28 * 1280)
     vision = mapping(raw, "vision_config")
     processor = Processor(
         family="qwen2_vl",
-        min_pixels=int(size.get("shortest_edge", 56 * 56) if least is None else least),
-        max_pixels=int(size.get("longest_edge", 28 * 28 * 1280) if most is None else most),
+        min_pixels=least,
+        max_pixels=most,
         frames=int(content.get("temporal_patch_size", 2)),
         patch=int(content.get("patch_size", 14)),
         merge=int(content.get("merge_size", 2)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -13,6 +14,7 @@ from ..engine.requests.prompt_images import PromptImages
 from ..images.data_url import is_data_url, read_data_url
 from ..images.encoding import ImageEncoder, Picture
 from ..images.pdf import pictures_of
+from ..images.video import Video, open_video
 from ..text.chat_template import Message
 
 _TEXTS = ("text", "thinking", "reasoning")  # types of parts; some templates write past thoughts so
@@ -40,11 +42,12 @@ class Sight:
             messages: a part of a content is a picture if it is ``{"type": "image", "image": ...}``, with what
                 ``open_picture`` takes, or ``{"type": "image_url", "image_url": {"url": ...}}``; both may be
                 ``data:`` addresses. A PDF file is a picture for each of its pages, or for that of its field
-                ``page``, counted from 1.
+                ``page``, counted from 1. ``{"type": "video", "video": ..., "fps": ...}`` is a video, with
+                what ``open_video`` takes, or a ``data:`` address; ``video_url`` as ``image_url``.
 
         Raises:
             RequestError: the model reads text only, a picture cannot be opened, or a part of a content is
-                neither a picture nor a text.
+                neither a picture, a video nor a text.
         """
         _check_parts(messages)
         if not isinstance(messages, Sequence) or not any(map(_has_pictures, messages)):
@@ -59,12 +62,15 @@ class Sight:
                 continue
             parts = []
             for part in message["content"]:
-                if not is_picture(part):
+                if is_video(part):
+                    pictures.append(encoder.prepare_video(_video(part)))
+                    parts.append({"type": "video"})
+                elif is_picture(part):
+                    prepared = [encoder.prepare(source, several=several) for source in next(opened)]
+                    pictures += prepared
+                    parts += [{"type": "image"}] * len(prepared)
+                else:
                     parts.append(part)
-                    continue
-                prepared = [encoder.prepare(source, several=several) for source in next(opened)]
-                pictures += prepared
-                parts += [{"type": "image"}] * len(prepared)
             taken.append({**message, "content": parts})
         return taken, pictures
 
@@ -78,19 +84,16 @@ class Sight:
         """
         if not pictures:
             return list(pieces)
-        place = self._encoder.processor.place
-        found = sum(piece.count(place) for piece in pieces)
-        if found != len(pictures):
+        places = re.compile("|".join(sorted({re.escape(picture.place) for picture in pictures})))
+        found = [match.group() for piece in pieces for match in places.finditer(piece)]
+        if found != [picture.place for picture in pictures]:
+            names = " or ".join(sorted({f"'{picture.place}'" for picture in pictures}))
             raise ChatTemplateError(
-                f"the chat template writes {found} places '{place}' for {len(pictures)} pictures; take the "
-                "model's own template, and no such text in answers of the assistant"
+                f"the chat template writes {len(found)} places {names} for {len(pictures)} pictures; take "
+                "the model's own template, and no such text in answers of the assistant"
             )
         left = iter(pictures)
-        filled = []
-        for piece in pieces:
-            first, *rest = piece.split(place)
-            filled.append(first + "".join(next(left).text + part for part in rest))
-        return filled
+        return [places.sub(lambda _: next(left).text, piece) for piece in pieces]
 
     def images(self, token_ids: Sequence[int], pictures: Sequence[Picture]) -> PromptImages:
         """Compute the pictures of a prompt.
@@ -100,15 +103,15 @@ class Sight:
             ProviderRuntimeError: the computation failed.
         """
         encoder = self._encoder
-        token = encoder.processor.image_token_id
+        tokens = encoder.processor.token_ids
         wanted = sum(picture.num_tokens for picture in pictures)
-        if (found := token_ids.count(token)) != wanted:
+        if (found := sum(map(token_ids.count, tokens))) != wanted:
             raise RequestError(
-                f"the prompt has {found} tokens {token} for pictures, which need {wanted}; the tokenizer "
-                "does not belong to this model"
+                f"the prompt has {found} tokens {', '.join(map(str, tokens))} for pictures, which need "
+                f"{wanted}; the tokenizer does not belong to this model"
             )
         states = [(picture.key, encoder.states(picture)) for picture in pictures]
-        return PromptImages.of(token_ids, token, states, [picture.places for picture in pictures])
+        return PromptImages.of(token_ids, tokens, states, [picture.places for picture in pictures])
 
 
 def _check_parts(messages: Any) -> None:
@@ -116,10 +119,9 @@ def _check_parts(messages: Any) -> None:
     for message in messages if isinstance(messages, Sequence) else ():
         content = message.get("content") if isinstance(message, Mapping) else None
         for part in content if isinstance(content, list | tuple) else ():
-            if not isinstance(part, Mapping) or is_picture(part) or part.get("type", "text") in _TEXTS:
+            kind = part.get("type", "text") if isinstance(part, Mapping) else "text"
+            if kind in _TEXTS or is_picture(part) or is_video(part):
                 continue
-            if part.get("type") in ("video", "video_url"):
-                raise RequestError("videos are not read; send frames of it as images")
             raise RequestError(
                 "a part of a content must be {'type': 'text', 'text': ...} or {'type': 'image', 'image': ...}"
                 f" with a path, bytes, an image of Pillow or an array, not {shown(part)}"
@@ -133,9 +135,28 @@ def is_picture(part: Any) -> bool:
     return part.get("type") in ("image", "image_url") and not part.keys().isdisjoint({"image", "image_url"})
 
 
+def is_video(part: Any) -> bool:
+    """Return whether a part of a content is a video; see ``Sight.take``."""
+    if not isinstance(part, Mapping):
+        return False
+    return part.get("type") in ("video", "video_url") and not part.keys().isdisjoint({"video", "video_url"})
+
+
 def _has_pictures(message: Any) -> bool:
     content = message.get("content") if isinstance(message, Mapping) else None
-    return isinstance(content, list | tuple) and any(map(is_picture, content))
+    return isinstance(content, list | tuple) and any(is_picture(part) or is_video(part) for part in content)
+
+
+def _video(part: Mapping[str, Any]) -> Video:
+    """Return the frames of a part.
+
+    Raises:
+        RequestError: see ``open_video`` and ``_source``.
+    """
+    source = _source(part, "video")
+    if isinstance(source, list | tuple):
+        source = [_source(frame) if is_picture(frame) else _opened(frame) for frame in source]
+    return open_video(source, part.get("fps"))
 
 
 def picture_sources(part: Mapping[str, Any]) -> Sequence[Any]:
@@ -151,18 +172,23 @@ def picture_sources(part: Mapping[str, Any]) -> Sequence[Any]:
     return pictures_of(_source(part), page)
 
 
-def _source(part: Mapping[str, Any]) -> Any:
-    """Return what ``open_picture`` takes.
+def _source(part: Mapping[str, Any], kind: str = "image") -> Any:
+    """Return what ``open_picture`` takes, or with the kind ``video`` what ``open_video`` takes.
 
     Raises:
-        RequestError: the picture is given by an address, or its base64 is damaged.
+        RequestError: it is given by an address, or its base64 is damaged.
     """
-    if "image" in part:
-        image = part["image"]
-        is_address = isinstance(image, str) and (is_data_url(image) or "://" in image)
-        return read_data_url(image)[1] if is_address else image
-    given = part["image_url"]
+    if kind in part:
+        return _opened(part[kind])
+    name = f"{kind}_url"
+    given = part[name]
     url = given.get("url") if isinstance(given, Mapping) else given
     if not isinstance(url, str):
-        raise RequestError(f"'image_url' must be an address or an object with a 'url', not {shown(given)}")
+        raise RequestError(f"'{name}' must be an address or an object with a 'url', not {shown(given)}")
     return read_data_url(url)[1]
+
+
+def _opened(source: Any) -> Any:
+    """Return a source, of a ``data:`` address its content."""
+    is_address = isinstance(source, str) and (is_data_url(source) or "://" in source)
+    return read_data_url(source)[1] if is_address else source

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import logging
+import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,7 +18,8 @@ import numpy.typing as npt
 from ...errors import RequestError
 from ...exporter.image_processor import ImageProcessor
 from .opening import Pixels, open_picture
-from .units import Ids, Prepared, UnitInputs, Values, joined, unit_key
+from .units import Ids, Prepared, UnitInputs, Values, joined, unit_key, unit_size
+from .video import Video
 
 _log = logging.getLogger(__name__)
 
@@ -30,19 +32,21 @@ MOST_PATCHES = 8192
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A picture that was prepared for the model.
+    """A picture or a video that was prepared for the model.
 
     Args:
         key: 32 bytes that tell apart all pictures that the model sees differently.
         prepared: its units, text and places.
         num_tokens: tokens of the prompt that its states replace; 0 for a model without such prompts.
         size: pixels (height, width) of the picture as it was given.
+        place: what the chat template writes for it; empty for a model without such prompts.
     """
 
     key: bytes
     prepared: Prepared
     num_tokens: int
     size: tuple[int, int]
+    place: str = ""
 
     @property
     def text(self) -> str:
@@ -57,7 +61,8 @@ class Picture:
 class Geometry(Protocol):
     """What the module of a family defines.
 
-    If it defines ``prepare_several`` too, that is for each of several pictures of a conversation.
+    If it defines ``prepare_several`` too, that is for each of several pictures of a conversation. If the
+    processor has a text for videos, it defines ``prepare_video``, which takes the frames and their seconds.
     """
 
     def prepare(self, processor: Any, pixels: Pixels) -> Prepared:
@@ -113,9 +118,26 @@ class ImageEncoder:
         alone = self._geometry.prepare
         prepare = getattr(self._geometry, "prepare_several", alone) if several else alone
         prepared = prepare(self.processor, pixels)
-        height, width = pixels.shape[0], pixels.shape[1]
-        largest = max(prepared.units, key=lambda unit: unit.shape[0] * unit.shape[1])
-        patches = (largest.shape[0] // self.processor.patch) * (largest.shape[1] // self.processor.patch)
+        place = self.processor.place if "image" in self.processor.texts else ""
+        return self._picture(prepared, (pixels.shape[0], pixels.shape[1]), place)
+
+    def prepare_video(self, video: Video) -> Picture:
+        """Resize the frames of a video.
+
+        Raises:
+            RequestError: the model reads pictures only, or a frame is too large for its memory.
+        """
+        place = self.processor.texts.get("video")
+        if place is None:
+            raise RequestError("this model reads pictures, not videos; send frames as pictures")
+        module: Any = self._geometry
+        prepared = module.prepare_video(self.processor, video)
+        return self._picture(prepared, (video.frames[0].shape[0], video.frames[0].shape[1]), place)
+
+    def _picture(self, prepared: Prepared, size: tuple[int, int], place: str) -> Picture:
+        height, width = size
+        patch = self.processor.patch
+        patches = max((high // patch) * (wide // patch) for high, wide in map(unit_size, prepared.units))
         if patches > MOST_PATCHES:
             raise RequestError(
                 f"a picture of {width} x {height} pixels makes {patches} patches of {self.processor.patch} "
@@ -126,9 +148,8 @@ class ImageEncoder:
             key.update(unit_key(unit))
         for array in (prepared.rows, prepared.places):
             key.update(b"" if array is None else array.tobytes())
-        token = self.processor.texts.get("image")
-        count = 0 if token is None else prepared.text.count(token)
-        return Picture(key.digest(), prepared, count, (height, width))
+        count = sum(map(prepared.text.count, self.processor.tokens))
+        return Picture(key.digest(), prepared, count, size, place)
 
     def states(self, picture: Picture) -> States:
         """Return the rows [tokens, hidden] of a picture; units that are known are not computed.
@@ -185,7 +206,7 @@ def _runs(units: Mapping[bytes, Values]) -> Iterator[list[bytes]]:
     part: list[bytes] = []
     for key, unit in units.items():
         shape = units[part[0]].shape if part else unit.shape
-        full = (len(part) + 1) * unit.shape[0] * unit.shape[1] > _PIXELS_OF_A_RUN
+        full = (len(part) + 1) * math.prod(unit_size(unit)) > _PIXELS_OF_A_RUN
         if part and (full or shape != unit.shape):
             yield part
             part = []

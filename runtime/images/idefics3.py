@@ -7,6 +7,7 @@ processors on Pillow, bit for bit.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,6 +17,7 @@ from ...contract import GROUPS, PATCH_POSITIONS
 from ...exporter.vision.idefics3 import Processor
 from .opening import Pixels
 from .units import Prepared, UnitInputs, Values, merged_squares, normalized, square_patches
+from .video import Video
 
 if TYPE_CHECKING:
     from PIL.Image import Image as PillowImage
@@ -27,6 +29,40 @@ def prepare(processor: Processor, pixels: Pixels) -> Prepared:
     """Return a picture in tiles, with its text."""
     cut, grid = tiles(processor, pixels)
     return Prepared(cut, prompt_text(processor, grid))
+
+
+def prepare_video(processor: Processor, video: Video) -> Prepared:
+    """Return a video as pictures of one tile each, in a text that tells their times, as SmolVLM2 knows it."""
+    alone = replace(processor, longest_edge=processor.video_edge, splits=False)
+    units = [tiles(alone, frame)[0][0] for frame in video.frames]
+    minutes, seconds = divmod(int(video.duration), 60)
+    text = (
+        f"You are provided the following series of {_counted(len(units))} frames from a "
+        f"{minutes // 60}:{minutes % 60:02}:{seconds:02} [H:MM:SS] video.\n"
+    )
+    whole = prompt_text(processor, (0, 0))
+    for number in range(len(units)):
+        minutes, seconds = divmod(int(video.seconds(number)), 60)
+        text += f"\nFrame from {minutes:02}:{seconds:02}:{whole}"
+    return Prepared(units, f"{text}\n\n")
+
+
+_ONES = (
+    *("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven"),
+    *("twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen"),
+)
+_TENS = ("twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
+
+
+def _counted(count: int) -> str:
+    """Return a number below 1000 in English words."""
+    if count < len(_ONES):
+        return _ONES[count]
+    if count < 100:
+        tens, ones = divmod(count, 10)
+        return _TENS[tens - 2] + (f"-{_ONES[ones]}" if ones else "")
+    hundreds, rest = divmod(count, 100)
+    return f"{_ONES[hundreds]} hundred" + (f" and {_counted(rest)}" if rest else "")
 
 
 def tiles(processor: Processor, pixels: Pixels) -> tuple[list[Values], tuple[int, int]]:

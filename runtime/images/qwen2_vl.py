@@ -7,6 +7,7 @@ for bit. Patches are in the order of tokens: those of a square that joins into o
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,8 @@ import numpy.typing as npt
 from ...contract import GROUPS, PATCH_COS, PATCH_SIN, TABLE_ROWS, TABLE_WEIGHTS, WINDOWS
 from ...exporter.vision.qwen2_vl import Processor
 from .opening import Pixels
-from .units import Floats, Ids, Prepared, UnitInputs, Values, normalized
+from .units import Floats, Ids, Prepared, UnitInputs, Values, normalized, unit_size
+from .video import Video
 
 
 def prepare(processor: Processor, pixels: Pixels) -> Prepared:
@@ -32,6 +34,30 @@ def prepared(processor: Processor, pixels: Pixels, height: int, width: int) -> P
     rows, columns = height // token, width // token
     places = np.stack([np.zeros(rows * columns, np.int64), *_grid(rows, columns)])
     return Prepared([np.array(image, np.uint8)], processor.texts["image"] * (rows * columns), places=places)
+
+
+def prepare_video(processor: Processor, video: Video) -> Prepared:
+    """Return a video in units of as many frames as a patch has; the last frame fills up the last of them.
+
+    A unit later is a place later in time, or as many as ``tokens_per_second`` says.
+    """
+    from PIL import Image
+
+    frame = video.frames[0]
+    of_frames = replace(
+        processor, min_pixels=processor.video_min_pixels, max_pixels=processor.video_max_pixels
+    )
+    height, width = resized(of_frames, frame.shape[0], frame.shape[1])
+    filter_ = Image.Resampling(processor.resample)
+    values = [np.array(Image.fromarray(each).resize((width, height), filter_)) for each in video.frames]
+    values += [values[-1]] * (-len(values) % processor.frames)
+    units = [np.stack(values[i : i + processor.frames]) for i in range(0, len(values), processor.frames)]
+    token = processor.patch * processor.merge
+    row, column = _grid(height // token, width // token)
+    step = processor.tokens_per_second * processor.frames * video.seconds_per_frame or 1.0
+    time = (np.arange(len(units), dtype=np.float32) * np.float32(step)).astype(np.int64)
+    places = np.stack([np.repeat(time, len(row)), np.tile(row, len(units)), np.tile(column, len(units))])
+    return Prepared(units, processor.texts["video"] * places.shape[1], places=places)
 
 
 def resized(processor: Processor, height: int, width: int) -> tuple[int, int]:
@@ -53,13 +79,15 @@ def resized(processor: Processor, height: int, width: int) -> tuple[int, int]:
 
 
 def inputs(processor: Processor, unit: Values) -> UnitInputs:
-    """Return the inputs of ``vision.onnx`` for a picture."""
+    """Return the inputs of ``vision.onnx`` for a picture, or for frames that are a patch together."""
     merge, size = processor.merge, processor.patch
-    rows, columns = unit.shape[0] // size, unit.shape[1] // size
+    height, width = unit_size(unit)
+    rows, columns = height // size, width // size
     values = normalized(processor, unit)
-    cut = values.reshape(3, rows // merge, merge, size, columns // merge, merge, size)
-    cut = cut.transpose(1, 4, 2, 5, 0, 3, 6)[:, :, :, :, :, None]
-    cut = np.broadcast_to(cut, (*cut.shape[:5], processor.frames, *cut.shape[6:]))
+    values = values[:, None] if unit.ndim == 3 else values
+    cut = values.reshape(3, -1, rows // merge, merge, size, columns // merge, merge, size)
+    cut = cut.transpose(2, 5, 3, 6, 0, 1, 4, 7)
+    cut = np.broadcast_to(cut, (*cut.shape[:5], processor.frames, *cut.shape[6:]))  # a picture is repeated
     count = rows * columns
     row, column = (_in_order(axis, rows, columns, merge) for axis in _grid(rows, columns))
     cos, sin = turns(processor, row, column)

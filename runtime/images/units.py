@@ -15,7 +15,8 @@ from ...exporter.image_processor import ImageProcessor
 
 Ids = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
-Values = npt.NDArray[np.uint8]  # [height, width, 3]: pixels in the size that a tower sees
+# Pixels in the size that a tower sees: [height, width, 3], or [frames, height, width, 3] of a video.
+Values = npt.NDArray[np.uint8]
 
 _GROUPS = {GROUPS: GROUP_ROWS, WINDOWS: WINDOW_ROWS}
 
@@ -25,7 +26,7 @@ class Prepared:
     """A picture as a family prepares it.
 
     Args:
-        units: uint8 [height, width, 3] of each unit: a tile, or the whole picture.
+        units: uint8 of each unit: a tile, the whole picture, or frames that are a patch together.
         text: what stands for it in a prompt.
         rows: [tokens], for each token its row among the states of all units, one behind the other; None if
             they are in order. Negative numbers count from the end of the constant rows of the graph. With
@@ -89,6 +90,11 @@ def _grouped(name: str, members: Sequence[Ids], count: int) -> dict[str, Ids]:
     return {name: groups, _GROUPS[name]: places}
 
 
+def unit_size(unit: Values) -> tuple[int, int]:
+    """Return the height and the width of a unit."""
+    return unit.shape[-3], unit.shape[-2]
+
+
 def unit_key(unit: Values) -> bytes:
     """Return 32 bytes that tell units of different shape or content apart."""
     key = hashlib.blake2b(repr(unit.shape).encode(), digest_size=32)
@@ -97,7 +103,7 @@ def unit_key(unit: Values) -> bytes:
 
 
 def normalized(processor: ImageProcessor, unit: Values) -> Floats:
-    """Return the values that a tower sees, channels first, [3, height, width].
+    """Return the values that a tower sees, channels first, [3, ...] with the other axes of ``unit``.
 
     The 256 values of each channel are normalized once: float64 times the factor, then float32.
     """

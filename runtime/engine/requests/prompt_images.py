@@ -38,7 +38,7 @@ class PromptImages:
     def of(
         cls,
         token_ids: Sequence[int],
-        image_token_id: int,
+        image_token_ids: Sequence[int],
         pictures: Sequence[tuple[bytes, npt.NDArray[np.float32]]],
         places: Sequence[Ids | None] = (),
     ) -> PromptImages:
@@ -46,13 +46,13 @@ class PromptImages:
 
         Args:
             token_ids: of the prompt.
-            image_token_id: what stands for a row of a picture; as many as there are rows.
+            image_token_ids: what stands for a row of a picture or a video; as many as there are rows.
             pictures: key and rows [n, hidden] of each picture, in the order of the prompt.
             places: of each picture, the places [axes, n] of its rows in time, height and width; None or
                 nothing for models whose positions have one axis.
         """
         identity = np.array(token_ids, np.int64)
-        seen = np.flatnonzero(identity == image_token_id)
+        seen = np.flatnonzero(np.isin(identity, image_token_ids))
         rows = np.full(len(identity), -1, np.int64)
         rows[seen] = np.arange(len(seen))
         words = [_words(key, len(states)) for key, states in pictures]

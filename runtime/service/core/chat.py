@@ -45,6 +45,19 @@ class Image:
 
 
 @dataclass(frozen=True, slots=True)
+class Video:
+    """A video, by its frames.
+
+    Args:
+        frames: images, by their bytes or addresses.
+        fps: frames of a second, as the request says it; None if it does not.
+    """
+
+    frames: tuple[Image, ...]
+    fps: Any = None
+
+
+@dataclass(frozen=True, slots=True)
 class Reasoning:
     """A thought of the assistant."""
 
@@ -81,7 +94,7 @@ class FunctionResult:
     name: str = ""
 
 
-Part = Text | Image | Reasoning | FunctionCall | FunctionResult
+Part = Text | Image | Video | Reasoning | FunctionCall | FunctionResult
 
 
 def image_part(image: Image) -> Json:
@@ -89,6 +102,11 @@ def image_part(image: Image) -> Json:
     if image.url:
         return {"type": "image_url", "image_url": {"url": image.url}}
     return {"type": "image", "image": image.data}
+
+
+def _video_part(video: Video) -> Json:
+    """Return a video as a part of a content, as ``LLM.chat`` takes it."""
+    return {"type": "video", "video": [image_part(frame) for frame in video.frames], "fps": video.fps}
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +135,10 @@ class Message:
             RequestError: one is.
         """
         for part in self.parts:
+            if isinstance(part, Video):
+                raise RequestError(
+                    "a raw prompt is text, and takes no videos; leave them out, or send messages"
+                )
             if isinstance(part, Image):
                 what = part.media_type or ("an address" if part.url else "bytes")
                 raise RequestError(
@@ -138,6 +160,8 @@ class Message:
                     texts.append(text)
                 case Image():
                     texts.append(show(part))
+                case Video():
+                    texts.append(_video_part(part))
                 case Reasoning(text):
                     thoughts.append(text)
                 case FunctionCall():
@@ -276,9 +300,8 @@ def read_message(message: Any) -> Message:
     if role == "tool":
         name = message.get("tool_name") or message.get("name") or ""
         id_ = message.get("tool_call_id") or ""
-        content_parts = tuple(part for part in parts if isinstance(part, Text | Image))
         fields.pop("name", None)
-        return Message(role, (FunctionResult(content_parts, str(id_), str(name)),), fields)
+        return Message(role, (FunctionResult(_seen(parts), str(id_), str(name)),), fields)
     return Message(role, (*parts, *calls), fields)
 
 
@@ -337,6 +360,13 @@ def _part(part: Any) -> list[Part]:
             return [_file({str(name): value for name, value in file.items()})]
         case {"type": "document" | "search_result"}:
             return _document(part)
+        case {"type": "video", "video": list(frames), **rest}:
+            return [Video(tuple(map(_frame, frames)), rest.get("fps"))]
+        case {"type": "video" | "video_url" | "input_video"}:
+            raise RequestError(
+                "a video must be {'type': 'video', 'video': [frames as data:image/png;base64,...], "
+                "'fps': ...}; the service reads no files of videos"
+            )
         case {"type": str(kind)} if kind not in ("text", "input_text", "output_text"):
             raise RequestError(
                 f"content of type '{kind[:_MOST_SHOWN]}' is not supported, only texts and images"
@@ -354,7 +384,22 @@ def read_result(content: Any) -> tuple[Text | Image, ...]:
         return (Text(json.dumps(content, ensure_ascii=False)),)
     if isinstance(content, list):
         content = [_hosted_text(part) for part in content]
-    return tuple(part for part in read_parts(content) if isinstance(part, Text | Image))
+    return _seen(read_parts(content))
+
+
+def _seen(parts: Iterable[Part]) -> tuple[Text | Image, ...]:
+    """Return what of the parts of a result a model sees.
+
+    Raises:
+        RequestError: one is a video.
+    """
+    kept = []
+    for part in parts:
+        if isinstance(part, Video):
+            raise RequestError("a result of a function holds no videos; send its frames as images")
+        if isinstance(part, Text | Image):
+            kept.append(part)
+    return tuple(kept)
 
 
 def _hosted_text(part: Any) -> Any:
@@ -387,6 +432,15 @@ def _image(part: Mapping[str, Any]) -> Image:
         case {"source": {"type": "url", "url": str(url)}}:
             return _image_at(url)
     raise RequestError("an image must have an 'image_url' or a 'source' with base64 data or an address")
+
+
+def _frame(frame: Any) -> Image:
+    """Return a frame of a video, an address or a part with an image."""
+    if isinstance(frame, str):
+        return _image_at(frame)
+    if isinstance(frame, dict):
+        return _image(frame)
+    raise RequestError(f"a frame of a video must be data:image/png;base64,..., not {_short(frame)}")
 
 
 def _file(file: Mapping[str, Any]) -> Image:

@@ -28,11 +28,14 @@ def test_every_value_of_a_processor_is_written_out(tmp_path: Path) -> None:
     assert isinstance(record, Processor)
     assert (record.min_pixels, record.max_pixels, record.frames, record.resample) == (512, 6000, 2, 3)
     assert (record.window, record.positions, record.rotary) == (2, 0, 8)
-    assert record.texts == {"image": "<|image_pad|>"}
+    assert record.texts == {"image": "<|image_pad|>", "video": "<|video_pad|>"}
+    # without a file on videos, frames are resized as pictures are
+    assert (record.video_min_pixels, record.video_max_pixels, record.tokens_per_second) == (512, 6000, 4.0)
     export(write_vlm(tmp_path / "old", "qwen2_vl"), tmp_path / "old_package")
     record = read_image_processor(tmp_path / "old_package" / "image_processor.json")
     assert isinstance(record, Processor)
     assert (record.min_pixels, record.max_pixels, record.window) == (512, 6000, 0)
+    assert record.tokens_per_second == 0
 
 
 @pytest.mark.parametrize(

@@ -346,10 +346,16 @@ def test_a_result_of_a_tool_may_be_a_picture(llm: LLM) -> None:
 
 
 @pytest.mark.parametrize(
-    "part", [{"type": "video", "video": "a.mp4"}, {"type": "video_url", "video_url": "a"}]
+    ("part", "why"),
+    [
+        ({"type": "video", "video": "a.mp4"}, "a.mp4 cannot be read"),
+        ({"type": "video_url", "video_url": "a"}, "not fetched from addresses"),
+        ({"type": "video"}, "a part of a content must be"),
+        ({"type": "audio", "audio": "a.wav"}, "a part of a content must be"),
+    ],
 )
-def test_a_video_is_refused_and_not_left_out(llm: LLM, part: Json) -> None:
-    with pytest.raises(RequestError, match="videos are not read"):
+def test_what_is_not_read_is_refused_and_not_left_out(llm: LLM, part: Json, why: str) -> None:
+    with pytest.raises(RequestError, match=why):
         llm.chat([{"role": "user", "content": [part, {"type": "text", "text": "What is it?"}]}], GREEDY)
 
 

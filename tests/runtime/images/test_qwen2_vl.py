@@ -16,7 +16,9 @@ from recorded_pictures import picture
 from carryall.contract import PATCH_COS, TABLE_ROWS, TABLE_WEIGHTS, WINDOWS
 from carryall.exporter.image_processor import CLIP_MEAN, CLIP_STD, HALF
 from carryall.exporter.vision.qwen2_vl import Processor
+from carryall.runtime.engine.requests.prompt_images import PromptImages
 from carryall.runtime.images import qwen2_vl
+from carryall.runtime.images.video import open_video
 
 RECORDED = Path(__file__).parents[2] / "corpora" / "images" / "qwen2_vl_pixels.json"
 CASES: list[dict[str, Any]] = json.loads(RECORDED.read_text(encoding="utf-8"))
@@ -54,6 +56,23 @@ def test_patches_equal_those_recorded_from_transformers(case: dict[str, Any]) ->
     patches = qwen2_vl.inputs(options, unit).patches
     assert hashlib.sha256(patches.tobytes()).hexdigest() == case["sha256"]
     assert prepared.text.count("<|image_pad|>") == case["rows"] * case["columns"] // 4
+
+
+def test_text_goes_on_behind_the_last_place_in_time() -> None:
+    """As section 2.1 of the paper says; transformers 5.24 leaves time out of it."""
+    texts = {"image": "<|image_pad|>", "video": "<|video_pad|>"}
+    options = processor(
+        64, 4096, 8, texts=texts, video_token_id=6, video_min_pixels=64, video_max_pixels=4096
+    )
+    options.check()
+    video = open_video([np.zeros((16, 16, 3), np.uint8)] * 9, 2)
+    prepared = qwen2_vl.prepare_video(options, video)
+    assert prepared.places is not None
+    assert prepared.places[0].tolist() == list(range(5))
+    states = [(b"k", np.zeros((5, 4), np.float32))]
+    images = PromptImages.of([7, *[6] * 5, 8], options.token_ids, states, [prepared.places])
+    assert images.positions is not None
+    assert images.positions[0].tolist() == [0, 1, 2, 3, 4, 5, 6]
 
 
 @pytest.mark.slow

@@ -61,7 +61,7 @@ def test_decode_rows_come_first_then_prompts_within_the_budget() -> None:
 def test_a_picture_whose_tokens_see_each_other_is_in_one_step(first: int, size: int) -> None:
     """It moves to the next step, or its step exceeds the budget."""
     tokens = [1] * first + [9] * size + [2] * 20
-    images = PromptImages.of(tokens, 9, [(b"key", np.zeros((size, 4), np.float32))])
+    images = PromptImages.of(tokens, [9], [(b"key", np.zeros((size, 4), np.float32))])
     request = Request("a", tokens, SamplingParams(max_tokens=64), images=images)
     scheduler = Scheduler(SlotTable(4, None), 16, whole_pictures=True)
     scheduler.add(request)

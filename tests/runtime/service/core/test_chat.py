@@ -367,3 +367,42 @@ def test_an_effort_is_a_share_of_the_tokens(
 ) -> None:
     assert thinking(effort, options) == variables
     assert options.get("reasoning_budget") == budget
+
+
+def test_a_video_is_its_frames_and_their_rate() -> None:
+    url = f"data:image/png;base64,{ENCODED}"
+    frames = [url, {"type": "image_url", "image_url": {"url": url}}]
+    message = read_message({"role": "user", "content": [{"type": "video", "video": frames, "fps": 4}]})
+    image = {"type": "image", "image": DOT}
+    (turn,) = message.turns()
+    assert turn["content"] == [{"type": "video", "video": [image, image], "fps": 4}]
+    with pytest.raises(RequestError, match="takes no videos"):
+        message.require_text()
+
+
+@pytest.mark.parametrize(
+    ("part", "why"),
+    [
+        ({"type": "video", "video": "data:video/mp4;base64,AA"}, "the service reads no files of videos"),
+        ({"type": "video_url", "video_url": {"url": "https://example.org"}}, "reads no files of videos"),
+        ({"type": "video", "video": [5]}, "a frame of a video must be"),
+        ({"type": "video", "video": [{"type": "text", "text": "a"}]}, "an image must have"),
+    ],
+)
+def test_a_video_that_is_no_list_of_frames_is_refused(part: dict[str, Any], why: str) -> None:
+    with pytest.raises(RequestError, match=why):
+        read_parts([part])
+
+
+def test_results_of_functions_have_no_videos() -> None:
+    part = {"type": "video", "video": []}
+    result = {"type": "tool_result", "tool_use_id": "a", "content": [part]}
+    for message in ({"role": "tool", "content": [part]}, {"role": "user", "content": [result]}):
+        with pytest.raises(RequestError, match="holds no videos"):
+            read_message(message)
+
+
+def test_paths_as_frames_of_a_service_are_addresses() -> None:
+    (video,) = read_parts([{"type": "video", "video": ["/etc/passwd"]}])
+    (turn,) = Message("user", (video,)).turns()
+    assert turn["content"][0]["video"] == [{"type": "image_url", "image_url": {"url": "/etc/passwd"}}]
