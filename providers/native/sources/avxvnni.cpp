@@ -4,7 +4,6 @@
 
 #include "byte_products.h"
 #include "cpu.h"
-#include "gguf_products.h"
 #include "grouped_rows.h"
 #include "unit_rows.h"
 
@@ -79,7 +78,8 @@ struct AvxVnni {
 void multiply_avxvnni(const Weights& w, const Rows& rows, const float* bias, int64_t first_row, int64_t last_row,
                       int64_t first_tile, int64_t last_tile, Outputs y) {
   const int64_t count = last_row - first_row;
-  const auto chosen = w.halves() ? multiply<Stored<ByteProducts<AvxVnni>>> : in_units(w, count) ? multiply_units<AvxVnni> : in_pairs(w) ? multiply<Pairs<AvxVnni>> : multiply<OneRegister<ByteProducts<AvxVnni>>>;
+  if (w.halves()) return kAvx2.multiply(w, rows, bias, first_row, last_row, first_tile, last_tile, y);  // equal bits
+  const auto chosen = in_units(w, count) ? multiply_units<AvxVnni> : in_pairs(w) ? multiply<Pairs<AvxVnni>> : multiply<OneRegister<ByteProducts<AvxVnni>>>;
   chosen(w, rows, bias, first_row, last_row, first_tile, last_tile, y);
 }
 

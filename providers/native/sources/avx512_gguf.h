@@ -1,0 +1,308 @@
+// Products on AVX-512 VNNI with weights of GGUF files, from their bits as they are stored. The results are those of gguf_products.h.
+// dpbusd multiplies unsigned by signed bytes and adds four products in 32 bits, so no sum here overflows: signed weights are
+// raised by 128, which is subtracted as 128 times the sum of the row's inputs.
+#pragma once
+#include <utility>
+
+#include "avx512.h"
+#include "gguf_blocks.h"
+#include "products.h"
+
+namespace carryall {
+namespace {
+namespace stored {
+
+using Int = __m512i;
+using Float = __m512;
+constexpr int kSigned = 128;
+
+// The constants 0 to kCount - 1, since the counts of shifts must be constants.
+template <class Work, int... kSteps>
+CARRYALL_INLINE void each_of(std::integer_sequence<int, kSteps...>, const Work& work) {
+  (work(std::integral_constant<int, kSteps>()), ...);
+}
+template <int kCount, class Work>
+CARRYALL_INLINE void each(const Work& work) {
+  each_of(std::make_integer_sequence<int, kCount>(), work);
+}
+
+CARRYALL_INLINE __m128i columns(const uint8_t* x) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(x)); }
+CARRYALL_INLINE Float floats_of(const uint8_t* halves) {
+  return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(halves)));
+}
+CARRYALL_INLINE Int broadcast(const int8_t* x) {
+  int32_t all;
+  memcpy(&all, x, sizeof all);
+  return _mm512_set1_epi32(all);
+}
+
+// Integers of two blocks, and a row's sums of two blocks, at most 32 * 127 each, as pairs of 16 bits in each lane.
+CARRYALL_INLINE Int pairs_of(Int first, Int second) {
+  return _mm512_or_si512(_mm512_and_si512(first, _mm512_set1_epi32(0xffff)), _mm512_slli_epi32(second, 16));
+}
+CARRYALL_INLINE Int pair_of(const int32_t* sums) {
+  return _mm512_set1_epi32(static_cast<int>((static_cast<uint32_t>(sums[0]) & 0xffffu) | static_cast<uint32_t>(sums[1]) << 16));
+}
+
+// Inputs k to k + 3 of a unit of 4, 5 or 6 bits as unsigned bytes.
+template <int kBits, int k>
+CARRYALL_INLINE Int four_inputs(const uint8_t* unit) {
+  const Int line = _mm512_loadu_si512(unit + k / 8 * kLine);
+  const Int low = _mm512_and_si512(k % 8 == 0 ? line : _mm512_srli_epi16(line, 4), _mm512_set1_epi8(15));
+  if constexpr (kBits == 4) return low;
+  // Bit k / 4, or bits 2 (k / 4) and one more, to bit 4.
+  constexpr int left = kBits == 5 ? 4 - k / 4 : 4 - k / 4 % 4 * 2, kept = kBits == 5 ? 16 : 48;
+  const Int bits = _mm512_loadu_si512(unit + 4 * kLine + (kBits == 6 ? k / 16 * kLine : 0));
+  Int moved;
+  if constexpr (left >= 0) moved = _mm512_slli_epi16(bits, left);
+  else moved = _mm512_srli_epi16(bits, -left);
+  return _mm512_ternarylogic_epi32(low, moved, _mm512_set1_epi8(kept), 0xf8);  // low | (moved & kept)
+}
+
+// The addresses of rows; hidden, so that they are not computed again for every input.
+template <int kCount>
+struct Starts {
+  const int8_t* of[kCount];
+  CARRYALL_INLINE Starts(const int8_t* values, int64_t width) {
+    for (int m = 0; m < kCount; m++) {
+      of[m] = values + m * width;
+      asm("" : "+r"(of[m]));
+    }
+  }
+};
+
+// The sums of `kInputs` products of each row, which begin with `initial(m)`; `weights(k)` are those of inputs k to k + 3. A single
+// row has two sums, which hide the latency of one.
+template <int kInputs, int kCount, class Initial, class WeightsOf>
+CARRYALL_INLINE void dots(Int (&sums)[kCount], const Starts<kCount>& rows, const Initial& initial, const WeightsOf& weights) {
+  Int others[kCount];
+  for (int m = 0; m < kCount; m++) {
+    sums[m] = initial(m);
+    others[m] = _mm512_setzero_si512();
+  }
+  each<kInputs / 4>([&](auto step) __attribute__((always_inline)) {
+    constexpr int k = 4 * decltype(step)::value;
+    const Int bytes = weights(std::integral_constant<int, k>());
+#pragma GCC unroll 8
+    for (int m = 0; m < kCount; m++) {
+      Int& sum = kCount == 1 && k % 8 != 0 ? others[m] : sums[m];
+      sum = _mm512_dpbusd_epi32(sum, bytes, broadcast(rows.of[m] + k));
+    }
+  });
+  if constexpr (kCount == 1) sums[0] = _mm512_add_epi32(sums[0], others[0]);
+}
+
+template <int kCount>
+CARRYALL_INLINE void begin(Float (&results)[kCount], const Part& part) {
+  const Float bias = load_columns<Avx512>(part.bias, part.columns);
+  for (int m = 0; m < kCount; m++) {
+    __builtin_prefetch(part.y.at(m, kColumns), 1, 2);  // the next tile's
+    results[m] = bias;
+  }
+}
+
+template <int kCount>
+CARRYALL_INLINE void store(const Float (&results)[kCount], const Part& part) {
+  for (int m = 0; m < kCount; m++) store_columns<Avx512>(part.y.at(m, 0), results[m], part.columns);
+}
+
+// Blocks of 32 with integer scales and minima: Q4_K, Q5_K.
+template <int kBits, int kCount>
+void multiply_k_minima(const Part& part) {
+  const Weights& w = *part.weights;
+  const int64_t unit = w.unit_bytes(), stretch = w.stretch_bytes(), factors_at = w.factors();
+  const uint8_t* tile = part.tile;
+  const __m128i low = _mm_set1_epi8(15), high = _mm_set1_epi8(48);
+  Float results[kCount];
+  begin(results, part);
+  for (int64_t s = 0; s < part.shares; s++) {
+    const int64_t p = s % 4;
+    const uint8_t *units = tile + 2 * p * unit, *halves = tile + factors_at, *factors = halves + kLine;
+    const __m128i first = columns(factors + 2 * p * kColumns), second = columns(factors + (2 * p + 1) * kColumns);
+    const __m128i upper = columns(factors + (8 + p) * kColumns);
+    const Int scales[2] = {
+        _mm512_cvtepu8_epi32(_mm_or_si128(_mm_and_si128(first, low), _mm_and_si128(_mm_slli_epi16(upper, 4), high))),
+        _mm512_cvtepu8_epi32(_mm_or_si128(_mm_and_si128(second, low), _mm_and_si128(upper, high)))};
+    const __m128i minimum = _mm_or_si128(_mm_and_si128(_mm_srli_epi16(first, 4), low), _mm_and_si128(_mm_slli_epi16(upper, 2), high));
+    const __m128i other = _mm_or_si128(_mm_and_si128(_mm_srli_epi16(second, 4), low), _mm_and_si128(_mm_srli_epi16(upper, 2), high));
+    const Int minima = pairs_of(_mm512_cvtepu8_epi32(minimum), _mm512_cvtepu8_epi32(other));
+    Int totals[kCount];
+    for (int j = 0; j < 2; j++) {
+      part.later.fetch(2 * s + j);
+      const uint8_t* values = units + j * unit;
+      Int sums[kCount];
+      dots<32>(sums, Starts<kCount>(part.values + s * 64 + j * 32, part.width), [](int) { return _mm512_setzero_si512(); },
+               [&](auto k) __attribute__((always_inline)) { return four_inputs<kBits, decltype(k)::value>(values); });
+      for (int m = 0; m < kCount; m++) {
+        const Int scaled = _mm512_mullo_epi32(sums[m], scales[j]);
+        totals[m] = j == 0 ? scaled : _mm512_add_epi32(totals[m], scaled);
+      }
+    }
+    const Float scale = floats_of(halves), of_minima = floats_of(halves + 2 * kColumns);
+    for (int m = 0; m < kCount; m++) {
+      const Int subtracted = _mm512_madd_epi16(minima, pair_of(part.sums + m * part.blocks + 2 * s));
+      const Float scaled = _mm512_mul_ps(_mm512_cvtepi32_ps(totals[m]), scale);
+      const Float sum = _mm512_fnmadd_ps(_mm512_cvtepi32_ps(subtracted), of_minima, scaled);
+      results[m] = _mm512_fmadd_ps(sum, _mm512_set1_ps(part.scales[m * part.shares + s]), results[m]);
+    }
+    if (p == 3) tile += stretch;
+  }
+  store(results, part);
+}
+
+// Blocks of 16 with 6 bits and integer scales: Q6_K.
+template <int kCount>
+void multiply_k_six(const Part& part) {
+  const Weights& w = *part.weights;
+  const int64_t unit = w.unit_bytes(), stretch = w.stretch_bytes(), factors_at = w.factors();
+  const uint8_t* tile = part.tile;
+  Float results[kCount];
+  begin(results, part);
+  for (int64_t s = 0; s < part.shares; s++) {
+    const int64_t p = s % 4;
+    const uint8_t *units = tile + 2 * p * unit, *halves = tile + factors_at, *factors = halves + (2 + 4 * p) * kColumns;
+    Int scales[4], totals[kCount];
+    for (int j = 0; j < 4; j++) scales[j] = _mm512_cvtepi8_epi32(columns(factors + j * kColumns));
+    for (int m = 0; m < kCount; m++) totals[m] = _mm512_setzero_si512();
+    each<4>([&](auto block) __attribute__((always_inline)) {
+      constexpr int j = decltype(block)::value, first = j % 2 * 16;
+      part.later.fetch(4 * s + j);
+      const uint8_t* values = units + j / 2 * unit;
+      Int sums[kCount];
+      dots<16>(sums, Starts<kCount>(part.values + s * 64 + j * 16, part.width), [](int) { return _mm512_setzero_si512(); },
+               [&](auto k) __attribute__((always_inline)) { return four_inputs<6, first + decltype(k)::value>(values); });
+      for (int m = 0; m < kCount; m++) totals[m] = _mm512_add_epi32(totals[m], _mm512_mullo_epi32(sums[m], scales[j]));
+    });
+    const Int left = pairs_of(scales[0], scales[1]), right = pairs_of(scales[2], scales[3]);
+    const Float scale = floats_of(halves);
+    for (int m = 0; m < kCount; m++) {
+      const int32_t* of_row = part.sums + m * part.blocks + 4 * s;
+      const Int zero = _mm512_add_epi32(_mm512_madd_epi16(left, pair_of(of_row)), _mm512_madd_epi16(right, pair_of(of_row + 2)));
+      const Int sum = _mm512_sub_epi32(totals[m], _mm512_slli_epi32(zero, 5));
+      const Float scaled = _mm512_mul_ps(_mm512_cvtepi32_ps(sum), scale);
+      results[m] = _mm512_fmadd_ps(scaled, _mm512_set1_ps(part.scales[m * part.shares + s]), results[m]);
+    }
+    if (p == 3) tile += stretch;
+  }
+  store(results, part);
+}
+
+// Blocks of 32 with a float16 scale: Q4_0, Q4_1, Q5_0, Q5_1, and Q8_0, whose blocks have a scale of the row each.
+template <int kBits, int kCount>
+void multiply_single(const Part& part) {
+  const Weights& w = *part.weights;
+  const bool minima = w.offsets == Offsets::half_minima;
+  const int64_t stretch = w.stretch_bytes(), factors_at = w.factors();
+  const int zero = kBits == 8 ? kSigned : minima ? 0 : 1 << (kBits - 1);
+  const uint8_t* tile = part.tile;
+  Float results[kCount];
+  begin(results, part);
+  for (int64_t s = 0, b = 0; s < part.shares; s++) {
+    const int64_t end = b + part.share < part.blocks ? b + part.share : part.blocks;
+    Float scaled[kCount];
+    for (int m = 0; m < kCount; m++) scaled[m] = _mm512_setzero_ps();
+    for (; b < end; b++, tile += stretch) {
+      part.later.fetch(b);
+      Int sums[kCount];
+      dots<32>(sums, Starts<kCount>(part.values + b * 32, part.width),
+               [&](int m) { return _mm512_set1_epi32(-zero * part.sums[m * part.blocks + b]); },
+               [&](auto k) __attribute__((always_inline)) {
+                 constexpr int first = decltype(k)::value;
+                 if constexpr (kBits < 8) return four_inputs<kBits, first>(tile);
+                 else return _mm512_xor_si512(_mm512_loadu_si512(tile + first / 4 * kLine), _mm512_set1_epi8(-kSigned));
+               });
+      const uint8_t* halves = tile + factors_at;
+      const Float scale = floats_of(halves);
+      for (int m = 0; m < kCount; m++) {
+        scaled[m] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums[m]), scale, scaled[m]);
+        if (minima) {
+          const Float total = _mm512_set1_ps(static_cast<float>(part.sums[m * part.blocks + b]));
+          scaled[m] = _mm512_fmadd_ps(floats_of(halves + 2 * kColumns), total, scaled[m]);
+        }
+      }
+    }
+    for (int m = 0; m < kCount; m++)
+      results[m] = _mm512_fmadd_ps(scaled[m], _mm512_set1_ps(part.scales[m * part.shares + s]), results[m]);
+  }
+  store(results, part);
+}
+
+// The scales of a stretch.
+CARRYALL_INLINE Float scales_of(const Weights& w, const uint8_t* factors) {
+  if (w.offsets != Offsets::exponent_codes) return floats_of(factors);
+  float scales[kColumns];
+  for (int c = 0; c < kColumns; c++) scales[c] = float_of_exponent(factors[c]);
+  return _mm512_loadu_ps(scales);
+}
+
+// Blocks of 32 with codes of 4 bits, each with a scale, or with integer scales: IQ4_NL, MXFP4, IQ4_XS.
+template <int kCount>
+void multiply_codes(const Part& part) {
+  const Weights& w = *part.weights;
+  const int64_t unit = w.unit_bytes(), blocks = w.stretch() / w.block, factors_at = w.factors();
+  const __m128i codes = _mm_load_si128(reinterpret_cast<const __m128i*>(codes_of(w)));
+  const Int raised = _mm512_broadcast_i32x4(_mm_xor_si128(codes, _mm_set1_epi8(-kSigned)));
+  Float results[kCount];
+  begin(results, part);
+  for (int64_t s = 0, b = 0; s < part.shares; s++) {
+    const int64_t end = b + part.share < part.blocks ? b + part.share : part.blocks;
+    Float scaled[kCount];
+    Int totals[kCount];
+    for (int m = 0; m < kCount; m++) {
+      scaled[m] = _mm512_setzero_ps();
+      totals[m] = _mm512_setzero_si512();
+    }
+    const uint8_t* factors = nullptr;
+    for (; b < end; b++) {
+      part.later.fetch(b);
+      const uint8_t* stretch = part.tile + b / blocks * w.stretch_bytes();
+      const uint8_t* lines = stretch + b % blocks * unit;
+      factors = stretch + factors_at;
+      Int sums[kCount];
+      dots<32>(sums, Starts<kCount>(part.values + b * 32, part.width),
+               [&](int m) { return _mm512_set1_epi32(-kSigned * part.sums[m * part.blocks + b]); },
+               [&](auto k) __attribute__((always_inline)) {
+                 return _mm512_shuffle_epi8(raised, four_inputs<4, decltype(k)::value>(lines));
+               });
+      if (w.group == 0) {
+        const Float scale = scales_of(w, factors);
+        for (int m = 0; m < kCount; m++) scaled[m] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums[m]), scale, scaled[m]);
+      } else {
+        const Int scale = _mm512_cvtepi8_epi32(columns(factors + (2 + b % blocks) * kColumns));
+        for (int m = 0; m < kCount; m++) totals[m] = _mm512_add_epi32(totals[m], _mm512_mullo_epi32(sums[m], scale));
+      }
+    }
+    for (int m = 0; m < kCount; m++) {
+      const Float sum = w.group == 0 ? scaled[m] : _mm512_mul_ps(_mm512_cvtepi32_ps(totals[m]), scales_of(w, factors));
+      results[m] = _mm512_fmadd_ps(sum, _mm512_set1_ps(part.scales[m * part.shares + s]), results[m]);
+    }
+  }
+  store(results, part);
+}
+
+}  // namespace stored
+
+// `multiply` of products.h over these; its kBits are 8 for all that are not 4.
+struct StoredAvx512 {
+  static constexpr int kRows = Avx512::kRows;
+  template <int kBits, int kCount>
+  static void run(const Part& part) {
+    const Weights& w = *part.weights;
+    if constexpr (kBits == 4) {
+      if (w.coded()) stored::multiply_codes<kCount>(part);
+      else if (w.group > 0) stored::multiply_k_minima<4, kCount>(part);
+      else stored::multiply_single<4, kCount>(part);
+    } else if (w.bits == 8) {
+      stored::multiply_single<8, kCount>(part);
+    } else if (w.bits == 6) {
+      stored::multiply_k_six<kCount>(part);
+    } else if (w.group > 0) {
+      stored::multiply_k_minima<5, kCount>(part);
+    } else {
+      stored::multiply_single<5, kCount>(part);
+    }
+  }
+};
+
+}  // namespace
+}  // namespace carryall
