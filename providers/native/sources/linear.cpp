@@ -65,7 +65,7 @@ void Job::plan_multiply(int64_t task_work) {
   const int64_t tile_work = smaller(row_step, count) * kColumns * rows.width, tiles = weights->tiles();
   const int64_t most = larger(1, kMostTasks / pieces), enough = pieces * tiles / kEnoughTasks;
   tile_step = larger(larger(parts(tiles, most), parts(task_work, tile_work)), smaller(enough, kManyTiles));
-  if (count >= kRowGroup) tile_step = parts(tile_step, 2) * 2;  // AVX-512 VNNI computes two at a time
+  if (count >= kRowGroup || weights->floats()) tile_step = parts(tile_step, 2) * 2;  // AVX-512 computes two at a time
 }
 
 void quantize_task(void* job, size_t index) {

@@ -122,7 +122,7 @@ class EncoderHandler:
 
     async def embed_kinds(
         self,
-        texts: Sequence[str | list[int]],
+        texts: Sequence[Any],
         kinds: Sequence[str],
         *,
         prompt: str | None = None,

@@ -1,6 +1,7 @@
 """Encoders and classifiers with tensor inputs and outputs: texts in, vectors and scores out.
 
-The texts are the tensor ``text_input``, as for language models. Options are parameters of the request.
+The texts are the tensor ``text_input``, as for language models, and the pictures of models that see them the
+files in ``image``. Options are parameters of the request.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from ..core.encoder import EncoderHandler
 from .messages import InferenceRequest, TensorFacts
 from .tensors import Array, byte_elements, of_bytes, type_of
 
-_TEXTS, _PAIR, _QUERY = "text_input", "text_pair", "query"
+_TEXTS, _PICTURES, _PAIR, _QUERY = "text_input", "image", "text_pair", "query"
 _OF_KIND = {
     "dense": [TensorFacts("embedding", "FP32", [-1, -1])],
     "sparse": [
@@ -41,6 +42,9 @@ def facts_of(handler: EncoderHandler) -> tuple[list[TensorFacts], list[TensorFac
     query = TensorFacts(_QUERY, "BYTES", [1], optional=True)
     if handler.kinds:
         outputs = [facts for kind in sorted(handler.kinds) for facts in _OF_KIND[kind]]
+        if handler.sees:
+            texts = TensorFacts(_TEXTS, "BYTES", [-1], optional=True)
+            return [texts, TensorFacts(_PICTURES, "BYTES", [-1], optional=True), query], [*outputs, _SCORES]
         return [texts, query], [*outputs, _SCORES]
     if handler.finds_entities:
         return [texts], [TensorFacts("entities", "BYTES", [-1])]
@@ -57,7 +61,7 @@ async def encode(handler: EncoderHandler, request: InferenceRequest) -> dict[str
     """Return the outputs of a request: the scores of texts for a query, the vectors of texts, or classes.
 
     Of the kinds of vectors that a model has, those are computed whose outputs are requested; without any,
-    all are, in one pass.
+    all are, in one pass. Vectors of pictures follow those of texts.
 
     Raises:
         RequestError: an input or a parameter is missing, unknown or of the wrong type.
@@ -65,7 +69,9 @@ async def encode(handler: EncoderHandler, request: InferenceRequest) -> dict[str
     """
     inputs, outputs = facts_of(handler)
     _check_inputs(request, [facts.name for facts in inputs])
-    texts, options = _texts(request, _TEXTS), _options(request)
+    pictures = [_picture(file) for file in byte_elements(request.inputs.get(_PICTURES, of_bytes([])))]
+    texts = _texts(request, _TEXTS) if _TEXTS in request.inputs else []
+    options = _options(request)
     truncate: bool | None = options["truncate"]
     if _QUERY in request.inputs:
         queries = _texts(request, _QUERY)
@@ -92,11 +98,11 @@ async def encode(handler: EncoderHandler, request: InferenceRequest) -> dict[str
     wanted = [
         kind for kind in sorted(handler.kinds) if {f.name for f in _OF_KIND[kind]} & set(request.outputs)
     ]
-    return await _vectors(handler, texts, wanted or sorted(handler.kinds), options)
+    return await _vectors(handler, [*texts, *pictures], wanted or sorted(handler.kinds), options)
 
 
 async def _vectors(
-    handler: EncoderHandler, texts: Sequence[str], kinds: Sequence[str], options: Mapping[str, Any]
+    handler: EncoderHandler, texts: Sequence[Any], kinds: Sequence[str], options: Mapping[str, Any]
 ) -> dict[str, Array]:
     columns, _ = await handler.embed_kinds(
         texts, kinds, prompt=options["prompt_name"], truncate=options["truncate"]
@@ -131,8 +137,12 @@ def _check_inputs(request: InferenceRequest, known: Sequence[str]) -> None:
             raise RequestError(f"unknown input '{name}'; the inputs are: {', '.join(known)}")
         if type_of(array).name != "BYTES":
             raise RequestError(f"input '{name}' must be BYTES, not {type_of(array).name}")
-    if not request.inputs.get(_TEXTS, np.empty(0)).size:
-        raise RequestError(f"the input '{_TEXTS}' is missing or has no element")
+    needed = [_PICTURES] if _PICTURES in request.inputs and _QUERY not in request.inputs else [_TEXTS]
+    for name in [*needed, *([_TEXTS] if _TEXTS in request.inputs else [])]:
+        if not request.inputs.get(name, np.empty(0)).size:
+            raise RequestError(f"the input '{name}' is missing or has no element")
+    if _QUERY in request.inputs and _PICTURES in request.inputs:
+        raise RequestError(f"'{_QUERY}' ranks texts; leave out '{_PICTURES}'")
 
 
 def _texts(request: InferenceRequest, name: str) -> list[str]:
@@ -140,6 +150,11 @@ def _texts(request: InferenceRequest, name: str) -> list[str]:
         return [element.decode() for element in byte_elements(request.inputs[name])]
     except UnicodeDecodeError as error:
         raise RequestError(f"input '{name}' is not UTF-8: {error}") from error
+
+
+def _picture(file: bytes) -> dict[str, str | bytes]:
+    """Return a picture of its file, or of a ``data:`` address, which JSON holds."""
+    return {"image": file.decode("latin-1") if file.startswith(b"data:") else file}
 
 
 def _pairs(first: Sequence[str], second: Sequence[str]) -> list[tuple[str, str]]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import io
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -15,8 +17,10 @@ import pytest
 from grpc_serving import Served, code_of, serving
 from http_serving import HttpServed, http_serving
 from null_llm import null_llm
+from seeing_golden import pictures
 from sentence_models import TEXTS, write_classifier, write_sentence_model
 from tiny_encoders import CLASSIFIER, write_tiny_encoder
+from tiny_picture_encoders import write_picture_encoder
 
 import carryall
 from carryall.client import AsyncClient
@@ -26,6 +30,8 @@ from carryall.runtime.api.load_encoder import load_encoder
 from carryall.runtime.service.core.model_entry import ModelLoader
 from carryall.runtime.service.core.repository import ModelRepository
 from carryall.runtime.service.kserve.tensors import from_raw, to_raw
+
+Image = pytest.importorskip("PIL.Image")
 
 FIELDS = {str: "string_param", int: "int64_param", bool: "bool_param"}
 CLOSE: dict[str, Any] = {"rtol": 1e-5, "atol": 1e-5}
@@ -81,13 +87,16 @@ async def by_http(http: HttpServed, model: str, tensors: dict[str, list[str]], *
     }
 
 
-async def by_grpc(served: Served, model: str, texts: list[str], **parameters: Any) -> dict[str, Any]:
+async def by_grpc(
+    served: Served, model: str, inputs: list[str] | dict[str, list[bytes]], **parameters: Any
+) -> dict[str, Any]:
+    tensors = inputs if isinstance(inputs, dict) else {"text_input": [text.encode() for text in inputs]}
     async with grpc.aio.insecure_channel(served.address) as channel:
         stub = kserve_pb2_grpc.GRPCInferenceServiceStub(channel)  # type: ignore[no-untyped-call]
         request = kserve_pb2.ModelInferRequest(model_name=model)
-        request.inputs.add(name="text_input", datatype="BYTES", shape=[len(texts)])
-        data = np.array([text.encode() for text in texts], object)
-        request.raw_input_contents.append(to_raw(data))
+        for name, elements in tensors.items():
+            request.inputs.add(name=name, datatype="BYTES", shape=[len(elements)])
+            request.raw_input_contents.append(to_raw(np.array(elements, object)))
         for name, value in parameters.items():
             setattr(request.parameters[name], FIELDS[type(value)], value)
         answer = await stub.ModelInfer(request)
@@ -120,6 +129,48 @@ def test_vectors_and_scores_of_texts(packages: dict[str, Path]) -> None:
             np.testing.assert_allclose(found["scores"], cls.rerank("b", TEXTS), **CLOSE)
             stats = (await http.client.get("/v2/models/cls/stats")).json()["model_stats"][0]
             assert stats["inference_count"] == 3 + 4 + 3  # those over HTTP
+
+    asyncio.run(scenario())
+
+
+def test_vectors_of_pictures(tmp_path: Path) -> None:
+    """As files over gRPC, and as addresses in JSON; behind the texts of the same request."""
+    carryall.export(write_picture_encoder(tmp_path / "source", "clip"), tmp_path / "clip")
+    encoder = carryall.TextEncoder(tmp_path / "clip")
+    files = []
+    for picture in pictures()[:2]:
+        buffer = io.BytesIO()
+        Image.fromarray(picture).save(buffer, "PNG")
+        files.append(buffer.getvalue())
+    asked = [{"image": file} for file in files]
+    plain = {"parameters": {"normalize": False}}
+    addresses = [f"data:image/png;base64,{base64.b64encode(file).decode()}" for file in files]
+
+    async def scenario() -> None:
+        async with both({"clip": tmp_path / "clip"}) as (http, served):
+            found = await by_http(http, "clip", {"image": addresses}, **plain)
+            np.testing.assert_allclose(found["embedding"], encoder.embed(asked), **CLOSE)
+            found = await by_http(http, "clip", {"text_input": ["a cat"], "image": addresses[:1]}, **plain)
+            np.testing.assert_allclose(found["embedding"], encoder.embed(["a cat", asked[0]]), **CLOSE)
+            found = await by_grpc(served, "clip", {"image": files}, dimensions=4, normalize=False)
+            np.testing.assert_allclose(found["embedding"], encoder.embed(asked, dimensions=4), **CLOSE)
+            refused: list[tuple[dict[str, list[str]], str]] = [
+                ({"image": ["no picture"]}, "text 0"),
+                ({"image": ["/etc/passwd"]}, "text 0"),
+                ({"image": []}, "the input 'image' is missing or has no element"),
+                ({"query": ["a"], "text_input": ["b"], "image": addresses}, "'query' ranks texts"),
+            ]
+            for tensors, message in refused:
+                assert message in (await by_http(http, "clip", tensors))["error"]
+
+    asyncio.run(scenario())
+
+
+def test_a_model_of_texts_takes_no_pictures(packages: dict[str, Path]) -> None:
+    async def scenario() -> None:
+        async with both({"cls": packages["cls"]}) as (http, _):
+            found = await by_http(http, "cls", {"text_input": TEXTS, "image": ["x"]})
+            assert "unknown input 'image'; the inputs are: text_input, query" in found["error"]
 
     asyncio.run(scenario())
 
