@@ -37,7 +37,7 @@ RESTORE_BESIDE, RESTORE_ALONE = 0.02, 0.2  # seconds of a step for chunks, as in
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds of a step with decode rows, of a row, a prompt, a prompt token, and a restored chunk."""
+    """Seconds of a step, of a decode row, a prompt, a prompt token, and a restored chunk."""
 
     step: float
     row: float
@@ -47,12 +47,14 @@ class Costs:
 
     def of(self, rows: int, prompts: int, tokens: int) -> float:
         """Return the seconds of a step."""
-        return self.step * (rows > 0) + self.row * rows + self.prompt * prompts + self.token * tokens
+        return (
+            self.step * (rows + prompts > 0) + self.row * rows + self.prompt * prompts + self.token * tokens
+        )
 
     @classmethod
     def fitted(cls, steps: Sequence[Sequence[float]], chunk: float = 0.0) -> Costs:
         """Fit costs to measured steps (rows, prompts, tokens, seconds) by relative errors, none below 0."""
-        facts = np.array([[s[0] > 0, s[0], s[1], s[2]] for s in steps], float)
+        facts = np.array([[1, s[0], s[1], s[2]] for s in steps], float)
         seconds = np.array([s[3] for s in steps])
         kept = list(range(4))
         while True:
@@ -111,8 +113,9 @@ class Service:
         self.asks[request] = ask
         self.scheduler.add(request)
 
-    def step(self, now: float) -> float:
-        """Run one step; return when it ends."""
+    def step(self, now: float) -> tuple[float, list[Ask]]:
+        """Run one step; return when it ends, and the requests that end with it."""
+        ended = []
         plan = self.scheduler.plan()
         rows = sum(len(row.tokens) == 1 for row in plan.rows)
         prompts = len(plan.rows) - rows
@@ -132,8 +135,8 @@ class Service:
                 request.finish("length")
                 self.scheduler.remove(request, keep=False)
                 del self.asks[request]
-                ask.done(end)
-        return end
+                ended.append(ask)
+        return end, ended
 
     def _restore(self, most: float) -> float:
         """Read chunks for so many seconds, at least one; return the seconds it took."""
@@ -179,7 +182,10 @@ class Simulation:
         if not service.load:
             service.busy_until = 0.0
             return
-        service.busy_until = max(service.step(now), now + 1e-6)
+        end, ended = service.step(now)
+        service.busy_until = max(end, now + 1e-6)
+        for ask in ended:
+            self.at(service.busy_until, ask.done)
         self.at(service.busy_until, lambda end: self._run(service, end))
 
 
