@@ -39,7 +39,9 @@ class NullOptions(Checked):
     Args:
         vocab_size: size of the vocabulary.
         kv_bytes_per_token: reported KV bytes per token.
-        step_seconds: duration of a run.
+        step_seconds: duration of a run, beside its rows and tokens.
+        row_seconds: duration of a row of one token.
+        token_seconds: duration of a token of a longer row.
         seed: chooses the model.
         top_logits: number of logits that ``forward_best`` returns.
         embedding_size: width of the hidden states; 0 for none.
@@ -51,6 +53,8 @@ class NullOptions(Checked):
     vocab_size: int = option(256, least=1)
     kv_bytes_per_token: int = option(1024, least=1)
     step_seconds: float = option(0.0, least=0)
+    row_seconds: float = option(0.0, least=0)
+    token_seconds: float = option(0.0, least=0)
     seed: int = option(0, least=0)
     top_logits: int = option(0, least=0)
     embedding_size: int = option(0, least=0)
@@ -91,7 +95,7 @@ class NullRunner(Runner):
         self.forwards = 0
         self.downloads = 0
         self.closed = False
-        self._step_seconds = options.step_seconds
+        self._seconds = options.step_seconds, options.row_seconds, options.token_seconds
         rng = np.random.default_rng(options.seed)
         self._patterns = rng.normal(0.0, 3.0, (_PATTERNS, options.vocab_size)).astype(np.float32)
         # Per slot, a hash of the history after each token; it takes the role of KV.
@@ -108,8 +112,9 @@ class NullRunner(Runner):
         self._check(rows)
         if self.before_forward is not None:
             self.before_forward(rows)
-        if self._step_seconds:
-            time.sleep(self._step_seconds)
+        if any(self._seconds):
+            step, single, token = self._seconds
+            time.sleep(step + sum(token * n if (n := len(each.tokens)) > 1 else single for each in rows))
         wanted = sum(row.num_logits for row in rows)
         if wanted > len(self._buffer):
             self._buffer = np.empty((wanted, self.info.vocab_size), np.float32)

@@ -14,9 +14,10 @@ from ..service.core.config import ServerConfig
 from .replica import Front, Replica, ReplicaSpec
 
 NAME = "carryall"
-# Ray's router that maps equal session ids to equal replicas. While a replica has too many requests, it takes
-# the next one of its ring.
-_ROUTER = "ray.serve.experimental.consistent_hash_router:ConsistentHashRouter"
+# Maps equal session ids to equal replicas. While one has too many requests, the next of its ring gets them.
+_ROUTER = f"{__package__}.router:BoundedLoadRouter"
+# Seconds after which replicas are added and removed: loading one takes as long, and an idle one costs little.
+_GROW_SECONDS, _SHRINK_SECONDS = 10.0, 300.0
 _FRONT_REQUESTS = 10_000
 # Ray's HTTP proxy calls a front by gRPC, which takes two thirds of the time of an actor call. Ray reads the
 # variable when a process starts. On one machine only: calls to a lost machine took 60 s to fail, not 10 s.
@@ -80,14 +81,34 @@ def _replicas(serve: Any, spec: ReplicaSpec) -> Any:
     """Return the deployment of the replicas."""
     from ray.serve.config import RequestRouterConfig
 
-    waiting = spec.engine.max_queue
+    waiting, server = spec.engine.max_queue, spec.server
+    number: dict[str, Any] = {"num_replicas": server.replicas}
+    if server.max_replicas is not None:
+        number = {"autoscaling_config": _autoscaling(server, server.max_replicas)}
     return serve.deployment(
         Replica,
         name="replica",
-        num_replicas=spec.server.replicas,
+        **number,
         max_ongoing_requests=_FRONT_REQUESTS if waiting is None else max(1, waiting),
-        ray_actor_options={"num_cpus": 1, "num_gpus": spec.server.replica_gpus},
+        ray_actor_options={"num_cpus": 1, "num_gpus": server.replica_gpus},
         request_router_config=RequestRouterConfig(request_router_class=_ROUTER),
+    )
+
+
+def _autoscaling(server: ServerConfig, most: int) -> Any:
+    """Return how the number of replicas follows the prompt tokens that wait."""
+    from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
+
+    return AutoscalingConfig(
+        min_replicas=server.replicas,
+        initial_replicas=server.replicas,
+        max_replicas=most,
+        upscale_delay_s=_GROW_SECONDS,
+        downscale_delay_s=_SHRINK_SECONDS,
+        policy=AutoscalingPolicy(
+            policy_function=f"{__package__}.autoscaling:WaitingTokens",
+            policy_kwargs={"tokens_per_replica": server.replica_tokens},
+        ),
     )
 
 

@@ -27,6 +27,7 @@ from ..service.http.sse import event
 from ..service.kserve.inference import Inference
 from ..service.telemetry.request_log import RequestLog
 from .affinity import affinity_key
+from .autoscaling import BUSY_SLOTS, WAITING_TOKENS
 
 _log = logging.getLogger(__name__)
 
@@ -93,6 +94,17 @@ class Replica:
         await self._loading
         if not self._models.ready:
             raise RuntimeError("the engine has failed")
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """Return the load of this replica, for ``autoscaling.WaitingTokens``; nothing until it is loaded."""
+        if not self._models.ready:
+            return {}
+        engine = self._models.llm().llm.engine
+        stats = engine.stats()
+        return {
+            WAITING_TOKENS: float(engine.scheduler.queued_tokens),
+            BUSY_SLOTS: stats.running / stats.slots,
+        }
 
     @property
     def active(self) -> int:

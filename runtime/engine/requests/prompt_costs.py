@@ -69,8 +69,9 @@ class PromptCosts:
         return max(_MIN_CHUNK, int(affordable))
 
     def seconds_per_prompt_token(self) -> float | None:
-        """Return the estimated cost of one more prompt token; None if no prompt was measured yet."""
-        return max(0.0, self._solve()[3]) if self._saw_prompt else None
+        """Return the estimated cost of one more prompt token; None before it can be told from noise."""
+        per_token = self._solve()[3] if self._saw_prompt else 0.0
+        return per_token if per_token > 0.0 else None
 
     def seconds_of_prompts(self, tokens: int) -> float | None:
         """Return the estimated seconds of so many prompt tokens; None before enough were measured."""

@@ -73,6 +73,9 @@ class ServerConfig(Checked):
         ray: serve with Ray Serve on the cluster at this address, over HTTP only; ``local`` starts one on this
             machine (docs/deploy.md).
         replicas: with ``ray``: the number of processes that each load the model.
+        max_replicas: with ``ray``: start up to so many replicas while prompts wait, and end them when they
+            are idle, down to ``replicas``.
+        replica_tokens: with ``max_replicas``: prompt tokens that wait for which there is one replica more.
         replica_gpus: with ``ray``: the GPUs of each replica.
         otel_endpoint: the OpenTelemetry collector that receives traces and metrics over gRPC, such as
             http://127.0.0.1:4317; nothing is sent without it.
@@ -116,6 +119,8 @@ class ServerConfig(Checked):
     log_content: bool = False
     ray: str | None = None
     replicas: int = option(1, least=1)
+    max_replicas: int | None = option(None, least=1)
+    replica_tokens: int = option(8192, least=1)
     replica_gpus: float = option(0.0, least=0)
     otel_endpoint: str | None = None
 
@@ -140,8 +145,10 @@ class ServerConfig(Checked):
         for alias in self.aliases:
             if not all(alias.partition("=")):
                 raise UsageError(f"an alias must be NAME=MODEL, not {alias!r}")
-        if self.ray is None and (self.replicas > 1 or self.replica_gpus):
-            raise UsageError("replicas and replica_gpus have no meaning without ray")
+        if self.ray is None and (self.replicas > 1 or self.replica_gpus or self.max_replicas is not None):
+            raise UsageError("replicas, max_replicas and replica_gpus have no meaning without ray")
+        if self.max_replicas is not None and self.max_replicas < self.replicas:
+            raise UsageError(f"max_replicas is {self.max_replicas}, less than the {self.replicas} replicas")
         if self.otel_endpoint is not None and not _ENDPOINT.fullmatch(self.otel_endpoint):
             raise UsageError(
                 f"otel_endpoint is {self.otel_endpoint!r}; it must be http://HOST:PORT or https://HOST:PORT"

@@ -10,10 +10,12 @@ import subprocess
 import sys
 import types
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx2
+import psutil
 import pytest
 from click.testing import CliRunner
 
@@ -117,13 +119,13 @@ def test_options_that_need_one_process_are_refused(option: dict[str, Any]) -> No
         deployment.deploy(spec)
 
 
-@pytest.fixture
-def served(tmp_path: Path) -> Iterator[str]:
-    """The URL of a service of 2 replicas, started by the command."""
+@contextmanager
+def serving(folder: Path, *options: str) -> Iterator[str]:
+    """Yield the URL of a service on a cluster of this machine, started by the command."""
     pytest.importorskip("ray.serve")
-    model = tmp_path / "model"
+    model = folder / "model"
     export_package(demo_path("pycoder"), model)
-    command = [sys.executable, "-m", "carryall", "serve", str(model), "--ray", "local", "--replicas", "2"]
+    command = [sys.executable, "-m", "carryall", "serve", str(model), "--ray", "local", *options]
     environment = {**os.environ, "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0", "RAY_USAGE_STATS_ENABLED": "0"}
     # Ray's niceness of 15 and time of 5 s for its proxy are too much and too few on a busy machine.
     environment |= {"RAY_worker_niceness": "0", "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60"}
@@ -138,6 +140,13 @@ def served(tmp_path: Path) -> Iterator[str]:
         finally:
             process.send_signal(signal.SIGTERM)
             assert process.wait(SECONDS) == 0
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[str]:
+    """The URL of a service of 2 replicas."""
+    with serving(tmp_path, "--replicas", "2") as url:
+        yield url
 
 
 async def cached(client: httpx2.AsyncClient, text: str, **headers: str) -> int:
@@ -200,3 +209,55 @@ async def vanished(client: httpx2.AsyncClient) -> None:
     async with asyncio.timeout(60):
         while not await aborted():
             await asyncio.sleep(0.2)
+
+
+def replica_processes() -> list[psutil.Process]:
+    """The processes of replicas, by the title that Ray gives them."""
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        line = process.info["cmdline"] or [""]
+        if line[0].startswith("ray::ServeReplica:carryall:replica"):
+            found.append(process)
+    return found
+
+
+async def ended_how(client: httpx2.AsyncClient, session: str) -> str:
+    """How a stream of 400 tokens ends: "whole", "error" with a typed event, or "cut"."""
+    ask = {"prompt": f"def {session}(x):", "max_tokens": 400, "temperature": 0, "ignore_eos": True}
+    error = None
+    async with client.stream(
+        "POST", "/v1/completions", json={**ask, "stream": True}, headers={"x-session-id": session}
+    ) as stream:
+        async for line in stream.aiter_lines():
+            if line.startswith("data: {"):
+                event = json.loads(line.removeprefix("data: "))
+                error = event.get("error") or error
+            if line == "data: [DONE]":
+                return "whole"
+    return "error" if error is not None and error["type"] == "server_error" else f"cut: {error}"
+
+
+@pytest.mark.slow
+def test_a_replica_is_added_while_work_waits_and_a_killed_one_ends_its_streams_only(tmp_path: Path) -> None:
+    async def scenario(url: str) -> None:
+        async with httpx2.AsyncClient(base_url=url, timeout=SECONDS) as client:
+            assert len(replica_processes()) == 1
+            work = [asyncio.create_task(ended_how(client, f"grow{n}")) for n in range(40)]
+            async with asyncio.timeout(SECONDS):
+                while len(replica_processes()) < 2:
+                    await asyncio.sleep(1)
+                    work += [asyncio.create_task(ended_how(client, f"more{len(work)}"))]
+            assert {await each for each in work} == {"whole"}
+            await asyncio.sleep(20)  # until Ray routes to both
+            streams = [asyncio.create_task(ended_how(client, f"s{n}")) for n in range(24)]
+            await asyncio.sleep(1.5)
+            replica_processes()[0].kill()
+            ends = [await each for each in streams]
+            assert set(ends) <= {"whole", "error"}, ends
+            assert ends.count("error") > 0
+            assert ends.count("whole") > 0
+            assert await ended_how(client, "afterwards") == "whole"
+
+    options = "--replicas", "1", "--max-replicas", "2", "--replica-tokens", "64", "--max-slots", "4"
+    with serving(tmp_path, *options) as url:
+        asyncio.run(scenario(url))

@@ -26,6 +26,7 @@ from .store import StoreTier
 _log = logging.getLogger(__name__)
 
 _PATIENCE = 0.1  # seconds for a chunk of a store, until the cost of computing one is known
+_LEAST_PATIENCE = 0.01  # a shorter estimate of that cost is noise, and no store could answer
 _WEIGHT = 0.2  # of the newest restore in the moving average
 _DECAY = 0.995  # of the average at each skipped restore, so that a slow tier is tried again later
 
@@ -258,8 +259,8 @@ def make_tier(
     if store is not None:
 
         def patience() -> float:
-            seconds = costs.seconds_per_prompt_token()
-            return _PATIENCE if seconds is None else seconds * CHUNK_TOKENS
+            seconds = costs.seconds_of_prompts(CHUNK_TOKENS)
+            return _PATIENCE if seconds is None else max(_LEAST_PATIENCE, seconds)
 
         below = StoreTier(store, kv_key(), patience, below)
     return HostTier(host_bytes, below) if host_bytes else below

@@ -221,3 +221,13 @@ def test_a_token_that_seems_to_cost_nothing_sets_no_limit(
     costs.observe(0, 1, 64, 1e-3)
     monkeypatch.setattr(PromptCosts, "_solve", lambda self: [1e-3, 0.0, 0.0, per_token])
     assert costs.prompt_tokens(1, 2.0) == 2**31
+
+
+def test_a_cost_that_is_lost_in_noise_is_not_told() -> None:
+    """Who waits for a store as long as computing takes must not wait 0 s."""
+    costs = PromptCosts()
+    costs.observe(1, 0, 0, 5e-3)
+    for tokens, took in ((2, 0.05), (200, 0.02), (2, 0.06), (300, 0.03)):
+        costs.observe(0, 1, tokens, took)
+    assert costs.seconds_per_prompt_token() is None
+    assert costs.seconds_of_prompts(64) is None

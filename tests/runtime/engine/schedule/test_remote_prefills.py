@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 
+import numpy as np
 import pytest
 from engine_kit import alone, make_request, make_runner, run
 
@@ -130,7 +131,7 @@ def test_a_server_that_is_slower_than_computing_is_seldom_asked(
     server.fault = late
     engine._prefills._clock = lambda: now
     for i in range(30):
-        request = make_request(f"a{i}", 200)
+        request = make_request(f"a{i}", np.random.default_rng(i).integers(0, 256, 200).tolist())
         assert run(engine, [request]) == [alone(request)]
     assert 2 <= len(server.asked) <= 4
     assert counts(engine)["late"] + counts(engine)["skipped"] == 30
