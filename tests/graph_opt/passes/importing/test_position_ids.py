@@ -112,7 +112,7 @@ def test_what_is_made_of_one_row_of_positions_has_the_rows_of_the_batch() -> Non
         wide = Reshape(a, repeated) both = Concat <axis = -1> (wide, wide) flat = Reshape(both, joined)
         c1 = Concat <axis = -1> (c, c) y = Add(flat, c1)"""
     table = np.arange(36, dtype=np.float32).reshape(9, 4)
-    shapes = {"repeated": np.array([1, 0, 2, 1]), "joined": np.array([1, 0, 4])}
+    shapes: dict[str, Any] = {"repeated": np.array([1, 0, 2, 1]), "joined": np.array([1, 0, 4])}
     feed = {"input_ids": np.zeros((2, 3), np.int64), "past": np.zeros((2, 2, 0, 4), np.float32)}
     (alone,) = evaluate(counting(body, table=table, **shapes), feed)  # a row for both
     model = counting(body, table=table, **shapes)
