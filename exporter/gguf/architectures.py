@@ -186,6 +186,9 @@ def _qwen3_5(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the layers' kinds, without those of speculation, and the size of a head of values.
 
     llama.cpp's converter orders heads of values so that those of equal rank in their groups are together.
+
+    Raises:
+        CheckpointError: a key is missing, or a list is too short.
     """
     speculating = config.get("num_nextn_predict_layers", 0)
     count, heads = _stated(config, "num_hidden_layers"), _stated(config, "linear_num_value_heads")
@@ -197,6 +200,10 @@ def _qwen3_5(config: Mapping[str, Any]) -> dict[str, Any]:
     }
     recurrent = config.get("recurrent_layers")
     if recurrent is not None:
+        if len(recurrent) < count:
+            raise CheckpointError(
+                f"the GGUF file's 'attention.recurrent_layers' has {len(recurrent)} values for {count} layers"
+            )
         kinds = ("full_attention", "linear_attention")
         fields["layer_types"] = [kinds[bool(each)] for each in recurrent[:count]]
     return fields
@@ -275,7 +282,7 @@ def architecture(metadata: Mapping[str, Any]) -> Architecture:
             f"GGUF files of the architecture '{name}' with a mixture of experts are not supported; "
             "take the model's safetensors checkpoint"
         )
-    check_types(metadata, name)
+    check_types(metadata, name, ARCHITECTURES[name].keys)
     return ARCHITECTURES[name]
 
 

@@ -7,7 +7,7 @@ Keys: gguf-py/gguf/constants.py of https://github.com/ggml-org/llama.cpp; effect
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from ...errors import CheckpointError, UnsupportedModelError
@@ -122,25 +122,36 @@ _LISTS = (
     *("attention.head_count", "attention.head_count_kv", "feed_forward_length"),
     *("expert_used_count", "expert_feed_forward_length"),
 )
-_FLAGS = ("attention.recurrent_layers", "rope.dimension_sections", "attention.sliding_window_pattern")
+_FLAGS = ("attention.recurrent_layers",)  # one for each layer
+_SECTIONS = ("rope.dimension_sections",)
 
-_COUNTS = re.compile(r".*(count|count_kv|length|window|rank|size|kernel|cache)")
+_COUNTS = re.compile(r".*(count|count_kv|length|window|rank|size|kernel|cache|interval|nextn_predict_layers)")
 
 
-def check_types(metadata: Metadata, prefix: str) -> None:
-    """Check that values of an architecture's keys that are read are numbers, and that counts are integers.
+def check_types(metadata: Metadata, prefix: str, read: Collection[str]) -> None:
+    """Check that values of an architecture's keys that are read have the right type.
+
+    They are numbers, counts are integers, and some are texts or lists.
+
+    Args:
+        metadata: metadata of the file.
+        prefix: the architecture, with which its keys begin.
+        read: keys that the architecture reads beside those of all, without the prefix.
 
     Raises:
         CheckpointError: one is not.
     """
     for key, value in metadata.items():
         family, _, name = key.partition(".")
-        if family != prefix or name in _NEUTRAL or name in _NO_EFFECT or name in _FLAGS:
+        if family != prefix or (name in _NEUTRAL and name not in read) or name in _NO_EFFECT:
             continue
         whole = _COUNTS.fullmatch(name) is not None
         values = value if isinstance(value, list) and name in _LISTS else [value]
         if name in _TEXTS:
             fits, kind = isinstance(value, str), "text"
+        elif name in _FLAGS or name in _SECTIONS:
+            fits = isinstance(value, list) and all(isinstance(each, int) for each in value)
+            kind = "list of flags" if name in _FLAGS else "list of integers"
         else:
             kinds, kind = (int, "integer") if whole else (int | float, "number")
             fits = all(isinstance(each, kinds) and not isinstance(each, bool) for each in values)

@@ -8,10 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..api.llm import LLM
+from ..api.scoring import ContinuationScore
 from ..types.outputs import RequestOutput, Usage
 from ..types.sampling_params import SamplingParams
 from .parts import DEFAULT_MAX_TOKENS, Place
 from .prompts import Cancellation, PlaceAnswer, Prompt, chosen
+
+_AT_ONCE = 128  # choices; between such batches a program can be cancelled
 
 
 class LocalModel:
@@ -56,20 +59,24 @@ class LocalModel:
 
     def select(self, prompt: Prompt, place: Place, cancelled: Cancellation) -> PlaceAnswer:
         """Return the likeliest choice; see ``Model``."""
-        cancelled.check()
-        if prompt.text is not None:
-            scores = self._llm.score(prompt.text, place.choices)
-        else:
-            scores = self._llm.score_chat(
-                [_with_objects(message) for message in prompt.messages],
-                place.choices,
-                continue_final_message=prompt.continues,
-                **place.template,
-            )
+        scores: list[ContinuationScore] = []
+        for start in range(0, len(place.choices), _AT_ONCE):
+            cancelled.check()
+            scores += self._scores(prompt, place, place.choices[start : start + _AT_ONCE])
         usage = Usage(
             sum(score.prompt_tokens for score in scores), 0, sum(score.cached_tokens for score in scores)
         )
         return chosen(place.choices, [score.mean for score in scores], usage)
+
+    def _scores(self, prompt: Prompt, place: Place, choices: Sequence[str]) -> list[ContinuationScore]:
+        if prompt.text is not None:
+            return self._llm.score(prompt.text, choices)
+        return self._llm.score_chat(
+            [_with_objects(message) for message in prompt.messages],
+            choices,
+            continue_final_message=prompt.continues,
+            **place.template,
+        )
 
     def _rendered(self, prompt: Prompt, place: Place) -> Any:
         if prompt.text is not None:

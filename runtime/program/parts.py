@@ -210,7 +210,7 @@ def select(name: str | None, choices: Sequence[str], *, template: Mapping[str, A
     """Return a place for the likeliest of several texts.
 
     Each choice is scored by the mean log-probability of its tokens after the text before it, as SGLang does
-    by default: a sum would favour short choices. All choices are one batch that shares the text before.
+    by default: a sum would favour short choices. 128 choices are a batch, and all share the text before them.
 
     Args:
         name: the variable that holds the choice; ``PlaceAnswer.scores`` has the scores.

@@ -39,6 +39,7 @@ class PositionIdsPass(GraphPass):
             if counted.rank == 1:
                 _drop_reshape(graph, node)
             self.fired += 1
+        _widen(graph, [value for node, _ in readers for value in node.outputs])
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +113,44 @@ def _shaped(graph: ir.Graph, before: ir.Node, positions: ir.Value, counted: _Cou
     others = np.array([other for other in range(1, counted.rank) if other != counted.axis], np.int64)
     axes = shared_constant(graph, f"positions.axes_{counted.rank}_{counted.axis}", others)
     return insert(before, "Unsqueeze", [value, axes]).outputs[0]
+
+
+def _widen(graph: ir.Graph, values: Sequence[ir.Value]) -> None:
+    """Let values of one row, and what is computed of them alone, have the rows of the batch.
+
+    A Reshape that states the one row as its first axis copies that axis instead.
+    """
+    reached, waiting = set[ir.Value](), list(values)
+    while waiting:
+        value = waiting.pop()
+        reached.add(value)
+        if value.shape is not None and len(value.shape) > 1 and value.shape[0] == 1:
+            value.shape = ir.Shape(["batch", *value.shape[1:]])
+        for use in value.uses():
+            node = use.node
+            known = all(x is None or x.const_value is not None or x in reached for x in node.inputs)
+            if not known or node.domain or not _keeps_rows(node):
+                continue
+            if node.op_type == "Reshape":
+                _copy_rows(graph, node)
+            waiting += [output for output in node.outputs if output not in reached]
+
+
+def _keeps_rows(node: ir.Node) -> bool:
+    """Return whether the first axis of a node's input stays the first one."""
+    if node.op_type != "Transpose":
+        return node.op_type != "Shape"
+    return "perm" in node.attributes and node.attributes["perm"].as_ints()[0] == 0
+
+
+def _copy_rows(graph: ir.Graph, reshape: ir.Node) -> None:
+    shape = reshape.inputs[1]
+    sizes = shape.const_value.numpy() if shape is not None and shape.const_value is not None else None
+    if sizes is None or not sizes.size or sizes[0] != 1 or int_attribute(reshape, "allowzero", 0):
+        return
+    copied = np.array([0, *sizes[1:]], np.int64)
+    name = f"positions.shape_{'_'.join(map(str, copied.tolist()))}"
+    reshape.replace_input_with(1, shared_constant(graph, name, copied))
 
 
 def _drop_reshape(graph: ir.Graph, gather: ir.Node) -> None:

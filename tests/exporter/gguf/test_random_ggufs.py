@@ -100,6 +100,24 @@ def test_kept_files_give_the_logits_of_llama_cpp(kept: Path, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("metadata", "named"),
     [
+        ({"attention.recurrent_layers": 1}, r"'qwen35\.attention\.recurrent_layers' is 1, no list of flags"),
+        ({"attention.recurrent_layers": [True]}, r"recurrent_layers' has 1 values for 4 layers"),
+        ({"rope.dimension_sections": "none"}, r"dimension_sections' is 'none', no list of integers"),
+        ({"nextn_predict_layers": "none"}, r"nextn_predict_layers' is 'none', no integer"),
+        ({"full_attention_interval": 0.5}, r"full_attention_interval' is 0\.5, no integer"),
+    ],
+)
+def test_values_of_other_types_are_refused_in_hybrids(
+    metadata: dict[str, Any], named: str, tmp_path: Path
+) -> None:
+    RandomFile("qwen3_5_text", metadata=metadata).write(tmp_path / "m.gguf")
+    with pytest.raises(CheckpointError, match=named):
+        export_package(tmp_path / "m.gguf", tmp_path / "package")
+
+
+@pytest.mark.parametrize(
+    ("metadata", "named"),
+    [
         ({"rope.dimension_count": [1, 0]}, r"'llama\.rope\.dimension_count' is \[1, 0\], no integer"),
         ({"rope.freq_base": "none"}, r"'llama\.rope\.freq_base' is 'none', no number"),
         ({"attention.head_count": True}, r"'llama\.attention\.head_count' is True, no integer"),

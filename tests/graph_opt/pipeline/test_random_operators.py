@@ -36,6 +36,10 @@ TOLERANCE, HALF = 2e-4, 2e-2  # of the largest value, which is at least 1
 VERDICTS: Counter[str] = Counter()
 
 
+class ShapeInferenceError(Exception):
+    """onnxruntime's shape inference refuses a graph."""
+
+
 def optimized(model: onnx.ModelProto, target: str) -> onnx.ModelProto:
     """Return the graph for a target, as ``carryall optimize`` makes it."""
     graph = ir.from_proto(onnx.ModelProto.FromString(model.SerializeToString()))
@@ -50,7 +54,10 @@ def optimized(model: onnx.ModelProto, target: str) -> onnx.ModelProto:
 
 def results(model: onnx.ModelProto, feed: Feed, level: str) -> Arrays:
     content = model.SerializeToString()
-    session = ort.InferenceSession(content, options(level), providers=["CPUExecutionProvider"])
+    try:
+        session = ort.InferenceSession(content, options(level), providers=["CPUExecutionProvider"])
+    except ort.capi.onnxruntime_pybind11_state.Fail as error:
+        raise (ShapeInferenceError if "ShapeInferenceError" in str(error) else ValueError)(error) from error
     return [np.asarray(array) for array in session.run(None, feed)]
 
 
@@ -86,7 +93,11 @@ def check(seed: int, openvino: OpenVinoProcess) -> list[str]:
         for attribute in node.attribute
     )
     tolerance, wrong = HALF if half else TOLERANCE, []
-    expected = results(model, feed, "ORT_DISABLE_ALL")
+    try:
+        expected = results(model, feed, "ORT_DISABLE_ALL")
+    except ShapeInferenceError:  # each node ran alone, but what it infers of the whole contradicts itself
+        VERDICTS["onnxruntime refuses the source"] += 1
+        return []
 
     def compare(what: str, found: Arrays) -> bool:
         VERDICTS[what] += 1
@@ -144,7 +155,10 @@ def test_many_graphs(openvino: OpenVinoProcess, capsys: pytest.CaptureFixture[st
     wrong = {}
     while time.monotonic() < end:
         seed += 1
-        found = check(seed, openvino)
+        try:
+            found = check(seed, openvino)
+        except Exception as error:  # noqa: BLE001 -- the others are tried too
+            found = [repr(error)]
         if found:
             wrong[seed] = found
     with capsys.disabled():

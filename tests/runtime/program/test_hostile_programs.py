@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from llm_kit import toy_model
 from on_service import on_service
@@ -92,6 +93,29 @@ def test_a_program_without_end_is_cancelled(llm: LLM, endless: Callable[[Any], N
     with pytest.raises(ProgramCancelledError):
         run.wait()
     assert llm.stats().running == llm.stats().waiting == 0
+
+
+def test_thousands_of_choices_are_compared_and_can_be_cancelled(tmp_path: Path) -> None:
+    choices = [f"choice {number}" for number in range(1000)]
+
+    @program
+    def chooses(s: Any) -> None:
+        s += "x" + select("a", choices)
+
+    with LLM(toy_model(tmp_path / "fast", context_length=CONTEXT, max_slots=8)) as llm:
+        run = chooses.run(llm)
+        scores = llm.score("x", choices)
+        assert list(run.answer("a").scores.values()) == [score.mean for score in scores]
+        assert run["a"] == choices[int(np.argmax([score.mean for score in scores]))]
+    with LLM(toy_model(tmp_path / "slow", context_length=CONTEXT, step_seconds=0.01)) as llm:
+        run = chooses.start(llm)
+        while not llm.stats().computed_tokens:
+            time.sleep(0.001)
+        run.cancel()
+        with pytest.raises(ProgramCancelledError):
+            run.wait()
+        assert llm.stats().finished < len(choices)
+        assert llm.stats().running == llm.stats().waiting == 0
 
 
 def test_a_program_that_calls_itself_without_end_leaves_nothing_running(llm: LLM) -> None:

@@ -104,3 +104,20 @@ def test_a_graph_without_a_cache_counts_from_zero() -> None:
     model = graph(f"g (int64[b, s] input_ids) => (float[b, s, 4] y) {{ {body} }}", **GIVEN)
     apply(PositionIdsPass(), model)
     assert inputs(model) == ["input_ids", "position_ids"]
+
+
+def test_what_is_made_of_one_row_of_positions_has_the_rows_of_the_batch() -> None:
+    """As in traces of CodeGen, whose angles are repeated by a Reshape to [1, tokens, 1, width, 1]."""
+    body = """found = Gather(table, rows) a, c = Split <axis = -1, num_outputs = 2> (found)
+        wide = Reshape(a, repeated) both = Concat <axis = -1> (wide, wide) flat = Reshape(both, joined)
+        c1 = Concat <axis = -1> (c, c) y = Add(flat, c1)"""
+    table = np.arange(36, dtype=np.float32).reshape(9, 4)
+    shapes: dict[str, Any] = {"repeated": np.array([1, 0, 2, 1]), "joined": np.array([1, 0, 4])}
+    feed = {"input_ids": np.zeros((2, 3), np.int64), "past": np.zeros((2, 2, 0, 4), np.float32)}
+    (alone,) = evaluate(counting(body, table=table, **shapes), feed)  # a row for both
+    model = counting(body, table=table, **shapes)
+    apply(PositionIdsPass(), model)
+    positions = np.array([[0, 1, 2], [4, 5, 6]])
+    (found,) = evaluate(model, {**feed, "position_ids": positions})
+    np.testing.assert_array_equal(found[:1], alone)
+    np.testing.assert_array_equal(found[1], alone[0] + 8 * 4)  # each row of the table is 4 above the last
