@@ -24,6 +24,7 @@ from carryall import LLM, QuantizationRecipe, SamplingParams
 from carryall.errors import ChatTemplateError, PromptTooLongError, RequestError
 from carryall.runtime.api.embedding import encoded_tokens
 from carryall.runtime.api.prompts import PooledPrompt
+from carryall.runtime.api.sight import MOST_PICTURES
 from carryall.runtime.engine.requests.prompt_images import PromptImages
 from carryall.runtime.tasks.export import export
 
@@ -357,6 +358,17 @@ def test_a_result_of_a_tool_may_be_a_picture(llm: LLM) -> None:
 def test_what_is_not_read_is_refused_and_not_left_out(llm: LLM, part: Json, why: str) -> None:
     with pytest.raises(RequestError, match=why):
         llm.chat([{"role": "user", "content": [part, {"type": "text", "text": "What is it?"}]}], GREEDY)
+
+
+@pytest.mark.long
+def test_pictures_of_a_conversation_are_limited_in_number_and_pixels(llm: LLM) -> None:
+    with pytest.raises(RequestError, match=f"{MOST_PICTURES + 1} pictures; the limit is {MOST_PICTURES}"):
+        llm.chat(asked(*[picture(8, 8)] * (MOST_PICTURES + 1)), GREEDY)
+    wall = np.zeros((8000, 8000), np.uint8)  # the largest picture
+    with pytest.raises(RequestError, match="more than 256000000 pixels in all"):
+        llm.chat(asked(*[wall] * 5), GREEDY)
+    with pytest.raises(PromptTooLongError):
+        llm.chat(asked(*[picture(8, 8)] * MOST_PICTURES), GREEDY)
 
 
 def test_a_prompt_that_is_too_long_is_refused_before_its_pictures_are_computed(llm: LLM) -> None:
