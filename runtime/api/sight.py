@@ -102,8 +102,8 @@ class Sight:
         left = iter(pictures)
         return [places.sub(lambda _: next(left).text, piece) for piece in pieces]
 
-    def images(self, token_ids: Sequence[int], pictures: Sequence[Picture]) -> PromptImages:
-        """Compute the pictures of a prompt.
+    def images(self, token_ids: Sequence[int], pictures: Sequence[Picture], salt: str = "") -> PromptImages:
+        """Compute the pictures of a prompt; results are shared with prompts of the same salt.
 
         Raises:
             RequestError: the tokenizer has no token for a place of a picture, or makes other ones.
@@ -117,7 +117,7 @@ class Sight:
                 f"the prompt has {found} tokens {', '.join(map(str, tokens))} for pictures, which need "
                 f"{wanted}; the tokenizer does not belong to this model"
             )
-        states = [(picture.key, encoder.states(picture)) for picture in pictures]
+        states = [(picture.key, encoder.states(picture, salt)) for picture in pictures]
         return PromptImages.of(token_ids, tokens, states, [picture.places for picture in pictures])
 
 

@@ -159,14 +159,18 @@ class ImageEncoder:
         count = sum(map(prepared.text.count, self.processor.tokens))
         return Picture(key.digest(), prepared, count, size, place, num_frames)
 
-    def states(self, picture: Picture) -> States:
+    def states(self, picture: Picture, salt: str = "") -> States:
         """Return the rows [tokens, hidden] of a picture; units that are known are not computed.
+
+        Args:
+            picture: of this encoder.
+            salt: only results of the same salt are known, so that time tells no tenant of others' pictures.
 
         Raises:
             ProviderRuntimeError: the run failed.
         """
         units, order, weights = picture.prepared.units, picture.prepared.rows, picture.prepared.weights
-        keys = [unit_key(unit) for unit in units]
+        keys = [unit_key(unit, salt) for unit in units]
         with self._lock:
             rows = {key: self._kept[key] for key in keys if key in self._kept}
             missing = {key: unit for key, unit in zip(keys, units, strict=True) if key not in rows}
