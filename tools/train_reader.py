@@ -9,9 +9,9 @@ the order of reading. So the rows that the tower gives the decoder are first tra
 tells from each of them the characters under it, which the printer knows. Only --init reads the head again.
 
 No trained model has been shown to work. After 550 s of one core of a Xeon (Sapphire Rapids) that was shared
-with other work, 775 steps of the tower alone and 500 with the decoder, the head told 72 % of the characters of
-held-out words, in known and in held-out fonts; of the decoder's characters 71 % (known) and 66 % (held-out
-fonts) were wrong, on 12 pages each, and its loss still fell.
+with other work, 775 steps of the tower alone and 500 with the decoder, the head told 72 % of the characters
+of held-out words, in known and in held-out fonts; of the decoder's characters 71 % (known) and 66 %
+(held-out fonts) were wrong, on 12 pages each, and its loss still fell.
 """
 
 import argparse
