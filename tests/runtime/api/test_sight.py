@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import base64
 import io
+import json
+import logging
+import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,10 +20,11 @@ from PIL import Image
 from safetensors.numpy import load_file
 from tiny_models import write_tiny
 from tiny_vlms import IMAGE, IMAGE_ID, SPECIAL, write_vlm
+from tokenizers import Tokenizer as HuggingFaceTokenizer
 from vision_golden import NEW_TOKENS, golden_path, picture
 
 import carryall
-from carryall import LLM, QuantizationRecipe, SamplingParams
+from carryall import LLM, AsyncLLM, QuantizationRecipe, SamplingParams
 from carryall.errors import ChatTemplateError, PromptTooLongError, RequestError
 from carryall.runtime.api.embedding import encoded_tokens
 from carryall.runtime.api.prompts import PooledPrompt
@@ -358,6 +362,76 @@ def test_a_result_of_a_tool_may_be_a_picture(llm: LLM) -> None:
 def test_what_is_not_read_is_refused_and_not_left_out(llm: LLM, part: Json, why: str) -> None:
     with pytest.raises(RequestError, match=why):
         llm.chat([{"role": "user", "content": [part, {"type": "text", "text": "What is it?"}]}], GREEDY)
+
+
+@pytest.fixture(scope="module")
+def merging(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LLM, HuggingFaceTokenizer]]:
+    """A model whose tokenizer joins line breaks and spaces, in place of two bytes that no text has."""
+    folder = tmp_path_factory.mktemp("merging")
+    path = write_vlm(folder / "checkpoint") / "tokenizer.json"
+    content = json.loads(path.read_text(encoding="utf-8"))
+    vocabulary = content["model"]["vocab"]
+    for pair, byte in (("ĊĊ", "Ā"), ("ĠĠ", "ā")):
+        vocabulary[pair] = vocabulary.pop(byte)
+    content["model"]["merges"] = [["Ċ", "Ċ"], ["Ġ", "Ġ"]]
+    path.write_text(json.dumps(content), encoding="utf-8")
+    export(folder / "checkpoint", folder / "package")
+    with opened(folder / "package") as model:
+        yield model, HuggingFaceTokenizer.from_file(str(path))
+
+
+@pytest.mark.parametrize("before", ["", "\n\n", "a\n", "  ", "é", "\u200b", "<", "\n\n\n "])
+@pytest.mark.parametrize("after", ["\n\n", "\n", "  b", "\U0001f600", ">", "\t\n"])
+def test_text_around_a_picture_is_tokenized_as_one_text(
+    merging: tuple[LLM, HuggingFaceTokenizer], before: str, after: str
+) -> None:
+    llm, tokenizer = merging
+    parts = [{"type": "image", "image": picture()}, {"type": "text", "text": after}]
+    opening = [{"type": "text", "text": before}] if before else []
+    token_ids = llm.render_chat([{"role": "user", "content": [*opening, *parts]}]).token_ids
+    shown = llm.requests.sight._encoder.prepare(picture()).text
+    start = f": {before}" if before else ":"
+    whole = f"<|im_start|>User{start}{shown}{after}<end_of_utterance>\nAssistant:"
+    assert token_ids == tokenizer.encode(whole, add_special_tokens=False).ids
+
+
+@pytest.mark.long
+def test_pictures_are_in_no_log(llm: LLM, caplog: pytest.LogCaptureFixture) -> None:
+    url = f"data:image/png;base64,{base64.b64encode(png(picture(61, 47))).decode()}"
+    part = {"type": "image_url", "image_url": {"url": url}}
+    with caplog.at_level(logging.DEBUG):
+        llm.chat([{"role": "user", "content": [part, {"type": "text", "text": "What is it?"}]}], GREEDY)
+    assert "47 x 61 pixels" in caplog.text
+    assert url[40:80] not in caplog.text
+
+
+@pytest.mark.long
+def test_a_cache_without_room_and_cancelled_requests_change_no_answer(package: Path) -> None:
+    rng, seen = random.Random(5), [picture(50, 60, shift) for shift in (0, 90, 180)]
+    with opened(package) as alone:
+        known = [tokens(alone, asked(each)) for each in seen]
+
+    async def scenario() -> None:
+        llm = AsyncLLM(package, max_slots=2, provider="cpu", kv_cache_dtype="float32", max_step_tokens=24)
+        llm.requests.sight._encoder._room = 1  # bytes
+
+        async def answer(number: int, most: int) -> None:
+            prompt = await llm.render(asked(seen[number]))
+            found: list[int] = []
+            async for output in llm.generate(prompt, GREEDY):
+                found = output.outputs[0].token_ids
+                if len(found) >= most:
+                    break
+            assert found == known[number][: len(found)]
+            assert len(found) >= min(most, NEW_TOKENS)
+
+        try:
+            await asyncio.gather(*(answer(rng.randrange(3), rng.randrange(1, 24)) for _ in range(16)))
+            assert llm.requests.sight._encoder._bytes <= 1
+        finally:
+            llm.shutdown()
+
+    asyncio.run(scenario())
 
 
 @pytest.mark.long
