@@ -7,6 +7,7 @@ import base64
 import io
 import json
 import logging
+import os
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -432,6 +433,23 @@ def test_a_cache_without_room_and_cancelled_requests_change_no_answer(package: P
             llm.shutdown()
 
     asyncio.run(scenario())
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads Linux's counts of pages")
+def test_memory_does_not_grow_with_the_number_of_pictures(package: Path) -> None:
+    def resident() -> float:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+    with opened(package) as llm:
+        llm.requests.sight._encoder._room = 2**20
+        sizes = [resident()]
+        for part in range(5):
+            for number in range(100):
+                shown = picture(200, 300, 100 * part + number)
+                llm.chat(asked(shown), SamplingParams(temperature=0, max_tokens=1))
+            sizes.append(resident())
+    assert max(sizes[2:]) - sizes[1] < 16, sizes  # MiB; the pictures have 86 MiB
 
 
 @pytest.mark.long
