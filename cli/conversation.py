@@ -14,7 +14,7 @@ from ..runtime.api.requests import RequestFactory
 from ..runtime.models.loading import LoadedModel
 from ..runtime.types.sampling_params import SamplingParams
 from . import generation
-from .pictures import PictureFile
+from .pictures import Shown
 
 PROMPT = "> "
 
@@ -22,7 +22,7 @@ PROMPT = "> "
 class ConsoleChat:
     """The messages of a conversation, and the model that answers them, with the LoRA adapter ``lora``.
 
-    The first message shows the pictures ``images``.
+    The first message has the pictures and videos ``shown``.
     """
 
     def __init__(
@@ -32,10 +32,10 @@ class ConsoleChat:
         params: SamplingParams,
         opening: list[dict[str, str]],
         lora: str | None = None,
-        images: Sequence[PictureFile] = (),
+        shown: Sequence[Shown] = (),
     ) -> None:
         self._llm, self._requests, self._params, self._opening = llm, requests, params, opening
-        self._lora, self._images = lora, images
+        self._lora, self._shown = lora, shown
         self.messages: list[dict[str, Any]] = list(opening)
 
     def reset(self) -> None:
@@ -45,7 +45,7 @@ class ConsoleChat:
     def answer(self, message: str) -> Iterator[str]:
         """Yield the answer in pieces; a partial answer is kept in the conversation too."""
         first = len(self.messages) == len(self._opening)
-        asked = [*self.messages, generation.user_message(message, self._images if first else ())]
+        asked = [*self.messages, generation.user_message(message, self._shown if first else ())]
         said: list[str] = []
         try:
             prompt = generation.unparsed(self._requests.chat_prompt(asked))

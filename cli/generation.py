@@ -20,7 +20,7 @@ from ..runtime.models.loading import LoadedModel, load_model
 from ..runtime.types.outputs import CompletionOutput, RequestOutput
 from ..runtime.types.sampling_params import SamplingParams
 from ..storage.texts import read_text
-from .pictures import PictureFile, picture_part
+from .pictures import Shown
 from .progress import PREPARE, progress
 
 
@@ -89,18 +89,18 @@ def speed_line(output: RequestOutput) -> str:
     )
 
 
-def user_message(text: str, images: Sequence[PictureFile]) -> dict[str, Any]:
+def user_message(text: str, shown: Sequence[Shown]) -> dict[str, Any]:
     """Return a message of the user; pictures come before the text."""
-    pictures = [picture_part(each) for each in images]
+    pictures = [file.part for file in shown]
     return {"role": "user", "content": [*pictures, {"type": "text", "text": text}] if pictures else text}
 
 
 def chat_prompt(
-    loaded: LoadedModel, message: str, tools: Path | None, images: Sequence[PictureFile] = ()
+    loaded: LoadedModel, message: str, tools: Path | None, shown: Sequence[Shown] = ()
 ) -> ChatPrompt:
     """Render a message, and the functions of a file, with the model's chat template."""
     functions = None if tools is None else _functions(tools)
-    return RequestFactory(loaded).chat_prompt([user_message(message, images)], tools=functions)
+    return RequestFactory(loaded).chat_prompt([user_message(message, shown)], tools=functions)
 
 
 def unparsed(prompt: ChatPrompt) -> ChatPrompt:

@@ -12,7 +12,7 @@ from .. import generation
 from ..conversation import ConsoleChat, check_chat
 from ..load_options import Chosen, config_options
 from ..options import quiet_option
-from ..pictures import PictureFile, image_option
+from ..pictures import PictureFile, VideoFile, image_option, video_option
 from ..sampling import sampling_options, sampling_params
 from ..sections import SectionedCommand
 
@@ -28,11 +28,13 @@ from ..sections import SectionedCommand
 @sampling_options(without=("n", "best_of", "logprobs"))
 @click.option("--system", help="System message with instructions for the model.")
 @image_option()
+@video_option()
 @quiet_option
 def command(
     chosen: Chosen,
     system: str | None,
     images: tuple[PictureFile, ...],
+    videos: tuple[VideoFile, ...],
     quiet: bool,
     **sampling: Any,
 ) -> None:
@@ -40,8 +42,8 @@ def command(
 
     Each line is a message, and the answer is printed while it is generated. Ctrl-C stops an answer, /reset
     starts a new conversation, /exit or Ctrl-D ends the program. Messages may also be piped in, one per line.
-    The pictures of --image belong to the first message. If the model has no chat template, give one with
-    --chat-template; to continue plain text, use 'carryall run --raw'.
+    The files of --image and --video belong to the first message. If the model has no chat template, give one
+    with --chat-template; to continue plain text, use 'carryall run --raw'.
 
     \b
     Examples:
@@ -55,4 +57,4 @@ def command(
     opening = [{"role": "system", "content": system}] if system else []
     check_chat(loaded, opening)
     with LLM(loaded, engine_config=chosen.engine) as llm:
-        ConsoleChat(llm, RequestFactory(loaded), params, opening, lora, images).talk()
+        ConsoleChat(llm, RequestFactory(loaded), params, opening, lora, (*images, *videos)).talk()

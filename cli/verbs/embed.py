@@ -16,7 +16,7 @@ from ...storage.paths import check_target
 from ...storage.writing import hiding_scratch, publish, writing
 from ..lines import given_lines, lines_option
 from ..options import MOST_TOKENS, print_json
-from ..pictures import PictureFile, image_option, picture_part
+from ..pictures import PictureFile, image_option
 from ..sections import SectionedCommand
 
 
@@ -81,7 +81,7 @@ def command(
 
     only_pictures = bool(images) and not texts and lines is None
     inputs: list[Any] = [] if only_pictures else list(given_lines(texts, lines))
-    inputs += map(picture_part, images)
+    inputs += [image.part for image in images]
     if output is not None and (output.suffix != ".npy" or kind != "dense"):
         raise UsageError(f"{output}: -o writes dense vectors to an .npy file; omit it for lines of JSON")
     if dimensions is not None and kind != "dense":

@@ -19,7 +19,7 @@ from .. import generation
 from ..conversation import ConsoleChat, check_chat
 from ..load_options import Chosen, config_options, model_elsewhere
 from ..options import check_exclusive, json_option, print_json, quiet_option
-from ..pictures import PictureFile, image_option
+from ..pictures import PictureFile, Shown, VideoFile, image_option, video_option
 from ..sampling import READABLE, sampling_options, sampling_params
 from ..sections import SectionedCommand
 
@@ -87,6 +87,7 @@ class RunCommand(SectionedCommand):
 @click.option("--chat", is_flag=True,
               help="PROMPT is a message, as it is for every model with a chat template.")  # fmt: skip
 @image_option()
+@video_option()
 @click.option("--tools", type=READABLE, help="A JSON file with a list of functions the model may call.")
 @json_option
 @quiet_option
@@ -96,6 +97,7 @@ def command(
     raw: bool,
     chat: bool,
     images: tuple[PictureFile, ...],
+    videos: tuple[VideoFile, ...],
     tools: Path | None,
     as_json: bool,
     quiet: bool,
@@ -121,20 +123,22 @@ def command(
     check_exclusive({"--raw": raw, "--chat": chat})
     check_exclusive({"--raw": raw, "--tools": tools is not None})
     check_exclusive({"--raw": raw, "--image": bool(images)})
+    check_exclusive({"--raw": raw, "--video": bool(videos)})
+    shown: tuple[Shown, ...] = (*images, *videos)
     if prompt is None and (raw or tools is not None or as_json):
         raise UsageError("--raw, --tools and --json need a prompt: carryall run MODEL PROMPT")
     lora = generation.only_lora(chosen.model)
     loaded = generation.open_model(chosen.model, max_slots=chosen.engine.max_slots, quiet=quiet or as_json)
     params = sampling_params(loaded, sampling)
     if prompt is None:
-        _talk(loaded, chosen, params, lora, images)
+        _talk(loaded, chosen, params, lora, shown)
         return
     text = sys.stdin.read() if prompt == "-" else prompt
     if not text:
         raise UsageError("the prompt is empty")
     written: Prompt = text
-    if not raw and (chat or images or tools is not None or loaded.chat_template.names):
-        asked = generation.chat_prompt(loaded, text, tools, images)
+    if not raw and (chat or shown or tools is not None or loaded.chat_template.names):
+        asked = generation.chat_prompt(loaded, text, tools, shown)
         written = asked if as_json else generation.unparsed(asked)  # streamed text includes all
     output: RequestOutput | None = None
     with LLM(loaded, engine_config=chosen.engine) as llm:
@@ -158,7 +162,7 @@ def _talk(
     chosen: Chosen,
     params: SamplingParams,
     lora: str | None,
-    images: tuple[PictureFile, ...],
+    shown: tuple[Shown, ...],
 ) -> None:
     """Hold a conversation: what ``carryall run MODEL`` does without a prompt."""
     if params.n != 1 or params.best_of is not None or params.logprobs is not None:
@@ -169,4 +173,4 @@ def _talk(
         )
     check_chat(loaded, [])
     with LLM(loaded, engine_config=chosen.engine) as llm:
-        ConsoleChat(llm, RequestFactory(loaded), params, [], lora, images).talk()
+        ConsoleChat(llm, RequestFactory(loaded), params, [], lora, shown).talk()

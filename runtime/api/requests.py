@@ -209,6 +209,7 @@ class RequestFactory:
         called: Collection[str] = (),
         parallel_calls: bool = True,
         begun: str = "",
+        image_salt: str = "",
         **variables: Any,
     ) -> ChatPrompt:
         """Render a conversation to a prompt.
@@ -225,6 +226,7 @@ class RequestFactory:
                 empty, the model may call any.
             parallel_calls: whether an answer that must call may hold several calls.
             begun: text at the end of the prompt, with which the answer begins.
+            image_salt: only prompts with the same salt share computed pictures.
             **variables: see there.
 
         Raises:
@@ -285,7 +287,7 @@ class RequestFactory:
         if not pictures:
             return prompt
         self.token_ids(prompt)  # a prompt that is too long is refused before its pictures are computed
-        return dataclasses.replace(prompt, images=self.sight.images(prompt.token_ids, pictures))
+        return dataclasses.replace(prompt, images=self.sight.images(prompt.token_ids, pictures, image_salt))
 
     def _marked(
         self,

@@ -13,10 +13,13 @@ from ...options import shown
 from ..engine.requests.prompt_images import PromptImages
 from ..images.data_url import is_data_url, read_data_url
 from ..images.encoding import ImageEncoder, Picture
+from ..images.opening import MOST_PIXELS
 from ..images.pdf import pictures_of
 from ..images.video import Video, open_video
 from ..text.chat_template import Message
 
+MOST_PICTURES = 128  # of a conversation; a page of a PDF file is one
+_TOTAL_PIXELS = 4 * MOST_PIXELS  # of all pictures of a conversation, since each takes time to be opened
 _TEXTS = ("text", "thinking", "reasoning")  # types of parts; some templates write past thoughts so
 
 
@@ -55,7 +58,9 @@ class Sight:
         encoder, pictures, taken = self._encoder, list[Picture](), list[Message]()
         parts_of = [message["content"] for message in messages if _has_pictures(message)]
         sources = [picture_sources(part) for parts in parts_of for part in parts if is_picture(part)]
-        several, opened = sum(map(len, sources)) > 1, iter(sources)
+        if (count := sum(map(len, sources))) > MOST_PICTURES:
+            raise RequestError(f"a conversation has {count} pictures; the limit is {MOST_PICTURES}")
+        several, opened = count > 1, iter(sources)
         for message in messages:
             if not _has_pictures(message):
                 taken.append(message)
@@ -65,10 +70,12 @@ class Sight:
                 if is_video(part):
                     pictures.append(encoder.prepare_video(_video(part)))
                     parts.append({"type": "video"})
+                    _check_all(pictures)
                 elif is_picture(part):
-                    prepared = [encoder.prepare(source, several=several) for source in next(opened)]
-                    pictures += prepared
-                    parts += [{"type": "image"}] * len(prepared)
+                    for source in next(opened):
+                        pictures.append(encoder.prepare(source, several=several))
+                        parts.append({"type": "image"})
+                        _check_all(pictures)
                 else:
                     parts.append(part)
             taken.append({**message, "content": parts})
@@ -95,8 +102,8 @@ class Sight:
         left = iter(pictures)
         return [places.sub(lambda _: next(left).text, piece) for piece in pieces]
 
-    def images(self, token_ids: Sequence[int], pictures: Sequence[Picture]) -> PromptImages:
-        """Compute the pictures of a prompt.
+    def images(self, token_ids: Sequence[int], pictures: Sequence[Picture], salt: str = "") -> PromptImages:
+        """Compute the pictures of a prompt; results are shared with prompts of the same salt.
 
         Raises:
             RequestError: the tokenizer has no token for a place of a picture, or makes other ones.
@@ -110,7 +117,7 @@ class Sight:
                 f"the prompt has {found} tokens {', '.join(map(str, tokens))} for pictures, which need "
                 f"{wanted}; the tokenizer does not belong to this model"
             )
-        states = [(picture.key, encoder.states(picture)) for picture in pictures]
+        states = [(picture.key, encoder.states(picture, salt)) for picture in pictures]
         return PromptImages.of(token_ids, tokens, states, [picture.places for picture in pictures])
 
 
@@ -126,6 +133,16 @@ def _check_parts(messages: Any) -> None:
                 "a part of a content must be {'type': 'text', 'text': ...} or {'type': 'image', 'image': ...}"
                 f" with a path, bytes, an image of Pillow or an array, not {shown(part)}"
             )
+
+
+def _check_all(pictures: Sequence[Picture]) -> None:
+    """Raise RequestError for pictures with too many pixels in all."""
+    total = sum(picture.num_pixels for picture in pictures)
+    if total > _TOTAL_PIXELS:
+        raise RequestError(
+            f"the pictures of a conversation have more than {_TOTAL_PIXELS} pixels in all; make them "
+            "smaller, or send fewer"
+        )
 
 
 def is_picture(part: Any) -> bool:

@@ -40,6 +40,7 @@ class Picture:
         num_tokens: tokens of the prompt that its states replace; 0 for a model without such prompts.
         size: pixels (height, width) of the picture as it was given.
         place: what the chat template writes for it; empty for a model without such prompts.
+        num_frames: of a video; 1 for a picture.
     """
 
     key: bytes
@@ -47,6 +48,12 @@ class Picture:
     num_tokens: int
     size: tuple[int, int]
     place: str = ""
+    num_frames: int = 1
+
+    @property
+    def num_pixels(self) -> int:
+        """Pixels of all frames as they were given."""
+        return self.num_frames * math.prod(self.size)
 
     @property
     def text(self) -> str:
@@ -132,9 +139,10 @@ class ImageEncoder:
             raise RequestError("this model reads pictures, not videos; send frames as pictures")
         module: Any = self._geometry
         prepared = module.prepare_video(self.processor, video)
-        return self._picture(prepared, (video.frames[0].shape[0], video.frames[0].shape[1]), place)
+        size = video.frames[0].shape[0], video.frames[0].shape[1]
+        return self._picture(prepared, size, place, len(video.frames))
 
-    def _picture(self, prepared: Prepared, size: tuple[int, int], place: str) -> Picture:
+    def _picture(self, prepared: Prepared, size: tuple[int, int], place: str, num_frames: int = 1) -> Picture:
         height, width = size
         patch = self.processor.patch
         patches = max((high // patch) * (wide // patch) for high, wide in map(unit_size, prepared.units))
@@ -149,16 +157,20 @@ class ImageEncoder:
         for array in (prepared.rows, prepared.places):
             key.update(b"" if array is None else array.tobytes())
         count = sum(map(prepared.text.count, self.processor.tokens))
-        return Picture(key.digest(), prepared, count, size, place)
+        return Picture(key.digest(), prepared, count, size, place, num_frames)
 
-    def states(self, picture: Picture) -> States:
+    def states(self, picture: Picture, salt: str = "") -> States:
         """Return the rows [tokens, hidden] of a picture; units that are known are not computed.
+
+        Args:
+            picture: of this encoder.
+            salt: only results of the same salt are known, so that time tells no tenant of others' pictures.
 
         Raises:
             ProviderRuntimeError: the run failed.
         """
         units, order, weights = picture.prepared.units, picture.prepared.rows, picture.prepared.weights
-        keys = [unit_key(unit) for unit in units]
+        keys = [unit_key(unit, salt) for unit in units]
         with self._lock:
             rows = {key: self._kept[key] for key in keys if key in self._kept}
             missing = {key: unit for key, unit in zip(keys, units, strict=True) if key not in rows}

@@ -95,9 +95,9 @@ def unit_size(unit: Values) -> tuple[int, int]:
     return unit.shape[-3], unit.shape[-2]
 
 
-def unit_key(unit: Values) -> bytes:
-    """Return 32 bytes that tell units of different shape or content apart."""
-    key = hashlib.blake2b(repr(unit.shape).encode(), digest_size=32)
+def unit_key(unit: Values, salt: str = "") -> bytes:
+    """Return 32 bytes that tell units of different shape, content or salt apart."""
+    key = hashlib.blake2b(repr((unit.shape, salt)).encode(), digest_size=32)
     key.update(np.ascontiguousarray(unit).tobytes())
     return key.digest()
 

@@ -207,7 +207,7 @@ class LLMHandler:
             if isinstance(request.prompt, Infill):
                 request = with_gap(request, *await llm.infill(request.prompt))
             stream = await llm.add_request(
-                await _prompt(llm, request.prompt),
+                await _prompt(llm, request.prompt, request.cache_salt or ""),
                 request.params,
                 request.request_id,
                 request.priority,
@@ -488,8 +488,14 @@ async def _spend_on(llm: AsyncLLM, *groups: str | Sequence[str]) -> None:
             spend(len(await llm.token_ids(text)))
 
 
-async def _prompt(llm: AsyncLLM, prompt: Prompt) -> EnginePrompt:
-    """Return a prompt in the engine's form; a conversation is rendered."""
+async def _prompt(llm: AsyncLLM, prompt: Prompt, salt: str = "") -> EnginePrompt:
+    """Return a prompt in the engine's form; a conversation is rendered, and its pictures are computed.
+
+    Args:
+        llm: the model.
+        prompt: of a request.
+        salt: see ``RequestFactory.chat_prompt``.
+    """
     if isinstance(prompt, Infill):
         return (await llm.infill(prompt))[0]
     if not isinstance(prompt, Conversation):
@@ -501,5 +507,6 @@ async def _prompt(llm: AsyncLLM, prompt: Prompt) -> EnginePrompt:
         continue_final_message=prompt.continues,
         called=prompt.called,
         parallel_calls=prompt.parallel_calls,
+        image_salt=salt,
         **prompt.variables,
     )

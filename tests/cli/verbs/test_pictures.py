@@ -11,6 +11,8 @@ import pytest
 from click.testing import CliRunner, Result
 from PIL import Image
 from tiny_vlms import write_vlm
+from video_golden import QUESTION as VIDEO_QUESTION
+from video_golden import frames, video_path, write_checkpoint
 from vision_golden import golden_path, picture
 
 from carryall.cli import carryall
@@ -127,6 +129,29 @@ def test_a_batch_reads_pictures_in_a_column_of_a_table(
     (found,) = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
     assert found["response"]["body"]["choices"][0]["message"]["content"] == answer, result.output
     assert "'file:nowhere.png' names no file" in (tmp_path / "out.errors.jsonl").read_text(encoding="utf-8")
+
+
+@pytest.mark.long
+def test_run_shows_a_video_at_the_rate_that_is_asked_for(tmp_path: Path) -> None:
+    av = pytest.importorskip("av")
+    export(write_checkpoint(tmp_path / "checkpoint", "smolvlm"), tmp_path / "package")
+    film = tmp_path / "film.mkv"
+    with av.open(str(film), "w", format="matroska") as container:
+        stream = container.add_stream("ffv1", rate=4)
+        stream.width, stream.height, stream.pix_fmt = 32, 32, "bgr0"
+        for frame in frames("smolvlm"):
+            container.mux(
+                stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24").reformat(format="bgr0"))
+            )
+        container.mux(stream.encode())
+    tokens = np.load(video_path("smolvlm"))["tokens"][:NEW].tolist()
+    result = run("run", tmp_path / "package", VIDEO_QUESTION, "--video", f"{film}#4", *GREEDY, "--json")
+    assert json.loads(result.stdout)["choices"][0]["text"] == Tokenizer(tmp_path / "package").decode(tokens)
+    slower = run("run", tmp_path / "package", VIDEO_QUESTION, "--video", film, *GREEDY, "--json")
+    assert json.loads(slower.stdout)["prompt_tokens"] < json.loads(result.stdout)["prompt_tokens"]
+    for name, why in ((f"{film}#x", "not a valid float"), (f"{film}#0", "not in the range"), ("no", "no")):
+        refused = run("run", tmp_path / "package", VIDEO_QUESTION, "--video", name)
+        assert (refused.exit_code, why in refused.output) == (2, True)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,10 @@ from __future__ import annotations
 import asyncio
 import base64
 import io
+import json
+import logging
+import os
+import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,13 +21,15 @@ from PIL import Image
 from safetensors.numpy import load_file
 from tiny_models import write_tiny
 from tiny_vlms import IMAGE, IMAGE_ID, SPECIAL, write_vlm
+from tokenizers import Tokenizer as HuggingFaceTokenizer
 from vision_golden import NEW_TOKENS, golden_path, picture
 
 import carryall
-from carryall import LLM, QuantizationRecipe, SamplingParams
+from carryall import LLM, AsyncLLM, QuantizationRecipe, SamplingParams
 from carryall.errors import ChatTemplateError, PromptTooLongError, RequestError
 from carryall.runtime.api.embedding import encoded_tokens
 from carryall.runtime.api.prompts import PooledPrompt
+from carryall.runtime.api.sight import MOST_PICTURES
 from carryall.runtime.engine.requests.prompt_images import PromptImages
 from carryall.runtime.tasks.export import export
 
@@ -357,6 +363,104 @@ def test_a_result_of_a_tool_may_be_a_picture(llm: LLM) -> None:
 def test_what_is_not_read_is_refused_and_not_left_out(llm: LLM, part: Json, why: str) -> None:
     with pytest.raises(RequestError, match=why):
         llm.chat([{"role": "user", "content": [part, {"type": "text", "text": "What is it?"}]}], GREEDY)
+
+
+@pytest.fixture(scope="module")
+def merging(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LLM, HuggingFaceTokenizer]]:
+    """A model whose tokenizer joins line breaks and spaces, in place of two bytes that no text has."""
+    folder = tmp_path_factory.mktemp("merging")
+    path = write_vlm(folder / "checkpoint") / "tokenizer.json"
+    content = json.loads(path.read_text(encoding="utf-8"))
+    vocabulary = content["model"]["vocab"]
+    for pair, byte in (("ĊĊ", "Ā"), ("ĠĠ", "ā")):
+        vocabulary[pair] = vocabulary.pop(byte)
+    content["model"]["merges"] = [["Ċ", "Ċ"], ["Ġ", "Ġ"]]
+    path.write_text(json.dumps(content), encoding="utf-8")
+    export(folder / "checkpoint", folder / "package")
+    with opened(folder / "package") as model:
+        yield model, HuggingFaceTokenizer.from_file(str(path))
+
+
+@pytest.mark.parametrize("before", ["", "\n\n", "a\n", "  ", "é", "\u200b", "<", "\n\n\n "])
+@pytest.mark.parametrize("after", ["\n\n", "\n", "  b", "\U0001f600", ">", "\t\n"])
+def test_text_around_a_picture_is_tokenized_as_one_text(
+    merging: tuple[LLM, HuggingFaceTokenizer], before: str, after: str
+) -> None:
+    llm, tokenizer = merging
+    parts = [{"type": "image", "image": picture()}, {"type": "text", "text": after}]
+    opening = [{"type": "text", "text": before}] if before else []
+    token_ids = llm.render_chat([{"role": "user", "content": [*opening, *parts]}]).token_ids
+    shown = llm.requests.sight._encoder.prepare(picture()).text
+    start = f": {before}" if before else ":"
+    whole = f"<|im_start|>User{start}{shown}{after}<end_of_utterance>\nAssistant:"
+    assert token_ids == tokenizer.encode(whole, add_special_tokens=False).ids
+
+
+@pytest.mark.long
+def test_pictures_are_in_no_log(llm: LLM, caplog: pytest.LogCaptureFixture) -> None:
+    url = f"data:image/png;base64,{base64.b64encode(png(picture(61, 47))).decode()}"
+    part = {"type": "image_url", "image_url": {"url": url}}
+    with caplog.at_level(logging.DEBUG):
+        llm.chat([{"role": "user", "content": [part, {"type": "text", "text": "What is it?"}]}], GREEDY)
+    assert "47 x 61 pixels" in caplog.text
+    assert url[40:80] not in caplog.text
+
+
+@pytest.mark.long
+def test_a_cache_without_room_and_cancelled_requests_change_no_answer(package: Path) -> None:
+    rng, seen = random.Random(5), [picture(50, 60, shift) for shift in (0, 90, 180)]
+    with opened(package) as alone:
+        known = [tokens(alone, asked(each)) for each in seen]
+
+    async def scenario() -> None:
+        llm = AsyncLLM(package, max_slots=2, provider="cpu", kv_cache_dtype="float32", max_step_tokens=24)
+        llm.requests.sight._encoder._room = 1  # bytes
+
+        async def answer(number: int, most: int) -> None:
+            prompt = await llm.render(asked(seen[number]))
+            found: list[int] = []
+            async for output in llm.generate(prompt, GREEDY):
+                found = output.outputs[0].token_ids
+                if len(found) >= most:
+                    break
+            assert found == known[number][: len(found)]
+            assert len(found) >= min(most, NEW_TOKENS)
+
+        try:
+            await asyncio.gather(*(answer(rng.randrange(3), rng.randrange(1, 24)) for _ in range(16)))
+            assert llm.requests.sight._encoder._bytes <= 1
+        finally:
+            llm.shutdown()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads Linux's counts of pages")
+def test_memory_does_not_grow_with_the_number_of_pictures(package: Path) -> None:
+    def resident() -> float:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+    with opened(package) as llm:
+        llm.requests.sight._encoder._room = 2**20
+        sizes = [resident()]
+        for part in range(5):
+            for number in range(100):
+                shown = picture(200, 300, 100 * part + number)
+                llm.chat(asked(shown), SamplingParams(temperature=0, max_tokens=1))
+            sizes.append(resident())
+    assert max(sizes[2:]) - sizes[1] < 16, sizes  # MiB; the pictures have 86 MiB
+
+
+@pytest.mark.long
+def test_pictures_of_a_conversation_are_limited_in_number_and_pixels(llm: LLM) -> None:
+    with pytest.raises(RequestError, match=f"{MOST_PICTURES + 1} pictures; the limit is {MOST_PICTURES}"):
+        llm.chat(asked(*[picture(8, 8)] * (MOST_PICTURES + 1)), GREEDY)
+    wall = np.zeros((8000, 8000), np.uint8)  # the largest picture
+    with pytest.raises(RequestError, match="more than 256000000 pixels in all"):
+        llm.chat(asked(*[wall] * 5), GREEDY)
+    with pytest.raises(PromptTooLongError):
+        llm.chat(asked(*[picture(8, 8)] * MOST_PICTURES), GREEDY)
 
 
 def test_a_prompt_that_is_too_long_is_refused_before_its_pictures_are_computed(llm: LLM) -> None:

@@ -135,7 +135,12 @@ def test_a_header_that_claims_too_much_is_refused_before_decoding(size: tuple[in
         (saved(colours(), "PNG")[:-40], "damaged or cut off"),
         (saved(colours(200, 300), "JPEG")[:2000], "damaged or cut off"),
         (header(30000, 10), "longer than 200 times"),
-        (saved(colours(), "PPM"), "no supported format"),
+        *(
+            (saved(colours(), name), "no supported format")
+            for name in ("PPM", "EPS", "TGA", "PCX", "ICO", "SGI", "DDS", "JPEG2000")
+        ),
+        (b"8BPS\0\1" + bytes(40), "no supported format"),
+        (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "no supported format"),
         (np.zeros((0, 4, 3), np.uint8), "no pixels"),
         (np.zeros((4, 4, 3), np.float32), "must be uint8"),
         (np.zeros((4, 4, 5), np.uint8), "must be uint8"),

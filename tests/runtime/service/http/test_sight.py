@@ -145,6 +145,26 @@ def test_the_client_of_openai_streams_an_answer_to_a_picture(package: Path, answ
     asyncio.run(scenario())
 
 
+@pytest.mark.long
+def test_tenants_of_other_salts_share_no_computed_pictures(package: Path, answer: str) -> None:
+    async def scenario() -> None:
+        llm = AsyncLLM(package, max_slots=2, provider="cpu", kv_cache_dtype="float32")
+        try:
+            async with http_serving(llm) as service:
+                counts = []
+                for salt in ("a", "b", "a", None, "b", None):
+                    path, body, read = DOORS[0]
+                    given = await service.post(path, **body, **({"cache_salt": salt} if salt else {}))
+                    assert read(given.json()) == (answer, LENGTH)
+                    counts.append(llm.requests.sight._encoder.num_encoded)
+                one = counts[0]
+                assert counts == [one, 2 * one, 2 * one, 3 * one, 3 * one, 3 * one]
+        finally:
+            llm.shutdown()
+
+    asyncio.run(scenario())
+
+
 BAD: list[tuple[str, Json, str]] = [
     ("url", {"url": "https://example.org/a.png"}, "not fetched from addresses"),
     ("local", {"url": "file:///etc/passwd"}, "not fetched from addresses"),
