@@ -8,9 +8,9 @@ An image-to-text model of this size predicts text without looking for a long tim
 the order of reading. So the rows that the tower gives the decoder are first trained alone: a linear head
 tells from each of them the characters under it, which the printer knows. Only --init reads the head again.
 
-No trained model has been shown to work. After 550 s of one core of a Xeon (Sapphire Rapids) that was shared
-with other work, 775 steps of the tower alone and 500 with the decoder, the head told 72 % of the characters
-of held-out words, in known and in held-out fonts; of the decoder's characters 71 % (known) and 66 %
+No trained model has been shown to work. After 660 s of one core of a Xeon (Sapphire Rapids) that was shared
+with other work, 775 steps of the tower alone and 670 with the decoder, the head told 74 % of the characters
+of held-out words, in known and in held-out fonts; of the decoder's characters 52 % (known) and 40 %
 (held-out fonts) were wrong, on 12 pages each, and its loss still fell.
 """
 
