@@ -239,7 +239,7 @@ class Engine:
             self._expire()
         if self._compiling.deadlines:
             self._take_compiled()
-        if len(self._prefills):
+        if self._prefills.waiting:
             self._take_prefilled()
         begin = self.clock()
         step = self._plans.flight or self._plans.submit(self._plan())
@@ -252,7 +252,7 @@ class Engine:
         held = self._slots.used_tokens + self._slots.idle_tokens
         return EngineStats(
             running=len(self.scheduler.running),
-            waiting=self.scheduler.num_waiting + len(self._compiling) + len(self._prefills),
+            waiting=self.scheduler.num_waiting + len(self._compiling) + len(self._prefills.waiting),
             slots=self._slots.num_slots,
             kv_tokens=held,
             idle_kv_tokens=self._slots.idle_tokens,
@@ -284,7 +284,7 @@ class Engine:
         """
         flight = self._plans.flight
         self.scheduler.check_integrity(None if flight is None else flight.plan)
-        aside = len(self._compiling) + len(self._prefills)
+        aside = len(self._compiling) + len(self._prefills.waiting)
         held = len(self.scheduler.running) + self.scheduler.num_waiting + aside
         if held != len(self._requests):
             raise RuntimeError(f"{len(self._requests)} requests are unfinished, the scheduler holds {held}")
@@ -346,7 +346,7 @@ class Engine:
 
     def _take_prefilled(self) -> None:
         """Queue requests whose prompt the prefill server has computed, or is late with."""
-        if len(self._prefills) == len(self._requests):
+        if len(self._prefills.waiting) == len(self._requests):
             self._prefills.pause()  # all requests wait for it
         for request in self._prefills.take():
             self.scheduler.add(request)
@@ -400,7 +400,7 @@ class Engine:
 
         That is so where anything but rows of known and drawn tokens is to be done: the runner must be idle.
         """
-        aside = self._compiling.deadlines or len(self._prefills)
+        aside = self._compiling.deadlines or self._prefills.waiting
         ordinary = not (step.plan.observed or step.plan.restoring or aside)
         if step.pending is None or not ordinary or not all(isinstance(each, Release) for each in step.frees):
             return None

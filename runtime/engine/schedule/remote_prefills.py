@@ -72,15 +72,12 @@ class RemotePrefills:
         self._seconds_per_token = 0.0  # of the server
         self._clock = clock
         self._backoff = Backoff(clock)
-        self._waiting: dict[Request, _Awaited] = {}
-
-    def __len__(self) -> int:
-        return len(self._waiting)
+        self.waiting: dict[Request, _Awaited] = {}
 
     @property
     def queued_tokens(self) -> int:
         """The prompt tokens that are not computed here yet."""
-        return sum(request.queued_tokens for request in self._waiting)
+        return sum(request.queued_tokens for request in self.waiting)
 
     def add(self, request: Request) -> bool:
         """Send the prompt of a new request away; return False if it is to be computed here.
@@ -89,9 +86,9 @@ class RemotePrefills:
         """
         if self._client is None:
             return False
-        for first, awaited in self._waiting.items():
+        for first, awaited in self.waiting.items():
             if first.request_id == request.first_sample:
-                self._waiting[request] = awaited
+                self.waiting[request] = awaited
                 return True
         if request.queued_tokens < self._least or not _movable(request):
             return False
@@ -108,29 +105,29 @@ class RemotePrefills:
             return False
         now = self._clock()
         end = self._client.begin(request.prompt_token_ids, request.cache_salt, seconds)
-        self._waiting[request] = _Awaited(end, tokens, now, now + seconds)
+        self.waiting[request] = _Awaited(end, tokens, now, now + seconds)
         return True
 
     def discard(self, request: Request) -> bool:
         """Remove a request; return False if it was not waiting here."""
-        return self._waiting.pop(request, None) is not None
+        return self.waiting.pop(request, None) is not None
 
     def pause(self) -> None:
         """Block until a prompt is there, at most 10 ms."""
-        wait([awaited.end for awaited in self._waiting.values()], _PAUSE_SECONDS, FIRST_COMPLETED)
+        wait([awaited.end for awaited in self.waiting.values()], _PAUSE_SECONDS, FIRST_COMPLETED)
 
     def take(self) -> list[Request]:
         """Remove and return the requests that wait no longer."""
         ready = list[Request]()
         ended = set[Future[None]]()  # samples of a prompt share one
         now = self._clock()
-        for request, awaited in list(self._waiting.items()):
+        for request, awaited in list(self.waiting.items()):
             if not awaited.end.done() and now < awaited.deadline:
                 continue
             if awaited.end not in ended:
                 ended.add(awaited.end)
                 self._count(awaited, now)
-            del self._waiting[request]
+            del self.waiting[request]
             request.stored = None  # the tiers may have more now
             ready.append(request)
         return ready
