@@ -130,6 +130,35 @@ def test_a_program_that_calls_itself_without_end_leaves_nothing_running(llm: LLM
     assert program(lambda s: s.__iadd__("x" + gen("a", max_tokens=2))).run(llm)["a"]
 
 
+def test_a_program_cannot_wait_for_its_own_next_place(llm: LLM) -> None:
+    @program(max_tokens=1)
+    def waits(s: Any, branch: bool) -> None:
+        s += "x" + gen("a")
+        (other,) = s.fork(1)
+        list((other if branch else s).stream("b"))
+
+    for branch in (False, True):
+        with pytest.raises(UsageError, match="no variable 'b'; it has: a"):
+            waits.run(llm, branch)
+
+
+def test_a_stream_of_a_branch_ends_with_the_program(llm: LLM) -> None:
+    branches: list[Any] = []
+
+    @program(max_tokens=1)
+    def forked(s: Any) -> None:
+        s += "x"
+        branches.extend(s.fork(1))
+        time.sleep(0.05)
+
+    run = forked.start(llm)
+    while not branches:
+        time.sleep(0.001)
+    with pytest.raises(UsageError, match="no variable 'b'; it has: none"):
+        list(branches[0].stream("b"))
+    run.wait()
+
+
 async def asynchronous(s: Any) -> None:
     s += "x" + gen("a")
 
