@@ -196,6 +196,9 @@ HOSTILE: dict[str, tuple[Callable[[], Any], str]] = {
     "a text that is half a pair": (lambda: "x\ud800" + gen("a"), "lone surrogate"),
     "a message that is half a pair": (lambda: user("\ud800") + assistant(gen("a")), "lone surrogate"),
     "a schema within itself": (lambda: "x" + gen("a", schema={"$ref": "#"}), "leads to itself"),
+    "a schema that is no JSON": (lambda: "x" + gen("a", schema="{a"), "'{a' is no JSON"),
+    "a schema that is null": (lambda: "x" + gen("a", schema="null"), "is no JSON schema"),
+    "a deep schema as text": (lambda: "x" + gen("a", schema="[" * 100_000), "is no JSON"),
     "a deep schema": (lambda: "x" + gen("a", schema=deep_schema()), "nested too deeply"),
     "a grammar without end": (lambda: "x" + gen("a", grammar="start: start"), "cannot be met"),
     "a tool within itself": (
