@@ -188,6 +188,8 @@ def gen(
     """
     if hasattr(schema, "model_json_schema"):
         schema = schema.model_json_schema()
+    if isinstance(schema, str):
+        schema = _parsed(schema)
     if choices is not None and (isinstance(choices, str) or not choices):
         raise UsageError(f"choices must be at least one text, not {shown(choices)}")
     choice = None if choices is None else tuple(choices)
@@ -278,6 +280,16 @@ def _template(variables: Any) -> Json:
     check_variables(variables, RENDER_OPTIONS)
     _check_json(variables, "the variables of the chat template")
     return dict(variables)
+
+
+def _parsed(schema: str) -> Any:
+    try:
+        parsed = json.loads(schema)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"schema {shown(schema)} is no JSON: {error}") from error
+    if not isinstance(parsed, dict | bool):
+        raise UsageError(f"schema {shown(schema)} is no JSON schema, which is an object, true or false")
+    return parsed
 
 
 def _check_json(value: Any, what: str) -> None:

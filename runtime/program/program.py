@@ -65,6 +65,7 @@ class Run(ProgramState):
             CarryallError: a request failed.
             Exception: what the function raised.
         """
+        self._execution.writer = threading.get_ident()
         try:
             self.returned = function(self, *args, **kwargs)
         finally:

@@ -65,10 +65,19 @@ class Execution:
     Args:
         model: where they run.
         parallel: maximum number of requests in progress.
+
+    Attributes:
+        cancelled: whether the programs were cancelled.
+        writer: the thread of the function that writes the conversation; None before it runs.
+        declared: notified when a place was added, and when the function has ended.
+        over: whether the function has ended.
     """
 
     def __init__(self, model: Model, parallel: int) -> None:
         self.cancelled = Cancellation()
+        self.writer: int | None = None
+        self.declared = threading.Condition()
+        self.over = False
         self._model = model
         self._failing = threading.local()
         self._pool = ThreadPoolExecutor(parallel, "carryall-program")
@@ -204,8 +213,6 @@ class ProgramState:
         self._variables: dict[str, Variable] = {}
         self._requests: list[Variable] = []
         self._children: list[ProgramState] = []
-        self._declared = threading.Condition()
-        self._over = False
 
     def __iadd__(self, parts: Parts | str) -> Self:
         self._execution.cancelled.check()
@@ -242,12 +249,15 @@ class ProgramState:
     def stream(self, name: str) -> Iterator[str]:
         """Yield the text of a variable as the model writes it; wait until the program has come to its place.
 
+        The function itself cannot wait for a place that it would add.
+
         Raises:
-            UsageError: the program ended without a place of this name.
+            UsageError: the program ended without a place of this name, or has not come to it.
             CarryallError: the request failed.
         """
-        with self._declared:
-            self._declared.wait_for(lambda: name in self._variables or self._over)
+        if threading.get_ident() != self._execution.writer:
+            with self._execution.declared:
+                self._execution.declared.wait_for(lambda: name in self._variables or self._execution.over)
         if name not in self._variables:
             self.answer(name)  # tells which there are
         yield from self._variables[name].pieces()
@@ -317,10 +327,10 @@ class ProgramState:
         return found
 
     def end(self) -> None:
-        """Tell that the program adds nothing more."""
-        with self._declared:
-            self._over = True
-            self._declared.notify_all()
+        """Tell that the program adds nothing more, neither here nor to a branch."""
+        with self._execution.declared:
+            self._execution.over = True
+            self._execution.declared.notify_all()
 
     def _add(self, item: Item) -> None:
         is_chat = bool(self._pieces) and self._pieces[-1].turn >= 0
@@ -353,9 +363,9 @@ class ProgramState:
         self._requests.append(variable)
         self._pieces.append(Piece(turn, role, variable))
         if place.name is not None:
-            with self._declared:
+            with self._execution.declared:
                 self._variables[place.name] = variable
-                self._declared.notify_all()
+                self._execution.declared.notify_all()
 
 
 class Branches(Sequence[ProgramState]):

@@ -130,6 +130,35 @@ def test_a_program_that_calls_itself_without_end_leaves_nothing_running(llm: LLM
     assert program(lambda s: s.__iadd__("x" + gen("a", max_tokens=2))).run(llm)["a"]
 
 
+def test_a_program_cannot_wait_for_its_own_next_place(llm: LLM) -> None:
+    @program(max_tokens=1)
+    def waits(s: Any, branch: bool) -> None:
+        s += "x" + gen("a")
+        (other,) = s.fork(1)
+        list((other if branch else s).stream("b"))
+
+    for branch in (False, True):
+        with pytest.raises(UsageError, match="no variable 'b'; it has: a"):
+            waits.run(llm, branch)
+
+
+def test_a_stream_of_a_branch_ends_with_the_program(llm: LLM) -> None:
+    branches: list[Any] = []
+
+    @program(max_tokens=1)
+    def forked(s: Any) -> None:
+        s += "x"
+        branches.extend(s.fork(1))
+        time.sleep(0.05)
+
+    run = forked.start(llm)
+    while not branches:
+        time.sleep(0.001)
+    with pytest.raises(UsageError, match="no variable 'b'; it has: none"):
+        list(branches[0].stream("b"))
+    run.wait()
+
+
 async def asynchronous(s: Any) -> None:
     s += "x" + gen("a")
 
@@ -167,6 +196,9 @@ HOSTILE: dict[str, tuple[Callable[[], Any], str]] = {
     "a text that is half a pair": (lambda: "x\ud800" + gen("a"), "lone surrogate"),
     "a message that is half a pair": (lambda: user("\ud800") + assistant(gen("a")), "lone surrogate"),
     "a schema within itself": (lambda: "x" + gen("a", schema={"$ref": "#"}), "leads to itself"),
+    "a schema that is no JSON": (lambda: "x" + gen("a", schema="{a"), "'{a' is no JSON"),
+    "a schema that is null": (lambda: "x" + gen("a", schema="null"), "is no JSON schema"),
+    "a deep schema as text": (lambda: "x" + gen("a", schema="[" * 100_000), "is no JSON"),
     "a deep schema": (lambda: "x" + gen("a", schema=deep_schema()), "nested too deeply"),
     "a grammar without end": (lambda: "x" + gen("a", grammar="start: start"), "cannot be met"),
     "a tool within itself": (
