@@ -68,11 +68,11 @@ CARRYALL_INLINE void unpack_unit(const uint8_t* unit, const Weights& w, uint8_t*
     for (int i = 0; i < 8 * kLine; i++) bytes[i] = unit[i] ^ 128;
     return;
   }
-  for (int i = 0; i < 4 * kLine; i++) {
-    const int to = i / 64 * 128 + i % 64;
-    bytes[to] = unit[i] & 15;
-    bytes[to + 64] = unit[i] >> 4;
-  }
+  for (int line = 0; line < 4; line++)  // two loops, since compilers do not see lines in one
+    for (int i = 0; i < kLine; i++) {
+      bytes[2 * line * kLine + i] = unit[line * kLine + i] & 15;
+      bytes[(2 * line + 1) * kLine + i] = unit[line * kLine + i] >> 4;
+    }
   if (w.coded()) {
     const int8_t* codes = codes_of(w);
     for (int i = 0; i < 8 * kLine; i++) bytes[i] = static_cast<uint8_t>(codes[bytes[i]] + 128);
