@@ -223,9 +223,11 @@ void multiply_bytes(const Part& part) {
 // The scales of a stretch, for the columns of half `h`.
 CARRYALL_INLINE Float scales_of(const Weights& w, const uint8_t* factors, int h) {
   if (w.offsets != Offsets::exponent_codes) return floats_of(factors, h);
-  float scales[kLanes];
-  for (int c = 0; c < kLanes; c++) scales[c] = float_of_exponent(factors[kLanes * h + c]);
-  return _mm256_loadu_ps(scales);
+  // As float_of_exponent.
+  const Int exponents = widened(factors + kLanes * h), one = _mm256_set1_epi32(1);
+  const Int normal = _mm256_slli_epi32(_mm256_sub_epi32(exponents, one), 23);
+  const Int small = _mm256_sllv_epi32(_mm256_set1_epi32(0x00200000), exponents);
+  return _mm256_castsi256_ps(_mm256_blendv_epi8(small, normal, _mm256_cmpgt_epi32(exponents, one)));
 }
 
 // Blocks of 32 with codes of 4 bits, each with a scale, or with integer scales: IQ4_NL, MXFP4, IQ4_XS. Products as of Q8_0.

@@ -230,9 +230,11 @@ void multiply_single(const Part& part) {
 // The scales of a stretch.
 CARRYALL_INLINE Float scales_of(const Weights& w, const uint8_t* factors) {
   if (w.offsets != Offsets::exponent_codes) return floats_of(factors);
-  float scales[kColumns];
-  for (int c = 0; c < kColumns; c++) scales[c] = float_of_exponent(factors[c]);
-  return _mm512_loadu_ps(scales);
+  // As float_of_exponent.
+  const Int exponents = _mm512_cvtepu8_epi32(columns(factors)), one = _mm512_set1_epi32(1);
+  const Int normal = _mm512_slli_epi32(_mm512_sub_epi32(exponents, one), 23);
+  const Int small = _mm512_sllv_epi32(_mm512_set1_epi32(0x00200000), exponents);
+  return _mm512_castsi512_ps(_mm512_mask_blend_epi32(_mm512_cmple_epu32_mask(exponents, one), normal, small));
 }
 
 // Blocks of 32 with codes of 4 bits, each with a scale, or with integer scales: IQ4_NL, MXFP4, IQ4_XS.
