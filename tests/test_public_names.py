@@ -39,6 +39,8 @@ def module_names() -> list[str]:
 
 @pytest.mark.parametrize("name", module_names())
 def test_all_is_true_wherever_it_stands(name: str) -> None:
+    if name == "carryall.runtime.cluster.router":
+        pytest.importorskip("ray")  # which alone imports it
     module = importlib.import_module(name)
     exported = getattr(module, "__all__", [])
     assert len(set(exported)) == len(exported)

@@ -386,8 +386,10 @@ class Engine:
                 if request.slot is not None:
                     self.scheduler.invalidate(request.slot)
                     request.stored = TierPrefix()  # it is computed, not restored again
-            for request in plan.restoring if self.scheduler.cache.trims_always else ():
-                self.scheduler.cache.trim(request)
+            for request in plan.restoring:
+                self.scheduler.cache.computed(request)
+                if self.scheduler.cache.trims_always:
+                    self.scheduler.cache.trim(request)
         if self._proposes or plan.constrained:
             plan = self._speculator.with_proposals(plan, self.scheduler)
         if plan.constrained:

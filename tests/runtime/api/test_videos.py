@@ -66,9 +66,15 @@ def png(pixels: Any) -> bytes:
     return out.getvalue()
 
 
+def golden_of(family: str) -> dict[str, Any]:
+    """What transformers computed."""
+    with np.load(video_path(family)) as file:
+        return dict(file)
+
+
 @pytest.mark.long
 def test_tokens_equal_transformers(llm: LLM, family: str) -> None:
-    golden = np.load(video_path(family))
+    golden = golden_of(family)
     prompt, tokens = answer(llm, asked(frames(family)))
     assert prompt == golden["token_ids"].tolist()
     assert tokens == golden["tokens"].tolist()
@@ -81,7 +87,7 @@ def test_tokens_equal_transformers(llm: LLM, family: str) -> None:
 def test_tokens_are_the_same_in_chunks_and_with_other_kernels(
     package: Path, family: str, options: Json
 ) -> None:
-    golden = np.load(video_path(family))
+    golden = golden_of(family)
     with opened(package, **options) as llm:
         assert answer(llm, asked(frames(family)))[1] == golden["tokens"].tolist()
 
@@ -98,7 +104,7 @@ def test_frames_may_come_in_any_form(llm: LLM, family: str) -> None:
 
 @pytest.mark.long
 def test_a_service_takes_frames(package: Path, family: str) -> None:
-    golden = np.load(video_path(family))
+    golden = golden_of(family)
     urls = [f"data:image/png;base64,{base64.b64encode(png(each)).decode()}" for each in frames(family)]
     content = [{"type": "video", "video": urls, "fps": FPS}, TEXT]
     body = {"messages": [{"role": "user", "content": content}], "temperature": 0, "max_tokens": NEW_TOKENS}
@@ -135,7 +141,7 @@ def test_another_frame_or_rate_is_another_video_and_the_same_is_cached(llm: LLM,
 
 @pytest.mark.long
 def test_positions_equal_transformers(llm: LLM, family: str) -> None:
-    golden = np.load(video_path(family))
+    golden = golden_of(family)
     if "positions" not in golden:
         pytest.skip("positions have one axis")
     prompt = llm.requests.chat_prompt(asked(frames(family)))
