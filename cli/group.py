@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import importlib
-import importlib.metadata
 import os
 import signal
 import sys
@@ -166,6 +165,8 @@ def _set_debug(ctx: click.Context, parameter: click.Parameter, value: bool) -> N
 
 def _show_version(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
     if value and not ctx.resilient_parsing:
+        import importlib.metadata  # slow to import
+
         click.echo(f"carryall {importlib.metadata.version('carryall')}")
         ctx.exit()
 

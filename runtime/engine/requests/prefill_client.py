@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
 import urllib.parse
@@ -61,9 +60,7 @@ class HttpPrefillClient:
             port = -1
         if parts.scheme not in ("http", "https") or not parts.hostname or port == -1:
             raise UsageError(f"prefill_server must be a URL such as http://host:8000, not {url!r}")
-        self._connection = (
-            http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-        )
+        self._is_secure = parts.scheme == "https"
         self._host, self._port = parts.hostname, port
         self._path = parts.path.rstrip("/").removesuffix("/v1") + PREFILL_PATH
         self._identity = identity
@@ -87,7 +84,10 @@ class HttpPrefillClient:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _ask(self, body: bytes, seconds: float) -> None:
-        connection = self._connection(self._host, self._port, timeout=max(0.01, seconds))
+        import http.client  # slow to import, and few engines have a prefill server
+
+        kind = http.client.HTTPSConnection if self._is_secure else http.client.HTTPConnection
+        connection = kind(self._host, self._port, timeout=max(0.01, seconds))
         try:
             connection.request("POST", self._path, body, self._headers)
             answer = connection.getresponse()
