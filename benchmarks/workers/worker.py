@@ -10,12 +10,13 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import resource
+import re
 import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Self, TextIO, TypeVar
 
 import numpy as np
@@ -80,8 +81,9 @@ def serve(load: Callable[[str], tuple[str, Callable[[W], Any]]], work: Callable[
 
 
 def peak_rss_mb() -> float:
-    """Return the peak resident memory of this process in MB."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
+    """Return the peak resident memory of this process in MB; ``getrusage`` counts that of its parent too."""
+    status = Path("/proc/self/status").read_text()
+    return int(re.search(r"VmHWM:\s+(\d+) kB", status)[1]) * 1024 / 1e6
 
 
 def _take_stdout() -> TextIO:

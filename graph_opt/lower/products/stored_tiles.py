@@ -19,7 +19,7 @@ from .tiles import COLUMNS
 Bytes = npt.NDArray[np.uint8]
 HALF_MIDDLE, HALF_MINIMA = 3, 4  # values of the attribute `offsets`: scales are float16, as in the file
 HALF_CODES, EXPONENT_CODES = 7, 8  # values are numbers in a table; scales of the latter are powers of two
-# Read and packed at a time. Larger slabs leave the caches, and are new pages each time: 16 MB took twice as long.
+# Read and packed at a time. Larger slabs leave the caches and are new pages each time: 16 MB take twice.
 _SLAB_BYTES = 2 << 20
 _SCALE_BYTES = {HALF_MIDDLE: 2, HALF_MINIMA: 4, HALF_CODES: 2, EXPONENT_CODES: 1}  # and minima, of an output
 
