@@ -205,6 +205,7 @@ CONDITIONS: dict[str, Callable[[Path], list[Run]]] = {
         other_pythons,
     )
 }
+INSTALLING = ("other-pythons",)  # conditions that take minutes to create; --pick leaves them out
 _OWN_CACHES = ("-p", "no:cacheprovider")
 
 
@@ -290,7 +291,8 @@ def main() -> int:
     if unknown := set(chosen) - set(CONDITIONS):
         parser.error(f"unknown: {', '.join(sorted(unknown))}; known: {', '.join(CONDITIONS)}")
     if options.pick is not None:
-        chosen = random.Random(options.seed).sample(chosen, options.pick)
+        quick = [name for name in chosen if name not in INSTALLING]
+        chosen = random.Random(options.seed).sample(quick, options.pick)
     tests = after or chosen_tests(options.seed)
     print(f"seed {options.seed}: {', '.join(chosen)}\n{' '.join(tests)}", flush=True)
     failed = [name for name in chosen if not passes(name, tests, options.seed, options.seconds)]
