@@ -39,11 +39,17 @@ CORE = (
     "tests/cli/test_signals.py",
 )
 RANDOM_FILES = 6
+_ENGINE = tuple(
+    f"tests/runtime/engine/{room}" for room in ("requests", "sampling", "schedule", "speculation")
+)
 
 
 @dataclass(frozen=True)
 class Run:
-    """One pytest process: the interpreter, the command's prefix, its options, and its environment."""
+    """One pytest process: the interpreter, the command's prefix, its options, and its environment.
+
+    ``tests`` are run instead of files chosen at random, where some files state what the condition takes away.
+    """
 
     python: str = sys.executable
     prefix: Sequence[str] = ()
@@ -51,6 +57,7 @@ class Run:
     environment: dict[str, str] = field(default_factory=dict)
     ignore_interrupts: bool = False
     folder: Path = ROOT
+    tests: Sequence[str] = ()
 
 
 class ImpossibleError(Exception):
@@ -144,7 +151,7 @@ def no_kernels(scratch: Path) -> list[Run]:
         "PYTHONPATH": os.pathsep.join(map(str, paths)),
         "CARRYALL_CACHE": str(scratch / "cache"),
     }
-    return [Run(environment=environment, folder=checkout)]
+    return [Run(environment=environment, folder=checkout, tests=(*CORE, *_ENGINE))]
 
 
 def slow_disk(scratch: Path) -> list[Run]:
@@ -293,9 +300,8 @@ def main() -> int:
     if options.pick is not None:
         quick = [name for name in chosen if name not in INSTALLING]
         chosen = random.Random(options.seed).sample(quick, options.pick)
-    tests = after or chosen_tests(options.seed)
-    print(f"seed {options.seed}: {', '.join(chosen)}\n{' '.join(tests)}", flush=True)
-    failed = [name for name in chosen if not passes(name, tests, options.seed, options.seconds)]
+    print(f"seed {options.seed}: {', '.join(chosen)}", flush=True)
+    failed = [name for name in chosen if not passes(name, after, options.seed, options.seconds)]
     print(
         f"{len(chosen) - len(failed)} of {len(chosen)} conditions passed"
         + f"; failed: {failed}" * bool(failed)
@@ -304,15 +310,20 @@ def main() -> int:
 
 
 def passes(name: str, arguments: Sequence[str], seed: int, seconds: float) -> bool:
-    """Return whether all runs of one condition passed; a skipped one passes."""
+    """Return whether all runs of one condition passed; a skipped one passes.
+
+    Without arguments the run's own tests are run, else those of every run and files chosen at random.
+    """
     with tempfile.TemporaryDirectory(prefix="carryall-", ignore_cleanup_errors=True) as scratch:
         try:
             runs = CONDITIONS[name](Path(scratch))
         except ImpossibleError as reason:
             print(f"== {name}: skipped, {reason}", flush=True)
             return True
-        print(f"== {name}", flush=True)
-        codes = [process.wait() for process in [start(run, arguments, seed, seconds) for run in runs]]
+        tests = [arguments or run.tests or chosen_tests(seed) for run in runs]
+        print(f"== {name}: {' '.join(tests[0])}", flush=True)
+        started = [start(run, own, seed, seconds) for run, own in zip(runs, tests, strict=True)]
+        codes = [process.wait() for process in started]
     return not any(codes)
 
 
