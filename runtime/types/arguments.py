@@ -57,6 +57,10 @@ def _test_of(hint: Any) -> Callable[[object], bool]:
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any or isinstance(hint, TypeVar):
         return lambda value: True
+    if hasattr(origin, "__value__"):  # a name for a type with parameters, such as NDArray since Python 3.12
+        return _test_of(origin.__value__[args])
+    if hasattr(hint, "__value__"):
+        return _test_of(hint.__value__)
     if origin in (types.UnionType, typing.Union):
         tests = [_test_of(part) for part in args]
         return lambda value: any(test(value) for test in tests)
