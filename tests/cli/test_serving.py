@@ -7,7 +7,7 @@ from click.testing import CliRunner
 
 from carryall.cli import carryall
 
-STORE = ("--prefix-cache-url", "file:///tmp/kv")
+STORE = ("--prefix-cache-url", "file:///kv")
 SERVER = ("--prefill-server", "http://127.0.0.1:9")
 
 

@@ -66,31 +66,25 @@ void multiply_k_minima(const Part& part) {
   const Weights& w = *part.weights;
   const int64_t unit = w.unit_bytes(), stretch = w.stretch_bytes(), factors_at = w.factors();
   const uint8_t* tile = part.tile;
-  const __m128i low = _mm_set1_epi8(15), high = _mm_set1_epi8(48);
   Results<kCount> results;
   begin<kCount>(results, part);
   for (int64_t s = 0; s < part.shares; s++) {
     const int64_t p = s % 4;
     const uint8_t *units = tile + 2 * p * unit, *halves = tile + factors_at, *factors = halves + kLine;
-    const __m128i first = columns(factors + 2 * p * kColumns), second = columns(factors + (2 * p + 1) * kColumns);
-    const __m128i upper = columns(factors + (8 + p) * kColumns);
-    const __m128i scale = _mm_or_si128(_mm_and_si128(first, low), _mm_and_si128(_mm_slli_epi16(upper, 4), high));
-    const __m128i next = _mm_or_si128(_mm_and_si128(second, low), _mm_and_si128(upper, high));
-    const __m128i minimum = _mm_or_si128(_mm_and_si128(_mm_srli_epi16(first, 4), low), _mm_and_si128(_mm_slli_epi16(upper, 2), high));
-    const __m128i other = _mm_or_si128(_mm_and_si128(_mm_srli_epi16(second, 4), low), _mm_and_si128(_mm_srli_epi16(upper, 2), high));
+    const Sixes sixes(factors, p);
     Int sums[kCount][kHalves] = {};
     part.later.fetch(2 * s);
-    const Int of_first[1][kHalves] = {{pairs_of(0, scale, scale), pairs_of(1, scale, scale)}};
+    const Int of_first[1][kHalves] = {{pairs_of(0, sixes.scales[0], sixes.scales[0]), pairs_of(1, sixes.scales[0], sixes.scales[0])}};
     add_unit<kBits, kCount, 1>(sums, units, Starts<kCount>(part.values + s * 64, part.width), of_first);
     part.later.fetch(2 * s + 1);
-    const Int of_second[1][kHalves] = {{pairs_of(0, next, next), pairs_of(1, next, next)}};
+    const Int of_second[1][kHalves] = {{pairs_of(0, sixes.scales[1], sixes.scales[1]), pairs_of(1, sixes.scales[1], sixes.scales[1])}};
     add_unit<kBits, kCount, 1>(sums, units + unit, Starts<kCount>(part.values + s * 64 + 32, part.width), of_second);
 #pragma GCC unroll 8
     for (int m = 0; m < kCount; m++) {
       const Int total = pair_of(part.sums + m * part.blocks + 2 * s);
       const Float row = _mm256_set1_ps(part.scales[m * part.shares + s]);
       for (int h = 0; h < kHalves; h++) {
-        const Int minima = _mm256_madd_epi16(pairs_of(h, minimum, other), total);
+        const Int minima = _mm256_madd_epi16(pairs_of(h, sixes.minima[0], sixes.minima[1]), total);
         const Float scaled = _mm256_mul_ps(_mm256_cvtepi32_ps(sums[m][h]), floats_of(halves, h));
         const Float sum = _mm256_fnmadd_ps(_mm256_cvtepi32_ps(minima), floats_of(halves + 2 * kColumns, h), scaled);
         results[m][h] = _mm256_fmadd_ps(sum, row, results[m][h]);

@@ -5,6 +5,7 @@
 #pragma once
 #include <immintrin.h>
 
+#include "gguf_factors.h"
 #include "products.h"
 
 namespace carryall {
@@ -28,8 +29,6 @@ inline Int four(const int8_t* x) {
   return _mm256_set1_epi32(all);
 }
 
-CARRYALL_INLINE __m128i columns(const uint8_t* x) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(x)); }
-
 // Bytes of two blocks as pairs of 16 bits, for the columns of half `h`.
 CARRYALL_INLINE Int pairs_of(int h, __m128i first, __m128i second) {
   return _mm256_cvtepu8_epi16(h == 0 ? _mm_unpacklo_epi8(first, second) : _mm_unpackhi_epi8(first, second));
@@ -44,18 +43,6 @@ CARRYALL_INLINE Int pair_of(const int32_t* sums) {
   memcpy(&both, sums, sizeof both);
   return _mm256_shuffle_epi8(_mm256_set1_epi64x(both), _mm256_set1_epi64x(0x0504010005040100));
 }
-
-// The addresses of rows; hidden, so that they are not computed again for every input.
-template <int kCount>
-struct Starts {
-  const int8_t* of[kCount];
-  CARRYALL_INLINE Starts(const int8_t* values, int64_t width) {
-    for (int m = 0; m < kCount; m++) {
-      of[m] = values + m * width;
-      asm("" : "+r"(of[m]));
-    }
-  }
-};
 
 // Sums of 16 bits over the products of `kInputs` inputs with 4 bits, two sums an output.
 template <int kInputs, int kCount>

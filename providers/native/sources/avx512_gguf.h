@@ -6,6 +6,7 @@
 
 #include "avx512.h"
 #include "gguf_blocks.h"
+#include "gguf_factors.h"
 #include "products.h"
 
 namespace carryall {
@@ -26,7 +27,6 @@ CARRYALL_INLINE void each(const Work& work) {
   each_of(std::make_integer_sequence<int, kCount>(), work);
 }
 
-CARRYALL_INLINE __m128i columns(const uint8_t* x) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(x)); }
 CARRYALL_INLINE Float floats_of(const uint8_t* halves) {
   return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(halves)));
 }
@@ -58,18 +58,6 @@ CARRYALL_INLINE Int four_inputs(const uint8_t* unit) {
   else moved = _mm512_srli_epi16(bits, -left);
   return _mm512_ternarylogic_epi32(low, moved, _mm512_set1_epi8(kept), 0xf8);  // low | (moved & kept)
 }
-
-// The addresses of rows; hidden, so that they are not computed again for every input.
-template <int kCount>
-struct Starts {
-  const int8_t* of[kCount];
-  CARRYALL_INLINE Starts(const int8_t* values, int64_t width) {
-    for (int m = 0; m < kCount; m++) {
-      of[m] = values + m * width;
-      asm("" : "+r"(of[m]));
-    }
-  }
-};
 
 // The sums of `kInputs` products of each row, which begin with `initial(m)`; `weights(k)` are those of inputs k to k + 3. A single
 // row has two sums, which hide the latency of one.
@@ -112,20 +100,14 @@ void multiply_k_minima(const Part& part) {
   const Weights& w = *part.weights;
   const int64_t unit = w.unit_bytes(), stretch = w.stretch_bytes(), factors_at = w.factors();
   const uint8_t* tile = part.tile;
-  const __m128i low = _mm_set1_epi8(15), high = _mm_set1_epi8(48);
   Float results[kCount];
   begin(results, part);
   for (int64_t s = 0; s < part.shares; s++) {
     const int64_t p = s % 4;
     const uint8_t *units = tile + 2 * p * unit, *halves = tile + factors_at, *factors = halves + kLine;
-    const __m128i first = columns(factors + 2 * p * kColumns), second = columns(factors + (2 * p + 1) * kColumns);
-    const __m128i upper = columns(factors + (8 + p) * kColumns);
-    const Int scales[2] = {
-        _mm512_cvtepu8_epi32(_mm_or_si128(_mm_and_si128(first, low), _mm_and_si128(_mm_slli_epi16(upper, 4), high))),
-        _mm512_cvtepu8_epi32(_mm_or_si128(_mm_and_si128(second, low), _mm_and_si128(upper, high)))};
-    const __m128i minimum = _mm_or_si128(_mm_and_si128(_mm_srli_epi16(first, 4), low), _mm_and_si128(_mm_slli_epi16(upper, 2), high));
-    const __m128i other = _mm_or_si128(_mm_and_si128(_mm_srli_epi16(second, 4), low), _mm_and_si128(_mm_srli_epi16(upper, 2), high));
-    const Int minima = pairs_of(_mm512_cvtepu8_epi32(minimum), _mm512_cvtepu8_epi32(other));
+    const Sixes sixes(factors, p);
+    const Int scales[2] = {_mm512_cvtepu8_epi32(sixes.scales[0]), _mm512_cvtepu8_epi32(sixes.scales[1])};
+    const Int minima = pairs_of(_mm512_cvtepu8_epi32(sixes.minima[0]), _mm512_cvtepu8_epi32(sixes.minima[1]));
     Int totals[kCount];
     for (int j = 0; j < 2; j++) {
       part.later.fetch(2 * s + j);

@@ -73,6 +73,18 @@ struct Part {
   int64_t columns;        // valid ones, 1 to 16
 };
 
+// The addresses of rows; hidden, so that they are not computed again for every input.
+template <int kCount>
+struct Starts {
+  const int8_t* of[kCount];
+  CARRYALL_INLINE Starts(const int8_t* values, int64_t width) {
+    for (int m = 0; m < kCount; m++) {
+      of[m] = values + m * width;
+      asm("" : "+r"(of[m]));
+    }
+  }
+};
+
 // The first `columns` floats of x, then zeros; all zeros if x is nullptr.
 template <class Isa>
 CARRYALL_INLINE typename Isa::Float load_columns(const float* x, int64_t columns) {

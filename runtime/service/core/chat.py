@@ -45,7 +45,7 @@ class Image:
 
 
 @dataclass(frozen=True, slots=True)
-class Video:
+class VideoFrames:
     """A video, by its frames.
 
     Args:
@@ -94,7 +94,7 @@ class FunctionResult:
     name: str = ""
 
 
-Part = Text | Image | Video | Reasoning | FunctionCall | FunctionResult
+Part = Text | Image | VideoFrames | Reasoning | FunctionCall | FunctionResult
 
 
 def image_part(image: Image) -> Json:
@@ -104,7 +104,7 @@ def image_part(image: Image) -> Json:
     return {"type": "image", "image": image.data}
 
 
-def _video_part(video: Video) -> Json:
+def _video_part(video: VideoFrames) -> Json:
     """Return a video as a part of a content, as ``LLM.chat`` takes it."""
     return {"type": "video", "video": [image_part(frame) for frame in video.frames], "fps": video.fps}
 
@@ -135,7 +135,7 @@ class Message:
             RequestError: one is.
         """
         for part in self.parts:
-            if isinstance(part, Video):
+            if isinstance(part, VideoFrames):
                 raise RequestError(
                     "a raw prompt is text, and takes no videos; leave them out, or send messages"
                 )
@@ -160,7 +160,7 @@ class Message:
                     texts.append(text)
                 case Image():
                     texts.append(show(part))
-                case Video():
+                case VideoFrames():
                     texts.append(_video_part(part))
                 case Reasoning(text):
                     thoughts.append(text)
@@ -361,7 +361,7 @@ def _part(part: Any) -> list[Part]:
         case {"type": "document" | "search_result"}:
             return _document(part)
         case {"type": "video", "video": list(frames), **rest}:
-            return [Video(tuple(map(_frame, frames)), rest.get("fps"))]
+            return [VideoFrames(tuple(map(_frame, frames)), rest.get("fps"))]
         case {"type": "video" | "video_url" | "input_video"}:
             raise RequestError(
                 "a video must be {'type': 'video', 'video': [frames as data:image/png;base64,...], "
@@ -395,7 +395,7 @@ def _seen(parts: Iterable[Part]) -> tuple[Text | Image, ...]:
     """
     kept = []
     for part in parts:
-        if isinstance(part, Video):
+        if isinstance(part, VideoFrames):
             raise RequestError("a result of a function holds no videos; send its frames as images")
         if isinstance(part, Text | Image):
             kept.append(part)

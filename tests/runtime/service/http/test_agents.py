@@ -637,7 +637,7 @@ def test_a_call_cut_at_any_token_leaves_no_markup(
 
 
 SIXTY = [large_tool(number) for number in range(60)]
-CALLED = {"path_7": "/tmp/a.py", "mode": "read"}
+CALLED = {"path_7": "src/a.py", "mode": "read"}
 SIXTY_BODIES: list[tuple[str, dict[str, Any]]] = [
     ("/v1/chat/completions", {"messages": USER, "tools": SIXTY}),
     ("/v1/responses", {"input": "x", "tools": [{"type": "function", **each["function"]} for each in SIXTY]}),
