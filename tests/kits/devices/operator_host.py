@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pytest
 
 from carryall.providers.native.compiler import COMMON, SOURCES
 
@@ -140,7 +141,9 @@ class OperatorHost:
 
 
 def build_host(compiler: Sequence[str], target: Path, *flags: str) -> Path:
-    """Build the host."""
+    """Build the host; skip without a compiler, where the library was installed with one that is gone."""
+    if not compiler:
+        pytest.skip("there is no C++ compiler")
     command = [*compiler, *COMMON[:1], "-O1", f"-I{SOURCES}", *flags, str(SOURCE), "-o", str(target)]
     subprocess.run([*command, "-pthread", "-ldl"], check=True, capture_output=True, text=True)
     return target
