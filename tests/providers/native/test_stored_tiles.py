@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from native_kernels import isas, linear
 from stored_weight import StoredWeight, stored_linear, stored_weight
@@ -30,6 +31,17 @@ CASES = st.fixed_dictionaries(
 )
 
 
+# Its terms nearly cancel.
+CANCELLING: dict[str, Any] = {
+    "seed": 384855881,
+    "kind": "Q4_K",
+    **dict.fromkeys(("rows", "outputs", "stretches", "tile_step"), 1),
+    "biased": False,
+    "row_step": 100,
+    "shift": 0,
+}
+
+
 def weight_of(library: Path, case: dict[str, int]) -> StoredWeight:
     form = FORMS[str(case["kind"])]
     inputs = case["stretches"] * (form.group or form.block)
@@ -38,6 +50,7 @@ def weight_of(library: Path, case: dict[str, int]) -> StoredWeight:
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(CASES)
+@example(CANCELLING)
 def test_values_are_those_of_the_file_and_products_have_the_same_bits(
     library: Path, case: dict[str, int]
 ) -> None:
@@ -51,7 +64,8 @@ def test_values_are_those_of_the_file_and_products_have_the_same_bits(
         found = linear(library, isa, x, weight, bias, steps=steps, shift=shift)
         np.testing.assert_array_equal(found, expected, isa)
     reference = stored_linear(x, weight, bias)
-    np.testing.assert_allclose(expected, reference, rtol=1e-6, atol=1e-6 * np.abs(reference).max())
+    terms = np.abs(x) @ np.abs(weight.floats()).T  # a sum of terms that cancel has the errors of the terms
+    np.testing.assert_allclose(expected, reference, rtol=1e-6, atol=1e-6 * terms.max())
 
 
 @pytest.mark.parametrize("kind", FORMS)
