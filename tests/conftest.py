@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from random import Random
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -42,6 +43,15 @@ def handlers_of_signals() -> Iterator[None]:
     before = signal.getsignal(signal.SIGINT)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture(autouse=True)
+def seeds_of_sampling(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw the seeds of requests that name none from the name of the test.
+
+    A statement about sampled text (a watermark is found, two answers differ) then fails always or never.
+    """
+    monkeypatch.setattr("secrets.randbits", Random(request.node.nodeid).getrandbits)
 
 
 @pytest.fixture
